@@ -37,7 +37,6 @@ from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.memory_plan import MemoryPlan, predicted_bytes, survey
 from gaussian_splatting.engine.strips import ImageSplit
-from gaussian_splatting.losses.photometric import color_loss
 from gaussian_splatting.optim.learned_exposure import LaterExposure, exposures_of
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.rasterization import rasterize
@@ -55,6 +54,7 @@ from sugar_utils.flags import Parser, positive_int
 from sugar_utils.frame import run_main
 from sugar_utils.memory import format_bytes, memory_usage, reset_peak
 from tests.support import step_scenes
+from tests.support.color_losses import color_loss
 from tests.support.step_scenes import Case, make_scene, photograph
 
 EXTENT = 5.0

@@ -28,7 +28,6 @@ class Gaussians:
         return self.means.shape[0]
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """All attributes in declaration order."""
         return tuple(getattr(self, f.name) for f in fields(self))
 
     def without_bands(self) -> Gaussians:
@@ -38,12 +37,9 @@ class Gaussians:
     def as_leaves(self) -> Gaussians:
         """Leaves that collect gradients: raw parameters as they are, others cut from their graph.
 
-        What is cut shares its memory. A raw parameter collects its gradient itself: cut, it would
-        hold the gradient twice in the end.
-
-        Several loss terms can be backpropagated one after the other into the leaves; a single
+        Loss terms are backpropagated one after the other into the leaves; one
         ``torch.autograd.backward(self.tensors(), grads)`` then carries their sum to the raw
-        parameters. Each term's graph is freed as soon as it is done.
+        parameters.
         """
         return Gaussians(
             *(
@@ -118,5 +114,4 @@ class GaussianCloud:
         return GaussianCloud(**{name: t.detach()[rows] for name, t in self.tensors().items()})
 
     def to(self, device: torch.device | str) -> GaussianCloud:
-        """Copy to another device."""
         return GaussianCloud(**{name: t.detach().to(device) for name, t in self.tensors().items()})

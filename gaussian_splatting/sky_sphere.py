@@ -1,16 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where Gaussians stand for what is infinitely far: beyond a sphere around the cameras."""
+"""A place for what is infinitely far: Gaussians on a sphere around the cameras.
+
+A reconstruction has no points of the sky. A sphere of Gaussians far outside takes what floaters
+near the cameras would explain; densification keeps them at the size of a piece of sky.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera, middle_of
+from sugar_utils.flags import boolean
+from sugar_utils.settings import flag
 
 SKY_RADIUS = 20.0
 """In camera extents: beyond all that a reconstruction places, and what mesh extraction looks at."""
@@ -25,11 +34,7 @@ class SkySphere:
 
     @classmethod
     def around(cls, cameras: Sequence[Camera], extent: float) -> SkySphere | None:
-        """Beyond half the radius of a sky; None without an extent.
-
-        Args:
-            extent: Camera extent in world units.
-        """
+        """Beyond half the radius of a sky around cameras of this extent; None without an extent."""
         return cls(middle_of(cameras), 0.5 * SKY_RADIUS * extent) if extent > 0 else None
 
     def distance(self, means: Tensor) -> Tensor:
@@ -38,12 +43,71 @@ class SkySphere:
         return torch.where(away > self.nearest, away, 0.0)
 
     def returned(self, means: Tensor, distance: Tensor) -> Tensor:
-        """Centres on their rays from the middle, as far as they should be.
-
-        Args:
-            means: (N, 3) world units.
-            distance: As of :meth:`distance`; those with 0 stay. (N,)
-        """
+        """Centres, (N, 3), on their rays from the middle, as far as ``distance``, (N,), says."""
         middle = means.new_tensor(self.middle)
         direction = torch.nn.functional.normalize(means - middle, dim=-1)
         return torch.where(distance[:, None] > 0, middle + direction * distance[:, None], means)
+
+
+SKY_GREY = 128
+SKY_OPACITY = 0.9  # resets leave it: what shines through the sky is explained by floaters
+SKY_SHARE = 0.1  # of the Gaussians that are allowed, at most, to begin with
+
+
+@dataclass(frozen=True)
+class RobustConfig:
+    robust: bool | None = flag(
+        None, "against floaters: begin with a sphere of Gaussians far outside, a place "
+        "for the sky and all else that the reconstruction has no points of, and with --init dense; "
+        "unset: True in train_full_pipeline.py, and with --preset fast where "
+        "masks show no object; else False",
+        group="vanilla stage", parse=boolean, nargs="?", const=True,
+        no_effect_when="with --gs_output_dir; with --init_ply that holds Gaussians",
+    )  # fmt: skip
+    sky_points: int = 1_000
+
+    def identity(self) -> dict[str, Any]:
+        """What decides a result; empty where nothing is done."""
+        return {"robust": asdict(self)} if self.robust else {}
+
+
+NOT_ROBUST = RobustConfig()
+
+
+def limited_sky(config: RobustConfig, max_gaussians: int | None) -> RobustConfig:
+    """The settings, with so small a sky that most of the Gaussians allowed are left."""
+    if max_gaussians is None:
+        return config
+    n = min(config.sky_points, int(SKY_SHARE * max_gaussians))
+    return replace(config, sky_points=n)
+
+
+def with_sky(
+    points: Tensor, colors: Tensor, cameras: Sequence[Camera], extent: float, config: RobustConfig
+) -> tuple[Tensor, Tensor]:
+    """Points with grey ones evenly on a sphere around the cameras (Fibonacci)."""
+    n = config.sky_points if config.robust else 0
+    if n == 0 or extent <= 0:
+        return points, colors
+    turn = torch.arange(n, dtype=torch.float64, device="cpu") + 0.5
+    height, angle = 1.0 - 2.0 * turn / n, turn * math.pi * (3.0 - math.sqrt(5.0))
+    ring = (1.0 - height * height).sqrt()
+    sphere = torch.stack([ring * angle.cos(), ring * angle.sin(), height], dim=1)
+    center = torch.tensor(middle_of(cameras), device="cpu")
+    sky = (center + SKY_RADIUS * extent * sphere).to(points)
+    shade = torch.full_like(colors[:1], SKY_GREY).expand(n, 3)
+    return torch.cat([points, sky]), torch.cat([colors, shade])
+
+
+def opaque_sky(cloud: GaussianCloud, sky: SkySphere | None) -> GaussianCloud:
+    """The Gaussians, those of the sky opaque."""
+    if sky is None:
+        return cloud
+    opaque = torch.full_like(cloud.opacity_logits, math.log(SKY_OPACITY / (1 - SKY_OPACITY)))
+    belongs = (sky.distance(cloud.means) > 0)[:, None]
+    return replace(cloud, opacity_logits=torch.where(belongs, opaque, cloud.opacity_logits))
+
+
+def sky_of(cameras: Sequence[Camera], extent: float, config: RobustConfig) -> SkySphere | None:
+    """Which Gaussians are of the sky; None without one."""
+    return SkySphere.around(cameras, extent) if config.robust else None

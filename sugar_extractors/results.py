@@ -16,11 +16,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gaussian_splatting.data.reference_layout import load_reference_checkpoint
+from gaussian_splatting.data.reference_layout import CHECKPOINT_FOLDER, load_reference_checkpoint
 from gaussian_splatting.data.scene import Scene, load_scene, load_scene_for_checkpoint
 from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.run_directory import Identity
-from gaussian_splatting.vanilla.vanilla_run import CHECKPOINT_FOLDER
 from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
 from sugar_utils.files import (

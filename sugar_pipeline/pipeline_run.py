@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
+from gaussian_splatting.data.reference_layout import CHECKPOINT_FOLDER
 from gaussian_splatting.data.scene import Scene, load_scene
 from gaussian_splatting.engine.reporting.evaluation import psnr, smaller
 from gaussian_splatting.engine.reporting.run_report import REPORT_FILE
@@ -26,7 +27,6 @@ from gaussian_splatting.engine.runner import run_stage
 from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.sfm.photographs import described_photographs, output_names
 from gaussian_splatting.sfm.scene_folder import find_source
-from gaussian_splatting.vanilla.vanilla_run import CHECKPOINT_FOLDER
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
 from sugar_extractors.mesh_quality import (
     OBJECT_FILE,

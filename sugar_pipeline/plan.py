@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gaussian_splatting.data.reference_layout import CHECKPOINT_FOLDER
 from gaussian_splatting.engine.runner import RunOptions
 from gaussian_splatting.optim.schedule import scaled
 from gaussian_splatting.sfm.convert_options import ConvertOptions
 from gaussian_splatting.sfm.scene_folder import needs_cameras, scene_root
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_run import (
-    CHECKPOINT_FOLDER,
     VanillaOptions,
     budget_messages,
 )

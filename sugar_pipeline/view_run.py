@@ -16,9 +16,9 @@ from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.compute import Compute, DeviceFlags
 from gaussian_splatting.data.cameras import Camera, up_direction
 from gaussian_splatting.data.ply import holds_gaussians
+from gaussian_splatting.data.reference_layout import CHECKPOINT_FOLDER
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.shared_flags import white_background
-from gaussian_splatting.vanilla.vanilla_run import CHECKPOINT_FOLDER
 from gaussian_splatting.viewing.page_server import (
     DEFAULT_PORT,
     LOCALHOST,

@@ -19,7 +19,7 @@ import warp as wp
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.rasterization.view import TILE, View, make_view, n_tiles
+from gaussian_splatting.rasterization.projection_kernels import TILE, View, make_view, n_tiles
 from sugar_utils.warp_launch import as_array, launch
 
 wp.set_module_options({"enable_backward": False})

@@ -149,17 +149,18 @@ class MultiviewStage(Stage):
     def restore_extra(self, state: dict[str, Any]) -> None:
         """Densification statistics, or fresh ones where the checkpoint has none, and exposures."""
         super().restore_extra(state)
-        self._watch.restore(state, len(self.model), self.model.device)
+        self._watch.restore(state, len(self.model))
 
     def _densify(self, iteration: int) -> None:
         config = self._config
-        self._watch.stats = densify_and_prune(
-            self.model.optimizer, self._watch.stats, config.densification, extent=self.extent,
+        densify_and_prune(
+            self.model.optimizer, self._watch.mean(), config.densification, extent=self.extent,
             remove_large=False, generator=generator(config.random_seed, "split", iteration),
             sky=SkySphere.around(self._cameras, self.extent),
         )  # fmt: skip
         if self._hull is not None:
-            self._keep(self._hull.contains(self.model.cloud.means))
+            self.model.optimizer.keep_rows(self._hull.contains(self.model.cloud.means))
+        self._watch.restart(len(self.model))
         check_population(len(self.model), iteration, "densification")
 
     def _trim(self, iteration: int) -> None:
@@ -173,11 +174,8 @@ class MultiviewStage(Stage):
             f"iteration {iteration}: kept {int(keep.sum()):,} of {len(keep):,} Gaussians, those "
             f"that {least} and more views see"
         )
-        self._keep(keep)
-
-    def _keep(self, keep: Tensor) -> None:
         self.model.optimizer.keep_rows(keep)
-        self._watch.stats = self._watch.stats.keep(keep)
+        self._watch.keep(keep)
 
 
 def views_that_see(

@@ -20,11 +20,11 @@ from gaussian_splatting.rasterization import (
     tile_lists,
 )
 from gaussian_splatting.rasterization import projection as projection_module
-from gaussian_splatting.rasterization.reference import rasterize_reference
 from gaussian_splatting.rasterization.tile_coverage import count_tiles
 from sugar_utils.errors import UserError
 from sugar_utils.warp_launch import as_array, launch, launch_blocks
 from tests.support.random_scenes import look_at, random_gaussians
+from tests.support.reference_rasterizer import rasterize_reference
 
 
 def projected(n, seed=1, *, width=70, height=50, change=None, **channels):

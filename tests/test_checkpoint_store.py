@@ -14,6 +14,7 @@ import torch
 
 from gaussian_splatting.engine.checkpoint import (
     CheckpointStore,
+    checkpoint_path,
     load_payload,
     save_payload,
     to_portable,
@@ -190,8 +191,11 @@ def test_two_broken_in_a_row_are_both_named(tmp_path):
     store = CheckpointStore(tmp_path)
     for iteration in (7200, 7400, 7600):
         store.save(iteration, make_payload(iteration))
-    flip_byte(store.path(7600), position_of_points(store.path(7600), 7600))
-    store.path(7400).write_bytes(b"")
+    flip_byte(
+        checkpoint_path(store.directory, 7600),
+        position_of_points(checkpoint_path(store.directory, 7600), 7600),
+    )
+    checkpoint_path(store.directory, 7400).write_bytes(b"")
     notes = []
     path, _ = store.latest_valid(notes.append)
     assert path.name == "7200.pt"
@@ -205,18 +209,16 @@ def test_prune_keeps_the_newest_the_milestones_and_the_final_one(tmp_path):
     store = CheckpointStore(tmp_path, keep=2, milestones=[7000, 9000], final=15_000)
     for iteration in (7000, 8000, 9000, 10_000, 11_000, 12_000, 15_000):
         store.save(iteration, make_payload(iteration))
-    removed = store.prune()
-    assert [path.name for path in removed] == ["8000.pt", "10000.pt"]
-    assert store.iterations() == [7000, 9000, 11_000, 12_000, 15_000]
-    assert store.prune() == []
-    assert CheckpointStore(tmp_path).prune() == []
+    for pruned in (store, store, CheckpointStore(tmp_path)):
+        pruned.prune()
+        assert store.iterations() == [7000, 9000, 11_000, 12_000, 15_000]
 
 
 def test_broken_checkpoints_do_not_push_out_good_ones(tmp_path):
     for iteration in (8000, 9000):
         CheckpointStore(tmp_path).save(iteration, make_payload(iteration))
     store = CheckpointStore(tmp_path, keep=1)
-    store.path(9000).write_bytes(b"malformed")
+    checkpoint_path(store.directory, 9000).write_bytes(b"malformed")
     path, _ = store.latest_valid(lambda note: None)
     assert path.name == "8000.pt"
     store.save(8500, make_payload(8500))

@@ -17,7 +17,7 @@ from PIL import Image, ImageFilter
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.scene import load_scene
-from gaussian_splatting.sfm import convert_run, matching
+from gaussian_splatting.sfm import mapping, matching, scene_folder
 from gaussian_splatting.sfm.convert_options import (
     ConvertOptions,
     SfmOptions,
@@ -151,12 +151,12 @@ def test_a_second_call_has_nothing_to_do(converted):
 @pytest.mark.parametrize(
     ("place", "name"),
     [
-        (convert_run, "extract_features"),
-        (convert_run, "match_pairs"),
-        pytest.param(convert_run, "map_photographs", marks=pytest.mark.slow),
-        pytest.param(convert_run, "write_flat_pictures", marks=pytest.mark.slow),
-        pytest.param(convert_run, "write_flat_model", marks=pytest.mark.slow),
-        (convert_run, "publish"),
+        (matching, "extract_features"),
+        (matching, "match_pairs"),
+        pytest.param(mapping, "map_photographs", marks=pytest.mark.slow),
+        pytest.param(scene_folder, "write_flat_pictures", marks=pytest.mark.slow),
+        pytest.param(scene_folder, "write_flat_model", marks=pytest.mark.slow),
+        (scene_folder, "publish"),
     ],
 )
 def test_what_was_cut_short_goes_on_to_the_same_bits(place, name, room, converted, monkeypatch):
@@ -271,7 +271,7 @@ def hide_all_but_a_corner(room: Path) -> None:
 
 def test_whole_photographs_are_taken_where_masks_leave_too_little(room, converted, monkeypatch):
     hide_all_but_a_corner(room)
-    real, left = convert_run.map_photographs, [1]
+    real, left = mapping.map_photographs, [1]
 
     def dies(*args):
         left[0] -= 1
@@ -280,7 +280,7 @@ def test_whole_photographs_are_taken_where_masks_leave_too_little(room, converte
         return real(*args)
 
     # Also when killed in between.
-    monkeypatch.setattr(convert_run, "map_photographs", dies)
+    monkeypatch.setattr(mapping, "map_photographs", dies)
     with pytest.raises(KeyboardInterrupt):
         convert(ConvertOptions(room, resize=True, sfm=SMALL), Heard())
     monkeypatch.undo()

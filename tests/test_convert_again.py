@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from gaussian_splatting.data.colmap import write_model
-from gaussian_splatting.sfm import convert_run
+from gaussian_splatting.sfm import mapping, matching, scene_folder
 from gaussian_splatting.sfm.convert_options import ConvertOptions, SfmOptions
 from gaussian_splatting.sfm.convert_run import convert
 from gaussian_splatting.sfm.matching import (
@@ -67,7 +67,7 @@ def test_flat_copies_of_another_lens_are_not_kept_after_a_kill(converted, tmp_pa
     shutil.copytree(converted / "input", root / "input")
     shutil.copytree(converted / "distorted" / "sparse", root / "distorted" / "sparse")
     options = ConvertOptions(root, skip_matching=True)
-    monkeypatch.setattr(convert_run, "write_flat_model", _interrupted)
+    monkeypatch.setattr(scene_folder, "write_flat_model", _interrupted)
     with pytest.raises(KeyboardInterrupt):
         convert(options, Console.silent())
     monkeypatch.undo()
@@ -188,7 +188,8 @@ def test_a_damaged_database_is_made_anew(converted, tmp_path, monkeypatch, damag
     options = ConvertOptions(root, resize=True, sfm=SMALL)
     if steps != "all":
         shutil.rmtree(root / "distorted")
-        monkeypatch.setattr(convert_run, steps, _interrupted)
+        place = matching if steps == "match_pairs" else mapping
+        monkeypatch.setattr(place, steps, _interrupted)
         with pytest.raises(KeyboardInterrupt):
             convert(replace(options, overwrite=True), Console.silent())
         monkeypatch.undo()

@@ -13,7 +13,7 @@ from gaussian_splatting.optim.densification import (
     FINEST_ANGLE,
     SPLIT_SHRINK,
     DensificationConfig,
-    DensificationStats,
+    DensificationStatistics,
     densify_and_prune,
     reset_opacity,
 )
@@ -54,18 +54,12 @@ def make(sizes: list[float], opacities: list[float] | None = None) -> GroupedAda
     return adam
 
 
-def stats(gradients: list[float], views: float = 2.0) -> DensificationStats:
-    return DensificationStats(torch.tensor(gradients) * views, torch.full((len(gradients),), views))
-
-
-def densify(
-    adam, gradients, *, remove_large=False, seed=0, sky=None, **rules
-) -> DensificationStats:
+def densify(adam, gradients, *, remove_large=False, seed=0, sky=None, **rules) -> None:
     config = DensificationConfig(**rules)
     rng = torch.Generator().manual_seed(seed)
-    return densify_and_prune(
-        adam, stats(gradients), config, extent=EXTENT, remove_large=remove_large, generator=rng,
-        sky=sky,
+    densify_and_prune(
+        adam, torch.tensor(gradients), config, extent=EXTENT, remove_large=remove_large,
+        generator=rng, sky=sky,
     )  # fmt: skip
 
 
@@ -124,9 +118,10 @@ def test_threshold_is_inclusive_and_uses_the_mean_over_views():
 
 def test_gaussian_that_no_view_saw_stays_as_it_is():
     adam = make([SMALL])
-    unseen = DensificationStats(torch.tensor([5.0]), torch.tensor([0.0]))
+    unseen = DensificationStatistics(1, torch.device("cpu"))
+    unseen.total = torch.tensor([[5.0, 0.0]])
     densify_and_prune(
-        adam, unseen, DensificationConfig(), extent=EXTENT, remove_large=False,
+        adam, unseen.mean(), DensificationConfig(), extent=EXTENT, remove_large=False,
         generator=torch.Generator(),
     )  # fmt: skip
     assert adam.parameters["means"].shape[0] == 1
@@ -199,11 +194,11 @@ def test_budget_below_the_present_number_only_stops_growth():
 
 
 def test_statistics_start_afresh_for_the_new_number():
-    adam = make([SMALL, LARGE])
-    fresh = densify(adam, [1.0, 1.0])
-    assert fresh.gradient_sum.shape == fresh.views.shape == (4,)
-    assert not fresh.gradient_sum.any()
-    assert not fresh.views.any()
+    watched = DensificationStatistics(2, torch.device("cpu"))
+    watched.total += 1
+    watched.restart(4)
+    assert watched.total.shape == (4, 2)
+    assert not watched.total.any()
 
 
 def test_same_generator_gives_the_same_children():
@@ -234,13 +229,14 @@ def test_opacity_reset_lowers_to_a_hundredth_and_clears_those_moments_only():
 
 def test_statistics_count_gradients_in_half_image_sizes_of_visible_gaussians():
     camera = look_at((3.0, 0.0, 0.0), width=80, height=40)
-    watched = DensificationStats.zeros(3, torch.device("cpu"))
+    watched = DensificationStatistics(3, torch.device("cpu"))
     gradient = torch.tensor([[0.3, 0.0], [0.0, 0.4], [9.0, 9.0]])
     visible = torch.tensor([True, True, False])
-    watched.add(DensificationStats.of(gradient, visible, camera))
-    watched.add(DensificationStats.of(gradient / 3, torch.tensor([True, False, False]), camera))
-    torch.testing.assert_close(watched.gradient_sum, torch.tensor([12.0 + 4.0, 8.0, 0.0]))
-    assert watched.views.tolist() == [2, 1, 0]
+    watched.see(gradient, visible, camera)
+    watched.see(gradient / 3, torch.tensor([True, False, False]), camera)
+    watched.count_step()
+    torch.testing.assert_close(watched.total[:, 0], torch.tensor([12.0 + 4.0, 8.0, 0.0]))
+    assert watched.total[:, 1].tolist() == [2, 1, 0]
     torch.testing.assert_close(watched.mean(), torch.tensor([8.0, 8.0, 0.0]))
 
 

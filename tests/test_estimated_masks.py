@@ -18,8 +18,7 @@ from gaussian_splatting.data.scene import VanillaSize, load_scene, load_scene_fo
 from gaussian_splatting.engine.runner import run_stage
 from gaussian_splatting.rasterization import render_view
 from gaussian_splatting.vanilla import vanilla_run
-from gaussian_splatting.vanilla.estimated_masks import needs_masks
-from gaussian_splatting.vanilla.object_masks import object_shares, render_mask
+from gaussian_splatting.vanilla.estimated_masks import needs_masks, object_shares, render_mask
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from tests.support.faulty_captures import copy_scene, faults

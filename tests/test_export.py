@@ -16,7 +16,6 @@ from scipy.spatial.transform import Rotation
 
 import export
 from gaussian_splatting.data.ply import read_gaussian_ply
-from gaussian_splatting.rasterization.reference import rasterize_reference
 from sugar_extractors.export.compact_files import read_gltf_gaussians
 from sugar_extractors.export.export_run import read_any_gaussians, read_bound_gaussians, reposed
 from sugar_extractors.export.mesh_formats import simplified
@@ -31,6 +30,7 @@ from sugar_scene.mesh_bound import BoundCloud, bound_cloud_from_state
 from sugar_utils.errors import UserError
 from tests.support.bound_reference import freed
 from tests.support.random_scenes import look_at
+from tests.support.reference_rasterizer import rasterize_reference
 from tests.support.refined_models import NAME, refined_state, save_model
 from tests.support.tiny_scene import make_tiny_checkpoint, make_tiny_scene, run_cli
 from tests.test_moved_cloud import VIEW, moved_camera, similarity

@@ -9,7 +9,7 @@ import torch
 
 from gaussian_splatting.engine.stage import COLOR
 from gaussian_splatting.engine.strips import ImageSplit, ViewPass
-from gaussian_splatting.rasterization import project, rasterize, rasterizers
+from gaussian_splatting.rasterization import Rasterizer, project, rasterize
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_scene.mesh_bound import bind_to_mesh
@@ -125,13 +125,13 @@ def test_no_projection_lives_beside_the_samples(again, kept, camera, target, mon
 
 
 def test_each_strip_is_blended_twice(camera, target, monkeypatch):
-    rows, original = [], rasterizers.blend_rows
+    rows, original = [], Rasterizer.blend_rows
 
     def counted(splats, tiles, background, which, **kernels):
         rows.append(which)
         return original(splats, tiles, background, which, **kernels)
 
-    monkeypatch.setattr(rasterizers, "blend_rows", counted)
+    monkeypatch.setattr(Rasterizer, "blend_rows", staticmethod(counted))
     leaves = random_gaussians(200, 5, torch.float32).as_leaves()
     for again in (False, True):
         rows.clear()

@@ -18,10 +18,10 @@ from gaussian_splatting.rasterization import (
     backpropagate_rows,
     blend_rows,
     build_tile_lists,
-    intersection_prediction,
     project,
+    projection,
 )
-from gaussian_splatting.rasterization.intersection_prediction import (
+from gaussian_splatting.rasterization.projection import (
     IntersectionPrediction,
     PairsMissed,
     PredictedIntersections,
@@ -106,7 +106,7 @@ def test_a_forecast_follows_the_number_of_gaussians_and_knows_sizes_apart():
     assert forecast.guess(camera, 200).capacity > 2_190_000
     assert forecast.guess(camera, 50).capacity == forecast.guess(camera, 100).capacity
     assert forecast.guess(camera.resized(35, 25), 100) is None
-    forecast.note(camera, 100, intersection_prediction.MOST)
+    forecast.note(camera, 100, projection.MOST)
     assert forecast.guess(camera, 100) is None
 
 
@@ -151,7 +151,7 @@ def test_training_has_the_same_bits_with_guesses_and_without(short, views_per_st
     def guess_short(*arguments):
         found = guess(*arguments)
         if found is not None and next(every_other):
-            found.capacity = found.capacity // 3 - intersection_prediction.SPARE // 3
+            found.capacity = found.capacity // 3 - projection.SPARE // 3
         return found
 
     def commit_watched(found, excess):

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from gaussian_splatting.cloud import Gaussians
-from gaussian_splatting.rasterization.reference import project_reference, rasterize_reference
 from gaussian_splatting.rasterization.render import median_depth
 from tests.support.random_scenes import look_at, random_gaussians
+from tests.support.reference_rasterizer import project_reference, rasterize_reference
 
 
 def as_double(gaussians: Gaussians) -> Gaussians:

@@ -15,10 +15,10 @@ from gaussian_splatting.engine.reporting.evaluation import evaluate
 from gaussian_splatting.losses.ssim_reference import (
     gaussian_window,
     ssim_map_reference,
-    ssim_reference,
 )
 from sugar_utils.errors import UserError
 from sugar_utils.random import generator
+from tests.support.color_losses import ssim_reference
 from tests.support.golden import load_golden
 
 

@@ -10,8 +10,9 @@ from scipy.spatial.transform import Rotation
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.rasterization.reference import rasterize_reference, sh_basis_reference
+from gaussian_splatting.rasterization.spherical_harmonics import sh_basis_of
 from sugar_extractors.texture.placed_export import moved_cloud, sh_rotation
+from tests.support.reference_rasterizer import rasterize_reference
 
 VIEW = Camera("a", 40, 32, 40.0, 40.0, 20.0, 16.0, np.eye(3), np.array([0.1, -0.2, 3.0]))
 
@@ -64,8 +65,8 @@ def test_every_band_turns_by_itself_also_by_half_a_turn(angle):
     turn = Rotation.from_rotvec(angle * np.array([0.6, -0.48, 0.64])).as_matrix()
     whole = sh_rotation(turn)
     directions = torch.nn.functional.normalize(cloud_of(60).means, dim=1)
-    values = sh_basis_reference(directions)[:, 1:] @ whole
-    expected = sh_basis_reference(directions @ torch.from_numpy(turn))[:, 1:]
+    values = sh_basis_of(directions)[:, 1:] @ whole
+    expected = sh_basis_of(directions @ torch.from_numpy(turn))[:, 1:]
     torch.testing.assert_close(values, expected, rtol=0, atol=1e-10)
     torch.testing.assert_close(whole @ whole.T, torch.eye(15, dtype=torch.float64), atol=1e-10,
                                rtol=0)  # fmt: skip

@@ -13,7 +13,7 @@ import torch
 import train
 from gaussian_splatting.engine.memory_plan import cheaper
 from gaussian_splatting.engine.reporting.progress import Reporter
-from gaussian_splatting.rasterization import rasterizers
+from gaussian_splatting.rasterization import Rasterizer
 from gaussian_splatting.train import main as train_vanilla
 from sugar_trainers.coarse_stage import CoarseStage
 from tests.support.tiny_scene import REPOSITORY, finish, load_pt, make_tiny_scene, run_cli
@@ -51,7 +51,7 @@ def same_bits(first: Path, second: Path) -> bool:
 
 def fail_on_whole_images(monkeypatch, error: Exception, channels: int = 3) -> list[int]:
     """Let the backward pass through an unsplit image fail when it has enough channels."""
-    original, failures = rasterizers.backpropagate_rows, []
+    original, failures = Rasterizer.backpropagate_rows, []
 
     def failing(splats, tiles, background, blended, *rest, **kernels):
         whole = blended.pixels.shape[0] == tiles.height
@@ -60,7 +60,7 @@ def fail_on_whole_images(monkeypatch, error: Exception, channels: int = 3) -> li
             raise error
         original(splats, tiles, background, blended, *rest, **kernels)
 
-    monkeypatch.setattr(rasterizers, "backpropagate_rows", failing)
+    monkeypatch.setattr(Rasterizer, "backpropagate_rows", staticmethod(failing))
     return failures
 
 
@@ -115,7 +115,7 @@ def test_where_no_plan_helps_one_line_says_so(scene, tmp_path, monkeypatch, caps
     def failing(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr(rasterizers, "blend_rows", failing)
+    monkeypatch.setattr(Rasterizer, "blend_rows", staticmethod(failing))
     code = run_cli(train_vanilla, "-s", scene.root, "-m", tmp_path, "--iterations", 2)
     assert code == 2
     assert "out of memory in iteration 1 with every plan tried" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.engine.checkpoint import CheckpointStore, load_payload
+from gaussian_splatting.engine.checkpoint import CheckpointStore, checkpoint_path, load_payload
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.optim.schedule import LearningRates
 from sugar_scene.mesh_bound import TrainableBoundCloud, bind_to_mesh
@@ -152,10 +152,10 @@ def test_the_checkpoint_before_is_used(tmp_path, make, spoil):
     store.save(2, {**make(), "iteration": 2})
     payload = copy.deepcopy(make())
     spoil(payload)
-    torch.save(payload, store.path(4))
+    torch.save(payload, checkpoint_path(store.directory, 4))
     said: list[str] = []
     path, _ = store.latest_valid(said.append)
-    assert path == store.path(2)
+    assert path == checkpoint_path(store.directory, 2)
     assert len(said) == 1
     assert "4.pt: the checkpoint makes no sense (" in said[0]
     assert "\n" not in said[0]

@@ -25,9 +25,10 @@ from gaussian_splatting.engine.poses import (
 from gaussian_splatting.engine.reporting.run_report import last_value, read_curves
 from gaussian_splatting.engine.reporting.view_findings import POSED
 from gaussian_splatting.optim.learned_exposure import rate_at
-from gaussian_splatting.rasterization.reference import rasterize_reference, sh_basis_reference
+from gaussian_splatting.rasterization.spherical_harmonics import sh_basis_of
 from sugar_utils.errors import UserError
 from tests.support.random_scenes import look_at
+from tests.support.reference_rasterizer import rasterize_reference
 from tests.support.tiny_scene import (
     load_pt,
     make_tiny_scene,
@@ -71,8 +72,8 @@ def test_generators_turn_colours_as_directions_turn():
     x, y, z = angle
     skew = torch.tensor([[0, -z, y], [z, 0, -x], [-y, x, 0]], dtype=torch.float64)
     turn = torch.linalg.matrix_exp(skew)
-    turned = sh_basis_reference(directions)[:, 1:] @ (whole @ coefficients)
-    expected = sh_basis_reference(directions @ turn)[:, 1:] @ coefficients
+    turned = sh_basis_of(directions)[:, 1:] @ (whole @ coefficients)
+    expected = sh_basis_of(directions @ turn)[:, 1:] @ coefficients
     torch.testing.assert_close(turned, expected, rtol=0, atol=1e-10)
 
 

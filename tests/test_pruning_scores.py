@@ -12,11 +12,11 @@ from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.optim.densification import DensificationConfig, PruningScores, ScoreConfig
 from gaussian_splatting.rasterization import project, rasterize
-from gaussian_splatting.rasterization.reference import rasterize_reference
+from gaussian_splatting.sky_sphere import RobustConfig
 from gaussian_splatting.vanilla.growing_resolution import GrowthConfig
-from gaussian_splatting.vanilla.robust import RobustConfig
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
+from tests.support.reference_rasterizer import rasterize_reference
 from tests.support.tiny_scene import (
     assert_same_bits,
     disturbed_cloud,
@@ -55,7 +55,7 @@ def look(stage: VanillaStage, camera, target=None, iteration: int = BEFORE) -> N
 
 def scores_of(stage: VanillaStage) -> torch.Tensor:
     """Pixels in error, pixels, and views of the step so far. (N, 3)"""
-    return stage.step_statistics()[2]
+    return stage.step_statistics()[1]
 
 
 def doubles(gaussians):
@@ -112,7 +112,7 @@ def test_asking_changes_no_gradient():
     camera, asked, unasked = tiny_cameras(1)[0], stage_of(), stage_of(scoring=ScoreConfig())
     for stage in (asked, unasked):
         look(stage, camera)
-    assert [len(stage.step_statistics()) for stage in (asked, unasked)] == [3, 2]
+    assert [len(stage.step_statistics()) for stage in (asked, unasked)] == [2, 1]
     for name, value in unasked.model.optimizer.gradients().items():
         found = asked.model.optimizer.gradients()[name]
         # Kernels of another number of channels may round otherwise.
@@ -160,7 +160,7 @@ def test_before_and_after_densification_nobody_is_asked():
 
 def judged(wrong, shown, views) -> PruningScores:
     watch = PruningScores(len(wrong), CPU, SCORED)
-    watch.sums = torch.stack(
+    watch.total = torch.stack(
         [torch.as_tensor(v, dtype=torch.float32) for v in (wrong, shown, views)], 1
     )
     return watch

@@ -10,10 +10,10 @@ import torch
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.engine.model import GROUP_NAMES
 from gaussian_splatting.rasterization import rasterize
-from gaussian_splatting.rasterization.reference import rasterize_reference
 from sugar_trainers.losses import depth_normal_consistency, normals_from_depth
 from tests.support.golden import golden_cameras, golden_cloud, load_golden
 from tests.support.random_scenes import look_at, random_gaussians
+from tests.support.reference_rasterizer import rasterize_reference
 
 IMAGES = ("image", "depth", "normal", "plane", "features", "alpha")
 

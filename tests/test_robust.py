@@ -11,9 +11,9 @@ import torch
 
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.data.ply import read_gaussian_ply
-from gaussian_splatting.sky_sphere import SKY_RADIUS
-from gaussian_splatting.vanilla.robust import (
+from gaussian_splatting.sky_sphere import (
     SKY_OPACITY,
+    SKY_RADIUS,
     RobustConfig,
     opaque_sky,
     sky_of,

@@ -17,15 +17,15 @@ from gaussian_splatting.engine.strips import (
     ViewPass,
     backpropagate_weighted,
 )
-from gaussian_splatting.losses.photometric import SSIM_HALO, color_loss, l1_and_ssim
+from gaussian_splatting.losses.photometric import SSIM_HALO, l1_and_ssim
 from gaussian_splatting.rasterization import (
+    Rasterizer,
     Rows,
     blend_rows,
     build_tile_lists,
     channel_background,
     project,
     rasterize,
-    rasterizers,
 )
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
@@ -40,6 +40,7 @@ from sugar_trainers.refine_stage import RefineOptions, RefineStage
 from sugar_trainers.terms import coarse_terms
 from sugar_utils.device import constants
 from sugar_utils.settings import parse
+from tests.support.color_losses import color_loss
 from tests.support.mesh_scenes import icosahedron
 from tests.support.random_scenes import look_at, random_gaussians
 from tests.support.tiny_scene import disturbed_cloud, run_cli, tiny_cloud
@@ -79,8 +80,8 @@ def vanilla_gradients(split, tmp_path):
     stage.begin(1)
     result = stage.accumulate(1, camera, photograph(camera))
     result.commit()
-    statistics, _ = stage.step_statistics()
-    return {**stage.model.optimizer.gradients(), "statistics": statistics}, result
+    (statistics,) = stage.step_statistics()
+    return {**stage.model.optimizer.gradients(), "statistics": statistics[:, 0]}, result
 
 
 def assert_same_gradients(found, expected):
@@ -280,10 +281,9 @@ def test_a_strip_is_as_large_as_its_rows_and_freed_before_the_next():
 
 def test_gaussians_are_projected_and_sorted_once(monkeypatch):
     sorted_views, projected, picture = [], [], photograph(view())
-    original = rasterizers.build_tile_lists
-    monkeypatch.setattr(
-        rasterizers, "build_tile_lists", lambda p: sorted_views.append(p) or original(p)
-    )
+    original = Rasterizer.build_tile_lists
+    watched = staticmethod(lambda p: sorted_views.append(p) or original(p))
+    monkeypatch.setattr(Rasterizer, "build_tile_lists", watched)
     leaves, camera = random_gaussians(50, 5, torch.float32).as_leaves(), view()
 
     def project_once():

@@ -20,7 +20,6 @@ from gaussian_splatting.data.reference_layout import point_cloud_path
 from gaussian_splatting.data.scene import load_scene
 from gaussian_splatting.engine.model import cloud_from_state
 from gaussian_splatting.engine.stage import report
-from gaussian_splatting.losses.photometric import color_loss
 from gaussian_splatting.rasterization import rasterize
 from sugar_scene.field_kernels import evaluate_fields
 from sugar_scene.geometry import draw_samples, sdf_from_density
@@ -38,6 +37,7 @@ from sugar_trainers.losses import (
 from sugar_trainers.sampling_block import CameraAxes, depth_gap, sampling_mask
 from sugar_trainers.terms import coarse_terms
 from sugar_utils.random import derive_seed
+from tests.support.color_losses import color_loss
 from tests.support.golden import GOLDEN_DIR
 from tests.support.tiny_scene import (
     N_FAINT,

@@ -14,9 +14,8 @@ from PIL import Image
 
 from gaussian_splatting.data.consistency.image_content import inconsistent_images
 from gaussian_splatting.data.consistency.mask_agreement import mask_agreement
-from gaussian_splatting.data.consistency.reconstruction import repair_reconstruction
 from gaussian_splatting.data.masks import MaskOptions
-from gaussian_splatting.data.observations import ViewOptions
+from gaussian_splatting.data.observations import ViewOptions, repair_reconstruction
 from gaussian_splatting.data.reference_layout import (
     load_reference_checkpoint,
     write_cameras_json,

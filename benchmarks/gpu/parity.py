@@ -33,15 +33,15 @@ from gaussian_splatting.rasterization import (
     project,
 )
 from gaussian_splatting.rasterization.projection_kernels import SPLAT_HEADER
-from gaussian_splatting.rasterization.reference import (
-    project_reference,
-    rasterize_reference,
-    sh_basis_reference,
-)
 from gaussian_splatting.rasterization.tile_coverage import count_tiles
 from sugar_scene.triangle_rasterizer import rasterize_triangles, to_camera
 from sugar_utils.warp_launch import as_array, launch
 from tests.support.random_scenes import look_at, random_gaussians
+from tests.support.reference_rasterizer import (
+    project_reference,
+    rasterize_reference,
+    sh_basis_of,
+)
 
 FLIPS = 2e-3
 """Share of entries that may lie on the other side of a threshold than in float64."""
@@ -79,7 +79,7 @@ def projection(setup: Setup) -> Iterator[Finding]:
 
     expected = project_reference(exact, camera)
     center = torch.as_tensor(camera.center, dtype=torch.float64)
-    basis = sh_basis_reference(torch.nn.functional.normalize(exact.means - center, dim=-1))
+    basis = sh_basis_of(torch.nn.functional.normalize(exact.means - center, dim=-1))
     coefficients = torch.cat([exact.sh_dc, exact.sh_rest], dim=1)
     colors = ((basis[..., None] * coefficients).sum(dim=1) + 0.5).clamp_min(0)
     opacities = exact.opacities[:, None]

@@ -2,10 +2,7 @@
 """Pinhole cameras: one pose, one size and one set of intrinsics each; pixels and rays.
 
 Axes are COLMAP's: x right, y down, z forward. Image coordinates have their origin at the corner
-of the image, so the middle of a 640 x 480 image is (320, 240) and the middle of its first pixel
-(0.5, 0.5).
-
-The middle of the first pixel is at (0.5, 0.5).
+of the image: the middle of its first pixel is at (0.5, 0.5).
 """
 
 from __future__ import annotations
@@ -91,11 +88,7 @@ def middle_of(cameras: Sequence[Camera]) -> np.ndarray:
 
 
 def camera_extent(cameras: Sequence[Camera]) -> float:
-    """Extent E of a capture: 1.1 times the largest distance of a camera from their mean.
-
-    Returns:
-        E in world units. It scales position learning rates and the signed distance field.
-    """
+    """1.1 times the largest distance of a camera from their mean, in world units."""
     centers = np.stack([camera.center for camera in cameras])
     return float(1.1 * np.linalg.norm(centers - centers.mean(axis=0), axis=1).max())
 
@@ -118,13 +111,10 @@ def pixel_rays(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> Tensor:
-    """Points at depth 1 of the middles of pixels, in camera axes.
+    """Points at depth 1 of the middles of pixels, in camera axes. (R, W, 3)
 
     Args:
         rows: First row and the row after the last one; None for the whole image.
-
-    Returns:
-        (R, W, 3)
     """
     first, last = rows or (0, camera.height)
     x = (torch.arange(camera.width, dtype=dtype, device=device) + 0.5 - camera.cx) / camera.fx
@@ -155,7 +145,7 @@ _LEVEL_SPREAD = 0.3
 
 
 def up_direction(rotations: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """The direction against gravity.
+    """The direction against gravity. (3,) float64 of length 1
 
     People tilt cameras up and down and hardly roll them, so the axis that is most square to all
     images' horizontal axes is the vertical. Where many points lie in a plane that is level within
@@ -164,9 +154,6 @@ def up_direction(rotations: np.ndarray, points: np.ndarray) -> np.ndarray:
     Args:
         rotations: World to camera, x right, y down. (N, 3, 3)
         points: Of the reconstruction; may be none. (P, 3)
-
-    Returns:
-        (3,) float64 of length 1.
     """
     mean = -rotations[:, 1].mean(axis=0)
     mean = mean / max(np.linalg.norm(mean), 1e-12)
@@ -210,9 +197,6 @@ def upright_rotation(up: np.ndarray, front: np.ndarray) -> np.ndarray:
     Args:
         up: (3,) of length 1.
         front: From the object to who looks at it. (3,)
-
-    Returns:
-        (3, 3) float64, to be multiplied with columns.
     """
     z = front - (front @ up) * up
     if np.linalg.norm(z) < 1e-9 * max(np.linalg.norm(front), 1.0):

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """COLMAP models, read through ``pycolmap``, and written again with other poses.
 
-Models without lens distortion are taken as they are, with their principal point. Photographs of
-any other camera model are undistorted once, into a cache beside the originals.
+Photographs with lens distortion are undistorted once, into a cache beside the originals.
 """
 
 from __future__ import annotations
@@ -23,27 +22,16 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from gaussian_splatting.data import images as pictures
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.consistency.reconstruction import repair_reconstruction
-from gaussian_splatting.data.images import (
-    ImageFolder,
-    colors_of,
-    find_images,
-    image_size,
-    lens_text,
-    missing_images,
-    open_image,
-    undistort_plane,
+from gaussian_splatting.data.observations import (
+    MAX_POINTS,
+    Observations,
+    ViewFit,
+    repair_reconstruction,
 )
-from gaussian_splatting.data.observations import MAX_POINTS, Observations, ViewFit
+from sugar_utils import files as storage
 from sugar_utils.errors import UserError
-from sugar_utils.files import (
-    atomic_path,
-    check_writable,
-    file_digest,
-    require_regular_file,
-    temporary_cache,
-)
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.schemas import FAR
 
@@ -56,8 +44,6 @@ _CACHE_VERSION = 2
 
 @dataclass(frozen=True)
 class ColmapModel:
-    """What a COLMAP model says."""
-
     cameras: list[Camera]
     points: np.ndarray  # points, ordered by their COLMAP number, (P, 3) float32 world units
     points_rgb: np.ndarray  # their colours, (P, 3) uint8
@@ -67,10 +53,7 @@ class ColmapModel:
 
 
 def find_model(root: Path) -> Path | None:
-    """Folder of the COLMAP model of a scene: ``sparse/0``, ``sparse`` or below ``colmap/``.
-
-    Where ``sparse`` holds numbered models but no ``0``, the lowest number is taken.
-    """
+    """Folder of the COLMAP model of a scene; of numbered models without a ``0`` the lowest one."""
     for name in _MODEL_FOLDERS:
         if _format_of(root / name):
             return root / name
@@ -91,7 +74,7 @@ def _format_of(folder: Path) -> str | None:
 
 def read_colmap(
     folder: Path,
-    images: ImageFolder,
+    images: pictures.ImageFolder,
     *,
     cache_root: Path | None = None,
     missing_ok: bool = False,
@@ -101,18 +84,17 @@ def read_colmap(
     """Read a COLMAP model and find its photographs.
 
     Args:
-        cache_root: Scene folder that keeps undistorted photographs, if it can be written to.
-            None uses the folder that holds the photographs' folder.
+        cache_root: Scene folder that keeps undistorted photographs; None: that of the image folder.
         missing_ok: Leave ``image_path`` empty where a photograph is missing.
     """
-    reconstruction, poses = _checked(folder)
+    reconstruction = read_reconstruction(folder)
     if repair:
         repair_reconstruction(reconstruction, notify)
-        poses = _poses(reconstruction, folder)
-    paths = find_images([name for name, *_ in poses], [images])
+    poses = _poses(reconstruction, folder)
+    paths = pictures.find_images([name for name, *_ in poses], [images])
     missing = [name for (name, *_), path in zip(poses, paths, strict=True) if path is None]
     if missing and not missing_ok:
-        raise missing_images(missing, len(poses), images.root)
+        raise pictures.missing_images(missing, len(poses), images.root)
 
     cameras, distorted = [], []
     for (name, lens, rotation, translation), path in zip(poses, paths, strict=True):
@@ -123,7 +105,11 @@ def read_colmap(
     if distorted:
         jobs = [(index, lens) for index, lens in distorted if cameras[index].image_path]
         cache = cache_folder(cache_root or images.root.parent)
-        _notify_distortion(distorted, cache, notify)
+        models = sorted({lens.model_name for _, lens in distorted})
+        notify(
+            f"{len(distorted)} images have a lens distortion ({', '.join(models)}): training on "
+            f"undistorted copies in {cache}; the originals stay as they are"
+        )
         _undistort_photographs(cameras, jobs, cache)
     points, points_rgb = _points(reconstruction, folder)
     observed = _observations(reconstruction)
@@ -131,13 +117,10 @@ def read_colmap(
 
 
 def read_reconstruction(folder: Path) -> Any:
-    """pycolmap's reconstruction of a folder."""
-    return _checked(folder)[0]
-
-
-def _checked(folder: Path) -> tuple[Any, list[tuple[str, Any, np.ndarray, np.ndarray]]]:
+    """pycolmap's reconstruction of a folder, checked."""
     reconstruction = _load(folder)
-    return reconstruction, _poses(reconstruction, folder)
+    _poses(reconstruction, folder)
+    return reconstruction
 
 
 def _load(folder: Path) -> Any:
@@ -149,7 +132,7 @@ def _load(folder: Path) -> Any:
             f"{folder}: no COLMAP model; it needs cameras.bin and images.bin, or the same as .txt"
         )
     for part in PARTS:
-        require_regular_file(folder / f"{part}.{kind}", missing_ok=True)
+        storage.require_regular_file(folder / f"{part}.{kind}", missing_ok=True)
     if kind == "bin":
         for part in PARTS:
             check_binary(folder / f"{part}.bin", part)
@@ -215,15 +198,12 @@ def _poses(reconstruction: Any, folder: Path) -> list[tuple[str, Any, np.ndarray
 def _check_lens(lens: Any, name: str, folder: Path) -> None:
     valid = np.isfinite(lens.params).all() and lens.verify_params()
     valid = valid and 0 < lens.width < 1 << 20 and 0 < lens.height < 1 << 20
-    if not valid or (lens.is_perspective() and min(_focal(lens)) <= 0):
+    focal = (lens.focal_length_x, lens.focal_length_y) if lens.is_perspective() else (1.0,)
+    if not valid or min(focal) <= 0:
         raise UserError(
             f"{folder}: camera {lens.camera_id} ({lens.model_name}, image {name}) has an "
             "impossible size, focal length or distortion; export the model again"
         )
-
-
-def _focal(lens: Any) -> tuple[float, float]:
-    return lens.focal_length_x, lens.focal_length_y
 
 
 def _is_pinhole(lens: Any) -> bool:
@@ -245,19 +225,9 @@ def _undistorted(lens: Any, folder: Path) -> Any:
 def _camera(
     name: str, lens: Any, rotation: np.ndarray, translation: np.ndarray, path: Path | None
 ) -> Camera:
-    fx, fy = _focal(lens)
-    return Camera(
-        name=name,
-        width=int(lens.width),
-        height=int(lens.height),
-        fx=float(fx),
-        fy=float(fy),
-        cx=float(lens.principal_point_x),
-        cy=float(lens.principal_point_y),
-        rotation=rotation,
-        translation=translation,
-        image_path=path,
-    )
+    focal = lens.focal_length_x, lens.focal_length_y
+    numbers = map(float, (*focal, lens.principal_point_x, lens.principal_point_y))
+    return Camera(name, int(lens.width), int(lens.height), *numbers, rotation, translation, path)
 
 
 def _points(reconstruction: Any, folder: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -307,23 +277,13 @@ def _fit(reconstruction: Any, image_id: int) -> ViewFit:
     return ViewFit(len(seen), float(np.median(np.where(view[:, 2] > 0, apart, np.inf))))
 
 
-def _notify_distortion(
-    distorted: Sequence[tuple[int, Any]], cache: Path, notify: Callable[[str], None]
-) -> None:
-    models = sorted({lens.model_name for _, lens in distorted})
-    notify(
-        f"{len(distorted)} images have a lens distortion ({', '.join(models)}): training on "
-        f"undistorted copies in {cache}; the originals stay as they are"
-    )
-
-
 def cache_folder(scene_root: Path) -> Path:
     """Folder for undistorted copies and predicted masks: in the scene, else a temporary one."""
     try:
-        return check_writable(scene_root / _CACHE_FOLDER)
+        return storage.check_writable(scene_root / _CACHE_FOLDER)
     except UserError:
         key = hashlib.blake2b(os.fsencode(scene_root.resolve()), digest_size=8).hexdigest()
-        return check_writable(temporary_cache(_CACHE_FOLDER) / key)
+        return storage.check_writable(storage.temporary_cache(_CACHE_FOLDER) / key)
 
 
 def _undistort_photographs(
@@ -334,7 +294,11 @@ def _undistort_photographs(
     def work(job: tuple[int, Any]) -> Path:
         index, lens = job
         source = cameras[index].image_path
-        target = cache / _cache_name(cameras[index].name, lens, source)
+        name = cameras[index].name
+        lens_key = hashlib.blake2b(pictures.lens_text(lens).encode(), digest_size=8).hexdigest()
+        file_text = f"{_CACHE_VERSION} {name} {storage.file_digest(source)}"
+        file_key = hashlib.blake2b(os.fsencode(file_text), digest_size=8).hexdigest()
+        target = cache / f"{lens_key}/{source.stem}-{file_key}.png"
         if not target.is_file():
             _undistort_file(source, lens, cameras[index].name, target)
         return target
@@ -343,22 +307,14 @@ def _undistort_photographs(
         for (index, lens), target in zip(jobs, pool.map(work, jobs), strict=True):
             source = cameras[index].image_path
             cameras[index] = replace(
-                cameras[index], image_path=target, source_path=source, lens=lens_text(lens)
+                cameras[index], image_path=target, source_path=source, lens=pictures.lens_text(lens)
             )
-
-
-def _cache_name(name: str, lens: Any, source: Path) -> str:
-    """Name of a copy, which changes with the lens and with what is in the file."""
-    lens_key = hashlib.blake2b(lens_text(lens).encode(), digest_size=8).hexdigest()
-    file_text = f"{_CACHE_VERSION} {name} {file_digest(source)}"
-    file_key = hashlib.blake2b(os.fsencode(file_text), digest_size=8).hexdigest()
-    return f"{lens_key}/{source.stem}-{file_key}.png"
 
 
 def _undistort_file(source: Path, lens: Any, name: str, target: Path) -> None:
     pycolmap = load_pycolmap()
 
-    width, height = image_size(source)
+    width, height = pictures.image_size(source)
     if (width, height) != (lens.width, lens.height):
         if abs(width * lens.height - height * lens.width) > lens.width + lens.height:
             raise UserError(
@@ -368,19 +324,16 @@ def _undistort_file(source: Path, lens: Any, name: str, target: Path) -> None:
             )
         lens = pycolmap.Camera(lens.todict())
         lens.rescale(width, height)
-    with open_image(source) as image:
-        pixels = np.asarray(colors_of(image))
-    planes = [pixels[..., :3], *([pixels[..., 3]] if pixels.shape[2] == 4 else [])]
-    flat = [undistort_plane(plane, lens) for plane in planes]
-    with atomic_path(target) as temporary:
-        Image.fromarray(np.dstack(flat)).save(temporary, compress_level=1)
+    with pictures.open_image(source) as image:
+        flat = pictures.undistorted(np.asarray(pictures.colors_of(image)), lens)
+    with storage.atomic_path(target) as temporary:
+        Image.fromarray(flat).save(temporary, compress_level=1)
 
 
 def write_poses(model: Path, target: Path, cameras: Sequence[Camera]) -> Path:
-    """Copy a COLMAP model with the poses of some of its images replaced.
+    """Copy a COLMAP model with the poses of the images that the cameras are named after replaced.
 
-    Points stay where they are, and so do images that none of the cameras is named after. Of
-    cameras that are mounted together the first one of each mount decides.
+    Of cameras that are mounted together the first one of each mount decides.
     """
     pycolmap = load_pycolmap()
     try:
@@ -394,7 +347,7 @@ def write_poses(model: Path, target: Path, cameras: Sequence[Camera]) -> Path:
             pose = pycolmap.Rigid3d(pycolmap.Rotation3d(camera.rotation), camera.translation)
             image.frame.set_cam_from_world(image.camera_id, pose)
     folder, fresh = target / "0", target / ".new"
-    check_writable(target)
+    storage.check_writable(target)
     try:
         shutil.rmtree(fresh, ignore_errors=True)
         write_model(reconstruction, fresh)
@@ -431,9 +384,6 @@ def check_binary(path: Path, part: str) -> None:
 
     pycolmap does not message the end of a file: it makes cameras of what was in memory before, or
     never comes back. So the records are walked here first, which reads only their lengths.
-
-    Args:
-        part: ``cameras``, ``images``, ``points3D``, ``rigs`` or ``frames``.
     """
     if not path.is_file():
         return
@@ -443,15 +393,8 @@ def check_binary(path: Path, part: str) -> None:
             raise UserError(f"{path}: truncated ({size} bytes); export the model again")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             (count,) = struct.unpack_from("<Q", data, 0)
-            skip = {
-                "cameras": _skip_camera,
-                "images": _skip_image,
-                "points3D": _skip_point,
-                "rigs": _skip_rig,
-                "frames": _skip_frame,
-            }[part]
-            end = 8
-            record = 0
+            skip = dict(zip(PARTS, _SKIPS, strict=True))[part]
+            end, record = 8, 0
             try:
                 while record < count and end <= size:
                     end = skip(data, end)
@@ -506,3 +449,6 @@ def _skip_rig(data: mmap.mmap, at: int) -> int:
 def _skip_frame(data: mmap.mmap, at: int) -> int:
     (n_data,) = struct.unpack_from("<I", data, at + 64)
     return at + 68 + 16 * n_data
+
+
+_SKIPS = (_skip_camera, _skip_image, _skip_point, _skip_rig, _skip_frame)  # of PARTS

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Photographs: where they lie, under which names, freed of a lens's distortion, kept decoded.
 
-Images stay 8-bit until the device needs them. They are decoded once, at the size of their camera,
-and the next one is decoded on a background thread while the current one is trained on.
+Images stay 8-bit until the device needs them; the next one is decoded on a background thread.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -36,14 +34,11 @@ _ROWS = 64
 
 
 def composited(photograph: Tensor, color: Tensor) -> Tensor:
-    """The object of a photograph on a plain background, rounded to 8 bits.
+    """The object of a photograph on a plain background, rounded to 8 bits. (H, W, 3) uint8
 
     Args:
         photograph: Colours and mask. (H, W, 4) uint8
         color: The background. (3,) uint8
-
-    Returns:
-        (H, W, 3) uint8
     """
     result = torch.empty_like(photograph[..., :3])
     # Some rows at a time: wider numbers of the whole image would take four times its bytes.
@@ -69,14 +64,7 @@ def eroded(mask: Tensor, pixels: int) -> Tensor:
 
 
 def outlined(photograph: Tensor) -> Tensor:
-    """A photograph for people: the outline of its mask, if it has one, drawn into it.
-
-    Args:
-        photograph: (H, W, 3) or (H, W, 4) uint8
-
-    Returns:
-        (H, W, 3) uint8
-    """
+    """A photograph with the outline of its mask drawn in. (H, W, 3 or 4) -> (H, W, 3) uint8"""
     if photograph.shape[-1] == 3:
         return photograph
     counted = photograph[..., 3] >= COUNTS
@@ -94,7 +82,6 @@ _FALLBACK_BUDGET = 2 << 30
 
 
 def image_size(path: Path) -> tuple[int, int]:
-    """Width and height of an image file, from its header."""
     with open_image(path) as image:
         return image.size
 
@@ -128,7 +115,6 @@ def _to_8_bit(image: Image.Image) -> Image.Image:
 
 
 def has_alpha(image: Image.Image) -> bool:
-    """Whether something may be transparent."""
     return not {"A", "a"}.isdisjoint(image.getbands()) or "transparency" in image.info
 
 
@@ -144,13 +130,10 @@ def _flatten(image: Image.Image, white_background: bool) -> Image.Image:
 
 
 def decode_image(path: Path, width: int, height: int, white_background: bool = False) -> np.ndarray:
-    """Decode an image file at a given size.
+    """Decode an image file at a given size. (height, width, 3) uint8
 
     Alpha is composited over black or white and truncated to 8 bits before the bicubic resize. The
     EXIF orientation is not applied, because COLMAP does not apply it either.
-
-    Returns:
-        Colours. (height, width, 3) uint8
     """
     with open_image(path) as image:
         flat = _flatten(image, white_background)
@@ -160,12 +143,9 @@ def decode_image(path: Path, width: int, height: int, white_background: bool = F
 
 
 def decode_mask(mask: ViewMask, width: int, height: int, upright: bool = False) -> np.ndarray:
-    """Decode a mask at a given size, each pixel the mean of what it covers.
+    """Decode a mask, each pixel the mean of what it covers. (height, width) uint8, 255 counts
 
     Of colours the brightest counts. A file that holds nothing above 1 counts in ones, not in 255s.
-
-    Returns:
-        255 where a pixel counts, 0 where it does not. (height, width) uint8
     """
     with open_image(mask.path) as image:
         pixels = np.asarray(colors_of(ImageOps.exif_transpose(image) if upright else image))
@@ -177,7 +157,7 @@ def decode_mask(mask: ViewMask, width: int, height: int, upright: bool = False) 
         values = values if pixels.shape[2] == 3 else values * pixels[..., 3] // 255
     values = values.astype(np.uint8)
     if mask.lens:
-        values = undistort_plane(values, lens_of(mask.lens, values.shape[1], values.shape[0]))
+        values = undistorted(values, lens_of(mask.lens, values.shape[1], values.shape[0]))
     flat = Image.fromarray(np.ascontiguousarray(values))
     if flat.size != (width, height):
         flat = flat.resize((width, height), Image.Resampling.BOX)
@@ -185,11 +165,9 @@ def decode_mask(mask: ViewMask, width: int, height: int, upright: bool = False) 
 
 
 def decode_view(camera: Camera, white_background: bool = False) -> np.ndarray:
-    """The photograph of a camera at the camera's size, and its mask.
+    """The photograph of a camera at its size, with its mask. (H, W, 3) or (H, W, 4) uint8
 
-    Returns:
-        Colours, and the mask as a fourth byte if there is one; colours of transparent photographs
-        that are masked by their transparency are not composited. (H, W, 3) or (H, W, 4) uint8
+    Colours of photographs that are masked by their transparency are not composited.
     """
     if camera.image_path is None:
         raise UserError(f"camera {camera.name} has no image; check the scene's image folder")
@@ -260,34 +238,25 @@ class NameIndex:
     """Image paths by the names they may be asked for under, without regard to case."""
 
     def __init__(self, paths: Iterable[str], name_of: Callable[[str], str] = str) -> None:
-        self._full: dict[str, list[str]] = {}
-        self._stems: dict[str, list[str]] = {}
-        self._first_dots: dict[str, list[str]] = {}
+        # By whole names, names without extension, and names up to the first dot.
+        self._tables: tuple[dict[str, list[str]], ...] = ({}, {}, {})
         for path in sorted(paths):
             pure = PurePosixPath(name_of(path).lower())
             # Hidden files are left out: archives from macOS carry a ._name.jpg for every image.
             if pure.suffix not in IMAGE_SUFFIXES or pure.name.startswith("."):
                 continue
             first_dot = pure.with_name(pure.name.split(".")[0])
-            for table, key in (
-                (self._full, pure),
-                (self._stems, pure.with_suffix("")),
-                (self._first_dots, first_dot),
-            ):
+            keys = pure, pure.with_suffix(""), first_dot
+            for table, key in zip(self._tables, keys, strict=True):
                 table.setdefault(key.as_posix(), []).append(path)
 
     def find(self, name: str, unique: bool = False) -> str | None:
         """The path that fits ``name`` best; among equals, extensions have a fixed order."""
         wanted = name.lower()
-        pure = PurePosixPath(wanted)
-        stem = pure.with_suffix("").as_posix() if pure.suffix in IMAGE_SUFFIXES else wanted
         for table, key, one_only in (
-            (self._full, wanted, unique),
-            (self._stems, wanted, unique),
-            (self._stems, stem, unique),
-            (self._first_dots, wanted, True),
-        ):
-            hits = table.get(key, [])
+            (0, wanted, unique), (1, wanted, unique), (1, _stem(wanted), unique), (2, wanted, True)
+        ):  # fmt: skip
+            hits = self._tables[table].get(key, [])
             if len(hits) == 1 or (hits and not one_only):
                 return min(hits, key=_suffix_rank)
         return None
@@ -337,7 +306,6 @@ class ImageStore:
 
     Args:
         budget_bytes: Bytes of decoded images to keep; None allows a quarter of the free memory.
-            The image being prefetched is held besides.
     """
 
     def __init__(
@@ -361,10 +329,9 @@ class ImageStore:
         self._device = device
 
     def get(self, camera: Camera) -> Tensor:
-        """The photograph of a camera at the camera's size; it is shared, do not write to it.
+        """The photograph of a camera at its size, on the CPU; it is shared, do not write to it.
 
-        Returns:
-            Colours on the CPU, and the mask if the camera has one. (H, W, 3) or (H, W, 4) uint8
+        (H, W, 3), or (H, W, 4) with a mask, uint8
         """
         key = _store_key(camera)
         if key in self._images:
@@ -395,11 +362,9 @@ class ImageStore:
         return copy
 
     def has_scaled(self, camera: Camera, scale: float) -> bool:
-        """Whether there is a copy of this scale."""
         return _store_key(camera, scale) in self._images
 
     def drop_scaled(self, scale: float) -> None:
-        """Let go of all copies of a scale."""
         for key in [key for key in self._images if key[-1] == scale]:
             self.n_bytes -= held_bytes(self._images.pop(key))
 
@@ -408,9 +373,8 @@ class ImageStore:
         image = self.get(camera)
         if camera.mask is None or camera.mask.mode != "object":
             return image
-        plain = torch.full(
-            (3,), 255 if self._white_background else 0, dtype=torch.uint8, device="cpu"
-        )
+        shade = 255 if self._white_background else 0
+        plain = torch.full((3,), shade, dtype=torch.uint8, device="cpu")
         return torch.cat([composited(image, plain), image[..., 3:]], dim=2)
 
     def prefetch(self, camera: Camera) -> None:
@@ -456,12 +420,7 @@ class ImageStore:
     def __enter__(self) -> ImageStore:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
@@ -479,7 +438,6 @@ def _store_key(camera: Camera, scale: float = 1.0) -> tuple:
 
 
 def lens_text(lens: Any) -> str:
-    """Model, size and parameters of a pycolmap camera."""
     return f"{lens.model_name} {lens.width} {lens.height} {list(lens.params)}"
 
 
@@ -497,21 +455,18 @@ def lens_of(text: str, width: int, height: int) -> Any:
     return lens
 
 
-def undistort_plane(plane: np.ndarray, lens: Any) -> np.ndarray:
-    """A picture as a lens without distortion would have taken it.
-
-    Args:
-        plane: (H, W) or (H, W, 3) uint8
-    """
+def undistorted(pixels: np.ndarray, lens: Any) -> np.ndarray:
+    """A picture as a lens without distortion would have taken it. (H, W) or (H, W, C) uint8"""
     pycolmap = load_pycolmap()
+    if pixels.ndim == 3 and pixels.shape[2] == 4:
+        # Four channels are no picture to COLMAP, so transparency goes by itself.
+        return np.dstack([undistorted(own, lens) for own in (pixels[..., :3], pixels[..., 3])])
+    bitmap = pycolmap.Bitmap.from_array(np.ascontiguousarray(pixels))
     options = pycolmap.UndistortCameraOptions()
-    bitmap = pycolmap.Bitmap.from_array(np.ascontiguousarray(plane))
     return pycolmap.undistort_image(options, bitmap, lens)[0].to_array()
 
 
 class CamerasByName:
-    """Finds the camera of a stored name."""
-
     def __init__(self, train: Sequence[Camera], test: Sequence[Camera]) -> None:
         self._exact = {camera.name: camera for camera in (*train, *test)}
         self._loose: dict[str, list[Camera]] = {}

@@ -32,15 +32,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gaussian_splatting.data import images
 from gaussian_splatting.data.cameras import Camera, MaskMode, ViewMask
-from gaussian_splatting.data.images import (
-    IMAGE_SUFFIXES,
-    ImageFolder,
-    decode_mask,
-    has_alpha,
-    image_size,
-    open_image,
-)
 from sugar_utils.errors import UserError
 from sugar_utils.settings import flag
 
@@ -62,8 +55,6 @@ _flag = partial(flag, group="masks")
 
 @dataclass(frozen=True)
 class MaskOptions:
-    """Which masks to use, and what they mean."""
-
     masks: str | None = _flag(
         None, "folder of the masks, in the scene folder or anywhere; alpha: the transparency of "
         "the photographs; none: no masks; unset: masks/ or mask/ of the scene folder, or those "
@@ -82,7 +73,6 @@ NO_MASKS = MaskOptions(masks=NONE)
 def with_masks(
     cameras: Sequence[Camera], root: Path, options: MaskOptions, notify: Callable[[str], None]
 ) -> list[Camera]:
-    """The cameras with their masks, found and checked."""
     found = _find(cameras, root, options)
     if found is None:
         return list(cameras)
@@ -120,11 +110,7 @@ def is_all_black(camera: Camera) -> bool:
 
 
 def overview(camera: Camera) -> np.ndarray:
-    """The mask of a camera, small.
-
-    Returns:
-        At most ``OVERVIEW_SIDE`` pixels long; more than 0 where any of it counts. (H, W) uint8
-    """
+    """The mask of a camera, ``OVERVIEW_SIDE`` long; above 0 where any of it counts. (H, W) uint8"""
     small = camera.reduced(OVERVIEW_SIDE)
     try:
         status = camera.mask.path.stat()
@@ -136,13 +122,12 @@ def overview(camera: Camera) -> np.ndarray:
 @functools.lru_cache(maxsize=_KEPT_OVERVIEWS)
 def _overview(mask: ViewMask, width: int, height: int, version: Any) -> np.ndarray:
     """Kept, because every stage of a pipeline looks at the same masks; ``version`` of the file."""
-    values = decode_mask(mask, width, height)
+    values = images.decode_mask(mask, width, height)
     values.setflags(write=False)
     return values
 
 
 def object_mask_path(folder: Path, name: str) -> Path:
-    """File of the estimated mask of a view."""
     parts = PurePosixPath(name.replace("\\", "/")).parts
     return folder.joinpath(*(part for part in parts if part not in ("/", ".."))).with_name(
         f"{PurePosixPath(parts[-1]).name}.png"
@@ -166,7 +151,17 @@ def _find(cameras: Sequence[Camera], root: Path, options: MaskOptions) -> _Found
     if asked == NONE:
         return None
     if asked == ALPHA:
-        return _of_alpha(cameras, root, mode)
+        masks = [
+            ViewMask(camera.image_path, mode, alpha=True)
+            if camera.image_path is not None and _is_transparent(camera.image_path)
+            else None
+            for camera in cameras
+        ]
+        if not any(masks):
+            raise UserError(
+                f"--masks alpha: no photograph of {root} has an alpha channel; make masks"
+            )
+        return "alpha channels", masks
     if asked is not None:
         folder = next((p for p in (root / asked, Path(asked)) if p.is_dir()), None)
         if folder is None:
@@ -182,21 +177,9 @@ def _find(cameras: Sequence[Camera], root: Path, options: MaskOptions) -> _Found
     return None
 
 
-def _of_alpha(cameras: Sequence[Camera], root: Path, mode: MaskMode) -> _Found:
-    masks = [
-        ViewMask(camera.image_path, mode, alpha=True)
-        if camera.image_path is not None and _is_transparent(camera.image_path)
-        else None
-        for camera in cameras
-    ]
-    if not any(masks):
-        raise UserError(f"--masks alpha: no photograph of {root} has an alpha channel; make masks")
-    return "alpha channels", masks
-
-
 def _is_transparent(path: Path) -> bool:
-    with open_image(path) as image:
-        return has_alpha(image)
+    with images.open_image(path) as image:
+        return images.has_alpha(image)
 
 
 def _of_file(camera: Camera, path: Path | None, mode: MaskMode) -> ViewMask | None:
@@ -205,7 +188,7 @@ def _of_file(camera: Camera, path: Path | None, mode: MaskMode) -> ViewMask | No
 
 
 def _in_folder(cameras: Sequence[Camera], folder: Path, mode: MaskMode) -> _Found:
-    by_name = ImageFolder(folder)
+    by_name = images.ImageFolder(folder)
     names = [PurePosixPath(camera.name.replace("\\", "/")) for camera in cameras]
     alike = Counter(name.name for name in names)
 
@@ -235,7 +218,7 @@ def _by_number(cameras: Sequence[Camera], folder: Path) -> list[Path | None]:
 
 
 def _images_in(folder: Path) -> list[Path]:
-    found = (p for p in folder.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES)
+    found = (p for p in folder.iterdir() if p.suffix.lower() in images.IMAGE_SUFFIXES)
     return sorted(path for path in found if not path.name.startswith("."))
 
 
@@ -243,10 +226,10 @@ def _check(camera: Camera) -> None:
     mask = camera.mask
     if mask is None:
         return
-    width, height = image_size(mask.path)
+    width, height = images.image_size(mask.path)
     # Of an undistorted copy the mask may be that of the original, which has another size.
     source = camera.source_path
-    expected = (camera.width, camera.height) if source is None else image_size(source)
+    expected = (camera.width, camera.height) if source is None else images.image_size(source)
     # Each side of a scaled image is off by less than one pixel of the scaled size.
     slack = max(sum(expected), width + height)
     if abs(width * expected[1] - height * expected[0]) > slack and not mask.alpha:
@@ -280,13 +263,11 @@ def votes_outside(
     """Votes of the views that points lie outside of the object.
 
     A vote grows from 0 at ``tolerance`` to the weight of the view at twice that distance, at least
-    one pixel later. A view that does not show a point, because the point is behind the camera or
-    beside the image, has no vote.
+    one pixel later. A view that does not show a point has no vote.
 
     Args:
         points: (N, 3) world units
-        distances: Distance of each pixel from the mask, as of :func:`distance_outside`, on the
-            device of the points. (H, W) uint8 each
+        distances: Of each pixel, as of :func:`distance_outside`. (H, W) uint8 each
         weights: Of the views; None for 1.
 
     Returns:
@@ -322,14 +303,7 @@ def is_outside(votes: Tensor, shown_by: Tensor) -> Tensor:
 
 
 def distance_outside(mask: Tensor) -> Tensor:
-    """Distance of each pixel from a mask, in quarters of a pixel; 0 inside, at most 255.
-
-    Args:
-        mask: (H, W) bool
-
-    Returns:
-        (H, W) uint8, on the device of the mask
-    """
+    """Distance of each pixel from a mask, (H, W) bool, in quarters of a pixel. (H, W) uint8"""
     # Here and not above: it takes a tenth of the time in which a command starts.
     from scipy.ndimage import distance_transform_edt
 
@@ -341,8 +315,6 @@ def distance_outside(mask: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class VisualHull:
-    """Masks of training views, small."""
-
     cameras: tuple[Camera, ...]
     # Distances from the masks, as of :func:`distance_outside`, (H, W) uint8 each.
     distances: tuple[Tensor, ...]

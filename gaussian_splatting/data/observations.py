@@ -1,21 +1,167 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which points of a reconstruction a photograph shows: known depth at some hundred pixels each.
+"""What a reconstruction knows of its images: points they observe, and how well they fit.
 
-They also say how well the reconstruction knows where a photograph was taken. One with a handful of
-points is often posed wrongly, and every stage would learn from it what is not there.
+The keypoints of an image and the points that the other images agree on give its pose (PnP in
+RANSAC), and wrong ones are estimated again; so are points that do not fit their tracks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.consistency.reconstruction import error_limit
 from sugar_utils.flags import integer, name_list
+from sugar_utils.libraries import load_pycolmap
 from sugar_utils.settings import flag
+
+WORSE, WORST_PIXELS = 3.0, 2.0  # median reprojection error of an image: times the median, pixels
+POINT_WORSE, POINT_PIXELS = 10.0, 8.0  # the same for the median error of a point over its track
+_MIN_INLIERS, _MIN_INLIER_SHARE = 12, 0.5
+_MIN_TRACK = 3
+_MAX_OBSERVATIONS = 1_000_000
+_NAMED = 5
+
+
+def error_limit(errors: Any) -> float:
+    """Largest median reprojection error in pixels of an image that agrees with the others."""
+    errors = np.asarray(errors, dtype=np.float64)
+    finite = errors[np.isfinite(errors)]
+    return max(WORSE * float(np.median(finite)), WORST_PIXELS) if len(finite) else np.inf
+
+
+def far_below(
+    values: Mapping[Any, float], gap: float, spread: float
+) -> tuple[float, dict[Any, float]]:
+    """Median, and what lies further below it than a gap, and than so many standard deviations."""
+    finite = np.array([value for value in values.values() if np.isfinite(value)])
+    middle = float(np.median(finite)) if len(finite) else np.nan
+    deviation = 1.4826 * float(np.median(np.abs(finite - middle))) if len(finite) else np.nan
+    limit = middle - max(gap, spread * deviation)
+    return middle, {name: value for name, value in values.items() if value < limit}
+
+
+def repair_reconstruction(model: Any, notify: Callable[[str], None]) -> None:
+    """Estimate poses and points again that do not fit the keypoints.
+
+    Args:
+        model: ``pycolmap.Reconstruction``, changed in place. Very large ones are left as they are.
+    """
+    if model.compute_num_observations() > _MAX_OBSERVATIONS:
+        return
+    tracks = _Tracks(model)
+    if not tracks.images:
+        return
+    medians = {i: float(np.median(tracks.errors(i))) for i in tracks.images}
+    limit = error_limit(list(medians.values()))
+    repaired = [
+        f"{model.images[i].name} ({median:.1f} pixels off)"
+        for i, median in medians.items()
+        if median > limit and tracks.estimate_pose(i, limit)
+    ]
+    if repaired:
+        more = f" and {len(repaired) - _NAMED} more" if len(repaired) > _NAMED else ""
+        notify(
+            f"estimated the poses of {len(repaired)} of {len(medians)} images again, which did "
+            f"not fit their keypoints: {', '.join(repaired[:_NAMED])}{more}"
+        )
+    wrong, limit = tracks.wrong_points()
+    if wrong:
+        n, n_found = len(model.points3D), sum(tracks.triangulate(row, limit) for row in wrong)
+        notify(
+            f"{len(wrong):,} of {n:,} points of the reconstruction do not lie where the images "
+            f"observe them; triangulated {n_found:,} again and left out {len(wrong) - n_found:,}"
+        )
+
+
+class _Tracks:
+    """Keypoints with a 3D point, of all registered images."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._ids = np.array(sorted(model.points3D), dtype=np.int64)
+        self._points = np.array([model.points3D[i].xyz for i in self._ids]).reshape(-1, 3)
+        self.images: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        for image_id in model.reg_image_ids():
+            seen = model.images[image_id].get_observation_points2D()
+            if seen:
+                rows = np.searchsorted(self._ids, [p.point3D_id for p in seen])
+                self.images[image_id] = np.array([p.xy for p in seen]), rows
+
+    def errors(self, image_id: int) -> np.ndarray:
+        """Distances of the projected points from the keypoints. (n,) pixels, inf behind"""
+        keypoints, rows = self.images[image_id]
+        image = self._model.images[image_id]
+        pose = np.array(image.cam_from_world().matrix())
+        view = self._points[rows] @ pose[:, :3].T + pose[:, 3]
+        camera = self._model.cameras[image.camera_id]
+        found = camera.img_from_cam(view, check_cheirality=False)
+        return np.where(view[:, 2] > 0, np.linalg.norm(found - keypoints, axis=1), np.inf)
+
+    def estimate_pose(self, image_id: int, limit: float) -> bool:
+        """Estimate the pose of an image from its keypoints; whether that succeeded."""
+        pycolmap = load_pycolmap()
+
+        image = self._model.images[image_id]
+        frame = image.frame
+        keypoints, rows = self.images[image_id]
+        if len(rows) < _MIN_INLIERS or len(list(frame.image_ids)) > 1:
+            return False
+        options = pycolmap.AbsolutePoseEstimationOptions()
+        options.ransac.max_error = limit
+        options.ransac.random_seed = 0
+        before, old = np.median(self.errors(image_id)), image.cam_from_world()
+        found = pycolmap.estimate_and_refine_absolute_pose(
+            keypoints, self._points[rows], self._model.cameras[image.camera_id], options
+        )
+        if found is None or found["num_inliers"] < max(_MIN_INLIERS, _MIN_INLIER_SHARE * len(rows)):
+            return False
+        frame.set_cam_from_world(image.camera_id, found["cam_from_world"])
+        if np.median(self.errors(image_id)) < min(before, limit):
+            return True
+        frame.set_cam_from_world(image.camera_id, old)
+        return False
+
+    def wrong_points(self) -> tuple[list[int], float]:
+        """Rows of the points whose median error is far above the others, and the limit."""
+        rows = np.concatenate([rows for _, rows in self.images.values()])
+        errors = np.concatenate([self.errors(i) for i in self.images])
+        order = np.lexsort((errors, rows))
+        rows, errors = rows[order], errors[order]
+        present, first, count = np.unique(rows, return_index=True, return_counts=True)
+        medians = errors[first + count // 2]
+        limit = max(POINT_WORSE * float(np.median(medians)), POINT_PIXELS)
+        return present[medians > limit].tolist(), limit
+
+    def triangulate(self, row: int, limit: float) -> bool:
+        """Estimate a point from its track, or delete it; whether it was found."""
+        pycolmap = load_pycolmap()
+
+        number = int(self._ids[row])
+        keypoints, poses, cameras = [], [], []
+        for element in self._model.points3D[number].track.elements:
+            if element.image_id not in self.images:
+                continue
+            image = self._model.images[element.image_id]
+            keypoints.append(image.points2D[element.point2D_idx].xy)
+            poses.append(image.cam_from_world())
+            cameras.append(self._model.cameras[image.camera_id])
+        options = pycolmap.EstimateTriangulationOptions()
+        options.residual_type = pycolmap.TriangulationResidualType.REPROJECTION_ERROR
+        options.ransac.max_error = limit
+        options.ransac.random_seed = 0
+        found = None
+        if len(keypoints) >= _MIN_TRACK:
+            found = pycolmap.estimate_triangulation(np.array(keypoints), poses, cameras, options)
+        if found is None:
+            self._model.delete_point3D(number)
+            return False
+        self._model.points3D[number].xyz = found["xyz"]
+        return True
+
 
 MAX_POINTS = 50_000
 """Of larger models an even sample of the points is kept: reading tracks takes microseconds each."""
@@ -29,8 +175,6 @@ ALL_VIEWS = "all"
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """Which views of a capture to leave out, and which to keep in any case."""
-
     min_observations: int = flag(
         20, "leave out photographs that observe fewer points of the reconstruction than this, or "
         "that fit it much worse than the others do (3 times the median reprojection error and 2 "
@@ -46,7 +190,6 @@ class ViewOptions:
 
     @property
     def keeps_all(self) -> bool:
-        """Whether no view is checked."""
         return ALL_VIEWS in self.keep_views
 
 
@@ -55,8 +198,6 @@ KEEP_ALL = ViewOptions(0, (ALL_VIEWS,))
 
 @dataclass(frozen=True)
 class ViewFit:
-    """How well a reconstruction knows a photograph."""
-
     n_points: int
     error: float
 
@@ -76,7 +217,6 @@ class Observations:
     rgb: np.ndarray | None = None
 
     def only(self, names: Iterable[str]) -> Observations:
-        """Those of some photographs."""
         names = list(names)
         rows = {n: self.rows[n] for n in names if n in self.rows}
         return replace(self, rows=rows, fits={n: self.fits[n] for n in names if n in self.fits})
@@ -101,8 +241,6 @@ class Observations:
 
 @dataclass(frozen=True)
 class SeenPoints:
-    """Observed points in a view."""
-
     pixels: np.ndarray  # where they are, (n, 2) pixels
     depths: np.ndarray  # along the view axis, (n,) world units
     errors: np.ndarray  # mean reprojection errors, (n,) pixels of the photographs as calibrated
@@ -112,20 +250,13 @@ class SeenPoints:
 
     @property
     def nearest(self) -> float:
-        """Depth of the nearest one in world units."""
         return float(self.depths.min())
 
 
 def hardly_known(observations: Observations | None, options: ViewOptions) -> dict[str, str]:
-    """Views that the reconstruction knows too little about, by name, with the reason.
-
-    Args:
-        observations: What is known; None, or a view without a fit, names nothing.
-    """
-    return _weak({} if observations is None else observations.fits, options.min_observations)
-
-
-def _weak(fits: dict[str, ViewFit], least: int) -> dict[str, str]:
+    """Views that the reconstruction knows too little about, by name, with the reason."""
+    fits = {} if observations is None else observations.fits
+    least = options.min_observations
     if least <= 0 or not fits:
         return {}
     if np.median([fit.n_points for fit in fits.values()]) < DENSE * least:

@@ -68,16 +68,13 @@ def holds_gaussians(path: Path) -> bool:
 
 
 def read_gaussian_ply(path: Path, notify: Callable[[str], None] = print) -> GaussianCloud:
-    """Read a Gaussian cloud written by any 3DGS program.
+    """Read a Gaussian cloud written by any 3DGS program: on the CPU, float32, degree 3.
 
     Properties are found by name. Spherical harmonics below degree 3 are padded with zeros, other
     properties and the normals are ignored. Rows with numbers that are not finite are dropped, and
     quaternions of length zero become the identity. The smoothing filter of a Mip-Splatting cloud
     (``filter_3D``, a standard deviation f) is fused: variances become s^2 + f^2 and opacities
     shrink by the ratio of the volumes (Yu et al., CVPR 2024, section 5).
-
-    Returns:
-        The cloud on the CPU, float32, degree 3.
     """
     vertices = _read_vertices(path)
     rest = _numbered(vertices, "f_rest")
@@ -212,49 +209,33 @@ def _fuse_filter(
 
 
 def write_point_ply(path: Path, points: np.ndarray, colors: np.ndarray) -> None:
-    """Write coloured points as 3DGS does (x y z, zero normals, red green blue), atomically.
-
-    Args:
-        points: (N, 3) world units
-        colors: (N, 3) uint8
-    """
+    """Write coloured points as 3DGS does. points: (N, 3) world units; colors: (N, 3) uint8"""
     fields = [(name, "<f4") for name in ("x", "y", "z", "nx", "ny", "nz")]
     fields += [(name, "u1") for name in ("red", "green", "blue")]
     vertices = np.zeros(len(points), dtype=fields)
-    for axis, name in enumerate(("x", "y", "z")):
-        vertices[name] = points[:, axis]
-    for channel, name in enumerate(("red", "green", "blue")):
-        vertices[name] = colors[:, channel]
+    for column in range(3):
+        vertices["xyz"[column]] = points[:, column]
+        vertices[("red", "green", "blue")[column]] = colors[:, column]
     _write_vertices(path, vertices)
 
 
 def read_point_ply(
     path: Path, notify: Callable[[str], None] = print
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Read coloured points, for example to start training from.
-
-    Returns:
-        Points (N, 3) float32 in world units and colours (N, 3) uint8; grey where there are none.
-    """
+    """Points (N, 3) float32 in world units and colours (N, 3) uint8; grey where there are none."""
     vertices = _read_vertices(path)
     names = vertices.dtype.names
     missing = [name for name in ("x", "y", "z") if name not in names]
     if missing:
         raise UserError(f"{path}: lacks the properties {', '.join(missing)}; use a point cloud")
     points = _columns(vertices, ["x", "y", "z"])
-    color_names = next(
-        (
-            trio
-            for trio in (("red", "green", "blue"), ("diffuse_red", "diffuse_green", "diffuse_blue"))
-            if all(name in names for name in trio)
-        ),
-        None,
-    )
-    if color_names is None:
+    trios = [[f"{prefix}{c}" for c in ("red", "green", "blue")] for prefix in ("", "diffuse_")]
+    trios = [trio for trio in trios if set(trio) <= set(names)]
+    if not trios:
         notify(f"{path}: has no colours; the points start grey")
         colors = np.full(points.shape, 128, dtype=np.uint8)
     else:
-        raw = np.stack([np.asarray(vertices[name]) for name in color_names], axis=1)
+        raw = np.stack([np.asarray(vertices[name]) for name in trios[0]], axis=1)
         if raw.dtype.kind == "f":
             raw = np.rint(np.nan_to_num(raw) * 255)
         elif raw.dtype.itemsize > 1 and raw.max(initial=0) > 255:
@@ -262,7 +243,6 @@ def read_point_ply(
         colors = np.clip(raw, 0, 255).astype(np.uint8)
     finite = np.isfinite(points).all(axis=1)
     if not finite.all():
-        notify(
-            f"{path}: dropped {int((~finite).sum())} of {len(points)} points with NaN or infinity"
-        )
+        n_dropped = int((~finite).sum())
+        notify(f"{path}: dropped {n_dropped} of {len(points)} points with NaN or infinity")
     return points[finite], colors[finite]

@@ -7,10 +7,7 @@
     cameras.json                                  test cameras first, then training cameras
     input.ply                                     the points training started from
     point_cloud/iteration_N/point_cloud.ply       the Gaussians
-
-The name of each photograph and a 3 x 4 matrix, which takes colours of the model (with a 1 below) to
-those of the photograph. Of this program it holds gains on the diagonal and offsets in the last
-column.
+    exposure.json                                 a 3 x 4 matrix for each photograph: gains, offsets
 """
 
 from __future__ import annotations
@@ -33,18 +30,9 @@ from torch import Tensor
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.ply import read_gaussian_ply, write_gaussian_ply, write_point_ply
+from sugar_utils import schemas
 from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest, read_json, write_json_atomic, write_text_atomic
-from sugar_utils.schemas import (
-    WRITE_AGAIN,
-    Coordinate,
-    FileName,
-    PixelCount,
-    Positive,
-    RunRecord,
-    conform,
-    read_checked,
-)
 
 CHECKPOINT_FOLDER, RUN_FILE = "checkpoints", "run.json"
 OBJECT_MASKS = "object_masks"  # folder of estimated masks in a checkpoint folder
@@ -58,8 +46,6 @@ _Row = tuple[_Entry, _Entry, _Entry]
 
 @dataclass(frozen=True)
 class StoredCamera:
-    """One entry of ``cameras.json``."""
-
     camera: Camera
     # Whether ``cx`` and ``cy`` were stored. Other programs leave them out; the principal point is
     # then assumed at the image centre.
@@ -68,8 +54,6 @@ class StoredCamera:
 
 @dataclass(frozen=True)
 class ReferenceCheckpoint:
-    """A trained 3DGS model on disk."""
-
     root: Path
     ply_path: Path
     iteration: int | None
@@ -88,12 +72,10 @@ class ReferenceCheckpoint:
         return self.settings.get("images", "images")
 
     def read_cloud(self, notify: Callable[[str], None] = print) -> GaussianCloud:
-        """Read the Gaussians."""
         return read_gaussian_ply(self.ply_path, notify)
 
 
 def point_cloud_path(root: Path, iteration: int) -> Path:
-    """Where the Gaussians of an iteration lie in a checkpoint folder."""
     return root / "point_cloud" / f"iteration_{iteration}" / _CLOUD_NAME
 
 
@@ -150,7 +132,6 @@ def write_camera_list(path: Path, cameras: Sequence[Camera]) -> None:
 
 
 def write_input_ply(root: Path, points: np.ndarray, points_rgb: np.ndarray) -> None:
-    """Write ``input.ply``. points: (P, 3) world units; points_rgb: (P, 3) uint8"""
     write_point_ply(root / "input.ply", points, points_rgb)
 
 
@@ -190,7 +171,7 @@ def load_reference_checkpoint(
 
 def _recorded_views(root: Path) -> dict[str, Any]:
     path = root / CHECKPOINT_FOLDER / RUN_FILE
-    record = read_checked(path, RunRecord) if path.is_file() else {}
+    record = schemas.read_checked(path, schemas.RunRecord) if path.is_file() else {}
     held_out, dropped = record.get("held_out_views"), record.get("dropped_views")
     if held_out is None or dropped is None:
         return {}
@@ -240,18 +221,17 @@ class _CameraEntry(msgspec.Struct):
     """One entry of ``cameras.json``; sizes may be written as floats, names as numbers."""
 
     img_name: str | int
-    width: PixelCount
-    height: PixelCount
-    position: tuple[Coordinate, Coordinate, Coordinate]
+    width: schemas.PixelCount
+    height: schemas.PixelCount
+    position: tuple[schemas.Coordinate, schemas.Coordinate, schemas.Coordinate]
     rotation: tuple[_Row, _Row, _Row]
-    fx: Positive
-    fy: Positive
-    cx: Coordinate | None = None
-    cy: Coordinate | None = None
+    fx: schemas.Positive
+    fy: schemas.Positive
+    cx: schemas.Coordinate | None = None
+    cy: schemas.Coordinate | None = None
 
 
 def read_cameras_json(path: Path) -> tuple[StoredCamera, ...]:
-    """Read all entries of a ``cameras.json``."""
     entries = read_json(path)
     if not isinstance(entries, list) or not entries:
         raise UserError(f"{path}: holds no list of cameras; write it again")
@@ -260,35 +240,24 @@ def read_cameras_json(path: Path) -> tuple[StoredCamera, ...]:
 
 def _stored_camera(path: Path, number: int, value: Any) -> StoredCamera:
     place = f"{path}, entry {number}"
-    entry = conform(value, _CameraEntry, place)
-    name = conform(str(entry.img_name), FileName, place)
+    entry = schemas.conform(value, _CameraEntry, place)
+    name = schemas.conform(str(entry.img_name), schemas.FileName, place)
     rotation = np.array(entry.rotation).T.copy()
     width, height = int(entry.width), int(entry.height)
-    rigid = (
-        np.allclose(rotation @ rotation.T, np.eye(3), atol=1e-3)
-        and rotation[0] @ np.cross(rotation[1], rotation[2]) > 0
-    )
-    if not rigid:
-        raise UserError(f"{place} ({name}): rotation is no rotation; {WRITE_AGAIN}")
+    rigid = np.allclose(rotation @ rotation.T, np.eye(3), atol=1e-3)
+    if not (rigid and rotation[0] @ np.cross(rotation[1], rotation[2]) > 0):
+        raise UserError(f"{place} ({name}): rotation is no rotation; {schemas.WRITE_AGAIN}")
     has_principal_point = entry.cx is not None and entry.cy is not None
-    camera = Camera(
-        name=name,
-        width=width,
-        height=height,
-        fx=entry.fx,
-        fy=entry.fy,
-        cx=entry.cx if has_principal_point else width / 2,
-        cy=entry.cy if has_principal_point else height / 2,
-        rotation=rotation,
-        translation=-rotation @ np.array(entry.position),
-    )
+    middle = (entry.cx, entry.cy) if has_principal_point else (width / 2, height / 2)
+    pose = rotation, -rotation @ np.array(entry.position)
+    camera = Camera(name, width, height, entry.fx, entry.fy, *middle, *pose)
     return StoredCamera(camera, has_principal_point)
 
 
 class _Settings(msgspec.Struct):
     """What is read of ``cfg_args``; None where it says nothing."""
 
-    images: FileName | None = None
+    images: schemas.FileName | None = None
     eval: bool | None = None
     white_background: bool | None = None
 
@@ -314,7 +283,7 @@ def _read_settings(path: Path, notify: Callable[[str], None]) -> dict[str, Any]:
                 settings[keyword.arg] = ast.literal_eval(keyword.value)
     for name in _Settings.__struct_fields__:
         try:
-            conform({name: settings.get(name)}, _Settings, path, "it is not used")
+            schemas.conform({name: settings.get(name)}, _Settings, path, "it is not used")
         except UserError as error:
             notify(str(error))
             del settings[name]
@@ -347,7 +316,7 @@ def read_exposures(path: Path, notify: Callable[[str], None]) -> dict[str, Tenso
     """Read what :func:`write_exposures` wrote; empty where there is no such file."""
     if not path.is_file():
         return {}
-    matrices = conform(read_json(path), dict[FileName, _Matrix], path)
+    matrices = schemas.conform(read_json(path), dict[schemas.FileName, _Matrix], path)
     if any(m[i][j] for m in matrices.values() for i in range(3) for j in range(3) if i != j):
         notify(f"{path}: its matrices mix channels; only gains and offsets are taken over")
     return {

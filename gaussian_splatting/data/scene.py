@@ -26,16 +26,12 @@ TEST_INTERVAL = 8
 POSE_TOLERANCE = 1e-3
 _SYNTHETIC_SCENES = {"chair", "drums", "ficus", "hotdog", "lego", "materials", "mic", "ship"}
 _SYNTHETIC_TEST_CAMERAS = 200
-
 _SEEN = "trained on by the checkpoint, so figures on them are too good"
-
 Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Scene:
-    """Everything a stage needs to know about a capture."""
-
     root: Path
     train_cameras: list[Camera]
     test_cameras: list[Camera]
@@ -94,114 +90,101 @@ class _Source:
         return [*self.train, *(self.test or [])]
 
 
-def load_scene(
-    root: Path | str,
-    *,
-    size_rule: SizeRule,
-    images_dir: str = "images",
-    eval_split: bool = True,
-    white_background: bool = False,
-    seed: int = 0,
-    masks: MaskOptions = NO_MASKS,
-    view_options: ViewOptions = KEEP_ALL,
-    notify: Notify = print,
-) -> Scene:
+@dataclass(frozen=True)
+class _Options:
+    """How a scene is read; see :func:`load_scene`."""
+
+    size_rule: SizeRule
+    images_dir: str = "images"
+    eval_split: bool = True
+    white_background: bool = False
+    seed: int = 0
+    masks: MaskOptions = NO_MASKS
+    view_options: ViewOptions = KEEP_ALL
+    notify: Notify = print
+
+
+def load_scene(root: Path | str, **options: Any) -> Scene:
     """Read a scene folder: a COLMAP model, or else NeRF ``transforms*.json``.
 
     Cameras are sorted by image name. With ``eval_split`` every 8th one, beginning with the first,
     is held out; scenes with a ``transforms_test.json`` hold out those instead.
+
+    Args:
+        options: ``size_rule``, and any of ``images_dir``, ``eval_split``, ``white_background``,
+            ``seed``, ``masks``, ``view_options`` and ``notify``.
     """
-    root = _checked_root(root)
-    source = _read_source(root, images_dir, seed, False, view_options, notify)
+    root, how = _checked_root(root), _Options(**options)
+    source = _read_source(root, how)
     if source is None:
-        raise _nothing_found(root)
-    if source.test is not None:
-        train, test = _by_name(source.train), _by_name(source.test)
-        if not eval_split:
-            train, test = [*train, *test], []
-    else:
-        train, test = split_cameras(_by_name(source.train), eval_split)
-    return _finish(
-        root, train, test, source, size_rule, white_background, masks, view_options, notify
+        raise UserError(
+            f"{root}: no scene found; looked for a COLMAP model in sparse/0, sparse and "
+            "colmap/sparse/0 (cameras and images, .bin or .txt), and for transforms_train.json and "
+            "transforms.json; find cameras with gaussian_splatting/convert.py, or check -s"
+        )
+    train, test = (
+        sorted(cameras, key=lambda c: c.name) for cameras in (source.train, source.test or [])
     )
+    if source.test is None:
+        train, test = split_cameras(train, how.eval_split)
+    elif not how.eval_split:
+        train, test = [*train, *test], []
+    return _finish(root, train, test, source, how)
 
 
 def load_scene_for_checkpoint(
     root: Path | str,
     checkpoint: ReferenceCheckpoint,
     *,
-    size_rule: SizeRule,
-    images_dir: str = "images",
-    eval_split: bool = True,
-    white_background: bool = False,
-    seed: int = 0,
     require_images: bool = True,
-    masks: MaskOptions = NO_MASKS,
-    view_options: ViewOptions = KEEP_ALL,
-    notify: Notify = print,
+    **options: Any,
 ) -> Scene:
     """Read a scene in the world in which the Gaussians of a checkpoint live.
 
     Poses come from the checkpoint's ``cameras.json``. Its intrinsics count if it stores principal
-    points; otherwise the scene's own model supplies them for every camera that it poses alike
-    (within 1e-3 of the extent and 1e-3 in the rotation), because other programs drop the principal
-    point. Without ``cameras.json`` this is ``load_scene``.
+    points; otherwise the scene's own model supplies them for every camera that it poses alike,
+    because other programs drop the principal point. Without ``cameras.json`` this is
+    ``load_scene``, whose options it has.
     """
-    root = _checked_root(root)
+    root, how = _checked_root(root), _Options(**options)
+    notify = how.notify
     if checkpoint.cameras is None:
         notify(f"{checkpoint.root} has no cameras.json; taking the cameras of {root}")
-        return load_scene(
-            root,
-            size_rule=size_rule,
-            images_dir=images_dir,
-            eval_split=eval_split,
-            white_background=white_background,
-            seed=seed,
-            masks=masks,
-            view_options=view_options,
-            notify=notify,
-        )
+        return load_scene(root, **options)
     stored = _unique(_without_synthetic_test(root, checkpoint.cameras, notify), notify)
     try:
-        source = _read_source(root, images_dir, seed, True, view_options, notify)
+        source = _read_source(root, how, missing_ok=True)
     except UserError as error:
         notify(f"{error}; going on with the cameras of {checkpoint.root} alone")
         source = None
     cameras, own = _merge(stored, source, notify)
-    cameras = _with_images(cameras, root, images_dir, require_images)
+    cameras = _with_images(cameras, root, how.images_dir, require_images)
     held_out = checkpoint.held_out_views or frozenset()
     if not held_out and source and all(own):
         held_out = {camera.name for camera in (source.test or [])}
-    if eval_split and any(camera.name in held_out for camera in cameras):
+    if how.eval_split and any(camera.name in held_out for camera in cameras):
         test = [camera for camera in cameras if camera.name in held_out]
         train = [camera for camera in cameras if camera.name not in held_out]
     else:
-        train, test = split_cameras(cameras, eval_split)
+        train, test = split_cameras(cameras, how.eval_split)
     empty = np.zeros((0, 3), np.float32), np.zeros((0, 3), np.uint8)
     points, points_rgb = (source.points, source.points_rgb) if source else empty
     described = f"{len(cameras)} cameras of {checkpoint.root / 'cameras.json'}"
     seen = _observed(cameras, source)
     merged = _Source(cameras, None, points, points_rgb, described, seen)
-    scene = _finish(
-        root, train, test, merged, size_rule, white_background, masks, view_options, notify,
-        checkpoint.dropped_views, checkpoint.object_masks,
-    )  # fmt: skip
+    earlier = checkpoint.dropped_views, checkpoint.object_masks
+    scene = _finish(root, train, test, merged, how, *earlier)
     if not test or checkpoint.settings.get("eval") is not False:
         return scene
-    notify(f"note: the held-out views were {_SEEN}; train the checkpoint with --eval, or pass "
-           "--eval False")  # fmt: skip
+    advice = "train the checkpoint with --eval, or pass --eval False"
+    notify(f"note: the held-out views were {_SEEN}; {advice}")
     return replace(scene, held_out_note=_SEEN)
 
 
 def split_cameras(cameras: Sequence[Camera], eval_split: bool) -> tuple[list[Camera], list[Camera]]:
-    """Training and test cameras: every 8th of the list, from the first, is held out."""
     train = [c for i, c in enumerate(cameras) if not eval_split or i % TEST_INTERVAL]
     test = [c for i, c in enumerate(cameras) if eval_split and not i % TEST_INTERVAL]
     return train, test
-
-
-def _by_name(cameras: Sequence[Camera]) -> list[Camera]:
-    return sorted(cameras, key=lambda camera: camera.name)
 
 
 def _checked_root(root: Path | str) -> Path:
@@ -211,44 +194,24 @@ def _checked_root(root: Path | str) -> Path:
     return root
 
 
-def _nothing_found(root: Path) -> UserError:
-    return UserError(
-        f"{root}: no scene found; looked for a COLMAP model in sparse/0, sparse and "
-        "colmap/sparse/0 (cameras and images, .bin or .txt), and for transforms_train.json and "
-        "transforms.json; find cameras with gaussian_splatting/convert.py, or check -s"
-    )
-
-
-def _read_source(
-    root: Path,
-    images_dir: str,
-    seed: int,
-    missing_ok: bool,
-    view_options: ViewOptions,
-    notify: Notify,
-) -> _Source | None:
+def _read_source(root: Path, how: _Options, missing_ok: bool = False) -> _Source | None:
     """The scene's own cameras and points; None if the folder has no model."""
-    model_path = find_model(root)
-    if model_path is not None:
-        folder = _image_folder(root, images_dir)
+    place = find_model(root)
+    if place is not None:
+        folder = _image_folder(root, how.images_dir)
         if not folder.root.is_dir() and not missing_ok:
             raise UserError(f"{folder.root}: no such image folder; name it with --images")
         model = read_colmap(
-            model_path,
-            folder,
-            cache_root=root,
-            missing_ok=missing_ok,
-            repair=not view_options.keeps_all,
-            notify=notify,
-        )
-        text = f"COLMAP model {model_path}: {len(model.cameras)} images, {len(model.points)} points"
-        return _Source(
-            model.cameras, None, model.points, model.points_rgb, text, model.observations
-        )
+            place, folder, cache_root=root, missing_ok=missing_ok,
+            repair=not how.view_options.keeps_all, notify=how.notify,
+        )  # fmt: skip
+        text = f"COLMAP model {place}: {len(model.cameras)} images, {len(model.points)} points"
+        own = model.points, model.points_rgb, text, model.observations
+        return _Source(model.cameras, None, *own)
     paths = find_transforms(root)
     if not paths:
         return None
-    scene = read_transforms(root, seed=seed, missing_ok=missing_ok, notify=notify)
+    scene = read_transforms(root, seed=how.seed, missing_ok=missing_ok, notify=how.notify)
     names = " and ".join(path.name for path in paths)
     text = f"{root / names}: {len(scene.train_cameras) + len(scene.test_cameras)} images"
     test = scene.test_cameras if len(paths) > 1 else None
@@ -361,27 +324,18 @@ def _finish(
     train: list[Camera],
     test: list[Camera],
     source: _Source,
-    size_rule: SizeRule,
-    white_background: bool,
-    masks: MaskOptions,
-    view_options: ViewOptions,
-    notify: Notify,
+    how: _Options,
     dropped: dict[str, str] | None = None,
     object_masks: Path | None = None,
 ) -> Scene:
     """Check the views, and bring all cameras to their training size, with their masks."""
     checked = checked_views(
-        [*train, *test],
-        root,
-        points=source.points,
-        observations=source.observations,
-        masks=masks,
-        options=view_options,
-        notify=notify,
-        known=dropped,
+        [*train, *test], root, points=source.points, observations=source.observations,
+        masks=how.masks, options=how.view_options, notify=how.notify, known=dropped,
         estimated=object_masks,
-    )
-    sized = {c.name: c.resized(*size_rule.target(c.width, c.height)) for c in checked.cameras}
+    )  # fmt: skip
+    rule = how.size_rule
+    sized = {c.name: c.resized(*rule.target(c.width, c.height)) for c in checked.cameras}
     kept = {name: camera for name, camera in sized.items() if name not in checked.dropped}
     train_cameras = [kept[c.name] for c in train if c.name in kept]
     test_cameras = [kept[c.name] for c in test if c.name in kept]
@@ -389,8 +343,8 @@ def _finish(
         raise UserError(f"{root}: no training cameras are left; add images or use --eval False")
     extent = camera_extent(train_cameras)
     if extent == 0:
-        notify(f"{root}: all training cameras stand in one place; the scene has no extent")
-    n_train, n_test = len(train_cameras), len(test_cameras)
+        how.notify(f"{root}: all training cameras stand in one place; the scene has no extent")
+    counts = f"{len(train_cameras)} to train on, {len(test_cameras)} held out"
     return Scene(
         root=root,
         train_cameras=train_cameras,
@@ -400,8 +354,8 @@ def _finish(
         points=source.points,
         points_rgb=source.points_rgb,
         extent=extent,
-        white_background=white_background,
-        description=f"{source.description}; {n_train} to train on, {n_test} held out",
+        white_background=how.white_background,
+        description=f"{source.description}; {counts}",
         observations=source.observations,
         dropped_views=checked.dropped,
         dropped_test_cameras=[
@@ -419,7 +373,6 @@ class SizeRule(Protocol):
 
     def target(self, width: int, height: int) -> tuple[int, int]:
         """Width and height in pixels for a file of the given size."""
-        ...
 
 
 def whole_pixels(width: float, height: float) -> tuple[int, int]:
@@ -446,7 +399,6 @@ class VanillaSize:
             )
 
     def target(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height in pixels for a file of the given size."""
         if self.resolution in DIVISORS:
             return whole_pixels(width / self.resolution, height / self.resolution)
         wanted = min(width, 1600) if self.resolution == -1 else min(self.resolution, 2 * _MAX_SIDE)

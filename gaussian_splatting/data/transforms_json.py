@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -28,8 +28,6 @@ N_RANDOM_POINTS = 100_000
 RANDOM_POINTS_HALF_SIDE = 1.3
 _DISTORTION = ("k1", "k2", "k3", "k4", "p1", "p2")
 _PERSPECTIVE_MODELS = ("", "PINHOLE", "SIMPLE_PINHOLE", "OPENCV", "PERSPECTIVE")
-
-
 _Row = tuple[Coordinate, Coordinate, Coordinate, Coordinate]
 
 
@@ -63,16 +61,12 @@ class _Frame(_Lens, kw_only=True):
 
 
 class _Transforms(_Lens, kw_only=True):
-    """A ``transforms*.json``."""
-
     frames: Annotated[list[_Frame], msgspec.Meta(min_length=1)]
     ply_file_path: FileName | None = None
 
 
 @dataclass(frozen=True)
 class TransformsModel:
-    """What the JSON files of a scene say."""
-
     train_cameras: list[Camera]
     test_cameras: list[Camera]
     points: np.ndarray  # initial points, (P, 3) float32 world units
@@ -92,7 +86,7 @@ def random_points(seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Points to start from where a capture has none: uniform in a cube, in random colours.
 
     Returns:
-        Points (100000, 3) float32 in [-1.3, 1.3] world units and colours (100000, 3) uint8.
+        (100000, 3) float32 in [-1.3, 1.3] world units, and (100000, 3) uint8.
     """
     draw = generator(seed, "init points")
     cube = torch.rand((N_RANDOM_POINTS, 3), generator=draw, device="cpu") * 2 - 1
@@ -105,27 +99,22 @@ def random_points(seed: int) -> tuple[np.ndarray, np.ndarray]:
 def read_transforms(
     root: Path, *, seed: int = 0, missing_ok: bool = False, notify: Callable[[str], None] = print
 ) -> TransformsModel:
-    """Read the cameras of a scene from its JSON files."""
     paths = find_transforms(root)
     if not paths:
         raise UserError(f"{root}: no transforms_train.json and no transforms.json; check the path")
     contents = [conform(read_json(path), _Transforms, path) for path in paths]
     files = _resolve(root, contents, missing_ok)
-    sets = [
-        [
-            _camera(root, path, content, frame, file)
-            for frame, file in zip(content.frames, found, strict=True)
-            if file is not None
-        ]
-        for path, content, found in zip(paths, contents, files, strict=True)
-    ]
+    sets: list[list[Camera]] = [[], []]
+    for own, path, content, found in zip(sets, paths, contents, files, strict=False):
+        pairs = zip(content.frames, found, strict=True)
+        own += [_camera(root, path, content, frame, file) for frame, file in pairs if file]
     points_path = root / (contents[0].ply_file_path or "")
     if points_path.is_file():
         points, points_rgb = read_point_ply(points_path, notify)
         notify(f"starting from the {len(points)} points of {points_path}")
     else:
         points, points_rgb = random_points(seed)
-    return TransformsModel(sets[0], sets[1] if len(sets) > 1 else [], points, points_rgb)
+    return TransformsModel(*sets, points, points_rgb)
 
 
 def _resolve(root: Path, contents: list[_Transforms], missing_ok: bool) -> list[list[Path | None]]:
@@ -150,63 +139,44 @@ def _resolve(root: Path, contents: list[_Transforms], missing_ok: bool) -> list[
 
 def _camera(root: Path, path: Path, content: _Transforms, frame: _Frame, file: Path) -> Camera:
     place = f"{path}, {frame.file_path}"
-    rotation, translation = _pose(place, frame)
-    values = _Values(frame, content)
-    _check_lens(place, values)
+
+    def value(key: str) -> Any:
+        """What the frame says, or the whole file where the frame says nothing."""
+        own = getattr(frame, key)
+        return getattr(content, key) if own is None else own
+
+    matrix = np.array(frame.transform_matrix)
+    axes = matrix[:3, :3]
+    # Numbers so large that their squares overflow are no axes either.
+    good = np.abs(axes).max() < 2 and np.allclose(axes.T @ axes, np.eye(3), atol=1e-3)
+    if not good or np.linalg.det(axes) <= 0:
+        raise UserError(f"{place}: transform_matrix is no camera pose; fix the file")
+    # Decimal files are orthonormal to a few digits only: take the nearest rotation.
+    left, _, right = np.linalg.svd(axes)
+    rotation = ((left @ right) * (1, -1, -1)).T
+    _check_lens(place, value)
     file_width, file_height = image_size(file)
-    width = round(values.get("w") or file_width)
-    height = round(values.get("h") or file_height)
-    fx = values.get("fl_x") or _focal(values.get("camera_angle_x"), width)
-    fy = values.get("fl_y") or _focal(values.get("camera_angle_y"), height)
+    width, height = round(value("w") or file_width), round(value("h") or file_height)
+    fx = value("fl_x") or _focal(value("camera_angle_x"), width)
+    fy = value("fl_y") or _focal(value("camera_angle_y"), height)
     # One focal length alone means square pixels.
     fx, fy = fx or fy, fy or fx
     if not (width > 0 and height > 0 and fx and fy and fx > 0 and fy > 0):
         raise UserError(f"{place}: no usable focal length or size; it needs camera_angle_x or fl_x")
-    cx, cy = values.get("cx"), values.get("cy")
-    return Camera(
-        name=_name(root, file),
-        width=width,
-        height=height,
-        fx=fx,
-        fy=fy,
-        cx=width / 2 if cx is None else cx,
-        cy=height / 2 if cy is None else cy,
-        rotation=rotation,
-        translation=translation,
-        image_path=file,
-        mask_path=_mask(root, frame),
-    )
+    cx, cy = value("cx"), value("cy")
+    middle = width / 2 if cx is None else cx, height / 2 if cy is None else cy
+    name = file.relative_to(root).as_posix() if file.is_relative_to(root) else file.name
+    pose = rotation, -rotation @ matrix[:3, 3]
+    # The mask that nerfstudio's frames may name; one that is not there is none.
+    mask = root / (frame.mask_path or "").replace("\\", "/")
+    mask_path = mask if frame.mask_path and mask.is_file() else None
+    return Camera(name, width, height, fx, fy, *middle, *pose, file, mask_path=mask_path)
 
 
-def _mask(root: Path, frame: _Frame) -> Path | None:
-    """The mask that nerfstudio's frames may name; one that is not there is none."""
-    path = root / (frame.mask_path or "").replace("\\", "/")
-    return path if frame.mask_path and path.is_file() else None
-
-
-def _name(root: Path, file: Path) -> str:
-    if file.is_relative_to(root):
-        return PurePosixPath(file.relative_to(root).as_posix()).as_posix()
-    return file.name
-
-
-@dataclass(frozen=True)
-class _Values:
-    """What a frame says, or the whole file where the frame says nothing."""
-
-    frame: _Frame
-    content: _Transforms
-
-    def get(self, key: str) -> Any:
-        """The value of a key; None where there is none."""
-        own = getattr(self.frame, key)
-        return getattr(self.content, key) if own is None else own
-
-
-def _check_lens(place: str, values: _Values) -> None:
-    distorted = [key for key in _DISTORTION if (values.get(key) or 0) != 0]
-    model = values.get("camera_model") or ""
-    if model.upper() not in _PERSPECTIVE_MODELS or values.get("is_fisheye"):
+def _check_lens(place: str, value: Callable[[str], Any]) -> None:
+    distorted = [key for key in _DISTORTION if (value(key) or 0) != 0]
+    model = value("camera_model") or ""
+    if model.upper() not in _PERSPECTIVE_MODELS or value("is_fisheye"):
         distorted.insert(0, f"camera model {model or 'fisheye'}")
     if distorted:
         raise UserError(
@@ -220,16 +190,3 @@ def _focal(angle: float | None, size: int) -> float | None:
     if angle is None or not 0 < angle < math.pi:
         return None
     return size / (2 * math.tan(angle / 2))
-
-
-def _pose(place: str, frame: _Frame) -> tuple[np.ndarray, np.ndarray]:
-    matrix = np.array(frame.transform_matrix)
-    axes = matrix[:3, :3]
-    # Numbers so large that their squares overflow are no axes either.
-    good = np.abs(axes).max() < 2 and np.allclose(axes.T @ axes, np.eye(3), atol=1e-3)
-    if not good or np.linalg.det(axes) <= 0:
-        raise UserError(f"{place}: transform_matrix is no camera pose; fix the file")
-    # Decimal files are orthonormal to a few digits only: take the nearest rotation.
-    left, _, right = np.linalg.svd(axes)
-    rotation = ((left @ right) * (1, -1, -1)).T
-    return rotation, -rotation @ matrix[:3, 3]

@@ -4,17 +4,15 @@
 A checkpoint is ``{iteration}.pt``, a ``torch.save`` of a dictionary with the five keys that SuGaR's
 own files have (``state_dict``, ``train_losses``, ``epoch``, ``iteration``,
 ``optimizer_state_dict``) and ``resume``, which holds what continuing bit for bit needs on top.
-Tools that read SuGaR's files ignore the extra key. Everything inside is a tensor or a primitive,
-so loading never executes code.
-
-Checksums show that a file is complete, not that its contents are valid. The files of free
-Gaussians and of mesh-bound ones are told apart by the faces of the mesh. What is not known by name
-is let through: tools may keep more in a file than training needs.
+Everything inside is a tensor or a primitive, so loading never executes code. What is not known by
+name is let through: tools may keep more in a file than training needs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
+import math
 import pickle
 import re
 import warnings
@@ -30,27 +28,19 @@ from torch import Tensor
 from gaussian_splatting.engine.model import GROUP_NAMES, STATE_NAMES
 from gaussian_splatting.optim.learned_exposure import KEY as EXPOSURE_KEY
 from gaussian_splatting.optim.moments import MOMENTS, SCALES
+from sugar_utils import files
 from sugar_utils.errors import UserError
-from sugar_utils.files import (
-    atomic_path,
-    check_writable,
-    remove_stale_temporaries,
-    require_regular_file,
-)
 from sugar_utils.memory import out_of_memory
 from sugar_utils.schemas import MAX_DEPTH, Count, is_deeper
 
 PAYLOAD_KEYS = ("state_dict", "train_losses", "epoch", "iteration", "optimizer_state_dict")
 RESUME_KEY = "resume"
-
 _DOS_DIRECTORY = 0x10
 _FILE_NAME = re.compile(r"^(\d+)\.pt$")
 
 
 class CheckpointStore:
-    """The checkpoints of one run in one folder.
-
-    Temporaries that killed processes left in the folder are removed at construction.
+    """The checkpoints of one run in one folder; temporaries of killed processes are removed.
 
     Args:
         keep: How many interval checkpoints to keep; None keeps all.
@@ -65,16 +55,12 @@ class CheckpointStore:
     ) -> None:
         if keep is not None and keep < 1:
             raise UserError(f"--keep_checkpoints {keep}: keep at least 1 checkpoint to resume from")
-        self.directory = check_writable(directory)
+        self.directory = files.check_writable(directory)
         self._keep = keep
         self._permanent = frozenset(milestones) | ({final} if final is not None else set())
         self._broken: set[int] = set()
         self._last_saved: int | None = None
-        remove_stale_temporaries(self.directory)
-
-    def path(self, iteration: int) -> Path:
-        """File of an iteration's checkpoint, whether it exists or not."""
-        return checkpoint_path(self.directory, iteration)
+        files.remove_stale_temporaries(self.directory)
 
     def iterations(self) -> list[int]:
         """Iterations that have a file, ascending; the files may be broken."""
@@ -82,30 +68,17 @@ class CheckpointStore:
         return sorted(int(match.group(1)) for match in matches if match)
 
     def save(self, iteration: int, payload: Mapping[str, Any]) -> Path:
-        """Write a checkpoint: after the call it is on the disk, complete.
-
-        Tensors are copied to the CPU one at a time, so the device needs no extra memory.
-
-        Args:
-            payload: ``PAYLOAD_KEYS`` and ``"resume"``; tensors, primitives and containers of them.
-
-        Raises:
-            TypeError: The payload holds something that loading would have to execute.
-        """
-        path = self.path(iteration)
+        """Write a checkpoint, as :func:`save_payload` does."""
+        path = checkpoint_path(self.directory, iteration)
         save_payload(path, payload)
         self._last_saved = iteration
         self._broken.discard(iteration)
         return path
 
     def latest_valid(self, notify: Callable[[str], None]) -> tuple[Path, dict[str, Any]] | None:
-        """The newest checkpoint that a run can continue from.
-
-        Returns:
-            File and payload; None if there is none.
-        """
+        """File and contents of the newest checkpoint to continue from; None without one."""
         for iteration in reversed(self.iterations()):
-            path = self.path(iteration)
+            path = checkpoint_path(self.directory, iteration)
             try:
                 payload = load_numbered(path)
             except UserError as error:
@@ -118,7 +91,7 @@ class CheckpointStore:
             return path, payload
         return None
 
-    def prune(self) -> list[Path]:
+    def prune(self) -> None:
         """Remove interval checkpoints beyond the newest ``keep``.
 
         Milestones, the final checkpoint and the one saved last always stay. Files found broken and
@@ -126,30 +99,18 @@ class CheckpointStore:
         are broken) neither count nor are touched, so they cannot push out good ones.
         """
         if self._keep is None:
-            return []
-        interval = [
-            iteration
-            for iteration in self.iterations()
-            if iteration not in self._permanent
-            and iteration not in self._broken
-            and (self._last_saved is None or iteration <= self._last_saved)
-        ]
-        removed = []
+            return
+        spared = self._permanent | self._broken
+        last = math.inf if self._last_saved is None else self._last_saved
+        interval = [i for i in self.iterations() if i not in spared and i <= last]
         for iteration in interval[: -self._keep]:
-            if iteration == self._last_saved:
-                continue
-            path = self.path(iteration)
-            try:
-                path.unlink(missing_ok=True)
-            except OSError:
-                # Open in another program (Windows); the next prune gets it.
-                continue
-            removed.append(path)
-        return removed
+            # Open in another program (Windows): the next prune gets it.
+            with contextlib.suppress(OSError):
+                if iteration != self._last_saved:
+                    checkpoint_path(self.directory, iteration).unlink(missing_ok=True)
 
 
 def checkpoint_path(directory: Path, iteration: int) -> Path:
-    """File of an iteration's checkpoint in a run's folder."""
     return directory / f"{iteration}.pt"
 
 
@@ -160,7 +121,7 @@ def save_payload(path: Path, payload: Mapping[str, Any]) -> None:
         TypeError: A value is neither tensor nor primitive; the message gives its place.
     """
     portable = to_portable(payload)
-    with atomic_path(path) as temporary, temporary.open("wb") as file:
+    with files.atomic_path(path) as temporary, temporary.open("wb") as file:
         writer = _ErrorKeeper(file)
         try:
             torch.save(portable, writer)
@@ -170,11 +131,8 @@ def save_payload(path: Path, payload: Mapping[str, Any]) -> None:
 
 
 def load_payload(path: Path) -> dict[str, Any]:
-    """Read a checkpoint after verifying the checksum of every part of it.
-
-    Files of other programs, which have no ``"resume"``, are read as well.
-    """
-    path = require_regular_file(path, missing_ok=True)
+    """Read a checkpoint of any program after verifying the checksum of every part of it."""
+    path = files.require_regular_file(path, missing_ok=True)
     _verify_archive(path)
     try:
         with warnings.catch_warnings():
@@ -216,12 +174,10 @@ def load_numbered(path: Path) -> dict[str, Any]:
 def to_portable(value: Any, place: str = "payload") -> Any:
     """Copy nested containers with every tensor detached, on the CPU and owning just its memory.
 
-    Args:
-        value: Tensors, ``None``, booleans, numbers, strings, bytes, and dictionaries, lists and
-            tuples of them. Subclasses (enumerations, numpy floats) become the plain type.
+    Subclasses of numbers and strings (enumerations, numpy floats) become the plain type.
 
     Raises:
-        TypeError: Something else was found.
+        TypeError: Something other than tensors, primitives and containers of them was found.
     """
     if isinstance(value, Tensor):
         tensor = value.detach().cpu()
@@ -235,10 +191,9 @@ def to_portable(value: Any, place: str = "payload") -> Any:
         if isinstance(value, kind):
             return value if type(value) is kind else kind(value)
     if isinstance(value, Mapping):
-        return {
-            to_portable(key, f"a key of {place}"): to_portable(item, f"{place}[{key!r}]")
-            for key, item in value.items()
-        }
+        keys = [to_portable(key, f"a key of {place}") for key in value]
+        items = [to_portable(item, f"{place}[{key!r}]") for key, item in value.items()]
+        return dict(zip(keys, items, strict=True))
     if isinstance(value, (list, tuple)):
         items = [to_portable(item, f"{place}[{index}]") for index, item in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
@@ -250,7 +205,7 @@ class _ErrorKeeper(io.RawIOBase):
 
     def __init__(self, file: io.BufferedWriter) -> None:
         super().__init__()
-        self._file = file
+        self._file, self.flush = file, file.flush
         self.error: OSError | None = None
 
     def writable(self) -> bool:
@@ -262,9 +217,6 @@ class _ErrorKeeper(io.RawIOBase):
         except OSError as error:
             self.error = error
             raise
-
-    def flush(self) -> None:
-        self._file.flush()
 
 
 def _damaged(path: Path, error: BaseException) -> UserError:
@@ -281,9 +233,8 @@ def _verify_archive(path: Path) -> None:
             # whatever was in memory.
             folders = [i.filename for i in archive.infolist() if i.external_attr & _DOS_DIRECTORY]
     except OSError as error:
-        raise UserError(
-            f"{path}: cannot be read ({error.strerror or error}); check the path"
-        ) from error
+        reason = error.strerror or error
+        raise UserError(f"{path}: cannot be read ({reason}); check the path") from error
     except MemoryError:
         raise
     except Exception as error:
@@ -332,7 +283,6 @@ class _Optimizer(msgspec.Struct):
 
 
 def check_payload(path: Path, payload: Any) -> None:
-    """Check that a checkpoint makes sense."""
     try:
         found = msgspec.convert(payload, _Payload)
         _check_model(found.state_dict)
@@ -374,17 +324,13 @@ def _check_model(state: Mapping[str, Tensor]) -> None:
     if n == 0:
         raise ValueError("there are no Gaussians")
     if bound and points is not None:
-        _check_mesh(state, points.shape[0])
-
-
-def _check_mesh(state: Mapping[str, Tensor], n_vertices: int) -> None:
-    faces, thickness = state[FACES], state.get(THICKNESS)
-    if faces.is_floating_point() or faces.dim() != 2 or faces.shape[1] != 3 or not len(faces):
-        raise ValueError(f"{FACES} is no list of triangles")
-    if not 0 <= int(faces.min()) <= int(faces.max()) < n_vertices:
-        raise ValueError(f"{FACES} names vertices that are not there")
-    if thickness is not None and (thickness.numel() != 1 or float(thickness) < 0):
-        raise ValueError(f"{THICKNESS} is no thickness")
+        faces, thickness = state[FACES], state.get(THICKNESS)
+        if faces.is_floating_point() or faces.dim() != 2 or faces.shape[1] != 3 or not len(faces):
+            raise ValueError(f"{FACES} is no list of triangles")
+        if not 0 <= int(faces.min()) <= int(faces.max()) < len(points):
+            raise ValueError(f"{FACES} names vertices that are not there")
+        if thickness is not None and (thickness.numel() != 1 or float(thickness) < 0):
+            raise ValueError(f"{THICKNESS} is no thickness")
 
 
 def _check_optimizer(optimizer: _Optimizer, state: Mapping[str, Tensor]) -> None:

@@ -63,21 +63,15 @@ class LoopConfig:
     keep_views: tuple[str, ...] = ()
 
     def checkpoint_due(self, iteration: int) -> bool:
-        """Whether a checkpoint follows this iteration."""
         on_interval = self.checkpoint_interval and iteration % self.checkpoint_interval == 0
         return bool(on_interval) or iteration in self.checkpoint_milestones
 
     def log_due(self, iteration: int) -> bool:
-        """Whether this iteration is logged."""
         return iteration % self.log_interval == 0 or iteration == self.first
 
 
 class Trainer:
-    """Runs a stage from its first iteration (or a checkpoint) to its last.
-
-    Args:
-        live: Shows the model while it trains; None for no viewer.
-    """
+    """Runs a stage from its first iteration (or a checkpoint) to its last."""
 
     def __init__(
         self,
@@ -101,14 +95,9 @@ class Trainer:
         self._console = console
         self._group = group
         self._stepper = Stepper(
-            stage,
-            self._cameras,
-            first=config.first,
-            seed=config.seed,
-            images=images,
-            group=group,
+            stage, self._cameras, first=config.first, seed=config.seed, images=images, group=group,
             console=console,
-        )
+        )  # fmt: skip
         self._store: CheckpointStore | None = None
         if group.is_first:
             self._store = CheckpointStore(
@@ -139,7 +128,9 @@ class Trainer:
     def _lead(self, start: int, timings: dict[str, dict[str, float]]) -> None:
         """Train, and do all that is done once: show, measure, save."""
         if self._run.replaces:
-            self._read_all_photographs()
+            self._console.info(f"reading all photographs before the run in {self._run.path} goes")
+            for camera in [*self._cameras, *self._scene.test_cameras]:
+                self._images.get(camera)
         self._record("running", timings)
         reporter = Reporter(
             self._stage, self._console, self._run.tensorboard, start, self._scene, timings
@@ -165,14 +156,11 @@ class Trainer:
         if start > self._config.last:
             # The run was finished, but what it exported is gone.
             self._stage.export(self._config.last)
-        found = {"figures": reporter.figures} if reporter.figures else {}
-        if reporter.held_out:
-            found["held_out"] = reporter.held_out
-        if reporter.health:
-            found["health"] = reporter.health
-            problem = problem_of(reporter.health)
-            if problem is not None:
-                self._console.warn(f"{self._stage.name}: {problem}")
+        problem = problem_of(reporter.health)
+        if problem is not None:
+            self._console.warn(f"{self._stage.name}: {problem}")
+        found = {name: getattr(reporter, name) for name in ("figures", "held_out", "health")}
+        found = {name: value for name, value in found.items() if value}
         self._record("finished", reporter.summary(), **found)
 
     def _follow(self, start: int) -> None:
@@ -190,11 +178,6 @@ class Trainer:
         """Before a checkpoint: whether all processes hold what it will say."""
         if self._config.checkpoint_due(iteration) or iteration == self._config.last:
             self._group.check_same(self._stage.model.optimizer.parameters.values(), iteration)
-
-    def _read_all_photographs(self) -> None:
-        self._console.info(f"reading all photographs before the run in {self._run.path} goes")
-        for camera in [*self._cameras, *self._scene.test_cameras]:
-            self._images.get(camera)
 
     def _check_views(self, iteration: int) -> None:
         """Leave out training views that the model contradicts; all processes find the same."""
@@ -240,12 +223,11 @@ class Trainer:
         """Do what training does not depend on; a lack of memory for it must not end the run."""
         try:
             work()
+            return
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
             reason = str(error).split("\n")[0]
-        else:
-            return
         release_cached(self._stage.model.device)
         self._console.warn(f"not enough memory to {purpose}; training goes on ({reason})")
 
@@ -271,35 +253,28 @@ class Trainer:
                 },
             },
         )
-        self._check_kept(path)
-        if self._run.replaces:
-            self._replace_other(path, reporter)
-        self._store.prune()
-        self._console.info(f"saved {path}")
-        return path
-
-    def _check_kept(self, checkpoint: Path) -> None:
-        """Take a checkpoint back that was written into a folder without a run."""
         try:
             self._run.check_present()
         except UserError:
-            checkpoint.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
             raise
+        if self._run.replaces:
+            self._console.close()
+            reporter.close_events()
+            try:
+                self._run.replace_other(path)
+            finally:
+                self._console.open_log(self._run.log)
+                reporter.open_events(self._run.tensorboard)
+            self._console.info(f"the run that was in {self._run.path} is replaced")
+        self._store.prune()
+        self._console.info(f"saved {path}")
+        return path
 
     def _record(self, status: str, timings: dict[str, dict[str, float]], **more: Any) -> None:
         views = self._scene.record()
         views["dropped_views"] = {**views["dropped_views"], **self._left_out}
         self._run.record(status, timings=timings, **views, **more)
-
-    def _replace_other(self, checkpoint: Path, reporter: Reporter) -> None:
-        self._console.close()
-        reporter.close_events()
-        try:
-            self._run.replace_other(checkpoint)
-        finally:
-            self._console.open_log(self._run.log)
-            reporter.open_events(self._run.tensorboard)
-        self._console.info(f"the run that was in {self._run.path} is replaced")
 
     def _restore(self, plan: ResumePlan) -> int:
         payload: dict[str, Any] = plan.payload

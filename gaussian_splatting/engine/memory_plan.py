@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choosing how to save memory: the least slowdown that fits a budget, before training begins.
 
-:func:`predict` estimates the peak of a step from what grows with Gaussians, pixels, tile
-intersections and samples; a step that needs more all the same is repeated with :func:`cheaper`.
-All phases of a stage share one plan; what is left of the budget goes to images.
+:func:`predict` estimates the peak of a step; a step that needs more all the same is repeated with
+:func:`cheaper`. All phases of a stage share one plan; what is left of the budget goes to images.
 """
 
 from __future__ import annotations
@@ -57,8 +56,6 @@ _SAMPLING_BYTES = {"none": 260, "full": 300, "half": 260, "depth": 260, "planes"
 
 @dataclass(frozen=True)
 class ViewLoad:
-    """What a view costs."""
-
     width: int
     height: int
     visible: int
@@ -67,23 +64,15 @@ class ViewLoad:
 
     @classmethod
     def of(cls, projection: Projection) -> ViewLoad:
-        """Of a projection."""
         camera = projection.camera
-        return cls(
-            camera.width,
-            camera.height,
-            int((projection.radii > 0).sum()),
-            int(projection.tile_counts.sum()),
-            "" if camera.mask is None else camera.mask.mode,
-        )
+        counts = int((projection.radii > 0).sum()), int(projection.tile_counts.sum())
+        mask = "" if camera.mask is None else camera.mask.mode
+        return cls(camera.width, camera.height, *counts, mask)
 
     def grown(self, factor: float) -> ViewLoad:
         """What the view costs with so many times the Gaussians, each as large as now."""
-        return replace(
-            self,
-            visible=math.ceil(factor * self.visible),
-            intersections=math.ceil(factor * self.intersections),
-        )
+        visible, pairs = (math.ceil(factor * n) for n in (self.visible, self.intersections))
+        return replace(self, visible=visible, intersections=pairs)
 
 
 @dataclass(frozen=True)
@@ -108,8 +97,6 @@ class ModelLoad:
 
 @dataclass(frozen=True)
 class StepLoad:
-    """What the step of a phase works on."""
-
     n: int
     model: ModelLoad
     view: ViewLoad
@@ -132,8 +119,7 @@ class MemoryPlan:
 def predict(load: StepLoad, plan: MemoryPlan) -> dict[str, int]:
     """Estimated bytes of tensors at the peak of a step, by what they are for.
 
-    A step is at its peak while it evaluates samples or while it goes backward through an image;
-    images besides that of the view are not counted.
+    The peak is while samples are evaluated, or while it goes backward through an image.
     """
     n, view, geometry = load.n, load.view, load.geometry
     channels, recompute = _CHANNELS[geometry], plan.split.recompute
@@ -155,11 +141,10 @@ def predict(load: StepLoad, plan: MemoryPlan) -> dict[str, int]:
     }
     chunk = min(plan.sample_chunk or load.samples, load.samples)
     owners = min(chunk, view.visible * chunk // max(load.samples, 1))
+    depth_bytes = (32 if plan.split.strips == 1 else 8) if geometry == "depth" else 0
     sampling = {
         "Gaussians": _SAMPLING_BYTES[geometry] * n,
-        "pixels": (32 if plan.split.strips == 1 else 8) * view.width * view.height
-        if geometry == "depth"
-        else 0,
+        "pixels": depth_bytes * view.width * view.height,
         "samples": 52 * load.samples + (140 if geometry == "depth" else 96) * chunk,
         # With the copies that sorting their targets takes.
         "neighbor gradients": round(1.6 * min(load.pair_bytes, owners * (load.neighbors + 1) * 44)),
@@ -178,7 +163,6 @@ def predict(load: StepLoad, plan: MemoryPlan) -> dict[str, int]:
 
 
 def predicted_bytes(load: StepLoad, plan: MemoryPlan) -> int:
-    """Sum of :func:`predict`."""
     return sum(predict(load, plan).values())
 
 
@@ -221,7 +205,6 @@ class MemoryOptions:
 
     @property
     def split(self) -> ImageSplit:
-        """The strips that the flags ask for."""
         strips = (self.accumulation_steps or STRIPS) if self.gradient_accumulation else 1
         return ImageSplit(strips, bool(self.use_gradient_checkpointing))
 
@@ -232,7 +215,6 @@ class MemoryOptions:
 
     @property
     def messages(self) -> tuple[str, ...]:
-        """One line for a flag that was given and cannot act."""
         if self.accumulation_steps is None or self.gradient_accumulation:
             return ()
         return ("--accumulation_steps has no effect without --gradient_accumulation True",)
@@ -240,8 +222,6 @@ class MemoryOptions:
 
 @dataclass(frozen=True)
 class MemoryChoice:
-    """A plan that fits."""
-
     plan: MemoryPlan
     phases: dict[str, dict[str, int]]
     budget: int
@@ -249,30 +229,23 @@ class MemoryChoice:
 
     @property
     def peak(self) -> int:
-        """Bytes of the phase that needs most."""
         return max(sum(parts.values()) for parts in self.phases.values())
 
     def lines(self) -> list[str]:
-        """The plan and its breakdown for people."""
-        images = (
-            f"{format_bytes(self.image_bytes)} of it for photographs"
-            if self.image_bytes
-            else "photographs stay in the memory of the host"
-        )
-        found = [
-            f"memory plan: {describe(self.plan)}; {format_bytes(self.budget)} to use, {images}"
-        ]
+        images = "photographs stay in the memory of the host"
+        if self.image_bytes:
+            images = f"{format_bytes(self.image_bytes)} of it for photographs"
+        room = format_bytes(self.budget)
+        found = [f"memory plan: {describe(self.plan)}; {room} to use, {images}"]
         for phase, needs in self.phases.items():
             parts = sorted(needs.items(), key=lambda part: -part[1])
             named = ", ".join(f"{name} {format_bytes(n)}" for name, n in parts)
-            found.append(
-                f"memory of {phase}: about {format_bytes(sum(needs.values()))} at most: {named}"
-            )
+            total = format_bytes(sum(needs.values()))
+            found.append(f"memory of {phase}: about {total} at most: {named}")
         return found
 
 
 def describe(plan: MemoryPlan) -> str:
-    """A plan for people."""
     strips = plan.split.strips
     words = ["whole images" if strips == 1 else f"images in {strips} strips"]
     if plan.sample_chunk is not None:
@@ -283,20 +256,15 @@ def describe(plan: MemoryPlan) -> str:
 
 
 def cheaper(plan: MemoryPlan) -> MemoryPlan | None:
-    """The next plan that needs less memory: smaller pieces, then computing again; None at the end.
-
-    For steps whose memory was misjudged, so all that can become smaller does so at once.
-    """
-    strips = min(2 * plan.split.strips, max(MAX_STRIPS, plan.split.strips))
-    chunk = plan.sample_chunk
+    """The next plan that needs less memory, all that can be smaller at once; None at the end."""
+    split, chunk = plan.split, plan.sample_chunk
+    strips = min(2 * split.strips, max(MAX_STRIPS, split.strips))
     if chunk is not None and chunk > MIN_CHUNK:
         chunk = max(MIN_CHUNK, chunk // 2)
-    next_one = MemoryPlan(replace(plan.split, strips=strips), chunk)
-    if next_one != plan:
-        return next_one
-    return (
-        None if plan.split.recompute else replace(plan, split=replace(plan.split, recompute=True))
-    )
+    smaller = MemoryPlan(replace(split, strips=strips), chunk)
+    if smaller != plan:
+        return smaller
+    return None if split.recompute else replace(plan, split=replace(split, recompute=True))
 
 
 def surveyed(cameras: Sequence[Camera]) -> list[Camera]:
@@ -306,13 +274,11 @@ def surveyed(cameras: Sequence[Camera]) -> list[Camera]:
 
 
 def survey(gaussians: Gaussians, cameras: Sequence[Camera]) -> list[ViewLoad]:
-    """What views of activated Gaussians cost."""
     with torch.no_grad():
         return [ViewLoad.of(project(gaussians, camera)) for camera in cameras]
 
 
 def worst_view(load: StepLoad, views: Sequence[ViewLoad]) -> StepLoad:
-    """A step on the view that needs most."""
     loads = [replace(load, view=view) for view in views]
     return max(loads, key=lambda one: predicted_bytes(one, MemoryPlan()))
 
@@ -337,7 +303,6 @@ def choose(
     budget: int,
     image_sizes: Sequence[int],
 ) -> MemoryChoice:
-    """The plan with the least slowdown that fits."""
     loads = loads_of(optimizer)
     plans = _plans(first, options)
     least = MIN_IMAGES * max(image_sizes, default=0)
@@ -386,9 +351,9 @@ def _refusal(
             if needed(config, anything) <= budget:
                 more = " --use_bfloat16 True" if half else ""
                 return f"{start}; it fits with --optimizer_state {state}{more}"
-    smallest = OptimizerConfig("8bit", use_bfloat16=True, sparse_adam=optimizer.sparse_adam)
+    # The last one tried was the smallest.
     return (
         f"{start}; even --optimizer_state 8bit --use_bfloat16 True needs "
-        f"{format_bytes(needed(smallest, anything))}: give that much, smaller images or fewer "
+        f"{format_bytes(needed(config, anything))}: give that much, smaller images or fewer "
         "Gaussians"
     )

@@ -53,11 +53,7 @@ class TrainableModel(ABC):
         return {}
 
     def mark_visible(self, visible: Tensor) -> None:
-        """Say which Gaussians the view shows; a sparse optimiser steps only those.
-
-        Args:
-            visible: (N,) bool
-        """
+        """Say which Gaussians the view shows, (N,) bool; a sparse optimiser steps only those."""
         if self.optimizer.config.sparse_adam:
             self.optimizer.mark_visible(self.visible_rows(visible))
 
@@ -67,25 +63,17 @@ class TrainableModel(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters live."""
         return next(iter(self.optimizer.parameters.values())).device
 
     def distributions(self) -> dict[str, Tensor]:
-        """Parameters by the name of what histograms show; see ``SHOWN_VALUES``.
-
-        They are the parameters themselves: histograms need a sample, and a converted copy of all
-        colours would be the largest tensor of the run.
-        """
+        """Parameters themselves, not converted copies, by the name of what histograms show."""
         values = {name: p.detach() for name, p in self.optimizer.parameters.items()}
         values["opacity"] = values.pop("opacity_logits")
         values["scales"] = values.pop("log_scales")
         return values
 
     def state(self) -> dict[str, Any]:
-        """``state_dict`` and ``optimizer_state_dict`` as files hold them.
-
-        Parameters are float32 whatever they are stored in; the others go to the CPU for that.
-        """
+        """``state_dict`` and ``optimizer_state_dict`` as files hold them, parameters as float32."""
         optimizer_state = self.optimizer.state_dict()
         for group in optimizer_state["param_groups"]:
             group["name"] = self.group_names[group["name"]]
@@ -166,31 +154,26 @@ class TrainableCloud(TrainableModel):
 
     @property
     def cloud(self) -> GaussianCloud:
-        """The current leaf parameters."""
         return GaussianCloud(**self.optimizer.parameters)
 
     def schedule_position_rate(self, iteration: float) -> None:
-        """Set the position learning rate of an (unscaled) absolute iteration."""
         self.optimizer.set_learning_rate("means", self._rates.position(iteration, self._extent))
 
     def tensors_of(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Parameters of a free cloud."""
         return cloud_from_state(state).tensors()
 
 
 def cloud_from_state(
     state: dict[str, Tensor], kind: str = "model of free Gaussians"
 ) -> GaussianCloud:
-    """The Gaussians of a ``state_dict``."""
     missing = [name for name in STATE_NAMES.values() if name not in state]
     if missing:
         raise UserError(f"the checkpoint lacks {', '.join(missing)}: not a {kind}")
     cloud = GaussianCloud(**{own: state[file].float() for own, file in STATE_NAMES.items()})
-    n = len(cloud)
-    shapes = {"means": (n, 3), "opacity_logits": (n, 1), "log_scales": (n, 3), "quats": (n, 4),
-              "sh_dc": (n, 1, 3)}  # fmt: skip
-    for name, shape in shapes.items():
-        found = tuple(getattr(cloud, name).shape)
+    shapes = {"means": (3,), "opacity_logits": (1,), "log_scales": (3,), "quats": (4,),
+              "sh_dc": (1, 3)}  # fmt: skip
+    for name, width in shapes.items():
+        found, shape = tuple(getattr(cloud, name).shape), (len(cloud), *width)
         if found != shape:
             raise UserError(
                 f"the checkpoint's {STATE_NAMES[name]} has shape {found}, expected {shape}: "

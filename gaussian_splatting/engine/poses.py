@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Camera poses that are learned beside the Gaussians, and fitted for held-out photographs.
 
-Reconstructions of weak texture or rolling shutters are off by some pixels, which Gaussians answer
-with blur and floaters. The motions start at zero, have no mean, so that the world stays where it
-is, and are pulled back to zero by a little.
-
-Learned poses agree with each other, not with fixed ones: the world may have bent by
-a pixel. So a held-out view is also measured from the pose in which the finished Gaussians show its
-photograph best, as BARF (Lin et al., ICCV 2021, section 4.2) does. The Gaussians stay as they are.
+Motions turn about the camera's centre. They start at zero, have no mean, so that the world stays
+where it is, and are pulled back to zero by a little. Learned poses agree with each other, not with
+fixed ones. So a held-out view is also measured from the pose in which the finished Gaussians show
+its photograph best, as BARF (Lin et al., ICCV 2021, section 4.2) does.
 
 A camera that moves and a world that moves the other way give the same image. So the gradient to a
 motion of the camera is a sum over the gradients that the Gaussians have anyway, and no kernel has
-to know of it. Motions turn about the camera's centre.
+to know of it.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.optim.learned_exposure import VisitedAdam, fit_gain_and_offset, rate_at
 from gaussian_splatting.rasterization import WARP, Rasterizer, rasterize
-from gaussian_splatting.rasterization.reference import sh_basis_reference
+from gaussian_splatting.rasterization.spherical_harmonics import sh_basis_of
 from sugar_utils.errors import UserError
 
 WAY = 0.03
@@ -44,8 +41,6 @@ _KEPT = {"pose_first_moments": "first", "pose_second_moments": "second", "pose_s
 
 @dataclass(frozen=True)
 class PoseConfig:
-    """How poses are learned."""
-
     rate: float = 1e-3  # learning rate of rotations in radians, and of shifts in camera extents
     final_share: float = 0.05  # share of the rate that is left at the end; it falls log-linearly
     start: int = 500
@@ -62,9 +57,7 @@ class PoseConfig:
 
 
 class PoseRefinement:
-    """The motions of all training cameras, and their Adam.
-
-    On the host, in float64: V rows of 6 numbers.
+    """The motions of all V training cameras, (V, 6) on the host in float64, and their Adam.
 
     Args:
         extent: Camera extent in world units; shifts are learned in it.
@@ -80,14 +73,12 @@ class PoseRefinement:
         self._adam = VisitedAdam(shape, torch.float64, torch.device("cpu"))
 
     def moved(self, camera: Camera) -> Camera:
-        """The camera in its present pose, at its own size."""
         row = self._rows[camera.name]
         return with_motion(camera, self.motions[row], self._extent)
 
     def collect(
         self, camera: Camera, values: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
     ) -> None:
-        """Add the gradient of one view's pose."""
         found = pose_gradient(values, gradients, torch.from_numpy(camera.center))
         found[3:] *= self._extent
         self._adam.gradient[self._rows[camera.name]] += found
@@ -97,7 +88,6 @@ class PoseRefinement:
         return self._adam.gradient
 
     def step(self, iteration: int) -> None:
-        """Move the cameras of the step's views."""
         config = self._config
         if iteration < config.start:
             self._adam.gradient.zero_()
@@ -115,7 +105,6 @@ class PoseRefinement:
         return float(turn.rad2deg()), float(shift) * self._extent
 
     def state(self) -> dict[str, Tensor]:
-        """What resuming needs."""
         kept = {name: getattr(self._adam, own).clone() for name, own in _KEPT.items()}
         return {_MOTIONS: self.motions.clone(), **kept}
 
@@ -124,12 +113,12 @@ class PoseRefinement:
         if _MOTIONS not in state:
             return
         own = self.state()
-        wrong = [name for name in own if state[name].shape != own[name].shape]
-        if wrong:
-            raise UserError(
-                f"the checkpoint's {wrong[0]} are not those of {len(self._rows)} photographs; "
-                "start anew with --resume none"
-            )
+        for name in own:
+            if state[name].shape != own[name].shape:
+                raise UserError(
+                    f"the checkpoint's {name} are not those of {len(self._rows)} photographs; "
+                    "start anew with --resume none"
+                )
         saved = {name: state[name].double().cpu().clone() for name in own}
         self.motions = saved.pop(_MOTIONS)
         for name, value in saved.items():
@@ -175,12 +164,7 @@ def fitted_pose(
     exposed: bool = False,
     rasterizer: Rasterizer = WARP,
 ) -> Camera:
-    """The camera moved to where its photograph is shown best.
-
-    Args:
-        photograph: What it took. (H, W, 3) uint8, or (H, W, 4) with a mask
-        background: Colour behind the Gaussians. (3,)
-    """
+    """The camera moved to where its photograph, (H, W, 3) or (H, W, 4) uint8, is shown best."""
     leaves = {n: getattr(gaussians, n).detach().clone().requires_grad_(True) for n in _MOVED}
     frozen = replace(gaussians, **leaves)
     target, counted = photograph[..., :3].to(background) / 255, is_counted(photograph)
@@ -219,13 +203,12 @@ def pose_gradient(
     of the linearisation are not (see DOCS/ARCHITECTURE.md).
 
     Args:
-        values: Parameters ``means`` (N, 3), ``quats`` (N, 4, of any norm) and ``sh_rest``
-            (N, 15, 3).
+        values: ``means`` (N, 3), ``quats`` (N, 4, of any norm) and ``sh_rest`` (N, 15, 3).
         center: Camera centre in world units. (3,)
 
     Returns:
-        Gradient to a small rotation of the camera about its centre, as an axis times an angle in
-        radians in world axes, and to a shift of its centre in world units. (6,) float64, CPU
+        Gradient to a small rotation about the camera's centre, as an axis times an angle in radians
+        in world axes, and to a shift in world units. (6,) float64, CPU
     """
     turn, shift = torch.zeros(2, 3, dtype=torch.float64, device="cpu").unbind()
     if "means" in gradients:
@@ -234,45 +217,37 @@ def pose_gradient(
         turn -= torch.linalg.cross(arms, pull).sum(dim=0).cpu()
         shift -= pull.sum(dim=0).cpu()
     if "quats" in gradients:
-        turn -= _turn_of_quaternions(values["quats"].detach(), gradients["quats"]).cpu()
+        quats, pull = values["quats"].detach().double(), gradients["quats"].double()
+        w, v, d_w, d_v = quats[:, :1], quats[:, 1:], pull[:, :1], pull[:, 1:]
+        turned = w * d_v - d_w * v + torch.linalg.cross(v, d_v)
+        turn -= (0.5 * turned.sum(dim=0)).cpu()
     if "sh_rest" in gradients:
-        turn -= _turn_of_colors(values["sh_rest"].detach(), gradients["sh_rest"]).cpu()
+        n_bands = values["sh_rest"].shape[1]
+        pull, rest = (
+            t.movedim(1, 0).reshape(n_bands, -1).float()
+            for t in (gradients["sh_rest"], values["sh_rest"].detach())
+        )
+        # In the precision of the parameters: a sum over all Gaussians and colours.
+        products = (pull @ rest.T).double()
+        generators = rotation_generators()[:, :n_bands, :n_bands].to(products.device)
+        turn -= (generators * products).sum(dim=(1, 2)).cpu()
     return torch.cat([turn, shift])
-
-
-def _turn_of_quaternions(quats: Tensor, gradients: Tensor) -> Tensor:
-    """Gradient to a rotation of the world, through the orientations. (3,) float64"""
-    w, v = quats[:, :1].double(), quats[:, 1:].double()
-    d_w, d_v = gradients[:, :1].double(), gradients[:, 1:].double()
-    return 0.5 * (w * d_v - d_w * v + torch.linalg.cross(v, d_v)).sum(dim=0)
-
-
-def _turn_of_colors(sh_rest: Tensor, gradients: Tensor) -> Tensor:
-    """Gradient to a rotation of the world, through the colours' dependence on the direction."""
-    n_bands = sh_rest.shape[1]
-    rows = gradients.movedim(1, 0).reshape(n_bands, -1)
-    columns = sh_rest.movedim(1, 0).reshape(n_bands, -1)
-    # In the precision of the parameters: a sum over all Gaussians and colours.
-    products = (rows.float() @ columns.float().T).double()
-    generators = rotation_generators()[:, :n_bands, :n_bands].to(products.device)
-    return (generators * products).sum(dim=(1, 2))
 
 
 @functools.cache
 def rotation_generators() -> Tensor:
-    """How coefficients of the bands 1 to 3 change when the function turns about x, y or z.
+    """Derivatives of the coefficients of the bands 1 to 3 as the function turns about x, y or z.
 
-    Returns:
-        For each axis the derivative of the coefficients to the angle. (3, 15, 15) float64
+    (3, 15, 15) float64
     """
     rng = torch.Generator("cpu").manual_seed(0)
     directions = torch.randn(_DIRECTIONS, 3, generator=rng, dtype=torch.float64, device="cpu")
     directions = torch.nn.functional.normalize(directions, dim=1)
-    basis = sh_basis_reference(directions)[:, 1:]
+    basis = sh_basis_of(directions)[:, 1:]
     found = []
     for axis in torch.eye(3, dtype=torch.float64, device="cpu"):
         # The turned function has at d the value that the function has at d turned back.
         back = -torch.linalg.cross(axis.expand_as(directions), directions)
-        _, slope = torch.autograd.functional.jvp(sh_basis_reference, directions, back)
+        _, slope = torch.autograd.functional.jvp(sh_basis_of, directions, back)
         found.append(torch.linalg.lstsq(basis, slope[:, 1:]).solution)
     return torch.stack(found)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run's folder: who it belongs to, and whether to start, continue, skip or refuse.
 
-``run.json`` names what decides the result: settings, and digests of what was read. A folder of
-another run is never written to unless the user says so, and then that run stays until the new one
-has a checkpoint: until then the new one keeps its log and its curves in a folder of its own.
+``run.json`` names what decides the result: settings, and digests of what was read. Where the user
+wants another run replaced, that stays until the new one, which keeps its log apart, has a
+checkpoint.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import hashlib
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,19 +22,11 @@ from typing import Any
 import numpy as np
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.data.reference_layout import RUN_FILE
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import CheckpointStore, load_numbered
+from sugar_utils import files as storage
 from sugar_utils.errors import UserError
-from sugar_utils.files import (
-    check_writable,
-    file_digest,
-    flat_items,
-    json_values,
-    remove_stale_temporaries,
-    write_json_atomic,
-)
 from sugar_utils.schemas import RunRecord, read_checked
 
 _NAMED = 3
@@ -52,15 +44,15 @@ class Identity:
 
     def __post_init__(self) -> None:
         for name in ("settings", "inputs", "sources"):
-            object.__setattr__(self, name, json_values(getattr(self, name)))
+            object.__setattr__(self, name, storage.json_values(getattr(self, name)))
 
     def record(self) -> dict[str, Any]:
-        """What files keep of it."""
         return {"settings": self.settings, "inputs": self.inputs, "sources": self.sources}
 
     def differences(self, recorded: Mapping[str, Any]) -> list[str]:
         """One line for every setting and kind of input that is not as recorded."""
-        settings, inputs = (_mapping(recorded.get(name)) for name in ("settings", "inputs"))
+        known = (recorded.get(name) for name in ("settings", "inputs"))
+        settings, inputs = (value if isinstance(value, Mapping) else {} for value in known)
         return [
             *settings_differences(settings, self.settings),
             *input_differences(inputs, self.inputs),
@@ -68,13 +60,9 @@ class Identity:
 
 
 def settings_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Lines such as ``"random_seed: 0 → 1"`` for every setting that is not the same.
-
-    Nested dictionaries are compared by dotted name; a tuple equals the list that a file keeps of
-    it.
-    """
-    new = dict(flat_items(json_values(current)))
-    old = dict(flat_items(json_values(saved)))
+    """Lines such as ``"random_seed: 0 → 1"`` for every setting that is not the same."""
+    new = dict(storage.flat_items(storage.json_values(current)))
+    old = dict(storage.flat_items(storage.json_values(saved)))
     names = [*new, *(name for name in old if name not in new)]
     absent = "(not set)"
     return [
@@ -94,19 +82,17 @@ def input_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> l
         if not isinstance(old, Mapping) or not isinstance(new, Mapping):
             lines.append(f"{kind}: {'not recorded' if old is None else 'changed'}")
             continue
-        changed = [name for name in new if name in old and new[name] != old[name]]
-        parts = [
-            _named(changed, "changed"),
-            _named([name for name in new if name not in old], "added"),
-            _named([name for name in old if name not in new], "gone"),
-        ]
-        lines.append(f"{kind}: {', '.join(part for part in parts if part)}")
+        found = {
+            "changed": [name for name in new if name in old and new[name] != old[name]],
+            "added": [name for name in new if name not in old],
+            "gone": [name for name in old if name not in new],
+        }
+        parts = []
+        for what, names in found.items():
+            more = f" and {len(names) - _NAMED} others" if len(names) > _NAMED else ""
+            parts += [f"{', '.join(names[:_NAMED])}{more} {what}"] * bool(names)
+        lines.append(f"{kind}: {', '.join(parts)}")
     return lines
-
-
-def _named(names: Sequence[str], what: str) -> str:
-    more = f" and {len(names) - _NAMED} others" if len(names) > _NAMED else ""
-    return f"{', '.join(names[:_NAMED])}{more} {what}" if names else ""
 
 
 def scene_inputs(
@@ -127,26 +113,22 @@ def scene_inputs(
         shown = [f"{mode} {digest}" for mode, digest in zip(modes, digests, strict=True)]
         inputs["masks"] = dict(zip(masked, shown, strict=True))
     if tracks and scene.observations is not None:
-        inputs["point tracks"] = _tracks_digest(scene.observations)
+        seen = scene.observations
+        digest = hashlib.sha256(seen.points.tobytes() + seen.lengths.tobytes())
+        for name, rows in sorted(seen.rows.items()):
+            digest.update(f"{name} {len(rows)} ".encode("utf-8", "surrogatepass") + rows.tobytes())
+        inputs["point tracks"] = digest.hexdigest()[:16]
     return inputs
 
 
-def _tracks_digest(observations: Observations) -> str:
-    digest = hashlib.sha256(observations.points.tobytes() + observations.lengths.tobytes())
-    for name, rows in sorted(observations.rows.items()):
-        digest.update(f"{name} {len(rows)} ".encode("utf-8", "surrogatepass") + rows.tobytes())
-    return digest.hexdigest()[:16]
-
-
 def points_digest(scene: Scene) -> str:
-    """Digest of the points that a scene starts from."""
     return hashlib.sha256(scene.points.tobytes() + scene.points_rgb.tobytes()).hexdigest()[:16]
 
 
 def file_digests(paths: Iterable[Path]) -> list[str]:
     """Digests of the contents of files, several read at a time."""
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-        return list(pool.map(file_digest, paths))
+        return list(pool.map(storage.file_digest, paths))
 
 
 def _camera_digest(camera: Camera, role: str) -> str:
@@ -167,10 +149,6 @@ def _camera_digest(camera: Camera, role: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
 _LOG, _PICTURES, _EVENTS = "log.txt", "views.png", "tensorboard"
 _RESULT_FILES = (_PICTURES, "worst.png", "report.html")
 _STAGING = ".replacing"
@@ -179,16 +157,12 @@ _OBSOLETE = "obsolete"
 
 @dataclass
 class ResumePlan:
-    """What to do with a run's folder."""
-
     payload: dict[str, Any] | None = None  # checkpoint to continue from; None to start anew
     source: Path | None = None
     finished: bool = False
 
 
 class RunDirectory:
-    """The folder of one training run."""
-
     def __init__(
         self,
         path: Path,
@@ -204,7 +178,6 @@ class RunDirectory:
 
     @property
     def tensorboard(self) -> Path:
-        """Event files."""
         return self._own / _EVENTS
 
     @property
@@ -214,7 +187,6 @@ class RunDirectory:
 
     @property
     def log(self) -> Path:
-        """Plain-text log."""
         return self._own / _LOG
 
     @property
@@ -233,15 +205,15 @@ class RunDirectory:
         shutil.rmtree(self.path / _STAGING, ignore_errors=True)
         if resume not in ("auto", "none"):
             return self._explicit(Path(resume), final, notify)
-        check_writable(self.path)
+        storage.check_writable(self.path)
         for folder in (self.path, *self._products):
-            remove_stale_temporaries(folder, nested=True)
+            storage.remove_stale_temporaries(folder, nested=True)
         if not self._occupied():
             return ResumePlan()
-        if overwrite and (resume == "none" or self._differences() or not self._recorded()):
+        differences = self._differences()
+        if overwrite and (resume == "none" or differences or not self._recorded()):
             self.replaces = True
             return ResumePlan()
-        differences = self._differences()
         if differences:
             raise UserError(
                 f"{self.path} holds a run of other settings or inputs ({'; '.join(differences)}); "
@@ -255,13 +227,10 @@ class RunDirectory:
         return self._latest(final, notify)
 
     def record(self, status: str, **extra: Any) -> None:
-        """Write ``run.json``: what decides the result, and how far the run is.
-
-        While another run is to be replaced, its own ``run.json`` stays.
-        """
+        """Write ``run.json``; while another run is to be replaced, its own stays."""
         if not self.replaces:
             record = {"status": status, **self.identity.record(), **extra}
-            write_json_atomic(self.path / RUN_FILE, record)
+            storage.write_json_atomic(self.path / RUN_FILE, record)
 
     def check_present(self) -> None:
         """Stop where the folder was removed meanwhile."""
@@ -310,7 +279,7 @@ class RunDirectory:
                 ) from error
         for folder in self._products:
             shutil.rmtree(folder, ignore_errors=True)
-        write_json_atomic(self.path / RUN_FILE, recorded)
+        storage.write_json_atomic(self.path / RUN_FILE, recorded)
 
     def timings(self) -> dict[str, dict[str, float]]:
         """Seconds and peak bytes of each phase, of the processes that ended in good order."""
@@ -338,7 +307,7 @@ class RunDirectory:
                 f"--resume {source}: it is of iteration {payload['iteration']} and the run ends at "
                 f"{final}; nothing is left to train"
             )
-        check_writable(self.path)
+        storage.check_writable(self.path)
         if self._occupied() and source.resolve().parent != self.path.resolve():
             raise UserError(
                 f"{self.path} holds a run already; choose another {self.output_flag} for the "
@@ -358,34 +327,25 @@ class RunDirectory:
                 f"{source} was made with other settings or inputs ({'; '.join(differences)}); "
                 "remove it, or name the checkpoint to continue from with --resume"
             )
-        if payload["iteration"] >= final:
-            return ResumePlan(payload=payload, source=source, finished=True)
-        return ResumePlan(payload=payload, source=source)
+        return ResumePlan(payload, source, finished=payload["iteration"] >= final)
 
     def _recorded(self) -> dict[str, Any] | None:
-        path = self.path / RUN_FILE
-        if not path.is_file():
-            return None
-        try:
-            recorded = read_checked(path, RunRecord)
-        except UserError:
-            return None
-        return recorded
+        with contextlib.suppress(UserError):
+            if (self.path / RUN_FILE).is_file():
+                return read_checked(self.path / RUN_FILE, RunRecord)
+        return None
 
     def _occupied(self) -> bool:
-        if self._recorded() is not None or self._checkpoints():
-            return True
-        return any(folder.exists() for folder in self._products)
+        results = any(folder.exists() for folder in self._products)
+        return results or self._recorded() is not None or bool(self._checkpoints())
 
     def _differences(self) -> list[str]:
-        if not self._occupied():
-            return []
         recorded = self._recorded()
-        if recorded is None and (self.path / RUN_FILE).exists():
+        if recorded is not None:
+            return self.identity.differences(recorded)
+        if (self.path / RUN_FILE).exists():
             return [f"its {RUN_FILE} is damaged: go on with --resume {self.path}"]
-        if recorded is None:
-            return ["made by another program: it has results but no run.json"]
-        return self.identity.differences(recorded)
+        return ["made by another program: it has results but no run.json"]
 
     def _checkpoints(self) -> list[Path]:
         return sorted(self.path.glob("[0-9]*.pt"))

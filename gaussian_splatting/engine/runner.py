@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of any stage: decide about its folder, read, compile, build, train, report.
-
-The first run on a machine compiles every kernel, on a GPU in tens of seconds. Later ones find them
-in Warp's cache and only load them.
-"""
+"""One run of any stage: decide about its folder, read, compile, build, train, report."""
 
 from __future__ import annotations
 
@@ -56,9 +52,7 @@ class StageRun(Generic[Model]):
     channels: tuple[int, ...] = ()
 
 
-Prepare = Callable[["Messages"], tuple[StageRun[Model], Model]]
-"""Reads the inputs of a run."""
-
+Prepare = Callable[["Messages"], tuple[StageRun[Model], Model]]  # reads the inputs of a run
 Options = TypeVar("Options")
 """Options of a stage: ``config``, ``compute``, ``run``, ``messages``, and ``prepare(messages)``,
 which returns the :class:`StageRun` and the initial model."""
@@ -67,18 +61,12 @@ which returns the :class:`StageRun` and the initial model."""
 def run_stage(
     options: Options, images: ImageStore | None = None, prepare: Prepare | None = None
 ) -> Path:
-    """Train a stage; a finished run of the same settings and inputs is not repeated.
+    """Train a stage and return the first of its results; a finished run is not repeated.
 
     Args:
         options: Options of the stage; ``options.prepare(messages)`` reads the inputs.
         images: Decoded photographs that other stages use, too; an own store if None.
         prepare: In place of ``options.prepare``.
-
-    Returns:
-        The first of the run's results.
-
-    Raises:
-        UserError: For anything the user can fix.
     """
     group, white = options.compute.group, options.config.white_background
     with group.single_report():
@@ -110,10 +98,7 @@ def run_stage(
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a run treats its folder and its checkpoints; none of it changes the result.
-
-    ``keep_checkpoints`` of None keeps all.
-    """
+    """How a run treats its folder and its checkpoints; none of it changes the result."""
 
     resume: str = flag(
         "auto", "auto: go on where an unfinished run with the same settings stopped; none: start "
@@ -193,10 +178,7 @@ PATIENCE = 1.5  # seconds after which it is said that kernels are being compiled
 
 
 def compile_ahead(device: torch.device, console: Console, channels: Sequence[int] = ()) -> None:
-    """Compile or load the kernels of all modules of ours that have been imported.
-
-    A kernel that does not compile says so where it is first used.
-    """
+    """Compile or load the kernels of all modules of ours that have been imported."""
     place = "cpu" if device.type == "cpu" else wp.device_from_torch(device)
     modules = kernel_modules(device.type == "cpu", channels)
     with ThreadPoolExecutor(n_workers(device), thread_name_prefix="compile") as pool:
@@ -208,17 +190,12 @@ def compile_ahead(device: torch.device, console: Console, channels: Sequence[int
 
 
 def n_workers(device: torch.device) -> int:
-    """Modules to compile at once for a device."""
     most = WORKERS_CPU if device.type == "cpu" else WORKERS_GPU
     return min(most, os.cpu_count() or 1)
 
 
 def kernel_modules(on_cpu: bool, channels: Sequence[int] = ()) -> list[Any]:
-    """Warp's modules of kernels that a device of a kind may be given, in the order of names.
-
-    Those that are made on demand, by a function, are blending's; the few others compile at their
-    first use.
-    """
+    """Warp's modules of kernels that a device of a kind may be given, in the order of names."""
     blend = tile_kernels if on_cpu else block_kernels
     numbers = (*RENDERED_CHANNELS, *channels)
     made = [kernel.module for n in numbers for kernel in vars(blend(n)).values()]

@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a training stage is: what is optimised, and the table of its loss terms.
 
-A stage never owns a loop; :class:`gaussian_splatting.engine.loop.Trainer` does.
-
-All there is to say about a term is its entry. Gradients and the weighted sum are made from the
-table; the console, TensorBoard and the checks show what it reports, by its names. Each term is
-differentiated as soon as it is known, so that the peak of memory is the largest term's.
+All there is to say about a term is its entry: gradients, weighted sum, console, TensorBoard and
+checks are made from it. Each term is differentiated as soon as it is known, which saves memory.
 """
 
 from __future__ import annotations
@@ -20,18 +17,12 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.engine import training_views
 from gaussian_splatting.engine.guard import TOTAL
 from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableModel
 from gaussian_splatting.engine.poses import PoseRefinement
 from gaussian_splatting.engine.strips import ImageTerm, StripMaps, backpropagate_weighted
-from gaussian_splatting.engine.training_views import (
-    Target,
-    color_terms_of,
-    exposed_strip,
-    is_counted,
-    target_of,
-)
 from gaussian_splatting.losses.photometric import DSSIM_WEIGHT, SSIM_HALO
 from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.rasterization import (
@@ -41,7 +32,7 @@ from gaussian_splatting.rasterization import (
     plain_background,
     render_view,
 )
-from gaussian_splatting.rasterization.intersection_prediction import (
+from gaussian_splatting.rasterization.projection import (
     IntersectionPrediction,
     PredictedIntersections,
 )
@@ -63,8 +54,6 @@ class StepResult:
 
 
 class StageConfig(Protocol):
-    """What the settings of every stage have."""
-
     white_background: bool
     random_seed: int
 
@@ -113,18 +102,12 @@ class Stage(ABC):
         """
 
     def collect_exposure(self, photograph: str, leaf: Tensor | None) -> None:
-        """Add the gradient of a photograph's exposure to the step's, where exposures are learned.
-
-        Part of ``StepResult.commit``; ``leaf`` is what the view's terms read.
-        """
+        """Add the gradient of a photograph's exposure; part of ``StepResult.commit``."""
         if self.exposures is not None:
             self.exposures.collect(photograph, leaf)
 
     def step_statistics(self) -> Sequence[Tensor]:
-        """What the views of this step added up besides gradients, and :meth:`apply` reads.
-
-        Where processes share the views, each tensor becomes its sum over them, in place.
-        """
+        """Sums over the views of this step besides gradients; processes add them up in place."""
         return () if self.exposures is None else self.exposures.step_statistics()
 
     def apply(self, iteration: int) -> None:
@@ -134,32 +117,22 @@ class Stage(ABC):
             self.exposures.step(iteration)
 
     def gaussians(self) -> Gaussians:
-        """The Gaussians of the model, activated."""
         return self.model.cloud.activate()
 
     def rendered_degree(self) -> int:
-        """Degree of the colours of evaluated views."""
         return MAX_DEGREE
 
     def background(self, iteration: int, view_index: int) -> Tensor:
         """Colour behind the Gaussians of a view in training. (3,)"""
         return plain_background(self._config.white_background, self.model.device)
 
-    def target(self, photograph: Tensor, camera: Camera, iteration: int, view_index: int) -> Target:
-        """What the loss terms of a view are given besides the rendered image.
-
-        Args:
-            photograph: As for :meth:`accumulate`.
-        """
-        return target_of(
-            photograph,
-            self.background(iteration, view_index),
-            camera,
-            self.exposures,
-            seed=self._config.random_seed,
-            iteration=iteration,
-            view_index=view_index,
-        )
+    def target(
+        self, photograph: Tensor, camera: Camera, iteration: int, view_index: int
+    ) -> training_views.Target:
+        """What the loss terms of a view are given besides the rendered image."""
+        draws = {"seed": self._config.random_seed, "iteration": iteration, "view_index": view_index}
+        plain = self.background(iteration, view_index)
+        return training_views.target_of(photograph, plain, camera, self.exposures, **draws)
 
     def render(self, camera: Camera, *, geometry: bool) -> RenderOutput:
         """Render for evaluation, without gradients; ``geometry`` asks for depth and normals."""
@@ -173,11 +146,7 @@ class Stage(ABC):
         )
 
     def fitted_pose(self, camera: Camera, photograph: Tensor) -> Camera:
-        """A held-out camera, moved to where its photograph fits best where poses are learned.
-
-        Args:
-            photograph: What it took. (H, W, 3) uint8, or (H, W, 4) with a mask
-        """
+        """A held-out camera, moved to where its photograph fits best where poses are learned."""
         return camera
 
     def view_metrics(self, camera: Camera, output: RenderOutput) -> dict[str, float]:
@@ -208,8 +177,6 @@ rendered view, strip by strip; or depth and normals of the view at half its size
 
 @dataclass(frozen=True)
 class LossTerm:
-    """One term of the loss."""
-
     name: str
     weight: float
     at: Place
@@ -258,12 +225,12 @@ class ImageStrip:
     @property
     def image(self) -> Tensor:
         """The strip as a photograph of this exposure shows it. (R, W, 3)"""
-        return exposed_strip(self.maps, self.exposure, self.inside)
+        return training_views.exposed_strip(self.maps, self.exposure, self.inside)
 
     @property
     def counted(self) -> Tensor | None:
         """Pixels of the whole image that count. (H, W) bool; None for all"""
-        return None if self.photograph is None else is_counted(self.photograph)
+        return None if self.photograph is None else training_views.is_counted(self.photograph)
 
 
 def acting(terms: Iterable[LossTerm], iteration: int) -> dict[Place, list[LossTerm]]:
@@ -294,7 +261,7 @@ def report(terms: Sequence[LossTerm], found: Mapping[str, Tensor]) -> dict[str, 
 
 
 def _color(strip: ImageStrip) -> Tensor:
-    return color_terms_of(strip.image, strip.maps, strip.photograph, DSSIM_WEIGHT)[0]
+    return training_views.color_terms_of(strip.image, strip.maps, strip.photograph, DSSIM_WEIGHT)[0]
 
 
 COLOR = LossTerm("color", 1.0, "image", _color, halo=SSIM_HALO)

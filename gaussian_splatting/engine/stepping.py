@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One optimiser step: views of all processes, their checks, their mean; and requests to stop.
 
-A step averages over ``views_per_step`` views. Which photograph and which random draws belong to a
-view follows from the iteration and the view's index in its step alone, so a run is the same however
-many processes share the views; only the order of the sums, and with it their rounding, depends on
-that. With two views it does not, because two numbers have one sum.
+Which photograph and which random draws belong to a view follows from the iteration and the view's
+index in its step, so a run is the same however many processes share the views; only the order of
+the sums, and with it their rounding, depends on that.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from gaussian_splatting.engine.guard import check_parameters, check_step
 from gaussian_splatting.engine.memory_plan import cheaper, describe
 from gaussian_splatting.engine.stage import Stage, StepResult
 from gaussian_splatting.engine.training_views import SizedViews, ViewSampler
-from gaussian_splatting.rasterization.intersection_prediction import (
+from gaussian_splatting.rasterization.projection import (
     IntersectionPrediction,
     PairsMissed,
 )
@@ -39,8 +38,6 @@ from sugar_utils.process_group import ProcessGroup
 
 @dataclass
 class StepSum:
-    """What the views of a step said together."""
-
     terms: dict[str, Tensor]
     visible: Tensor | None  # Gaussians that a view showed; None where not needed, (N,) bool
     showing: int = 0
@@ -55,11 +52,7 @@ class StepSum:
 
 
 class EmptyViews:
-    """Views that show no Gaussian: each is named once, and too many in a row end the run.
-
-    Views without visible Gaussians have zero gradient. A wrong pose causes one; a diverged model
-    all.
-    """
+    """Views that show no Gaussian: each is named once, and too many in a row end the run."""
 
     def __init__(self, n_cameras: int, warn: Callable[[str], None]) -> None:
         self._n_cameras = n_cameras
@@ -68,7 +61,6 @@ class EmptyViews:
         self._in_a_row = 0
 
     def name(self, camera_name: str, iteration: int) -> None:
-        """Warn of a view that shows nothing."""
         if camera_name not in self._named:
             self._named.add(camera_name)
             self._warn(
@@ -77,11 +69,7 @@ class EmptyViews:
             )
 
     def count(self, showing: int, of: int, n_gaussians: int, iteration: int) -> None:
-        """Take note of a step: how many of its views show anything.
-
-        Raises:
-            TrainingError: None of the last epoch's views did.
-        """
+        """Take note of a step; stop if none of the last epoch's views shows anything."""
         self._in_a_row = 0 if showing else self._in_a_row + of
         if self._in_a_row >= self._n_cameras:
             raise TrainingError(
@@ -92,8 +80,6 @@ class EmptyViews:
 
 
 class Stepper:
-    """Makes the steps of a stage."""
-
     def __init__(
         self,
         stage: Stage,
@@ -136,25 +122,16 @@ class Stepper:
         self._kept = [k for k, c in enumerate(self._cameras) if c.name not in names]
 
     def epoch(self, iteration: int) -> int:
-        """Complete passes over the views before an iteration."""
         return self._order.epoch(self._place(iteration, 0))
 
     def align(self) -> None:
-        """Give all processes the parameters of the first, to the bit.
-
-        Raises:
-            TrainingError: They hold different numbers of Gaussians.
-        """
+        """Give all processes the parameters of the first, to the bit."""
         self._same_number(self._group.all_gather_numbers([len(self._stage.model)]), self._first)
         for parameter in self._stage.model.optimizer.parameters.values():
             self._group.broadcast_(parameter.detach())
 
     def step(self, iteration: int, requested: str | None) -> StepSum:
-        """Learn from the views of one iteration.
-
-        Raises:
-            TrainingError: If numbers went bad.
-        """
+        """Learn from the views of one iteration; raises ``TrainingError`` if numbers went bad."""
         stage = self._stage
         self._begin(iteration)
         total = self._see_views(iteration)
@@ -196,15 +173,15 @@ class Stepper:
 
     def _train_on(self, iteration: int, view_index: int, checked: bool) -> tuple[StepResult, bool]:
         """One view, and whether it shows any Gaussian."""
-        model, camera = self._stage.model, self.camera(iteration, view_index)
-        camera, photograph = self._views.get(camera, self._stage.view_scale(iteration))
-        target = upload(photograph, model.device)
+        stage, model = self._stage, self._stage.model
+        scale = stage.view_scale(iteration)
+        camera, photograph = self._views.get(self.camera(iteration, view_index), scale)
+        target, poses = upload(photograph, model.device), stage.poses
         last = view_index + 1 not in self._view_indices
         following = (
             (iteration + 1, self._view_indices.start) if last else (iteration, view_index + 1)
         )
         self._views.prefetch(self.camera(*following))
-        poses = self._stage.poses
         if poses is not None:
             camera = poses.moved(camera)
         result = self._accumulate(iteration, camera, target, view_index)
@@ -322,13 +299,9 @@ SIGNALS = tuple(EXIT_OF_SIGNAL)  # what asks a run to stop
 
 
 class StopRequest:
-    """Context in which a stop signal sets a flag that the training loop looks at.
+    """Context in which the first stop signal sets ``requested`` to its name.
 
-    The first signal is noted in ``requested``, so that the loop can save a checkpoint and leave.
     A second Ctrl-C raises ``KeyboardInterrupt`` at once.
-
-    Attributes:
-        requested: Name of the first signal received, for example ``"SIGTERM"``; None before.
     """
 
     def __init__(self) -> None:
@@ -345,5 +318,4 @@ class StopRequest:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        if self.requested is None:
-            self.requested = signal.Signals(number).name
+        self.requested = self.requested or signal.Signals(number).name

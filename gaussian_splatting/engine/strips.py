@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The image terms of one view, one horizontal strip after the other, and the cut of the graph.
 
-The Gaussians are projected and sorted into tiles once. Each strip is blended with a halo of
-neighbouring rows, its shares of all terms are backpropagated to its pixels and from there to the
-projected splats, and everything as large as its pixels is freed before the next strip begins. One
-backward pass through the projection follows the last one. Every share is divided by the size of
-the whole image, so shares and gradients add up to those of the unsplit image; only the rounding
-of the sums depends on the number of strips, and the order of the sums is always the same.
+Gaussians are projected and sorted into tiles once. Each strip is blended with a halo of rows, its
+shares of all terms are backpropagated to the projected splats, and everything as large as its
+pixels is freed; one backward pass through the projection follows. Shares are divided by the size
+of the whole image, so only the rounding of the sums depends on the number of strips.
 
-All terms share the expensive first half (activation, rasterizer). Each is differentiated down to
-the cut as soon as it is known and its own graph is freed; the gradients meet in the leaves at the
-cut, and the shared half runs backward once with their sum. The result is that of one backward
-pass over the sum of all terms, the peak memory that of the largest term.
+Each term is differentiated down to the cut as soon as it is known and its graph is freed; the
+gradients meet in the leaves at the cut, and the shared half runs backward once with their sum.
 """
 
 from __future__ import annotations
@@ -24,18 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gaussian_splatting.rasterization import (
-    WARP,
-    BlendedRows,
-    ChannelLayout,
-    Projection,
-    Rasterizer,
-    Rows,
-    SplatGradients,
-    TileLists,
-    channel_background,
-)
-from gaussian_splatting.rasterization.intersection_prediction import (
+from gaussian_splatting import rasterization
+from gaussian_splatting.rasterization.projection import (
     IntersectionPrediction,
     PredictedIntersections,
 )
@@ -49,11 +35,10 @@ class ImageSplit:
     strips: int = 1
     recompute: bool = False
 
-    def rows(self, height: int) -> list[Rows]:
+    def rows(self, height: int) -> list[rasterization.Rows]:
         """The strips of an image, from the top, equally high but for one row."""
         n = min(self.strips, height)
-        edges = [height * i // n for i in range(n + 1)]
-        return [Rows(*pair) for pair in zip(edges, edges[1:], strict=False)]
+        return [rasterization.Rows(height * i // n, height * (i + 1) // n) for i in range(n)]
 
 
 WHOLE_IMAGE = ImageSplit()
@@ -67,7 +52,7 @@ class StripMaps:
     depth: Tensor | None  # depth along the view axis, (R, W) world units
     # Camera-space x and y of the normals; see ``complete_normals``, (R, W, 2).
     normal_xy: Tensor | None
-    shown: Rows
+    shown: rasterization.Rows
     counted: slice  # rows of these maps that count; the others are their neighbours
     height: int
     plane: Tensor | None = None  # blended normals and distances of the Gaussians' planes, (R, W, 4)
@@ -75,22 +60,16 @@ class StripMaps:
 
     @property
     def share(self) -> float:
-        """Share of the image's rows that count."""
         return (self.counted.stop - self.counted.start) / self.height
 
     def part_of(self, photograph: Tensor) -> Tensor:
-        """The shown rows of a photograph. (H, W, 3) bytes or floats -> (R, W, 3) floats in [0, 1]
-
-        Bytes are converted here and not before, so that no whole image of floats is alive.
-        """
+        """The shown rows of a photograph as floats in [0, 1]. (H, W, 3) -> (R, W, 3)"""
         rows = photograph[self.shown.start : self.shown.stop]
         return rows / 255.0 if rows.dtype == torch.uint8 else rows
 
 
 @dataclass(frozen=True)
 class ImageTerm:
-    """A loss term of pixels."""
-
     halo: int
     evaluate: Callable[[StripMaps], tuple[Tensor, dict[str, Tensor]]]
     weight: float = 1.0
@@ -106,12 +85,12 @@ class ViewPass:
 
     def __init__(
         self,
-        project: Callable[[], Projection],
+        project: Callable[[], rasterization.Projection],
         color: Tensor | None,
         split: ImageSplit,
         *,
         farthest_depth_behind: bool = False,
-        rasterizer: Rasterizer = WARP,
+        rasterizer: rasterization.Rasterizer = rasterization.WARP,
         pairs: IntersectionPrediction | None = None,
     ) -> None:
         self._project = project
@@ -121,10 +100,10 @@ class ViewPass:
         self._rasterizer = rasterizer
         self._pairs = pairs
         self.guess: PredictedIntersections | None = None
-        self._projection: Projection | None = project()
+        self._projection: rasterization.Projection | None = project()
         self._tiles: Any = None
         self._background: Tensor | None = None
-        self._blended: BlendedRows | None = None
+        self._blended: rasterization.BlendedRows | None = None
         self._n_pairs: int | None = None
         self.radii = self._projection.radii
         self.depths = self._projection.depths
@@ -169,11 +148,10 @@ class ViewPass:
             d_depth: Further gradient of the depth map. (H, W)
 
         Returns:
-            What the terms report, of the whole image and without gradients, and the gradient of
-            the projected centres, (N, 2) per pixel.
+            What the terms report of the whole image, and the gradient of the centres. (N, 2)
         """
         projection = self._prepare()
-        gradients = SplatGradients.zeros(projection)
+        gradients = rasterization.SplatGradients.zeros(projection)
         halo = max(term.halo for term in terms)
         totals: dict[str, Tensor] = {}
         for rows in self._split.rows(projection.camera.height):
@@ -187,29 +165,29 @@ class ViewPass:
         )
         return totals, gradients.means2d
 
-    def _prepare(self) -> Projection:
+    def _prepare(self) -> rasterization.Projection:
         """Project (again) and sort into tiles, as far as that is still to be done."""
         if self._projection is None:
             self._projection = self._project()
         if self._tiles is None:
             self._tiles = self._sort_into_tiles(self._projection)
-            self._background = channel_background(
+            self._background = rasterization.channel_background(
                 self._projection, self._color, farthest_depth_behind=self._farthest_depth_behind
             )
         return self._projection
 
-    def _sort_into_tiles(self, projection: Projection) -> Any:
+    def _sort_into_tiles(self, projection: rasterization.Projection) -> Any:
         projection.n_pairs, forecast = self._n_pairs, self._pairs
         if self._n_pairs is None and forecast is not None:
             projection.guess = forecast.guess(projection.camera, len(projection.radii))
         tiles = self._rasterizer.build_tile_lists(projection)
         if projection.guess is not None and projection.guess.excess is not None:
             self.guess = projection.guess
-        elif forecast is not None and isinstance(tiles, TileLists):
+        elif forecast is not None and isinstance(tiles, rasterization.TileLists):
             forecast.note(projection.camera, len(projection.radii), tiles.ids.shape[0])
         return tiles
 
-    def _blend(self, rows: Rows) -> BlendedRows:
+    def _blend(self, rows: rasterization.Rows) -> rasterization.BlendedRows:
         kept, self._blended = self._blended, None
         if kept is not None:
             return kept
@@ -219,11 +197,11 @@ class ViewPass:
 
     def _backpropagate_strip(
         self,
-        rows: Rows,
+        rows: rasterization.Rows,
         halo: int,
         terms: Sequence[ImageTerm],
         d_depth: Tensor | None,
-        gradients: SplatGradients,
+        gradients: rasterization.SplatGradients,
     ) -> dict[str, Tensor]:
         """Add one strip's gradients of splats, and return what its terms report."""
         layout, height = self._projection.layout, self._projection.camera.height
@@ -254,7 +232,11 @@ class ViewPass:
 
 
 def _strip_maps(
-    pixels: Tensor, layout: ChannelLayout, shown: Rows, counted: slice, height: int
+    pixels: Tensor,
+    layout: rasterization.ChannelLayout,
+    shown: rasterization.Rows,
+    counted: slice,
+    height: int,
 ) -> StripMaps:
     """Leaves that share the memory of blended channels."""
 
@@ -284,7 +266,9 @@ def _evaluate(terms: Sequence[ImageTerm], maps: StripMaps) -> dict[str, Tensor]:
     return totals
 
 
-def _pixel_gradients(maps: StripMaps, pixels: Tensor, layout: ChannelLayout) -> Tensor:
+def _pixel_gradients(
+    maps: StripMaps, pixels: Tensor, layout: rasterization.ChannelLayout
+) -> Tensor:
     """Gradients of all blended channels. (R, W, C)"""
     columns = (
         (layout.rgb, 3, maps.image),
@@ -309,19 +293,13 @@ def cut(tensor: Tensor) -> Tensor:
 
 
 def backpropagate_weighted(values: Sequence[Tensor], weights: Sequence[float]) -> None:
-    """Backpropagate the weighted sum of scalars, which is not needed itself.
-
-    The weights are the gradients to begin with: no sum is formed, and none differentiated.
-    """
+    """Backpropagate the weighted sum of scalars; the sum itself is never formed."""
     chosen = constants(tuple(map(float, weights)), values[0].device)
     torch.autograd.backward(list(values), [w.to(v) for v, w in zip(values, chosen, strict=True)])
 
 
 def backward_through(tensors: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
-    """Send the gradients collected by ``leaves`` on through the tensors they were cut from.
-
-    A tensor that is its own leaf has its gradient already.
-    """
+    """Send the gradients collected by ``leaves`` on through the tensors they were cut from."""
     pairs = [
         (tensor, leaf.grad)
         for tensor, leaf in zip(tensors, leaves, strict=True)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Views that a step trains on: their order, their size, and what renders are compared with.
 
-Photographs carry their masks as a fourth byte. In mode ``object`` photograph and render lie on one
-background, whose colour is drawn anew for every view, so that what is outside of the mask can only
-become transparent. In mode ``ignore`` the fourth byte stays, and terms of pixels leave out those
-that do not count.
+Masks are a fourth byte. In mode ``object`` photograph and render lie on one background, whose
+colour is drawn anew for every view, so that what is outside can only become transparent. In mode
+``ignore`` the fourth byte stays, and terms of pixels leave out those that do not count.
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ from sugar_utils.random import draw_labels, generator
 
 @dataclass(frozen=True)
 class Target:
-    """What a render of one view is compared with."""
-
     # (H, W, 3), or (H, W, 4) uint8 with weights of the pixels, of which 255 is 1
     photograph: Tensor
     background: Tensor  # colour behind the render, (3,)
@@ -48,9 +45,7 @@ def target_of(
 ) -> Target:
     """What a view of a step is compared with, on its background and with its exposure.
 
-    Args:
-        photograph: As the image store gives it. (H, W, 3), or (H, W, 4) uint8 with a mask
-        plain: Colour behind the render of a view without a mask. (3,)
+    Arguments as of :func:`on_background`.
     """
     exposure = None if exposures is None else exposures.leaf(camera.name, iteration)
     labels = {"seed": seed, "iteration": iteration, "view_index": view_index}
@@ -111,14 +106,9 @@ def is_counted(photograph: Tensor) -> Tensor | None:
 
 
 def without_uncovered(photograph: Tensor, covered: Tensor) -> Tensor:
-    """A photograph of which only covered pixels count.
+    """A photograph, (H, W, 3) or (H, W, 4) uint8, of which only covered pixels, (H, W) bool, count.
 
-    Args:
-        photograph: (H, W, 3), or (H, W, 4) with a mask of what to ignore, uint8
-        covered: (H, W) bool
-
-    Returns:
-        (H, W, 4) uint8
+    (H, W, 4) uint8
     """
     counts = torch.where(covered, 255, 0).to(torch.uint8)[..., None]
     if photograph.shape[-1] == 4:
@@ -127,13 +117,9 @@ def without_uncovered(photograph: Tensor, covered: Tensor) -> Tensor:
 
 
 def halved_mask(photograph: Tensor, half: Camera) -> Tensor | None:
-    """What a photograph's mask says at half the size; a pixel counts where all it covers do.
+    """What a mask says at half the size; a pixel counts where all it covers do.
 
-    Args:
-        photograph: (H, W, 3), or (H, W, 4) uint8 with a mask
-
-    Returns:
-        Colours that mean nothing, and the mask. (H / 2, W / 2, 4) uint8; None without a mask
+    (H, W, 4) -> (H / 2, W / 2, 4) uint8, of which the colours mean nothing; None without a mask
     """
     if photograph.shape[-1] == 3:
         return None
@@ -207,15 +193,7 @@ class SizedViews:
         self._scale = 1.0
 
     def get(self, camera: Camera, scale: float) -> tuple[Camera, Tensor]:
-        """A view at a share of its size.
-
-        Args:
-            scale: Width and height as shares of the full ones, above 0 and at most 1.
-
-        Returns:
-            The camera at that size and its photograph, on the CPU; it is shared, do not write to
-            it. (h, w, 3) or (h, w, 4) uint8
-        """
+        """A view at a share of its size: camera, and photograph on the CPU, which is shared."""
         if scale != self._scale and self._scale != 1.0:
             self._images.drop_scaled(self._scale)
         self._scale = scale
@@ -237,11 +215,7 @@ def at_scale(camera: Camera, scale: float) -> Camera:
 
 
 def averaged(photograph: Tensor, width: int, height: int) -> Tensor:
-    """A smaller photograph, every byte the mean of what it covers, colours weighted by the mask.
-
-    Args:
-        photograph: Colours, and perhaps a mask. (H, W, 3) or (H, W, 4) uint8
-    """
+    """A smaller photograph, every byte the mean of what it covers, colours weighted by the mask."""
     planes = photograph.permute(2, 0, 1).float()
     if len(planes) == 3:
         return _rounded(_means(planes, width, height))

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """L1 and SSIM between a render and a photograph, fused: the colour loss of 3DGS.
 
-The Gaussian window is separable and both images stay interleaved, so that one pass over the rows
-gives L1, SSIM and everything the backward pass needs: in native code on the CPU, in kernels for any
-device on a GPU. :mod:`.losses.ssim_reference` says the same in a few lines of torch; it is the twin
-in tests and the path of other types than float32.
+One pass over the rows gives L1, SSIM and everything the backward pass needs: in native code on the
+CPU, in kernels for any device on a GPU. :mod:`.losses.ssim_reference` is the twin in tests and the
+path of other types than float32.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from gaussian_splatting.losses.ssim_reference import (
 )
 
 DSSIM_WEIGHT = 0.2
-
 SSIM_HALO = WINDOW_SIZE // 2  # rows on each side that the SSIM of a row depends on
 
 
@@ -35,15 +33,11 @@ def color_terms(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Colour loss, mean absolute error and mean SSIM of an RGB image.
 
-    SSIM as in 3DGS: 11 x 11 Gaussian window with sigma 1.5, per channel, zero padding,
-    C1 = 1e-4, C2 = 9e-4, averaged over all pixels and channels.
-
     Args:
         image: Render. (H, W, 3), differentiable
         target: Photograph, without gradient. (H, W, 3), values 0 to 1
         weight: Of 1 - SSIM; the rest is that of L1.
-        rows: Rows that count; the others are only neighbours of those. For a strip of an image
-            with a halo of ``SSIM_HALO`` rows on each side that continues.
+        rows: Rows that count; the others are the halo of a strip, at most ``SSIM_HALO`` each side.
         total_rows: Rows of the whole image, to divide by; those that count when None.
 
     Returns:
@@ -68,13 +62,3 @@ def l1_and_ssim(
     """Mean absolute error and mean SSIM; arguments as of :func:`color_terms`."""
     _, l1, ssim = color_terms(image, target, DSSIM_WEIGHT, rows=rows, total_rows=total_rows)
     return l1, ssim
-
-
-def color_loss(
-    image: Tensor, target: Tensor, *, rows: slice | None = None, total_rows: int | None = None
-) -> Tensor:
-    """0.8 L1 + 0.2 (1 - SSIM), the photometric loss of 3DGS (Kerbl et al. 2023, equation 7).
-
-    Arguments as of :func:`color_terms`; of a strip, its share of the loss of the image.
-    """
-    return color_terms(image, target, DSSIM_WEIGHT, rows=rows, total_rows=total_rows)[0]

@@ -17,11 +17,14 @@ from gaussian_splatting.losses.ssim_reference import (
 )
 from sugar_utils.warp_launch import NATIVE_OPTIONS, SIMD_SOURCE, launch
 
+Floats = wp.array(dtype=float)
+Floats2d = wp.array2d(dtype=float)
+Floats3d = wp.array3d(dtype=float)
+
 wp.set_module_options(NATIVE_OPTIONS)
 
 _HALO = 16
 _BLOCK = 256
-
 _NATIVE = Path(__file__).parent / "native"
 
 
@@ -33,17 +36,15 @@ def _source(name: str) -> str:
 
 @wp.func_native(_source("photometric_forward"))
 def _forward_row(
-    y: int, width: int, height: int, stride: int, keep_partials: int, taps_: wp.array(dtype=float),
-    image_: wp.array2d(dtype=float), target_: wp.array2d(dtype=float),
-    sums_: wp.array2d(dtype=float), partials_: wp.array3d(dtype=float),
+    y: int, width: int, height: int, stride: int, keep_partials: int, taps_: Floats,
+    image_: Floats2d, target_: Floats2d, sums_: Floats2d, partials_: Floats3d,
 ): ...  # fmt: skip
 
 
 @wp.kernel
 def _forward_rows(
     first: int, top_row: int, width: int, height: int, stride: int, keep_partials: int,
-    taps: wp.array(dtype=float), image: wp.array2d(dtype=float), target: wp.array2d(dtype=float),
-    sums: wp.array2d(dtype=float), partials: wp.array3d(dtype=float),
+    taps: Floats, image: Floats2d, target: Floats2d, sums: Floats2d, partials: Floats3d,
 ):  # fmt: skip
     y = top_row + first + wp.tid()
     _forward_row(y, width, height, stride, keep_partials, taps, image, target, sums, partials)
@@ -51,19 +52,15 @@ def _forward_rows(
 
 @wp.func_native(_source("photometric_backward"))
 def _backward_row(
-    y: int, top_row: int, end_row: int, width: int, height: int, stride: int,
-    taps_: wp.array(dtype=float), image_: wp.array2d(dtype=float), target_: wp.array2d(dtype=float),
-    partials_: wp.array3d(dtype=float), weights_: wp.array(dtype=float),
-    gradient_: wp.array3d(dtype=float),
+    y: int, top_row: int, end_row: int, width: int, height: int, stride: int, taps_: Floats,
+    image_: Floats2d, target_: Floats2d, partials_: Floats3d, weights_: Floats, gradient_: Floats3d,
 ): ...  # fmt: skip
 
 
 @wp.kernel
 def _backward_rows(
-    first: int, top_row: int, end_row: int, width: int, height: int, stride: int,
-    taps: wp.array(dtype=float), image: wp.array2d(dtype=float), target: wp.array2d(dtype=float),
-    partials: wp.array3d(dtype=float), weights: wp.array(dtype=float),
-    gradient: wp.array3d(dtype=float),
+    first: int, top_row: int, end_row: int, width: int, height: int, stride: int, taps: Floats,
+    image: Floats2d, target: Floats2d, partials: Floats3d, weights: Floats, gradient: Floats3d,
 ):  # fmt: skip
     _backward_row(
         first + wp.tid(), top_row, end_row, width, height, stride, taps, image, target, partials,

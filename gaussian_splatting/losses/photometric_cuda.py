@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The colour loss in Warp kernels for any device, written for GPUs.
 
-A thread walks down one column of one colour, ``RUN`` rows at a time. In each row it blurs across,
-from memory that its neighbours read as well, and keeps the last eleven results in registers to blur
-them down. Nothing between the images and the result is stored; a run starts five rows early. Sums
+A thread walks down one column of one colour, ``RUN`` rows at a time, blurs each row across, and
+keeps the last eleven results in registers to blur them down. A run starts five rows early. Sums
 are one number per run, added up by torch in float64: no atomics, the same bits every time.
 """
 
@@ -22,6 +21,9 @@ from gaussian_splatting.losses.ssim_reference import (
 )
 from sugar_utils.warp_launch import launch
 
+Floats2d = wp.array2d(dtype=float)
+Floats3d = wp.array3d(dtype=float)
+
 RUN = 32  # rows of a run; ten more are blurred across for it
 BLOCK_DIM = 128  # threads of a block on a GPU: 12 warps reside where 8 would with larger ones
 
@@ -29,7 +31,6 @@ wp.set_module_options({"enable_backward": False, "block_dim": BLOCK_DIM})
 
 _COLORS = 3
 _RADIUS = WINDOW_SIZE // 2
-
 _TAPS = wp.constant(WINDOW_SIZE)
 _NEWEST = wp.constant(WINDOW_SIZE - 1)
 _HALF = wp.constant(_RADIUS)
@@ -37,7 +38,6 @@ _STEP = wp.constant(_COLORS)
 _ROWS = wp.constant(RUN)
 _C1 = wp.constant(C1)
 _C2 = wp.constant(C2)
-
 Window = wp.types.vector(length=WINDOW_SIZE, dtype=wp.float32)
 vec5 = wp.types.vector(length=5, dtype=wp.float32)
 FiveLines = wp.types.matrix(shape=(5, WINDOW_SIZE), dtype=wp.float32)
@@ -45,9 +45,7 @@ ThreeLines = wp.types.matrix(shape=(3, WINDOW_SIZE), dtype=wp.float32)
 
 
 @wp.func
-def moments_across(
-    image: wp.array2d(dtype=float), target: wp.array2d(dtype=float), y: int, i: int, taps: Window
-) -> vec5:
+def moments_across(image: Floats2d, target: Floats2d, y: int, i: int, taps: Window) -> vec5:
     """Window averages of x, y, x^2, y^2 and x y along a row; zeros outside the image."""
     sums = vec5()
     if y >= 0 and y < image.shape[0]:
@@ -82,8 +80,8 @@ def partials_across(partials: wp.array3d(dtype=float), y: int, i: int, taps: Win
 @wp.kernel
 def compare_columns(
     first: int, top_row: int, end_row: int, keep_partials: int, taps: Window, scale: float,
-    weight: float, share: float, image: wp.array2d(dtype=float), target: wp.array2d(dtype=float),
-    sums: wp.array2d(dtype=float), partials: wp.array3d(dtype=float),
+    weight: float, share: float, image: Floats2d, target: Floats2d, sums: Floats2d,
+    partials: Floats3d,
 ):  # fmt: skip
     """A run's part of loss, L1 and SSIM, and SSIM's derivatives by the blurred x, x^2 and x y."""
     item = first + wp.tid()
@@ -126,9 +124,8 @@ def compare_columns(
 
 @wp.kernel
 def differentiate_columns(
-    first: int, top_row: int, end_row: int, taps: Window, image: wp.array2d(dtype=float),
-    target: wp.array2d(dtype=float), partials: wp.array3d(dtype=float),
-    weights: wp.array(dtype=float), gradient: wp.array2d(dtype=float),
+    first: int, top_row: int, end_row: int, taps: Window, image: Floats2d, target: Floats2d,
+    partials: Floats3d, weights: wp.array(dtype=float), gradient: Floats2d,
 ):  # fmt: skip
     """dL/dx of a run: L1's sign, and blurs of SSIM's derivatives.
 

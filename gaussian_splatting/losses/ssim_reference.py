@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Structural similarity in plain torch, and how L1 and SSIM make the colour loss.
 
-Wang, Bovik, Sheikh and Simoncelli, "Image Quality Assessment: From Error Visibility to Structural
-Similarity", IEEE TIP 2004, with the choices of 3D Gaussian splatting: an 11 x 11 Gaussian window
-of sigma 1.5, each channel by itself, zeros outside the image, C1 = 0.01^2, C2 = 0.03^2, and the
-mean over all pixels and channels.
+Wang et al., "Image Quality Assessment: From Error Visibility to Structural Similarity", IEEE TIP
+2004, with the choices of 3DGS: an 11 x 11 Gaussian window of sigma 1.5, each channel by itself,
+zeros outside the image, C1 = 0.01^2, C2 = 0.03^2, and the mean over all pixels and channels.
 """
 
 from __future__ import annotations
@@ -32,18 +31,7 @@ def gaussian_window(dtype: torch.dtype, device: torch.device | str) -> Tensor:
 
 
 def ssim_map_reference(image: Tensor, target: Tensor) -> Tensor:
-    """Similarity around every pixel.
-
-    Args:
-        image: Float image; gradients reach it (and the target). (H, W, C)
-        target: The image to compare with. (H, W, C)
-
-    Returns:
-        Values in [-1, 1]. (H, W, C)
-
-    Raises:
-        ValueError: The images differ in shape or are not (H, W, C).
-    """
+    """Similarity in [-1, 1] around every pixel; gradients reach both images. (H, W, C)"""
     if image.dim() != 3 or image.shape != target.shape:
         raise ValueError(
             f"SSIM compares (H, W, C) images of one shape, got {tuple(image.shape)} and "
@@ -58,11 +46,6 @@ def ssim_map_reference(image: Tensor, target: Tensor) -> Tensor:
     luminance = (2 * mean_x * mean_y + C1) / (mean_x**2 + mean_y**2 + C1)
     structure = (2 * covariance + C2) / (variances + C2)
     return (luminance * structure).permute(1, 2, 0)
-
-
-def ssim_reference(image: Tensor, target: Tensor) -> Tensor:
-    """Mean similarity over all pixels and channels; arguments as ``ssim_map_reference``. ()"""
-    return ssim_map_reference(image, target).mean()
 
 
 def _blur(channels: Tensor) -> Tensor:
@@ -82,14 +65,7 @@ def weighted_color_loss(l1: Tensor, ssim: Tensor, weight: float, share: float = 
 def gradient_weights(
     gradients: tuple[Tensor | None, Tensor | None, Tensor | None], weight: float, n_values: int
 ) -> Tensor:
-    """Gradients of the sums of |x - y| and of SSIM.
-
-    Args:
-        gradients: Those of the colour loss, of L1 and of SSIM, not all None; None is zero. ()
-
-    Returns:
-        (2,)
-    """
+    """Gradients of the sums of |x - y| and of SSIM from those of loss, L1 and SSIM. (2,)"""
     d_loss, d_l1, d_ssim = gradients
     given = d_loss if d_loss is not None else d_l1 if d_l1 is not None else d_ssim
     factors = constants(((1.0 - weight) / n_values, -weight / n_values), given.device)

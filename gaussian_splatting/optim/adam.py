@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adam over named parameter groups whose rows come and go while training.
-
-Adding and removing Gaussians has to change parameters and moments together; this is the only
-place that does it.
-"""
+"""Adam over named parameter groups whose rows come and go, with their moments, while training."""
 
 from __future__ import annotations
 
@@ -36,8 +32,6 @@ _GROUP_SETTINGS = {
 
 @dataclass
 class _Group:
-    """What belongs to one parameter."""
-
     rate: float
     format: MomentFormat
     steps: int = 0
@@ -46,10 +40,7 @@ class _Group:
 
 
 class GroupedAdam:
-    """One Adam parameter group per named tensor, betas (0.9, 0.999), eps 1e-15.
-
-    ``parameters`` are the leaf tensors in the order of checkpoints, float32 or bfloat16.
-    """
+    """One Adam parameter group per named tensor, betas (0.9, 0.999), eps 1e-15."""
 
     def __init__(
         self,
@@ -77,7 +68,6 @@ class GroupedAdam:
         return {name: group.rate for name, group in self._groups.items()}
 
     def set_learning_rate(self, name: str, value: float) -> None:
-        """Change the rate of one group."""
         self._groups[name].rate = value
 
     def mark_visible(self, rows: Mapping[str, Tensor]) -> None:
@@ -86,18 +76,12 @@ class GroupedAdam:
             self._visible = dict(rows)
 
     def mark_unused(self, name: str) -> None:
-        """Say that a parameter acts on nothing in the step to come.
-
-        Without a gradient it then steps as with one of zeros. A parameter that is neither sits out.
-        """
+        """Say that a parameter acts on nothing: it steps as with a gradient of zeros."""
         self._unused.add(name)
 
     @torch.no_grad()
     def step(self) -> None:
-        """Update every parameter that has a gradient or is unused, then drop the gradients.
-
-        Sparse steps need a call of :meth:`mark_visible` each.
-        """
+        """Update every parameter that has a gradient or is unused, then drop the gradients."""
         if self.config.sparse_adam and self._visible is None:
             raise ValueError("a sparse step needs to be told which rows were seen")
         together: list[Stepped] = []
@@ -128,7 +112,6 @@ class GroupedAdam:
         self._unused.clear()
 
     def zero_grad(self) -> None:
-        """Drop all gradients."""
         for parameter in self.parameters.values():
             parameter.grad = None
         self._visible = None
@@ -147,7 +130,6 @@ class GroupedAdam:
             self.parameters[name].grad = gradient if own is None else own.add_(gradient)
 
     def gradients(self) -> dict[str, Tensor]:
-        """Gradients by parameter name, where there are any."""
         return {n: p.grad for n, p in self.parameters.items() if p.grad is not None}
 
     def moments(self) -> dict[str, dict[str, Tensor]]:

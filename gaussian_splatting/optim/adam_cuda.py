@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One Adam step of several float32 parameters in one launch, for GPUs.
-
-There a launch costs the host more than a small parameter costs the device. The CPU steps one
-parameter after the other in torch's vectorised code, which is faster than this kernel.
-"""
+"""One Adam step of several float32 parameters in one launch, for GPUs, where launches cost most."""
 
 from __future__ import annotations
 
@@ -22,7 +18,6 @@ wp.set_module_options({"enable_backward": False, "cpu_compiler_flags": "-march=n
 MAX_PARAMETERS = 8  # in one launch
 _GROUPS = wp.constant(MAX_PARAMETERS)
 _MIN_ELEMENTS = 16_384
-
 Addresses = wp.types.vector(length=4 * MAX_PARAMETERS, dtype=wp.uint64)
 Ends = wp.types.vector(length=MAX_PARAMETERS, dtype=wp.int32)
 Numbers = wp.types.vector(length=MAX_PARAMETERS, dtype=wp.float32)
@@ -88,7 +83,6 @@ def step_parameters(
 
 
 def in_one_launch(device: torch.device) -> bool:
-    """Whether parameters on a device are stepped together."""
     return device.type != "cpu"
 
 

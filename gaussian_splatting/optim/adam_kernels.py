@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Warp kernels of one Adam step on parameters and moments in small storage types.
 
-One source for CPU and CUDA. A kernel reads value, gradient and moments of an element in the type
-they are stored in, steps in float32, and writes them back: nothing of the parameter's size is
-ever expanded. The step uses the new moments before they are rounded.
+A kernel reads value, gradient and moments of an element in the type they are stored in, steps in
+float32, and writes them back. The step uses the new moments before they are rounded.
 
-Rounding is stochastic, because a moment changes by less than its spacing (the second one by a
-thousandth per step), and rounding to nearest would let it stand still: a number goes to one of its
-two neighbours with a probability that keeps the mean. The random bits are a hash of the seed of
-the step and the number of the element, so they depend neither on threads nor on the past.
+Rounding is stochastic, because a moment changes by less than its spacing: a number goes to one of
+its two neighbours with a probability that keeps the mean. The random bits are a hash of the seed
+of the step and the number of the element, so they depend neither on threads nor on the past.
 
 Storage types beyond float32:
 
@@ -19,8 +17,7 @@ Storage types beyond float32:
   16 octaves, and nothing else of such a row is stored as zero, since its root divides.
 
 The largest of a row is kept in bfloat16, rounded up; a row whose largest is below 1e-33 is all
-zero, so that every level is a normal number. Block-wise 8-bit moments follow Dettmers et
-al., "8-bit Optimizers via Block-wise Quantization", ICLR 2022; the maps are our own.
+zero. Block-wise 8-bit moments follow Dettmers et al., ICLR 2022; the maps are our own.
 """
 
 from __future__ import annotations

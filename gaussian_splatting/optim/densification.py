@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adaptive density control of 3DGS (Kerbl et al. 2023, section 5), and what Gaussians show.
 
-Gaussians with a large screen-space position gradient are cloned where small and split where large;
-faint and oversized ones are removed. All tensor surgery goes through the optimiser, so that
-moments stay with their rows.
-
-After FastGS (2025), which adds Gaussians only where several views agree that pixels are wrong, and
-removes them by the same score. A feature that is zero on all Gaussians changes no picture, but its
+After FastGS (2025), Gaussians are added only where several views agree that pixels are wrong, and
+removed by the same score. A feature that is zero on all Gaussians changes no picture, but its
 gradient is a sum over pixels: of the Gaussian's blending weight times what the pixel sends back.
-Sent back are ones, and ones where the picture is wrong. So the views that are trained on say it
-beside their gradients, by the kernels that are there and in the same order of sums.
+Sent back are ones, and ones where the picture is wrong.
 """
 
 from __future__ import annotations
@@ -39,7 +34,6 @@ SPLIT_CHILDREN = 2
 SPLIT_SHRINK = 0.8 * SPLIT_CHILDREN
 RESET_OPACITY = 0.01
 LARGE_SHARE = 0.1
-
 FINEST_ANGLE = 0.02
 """Radians, a degree: a Gaussian of the sky that is smaller has no children. By their size in the
 world, which is that of a hundredth of a pixel, they would have hundreds of thousands."""
@@ -52,8 +46,7 @@ class DensificationConfig:
     """When and how the number of Gaussians changes.
 
     Gradients are mean norms of the screen-space gradient, positions in units of half the image
-    size. Once ``opacity_reset_interval`` has passed, Gaussians larger than a tenth of the extent
-    are removed as well.
+    size.
     """
 
     densify_from_iter: int = _iterations(500, "densify after this iteration")
@@ -76,93 +69,79 @@ class DensificationConfig:
     max_gaussians: int | None = max_gaussians()
 
     def due(self, iteration: int) -> bool:
-        """Whether a round follows this iteration."""
         within = self.densify_from_iter < iteration < self.densify_until_iter
         return within and iteration % self.densification_interval == 0
 
     def reset_due(self, iteration: int) -> bool:
-        """Whether opacities are reset after this iteration."""
         return iteration < self.densify_until_iter and iteration % self.opacity_reset_interval == 0
 
 
-@dataclass
-class DensificationStats:
-    """What is watched between two rounds."""
+class ViewSums:
+    """Sums of (N, width) columns over views.
 
-    gradient_sum: Tensor  # summed norms of the screen-space gradient, (N,)
-    views: Tensor  # views that saw each Gaussian, (N,)
-
-    @classmethod
-    def zeros(cls, n: int, device: torch.device) -> DensificationStats:
-        return cls(torch.zeros(n, device=device), torch.zeros(n, device=device))
-
-    @classmethod
-    def of(cls, d_means2d: Tensor, visible: Tensor, camera: Camera) -> DensificationStats:
-        """What one view says: gradients of projected centres, (N, 2) per pixel, of visible ones."""
-        half_size = constants((camera.width / 2, camera.height / 2), d_means2d.device)
-        norm = torch.linalg.vector_norm(d_means2d * half_size, dim=-1)
-        seen = visible.to(norm.dtype)
-        return cls(norm * seen, seen)
-
-    def add(self, more: DensificationStats) -> None:
-        """Count what other views said; nothing is allocated."""
-        self.gradient_sum += more.gradient_sum
-        self.views += more.views
-
-    def mean(self) -> Tensor:
-        """Mean gradient norm, 0 for Gaussians no view saw. (N,)"""
-        return torch.where(self.views > 0, self.gradient_sum / self.views, 0.0)
-
-    def keep(self, rows: Tensor) -> DensificationStats:
-        """Those of some Gaussians. (N,) bool"""
-        return DensificationStats(self.gradient_sum[rows], self.views[rows])
-
-
-class DensificationStatistics:
-    """Watches the views of a stage between two rounds of densification.
-
-    The views of a step have a sum of their own first, so that the total does not depend on which
-    process saw them.
+    The views of a step have a sum of their own first: the total depends on no order of processes.
     """
 
-    def __init__(self, n: int, device: torch.device) -> None:
-        self.stats = DensificationStats.zeros(n, device)
-        self._step: DensificationStats | None = None
+    def __init__(self, n: int, width: int, device: torch.device) -> None:
+        self.total = torch.zeros(n, width, device=device)
+        self._step: Tensor | None = None
 
-    def see(self, d_means2d: Tensor, visible: Tensor, camera: Camera) -> None:
-        """One more view of this step; arguments as of :meth:`DensificationStats.of`."""
-        stats = DensificationStats.of(d_means2d, visible, camera)
-        if self._step is None:
-            self._step = stats
-        else:
-            self._step.add(stats)
+    def add(self, found: Tensor) -> None:
+        """One more view of this step. (N, width)"""
+        self._step = found if self._step is None else self._step.add_(found)
 
     def step_statistics(self) -> tuple[Tensor, ...]:
         """What the processes of a run add up before the step is counted."""
-        return () if self._step is None else (self._step.gradient_sum, self._step.views)
+        return () if self._step is None else (self._step,)
 
     def count_step(self) -> None:
         """The step's views count from now on."""
         if self._step is not None:
-            self.stats.add(self._step)
+            self.total += self._step
             self._step = None
+
+    def keep(self, rows: Tensor) -> None:
+        """Those of some Gaussians. (N,) bool"""
+        self.total = self.total[rows]
+
+    def restart(self, n: int) -> None:
+        """Nothing is known of N Gaussians."""
+        self.total = self.total.new_zeros(n, self.total.shape[1])
+
+
+class DensificationStatistics(ViewSums):
+    """Norms of screen-space gradients, and views that saw a Gaussian, between two rounds."""
+
+    def __init__(self, n: int, device: torch.device) -> None:
+        super().__init__(n, 2, device)
+
+    def see(self, d_means2d: Tensor, visible: Tensor, camera: Camera) -> None:
+        """One more view: gradients of centres, (N, 2) per pixel, and who was seen, (N,) bool"""
+        half_size = constants((camera.width / 2, camera.height / 2), d_means2d.device)
+        norm = torch.linalg.vector_norm(d_means2d * half_size, dim=-1)
+        seen = visible.to(norm.dtype)
+        self.add(torch.stack([norm * seen, seen], dim=1))
+
+    def mean(self) -> Tensor:
+        """Mean gradient norm, 0 for Gaussians no view saw. (N,)"""
+        gradient_sum, views = self.total.unbind(dim=1)
+        return torch.where(views > 0, gradient_sum / views, 0.0)
 
     def state(self) -> dict[str, Tensor]:
         """For a checkpoint."""
-        return {"gradient_sum": self.stats.gradient_sum, "views": self.stats.views}
+        return dict(zip(("gradient_sum", "views"), self.total.unbind(dim=1), strict=True))
 
-    def restore(self, state: dict[str, Any], n: int, device: torch.device) -> None:
+    def restore(self, state: dict[str, Any], n: int) -> None:
         """What a checkpoint of N Gaussians has, or fresh ones."""
-        self.stats = DensificationStats.zeros(n, device)
+        self.restart(n)
         if "gradient_sum" in state:
-            self.stats = DensificationStats(
-                state["gradient_sum"].to(device), state["views"].to(device)
-            )
+            saved = torch.stack([state["gradient_sum"], state["views"]], dim=1)
+            self.total = saved.to(self.total.device)
 
 
 def densify_and_prune(
     optimizer: GroupedAdam,
-    stats: DensificationStats,
+    gradient: Tensor,
     config: DensificationConfig,
     *,
     extent: float,
@@ -172,19 +151,18 @@ def densify_and_prune(
     may_grow: Tensor | None = None,
     unused: Tensor | None = None,
     allowed: Callable[[int], int] | None = None,
-) -> DensificationStats:
-    """One round of clone, split and prune; returns fresh statistics.
+) -> None:
+    """One round of clone, split and prune.
 
     The 3DGS rule that also removes Gaussians by their screen radius is left out: its counter is
     cleared by the clone step just before it is read, so it never acts.
 
     Args:
+        gradient: Mean norms of the screen-space gradient. (N,)
         may_grow: Gaussians that may be cloned or split; None for all. (N,) bool
         unused: Gaussians to remove unless they are cloned or split; None for none. (N,) bool
-        allowed: Says how many Gaussians there may be, from how many this round would add, besides
-            the limit of ``config``; None for any number.
+        allowed: Says how many Gaussians there may be, from how many this round would add.
     """
-    gradient = stats.mean()
     largest = optimizer.parameters["log_scales"].detach().amax(dim=-1).exp()
     if sky is not None:
         far = sky.distance(optimizer.parameters["means"].detach())
@@ -208,15 +186,10 @@ def densify_and_prune(
         fits = parameters["log_scales"].amax(dim=-1) <= math.log(LARGE_SHARE * extent)
         keep &= fits if sky is None else fits | (sky.distance(parameters["means"]) > 0)
     optimizer.keep_rows(keep)
-    means = optimizer.parameters["means"]
-    return DensificationStats.zeros(means.shape[0], means.device)
 
 
 def reset_opacity(optimizer: GroupedAdam, sky: SkySphere | None = None) -> None:
-    """Lower all opacities to at most 0.01 and clear their moments.
-
-    Those of a sky stay: nothing else is behind what is to fade (see :func:`densify_and_prune`).
-    """
+    """Lower all opacities, but for those of a sky, to at most 0.01 and clear their moments."""
     logits = optimizer.parameters["opacity_logits"].detach()
     lowered = logits.clamp_max(_logit(RESET_OPACITY))
     if sky is not None:
@@ -267,7 +240,6 @@ def _logit(p: float) -> float:
 
 
 Densification = Literal["reference", "scored"]
-
 N_SCORES = 2  # features: pixels in error, and pixels
 PRUNING_SCORES = "pruning_scores"  # name of the sums in checkpoints
 
@@ -294,38 +266,24 @@ class ScoreConfig:
     removals: tuple[float, ...] = (0.5, 0.75, 1.0)
 
 
-class PruningScores:
-    """Adds up what the last views before a round of densification say.
-
-    The views of a step have a sum of their own first, so that the total does not depend on which
-    process saw them.
-
-    Args:
-        config: The thresholds; None to collect nothing.
-
-    Attributes:
-        sums: Of each Gaussian: pixels in error, pixels, and views that saw it. (N, 3)
-    """
+class PruningScores(ViewSums):
+    """Of each Gaussian: pixels in error, pixels, and views, of the last before a round. (N, 3)"""
 
     def __init__(self, n: int, device: torch.device, config: ScoreConfig | None) -> None:
+        super().__init__(n, N_SCORES + 1, device)
         self._config = config
-        self.sums = torch.zeros(n, N_SCORES + 1, device=device)
-        self._step: Tensor | None = None
 
     def probe(
         self, iteration: int, rules: DensificationConfig, views_per_step: int
     ) -> Tensor | None:
-        """The features to blend, a leaf; None where the views of an iteration are not asked. (N, 2)
-
-        Asked are the last ones before a round.
-        """
+        """The features to blend, a leaf; None but for the last views before a round. (N, 2)"""
         if self._config is None:
             return None
         steps, interval = -(-self._config.views // views_per_step), rules.densification_interval
         following = -(-iteration // interval) * interval
         if not rules.due(following) or following - iteration >= steps:
             return None
-        return self.sums.new_zeros(self.sums.shape[0], N_SCORES).requires_grad_()
+        return self.total.new_zeros(len(self.total), N_SCORES).requires_grad_()
 
     def term(self, seen: Target) -> ImageTerm:
         """What a view sends back to the features; its loss is always zero."""
@@ -333,7 +291,11 @@ class PruningScores:
         def evaluate(maps: StripMaps) -> tuple[Tensor, dict[str, Tensor]]:
             with torch.no_grad():
                 image = exposed_strip(maps, seen.exposure, seen.inside)
-                wrong = _wrong(image, maps, seen.photograph, self._config.error)
+                error = (image - maps.part_of(seen.photograph[..., :3])).abs().mean(dim=-1)
+                counted = is_counted(seen.photograph)
+                if counted is not None:
+                    error = error * counted[maps.shown.start : maps.shown.stop]
+                wrong = (error > self._config.error).to(error.dtype)
                 sent = torch.stack([wrong, torch.ones_like(wrong)], dim=-1)[maps.counted]
             return (maps.features[maps.counted] * sent).sum(), {}
 
@@ -341,40 +303,24 @@ class PruningScores:
 
     def see(self, d_probe: Tensor, visible: Tensor) -> None:
         """One more view of this step: gradient of the probe, (N, 2), and who was seen, (N,) bool"""
-        found = torch.cat([d_probe, visible.to(d_probe.dtype)[:, None]], dim=1)
-        self._step = found if self._step is None else self._step.add_(found)
-
-    def step_statistics(self) -> tuple[Tensor, ...]:
-        """What the processes of a run add up before the step is counted."""
-        return () if self._step is None else (self._step,)
-
-    def count_step(self) -> None:
-        """The step's views count from now on."""
-        if self._step is not None:
-            self.sums += self._step
-            self._step = None
+        self.add(torch.cat([d_probe, visible.to(d_probe.dtype)[:, None]], dim=1))
 
     def state(self) -> dict[str, Tensor]:
-        """For a checkpoint."""
-        return {PRUNING_SCORES: self.sums} if self._config is not None else {}
+        return {PRUNING_SCORES: self.total} if self._config is not None else {}
 
-    def restore(self, state: dict[str, Any], n: int, device: torch.device) -> None:
+    def restore(self, state: dict[str, Any], n: int) -> None:
         """What a checkpoint of N Gaussians has, or nothing yet."""
         self.restart(n)
         if PRUNING_SCORES in state:
-            self.sums = state[PRUNING_SCORES].to(device)
+            self.total = state[PRUNING_SCORES].to(self.total.device)
 
     def may_grow(self) -> Tensor | None:
-        """Gaussians that show enough of what is wrong; None where nothing is scored. (N,) bool
-
-        Enough is measured by the others, not in pixels: those are coarse while images are small,
-        and small images hold fewer of them for each Gaussian.
-        """
+        """Gaussians that show more of what is wrong than others. (N,) bool; None: all"""
         if self._config is None:
             return None
-        wrong, _, views = self.sums.unbind(dim=1)
+        wrong, _, views = self.total.unbind(dim=1)
         # By numpy: torch's sums depend on the number of threads.
-        _, shown, seen = self.sums.cpu().numpy().sum(axis=0, dtype=np.float64)
+        _, shown, seen = self.total.cpu().numpy().sum(axis=0, dtype=np.float64)
         enough = self._config.wrong_share * float(shown / max(seen, 1.0))
         return (views > 0) & (wrong >= enough * views)
 
@@ -385,18 +331,6 @@ class PruningScores:
         times = (share * until for share in self._config.removals)
         if not any(iteration < time <= iteration + interval for time in times):
             return None
-        _, shown, views = self.sums.unbind(dim=1)
+        _, shown, views = self.total.unbind(dim=1)
         hidden = (views > 0) & (shown < self._config.shown_pixels * views)
         return hidden & (opacities < self._config.faint)
-
-    def restart(self, n: int) -> None:
-        """Nothing is known of N Gaussians."""
-        self.sums = self.sums.new_zeros(n, N_SCORES + 1)
-
-
-def _wrong(image: Tensor, maps: StripMaps, photograph: Tensor, threshold: float) -> Tensor:
-    error = (image - maps.part_of(photograph[..., :3])).abs().mean(dim=-1)
-    counted = is_counted(photograph)
-    if counted is not None:
-        error = error * counted[maps.shown.start : maps.shown.stop]
-    return (error > threshold).to(error.dtype)

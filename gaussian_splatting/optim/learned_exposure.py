@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exposures of photographs: a gain and an offset per colour channel, and their optimisation.
 
-Plain Adam would go on for a photograph that is not seen, by what it remembers, and forget how
-large its gradients were. Here each row counts its own steps and stays where it is between them.
-
 A camera that chooses exposure and white balance for every photograph shows one surface in many
-colours. With I' = exp(a) I + b the differences belong to the photographs and not to the model,
-which would otherwise explain them with floaters that each camera alone sees.
+colours. With I' = exp(a) I + b the differences belong to the photographs and not to the model.
+Adam counts the steps of each photograph by itself.
 """
 
 from __future__ import annotations
@@ -43,10 +40,7 @@ class ExposureConfig:
     final_share: float = 0.01
 
     def with_schedule(self, scale: float) -> ExposureConfig:
-        """The same settings with a scaled start; a shorter schedule takes larger steps.
-
-        Otherwise a short run would end before its exposures are reached.
-        """
+        """The same settings with a scaled start; a shorter schedule takes larger steps."""
         rate = min(max(self.rate / scale, self.rate), MAX_RATE)
         return replace(self, start=scaled(self.start, scale), rate=rate)
 
@@ -73,8 +67,7 @@ NO_EXPOSURE, NO_LATER_EXPOSURE = ExposureConfig(), LaterExposure()
 class Exposures:
     """Adam on (2, 3) values per photograph: logarithms of gains, then offsets, per channel.
 
-    Gains and offsets of all photographs together say the same as other colours of the model, so
-    their mean is kept at no change: the model's colours are those of the mean photograph.
+    Their mean is kept at no change: the model's colours are those of the mean photograph.
 
     Args:
         initial: Exposures of an earlier stage by name, (2, 3) each; others begin with no change.
@@ -106,7 +99,6 @@ class Exposures:
         return self.values[self._rows[name]].clone().requires_grad_(True)
 
     def collect(self, name: str, leaf: Tensor | None) -> None:
-        """Add the gradient of a view to the step's."""
         if leaf is not None and leaf.grad is not None:
             self._adam.gradient[self._rows[name]] += leaf.grad
 
@@ -193,10 +185,7 @@ class VisitedAdam:
         self.gradient = zeros(*shape)
 
     def direction(self) -> Tensor:
-        """Take the gradient: what to subtract of the rows, per unit of learning rate. (V, ...)
-
-        Rows without a gradient get zeros. The gradient is zero afterwards.
-        """
+        """Take the gradient: what to subtract of the rows, per unit of learning rate. (V, ...)"""
         wide = (-1,) + (1,) * (self.gradient.dim() - 1)
         seen = self.gradient.flatten(1).abs().sum(dim=1) > 0
         self.steps += seen
@@ -214,10 +203,7 @@ MIN_VARIANCE = 1e-6  # of a channel; below, there is no gain to be fitted, only 
 
 
 class _Exposed(torch.autograd.Function):
-    """Image and (2, 3) log gains and offsets -> image.
-
-    Sums within rows come first, so that they do not depend on the number of threads.
-    """
+    """Image and (2, 3) log gains and offsets -> image; sums within rows come first."""
 
     @staticmethod
     def forward(ctx, image: Tensor, exposure: Tensor) -> Tensor:
@@ -234,11 +220,9 @@ class _Exposed(torch.autograd.Function):
 
 
 def exposed(image: Tensor, exposure: Tensor | None, inside: Tensor | None = None) -> Tensor:
-    """The image as a photograph of this exposure shows it: exp(a) I + b.
+    """The image, (H, W, 3), as a photograph of this exposure, (2, 3), shows it: exp(a) I + b.
 
     Args:
-        image: (H, W, 3)
-        exposure: Logarithms of gains, then offsets, per channel. (2, 3); None changes nothing.
         inside: Pixels that say what the exposure is; None for all. What lies behind a masked
             object is made up and must not. (H, W) bool
     """

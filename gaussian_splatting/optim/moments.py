@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adam's moments of one parameter in their storage formats: stepping, and their form in files.
 
-The moments of a parameter are tensors by name whose first dimension is the parameter's, so rows
-come and go in all formats alike, and zeros are zero moments. In files ``exp_avg`` and
-``exp_avg_sq`` always have the parameter's shape and hold plain numbers, float32 or bfloat16, that
-any Adam of torch takes; 8-bit moments are written as bfloat16 beside the scales of their rows,
-from which the very codes come back.
+The moments of a parameter are tensors by name whose first dimension is the parameter's. In files
+``exp_avg`` and ``exp_avg_sq`` have the parameter's shape and hold float32 or bfloat16, as any Adam
+of torch takes; 8-bit moments are bfloat16 beside the scales of their rows, from which the very
+codes come back.
 """
 
 from __future__ import annotations
@@ -32,15 +31,12 @@ ADAM_BETAS = (0.9, 0.999)
 ADAM_EPS = 1e-15
 MOMENTS = ("exp_avg", "exp_avg_sq")
 SCALES = ("exp_avg_scale", "exp_avg_sq_scale")
-
 _MIN_ELEMENTS = 16_384
 _MIN_ROWS = 512
 
 
 @dataclass(frozen=True)
 class AdamStep:
-    """One step of one parameter."""
-
     rate: float
     count: int
     seed: int
@@ -54,7 +50,6 @@ class PlainMoments:
         self._dtype = dtype
 
     def zeros(self, like: Tensor) -> dict[str, Tensor]:
-        """Zeros of the parameter's shape."""
         return {name: torch.zeros_like(like, dtype=self._dtype) for name in MOMENTS}
 
     def step(self, value: Tensor, grad: Tensor, moments: dict[str, Tensor], step: AdamStep) -> None:
@@ -66,7 +61,6 @@ class PlainMoments:
         _launch_step(kernel, value.numel(), value, grad, moments, step, _MIN_ELEMENTS)
 
     def to_file(self, moments: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What a checkpoint keeps: the moments as they are."""
         return dict(moments)
 
     def from_file(self, saved: Mapping[str, Tensor], like: Tensor) -> dict[str, Tensor]:
@@ -78,7 +72,6 @@ class BlockMoments:
     """Moments in 8 bits with one scale per row; see :mod:`.adam_kernels`."""
 
     def zeros(self, like: Tensor) -> dict[str, Tensor]:
-        """Zero codes and zero scales."""
         types = (torch.int8, torch.uint8)
         codes = {
             n: torch.zeros_like(like, dtype=t, memory_format=torch.contiguous_format)
@@ -88,7 +81,6 @@ class BlockMoments:
         return {**codes, **scales}
 
     def step(self, value: Tensor, grad: Tensor, moments: dict[str, Tensor], step: AdamStep) -> None:
-        """One kernel, a row at a time."""
         moments = {name: moments[name] for pair in zip(MOMENTS, SCALES, strict=True)
                    for name in pair}  # fmt: skip
         kernel = STEP_ROWS[_is_half(value.dtype)]
@@ -131,7 +123,6 @@ MomentFormat = PlainMoments | BlockMoments  # a way to store the moments of a pa
 
 
 def moment_format(name: StateFormat) -> MomentFormat:
-    """The format of a name."""
     if name == "8bit":
         return BlockMoments()
     return PlainMoments(torch.bfloat16 if name == "bf16" else torch.float32)

@@ -12,15 +12,13 @@ from sugar_utils.flags import positive_float, positive_int
 from sugar_utils.settings import flag
 
 SH_REST_DIVISOR = 20.0
-
 _rate = partial(flag, group="vanilla trainer", parse=positive_float)
 
 
 @dataclass(frozen=True)
 class LearningRates:
-    """Rates of 3DGS (Kerbl et al. 2023): all constant but that of the positions.
-
-    Rates are per step; that of positions per unit of camera extent, and it falls log-linearly.
+    """Rates of 3DGS (Kerbl et al. 2023): all constant but that of the positions, which falls
+    log-linearly.
     """
 
     position_lr_init: float = _rate(1.6e-4, "first learning rate of positions, times camera extent")

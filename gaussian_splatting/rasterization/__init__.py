@@ -21,25 +21,3 @@ from gaussian_splatting.rasterization.render import (
     render_view,
 )
 from gaussian_splatting.rasterization.tile_lists import TileLists, build_tile_lists
-
-__all__ = [
-    "WARP",
-    "BlendedRows",
-    "ChannelLayout",
-    "Projection",
-    "Rasterizer",
-    "RenderOutput",
-    "Rows",
-    "SplatGradients",
-    "TileLists",
-    "backpropagate_rows",
-    "blend",
-    "blend_rows",
-    "build_tile_lists",
-    "channel_background",
-    "complete_normals",
-    "plain_background",
-    "project",
-    "rasterize",
-    "render_view",
-]

@@ -7,11 +7,16 @@ import functools
 from pathlib import Path
 from typing import Any
 
-import torch
 import warp as wp
 
 from gaussian_splatting.rasterization.projection import MIN_ITEMS
 from sugar_utils.warp_launch import NATIVE_OPTIONS, SIMD_SOURCE, launch
+
+Floats = wp.array(dtype=float)
+Floats2d = wp.array2d(dtype=float)
+Floats3d = wp.array3d(dtype=float)
+Ints = wp.array(dtype=int)
+Ints2d = wp.array2d(dtype=int)
 
 wp.set_module_options(NATIVE_OPTIONS)
 
@@ -24,16 +29,14 @@ def _source(name: str) -> str:
 
 @wp.func_native(_source("sort_splats"))
 def _sort_splats_body(
-    n: int, depths_: wp.array(dtype=float), counts_: wp.array(dtype=int),
-    order_: wp.array(dtype=int), spare_: wp.array(dtype=int), first_pairs_: wp.array(dtype=int),
+    n: int, depths_: Floats, counts_: Ints, order_: Ints, spare_: Ints, first_pairs_: Ints,
     total_: wp.array(dtype=wp.int64),
 ): ...  # fmt: skip
 
 
 @wp.kernel
 def sort_splats(
-    first: int, n: int, depths: wp.array(dtype=float), counts: wp.array(dtype=int),
-    order: wp.array(dtype=int), spare: wp.array(dtype=int), first_pairs: wp.array(dtype=int),
+    first: int, n: int, depths: Floats, counts: Ints, order: Ints, spare: Ints, first_pairs: Ints,
     total: wp.array(dtype=wp.int64),
 ):  # fmt: skip
     """Sort splats by depth and lay out their runs of pairs; one work item does it all."""
@@ -42,17 +45,15 @@ def sort_splats(
 
 @wp.func_native(_source("sort_pairs"))
 def _sort_pairs_body(
-    n_pairs: int, n_tiles: int, counts_: wp.array(dtype=int), order_: wp.array(dtype=int),
-    pair_tiles_: wp.array(dtype=int), offsets_: wp.array(dtype=int), cursor_: wp.array(dtype=int),
-    ids_: wp.array(dtype=int), places_: wp.array(dtype=int),
+    n_pairs: int, n_tiles: int, counts_: Ints, order_: Ints, pair_tiles_: Ints, offsets_: Ints,
+    cursor_: Ints, ids_: Ints, places_: Ints,
 ): ...  # fmt: skip
 
 
 @wp.kernel
 def sort_pairs(
-    first: int, n_pairs: int, n_tiles: int, counts: wp.array(dtype=int), order: wp.array(dtype=int),
-    pair_tiles: wp.array(dtype=int), offsets: wp.array(dtype=int), cursor: wp.array(dtype=int),
-    ids: wp.array(dtype=int), places: wp.array(dtype=int),
+    first: int, n_pairs: int, n_tiles: int, counts: Ints, order: Ints, pair_tiles: Ints,
+    offsets: Ints, cursor: Ints, ids: Ints, places: Ints,
 ):  # fmt: skip
     """Scatter the pairs to their tiles, where they stay in order; one work item does it all."""
     _sort_pairs_body(n_pairs, n_tiles, counts, order, pair_tiles, offsets, cursor, ids, places)
@@ -68,40 +69,34 @@ class TileKernels:
         self.backward = _backward_kernel(common)
         self.sum_pairs = _sum_kernel(header + "typedef unsigned long long size;\n")
 
-    def launch_forward(self, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
-        """Blend tiles."""
+    def launch_forward(self, n_tiles: int, inputs: list[Any]) -> None:
         launch(self.forward, n_tiles, inputs)
 
-    def launch_backward(self, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
+    def launch_backward(self, n_tiles: int, inputs: list[Any]) -> None:
         """Fill the rows of the pairs in some tiles."""
         launch(self.backward, n_tiles, inputs)
 
-    def launch_sums(self, n_splats: int, inputs: list[Any], device: torch.device) -> None:
+    def launch_sums(self, n_splats: int, inputs: list[Any]) -> None:
         """Add the rows of each splat's pairs to its gradients."""
         launch(self.sum_pairs, n_splats, inputs, min_items=MIN_ITEMS)
 
 
-@functools.cache
-def tile_kernels(n_channels: int) -> TileKernels:
-    """Kernels for splats of ``n_channels`` channels, made once."""
-    return TileKernels(n_channels)
+tile_kernels = functools.cache(TileKernels)
 
 
 def _forward_kernel(common: str) -> Any:
     @wp.func_native(common + _source("blend_forward"))
     def forward_body(
-        tile: int, width: int, top_row: int, end_row: int, tiles_x: int,
-        offsets_: wp.array(dtype=int), ids_: wp.array(dtype=int), splats_: wp.array2d(dtype=float),
-        background_: wp.array(dtype=float), image_: wp.array3d(dtype=float),
-        transmittance_: wp.array2d(dtype=float), last_: wp.array2d(dtype=int),
+        tile: int, width: int, top_row: int, end_row: int, tiles_x: int, offsets_: Ints, ids_: Ints,
+        splats_: Floats2d, background_: Floats, image_: Floats3d, transmittance_: Floats2d,
+        last_: Ints2d,
     ): ...  # fmt: skip
 
     @wp.kernel(module="unique", module_options=NATIVE_OPTIONS)
     def forward(
         first: int, first_tile: int, width: int, top_row: int, end_row: int, tiles_x: int,
-        offsets: wp.array(dtype=int), ids: wp.array(dtype=int), splats: wp.array2d(dtype=float),
-        background: wp.array(dtype=float), image: wp.array3d(dtype=float),
-        transmittance: wp.array2d(dtype=float), last: wp.array2d(dtype=int),
+        offsets: Ints, ids: Ints, splats: Floats2d, background: Floats, image: Floats3d,
+        transmittance: Floats2d, last: Ints2d,
     ):  # fmt: skip
         forward_body(
             first_tile + first + wp.tid(), width, top_row, end_row, tiles_x, offsets, ids, splats,
@@ -115,19 +110,16 @@ def _backward_kernel(common: str) -> Any:
     @wp.func_native(common + _source("blend_backward"))
     def backward_body(
         first_tile: int, tile: int, width: int, top_row: int, end_row: int, tiles_x: int,
-        offsets_: wp.array(dtype=int), ids_: wp.array(dtype=int), splats_: wp.array2d(dtype=float),
-        background_: wp.array(dtype=float), transmittance_: wp.array2d(dtype=float),
-        last_: wp.array2d(dtype=int), d_image_: wp.array3d(dtype=float),
-        d_transmittance_: wp.array2d(dtype=float), gradient_sums_: wp.array2d(dtype=float),
+        offsets_: Ints, ids_: Ints, splats_: Floats2d, background_: Floats,
+        transmittance_: Floats2d, last_: Ints2d, d_image_: Floats3d, d_transmittance_: Floats2d,
+        gradient_sums_: Floats2d,
     ): ...  # fmt: skip
 
     @wp.kernel(module="unique", module_options=NATIVE_OPTIONS)
     def backward(
         first: int, first_tile: int, width: int, top_row: int, end_row: int, tiles_x: int,
-        offsets: wp.array(dtype=int), ids: wp.array(dtype=int), splats: wp.array2d(dtype=float),
-        background: wp.array(dtype=float), transmittance: wp.array2d(dtype=float),
-        last: wp.array2d(dtype=int), d_image: wp.array3d(dtype=float),
-        d_transmittance: wp.array2d(dtype=float), gradient_sums: wp.array2d(dtype=float),
+        offsets: Ints, ids: Ints, splats: Floats2d, background: Floats, transmittance: Floats2d,
+        last: Ints2d, d_image: Floats3d, d_transmittance: Floats2d, gradient_sums: Floats2d,
     ):  # fmt: skip
         backward_body(
             first_tile, first_tile + first + wp.tid(), width, top_row, end_row, tiles_x, offsets,
@@ -140,18 +132,14 @@ def _backward_kernel(common: str) -> Any:
 def _sum_kernel(header: str) -> Any:
     @wp.func_native(header + _source("sum_pairs"))
     def sum_pairs_body(
-        i: int, first_tile: int, end_tile: int, offsets_: wp.array(dtype=int),
-        first_pairs_: wp.array(dtype=int), counts_: wp.array(dtype=int),
-        places_: wp.array(dtype=int), gradient_sums_: wp.array2d(dtype=float),
-        d_means2d_: wp.array2d(dtype=float), d_splats_: wp.array2d(dtype=float),
+        i: int, first_tile: int, end_tile: int, offsets_: Ints, first_pairs_: Ints, counts_: Ints,
+        places_: Ints, gradient_sums_: Floats2d, d_means2d_: Floats2d, d_splats_: Floats2d,
     ): ...  # fmt: skip
 
     @wp.kernel(module="unique", module_options=NATIVE_OPTIONS)
     def sum_pairs(
-        first: int, first_tile: int, end_tile: int, offsets: wp.array(dtype=int),
-        first_pairs: wp.array(dtype=int), counts: wp.array(dtype=int), places: wp.array(dtype=int),
-        gradient_sums: wp.array2d(dtype=float), d_means2d: wp.array2d(dtype=float),
-        d_splats: wp.array2d(dtype=float),
+        first: int, first_tile: int, end_tile: int, offsets: Ints, first_pairs: Ints, counts: Ints,
+        places: Ints, gradient_sums: Floats2d, d_means2d: Floats2d, d_splats: Floats2d,
     ):  # fmt: skip
         sum_pairs_body(
             first + wp.tid(), first_tile, end_tile, offsets, first_pairs, counts, places,

@@ -3,17 +3,15 @@
 
 A warp blends a tile, each lane eight pixels, one of each block of 8 x 4. Blocks are numbered row by
 row, and so are lanes within a block. Splats come in batches of 32, of which a lane tests one: which
-blocks of pixels its box touches. What the warp then does with a splat is decided by these eight
-bits, which all lanes know, so blocks that it does not touch cost nothing. In the backward pass a
-lane first adds up its own eight pixels; the warp then adds up the columns of 32 lanes in 16
-exchanges and stores the sums at once, in the row of ``gradient_sums`` that the pair owns. Nothing
-is added atomically. The numerics are those of the bodies in ``native/``, but for the rounding of
-exponentials and reciprocals.
+blocks of pixels its box touches, eight bits that all lanes know. In the backward pass a lane first
+adds up its own eight pixels; the warp then adds up the columns of 32 lanes in 16 exchanges and
+stores the sums at once, in the row of ``gradient_sums`` that the pair owns. Nothing is added
+atomically. The numerics are those of ``native/``, but for the rounding of exponentials and
+reciprocals.
 
 A warp holds two batches in shared memory. Neighbouring lanes copy neighbouring parts of a row, 16
 bytes each where rows are whole multiples of that, straight into shared memory (``cp.async``, from
-compute capability 8.0 on): no lane waits for it and no register is taken. Rows begin at multiples
-of 16 bytes there, so that a lane reads four floats at once.
+compute capability 8.0 on). Rows begin at multiples of 16 bytes, so that a lane reads four floats.
 """
 
 import functools
@@ -30,8 +28,14 @@ from gaussian_splatting.rasterization.gradient_sums_cuda import (
     store_row_function,
     sum_kernel,
 )
-from gaussian_splatting.rasterization.projection_kernels import HEADER, SPLAT_HEADER
-from gaussian_splatting.rasterization.view import ALPHA_MAX, ALPHA_MIN, TILE, TRANSMITTANCE_MIN
+from gaussian_splatting.rasterization.projection_kernels import (
+    ALPHA_MAX,
+    ALPHA_MIN,
+    HEADER,
+    SPLAT_HEADER,
+    TILE,
+    TRANSMITTANCE_MIN,
+)
 from sugar_utils.warp_launch import TypedTensor, as_array, known_options, launch_blocks
 from sugar_utils.warp_math import (
     SUM_COLUMNS,
@@ -46,11 +50,15 @@ from sugar_utils.warp_math import (
     reciprocal_fast,
 )
 
+Floats2d = wp.array2d(dtype=float)
+Floats3d = wp.array3d(dtype=float)
+Ints = wp.array(dtype=int)
+Ints2d = wp.array2d(dtype=int)
+
 _WIDTH = 8
 _HEIGHT = WARP_LANES // _WIDTH
 BLOCKS_ACROSS = TILE // _WIDTH
 BLOCKS = BLOCKS_ACROSS * (TILE // _HEIGHT)
-
 _SIDE = wp.constant(TILE)
 _BLOCKS = wp.constant(BLOCKS)
 _ACROSS = wp.constant(BLOCKS_ACROSS)
@@ -59,7 +67,6 @@ _PIXELS_ACROSS = wp.constant(_WIDTH)
 _PIXELS_DOWN = wp.constant(_HEIGHT)
 _TO_LAST_COLUMN = wp.constant(float(_WIDTH - 1))
 _TO_LAST_ROW = wp.constant(float(_HEIGHT - 1))
-
 Offsets = wp.types.vector(length=BLOCKS_ACROSS, dtype=wp.float32)
 """One number for each block of a row."""
 
@@ -68,7 +75,6 @@ Places = wp.types.vector(length=BLOCKS, dtype=wp.int32)
 
 @wp.func
 def tile_corner(tile: int, tiles_x: int) -> wp.vec2i:
-    """First pixel of a tile."""
     return wp.vec2i((tile % tiles_x) * _SIDE, (tile / tiles_x) * _SIDE)
 
 
@@ -256,8 +262,8 @@ def batch_functions(n_channels: int) -> SimpleNamespace:
 
     @wp.func_native(of_width(_COPY))
     def copy_batch(
-        batches: wp.uint64, buffer: int, lane: int, own_id: int, splats: wp.array(dtype=Row)
-    ): ...
+        batches: wp.uint64, buffer: int, lane: int, own_id: int, splats: wp.array(dtype=Row),
+    ): ...  # fmt: skip
 
     @wp.func_native(of_width(_WAIT))
     def wait_for_batch(): ...
@@ -296,26 +302,22 @@ class BlockKernels:
         self.backward = _backward_kernel(n_channels)
         self.sum_pairs = sum_kernel(n_channels)
 
-    def launch_forward(self, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
-        """Blend tiles."""
+    def launch_forward(self, n_tiles: int, inputs: list[Any]) -> None:
         inputs = [*inputs[:7], as_rows(inputs[7]), *inputs[8:]]
-        _launch_on_tiles(self.forward, n_tiles, inputs, device)
+        _launch_on_tiles(self.forward, n_tiles, inputs, inputs[5].device)
 
-    def launch_backward(self, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
+    def launch_backward(self, n_tiles: int, inputs: list[Any]) -> None:
         """Fill the rows of the pairs in some tiles."""
         inputs = [*inputs[:7], as_rows(inputs[7]), *inputs[8:-1], as_rows(inputs[-1])]
-        _launch_on_tiles(self.backward, n_tiles, inputs, device)
+        _launch_on_tiles(self.backward, n_tiles, inputs, inputs[5].device)
 
-    def launch_sums(self, n_splats: int, inputs: list[Any], device: torch.device) -> None:
+    def launch_sums(self, n_splats: int, inputs: list[Any]) -> None:
         """Add the rows of each splat's pairs to its gradients."""
         inputs = [*inputs[:6], as_rows(inputs[6]), *inputs[7:]]
-        launch_sums(self.sum_pairs, n_splats, inputs, device)
+        launch_sums(self.sum_pairs, n_splats, inputs, inputs[2].device)
 
 
-@functools.cache
-def block_kernels(n_channels: int) -> BlockKernels:
-    """Kernels for splats of ``n_channels`` channels, made once."""
-    return BlockKernels(n_channels)
+block_kernels = functools.cache(BlockKernels)
 
 
 def _launch_on_tiles(kernel: Any, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
@@ -334,8 +336,7 @@ def _row_type(width: int) -> Any:
 
 
 def _tiles_together(n_channels: int) -> int:
-    """Tiles in one block of a GPU: two where registers allow more warps than 16, the least number
-    of blocks that a multiprocessor holds."""
+    """Tiles in one block of a GPU: two where registers allow more than 16 warps."""
     return 2 if n_channels <= 4 else 1
 
 
@@ -368,11 +369,9 @@ def _forward_kernel(n_channels: int) -> Any:
 
     @wp.kernel(module="unique", **_options(n_channels, _FORWARD_REGISTERS))
     def forward(
-        first_tile: int, width: int, top_row: int, end_row: int, tiles_x: int,
-        offsets: wp.array(dtype=int), ids: wp.array(dtype=int),
-        splats: wp.array(dtype=Row), background: wp.array(dtype=float),
-        image: wp.array3d(dtype=float), transmittance: wp.array2d(dtype=float),
-        last: wp.array2d(dtype=int),
+        first_tile: int, width: int, top_row: int, end_row: int, tiles_x: int, offsets: Ints,
+        ids: Ints, splats: wp.array(dtype=Row), background: wp.array(dtype=float), image: Floats3d,
+        transmittance: Floats2d, last: Ints2d,
     ):  # fmt: skip
         warp, lane = wp.tid()
         tile = first_tile + warp
@@ -453,10 +452,8 @@ def _loading_function(n_channels: int) -> wp.Function:
 
     @wp.func
     def load_pixels(
-        first: wp.vec2i, width: int, top_row: int, end_row: int,
-        background: wp.array(dtype=float),
-        transmittance: wp.array2d(dtype=float), last: wp.array2d(dtype=int),
-        d_image: wp.array3d(dtype=float), d_transmittance: wp.array2d(dtype=float),
+        first: wp.vec2i, width: int, top_row: int, end_row: int, background: wp.array(dtype=float),
+        transmittance: Floats2d, last: Ints2d, d_image: Floats3d, d_transmittance: Floats2d,
     ):  # fmt: skip
         light = Floats(1.0)
         behind = Floats(0.0)
@@ -486,11 +483,9 @@ def _backward_kernel(n_channels: int) -> Any:
 
     @wp.kernel(module="unique", **_options(n_channels, _BACKWARD_REGISTERS))
     def backward(
-        first_tile: int, width: int, top_row: int, end_row: int, tiles_x: int,
-        offsets: wp.array(dtype=int), ids: wp.array(dtype=int),
-        splats: wp.array(dtype=Row), background: wp.array(dtype=float),
-        transmittance: wp.array2d(dtype=float), last: wp.array2d(dtype=int),
-        d_image: wp.array3d(dtype=float), d_transmittance: wp.array2d(dtype=float),
+        first_tile: int, width: int, top_row: int, end_row: int, tiles_x: int, offsets: Ints,
+        ids: Ints, splats: wp.array(dtype=Row), background: wp.array(dtype=float),
+        transmittance: Floats2d, last: Ints2d, d_image: Floats3d, d_transmittance: Floats2d,
         gradient_sums: wp.array(dtype=SumsRow),
     ):  # fmt: skip
         warp, lane = wp.tid()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums of the gradient rows of a splat's pairs on GPUs, in an order that no launch changes.
 
-A pair of a tile and a splat owns a row: two columns for the centre, four for conic and opacity, one
-for each channel. A lane adds up the rows of one splat, one after the other. Splats of many pairs
-are taken by all lanes of a warp, each every 32nd row, and the 32 sums are added in a fixed tree.
+A row has two columns for the centre, four for conic and opacity, one for each channel. A lane adds
+up the rows of one splat; splats of many pairs are taken by all lanes of a warp, each every 32nd
+row, and the 32 sums are added in a fixed tree.
 """
 
 import functools
@@ -23,6 +23,9 @@ from sugar_utils.warp_math import (
     read_lane,
     sum_columns,
 )
+
+Floats2d = wp.array2d(dtype=float)
+Ints = wp.array(dtype=int)
 
 _WARPS_TOGETHER = 4  # in one block of a GPU, because a multiprocessor holds at most 16 to 32 blocks
 SPLAT_COLUMNS = 6  # columns of a row before those of the channels
@@ -56,13 +59,13 @@ def store_row_function(n_channels: int) -> tuple[type, type, wp.Function]:
 
     @wp.func_native(_STORE.replace("WIDTH", str(width)))
     def store_sum(
-        gradient_sums: wp.array(dtype=Row), row: int, group: int, lane: int, total: float
-    ): ...
+        gradient_sums: wp.array(dtype=Row), row: int, group: int, lane: int, total: float,
+    ): ...  # fmt: skip
 
     @wp.func
     def store_row(
-        gradient_sums: wp.array(dtype=Row), row: int, part: Part, any_part: int, lane: int
-    ):
+        gradient_sums: wp.array(dtype=Row), row: int, part: Part, any_part: int, lane: int,
+    ):  # fmt: skip
         for g in range(GROUPS):
             total = float(0.0)
             if any_part != 0:
@@ -73,13 +76,7 @@ def store_row_function(n_channels: int) -> tuple[type, type, wp.Function]:
 
 
 @wp.func
-def add_gradient(
-    d_means2d: wp.array2d(dtype=float),
-    d_splats: wp.array2d(dtype=float),
-    i: int,
-    column: int,
-    value: float,
-):
+def add_gradient(d_means2d: Floats2d, d_splats: Floats2d, i: int, column: int, value: float):
     """Add a column of a splat's sum to where its gradient belongs."""
     if column < 2:
         d_means2d[i, column] += value
@@ -107,10 +104,9 @@ def sum_kernel(n_channels: int) -> Any:
 
     @wp.kernel(module="unique", module_options=options, **known_options(grid_stride=False))
     def sum_pairs(
-        n_splats: int, first_tile: int, end_tile: int, offsets: wp.array(dtype=int),
-        first_pairs: wp.array(dtype=int), counts: wp.array(dtype=int), places: wp.array(dtype=int),
-        gradient_sums: wp.array(dtype=Sums), d_means2d: wp.array2d(dtype=float),
-        d_splats: wp.array2d(dtype=float),
+        n_splats: int, first_tile: int, end_tile: int, offsets: Ints, first_pairs: Ints,
+        counts: Ints, places: Ints, gradient_sums: wp.array(dtype=Sums), d_means2d: Floats2d,
+        d_splats: Floats2d,
     ):  # fmt: skip
         warp, lane = wp.tid()
         begin = offsets[first_tile]

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import warp as wp
@@ -12,24 +12,79 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.rasterization.intersection_prediction import PredictedIntersections
 from gaussian_splatting.rasterization.projection_kernels import (
     PROJECT_BACKWARD,
     PROJECT_FORWARD,
     SPLAT_HEADER,
-    channel_struct,
+    Channels,
+    make_view,
     vec3bf,
 )
 from gaussian_splatting.rasterization.tile_coverage import PROJECT_AND_COUNT, count_tiles
-from gaussian_splatting.rasterization.view import make_view
 from sugar_utils.warp_launch import as_array, launch
 
 MIN_ITEMS = 2048  # Gaussians per launch below which another strip costs more than it gives
+MARGIN, SPARE = 1.1, 4096
+"""Room beyond what the last visit had: as a factor, and for views of few pairs."""
+
+MOST = 2**30  # forecasts end here, so that pairs may double and still be numbered by 32 bits
+
+
+class PairsMissed(Exception):
+    """Tile lists were too short: nothing that the view said counts."""
+
+
+class IntersectionPrediction:
+    """How many (tile, Gaussian) pairs views will have: about as many as at their last visit.
+
+    To read the number, the host of a GPU would wait for all that is still to do. Lists that are
+    long enough need none; whether they were is read with the checks of the step, else the view is
+    repeated.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, int, int], tuple[int, int]] = {}
+
+    def guess(self, camera: Camera, n_gaussians: int) -> PredictedIntersections | None:
+        """Room for a view; None if it was not seen yet at this size, or had too many."""
+        last = self._seen.get(_key(camera))
+        if last is None:
+            return None
+        n_pairs, n_then = last
+        expected = n_pairs * max(1.0, n_gaussians / max(1, n_then))
+        capacity = int(MARGIN * expected) + SPARE
+        if capacity > MOST:
+            return None
+        return PredictedIntersections(self, camera, n_gaussians, capacity)
+
+    def note(self, camera: Camera, n_gaussians: int, n_pairs: int) -> None:
+        self._seen[_key(camera)] = (n_pairs, n_gaussians)
+
+
+@dataclass
+class PredictedIntersections:
+    """Room for the pairs of one view, and what it lacked."""
+
+    forecast: IntersectionPrediction
+    camera: Camera
+    n_gaussians: int
+    capacity: int
+    excess: Tensor | None = None
+
+    def commit(self, excess: float) -> None:
+        """Take note of the excess; raise ``PairsMissed`` if there was too little room."""
+        self.forecast.note(self.camera, self.n_gaussians, round(self.capacity + excess))
+        if excess > 0:
+            raise PairsMissed
+
+
+def _key(camera: Camera) -> tuple[str, int, int]:
+    return camera.name, camera.width, camera.height
 
 
 @dataclass(frozen=True)
 class ChannelLayout:
-    """First column of each blended quantity; None where it is absent."""
+    """First column of each blended quantity, without gaps; None where it is absent."""
 
     rgb: int | None
     depth: int | None
@@ -37,30 +92,19 @@ class ChannelLayout:
     plane: int | None
     features: int | None
     n_features: int
+    total: int
 
     @classmethod
     def of(
         cls, *, rgb: bool, depth: bool, normal: bool, plane: bool, n_features: int
     ) -> ChannelLayout:
-        """Pack the requested quantities without gaps: 3, 1, 2, 4 and ``n_features`` columns."""
+        """3, 1, 2, 4 and ``n_features`` columns of what is wanted."""
         column, starts = 0, []
         widths = ((rgb, 3), (depth, 1), (normal, 2), (plane, 4), (n_features > 0, n_features))
         for wanted, width in widths:
             starts.append(column if wanted else None)
             column += width if wanted else 0
-        return cls(*starts, n_features=n_features)
-
-    @property
-    def total(self) -> int:
-        """Number of blended channels."""
-        widths = (
-            (self.rgb, 3),
-            (self.depth, 1),
-            (self.normal, 2),
-            (self.plane, 4),
-            (self.features, self.n_features),
-        )
-        return sum(width for start, width in widths if start is not None)
+        return cls(*starts, n_features=n_features, total=column)
 
 
 @dataclass
@@ -104,10 +148,10 @@ class _Project(torch.autograd.Function):
             as_array(rects, wp.vec4i),
         ]  # fmt: skip
         if counts_while_projecting(device):
-            _launch(PROJECT_AND_COUNT[vector], n, [*inputs, counts], device)
+            _launch(PROJECT_AND_COUNT[vector], n, [*inputs, counts])
         else:
-            _launch(PROJECT_FORWARD[vector], n, inputs, device)
-            _launch(count_tiles, n, [means2d_splats, as_array(rects, wp.vec4i), counts], device)
+            _launch(PROJECT_FORWARD[vector], n, inputs)
+            _launch(count_tiles, n, [means2d_splats, as_array(rects, wp.vec4i), counts])
         means2d = means2d_splats[:, :2].contiguous()
         ctx.view, ctx.channels = view, channels
         ctx.save_for_backward(
@@ -137,18 +181,16 @@ class _Project(torch.autograd.Function):
             as_array(d_scales, wp.vec3), d_opacities, as_array(d_sh_dc, wp.vec3),
             as_array(d_sh_rest, vector), d_features,
         ]  # fmt: skip
-        _launch(PROJECT_BACKWARD[vector], means.shape[0], inputs, means.device)
+        _launch(PROJECT_BACKWARD[vector], means.shape[0], inputs)
         return (None, None, None, *grads)
 
 
 def counts_while_projecting(device: torch.device) -> bool:
-    """Whether one launch projects and counts tiles. On a CPU a launch is cheap, and two kernels may
-    round differently."""
+    """Whether one launch projects and counts tiles; on a CPU two kernels may round differently."""
     return device.type != "cpu"
 
 
-def _launch(kernel: Any, n: int, inputs: list[Any], device: torch.device) -> None:
-    launch(kernel, n, inputs, min_items=MIN_ITEMS)
+_launch = functools.partial(launch, min_items=MIN_ITEMS)
 
 
 def _vector_of(sh_rest: Tensor) -> type:
@@ -172,14 +214,11 @@ def project(
     A Gaussian with a non-finite position, shape or opacity is culled.
 
     Args:
-        plane_reach: Carry planes through the centres: that normal n whole, and n . centre, of
+        plane_reach: Carry planes through the centres, that normal n whole and n . centre, of
             Gaussians up to this depth in world units. Those farther away have none, all zeros.
         features: Free values to blend. (N, F) or None
-        sh_degree: Degree at which colours are evaluated, 0 to 3; at most what ``sh_rest`` holds.
-            ``sh_rest`` may be bfloat16, and its gradient is then, too.
-
-    Raises:
-        ValueError: If nothing is to be blended, or ``sh_rest`` is too short for ``sh_degree``.
+        sh_degree: Degree at which colours are evaluated, 0 to 3; at most what ``sh_rest``, float32
+            or bfloat16, holds.
     """
     n_features = 0 if features is None else features.shape[1]
     layout = ChannelLayout.of(
@@ -192,18 +231,12 @@ def project(
             f"sh_degree {sh_degree} needs {(sh_degree + 1) ** 2 - 1} coefficients in sh_rest, "
             f"got {gaussians.sh_rest.shape[1]}"
         )
-    channels = channel_struct(
-        {
-            "rgb": -1 if layout.rgb is None else layout.rgb,
-            "depth": -1 if layout.depth is None else layout.depth,
-            "normal": -1 if layout.normal is None else layout.normal,
-            "plane": -1 if layout.plane is None else layout.plane,
-            "plane_reach": 0.0 if plane_reach is None else plane_reach,
-            "features": -1 if layout.features is None else layout.features,
-            "n_features": n_features,
-            "sh_degree": sh_degree,
-        }
-    )
+    channels = Channels()
+    for name in ("rgb", "depth", "normal", "plane", "features"):
+        column = getattr(layout, name)
+        setattr(channels, name, -1 if column is None else column)
+    channels.n_features, channels.sh_degree = n_features, sh_degree
+    channels.plane_reach = 0.0 if plane_reach is None else plane_reach
     if features is None:
         features = gaussians.means.new_zeros(len(gaussians), 0)
     elif features.shape[0] != len(gaussians):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Warp kernels that turn 3D Gaussians into 2D splats, and their hand-written adjoint.
 
-One source for CPU and CUDA. A splat is one row of floats:
+A splat is one row of floats:
 
     0 1     centre in pixels; the middle of pixel (column, row) is at (column, row)
     2 3 4   conic: inverse covariance xx, xy, yy in 1/px^2
@@ -12,8 +12,6 @@ One source for CPU and CUDA. A splat is one row of floats:
 
 The plane of a Gaussian goes through its centre, square to its smallest axis: the normal in camera
 axes towards the camera, and its product with the centre, n . t = d for every point of the plane.
-Gaussians beyond a given depth have none: d grows with distance, and little of a far one that shines
-through would weigh more than the surface before it.
 
 EWA projection after Zwicker et al. 2001 as used by 3DGS (Kerbl et al. 2023, section 4).
 """
@@ -22,12 +20,12 @@ from typing import Any
 
 import warp as wp
 
+from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization.spherical_harmonics import (
     sh_basis,
     sh_direction_gradient,
     vec16,
 )
-from gaussian_splatting.rasterization.view import ALPHA_MIN, LOW_PASS, NEAR, TILE, View
 from sugar_utils.warp_math import (
     add_to_column,
     column,
@@ -36,7 +34,79 @@ from sugar_utils.warp_math import (
     smallest_axis,
 )
 
+Floats = wp.array(dtype=float)
+Floats2d = wp.array2d(dtype=float)
+Ints = wp.array(dtype=int)
+
 wp.set_module_options({"enable_backward": False})
+
+NEAR = 0.2
+"""Gaussians whose centre is not farther than this along the view axis are culled. World units"""
+
+LOW_PASS = 0.3
+"""Added to both variances of a projected Gaussian, so that none is thinner than a pixel. px^2"""
+
+FRUSTUM_MARGIN = 0.3
+"""How far outside the image, in half fields of view, the projection is linearised in place."""
+
+TILE = 16  # side of a square tile in pixels
+ALPHA_MAX = 0.99
+ALPHA_MIN = 1.0 / 255.0
+TRANSMITTANCE_MIN = 1e-4
+
+
+@wp.struct
+class View:
+    """Pose, intrinsics and size of one camera, as a kernel argument."""
+
+    rotation: wp.mat33
+    translation: wp.vec3
+    center: wp.vec3
+    fx: float
+    fy: float
+    cx: float
+    cy: float
+    x_min: float
+    x_max: float
+    y_min: float
+    y_max: float
+    width: int
+    height: int
+    tiles_x: int
+    tiles_y: int
+
+
+def linearisation_limits(camera: Camera) -> tuple[float, float, float, float]:
+    """Range of x/z and y/z at which a projected covariance is evaluated: the image plus 0.3 half
+    fields of view on every side, for a centred principal point the +-1.3 tan(FoV/2) of 3DGS.
+    """
+    tan_x, tan_y = camera.tan_half_fov
+    margin_x, margin_y = FRUSTUM_MARGIN * tan_x, FRUSTUM_MARGIN * tan_y
+    return (
+        -camera.cx / camera.fx - margin_x,
+        (camera.width - camera.cx) / camera.fx + margin_x,
+        -camera.cy / camera.fy - margin_y,
+        (camera.height - camera.cy) / camera.fy + margin_y,
+    )
+
+
+def n_tiles(camera: Camera) -> tuple[int, int]:
+    """Tiles across and down, the last ones possibly partial."""
+    return -(-camera.width // TILE), -(-camera.height // TILE)
+
+
+def make_view(camera: Camera) -> Any:
+    """Fill the kernel argument for one camera."""
+    view = View()
+    view.rotation = wp.mat33(*(float(v) for v in camera.rotation.ravel()))
+    view.translation = wp.vec3(*(float(v) for v in camera.translation))
+    view.center = wp.vec3(*(float(v) for v in camera.center))
+    view.fx, view.fy, view.cx, view.cy = camera.fx, camera.fy, camera.cx, camera.cy
+    view.x_min, view.x_max, view.y_min, view.y_max = linearisation_limits(camera)
+    view.width, view.height = camera.width, camera.height
+    view.tiles_x, view.tiles_y = n_tiles(camera)
+    return view
+
 
 SPLAT_HEADER = 9
 HEADER = wp.constant(SPLAT_HEADER)
@@ -45,7 +115,6 @@ NEAR_PLANE = wp.constant(NEAR)
 BLUR = wp.constant(LOW_PASS)
 TILE_SIDE = wp.constant(float(TILE))
 UNBOUNDED = wp.constant(1.0e9)
-
 mat23 = wp.types.matrix(shape=(2, 3), dtype=wp.float32)
 vec3bf = wp.types.vector(length=3, dtype=wp.bfloat16)
 
@@ -94,12 +163,9 @@ def scaled_rotation(r: wp.mat33, s: wp.vec3) -> wp.mat33:
 
 @wp.func
 def sh_color(
-    i: int,
-    direction: wp.vec3,
-    degree: int,
-    sh_dc: wp.array2d(dtype=wp.vec3),
+    i: int, direction: wp.vec3, degree: int, sh_dc: wp.array2d(dtype=wp.vec3),
     sh_rest: wp.array2d(dtype=Any),
-) -> wp.vec3:
+) -> wp.vec3:  # fmt: skip
     """Colour before the clamp at zero."""
     basis = sh_basis(direction, degree)
     color = basis[0] * sh_dc[i, 0] + wp.vec3(0.5, 0.5, 0.5)
@@ -112,10 +178,9 @@ def sh_color(
 
 @wp.func
 def tile_range(p: float, radius: float, extent: float, n: int) -> wp.vec2i:
-    """First and one past the last tile along one axis.
+    """First and one past the last tile along one axis, of the 3DGS square ``p +- radius``.
 
-    The 3DGS extent, the square ``p +- radius``, decides which tiles a splat may touch; those
-    among them that alpha >= 1/255 does not reach are left out, which changes nothing in the image.
+    Tiles that alpha >= 1/255 does not reach are left out, which changes nothing in the image.
     """
     limit = float(n)
     lo = wp.clamp((p - radius) / TILE_SIDE, 0.0, limit)
@@ -128,11 +193,9 @@ def tile_range(p: float, radius: float, extent: float, n: int) -> wp.vec2i:
 @wp.func
 def project_one(
     i: int, view: View, channels: Channels, means: wp.array(dtype=wp.vec3),
-    quats: wp.array(dtype=wp.vec4), scales: wp.array(dtype=wp.vec3),
-    opacities: wp.array(dtype=float), sh_dc: wp.array2d(dtype=wp.vec3),
-    sh_rest: wp.array2d(dtype=Any), features: wp.array2d(dtype=float),
-    splats: wp.array2d(dtype=float), radii: wp.array(dtype=int), depths: wp.array(dtype=float),
-    tile_rects: wp.array(dtype=wp.vec4i),
+    quats: wp.array(dtype=wp.vec4), scales: wp.array(dtype=wp.vec3), opacities: Floats,
+    sh_dc: wp.array2d(dtype=wp.vec3), sh_rest: wp.array2d(dtype=Any), features: Floats2d,
+    splats: Floats2d, radii: Ints, depths: Floats, tile_rects: wp.array(dtype=wp.vec4i),
 ):  # fmt: skip
     """Fill the row of one Gaussian; that of a culled one stays zero."""
     radii[i] = 0
@@ -209,11 +272,9 @@ def project_one(
 @wp.kernel
 def project_forward(
     first: int, view: View, channels: Channels, means: wp.array(dtype=wp.vec3),
-    quats: wp.array(dtype=wp.vec4), scales: wp.array(dtype=wp.vec3),
-    opacities: wp.array(dtype=float), sh_dc: wp.array2d(dtype=wp.vec3),
-    sh_rest: wp.array2d(dtype=Any), features: wp.array2d(dtype=float),
-    splats: wp.array2d(dtype=float), radii: wp.array(dtype=int), depths: wp.array(dtype=float),
-    tile_rects: wp.array(dtype=wp.vec4i),
+    quats: wp.array(dtype=wp.vec4), scales: wp.array(dtype=wp.vec3), opacities: Floats,
+    sh_dc: wp.array2d(dtype=wp.vec3), sh_rest: wp.array2d(dtype=Any), features: Floats2d,
+    splats: Floats2d, radii: Ints, depths: Floats, tile_rects: wp.array(dtype=wp.vec4i),
 ):  # fmt: skip
     """Rows of splats, which come in as zeros."""
     i = first + wp.tid()
@@ -235,9 +296,9 @@ def put_vector(target: wp.array2d(dtype=vec3bf), i: int, k: int, v: wp.vec3):  #
 
 @wp.func
 def color_gradient(
-    i: int, offset: wp.vec3, channels: Channels, splats: wp.array2d(dtype=float),
-    d_splats: wp.array2d(dtype=float), sh_rest: wp.array2d(dtype=Any),
-    d_sh_dc: wp.array2d(dtype=wp.vec3), d_sh_rest: wp.array2d(dtype=Any),
+    i: int, offset: wp.vec3, channels: Channels, splats: Floats2d, d_splats: Floats2d,
+    sh_rest: wp.array2d(dtype=Any), d_sh_dc: wp.array2d(dtype=wp.vec3),
+    d_sh_rest: wp.array2d(dtype=Any),
 ) -> wp.vec3:  # fmt: skip
     """Backpropagate one colour to its coefficients; returns the gradient of the centre."""
     d_color = wp.vec3()
@@ -260,10 +321,7 @@ def color_gradient(
 
 @wp.func
 def conic_gradient(i: int, splats: wp.array2d(dtype=float), d: wp.vec3) -> wp.vec3:
-    """Gradient of the 2D covariance (xx, xy counted twice, yy) from that of its inverse.
-
-    For K = cov^-1 and a symmetric G = dL/dK, dL/dcov = -K G K.
-    """
+    """Gradient of the 2D covariance (xx, xy counted twice, yy): dL/dcov = -K G K for K = cov^-1."""
     k00 = splats[i, 2]
     k01 = splats[i, 3]
     k11 = splats[i, 4]
@@ -281,16 +339,14 @@ def conic_gradient(i: int, splats: wp.array2d(dtype=float), d: wp.vec3) -> wp.ve
 def project_backward(
     first: int, view: View, channels: Channels, means: wp.array(dtype=wp.vec3),
     quats: wp.array(dtype=wp.vec4), scales: wp.array(dtype=wp.vec3), sh_rest: wp.array2d(dtype=Any),
-    radii: wp.array(dtype=int), splats: wp.array2d(dtype=float), d_means2d: wp.array(dtype=wp.vec2),
-    d_splats: wp.array2d(dtype=float), d_means: wp.array(dtype=wp.vec3),
-    d_quats: wp.array(dtype=wp.vec4), d_scales: wp.array(dtype=wp.vec3),
-    d_opacities: wp.array(dtype=float), d_sh_dc: wp.array2d(dtype=wp.vec3),
-    d_sh_rest: wp.array2d(dtype=Any), d_features: wp.array2d(dtype=float),
+    radii: Ints, splats: Floats2d, d_means2d: wp.array(dtype=wp.vec2), d_splats: Floats2d,
+    d_means: wp.array(dtype=wp.vec3), d_quats: wp.array(dtype=wp.vec4),
+    d_scales: wp.array(dtype=wp.vec3), d_opacities: Floats, d_sh_dc: wp.array2d(dtype=wp.vec3),
+    d_sh_rest: wp.array2d(dtype=Any), d_features: Floats2d,
 ):  # fmt: skip
     """Adjoint of :func:`project_forward`; outputs come in as zeros and rows of culled ones stay so.
 
-    As in the 3DGS rasterizer, a camera-space x (or y) clamped by the linearisation limits counts
-    as a constant.
+    As in 3DGS, a camera-space x or y clamped by the linearisation limits counts as a constant.
     """
     i = first + wp.tid()
     if radii[i] == 0:
@@ -379,11 +435,3 @@ PROJECT_BACKWARD = {
     for vector in (wp.vec3, vec3bf)
 }
 """By the type of the coefficients of bands 1 and up, and of their gradients."""
-
-
-def channel_struct(values: dict[str, int | float]) -> Any:
-    """Fill the kernel argument that says which channel sits where."""
-    channels = Channels()
-    for name, value in values.items():
-        setattr(channels, name, value)
-    return channels

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rendering backends: what blends splats into pixels, the built-in one and its seam.
 
-Projection is always ours, so radii, near plane, normals and units of gradients never depend on
-the choice. A rasterizer sorts splats into tiles, blends rows of the image and sends gradients back.
-
-The splats are sorted into tiles once per view. Pixels, what their gradient needs and the gradient
-rows of (tile, splat) pairs are as large as the rows that are blended, which need not end where
-tiles do. A pixel has the same bits whatever rows are blended with it.
+Projection is always ours. A rasterizer sorts splats into tiles once per view, blends rows of the
+image, which need not end where tiles do, and sends gradients back. A pixel has the same bits
+whatever rows are blended with it.
 """
 
 from __future__ import annotations
@@ -20,95 +17,11 @@ from torch import Tensor
 from gaussian_splatting.rasterization.blend_cpu import tile_kernels
 from gaussian_splatting.rasterization.blend_cuda import block_kernels
 from gaussian_splatting.rasterization.projection import Projection
+from gaussian_splatting.rasterization.projection_kernels import TILE
 from gaussian_splatting.rasterization.tile_lists import TileLists, build_tile_lists
-from gaussian_splatting.rasterization.view import TILE
-
-
-class Rasterizer:
-    """The built-in one, which others derive from: any device, the same bits on every run.
-
-    Args:
-        blocks: Whether the kernels of GPUs blend, which a CPU can run slowly; None: on a GPU.
-    """
-
-    name = "warp"  # as the flag ``--rasterizer`` spells it
-
-    def __init__(self, blocks: bool | None = None) -> None:
-        self._blocks = blocks
-
-    def build_tile_lists(self, projection: Projection) -> Any:
-        """What blending needs to know of a view, found once; it has a ``height`` in pixels."""
-        return build_tile_lists(projection)
-
-    def blend_rows(self, splats: Tensor, tiles: Any, background: Tensor, rows: Rows) -> BlendedRows:
-        """Blend some rows of the image, without a gradient; see :func:`blend_rows`."""
-        return blend_rows(splats, tiles, background, rows, blocks=self._blocks)
-
-    def backpropagate_rows(
-        self,
-        splats: Tensor,
-        tiles: Any,
-        background: Tensor,
-        blended: BlendedRows,
-        d_pixels: Tensor,
-        d_transmittance: Tensor,
-        gradients: SplatGradients,
-    ) -> None:
-        """Add what some rows say to ``gradients``; ``blended.pixels`` may be overwritten."""
-        backpropagate_rows(
-            splats, tiles, background, blended, d_pixels, d_transmittance, gradients,
-            blocks=self._blocks,
-        )  # fmt: skip
-
-
-WARP = Rasterizer()
-
-
-class _Blend(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, means2d, splats, background, tiles, rasterizer):
-        blended = rasterizer.blend_rows(splats, tiles, background, Rows(0, tiles.height))
-        ctx.rasterizer, ctx.tiles, ctx.n_splats = rasterizer, tiles, means2d.shape[0]
-        # Results are kept by autograd: a reference from here would be a circle.
-        ctx.kept = replace(blended, pixels=None, transmittance=None, last=None)
-        ctx.save_for_backward(splats, background, blended.transmittance, blended.last)
-        return blended.pixels, blended.transmittance
-
-    @staticmethod
-    def backward(ctx, d_pixels, d_transmittance):
-        splats, background, transmittance, last = ctx.saved_tensors
-        gradients = SplatGradients(splats.new_zeros(ctx.n_splats, 2), torch.zeros_like(splats))
-        blended = replace(ctx.kept, pixels=d_pixels, transmittance=transmittance, last=last)
-        ctx.rasterizer.backpropagate_rows(
-            splats, ctx.tiles, background, blended, d_pixels, d_transmittance, gradients
-        )
-        return gradients.means2d, gradients.splats, None, None, None
-
-
-def blend(
-    projection: Projection, background: Tensor, rasterizer: Rasterizer = WARP
-) -> tuple[Tensor, Tensor]:
-    """Blend a whole image.
-
-    Args:
-        background: Value behind everything, without a gradient. (C,)
-
-    Returns:
-        ``(pixels (H, W, C), transmittance (H, W))``; gradients flow to ``projection.means2d``
-        and ``projection.splats``.
-    """
-    return _Blend.apply(
-        projection.means2d,
-        projection.splats,
-        background.detach().float().contiguous(),
-        rasterizer.build_tile_lists(projection),
-        rasterizer,
-    )
 
 
 class Rows(NamedTuple):
-    """Rows of an image: the first and the one past the last."""
-
     start: int
     stop: int
 
@@ -136,7 +49,6 @@ class SplatGradients:
 
     @classmethod
     def zeros(cls, projection: Projection) -> SplatGradients:
-        """Nothing yet."""
         return cls(torch.zeros_like(projection.means2d), torch.zeros_like(projection.splats))
 
 
@@ -148,8 +60,7 @@ def blend_rows(
     Args:
         splats: As projected, C channels each. (N, 9 + C)
         background: Value behind everything. (C,) float32
-        blocks: Run the kernels of GPUs, which a CPU can do as well, slowly; None: where the
-            tensors are on one.
+        blocks: Run the kernels of GPUs, which a CPU can do as well, slowly; None: on a GPU.
     """
     device, shape = splats.device, (rows.stop - rows.start, tiles.width)
     n_channels = background.shape[0]
@@ -161,7 +72,7 @@ def blend_rows(
         first, tiles.width, *rows, tiles.across, tiles.offsets, tiles.ids, splats.detach(),
         background, pixels, transmittance, last,
     ]  # fmt: skip
-    _kernels(device, blocks, n_channels).launch_forward(count, inputs, device)
+    _kernels(device, blocks, n_channels).launch_forward(count, inputs)
     return BlendedRows(pixels, transmittance, last, rows)
 
 
@@ -192,12 +103,12 @@ def backpropagate_rows(
         background, blended.transmittance, blended.last, d_pixels.contiguous(),
         d_transmittance.contiguous(), gradient_sums,
     ]  # fmt: skip
-    kernels.launch_backward(count, inputs, device)
+    kernels.launch_backward(count, inputs)
     inputs = [
         first, first + count, tiles.offsets, tiles.first_pairs, tiles.counts, tiles.places,
         gradient_sums, gradients.means2d, gradients.splats,
     ]  # fmt: skip
-    kernels.launch_sums(splats.shape[0], inputs, device)
+    kernels.launch_sums(splats.shape[0], inputs)
 
 
 def _kernels(device: torch.device, blocks: bool | None, n_channels: int) -> Any:
@@ -215,3 +126,54 @@ def _n_pairs(tiles: TileLists, first: int, count: int) -> int:
     if count == tiles.offsets.shape[0] - 1:
         return tiles.ids.shape[0]
     return int(tiles.offsets[first + count] - tiles.offsets[first])
+
+
+class Rasterizer:
+    """The built-in one, which others derive from: any device, the same bits on every run.
+
+    Its three steps find what blending needs to know of a view, which has a ``height`` in pixels;
+    blend some rows of the image without a gradient; and add what some rows say to gradients, where
+    the pixels that were blended may be overwritten.
+    """
+
+    name = "warp"  # as the flag ``--rasterizer`` spells it
+    build_tile_lists = staticmethod(build_tile_lists)
+    blend_rows = staticmethod(blend_rows)
+    backpropagate_rows = staticmethod(backpropagate_rows)
+
+
+WARP = Rasterizer()
+
+
+class _Blend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, means2d, splats, background, tiles, rasterizer):
+        blended = rasterizer.blend_rows(splats, tiles, background, Rows(0, tiles.height))
+        ctx.rasterizer, ctx.tiles, ctx.n_splats = rasterizer, tiles, means2d.shape[0]
+        # Results are kept by autograd: a reference from here would be a circle.
+        ctx.kept = replace(blended, pixels=None, transmittance=None, last=None)
+        ctx.save_for_backward(splats, background, blended.transmittance, blended.last)
+        return blended.pixels, blended.transmittance
+
+    @staticmethod
+    def backward(ctx, d_pixels, d_transmittance):
+        splats, background, transmittance, last = ctx.saved_tensors
+        gradients = SplatGradients(splats.new_zeros(ctx.n_splats, 2), torch.zeros_like(splats))
+        blended = replace(ctx.kept, pixels=d_pixels, transmittance=transmittance, last=last)
+        ctx.rasterizer.backpropagate_rows(
+            splats, ctx.tiles, background, blended, d_pixels, d_transmittance, gradients
+        )
+        return gradients.means2d, gradients.splats, None, None, None
+
+
+def blend(
+    projection: Projection, background: Tensor, rasterizer: Rasterizer = WARP
+) -> tuple[Tensor, Tensor]:
+    """Blend a whole image: pixels (H, W, C) and transmittance (H, W), differentiable."""
+    return _Blend.apply(
+        projection.means2d,
+        projection.splats,
+        background.detach().float().contiguous(),
+        rasterizer.build_tile_lists(projection),
+        rasterizer,
+    )

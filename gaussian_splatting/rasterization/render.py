@@ -16,10 +16,14 @@ from torch import Tensor
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization.projection import Projection, project
-from gaussian_splatting.rasterization.projection_kernels import SPLAT_HEADER
+from gaussian_splatting.rasterization.projection_kernels import (
+    ALPHA_MAX,
+    ALPHA_MIN,
+    SPLAT_HEADER,
+    TILE,
+)
 from gaussian_splatting.rasterization.rasterizers import WARP, Rasterizer, blend
 from gaussian_splatting.rasterization.tile_lists import build_tile_lists
-from gaussian_splatting.rasterization.view import ALPHA_MAX, ALPHA_MIN, TILE
 from sugar_utils.device import constants
 from sugar_utils.warp_launch import launch
 
@@ -46,19 +50,13 @@ class RenderOutput:
 
     @property
     def visible(self) -> Tensor:
-        """Gaussians that were not culled. (N,) bool"""
         return self.radii > 0
 
 
 def complete_normals(xy: Tensor) -> Tensor:
-    """Give blended normals their z component: unit length, facing the camera.
+    """Blended x and y in camera axes with z = -sqrt(1 - min(1, x^2 + y^2)). (..., 2) -> (..., 3)
 
-    Args:
-        xy: Blended x and y in camera axes. (..., 2)
-
-    Returns:
-        (x, y, -sqrt(1 - min(1, x^2 + y^2))). (..., 3) The gradient is cut where the square
-        root would make it infinite.
+    The gradient is cut where the square root would make it infinite.
     """
     remainder = 1.0 - (xy * xy).sum(dim=-1, keepdim=True)
     return torch.cat([xy, -remainder.clamp_min(NORMAL_EPS).sqrt()], dim=-1)
@@ -67,11 +65,7 @@ def complete_normals(xy: Tensor) -> Tensor:
 def channel_background(
     projection: Projection, color: Tensor | None = None, *, farthest_depth_behind: bool = False
 ) -> Tensor:
-    """What lies behind each blended channel: zero but for colour and, if asked for, depth. (C,)
-
-    Args:
-        color: Colour behind everything; black when None. (3,)
-    """
+    """What lies behind each blended channel: zero but for colour and, if asked for, depth. (C,)"""
     layout, depths = projection.layout, projection.depths
     behind = torch.zeros(layout.total, device=depths.device)
     if layout.rgb is not None and color is not None:
@@ -95,11 +89,7 @@ def rasterize(
     farthest_depth_behind: bool = False,
     rasterizer: Rasterizer = WARP,
 ) -> RenderOutput:
-    """Render everything asked for in one pass.
-
-    .. note::
-        Every channel costs pixel memory and time in both directions; ask for depth and normals
-        only in iterations whose losses use them.
+    """Render everything asked for in one pass; every channel costs memory and time.
 
     Args:
         background: Colour behind everything; black when None. (3,)
@@ -177,11 +167,7 @@ def find_medians(
 
 @torch.no_grad()
 def median_depth(gaussians: Gaussians, camera: Camera) -> Tensor:
-    """Depth along the view axis of the Gaussian that takes a pixel's light below one half.
-
-    Returns:
-        Infinite where more light than that goes through. (H, W) world units
-    """
+    """Depth of the Gaussian that takes a pixel's light below one half; infinite without. (H, W)"""
     found = project(gaussians, camera, rgb=False, depth=True)
     tiles = build_tile_lists(found)
     depths = torch.full((camera.height, camera.width), torch.inf, device=found.splats.device)

@@ -4,12 +4,12 @@
 Signs and constants are those that 3DGS files use: colour = max(0, sum_k Y_k(direction) c_k + 0.5).
 """
 
+import torch
 import warp as wp
 from torch import Tensor
 
 SH_C0 = 0.28209479177387814  # the constant basis function, 1 / (2 sqrt(pi))
 vec16 = wp.types.vector(length=16, dtype=wp.float32)
-
 C0 = wp.constant(SH_C0)
 C1 = wp.constant(0.4886025119029199)
 C2_0 = wp.constant(1.0925484305920792)
@@ -30,6 +30,21 @@ def rgb_to_sh(colors: Tensor) -> Tensor:
 def sh_to_rgb(sh_dc: Tensor) -> Tensor:
     """Colours in [0, 1], or beyond, of coefficients of band 0. Any shape"""
     return sh_dc * SH_C0 + 0.5
+
+
+def sh_basis_of(directions: Tensor) -> Tensor:
+    """The basis functions in torch. (N, 3) unit directions of any dtype -> (N, 16)"""
+    x, y, z = directions.unbind(-1)
+    xx, yy, zz = x * x, y * y, z * z
+    bands = [
+        torch.full_like(x, SH_C0),
+        -C1 * y, C1 * z, -C1 * x,
+        C2_0 * x * y, -C2_0 * y * z, C2_2 * (2 * zz - xx - yy), -C2_0 * x * z, C2_4 * (xx - yy),
+        -C3_0 * y * (3 * xx - yy), C3_1 * x * y * z, -C3_2 * y * (4 * zz - xx - yy),
+        C3_3 * z * (2 * zz - 3 * xx - 3 * yy), -C3_2 * x * (4 * zz - xx - yy),
+        C3_5 * z * (xx - yy), -C3_0 * x * (xx - 3 * yy),
+    ]  # fmt: skip
+    return torch.stack(bands, dim=-1)
 
 
 @wp.func

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which tiles of its rectangle a splat reaches: an exact ellipse test, one source for all devices.
 
-A splat is visible where the quadratic form sigma(d) = d^T conic d / 2 of the offset d from its
-centre is at most its limit (``projection_kernels``, column 6). That ellipse is convex, so in each
-row of tiles it covers one interval of them. The ends of the interval are the leftmost and the
-rightmost point of the ellipse inside the row, widened by what rounding can do to the test of a
-pixel: no pixel that blends the splat is ever lost.
+A splat is visible where sigma(d) = d^T conic d / 2 of the offset d from its centre is at most its
+limit (``projection_kernels``, column 6). That ellipse covers one interval in each row of tiles,
+from its leftmost to its rightmost point inside the row, widened by what rounding can do to the
+test of a pixel: no pixel that blends the splat is ever lost.
 """
 
 from __future__ import annotations
@@ -14,8 +13,16 @@ from typing import Any
 
 import warp as wp
 
-from gaussian_splatting.rasterization.projection_kernels import Channels, project_one, vec3bf
-from gaussian_splatting.rasterization.view import TILE, View
+from gaussian_splatting.rasterization.projection_kernels import (
+    TILE,
+    Channels,
+    View,
+    project_one,
+    vec3bf,
+)
+
+Floats2d = wp.array2d(dtype=float)
+Ints = wp.array(dtype=int)
 
 # Counting and listing must agree to the last bit, in whatever kernel the test is inlined: no
 # product and sum may be contracted into one rounding.
@@ -30,7 +37,6 @@ wp.set_module_options(
 _SIDE = wp.constant(float(TILE))
 _SIDE_INT = wp.constant(TILE)
 _FAR = wp.constant(1.0e8)
-
 _ROUNDING = wp.constant(4.0e-6)
 """Relative rounding of sigma per unit of 1 / (1 - correlation^2), several times the worst case."""
 
@@ -126,12 +132,7 @@ def n_covered(splats: wp.array2d(dtype=float), i: int, rect: wp.vec4i) -> int:
 
 
 @wp.kernel
-def count_tiles(
-    first: int,
-    splats: wp.array2d(dtype=float),
-    rects: wp.array(dtype=wp.vec4i),
-    counts: wp.array(dtype=int),
-):
+def count_tiles(first: int, splats: Floats2d, rects: wp.array(dtype=wp.vec4i), counts: Ints):
     """Number of tiles that each splat reaches."""
     i = first + wp.tid()
     counts[i] = n_covered(splats, i, rects[i])
@@ -142,9 +143,8 @@ def project_and_count(
     first: int, view: View, channels: Channels, means: wp.array(dtype=wp.vec3),
     quats: wp.array(dtype=wp.vec4), scales: wp.array(dtype=wp.vec3),
     opacities: wp.array(dtype=float), sh_dc: wp.array2d(dtype=wp.vec3),
-    sh_rest: wp.array2d(dtype=Any), features: wp.array2d(dtype=float),
-    splats: wp.array2d(dtype=float), radii: wp.array(dtype=int), depths: wp.array(dtype=float),
-    tile_rects: wp.array(dtype=wp.vec4i), counts: wp.array(dtype=int),
+    sh_rest: wp.array2d(dtype=Any), features: Floats2d, splats: Floats2d, radii: Ints,
+    depths: wp.array(dtype=float), tile_rects: wp.array(dtype=wp.vec4i), counts: Ints,
 ):  # fmt: skip
     """:func:`~.projection_kernels.project_forward` and :func:`count_tiles` in one, for GPUs."""
     i = first + wp.tid()
@@ -164,14 +164,13 @@ PROJECT_AND_COUNT = {
 
 @wp.kernel
 def list_tiles(
-    first: int, tiles_x: int, n_pairs: int, splats: wp.array2d(dtype=float),
-    rects: wp.array(dtype=wp.vec4i), first_pairs: wp.array(dtype=int),
-    pair_tiles: wp.array(dtype=int), owners: wp.array(dtype=int),
+    first: int, tiles_x: int, n_pairs: int, splats: Floats2d, rects: wp.array(dtype=wp.vec4i),
+    first_pairs: Ints, pair_tiles: Ints, owners: Ints,
 ):  # fmt: skip
     """Write the tiles of each splat, by row of tiles, from its first pair on.
 
-    Its index goes to ``owners`` at the same places, unless that is empty. Pairs for which there is
-    no room, beyond ``n_pairs``, are left out.
+    Its index goes to ``owners`` at the same places, unless that is empty. Pairs beyond ``n_pairs``
+    are left out.
     """
     i = first + wp.tid()
     rect = rects[i]
@@ -190,13 +189,7 @@ def list_tiles(
 
 
 @wp.kernel
-def place_pairs(
-    first: int,
-    sorted_pairs: wp.array(dtype=int),
-    owners: wp.array(dtype=int),
-    places: wp.array(dtype=int),
-    ids: wp.array(dtype=int),
-):
+def place_pairs(first: int, sorted_pairs: Ints, owners: Ints, places: Ints, ids: Ints):
     """The place of each pair, and the splat at each place, from the pair at each place."""
     k = first + wp.tid()
     pair = sorted_pairs[k]

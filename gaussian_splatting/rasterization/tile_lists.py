@@ -2,8 +2,7 @@
 """Sorting splats into tiles: by tile, then depth, then index, the same on every device.
 
 Each splat owns a run of pairs, one for each tile it reaches. Splats are sorted by depth and their
-runs laid out in that order; a stable sort of the pairs by tile does the rest. So a key is a depth
-or a tile number, and there is no key space of tiles times depths. The CPU sorts in native code.
+runs laid out in that order; a stable sort of the pairs by tile does the rest.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from torch import Tensor
 
 from gaussian_splatting.rasterization.blend_cpu import sort_pairs, sort_splats
 from gaussian_splatting.rasterization.projection import MIN_ITEMS, Projection
+from gaussian_splatting.rasterization.projection_kernels import n_tiles
 from gaussian_splatting.rasterization.tile_coverage import list_tiles, place_pairs
-from gaussian_splatting.rasterization.view import n_tiles
 from sugar_utils.errors import UserError
 from sugar_utils.warp_launch import as_array, launch, on_stream_of
 
@@ -40,11 +39,7 @@ class TileLists:
 
 
 def build_tile_lists(projection: Projection, *, blocks: bool | None = None) -> TileLists:
-    """Sort the (tile, splat) pairs of a projection.
-
-    Args:
-        blocks: Sort as on a GPU, which a CPU can do as well; None: where the tensors are on one.
-    """
+    """Sort the (tile, splat) pairs of a projection; ``blocks`` as of ``blend_rows``."""
     # Native code learns the number for nothing.
     blocks = projection.splats.device.type != "cpu" if blocks is None else blocks
     camera, counts = projection.camera, projection.tile_counts

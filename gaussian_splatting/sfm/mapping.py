@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,21 +16,21 @@ from sugar_utils.errors import UserError
 from sugar_utils.libraries import load_pycolmap
 
 Mapper = Literal["auto", "incremental", "global"]
-
 MAX_INCREMENTAL = 500  # most photographs to add one by one: time grows with the square
-
 SMALLEST_MODEL = 3
-
 WELL_KNOWN = 20  # photographs of one camera from which the middle of its lens is found, too
 
 
 @dataclass(frozen=True)
 class Models:
-    """What hangs together."""
-
     # Pycolmap's reconstruction with most photographs; None if there is no model.
     largest: Any | None
     registered: list[list[str]]
+
+    @property
+    def n_placed(self) -> int:
+        """Photographs of the largest model."""
+        return len(self.registered[0]) if self.registered else 0
 
 
 def chosen_mapper(mapper: Mapper, n_photographs: int) -> Mapper:
@@ -56,11 +57,7 @@ def map_photographs(
     seed: int,
     advance: Callable[[int], None],
 ) -> Models:
-    """Find the models and keep the largest one; on one core, because only then bits repeat.
-
-    Args:
-        folder: Gets the models as ``0``, ``1``, ..., the largest first; replaced as a whole.
-    """
+    """Find the models, the largest first as ``0``; on one core, because only then bits repeat."""
     fresh = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     scratch = fresh / "scratch"
@@ -88,7 +85,6 @@ def map_photographs(
 
 
 def read_models(folder: Path) -> Models:
-    """The models of an earlier call."""
     folders = sorted(folder.glob("[0-9]*"), key=lambda path: (len(path.name), path.name))
     return _models([read_reconstruction(path) for path in folders])
 
@@ -103,9 +99,8 @@ def _models(found: Sequence[Any]) -> Models:
 def refine_principal_points(model: Any) -> None:
     """Adjust a finished model once more, with the middle of the lens free where it can be known.
 
-    No lens sits exactly before the middle of its sensor. While a model grows this cannot be told
-    from a turned camera, so the mappers assume the middle; many photographs from all around can
-    tell. Cameras that took few photographs keep theirs.
+    While a model grows the middle cannot be told from a turned camera, so the mappers assume it.
+    Many photographs from all around can tell; cameras that took few keep theirs.
     """
     pycolmap = load_pycolmap()
     images = [model.images[number] for number in model.reg_image_ids()]
@@ -136,18 +131,9 @@ def _incremental(
     options.min_model_size = SMALLEST_MODEL
     # Colours come from the undistorted photographs, which are read anyway.
     options.extract_colors = False
-    placed = 0
-
-    def one_more() -> None:
-        nonlocal placed
-        placed += 1
-        advance(placed)
-
-    def two_more() -> None:
-        one_more()
-        one_more()
-
+    placed = itertools.count(1)
     return pycolmap.incremental_mapping(
         str(database), str(folder), str(folder), options,
-        initial_image_pair_callback=two_more, next_image_callback=one_more,
+        initial_image_pair_callback=lambda: (next(placed), advance(next(placed))),
+        next_image_callback=lambda: advance(next(placed)),
     )  # fmt: skip

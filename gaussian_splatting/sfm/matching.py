@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Features of photographs, and comparing them: which pairs, in parts, against the poses found.
-
-Matches of a pair fit one epipolar geometry of their own. If an image has a wrong pose, the matches
-with most of its neighbours do not fit the geometry of the poses, whether or not the reconstruction
-used them.
-"""
+"""Features of photographs, and comparing them: which pairs, in parts, against the poses found."""
 
 from __future__ import annotations
 
@@ -37,10 +32,7 @@ _BYTES_PER_PIXEL = 256  # most that a SIFT extractor holds, first octave at twic
 
 
 def database_name(index: int) -> str:
-    """Name in the database of the photograph at a place in the order.
-
-    Lists of pairs take a name for ended where it has a space, as photographs' names often do.
-    """
+    """Name in the database of the photograph at a place: lists of pairs end names at spaces."""
     return f"{index + 1:06}"
 
 
@@ -80,8 +72,7 @@ def create_database(
 ) -> None:
     """Write a database of cameras and photographs without features, complete or not at all.
 
-    Photographs have the numbers 1, 2, ... in their order. Those that their headers give to one
-    camera share its lens.
+    Photographs have the numbers 1, 2, ... in their order, and share lenses as their headers say.
 
     Args:
         camera_model: COLMAP's name of the lens model; None for OPENCV, and SIMPLE_RADIAL where a
@@ -100,23 +91,18 @@ def create_database(
             lens = camera_model or fallback, focal, first.width, first.height
             camera = pycolmap.Camera.create_from_model_name(pycolmap.INVALID_CAMERA_ID, *lens)
             camera.has_prior_focal_length = first.focal is not None
-            camera_id = database.write_camera(camera)
+            kind = pycolmap.SensorType.CAMERA
+            sensor = pycolmap.sensor_t(kind, database.write_camera(camera))
             rig = pycolmap.Rig()
-            rig.add_ref_sensor(pycolmap.sensor_t(pycolmap.SensorType.CAMERA, camera_id))
-            rig_id = database.write_rig(rig)
-            numbers |= {index: (camera_id, rig_id) for index in group}
+            rig.add_ref_sensor(sensor)
+            numbers |= dict.fromkeys(group, (sensor, database.write_rig(rig)))
         for index in range(len(photographs)):
-            _write_photograph(database, database_name(index), *numbers[index])
-
-
-def _write_photograph(database: Any, name: str, camera_id: int, rig_id: int) -> None:
-    pycolmap = load_pycolmap()
-    image_id = database.write_image(pycolmap.Image(name=name, camera_id=camera_id))
-    frame = pycolmap.Frame()
-    frame.rig_id = rig_id
-    sensor = pycolmap.sensor_t(pycolmap.SensorType.CAMERA, camera_id)
-    frame.add_data_id(pycolmap.data_t(sensor, image_id))
-    database.write_frame(frame)
+            sensor, rig_id = numbers[index]
+            image = pycolmap.Image(name=database_name(index), camera_id=sensor.id)
+            frame = pycolmap.Frame()
+            frame.rig_id = rig_id
+            frame.add_data_id(pycolmap.data_t(sensor, database.write_image(image)))
+            database.write_frame(frame)
 
 
 def extract_features(
@@ -127,14 +113,10 @@ def extract_features(
     max_features: int,
     advance: Callable[[int], None],
 ) -> None:
-    """Find the features of all photographs that have none in the database yet.
-
-    Several photographs are worked on at a time, as many as there are cores and memory for. What is
-    in the database is what one photograph after the other would have given.
+    """Find the features of all photographs that have none in the database yet, several at a time.
 
     Args:
-        longest_side: Size at which features are looked for, pixels; their places count in pixels
-            of the whole photograph.
+        longest_side: Size at which features are looked for; places count in pixels of the whole.
     """
     pycolmap = load_pycolmap()
     options = pycolmap.FeatureExtractionOptions()
@@ -146,12 +128,13 @@ def extract_features(
         return index, *_features_of(photographs[index], masks[index], longest_side, options)
 
     with pycolmap.Database.open(str(path)) as database:
-        waiting = [
-            index for index in range(len(photographs)) if not database.exists_descriptors(index + 1)
-        ]
-        done = len(photographs) - len(waiting)
+        n = len(photographs)
+        waiting = [index for index in range(n) if not database.exists_descriptors(index + 1)]
+        done = n - len(waiting)
         advance(done)
-        for index, keypoints, descriptors in _in_order(find, waiting, _workers(longest_side)):
+        room, each = available_bytes() or 2 << 30, _BYTES_PER_PIXEL * longest_side**2
+        n_workers = max(1, min(os.cpu_count() or 1, room // 2 // each))
+        for index, keypoints, descriptors in _in_order(find, waiting, n_workers):
             # Both or none, should the process be killed between them.
             transaction = pycolmap.DatabaseTransaction(database)
             # There are some if the disk was full when their descriptors should have followed.
@@ -185,12 +168,6 @@ def _features_of(
     return keypoints.astype(np.float32), descriptors
 
 
-def _workers(longest_side: int) -> int:
-    room = available_bytes() or 2 << 30
-    each = _BYTES_PER_PIXEL * longest_side**2
-    return max(1, min(os.cpu_count() or 1, room // 2 // each))
-
-
 def _in_order(work: Callable[[int], Any], items: Iterable[int], n_workers: int) -> Iterator[Any]:
     running: deque[Future] = deque()
     remaining = iter(items)
@@ -207,7 +184,6 @@ def _in_order(work: Callable[[int], Any], items: Iterable[int], n_workers: int) 
 
 
 Matcher = Literal["auto", "exhaustive", "sequential", "similar"]
-
 MAX_EXHAUSTIVE = 150  # photographs up to which all pairs are compared
 COMPARED_FEATURES = 256  # features of a photograph by which similar ones are found
 _PART = 64
@@ -223,18 +199,9 @@ def chosen_matcher(matcher: Matcher, n_photographs: int, in_order: bool) -> Matc
 
 
 def pairs_to_match(path: Path, n: int, matcher: Matcher) -> list[tuple[int, int]]:
-    """Pairs of photographs by their places in the order, ascending.
-
-    Neighbours by name count in every way: cameras number photographs as they are taken. Similar
-    ones do as well, so that a path that comes back to where it began is closed.
-    """
+    """Pairs of photographs by their places in the order, ascending: neighbours and similar ones."""
     if matcher == "exhaustive":
         return sorted(all_pairs(n))
-    alike = similar_pairs(_largest_descriptors(path, n), 10 if matcher == "sequential" else 30)
-    return sorted(alike | neighbour_pairs(n, 10 if matcher == "sequential" else 3))
-
-
-def _largest_descriptors(path: Path, n: int) -> list[np.ndarray]:
     pycolmap = load_pycolmap()
     found = []
     with pycolmap.Database.open(str(path)) as database:
@@ -242,7 +209,8 @@ def _largest_descriptors(path: Path, n: int) -> list[np.ndarray]:
             scales = database.read_keypoints(number)[:, 2]
             largest = np.argsort(-scales, kind="stable")[:COMPARED_FEATURES]
             found.append(database.read_descriptors(number).data[largest])
-    return found
+    alike = similar_pairs(found, 10 if matcher == "sequential" else 30)
+    return sorted(alike | neighbour_pairs(n, 10 if matcher == "sequential" else 3))
 
 
 def match_pairs(
@@ -267,16 +235,10 @@ def match_pairs(
             part = waiting[first : first + _PART]
             text = "".join(f"{database_name(i)} {database_name(j)}\n" for i, j in part)
             Path(pairing.match_list_path).write_text(text, encoding="utf-8")
-            pycolmap.match_image_pairs(
-                str(path), matching, pairing, verification, pycolmap.Device.cpu
-            )
+            device = pycolmap.Device.cpu
+            pycolmap.match_image_pairs(str(path), matching, pairing, verification, device)
             done += len(part)
             advance(done)
-
-
-def _pair(key: int) -> tuple[int, int]:
-    i, j = load_pycolmap().pair_id_to_image_pair(key)
-    return min(i, j) - 1, max(i, j) - 1
 
 
 def verified_matches(path: Path) -> dict[tuple[int, int], int]:
@@ -284,11 +246,11 @@ def verified_matches(path: Path) -> dict[tuple[int, int], int]:
     pycolmap = load_pycolmap()
     with pycolmap.Database.open(str(path)) as database:
         keys, counts = database.read_two_view_geometry_num_inliers()
-    return {_pair(key): count for key, count in zip(keys, counts, strict=True) if count > 0}
+    pairs = [sorted(pycolmap.pair_id_to_image_pair(key)) for key in keys]
+    return {(i - 1, j - 1): n for (i, j), n in zip(pairs, counts, strict=True) if n > 0}
 
 
 MAX_RATIO = 0.8  # most: distance of the best match over that of the second best (Lowe 2004)
-
 _BLOCK = 32
 
 
@@ -298,11 +260,7 @@ def all_pairs(n: int) -> set[tuple[int, int]]:
 
 
 def neighbour_pairs(n: int, reach: int = 10) -> set[tuple[int, int]]:
-    """Pairs near each other in order: the next ``reach``, then ever larger steps.
-
-    The large steps (16, 32, 64, ...) tie distant parts of a video together where one still shows
-    what the other shows.
-    """
+    """Pairs near each other in order: the next ``reach``, then steps of 16, 32, 64, ..."""
     steps = {*range(1, reach + 1), *(1 << k for k in range(n.bit_length()))}
     return {(i, i + step) for step in steps for i in range(n - step)}
 
@@ -310,9 +268,8 @@ def neighbour_pairs(n: int, reach: int = 10) -> set[tuple[int, int]]:
 def similar_pairs(descriptors: Sequence[np.ndarray], n_each: int = 30) -> set[tuple[int, int]]:
     """Pairs of photographs that show the same, found by a few features of each.
 
-    The features that cover most of a photograph survive a change of viewpoint best, so comparing
-    some hundred of them tells which photographs are worth comparing whole (Wu 2013, "Towards
-    linear-time incremental structure from motion", section 3).
+    The features that cover most of a photograph survive a change of viewpoint best (Wu 2013,
+    "Towards linear-time incremental structure from motion", section 3).
 
     Args:
         descriptors: Of each photograph, its largest features. (K, 128) uint8, K may differ
@@ -357,7 +314,6 @@ def _found(own: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 MAX_ERROR = 0.005  # epipolar distance as a share of the longest side; above, the pair contradicts
-
 MIN_MATCHES, MIN_PAIRS = 30, 2
 CONTRADICTING_SHARE = 0.5  # share of the pairs of an image that must contradict its pose
 

@@ -26,9 +26,7 @@ from sugar_utils.schemas import Count, read_checked
 HEIF_SUFFIXES = (".heic", ".heif", ".hif")
 RAW_SUFFIXES = (".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2", ".pef")
 VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".mkv", ".avi", ".webm", ".mts", ".m2ts", ".3gp")
-
 FILM_DIAGONAL = math.hypot(36, 24)  # mm, of "35 mm equivalent" focal lengths (CIPA DCG-001)
-
 _EXIF_BLOCK = 0x8769
 _MAKE, _MODEL, _ORIENTATION, _FOCAL_IN_FILM = 0x010F, 0x0110, 0x0112, 0xA405
 _FOCAL, _PLANE_RESOLUTION, _PLANE_UNIT = 0x920A, 0xA20E, 0xA210
@@ -50,8 +48,6 @@ _NAMED = 3
 
 @dataclass(frozen=True)
 class Photograph:
-    """One photograph, from its header."""
-
     name: str
     path: Path
     width: int
@@ -70,10 +66,7 @@ def natural_order(name: str) -> list[tuple[int, int | str]]:
 
 
 def picture_files(folder: Path, recursive: bool = True) -> list[Path]:
-    """Files of a folder that are photographs by their names, in their natural order.
-
-    Hidden ones are left out: archives from macOS carry a ``._NAME`` for every photograph.
-    """
+    """Files that are photographs by their names, in natural order, without hidden ones."""
     return _files(folder, (*IMAGE_SUFFIXES, *HEIF_SUFFIXES), recursive)
 
 
@@ -103,32 +96,23 @@ def described_photographs(folder: Path, recursive: bool) -> list[Photograph]:
     """All photographs of a folder, from their headers alone."""
     files = picture_files(folder, recursive)
     for path in files:
-        _require_utf8(path)
-    _prepare_heif(files)
-    return [_described(path, folder) for path in files]
-
-
-def _require_utf8(path: Path) -> None:
-    try:
-        str(path).encode()
-    except UnicodeEncodeError as error:
-        shown = str(path).encode(errors="backslashreplace").decode()
-        raise UserError(
-            f"{shown}: the name is not valid UTF-8, which COLMAP needs; rename it"
-        ) from error
-
-
-def _prepare_heif(files: Sequence[Path]) -> None:
+        try:
+            str(path).encode()
+        except UnicodeEncodeError as error:
+            shown = str(path).encode(errors="backslashreplace").decode()
+            raise UserError(
+                f"{shown}: the name is not valid UTF-8, which COLMAP needs; rename it"
+            ) from error
     heif = [path for path in files if path.suffix.lower() in HEIF_SUFFIXES]
-    if not heif:
-        return
-    try:
-        importlib.import_module("pillow_heif").register_heif_opener()
-    except ImportError as error:
-        raise UserError(
-            f"{heif[0]}: {len(heif)} of {len(files)} photographs are HEIC, which needs one more "
-            "package: pip install pillow-heif (or export them as JPEG)"
-        ) from error
+    if heif:
+        try:
+            importlib.import_module("pillow_heif").register_heif_opener()
+        except ImportError as error:
+            raise UserError(
+                f"{heif[0]}: {len(heif)} of {len(files)} photographs are HEIC, which needs one "
+                "more package: pip install pillow-heif (or export them as JPEG)"
+            ) from error
+    return [_described(path, folder) for path in files]
 
 
 def _described(path: Path, folder: Path) -> Photograph:
@@ -137,25 +121,12 @@ def _described(path: Path, folder: Path) -> Photograph:
         orientation = exif.get(_ORIENTATION, 1)
         width, height = image.size
         details = exif.get_ifd(_EXIF_BLOCK)
-        depth, transparent = _unusual_depth(image), has_alpha(image)
+        deep = "16-bit" if image.mode.startswith("I") or image.mode == "F" else ""
+        depth = image.mode if image.mode in ("CMYK", "LAB", "YCbCr", "HSV") else deep
+        transparent = has_alpha(image)
     if orientation in _ON_ITS_SIDE:
         width, height = height, width
     device = " ".join(str(exif.get(tag, "")).strip(" \0") for tag in (_MAKE, _MODEL)).strip()
-    return Photograph(
-        name=path.relative_to(folder).as_posix(), path=path, width=width, height=height,
-        focal=_focal_pixels(details, width, height), device=device, turned=orientation in _TURNS,
-        depth=depth, transparent=transparent,
-    )  # fmt: skip
-
-
-def _unusual_depth(image: Image.Image) -> str:
-    if image.mode.startswith("I") or image.mode == "F":
-        return "16-bit"
-    return image.mode if image.mode in ("CMYK", "LAB", "YCbCr", "HSV") else ""
-
-
-def _focal_pixels(details: dict, width: int, height: int) -> float | None:
-    """Focal length in pixels, by the 35 mm equivalent or by the pitch of the sensor."""
     equivalent = _number(details.get(_FOCAL_IN_FILM))
     focal = equivalent / FILM_DIAGONAL * math.hypot(width, height)
     if not focal:
@@ -163,7 +134,11 @@ def _focal_pixels(details: dict, width: int, height: int) -> float | None:
         pitch = _number(details.get(_PLANE_RESOLUTION))
         focal = _number(details.get(_FOCAL)) * pitch / unit if unit else 0.0
     # Outside of this are fisheyes, telescopes and wrong tags: better no start than a wrong one.
-    return focal if 0.2 < focal / max(width, height) < 20 else None
+    return Photograph(
+        name=path.relative_to(folder).as_posix(), path=path, width=width, height=height,
+        focal=focal if 0.2 < focal / max(width, height) < 20 else None, device=device,
+        turned=orientation in _TURNS, depth=depth, transparent=transparent,
+    )  # fmt: skip
 
 
 def _number(value: object) -> float:
@@ -175,11 +150,7 @@ def _number(value: object) -> float:
 
 
 def read_upright(path: Path, longest_side: int | None = None) -> Image.Image:
-    """A photograph as it is meant to be seen, in 8 bits.
-
-    Args:
-        longest_side: Make larger ones smaller, pixels; None keeps the size of the file.
-    """
+    """A photograph as it is meant to be seen, in 8 bits, made smaller where it is longer."""
     with open_image(path) as image:
         turn = _TURNS.get(image.getexif().get(_ORIENTATION, 1))
         scale = min(1.0, (longest_side or max(image.size)) / max(image.size))
@@ -216,25 +187,20 @@ def told_photographs(photographs: Sequence[Photograph], notify: Callable[[str], 
         notify(f"note: {len(turned)} of {n} photographs are turned as their EXIF data say")
     for depth in sorted({p.depth for p in photographs} - {""}):
         names = [p.name for p in photographs if p.depth == depth]
-        notify(f"note: {len(names)} of {n} photographs are {depth}, converted to 8-bit RGB "
-               f"({shortened(names)})")  # fmt: skip
+        told = f"{len(names)} of {n} photographs are {depth}, converted to 8-bit RGB"
+        notify(f"note: {told} ({shortened(names)})")
     groups = camera_groups(photographs)
     if len(groups) > 1:
-        sizes = ", ".join(_group_text(photographs, group) for group in groups[:_NAMED])
-        more = ", ..." if len(groups) > _NAMED else ""
-        notify(f"note: {len(groups)} cameras or lens settings ({sizes}{more})")
-
-
-def _group_text(photographs: Sequence[Photograph], group: Sequence[int]) -> str:
-    first = photographs[group[0]]
-    device = f" {first.device}" if first.device else ""
-    return f"{len(group)} of{device} {first.width} x {first.height}"
+        shown = [(len(group), photographs[group[0]]) for group in groups[:_NAMED]]
+        sizes = [f"{n} of{' ' * bool(p.device)}{p.device} {p.width} x {p.height}" for n, p in shown]
+        more = ["..."] * (len(groups) > _NAMED)
+        notify(f"note: {len(groups)} cameras or lens settings ({', '.join(sizes + more)})")
 
 
 def shortened(names: Sequence[str], limit: int = _NAMED) -> str:
     """The first of some names, and whether there are more."""
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more"
-                                       if len(names) > limit else "")  # fmt: skip
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
 
 
 def output_names(photographs: Sequence[Photograph]) -> Iterator[str]:
@@ -280,8 +246,6 @@ class ChoiceNote(msgspec.Struct):
 
 @dataclass(frozen=True)
 class FrameChoice:
-    """Which frames of a video are taken."""
-
     chosen: list[int]
     n_frames: int
     n_repeated: int
@@ -300,12 +264,9 @@ Advance = Callable[[int], None]  # told how many frames are done
 
 
 def extract_frames(video: Path, folder: Path, n_wanted: int, progress: Any) -> FrameChoice:
-    """Write the best frames of a video as JPEG files; those that are there already stay.
+    """Write the best frames of a video as ``frame_00012.jpg``; those that are there already stay.
 
     The video is read twice, so that no more than one frame is in memory.
-
-    Args:
-        folder: Gets ``frames.json``, and ``frame_00012.jpg`` for frame 12.
     """
     choice = _choice_made(video, folder, n_wanted)
     if choice is None:
@@ -342,30 +303,24 @@ def _begin(video: Path, folder: Path, n_wanted: int, choice: FrameChoice) -> Non
 def choose_frames(looks: Iterator[_Look], n_wanted: int) -> FrameChoice:
     """The sharpest frame of each of ``n_wanted`` equal intervals, if something has moved."""
     seen = list(looks)
-    n = len(seen)
+    n, n_intervals = len(seen), min(n_wanted, len(seen))
     chosen: list[_Look] = []
-    repeated = 0
-    n_intervals = min(n_wanted, n)
     for k in range(n_intervals):
         interval = seen[k * n // n_intervals : (k + 1) * n // n_intervals]
         best = max(interval, key=lambda look: look.sharpness)
-        if chosen and _difference(chosen[-1], best) < _STILL:
-            repeated += 1
-            continue
+        if chosen:
+            difference = np.abs(chosen[-1].thumbnail.astype(np.int16) - best.thumbnail).mean()
+            if difference < _STILL:
+                continue
         chosen.append(best)
-    return FrameChoice([look.number for look in chosen], n, repeated)
-
-
-def _difference(a: _Look, b: _Look) -> float:
-    return float(np.abs(a.thumbnail.astype(np.int16) - b.thumbnail).mean())
+    return FrameChoice([look.number for look in chosen], n, n_intervals - len(chosen))
 
 
 def _looks(video: Path, advance: Advance) -> Iterator[_Look]:
     for number, frame in enumerate(_frames(video)):
         scale = min(1.0, _LOOKED_AT / max(frame.width, frame.height))
-        size = {"width": max(16, round(frame.width * scale)),
-                "height": max(16, round(frame.height * scale))}  # fmt: skip
-        grey = frame.reformat(**size, format="gray").to_ndarray()
+        width, height = (max(16, round(side * scale)) for side in (frame.width, frame.height))
+        grey = frame.reformat(width, height, format="gray").to_ndarray()
         small = Image.fromarray(grey).resize((_THUMBNAIL, _THUMBNAIL), Image.Resampling.BOX)
         advance(number + 1)
         yield _Look(number, sharpness(grey), np.asarray(small))

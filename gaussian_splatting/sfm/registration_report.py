@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import itertools
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,8 +57,6 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Registration:
-    """What is said in the end."""
-
     word: str  # ``fine``, ``usable`` or ``poor``
     n_registered: int
     left_out: list[tuple[str, str]]
@@ -64,25 +64,28 @@ class Registration:
     advice: list[str]
 
     def line(self, evidence: Evidence) -> str:
-        """All that matters in one line."""
         n = len(evidence.names)
         parts = [f"{self.n_registered} of {n} photographs are registered"]
         if self.left_out:
             told = [f"{name} ({reason})" for name, reason in self.left_out]
             parts.append(f"left out: {shortened(told, 5)}")
-        parts.append(f"reprojection error {evidence.error:.2f} px")
-        parts.append(f"{evidence.n_points:,} points")
-        parts.append(f"quality: {self.word}")
-        return "; ".join(parts + self.advice[:2])
+        parts += [f"reprojection error {evidence.error:.2f} px", f"{evidence.n_points:,} points"]
+        return "; ".join([*parts, f"quality: {self.word}", *self.advice[:2]])
 
 
 def registration_of(evidence: Evidence) -> Registration:
-    """Judge a reconstruction."""
     if not evidence.models:
         raise UserError(_why_nothing(evidence))
     registered = set(evidence.models[0])
     others = [sorted(set(model) - registered) for model in evidence.models[1:]]
-    _refuse_two_sets(evidence, registered, others)
+    second = max(others, key=len, default=[])
+    if len(second) > SPLIT_SHARE * len(evidence.names) and len(second) >= 3:
+        sets = [[n for n in evidence.names if n in names] for names in (registered, second)]
+        first, second = (f"{len(own)} from {own[0]} to {own[-1]}" for own in sets)
+        raise UserError(
+            f"the photographs fall into sets that share nothing: {first}, and {second}; put them "
+            "into folders of their own, or add photographs that show both"
+        )
     left_out = [
         (name, _reason(evidence, index, registered))
         for index, name in enumerate(evidence.names)
@@ -122,22 +125,6 @@ def _why_nothing(evidence: Evidence) -> str:
     return f"the {n} photographs could not be brought together: {reason}"
 
 
-def _refuse_two_sets(
-    evidence: Evidence, registered: Collection[str], others: Sequence[Sequence[str]]
-) -> None:
-    n = len(evidence.names)
-    second = max(others, key=len, default=[])
-    if len(second) <= SPLIT_SHARE * n or len(second) < 3:
-        return
-    first = [name for name in evidence.names if name in registered]
-    second = [name for name in evidence.names if name in second]
-    raise UserError(
-        f"the photographs fall into sets that share nothing: {len(first)} from {first[0]} to "
-        f"{first[-1]}, and {len(second)} from {second[0]} to {second[-1]}; put them into folders "
-        "of their own, or add photographs that show both"
-    )
-
-
 def _reason(evidence: Evidence, index: int, registered: Collection[str]) -> str:
     partners = {
         evidence.names[i if j == index else j]: count
@@ -164,22 +151,22 @@ def _advice(evidence: Evidence, registered: Collection[str]) -> list[str]:
     if evidence.masked and len(registered) < USABLE_SHARE * len(evidence.names):
         advice.append(_LESS_MASKED)
     if evidence.contradicting:
-        named = [
-            f"{name} ({wrong} of {n} pairs)" for name, (wrong, n) in evidence.contradicting.items()
-        ]
+        wrong = evidence.contradicting.items()
+        named = [f"{name} ({n_wrong} of {n} pairs)" for name, (n_wrong, n) in wrong]
         advice.append(f"remove or retake {shortened(named)}, whose matches contradict their poses")
     if evidence.spread < NARROW:
         advice.append("the camera hardly moved: walk around the object, do not turn on the spot")
-    gaps = [_gap_text(evidence.names, run) for run in _gaps(evidence.names, registered)]
+    gaps = _gaps(evidence.names, registered)[:3]
     if gaps:
-        advice.append(f"add photographs {_joined(gaps[:3])}")
+        advice.append(
+            f"add photographs {' and '.join(filter(None, (', '.join(gaps[:-1]), gaps[-1])))}"
+        )
     loose = [name for name, count in (evidence.shared or {}).items() if count < LOOSE_POINTS]
     loose = [name for name in evidence.names if name in loose]
     if loose and not gaps:
         advice.append(f"add photographs around {shortened(loose)}, which hang by few points")
-    blurred = [
-        name for name, x in zip(evidence.names, evidence.sharpness, strict=True) if x < BLURRED
-    ]
+    sharp = dict(zip(evidence.names, evidence.sharpness, strict=True))
+    blurred = [name for name, x in sharp.items() if x < BLURRED]
     if blurred:
         advice.append(f"replace the blurred ones: {shortened(blurred)}")
     if evidence.error > FINE_ERROR:
@@ -189,30 +176,26 @@ def _advice(evidence: Evidence, registered: Collection[str]) -> list[str]:
     return advice
 
 
-def _gaps(names: Sequence[str], registered: Collection[str]) -> list[tuple[int, int]]:
-    """Runs of photographs without a place, as their first and last index, the longest first."""
-    runs: list[tuple[int, int]] = []
+def _gaps(names: Sequence[str], registered: Collection[str]) -> list[str]:
+    """Where runs of photographs without a place are, the longest run first."""
+    runs: list[list[int]] = []
     for index, name in enumerate(names):
         if name in registered:
             continue
         if runs and runs[-1][1] == index - 1:
-            runs[-1] = (runs[-1][0], index)
+            runs[-1][1] = index
         else:
-            runs.append((index, index))
-    return sorted(runs, key=lambda run: run[0] - run[1])
-
-
-def _gap_text(names: Sequence[str], run: tuple[int, int]) -> str:
-    first, last = run
-    if first == 0:
-        return f"before {names[last + 1]}"
-    if last == len(names) - 1:
-        return f"after {names[first - 1]}"
-    return f"between {names[first - 1]} and {names[last + 1]}"
-
-
-def _joined(texts: Sequence[str]) -> str:
-    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
+            runs.append([index, index])
+    texts = []
+    for first, last in sorted(runs, key=lambda run: run[0] - run[1]):
+        before, after = names[first - 1], names[(last + 1) % len(names)]
+        if first == 0:
+            texts.append(f"before {after}")
+        elif last == len(names) - 1:
+            texts.append(f"after {before}")
+        else:
+            texts.append(f"between {before} and {after}")
+    return texts
 
 
 def model_facts(model) -> tuple[dict[str, int], float]:
@@ -259,11 +242,11 @@ def convert_page(
     steps: Sequence[tuple[str, float, int]],
     settings: Mapping[str, object],
 ) -> Page:
-    """The page."""
-    page = Page(title, f"{len(evidence.names)} photographs")
+    n = len(evidence.names)
+    page = Page(title, f"{n} photographs")
     page.facts(
         [
-            ("registered photographs", f"{registration.n_registered} of {len(evidence.names)}"),
+            ("registered photographs", f"{registration.n_registered} of {n}"),
             ("quality", registration.word),
             ("reprojection error", f"{evidence.error:.2f} px"),
             ("points", evidence.n_points),
@@ -274,13 +257,22 @@ def convert_page(
     for advice in registration.advice:
         page.paragraph(advice[0].upper() + advice[1:] + ".", note=True)
     page.heading("Where the photographs were taken")
-    page.wide_picture(
-        Picture(seen_from_above,
-                "From above: the cameras, where they look, and their numbers in the order of the "
-                "photographs. Blue is the first one.", "Map of the cameras")
-    )  # fmt: skip
-    _add_left_out(page, registration, files)
-    _add_photographs(page, evidence)
+    caption = (
+        "From above: the cameras, where they look, and their numbers in the order of the "
+        "photographs. Blue is the first one."
+    )
+    page.wide_picture(Picture(seen_from_above, caption, "Map of the cameras"))
+    for number, names in enumerate(registration.other_models, start=2):
+        text = f"Part {number}, which shares too little with the rest: {', '.join(names)}"
+        page.paragraph(text, note=True)
+    if registration.left_out:
+        page.heading("Photographs without a place")
+        page.table(("photograph", "why"), registration.left_out, text_columns=2)
+        shown = registration.left_out[:_MAX_LEFT_OUT_PICTURES]
+        pictures = [Picture(files[name], f"{name}: {reason}") for name, reason in shown]
+        page.pictures(pictures, width=_THUMBNAIL)
+    page.heading("All photographs")
+    page.pairs(_all_photographs(evidence), folded=f"{n} photographs")
     page.heading("What it took")
     page.table(
         ("step", "time", "peak memory"),
@@ -290,42 +282,17 @@ def convert_page(
     return page
 
 
-def _add_left_out(page: Page, registration: Registration, files: Mapping[str, Path]) -> None:
-    for number, names in enumerate(registration.other_models, start=2):
-        page.paragraph(
-            f"Part {number}, which shares too little with the rest: {', '.join(names)}", note=True
+def _all_photographs(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    shared, partners = evidence.shared or {}, Counter(itertools.chain(*evidence.matches))
+    for index, name in enumerate(evidence.names):
+        sharp = evidence.sharpness[index]
+        blurred = " (blurred)" if sharp < BLURRED else ""
+        place = f"shares {shared[name]:,} points with its nearest" if name in shared else "no place"
+        yield (
+            f"{index + 1}  {name}",
+            f"sharpness {sharp:.2f}{blurred}, {evidence.n_features[index]:,} features, matches "
+            f"{partners[index]} others, {place}",
         )
-    if not registration.left_out:
-        return
-    page.heading("Photographs without a place")
-    page.table(("photograph", "why"), registration.left_out, text_columns=2)
-    shown = registration.left_out[:_MAX_LEFT_OUT_PICTURES]
-    page.pictures(
-        [Picture(files[name], f"{name}: {reason}") for name, reason in shown], width=_THUMBNAIL
-    )
-
-
-def _add_photographs(page: Page, evidence: Evidence) -> None:
-    page.heading("All photographs")
-    shared = evidence.shared or {}
-    partners = [0] * len(evidence.names)
-    for i, j in evidence.matches:
-        partners[i] += 1
-        partners[j] += 1
-    page.pairs(
-        [
-            (f"{number}  {name}",
-             f"sharpness {sharp:.2f}{' (blurred)' if sharp < BLURRED else ''}, "
-             f"{features:,} features, matches {count} others"
-             + (f", shares {shared[name]:,} points with its nearest" if name in shared
-                else ", no place"))
-            for number, (name, sharp, features, count) in enumerate(
-                zip(evidence.names, evidence.sharpness, evidence.n_features, partners, strict=True),
-                start=1,
-            )
-        ],
-        folded=f"{len(evidence.names)} photographs",
-    )  # fmt: skip
 
 
 def camera_map(model: Any, names: Sequence[str]) -> np.ndarray:
@@ -335,11 +302,18 @@ def camera_map(model: Any, names: Sequence[str]) -> np.ndarray:
     ordered = [images[names[number - 1]] for number in numbers]
     poses = np.stack([image.cam_from_world().matrix() for image in ordered])
     centers = np.stack([image.projection_center() for image in ordered])
-    points, colors = _points_of(model)
+    kept = sorted(model.point3D_ids())
+    kept = kept[:: max(1, len(kept) // _MAX_POINTS)]
+    points = np.array([model.points3D[n].xyz for n in kept]).reshape(-1, 3)
+    colors = np.array([model.points3D[n].color for n in kept], np.uint8).reshape(-1, 3)
     up = up_direction(poses[:, :, :3], points)
     level = upright_rotation(up, centers[0] - centers.mean(axis=0))[[0, 2]]
     at, looks, seen = centers @ level.T, poses[:, 2, :3] @ level.T, points @ level.T
-    middle, scale = _frame(at, seen)
+    near = np.percentile(seen, (5, 95), axis=0) if len(seen) else at
+    both = np.concatenate([at, near])
+    low, high = both.min(axis=0), both.max(axis=0)
+    middle = (low + high) / 2
+    scale = (MAP_SIZE - 2 * _MARGIN) / max(float((high - low).max()), 1e-9)
 
     def pixels(places: np.ndarray) -> np.ndarray:
         return (places - middle) * scale + MAP_SIZE / 2
@@ -353,21 +327,6 @@ def camera_map(model: Any, names: Sequence[str]) -> np.ndarray:
     picture = Image.fromarray(paper)
     _draw_cameras(ImageDraw.Draw(picture), pixels(at), looks, numbers)
     return np.asarray(picture)
-
-
-def _points_of(model: Any) -> tuple[np.ndarray, np.ndarray]:
-    numbers = sorted(model.point3D_ids())
-    numbers = numbers[:: max(1, len(numbers) // _MAX_POINTS)]
-    points = np.array([model.points3D[n].xyz for n in numbers]).reshape(-1, 3)
-    colors = np.array([model.points3D[n].color for n in numbers], np.uint8).reshape(-1, 3)
-    return points, colors
-
-
-def _frame(at: np.ndarray, seen: np.ndarray) -> tuple[np.ndarray, float]:
-    near = np.percentile(seen, (5, 95), axis=0) if len(seen) else at
-    both = np.concatenate([at, near])
-    low, high = both.min(axis=0), both.max(axis=0)
-    return (low + high) / 2, (MAP_SIZE - 2 * _MARGIN) / max(float((high - low).max()), 1e-9)
 
 
 def _draw_cameras(

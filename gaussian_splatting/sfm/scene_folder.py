@@ -3,8 +3,7 @@
 
 Photographs and masks as they were taken end up in ``input`` and ``input_masks`` (those that lie in
 the scene folder itself stay), flat copies in ``images`` and ``masks``, the model in ``sparse/0``.
-Until all is done everything new lies in ``distorted``; then it takes its place by renames, and what
-was there before under those names is moved, never changed.
+Until all is done everything new lies in ``distorted``; what was there before is moved, not changed.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from PIL import Image
 
 from gaussian_splatting.data.cameras import ViewMask
 from gaussian_splatting.data.colmap import find_model, read_reconstruction, write_model
-from gaussian_splatting.data.images import decode_mask, undistort_plane
+from gaussian_splatting.data.images import decode_mask, undistorted
 from gaussian_splatting.data.masks import FOLDERS as MASK_FOLDERS
 from gaussian_splatting.data.transforms_json import find_transforms
 from gaussian_splatting.sfm.convert_options import ConvertOptions
@@ -46,8 +45,8 @@ from sugar_utils.memory import memory_usage, reset_peak
 from sugar_utils.schemas import FileName, read_checked
 
 WORK, INPUT, INPUT_MASKS, IMAGES = "distorted", "input", "input_masks", "images"
-RECORD = "convert.json"
-PAGE = "convert.html"
+_PLACES = (INPUT, IMAGES, ".")  # where photographs are looked for
+RECORD, PAGE = "convert.json", "convert.html"
 
 
 class ConvertRecord(msgspec.Struct):
@@ -73,8 +72,6 @@ class ConvertRecord(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Source:
-    """Where the photographs are."""
-
     root: Path
     folder: Path
     video: Path | None = None
@@ -97,31 +94,22 @@ def scene_root(path: Path) -> Path:
 
 
 def needs_cameras(path: Path) -> bool:
-    """Whether ``-s`` names a video or photographs without cameras, or with cameras of others.
-
-    Cameras of other programs are taken as they are. ``convert.json`` tells which video, photographs
-    and masks ours were found for.
-    """
+    """Whether ``-s`` names a video or photographs without cameras, or with cameras of others."""
     root = scene_root(path)
     if root.is_dir() and _has_cameras(root):
-        return _has_changed(root, path)
+        record = read_record(root)
+        if not record.get("published"):
+            return False
+        began = record["source"]
+        video = path if path != root else None if began in (".", INPUT) else Path(began)
+        source = Source(root, root if began == "." else root / INPUT, video)
+        if not any(file.is_file() for file in _taken(source)):
+            return False
+        known = record.get("taken")
+        return not record.get("finished") or bool(known) and known != source_digest(source)
     if root != path:
         return path.is_file()
-    return any(_pictures_in(root, name) for name in (INPUT, IMAGES, ".")) or bool(_videos_of(root))
-
-
-def _has_changed(root: Path, path: Path) -> bool:
-    """Whether a published conversion was begun anew, or is of other photographs than are there."""
-    record = read_record(root)
-    if not record.get("published"):
-        return False
-    began = record["source"]
-    video = path if path != root else None if began in (".", INPUT) else Path(began)
-    source = Source(root, root if began == "." else root / INPUT, video)
-    if not any(file.is_file() for file in _taken(source)):
-        return False
-    known = record.get("taken")
-    return not record.get("finished") or bool(known) and known != source_digest(source)
+    return any(_pictures_in(root, name) for name in _PLACES) or bool(_videos_of(root))
 
 
 def _taken(source: Source) -> list[Path]:
@@ -160,29 +148,23 @@ def find_source(path: Path) -> Source:
         )
     began = read_record(root).get("source")
     if isinstance(began, str) and began not in ("", INPUT, IMAGES):
-        if began == ".":
-            return Source(root, root)
-        return Source(root, root / INPUT, Path(began))
-    for name in (INPUT, IMAGES, "."):
+        return Source(root, root) if began == "." else Source(root, root / INPUT, Path(began))
+    for name in _PLACES:
         if _pictures_in(root, name):
-            return Source(root, root if name == "." else root / name)
+            return Source(root, root / name)
     videos = _videos_of(root)
     if len(videos) > 1:
         names = ", ".join(video.name for video in videos[:3])
         raise UserError(f"{root}: {len(videos)} videos ({names}); name one of them with -s")
     if videos:
         return Source(root, root / INPUT, videos[0])
-    raise _nothing_found(root)
-
-
-def _nothing_found(root: Path) -> UserError:
-    raw = [path for name in (INPUT, IMAGES, ".") for path in raw_files(root / name)]
+    raw = [path for name in _PLACES for path in raw_files(root / name)]
     if raw:
-        return UserError(
+        raise UserError(
             f"{root}: {len(raw)} raw photographs ({raw[0].name}, ...) and no others; develop them "
             "to JPEG first"
         )
-    return UserError(
+    raise UserError(
         f"{root}: no photographs; put them, or a video, into {root / INPUT}, or name a video "
         "with -s"
     )
@@ -220,7 +202,6 @@ def read_record(root: Path) -> dict[str, Any]:
 
 
 def note(source: Source, **facts: Any) -> None:
-    """Add to the record; None takes something out of it."""
     began = "." if source.folder == source.root else source.folder.name
     if source.video is not None:
         began = str(source.video.resolve())
@@ -242,8 +223,8 @@ def require_free(source: Source, overwrite: bool) -> None:
 def publish(source: Source, flat: Path, masks: Path | None) -> Source:
     """Give all results their places; called again after a kill it goes on.
 
-    What a call before this one made is replaced. Whatever else is in the way is kept in
-    ``distorted`` as ``old_images`` and so on.
+    What a call before this one made is replaced, all else that is in the way is kept in
+    ``distorted``.
     """
     root, ours = source.root, bool(read_record(source.root).get("published"))
     if source.folder == root / IMAGES and (flat / IMAGES).is_dir():
@@ -266,8 +247,6 @@ def publish(source: Source, flat: Path, masks: Path | None) -> Source:
 
 @dataclass
 class Work:
-    """A call under way."""
-
     source: Source
     options: ConvertOptions
     console: Console
@@ -329,11 +308,7 @@ def write_flat_pictures(
     resize: bool,
     advance: Callable[[int], None],
 ) -> None:
-    """Write flat copies of all photographs that the model places; those that are there stay.
-
-    Args:
-        folder: Gets ``images``, ``masks`` and, to resize, ``images_2`` and so on.
-    """
+    """Write flat copies of all photographs that the model places; those that are there stay."""
     images = sorted((model.images[i] for i in model.reg_image_ids()), key=lambda i: i.name)
     for done, image in enumerate(images, start=1):
         original = by_name[image.name]
@@ -360,9 +335,7 @@ def _write_flat(original: Original, lens: Any, folder: Path) -> None:
             picture = picture.convert("RGB")
         pixels = np.asarray(picture)
         if not lens.is_undistorted():
-            # Four channels are no picture to COLMAP, so transparency goes by itself.
-            planes = [pixels[..., :3], *([pixels[..., 3]] if pixels.shape[2] == 4 else [])]
-            pixels = np.dstack([undistort_plane(plane, lens) for plane in planes])
+            pixels = undistorted(pixels, lens)
         _save(Image.fromarray(pixels), temporary)
 
 
@@ -373,7 +346,7 @@ def _write_flat_mask(original: Original, lens: Any, folder: Path) -> None:
     photograph = original.photograph
     values = decode_mask(original.mask, photograph.width, photograph.height, upright=True)
     if not lens.is_undistorted():
-        values = undistort_plane(values, lens)
+        values = undistorted(values, lens)
     with atomic_path(target) as temporary:
         _save(Image.fromarray(values), temporary)
 
@@ -399,30 +372,23 @@ def _save(picture: Image.Image, path: Path) -> None:
 def write_flat_model(source: Path, by_name: Mapping[str, Original], folder: Path) -> None:
     """Write the model of the flat photographs, coloured by them."""
     pycolmap = load_pycolmap()
-    model = read_reconstruction(source)
+    model, options = read_reconstruction(source), pycolmap.UndistortCameraOptions()
+    lenses = {number: lens for number, lens in model.cameras.items() if not lens.is_undistorted()}
+    flat = {number: pycolmap.undistort_camera(options, lens) for number, lens in lenses.items()}
     for image in model.images.values():
-        lens = model.cameras[image.camera_id]
-        if image.num_points2D() and not lens.is_undistorted():
-            _flatten_points(image.points2D, lens)
+        number = image.camera_id
+        if image.num_points2D() and number in flat:
+            # Observed points move to where the flat photograph shows them.
+            rays = lenses[number].cam_from_img(image.points2D)
+            rays = np.concatenate([rays, np.ones((len(rays), 1))], axis=1)
+            for point, xy in zip(image.points2D, flat[number].img_from_cam(rays), strict=True):
+                point.xy = xy
         image.name = by_name[image.name].flat_name
-    for camera_id in list(model.cameras):
-        lens = model.cameras[camera_id]
-        if not lens.is_undistorted():
-            flat = pycolmap.undistort_camera(pycolmap.UndistortCameraOptions(), lens)
-            lens.mergedict(flat.todict())
+    for number, lens in flat.items():
+        model.cameras[number].mergedict(lens.todict())
     model.extract_colors_for_all_images(str(folder / "images"))
     target, fresh = folder / "sparse", folder / ".sparse.new"
     shutil.rmtree(fresh, ignore_errors=True)
     write_model(model, fresh / "0")
     shutil.rmtree(target, ignore_errors=True)
     fresh.rename(target)
-
-
-def _flatten_points(points: Any, lens: Any) -> None:
-    """Move observed points to where the flat photograph shows them."""
-    pycolmap = load_pycolmap()
-    flat = pycolmap.undistort_camera(pycolmap.UndistortCameraOptions(), lens)
-    rays = lens.cam_from_img(points)
-    moved = flat.img_from_cam(np.concatenate([rays, np.ones((len(rays), 1))], axis=1))
-    for point, xy in zip(points, moved, strict=True):
-        point.xy = xy

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dense points to start from: plane sweeps, and what neighbouring photographs agree on.
+"""What photographs add to the Gaussians to start from: dense points, and the colours of a sky.
 
-A reconstruction of few photographs has few points. Between them Gaussians explain each photograph
-by itself, which other views show as floaters. Depth from plane sweeps puts the surface there from
-the start. It is found on small copies of the photographs, without a network.
-
-For each of many depths the neighbours are warped onto the photograph as if all of it lay on a plane
-of that depth, parallel to the image. Where a small window agrees with them, by normalised
-cross-correlation, that is the depth. Depths are spaced evenly in 1 / depth, as pixels are.
+A reconstruction of few photographs has few points, and between them Gaussians explain each
+photograph by itself. Plane sweeps put the surface there from the start: for each of many depths,
+even in 1 / depth, the neighbours are warped onto the photograph as if all of it lay on a plane of
+that depth. Where a small window agrees with them, by normalised cross-correlation, that is it.
 """
 
 from __future__ import annotations
@@ -21,17 +18,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.data.cameras import Camera, pixel_rays, pixels_of
+from gaussian_splatting.data.cameras import Camera, middle_of, pixel_rays, pixels_of
 from gaussian_splatting.data.masks import VisualHull
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.training_views import is_counted
-from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
+from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh, sh_to_rgb
+from gaussian_splatting.sky_sphere import SkySphere
 from gaussian_splatting.vanilla.plane_agreement_cpu import MIN_WIDTH, agreement_on_planes
 from gaussian_splatting.vanilla.vanilla_stage import initial_cloud
 
 LONG_SIDE = 240  # pixels, of the small copies
 MAX_VIEWS = 64  # photographs whose depth is found; of more, evenly spaced ones
-
 SHARE, FEWEST, MOST = 1, 5_000, 50_000
 """Dense points for each point that is there already, and the least and largest number of them. They
 show where the surface is; how fine it has to be is for densification to find out."""
@@ -58,9 +55,7 @@ def with_dense_points(
     limit: int | None,
     notify: Callable[[str], None],
 ) -> GaussianCloud:
-    """The initial Gaussians, as opaque as they are, and those of dense points.
-
-    Sizes are of the gaps between all.
+    """The initial Gaussians, as opaque as they are, and those of dense points, sized by all gaps.
 
     Args:
         load_image: (H, W, 3), or (H, W, 4) uint8 with a mask
@@ -93,22 +88,16 @@ def dense_points(
 ) -> tuple[Tensor, Tensor]:
     """Points that at least two photographs agree on, on the CPU, in the order of the views.
 
-    Args:
-        load_image: (H, W, 3), or (H, W, 4) uint8 with a mask
-
-    Returns:
-        Points, (P, 3) float32 world units, and their colours, (P, 3) uint8.
+    (P, 3) float32 world units, and their colours, (P, 3) uint8.
     """
     cameras, ranges = _with_ranges(evenly_chosen(scene.train_cameras), scene.points)
     smaller = [small_copy(camera, load_image(camera), device) for camera in cameras]
     swept = []
     for index, (view, colors, counted) in enumerate(smaller):
         chosen = _neighbors(cameras, index, float(np.sqrt(ranges[index][0] * ranges[index][1])))
-        if not chosen:
-            nothing = torch.full_like(view.grey, NOWHERE)
-            swept.append(_Swept(view, colors, chosen, nothing, nothing > 0))
-            continue
-        depth, agreement = sweep(view, [smaller[i][0] for i in chosen], *ranges[index])
+        depth = agreement = torch.full_like(view.grey, NOWHERE)
+        if chosen:
+            depth, agreement = sweep(view, [smaller[i][0] for i in chosen], *ranges[index])
         swept.append(_Swept(view, colors, chosen, depth, counted & (agreement > AGREEMENT)))
     found = [_points_of(one, swept) for one in swept]
     if not found:
@@ -170,10 +159,8 @@ def _neighbors(cameras: Sequence[Camera], index: int, depth: float) -> list[int]
 
 def _points_of(one: _Swept, swept: Sequence[_Swept]) -> tuple[Tensor, Tensor]:
     """Points of a view that one of its neighbours has found as well, and their colours."""
-    others = [
-        (swept[i].view, torch.where(swept[i].believed, swept[i].depth, torch.inf))
-        for i in one.neighbors
-    ]
+    beside = [swept[i] for i in one.neighbors]
+    others = [(s.view, torch.where(s.believed, s.depth, torch.inf)) for s in beside]
     kept = one.believed & consistent(one.view, one.depth, others, TOLERANCE)
     every = torch.zeros_like(kept)
     every[::STRIDE, ::STRIDE] = True
@@ -204,8 +191,7 @@ def sweep(
 ) -> tuple[Tensor, Tensor]:
     """Depth of each pixel in world units, and agreement of the neighbours in [-1, 1]. (H, W) each
 
-    Every second depth is tried on images of half the size. Around what agrees best there, every
-    depth is tried on the images themselves. Small images are searched whole.
+    Every second depth is tried on images of half the size, and every depth around what agrees best.
     """
     step = (1 / near - 1 / far) / (N_DEPTHS - 1)
     every = torch.arange(N_DEPTHS, dtype=torch.float64, device="cpu") * step + 1 / far
@@ -231,9 +217,8 @@ def best_plane(
         inverse: 1 / depth, evenly spaced. (D, 1, 1), or (D, H, W) for each pixel
     """
     mean, deviation = _moments(view.grey)
-    agreement = _mean_of_two_best(
-        [_agreement(view, other, inverse, mean, deviation) for other in neighbors]
-    )
+    each = [_agreement(view, other, inverse, mean, deviation) for other in neighbors]
+    agreement = _mean_of_two_best(each)
     best, index = agreement.max(dim=0)
     # The maximum of a parabola through the best plane and the two beside it.
     middle = index.clamp(1, len(inverse) - 2)
@@ -246,10 +231,7 @@ def best_plane(
 
 
 def _mean_of_two_best(agreements: Sequence[Tensor]) -> Tensor:
-    """Mean of the two largest of each place; the other neighbours may not see it.
-
-    All of one shape, any. In turns: ``topk`` takes many times as long on a CPU.
-    """
+    """Mean of the two largest of each place; ``topk`` takes many times as long on a CPU."""
     if len(agreements) <= 2:
         return sum(agreements) / len(agreements)
     first, second = torch.maximum(*agreements[:2]), torch.minimum(*agreements[:2])
@@ -267,12 +249,9 @@ def _agreement(
     turn, shift = _relative(view.camera, camera)
     rays = _rays(view.camera).to(view.grey) @ turn.to(view.grey).T
     # Points times 1 / depth: the projection is the same.
-    lens = (
-        2 * camera.fx / camera.width,
-        2 * camera.fy / camera.height,
-        2 * camera.cx / camera.width - 1,
-        2 * camera.cy / camera.height - 1,
-    )
+    width, height = camera.width, camera.height
+    scale = 2 * camera.fx / width, 2 * camera.fy / height
+    lens = *scale, 2 * camera.cx / width - 1, 2 * camera.cy / height - 1
     on_cpu = view.grey.device.type == "cpu" and view.camera.width >= MIN_WIDTH
     on_planes = agreement_on_planes if on_cpu else _torch_agreement
     return on_planes(
@@ -321,9 +300,6 @@ def consistent(
     view: GreyView, depth: Tensor, neighbors: Sequence[tuple[GreyView, Tensor]], tolerance: float
 ) -> Tensor:
     """Pixels whose depth more neighbours have found as well than look through. (H, W) bool
-
-    A neighbour that knows a depth clearly beyond the point would not see that if the point were
-    there.
 
     Args:
         depth: (H, W) world units
@@ -376,10 +352,7 @@ def _moments(grey: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _windows(values: Tensor) -> Tensor:
-    """Means of the windows around the pixels; beyond its borders the image stays as it is there.
-
-    Sums of shifted copies: average pooling takes seven times as long on a CPU. (..., H, W)
-    """
+    """Means of the windows around the pixels; pooling takes seven times as long on a CPU."""
     height, width = values.shape[-2:]
     stack = values.reshape(1, -1, height, width)
     padded = F.pad(stack, (WINDOW // 2,) * 4, mode="replicate")[0]
@@ -390,3 +363,53 @@ def _windows(values: Tensor) -> Tensor:
     for i in range(1, WINDOW):
         sums += rows[..., i : i + width]
     return (sums / WINDOW**2).reshape(values.shape)
+
+
+def with_sky_colors(
+    cloud: GaussianCloud,
+    sky: SkySphere,
+    cameras: Sequence[Camera],
+    load_image: Callable[[Camera], Tensor],
+) -> GaussianCloud:
+    """The Gaussians, those of the sky in the colours of their directions."""
+    rows = (sky.distance(cloud.means) > 0).nonzero()[:, 0]
+    colors = directional_colors(cloud.means[rows].cpu().double(), cameras, load_image)
+    if colors is None:
+        return cloud
+    sh_dc = cloud.sh_dc.clone()
+    sh_dc[rows, 0] = rgb_to_sh(colors.float() / 255).to(sh_dc)
+    return replace(cloud, sh_dc=sh_dc)
+
+
+def directional_colors(
+    points: Tensor, cameras: Sequence[Camera], load_image: Callable[[Camera], Tensor]
+) -> Tensor | None:
+    """Median colour that photographs show where points are; the nearest one's where none does.
+
+    Args:
+        points: Far away. (M, 3) float64 world units, on the CPU
+        load_image: (H, W, 3), or (H, W, 4) uint8 with a mask
+
+    Returns:
+        (M, 3) uint8 on the CPU; None if no photograph shows any of them.
+    """
+    seen = [_colors_in(camera, load_image(camera), points) for camera in evenly_chosen(cameras)]
+    if not seen or len(points) == 0:
+        return None
+    colors = torch.stack(seen).nanmedian(dim=0).values
+    known = ~colors.isnan().any(dim=1)
+    if not known.any():
+        return None
+    middle = torch.from_numpy(np.asarray(middle_of(cameras), dtype=np.float64))
+    directions = torch.nn.functional.normalize(points - middle, dim=1)
+    nearest = (directions @ directions[known].T).argmax(dim=1)
+    return colors[known][nearest].round().to(torch.uint8)
+
+
+def _colors_in(camera: Camera, photograph: Tensor, points: Tensor) -> Tensor:
+    """Colours of a photograph where points project, NaN where it shows them not. (M, 3)"""
+    view, colors, counted = small_copy(camera, photograph, "cpu")
+    there = points @ torch.from_numpy(camera.rotation).T + torch.from_numpy(camera.translation)
+    rows, columns, inside = pixels_of(there, view.camera)
+    found = inside & counted[rows, columns]
+    return torch.where(found[:, None], colors[rows, columns].double(), torch.nan)

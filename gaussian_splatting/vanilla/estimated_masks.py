@@ -1,6 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Estimates the masks of a capture before the vanilla stage, where the given ones are imprecise or
-missing. They are written into the checkpoint folder, where later stages find them.
+"""Masks of an object from a model of the whole scene, where given ones are imprecise or missing.
+
+The share of a Gaussian that lies inside the given masks, weighted by the blending weights of all
+views,
+
+    s_g = sum_views sum_pixels w_gp m_p / sum_views sum_pixels w_gp,
+
+averages errors of outlines that differ between views. A pixel belongs to the object where the
+blended share is at least ``OBJECT_SHARE``. Masks are written into the checkpoint folder.
 """
 
 from __future__ import annotations
@@ -8,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
+from torch.nn import functional
 
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.compute import Compute
@@ -31,15 +40,66 @@ from gaussian_splatting.data.ply import read_gaussian_ply
 from gaussian_splatting.data.reference_layout import OBJECT_MASKS
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.run_directory import points_digest, scene_inputs
-from gaussian_splatting.vanilla.object_masks import object_shares, render_mask
+from gaussian_splatting.rasterization import WARP, Rasterizer, rasterize
 from sugar_utils.files import atomic_path, write_json_atomic
+
+OBJECT_SHARE = 0.4
+"""Blended share of the object from which a pixel belongs to it. Less than a half, because pixels
+that a mask lacks cost more than those that it has too many."""
+
+_MIN_WEIGHT = 1e-6
+
+
+def object_shares(
+    gaussians: Gaussians, views: Iterable[tuple[Camera, Tensor]], rasterizer: Rasterizer = WARP
+) -> Tensor:
+    """Share of each Gaussian that lies inside of the masks; 0 where no view shows it. (N,)
+
+    Args:
+        views: Cameras, and masks of their size. (H, W) in [0, 1] each
+    """
+    sums = torch.zeros(len(gaussians.means), 2, device=gaussians.means.device)
+    for camera, mask in views:
+        # The gradient of a blended feature is the sum of the blending weights over the pixels,
+        # weighted by what is propagated back.
+        features = torch.zeros_like(sums, requires_grad=True)
+        blended = rasterize(
+            gaussians, camera, rgb=False, features=features, rasterizer=rasterizer
+        ).features
+        inside = mask.to(sums)
+        weights = torch.stack([inside, torch.ones_like(inside)], dim=-1)
+        sums += torch.autograd.grad(blended, features, weights)[0]
+    return sums[:, 0] / sums[:, 1].clamp_min(_MIN_WEIGHT)
+
+
+@torch.no_grad()
+def render_mask(
+    gaussians: Gaussians,
+    shares: Tensor,
+    camera: Camera,
+    size: tuple[int, int] | None = None,
+    rasterizer: Rasterizer = WARP,
+) -> np.ndarray:
+    """The mask of the object in a view, 255 where it is. (height, width) uint8
+
+    Args:
+        shares: As of :func:`object_shares`. (N,)
+        size: Width and height in pixels; those of the camera if None.
+    """
+    blended = rasterize(
+        gaussians, camera, rgb=False, features=shares[:, None], rasterizer=rasterizer
+    ).features[..., 0]
+    width, height = size or (camera.width, camera.height)
+    image = functional.interpolate(
+        blended[None, None], (height, width), mode="bilinear", align_corners=False
+    )
+    return ((image[0, 0] >= OBJECT_SHARE).to(torch.uint8) * 255).cpu().numpy()
+
 
 ITERATIONS = 700  # iterations of the model of the whole scene at most
 MIN_IOU = 0.7  # median IoU with the given masks; below, those stay
 MIN_MASKS = 6  # fewer masks do not tell what the object is in other views
-
 _RECORD = "estimate.json"
-
 Train = Callable[[Scene, Path, int], Path]
 Notify = Callable[[str], None]
 
@@ -53,8 +113,6 @@ def needs_masks(cameras: Sequence[Camera]) -> bool:
 
 @dataclass(frozen=True)
 class MaskEstimation:
-    """Where and with what masks are estimated."""
-
     model_path: Path  # checkpoint folder
     compute: Compute
     settings: dict[str, Any]  # what else decides the training
@@ -83,27 +141,21 @@ class MaskEstimation:
             notify(f"note: masks could not be estimated (IoU {iou:.2f} with the given ones)")
             return scene
         notify(f"masks estimated from all views (IoU {iou:.2f} with the given ones): {folder}")
-        return replace(
-            scene,
-            train_cameras=with_object_masks(scene.train_cameras, folder),
-            test_cameras=with_object_masks(scene.test_cameras, folder),
-            dropped_test_cameras=with_object_masks(scene.dropped_test_cameras, folder),
-            object_masks=key,
-        )
+        roles = ("train_cameras", "test_cameras", "dropped_test_cameras")
+        masked = {role: with_object_masks(getattr(scene, role), folder) for role in roles}
+        return replace(scene, **masked, object_masks=key)
 
     def _write(self, gaussians: Gaussians, scene: Scene, folder: Path) -> float:
         """Write the masks of all views that need one; their median IoU with the given ones."""
         rasterizer = self.compute.rasterizer
-        views = [
-            (camera.reduced(OVERVIEW_SIDE), torch.from_numpy(overview(camera).copy()))
-            for camera in scene.train_cameras
-            if camera.mask is not None
-        ]
+        masked = [camera for camera in scene.train_cameras if camera.mask is not None]
+        views = [(c.reduced(OVERVIEW_SIDE), torch.from_numpy(overview(c).copy())) for c in masked]
         shares = object_shares(gaussians, ((c, m.float() / 255) for c, m in views), rasterizer)
-        iou = [
-            _iou(render_mask(gaussians, shares, camera, rasterizer=rasterizer), mask.numpy())
-            for camera, mask in views
-        ]
+        iou = []
+        for camera, mask in views:
+            found = render_mask(gaussians, shares, camera, rasterizer=rasterizer) >= COUNTS
+            given = mask.numpy() >= COUNTS
+            iou.append(int((found & given).sum()) / max(int((found | given).sum()), 1))
         for camera in (*scene.train_cameras, *scene.test_cameras, *scene.dropped_test_cameras):
             if camera.mask is None or camera.mask.outline_error > 0:
                 size = camera.width, camera.height
@@ -124,8 +176,3 @@ def _save(values: np.ndarray, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(path) as temporary:
         Image.fromarray(values).save(temporary, format="PNG")
-
-
-def _iou(a: np.ndarray, b: np.ndarray) -> float:
-    a, b = a >= COUNTS, b >= COUNTS
-    return int((a & b).sum()) / max(int((a | b).sum()), 1)

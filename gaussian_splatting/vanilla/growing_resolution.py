@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images that start small and grow: as large as what the Gaussians can learn of them by then.
 
-As DashGaussian (Chen et al. 2025) has it: an iteration's images hold as large a share of the
-photographs' spectrum as the share of the schedule that has passed, and the number of Gaussians
-may grow with the number of pixels.
+After DashGaussian (Chen et al. 2025): an iteration's images hold as large a share of the spectrum
+as the share of the schedule that has passed, and Gaussians may grow with the number of pixels.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ FIRST_GUESS, MEMORY = 5.0, 0.98  # Gaussians at the end per one at the start; de
 
 @dataclass(frozen=True)
 class GrowthConfig:
-    """Whether images grow."""
-
     growing_resolution: bool | None = flag(
         None, "begin with small images, which grow to the full size while Gaussians are added, "
         "and let the number of Gaussians grow with them; unset: as --preset, but not where masks "
@@ -50,8 +47,6 @@ class GrowthConfig:
 
 @dataclass(frozen=True)
 class ResolutionGrowth:
-    """When images have which size."""
-
     ends: tuple[int, ...]  # last iteration of each size but the full one, ascending
 
     @classmethod
@@ -87,7 +82,6 @@ class GaussianBudget:
         return math.floor(self.first + (self.last - self.first) * share)
 
     def state(self) -> dict[str, Tensor]:
-        """For a checkpoint."""
         return {BUDGET: torch.tensor([self.first, self.last], dtype=torch.float64, device="cpu")}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -97,11 +91,7 @@ class GaussianBudget:
 
 
 def spectrum_shares(photographs: Sequence[np.ndarray]) -> list[float]:
-    """Mean shares of the spectrum's sum of amplitudes that images of each of LEVELS sizes hold.
-
-    Args:
-        photographs: Grey values. (H, W) each
-    """
+    """Mean shares of the amplitudes of grey images that copies of each of LEVELS sizes hold."""
     shares = np.zeros(LEVELS)
     for grey in photographs:
         amplitudes = np.abs(np.fft.fft2(grey - grey.mean()))

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from sugar_utils.warp_launch import NO_VECTORISER, SIMD_SOURCE, launch
 
+Floats2d = wp.array2d(dtype=float)
+Floats3d = wp.array3d(dtype=float)
+
 # Contracted, products would not be rounded before they are added, as torch's are.
 wp.set_module_options(
     {
@@ -20,42 +23,23 @@ wp.set_module_options(
 )
 
 MIN_WIDTH = 8  # pixels; narrower images have not one block of eight
-
 _SOURCE = Path(__file__).parent / "native" / "plane_agreement.inc"
 
 
 @wp.func_native(SIMD_SOURCE + _SOURCE.read_text(encoding="utf-8"))
 def _one_plane(
-    plane: int,
-    radius: int,
-    shift: wp.vec3,
-    lens: wp.vec4,
-    inverse_: wp.array2d(dtype=float),
-    rays_: wp.array3d(dtype=float),
-    grey_: wp.array2d(dtype=float),
-    mean_: wp.array2d(dtype=float),
-    other_: wp.array2d(dtype=float),
-    scratch_: wp.array2d(dtype=float),
-    variance_: wp.array3d(dtype=float),
-    covariance_: wp.array3d(dtype=float),
-): ...
+    plane: int, radius: int, shift: wp.vec3, lens: wp.vec4, inverse_: Floats2d, rays_: Floats3d,
+    grey_: Floats2d, mean_: Floats2d, other_: Floats2d, scratch_: Floats2d, variance_: Floats3d,
+    covariance_: Floats3d,
+): ...  # fmt: skip
 
 
 @wp.kernel
 def _agree_on_planes(
-    first: int,
-    radius: int,
-    shift: wp.vec3,
-    lens: wp.vec4,
-    inverse: wp.array2d(dtype=float),
-    rays: wp.array3d(dtype=float),
-    grey: wp.array2d(dtype=float),
-    mean: wp.array2d(dtype=float),
-    other: wp.array2d(dtype=float),
-    scratch: wp.array2d(dtype=float),
-    variance: wp.array3d(dtype=float),
-    covariance: wp.array3d(dtype=float),
-):
+    first: int, radius: int, shift: wp.vec3, lens: wp.vec4, inverse: Floats2d, rays: Floats3d,
+    grey: Floats2d, mean: Floats2d, other: Floats2d, scratch: Floats2d, variance: Floats3d,
+    covariance: Floats3d,
+):  # fmt: skip
     plane = first + wp.tid()
     _one_plane(
         plane, radius, shift, lens, inverse, rays, grey, mean, other, scratch, variance,
@@ -75,7 +59,7 @@ def agreement_on_planes(
     window: int,
     nowhere: float,
 ) -> Tensor:
-    """Normalised cross-correlation with a neighbour on each plane, as torch computes it.
+    """Normalised cross-correlation with a neighbour on each plane, as torch computes it. (D, H, W)
 
     Args:
         grey: The view, at least ``MIN_WIDTH`` wide. (H, W) float32
@@ -87,9 +71,6 @@ def agreement_on_planes(
         inverse: 1 / depth of the planes. (D, 1, 1) or (D, H, W)
         window: Side of the windows in pixels, odd.
         nowhere: The value where the neighbour does not see the plane.
-
-    Returns:
-        (D, H, W)
     """
     n_planes, (height, width) = len(inverse), grey.shape
     scratch = grey.new_empty(n_planes, height * width + 3 * (width + window))

@@ -18,8 +18,8 @@ from gaussian_splatting.optim.optimizer_config import (
 )
 from gaussian_splatting.optim.schedule import LearningRates, scaled
 from gaussian_splatting.shared_flags import Preset, preset, random_seed, white_background
+from gaussian_splatting.sky_sphere import NOT_ROBUST, RobustConfig
 from gaussian_splatting.vanilla.growing_resolution import GrowthConfig
-from gaussian_splatting.vanilla.robust import NOT_ROBUST, RobustConfig
 from sugar_utils.flags import positive_float, positive_int, unit_float
 from sugar_utils.settings import flag
 

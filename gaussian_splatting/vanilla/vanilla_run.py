@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from dataclasses import MISSING, asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,21 +13,12 @@ import torch
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.compute import BackendFlags, Compute
+from gaussian_splatting.data import reference_layout as layout
 from gaussian_splatting.data.colmap import find_model, write_poses
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.masks import MaskOptions, VisualHull, hull_of, shows_object
 from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.ply import holds_gaussians, read_gaussian_ply, read_point_ply
-from gaussian_splatting.data.reference_layout import (
-    CHECKPOINT_FOLDER,
-    EXPOSURE_FILE,
-    point_cloud_path,
-    write_cameras_json,
-    write_cfg_args,
-    write_exposures,
-    write_input_ply,
-    write_point_cloud,
-)
 from gaussian_splatting.data.scene import Scene, SizeRule, VanillaSize, load_scene
 from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.memory_plan import MemoryOptions
@@ -43,12 +33,10 @@ from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun, run
 from gaussian_splatting.optim.densification import N_SCORES, DensificationConfig
 from gaussian_splatting.optim.learned_exposure import exposures_of
 from gaussian_splatting.shared_flags import checkpoint_interval
-from gaussian_splatting.sky_sphere import SkySphere
-from gaussian_splatting.vanilla.dense_start import with_dense_points
+from gaussian_splatting.sky_sphere import SkySphere, limited_sky, opaque_sky, sky_of, with_sky
+from gaussian_splatting.vanilla.dense_start import with_dense_points, with_sky_colors
 from gaussian_splatting.vanilla.estimated_masks import ITERATIONS, MaskEstimation
 from gaussian_splatting.vanilla.growing_resolution import measured_growth
-from gaussian_splatting.vanilla.robust import limited_sky, opaque_sky, sky_of, with_sky
-from gaussian_splatting.vanilla.sky_colors import with_sky_colors
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage, initial_cloud
 from sugar_utils.console import Console
@@ -59,7 +47,6 @@ from sugar_utils.settings import add_flags, flag, flags_of, made_of, parser_of
 REFINED_MODEL = "sparse_refined"
 POSES_START = 500
 VIEW_CHECK_SHARE = 0.3  # of the iterations, until contradicting training views are left out
-
 _flag = partial(flag, group="vanilla trainer")
 
 
@@ -215,34 +202,44 @@ def _stage_run(
         def export(iteration: int, trained: GaussianCloud) -> None:
             _write_layout(scene, options, poses)
             if exposures is not None:
-                beside = point_cloud_path(options.model_path, iteration).with_name(EXPOSURE_FILE)
-                write_exposures(beside, exposures.by_name())
-            write_point_cloud(options.model_path, iteration, trained)
+                beside = layout.point_cloud_path(options.model_path, iteration).with_name(
+                    layout.EXPOSURE_FILE
+                )
+                layout.write_exposures(beside, exposures.by_name())
+            layout.write_point_cloud(options.model_path, iteration, trained)
             if poses is not None:
                 turn, shift = poses.size()
                 console.info(f"poses moved by {turn:.3f} degrees and {shift:.4g} units (rms)")
 
-        growth = None
+        growth, until = None, config.densifies_until
         if config.growth.growing_resolution:
-            growth = measured_growth(
-                scene.train_cameras, store.shown, config.growth, config.densifies_until
-            )
+            growth = measured_growth(scene.train_cameras, store.shown, config.growth, until)
         return VanillaStage(
             cloud, replace(config, split=options.memory.split), scene.extent, export,
             options.compute.rasterizer, poses=poses, hull=hull, exposures=exposures, sky=sky,
             growth=growth,
         )  # fmt: skip
 
+    def init_from_images(cloud: GaussianCloud, store: ImageStore, say: Console) -> GaussianCloud:
+        """What photographs add to the initial Gaussians: colours of a sky, and dense points."""
+        if options.init_ply is not None and holds_gaussians(options.init_ply):
+            return cloud
+        if sky is not None and hull is None:
+            cloud = with_sky_colors(cloud, sky, scene.train_cameras, store.shown)
+        if config.starts_dense:
+            limit = config.densification.max_gaussians
+            cloud = with_dense_points(cloud, scene, store.shown, hull, limit, say.info)
+        return cloud
+
     # Read before the folder is touched: a damaged file must not leave one behind.
     cloud = _start(scene, options, hull, sky, messages)
     directory = RunDirectory(
-        options.model_path / CHECKPOINT_FOLDER,
+        options.model_path / layout.CHECKPOINT_FOLDER,
         Identity(options.identity(), options.inputs(scene), options.sources()),
         output_flag="-m/--model_path",
         products=(options.model_path / "point_cloud",),
     )
-    results = (point_cloud_path(options.model_path, config.iterations),)
-    init_from_images = _init_from_images(scene, options, hull, sky)
+    results = (layout.point_cloud_path(options.model_path, config.iterations),)
     channels = (3 + N_SCORES,) if config.scores else ()
     run = StageRun(
         "vanilla 3DGS", scene, directory, _loop(options), build, results, init_from_images, channels
@@ -294,30 +291,6 @@ def _start(
     return opaque_sky(initial_cloud(points.to(device), colors.to(device)), sky)
 
 
-def _init_from_images(
-    scene: Scene, options: VanillaOptions, hull: VisualHull | None, sky: SkySphere | None
-) -> Callable[[GaussianCloud, ImageStore, Console], GaussianCloud] | None:
-    """What photographs add to the initial Gaussians: colours of a sky, and dense points."""
-    if options.init_ply is not None and holds_gaussians(options.init_ply):
-        return None
-    config = options.config
-    has_sky = sky is not None and hull is None
-    if not has_sky and not config.starts_dense:
-        return None
-
-    def init_from_images(
-        cloud: GaussianCloud, store: ImageStore, console: Console
-    ) -> GaussianCloud:
-        if has_sky:
-            cloud = with_sky_colors(cloud, sky, scene.train_cameras, store.shown)
-        if config.starts_dense:
-            limit = config.densification.max_gaussians
-            cloud = with_dense_points(cloud, scene, store.shown, hull, limit, console.info)
-        return cloud
-
-    return init_from_images
-
-
 def _carved(points: torch.Tensor, hull: VisualHull | None, messages: Messages) -> torch.Tensor:
     """Rows to start from: those inside of the masks' hull. (N, 3) -> (M,)"""
     if hull is None or len(points) == 0:
@@ -351,10 +324,9 @@ def _poses(scene: Scene, config: VanillaConfig) -> PoseRefinement | None:
             "--refine_poses needs photographs from different positions; all cameras stand in one"
         )
     start = min(POSES_START, config.iterations // 5)
-    rates = PoseConfig.of_run(
-        start, config.iterations, len(scene.train_cameras), config.optimizer.views_per_step
-    )
-    return PoseRefinement(scene.train_cameras, scene.extent, rates)
+    cameras, each = scene.train_cameras, config.optimizer.views_per_step
+    rates = PoseConfig.of_run(start, config.iterations, len(cameras), each)
+    return PoseRefinement(cameras, scene.extent, rates)
 
 
 def _write_layout(scene: Scene, options: VanillaOptions, poses: PoseRefinement | None) -> None:
@@ -366,13 +338,13 @@ def _write_layout(scene: Scene, options: VanillaOptions, poses: PoseRefinement |
         model = find_model(scene.root)
         if model is not None:
             write_poses(model, options.model_path / REFINED_MODEL, train_cameras)
-    write_cfg_args(
+    layout.write_cfg_args(
         options.model_path, source_path=options.source_path.resolve(),
         sh_degree=options.config.sh_degree, images=options.images, resolution=options.resolution,
         white_background=options.config.white_background, eval_split=options.eval,
     )  # fmt: skip
-    write_cameras_json(options.model_path, train_cameras, scene.original_test_cameras)
-    write_input_ply(options.model_path, scene.points, scene.points_rgb)
+    layout.write_cameras_json(options.model_path, train_cameras, scene.original_test_cameras)
+    layout.write_input_ply(options.model_path, scene.points, scene.points_rgb)
 
 
 def vanilla_parser(description: str | None) -> argparse.ArgumentParser:

@@ -21,12 +21,7 @@ from gaussian_splatting.engine.stage import Stage, StepResult
 from gaussian_splatting.engine.strips import ImageTerm, StripMaps, ViewPass
 from gaussian_splatting.engine.training_views import Target, color_terms_of, exposed_strip
 from gaussian_splatting.losses.photometric import SSIM_HALO
-from gaussian_splatting.optim.densification import (
-    DensificationStatistics,
-    PruningScores,
-    densify_and_prune,
-    reset_opacity,
-)
+from gaussian_splatting.optim import densification
 from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.rasterization import WARP, Projection, Rasterizer, plain_background, project
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
@@ -68,11 +63,7 @@ def initial_cloud(points: Tensor, colors: Tensor) -> GaussianCloud:
 
 
 class VanillaStage(Stage):
-    """Colour loss, densification, pruning and opacity reset.
-
-    Args:
-        hull: Where Gaussians may be; None for anywhere.
-    """
+    """Colour loss, densification, pruning and opacity reset; ``hull`` is where Gaussians may be."""
 
     name = "vanilla"
 
@@ -92,20 +83,14 @@ class VanillaStage(Stage):
     ) -> None:
         self._growth = growth
         self._budget = None if growth is None else GaussianBudget(growth, len(cloud))
-        self.extent = extent
-        self.exposures = exposures
-        self._hull = hull
-        self._sky = sky
-        self.model = TrainableCloud(
-            cloud, config.rates, extent, config.optimizer, config.random_seed
-        )
+        self.extent, self.exposures, self.poses = extent, exposures, poses
+        self._hull, self._sky = hull, sky
+        seed = config.random_seed
+        self.model = TrainableCloud(cloud, config.rates, extent, config.optimizer, seed)
         self.memory_plan = MemoryPlan(config.split)
-        self._config = config
-        self._export = export
-        self._rasterizer = rasterizer
-        self.poses = poses
-        self._watch = DensificationStatistics(len(cloud), self.model.device)
-        self._pruning_scores = PruningScores(
+        self._config, self._export, self._rasterizer = config, export, rasterizer
+        self._watch = densification.DensificationStatistics(len(cloud), self.model.device)
+        self._pruning_scores = densification.PruningScores(
             len(cloud), self.model.device, config.scoring if config.scores else None
         )
 
@@ -127,9 +112,8 @@ class VanillaStage(Stage):
         """Render one view and backpropagate the colour loss."""
         seen = self.target(target, camera, iteration, view_index)
         terms = [self._color_term(seen)]
-        probe = self._pruning_scores.probe(
-            iteration, self._config.densification, self._config.optimizer.views_per_step
-        )
+        rules, n_views = self._config.densification, self._config.optimizer.views_per_step
+        probe = self._pruning_scores.probe(iteration, rules, n_views)
         if probe is not None:
             terms.append(self._pruning_scores.term(seen))
         projected, split = self._projected(iteration, camera, probe), self.memory_plan.split
@@ -141,7 +125,7 @@ class VanillaStage(Stage):
         def commit() -> None:
             if probe is not None:
                 self._pruning_scores.see(probe.grad, view.visible)
-            if iteration < self._config.densification.densify_until_iter:
+            if iteration < rules.densify_until_iter:
                 self._watch.see(d_means2d, view.visible, camera)
             self.collect_exposure(camera.name, seen.exposure)
 
@@ -155,8 +139,7 @@ class VanillaStage(Stage):
     def apply(self, iteration: int) -> None:
         """Densify where due, then step.
 
-        As in the reference, tensors changed by densification or an opacity reset sit out the
-        step of that iteration, and the last iteration makes none.
+        As in 3DGS, changed tensors sit out the step, and the last iteration makes none.
         """
         rules = self._config.densification
         optimizer = self.model.optimizer
@@ -166,7 +149,7 @@ class VanillaStage(Stage):
             self._densify(iteration)
         white_reset = self._config.white_background and iteration == rules.densify_from_iter
         if rules.reset_due(iteration) or white_reset:
-            reset_opacity(optimizer, self._sky)
+            densification.reset_opacity(optimizer, self._sky)
         if iteration < self._config.iterations:
             optimizer.step()
             if self.exposures is not None:
@@ -201,8 +184,8 @@ class VanillaStage(Stage):
         for more in (self.exposures, self.poses, self._budget):
             if more is not None:
                 more.restore(state)
-        self._watch.restore(state, len(self.model), self.model.device)
-        self._pruning_scores.restore(state, len(self.model), self.model.device)
+        self._watch.restore(state, len(self.model))
+        self._pruning_scores.restore(state, len(self.model))
 
     def export(self, iteration: int) -> None:
         """Write the Gaussians for other programs."""
@@ -214,9 +197,9 @@ class VanillaStage(Stage):
         unused = self._pruning_scores.unused(
             opacities, iteration, rules.densification_interval, self._config.densifies_until
         )
-        self._watch.stats = densify_and_prune(
+        densification.densify_and_prune(
             self.model.optimizer,
-            self._watch.stats,
+            self._watch.mean(),
             rules,
             extent=self.extent,
             # Without an extent every Gaussian would be large.
@@ -228,9 +211,8 @@ class VanillaStage(Stage):
             allowed=None if self._budget is None else partial(self._budget.allowed, iteration),
         )
         if self._hull is not None:
-            inside = self._hull.contains(self.model.cloud.means)
-            self.model.optimizer.keep_rows(inside)
-            self._watch.stats = self._watch.stats.keep(inside)
+            self.model.optimizer.keep_rows(self._hull.contains(self.model.cloud.means))
+        self._watch.restart(len(self.model))
         self._pruning_scores.restart(len(self.model))
         check_population(len(self.model), iteration, "densification")
 

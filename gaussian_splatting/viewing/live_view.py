@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Live view of a running training, rendered between its iterations on a page of its own.
+"""Live view of a running training, rendered by the thread that trains, between its iterations.
 
-Pictures are rendered by the thread that trains, so the model needs no locks and nothing of it is
-copied. Whatever fails here ends the showing and not the training.
+Whatever fails here ends the showing and not the training.
 """
 
 from __future__ import annotations
@@ -27,17 +26,7 @@ from gaussian_splatting.engine.reporting.view_findings import (
 )
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.rasterization import RenderOutput
-from gaussian_splatting.viewing.page_server import (
-    RenderQueue,
-    ViewerOptions,
-    add_frustum,
-    address,
-    follow_browsers,
-    open_server,
-    selected_option,
-    show_picture,
-    stand_at,
-)
+from gaussian_splatting.viewing import page_server as pages
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.memory import release_cached
@@ -67,8 +56,7 @@ class LiveView:
 
     Args:
         page: Where to show it; None shows nothing.
-        may_pause: Whether the training may be made to wait; several processes may not, because the
-            others would take the first for lost.
+        may_pause: Whether the training may be made to wait; several processes may not.
     """
 
     def __init__(
@@ -163,24 +151,24 @@ class TrainingPage:
         self, server: viser.ViserServer, title: str, last: int, scene: Scene, may_pause: bool
     ) -> None:
         self._server, self._title, self._last = server, title, last
-        self.requests = RenderQueue(LONGEST_SIDE)
+        self.requests = pages.RenderQueue(LONGEST_SIDE)
         self.paused, self.shows = False, "image"
         cameras = scene.train_cameras
         turns = np.stack([camera.rotation for camera in cameras])
         first = cameras[0]
         distance = float(np.linalg.norm(first.center - middle_of(cameras)))
         up = up_direction(turns, scene.points)
-        stand_at(server, first, up, max(distance, 1e-3))
+        pages.stand_at(server, first, up, max(distance, 1e-3))
         self._words = server.gui.add_markdown(f"**{title}** begins ...")
         if may_pause:
             self._add_pause()
         self._add_choice()
         self._add_cameras(cameras)
-        follow_browsers(server, self.requests)
+        pages.follow_browsers(server, self.requests)
 
     def picture(self, client: int, picture: np.ndarray) -> None:
         """Send a picture to a browser. (H, W, 3) uint8"""
-        show_picture(self._server, client, picture)
+        pages.show_picture(self._server, client, picture)
 
     def tell(self, iteration: int, gaussians: int, terms: Mapping[str, float]) -> None:
         """Say how far the training is."""
@@ -209,14 +197,14 @@ class TrainingPage:
 
         @choice.on_update
         def _(_: object) -> None:
-            self.shows = selected_option(choice)
+            self.shows = pages.selected_option(choice)
             self.requests.renew()
 
     def _add_cameras(self, cameras: Sequence[Camera]) -> None:
         size = _FRUSTUM_SHARE * max(camera_extent(cameras), 1e-3)
         stride = -(-len(cameras) // _MOST_FRUSTA)
         frusta = [
-            add_frustum(self._server, f"/cameras/{number}", camera, size)
+            pages.add_frustum(self._server, f"/cameras/{number}", camera, size)
             for number, camera in enumerate(cameras[::stride])
         ]
         for frustum in frusta:
@@ -230,19 +218,24 @@ class TrainingPage:
 
 
 def open_live_view(
-    options: ViewerOptions, title: str, last: int, scene: Scene, group: ProcessGroup, say: Console
+    options: pages.ViewerOptions,
+    title: str,
+    last: int,
+    scene: Scene,
+    group: ProcessGroup,
+    say: Console,
 ) -> LiveView:
     """The page that was asked for; nothing is served where none was, or where it cannot be."""
     if options.viewer is None or not group.is_first:
         return LiveView(None, say.warn)
     page = _page(options, title, last, scene, group.is_alone, say.warn)
     if page is not None:
-        say.info(f"viewer: {address(options.viewer_host, options.viewer)}")
+        say.info(f"viewer: {pages.address(options.viewer_host, options.viewer)}")
     return LiveView(page, say.warn, group.is_alone)
 
 
 def _page(
-    options: ViewerOptions,
+    options: pages.ViewerOptions,
     title: str,
     last: int,
     scene: Scene,
@@ -251,7 +244,7 @@ def _page(
 ) -> TrainingPage | None:
     """The page, or a warning: a run of hours must not fail for it."""
     try:
-        server = open_server(options.viewer_host, options.viewer, "SuGaR trainer", "--viewer")
+        server = pages.open_server(options.viewer_host, options.viewer, "SuGaR trainer", "--viewer")
         return TrainingPage(server, title, last, scene, may_pause)
     except UserError as error:
         warn(f"no viewer: {error}; training goes on")

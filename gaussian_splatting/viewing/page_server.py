@@ -68,7 +68,6 @@ _FRUSTUM_COLOR = (90, 110, 140)
 
 
 def load_viser() -> ModuleType:
-    """The package."""
     return load_package("the viewer", "viser", "viser")[0]
 
 
@@ -152,10 +151,7 @@ def follow_browsers(server: viser.ViserServer, requests: RenderQueue) -> None:
 
 
 def view_of(camera: Any) -> BrowserView | None:
-    """Where viser says that a browser looks from; its axes are those of COLMAP.
-
-    None where it says what no picture can be made from: browsers may send anything.
-    """
+    """Where viser says that a browser looks from; None where it says what makes no picture."""
     try:
         position, wxyz = (np.array(part, float) for part in (camera.position, camera.wxyz))
         size = camera.image_width, camera.image_height
@@ -174,11 +170,7 @@ def selected_option(choice: Any) -> str:
 
 
 def show_picture(server: viser.ViserServer, client: int, picture: np.ndarray | None) -> None:
-    """Put a picture behind what else a browser shows.
-
-    Args:
-        picture: (H, W, 3) uint8; None takes the last one away.
-    """
+    """Put a picture, (H, W, 3) uint8, behind what a browser shows; None removes it."""
     there = server.get_clients().get(client)
     if there is not None:
         there.scene.set_background_image(picture, format="jpeg", jpeg_quality=90)
@@ -262,10 +254,8 @@ class BrowserView:
         width, height = (max(1, round(side * scale)) for side in (self.width, self.height))
         focal = height / (2 * math.tan(self.fov / 2))
         rotation = Rotation.from_quat(np.roll(self.wxyz, -1)).as_matrix().T
-        return Camera(
-            "browser", width, height, focal, focal, width / 2, height / 2,
-            rotation, -rotation @ np.asarray(self.position, dtype=np.float64),
-        )  # fmt: skip
+        pose = rotation, -rotation @ np.asarray(self.position, dtype=np.float64)
+        return Camera("browser", width, height, focal, focal, width / 2, height / 2, *pose)
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,7 +269,6 @@ class RenderRequest:
 
     @property
     def camera(self) -> Camera:
-        """What to render with."""
         return self.view.camera(self.longest_side)
 
 
@@ -313,12 +302,10 @@ class RenderQueue:
         """A browser looks from somewhere, perhaps from somewhere else."""
         with self._lock:
             known = self._clients.get(client)
-            if known is None:
-                # It rests until it moves; its first picture is a small one all the same.
-                self._clients[client] = _Client(view, self._clock())
-            else:
-                known.view, known.moved_at = view, self._clock()
-                known.version += 1
+            # A new one rests until it moves; its first picture is a small one all the same.
+            version = 1 if known is None else known.version + 1
+            known = self._clients.setdefault(client, _Client(view, self._clock()))
+            known.view, known.moved_at, known.version = view, self._clock(), version
         self._changed.set()
 
     def leaves(self, client: int) -> None:

@@ -23,7 +23,7 @@ from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.masks import VisualHull
 from gaussian_splatting.rasterization import rasterize
-from gaussian_splatting.rasterization.view import View, make_view
+from gaussian_splatting.rasterization.projection_kernels import View, make_view
 from sugar_scene.field_device import PACK_SIZE, pack_rows, vec3_of, whitening_of
 from sugar_scene.geometry import MIN_SCALE, diamond_faces, diamond_vertices
 from sugar_scene.triangle_rasterizer import TriangleHits, rasterize_camera_triangles

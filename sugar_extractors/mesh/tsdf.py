@@ -25,7 +25,7 @@ from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.data.masks import VisualHull
 from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.rasterization import rasterize
-from gaussian_splatting.rasterization.view import View, make_view
+from gaussian_splatting.rasterization.projection_kernels import View, make_view
 from sugar_extractors.mesh import level_sets
 from sugar_extractors.mesh.level_sets import Box, LevelSetModel
 from sugar_scene import reprojection, triangle_mesh

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.reporting.evaluation import to_uint8
-from gaussian_splatting.rasterization.view import View, make_view
+from gaussian_splatting.rasterization.projection_kernels import View, make_view
 from sugar_extractors.texture.texture_atlas import Atlas
 from sugar_scene.triangle_rasterizer import rasterize_camera_triangles, to_camera
 from sugar_utils.warp_launch import as_array, launch

@@ -37,7 +37,7 @@ from gaussian_splatting.engine.stepping import Stepper
 from gaussian_splatting.losses import photometric
 from gaussian_splatting.losses.photometric_cuda import ColumnPhotometric
 from gaussian_splatting.optim import adam
-from gaussian_splatting.rasterization import projection, rasterizers
+from gaussian_splatting.rasterization import Rasterizer, projection
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_scene import field_kernels
@@ -150,12 +150,12 @@ def gpu_paths() -> Iterator[None]:
     fields = field_kernels.evaluate_fields
 
     def on_blocks(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *arguments, **how: function(*arguments, **{**how, "blocks": True})
+        return staticmethod(lambda *given, **how: function(*given, **{**how, "blocks": True}))
 
     blending = ("build_tile_lists", "blend_rows", "backpropagate_rows")
     with contextlib.ExitStack() as stack:
         for owner, name, replacement in (
-            *((rasterizers, name, on_blocks(getattr(rasterizers, name))) for name in blending),
+            *((Rasterizer, name, on_blocks(getattr(Rasterizer, name))) for name in blending),
             (photometric, "NativePhotometric", ColumnPhotometric),
             (projection, "counts_while_projecting", lambda device: True),
             (adam, "in_one_launch", lambda device: True),

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that an image shows what the reconstruction says its camera sees.
 
-The colours of the points that an image observes are means over their tracks. An image of another
-place, a rotated or a black one does not correlate with them; an overexposed one differs by stops;
-a blurred one is far less sharp than the others.
+An image of another place does not correlate with the mean colours of the points that it observes;
+an overexposed one differs by stops; a blurred one is far less sharp than the others.
 """
 
 from __future__ import annotations
@@ -18,11 +17,10 @@ from PIL import Image
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import colors_of, image_size, open_image
-from gaussian_splatting.data.observations import Observations
+from gaussian_splatting.data.observations import Observations, far_below
 from sugar_utils.files import file_digest
 
 LONGEST_SIDE = 640  # pixels, at which images are compared
-
 MIN_CORRELATION, CORRELATION_GAP, CORRELATION_SPREAD = 0.75, 0.15, 8.0
 """An image is inconsistent below the first, if it also lies so far below the median image, and so
 many standard deviations."""
@@ -32,7 +30,6 @@ MAX_STOPS, STOPS_SPREAD = 1.25, 5.0  # of the exposure: stops, standard deviatio
 MIN_SHARPNESS = 0.5  # least sharpness, as a share of that of the median image
 MIN_MEDIAN_SHARPNESS = 0.25  # if the median image is below, there is too little detail to tell
 MAX_SHARE = 0.25  # if a check fails for more of the images, it is the check that does not apply
-
 _BLUR_WIDTH = 9
 _MIN_POINTS = 20
 _DARK, _BRIGHT = 16, 160
@@ -51,9 +48,8 @@ class ImageStatistics:
 def sharpness(grey: np.ndarray) -> float:
     """How much of the detail between neighbouring pixels a further blur takes away. (H, W) uint8
 
-    A picture that is blurred already loses little by it (Crété-Roffet et al. 2007, "The blur
-    effect"), whatever it shows, so two photographs of different places can be compared. 0 for a
-    picture without any detail, towards 1 for a sharp one.
+    A picture that is blurred already loses little by it, whatever it shows (Crété-Roffet et al.
+    2007, "The blur effect"). 0 for a picture without any detail, towards 1 for a sharp one.
     """
     # Here and not above: it takes a tenth of the time in which a command starts.
     from scipy.ndimage import uniform_filter1d
@@ -65,9 +61,8 @@ def sharpness(grey: np.ndarray) -> float:
             return 0.0
         # One step of 8 bits is how a smooth slope is stored, and no detail.
         detail = np.maximum(0, np.abs(np.diff(values, axis=axis)) - 1)
-        left = np.abs(
-            np.diff(uniform_filter1d(values, _BLUR_WIDTH, axis=axis, mode="nearest"), axis=axis)
-        )
+        blurred = uniform_filter1d(values, _BLUR_WIDTH, axis=axis, mode="nearest")
+        left = np.abs(np.diff(blurred, axis=axis))
         total = float(detail.sum())
         shares.append(float(np.maximum(0, detail - left).sum()) / total if total else 0.0)
     return min(shares)
@@ -77,15 +72,11 @@ def wrong_shapes(cameras: Sequence[Camera]) -> dict[str, str]:
     """Cameras whose image file has another aspect ratio, by name, with the reason."""
     found = {}
     for camera in cameras:
-        if camera.image_path is None:
-            continue
-        width, height = image_size(camera.image_path)
-        apart = abs(width * camera.height - height * camera.width)
-        if apart > max(width + height, camera.width + camera.height):
-            found[camera.name] = (
-                f"the image is {width} x {height} pixels, its camera "
-                f"{camera.width} x {camera.height}"
-            )
+        if camera.image_path is not None:
+            own, (width, height) = (camera.width, camera.height), image_size(camera.image_path)
+            if abs(width * own[1] - height * own[0]) > max(width + height, sum(own)):
+                size = f"the image is {width} x {height} pixels"
+                found[camera.name] = f"{size}, its camera {own[0]} x {own[1]}"
     return _trusted(found, len(cameras))
 
 
@@ -128,9 +119,8 @@ def _measure(camera: Camera, observations: Observations | None) -> ImageStatisti
     seen = None if observations is None else observations.seen(small)
     if seen is not None and seen.rgb is not None and len(seen.rgb) >= _MIN_POINTS:
         columns, rows = seen.pixels.astype(int).T
-        correlation, stops = _compare(
-            grey[rows, columns].astype(float), seen.rgb @ (0.299, 0.587, 0.114)
-        )
+        known = seen.rgb @ (0.299, 0.587, 0.114)
+        correlation, stops = _compare(grey[rows, columns].astype(float), known)
     return ImageStatistics(correlation, stops, sharpness(grey))
 
 
@@ -148,37 +138,28 @@ def _compare(image: np.ndarray, points: np.ndarray) -> tuple[float, float]:
 
 
 def _uncorrelated(measured: dict[str, ImageStatistics]) -> dict[str, str]:
-    middle = _median(m.correlation for m in measured.values())
-    spread = 1.4826 * _median(abs(m.correlation - middle) for m in measured.values())
-    limit = middle - max(CORRELATION_GAP, CORRELATION_SPREAD * spread)
-    return {
-        name: f"its colours do not match the points it observes, correlation {m.correlation:.2f}"
-        for name, m in measured.items()
-        if m.correlation < min(MIN_CORRELATION, limit)
-    }
+    values = {name: m.correlation for name, m in measured.items()}
+    _, low = far_below(values, CORRELATION_GAP, CORRELATION_SPREAD)
+    what = "its colours do not match the points it observes, correlation"
+    return {name: f"{what} {value:.2f}" for name, value in low.items() if value < MIN_CORRELATION}
 
 
 def _other_exposure(measured: dict[str, ImageStatistics]) -> dict[str, str]:
     middle = _median(m.stops for m in measured.values())
-    spread = 1.4826 * _median(abs(m.stops - middle) for m in measured.values())
-    limit = max(MAX_STOPS, STOPS_SPREAD * spread)
+    apart = {name: m.stops - middle for name, m in measured.items()}
+    limit = max(MAX_STOPS, STOPS_SPREAD * 1.4826 * _median(map(abs, apart.values())))
     return {
-        name: f"exposed {m.stops - middle:+.1f} stops beside the others"
-        for name, m in measured.items()
-        if abs(m.stops - middle) > limit
+        name: f"exposed {stops:+.1f} stops beside the others"
+        for name, stops in apart.items()
+        if abs(stops) > limit
     }
 
 
 def _blurred(measured: dict[str, ImageStatistics]) -> dict[str, str]:
-    middle = _median(m.sharpness for m in measured.values())
-    if not middle >= MIN_MEDIAN_SHARPNESS:
-        return {}
-    limit = MIN_SHARPNESS * middle
-    return {
-        name: f"blurred, sharpness {m.sharpness:.2f}"
-        for name, m in measured.items()
-        if m.sharpness < limit
-    }
+    values = {name: m.sharpness for name, m in measured.items()}
+    middle = _median(values.values())
+    limit = MIN_SHARPNESS * middle if middle >= MIN_MEDIAN_SHARPNESS else 0.0
+    return {name: f"blurred, sharpness {x:.2f}" for name, x in values.items() if x < limit}
 
 
 def _copies(cameras: Sequence[Camera], measured: dict[str, ImageStatistics]) -> dict[str, str]:

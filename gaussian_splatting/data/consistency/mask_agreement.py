@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Agreement of the masks of a capture with each other.
 
-For each view the visual hull of the other views is projected into it, and compared with its mask.
-A low intersection over union (IoU) means a wrong pose or a wrong mask. How far masks reach beyond
-the hull tells how precise the outlines of the whole capture are.
+For each view the visual hull of the other views is compared with its mask. A low intersection over
+union (IoU) means a wrong pose or mask; how far masks reach beyond the hull is their precision.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from torch.nn import functional
 from gaussian_splatting.data.cameras import Camera, pixels_of
 from gaussian_splatting.data.images import COUNTS, dilated, eroded
 from gaussian_splatting.data.masks import overview
+from gaussian_splatting.data.observations import far_below
 
 SIDE = 256  # longest side in pixels of the masks that are compared
 N_VOXELS = 56  # voxels along the longest side of the object
 OUTSIDE_SHARE = 0.15  # share of the views that may show a voxel outside of their masks
-
 EXACT, ERROR_FACTOR = 0.1, 2.5
 """How far masks reach beyond the hull, in voxels, although they are exact; and how many times that
 distance their outlines are off, because most errors stay within the hull."""
@@ -32,7 +31,6 @@ distance their outlines are off, because most errors stay within the hull."""
 IOU_GAP, IOU_SPREAD = 0.12, 6.0  # most below the median: IoU, standard deviations
 MAX_SHARE = 0.34  # if more views disagree, there is no majority to compare with
 MIN_VIEWS = 6  # fewer masks are not compared
-
 _INSIDE_SHARE, _MIN_POINTS = 0.7, 30
 _MARGIN = 0.15
 _ROUNDS = 2
@@ -40,8 +38,6 @@ _ROUNDS = 2
 
 @dataclass(frozen=True)
 class MaskAgreement:
-    """How the masks of a capture agree."""
-
     iou: dict[str, float]  # of each mask with the hull of the other views
     inconsistent: dict[str, str]  # reasons by view
     outline_error: float  # mean, as a share of the longest side; 0 below the resolution
@@ -50,8 +46,8 @@ class MaskAgreement:
 def mask_agreement(cameras: Sequence[Camera], points: np.ndarray) -> MaskAgreement | None:
     """Compare masks, at the size of their images, with the visual hull of the others.
 
-    Points of the reconstruction, (P, 3) in world units, tell where the object is. None if there
-    are too few masks, or too few points inside of them.
+    Points of the reconstruction, (P, 3) in world units, tell where the object is. None if there are
+    too few masks, or too few points inside of them.
     """
     views = [_View(camera) for camera in cameras]
     if len(views) < MIN_VIEWS or len(points) < _MIN_POINTS:
@@ -64,12 +60,10 @@ def mask_agreement(cameras: Sequence[Camera], points: np.ndarray) -> MaskAgreeme
     for _ in range(_ROUNDS):
         # The second round is without the views that disagreed in the first.
         hull = _Hull(voxels, [v for v in views if v.camera.name not in inconsistent])
-        outlines = {
-            view.camera.name: _compare(
-                view.mask, hull.silhouette(view, pitch, view.camera.name not in inconsistent)
-            )
-            for view in views
-        }
+        outlines = {}
+        for view in views:
+            shown = hull.silhouette(view, pitch, view.camera.name not in inconsistent)
+            outlines[view.camera.name] = _compare(view.mask, shown)
         iou = {name: found for name, (found, _) in outlines.items()}
         before, inconsistent = inconsistent, _outliers(iou)
         if inconsistent.keys() == before.keys():
@@ -77,7 +71,8 @@ def mask_agreement(cameras: Sequence[Camera], points: np.ndarray) -> MaskAgreeme
         if len(inconsistent) > MAX_SHARE * len(views):
             return MaskAgreement(iou, {}, 0.0)
     voxel = float(np.median([view.pixels_per_unit(voxels) * pitch for view in views]))
-    error = _outline_error(outlines, inconsistent, voxel)
+    beyond = float(np.median([d for name, (_, d) in outlines.items() if name not in inconsistent]))
+    error = round(ERROR_FACTOR * beyond / SIDE, 4) if beyond > EXACT * voxel else 0.0
     return MaskAgreement(iou, inconsistent, error)
 
 
@@ -165,31 +160,13 @@ def _grid_around_object(views: Sequence[_View], points: Tensor) -> tuple[Tensor,
 
 
 def _compare(mask: Tensor, silhouette: Tensor) -> tuple[float, float]:
-    """IoU of a mask and the hull of the others, and how far it reaches beyond the hull in pixels.
-
-    A hull may be larger than the object, but no correct mask reaches beyond it.
-    """
-    union = int((mask | silhouette).sum())
-    both = int((mask & silhouette).sum())
+    """IoU of a mask and the hull of the others, and how many pixels it reaches beyond that."""
+    union, both = int((mask | silhouette).sum()), int((mask & silhouette).sum())
     outline = int((mask & ~eroded(mask, 1)).sum())
     return both / max(union, 1), int((mask & ~silhouette).sum()) / max(outline, 1)
 
 
 def _outliers(iou: dict[str, float]) -> dict[str, str]:
-    values = np.array(list(iou.values()))
-    middle = float(np.median(values))
-    spread = 1.4826 * float(np.median(np.abs(values - middle)))
-    limit = middle - max(IOU_GAP, IOU_SPREAD * spread)
-    return {
-        name: f"its mask contradicts the others, IoU {value:.2f} instead of {middle:.2f}"
-        for name, value in iou.items()
-        if value < limit
-    }
-
-
-def _outline_error(
-    outlines: dict[str, tuple[float, float]], inconsistent: dict[str, str], voxel: float
-) -> float:
-    """Mean error of the outlines as a share of the longest side; 0 if they may be exact."""
-    beyond = float(np.median([d for name, (_, d) in outlines.items() if name not in inconsistent]))
-    return round(ERROR_FACTOR * beyond / SIDE, 4) if beyond > EXACT * voxel else 0.0
+    middle, low = far_below(iou, IOU_GAP, IOU_SPREAD)
+    what = "its mask contradicts the others, IoU"
+    return {name: f"{what} {value:.2f} instead of {middle:.2f}" for name, value in low.items()}

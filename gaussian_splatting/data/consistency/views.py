@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which views of a capture contradict the others, and the masks of the views that stay.
 
-Nothing can be learned from a view with a wrong pose, image or mask, and rules that combine views
-suffer from it. Such views are left out of training; held-out ones are measured apart.
+Views with a wrong pose, image or mask are left out of training; held-out ones are measured apart.
 """
 
 from __future__ import annotations
@@ -21,19 +20,21 @@ from gaussian_splatting.data.consistency.image_content import inconsistent_image
 from gaussian_splatting.data.consistency.mask_agreement import MaskAgreement, mask_agreement
 from gaussian_splatting.data.images import fit_to_file
 from gaussian_splatting.data.masks import MaskOptions, is_all_black, with_masks, with_object_masks
-from gaussian_splatting.data.observations import ALL_VIEWS, Observations, ViewOptions, hardly_known
+from gaussian_splatting.data.observations import (
+    ALL_VIEWS,
+    Observations,
+    ViewOptions,
+    hardly_known,
+)
 from sugar_utils.errors import UserError
 
 _NAMED = 5
 _KEPT = 16
-
 Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class CheckedViews:
-    """Views of a capture after the checks."""
-
     cameras: list[Camera]  # at the size of their images, with masks, in the given order
     # Reasons by name; those whose image does not fit are not in cameras.
     dropped: dict[str, str] = field(default_factory=dict)

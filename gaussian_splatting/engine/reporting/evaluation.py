@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores of a model on held-out views: rendering, and image quality as reported.
 
-Every function takes (H, W, 3) images, float in [0, 1] or uint8 in [0, 255], in any mix; floats are
-clamped to [0, 1] first. Sums run in float64, row by row, so that the figures do not depend on the
-number of threads.
+Images are (H, W, 3), float in [0, 1] or uint8; floats are clamped to [0, 1] first. Sums run in
+float64, row by row, so that the figures do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.observations import far_below
 from gaussian_splatting.engine.poses import fitted_pose
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.training_views import is_counted
@@ -31,8 +30,6 @@ from sugar_utils.errors import UserError
 
 @dataclass(frozen=True)
 class ViewScore:
-    """Scores of one view."""
-
     name: str
     l1: float
     psnr: float
@@ -47,28 +44,26 @@ class ViewScore:
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """Scores of all views."""
+    """Scores of all views; figures are means over the views."""
 
     per_view: tuple[ViewScore, ...]
 
     @property
     def l1(self) -> float:
-        """Mean over the views."""
         return self._mean("l1")
 
     @property
     def psnr(self) -> float:
-        """Mean over the views of their PSNR in dB, as the field reports it."""
+        """In dB, as the field reports it."""
         return self._mean("psnr")
 
     @property
     def ssim(self) -> float:
-        """Mean over the views."""
         return self._mean("ssim")
 
     @property
     def counted(self) -> dict[str, float]:
-        """``psnr`` and ``ssim`` of what masks count, means over the views with one; may be empty"""
+        """``psnr`` and ``ssim`` of what masks count, over the views with a mask; may be empty"""
         found = [view for view in self.per_view if view.counted_psnr is not None]
         return {
             name: sum(getattr(view, f"counted_{name}") for view in found) / len(found)
@@ -77,7 +72,7 @@ class EvaluationResult:
 
     @property
     def fitted_psnr(self) -> float | None:
-        """Mean over the views, after a gain and an offset for each; None if not asked for."""
+        """After a gain and an offset for each view; None if not asked for."""
         return None if self.per_view[0].fitted_psnr is None else self._mean("fitted_psnr")
 
     def _mean(self, name: str) -> float:
@@ -96,14 +91,10 @@ def evaluate(
     """Render views and compare them with their photographs, one at a time.
 
     Args:
-        render: Returns the float render of a camera; it is clamped to [0, 1] here. (H, W, 3)
-        load_image: Returns the photograph of a camera, on any device. (H, W, 3) uint8, or
-            (H, W, 4) with a mask, as of :meth:`ImageStore.shown`
+        render: Returns the float render of a camera. (H, W, 3)
+        load_image: Returns the photograph of a camera. (H, W, 3) or (H, W, 4) uint8
         quantise: Round the render to 8 bits first, as saving it would. Off, a PSNR of 30 dB is
             0.006 dB and one of 40 dB is 0.06 dB above that of the saved image.
-
-    Raises:
-        ValueError: There are no cameras.
     """
     scores = []
     for camera in cameras:
@@ -111,12 +102,13 @@ def evaluate(
         photograph = upload(load_image(camera), image.device)
         target = photograph[..., :3]
         if image.shape != target.shape:
+            own, its = (" x ".join(map(str, picture.shape)) for picture in (image, target))
             raise UserError(
-                f"camera {camera.name}: the render is {_size(image)} but the photograph "
-                f"{_size(target)}; check that images and cameras belong together"
+                f"camera {camera.name}: the render is {own} but the photograph {its}; check that "
+                "images and cameras belong together"
             )
         rounded = to_uint8 if quantise else to_unit
-        as_photographed = rounded(_fitted(image, target)) if fitted else None
+        as_photographed = rounded(fitted_to(to_unit(image), target)) if fitted else None
         image = rounded(image)
         scores.append(
             ViewScore(
@@ -148,41 +140,25 @@ def _counted_scores(image: Tensor, photograph: Tensor, camera: Camera) -> dict[s
     }
 
 
-def _fitted(image: Tensor, target: Tensor) -> Tensor:
-    image = to_unit(image)
+def fitted_to(image: Tensor, target: Tensor) -> Tensor:
+    """A float image after the gain and offset per channel that fit another one best."""
     gain, offset = fit_gain_and_offset(image, to_unit(target))
     return (image.double() * gain + offset).to(image.dtype)
 
 
-def _size(image: Tensor) -> str:
-    return " x ".join(str(side) for side in image.shape)
-
-
 @torch.no_grad()
 def l1(image: Tensor, target: Tensor) -> float:
-    """Mean absolute difference over all pixels and channels.
-
-    Raises:
-        ValueError: The images differ in shape or are not (H, W, 3).
-    """
+    """Mean absolute difference over all pixels and channels."""
     image, target = _unit_pair(image, target)
     return _mean((image - target).abs())
 
 
 @torch.no_grad()
 def psnr(image: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
-    """Peak signal-to-noise ratio in dB, of the mean squared error over the whole image.
+    """Peak signal-to-noise ratio in dB, of the mean squared error; infinity for equal images.
 
     Args:
-        image: (H, W, 3)
-        target: (H, W, 3)
         weights: How much each pixel counts; None for all alike. (H, W), some above 0
-
-    Returns:
-        -10 log10(MSE); infinity for equal images.
-
-    Raises:
-        ValueError: The images differ in shape or are not (H, W, 3).
     """
     image, target = _unit_pair(image, target)
     error = _mean((image - target) ** 2, weights)
@@ -191,11 +167,7 @@ def psnr(image: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
 
 @torch.no_grad()
 def ssim(image: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
-    """Mean structural similarity; see ``ssim_reference``. Arguments as of :func:`psnr`.
-
-    Raises:
-        ValueError: The images differ in shape or are not (H, W, 3).
-    """
+    """Mean structural similarity; see ``ssim_reference``. Arguments as of :func:`psnr`."""
     image, target = _unit_pair(image, target)
     if weights is None and image.device.type == "cpu" and image.dtype == torch.float32:
         # The same to six digits in a fiftieth of the time.
@@ -218,7 +190,7 @@ def to_unit(image: Tensor) -> Tensor:
 
 
 def to_uint8(image: Tensor) -> Tensor:
-    """The image as an 8-bit file would keep it, rounded to nearest. Same shape."""
+    """The image as an 8-bit file would keep it, rounded to nearest."""
     return (to_unit(image) * 255).round().to(torch.uint8)
 
 
@@ -266,11 +238,8 @@ def contradicting_views(
     if stage.poses is not None:
         cameras = [stage.poses.moved(camera) for camera in cameras]
     views = [smaller(camera, load_image(camera)) for camera in cameras]
-    found = np.array([_decibels(stage, view, image) for view, image in views])
-    middle = float(np.median(found))
-    spread = 1.4826 * float(np.median(np.abs(found - middle)))
-    limit = middle - max(MIN_GAP, SPREAD * spread)
-    suspects = np.flatnonzero(found < limit)
+    found = {row: _decibels(stage, *view) for row, view in enumerate(views)}
+    middle, suspects = far_below(found, MIN_GAP, SPREAD)
     if len(suspects) > MAX_SHARE * len(cameras):
         return {}
     contradicting = {}
@@ -299,10 +268,8 @@ def _decibels(stage: Stage, camera: Camera, image: Tensor) -> float:
     """PSNR after gain and offset of what counts in a view; that of equal images is 100."""
     render = stage.render(camera, geometry=False).image.clamp(0, 1)
     target = image[..., :3].to(render) / 255
-    gain, offset = fit_gain_and_offset(render, target)
     counted = is_counted(image)
     weights = None if counted is None else counted.to(render.device).double()
     if weights is not None and not bool(weights.any()):
         return 0.0
-    fitted = (render.double() * gain + offset).to(render.dtype)
-    return min(psnr(fitted, target, weights), 100.0)
+    return min(psnr(fitted_to(render, target), target, weights), 100.0)

@@ -13,16 +13,9 @@ from torch import Tensor
 from gaussian_splatting.data.images import ImageStore, outlined
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.model import SHOWN_VALUES
+from gaussian_splatting.engine.reporting import view_findings
 from gaussian_splatting.engine.reporting.evaluation import to_uint8
 from gaussian_splatting.engine.reporting.tensorboard import RunLogger
-from gaussian_splatting.engine.reporting.view_findings import (
-    WORST_FILE,
-    Findings,
-    find,
-    thumbnail,
-    view_pictures,
-    write_contact_sheet,
-)
 from gaussian_splatting.engine.stage import Stage
 from sugar_utils.console import Console
 from sugar_utils.memory import format_bytes, memory_usage, reset_peak
@@ -61,7 +54,6 @@ class Reporter:
         """Means of the last evaluation, over whole pictures and what masks count of them."""
 
     def close_events(self) -> None:
-        """Let go of the event files, so that they can be moved."""
         self._logger.close()
 
     def open_events(self, tensorboard_dir: Path) -> None:
@@ -91,7 +83,6 @@ class Reporter:
         return shown
 
     def log(self, iteration: int, terms: dict[str, Tensor]) -> None:
-        """Write scalars and histograms of one iteration."""
         model = self._stage.model
         usage = memory_usage(model.device)
         self._logger.scalars(
@@ -114,7 +105,7 @@ class Reporter:
         """Measure the held-out views and picture a few of them."""
         with torch.no_grad():
             scene = self._scene
-            found = find(
+            found = view_findings.find(
                 self._stage,
                 scene.test_cameras,
                 scene.train_cameras,
@@ -122,7 +113,7 @@ class Reporter:
                 scene.observations,
                 scene.dropped_test_cameras,
             )
-            self._logger.scalars(found.curves(), iteration)
+            self._logger.scalars({tag: value for tag, _, value in found.values()}, iteration)
             for line in found.lines(self._held_out_note):
                 self._console.info(f"iteration {iteration}: {line}")
             advice = found.advice()
@@ -136,7 +127,7 @@ class Reporter:
             self._pictures.clear()
             for camera in self._pictured:
                 output = self._stage.render(camera, geometry=True)
-                pictures = view_pictures(output, outlined(images.shown(camera)))
+                pictures = view_findings.view_pictures(output, outlined(images.shown(camera)))
                 pictures |= self._stage.view_maps(camera)
                 self._logger.images(
                     {f"{camera.name}/{name}": p for name, p in pictures.items()}, iteration
@@ -152,9 +143,9 @@ class Reporter:
     def write_pictures(self, path: Path) -> None:
         """Write the pictures of the last evaluation as one PNG, and those that fit worst."""
         if self._worst:
-            write_contact_sheet(path.with_name(WORST_FILE), self._worst)
+            view_findings.write_contact_sheet(path.with_name(view_findings.WORST_FILE), self._worst)
         if self._pictures:
-            write_contact_sheet(path, self._pictures)
+            view_findings.write_contact_sheet(path, self._pictures)
             self._console.info(f"photograph, render, depth and normals: {path}")
 
     def summary(self) -> dict[str, Any]:
@@ -162,19 +153,16 @@ class Reporter:
         self._leave_phase()
         return self._phases
 
-    def _picture_worst(self, found: Findings, images: ImageStore) -> None:
+    def _picture_worst(self, found: view_findings.Findings, images: ImageStore) -> None:
         """Small pictures of the photographs that fit worst, beside their renders."""
         scene = self._scene
         cameras = {c.name: c for c in (*scene.train_cameras, *scene.test_cameras)}
         self._worst.clear()
         for score in found.worst():
             camera = cameras[score.name]
-            pair = (
-                outlined(images.shown(camera)).cpu(),
-                to_uint8(self._stage.render(camera, geometry=False).image),
-            )
-            names = ("photograph", "render")
-            self._worst.append({n: thumbnail(p.cpu()) for n, p in zip(names, pair, strict=True)})
+            render = to_uint8(self._stage.render(camera, geometry=False).image)
+            pair = {"photograph": outlined(images.shown(camera)), "render": render}
+            self._worst.append({name: view_findings.thumbnail(p.cpu()) for name, p in pair.items()})
 
     def _leave_phase(self) -> None:
         if self._phase is None:

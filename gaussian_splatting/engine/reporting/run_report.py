@@ -13,17 +13,8 @@ from typing import Any
 
 from gaussian_splatting.engine.reporting.view_findings import FITTED, POSED, WORST_FILE
 from gaussian_splatting.engine.run_directory import RUN_FILE
+from sugar_utils import html
 from sugar_utils.errors import UserError
-from sugar_utils.html import (
-    Chart,
-    Page,
-    Picture,
-    Point,
-    Series,
-    duration_text,
-    flattened,
-    write_page,
-)
 from sugar_utils.memory import format_bytes
 from sugar_utils.schemas import RunRecord, read_checked
 
@@ -31,28 +22,23 @@ REPORT_FILE = "report.html"
 _MAX_RECORD_BYTES = 1024  # a scalar takes some 60 bytes; histograms and pictures take kilobytes
 _HEAD_BYTES, _TAIL_BYTES = 12, 4
 _TOTAL = "Loss/loss"
-
-Curves = Mapping[str, list[Point]]
+Curves = Mapping[str, list[html.Point]]
 
 
 def write_run_report(run_directory: Path, notify: Callable[[str], None]) -> Path | None:
-    """Write ``report.html`` into a run's folder.
+    """Write ``report.html`` into a run's folder."""
 
-    Returns:
-        The file, or None.
-    """
-
-    def build() -> Page:
+    def build() -> html.Page:
         folder = run_directory.resolve()
-        page = Page(f"Training run {folder.parent.name} / {folder.name}", str(folder))
+        page = html.Page(f"Training run {folder.parent.name} / {folder.name}", str(folder))
         add_run_section(page, run_directory, run_directory)
         return page
 
-    return write_page(run_directory / REPORT_FILE, build, notify)
+    return html.write_page(run_directory / REPORT_FILE, build, notify)
 
 
 def add_run_section(
-    page: Page, run_directory: Path, root: Path, figures: Mapping[str, object] | None = None
+    page: html.Page, run_directory: Path, root: Path, figures: Mapping[str, object] | None = None
 ) -> None:
     """Append settings, times, memory, curves, pictures and files of one run.
 
@@ -64,14 +50,25 @@ def add_run_section(
     page.facts({**own, **{k: v for k, v in (figures or {}).items() if k not in own}}.items())
     if record.get("held_out_note"):
         page.paragraph(f"Held-out views were {record['held_out_note']}.", note=True)
-    _add_phases(page, record, run_directory)
+    timings = record.get("timings", {})
+    page.table(
+        ("phase", "time", "peak memory"),
+        (
+            (name, html.duration_text(phase["seconds"]), format_bytes(phase["peak_bytes"]))
+            for name, phase in timings.items()
+        ),
+    )
+    if timings and len(list((run_directory / "tensorboard").glob("*tfevents*"))) > 1:
+        page.paragraph("This run was continued. What a killed process took is not counted.")
     page.charts(_charts(curves))
     pictures = run_directory / "views.png"
     if pictures.is_file():
-        page.wide_picture(Picture(pictures, "photograph, render, depth (white is far) and normals"))
+        page.wide_picture(
+            html.Picture(pictures, "photograph, render, depth (white is far) and normals")
+        )
     _add_worst(page, record, run_directory)
     chosen = {**record.get("sources", {}), **record.get("settings", {})}
-    page.pairs(flattened(chosen), folded="Settings of this run")
+    page.pairs(html.flattened(chosen), folded="Settings of this run")
     files = sorted(p for p in run_directory.iterdir() if p.name != REPORT_FILE)
     page.files((p for p in files if ".tmp-" not in p.name), root, folded="Files of this run")
 
@@ -114,7 +111,6 @@ def _quiet_tensorboard() -> Iterator[None]:
 
 
 def last_value(curves: Curves, name: str) -> float | None:
-    """Last point of a curve; None without any."""
     points = curves.get(name)
     return points[-1][1] if points else None
 
@@ -137,7 +133,7 @@ def _small_records(path: Path) -> bytes:
     return b"".join(kept)
 
 
-def _record(run_directory: Path, page: Page) -> dict[str, Any]:
+def _record(run_directory: Path, page: html.Page) -> dict[str, Any]:
     try:
         return read_checked(run_directory / RUN_FILE, RunRecord)
     except UserError as error:
@@ -150,7 +146,7 @@ def _figures(record: Mapping[str, Any], curves: Curves) -> dict[str, object]:
     rows: dict[str, object] = {"status": record.get("status")}
     if phases:
         peak = max(phase["peak_bytes"] for phase in phases)
-        rows["time"] = duration_text(sum(phase["seconds"] for phase in phases))
+        rows["time"] = html.duration_text(sum(phase["seconds"] for phase in phases))
         rows["peak memory"] = format_bytes(peak)
     if curves.get(_TOTAL):
         rows["last iteration"] = int(curves[_TOTAL][-1][0])
@@ -176,7 +172,7 @@ def _figures(record: Mapping[str, Any], curves: Curves) -> dict[str, object]:
     return rows
 
 
-def _add_worst(page: Page, record: Mapping[str, Any], run_directory: Path) -> None:
+def _add_worst(page: html.Page, record: Mapping[str, Any], run_directory: Path) -> None:
     figures = record.get("figures")
     worst = figures.get("worst photographs") if isinstance(figures, dict) else None
     if not isinstance(worst, dict) or not worst:
@@ -185,51 +181,38 @@ def _add_worst(page: Page, record: Mapping[str, Any], run_directory: Path) -> No
     page.paragraph(f"Photographs that fit worst, of those measured: {named}.")
     pictures = run_directory / WORST_FILE
     if pictures.is_file():
-        page.wide_picture(Picture(pictures, "photographs that fit worst, and their renders"))
+        page.wide_picture(html.Picture(pictures, "photographs that fit worst, and their renders"))
 
 
-def _add_phases(page: Page, record: Mapping[str, Any], run_directory: Path) -> None:
-    timings = record.get("timings", {})
-    page.table(
-        ("phase", "time", "peak memory"),
-        (
-            (name, duration_text(phase["seconds"]), format_bytes(phase["peak_bytes"]))
-            for name, phase in timings.items()
-        ),
-    )
-    if timings and len(list((run_directory / "tensorboard").glob("*tfevents*"))) > 1:
-        page.paragraph("This run was continued. What a killed process took is not counted.")
-
-
-def _charts(curves: Curves) -> list[Chart]:
+def _charts(curves: Curves) -> list[html.Chart]:
     losses = [name for name in curves if name.startswith("Loss/")]
     losses.sort(key=lambda name: name != _TOTAL)
-    charts = [
-        Chart("Loss and its terms", _series(curves, losses), y_label="loss", log_y=True),
-        Chart("PSNR of held-out and of training views", _psnr_series(curves), y_label="dB"),
-    ]
-    counts = {value for _, value in curves.get("Gaussians/count", ())}
-    if len(counts) > 1:
-        series = _series(curves, ["Gaussians/count"])
-        charts.append(Chart("Gaussians", series, y_label="number"))
-    # A single measurement is a figure, and stands in the table above.
-    return [chart for chart in charts if any(len(s.points) > 1 for s in chart.series)]
-
-
-def _psnr_series(curves: Curves) -> list[Series]:
     shown = {
         "Test/PSNR": "held-out",
         f"Test/{FITTED}": "held-out after gain and offset",
         f"Test/{POSED}": "held-out after fitted poses",
         "Training/PSNR": "training",
     }
-    return [Series(label, curves[name]) for name, label in shown.items() if name in curves]
+    charts = [
+        html.Chart("Loss and its terms", _series(curves, losses), y_label="loss", log_y=True),
+        html.Chart(
+            "PSNR of held-out and of training views",
+            [html.Series(label, curves[name]) for name, label in shown.items() if name in curves],
+            y_label="dB",
+        ),
+    ]
+    counts = {value for _, value in curves.get("Gaussians/count", ())}
+    if len(counts) > 1:
+        series = _series(curves, ["Gaussians/count"])
+        charts.append(html.Chart("Gaussians", series, y_label="number"))
+    # A single measurement is a figure, and stands in the table above.
+    return [chart for chart in charts if any(len(s.points) > 1 for s in chart.series)]
 
 
-def _series(curves: Curves, names: list[str]) -> list[Series]:
+def _series(curves: Curves, names: list[str]) -> list[html.Series]:
     shown = {_TOTAL: "total"}
     return [
-        Series(shown.get(name, name.split("/", 1)[1]), curves[name])
+        html.Series(shown.get(name, name.split("/", 1)[1]), curves[name])
         for name in names
         if name in curves
     ]

@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -17,52 +21,67 @@ from sugar_utils.random import generator
 
 MAX_HISTOGRAM_VALUES = 100_000
 Activation = Callable[[Tensor], Tensor]
+_FLUSH_SECONDS = 120.0
+_FILE_VERSION = "brain.Event:2"
+_POSITIVE_BINS = [1e-12 * 1.1**i for i in range(774)]
+_BINS = [*(-edge for edge in reversed(_POSITIVE_BINS)), 0.0, *_POSITIVE_BINS]
 
 
 class RunLogger:
-    """Writes TensorBoard event files of one run; does nothing when disabled.
+    """Writes the TensorBoard event file of one run, in the thread that has something to log.
 
-    TensorBoard is imported at construction. Where it is missing, and when the disk is full later,
-    one warning is given and training goes on without.
+    TensorBoard's own writer hands everything to a thread, which prints a traceback and ends where
+    the disk is full. Here that, and a missing TensorBoard, is one warning, and training goes on.
 
     Args:
         first_iteration: First iteration of this process when it continues a run. Viewers drop what
-            the earlier process wrote from there on, so that curves do not double back. None for
-            a fresh run.
+            the earlier process wrote from there on, so that curves do not double back.
     """
 
     def __init__(
         self,
         directory: Path,
         first_iteration: int | None = None,
-        enabled: bool = True,
         notify: Callable[[str], None] = lambda message: None,
     ) -> None:
         self._notify = notify
-        self._writer: Any = None
-        if not enabled:
-            return
+        self._file: BinaryIO | None = None
         try:
-            from gaussian_splatting.engine.reporting.event_file import DirectSummaryWriter
+            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+            from tensorboard.summary.writer.record_writer import RecordWriter
+            from torch.utils.tensorboard import summary
         except ImportError as error:
             notify(f"no TensorBoard logs ({error}); pip install tensorboard to have them")
             return
+        self._event, self._summary = Event, summary
+        # Seconds, machine and process tell files apart, as in TensorBoard's own names; the
+        # fraction those of one second.
+        name = f"events.out.tfevents.{time.time():.3f}.{socket.gethostname()}.{os.getpid()}"
         try:
-            self._writer = DirectSummaryWriter(directory, first_iteration)
+            directory.mkdir(parents=True, exist_ok=True)
+            self._file = (directory / name).open("wb")
         except OSError as error:
             notify(f"no TensorBoard logs: cannot write {directory}: {error.strerror or error}")
-
-    @property
-    def enabled(self) -> bool:
-        """Whether anything is written; callers skip preparing values when not."""
-        return self._writer is not None
+            return
+        self._records, self._flushed = RecordWriter(self._file), -_FLUSH_SECONDS
+        self._add(0, file_version=_FILE_VERSION)
+        if first_iteration is not None:
+            self._add(first_iteration, file_version=_FILE_VERSION)
+            self._add(first_iteration, session_log=SessionLog(status=SessionLog.START))
 
     def scalars(self, values: Mapping[str, float | Tensor], iteration: int) -> None:
         """Add one point to each curve; tensors on a device are read with one copy."""
-        if not self.enabled:
+        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        if self._file is None:
             return
-        for name, value in _read_off(values).items():
-            self._write("add_scalar", printable(name), value, iteration)
+        numbers = dict(values)
+        if tensors:
+            stacked = torch.stack(
+                [value.detach().reshape(()).double() for value in tensors.values()]
+            )
+            numbers.update(zip(tensors, stacked.tolist(), strict=True))
+        for name, value in numbers.items():
+            self._add(iteration, summary=self._summary.scalar(printable(name), float(value)))
 
     def histograms(
         self,
@@ -70,45 +89,31 @@ class RunLogger:
         iteration: int,
         activations: Mapping[str, Activation] | None = None,
     ) -> None:
-        """Add the distribution of values of each tensor.
-
-        At most ``MAX_HISTOGRAM_VALUES`` are drawn from a tensor, the same ones whenever the run is
-        repeated. Values that are not finite are left out, and so are tensors without others.
-        """
-        if not self.enabled:
-            return
-        for name, tensor in tensors.items():
+        """Add the distribution of values of each tensor; see :func:`subsample`."""
+        for name, tensor in tensors.items() if self._file is not None else ():
             values = subsample(tensor, name, iteration, (activations or {}).get(name))
             if values.size > 0:
-                self._write("add_histogram", printable(name), values, iteration)
+                found = self._summary.histogram(printable(name), values, _BINS)
+                self._add(iteration, summary=found)
 
     def images(self, images: Mapping[str, Tensor | np.ndarray], iteration: int) -> None:
-        """Add pictures.
-
-        Args:
-            images: (H, W, 3) or (H, W), uint8 or float in [0, 1] (clamped, NaN shown black), by
-                name.
-        """
-        if not self.enabled:
-            return
-        for name, image in images.items():
+        """Add pictures by name: (H, W, 3) or (H, W), uint8 or float in [0, 1], NaN shown black."""
+        for name, image in images.items() if self._file is not None else ():
             pixels = torch.as_tensor(image).detach()
             if pixels.dtype.is_floating_point:
                 pixels = torch.nan_to_num(pixels, nan=0.0)
             array = to_uint8(pixels).cpu().numpy()
             layout = "HW" if array.ndim == 2 else "HWC"
-            self._write("add_image", printable(name), array, iteration, dataformats=layout)
-
-    def flush(self) -> None:
-        """Bring what was logged to the disk, for example before a checkpoint."""
-        if self.enabled:
-            self._write("flush")
+            found = self._summary.image(printable(name), array, dataformats=layout)
+            self._add(iteration, summary=found)
 
     def close(self) -> None:
-        """Flush and end the event file."""
-        if self.enabled:
-            self._write("close")
-            self._writer = None
+        file, self._file = self._file, None
+        if file is not None:
+            try:
+                file.close()
+            except OSError as error:
+                self._warn(error)
 
     def __enter__(self) -> RunLogger:
         return self
@@ -116,25 +121,29 @@ class RunLogger:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _write(self, method: str, *args: Any, **kwargs: Any) -> None:
-        if self._writer is None:
+    def _add(self, iteration: int, **content: Any) -> None:
+        if self._file is None:
             return
+        event = self._event(wall_time=time.time(), step=int(iteration), **content)
         try:
-            getattr(self._writer, method)(*args, **kwargs)
+            self._records.write(event.SerializeToString())
+            if time.monotonic() - self._flushed > _FLUSH_SECONDS:
+                self._file.flush()
+                self._flushed = time.monotonic()
         except OSError as error:
-            writer, self._writer = self._writer, None
-            writer.abandon()
-            self._notify(f"TensorBoard logs are not continued: {error.strerror or error}")
+            file, self._file = self._file, None
+            with contextlib.suppress(OSError):
+                file.close()
+            self._warn(error)
+
+    def _warn(self, error: OSError) -> None:
+        self._notify(f"TensorBoard logs are not continued: {error.strerror or error}")
 
 
 def subsample(
     tensor: Tensor, name: str, iteration: int, activation: Activation | None = None
 ) -> np.ndarray:
-    """At most ``MAX_HISTOGRAM_VALUES`` finite values of a tensor, chosen by name and iteration.
-
-    Returns:
-        float32, in one dimension.
-    """
+    """At most ``MAX_HISTOGRAM_VALUES`` finite values of a tensor, chosen by name and iteration."""
     flat = tensor.detach().reshape(-1)
     if flat.numel() > MAX_HISTOGRAM_VALUES:
         # Random, not every n-th: a stride that is a multiple of 3 would see only the x of xyz.
@@ -143,13 +152,3 @@ def subsample(
         flat = flat[chosen.to(flat.device)]
     values = (flat.float() if activation is None else activation(flat.float())).cpu()
     return values[values.isfinite()].numpy()
-
-
-def _read_off(values: Mapping[str, float | Tensor]) -> dict[str, float]:
-    """All values as numbers, waiting for the device once."""
-    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-    numbers = dict(values)
-    if tensors:
-        stacked = torch.stack([value.detach().reshape(()).double() for value in tensors.values()])
-        numbers.update(zip(tensors, stacked.tolist(), strict=True))
-    return {name: float(value) for name, value in numbers.items()}

@@ -33,7 +33,6 @@ FITTED = "PSNR after gain and offset"
 POSED = "PSNR after fitted poses"
 N_TRAINING_VIEWS = 8
 N_WORST = 3
-
 LARGE_GAP = 5.0
 """Decibels by which training views may be better; well covered captures stay below four."""
 
@@ -43,25 +42,19 @@ MANY_FLOATERS = 0.02  # share of held-out pixels; with a sky sphere it is well b
 
 @dataclass(frozen=True)
 class Findings:
-    """What one evaluation found."""
+    """What one evaluation found; None where it does not apply."""
 
-    # Scores of the held-out views; None where nothing is held out.
     held_out: EvaluationResult | None
     training: EvaluationResult | None = None
-    # Share of held-out pixels in front of every point that their photograph observes; None where no
-    # points are known.
+    # Share of held-out pixels in front of every point that their photograph observes.
     floaters: float | None = None
-    # Least and largest gain of a training photograph, in stops; None where exposures are not
-    # learned.
+    # Least and largest gain of a training photograph, in stops.
     exposure_stops: tuple[float, float] | None = None
-    # Scores of the held-out views, each from the pose in which it fits best; None where poses are
-    # not learned.
+    # Held-out views, each from the pose in which it fits best.
     posed: EvaluationResult | None = None
-    # Scores of the held-out views with those that contradict the rest; None where there are none of
-    # these.
+    # Held-out views with those that contradict the rest.
     with_dropped: EvaluationResult | None = None
-    # Intersection over union of the rendered opacity with the object masks of the measured views;
-    # None without such masks.
+    # Intersection over union of the rendered opacity with the object masks of the measured views.
     mask_iou: float | None = None
     counted_psnr: float | None = None
     constant_psnr: float | None = None
@@ -81,7 +74,7 @@ class Findings:
         """Decibels by which training views are better than held-out ones."""
         if self.held_out is None or self.training is None:
             return None
-        return _best_known(self.training) - _best_known(self.posed or self.held_out)
+        return _decibels(self.training) - _decibels(self.posed or self.held_out)
 
     def worst(self) -> list[ViewScore]:
         """The photographs that fit worst, of those that were measured; the worst one first."""
@@ -103,24 +96,18 @@ class Findings:
                     (f"{tag}/SSIM", f"{role} SSIM", found.ssim),
                 ]
         if self.posed is not None:
-            rows.append((f"Test/{POSED}", f"held-out {POSED}", _best_known(self.posed)))
+            rows.append((f"Test/{POSED}", f"held-out {POSED}", _decibels(self.posed)))
         counted = {} if self.held_out is None else self.held_out.counted
         for name, value in counted.items():
             rows.append((f"Test/{name.upper()}_counted", f"held-out {name} in masks", value))
         if self.with_dropped is not None:
-            rows.append((
-                "Test/PSNR_with_dropped", "held-out PSNR with dropped views",
-                self.with_dropped.psnr,
-            ))  # fmt: skip
+            what = "held-out PSNR with dropped views"
+            rows.append(("Test/PSNR_with_dropped", what, self.with_dropped.psnr))
         rows.append(("Test/floaters", "floater share", self.floaters))
         low, high = self.exposure_stops or (None, None)
         rows.append(("Exposure/least gain in stops", "least gain in stops", low))
         rows.append(("Exposure/largest gain in stops", "largest gain in stops", high))
         return [(tag, name, value) for tag, name, value in rows if value is not None]
-
-    def curves(self) -> dict[str, float]:
-        """Values for TensorBoard, by name."""
-        return {tag: value for tag, _, value in self.values()}
 
     def record(self) -> dict[str, Any]:
         """Values for ``run.json``, by what they are."""
@@ -133,20 +120,16 @@ class Findings:
         """Lines for the console; ``note`` says what held-out figures must be read with."""
         lines = []
         if self.held_out is not None:
-            n = len(self.held_out.per_view)
+            n, counted = len(self.held_out.per_view), self.held_out.counted
             lines.append(f"{n} held-out views{note}, {_scores(self.held_out)}")
-            counted = self.held_out.counted
             if counted:
                 lines.append(
                     f"of these only what the masks count, PSNR {counted['psnr']:.2f} dB, SSIM "
                     f"{counted['ssim']:.4f}"
                 )
         if self.with_dropped is not None:
-            n = len(self.with_dropped.per_view)
-            lines.append(
-                f"{n} held-out views with those that contradict the rest, "
-                f"{_scores(self.with_dropped)}"
-            )
+            n, scores = len(self.with_dropped.per_view), _scores(self.with_dropped)
+            lines.append(f"{n} held-out views with those that contradict the rest, {scores}")
         if self.posed is not None:
             lines.append(f"of these in the poses that fit best, {_scores(self.posed)}")
         if self.training is not None:
@@ -194,33 +177,21 @@ def find(
 
     Renders are rounded to 8 bits, so that the figures are those of images saved and measured by
     any other program.
-
-    Args:
-        load_image: Returns the photograph of a camera. (H, W, 3) uint8
     """
     foggy: list[float] = []
     overlap: list[float] = []
     inside: list[float] = []
     constant: list[float] = []
 
-    def render_held_out(camera: Camera) -> Tensor:
-        seen = None if observations is None else observations.seen(camera)
-        output = stage.render(camera, geometry=seen is not None)
-        if seen is not None:
-            foggy.append(fog_share(output.depth, output.alpha, seen.nearest))
-        look(camera, output)
-        return output.image
-
-    def render_training(camera: Camera) -> Tensor:
-        output = stage.render(camera, geometry=False)
-        if not test_cameras:
-            look(camera, output)
-        return output.image
-
     def render(camera: Camera) -> Tensor:
         return stage.render(camera, geometry=False).image
 
-    def look(camera: Camera, output: RenderOutput) -> None:
+    def render_and_look(camera: Camera) -> Tensor:
+        known = test_cameras and observations is not None
+        seen = observations.seen(camera) if known else None
+        output = stage.render(camera, geometry=seen is not None)
+        if seen is not None:
+            foggy.append(fog_share(output.depth, output.alpha, seen.nearest))
         photograph = load_image(camera).cpu()
         counted = is_counted(photograph)
         if counted is None or bool(counted.any()):
@@ -232,42 +203,44 @@ def find(
             solid = output.alpha.detach().cpu() >= SOLID
             either = int((solid | counted).sum())
             overlap.append(int((solid & counted).sum()) / max(1, either))
+        return output.image
 
-    exposures, held_out = stage.exposures, None
-    fitted = exposures is not None
-    if test_cameras:
-        held_out = evaluate(render_held_out, test_cameras, load_image, quantise=True, fitted=fitted)
+    def score(cameras: Sequence[Camera], renderer: Callable = render) -> EvaluationResult | None:
+        if not cameras:
+            return None
+        fitted = stage.exposures is not None
+        return evaluate(renderer, cameras, load_image, quantise=True, fitted=fitted)
+
+    held_out = score(test_cameras, render_and_look)
     posed = None
-    if test_cameras and stage.poses is not None:
-        moved = [stage.fitted_pose(camera, load_image(camera)) for camera in test_cameras]
-        posed = evaluate(render, moved, load_image, quantise=True, fitted=fitted)
-    with_dropped = None
-    if dropped_cameras:
-        apart = evaluate(render, dropped_cameras, load_image, quantise=True, fitted=fitted)
-        with_dropped = EvaluationResult((*(held_out.per_view if held_out else ()), *apart.per_view))
+    if stage.poses is not None:
+        posed = score([stage.fitted_pose(camera, load_image(camera)) for camera in test_cameras])
+    with_dropped = score(dropped_cameras)
+    if with_dropped is not None:
+        rest = held_out.per_view if held_out else ()
+        with_dropped = EvaluationResult((*rest, *with_dropped.per_view))
     n = len(train_cameras)
     shown = min(n, N_TRAINING_VIEWS)
     chosen = [train_cameras[i * n // shown] for i in range(shown)]
+
+    def mean(values: list[float]) -> float | None:
+        return sum(values) / len(values) if values else None
+
     return Findings(
         held_out,
-        evaluate(render_training, chosen, load_image, quantise=True, fitted=fitted),
-        sum(foggy) / len(foggy) if foggy else None,
-        None if exposures is None else exposures.range(),
+        score(chosen, render if test_cameras else render_and_look),
+        mean(foggy),
+        None if stage.exposures is None else stage.exposures.range(),
         posed,
         with_dropped,
-        sum(overlap) / len(overlap) if overlap else None,
-        sum(inside) / len(inside) if inside else None,
-        sum(constant) / len(constant) if constant else None,
+        mean(overlap),
+        mean(inside),
+        mean(constant),
     )
 
 
 def constant_psnr(photograph: Tensor, counted: Tensor | None = None) -> float:
-    """PSNR of the best image of one colour, in dB; at most 100.
-
-    Args:
-        photograph: (H, W, 3) uint8
-        counted: Pixels that count; None for all. (H, W) bool
-    """
+    """PSNR of the best image of one colour for (H, W, 3) uint8, in dB; at most 100."""
     pixels = photograph.reshape(-1, 3) if counted is None else photograph[counted]
     if len(pixels) == 0:
         return 100.0
@@ -275,13 +248,9 @@ def constant_psnr(photograph: Tensor, counted: Tensor | None = None) -> float:
     return 100.0 if variance < 1e-10 else -10 * math.log10(variance)
 
 
-def _decibels(score: ViewScore) -> float:
-    return score.psnr if score.fitted_psnr is None else score.fitted_psnr
-
-
-def _best_known(result: EvaluationResult) -> float:
+def _decibels(score: ViewScore | EvaluationResult) -> float:
     """PSNR; after gain and offset where exposures are not expected to agree."""
-    return result.psnr if result.fitted_psnr is None else result.fitted_psnr
+    return score.psnr if score.fitted_psnr is None else score.fitted_psnr
 
 
 def _scores(result: EvaluationResult) -> str:
@@ -299,15 +268,7 @@ _SAMPLED_PIXELS = 1_000_000
 
 
 def view_pictures(output: RenderOutput, photograph: Tensor) -> dict[str, Tensor]:
-    """What a view looks like, as RGB pictures of one size.
-
-    Args:
-        photograph: (H, W, 3) uint8
-
-    Returns:
-        ``photograph``, ``render``, ``depth`` (white is far) and ``normal`` (x right is red, y up
-        green, towards the camera blue). (H, W, 3) uint8 each, on the CPU
-    """
+    """Photograph, render, depth and normals of a view. (H, W, 3) uint8 each, on the CPU"""
     pictures = {
         "photograph": photograph,
         "render": to_uint8(output.image),
@@ -328,26 +289,19 @@ def depth_picture(depth: Tensor, far: Tensor | float) -> Tensor:
 
 
 def normal_picture(normal: Tensor) -> Tensor:
-    """Normals as colours: x right is red, y up green, towards the camera blue.
-
-    (H, W, 3) in camera axes -> (H, W, 3) uint8
-    """
+    """Normals in camera axes as colours: x right red, y up green, towards the camera blue."""
     return to_uint8((normal * normal.new_tensor([1.0, -1.0, -1.0]) + 1) / 2)
 
 
 def farthest(depth: Tensor) -> Tensor:
-    """Depth that is drawn white: nearly the largest, so that a stray Gaussian does not count.
-
-    But not far behind what is near, as a shell in the distance would leave all else black. Pixels
-    without a depth do not count.
-    """
+    """Depth that is drawn white: nearly the largest, but not far behind what is near."""
     values = depth.flatten()
     values = values[:: max(1, values.numel() // _SAMPLED_PIXELS)]
     values = values[(values > 0) & values.isfinite()]
     if values.numel() == 0:
         return depth.new_ones(())
-    near, far = (values.kthvalue(max(1, round(share * values.numel()))).values
-                 for share in (NEAR_SHARE, FARTHEST_SHARE))  # fmt: skip
+    ranks = (max(1, round(share * values.numel())) for share in (NEAR_SHARE, FARTHEST_SHARE))
+    near, far = (values.kthvalue(rank).values for rank in ranks)
     return torch.minimum(far, FAR_BEHIND * near)
 
 
@@ -403,14 +357,11 @@ class FailedResult(UserError):
 
 
 def problem_of(figures: Mapping[str, Any]) -> str | None:
-    """What is wrong with a result: the problem, its likely cause and a remedy, in one line.
+    """What is wrong with a result, its likely cause and a remedy in one line; None for nothing.
 
     Args:
         figures: Any of ``psnr`` and ``constant_psnr`` (of the masked pixels where there are masks),
             ``gap``, ``mask_iou`` and ``covered_share``.
-
-    Returns:
-        The line; None for a result within all limits.
     """
     psnr, constant = figures.get("psnr"), figures.get("constant_psnr")
     if psnr is not None and constant is not None and psnr < constant + MIN_GAIN:

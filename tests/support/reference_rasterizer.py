@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dense torch twin of the rasterizer, for tests: every Gaussian against every pixel, any dtype.
 
-It follows the same contract in the plainest way, in float64 when its inputs are, and is
-differentiated by autograd. The places where the 3DGS rasterizer's gradient is not the derivative
-of its image are written with ``detach`` so that the gradients agree as well.
+It is differentiated by autograd. The places where the 3DGS rasterizer's gradient is not the
+derivative of its image are written with ``detach``.
 """
 
 from __future__ import annotations
@@ -15,9 +14,7 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.rasterization.render import RenderOutput, complete_normals
-from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
-from gaussian_splatting.rasterization.view import (
+from gaussian_splatting.rasterization.projection_kernels import (
     ALPHA_MAX,
     ALPHA_MIN,
     LOW_PASS,
@@ -27,18 +24,13 @@ from gaussian_splatting.rasterization.view import (
     linearisation_limits,
     n_tiles,
 )
-
-SH_C1 = 0.4886025119029199
-SH_C2 = (1.0925484305920792, -1.0925484305920792, 0.31539156525252005,
-         -1.0925484305920792, 0.5462742152960396)  # fmt: skip
-SH_C3 = (-0.5900435899266435, 2.890611442640554, -0.4570457994644658, 0.3731763325901154,
-         -0.4570457994644658, 1.445305721320277, -0.5900435899266435)  # fmt: skip
+from gaussian_splatting.rasterization.render import RenderOutput, complete_normals
+from gaussian_splatting.rasterization.spherical_harmonics import sh_basis_of
 
 
 @dataclass
 class ReferenceSplats:
-    """Projected Gaussians as the dense renderer wants them, culled ones with radius 0; centres in
-    camera axes."""
+    """Projected Gaussians, culled ones with radius 0; centres in camera axes."""
 
     centers: Tensor
     means2d: Tensor
@@ -46,22 +38,6 @@ class ReferenceSplats:
     radii: Tensor
     depths: Tensor
     tiles: Tensor
-
-
-def sh_basis_reference(d: Tensor) -> Tensor:
-    """All 16 real spherical harmonics of unit directions. (N, 3) -> (N, 16)"""
-    x, y, z = d.unbind(-1)
-    xx, yy, zz = x * x, y * y, z * z
-    bands = [
-        torch.full_like(x, SH_C0),
-        -SH_C1 * y, SH_C1 * z, -SH_C1 * x,
-        SH_C2[0] * x * y, SH_C2[1] * y * z, SH_C2[2] * (2 * zz - xx - yy),
-        SH_C2[3] * x * z, SH_C2[4] * (xx - yy),
-        SH_C3[0] * y * (3 * xx - yy), SH_C3[1] * x * y * z, SH_C3[2] * y * (4 * zz - xx - yy),
-        SH_C3[3] * z * (2 * zz - 3 * xx - 3 * yy), SH_C3[4] * x * (4 * zz - xx - yy),
-        SH_C3[5] * z * (xx - yy), SH_C3[6] * x * (xx - 3 * yy),
-    ]  # fmt: skip
-    return torch.stack(bands, dim=-1)
 
 
 def rotation_matrices_reference(quats: Tensor) -> Tensor:
@@ -145,7 +121,7 @@ def _colors(gaussians: Gaussians, camera: Camera, degree: int) -> Tensor:
     )
     direction = torch.nn.functional.normalize(gaussians.means - center, dim=-1)
     n = (degree + 1) ** 2
-    basis = sh_basis_reference(direction)[:, :n, None]
+    basis = sh_basis_of(direction)[:, :n, None]
     coefficients = torch.cat([gaussians.sh_dc, gaussians.sh_rest], dim=1)[:, :n]
     return ((basis * coefficients).sum(dim=1) + 0.5).clamp_min(0)
 
