@@ -37,15 +37,15 @@ class TriangleMesh:
         return len(self.faces)
 
 
-def doubled_area_normals(mesh: TriangleMesh) -> np.ndarray:
-    """Normal of each face with twice its area as length. (F, 3) world units squared"""
-    a, b, c = (mesh.vertices[mesh.faces[:, k]] for k in range(3))
+def doubled_area_normals(vertices: np.ndarray, faces: np.ndarray) -> np.ndarray:
+    """Normal of each face with twice its area as length. (V, 3), (F, 3) -> (F, 3)"""
+    a, b, c = (vertices[faces[:, k]].astype(np.float64) for k in range(3))
     return np.cross(b - a, c - a)
 
 
 def with_vertex_normals(mesh: TriangleMesh) -> TriangleMesh:
     """Give each vertex the area-weighted mean normal of its faces; (0, 0, 1) without any."""
-    weighted, n = doubled_area_normals(mesh), mesh.n_vertices
+    weighted, n = doubled_area_normals(mesh.vertices, mesh.faces), mesh.n_vertices
     total = np.stack(
         [sum(np.bincount(row, values, n) for row in mesh.faces.T) for values in weighted.T], axis=1
     )
@@ -179,7 +179,7 @@ def _without_repeated(faces: np.ndarray) -> np.ndarray:
 def _without_crowded_edges(mesh: TriangleMesh) -> TriangleMesh:
     """Remove the smallest faces at edges of more than two faces until there are none."""
     faces = mesh.faces
-    areas = np.linalg.norm(doubled_area_normals(mesh), axis=1)
+    areas = np.linalg.norm(doubled_area_normals(mesh.vertices, mesh.faces), axis=1)
     while len(faces):
         keys = edge_keys(faces).ravel()
         owner = np.repeat(np.arange(len(faces)), 3)
