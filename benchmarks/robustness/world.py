@@ -42,7 +42,7 @@ from benchmarks.robustness.child import Limits, Main, Outcome, run_child
 from gaussian_splatting.data.ply import write_gaussian_ply, write_point_ply
 from gaussian_splatting.sfm.scene_folder import RECORD, WORK
 from gaussian_splatting.viewing.page_server import load_viser
-from sugar_pipeline.viewing import view_run
+from sugar_pipeline import view_run
 from sugar_scene.triangle_mesh import write_mesh_ply
 from tests.support.mesh_scenes import icosahedron
 from tests.support.photographed_room import WIDTH, write_photographs
