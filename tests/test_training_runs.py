@@ -29,7 +29,6 @@ from sugar_trainers.losses import (
     MIN_VIEW_Z,
     better_normal_loss,
     density_estimation_loss,
-    depth_normal_consistency,
     opacity_entropy,
     sdf_estimation_loss,
 )
@@ -38,6 +37,7 @@ from sugar_trainers.stage_config import REGULARIZATIONS, CoarseConfig, CoarseSch
 from sugar_trainers.terms import coarse_terms
 from sugar_utils.random import derive_seed
 from tests.support.color_losses import color_loss
+from tests.support.depth_normals import depth_normal_consistency
 from tests.support.golden import GOLDEN_DIR
 from tests.support.tiny_scene import (
     N_FAINT,
