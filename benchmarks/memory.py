@@ -44,17 +44,16 @@ from sugar_scene.field_kernels import evaluate_fields
 from sugar_scene.geometry import draw_samples
 from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_trainers import losses
-from sugar_trainers.coarse_config import CoarseConfig
 from sugar_trainers.coarse_stage import CoarseStage
-from sugar_trainers.multiview_config import MultiviewConfig
-from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_stage import RefineStage
+from sugar_trainers.stage_config import CoarseConfig, MultiviewConfig, RefineConfig
 from sugar_trainers.stage_memory import stage_loads
 from sugar_utils.flags import Parser, positive_int
 from sugar_utils.frame import run_main
 from sugar_utils.memory import format_bytes, memory_usage, reset_peak
 from tests.support import step_scenes
 from tests.support.color_losses import color_loss
+from tests.support.depth_normals import depth_normal_consistency
 from tests.support.step_scenes import Case, make_scene, photograph
 
 EXTENT = 5.0
@@ -152,7 +151,7 @@ def naive_step(stage: CoarseStage, config: CoarseConfig, camera: Camera, target:
     output = rasterize(gaussians, camera, depth=True, normal=True)
     loss = color_loss(output.image, target.float() / 255)
     lens = (camera.fx, camera.fy, camera.cx, camera.cy)
-    consistency = losses.depth_normal_consistency(output.depth, output.normal, *lens)
+    consistency = depth_normal_consistency(output.depth, output.normal, *lens)
     loss = loss + config.dn_factor * consistency
     drawn = draw_samples(output.visible, config.samples_for(len(gaussians)), seed=0)
     fields = evaluate_fields(

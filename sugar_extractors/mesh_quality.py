@@ -28,7 +28,13 @@ from plyfile import PlyData, PlyParseError
 from torch import Tensor
 
 from gaussian_splatting.data.ply import does_not_fit
-from sugar_scene.triangle_mesh import TriangleMesh, merge_meshes, read_mesh_ply, topology
+from sugar_scene.triangle_mesh import (
+    TriangleMesh,
+    doubled_area_normals,
+    merge_meshes,
+    read_mesh_ply,
+    topology,
+)
 from sugar_utils.errors import UserError
 from sugar_utils.files import read_json, require_regular_file
 from sugar_utils.random import generator
@@ -284,7 +290,7 @@ def sample_surface(
     The areas are gone through in equal steps from one random start, so each face gets its share
     to within one sample.
     """
-    weighted = _doubled_normals(vertices, faces)
+    weighted = doubled_area_normals(vertices, faces)
     doubled = np.linalg.norm(weighted, axis=1)
     ends = np.cumsum(doubled)
     if len(ends) == 0 or not ends[-1] > 0:
@@ -299,12 +305,6 @@ def sample_surface(
     return AreaSamples(points, weighted[rows] / doubled[rows, None])
 
 
-def _doubled_normals(vertices: np.ndarray, faces: np.ndarray) -> np.ndarray:
-    """Normals of faces, as long as twice their area. (F, 3)"""
-    a, b, c = (vertices[faces[:, k]].astype(np.float64) for k in range(3))
-    return np.cross(b - a, c - a)
-
-
 class Surface:
     """A mesh, (V, 3) and (F, 3), that is asked for distances and lines of sight, by a tree.
 
@@ -315,7 +315,7 @@ class Surface:
         self, vertices: np.ndarray, faces: np.ndarray, device: torch.device | str = "cpu"
     ) -> None:
         self._device = torch.device(device)
-        weighted = _doubled_normals(vertices, faces)
+        weighted = doubled_area_normals(vertices, faces)
         doubled = np.linalg.norm(weighted, axis=1)
         solid = doubled > 0
         self._normals = weighted[solid] / doubled[solid, None]

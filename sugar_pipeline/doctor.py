@@ -9,7 +9,7 @@ import importlib.util
 import platform
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -78,26 +78,23 @@ def _capture_findings(args: argparse.Namespace, console: Console) -> list[Findin
             masks=from_args(MaskOptions, args), view_options=from_args(ViewOptions, args),
             notify=notes.append,
         )  # fmt: skip
-        found = [*scene_findings(scene), *_notes(notes)]
-        show(console, scene.description, found)
+    else:
+        mode = options_of_mode(args.regularization_type or "dn_consistency")
+        options = from_args(mode, args, output_dir=args.output_dir)
+        checkpoint, scene = load_views(options, notes.append, require_images=True)
+    found = [*scene_findings(scene), *(Finding("note", note, "warning") for note in notes)]
+    show(console, scene.description, found)
+    if args.checkpoint_path is None:
         return found
-    mode = options_of_mode(args.regularization_type or "dn_consistency")
-    options = from_args(mode, args, output_dir=args.output_dir)
-    checkpoint, scene = load_views(options, notes.append, require_images=True)
-    found = scene_findings(scene)
-    show(console, scene.description, [*found, *_notes(notes)])
+    notes.clear()
     cloud = checkpoint.read_cloud(notes.append)
     if len(cloud) == 0:
         raise UserError(f"{checkpoint.ply_path} holds no Gaussians; train the vanilla stage again")
-    of_cloud = gaussian_findings(cloud, scene)
+    of_cloud = [*gaussian_findings(cloud, scene), *(Finding("note", n, "warning") for n in notes)]
     if scene.extent > 0:
         of_cloud.append(memory_finding(cloud, options, scene))
     show(console, str(checkpoint.ply_path), of_cloud)
-    return [*found, *_notes(notes), *of_cloud]
-
-
-def _notes(notes: list[str]) -> list[Finding]:
-    return [Finding("note", note, "warning") for note in notes]
+    return [*found, *of_cloud]
 
 
 State = Literal["ok", "warning", "problem"]
@@ -139,10 +136,7 @@ OPTIONAL = {
     "lpips": "LPIPS in metrics.py",
     "viser": "view.py and --viewer",
 }
-BACKENDS = {
-    "gsplat": ("gsplat", "--rasterizer gsplat"),
-    "inria": ("diff_gaussian_rasterization", "--rasterizer inria"),
-}
+BACKENDS = {"gsplat": "gsplat", "inria": "diff_gaussian_rasterization"}
 
 
 def machine_findings(
@@ -150,29 +144,33 @@ def machine_findings(
 ) -> list[Finding]:
     """Everything about the machine."""
     facts = facts or cuda_facts()
-    found = [*_system(output), *_torch(facts), *_gpus(facts)]
+    found = [*_system(output), *_torch(facts)]
+    for index, device in enumerate(facts.gpus):
+        free = format_bytes(available_bytes(torch.device("cuda", index)) or 0)
+        capability = ".".join(map(str, device.capability))
+        memory = f"{free} of {format_bytes(device.memory)} free"
+        value = f"{device.name}, compute capability {capability}, {memory}"
+        found.append(Finding(f"GPU {index}", value))
     try:
         chosen = choose_device(kind, gpu, facts)
     except UserError as error:
-        found.append(Finding("device", "none", "problem", str(error)))
-    else:
-        # A driver means that there is a GPU: not to use it is hardly what its owner wants.
-        missed = chosen.device.type == "cpu" and facts.driver and kind == "auto"
-        advice = "the line above says how to fix it"
-        found.append(Finding.unless(missed, "device", chosen.reason, "problem", advice))
-        found += [_rasterizer(chosen.device), *_backends(chosen.device)]
-    return [*found, *_libraries()]
+        return [*found, Finding("device", "none", "problem", str(error)), *_libraries()]
+    # A driver means that there is a GPU: not to use it is hardly what its owner wants.
+    missed = chosen.device.type == "cpu" and facts.driver and kind == "auto"
+    advice = "the line above says how to fix it"
+    found.append(Finding.unless(missed, "device", chosen.reason, "problem", advice))
+    return [*found, *_rasterizers(chosen.device), *_libraries()]
 
 
 def _system(output: Path) -> Iterator[Finding]:
     yield Finding("Python", f"{platform.python_version()} on {platform.platform(terse=True)}")
     free = available_bytes("cpu")
     if free is not None:
-        little, value = free < LITTLE_MEMORY, format_bytes(free)
         advice = "close other programs; photographs and meshing need some"
+        little, value = free < LITTLE_MEMORY, format_bytes(free)
         yield Finding.unless(little, "free main memory", value, "warning", advice)
-    existing = next(folder for folder in (output.resolve(), *output.resolve().parents)
-                    if folder.is_dir())  # fmt: skip
+    folders = (output.resolve(), *output.resolve().parents)
+    existing = next(folder for folder in folders if folder.is_dir())
     room = shutil.disk_usage(existing).free
     value = f"{format_bytes(room)} at {existing}"
     advice = "a million Gaussians take 0.7 GB in every checkpoint that is kept"
@@ -188,41 +186,24 @@ def _torch(facts: CudaFacts) -> Iterator[Finding]:
     advice = f"tested with {names[0]} to {names[1]}; it may work all the same"
     yield Finding.unless(untested, "torch", value, "warning", advice)
     yield Finding("Warp", f"{wp.__version__}, kernels kept in {wp.config.kernel_cache_dir}")
-    newest_cuda = driver_cuda_version() if facts.driver else None
-    supports = (
-        "" if newest_cuda is None else f", supports CUDA up to {newest_cuda[0]}.{newest_cuda[1]}"
-    )
+    cuda = driver_cuda_version() if facts.driver else None
     needed = (12, 0) if WARP_VERSION < (1, 18) else MIN_DRIVER_CUDA
     advice = (
         f"the kernels need CUDA {MIN_DRIVER_CUDA[0]}, so driver {MIN_DRIVER} or newer; "
         f"{INSTALL_DRIVER}; {KEEP_DRIVER}"
     )
-    old = newest_cuda is not None and newest_cuda < needed
-    value = f"found{supports}" if facts.driver else "none"
+    supports = "" if cuda is None else f", supports CUDA up to {cuda[0]}.{cuda[1]}"
+    value, old = f"found{supports}" if facts.driver else "none", cuda is not None and cuda < needed
     yield Finding.unless(old, "NVIDIA driver", value, "problem", advice)
 
 
-def _gpus(facts: CudaFacts) -> Iterator[Finding]:
-    for index, device in enumerate(facts.gpus):
-        free = format_bytes(available_bytes(torch.device("cuda", index)) or 0)
-        version = ".".join(map(str, device.capability))
-        yield Finding(
-            f"GPU {index}",
-            f"{device.name}, compute capability {version}, "
-            f"{free} of {format_bytes(device.memory)} free",
-        )
-
-
-def _rasterizer(device: torch.device) -> Finding:
+def _rasterizers(device: torch.device) -> Iterator[Finding]:
     fault = reference_test(device)
     value = f"built in, {device.type}: {fault or 'agrees with the float64 reference'}"
     advice = "please report this, with the lines above"
-    return Finding.unless(fault is not None, "rasterizer warp", value, "problem", advice)
-
-
-def _backends(device: torch.device) -> Iterator[Finding]:
-    for name, (package, flag) in BACKENDS.items():
-        what = f"{package} ({flag})"
+    yield Finding.unless(fault is not None, "rasterizer warp", value, "problem", advice)
+    for name, package in BACKENDS.items():
+        what = f"{package} (--rasterizer {name})"
         if importlib.util.find_spec(package) is None:
             yield Finding(what, "not installed, not needed")
         elif device.type != "cuda":
@@ -230,30 +211,24 @@ def _backends(device: torch.device) -> Iterator[Finding]:
         else:
             try:
                 choose_rasterizer(name, device)
+                yield Finding(what, "installed, passes its self-test")
             except UserError as error:
                 yield Finding(what, "installed, cannot be used", "warning", str(error))
-            else:
-                yield Finding(what, "installed, passes its self-test")
 
 
 def _libraries() -> Iterator[Finding]:
     for name in REQUIRED:
-        version = _version(name)
-        advice = "pip install -r requirements.txt"
+        version, advice = _version(name), "pip install -r requirements.txt"
         yield Finding.unless(version is None, name, version or "missing", "problem", advice)
     for name, purpose in OPTIONAL.items():
         yield Finding(name, f"{_version(name) or 'not installed'} ({purpose})")
-    yield _meshing()
-
-
-def _meshing() -> Finding:
     try:
         choose_backend("open3d")
+        yield Finding("meshing", "open3d")
     except UserError as error:
         # Without it pycolmap meshes, which is fine; installed in vain it is not.
         in_vain = importlib.util.find_spec("open3d") is not None
-        return Finding.unless(in_vain, "meshing", "pycolmap", "warning", str(error))
-    return Finding("meshing", "open3d")
+        yield Finding.unless(in_vain, "meshing", "pycolmap", "warning", str(error))
 
 
 def _version(package: str) -> str | None:
@@ -272,45 +247,39 @@ _NAMED = f"(percentiles {', '.join(map(str, PERCENTILES))})"
 
 def scene_findings(scene: Scene) -> list[Finding]:
     """Cameras, photographs and points."""
-    return [*_cameras(scene), *_photographs(scene), *_masks(scene), *_points(scene)]
-
-
-def gaussian_findings(cloud: GaussianCloud, scene: Scene) -> list[Finding]:
-    """Size, shape and opacity of Gaussians, duplicates, and who sees them."""
-    return [
-        Finding("Gaussians", f"{len(cloud):,}"),
-        *_sizes(cloud, scene.extent),
-        *_opacities(cloud),
-        _duplicates(cloud.means),
-        *_visibility(cloud, scene.train_cameras),
-    ]
+    n, points = len(scene.train_cameras), scene.points
+    advice = f"fewer than {FEW_VIEWS} views seldom determine a surface; take more"
+    value = f"{n} to train on, {len(scene.test_cameras)} held out"
+    found = [Finding.unless(n < FEW_VIEWS, "cameras", value, "warning", advice)]
+    advice = "all cameras stand in one place; take photographs from different positions"
+    value = f"{scene.extent:.3g} world units"
+    found.append(Finding.unless(scene.extent <= 0, "camera extent", value, "problem", advice))
+    found += [*_photographs(scene), *_masks(scene)]
+    advice = "vanilla training starts from them; let COLMAP triangulate again"
+    what, value = "points of the reconstruction", f"{len(points):,}"
+    found.append(Finding.unless(len(points) < FEW_POINTS, what, value, "warning", advice))
+    if len(points) > 1:
+        distances = nearest_neighbors(torch.from_numpy(points), 2).sq_distances[:, 1].sqrt()
+        value = f"{_percentiles(distances)} world units {_NAMED}"
+        found.append(Finding("distance of neighbouring points", value))
+    return found
 
 
 def memory_finding(cloud: GaussianCloud, options: CoarseOptions, scene: Scene) -> Finding:
     """What coarse training would need, and with which plan."""
+    what = "memory of coarse training"
     try:
         chosen = predict_coarse(cloud, options.config, options.memory, scene)
     except UserError as error:
-        return Finding("memory of coarse training", "does not fit", "problem", str(error))
+        return Finding(what, "does not fit", "problem", str(error))
     if chosen is None:
-        return Finding("memory of coarse training", "the system does not say what is free")
-    value = f"{format_bytes(chosen.peak)} at most; {chosen.lines()[0]}"
-    return Finding("memory of coarse training", value)
+        return Finding(what, "the system does not say what is free")
+    return Finding(what, f"{format_bytes(chosen.peak)} at most; {chosen.lines()[0]}")
 
 
 def _percentiles(values: Tensor) -> str:
     found = np.percentile(np.asarray(values, np.float64), PERCENTILES)
     return ", ".join(f"{value:.3g}" for value in found)
-
-
-def _cameras(scene: Scene) -> Iterator[Finding]:
-    n = len(scene.train_cameras)
-    value = f"{n} to train on, {len(scene.test_cameras)} held out"
-    advice = f"fewer than {FEW_VIEWS} views seldom determine a surface; take more"
-    yield Finding.unless(n < FEW_VIEWS, "cameras", value, "warning", advice)
-    value = f"{scene.extent:.3g} world units"
-    advice = "all cameras stand in one place; take photographs from different positions"
-    yield Finding.unless(scene.extent <= 0, "camera extent", value, "problem", advice)
 
 
 def _photographs(scene: Scene) -> Iterator[Finding]:
@@ -331,12 +300,11 @@ def _masks(scene: Scene) -> Iterator[Finding]:
     masked = [camera for camera in scene.train_cameras if camera.mask is not None]
     if not masked:
         return
-    mode = masked[0].mask.mode
     share = np.mean([overview(camera).mean() / 255 for camera in masked])
-    n = len(scene.train_cameras)
-    value = f"{len(masked)} of {n}, mode {mode}; {share:.0%} of their pixels count"
+    n, of = len(masked), len(scene.train_cameras)
+    value = f"{n} of {of}, mode {masked[0].mask.mode}; {share:.0%} of their pixels count"
     advice = "photographs without a mask count whole; make the others, or --masks none"
-    yield Finding.unless(len(masked) < n, "masks", value, "warning", advice)
+    yield Finding.unless(n < of, "masks", value, "warning", advice)
     hull = hull_of(scene.train_cameras)
     if hull is not None and len(scene.points):
         n_inside = int(hull.contains(torch.from_numpy(scene.points)).sum())
@@ -353,60 +321,47 @@ def _opens(camera: Camera) -> bool:
         return False
 
 
-def _points(scene: Scene) -> Iterator[Finding]:
-    n = len(scene.points)
-    advice = "vanilla training starts from them; let COLMAP triangulate again"
-    what = "points of the reconstruction"
-    yield Finding.unless(n < FEW_POINTS, what, f"{n:,}", "warning", advice)
-    if n > 1:
-        found = nearest_neighbors(torch.from_numpy(scene.points), 2)
-        yield Finding(
-            "distance of neighbouring points",
-            f"{_percentiles(found.sq_distances[:, 1].sqrt())} world units {_NAMED}",
-        )
+def gaussian_findings(cloud: GaussianCloud, scene: Scene) -> list[Finding]:
+    """Size, shape and opacity of Gaussians, duplicates, and who sees them."""
+    faint = float((cloud.opacity_logits < 0).float().mean())
+    doubled = 1.0 - torch.unique(cloud.means, dim=0).shape[0] / len(cloud)
+    with torch.no_grad():
+        gaussians, views = cloud.activate(), surveyed(scene.train_cameras)
+        counts = [int((project(gaussians, view).radii > 0).sum()) for view in views]
+    return [
+        Finding("Gaussians", f"{len(cloud):,}"),
+        *_sizes(cloud, scene.extent),
+        Finding.unless(
+            faint > 1 - MANY, "opacity below 0.5",
+            f"{faint:.1%} now; what stays so until iteration 9000 is removed", "warning",
+            "nearly everything is transparent; train the vanilla stage for longer",
+        ),
+        Finding.unless(
+            doubled > MANY, "duplicates", f"{doubled:.2%} share their position with another",
+            "warning", "the file may hold the scene twice",
+        ),
+        Finding.unless(
+            min(counts) == 0, "visible",
+            f"{min(counts):,} to {max(counts):,} Gaussians in {len(counts)} of the views",
+            "warning" if max(counts) else "problem",
+            "Gaussians and cameras live in different worlds: was the checkpoint trained on this "
+            "scene?",
+        ),
+    ]  # fmt: skip
 
 
 def _sizes(cloud: GaussianCloud, extent: float) -> Iterator[Finding]:
     scales = cloud.log_scales.exp()
-    longest, shortest = scales.amax(dim=1), scales.amin(dim=1)
-    yield Finding(
-        "longest axes",
-        f"{_percentiles(longest.cpu())} world units {_NAMED}, "
-        f"shortest {_percentiles(shortest.cpu())}",
-    )
+    longest, shortest = _percentiles(scales.amax(dim=1).cpu()), scales.amin(dim=1).cpu()
+    value = f"{longest} world units {_NAMED}, shortest {_percentiles(shortest)}"
+    yield Finding("longest axes", value)
     finite = torch.stack([t.flatten(1).isfinite().all(dim=1) for t in cloud.tensors().values()])
     bad = int((~finite.all(dim=0)).sum())
     advice = "the checkpoint is damaged or its training diverged; train it again"
     yield Finding.unless(bad > 0, "not finite", f"{bad:,} Gaussians", "problem", advice)
-    huge = float((longest > LARGE_SHARE_OF_EXTENT * extent).float().mean())
-    point = float((longest < SMALL_SHARE_OF_EXTENT * extent).float().mean())
+    huge = float((scales.amax(dim=1) > LARGE_SHARE_OF_EXTENT * extent).float().mean())
+    point = float((scales.amax(dim=1) < SMALL_SHARE_OF_EXTENT * extent).float().mean())
     longer = f"{huge:.2%} longer than {LARGE_SHARE_OF_EXTENT:g} extents"
     value = f"{longer}, {point:.2%} shorter than {SMALL_SHARE_OF_EXTENT:g}"
     advice = "scene and checkpoint may differ in scale, or its training diverged"
     yield Finding.unless(max(huge, point) > MANY, "degenerate", value, "warning", advice)
-
-
-def _opacities(cloud: GaussianCloud) -> Iterator[Finding]:
-    faint = float((cloud.opacity_logits < 0).float().mean())
-    value = f"{faint:.1%} now; what stays so until iteration 9000 is removed"
-    advice = "nearly everything is transparent; train the vanilla stage for longer"
-    yield Finding.unless(faint > 1 - MANY, "opacity below 0.5", value, "warning", advice)
-
-
-def _duplicates(means: Tensor) -> Finding:
-    unique = torch.unique(means, dim=0).shape[0]
-    share = 1.0 - unique / means.shape[0]
-    value = f"{share:.2%} share their position with another"
-    advice = "the file may hold the scene twice"
-    return Finding.unless(share > MANY, "duplicates", value, "warning", advice)
-
-
-def _visibility(cloud: GaussianCloud, cameras: Sequence[Camera]) -> Iterator[Finding]:
-    with torch.no_grad():
-        gaussians = cloud.activate()
-        counts = [int((project(gaussians, camera).radii > 0).sum()) for camera in surveyed(cameras)]
-    value = f"{min(counts):,} to {max(counts):,} Gaussians in {len(counts)} of the views"
-    state = "warning" if max(counts) else "problem"
-    where = "Gaussians and cameras live in different worlds"
-    advice = f"{where}: was the checkpoint trained on this scene?"
-    yield Finding.unless(min(counts) == 0, "visible", value, state, advice)

@@ -39,7 +39,6 @@ from sugar_extractors.texture.textured_mesh_io import read_textured_mesh, render
 from sugar_pipeline.pipeline_flags import PresetFlags, apply_presets
 from sugar_scene.mesh_bound import LAYOUTS
 from sugar_trainers.capture import SugarSize
-from sugar_trainers.coarse_config import MODES, MULTIVIEW
 from sugar_trainers.naming import (
     NORMAL_CONSISTENCY,
     NORMAL_FACTOR,
@@ -49,6 +48,7 @@ from sugar_trainers.naming import (
     refined_name,
     scene_name,
 )
+from sugar_trainers.stage_config import MODES, MULTIVIEW
 from sugar_utils.console import Console
 from sugar_utils.device import upload
 from sugar_utils.errors import UserError

@@ -14,11 +14,11 @@ from gaussian_splatting.shared_flags import Preset, preset
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.texture.texturing import TextureOptions
-from sugar_trainers.coarse_config import MODES, MULTIVIEW, CoarseConfig
 from sugar_trainers.coarse_stage import CoarseOptions
 from sugar_trainers.multiview_stage import MultiviewOptions
 from sugar_trainers.naming import OUTPUT_ROOT
 from sugar_trainers.refine_stage import RefineOptions
+from sugar_trainers.stage_config import MODES, MULTIVIEW, CoarseConfig
 from sugar_utils.errors import UserError
 from sugar_utils.flags import open_share, optional_str, positive_int
 from sugar_utils.settings import Flag, add_flags, flag, flags_of, parser_of

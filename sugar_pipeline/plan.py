@@ -27,12 +27,11 @@ from sugar_extractors.texture.texture_atlas import load_xatlas
 from sugar_extractors.texture.texturing import TextureOptions
 from sugar_pipeline.pipeline_flags import apply_presets, messages, runs_stage
 from sugar_trainers.capture import SugarSize
-from sugar_trainers.coarse_config import MODES
 from sugar_trainers.coarse_stage import CoarseOptions
 from sugar_trainers.multiview_stage import options_of_mode
 from sugar_trainers.naming import scene_name
-from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_stage import RefineOptions
+from sugar_trainers.stage_config import MODES, RefineConfig
 from sugar_utils.errors import UserError
 from sugar_utils.settings import from_args, require_given
 from sugar_utils.torchrun import Launch

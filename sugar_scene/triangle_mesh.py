@@ -37,15 +37,15 @@ class TriangleMesh:
         return len(self.faces)
 
 
-def doubled_area_normals(mesh: TriangleMesh) -> np.ndarray:
-    """Normal of each face with twice its area as length. (F, 3) world units squared"""
-    a, b, c = (mesh.vertices[mesh.faces[:, k]] for k in range(3))
+def doubled_area_normals(vertices: np.ndarray, faces: np.ndarray) -> np.ndarray:
+    """Normal of each face with twice its area as length. (V, 3), (F, 3) -> (F, 3)"""
+    a, b, c = (vertices[faces[:, k]].astype(np.float64) for k in range(3))
     return np.cross(b - a, c - a)
 
 
 def with_vertex_normals(mesh: TriangleMesh) -> TriangleMesh:
     """Give each vertex the area-weighted mean normal of its faces; (0, 0, 1) without any."""
-    weighted, n = doubled_area_normals(mesh), mesh.n_vertices
+    weighted, n = doubled_area_normals(mesh.vertices, mesh.faces), mesh.n_vertices
     total = np.stack(
         [sum(np.bincount(row, values, n) for row in mesh.faces.T) for values in weighted.T], axis=1
     )
@@ -179,7 +179,7 @@ def _without_repeated(faces: np.ndarray) -> np.ndarray:
 def _without_crowded_edges(mesh: TriangleMesh) -> TriangleMesh:
     """Remove the smallest faces at edges of more than two faces until there are none."""
     faces = mesh.faces
-    areas = np.linalg.norm(doubled_area_normals(mesh), axis=1)
+    areas = np.linalg.norm(doubled_area_normals(mesh.vertices, mesh.faces), axis=1)
     while len(faces):
         keys = edge_keys(faces).ravel()
         owner = np.repeat(np.arange(len(faces)), 3)
@@ -249,20 +249,23 @@ def write_mesh_ply(path: Path, mesh: TriangleMesh) -> None:
     """Write a mesh, complete or not at all; missing normals are computed."""
     if mesh.normals is None:
         mesh = with_vertex_normals(mesh)
-    vertices = np.empty(mesh.n_vertices, dtype=_VERTEX)
     columns = (*mesh.vertices.T, *mesh.normals.T, *mesh.colors.T)
-    for name, column in zip(_VERTEX.names, columns, strict=True):
-        vertices[name] = column
+    with atomic_path(path) as temporary:
+        write_faces(temporary, np.rec.fromarrays(columns, dtype=_VERTEX), mesh.faces)
+
+
+def write_faces(path: Path, vertices: np.ndarray, faces: np.ndarray) -> None:
+    """Write a binary PLY of vertices, a structured array, and triangles, (F, 3)."""
     no_faces = np.empty(0, dtype=[("vertex_indices", "u4", (3,))])
     elements = [PlyElement.describe(vertices, "vertex"), PlyElement.describe(no_faces, "face")]
     header = PlyData(elements, byte_order="<").header
-    header = header.replace("element face 0", f"element face {mesh.n_faces}")
-    with atomic_path(path) as temporary, temporary.open("wb") as file:
+    header = header.replace("element face 0", f"element face {len(faces)}")
+    with path.open("wb") as file:
         file.write(header.encode() + b"\n")
         file.write(vertices.data)
         # plyfile writes lists row by row in Python, a minute for millions of faces.
-        for first in range(0, mesh.n_faces, _CHUNK_ROWS):
-            chunk = mesh.faces[first : first + _CHUNK_ROWS]
+        for first in range(0, len(faces), _CHUNK_ROWS):
+            chunk = faces[first : first + _CHUNK_ROWS]
             rows = np.empty(len(chunk), dtype=_FACE_ROW)
             rows["n"], rows["rows"] = 3, chunk
             file.write(rows.data)

@@ -12,6 +12,7 @@ The winner at a pixel is the smallest depth, then the smallest face index, in an
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -210,6 +211,20 @@ def weigh_corners(
 def rasterize_triangles(vertices: Tensor, faces: Tensor, camera: Camera) -> TriangleHits:
     """Find the first triangle on every pixel's ray. vertices: (V, 3) world units; faces: (F, 3)"""
     return rasterize_camera_triangles(to_camera(vertices, camera), faces, camera)
+
+
+def seen_vertices(vertices: Tensor, faces: Tensor, cameras: Iterable[Camera]) -> Tensor:
+    """Vertices that nothing hides from every view, to within the size of a pixel. (V,) bool"""
+    seen = torch.zeros(len(vertices), dtype=torch.bool, device=vertices.device)
+    for camera in cameras:
+        first = rasterize_triangles(vertices, faces, camera).depth
+        x, y, z = to_camera(vertices, camera).unbind(1)
+        column, row = camera.fx * x / z + camera.cx, camera.fy * y / z + camera.cy
+        shown = (z > 0) & (column >= 0) & (column < camera.width)
+        shown &= (row >= 0) & (row < camera.height)
+        column, row = (torch.where(shown, at, 0.0).long() for at in (column, row))
+        seen |= shown & (z <= first[row, column] + z / camera.fx)
+    return seen
 
 
 def to_camera(points: Tensor, camera: Camera) -> Tensor:

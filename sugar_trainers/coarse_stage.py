@@ -42,10 +42,10 @@ from gaussian_splatting.optim.schedule import scaled, scaled_all
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
 from gaussian_splatting.shared_flags import Preset, checkpoint_interval, preset
 from sugar_scene.geometry import draw_samples
-from sugar_trainers.coarse_config import CoarseConfig
 from sugar_trainers.losses import normals_from_depth
 from sugar_trainers.naming import OUTPUT_ROOT, coarse_name, scene_name
 from sugar_trainers.sampling_block import SurfaceSampler, sampling_mask
+from sugar_trainers.stage_config import CoarseConfig
 from sugar_trainers.stage_options import TrainingOptions
 from sugar_trainers.terms import VisibleGaussians, coarse_terms
 from sugar_utils.console import Console

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Depth-normal consistency fused: one kernel each way, for CPU and CUDA.
 
-Same as :func:`.losses.depth_normal_consistency`, which says it in a few lines of torch and is the
-twin in tests, but nothing of the image's size is stored beside the gradients: the backward pass
-computes the normals of the depth map again. A thread walks down one column, ``RUN`` rows at a time.
+Nothing of the image's size is stored beside the gradients: the backward pass computes the normals
+of the depth map again. A thread walks down one column, ``RUN`` rows at a time.
 
 With a pixel's neighbours below, above, right and left at depths b, a, r, l, and its own ray
 (X, Y, 1), the cross product of the two differences of unprojected points is
@@ -237,11 +236,16 @@ def fused_depth_normal_consistency(
 ) -> Tensor:
     """Mean of 1 - N . n_D over all pixels, n_D the normals of the depth map.
 
+    The border and empty pixels count with the constant 1.
+
     Args:
         depth: May be a column of wider pixels. (H, W) float32, world units
         normal_xy: Blended x and y of the normals in camera axes, likewise, which
             ``complete_normals`` makes unit normals towards the camera. (H, W, 2) float32
-        fx, fy, cx, cy, rows, total, counted: As of :func:`.losses.depth_normal_consistency`.
+        fx, fy, cx, cy: In pixels, from the top left edge of this map.
+        rows: Rows that count; strips continue one row beyond them as a halo.
+        total: Divisor; the number of pixels in those rows when None.
+        counted: Pixels that count; None for all. (H, W) bool
     """
     top, end, _ = (rows or slice(None)).indices(depth.shape[0])
     shape = DepthMap()

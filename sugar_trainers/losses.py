@@ -127,36 +127,6 @@ def normals_from_depth(depth: Tensor, fx: float, fy: float, cx: float, cy: float
     return functional.pad(normals, (0, 0, 1, 1, 1, 1))
 
 
-def depth_normal_consistency(
-    depth: Tensor,
-    normal: Tensor,
-    fx: float,
-    fy: float,
-    cx: float,
-    cy: float,
-    *,
-    rows: slice | None = None,
-    total: int | Tensor | None = None,
-    counted: Tensor | None = None,
-) -> Tensor:
-    """Mean of 1 - N . n_D over all pixels, n_D the normals of the depth map.
-
-    The border and empty pixels count with the constant 1.
-
-    Args:
-        depth: (H, W) world units
-        normal: Unit normals in camera axes, towards the camera. (H, W, 3)
-        fx, fy, cx, cy: In pixels, from the top left edge of this map.
-        rows: Rows that count; strips continue one row beyond them as a halo.
-        total: Divisor; the number of pixels in those rows when None.
-        counted: Pixels that count; None for all. (H, W) bool
-    """
-    error = 1 - (normal * normals_from_depth(depth, fx, fy, cx, cy)).sum(dim=-1)
-    if counted is not None:
-        error = torch.where(counted, error, 0.0)
-    return _mean(error if rows is None else error[rows], total)
-
-
 def lookup_depth(
     depth_map: Tensor, view_points: Tensor, fx: float, fy: float, cx: float, cy: float
 ) -> Tensor:

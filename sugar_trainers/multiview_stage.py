@@ -30,9 +30,8 @@ from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.rasterization import WARP, Rasterizer, project, rasterize
 from gaussian_splatting.sky_sphere import SkySphere
 from sugar_scene.reprojection import NeighborViews
-from sugar_trainers.coarse_config import MULTIVIEW
 from sugar_trainers.coarse_stage import CoarseOptions
-from sugar_trainers.multiview_config import MultiviewConfig
+from sugar_trainers.stage_config import MULTIVIEW, MultiviewConfig
 from sugar_trainers.terms import VisibleGaussians, multiview_terms
 from sugar_trainers.view_comparison import ViewComparer
 from sugar_utils.console import Console

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sugar_trainers.coarse_config import MULTIVIEW
+from sugar_trainers.stage_config import MULTIVIEW
 
 OUTPUT_ROOT = Path("output")
 

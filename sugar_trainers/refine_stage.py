@@ -41,12 +41,15 @@ from sugar_scene.mesh_normals import PairsOfTriangles, adjacent_face_pairs
 from sugar_scene.reprojection import NeighborViews, triangle_planes
 from sugar_scene.triangle_mesh import read_mesh_ply
 from sugar_scene.triangle_rasterizer import TriangleHits, rasterize_triangles
-from sugar_trainers.multiview_config import MultiviewConfig
 from sugar_trainers.naming import OUTPUT_ROOT, refined_name, scene_name
-from sugar_trainers.refine_config import RefineConfig
+from sugar_trainers.stage_config import MultiviewConfig, RefineConfig
 from sugar_trainers.stage_options import TrainingOptions
-from sugar_trainers.terms import Comparison, geometric_errors, photometric_errors
-from sugar_trainers.view_comparison import ViewComparer
+from sugar_trainers.view_comparison import (
+    Comparison,
+    ViewComparer,
+    geometric_errors,
+    photometric_errors,
+)
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest

@@ -16,8 +16,8 @@ from gaussian_splatting.engine.stage import LossTerm
 from gaussian_splatting.engine.strips import backpropagate_weighted
 from sugar_scene.field_kernels import evaluate_fields
 from sugar_scene.geometry import FieldSamples, sample_points, std_along_view
-from sugar_trainers.coarse_config import CoarseConfig
 from sugar_trainers.losses import MIN_VIEW_Z, lookup_depth, near_surface_mask
+from sugar_trainers.stage_config import CoarseConfig
 from sugar_utils.device import upload
 
 

@@ -29,9 +29,7 @@ from gaussian_splatting.engine.memory_plan import (
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from sugar_scene.field_kernels import pair_bytes
 from sugar_scene.mesh_bound import GROUP_NAMES, BoundCloud
-from sugar_trainers.coarse_config import CoarseConfig
-from sugar_trainers.multiview_config import MultiviewConfig
-from sugar_trainers.refine_config import RefineConfig
+from sugar_trainers.stage_config import CoarseConfig, MultiviewConfig, RefineConfig
 from sugar_utils.console import Console
 
 StageSettings = CoarseConfig | MultiviewConfig | RefineConfig

@@ -4,30 +4,69 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from gaussian_splatting.cloud import Gaussians
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine.reporting.view_findings import grey_picture
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.engine.training_views import is_counted
-from gaussian_splatting.rasterization import WARP, Rasterizer, rasterize
-from sugar_scene.reprojection import REACH, NeighborViews, ViewPair
-from sugar_trainers.terms import (
-    Comparison,
-    SurfaceView,
-    all_pixels,
-    gray_of,
-    planes_depth_map,
-    spread_pixels,
-    surface_view,
+from gaussian_splatting.rasterization import (
+    WARP,
+    Rasterizer,
+    channel_background,
+    project,
+    rasterize,
 )
+from sugar_scene.reprojection import REACH, NeighborViews, ViewPair, plane_depth
+from sugar_trainers.losses import cycle_of, edge_weights, gray_values, patch_mismatch
 from sugar_utils.device import upload
 from sugar_utils.random import draw_labels, generator
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a view is compared with."""
+
+    pair: ViewPair
+    gray: Tensor  # see gray_values; (H, W)
+    neighbor_gray: Tensor  # (H', W')
+    neighbor_depth: Tensor  # 0 where unknown. (H', W') world units
+    pixels: Tensor  # columns and rows, in the order of rows. (n, 2) int32
+
+    def cycle(self, planes: Tensor, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Errors and weights; see :func:`cycle_of`."""
+        return cycle_of(planes, pixels, self.neighbor_depth, self.pair)
+
+    def mismatch(self, planes: Tensor, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """1 - NCC, and where there is one; see :func:`patch_mismatch`."""
+        return patch_mismatch(planes, pixels, self.gray, self.neighbor_gray, self.pair)
+
+
+def photometric_errors(comparison: Comparison, planes: Tensor, pixels: Tensor) -> Tensor:
+    """1 - NCC of the patches at pixels, by how well the views agree there. (n,)"""
+    with torch.no_grad():
+        _, weights = comparison.cycle(planes, pixels)
+    return weights * comparison.mismatch(planes, pixels)[0]
+
+
+def geometric_errors(comparison: Comparison, planes: Tensor, pixels: Tensor) -> Tensor:
+    """Pixels by which the way to the neighbour and back misses, where both see the same. (n,)"""
+    error, weights = comparison.cycle(planes, pixels)
+    return weights * torch.where(weights > 0, error, 0.0)
+
+
+@dataclass(frozen=True)
+class SurfaceView:
+    """What the terms know of a view besides its render."""
+
+    edges: Tensor  # see edge_weights; (H, W)
+    comparison: Comparison | None  # None where the view has no neighbour
 
 
 class ViewComparer:
@@ -67,7 +106,7 @@ class ViewComparer:
         if self._pixels:
             depth_of = partial(self._planes_depth, gaussians, split)
             compared = self.comparison(camera, photograph, depth_of, iteration, view_index)
-        return surface_view(gray_of(photograph), compared)
+        return SurfaceView(edge_weights(gray_of(photograph)), compared)
 
     def comparison(
         self,
@@ -127,3 +166,51 @@ class ViewComparer:
     ) -> Comparison:
         other = gray_of(upload(self._images.get(neighbor), gray.device))
         return Comparison(ViewPair.of(camera, neighbor), gray, other, depth, pixels)
+
+
+def gray_of(photograph: Tensor) -> Tensor:
+    """Grey values of a photograph as the image store gives it; what a mask leaves out is marked."""
+    return gray_values(photograph[..., :3], is_counted(photograph))
+
+
+def all_pixels(camera: Camera, device: torch.device) -> Tensor:
+    """Columns and rows of every pixel, row by row. (H W, 2) int32"""
+    x = torch.arange(camera.width, dtype=torch.int32, device=device)
+    y = torch.arange(camera.height, dtype=torch.int32, device=device)
+    return torch.stack(torch.meshgrid(x, y, indexing="xy"), dim=-1).reshape(-1, 2)
+
+
+def spread_pixels(candidates: Tensor, width: int, n: int, rng: torch.Generator) -> Tensor:
+    """Columns and rows of at most ``n`` of the candidates, ascending by row. (n, 2) int32
+
+    One is drawn from each of n equally long runs of the candidates, (H, W) bool, so no two are
+    equal.
+    """
+    places = candidates.reshape(-1).nonzero()[:, 0]
+    total = places.shape[0]
+    n = min(n, total)
+    if n == 0:
+        return torch.zeros(0, 2, dtype=torch.int32, device=candidates.device)
+    runs = torch.arange(n + 1, dtype=torch.int64, device="cpu") * total // n
+    offsets = torch.rand(n, generator=rng, dtype=torch.float64, device="cpu")
+    lengths = runs[1:] - runs[:-1]
+    rows = runs[:-1] + torch.minimum((offsets * lengths).long(), lengths - 1)
+    chosen = places[rows.to(places.device)]
+    return torch.stack([chosen % width, chosen // width], dim=1).int()
+
+
+@torch.no_grad()
+def planes_depth_map(
+    gaussians: Gaussians, camera: Camera, reach: float, split: ImageSplit, rasterizer: Rasterizer
+) -> Tensor:
+    """Depth of a view's planes, 0 where unknown, rendered strip by strip. (H, W) world units"""
+    projection = project(gaussians, camera, rgb=False, plane_reach=reach)
+    tiles = rasterizer.build_tile_lists(projection)
+    behind = channel_background(projection)
+    depth = projection.depths.new_empty(camera.height, camera.width)
+    for rows in split.rows(camera.height):
+        planes = rasterizer.blend_rows(projection.splats, tiles, behind, rows).pixels
+        rays = pixel_rays(camera, rows, dtype=planes.dtype, device=planes.device)
+        found, known = plane_depth(planes, rays)
+        depth[rows.start : rows.stop] = torch.where(known, found, 0.0)
+    return depth

@@ -12,9 +12,9 @@ import torch
 import train
 from gaussian_splatting.engine.stage import LossTerm
 from sugar_trainers import coarse_stage as coarse
-from sugar_trainers.coarse_config import REGULARIZATIONS, CoarseConfig, CoarseSchedule
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.losses import opacity_entropy
+from sugar_trainers.stage_config import REGULARIZATIONS, CoarseConfig, CoarseSchedule
 from sugar_trainers.terms import coarse_terms
 from tests.support.tiny_scene import disturbed_cloud, events, run_cli, tiny_cameras, tiny_cloud
 

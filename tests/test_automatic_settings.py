@@ -21,8 +21,8 @@ from sugar_extractors.mesh.meshing_backends import (
 )
 from sugar_scene.geometry import draw_samples
 from sugar_scene.triangle_mesh import read_mesh_ply
-from sugar_trainers.coarse_config import MOST_SAMPLES, CoarseConfig
 from sugar_trainers.coarse_stage import CoarseOptions, CoarseStage
+from sugar_trainers.stage_config import MOST_SAMPLES, CoarseConfig
 from sugar_utils.flags import AUTO
 from sugar_utils.settings import parse
 from tests.support.mesh_scenes import ITERATION, cameras_around, sphere_cloud, write_mesh_scene

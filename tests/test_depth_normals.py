@@ -8,7 +8,7 @@ import torch
 
 from gaussian_splatting.rasterization import complete_normals
 from sugar_trainers.depth_normals import RUN, fused_depth_normal_consistency
-from sugar_trainers.losses import depth_normal_consistency
+from tests.support.depth_normals import depth_normal_consistency
 
 LENS = (21.0, 19.0, 11.5, 8.0)
 

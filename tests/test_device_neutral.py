@@ -33,12 +33,10 @@ from sugar_pipeline.model_metrics import MetricsOptions, measure
 from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_scene.reprojection import NeighborRule, NeighborViews
 from sugar_scene.triangle_mesh import read_mesh_ply
-from sugar_trainers.coarse_config import CoarseConfig, CoarseSchedule
 from sugar_trainers.coarse_stage import CoarseStage
-from sugar_trainers.multiview_config import MultiviewConfig
 from sugar_trainers.multiview_stage import MultiviewStage
-from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_stage import RefineStage
+from sugar_trainers.stage_config import CoarseConfig, CoarseSchedule, MultiviewConfig, RefineConfig
 from sugar_trainers.view_comparison import ViewComparer
 from sugar_utils.device import DeviceChoice, upload
 from sugar_utils.files import read_json

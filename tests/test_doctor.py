@@ -51,7 +51,7 @@ def test_a_machine_scene_and_checkpoint_in_order_pass(scene, checkpoint, tmp_pat
 
 def test_flags_that_the_doctor_names_exist():
     known = train_parser(None)._option_string_actions
-    texts = [*machine_checkup.OPTIONAL.values(), *(flag for _, flag in BACKENDS.values())]
+    texts = [*machine_checkup.OPTIONAL.values(), *(f"--rasterizer {name}" for name in BACKENDS)]
     named = [text for text in texts if text.startswith("--")]
     assert len(named) == 3
     for flag, value in map(str.split, named):

@@ -38,7 +38,7 @@ STAGES_OF_FLAGS = {
     "poisson_depth poisson_threads poisson_width poisson_scale poisson_linear_fit "
     "vertices_density_quantile max_gap outlier_neighbors outlier_ratio min_opacity mesh_neighbors "
     "diamond_extent ray_samples ray_reach tsdf_depth tsdf_voxel_size tsdf_truncation "
-    "tsdf_margin tsdf_fill meshing_backend watertight",
+    "tsdf_margin tsdf_fill meshing_backend watertight remove_unseen",
     "mr": "bboxmin bboxmax",
     "rt": "refinement_time gaussians_per_triangle refinement_iterations",
     "r": "export_ply refine_surface_terms",
@@ -58,7 +58,7 @@ VALUES = {
     "gradient_accumulation": "True", "use_gradient_checkpointing": "True", "center_bbox": "True",
     "refine_surface_terms": "True", "mesh_extractor": "tsdf", "tsdf_depth": "level_set",
     "exposure_compensation": "True", "vertices_density_quantile": "0.05", "robust": "False",
-    "growing_resolution": "True",
+    "growing_resolution": "True", "remove_unseen": "False",
     "high_poly": "True", "known_distance": "a.jpg b.jpg 2",
     "scene_path": "other", "checkpoint_path": "other", "gs_output_dir": "None",
 }  # fmt: skip

@@ -7,8 +7,8 @@ import torch
 
 from gaussian_splatting.data.cameras import camera_extent
 from gaussian_splatting.engine.model import GROUP_NAMES
-from sugar_trainers.coarse_config import CoarseConfig, CoarseSchedule
 from sugar_trainers.coarse_stage import CoarseStage
+from sugar_trainers.stage_config import CoarseConfig, CoarseSchedule
 from tests.support.golden import GOLDEN_DIR, golden_cameras, golden_cloud, load_golden
 
 

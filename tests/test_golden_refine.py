@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from sugar_scene.mesh_bound import bind_to_mesh
-from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_stage import RefineStage
+from sugar_trainers.stage_config import RefineConfig
 from tests.support.golden import golden_cameras, load_golden
 
 FILE_NAMES = {

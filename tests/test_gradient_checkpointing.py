@@ -13,11 +13,10 @@ from gaussian_splatting.rasterization import Rasterizer, project, rasterize
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_scene.mesh_bound import bind_to_mesh
-from sugar_trainers.coarse_config import CoarseConfig, CoarseSchedule
 from sugar_trainers.coarse_stage import CoarseStage
-from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_stage import RefineStage
 from sugar_trainers.sampling_block import SurfaceSampler
+from sugar_trainers.stage_config import CoarseConfig, CoarseSchedule, RefineConfig
 from tests.support.mesh_scenes import icosahedron
 from tests.support.random_scenes import look_at, random_gaussians
 from tests.support.tiny_scene import disturbed_cloud, tiny_cloud

@@ -25,10 +25,9 @@ from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_scene.triangle_mesh import write_mesh_ply
-from sugar_trainers.coarse_config import CoarseConfig, CoarseSchedule
 from sugar_trainers.coarse_stage import CoarseStage
-from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_stage import RefineStage
+from sugar_trainers.stage_config import CoarseConfig, CoarseSchedule, RefineConfig
 from tests.support.mesh_scenes import icosahedron
 from tests.support.random_scenes import look_at
 from tests.support.tiny_scene import (

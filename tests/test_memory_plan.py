@@ -27,7 +27,7 @@ from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.rasterization import project
 from sugar_scene.field_kernels import pair_bytes
-from sugar_trainers.multiview_config import DensificationLimit, MultiviewConfig
+from sugar_trainers.stage_config import DensificationLimit, MultiviewConfig
 from sugar_trainers.stage_memory import stage_loads
 from sugar_utils.errors import UserError
 from tests.support.tiny_scene import run_cli, tiny_cameras, tiny_cloud

@@ -91,7 +91,7 @@ def changed_scene(tmp_path, options, cloud, cameras=None) -> MeshOptions:
 
 def outward_share(mesh: TriangleMesh) -> float:
     """Share of the area whose winding faces away from the origin."""
-    normals = doubled_area_normals(mesh)
+    normals = doubled_area_normals(mesh.vertices, mesh.faces)
     areas = np.linalg.norm(normals, axis=1)
     centers = mesh.vertices[mesh.faces].mean(axis=1)
     return float(areas[(normals * centers).sum(axis=1) > 0].sum() / areas.sum())

@@ -27,12 +27,15 @@ from sugar_pipeline.plan import train_plan
 from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_scene.reprojection import UNCOUNTED, NeighborViews
 from sugar_scene.triangle_mesh import read_mesh_ply
-from sugar_trainers.multiview_config import LEAST_INTERVALS, MultiviewConfig, MultiviewSchedule
 from sugar_trainers.multiview_stage import MultiviewStage, views_that_see
-from sugar_trainers.refine_config import RefineConfig
 from sugar_trainers.refine_stage import MeshView, RefineStage
-from sugar_trainers.terms import gray_of, spread_pixels
-from sugar_trainers.view_comparison import ViewComparer
+from sugar_trainers.stage_config import (
+    LEAST_INTERVALS,
+    MultiviewConfig,
+    MultiviewSchedule,
+    RefineConfig,
+)
+from sugar_trainers.view_comparison import ViewComparer, gray_of, spread_pixels
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import (
     assert_same_bits,

@@ -10,7 +10,8 @@ import torch
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.engine.model import GROUP_NAMES
 from gaussian_splatting.rasterization import rasterize
-from sugar_trainers.losses import depth_normal_consistency, normals_from_depth
+from sugar_trainers.losses import normals_from_depth
+from tests.support.depth_normals import depth_normal_consistency
 from tests.support.golden import golden_cameras, golden_cloud, load_golden
 from tests.support.random_scenes import look_at, random_gaussians
 from tests.support.reference_rasterizer import rasterize_reference

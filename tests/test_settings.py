@@ -13,8 +13,7 @@ from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.texture.texturing import TextureOptions
 from sugar_pipeline.flag_tables import flag_rows
 from sugar_pipeline.pipeline_flags import full_parser, train_parser
-from sugar_trainers.coarse_config import CoarseConfig
-from sugar_trainers.refine_config import RefineConfig
+from sugar_trainers.stage_config import CoarseConfig, RefineConfig
 from sugar_utils.errors import UserError
 from sugar_utils.flags import TASKS, HelpFormatter, Parser, positive_int
 from sugar_utils.settings import (

@@ -13,7 +13,6 @@ from sugar_trainers.losses import (
     MIN_VIEW_Z,
     better_normal_loss,
     density_estimation_loss,
-    depth_normal_consistency,
     lookup_depth,
     near_surface_mask,
     normals_from_depth,
@@ -21,6 +20,7 @@ from sugar_trainers.losses import (
     sdf_estimation_loss,
 )
 from sugar_utils.neighbors import nearest_neighbors
+from tests.support.depth_normals import depth_normal_consistency
 from tests.support.field_reference import evaluate_fields_reference
 from tests.support.golden import golden_cameras, golden_cloud, load_golden
 

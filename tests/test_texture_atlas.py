@@ -130,8 +130,6 @@ def test_sizes_that_cannot_work_are_refused():
         make_atlas("squares", points, faces, 4)
     with pytest.raises(UserError, match=rf"more than {MAX_SIDE}; use --square_size 32 or less"):
         make_atlas("squares", points, faces.expand(2_000_000, 3), 40)
-    with pytest.raises(UserError, match="choose from squares, xatlas"):
-        make_atlas("cubes", points, faces, 8)
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch):

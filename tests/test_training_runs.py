@@ -24,20 +24,20 @@ from gaussian_splatting.rasterization import rasterize
 from sugar_scene.field_kernels import evaluate_fields
 from sugar_scene.geometry import draw_samples, sdf_from_density
 from sugar_trainers.capture import SugarSize
-from sugar_trainers.coarse_config import REGULARIZATIONS, CoarseConfig, CoarseSchedule
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.losses import (
     MIN_VIEW_Z,
     better_normal_loss,
     density_estimation_loss,
-    depth_normal_consistency,
     opacity_entropy,
     sdf_estimation_loss,
 )
 from sugar_trainers.sampling_block import CameraAxes, depth_gap, sampling_mask
+from sugar_trainers.stage_config import REGULARIZATIONS, CoarseConfig, CoarseSchedule
 from sugar_trainers.terms import coarse_terms
 from sugar_utils.random import derive_seed
 from tests.support.color_losses import color_loss
+from tests.support.depth_normals import depth_normal_consistency
 from tests.support.golden import GOLDEN_DIR
 from tests.support.tiny_scene import (
     N_FAINT,

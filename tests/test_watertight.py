@@ -33,7 +33,7 @@ from tests.support.mesh_scenes import (
 def facing_outward(mesh: TriangleMesh) -> np.ndarray:
     """Which faces of a mesh around the origin are turned outward. (F,) bool"""
     centers = mesh.vertices[mesh.faces].mean(axis=1)
-    return (doubled_area_normals(mesh) * centers).sum(axis=1) > 0
+    return (doubled_area_normals(mesh.vertices, mesh.faces) * centers).sum(axis=1) > 0
 
 
 def outward(mesh: TriangleMesh) -> TriangleMesh:

@@ -13,8 +13,8 @@ from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.rasterization import build_tile_lists, project, rasterize
-from sugar_trainers.coarse_config import CoarseConfig
 from sugar_trainers.coarse_stage import CoarseStage
+from sugar_trainers.stage_config import CoarseConfig
 from tests.support.step_scenes import large_cloud, large_scene
 
 EXTENT = 5.0

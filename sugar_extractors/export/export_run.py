@@ -372,9 +372,8 @@ def _stretched(cloud: BoundCloud, old: Tensor, new: Tensor) -> tuple[Tensor, Ten
 
 def _plane_edges(triangles: Tensor) -> Tensor:
     """Two edges of each triangle in the axes of its plane, as columns. (F, 3, 3) -> (F, 2, 2)"""
-    _, tangent, bitangent = face_frames(triangles).unbind(-1)
-    edges = triangles[:, 1:] - triangles[:, :1]
-    return torch.stack([edges @ tangent[..., None], edges @ bitangent[..., None]], dim=1)[..., 0]
+    axes = face_frames(triangles)[..., 1:]
+    return ((triangles[:, 1:] - triangles[:, :1]) @ axes).transpose(1, 2)
 
 
 def _turned_colors(sh_rest: Tensor, turns: Tensor, per_triangle: int) -> Tensor:

@@ -47,7 +47,7 @@ def closed_body(mesh: TriangleMesh) -> TriangleMesh:
 
 def write_stl(path: Path, mesh: TriangleMesh) -> None:
     rows = np.zeros(mesh.n_faces, _ROW)
-    normals = triangle_mesh.doubled_area_normals(mesh)
+    normals = triangle_mesh.doubled_area_normals(mesh.vertices, mesh.faces)
     rows["normal"] = normals / np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-30)
     rows["corners"] = mesh.vertices[mesh.faces]
     with atomic_path(path) as temporary:

@@ -20,6 +20,7 @@ from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.model import cloud_from_state
 from gaussian_splatting.engine.run_directory import Identity, scene_inputs
+from gaussian_splatting.engine.training_views import at_scale
 from sugar_extractors.mesh import level_sets, meshing_backends, tsdf
 from sugar_extractors.mesh.level_sets import Box, LevelSetModel, SurfaceSamples
 from sugar_extractors.mesh.mesh_config import OUTPUT_FLAG, MeshOptions
@@ -28,6 +29,7 @@ from sugar_extractors.results import alone_with, is_finished, publish, read_stat
 from sugar_scene import triangle_mesh
 from sugar_scene.reprojection import NeighborViews
 from sugar_scene.triangle_mesh import TriangleMesh
+from sugar_scene.triangle_rasterizer import seen_vertices
 from sugar_trainers.capture import load_views
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
@@ -111,6 +113,9 @@ def extract_coarse_mesh(options: MeshOptions, console: Console | None = None) ->
     return options.mesh_paths
 
 
+CULLING_SIDE = 640  # longest side in pixels of the views that say which triangles are seen
+
+
 class _Extraction:
     def __init__(
         self, options: MeshOptions, console: Console, checkpoint: ReferenceCheckpoint, scene: Scene
@@ -179,6 +184,20 @@ class _Extraction:
                 "photographs, or pass --mask_mode ignore or --masks none"
             )
         return kept
+
+    def _without_unseen(self, mesh: TriangleMesh) -> TriangleMesh:
+        """What some training view sees of the mesh."""
+        device = self._options.compute.device
+        vertices = torch.from_numpy(mesh.vertices).to(device, torch.float32)
+        sides = [max(camera.width, camera.height) for camera in self._cameras]
+        cameras = [
+            at_scale(camera, min(1.0, CULLING_SIDE / side))
+            for camera, side in zip(self._cameras, sides, strict=True)
+        ]
+        seen = seen_vertices(vertices, torch.from_numpy(mesh.faces).to(device), cameras)
+        faces = mesh.faces[seen.cpu().numpy()[mesh.faces].any(axis=1)]
+        self._console.info(f"{mesh.n_faces - len(faces):,} triangles that no view sees removed")
+        return triangle_mesh.without_unused_vertices(replace(mesh, faces=faces))
 
     def _closed(self, meshes: Sequence[TriangleMesh], figures: dict[str, Any]) -> TriangleMesh:
         """One closed surface through what was fused, masks applied before it is closed."""
@@ -341,6 +360,8 @@ class _Extraction:
         if self._options.watertight:
             # Decimation tears a few edges open, and Poisson ends at the borders of its cube.
             mesh = triangle_mesh.with_vertex_normals(triangle_mesh.with_holes_filled(mesh))
+        elif self._options.remove_unseen:
+            mesh = self._without_unseen(mesh)
         if mesh.n_faces == 0:
             raise UserError(
                 f"{path.name}: no triangle is left after the clean-up; use more --surface_points "

@@ -103,6 +103,11 @@ class MeshOptions(CaptureOptions):
         "close the surface where no view looked: of tsdf by Poisson of what was fused in the "
         "foreground, of poisson by cutting nothing away",
     )
+    remove_unseen: bool = _flag(
+        False, "remove triangles that no training view sees, such as surfaces inside an object; "
+        "unset: False, True with --preset fast", parse=boolean, modes={"fast": True},
+        no_effect_when="with --watertight True",
+    )  # fmt: skip
     project_mesh_on_surface_points: bool = _points(
         True, "snap the vertices of the decimated Poisson mesh to the surface points"
     )

@@ -35,6 +35,7 @@ from sugar_scene.triangle_mesh import (
     merge_meshes,
     read_mesh_ply,
     with_vertex_normals,
+    write_faces,
 )
 from sugar_utils.errors import UserError
 from sugar_utils.flags import (
@@ -55,6 +56,7 @@ BACKENDS = ("auto", "open3d", "pycolmap")
 POINT_WEIGHT = 2.0  # of points against smoothness: Open3D's choice, a parameter of pycolmap's
 _KEEP_ALL = 1e-6
 _MIN_RATIO = 1e-9
+_PLACES, _COLORS = [(name, "<f4") for name in "xyz"], ("red", "green", "blue")
 _POISSON_ONLY = "with --mesh_extractor tsdf"
 _flag = partial(flag, group="surface", no_effect_when=_POISSON_ONLY)
 _open3d = partial(flag, group="surface", no_effect_when=f"{_POISSON_ONLY}; without Open3D")
@@ -182,9 +184,9 @@ class PycolmapBackend:
         options = pycolmap.MeshSimplificationOptions()
         options.target_face_ratio = max(n_faces / mesh.n_faces, _MIN_RATIO)
         middle, size = _cube_of(mesh.vertices)
-        unit = replace(mesh, vertices=(mesh.vertices - middle) / size)
+        places = np.rec.fromarrays(((mesh.vertices - middle) / size).T, dtype=_PLACES)
         with _work_folder() as folder:
-            _write_plain(folder / "mesh.ply", unit)
+            write_faces(folder / "mesh.ply", places, mesh.faces)
             pycolmap.simplify_mesh(folder / "mesh.ply", folder / "small.ply", options)
             small = _read_result(folder / "small.ply")
         vertices = small.vertices * size + middle
@@ -240,25 +242,10 @@ def _cube_of(points: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def _write_points(path: Path, samples: SurfaceSamples, middle: np.ndarray, size: float) -> None:
-    names = ("x", "y", "z", "nx", "ny", "nz", "red", "green", "blue")
-    kinds = [(name, "<f4" if k < 6 else "u1") for k, name in enumerate(names)]
-    table = np.empty(len(samples), dtype=kinds)
+    kinds = [*_PLACES, *((n, "<f4") for n in ("nx", "ny", "nz")), *((n, "u1") for n in _COLORS)]
     columns = (*((samples.points - middle) / size).T, *samples.normals.T, *samples.colors.T)
-    for name, column in zip(names, columns, strict=True):
-        table[name] = column
+    table = np.rec.fromarrays(columns, dtype=kinds)
     PlyData([PlyElement.describe(table, "vertex")], byte_order="<").write(str(path))
-
-
-def _write_plain(path: Path, mesh: TriangleMesh) -> None:
-    header = (
-        "ply\nformat binary_little_endian 1.0\n"
-        f"element vertex {mesh.n_vertices}\n"
-        "property float x\nproperty float y\nproperty float z\n"
-        f"element face {mesh.n_faces}\nproperty list uchar int vertex_indices\nend_header\n"
-    )
-    rows = np.empty(mesh.n_faces, dtype=[("n", "u1"), ("rows", "<i4", (3,))])
-    rows["n"], rows["rows"] = 3, mesh.faces
-    path.write_bytes(header.encode() + mesh.vertices.astype("<f4").tobytes() + rows.tobytes())
 
 
 def _read_result(path: Path) -> TriangleMesh:
@@ -383,12 +370,9 @@ def cell_size(points: np.ndarray, solver: SolverConfig) -> float:
 
 def gaps(vertices: np.ndarray, points: np.ndarray) -> np.ndarray:
     """Distance of each vertex to the nearest surface point. (V, 3), (P, 3) -> (V,) world units"""
-    cloud = torch.from_numpy(points)
-    parts = [
-        nearest_neighbors_of(torch.from_numpy(chunk.astype(np.float32)), cloud, 1).sq_distances
-        for chunk in np.array_split(vertices, max(1, len(vertices) // _QUERY_CHUNK))
-    ]
-    return torch.cat(parts)[:, 0].sqrt().numpy()
+    queries = torch.from_numpy(vertices.astype(np.float32))
+    squares = nearest_neighbors_of(queries, torch.from_numpy(points), 1).sq_distances
+    return squares[:, 0].sqrt().numpy()
 
 
 def finish_mesh(

@@ -20,6 +20,7 @@ from torch import Tensor
 from gaussian_splatting.data.cameras import Camera
 from sugar_scene.triangle_rasterizer import rasterize_camera_triangles
 from sugar_utils.errors import UserError
+from sugar_utils.libraries import load_package
 
 ATLASES = ("squares", "xatlas")
 MIN_SQUARE_SIZE = 5  # below this, the margins of a square leave its triangles no area
@@ -144,14 +145,8 @@ def squares_atlas(n_faces: int, square_size: int, device: torch.device | str = "
 
 
 def load_xatlas() -> Any:
-    try:
-        import xatlas
-    except ImportError as error:
-        raise UserError(
-            f"--texture_atlas xatlas needs the package xatlas ({error}); install it with "
-            "'pip install xatlas' or use --texture_atlas squares"
-        ) from error
-    return xatlas
+    squares = "use --texture_atlas squares"
+    return load_package("--texture_atlas xatlas", "xatlas", "xatlas", instead=squares)[0]
 
 
 def xatlas_atlas(vertices: Tensor, faces: Tensor, side: int) -> Atlas:

@@ -42,9 +42,8 @@ from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_scene import field_kernels
 from sugar_trainers import sampling_block
-from sugar_trainers.coarse_config import CoarseConfig
 from sugar_trainers.coarse_stage import CoarseStage
-from sugar_trainers.multiview_config import MultiviewConfig
+from sugar_trainers.stage_config import CoarseConfig, MultiviewConfig
 from sugar_utils.console import Console
 from sugar_utils.process_group import ALONE
 from sugar_utils.warp_launch import PreparedLaunch

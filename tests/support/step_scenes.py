@@ -14,8 +14,8 @@ from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.optim.learned_exposure import Exposures
 from sugar_scene.reprojection import NeighborViews
-from sugar_trainers.multiview_config import MultiviewConfig
 from sugar_trainers.multiview_stage import MultiviewStage
+from sugar_trainers.stage_config import MultiviewConfig
 
 BASELINE = 0.05
 """Distance of the two views in camera extents."""
