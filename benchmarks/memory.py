@@ -186,7 +186,7 @@ def standing_tensors(stage: CoarseStage | RefineStage) -> list[Tensor]:
     found = [*model.parameters.values(), getattr(stage, "neighbors", None)]
     found += [m for group in model.moments().values() for m in group.values()]
     if isinstance(stage, RefineStage):
-        owners = stage._placement, stage._placement._sums, stage._pairs, stage._pairs._sums
+        owners = stage._placement, stage._placement.sums, stage._pairs, stage._pairs.sums
         found += [stage.model.cloud.faces, *(v for o in owners for v in vars(o).values())]
     return [tensor for tensor in found if isinstance(tensor, Tensor)]
 
