@@ -91,17 +91,17 @@ class _Source:
 
 
 @dataclass(frozen=True)
-class _Options:
-    """How a scene is read; see :func:`load_scene`."""
+class SceneOptions:
+    """How a scene is read: the keywords of :func:`load_scene`."""
 
     size_rule: SizeRule
-    images_dir: str = "images"
-    eval_split: bool = True
-    white_background: bool = False
-    seed: int = 0
+    images_dir: str = "images"  # folder of the images inside the scene folder
+    eval_split: bool = True  # hold out every 8th view
+    white_background: bool = False  # behind transparent images
+    seed: int = 0  # of random points where the scene has none
     masks: MaskOptions = NO_MASKS
-    view_options: ViewOptions = KEEP_ALL
-    notify: Notify = print
+    view_options: ViewOptions = KEEP_ALL  # views to leave out
+    notify: Notify = print  # told what is noteworthy
 
 
 def load_scene(root: Path | str, **options: Any) -> Scene:
@@ -111,10 +111,9 @@ def load_scene(root: Path | str, **options: Any) -> Scene:
     is held out; scenes with a ``transforms_test.json`` hold out those instead.
 
     Args:
-        options: ``size_rule``, and any of ``images_dir``, ``eval_split``, ``white_background``,
-            ``seed``, ``masks``, ``view_options`` and ``notify``.
+        options: Fields of :class:`SceneOptions`.
     """
-    root, how = _checked_root(root), _Options(**options)
+    root, how = _checked_root(root), SceneOptions(**options)
     source = _read_source(root, how)
     if source is None:
         raise UserError(
@@ -146,7 +145,7 @@ def load_scene_for_checkpoint(
     because other programs drop the principal point. Without ``cameras.json`` this is
     ``load_scene``, whose options it has.
     """
-    root, how = _checked_root(root), _Options(**options)
+    root, how = _checked_root(root), SceneOptions(**options)
     notify = how.notify
     if checkpoint.cameras is None:
         notify(f"{checkpoint.root} has no cameras.json; taking the cameras of {root}")
@@ -194,7 +193,7 @@ def _checked_root(root: Path | str) -> Path:
     return root
 
 
-def _read_source(root: Path, how: _Options, missing_ok: bool = False) -> _Source | None:
+def _read_source(root: Path, how: SceneOptions, missing_ok: bool = False) -> _Source | None:
     """The scene's own cameras and points; None if the folder has no model."""
     place = find_model(root)
     if place is not None:
@@ -324,7 +323,7 @@ def _finish(
     train: list[Camera],
     test: list[Camera],
     source: _Source,
-    how: _Options,
+    how: SceneOptions,
     dropped: dict[str, str] | None = None,
     object_masks: Path | None = None,
 ) -> Scene:
