@@ -13,10 +13,11 @@ from sugar_utils.frame import run_main
 
 def main() -> None:
     """Parse the flags and find the cameras."""
-    from gaussian_splatting.sfm.convert_options import convert_options, convert_parser
+    from gaussian_splatting.sfm.convert_options import ConvertOptions
     from gaussian_splatting.sfm.convert_run import convert
+    from sugar_utils.settings import parse
 
-    convert(convert_options(convert_parser(__doc__).parse_args()))
+    convert(parse(ConvertOptions, __doc__))
 
 
 if __name__ == "__main__":

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 from sugar_utils.flags import boolean, positive_float, positive_int
-from sugar_utils.settings import flag
+from sugar_utils.settings import flag, flags_of
 
 
 def random_seed() -> Any:
@@ -68,3 +70,21 @@ def schedule_scale() -> Any:
 def optional_boolean(default: bool | None, help: str, **more: Any) -> Any:
     """A flag that is true where it is given without a value."""
     return flag(default, help, group="memory", parse=boolean, nargs="?", const=True, **more)
+
+
+inert = partial(flag, group="accepted for old commands", no_effect_when="always; it says so")
+"""A field that is a flag of the original which does nothing here; its help says why."""
+
+
+@dataclass(frozen=True)
+class InertFlags:
+    """Flags of the original that old commands carry."""
+
+    @property
+    def messages(self) -> tuple[str, ...]:
+        """One line for each that was given."""
+        return tuple(
+            f"--{one.name} has no effect: {one.help}"
+            for one in flags_of(type(self))
+            if getattr(self, one.name) not in (None, False)
+        )

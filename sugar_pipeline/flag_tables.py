@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from gaussian_splatting.sfm.convert_options import convert_parser
+from gaussian_splatting.sfm.convert_options import ConvertOptions
 from gaussian_splatting.vanilla.vanilla_run import vanilla_parser
 from sugar_extractors.export.export_run import export_parser
 from sugar_extractors.mesh.mesh_config import MeshOptions
@@ -42,7 +42,7 @@ PARSERS: dict[str, Callable[[str | None], argparse.ArgumentParser] | type] = {
     "view.py": ViewOptions,
     "export.py": export_parser,
     "gaussian_splatting/train.py": vanilla_parser,
-    "gaussian_splatting/convert.py": convert_parser,
+    "gaussian_splatting/convert.py": ConvertOptions,
 }
 """Every entry point: its settings, or what makes its parser."""
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import MISSING, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,12 +11,12 @@ from typing import Literal, get_args
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.sfm.mapping import Mapper
 from gaussian_splatting.sfm.matching import MAX_EXHAUSTIVE, Matcher
+from gaussian_splatting.shared_flags import InertFlags, inert
 from sugar_utils.flags import boolean, non_negative_int, optional_str, positive_int
-from sugar_utils.settings import add_flags, flag, flags_of, from_args, parser_of
+from sugar_utils.settings import flag
 
 _posing = partial(flag, group="camera positions")
 _convert = partial(flag, group="scene")
-_inert = partial(flag, group="accepted for old commands", no_effect_when="always; it says so")
 _COLMAP = "COLMAP's Python edition does the work"
 
 
@@ -62,12 +61,12 @@ class SfmOptions:
 
 
 @dataclass(frozen=True)
-class InertConvertFlags:
+class InertConvertFlags(InertFlags):
     """Flags of the original that old commands carry; using one says that it does nothing."""
 
-    no_gpu: bool = _inert(False, "it runs on the processor anyway", action="store_true")
-    colmap_executable: str | None = _inert(None, _COLMAP)
-    magick_executable: str | None = _inert(None, "Pillow does the resizing")
+    no_gpu: bool = inert(False, "it runs on the processor anyway", action="store_true")
+    colmap_executable: str | None = inert(None, _COLMAP)
+    magick_executable: str | None = inert(None, "Pillow does the resizing")
 
 
 @dataclass(frozen=True)
@@ -95,24 +94,4 @@ class ConvertOptions:
                                 parse=non_negative_int)  # fmt: skip
     sfm: SfmOptions = field(default_factory=SfmOptions)
     masks: MaskOptions = field(default_factory=MaskOptions)
-    messages: tuple[str, ...] = ()  # lines to print at the start
-
-
-def convert_parser(description: str | None) -> argparse.ArgumentParser:
-    """All flags of ``gaussian_splatting/convert.py``, spelled as in the original."""
-    parser = parser_of(description)
-    # What masks hide gives no features, whatever the training makes of it.
-    add_flags(parser, ConvertOptions, "scene", "camera positions")
-    add_flags(parser, MaskOptions)
-    add_flags(parser, InertConvertFlags)
-    return parser
-
-
-def convert_options(args: argparse.Namespace) -> ConvertOptions:
-    """What was asked for."""
-    messages = tuple(
-        f"--{inert.name} has no effect: {inert.help}"
-        for inert in flags_of(InertConvertFlags)
-        if getattr(args, inert.name) not in (None, False)
-    )
-    return from_args(ConvertOptions, args, messages=messages)
+    inert: InertConvertFlags = field(default_factory=InertConvertFlags)

@@ -219,7 +219,7 @@ def convert(options: ConvertOptions, console: Console | None = None) -> Converte
     with exclusive(source.work, "wait for it"), contextlib.ExitStack() as stack:
         if console is None:
             console = stack.enter_context(Console(source.work / "log.txt"))
-        for message in options.messages:
+        for message in options.inert.messages:
             console.info(message)
         note(source)
         return _convert(Work(source, options, console))

@@ -32,7 +32,7 @@ from gaussian_splatting.engine.run_directory import (
 from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun, run_stage
 from gaussian_splatting.optim.densification import N_SCORES, DensificationConfig
 from gaussian_splatting.optim.learned_exposure import exposures_of
-from gaussian_splatting.shared_flags import checkpoint_interval
+from gaussian_splatting.shared_flags import InertFlags, checkpoint_interval, inert
 from gaussian_splatting.sky_sphere import SkySphere, limited_sky, opaque_sky, sky_of, with_sky
 from gaussian_splatting.vanilla.dense_start import with_dense_points, with_sky_colors
 from gaussian_splatting.vanilla.estimated_masks import ITERATIONS, MaskEstimation
@@ -42,7 +42,7 @@ from gaussian_splatting.vanilla.vanilla_stage import VanillaStage, initial_cloud
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest
-from sugar_utils.settings import add_flags, flag, flags_of, made_of, parser_of
+from sugar_utils.settings import add_flags, flag, made_of, parser_of
 
 REFINED_MODEL = "sparse_refined"
 POSES_START = 500
@@ -50,31 +50,21 @@ VIEW_CHECK_SHARE = 0.3  # of the iterations, until contradicting training views 
 _flag = partial(flag, group="vanilla trainer")
 
 
-_inert = partial(flag, group="accepted for old commands", no_effect_when="always; it says so")
 _CHECKED = "non-finite numbers are detected in every iteration"
 _SHORT = "output that is not a terminal is short anyway"
 
 
 @dataclass(frozen=True)
-class InertFlags:
+class InertVanillaFlags(InertFlags):
     """Flags of the reference that old commands carry; using one says that it does nothing."""
 
-    position_lr_delay_mult: str | None = _inert(None, "it is inert in the reference as well")
-    data_device: str | None = _inert(None, "photographs stay in memory as bytes")
-    ip: str | None = _inert(None, "a run is watched with --viewer")
-    port: str | None = _inert(None, "a run is watched with --viewer")
-    debug_from: str | None = _inert(None, _CHECKED)
-    quiet: bool = _inert(False, _SHORT, action="store_true")
-    detect_anomaly: bool = _inert(False, _CHECKED, action="store_true")
-
-    @property
-    def messages(self) -> tuple[str, ...]:
-        """One line for each flag that was given."""
-        return tuple(
-            f"--{inert.name} has no effect: {inert.help}"
-            for inert in flags_of(InertFlags)
-            if getattr(self, inert.name) not in (None, False)
-        )
+    position_lr_delay_mult: str | None = inert(None, "it is inert in the reference as well")
+    data_device: str | None = inert(None, "photographs stay in memory as bytes")
+    ip: str | None = inert(None, "a run is watched with --viewer")
+    port: str | None = inert(None, "a run is watched with --viewer")
+    debug_from: str | None = inert(None, _CHECKED)
+    quiet: bool = inert(False, _SHORT, action="store_true")
+    detect_anomaly: bool = inert(False, _CHECKED, action="store_true")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +112,7 @@ class VanillaOptions:
     )  # fmt: skip
     memory: MemoryOptions = field(default_factory=MemoryOptions)
     compute: Compute = made_of(BackendFlags, Compute)
-    inert: InertFlags = field(default_factory=InertFlags)
+    inert: InertVanillaFlags = field(default_factory=InertVanillaFlags)
     run: RunOptions = field(default_factory=RunOptions)
 
     @classmethod
@@ -182,7 +172,7 @@ def _train_whole(options: VanillaOptions, scene: Scene, folder: Path, iterations
     )
     short = replace(
         options, model_path=folder, config=whole, init_ply=None, test_iterations=(),
-        save_iterations=(), checkpoint_iterations=(), inert=InertFlags(),
+        save_iterations=(), checkpoint_iterations=(), inert=InertVanillaFlags(),
         memory=replace(options.memory, vram_budget=None),
     )  # fmt: skip
     return run_stage(short, prepare=partial(_stage_run, scene, short))
