@@ -188,7 +188,7 @@ class _Extraction:
     def _without_unseen(self, mesh: TriangleMesh) -> TriangleMesh:
         """What some training view sees of the mesh."""
         device = self._options.compute.device
-        vertices = torch.from_numpy(mesh.vertices).to(device, torch.float32)
+        vertices = torch.from_numpy(mesh.vertices.astype(np.float32)).to(device)
         sides = [max(camera.width, camera.height) for camera in self._cameras]
         cameras = [
             at_scale(camera, min(1.0, CULLING_SIDE / side))

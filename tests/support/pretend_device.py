@@ -180,7 +180,10 @@ def _checked_launches() -> Iterator[None]:
         for argument in inputs:
             note(argument)
         check()
-        return prepare(kernel, dim, inputs, **how)
+        prepared = prepare(kernel, dim, inputs, **how)
+        # Preparing describes the same arguments again.
+        given.clear()
+        return prepared
 
     def describe_watched(argument: Any) -> Any:
         note(argument)
