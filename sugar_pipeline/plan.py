@@ -118,7 +118,7 @@ def full_plan(args: argparse.Namespace) -> PipelinePlan:
 
     Photographs without cameras, and videos, get a stage that finds them before all others.
     """
-    args = argparse.Namespace(**vars(args))
+    args = apply_presets(args)
     require_given(args, CoarseOptions, "scene_path")
     convert = _convert_options(args)
     args.scene_path = scene_root(args.scene_path)
@@ -133,7 +133,7 @@ def full_plan(args: argparse.Namespace) -> PipelinePlan:
     args.checkpoint_path = args.output_dir / "vanilla_gs" / scene_name(args.scene_path)
     args.iteration_to_load = scaled(args.vanilla_iterations, args.schedule_scale)
     plan = train_plan(args)
-    vanilla = _vanilla_options(apply_presets(args), plan.coarse)
+    vanilla = _vanilla_options(args, plan.coarse)
     lines = (*plan.messages, *budget_messages(plan.coarse.memory))
     return replace(plan, convert=convert, vanilla=vanilla, messages=lines)
 

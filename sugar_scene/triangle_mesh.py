@@ -68,6 +68,12 @@ def without_unused_vertices(mesh: TriangleMesh) -> TriangleMesh:
     return keep_vertices(mesh, used)
 
 
+def with_corners_in(mesh: TriangleMesh, kept: np.ndarray) -> TriangleMesh:
+    """The faces of which a corner is kept, (V,) bool, and their vertices."""
+    faces = mesh.faces[kept[mesh.faces].any(axis=1)]
+    return without_unused_vertices(replace(mesh, faces=faces))
+
+
 def merge_meshes(meshes: Sequence[TriangleMesh]) -> TriangleMesh:
     """Put meshes side by side without welding them; at least one mesh."""
     starts = np.cumsum([0, *(mesh.n_vertices for mesh in meshes)])

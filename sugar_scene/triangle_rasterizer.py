@@ -217,8 +217,9 @@ def seen_vertices(vertices: Tensor, faces: Tensor, cameras: Iterable[Camera]) ->
     """Vertices that nothing hides from every view, to within the size of a pixel. (V,) bool"""
     seen = torch.zeros(len(vertices), dtype=torch.bool, device=vertices.device)
     for camera in cameras:
-        first = rasterize_triangles(vertices, faces, camera).depth
-        x, y, z = to_camera(vertices, camera).unbind(1)
+        moved = to_camera(vertices, camera)
+        first = rasterize_camera_triangles(moved, faces, camera).depth
+        x, y, z = moved.unbind(1)
         column, row = camera.fx * x / z + camera.cx, camera.fy * y / z + camera.cy
         shown = (z > 0) & (column >= 0) & (column < camera.width)
         shown &= (row >= 0) & (row < camera.height)

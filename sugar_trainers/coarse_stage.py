@@ -288,10 +288,7 @@ class CoarseOptions(TrainingOptions):
     @property
     def messages(self) -> tuple[str, ...]:
         """One line for each flag that was given but cannot act beside the others."""
-        lines, config = list(super().messages), self.config
-        if not getattr(config, "full_res_normals", True) and not config.uses_depth_normals:
-            mode = config.regularization_type
-            lines.append(f"--full_res_normals has no effect with {mode}, which renders no normals")
+        lines = [*super().messages, *self.config.messages]
         if not self.eval and self.test_iterations != CoarseOptions.test_iterations:
             lines.append("--test_iterations has no effect with --eval False: nothing is held out")
         return tuple(lines)

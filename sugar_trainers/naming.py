@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sugar_trainers.stage_config import MULTIVIEW
+from sugar_trainers.stage_config import MULTIVIEW, CoarseConfig, RefineConfig
 
 OUTPUT_ROOT = Path("output")
 
-ESTIMATION_FACTOR, NORMAL_FACTOR, NORMAL_CONSISTENCY = 0.2, 0.2, 0.1  # defaults
+ESTIMATION_FACTOR, NORMAL_FACTOR = CoarseConfig.estimation_factor, CoarseConfig.normal_factor
+NORMAL_CONSISTENCY = RefineConfig.normal_consistency_factor
 
 
 def number_text(value: float) -> str:

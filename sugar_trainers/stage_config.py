@@ -94,6 +94,11 @@ class SugarConfig:
     split: ImageSplit = WHOLE_IMAGE
     random_seed: int = random_seed()
 
+    @property
+    def messages(self) -> tuple[str, ...]:
+        """One line for each flag that was given but cannot act."""
+        return ()
+
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result, as JSON values."""
         return stage_identity(self)
@@ -168,6 +173,14 @@ class CoarseConfig(SugarConfig):
                 f"--regularization_type {self.regularization_type} is unknown; choose one of "
                 f"{', '.join(REGULARIZATIONS)} (dn_consistency is the recommended one)"
             )
+
+    @property
+    def messages(self) -> tuple[str, ...]:
+        """One line for each flag that was given but cannot act."""
+        if self.full_res_normals or self.uses_depth_normals:
+            return ()
+        mode = self.regularization_type
+        return (f"--full_res_normals has no effect with {mode}, which renders no normals",)
 
     @property
     def named_weights(self) -> tuple[float, float]:

@@ -106,7 +106,8 @@ class ViewComparer:
         if self._pixels:
             depth_of = partial(self._planes_depth, gaussians, split)
             compared = self.comparison(camera, photograph, depth_of, iteration, view_index)
-        return SurfaceView(edge_weights(gray_of(photograph)), compared)
+        gray = gray_of(photograph) if compared is None else compared.gray
+        return SurfaceView(edge_weights(gray), compared)
 
     def comparison(
         self,

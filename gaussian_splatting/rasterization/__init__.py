@@ -21,3 +21,25 @@ from gaussian_splatting.rasterization.render import (
     render_view,
 )
 from gaussian_splatting.rasterization.tile_lists import TileLists, build_tile_lists
+
+__all__ = [
+    "BlendedRows",
+    "ChannelLayout",
+    "Projection",
+    "Rasterizer",
+    "RenderOutput",
+    "Rows",
+    "SplatGradients",
+    "TileLists",
+    "WARP",
+    "backpropagate_rows",
+    "blend",
+    "blend_rows",
+    "build_tile_lists",
+    "channel_background",
+    "complete_normals",
+    "plain_background",
+    "project",
+    "rasterize",
+    "render_view",
+]

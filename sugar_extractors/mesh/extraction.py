@@ -172,10 +172,9 @@ class _Extraction:
         for mesh in meshes:
             vertices = torch.from_numpy(mesh.vertices).to(self._options.compute.device)
             inside = self._hull.contains(vertices).cpu().numpy()
-            faces = mesh.faces[inside[mesh.faces].any(axis=1)]
-            if len(faces):
-                cut = replace(mesh, faces=faces, normals=None)
-                kept.append(triangle_mesh.without_unused_vertices(cut))
+            cut = triangle_mesh.with_corners_in(replace(mesh, normals=None), inside)
+            if cut.n_faces:
+                kept.append(cut)
         n_before, n_after = (sum(mesh.n_faces for mesh in some) for some in (meshes, kept))
         self._console.info(f"{n_before - n_after:,} triangles outside of the masks cut off")
         if not kept:
@@ -195,9 +194,9 @@ class _Extraction:
             for camera, side in zip(self._cameras, sides, strict=True)
         ]
         seen = seen_vertices(vertices, torch.from_numpy(mesh.faces).to(device), cameras)
-        faces = mesh.faces[seen.cpu().numpy()[mesh.faces].any(axis=1)]
-        self._console.info(f"{mesh.n_faces - len(faces):,} triangles that no view sees removed")
-        return triangle_mesh.without_unused_vertices(replace(mesh, faces=faces))
+        kept = triangle_mesh.with_corners_in(mesh, seen.cpu().numpy())
+        self._console.info(f"{mesh.n_faces - kept.n_faces:,} triangles that no view sees removed")
+        return kept
 
     def _closed(self, meshes: Sequence[TriangleMesh], figures: dict[str, Any]) -> TriangleMesh:
         """One closed surface through what was fused, masks applied before it is closed."""
