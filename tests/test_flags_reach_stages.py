@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +22,7 @@ STAGES_OF_FLAGS = {
     "min_observations keep_views",
     # Of meshes only the silhouette of the Gaussians counts, not what is behind them.
     "vcrt": "white_background",
-    "vcr": "checkpoint_interval optimizer_state use_bfloat16 sparse_adam resume keep_checkpoints "
+    "vcr": "checkpoint_interval optimizer_state use_bfloat16 resume keep_checkpoints "
     "views_per_step gradient_accumulation accumulation_steps use_gradient_checkpointing "
     "exposure_compensation viewer viewer_host",
     # Vanilla Gaussians grow in number, which no plan made before can hold to a budget.
@@ -134,15 +135,24 @@ def declared(name: str) -> str:
     return stages
 
 
+@functools.cache
+def parser_of(script: str) -> argparse.ArgumentParser:
+    return SCRIPTS[script][0](None)
+
+
+def parsed(script: str, *words: str) -> argparse.Namespace:
+    return parser_of(script).parse_args([*SCRIPTS[script][2], *words])
+
+
+@functools.cache
 def plan_of(script: str, *words: str) -> PipelinePlan:
-    make_parser, make_plan, inputs = SCRIPTS[script]
-    return make_plan(make_parser(None).parse_args([*inputs, *words]))
+    return SCRIPTS[script][1](parsed(script, *words))
 
 
 CASES = [
     pytest.param(script, action, id=f"{script} --{action.dest}")
-    for script, (make_parser, _, _) in SCRIPTS.items()
-    for action in flags_of(make_parser(None))
+    for script in SCRIPTS
+    for action in flags_of(parser_of(script))
     if declared("export_obj" if action.dest == "export_uv_textured_mesh" else action.dest)
 ]
 
@@ -176,10 +186,8 @@ def fields_named(settings: object, name: str) -> Iterator[object]:
 @pytest.mark.parametrize(("script", "action"), CASES)
 def test_a_stage_that_has_the_field_of_a_flag_holds_its_value(script, action):
     flag = next(flag for flag in action.option_strings if flag.startswith("--"))
-    make_parser, make_plan, inputs = SCRIPTS[script]
-    words = [*inputs, *BESIDE.get(action.dest, []), flag, *other_value(action).split(" ")]
-    args = make_parser(None).parse_args(words)
-    plan, value = make_plan(args), getattr(args, action.dest)
+    words = [*BESIDE.get(action.dest, []), flag, *other_value(action).split(" ")]
+    plan, value = plan_of(script, *words), getattr(parsed(script, *words), action.dest)
     for stage in STAGES.values():
         settings = getattr(plan, stage)
         if settings is None or (stage, action.dest) in OWN_MEANING:
@@ -194,8 +202,7 @@ def test_a_stage_that_has_the_field_of_a_flag_holds_its_value(script, action):
 def test_every_flag_is_declared_once():
     names = " ".join(STAGES_OF_FLAGS.values()).split()
     assert len(names) == len(set(names))
-    parsers = [make_parser(None) for make_parser, _, _ in SCRIPTS.values()]
-    existing = {action.dest for parser in parsers for action in flags_of(parser)}
+    existing = {action.dest for script in SCRIPTS for action in flags_of(parser_of(script))}
     assert existing == set(names)
 
 
