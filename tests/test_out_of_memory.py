@@ -16,6 +16,7 @@ from gaussian_splatting.engine.reporting.progress import Reporter
 from gaussian_splatting.rasterization import Rasterizer
 from gaussian_splatting.train import main as train_vanilla
 from sugar_trainers.coarse_stage import CoarseStage
+from sugar_utils.memory import out_of_memory
 from tests.support.tiny_scene import REPOSITORY, finish, load_pt, make_tiny_scene, run_cli
 
 ERRORS = (
@@ -74,10 +75,14 @@ def planned(scene, checkpoint, tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=["cuda", "python", "windows", "linux"])
+def test_lack_of_memory_is_known_by_its_error(error):
+    assert out_of_memory(error)
+
+
 def test_a_run_that_ran_out_at_once_is_one_that_was_planned_so(
-    error, planned, scene, checkpoint, tmp_path, monkeypatch, capsys
+    planned, scene, checkpoint, tmp_path, monkeypatch, capsys
 ):
-    failures = fail_on_whole_images(monkeypatch, error)
+    failures = fail_on_whole_images(monkeypatch, ERRORS[0])
     assert coarse(scene, checkpoint, tmp_path) == 0
     assert len(failures) == 1
     assert "out of memory in iteration" in "".join(capsys.readouterr())

@@ -55,7 +55,16 @@ def named(lines: list[str], root: Path) -> set[str]:
     return {name for name in view_names(root) if any(name in line for line in told)}
 
 
-@pytest.mark.parametrize("name", faults(Path()))
+SLOW = {
+    "pose turned by 20 degrees", "pose turned by 90 degrees", "bad registration by 20 degrees",
+    "mask full", "mask inverted", "mask of another view", "outlines off by 2 %",
+}  # fmt: skip
+"""Faults of which a smaller one, or one of the same kind, is among the fast tests."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(f, marks=[pytest.mark.slow] * (f in SLOW)) for f in faults(Path())]
+)
 def test_each_fault_names_the_spoilt_views_and_no_others(capture, tmp_path, name):
     root = copy_scene(capture, tmp_path / "scene")
     fault = faults(capture.parent / "elsewhere.png")[name]
