@@ -34,12 +34,9 @@ STAGES_OF_FLAGS = {
     "plane_normal_factor photometric_factor geometric_factor flatten_factor multiview_pixels",
     "cmrt": "regularization_type checkpoint_path iteration_to_load",
     "mrt": "low_poly high_poly surface_level n_vertices_in_mesh mesh_extractor",
-    "m": "project_mesh_on_surface_points center_bbox background_mesh foreground_factor "
-    "background_factor min_background_share surface_points candidates_per_point density_factor "
-    "poisson_depth poisson_threads poisson_width poisson_scale poisson_linear_fit "
-    "vertices_density_quantile max_gap outlier_neighbors outlier_ratio min_opacity mesh_neighbors "
-    "diamond_extent ray_samples ray_reach tsdf_depth tsdf_voxel_size tsdf_truncation "
-    "tsdf_margin tsdf_fill meshing_backend watertight remove_unseen",
+    "m": "project_mesh_on_surface_points center_bbox background_mesh surface_points "
+    "poisson_depth poisson_threads vertices_density_quantile max_gap tsdf_depth tsdf_voxel_size "
+    "tsdf_margin meshing_backend watertight remove_unseen",
     "mr": "bboxmin bboxmax",
     "rt": "refinement_time gaussians_per_triangle refinement_iterations",
     "r": "export_ply refine_surface_terms",
@@ -55,9 +52,9 @@ STAGES_OF_FLAGS = {
 VALUES = {
     "bboxmin": "(-1,-1,-1)", "bboxmax": "(1,1,1)", "refinement_time": "medium", "resume": "none",
     "surface_level": "0.4", "checkpoint_milestones": "8000", "test_iterations": "8000",
-    "min_opacity": "0.4", "img_size_limit": "800", "n_vertices_in_mesh": "1234",
+    "img_size_limit": "800", "n_vertices_in_mesh": "1234",
     "gradient_accumulation": "True", "use_gradient_checkpointing": "True", "center_bbox": "True",
-    "refine_surface_terms": "True", "mesh_extractor": "tsdf", "tsdf_depth": "level_set",
+    "refine_surface_terms": "True", "mesh_extractor": "tsdf", "tsdf_depth": "plane",
     "exposure_compensation": "True", "vertices_density_quantile": "0.05", "robust": "False",
     "growing_resolution": "True", "remove_unseen": "False",
     "high_poly": "True", "known_distance": "a.jpg b.jpg 2",
