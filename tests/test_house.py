@@ -31,7 +31,7 @@ RUNNERS = {
     "gaussian_splatting.sfm.convert_run",
     "gaussian_splatting.vanilla.vanilla_run",
     "sugar_extractors.export.export_run",
-    "sugar_extractors.mesh_report",
+    "sugar_extractors.mesh.extraction",
     "sugar_extractors.mesh.mesh_config",
     "sugar_extractors.texture.texturing",
     "sugar_pipeline.commands",
