@@ -31,7 +31,7 @@ STAGES_OF_FLAGS = {
     "vcmr": "preset",
     "vc": "max_gaussians",
     "c": "full_res_normals sdf_samples knn_batch_size checkpoint_milestones test_iterations "
-    "plane_normal_factor photometric_factor geometric_factor flatten_factor multiview_pixels",
+    "multiview_pixels",
     "cmrt": "regularization_type checkpoint_path iteration_to_load",
     "mrt": "low_poly high_poly surface_level n_vertices_in_mesh mesh_extractor",
     "m": "project_mesh_on_surface_points center_bbox background_mesh surface_points "
@@ -67,17 +67,7 @@ BESIDE = {
     "bboxmax": ["--bboxmin", "(-1,-1,-1)"],
     "accumulation_steps": ["--gradient_accumulation", "True"],
     "high_poly": ["-v", "5000", "-g", "3"],
-    **dict.fromkeys(
-        (
-            "max_gaussians",
-            "plane_normal_factor",
-            "photometric_factor",
-            "geometric_factor",
-            "flatten_factor",
-            "multiview_pixels",
-        ),
-        ["-r", "multiview"],
-    ),  # fmt: skip
+    **dict.fromkeys(("max_gaussians", "multiview_pixels"), ["-r", "multiview"]),
 }
 """Flags that another one acts with only, in both plans that are compared."""
 
