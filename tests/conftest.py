@@ -52,6 +52,14 @@ def fast_checksums() -> None:
     checksums.install()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """No test cuts the power, so nothing needs to be on the disk itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 def solve_here(module: str, arguments: Sequence[str], waiting: Callable[[int], None]) -> None:
     """Poisson as its process does it, without the process."""
     library, folder, options = arguments

@@ -177,7 +177,7 @@ def test_a_result_that_depends_on_point_tracks_is_not_taken_for_that_of_others(
                     "--refine_surface_terms", True),
         "mesh": (extract_mesh.main, "--use_vanilla_3dgs", True, "-m", "unused", "-d", 500,
                  "--mesh_extractor", "tsdf", "--tsdf_depth", "plane", "--tsdf_voxel_size", 0.2,
-                 "--meshing_backend", "pycolmap"),
+                 "--background_mesh", False, "--meshing_backend", "pycolmap"),
     }[kind]  # fmt: skip
     assert run_cli(run, *common, *flags) == 0
     assert run_cli(run, *common, *flags) == 0
