@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -121,6 +122,8 @@ def test_where_no_plan_helps_one_line_says_so(scene, tmp_path, monkeypatch, caps
         raise MemoryError
 
     monkeypatch.setattr(Rasterizer, "blend_rows", staticmethod(failing))
+    # Once for each plan, and slow beside all that other tests have left.
+    monkeypatch.setattr(gc, "collect", lambda: 0)
     code = run_cli(train_vanilla, "-s", scene.root, "-m", tmp_path, "--iterations", 2)
     assert code == 2
     assert "out of memory in iteration 1 with every plan tried" in capsys.readouterr().err
