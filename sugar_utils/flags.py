@@ -82,6 +82,11 @@ def positive_or_auto(text: str) -> Automatic:
     return AUTO if text == AUTO else positive_int(text)
 
 
+def automatic_boolean(text: str) -> bool | None:
+    """True, false, or auto: None, as where the flag is not given."""
+    return None if text == AUTO else boolean(text)
+
+
 def optional_str(text: str) -> str | None:
     """A string, where the word ``None`` means that the flag is not set."""
     return None if text == "None" else text
