@@ -21,10 +21,9 @@ from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.training_views import at_scale
 from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
 from gaussian_splatting.viewing import page_server
-from sugar_extractors.mesh_report import jpeg_bytes
+from sugar_extractors.mesh_pictures import jpeg_bytes
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, glb_chunks
 from sugar_pipeline.render_run import (
-    DEPTHS,
     SHOWS,
     Result,
     ShownModel,
@@ -158,7 +157,7 @@ class OwnPictures:
             image = shown(model, "image", camera, 1.0)
             # Beside the photograph there is nothing to differ from.
             return error_picture(image, self._with_photograph(camera, image))
-        if one.picture in DEPTHS and one.model not in self._far:
+        if one.picture == "depth" and one.model not in self._far:
             # One depth for all views, or they would flicker.
             cameras = list(self._cameras.values())
             probes = cameras[:: max(1, len(cameras) // 4)] or [camera]
