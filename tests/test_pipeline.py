@@ -444,6 +444,19 @@ def test_the_chosen_mode_is_named(tmp_path, capsys):
     assert "--regularization_type multiview: 21 of 21 training views" in capsys.readouterr().out
 
 
+def test_cameras_are_found_before_the_mode_is_chosen(tmp_path, monkeypatch, capsys):
+    scene, photographs = make_observed_scene(tmp_path / "scene"), tmp_path / "photographs"
+    shutil.copytree(scene.root / "images", photographs)
+
+    def find_cameras(options, console):
+        shutil.rmtree(options.source_path)
+        shutil.copytree(scene.root, options.source_path)
+
+    monkeypatch.setattr("gaussian_splatting.sfm.convert_run.convert", find_cameras)
+    args = full_parser(None).parse_args(["-s", str(photographs)])
+    assert with_mode(args, Console()).regularization_type == "multiview"
+
+
 def test_a_folder_without_a_scene_is_one_line_without_a_mode(tmp_path, capsys):
     assert run_cli(train_full_pipeline.main, "-s", tmp_path) == 2
     message = capsys.readouterr().err
