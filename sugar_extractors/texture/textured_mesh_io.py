@@ -32,6 +32,7 @@ _FLOAT32_MAX = np.finfo(np.float32).max
 _GLB_LIMIT = (1 << 32) - 1
 GLB_AXES = np.diag([1.0, -1.0, -1.0, 1.0])  # from those of a capture to glTF's: half a turn about x
 _JPEG = b"\xff\xd8\xff"
+_LARGE_PNG, _JPEG_QUALITY = 8 << 20, 95
 _FLOAT32, _ARRAY_BUFFER, _TRIANGLES, _LINEAR, _CLAMP = 5126, 34962, 4, 9729, 33071
 
 
@@ -80,13 +81,14 @@ def write_mesh_files(targets: Mapping[Path, Path], mesh: TexturedMesh, y_up: boo
         file.writelines(obj_chunks(mesh, names[".mtl"].name))
     if ".glb" in names:
         with targets[names[".glb"]].open("wb") as file:
-            file.writelines(glb_chunks(mesh, png, names[".glb"], y_up))
+            file.writelines(glb_chunks(mesh, _compact(png, mesh.texture), names[".glb"], y_up))
 
 
 def write_glb(path: Path, mesh: TexturedMesh, *, y_up: bool = False) -> None:
     """Write the one-file form alone, complete or not at all."""
     with atomic_path(path) as temporary, temporary.open("wb") as file:
-        file.writelines(glb_chunks(mesh, png_bytes(mesh.texture), path, y_up))
+        picture = _compact(png_bytes(mesh.texture), mesh.texture)
+        file.writelines(glb_chunks(mesh, picture, path, y_up))
 
 
 def png_bytes(texture: Tensor) -> bytes:
@@ -95,6 +97,19 @@ def png_bytes(texture: Tensor) -> bytes:
     pixels = np.ascontiguousarray(texture.cpu().numpy())
     Image.fromarray(pixels).save(buffer, format="PNG", compress_level=_PNG_LEVEL)
     return buffer.getvalue()
+
+
+def jpeg_bytes(texture: Tensor, quality: int = 85) -> bytes:
+    """A picture as JPEG; above a quality of 90, colours are at full resolution. (H, W, 3) uint8"""
+    buffer, chroma = BytesIO(), 0 if quality > 90 else 2
+    picture = Image.fromarray(np.ascontiguousarray(texture.cpu().numpy()))
+    picture.save(buffer, format="JPEG", quality=quality, subsampling=chroma)
+    return buffer.getvalue()
+
+
+def _compact(png: bytes, texture: Tensor) -> bytes:
+    """The picture of a GLB, which web pages load: JPEG where PNG is large."""
+    return png if len(png) <= _LARGE_PNG else jpeg_bytes(texture, _JPEG_QUALITY)
 
 
 def obj_chunks(mesh: TexturedMesh, material_name: str) -> Iterator[bytes]:

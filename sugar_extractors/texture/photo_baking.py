@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A texture of photographs: sharp, without seams, and without what is no part of the surface.
+
+A first texture is the mean of all views, weighted by how finely they show the surface. Each
+photograph is then brought into agreement with it (``photo_alignment.py``), and a new texture is
+made of them. The last one has two bands: low frequencies of many views, high frequencies of
+those with the best resolution (Allène, Pons and Keriven, "Seamless image-based texture atlases
+using multi-band blending", 2008). Weights are interpolated between vertices, so that they are
+continuous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.images import eroded
+from sugar_extractors.texture.photo_alignment import aligned, gain_between, smoothed
+from sugar_extractors.texture.texture_atlas import Atlas
+from sugar_extractors.texture.texture_baking import (
+    BakedTexture,
+    BakingConfig,
+    Layer,
+    add_to_texture,
+    bake_texture,
+)
+from sugar_extractors.texture.textured_mesh_io import TexturedMesh, render_textured
+from sugar_scene.triangle_rasterizer import rasterize_triangles, shown_vertices
+
+ROUNDS = 2  # textures that are made of aligned photographs
+# Share of the best resolution from which a view counts, squared beyond it.
+ALL = 0.0  # before anything is known of outliers
+BROAD, NARROW = 0.5, 0.8  # for low and for high frequencies
+FLOOR = 1e-3  # what other views count, for places that no other one shows
+BORDER = 0.03  # of the longest side: there a view fades out
+WINDOW = 8  # radius in pixels of the windows whose means are the low frequencies
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """How finely views show the vertices of a mesh."""
+
+    vertices: Tensor  # (V, 3) world units
+    faces: Tensor  # (F, 3)
+    normals: Tensor  # (V, 3)
+    best: Tensor  # pixels per squared world unit in the best view; 0 where none shows it, (V,)
+
+    @classmethod
+    def of(cls, vertices: Tensor, faces: Tensor, cameras: Sequence[Camera]) -> Resolution:
+        found = cls(
+            vertices, faces, _vertex_normals(vertices, faces), torch.zeros_like(vertices[:, 0])
+        )
+        for camera in cameras:
+            torch.maximum(found.best, found.in_view(camera), out=found.best)
+        return found
+
+    def in_view(self, camera: Camera) -> Tensor:
+        """Pixels per squared world unit; 0 where something hides the vertex. (V,)"""
+        moved, pixels, shown = shown_vertices(self.vertices, self.faces, camera)
+        rotation = torch.tensor(camera.rotation, dtype=torch.float32, device=moved.device)
+        cosine = -(self.normals @ rotation.T * normalize(moved, dim=1)).sum(dim=1)
+        size = pixels.new_tensor([camera.width, camera.height])
+        inside = torch.minimum(pixels, size - pixels).amin(dim=1) / (BORDER * float(size.max()))
+        finest = camera.fx * camera.fy / moved[:, 2].square()
+        return torch.where(shown, cosine.clamp_min(0) * inside.clamp(0, 1) * finest, 0.0)
+
+    def preferred(self, camera: Camera, threshold: float) -> Tensor:
+        """How much a view counts: 0 below a share of the best resolution, 1 for the best. (V,)"""
+        share = self.in_view(camera) / self.best.clamp_min(1e-30)
+        return ((share - threshold) / (1 - threshold)).clamp_min(0).square()
+
+
+@torch.no_grad()
+def bake_photographs(
+    vertices: Tensor, faces: Tensor, atlas: Atlas, cameras: Sequence[Camera],
+    photograph: Callable[[Camera], Tensor], face_colors: Tensor, resolution: Resolution,
+    config: BakingConfig, on_view: Callable[[int, int], None] = lambda done, total: None,
+) -> BakedTexture:  # fmt: skip
+    """Colour a mesh from photographs.
+
+    Args:
+        vertices, faces, atlas, face_colors, on_view: As of :func:`bake_texture`.
+        photograph: Colours and how much each pixel counts. (H, W, 4) in [0, 1]
+    """
+
+    def first(camera: Camera) -> list[Layer]:
+        return [Layer(photograph(camera), resolution.preferred(camera, ALL))]
+
+    def lacking(
+        camera: Camera, mesh: TexturedMesh, gains: dict[str, Tensor], median: Tensor
+    ) -> list[Layer]:
+        target = render_textured(mesh, camera, supersampling=2).permute(2, 0, 1)
+        covered = rasterize_triangles(vertices, faces, camera).covered
+        image = photograph(camera).permute(2, 0, 1)
+        gain = gains[camera.name] = gain_between(image, target, covered)
+        colors, weight = aligned(image, target, covered, gain).split([3, 1])
+        # A pixel on the outline is not of the surface alone.
+        weight = weight * eroded(covered, 1)
+        missing = colors * gain / median - target
+        low = _low_frequencies(missing, weight)
+        return [
+            Layer(torch.cat([part, weight]).permute(1, 2, 0), resolution.preferred(camera, least))
+            for part, least in ((low, BROAD), (missing - low, NARROW))
+        ]
+
+    def progress(n: int, done: int, total: int) -> None:
+        on_view(n * total + done, (ROUNDS + 1) * total)
+
+    config = replace(config, floor=FLOOR, cosine_power=1.0)
+    surface, views = (vertices, faces, atlas), cameras
+    baked = bake_texture(*surface, views, first, face_colors, config, partial(progress, 0))
+    config = replace(config, n_layers=2)
+    gains: dict[str, Tensor] = {}
+    for n in range(1, ROUNDS + 1):
+        mesh = TexturedMesh(vertices, faces, atlas.uvs, baked.texture)
+        # In the exposure of the median photograph, whichever views resolve most.
+        median = torch.stack(list(gains.values())).median(dim=0).values if gains else 1.0
+        source = partial(lacking, mesh=mesh, gains=gains, median=median)
+        texture = add_to_texture(
+            baked.texture, *surface, views, source, config, partial(progress, n)
+        )
+        baked = replace(baked, texture=texture)
+    return baked
+
+
+def _low_frequencies(colors: Tensor, weight: Tensor) -> Tensor:
+    """Weighted means over windows. (3, H, W), (1, H, W) -> (3, H, W)"""
+    sums = smoothed(torch.cat([colors * weight, weight]), WINDOW)
+    return sums[:3] / sums[3:].clamp_min(1e-6)
+
+
+def _vertex_normals(vertices: Tensor, faces: Tensor) -> Tensor:
+    """Unit normals, of adjacent faces by their area. (V, 3), (F, 3) -> (V, 3)"""
+    a, b, c = vertices[faces].unbind(1)
+    sums = torch.zeros_like(vertices)
+    sums.index_add_(0, faces.flatten(), torch.linalg.cross(b - a, c - a).repeat_interleave(3, 0))
+    return normalize(sums, dim=1)
