@@ -42,7 +42,8 @@ STAGES_OF_FLAGS = {
     "rt": "refinement_time gaussians_per_triangle refinement_iterations",
     "r": "export_ply refine_surface_terms",
     "t": "square_size texture_size texture_atlas texture_source postprocess_mesh "
-    "postprocess_density_threshold postprocess_iterations export_glb orient scale_factor known_distance",
+    "postprocess_density_threshold postprocess_iterations export_glb orient scale_factor "
+    "known_distance",
     # Where and by whom things are computed is tested in test_device.py.
     # How cameras are found is tested in test_convert.py, and in test_pipeline.py that it is asked.
     "": "frames camera masked_features extraction_size max_features matcher mapper "
