@@ -30,6 +30,10 @@ class Gaussians:
     def tensors(self) -> tuple[Tensor, ...]:
         return tuple(getattr(self, f.name) for f in fields(self))
 
+    def joined(self, more: Gaussians) -> Gaussians:
+        """These, then others."""
+        return Gaussians(*map(torch.cat, zip(self.tensors(), more.tensors(), strict=True)))
+
     def without_bands(self) -> Gaussians:
         """The same with colours that do not depend on the direction: of degree 0."""
         return replace(self, sh_rest=self.sh_rest.detach()[:, :0].contiguous())
@@ -108,6 +112,11 @@ class GaussianCloud:
     def detached(self) -> GaussianCloud:
         """The same values without gradients, sharing memory."""
         return GaussianCloud(**{name: t.detach() for name, t in self.tensors().items()})
+
+    def joined(self, more: GaussianCloud) -> GaussianCloud:
+        """These, then others, as new tensors."""
+        others = more.tensors()
+        return GaussianCloud(**{n: torch.cat([t, others[n]]) for n, t in self.tensors().items()})
 
     def select(self, rows: Tensor) -> GaussianCloud:
         """Rows by mask or index, as new tensors without gradients."""

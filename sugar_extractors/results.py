@@ -20,6 +20,7 @@ from gaussian_splatting.data.reference_layout import CHECKPOINT_FOLDER, load_ref
 from gaussian_splatting.data.scene import Scene, load_scene, load_scene_for_checkpoint
 from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.run_directory import Identity
+from sugar_scene.mesh_bound import state_with_background
 from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
 from sugar_utils.files import (
@@ -169,10 +170,8 @@ def scene_of(
 
 def read_state(path: Path, build: Callable[[dict[str, Any]], T]) -> T:
     """What a function makes of the parameters in a ``.pt`` of any stage; errors name the file."""
-    state = load_payload(path).get("state_dict")
+    payload = load_payload(path)
     try:
-        if not isinstance(state, dict):
-            raise UserError("lacks state_dict: not a checkpoint of any stage")
-        return build(state)
+        return build(state_with_background(payload))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error

@@ -258,7 +258,7 @@ def _models(
         folder = options.output_dir / "refined" / scene_name(scene_path) / name
         path = folder / f"{options.refinement_iterations}.pt"
         cloud = read_bound_gaussians(path).to(device)
-        models.append((options.key, _gaussian_render(cloud.activate(), options)))
+        models.append((options.key, _gaussian_render(cloud.activate_all(), options)))
     return models
 
 

@@ -96,7 +96,8 @@ def train_plan(args: argparse.Namespace) -> PipelinePlan:
     )  # fmt: skip
     refine = from_args(
         RefineOptions, args, compute=coarse.compute, memory=coarse.memory,
-        mesh_path=mesh.mesh_paths[0], output_dir=root / "refined" / scene,
+        mesh_path=mesh.mesh_paths[0], coarse_model_path=coarse.result,
+        output_dir=root / "refined" / scene,
         ply_dir=root / "refined_ply" / scene,
         config=from_args(RefineConfig, args, n_vertices_in_fg=args.n_vertices_in_mesh),
         run=_run_of(args, "refine"),

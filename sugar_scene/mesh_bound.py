@@ -26,7 +26,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import normalize
 
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
-from gaussian_splatting.engine.model import TrainableModel
+from gaussian_splatting.engine.model import GROUP_NAMES as FREE
+from gaussian_splatting.engine.model import STATE_NAMES as FREE_STATE
+from gaussian_splatting.engine.model import TrainableModel, cloud_from_state, in_float32
 from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
 from gaussian_splatting.optim.schedule import LearningRates
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
@@ -271,9 +273,20 @@ class BoundCloud:
     rotations: Tensor  # in-plane rotation as a complex number, not normalised, (G, 2)
     faces: Tensor  # vertex indices, not optimised, (F, 3) int64
     thickness: Tensor  # standard deviation along the normal, not optimised. Scalar, world units
+    background: GaussianCloud | None = None  # free Gaussians of what the mesh does not show
+
+    def __len__(self) -> int:
+        return len(self.opacity_logits) + (0 if self.background is None else len(self.background))
 
     def to(self, device: torch.device | str) -> BoundCloud:
-        return BoundCloud(*(getattr(self, f.name).to(device) for f in fields(self)))
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return BoundCloud(**{n: None if v is None else v.to(device) for n, v in values.items()})
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What is optimised, by name; those of the background have a prefix."""
+        own = {name: getattr(self, name) for name in GROUP_NAMES}
+        free = {} if self.background is None else self.background.tensors()
+        return {**own, **{_PREFIX + name: tensor for name, tensor in free.items()}}
 
     @property
     def per_triangle(self) -> int:
@@ -287,11 +300,16 @@ class BoundCloud:
         """Place the Gaussians on the mesh; gradients reach all raw parameters."""
         return (placement or Placement(self)).activate(self)
 
+    def activate_all(self, placement: Placement | None = None) -> Gaussians:
+        """The Gaussians on the mesh, then those of the background."""
+        bound = self.activate(placement)
+        return bound if self.background is None else bound.joined(self.background.activate())
+
     @torch.no_grad()
     def freed(self) -> GaussianCloud:
         """The same Gaussians without their mesh, as any 3DGS program takes them."""
         gaussians = self.activate()
-        return GaussianCloud(
+        bound = GaussianCloud(
             means=gaussians.means,
             sh_dc=self.sh_dc.detach(),
             sh_rest=self.sh_rest.detach(),
@@ -299,6 +317,7 @@ class BoundCloud:
             log_scales=gaussians.scales.log(),
             quats=gaussians.quats,
         )
+        return bound if self.background is None else bound.joined(self.background.detached())
 
 
 def triangle_layout(per_triangle: int) -> TriangleLayout:
@@ -312,8 +331,9 @@ def triangle_layout(per_triangle: int) -> TriangleLayout:
 
 
 def bind_to_mesh(
-    vertices: Tensor, faces: Tensor, vertex_colors: Tensor, per_triangle: int, extent: float
-) -> BoundCloud:
+    vertices: Tensor, faces: Tensor, vertex_colors: Tensor, per_triangle: int, extent: float,
+    opacity: float = INITIAL_OPACITY,
+) -> BoundCloud:  # fmt: skip
     """Initial Gaussians on a mesh; their thickness is a millionth of the camera extent."""
     layout = triangle_layout(per_triangle)
     if faces.shape[0] == 0:
@@ -331,7 +351,7 @@ def bind_to_mesh(
     return BoundCloud(
         vertices=vertices.float().clone(), sh_dc=rgb_to_sh(colors),
         sh_rest=radius.new_zeros(n, SH_REST, 3),
-        opacity_logits=torch.logit(radius.new_full((n, 1), INITIAL_OPACITY)),
+        opacity_logits=torch.logit(radius.new_full((n, 1), opacity)),
         log_scales=radius.log()[:, None].expand(n, 2).clone(), rotations=rotations, faces=faces,
         thickness=radius.new_tensor(extent / 1e6),
     )  # fmt: skip
@@ -369,60 +389,130 @@ GROUP_NAMES = {
 }
 
 
+BACKGROUND = "background"
+"""Key of a ``.pt`` that holds the background as a model of free Gaussians, with its moments."""
+_PREFIX = f"{BACKGROUND}_"
+_BACKGROUND_CLOCK = 15_000  # iteration of the paper's schedule whose rate its positions have
+
+
 class TrainableBoundCloud(TrainableModel):
-    """Mesh-bound Gaussians on fixed faces; ``vertex_scale`` scales the rate of vertices."""
+    """Mesh-bound Gaussians on fixed faces, and the free ones of a background.
+
+    ``vertex_scale`` scales the rate of vertices, ``extent`` that of the background's positions.
+    """
 
     state_names = STATE_NAMES
     group_names = GROUP_NAMES
 
     def __init__(
         self, cloud: BoundCloud, rates: LearningRates, vertex_scale: float,
-        optimizer: OptimizerConfig = DEFAULT_OPTIMIZER, seed: int = 0,
+        optimizer: OptimizerConfig = DEFAULT_OPTIMIZER, seed: int = 0, extent: float = 1.0,
     ) -> None:  # fmt: skip
         by_name = rates.by_name(0, vertex_scale)
         same = {"vertices": "means", "rotations": "quats"}
         own_rates = {name: by_name[same.get(name, name)] for name in GROUP_NAMES}
-        tensors = {name: getattr(cloud, name) for name in GROUP_NAMES}
-        super().__init__(tensors, own_rates, optimizer, seed)
+        if cloud.background is not None:
+            self.group_names = {**GROUP_NAMES, **{_PREFIX + name: n for name, n in FREE.items()}}
+            free_rates = rates.by_name(_BACKGROUND_CLOCK, extent)
+            own_rates |= {_PREFIX + name: rate for name, rate in free_rates.items()}
+        super().__init__(cloud.tensors(), own_rates, optimizer, seed)
         # The optimiser has copies of its own; of the start only faces and thickness are kept.
         nothing = cloud.thickness.new_empty(0)
-        self._start = replace(cloud, **dict.fromkeys(GROUP_NAMES, nothing))
+        self._start = replace(cloud, **dict.fromkeys(GROUP_NAMES, nothing), background=None)
         self._rates, self._vertex_scale = rates, vertex_scale
 
     def __len__(self) -> int:
-        return self.optimizer.parameters["opacity_logits"].shape[0]
+        return len(self.cloud)
 
     @property
     def cloud(self) -> BoundCloud:
-        return replace(self._start, **self.optimizer.parameters)
+        parameters = self.optimizer.parameters
+        own = {name: parameters[name] for name in GROUP_NAMES}
+        return replace(self._start, **own, background=self._background)
+
+    @property
+    def _background(self) -> GaussianCloud | None:
+        parameters = self.optimizer.parameters
+        if _PREFIX + "means" not in parameters:
+            return None
+        return GaussianCloud(**{name: parameters[_PREFIX + name] for name in FREE})
 
     def buffers(self) -> dict[str, Tensor]:
         return {FACES: self._start.faces.int(), THICKNESS: self._start.thickness}
 
     def visible_rows(self, visible: Tensor) -> dict[str, Tensor]:
         """The visible Gaussians, and the vertices of the triangles they lie on."""
-        faces = self._start.faces
+        faces, n = self._start.faces, len(self.optimizer.parameters["opacity_logits"])
         vertices = visible.new_zeros(self.optimizer.parameters["vertices"].shape[0])
-        vertices[faces[visible.view(faces.shape[0], -1).any(dim=1)].flatten()] = True
-        return {**super().visible_rows(visible), "vertices": vertices}
+        vertices[faces[visible[:n].view(faces.shape[0], -1).any(dim=1)].flatten()] = True
+        rows = {
+            name: visible[n:] if name.startswith(_PREFIX) else visible[:n]
+            for name in self.optimizer.parameters
+        }
+        return {**rows, "vertices": vertices}
 
     def schedule_vertex_rate(self, iteration: float) -> None:
         rate = self._rates.position(iteration, self._vertex_scale)
         self.optimizer.set_learning_rate("vertices", rate)
 
-    def tensors_of(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Parameters of bound Gaussians on the same mesh topology."""
+    def state(self) -> dict[str, Any]:
+        """As of every model; the background is apart, where other readers do not look."""
+        state, free = super().state(), self._background
+        if free is None:
+            return state
+        optimizer, n = state["optimizer_state_dict"], len(GROUP_NAMES)
+        moments, groups = optimizer["state"], optimizer["param_groups"]
+        own = {"state": {i: m for i, m in moments.items() if i < n}, "param_groups": groups[:n]}
+        rest = {
+            "state": {i - n: m for i, m in moments.items() if i >= n},
+            "param_groups": [{**group, "params": [i]} for i, group in enumerate(groups[n:])],
+        }
+        values = {file: in_float32(getattr(free, name)) for name, file in FREE_STATE.items()}
+        background = {"state_dict": values, "optimizer_state_dict": rest}
+        return {**state, "optimizer_state_dict": own, BACKGROUND: background}
+
+    def restore(self, payload: dict[str, Any]) -> None:
+        """Take parameters, moments and step counts of both from a checkpoint."""
+        free, n = payload.get(BACKGROUND), len(GROUP_NAMES)
+        if (free is None) != (self._background is None):
+            raise UserError("the checkpoint was made with another --keep_background")
+        if free is None:
+            super().restore(payload)
+            return
+        own, rest = payload["optimizer_state_dict"], free["optimizer_state_dict"]
+        moments = {**own["state"], **{n + i: m for i, m in rest["state"].items()}}
+        groups = [
+            {**group, "name": name, "params": [i]}
+            for i, (name, group) in enumerate(
+                zip(self.group_names, [*own["param_groups"], *rest["param_groups"]], strict=True)
+            )
+        ]
+        super().restore(
+            {
+                "state_dict": state_with_background(payload),
+                "optimizer_state_dict": {"state": moments, "param_groups": groups},
+            }
+        )
+
+    def tensors_of(self, state: dict[str, Any]) -> dict[str, Tensor]:
+        """Parameters of bound Gaussians on the same mesh topology, and of the background."""
         saved = bound_cloud_from_state(state)
         if saved.faces.shape != self._start.faces.shape:
             raise UserError(
                 f"the checkpoint's mesh has {saved.faces.shape[0]} triangles, this run's "
                 f"{self._start.faces.shape[0]}; continue with the mesh it was made with"
             )
-        return {name: getattr(saved, name) for name in STATE_NAMES}
+        return saved.tensors()
 
 
-def bound_cloud_from_state(state: dict[str, Tensor]) -> BoundCloud:
-    """The mesh and its Gaussians of a refined model; no other file is needed."""
+def state_with_background(payload: dict[str, Any]) -> dict[str, Any]:
+    """The ``state_dict`` of a ``.pt``, and that of its background, if there is one, in it."""
+    state, free = payload["state_dict"], payload.get(BACKGROUND)
+    return state if free is None else {**state, BACKGROUND: free["state_dict"]}
+
+
+def bound_cloud_from_state(state: dict[str, Any]) -> BoundCloud:
+    """The mesh and its Gaussians of a refined model, with its background if there is one."""
     needed = (FACES, THICKNESS, *STATE_NAMES.values())
     missing = [name for name in needed if name not in state]
     if missing:
@@ -431,6 +521,7 @@ def bound_cloud_from_state(state: dict[str, Tensor]) -> BoundCloud:
         **{own: state[file].float().contiguous() for own, file in STATE_NAMES.items()},
         faces=state[FACES].long(),
         thickness=state[THICKNESS].float(),
+        background=cloud_from_state(state[BACKGROUND]) if BACKGROUND in state else None,
     )
     n_faces, n = cloud.faces.shape[0], cloud.opacity_logits.shape[0]
     if n_faces == 0 or n % n_faces:

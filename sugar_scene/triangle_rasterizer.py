@@ -235,8 +235,32 @@ def seen_vertices(vertices: Tensor, faces: Tensor, cameras: Iterable[Camera]) ->
     """Vertices that nothing hides from every view, to within the size of a pixel. (V,) bool"""
     seen = torch.zeros(len(vertices), dtype=torch.bool, device=vertices.device)
     for camera in cameras:
+<<<<<<< HEAD
         seen |= shown_vertices(vertices, faces, camera)[2]
+=======
+        seen |= pixels_of_points(vertices, vertices, faces, camera)[0]
+>>>>>>> main
     return seen
+
+
+def pixels_of_points(
+    points: Tensor, vertices: Tensor, faces: Tensor, camera: Camera
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Which points of a mesh's surface a view shows, to within the size of a pixel, and where.
+
+    Args:
+        points: (P, 3) world units; ``vertices`` and ``faces`` are the mesh.
+
+    Returns:
+        Whether nothing hides it, (P,) bool; its row and its column, 0 for hidden ones, (P,) int64.
+    """
+    first = rasterize_triangles(vertices, faces, camera).depth
+    x, y, z = to_camera(points, camera).unbind(1)
+    column, row = camera.fx * x / z + camera.cx, camera.fy * y / z + camera.cy
+    shown = (z > 0) & (column >= 0) & (column < camera.width)
+    shown &= (row >= 0) & (row < camera.height)
+    column, row = (torch.where(shown, at, 0.0).long() for at in (column, row))
+    return shown & (z <= first[row, column] + z / camera.fx), row, column
 
 
 def to_camera(points: Tensor, camera: Camera) -> Tensor:

@@ -27,7 +27,8 @@ from gaussian_splatting.engine.stage import Stage, StepResult, acting, backpropa
 from gaussian_splatting.engine.strips import ViewPass, backward_through
 from gaussian_splatting.optim.densification import DensificationStatistics, densify_and_prune
 from gaussian_splatting.optim.learned_exposure import Exposures
-from gaussian_splatting.rasterization import WARP, Rasterizer, project, rasterize
+from gaussian_splatting.rasterization import WARP, Rasterizer, project
+from gaussian_splatting.rasterization.blending_weights import weight_sums
 from gaussian_splatting.sky_sphere import SkySphere
 from sugar_scene.reprojection import NeighborViews
 from sugar_trainers.coarse_stage import CoarseOptions
@@ -180,18 +181,11 @@ class MultiviewStage(Stage):
 def views_that_see(
     gaussians: Gaussians, cameras: Sequence[Camera], rasterizer: Rasterizer = WARP
 ) -> Tensor:
-    """How many views see each Gaussian. (N,) int64
-
-    What a Gaussian adds to an image is the sum of its blending weights, which is the gradient of
-    the sum of a blended channel to the Gaussian's value of it.
-    """
+    """How many views see each Gaussian: the sum of its blending weights is large. (N,) int64"""
     counts = torch.zeros(len(gaussians), dtype=torch.int64, device=gaussians.means.device)
-    ones = torch.ones(len(gaussians), 1, device=gaussians.means.device)
     for camera in cameras:
-        leaf = ones.clone().requires_grad_(True)
-        output = rasterize(gaussians, camera, rgb=False, features=leaf, rasterizer=rasterizer)
-        (weights,) = torch.autograd.grad(output.features.sum(), leaf)
-        counts += weights[:, 0] >= SEEN_PIXELS
+        ones = gaussians.means.new_ones(camera.height, camera.width, 1)
+        counts += weight_sums(gaussians, camera, ones, rasterizer)[:, 0] >= SEEN_PIXELS
     return counts
 
 

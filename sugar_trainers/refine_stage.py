@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, replace
 from functools import partial
@@ -18,8 +19,10 @@ from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.memory_plan import MemoryPlan
+from gaussian_splatting.engine.model import cloud_from_state
 from gaussian_splatting.engine.runner import Messages
 from gaussian_splatting.engine.stage import (
     COLOR,
@@ -36,11 +39,19 @@ from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.optim.schedule import scaled
 from gaussian_splatting.rasterization import WARP, Rasterizer, project
 from gaussian_splatting.shared_flags import Preset, checkpoint_interval, preset
-from sugar_scene.mesh_bound import BoundCloud, Placement, TrainableBoundCloud, bind_to_mesh
+from sugar_scene.mesh_bound import (
+    INITIAL_OPACITY,
+    BoundCloud,
+    Placement,
+    TrainableBoundCloud,
+    bind_to_mesh,
+)
 from sugar_scene.mesh_normals import PairsOfTriangles, adjacent_face_pairs
 from sugar_scene.reprojection import NeighborViews, triangle_planes
-from sugar_scene.triangle_mesh import read_mesh_ply
+from sugar_scene.triangle_mesh import edge_keys, read_mesh_ply
 from sugar_scene.triangle_rasterizer import TriangleHits, rasterize_triangles
+from sugar_trainers.background import background_rows
+from sugar_trainers.initial_colors import with_photograph_colors
 from sugar_trainers.naming import OUTPUT_ROOT, refined_name, scene_name
 from sugar_trainers.stage_config import MultiviewConfig, RefineConfig
 from sugar_trainers.stage_options import TrainingOptions
@@ -54,6 +65,9 @@ from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest
 from sugar_utils.settings import flag
+
+LARGEST_AT_BORDERS = 2.0  # initial sizes
+OPACITY_BEFORE_BACKGROUND = 0.9  # initial one; what is behind the mesh would show through 0.1
 
 
 class RefineStage(Stage):
@@ -75,7 +89,7 @@ class RefineStage(Stage):
         self.exposures = exposures
         scale = config.vertex_rate_scale(extent)
         self.model = TrainableBoundCloud(
-            cloud, config.rates, scale, config.optimizer, config.random_seed
+            cloud, config.rates, scale, config.optimizer, config.random_seed, extent
         )
         self.memory_plan = MemoryPlan(config.split)
         self._config = config
@@ -86,6 +100,7 @@ class RefineStage(Stage):
         self._placement = Placement(cloud)
         self._pairs = PairsOfTriangles(adjacent_face_pairs(cloud.faces), len(cloud.vertices))
         self.terms = refine_terms(config, self._pairs)
+        self._largest = None if cloud.background is None else largest_at_borders(cloud)
         self._iteration = 0
 
     def phase(self, iteration: int) -> str:
@@ -96,6 +111,9 @@ class RefineStage(Stage):
         """Learning rate and colour degree."""
         self._iteration = iteration
         self.model.schedule_vertex_rate(iteration / self._config.schedule_scale)
+        if self._largest is not None:
+            # What is beside the mesh is for the background to show.
+            self.model.optimizer.parameters["log_scales"].detach().clamp_(max=self._largest)
 
     def accumulate(
         self, iteration: int, camera: Camera, target: Tensor, view_index: int = 0
@@ -106,7 +124,8 @@ class RefineStage(Stage):
         if self._comparer is not None:
             faces = mesh.hits(camera).face
             covered = without_uncovered(target, faces >= 0)
-            if camera.mask is None or camera.mask.mode != "object":
+            outside = camera.mask is not None and camera.mask.mode == "object"
+            if self.model.cloud.background is None and not outside:
                 # Outside of an object there is nothing, and that is known everywhere.
                 target = covered
             compared = self._comparer.comparison(camera, covered, mesh.depth, iteration, view_index)
@@ -129,8 +148,8 @@ class RefineStage(Stage):
         return StepResult(report(self.terms, found), view.radii, view.guess, commit)
 
     def gaussians(self) -> Gaussians:
-        """Those that the triangles carry."""
-        return self._placement.activate(self.model.cloud)
+        """Those that the triangles carry, and the background."""
+        return self.model.cloud.activate_all(self._placement)
 
     def rendered_degree(self) -> int:
         """The degree reached."""
@@ -140,6 +159,18 @@ class RefineStage(Stage):
         """Write the refined Gaussians for other programs."""
         if self._export is not None:
             self._export(self.model.cloud)
+
+
+def largest_at_borders(cloud: BoundCloud) -> Tensor:
+    """Logarithm of the largest size of each Gaussian: infinite but for triangles at open edges,
+    whose Gaussians stay twice as large as they are now. (G, 1)
+    """
+    keys = torch.from_numpy(edge_keys(cloud.faces.cpu().numpy()))
+    _, edge, count = keys.unique(return_inverse=True, return_counts=True)
+    inner = (count[edge] > 1).all(dim=1).repeat_interleave(cloud.per_triangle)
+    inner = inner.to(cloud.log_scales.device)[:, None]
+    largest = cloud.log_scales.detach().amax(dim=1, keepdim=True) + math.log(LARGEST_AT_BORDERS)
+    return torch.where(inner, torch.inf, largest)
 
 
 @dataclass(frozen=True)
@@ -200,7 +231,7 @@ _alone = partial(flag, group="only train_refined.py")
 
 @dataclass(frozen=True, kw_only=True)
 class RefineOptions(TrainingOptions):
-    """A refinement run; of the checkpoint only cameras and exposures are used."""
+    """A refinement run."""
 
     title: ClassVar[str] = "refinement"
 
@@ -211,6 +242,10 @@ class RefineOptions(TrainingOptions):
     output_dir: Path | None = _alone(
         None, "parent of the run's folder; unset: output/refined/<scene>", short="-o", parse=Path
     )
+    coarse_model_path: Path | None = _alone(
+        None, "coarse model (.pt) whose background is kept; unset: that of the checkpoint",
+        parse=Path, no_effect_when="without --keep_background True",
+    )  # fmt: skip
     ply_dir: Path | None = None  # None for output_dir, or without that output/refined_ply/<scene>
     config: RefineConfig = field(default_factory=RefineConfig)
     checkpoint_interval: int = checkpoint_interval("only train_refined.py")
@@ -285,8 +320,25 @@ class RefineOptions(TrainingOptions):
             torch.tensor(mesh.colors, device=device).float() / 255.0,
             self.config.gaussians_per_triangle,
             scene.extent,
+            OPACITY_BEFORE_BACKGROUND if self.config.keep_background else INITIAL_OPACITY,
         )
-        return cloud, {"mesh": file_digest(self.mesh_path)}
+        digests = {"mesh": file_digest(self.mesh_path)}
+        if not self.config.keep_background:
+            return cloud, digests
+        path = self.coarse_model_path
+        if path is None:
+            path, free = checkpoint.ply_path, checkpoint.read_cloud(messages)
+        else:
+            free = cloud_from_state(load_payload(path)["state_dict"], "coarse SuGaR model")
+        free = free.to(device)
+        rows = background_rows(
+            free.activate(), cloud.vertices, cloud.faces, scene.train_cameras,
+            self.compute.rasterizer,
+        )  # fmt: skip
+        messages(f"background: {int(rows.sum()):,} of {len(free):,} Gaussians of {path}")
+        if rows.any():
+            cloud = replace(cloud, background=free.select(rows))
+        return cloud, {**digests, "background": file_digest(path)}
 
     def stage(
         self,
@@ -298,16 +350,19 @@ class RefineOptions(TrainingOptions):
         exposures: Exposures | None,
     ) -> RefineStage:
         """The stage; compares neighbouring views if that is asked for."""
-        rasterizer, comparer = self.compute.rasterizer, None
+        rasterizer, comparer, cameras = self.compute.rasterizer, None, scene.train_cameras
+        if config.initial_colors == "photographs":
+            known = {} if exposures is None else exposures.by_name()
+            model = with_photograph_colors(
+                model, ((c, store.get(c), known.get(c.name)) for c in cameras)
+            )
 
         def export(refined: BoundCloud) -> None:
             write_gaussian_ply(self.ply_path, refined.freed())
             console.info(f"refined Gaussians: {self.ply_path}")
 
         if config.refine_surface_terms:
-            neighbors = NeighborViews(
-                scene.train_cameras, scene.extent, observations=scene.observations
-            )
+            neighbors = NeighborViews(cameras, scene.extent, observations=scene.observations)
             pixels = MultiviewConfig().multiview_pixels
             comparer = ViewComparer(
                 neighbors, store, scene.extent, pixels, config.random_seed, rasterizer

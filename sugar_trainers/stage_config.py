@@ -30,6 +30,7 @@ from sugar_utils.errors import UserError
 from sugar_utils.flags import (
     AUTO,
     Automatic,
+    automatic_boolean,
     boolean,
     non_negative_float,
     positive_int,
@@ -327,6 +328,16 @@ class RefineConfig(SugarConfig):
         False, "keep the surface that the coarse stage found: neighbouring views are compared, and "
         "pixels that the mesh does not cover have no gradient; unset: on with -r multiview, else "
         "off, as in the original", parse=boolean, modes={"multiview": True},
+    )  # fmt: skip
+    keep_background: bool | None = _refine(
+        False, "keep the Gaussians that blend into pixels which the mesh does not cover, such as "
+        "the sky, beside those on the mesh; auto: True, False with --preset reference; unset: auto",
+        parse=automatic_boolean, metavar="{auto,True,False}", modes={"fast": True},
+    )  # fmt: skip
+    initial_colors: str = _refine(
+        "mesh", "colours that the Gaussians on the mesh start with: mesh, those of its vertices; "
+        "photographs, the mean of the views that show them; unset: mesh, photographs with "
+        "--preset fast", choices=("mesh", "photographs"), modes={"fast": "photographs"},
     )  # fmt: skip
     sh_interval: int = 1_000  # iterations until the degree grows by one
     log_interval: int = 200

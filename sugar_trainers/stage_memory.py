@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.memory_plan import (
@@ -28,7 +28,7 @@ from gaussian_splatting.engine.memory_plan import (
 )
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from sugar_scene.field_kernels import pair_bytes
-from sugar_scene.mesh_bound import GROUP_NAMES, BoundCloud
+from sugar_scene.mesh_bound import BoundCloud
 from sugar_trainers.stage_config import CoarseConfig, MultiviewConfig, RefineConfig
 from sugar_utils.console import Console
 
@@ -38,6 +38,9 @@ Settings = TypeVar("Settings", CoarseConfig, MultiviewConfig, RefineConfig)
 _ACTIVATION_BYTES = 36  # per Gaussian: scales, opacities, unit quaternions and their lengths
 _BOUND_ACTIVATION_BYTES = (36, 44)
 """Per triangle, gradients of its corners; per Gaussian, centre, quaternion, scales, opacity."""
+
+_JOINED_BYTES = 236
+"""Per Gaussian, all values of those on the mesh and of the background in one tensor each."""
 
 _TOPOLOGY_BYTES = 26 + 50
 """Per triangle, as kernels take it: its corners; one and a half pairs of adjacent triangles, with
@@ -93,9 +96,10 @@ def _multiview_loads(
 def _refinement_loads(
     cloud: BoundCloud, config: RefineConfig, views: Sequence[ViewLoad]
 ) -> LoadsOf:
-    tensors = {name: getattr(cloud, name) for name in GROUP_NAMES}
-    n, n_faces = cloud.opacity_logits.shape[0], cloud.faces.shape[0]
+    tensors = cloud.tensors()
+    n, n_faces = len(cloud), cloud.faces.shape[0]
     per_face, per_gaussian = _BOUND_ACTIVATION_BYTES
+    joined = 0 if cloud.background is None else _JOINED_BYTES * n
 
     def loads(optimizer: OptimizerConfig) -> Mapping[str, StepLoad]:
         load = StepLoad(
@@ -104,7 +108,7 @@ def _refinement_loads(
             views[0],
             # More than comparing views takes: no planes are rendered, two meshes are.
             geometry="planes" if config.refine_surface_terms else "none",
-            activation=per_face * n_faces + per_gaussian * n,
+            activation=per_face * n_faces + per_gaussian * n + joined,
             fixed=cloud.faces.nbytes + _TOPOLOGY_BYTES * n_faces,
         )
         return {"refine": worst_view(load, views)}
@@ -140,7 +144,7 @@ def predict_coarse(
     """The plan of a run and what it needs; None where the system does not say what is free."""
     device = cloud.opacity_logits.device
     # The caller lets go of these; the stage makes a copy of its own.
-    held = sum(t.nbytes for t in vars(cloud).values())
+    held = sum(t.nbytes for t in cloud.tensors().values())
     budget = usable_bytes(options, device, held)
     if budget is None:
         return None
@@ -148,13 +152,17 @@ def predict_coarse(
         # Gradients of the views before, beside those of the view in work.
         budget -= held
     with torch.no_grad():
-        views = survey(cloud.activate(), surveyed(scene.train_cameras))
+        views = survey(_rendered(cloud), surveyed(scene.train_cameras))
     # Those of a GPU wait on the host, which is other memory.
     cameras = [*scene.train_cameras, *scene.test_cameras] if device.type == "cpu" else []
     images = [(3 + (c.mask is not None)) * c.width * c.height for c in cameras]
     loads = stage_loads(cloud, config, views)
     first = _first_plan(cloud, config, options)
     return choose(loads, config.optimizer, first, options, budget, images)
+
+
+def _rendered(cloud: GaussianCloud | BoundCloud) -> Gaussians:
+    return cloud.activate_all() if isinstance(cloud, BoundCloud) else cloud.activate()
 
 
 def _first_plan(

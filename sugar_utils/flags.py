@@ -60,6 +60,11 @@ def positive_or_auto(text: str) -> Automatic:
     return AUTO if text == AUTO else positive_int(text)
 
 
+def automatic_boolean(text: str) -> bool | None:
+    """True, false, or auto: None, as where the flag is not given."""
+    return None if text == AUTO else boolean(text)
+
+
 def non_negative_int(text: str) -> int:
     """A whole number of at least 0."""
     value = integer(text)

@@ -17,8 +17,9 @@ from gaussian_splatting.data.reference_layout import load_reference_checkpoint
 from gaussian_splatting.data.scene import VanillaSize, load_scene, load_scene_for_checkpoint
 from gaussian_splatting.engine.runner import run_stage
 from gaussian_splatting.rasterization import render_view
+from gaussian_splatting.rasterization.blending_weights import masked_shares
 from gaussian_splatting.vanilla import vanilla_run
-from gaussian_splatting.vanilla.estimated_masks import needs_masks, object_shares, render_mask
+from gaussian_splatting.vanilla.estimated_masks import needs_masks, render_mask
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from tests.support.faulty_captures import copy_scene, faults
@@ -48,7 +49,7 @@ def test_shares_are_ratios_of_blending_weights(capture):
     camera = load(capture).train_cameras[0].reduced(40)
     rng = torch.Generator().manual_seed(0)
     mask = torch.rand(camera.height, camera.width, generator=rng)
-    shares = object_shares(gaussians, [(camera, mask), (camera, 1 - mask)])
+    shares = masked_shares(gaussians, [(camera, mask), (camera, 1 - mask)])
     alpha = render_view(gaussians, camera, white=False, geometry=False)
     shown = alpha.radii > 0
     assert bool(shown.any())
@@ -56,7 +57,7 @@ def test_shares_are_ratios_of_blending_weights(capture):
     seen = shares > 0
     assert torch.allclose(shares[seen], torch.full_like(shares[seen], 0.5), atol=1e-5)
     assert bool((shares[~shown] == 0).all())
-    whole = object_shares(gaussians, [(camera, torch.ones_like(mask))])
+    whole = masked_shares(gaussians, [(camera, torch.ones_like(mask))])
     assert torch.allclose(whole[seen], torch.ones_like(whole[seen]), atol=1e-5)
     full = render_mask(gaussians, torch.ones_like(shares), camera, (80, 60))
     assert full.shape == (60, 80)

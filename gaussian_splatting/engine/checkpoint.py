@@ -260,12 +260,16 @@ class _Resume(msgspec.Struct):
     left_out_views: dict[str, str] = {}
 
 
-class _Payload(msgspec.Struct):
+class _Model(msgspec.Struct, kw_only=True):
     state_dict: dict[str, Tensor]
+    optimizer_state_dict: dict[str, Any]
+
+
+class _Payload(_Model, kw_only=True):
     train_losses: list[float]
     epoch: Count
     iteration: Count
-    optimizer_state_dict: dict[str, Any]
+    background: _Model | None = None
     resume: _Resume | None = None
 
 
@@ -285,10 +289,13 @@ class _Optimizer(msgspec.Struct):
 def check_payload(path: Path, payload: Any) -> None:
     try:
         found = msgspec.convert(payload, _Payload)
-        _check_model(found.state_dict)
-        if found.optimizer_state_dict:
-            optimizer = msgspec.convert(found.optimizer_state_dict, _Optimizer)
-            _check_optimizer(optimizer, found.state_dict)
+        for model in (found, found.background):
+            if model is None:
+                continue
+            _check_model(model.state_dict)
+            if model.optimizer_state_dict:
+                optimizer = msgspec.convert(model.optimizer_state_dict, _Optimizer)
+                _check_optimizer(optimizer, model.state_dict)
         if found.resume is not None:
             _check_resume(found.resume, payload["resume"], found.state_dict)
     except _FAULTS as error:

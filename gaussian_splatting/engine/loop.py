@@ -236,21 +236,22 @@ class Trainer:
         # What the last step did is checked in the next iteration, too late for this file.
         parameters = self._stage.model.optimizer.parameters
         check_parameters(parameters, iteration, self._stepper.camera(iteration).name)
-        model_state = self._stage.model.state()
+        # In the order that tools which read these files expect; then what only this program reads.
+        state = self._stage.model.state()
         path = self._store.save(
             iteration,
             {
-                # In the order that tools which read these files expect.
-                "state_dict": model_state["state_dict"],
+                "state_dict": state.pop("state_dict"),
                 "train_losses": list(self._losses),
                 "epoch": self._stepper.epoch(iteration),
                 "iteration": iteration,
-                "optimizer_state_dict": model_state["optimizer_state_dict"],
+                "optimizer_state_dict": state.pop("optimizer_state_dict"),
                 "resume": {
                     **self._run.identity.record(),
                     "stage": self._stage.extra_state(),
                     **({LEFT_OUT: dict(self._left_out)} if self._left_out else {}),
                 },
+                **state,
             },
         )
         try:

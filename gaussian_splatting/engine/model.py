@@ -78,7 +78,7 @@ class TrainableModel(ABC):
         for group in optimizer_state["param_groups"]:
             group["name"] = self.group_names[group["name"]]
         parameters = self.optimizer.parameters
-        own = {file: _in_float32(parameters[name]) for name, file in self.state_names.items()}
+        own = {file: in_float32(parameters[name]) for name, file in self.state_names.items()}
         return {"state_dict": {**self.buffers(), **own}, "optimizer_state_dict": optimizer_state}
 
     def restore(self, payload: dict[str, Any]) -> None:
@@ -104,7 +104,8 @@ class TrainableModel(ABC):
             self.optimizer.set_learning_rate(name, rate)
 
 
-def _in_float32(parameter: Tensor) -> Tensor:
+def in_float32(parameter: Tensor) -> Tensor:
+    """The values as files hold them."""
     values = parameter.detach()
     return values if values.dtype == torch.float32 else values.cpu().float()
 

@@ -17,9 +17,9 @@ from sugar_utils.torchrun import Launch
 StateFormat = Literal["fp32", "bf16", "8bit"]
 STATE_FORMATS: tuple[StateFormat, ...] = ("fp32", "bf16", "8bit")
 
-BFLOAT16_VALUES = frozenset({"sh_rest"})
-"""Parameters that stand 8 bits of mantissa: an error of 0.4 % in a colour's dependence on the
-direction. Positions, sizes, rotations, opacities and base colours do not."""
+BFLOAT16_VALUES = ("sh_rest",)
+"""Endings of names of parameters that stand 8 bits of mantissa: an error of 0.4 % in a colour's
+dependence on the direction. Positions, sizes, rotations, opacities and base colours do not."""
 
 MIN_BLOCK = 16  # fewest values that share a scale: below, it costs what 8 bits save
 
@@ -91,7 +91,7 @@ class OptimizerConfig:
         return given if views == 1 else {**given, "views_per_step": views}
 
     def _is_half(self, name: str) -> bool:
-        return self.use_bfloat16 and name in BFLOAT16_VALUES
+        return self.use_bfloat16 and name.endswith(BFLOAT16_VALUES)
 
 
 DEFAULT_OPTIMIZER = OptimizerConfig()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,35 +41,12 @@ from gaussian_splatting.data.reference_layout import OBJECT_MASKS
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.run_directory import points_digest, scene_inputs
 from gaussian_splatting.rasterization import WARP, Rasterizer, rasterize
+from gaussian_splatting.rasterization.blending_weights import masked_shares
 from sugar_utils.files import atomic_path, write_json_atomic
 
 OBJECT_SHARE = 0.4
 """Blended share of the object from which a pixel belongs to it. Less than a half, because pixels
 that a mask lacks cost more than those that it has too many."""
-
-_MIN_WEIGHT = 1e-6
-
-
-def object_shares(
-    gaussians: Gaussians, views: Iterable[tuple[Camera, Tensor]], rasterizer: Rasterizer = WARP
-) -> Tensor:
-    """Share of each Gaussian that lies inside of the masks; 0 where no view shows it. (N,)
-
-    Args:
-        views: Cameras, and masks of their size. (H, W) in [0, 1] each
-    """
-    sums = torch.zeros(len(gaussians.means), 2, device=gaussians.means.device)
-    for camera, mask in views:
-        # The gradient of a blended feature is the sum of the blending weights over the pixels,
-        # weighted by what is propagated back.
-        features = torch.zeros_like(sums, requires_grad=True)
-        blended = rasterize(
-            gaussians, camera, rgb=False, features=features, rasterizer=rasterizer
-        ).features
-        inside = mask.to(sums)
-        weights = torch.stack([inside, torch.ones_like(inside)], dim=-1)
-        sums += torch.autograd.grad(blended, features, weights)[0]
-    return sums[:, 0] / sums[:, 1].clamp_min(_MIN_WEIGHT)
 
 
 @torch.no_grad()
@@ -83,7 +60,7 @@ def render_mask(
     """The mask of the object in a view, 255 where it is. (height, width) uint8
 
     Args:
-        shares: As of :func:`object_shares`. (N,)
+        shares: As of :func:`masked_shares`. (N,)
         size: Width and height in pixels; those of the camera if None.
     """
     blended = rasterize(
@@ -150,7 +127,7 @@ class MaskEstimation:
         rasterizer = self.compute.rasterizer
         masked = [camera for camera in scene.train_cameras if camera.mask is not None]
         views = [(c.reduced(OVERVIEW_SIDE), torch.from_numpy(overview(c).copy())) for c in masked]
-        shares = object_shares(gaussians, ((c, m.float() / 255) for c, m in views), rasterizer)
+        shares = masked_shares(gaussians, ((c, m.float() / 255) for c, m in views), rasterizer)
         iou = []
         for camera, mask in views:
             found = render_mask(gaussians, shares, camera, rasterizer=rasterizer) >= COUNTS

@@ -410,12 +410,12 @@ def read_edited(path: Path, cloud: BoundCloud) -> Tensor:
 def write_binding(path: Path, cloud: BoundCloud) -> None:
     """Write which triangle carries each Gaussian and where, for other programs.
 
-    A NumPy archive (``.npz``) with an entry per Gaussian, in the order of the PLY of the refined
-    Gaussians: ``triangle`` (G,) int32, row of the face in the OBJ; ``barycentric`` (G, 3) float32,
-    weights of its corners; ``rotation`` (G, 2) float32, unit complex number that turns the first
-    axis from the direction of corner 2 to corner 1 towards normal x that direction; ``scale``
-    (G, 3) float32, deviations along normal and both axes, world units. ``faces`` (F, 3) int32 and
-    ``vertices`` (V, 3) float32 are the mesh itself.
+    A NumPy archive (``.npz``) with an entry per bound Gaussian, in the order of the PLY of the
+    refined Gaussians, where the background follows: ``triangle`` (G,) int32, row of the face in the
+    OBJ; ``barycentric`` (G, 3) float32, weights of its corners; ``rotation`` (G, 2) float32, unit
+    complex number that turns the first axis from the direction of corner 2 to corner 1 towards
+    normal x that direction; ``scale`` (G, 3) float32, deviations along normal and both axes, world
+    units. ``faces`` (F, 3) int32 and ``vertices`` (V, 3) float32 are the mesh itself.
     """
     per_triangle, n_faces = cloud.per_triangle, cloud.faces.shape[0]
     weights = np.array(triangle_layout(per_triangle).barycentric, np.float32)
@@ -426,7 +426,7 @@ def write_binding(path: Path, cloud: BoundCloud) -> None:
             triangle=np.repeat(np.arange(n_faces, dtype=np.int32), per_triangle),
             barycentric=np.tile(weights, (n_faces, 1)),
             rotation=rotations.astype(np.float32),
-            scale=cloud.freed().log_scales.exp().cpu().numpy().astype(np.float32),
+            scale=cloud.activate().scales.detach().cpu().numpy().astype(np.float32),
             faces=cloud.faces.cpu().numpy().astype(np.int32),
             vertices=cloud.vertices.cpu().numpy().astype(np.float32),
         )

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gaussians on a mesh start with the colours that photographs show at their places."""
+
+import torch
+
+from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
+from sugar_scene.mesh_bound import BoundCloud, bind_to_mesh
+from sugar_scene.triangle_rasterizer import to_camera
+from sugar_trainers.initial_colors import with_photograph_colors
+from tests.support.random_scenes import look_at
+
+# A square in the plane z = 0, and a small one behind it.
+LARGE = [[-1.0, -1, 0], [1, -1, 0], [1, 1, 0], [-1, 1, 0]]
+VERTICES = torch.tensor([*LARGE, [-0.1, -0.1, -1], [0.1, -0.1, -1], [0, 0.1, -1]])
+FACES = torch.tensor([[0, 1, 2], [0, 2, 3], [4, 5, 6]])
+CAMERAS = [look_at((x, 0.3, 4.0)) for x in (-0.5, 0.5)]
+
+
+def square() -> BoundCloud:
+    return bind_to_mesh(VERTICES, FACES, torch.full((7, 3), 0.25), 6, 1.0)
+
+
+def colors_of(cloud: BoundCloud) -> torch.Tensor:
+    return 0.5 + SH_C0 * cloud.sh_dc[:, 0]
+
+
+def painted(camera, level: int) -> torch.Tensor:
+    """Red where the plane's x is positive, green where not."""
+    rows, columns = torch.meshgrid(
+        torch.arange(camera.height), torch.arange(camera.width), indexing="ij"
+    )
+    pixels = torch.stack([columns + 0.5 - camera.cx, rows + 0.5 - camera.cy], dim=-1).double()
+    rays = torch.cat([pixels / camera.fx, torch.ones_like(pixels[..., :1])], dim=-1)
+    rotation, center = torch.tensor(camera.rotation), torch.tensor(camera.center)
+    world = rays @ rotation
+    x = center[0] - world[..., 0] * center[2] / world[..., 2]
+    image = torch.zeros(camera.height, camera.width, 3, dtype=torch.uint8)
+    image[..., 0][x > 0] = level
+    image[..., 1][x <= 0] = level
+    return image
+
+
+def test_each_gaussian_gets_the_mean_of_the_views_that_show_it():
+    photographs = [(CAMERAS[0], painted(CAMERAS[0], 100), None),
+                   (CAMERAS[1], painted(CAMERAS[1], 200), None)]  # fmt: skip
+    cloud = square()
+    found, means = colors_of(with_photograph_colors(cloud, photographs)), cloud.activate().means
+    front, right = means[:, 2] == 0, means[:, 0] > 0.1
+    torch.testing.assert_close(
+        found[front & right, 0], torch.full_like(found[front & right, 0], 150 / 255)
+    )
+    left = front & (means[:, 0] < -0.1)
+    torch.testing.assert_close(found[left, 1], torch.full_like(found[left, 1], 150 / 255))
+    # The square hides what is behind it, which keeps the colour of its vertices.
+    torch.testing.assert_close(found[~front], torch.full_like(found[~front], 0.25))
+
+
+def test_masked_pixels_and_exposures_are_taken_out():
+    image = torch.full((CAMERAS[0].height, CAMERAS[0].width, 4), 204, dtype=torch.uint8)
+    cloud = square()
+    column = to_camera(cloud.activate().means, CAMERAS[0])[:, 0]
+    image[:, : image.shape[1] // 2, 3] = 0
+    darker = torch.tensor([[-0.5] * 3, [0.1] * 3])
+    found = colors_of(with_photograph_colors(cloud, [(CAMERAS[0], image, darker)]))
+    front = cloud.activate().means[:, 2] == 0
+    expected = min(1.0, (0.8 - 0.1) / torch.tensor(-0.5).exp())
+    torch.testing.assert_close(found[front & (column > 0.1)].amin(), torch.as_tensor(expected))
+    assert float(found[front & (column < -0.1)].amax()) == 0.25
