@@ -213,33 +213,11 @@ def rasterize_triangles(vertices: Tensor, faces: Tensor, camera: Camera) -> Tria
     return rasterize_camera_triangles(to_camera(vertices, camera), faces, camera)
 
 
-def shown_vertices(
-    vertices: Tensor, faces: Tensor, camera: Camera
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Vertices in a view: camera coordinates (V, 3), pixels (V, 2), and whether nothing hides them.
-
-    Hidden is what lies behind the first hit by more than a pixel's size at its depth. (V,) bool
-    """
-    moved = to_camera(vertices, camera)
-    first = rasterize_camera_triangles(moved, faces, camera).depth
-    x, y, z = moved.unbind(1)
-    column, row = camera.fx * x / z + camera.cx, camera.fy * y / z + camera.cy
-    pixels = torch.stack([column, row], dim=1)
-    shown = (z > 0) & (column >= 0) & (column < camera.width)
-    shown &= (row >= 0) & (row < camera.height)
-    column, row = (torch.where(shown, at, 0.0).long() for at in (column, row))
-    return moved, pixels, shown & (z <= first[row, column] + z / camera.fx)
-
-
 def seen_vertices(vertices: Tensor, faces: Tensor, cameras: Iterable[Camera]) -> Tensor:
     """Vertices that nothing hides from every view, to within the size of a pixel. (V,) bool"""
     seen = torch.zeros(len(vertices), dtype=torch.bool, device=vertices.device)
     for camera in cameras:
-<<<<<<< HEAD
-        seen |= shown_vertices(vertices, faces, camera)[2]
-=======
         seen |= pixels_of_points(vertices, vertices, faces, camera)[0]
->>>>>>> main
     return seen
 
 

@@ -31,7 +31,7 @@ from sugar_extractors.texture.texture_baking import (
     bake_texture,
 )
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, render_textured
-from sugar_scene.triangle_rasterizer import rasterize_triangles, shown_vertices
+from sugar_scene.triangle_rasterizer import pixels_of_points, rasterize_triangles, to_camera
 
 ROUNDS = 2  # textures that are made of aligned photographs
 # Share of the best resolution from which a view counts, squared beyond it.
@@ -62,13 +62,15 @@ class Resolution:
 
     def in_view(self, camera: Camera) -> Tensor:
         """Pixels per squared world unit; 0 where something hides the vertex. (V,)"""
-        moved, pixels, shown = shown_vertices(self.vertices, self.faces, camera)
+        shown, row, column = pixels_of_points(self.vertices, self.vertices, self.faces, camera)
+        moved = to_camera(self.vertices, camera)
         rotation = torch.tensor(camera.rotation, dtype=torch.float32, device=moved.device)
         cosine = -(self.normals @ rotation.T * normalize(moved, dim=1)).sum(dim=1)
-        size = pixels.new_tensor([camera.width, camera.height])
-        inside = torch.minimum(pixels, size - pixels).amin(dim=1) / (BORDER * float(size.max()))
+        sides = [column, camera.width - 1 - column, row, camera.height - 1 - row]
+        border = BORDER * max(camera.width, camera.height)
+        inside = (torch.stack(sides).amin(dim=0) / border).clamp(0, 1)
         finest = camera.fx * camera.fy / moved[:, 2].square()
-        return torch.where(shown, cosine.clamp_min(0) * inside.clamp(0, 1) * finest, 0.0)
+        return torch.where(shown, cosine.clamp_min(0) * inside * finest, 0.0)
 
     def preferred(self, camera: Camera, threshold: float) -> Tensor:
         """How much a view counts: 0 below a share of the best resolution, 1 for the best. (V,)"""
