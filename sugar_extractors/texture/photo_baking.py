@@ -21,6 +21,7 @@ from torch.nn.functional import normalize
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import eroded
+from sugar_extractors.texture.normal_map import vertex_normals
 from sugar_extractors.texture.photo_alignment import aligned, gain_between, smoothed
 from sugar_extractors.texture.texture_atlas import Atlas
 from sugar_extractors.texture.texture_baking import (
@@ -54,7 +55,7 @@ class Resolution:
     @classmethod
     def of(cls, vertices: Tensor, faces: Tensor, cameras: Sequence[Camera]) -> Resolution:
         found = cls(
-            vertices, faces, _vertex_normals(vertices, faces), torch.zeros_like(vertices[:, 0])
+            vertices, faces, vertex_normals(vertices, faces), torch.zeros_like(vertices[:, 0])
         )
         for camera in cameras:
             torch.maximum(found.best, found.in_view(camera), out=found.best)
@@ -135,11 +136,3 @@ def _low_frequencies(colors: Tensor, weight: Tensor) -> Tensor:
     """Weighted means over windows. (3, H, W), (1, H, W) -> (3, H, W)"""
     sums = smoothed(torch.cat([colors * weight, weight]), WINDOW)
     return sums[:3] / sums[3:].clamp_min(1e-6)
-
-
-def _vertex_normals(vertices: Tensor, faces: Tensor) -> Tensor:
-    """Unit normals, of adjacent faces by their area. (V, 3), (F, 3) -> (V, 3)"""
-    a, b, c = vertices[faces].unbind(1)
-    sums = torch.zeros_like(vertices)
-    sums.index_add_(0, faces.flatten(), torch.linalg.cross(b - a, c - a).repeat_interleave(3, 0))
-    return normalize(sums, dim=1)
