@@ -5,6 +5,7 @@
 
 - ``textures``: textured OBJs without light against the photographs, where mesh and mask cover
   them. Sharpness is the energy of the gradients over that of the photographs.
+- ``normals``: angles between the normals of the first textured OBJ and those of others.
 - ``silhouettes``: silhouettes of meshes against masks. Intersection over union, and the share of
   the mask's area that lies outside of it (stray) or is not covered (missing).
 - ``gaussians``: renders against photographs well inside of the masks.
@@ -39,7 +40,11 @@ from gaussian_splatting.data.scene import load_scene
 from gaussian_splatting.engine.reporting.evaluation import fitted_to, psnr, to_uint8
 from gaussian_splatting.rasterization import render_view
 from sugar_extractors.mesh_report import read_any_mesh
-from sugar_extractors.texture.textured_mesh_io import read_textured_mesh, render_textured
+from sugar_extractors.texture.textured_mesh_io import (
+    read_textured_mesh,
+    render_normals,
+    render_textured,
+)
 from sugar_scene.triangle_rasterizer import rasterize_triangles
 from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
@@ -54,7 +59,7 @@ def held_out_views(args: argparse.Namespace) -> list[Camera]:
     """Views of a scene that no run trained on, with their masks."""
     size = SugarSize(resolution_factor=args.resolution_factor)
     scene = load_scene(args.scene, size_rule=size, masks=MaskOptions(args.masks, "ignore"))
-    if args.run is textures:
+    if args.run in (textures, normals):
         return scene.test_cameras
     views = [camera for camera in scene.test_cameras if camera.mask is not None]
     if not views:
@@ -140,6 +145,20 @@ def textures(args: argparse.Namespace) -> None:
     print()
     head = ["mesh", "triangles", "side", "PSNR", "after gain and offset", "sharpness", "covered"]
     print_table(head, rows)
+
+
+def normals(args: argparse.Namespace) -> None:
+    """Compare the normals that textured meshes are shaded with with those of the first one."""
+    views, meshes = held_out_views(args), [read_textured_mesh(path) for path in args.models]
+    fine = [render_normals(meshes[0], view) for view in views]
+    for path, mesh in zip(args.models[1:], meshes[1:], strict=True):
+        angles = []
+        for (expected, covered), view in zip(fine, views, strict=True):
+            found, shown = render_normals(mesh, view)
+            both = covered & shown
+            angles.append((found[both] * expected[both]).sum(dim=1).clamp(-1, 1).acos())
+        degrees = torch.rad2deg(torch.cat(angles)).numpy()
+        print(f"{np.median(degrees):.2f} median, {degrees.mean():.2f} mean degrees: {path}")
 
 
 def stamp(args: argparse.Namespace) -> None:

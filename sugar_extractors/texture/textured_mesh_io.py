@@ -298,10 +298,13 @@ def read_textured_mesh(path: Path) -> TexturedMesh:
         rows = _table(lines, b"f ", 3 * width, np.int64).reshape(-1, 3, width)[..., :2] - 1
         material = _value(lines, b"mtllib ", path)
         material_path = require_regular_file(path.parent / material, missing_ok=True)
-        picture = _value(material_path.read_bytes().split(b"\n"), b"map_Kd ", path)
-        picture_path = require_regular_file(path.parent / picture, missing_ok=True)
-        with Image.open(picture_path) as image:
-            texture = np.array(image.convert("RGB"))
+        material_lines, pictures = material_path.read_bytes().split(b"\n"), []
+        for name in (b"map_Kd ", b"norm ")[
+            : 1 + any(m.startswith(b"norm ") for m in material_lines)
+        ]:
+            picture = path.parent / _value(material_lines, name, path)
+            with Image.open(require_regular_file(picture, missing_ok=True)) as image:
+                pictures.append(torch.from_numpy(np.array(image.convert("RGB"))))
     except FileNotFoundError as error:
         raise UserError(
             f"{error.filename}: no such file; extract the textured mesh again"
@@ -323,7 +326,7 @@ def read_textured_mesh(path: Path) -> TexturedMesh:
         torch.from_numpy(vertices.astype(np.float32)),
         torch.from_numpy(rows[..., 0].copy()),
         torch.from_numpy(points[rows[..., 1]].astype(np.float32)),
-        torch.from_numpy(texture),
+        *pictures,
     )
 
 
