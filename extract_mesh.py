@@ -10,10 +10,10 @@ from sugar_utils.frame import run_main
 
 def main() -> None:
     """Parse the flags and extract."""
+    from sugar_extractors.mesh.extraction import extract_coarse_mesh
     from sugar_extractors.mesh.mesh_config import mesh_options
-    from sugar_extractors.mesh_report import extract_and_report
 
-    extract_and_report(mesh_options(__doc__))
+    extract_coarse_mesh(mesh_options(__doc__))
 
 
 if __name__ == "__main__":

@@ -10,11 +10,14 @@ from sugar_utils.frame import run_main
 
 def main() -> None:
     """Parse the flags and extract."""
-    from sugar_extractors.mesh_report import texture_and_report
-    from sugar_extractors.texture.texturing import TextureOptions, texture_parser
+    from sugar_extractors.texture.texturing import (
+        TextureOptions,
+        extract_textured_mesh,
+        texture_parser,
+    )
     from sugar_utils.settings import from_args
 
-    texture_and_report(from_args(TextureOptions, texture_parser(__doc__).parse_args()))
+    extract_textured_mesh(from_args(TextureOptions, texture_parser(__doc__).parse_args()))
 
 
 if __name__ == "__main__":

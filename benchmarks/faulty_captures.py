@@ -37,8 +37,8 @@ from gaussian_splatting.data.ply import read_gaussian_ply
 from gaussian_splatting.data.scene import Scene, load_scene
 from gaussian_splatting.engine.reporting.evaluation import evaluate
 from gaussian_splatting.rasterization import render_view
+from sugar_extractors.mesh_pictures import read_any_mesh
 from sugar_extractors.mesh_quality import OBJECT_FILE, compare_surfaces, read_reference
-from sugar_extractors.mesh_report import read_any_mesh
 from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
 from sugar_utils.flags import Parser, integer, name_list, positive_float

@@ -39,7 +39,7 @@ from gaussian_splatting.data.ply import read_gaussian_ply
 from gaussian_splatting.data.scene import load_scene
 from gaussian_splatting.engine.reporting.evaluation import fitted_to, psnr, to_uint8
 from gaussian_splatting.rasterization import render_view
-from sugar_extractors.mesh_report import read_any_mesh
+from sugar_extractors.mesh_pictures import read_any_mesh
 from sugar_extractors.texture.textured_mesh_io import (
     read_textured_mesh,
     render_normals,

@@ -233,7 +233,7 @@ def table_settings(args: argparse.Namespace) -> list[Setting]:
     changes = (
         {"phase": "naive"}, {}, {"full_res_normals": False}, {"strips": args.strips},
         {"recompute": True}, saving, {"optimizer": OptimizerConfig("bf16")},
-        {"optimizer": OptimizerConfig("8bit")}, {"optimizer": bfloat},
+        {"optimizer": bfloat},
         {"optimizer": bfloat, **saving}, {"mode": "density"}, {"mode": "sdf"},
         {"phase": "entropy"}, {"phase": "neighbors"},
         {"phase": "multiview", "samples": 16_384, "sample_chunk": 16_384},

@@ -16,14 +16,14 @@ import torch
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.reporting.run_report import add_run_section, last_value, read_curves
-from sugar_extractors.mesh_quality import MeshQuality
-from sugar_extractors.mesh_report import (
+from sugar_extractors.mesh_pictures import (
     pick_views,
     preview_glb,
     read_any_mesh,
     shaded_views,
     textured_views,
 )
+from sugar_extractors.mesh_quality import MeshQuality
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh
 from sugar_utils.errors import UserError
 from sugar_utils.html import Link, Page, Picture, duration_text, flattened, sizes_of, write_page

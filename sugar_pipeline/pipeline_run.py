@@ -28,13 +28,13 @@ from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.sfm.photographs import described_photographs, output_names
 from gaussian_splatting.sfm.scene_folder import find_source
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
+from sugar_extractors.mesh_pictures import read_any_mesh
 from sugar_extractors.mesh_quality import (
     OBJECT_FILE,
     MeshQuality,
     compare_surfaces,
     read_reference,
 )
-from sugar_extractors.mesh_report import read_any_mesh
 from sugar_extractors.texture.placed_export import (
     check_names,
     placed_gaussians,

@@ -29,11 +29,10 @@ from gaussian_splatting.engine.reporting.view_findings import (
     normal_picture,
 )
 from gaussian_splatting.rasterization import plain_background, render_view
-from gaussian_splatting.rasterization.render import median_depth
 from gaussian_splatting.shared_flags import white_background
 from sugar_extractors.export.export_run import has_gaussians, read_any_gaussians
 from sugar_extractors.export.mesh_formats import shape_of
-from sugar_extractors.mesh_report import read_any_mesh, shaded_views
+from sugar_extractors.mesh_pictures import read_any_mesh, shaded_views
 from sugar_extractors.results import scene_of
 from sugar_extractors.texture.textured_mesh_io import (
     TexturedMesh,
@@ -52,8 +51,7 @@ from sugar_utils.flags import positive_int
 from sugar_utils.settings import flag, made_of
 
 Result = GaussianCloud | TexturedMesh | TriangleMesh  # files that can be shown
-SHOWS = ("image", "depth", "median_depth", "normal", "clay", "alpha")
-DEPTHS = ("depth", "median_depth")  # those that are drawn from black to white
+SHOWS = ("image", "depth", "normal", "clay", "alpha")
 _SEEN = 0.5
 
 
@@ -65,7 +63,6 @@ class ShownModel:
     picture: Callable[[Camera], Tensor]  # (H, W, 3) in [0, 1]
     # Depth, infinite where there is nothing, (H, W); normals in camera axes, zero there, (H, W, 3).
     geometry: Callable[[Camera], tuple[Tensor, Tensor]]
-    median_depth: Callable[[Camera], Tensor]  # where half of the light is left, or infinite (H, W)
     alpha: Callable[[Camera], Tensor]  # how much of what lies behind is hidden, (H, W) in [0, 1]
     mesh: TriangleMesh | None = None  # its triangles, to be shown as clay; None of Gaussians
 
@@ -109,14 +106,9 @@ def model_of(name: str, result: Result, white: bool, device: torch.device) -> Sh
         vertices = torch.tensor(result.vertices, dtype=torch.float32, device=device)
         surface = vertices, torch.tensor(result.faces, device=device)
     geometry = partial(mesh_geometry, *surface)
-    # No light goes through a surface: its median depth is its depth, and its alpha 1.
+    # No light goes through a surface.
     return ShownModel(
-        name,
-        picture,
-        geometry,
-        lambda camera: geometry(camera)[0],
-        lambda camera: geometry(camera)[0].isfinite().float(),
-        shape,
+        name, picture, geometry, lambda camera: geometry(camera)[0].isfinite().float(), shape
     )
 
 
@@ -133,7 +125,6 @@ def _of_gaussians(name: str, gaussians: Gaussians, white: bool) -> ShownModel:
         name,
         lambda camera: render(camera, geometry=False).image,
         geometry,
-        partial(median_depth, gaussians),
         lambda camera: render(camera, geometry=False).alpha,
     )
 
@@ -171,8 +162,6 @@ def shown(model: ShownModel, show: str, camera: Camera, far: float) -> np.ndarra
         return shaded_views(model.mesh, [camera], _longer_side(camera))[0]
     if show == "alpha":
         return grey_picture(model.alpha(camera)).cpu().numpy()
-    if show == "median_depth":
-        return depth_picture(model.median_depth(camera), far).cpu().numpy()
     depth, normal = model.geometry(camera)
     picture = depth_picture(depth, far) if show == "depth" else normal_picture(normal)
     return picture.cpu().numpy()
@@ -284,7 +273,6 @@ class RenderOptions:
     )  # fmt: skip
     show: tuple[str, ...] = _flag(
         ("image",), "what to show of each result, several side by side. depth: white is far; "
-        "median_depth: of the Gaussian that leaves less than half of the light, no mean of many; "
         "normal: red to the right, green up, blue towards the camera; clay: meshes alone; alpha: "
         "white hides what lies behind",
         parse=str, choices=SHOWS, nargs="+",
@@ -451,7 +439,7 @@ def _pictures(
 ) -> Iterator[np.ndarray]:  # fmt: skip
     """One picture per camera: each model side by side, and then what else is to be shown."""
     probes = cameras[:: max(1, len(cameras) // _PROBES)]
-    far = max(far_depth(model, probes) for model in models) if {*DEPTHS} & {*shows} else 1.0
+    far = max(far_depth(model, probes) for model in models) if "depth" in shows else 1.0
     for done, camera in enumerate(cameras, start=1):
         row = [shown(model, show, camera, far) for show in shows for model in models]
         yield np.concatenate(row, axis=1)

@@ -23,7 +23,6 @@ from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
 from gaussian_splatting.viewing import page_server
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, glb_chunks, jpeg_bytes
 from sugar_pipeline.render_run import (
-    DEPTHS,
     SHOWS,
     Result,
     ShownModel,
@@ -157,7 +156,7 @@ class OwnPictures:
             image = shown(model, "image", camera, 1.0)
             # Beside the photograph there is nothing to differ from.
             return error_picture(image, self._with_photograph(camera, image))
-        if one.picture in DEPTHS and one.model not in self._far:
+        if one.picture == "depth" and one.model not in self._far:
             # One depth for all views, or they would flicker.
             cameras = list(self._cameras.values())
             probes = cameras[:: max(1, len(cameras) // 4)] or [camera]

@@ -440,17 +440,6 @@ class TrainableBoundCloud(TrainableModel):
     def buffers(self) -> dict[str, Tensor]:
         return {FACES: self._start.faces.int(), THICKNESS: self._start.thickness}
 
-    def visible_rows(self, visible: Tensor) -> dict[str, Tensor]:
-        """The visible Gaussians, and the vertices of the triangles they lie on."""
-        faces, n = self._start.faces, len(self.optimizer.parameters["opacity_logits"])
-        vertices = visible.new_zeros(self.optimizer.parameters["vertices"].shape[0])
-        vertices[faces[visible[:n].view(faces.shape[0], -1).any(dim=1)].flatten()] = True
-        rows = {
-            name: visible[n:] if name.startswith(_PREFIX) else visible[:n]
-            for name in self.optimizer.parameters
-        }
-        return {**rows, "vertices": vertices}
-
     def schedule_vertex_rate(self, iteration: float) -> None:
         rate = self._rates.position(iteration, self._vertex_scale)
         self.optimizer.set_learning_rate("vertices", rate)

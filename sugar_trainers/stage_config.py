@@ -252,7 +252,6 @@ class DensificationLimit:
 
 
 _multiview = partial(flag, group="multi-view mode", no_effect_when="unless -r multiview")
-_factor = partial(_multiview, parse=non_negative_float)
 
 
 @dataclass(frozen=True)
@@ -264,18 +263,10 @@ class MultiviewConfig(SugarConfig):
 
     schedule: MultiviewSchedule = field(default_factory=MultiviewSchedule)
     densification: DensificationConfig = made_of(DensificationLimit, DensificationLimit.from_flags)
-    plane_normal_factor: float = _factor(
-        0.05, "weight of the agreement of planes' normals with those of their depth"
-    )
-    photometric_factor: float = _factor(
-        0.6, "weight of 1 - NCC of patches in a view and its neighbour"
-    )
-    geometric_factor: float = _factor(
-        0.02, "weight of the pixels by which the way to a neighbour and back misses"
-    )
-    flatten_factor: float = _factor(
-        10.0, "weight of the Gaussians' smallest scales, in camera extents"
-    )
+    plane_normal_factor: float = 0.05  # weight of planes' normals and those of their depth
+    photometric_factor: float = 0.6  # weight of 1 - NCC of patches in a view and its neighbour
+    geometric_factor: float = 0.02  # weight of the pixels by which the way there and back misses
+    flatten_factor: float = 10.0  # weight of the smallest scales, in camera extents
     multiview_pixels: int = _multiview(
         16_384, "pixels of a view that are compared with a neighbour, per iteration",
         parse=positive_int,

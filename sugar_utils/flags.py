@@ -8,8 +8,8 @@ import difflib
 import math
 import re
 import sys
-from collections.abc import Sequence
-from typing import Any, Literal, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NoReturn, TypeVar
 
 from sugar_utils.errors import UserError, printable
 from sugar_utils.torchrun import is_follower
@@ -19,6 +19,9 @@ TASKS = ("input", "result", "time and memory", "run")
 
 _TRUE = ("yes", "true", "t", "y", "1")
 _FALSE = ("no", "false", "f", "n", "0")
+AUTO = "auto"
+Automatic = int | Literal["auto"]  # a whole number, or what the program chooses
+Number = TypeVar("Number", int, float)
 _SIGNED_VALUES = re.compile(r"^-(\d|\.\d)[-+\d.,eE_\s]*$")
 
 
@@ -42,37 +45,6 @@ def integer(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
 
 
-def positive_int(text: str) -> int:
-    """A whole number of at least 1."""
-    value = integer(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be at least 1")
-    return value
-
-
-AUTO = "auto"
-Automatic = int | Literal["auto"]
-"""A whole number, or what the program chooses."""
-
-
-def positive_or_auto(text: str) -> Automatic:
-    """A whole number of at least 1, or auto."""
-    return AUTO if text == AUTO else positive_int(text)
-
-
-def automatic_boolean(text: str) -> bool | None:
-    """True, false, or auto: None, as where the flag is not given."""
-    return None if text == AUTO else boolean(text)
-
-
-def non_negative_int(text: str) -> int:
-    """A whole number of at least 0."""
-    value = integer(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text!r} must not be negative")
-    return value
-
-
 def finite_float(text: str) -> float:
     """A number; infinity and not-a-number are errors."""
     try:
@@ -84,44 +56,35 @@ def finite_float(text: str) -> float:
     return value
 
 
-def positive_float(text: str) -> float:
-    """A finite number greater than 0."""
-    value = finite_float(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} must be greater than 0")
-    return value
+def _that(parse: Callable[[str], Number], fits: Callable[[Number], bool], must: str) -> Any:
+    """Numbers of a kind that fit; ``must`` says of the others what they must be."""
+
+    def number(text: str) -> Number:
+        value = parse(text)
+        if not fits(value):
+            raise argparse.ArgumentTypeError(f"{text!r} must {must}")
+        return value
+
+    return number
 
 
-def non_negative_float(text: str) -> float:
-    """A finite number of at least 0."""
-    value = finite_float(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text!r} must not be negative")
-    return value
+positive_int = _that(integer, lambda n: n >= 1, "be at least 1")
+non_negative_int = _that(integer, lambda n: n >= 0, "not be negative")
+positive_float = _that(finite_float, lambda x: x > 0, "be greater than 0")
+non_negative_float = _that(finite_float, lambda x: x >= 0, "not be negative")
+unit_float = _that(finite_float, lambda x: 0 <= x <= 1, "lie between 0 and 1")
+share = _that(finite_float, lambda x: 0 <= x < 1, "be at least 0 and less than 1")
+open_share = _that(finite_float, lambda x: 0 < x < 1, "lie between 0 and 1; 0.3 is usual")
 
 
-def unit_float(text: str) -> float:
-    """A number from 0 to 1."""
-    value = finite_float(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must lie between 0 and 1")
-    return value
+def positive_or_auto(text: str) -> Automatic:
+    """A whole number of at least 1, or auto."""
+    return AUTO if text == AUTO else positive_int(text)
 
 
-def share(text: str) -> float:
-    """A number of at least 0 and less than 1."""
-    value = finite_float(text)
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be at least 0 and less than 1")
-    return value
-
-
-def open_share(text: str) -> float:
-    """A number greater than 0 and less than 1."""
-    value = finite_float(text)
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must lie between 0 and 1; 0.3 is usual")
-    return value
+def automatic_boolean(text: str) -> bool | None:
+    """True, false, or auto: None, as where the flag is not given."""
+    return None if text == AUTO else boolean(text)
 
 
 def optional_str(text: str) -> str | None:

@@ -93,10 +93,6 @@ class ProcessGroup:
         """Replace a contiguous tensor by its sum over all processes, the same bits in each."""
         self._collective(lambda: dist.all_reduce(tensor))
 
-    def max_(self, tensor: Tensor) -> None:
-        """Replace a contiguous tensor by its maximum over all processes."""
-        self._collective(lambda: dist.all_reduce(tensor, op=dist.ReduceOp.MAX))
-
     def broadcast_(self, tensor: Tensor) -> None:
         """Replace a contiguous tensor by that of the first process, of the same shape."""
         self._collective(lambda: dist.broadcast(tensor, src=0))

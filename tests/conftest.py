@@ -1,18 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures shared by all tests."""
 
+import gc
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from sugar_extractors.mesh import meshing_backends, poisson_process
 from sugar_utils.errors import UserError
+from sugar_utils.libraries import run_alone
 from sugar_utils.warp_launch import HAS_FIBERS
 from tests.support import checksums
 from tests.support.tiny_scene import TinyScene, make_tiny_checkpoint, make_tiny_scene
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported and collected out of garbage collections: they take a tenth else."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -42,11 +52,39 @@ def fast_checksums() -> None:
     checksums.install()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """No test cuts the power, so nothing needs to be on the disk itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+def solve_here(module: str, arguments: Sequence[str], waiting: Callable[[int], None]) -> None:
+    """Poisson as its process does it, without the process."""
+    library, folder, options = arguments
+    solve = {"pycolmap": poisson_process.by_pycolmap, "open3d": poisson_process.by_open3d}[library]
+    solve(Path(folder), json.loads(options))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def poisson_in_this_process() -> Iterator[None]:
+    """To start a process takes longer than small meshes; ``own_process`` brings it back."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(meshing_backends, "run_alone", solve_here)
+        yield
+
+
+@pytest.fixture
+def own_process(monkeypatch) -> None:
+    """Poisson in a process of its own, as in the program."""
+    monkeypatch.setattr(meshing_backends, "run_alone", run_alone)
+
+
 @pytest.fixture(scope="module")
 def small_pictures() -> Iterator[None]:
     """Pictures of pages a few pixels wide: drawing them is most of a short run on meshes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sugar_extractors.mesh_report.PICTURE_WIDTH", 48)
         patch.setattr("sugar_pipeline.pipeline_report.WIDTH", 48)
         yield
 

@@ -15,7 +15,6 @@ from sugar_extractors.mesh.mesh_config import MOST_POINTS, MeshOptions
 from sugar_extractors.mesh.meshing_backends import (
     MOST_DEPTH,
     PoissonConfig,
-    SolverConfig,
     automatic_depth,
     pixel_size,
 )
@@ -82,12 +81,12 @@ def test_a_mesh_of_more_surface_points_for_a_larger_target_is_another_mesh(tmp_p
 
 def test_cells_are_no_smaller_than_pixels_and_no_emptier_than_a_point_each():
     points = cube_points(1_000_000)
-    depths = [automatic_depth(points, pixel, 1.1) for pixel in (0.5, 0.25, 0.125, 0.06, 1e-9)]
+    depths = [automatic_depth(points, pixel) for pixel in (0.5, 0.25, 0.125, 0.06, 1e-9)]
     assert depths == [4, 4, 5, 6, 9]
     # 2.2 wide: 2^6 cells of 0.034 are finer than the pixel, 2^5 are not.
-    assert [automatic_depth(points[:n], 1e-9, 1.1) for n in (4_000, 16_000, 64_000)] == [5, 6, 7]
-    assert automatic_depth(points[:1], 1e-9, 1.1) == 4
-    assert automatic_depth(np.repeat(points, 16, axis=0), 0.0, 1.1) == MOST_DEPTH
+    assert [automatic_depth(points[:n], 1e-9) for n in (4_000, 16_000, 64_000)] == [5, 6, 7]
+    assert automatic_depth(points[:1], 1e-9) == 4
+    assert automatic_depth(np.repeat(points, 4, axis=0), 0.0) == MOST_DEPTH
 
 
 def test_a_pixel_is_measured_in_the_nearest_view():
@@ -103,7 +102,7 @@ def test_a_sphere_comes_back_with_what_was_chosen(tmp_path):
         scene_path=made.root, checkpoint_path=made.checkpoint, iteration_to_load=ITERATION,
         coarse_model_path=made.coarse, mesh_output_dir=tmp_path / "meshes", surface_levels=(0.3,),
         decimation_targets=(3_000,), surface_points=AUTO,
-        poisson=PoissonConfig(SolverConfig(poisson_depth=AUTO)), meshing_backend="pycolmap",
+        poisson=PoissonConfig(poisson_depth=AUTO), meshing_backend="pycolmap",
     )  # fmt: skip
     (path,) = extract_coarse_mesh(options)
     kept = json.loads(path.with_suffix(".json").read_text())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole runs that store less: rendering from bfloat16, resuming bit for bit, which rows move."""
+"""Whole runs that store less: rendering from bfloat16, resuming bit for bit."""
 
 import json
 import shutil
@@ -16,9 +16,8 @@ from tests.support.tiny_scene import assert_same_bits, load_pt, run_cli, tiny_ca
 
 MODES = {
     "bf16": ("--optimizer_state", "bf16"),
-    "8bit": ("--optimizer_state", "8bit"),
     "bfloat16": ("--use_bfloat16", True),
-    "all": ("--optimizer_state", "8bit", "--use_bfloat16", "--sparse_adam"),
+    "all": ("--optimizer_state", "bf16", "--use_bfloat16"),
 }
 COARSE = Path("coarse/scene/sugarcoarse_3Dgs7000_densityestim02_sdfnorm02")
 
@@ -50,7 +49,7 @@ def rewind(source: Path, target: Path, iteration: int) -> None:
     (target / "run.json").write_text(json.dumps(record), encoding="utf-8")
 
 
-FAST, SLOW = ("all",), ("bf16", "8bit", "bfloat16")
+FAST, SLOW = ("all",), ("bf16", "bfloat16")
 
 
 @pytest.mark.parametrize("mode", [*FAST, *(pytest.param(m, marks=pytest.mark.slow) for m in SLOW)])
@@ -78,22 +77,22 @@ def test_coarse_run_resumes_with_the_same_bits_and_files_are_float32(scene, chec
     saved = load_pt(straight / COARSE / "45.pt")
     assert {t.dtype for t in saved["state_dict"].values()} == {torch.float32}
     settings = saved["resume"]["settings"]
-    assert settings["optimizer_state"] == "8bit"
-    assert settings["use_bfloat16"] is settings["sparse_adam"] is True
+    assert settings["optimizer_state"] == "bf16"
+    assert settings["use_bfloat16"] is True
 
 
 def test_formats_are_part_of_the_identity_and_can_be_changed_on_purpose(scene, tmp_path, capsys):
     first, second = tmp_path / "first", tmp_path / "second"
     assert run_cli(vanilla_train.main, *vanilla_flags(scene, first)) == 0
-    other = MODES["8bit"]
+    other = MODES["bf16"]
     assert run_cli(vanilla_train.main, *vanilla_flags(scene, first, *other)) == 2
-    assert "optimizer_state: (not set) → 8bit" in capsys.readouterr().err
+    assert "optimizer_state: (not set) → bf16" in capsys.readouterr().err
     source = first / "checkpoints" / "9.pt"
     flags = vanilla_flags(scene, second, "--resume", source, *other)
     assert run_cli(vanilla_train.main, *flags) == 0
     assert "continuing with another setting" in capsys.readouterr().out
     state = load_pt(second / "checkpoints" / "13.pt")["optimizer_state_dict"]["state"]
-    assert "exp_avg_scale" in state[2]
+    assert state[2]["exp_avg"].dtype == torch.bfloat16
 
 
 def gaussians(dtype: torch.dtype) -> Gaussians:

@@ -167,7 +167,7 @@ def test_flipped_byte_in_the_middle_of_a_tensor_is_detected(tmp_path):
     assert store.latest_valid(lambda note: None) is None
 
 
-@pytest.mark.parametrize("mask", [0x10, 0xFF])
+@pytest.mark.parametrize("mask", [0x10, pytest.param(0xFF, marks=pytest.mark.slow)])
 def test_any_flipped_byte_is_detected_or_harmless(tmp_path, mask):
     path = tmp_path / "1.pt"
     save_payload(path, make_payload(1, n=4))

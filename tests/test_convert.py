@@ -48,7 +48,7 @@ from tests.support.pose_errors import pose_errors
 from tests.support.tiny_scene import finish, start
 
 N = 7
-SMALL = SfmOptions(extraction_size=WIDTH, max_features=1000)
+SMALL = SfmOptions(extraction_size=WIDTH, max_features=500)
 
 
 class Heard(Console):
@@ -150,7 +150,7 @@ def test_a_second_call_has_nothing_to_do(converted):
 @pytest.mark.parametrize(
     ("place", "name"),
     [
-        (matching, "extract_features"),
+        pytest.param(matching, "extract_features", marks=pytest.mark.slow),
         (matching, "match_pairs"),
         pytest.param(mapping, "map_photographs", marks=pytest.mark.slow),
         pytest.param(scene_folder, "write_flat_pictures", marks=pytest.mark.slow),
@@ -223,7 +223,7 @@ def test_results_take_their_places_also_after_a_kill_between_two_renames(tmp_pat
 
 @pytest.mark.slow
 def test_a_killed_process_goes_on(room, converted):
-    words = ("-s", room, "--resize", "--extraction_size", WIDTH, "--max_features", 1000)
+    words = ("-s", room, "--resize", "--extraction_size", WIDTH, "--max_features", 500)
     process = start("gaussian_splatting/convert.py", *words)
     database = room / "distorted" / "database.db"
     while not database.is_file():

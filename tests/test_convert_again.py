@@ -28,7 +28,10 @@ from sugar_utils.errors import UserError
 from tests.support.limits import largest_file
 from tests.support.photographed_room import HEIGHT, WIDTH, write_photographs
 
-SMALL = SfmOptions(extraction_size=WIDTH, max_features=1000)
+SMALL = SfmOptions(extraction_size=WIDTH, max_features=500)
+
+FULL_AT = (50_000, 200_000, 500_000)
+"""Sizes that the database reaches while features are written, at their end, and with matches."""
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +165,9 @@ def assert_same_model(root: Path, expected: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such limits on Windows")
-@pytest.mark.parametrize("n_bytes", [50_000, 200_000, 800_000])
+@pytest.mark.parametrize(
+    "n_bytes", [pytest.param(n, marks=[pytest.mark.slow] * (n != 50_000)) for n in FULL_AT]
+)
 def test_a_full_disk_is_one_line_and_the_same_command_goes_on(converted, tmp_path, n_bytes):
     shutil.copytree(converted / "input", tmp_path / "input")
     options = ConvertOptions(tmp_path, sfm=SMALL)
@@ -176,8 +181,8 @@ def test_a_full_disk_is_one_line_and_the_same_command_goes_on(converted, tmp_pat
     ("damage", "steps"),
     [
         ("text", "match_pairs"),
-        ("middle", "match_pairs"),
-        ("half", "map_photographs"),
+        pytest.param("middle", "match_pairs", marks=pytest.mark.slow),
+        pytest.param("half", "map_photographs", marks=pytest.mark.slow),
         ("empty", "map_photographs"),
         ("text", "all"),
     ],

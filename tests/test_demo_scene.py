@@ -4,6 +4,7 @@
 import json
 import shutil
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -42,8 +43,16 @@ def vectors(ply: PlyData, names: str) -> np.ndarray:
     return np.stack([ply["vertex"][name] for name in names.split()], axis=1).astype(float)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def coarse_light() -> Iterator[None]:
+    """How softly the scene is lit matters to no test, and takes most of the time to make it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sugar_pipeline.demo_surface._N_FILL_RAYS", 6)
+        yield
+
+
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory) -> Path:
+def demo(coarse_light, tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("demo") / "scene"
     assert make_demo_scene(root, **SMALL, notify=ignore)
     return root

@@ -26,7 +26,7 @@ from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
 from sugar_extractors.mesh.mesh_config import MeshOptions
-from sugar_extractors.mesh.meshing_backends import PoissonConfig, SolverConfig
+from sugar_extractors.mesh.meshing_backends import PoissonConfig
 from sugar_extractors.mesh.tsdf import TsdfConfig
 from sugar_extractors.texture.texturing import TextureOptions, extract_textured_mesh
 from sugar_pipeline.model_metrics import MetricsOptions, measure
@@ -238,11 +238,8 @@ def mesh_scene(tmp_path_factory):
 @pytest.mark.parametrize(
     "extra",
     [
-        {
-            "mesh_extractor": "tsdf",
-            "tsdf": TsdfConfig(tsdf_depth="level_set", tsdf_voxel_size=0.08),
-        },
-        {"mesh_extractor": "tsdf", "tsdf": TsdfConfig(tsdf_depth="blended", tsdf_voxel_size=0.08)},
+        {"mesh_extractor": "poisson", "surface_points": 20_000},
+        {"mesh_extractor": "tsdf", "tsdf": TsdfConfig(tsdf_voxel_size=0.08)},
     ],
     ids=["level set", "blended"],
 )
@@ -258,7 +255,7 @@ def test_meshes_are_extracted_on_the_device(extra, mesh_scene, tmp_path):
             surface_levels=(0.3,),
             decimation_targets=(500,),
             meshing_backend="pycolmap",
-            poisson=PoissonConfig(SolverConfig(poisson_depth=5)),
+            poisson=PoissonConfig(poisson_depth=5),
             background_mesh=False,
             compute=Compute(device),
             **extra,

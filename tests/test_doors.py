@@ -14,7 +14,7 @@ from gaussian_splatting.data.colmap import read_colmap
 from gaussian_splatting.data.images import ImageFolder, decode_image, image_size
 from gaussian_splatting.data.ply import read_gaussian_ply, read_point_ply
 from gaussian_splatting.engine.checkpoint import load_payload
-from sugar_extractors.mesh_report import read_any_mesh
+from sugar_extractors.mesh_pictures import read_any_mesh
 from sugar_extractors.texture.textured_mesh_io import read_textured_mesh
 from sugar_scene.triangle_mesh import read_mesh_ply
 from sugar_utils.console import Console

@@ -365,7 +365,7 @@ def test_sdf_gradient_is_finite_where_the_square_root_is_singular():
     assert not density.grad[3:].any()
 
 
-@pytest.mark.parametrize("architecture", [75, 120])
+@pytest.mark.parametrize("architecture", [75, pytest.param(120, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "module",
     [field_device, field_device.sample_gradients_kernel().module],

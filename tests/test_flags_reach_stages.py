@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +22,7 @@ STAGES_OF_FLAGS = {
     "min_observations keep_views preset",
     # Of meshes only the silhouette of the Gaussians counts, not what is behind them.
     "vcrt": "white_background",
-    "vcr": "checkpoint_interval optimizer_state use_bfloat16 sparse_adam resume keep_checkpoints "
+    "vcr": "checkpoint_interval optimizer_state use_bfloat16 resume keep_checkpoints "
     "views_per_step gradient_accumulation accumulation_steps use_gradient_checkpointing "
     "exposure_compensation viewer viewer_host",
     # Vanilla Gaussians grow in number, which no plan made before can hold to a budget.
@@ -29,15 +30,12 @@ STAGES_OF_FLAGS = {
     "v": "init_ply refine_poses robust init densification growing_resolution",
     "vc": "max_gaussians",
     "c": "full_res_normals sdf_samples knn_batch_size checkpoint_milestones test_iterations "
-    "plane_normal_factor photometric_factor geometric_factor flatten_factor multiview_pixels",
+    "multiview_pixels",
     "cmrt": "regularization_type checkpoint_path iteration_to_load",
     "mrt": "low_poly high_poly surface_level n_vertices_in_mesh mesh_extractor",
-    "m": "project_mesh_on_surface_points center_bbox background_mesh foreground_factor "
-    "background_factor min_background_share surface_points candidates_per_point density_factor "
-    "poisson_depth poisson_threads poisson_width poisson_scale poisson_linear_fit "
-    "vertices_density_quantile max_gap outlier_neighbors outlier_ratio min_opacity mesh_neighbors "
-    "diamond_extent ray_samples ray_reach tsdf_depth tsdf_voxel_size tsdf_truncation "
-    "tsdf_margin tsdf_fill meshing_backend watertight remove_unseen",
+    "m": "project_mesh_on_surface_points center_bbox background_mesh surface_points "
+    "poisson_depth poisson_threads vertices_density_quantile max_gap tsdf_depth tsdf_voxel_size "
+    "tsdf_margin meshing_backend watertight remove_unseen",
     "mr": "bboxmin bboxmax",
     "rt": "refinement_time gaussians_per_triangle refinement_iterations",
     "r": "export_ply refine_surface_terms keep_background initial_colors",
@@ -54,9 +52,9 @@ STAGES_OF_FLAGS = {
 VALUES = {
     "bboxmin": "(-1,-1,-1)", "bboxmax": "(1,1,1)", "refinement_time": "medium", "resume": "none",
     "surface_level": "0.4", "checkpoint_milestones": "8000", "test_iterations": "8000",
-    "min_opacity": "0.4", "img_size_limit": "800", "n_vertices_in_mesh": "1234",
+    "img_size_limit": "800", "n_vertices_in_mesh": "1234",
     "gradient_accumulation": "True", "use_gradient_checkpointing": "True", "center_bbox": "True",
-    "refine_surface_terms": "True", "mesh_extractor": "tsdf", "tsdf_depth": "level_set",
+    "refine_surface_terms": "True", "mesh_extractor": "tsdf", "tsdf_depth": "plane",
     "exposure_compensation": "True", "vertices_density_quantile": "0.05", "robust": "False",
     "growing_resolution": "True", "remove_unseen": "False", "keep_background": "False",
     "initial_colors": "mesh",
@@ -70,17 +68,7 @@ BESIDE = {
     "bboxmax": ["--bboxmin", "(-1,-1,-1)"],
     "accumulation_steps": ["--gradient_accumulation", "True"],
     "high_poly": ["-v", "5000", "-g", "3"],
-    **dict.fromkeys(
-        (
-            "max_gaussians",
-            "plane_normal_factor",
-            "photometric_factor",
-            "geometric_factor",
-            "flatten_factor",
-            "multiview_pixels",
-        ),
-        ["-r", "multiview"],
-    ),  # fmt: skip
+    **dict.fromkeys(("max_gaussians", "multiview_pixels"), ["-r", "multiview"]),
 }
 """Flags that another one acts with only, in both plans that are compared."""
 
@@ -135,15 +123,24 @@ def declared(name: str) -> str:
     return stages
 
 
+@functools.cache
+def parser_of(script: str) -> argparse.ArgumentParser:
+    return SCRIPTS[script][0](None)
+
+
+def parsed(script: str, *words: str) -> argparse.Namespace:
+    return parser_of(script).parse_args([*SCRIPTS[script][2], *words])
+
+
+@functools.cache
 def plan_of(script: str, *words: str) -> PipelinePlan:
-    make_parser, make_plan, inputs = SCRIPTS[script]
-    return make_plan(make_parser(None).parse_args([*inputs, *words]))
+    return SCRIPTS[script][1](parsed(script, *words))
 
 
 CASES = [
     pytest.param(script, action, id=f"{script} --{action.dest}")
-    for script, (make_parser, _, _) in SCRIPTS.items()
-    for action in flags_of(make_parser(None))
+    for script in SCRIPTS
+    for action in flags_of(parser_of(script))
     if declared("export_obj" if action.dest == "export_uv_textured_mesh" else action.dest)
 ]
 
@@ -177,10 +174,8 @@ def fields_named(settings: object, name: str) -> Iterator[object]:
 @pytest.mark.parametrize(("script", "action"), CASES)
 def test_a_stage_that_has_the_field_of_a_flag_holds_its_value(script, action):
     flag = next(flag for flag in action.option_strings if flag.startswith("--"))
-    make_parser, make_plan, inputs = SCRIPTS[script]
-    words = [*inputs, *BESIDE.get(action.dest, []), flag, *other_value(action).split(" ")]
-    args = make_parser(None).parse_args(words)
-    plan, value = make_plan(args), getattr(args, action.dest)
+    words = [*BESIDE.get(action.dest, []), flag, *other_value(action).split(" ")]
+    plan, value = plan_of(script, *words), getattr(parsed(script, *words), action.dest)
     for stage in STAGES.values():
         settings = getattr(plan, stage)
         if settings is None or (stage, action.dest) in OWN_MEANING:
@@ -195,8 +190,7 @@ def test_a_stage_that_has_the_field_of_a_flag_holds_its_value(script, action):
 def test_every_flag_is_declared_once():
     names = " ".join(STAGES_OF_FLAGS.values()).split()
     assert len(names) == len(set(names))
-    parsers = [make_parser(None) for make_parser, _, _ in SCRIPTS.values()]
-    existing = {action.dest for parser in parsers for action in flags_of(parser)}
+    existing = {action.dest for script in SCRIPTS for action in flags_of(parser_of(script))}
     assert existing == set(names)
 
 

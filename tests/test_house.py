@@ -31,7 +31,7 @@ RUNNERS = {
     "gaussian_splatting.sfm.convert_run",
     "gaussian_splatting.vanilla.vanilla_run",
     "sugar_extractors.export.export_run",
-    "sugar_extractors.mesh_report",
+    "sugar_extractors.mesh.extraction",
     "sugar_extractors.mesh.mesh_config",
     "sugar_extractors.texture.texturing",
     "sugar_pipeline.commands",
@@ -94,49 +94,52 @@ def documented_commands() -> Iterator[tuple[str, list[str]]]:
                     yield document.name, words
 
 
-@parametrize_files(all_files())
-def test_file_says_its_licence_and_purpose(path):
-    text = path.read_text(encoding="utf-8")
-    if not text:
-        return
-    assert text.startswith("# SPDX-License-Identifier: Apache-2.0\n")
-    assert ast.get_docstring(tree_of(path)), "no module docstring"
+def test_files_say_their_licence_and_purpose():
+    for path in all_files():
+        text = path.read_text(encoding="utf-8")
+        if text:
+            assert text.startswith("# SPDX-License-Identifier: Apache-2.0\n"), name_of(path)
+            assert ast.get_docstring(tree_of(path)), f"{name_of(path)}: no module docstring"
+    for path in native_files():
+        text = path.read_text(encoding="utf-8")
+        assert text.startswith("// SPDX-License-Identifier: Apache-2.0\n"), name_of(path)
 
 
-@pytest.mark.parametrize("path", native_files(), ids=name_of)
-def test_native_file_says_its_licence(path):
-    assert path.read_text(encoding="utf-8").startswith("// SPDX-License-Identifier: Apache-2.0\n")
+def test_files_and_functions_fit():
+    for path in all_files():
+        n_lines = len(path.read_text(encoding="utf-8").splitlines())
+        assert n_lines <= MAX_FILE_LINES, f"{name_of(path)} has {n_lines} lines"
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = node.end_lineno - node.lineno + 1
+                place = f"{name_of(path)}, {node.name}"
+                assert length <= MAX_FUNCTION_LINES, f"{place} has {length} lines"
 
 
-@parametrize_files(all_files())
-def test_file_and_functions_fit(path):
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_FILE_LINES
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            length = node.end_lineno - node.lineno + 1
-            assert length <= MAX_FUNCTION_LINES, f"{node.name} has {length} lines"
+def test_nothing_is_left_to_be_done():
+    words = "|".join(("TO" + "DO", "FIX" + "ME", "X" + "XX", "NotImplemented" + "Error"))
+    notes = re.compile(rf"\b({words})\b")
+    for path in [*all_files(), *native_files()]:
+        assert not notes.search(path.read_text(encoding="utf-8")), name_of(path)
 
 
-@parametrize_files([*all_files(), *native_files()])
-def test_nothing_is_left_to_be_done(path):
-    notes = "|".join(("TO" + "DO", "FIX" + "ME", "X" + "XX", "NotImplemented" + "Error"))
-    assert not re.search(rf"\b({notes})\b", path.read_text(encoding="utf-8"))
+def test_imports_point_down():
+    for path in production_files():
+        if path.parent == ROOT:
+            continue
+        own = FLOORS.index(path.relative_to(ROOT).parts[0])
+        for module in imported_modules(path):
+            top = module.split(".")[0]
+            imports = f"{name_of(path)} imports {module}"
+            assert top not in ("tests", "benchmarks", "train"), imports
+            if top in FLOORS:
+                assert FLOORS.index(top) <= own, f"{imports} from above"
 
 
-@parametrize_files([p for p in production_files() if p.parent != ROOT])
-def test_imports_point_down(path):
-    own = FLOORS.index(path.relative_to(ROOT).parts[0])
-    for module in imported_modules(path):
-        top = module.split(".")[0]
-        assert top not in ("tests", "benchmarks", "train"), f"imports {module}"
-        if top in FLOORS:
-            assert FLOORS.index(top) <= own, f"imports {module} from above"
-
-
-@parametrize_files(entry_points())
-def test_entry_point_only_parses_and_calls(path):
-    ours = {m for m in imported_modules(path) if m.split(".")[0] in FLOORS}
-    assert ours <= RUNNERS
+def test_entry_points_only_parse_and_call():
+    for path in entry_points():
+        ours = {m for m in imported_modules(path) if m.split(".")[0] in FLOORS}
+        assert ours <= RUNNERS, name_of(path)
 
 
 def test_torch_is_pinned_exactly():

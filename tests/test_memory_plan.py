@@ -45,7 +45,7 @@ SMALL = {"n": 20_000, "width": 320, "height": 240, "samples": 20_000, "sample_ch
                 "geometry",
                 **{**SMALL, "sample_chunk": 5_000},
                 full_res_normals=False,
-                optimizer=OptimizerConfig("8bit", use_bfloat16=True),
+                optimizer=OptimizerConfig("bf16", use_bfloat16=True),
             ),
             1.2,
         ),
@@ -130,7 +130,7 @@ def test_strips_named_by_flags_stay():
 def test_a_refusal_names_the_nearest_settings_that_fit():
     with pytest.raises(UserError, match="fits with --optimizer_state fp32 --use_bfloat16 True$"):
         chosen(1.1e9)
-    with pytest.raises(UserError, match="even --optimizer_state 8bit --use_bfloat16 True needs"):
+    with pytest.raises(UserError, match="even --optimizer_state bf16 --use_bfloat16 True needs"):
         chosen(1e8)
 
 

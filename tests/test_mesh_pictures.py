@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sugar_extractors.mesh_report import (
+from sugar_extractors.mesh_pictures import (
     BACKGROUND,
     at_most,
     pick_views,
@@ -31,7 +31,7 @@ def covered(picture: np.ndarray) -> np.ndarray:
 
 
 def test_a_ball_is_bright_on_the_upper_left_and_dark_on_the_lower_right():
-    (picture,) = shaded_views(sphere(), [camera()], 80, smooth=True)
+    (picture,) = shaded_views(sphere(), [camera()], 80)
     assert picture.shape == (60, 80, 3)
     assert picture.dtype == np.uint8
     grey = picture.mean(axis=-1)
@@ -69,18 +69,6 @@ def test_the_inner_side_has_another_colour():
     assert abs(outside[0] - outside[2]) < 10
     assert inside[0] - inside[2] > 40
     assert covered(opened).sum() > 0.93 * covered(closed).sum()
-
-
-def test_flat_shading_shows_faces_that_smooth_shading_hides():
-    coarse = sphere(rings=8)
-    (flat,), (smooth,) = (shaded_views(coarse, [camera()], 80, smooth=s) for s in (False, True))
-    inner = slice(20, 40), slice(30, 50)
-    assert len(np.unique(flat[inner].reshape(-1, 3), axis=0)) < 150
-    assert (
-        len(np.unique(smooth[inner].reshape(-1, 3), axis=0))
-        > len(np.unique(flat[inner].reshape(-1, 3), axis=0)) / 2
-    )
-    assert not np.array_equal(flat, smooth)
 
 
 def test_colours_of_the_vertices_are_shown_without_light():

@@ -10,6 +10,7 @@ import pytest
 from plyfile import PlyData, PlyElement
 
 from benchmarks.mesh_quality import parser, run
+from sugar_extractors.mesh_pictures import read_any_mesh
 from sugar_extractors.mesh_quality import (
     CLEARANCE,
     Surface,
@@ -18,7 +19,6 @@ from sugar_extractors.mesh_quality import (
     read_reference,
     sample_surface,
 )
-from sugar_extractors.mesh_report import read_any_mesh
 from sugar_scene.triangle_mesh import TriangleMesh, merge_meshes, write_mesh_ply
 from sugar_utils.errors import UserError
 from tests.support.mesh_scenes import mesh_of, sphere

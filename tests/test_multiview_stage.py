@@ -334,15 +334,14 @@ def test_a_run_writes_model_pictures_and_report(run):
     assert {"correlation", "cycle", "render"} <= pictures
 
 
-def test_a_killed_run_goes_on_with_the_same_bits(run, scene, checkpoint, tmp_path):
-    for iteration in (27, 45):
-        output = tmp_path / str(iteration)
-        (output / FOLDER).mkdir(parents=True)
-        shutil.copy(run / f"{iteration}.pt", output / FOLDER)
-        record = json.loads((run / "run.json").read_text(encoding="utf-8"))
-        (output / FOLDER / "run.json").write_text(json.dumps({**record, "status": "running"}))
-        assert run_cli(train_coarse_multiview.main, *flags(scene, checkpoint, output)) == 0
-        assert_same_bits(run / "60.pt", output / FOLDER / "60.pt")
+@pytest.mark.parametrize("iteration", [pytest.param(27, marks=pytest.mark.slow), 45])
+def test_a_killed_run_goes_on_with_the_same_bits(run, scene, checkpoint, tmp_path, iteration):
+    (tmp_path / FOLDER).mkdir(parents=True)
+    shutil.copy(run / f"{iteration}.pt", tmp_path / FOLDER)
+    record = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    (tmp_path / FOLDER / "run.json").write_text(json.dumps({**record, "status": "running"}))
+    assert run_cli(train_coarse_multiview.main, *flags(scene, checkpoint, tmp_path)) == 0
+    assert_same_bits(run / "60.pt", tmp_path / FOLDER / "60.pt")
 
 
 def test_a_mesh_of_the_model_is_fused_of_its_planes_by_default(

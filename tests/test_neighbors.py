@@ -173,7 +173,7 @@ def test_golden_neighbours_are_found():
     torch.testing.assert_close(found.sq_distances, expected, rtol=1e-4, atol=1e-9)
 
 
-@pytest.mark.parametrize("architecture", [75, 120])
+@pytest.mark.parametrize("architecture", [75, pytest.param(120, marks=pytest.mark.slow)])
 def test_kernels_compile_for_cuda(architecture, tmp_path):
     for target in (module, module._query_kernel(16).module):
         wp.compile_aot_module(target, arch=architecture, module_dir=tmp_path, use_ptx=True)

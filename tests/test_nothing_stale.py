@@ -177,7 +177,7 @@ def test_a_result_that_depends_on_point_tracks_is_not_taken_for_that_of_others(
                     "--refine_surface_terms", True),
         "mesh": (extract_mesh.main, "--use_vanilla_3dgs", True, "-m", "unused", "-d", 500,
                  "--mesh_extractor", "tsdf", "--tsdf_depth", "plane", "--tsdf_voxel_size", 0.2,
-                 "--meshing_backend", "pycolmap"),
+                 "--background_mesh", False, "--meshing_backend", "pycolmap"),
     }[kind]  # fmt: skip
     assert run_cli(run, *common, *flags) == 0
     assert run_cli(run, *common, *flags) == 0
@@ -413,7 +413,7 @@ def test_a_mesh_does_not_depend_on_the_levels_beside_it(ball, tmp_path):
 def test_a_process_killed_while_it_replaces_a_mesh_leaves_the_old_or_the_new_one(
     ball, tmp_path, monkeypatch, capsys, suffix, number, new_one
 ):
-    old, new = ("-l", 0.3), ("-l", 0.3, "--ray_samples", 15)
+    old, new = ("-l", 0.3), ("-l", 0.3, "--surface_points", 3_000)
     assert mesh_of(ball, tmp_path, *old) == 0
     (mesh,) = tmp_path.glob("*.ply")
     before, real, renamed = mesh.read_bytes(), file_writing._replace, []
@@ -435,4 +435,4 @@ def test_a_process_killed_while_it_replaces_a_mesh_leaves_the_old_or_the_new_one
     assert mesh_of(ball, tmp_path, *there) == 0
     assert "exists already" in capsys.readouterr().out
     code = mesh_of(ball, tmp_path, *other)
-    assert_refused(code, capsys.readouterr().err, "ray_samples", "--overwrite True")
+    assert_refused(code, capsys.readouterr().err, "surface_points", "--overwrite True")

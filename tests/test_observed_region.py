@@ -120,9 +120,7 @@ def test_both_act_on_multi_view_models_alone_unless_asked_for():
     plane, blended = TsdfConfig(tsdf_depth="plane"), TsdfConfig(tsdf_depth="blended")
     assert (plane.margin, plane.fill) == (PLANE_MARGIN, PLANE_FILL)
     assert (blended.margin, blended.fill) == (None, 0)
-    asked = replace(blended, tsdf_margin=0.2, tsdf_fill=8)
-    assert (asked.margin, asked.fill) == (0.2, 8)
-    assert replace(plane, tsdf_fill=0).fill == 0
+    assert replace(blended, tsdf_margin=0.2).margin == 0.2
 
 
 def test_the_settings_of_a_mesh_are_recorded_as_they_act(tmp_path):
@@ -136,6 +134,5 @@ def test_the_settings_of_a_mesh_are_recorded_as_they_act(tmp_path):
         return options.identity(0.3, 100)["tsdf"]
 
     assert settings()["tsdf_margin"] is None
-    assert settings() == settings(tsdf_fill=0)
     assert settings(tsdf_margin=0.1)["tsdf_margin"] == 0.1
-    assert settings(tsdf_depth="plane")["tsdf_fill"] == PLANE_FILL
+    assert settings(tsdf_depth="plane")["tsdf_margin"] == PLANE_MARGIN

@@ -11,7 +11,7 @@ from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.optim import adam
 from gaussian_splatting.optim.adam import GroupedAdam
-from gaussian_splatting.optim.moments import ADAM_EPS
+from gaussian_splatting.optim.adam_kernels import ADAM_EPS
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.optim.schedule import LearningRates
 from sugar_utils.errors import UserError
@@ -269,7 +269,7 @@ def test_parameters_stepped_in_one_launch_are_those_stepped_one_by_one(monkeypat
 
 
 def test_what_is_not_plain_float32_is_stepped_by_itself(monkeypatch):
-    config = OptimizerConfig("8bit", use_bfloat16=True)
+    config = OptimizerConfig("bf16", use_bfloat16=True)
     values = {"means": random(40, 3), "sh_rest": random(40, 15, 3)}
 
     def step() -> dict[str, torch.Tensor]:

@@ -11,18 +11,20 @@ import torch
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.optim.adam import GroupedAdam
-from gaussian_splatting.optim.moments import ADAM_BETAS, AdamStep, moment_format
+from gaussian_splatting.optim.adam_kernels import (
+    ADAM_BETAS,
+    MOMENTS,
+    AdamStep,
+    Stepped,
+    step_rounding,
+)
 from gaussian_splatting.optim.optimizer_config import STATE_FORMATS, OptimizerConfig
 from gaussian_splatting.optim.schedule import LearningRates
-from sugar_scene.mesh_bound import TrainableBoundCloud, bind_to_mesh
 from sugar_utils.errors import UserError
 
 WIDTH = 45
 CONFIGS = [
-    OptimizerConfig(state, bfloat16, sparse)
-    for state in STATE_FORMATS
-    for bfloat16 in (False, True)
-    for sparse in (False, True)
+    OptimizerConfig(state, bfloat16) for state in STATE_FORMATS for bfloat16 in (False, True)
 ]
 STORED = [c for c in CONFIGS if c.identity()]
 
@@ -40,12 +42,9 @@ def make(config: OptimizerConfig, n: int = 8, seed: int = 3) -> GroupedAdam:
     return GroupedAdam(values, {"means": 0.01, "sh_rest": 0.001}, config, seed)
 
 
-def step(adam: GroupedAdam, seed: int, seen: torch.Tensor | None = None) -> None:
+def step(adam: GroupedAdam, seed: int) -> None:
     for offset, p in enumerate(adam.parameters.values()):
         p.grad = random(*p.shape, seed=seed + offset).to(p.dtype)
-    n = len(adam.parameters["means"])
-    rows = torch.ones(n, dtype=bool) if seen is None else seen
-    adam.mark_visible(dict.fromkeys(adam.parameters, rows))
     adam.step()
 
 
@@ -67,10 +66,8 @@ def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
     [
         (OptimizerConfig(), 48 * 12),
         (OptimizerConfig("bf16"), 48 * 8),
-        (OptimizerConfig("8bit"), 3 * 8 + 45 * (4 + 2) + 4),
         (OptimizerConfig("fp32", use_bfloat16=True), 3 * 12 + 45 * 6),
         (OptimizerConfig("bf16", use_bfloat16=True), 3 * 8 + 45 * 6),
-        (OptimizerConfig("8bit", use_bfloat16=True), 3 * 8 + 45 * 4 + 4),
     ],
 )
 def test_a_row_takes_as_many_bytes_as_promised(config, expected):
@@ -120,32 +117,32 @@ def test_first_step_is_that_of_adam(config):
         assert float((change - expected).abs().max()) <= spacing
 
 
-ROUNDED = [("bf16", "exp_avg"), ("bf16", "exp_avg_sq"), ("8bit", "exp_avg"), ("8bit", "exp_avg_sq")]
+def bfloat16_moments(like: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {name: torch.zeros_like(like, dtype=torch.bfloat16) for name in MOMENTS}
 
 
-@pytest.mark.parametrize(("state", "which"), ROUNDED)
-def test_rounding_of_moments_is_unbiased(state, which):
+@pytest.mark.parametrize("which", MOMENTS)
+def test_rounding_of_moments_is_unbiased(which):
     """One gradient in many rows, many seeds: what is kept is the exact moment on average."""
-    fmt, n_rows, n_seeds = moment_format(state), 40, 100
+    n_rows, n_seeds = 40, 100
     draws = n_rows * n_seeds
     grad = random(1, WIDTH, seed=5)
     exact = 0.1 * grad if which == "exp_avg" else 0.001 * grad**2
     total, squares = torch.zeros(1, WIDTH), torch.zeros(1, WIDTH)
     rows = grad.expand(n_rows, WIDTH).contiguous()
     for seed in range(n_seeds):
-        value, moments = torch.zeros_like(rows), fmt.zeros(torch.zeros_like(rows))
-        fmt.step(value, rows, moments, AdamStep(0.0, 1, seed * 7919))
-        kept = fmt.to_file(moments)[which].float()
+        moments = bfloat16_moments(rows)
+        step_rounding(Stepped(torch.zeros_like(rows), rows, moments, AdamStep(0.0, 1, seed * 7919)))
+        kept = moments[which].float()
         total += kept.sum(dim=0, keepdim=True)
         squares += ((kept - exact) ** 2).sum(dim=0, keepdim=True)
     error, spread = total / draws - exact, (squares / draws).sqrt()
-    # Files hold 8-bit levels in bfloat16, rounded to nearest: an error of its own of 1/512. And a
-    # neighbour that is drawn once in thousands of times may not have come up.
-    own = exact.abs() * (1 / 512 if state == "8bit" else 0) + exact.abs().max() * 1e-4
+    # A neighbour that is drawn once in thousands of times may not have come up.
+    rare = exact.abs().max() * 1e-4
     assert float(spread.max()) > 0
-    assert bool((error.abs() <= 4.5 * spread / math.sqrt(draws) + own).all())
+    assert bool((error.abs() <= 4.5 * spread / math.sqrt(draws) + rare).all())
     # To nearest, errors would be as large as half a spacing.
-    assert float((error.abs() / exact.abs()).median()) < (2e-3 if state == "8bit" else 2e-4)
+    assert float((error.abs() / exact.abs()).median()) < 2e-4
 
 
 def test_rounding_of_bfloat16_values_is_unbiased_and_keeps_what_does_not_move():
@@ -163,38 +160,20 @@ def test_rounding_of_bfloat16_values_is_unbiased_and_keeps_what_does_not_move():
     assert bool((after[:, 1] == start).all())
 
 
-@pytest.mark.parametrize("state", ["bf16", "8bit"])
-def test_constant_gradient_gives_the_moments_that_it_should(state):
+def test_constant_gradient_gives_the_moments_that_it_should():
     """Rounded to nearest, the second moment would stop far below the square of the gradient."""
-    fmt = moment_format(state)
     grad = 10.0 ** torch.linspace(-1, 0, WIDTH).expand(400, WIDTH).contiguous()
-    value, moments = torch.zeros_like(grad), fmt.zeros(grad)
+    value, moments = torch.zeros_like(grad), bfloat16_moments(grad)
     for count in range(1, 1001):
-        fmt.step(value, grad, moments, AdamStep(0.0, count, count * 104_729))
-    kept = {n: m.float() / grad ** (1 + (n == "exp_avg_sq")) for n, m in
-            fmt.to_file(moments).items() if m.dim() == 2}  # fmt: skip
+        step_rounding(Stepped(value, grad, moments, AdamStep(0.0, count, count * 104_729)))
+    kept = {n: m.float() / grad ** (1 + (n == "exp_avg_sq")) for n, m in moments.items()}
     for name, beta in zip(("exp_avg", "exp_avg_sq"), ADAM_BETAS, strict=True):
         expected = 1 - beta**1000
         assert float(kept[name].mean()) == pytest.approx(expected, rel=0.01)
-        assert float(kept[name].std()) < (0.3 if state == "8bit" else 0.12) * expected
+        assert float(kept[name].std()) < 0.12 * expected
 
 
-def test_a_vanishing_second_moment_never_makes_a_step_infinite():
-    """Gradients of one row over 20 orders of magnitude, then none at all."""
-    fmt = moment_format("8bit")
-    grad = 10.0 ** torch.linspace(-20, 0, WIDTH)[None]
-    value, moments = torch.zeros_like(grad), fmt.zeros(grad)
-    for count in range(1, 850):
-        before = value.clone()
-        fmt.step(value, grad if count < 20 else torch.zeros_like(grad), moments,
-                 AdamStep(1.0, count, count))  # fmt: skip
-        # Adam's bound of a step is about the learning rate.
-        assert float((value - before).abs().max()) < 3.5
-    assert bool(value.isfinite().all())
-    assert not moments["exp_avg"].any()
-
-
-@pytest.mark.parametrize("config", [c for c in STORED if not c.sparse_adam], ids=name_of)
+@pytest.mark.parametrize("config", STORED, ids=name_of)
 def test_least_squares_are_solved_as_well_as_in_float32(config):
     """Noisy gradients of a quadratic; the mean error left is that of float32."""
 
@@ -279,7 +258,7 @@ def test_state_of_one_format_is_continued_in_another(old, new):
             state["state"][index]["exp_avg"].float() for state in (twin.state_dict(), saved)
         )
         error = (found - expected).abs().max() / expected.abs().max()
-        assert float(error) < (0.02 if "8bit" in (old, new) else 0.005)
+        assert float(error) < 0.005
     step(twin, 20)
     assert all(bool(p.isfinite().all()) for p in twin.parameters.values())
 
@@ -291,34 +270,6 @@ def test_moments_of_another_shape_are_refused():
     saved["state"][1]["exp_avg"] = saved["state"][1]["exp_avg"][:, :8]
     with pytest.raises(ValueError, match=r"exp_avg of sh_rest has shape \(8, 8, 3\)"):
         make(OptimizerConfig("bf16")).load_state_dict(saved)
-
-
-@pytest.mark.parametrize("config", [c for c in CONFIGS if c.sparse_adam], ids=name_of)
-def test_rows_that_were_not_seen_stay_as_they_are(config):
-    adam, seen = make(config), torch.tensor([0, 1, 1, 0, 0, 0, 1, 0], dtype=bool)
-    step(adam, 1)
-    before = snapshot(adam)
-    step(adam, 10, seen)
-    after = snapshot(adam)
-    for name, value in after.items():
-        assert torch.equal(value[~seen], before[name][~seen]), name
-    assert not torch.equal(after["means"][seen], before["means"][seen])
-
-
-def test_rows_that_were_seen_step_as_in_dense_adam():
-    dense, sparse = make(OptimizerConfig()), make(OptimizerConfig(sparse_adam=True))
-    seen = torch.arange(8) < 4
-    for seed in (1, 10, 20):
-        step(dense, seed)
-        step(sparse, seed, seen)
-    for name, p in dense.parameters.items():
-        torch.testing.assert_close(sparse.parameters[name][:4], p[:4], rtol=1e-5, atol=1e-6)
-
-
-def test_a_sparse_step_wants_to_know_the_view():
-    adam = make(OptimizerConfig(sparse_adam=True))
-    with pytest.raises(ValueError, match="which rows were seen"):
-        adam.step()
 
 
 def test_bits_do_not_depend_on_the_number_of_threads():
@@ -354,7 +305,7 @@ def cloud(n: int) -> GaussianCloud:
 
 
 def test_files_hold_float32_values_whatever_is_stored():
-    model = TrainableCloud(cloud(5), LearningRates(), 1.0, OptimizerConfig("8bit", True))
+    model = TrainableCloud(cloud(5), LearningRates(), 1.0, OptimizerConfig("bf16", True))
     saved = model.state()["state_dict"]
     assert {t.dtype for t in saved.values()} == {torch.float32}
     assert torch.equal(saved["_sh_coordinates_rest"], model.cloud.sh_rest.detach().float())
@@ -365,7 +316,7 @@ def test_files_hold_float32_values_whatever_is_stored():
 
 
 def test_restored_model_keeps_format_and_seed():
-    config = OptimizerConfig("8bit", True)
+    config = OptimizerConfig("bf16", True)
     models = [TrainableCloud(cloud(5), LearningRates(), 1.0, config, seed=4) for _ in range(2)]
     for p in models[0].optimizer.parameters.values():
         p.grad = torch.ones_like(p)
@@ -387,19 +338,3 @@ def test_moments_that_do_not_fit_are_a_user_error():
     payload["optimizer_state_dict"]["state"][0]["exp_avg"] = torch.zeros(4, 3)
     with pytest.raises(UserError, match="exp_avg of means"):
         TrainableCloud(cloud(5), LearningRates(), 1.0).restore(payload)
-
-
-def test_vertices_of_visible_triangles_step_and_others_do_not():
-    vertices = torch.tensor([[0.0, 0, 0], [1, 0, 0], [0, 1, 0], [5, 5, 5], [6, 5, 5], [5, 6, 5]])
-    faces = torch.tensor([[0, 1, 2], [3, 4, 5]])
-    bound = bind_to_mesh(vertices, faces, torch.rand(6, 3), 3, 1.0)
-    model = TrainableBoundCloud(bound, LearningRates(), 1.0, OptimizerConfig(sparse_adam=True))
-    before = snapshot(model.optimizer)
-    for p in model.optimizer.parameters.values():
-        p.grad = torch.ones_like(p)
-    model.mark_visible(torch.tensor([0, 0, 0, 0, 1, 0], dtype=bool))
-    model.optimizer.step()
-    after = snapshot(model.optimizer)
-    moved = (after["vertices"] != before["vertices"]).any(dim=1)
-    assert moved.tolist() == [False] * 3 + [True] * 3
-    assert (after["sh_dc"] != before["sh_dc"]).flatten(1).any(dim=1).tolist() == [0, 0, 0, 0, 1, 0]

@@ -114,7 +114,6 @@ FREE = {
     "moments of None but a number": at(*MOMENTS, "exp_avg_sq", value=0.5),
     "negative squares": at(*MOMENTS, "exp_avg_sq", value=lambda t: -1 - t),
     "infinite moments": at(*MOMENTS, "exp_avg", value=lambda t: t + torch.inf),
-    "one scale of two": at(*MOMENTS, "exp_avg_scale", value=torch.zeros(N)),
     "steps of text": at(*MOMENTS, "step", value="many"),
     "steps of NaN": at(*MOMENTS, "step", value=torch.tensor(float("nan"))),
     "negative steps": at(*MOMENTS, "step", value=-1),

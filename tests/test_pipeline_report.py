@@ -1,30 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of a pipeline, and that of extracted meshes."""
+"""The page of a pipeline."""
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gaussian_splatting.engine.reporting.progress import RunLogger
-from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh_quality import MeshQuality
-from sugar_extractors.mesh_report import REPORT_FILE, extract_and_report, write_mesh_report
 from sugar_pipeline.pipeline_report import StageRecord, write_report
-from sugar_scene.triangle_mesh import write_mesh_ply
-from tests.support.mesh_scenes import (
-    ITERATION,
-    cameras_around,
-    sphere,
-    sphere_cloud,
-    write_mesh_scene,
-)
-from tests.support.random_scenes import look_at
 
 QUALITY = MeshQuality(
     accuracy=0.00343, completeness=0.002, precisions=(0.8, 0.9), recalls=(0.8, 0.9),
@@ -114,60 +102,3 @@ def test_a_pipeline_report_never_costs_a_result(tmp_path):
     (tmp_path / "file").write_text("")
     assert write_report(tmp_path / "file" / "r.html", "t", [], notify=said.append) is None
     assert len(said) == 2
-
-
-def test_a_mesh_report_shows_figures_settings_and_four_views(tmp_path, monkeypatch):
-    monkeypatch.setattr("sugar_extractors.mesh_report.PICTURE_WIDTH", 64)
-    meshes = [tmp_path / name for name in ("a.ply", "b.ply")]
-    for mesh in meshes:
-        write_mesh_ply(mesh, sphere(rings=10))
-    note = {
-        "settings": {"level": 0.3},
-        "result": {"open_edge_share": 0.0172, "faces": 38731, "seconds": 75.0, "peak_bytes": 2**30},
-    }
-    meshes[0].with_suffix(".json").write_text(json.dumps(note))
-    meshes[1].with_suffix(".json").write_text("malformed")
-    cameras = [look_at((3.0, float(k), 1.0), name=f"view {k}") for k in range(9)]
-    path = write_mesh_report(tmp_path, meshes, cameras, pytest.fail)
-    assert path == tmp_path / REPORT_FILE
-    text = path.read_text(encoding="utf-8")
-    assert text.count("<img ") == 8
-    for words in (
-        "a.ply",
-        "b.ply",
-        "open edge share",
-        "38,731",
-        "0.3",
-        "a.json",
-        "view 0",
-        "1 min 15 s",
-        "peak memory",
-        "1.00 GiB",
-    ):
-        assert words in text, words
-
-
-def test_an_extraction_ends_with_a_report_where_its_scene_is_there(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("sugar_extractors.mesh_report.PICTURE_WIDTH", 32)
-    scene = write_mesh_scene(tmp_path, sphere_cloud(50), cameras_around(5))
-    made = tmp_path / "out" / "m.ply"
-    write_mesh_ply(made, sphere(rings=10))
-    monkeypatch.setattr("sugar_extractors.mesh_report.extract_coarse_mesh", lambda *_: [made])
-    options = MeshOptions(
-        scene_path=scene.root,
-        checkpoint_path=scene.checkpoint,
-        iteration_to_load=ITERATION,
-        coarse_model_path=scene.coarse,
-        mesh_output_dir=made.parent,
-    )
-    assert extract_and_report(options) == [made]
-    assert "m.ply" in (made.parent / REPORT_FILE).read_text(encoding="utf-8")
-    gone = replace(options, checkpoint_path=tmp_path / "gone")
-    assert extract_and_report(gone) == [made]
-    assert "warning: no report" in capsys.readouterr().out
-
-
-def test_a_mesh_report_without_its_mesh_is_only_told(tmp_path):
-    said: list[str] = []
-    assert write_mesh_report(tmp_path, [tmp_path / "a.ply"], [], said.append) is None
-    assert "a.ply" in said[0]

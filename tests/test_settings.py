@@ -114,7 +114,7 @@ def test_help_shows_common_flags_by_task_and_help_all_every_flag(parser_of_scrip
     whole = capsys.readouterr().out
     for action in parser._actions:
         assert f"{action.option_strings[-1]}" in whole
-    assert len(whole) > 4 * len(short)
+    assert len(whole) > 3 * len(short)
 
 
 def test_a_field_that_is_added_to_the_settings_is_a_flag_that_reaches_them():

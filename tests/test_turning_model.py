@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from sugar_extractors import mesh_report as turning_preview
-from sugar_extractors.mesh_report import preview_glb
+from sugar_extractors import mesh_pictures as turning_preview
+from sugar_extractors.mesh_pictures import preview_glb
 from sugar_extractors.texture.texture_atlas import make_atlas
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh
 from sugar_utils.html import Page

@@ -14,7 +14,7 @@ from PIL import Image
 
 from gaussian_splatting.data.consistency import mask_agreement
 from gaussian_splatting.data.image_content import inconsistent_images
-from gaussian_splatting.data.masks import MaskOptions
+from gaussian_splatting.data.masks import NO_MASKS, MaskOptions
 from gaussian_splatting.data.observations import ViewOptions, repair_reconstruction
 from gaussian_splatting.data.reference_layout import (
     load_reference_checkpoint,
@@ -24,7 +24,13 @@ from gaussian_splatting.data.reference_layout import (
 )
 from gaussian_splatting.data.scene import Scene, VanillaSize, load_scene, load_scene_for_checkpoint
 from sugar_utils.errors import UserError
-from tests.support.faulty_captures import changed_image, copy_scene, faults, view_names
+from tests.support.faulty_captures import (
+    OF_MASKS,
+    changed_image,
+    copy_scene,
+    faults,
+    view_names,
+)
 from tests.support.tiny_scene import tiny_cloud
 from tests.support.tracks import make_observed_scene
 
@@ -41,10 +47,13 @@ def capture(tmp_path_factory) -> Path:
     return root
 
 
-def load(root: Path, *keep: str, eval_split: bool = False) -> tuple[Scene, list[str]]:
+def load(
+    root: Path, *keep: str, eval_split: bool = False, masks: bool = True
+) -> tuple[Scene, list[str]]:
     lines: list[str] = []
     scene = load_scene(
-        root, size_rule=VanillaSize(), masks=MaskOptions(), eval_split=eval_split,
+        root, size_rule=VanillaSize(), masks=MaskOptions() if masks else NO_MASKS,
+        eval_split=eval_split,
         view_options=ViewOptions(keep_views=keep), notify=lines.append,
     )  # fmt: skip
     return scene, lines
@@ -55,12 +64,28 @@ def named(lines: list[str], root: Path) -> set[str]:
     return {name for name in view_names(root) if any(name in line for line in told)}
 
 
-@pytest.mark.parametrize("name", faults(Path()))
-def test_each_fault_names_the_spoilt_views_and_no_others(capture, tmp_path, name):
+SLOW = {
+    "pose turned by 20 degrees", "pose turned by 90 degrees", "bad registration by 20 degrees",
+    "mask full", "mask inverted", "mask of another view", "outlines off by 2 %",
+}  # fmt: skip
+"""Faults of which a smaller one, or one of the same kind, is among the fast tests."""
+
+
+CASES = [
+    *(pytest.param(f, True, marks=[pytest.mark.slow] * (f in SLOW or not f.startswith(OF_MASKS)))
+      for f in faults(Path())),
+    *(pytest.param(f, False, marks=[pytest.mark.slow] * (f in SLOW))
+      for f in faults(Path()) if not f.startswith(OF_MASKS)),
+]  # fmt: skip
+"""Masks take most of the time, so that the fast tests read them for what is wrong with them."""
+
+
+@pytest.mark.parametrize(("name", "masks"), CASES)
+def test_each_fault_names_the_spoilt_views_and_no_others(capture, tmp_path, name, masks):
     root = copy_scene(capture, tmp_path / "scene")
     fault = faults(capture.parent / "elsewhere.png")[name]
     spoilt = fault(root, [SPOILT], np.random.default_rng(0))
-    scene, lines = load(root)
+    scene, lines = load(root, masks=masks)
     assert named(lines, root) == spoilt
     assert set(scene.dropped_views) <= spoilt
     assert all(camera.name not in scene.dropped_views for camera in scene.train_cameras)

@@ -11,7 +11,7 @@ import pytest
 
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
 from sugar_extractors.mesh.mesh_config import MeshOptions
-from sugar_extractors.mesh.meshing_backends import PoissonConfig, SolverConfig
+from sugar_extractors.mesh.meshing_backends import PoissonConfig
 from sugar_extractors.mesh.tsdf import TsdfConfig
 from sugar_scene.triangle_mesh import (
     Topology,
@@ -55,7 +55,7 @@ def test_a_watertight_mesh_is_closed_where_nobody_looked(tmp_path, extractor):
         surface_levels=(0.3,),
         decimation_targets=(3_000,),
         surface_points=20_000,
-        poisson=PoissonConfig(SolverConfig(poisson_depth=6)),
+        poisson=PoissonConfig(poisson_depth=6),
         meshing_backend="pycolmap",
         mesh_extractor=extractor,
         background_mesh=False,

@@ -9,8 +9,15 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.common import Finding, Setup, compare, draw, equal
-from gaussian_splatting.optim.adam_cuda import Stepped, step_together
-from gaussian_splatting.optim.moments import ADAM_BETAS, ADAM_EPS, MOMENTS, AdamStep, moment_format
+from gaussian_splatting.optim.adam_kernels import (
+    ADAM_BETAS,
+    ADAM_EPS,
+    MOMENTS,
+    AdamStep,
+    Stepped,
+    step_rounding,
+    step_together,
+)
 from gaussian_splatting.rasterization import complete_normals
 from sugar_scene.field_kernels import evaluate_fields
 from sugar_scene.geometry import diamond_faces, diamond_vertices
@@ -88,28 +95,25 @@ def neighbors(setup: Setup) -> Iterator[Finding]:
             yield equal(f"{name}, {what}", own, true.gather(1, order)[:, :k])
 
 
-def adam_formats(setup: Setup) -> Iterator[Finding]:
-    """A first step in every format, and a sparse one, against float64 and the CPU."""
+def adam_in_bfloat16(setup: Setup) -> Iterator[Finding]:
+    """A first and a second step with rounded moments, against float64 and the CPU."""
     n, width = setup.size(20_000, 500), 45
     grad, start = draw(n, width, seed=1), draw(n, width, seed=2)
     truth = start.double() - RATE * grad.double() / (grad.double().abs() + ADAM_EPS)
-    seen = torch.arange(n) % 3 > 0
-    for state in ("fp32", "bf16", "8bit"):
-        firsts, seconds, stored = [], [], []
-        for place in (setup.place, torch.device("cpu")):
-            fmt, value, own = moment_format(state), start.to(place, copy=True), grad.to(place)
-            moments = fmt.zeros(value)
-            fmt.step(value, own, moments, AdamStep(RATE, 1, 7))
-            firsts.append(value.clone())
-            stored.append({k: t.to("cpu", copy=True) for k, t in fmt.to_file(moments).items()})
-            fmt.step(value, own, moments, AdamStep(RATE, 2, 8, seen.to(place)))
-            seconds.append(value)
-        yield compare(f"{state}, values", firsts[0], truth, 1e-6)
-        for name, kept in stored[0].items():
-            # Stochastic rounding may fall to the next value where the last bit differs.
-            yield compare(f"{state}, {name}", kept, stored[1][name], 1e-2, flips=1e-3)
-        yield compare(f"{state}, sparse step", seconds[0], seconds[1], 1e-4, flips=1e-2)
-        yield equal(f"{state}, rows not seen", seconds[0].cpu()[~seen], firsts[0].cpu()[~seen])
+    firsts, seconds, stored = [], [], []
+    for place in (setup.place, torch.device("cpu")):
+        value, own = start.to(place, copy=True), grad.to(place)
+        moments = {name: torch.zeros_like(value, dtype=torch.bfloat16) for name in MOMENTS}
+        step_rounding(Stepped(value, own, moments, AdamStep(RATE, 1, 7)))
+        firsts.append(value.clone())
+        stored.append({name: t.to("cpu", copy=True) for name, t in moments.items()})
+        step_rounding(Stepped(value, own, moments, AdamStep(RATE, 2, 8)))
+        seconds.append(value)
+    yield compare("values", firsts[0], truth, 1e-6)
+    for name, kept in stored[0].items():
+        # Stochastic rounding may fall to the next value where the last bit differs.
+        yield compare(name, kept, stored[1][name], 1e-2, flips=1e-3)
+    yield compare("second step", seconds[0], seconds[1], 1e-4, flips=1e-2)
 
 
 def adam_together(setup: Setup) -> Iterator[Finding]:
@@ -161,6 +165,6 @@ def diamonds(setup: Setup) -> Iterator[Finding]:
 
 
 CHECKS = {
-    "fields": fields, "neighbours": neighbors, "Adam formats": adam_formats,
+    "fields": fields, "neighbours": neighbors, "Adam in bfloat16": adam_in_bfloat16,
     "Adam, together": adam_together, "depth and normals": depth_normals, "diamonds": diamonds,
 }  # fmt: skip

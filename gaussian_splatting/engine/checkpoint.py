@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.engine.model import GROUP_NAMES, STATE_NAMES
+from gaussian_splatting.optim.adam_kernels import MOMENTS
 from gaussian_splatting.optim.learned_exposure import KEY as EXPOSURE_KEY
-from gaussian_splatting.optim.moments import MOMENTS, SCALES
 from sugar_utils import files
 from sugar_utils.errors import UserError
 from sugar_utils.memory import out_of_memory
@@ -361,18 +361,15 @@ def _check_moments(name: str, saved: Mapping[str, Any], parameter: Tensor) -> No
     # NaN is not between any two numbers.
     if isinstance(step, bool) or not isinstance(step, int | float) or not 0 <= step < 2**31:
         raise ValueError(f"step of {name} is no number of steps")
-    shapes = dict.fromkeys(MOMENTS, parameter.shape) | dict.fromkeys(SCALES, parameter.shape[:1])
-    for moment, shape in shapes.items():
+    for moment in MOMENTS:
         value = saved.get(moment)
         if value is None:
             continue
-        if not isinstance(value, Tensor) or value.shape != shape:
-            raise ValueError(f"{moment} of {name} has not the shape {tuple(shape)}")
+        if not isinstance(value, Tensor) or value.shape != parameter.shape:
+            raise ValueError(f"{moment} of {name} has not the shape {tuple(parameter.shape)}")
         _check_dense(f"{moment} of {name}", value, floating=True)
         if moment != MOMENTS[0] and bool((value < 0).any()):
             raise ValueError(f"{moment} of {name} is negative")
-    if sum(moment in saved for moment in SCALES) == 1:
-        raise ValueError(f"moments of {name} have one scale without the other")
 
 
 def _check_resume(resume: _Resume, raw: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:

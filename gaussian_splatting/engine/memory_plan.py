@@ -88,10 +88,8 @@ class ModelLoad:
         """Of parameters by name, stored as ``config`` says."""
         parameters = moments = 0
         for name, tensor in tensors.items():
-            rows, width = tensor.shape[0], math.prod(tensor.shape[1:])
-            parameters += rows * width * config.value_dtype(name).itemsize
-            state = config.state_format(name, width)
-            moments += rows * {"fp32": 8 * width, "bf16": 4 * width, "8bit": 2 * width + 4}[state]
+            parameters += tensor.numel() * config.value_dtype(name).itemsize
+            moments += 2 * tensor.numel() * config.moment_dtype(name).itemsize
         return cls(parameters, moments, config.value_dtype("sh_rest").itemsize)
 
 
@@ -347,13 +345,13 @@ def _refusal(
         return f"{start}; it fits without --gradient_accumulation and --use_gradient_checkpointing"
     for state in STATE_FORMATS[STATE_FORMATS.index(optimizer.optimizer_state) :]:
         for half in (optimizer.use_bfloat16, True):
-            config = OptimizerConfig(state, half, optimizer.sparse_adam)
+            config = OptimizerConfig(state, half)
             if needed(config, anything) <= budget:
                 more = " --use_bfloat16 True" if half else ""
                 return f"{start}; it fits with --optimizer_state {state}{more}"
     # The last one tried was the smallest.
     return (
-        f"{start}; even --optimizer_state 8bit --use_bfloat16 True needs "
+        f"{start}; even --optimizer_state bf16 --use_bfloat16 True needs "
         f"{format_bytes(needed(config, anything))}: give that much, smaller images or fewer "
         "Gaussians"
     )

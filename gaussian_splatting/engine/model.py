@@ -52,15 +52,6 @@ class TrainableModel(ABC):
         """Tensors that files hold before the parameters but that are not optimised."""
         return {}
 
-    def mark_visible(self, visible: Tensor) -> None:
-        """Say which Gaussians the view shows, (N,) bool; a sparse optimiser steps only those."""
-        if self.optimizer.config.sparse_adam:
-            self.optimizer.mark_visible(self.visible_rows(visible))
-
-    def visible_rows(self, visible: Tensor) -> dict[str, Tensor]:
-        """Rows of each parameter that belong to visible Gaussians. visible: (N,) bool"""
-        return dict.fromkeys(self.optimizer.parameters, visible)
-
     @property
     def device(self) -> torch.device:
         return next(iter(self.optimizer.parameters.values())).device

@@ -39,16 +39,13 @@ from sugar_utils.process_group import ProcessGroup
 @dataclass
 class StepSum:
     terms: dict[str, Tensor]
-    visible: Tensor | None  # Gaussians that a view showed; None where not needed, (N,) bool
     showing: int = 0
     stop: str | None = None  # signal that asked a process to stop; None if none did
 
-    def add(self, terms: dict[str, Tensor], visible: Tensor | None) -> None:
+    def add(self, terms: dict[str, Tensor]) -> None:
         """Count another view; a term that a view lacks counts as zero."""
         for name, value in terms.items():
             self.terms[name] = self.terms[name] + value if name in self.terms else value
-        if self.visible is not None:
-            self.visible = self.visible | visible
 
 
 class EmptyViews:
@@ -143,8 +140,6 @@ class Stepper:
             for gradient in stage.model.optimizer.gradients().values():
                 gradient.div_(self._n_views)
             total.terms = {name: value / self._n_views for name, value in total.terms.items()}
-        if total.visible is not None:
-            stage.model.mark_visible(total.visible)
         if stage.poses is not None:
             stage.poses.step(iteration)
         stage.apply(iteration)
@@ -160,12 +155,11 @@ class Stepper:
         held: dict[str, Tensor] = {}
         for view_index in self._view_indices:
             result, shows = self._train_on(iteration, view_index, checked=total is not None)
-            visible = result.radii > 0 if optimizer.config.sparse_adam else None
             if total is None:
-                total = StepSum(dict(result.terms), visible)
+                total = StepSum(dict(result.terms))
             else:
                 optimizer.add_gradients(held)
-                total.add(result.terms, visible)
+                total.add(result.terms)
             total.showing += shows
             if view_index + 1 in self._view_indices:
                 held = optimizer.take_gradients()
@@ -228,7 +222,7 @@ class Stepper:
                     raise UserError(
                         f"out of memory in iteration {iteration} with every plan tried; the last "
                         "checkpoint stays: use smaller images, fewer Gaussians or "
-                        "--optimizer_state 8bit"
+                        "--optimizer_state bf16"
                     ) from error
             # Outside the handler: its traceback holds all that the step had allocated.
             stage.model.optimizer.zero_grad()
@@ -277,10 +271,6 @@ class Stepper:
         terms = torch.stack([total.terms.get(name, zero) for name in names])
         group.sum_(terms)
         total.terms = dict(zip(names, terms.unbind(), strict=True))
-        if total.visible is not None:
-            visible = total.visible.to(torch.uint8)
-            group.max_(visible)
-            total.visible = visible.bool()
         own = () if stage.poses is None else (stage.poses.statistics(),)
         for statistic in (*stage.step_statistics(), *own):
             group.sum_(statistic)

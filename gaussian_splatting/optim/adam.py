@@ -3,21 +3,29 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
 
-from gaussian_splatting.optim import moments as formats
-from gaussian_splatting.optim.adam_cuda import Stepped, in_one_launch, is_plain, step_together
+from gaussian_splatting.optim.adam_kernels import (
+    ADAM_BETAS,
+    ADAM_EPS,
+    MOMENTS,
+    AdamStep,
+    Stepped,
+    in_one_launch,
+    step_rounding,
+    step_together,
+)
 from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
 from sugar_utils.random import derive_seed
 
 # What torch.optim.Adam writes of each group, so that it can read our files.
 _GROUP_SETTINGS = {
-    "betas": formats.ADAM_BETAS, "eps": formats.ADAM_EPS, "weight_decay": 0, "amsgrad": False,
+    "betas": ADAM_BETAS, "eps": ADAM_EPS, "weight_decay": 0, "amsgrad": False,
     "maximize": False, "foreach": None, "capturable": False, "differentiable": False,
     "fused": None, "decoupled_weight_decay": False,
 }  # fmt: skip
@@ -26,9 +34,9 @@ _GROUP_SETTINGS = {
 @dataclass
 class _Group:
     rate: float
-    format: formats.MomentFormat
+    moment_dtype: torch.dtype
     steps: int = 0
-    moments: dict[str, Tensor] | None = None  # tensors by name; None before the first step
+    moments: dict[str, Tensor] | None = None  # by name, as ``value``; None before the first step
     moved: bool = False
 
 
@@ -48,12 +56,10 @@ class GroupedAdam:
             name: _leaf(value.detach().to(config.value_dtype(name), copy=True))
             for name, value in tensors.items()
         }
-        self._groups = {}
-        for name, value in self.parameters.items():
-            state_format = config.state_format(name, math.prod(value.shape[1:]))
-            self._groups[name] = _Group(learning_rates[name], formats.moment_format(state_format))
+        self._groups = {
+            name: _Group(learning_rates[name], config.moment_dtype(name)) for name in tensors
+        }
         self._seed = seed
-        self._visible: dict[str, Tensor] | None = None
         self._unused: set[str] = set()
 
     def learning_rates(self) -> dict[str, float]:
@@ -63,11 +69,6 @@ class GroupedAdam:
     def set_learning_rate(self, name: str, value: float) -> None:
         self._groups[name].rate = value
 
-    def mark_visible(self, rows: Mapping[str, Tensor]) -> None:
-        """Say which rows the next step changes, where steps are sparse. name -> (N,) bool"""
-        if self.config.sparse_adam:
-            self._visible = dict(rows)
-
     def mark_unused(self, name: str) -> None:
         """Say that a parameter acts on nothing: it steps as with a gradient of zeros."""
         self._unused.add(name)
@@ -75,8 +76,6 @@ class GroupedAdam:
     @torch.no_grad()
     def step(self) -> None:
         """Update every parameter that has a gradient or is unused, then drop the gradients."""
-        if self.config.sparse_adam and self._visible is None:
-            raise ValueError("a sparse step needs to be told which rows were seen")
         together: list[Stepped] = []
         for name, parameter in self.parameters.items():
             if parameter.grad is None and name not in self._unused:
@@ -84,7 +83,9 @@ class GroupedAdam:
             group = self._groups[name]
             group.steps += 1
             if group.moments is None:
-                group.moments = group.format.zeros(parameter)
+                group.moments = {
+                    m: torch.zeros_like(parameter, dtype=group.moment_dtype) for m in MOMENTS
+                }
             if parameter.grad is None:
                 if not group.moved:
                     # Zero moments and a gradient of zeros: only the count goes on.
@@ -92,22 +93,21 @@ class GroupedAdam:
                 parameter.grad = torch.zeros_like(parameter)
             group.moved = True
             seed = derive_seed(self._seed, "rounding", name, group.steps)
-            seen = None if self._visible is None else self._visible[name]
-            step = formats.AdamStep(group.rate, group.steps, seed, seen)
+            step = AdamStep(group.rate, group.steps, seed)
             stepped = Stepped(parameter, parameter.grad, group.moments, step)
-            if in_one_launch(parameter.device) and is_plain(stepped):
+            if not stepped.is_float32:
+                step_rounding(stepped)
+            elif in_one_launch(parameter.device):
                 together.append(stepped)
             else:
-                group.format.step(parameter, parameter.grad, group.moments, step)
+                _step_by_torch(stepped)
             parameter.grad = None
         step_together(together)
-        self._visible = None
         self._unused.clear()
 
     def zero_grad(self) -> None:
         for parameter in self.parameters.values():
             parameter.grad = None
-        self._visible = None
         self._unused.clear()
 
     def take_gradients(self) -> dict[str, Tensor]:
@@ -152,7 +152,7 @@ class GroupedAdam:
         for index, (name, group) in enumerate(self._groups.items()):
             if group.moments is not None:
                 step = torch.tensor(float(group.steps), device="cpu")
-                state[index] = {"step": step, **group.format.to_file(group.moments)}
+                state[index] = {"step": step, **group.moments}
             groups.append({"lr": group.rate, "name": name, **_GROUP_SETTINGS, "params": [index]})
         return {"state": state, "param_groups": groups}
 
@@ -170,11 +170,12 @@ class GroupedAdam:
 
     def _moments_of(self, name: str, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
         parameter = self.parameters[name]
-        for moment in formats.MOMENTS:
+        for moment in MOMENTS:
             found, expected = tuple(saved[moment].shape), tuple(parameter.shape)
             if found != expected:
                 raise ValueError(f"{moment} of {name} has shape {found}, expected {expected}")
-        return self._groups[name].format.from_file(saved, parameter.detach())
+        dtype = self._groups[name].moment_dtype
+        return {m: saved[m].to(parameter.device, dtype).contiguous() for m in MOMENTS}
 
     def _swap(self, name: str, values: Tensor, change: Callable[[Tensor], Tensor]) -> None:
         group = self._groups[name]
@@ -186,3 +187,14 @@ class GroupedAdam:
 
 def _leaf(values: Tensor) -> Tensor:
     return values.detach().contiguous().requires_grad_(True)
+
+
+def _step_by_torch(parameter: Stepped) -> None:
+    """The fused kernel of torch; it counts the steps itself, and takes gradients for gapless."""
+    value, moments, step = parameter.value, parameter.moments, parameter.step
+    before = torch.full((), step.count - 1.0, device=value.device)
+    adam(
+        [value], [parameter.gradient.contiguous()], [moments["exp_avg"]], [moments["exp_avg_sq"]],
+        [], [before], fused=True, amsgrad=False, beta1=ADAM_BETAS[0], beta2=ADAM_BETAS[1],
+        lr=step.rate, weight_decay=0.0, eps=ADAM_EPS, maximize=False,
+    )  # fmt: skip

@@ -1,43 +1,156 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Warp kernels of one Adam step on parameters and moments in small storage types.
+"""Warp kernels of one Adam step: float32 parameters in one launch, and parameters in bfloat16.
 
-A kernel reads value, gradient and moments of an element in the type they are stored in, steps in
-float32, and writes them back. The step uses the new moments before they are rounded.
-
-Rounding is stochastic, because a moment changes by less than its spacing: a number goes to one of
-its two neighbours with a probability that keeps the mean. The random bits are a hash of the seed
-of the step and the number of the element, so they depend neither on threads nor on the past.
-
-Storage types beyond float32:
-
-- bfloat16, for values, gradients and moments;
-- first moment in 8 bits: ``sign * (c / 127)^2`` times the largest magnitude of the row,
-  ``c`` in 0..127;
-- second moment in 8 bits: a float of 4 exponent and 4 mantissa bits times the largest of the row;
-  16 octaves, and nothing else of such a row is stored as zero, since its root divides.
-
-The largest of a row is kept in bfloat16, rounded up; a row whose largest is below 1e-33 is all
-zero. Block-wise 8-bit moments follow Dettmers et al., ICLR 2022; the maps are our own.
+On a GPU launches cost most, so all float32 parameters share one. Values or moments in bfloat16 are
+read in the type they are stored in, stepped in float32, and written back. The step uses the new
+moments before they are rounded. Rounding is stochastic, because a moment changes by less than its
+spacing: a number goes to one of its two neighbours with a probability that keeps the mean. The
+random bits are a hash of the seed of the step and the number of the element, so they depend neither
+on threads nor on the past.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 import warp as wp
+from torch import Tensor
 
+from sugar_utils.warp_launch import launch
 from sugar_utils.warp_math import hashed
 
 wp.set_module_options({"enable_backward": False, "cpu_compiler_flags": "-march=native"})
 
-SIGNED_LEVELS = 127.0
-_LOW_SHIFT = 19
-_LEVEL_OFFSET = (127 << 4) - 255  # leading 12 bits of the float32 1.0 minus the code of 1
-_SMALLEST_SCALE = 1e-33
-
+ADAM_BETAS = (0.9, 0.999)
+ADAM_EPS = 1e-15
+MOMENTS = ("exp_avg", "exp_avg_sq")
+MAX_PARAMETERS = 8  # in one launch
+_GROUPS = wp.constant(MAX_PARAMETERS)
+_MIN_ELEMENTS = 16_384
+Addresses = wp.types.vector(length=4 * MAX_PARAMETERS, dtype=wp.uint64)
+Ends = wp.types.vector(length=MAX_PARAMETERS, dtype=wp.int32)
+Numbers = wp.types.vector(length=MAX_PARAMETERS, dtype=wp.float32)
 # Typed here: inside a kernel such a literal is a signed integer, and a compiler warns.
 _DROPPED_BITS = wp.constant(wp.uint32(0xFFFF))
 _KEPT_BITS = wp.constant(wp.uint32(0xFFFF0000))
+
+
+@dataclass(frozen=True)
+class AdamStep:
+    rate: float
+    count: int
+    seed: int
+
+    @property
+    def corrections(self) -> tuple[float, float]:
+        """Rate over the bias correction of the first moment, and the root of the second's."""
+        size = self.rate / (1.0 - ADAM_BETAS[0] ** self.count)
+        return size, (1.0 - ADAM_BETAS[1] ** self.count) ** 0.5
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """A parameter and its step."""
+
+    value: Tensor  # changed in place, (N, ...) float32 or bfloat16
+    gradient: Tensor
+    moments: dict[str, Tensor]  # changed in place, both of one type, float32 or bfloat16
+    step: AdamStep
+
+    @property
+    def is_float32(self) -> bool:
+        return all(t.dtype == torch.float32 for t in (self.value, *self.moments.values()))
+
+
+# The shares of what is new come from the host: 1 - 0.999 in float32 is wrong in its sixth digit.
+# Arrays of several types and sizes would be a kernel argument each; addresses are one for all.
+@wp.func_native("""
+float* value = (float*)value_at;
+float* exp_avg = (float*)exp_avg_at;
+float* exp_avg_sq = (float*)exp_avg_sq_at;
+float g = ((const float*)gradient_at)[i];
+float m = decays[0] * exp_avg[i] + decays[1] * g;
+float v = decays[2] * exp_avg_sq[i] + decays[3] * g * g;
+exp_avg[i] = m;
+exp_avg_sq[i] = v;
+value[i] -= step_size * m / (sqrtf(v) / root_correction + eps);
+""")
+def step_element(
+    value_at: wp.uint64, gradient_at: wp.uint64, exp_avg_at: wp.uint64, exp_avg_sq_at: wp.uint64,
+    i: int, step_size: float, root_correction: float, decays: wp.vec4, eps: float,
+): ...  # fmt: skip
+
+
+@wp.kernel
+def step_parameters(
+    first: int, addresses: Addresses, ends: Ends, step_sizes: Numbers, root_corrections: Numbers,
+    decays: wp.vec4, eps: float,
+):  # fmt: skip
+    """One element of any of the parameters, whose elements are numbered through."""
+    i = first + wp.tid()
+    begin = int(0)
+    value = addresses[0]
+    gradient = addresses[1]
+    exp_avg = addresses[2]
+    exp_avg_sq = addresses[3]
+    step_size = step_sizes[0]
+    root_correction = root_corrections[0]
+    # Unrolled, and chosen one after the other: an index that is computed would send all of these
+    # to memory.
+    for k in range(1, _GROUPS):
+        if i >= ends[k - 1]:
+            begin = ends[k - 1]
+            value = addresses[4 * k]
+            gradient = addresses[4 * k + 1]
+            exp_avg = addresses[4 * k + 2]
+            exp_avg_sq = addresses[4 * k + 3]
+            step_size = step_sizes[k]
+            root_correction = root_corrections[k]
+    step_element(
+        value, gradient, exp_avg, exp_avg_sq, i - begin, step_size, root_correction, decays, eps,
+    )  # fmt: skip
+
+
+def in_one_launch(device: torch.device) -> bool:
+    return device.type != "cpu"
+
+
+def step_together(parameters: Sequence[Stepped]) -> None:
+    """Step float32 parameters of one device, eight at a time; each as by itself."""
+    for start in range(0, len(parameters), MAX_PARAMETERS):
+        _launch(parameters[start : start + MAX_PARAMETERS])
+
+
+def _launch(parameters: Sequence[Stepped]) -> None:
+    # Held until the launch: a gradient may be a copy.
+    tensors = [
+        t
+        for p in parameters
+        for t in (p.value, p.gradient.contiguous(), *(p.moments[name] for name in MOMENTS))
+    ]
+    factors = [p.step.corrections for p in parameters]
+    ends, total = [], 0
+    for p in parameters:
+        total += p.value.numel()
+        ends.append(total)
+    missing = MAX_PARAMETERS - len(parameters)
+    launch(
+        step_parameters,
+        total,
+        [
+            Addresses(*(t.data_ptr() for t in tensors), *[0] * (4 * missing)),
+            Ends(*ends, *[2**31 - 1] * missing),
+            Numbers(*(size for size, _ in factors), *[0.0] * missing),
+            Numbers(*(root for _, root in factors), *[1.0] * missing),
+            wp.vec4(*(share for beta in ADAM_BETAS for share in (beta, 1.0 - beta))),
+            ADAM_EPS,
+        ],
+        device=tensors[0].device,
+        min_items=_MIN_ELEMENTS,
+    )
 
 
 @wp.struct
@@ -45,8 +158,6 @@ class StepSettings:
     """What all elements of one step share."""
 
     seed: wp.uint32
-    width: int
-    sparse: int  # 1 where rows that were not seen sit out
     beta1: float
     beta2: float
     step_size: float
@@ -83,14 +194,6 @@ def rounded_to_bf16(x: float, noise: wp.uint32) -> float:
 
 
 @wp.func
-def scale_of(largest: float) -> float:
-    """The smallest bfloat16 that is not below the largest magnitude of a row."""
-    if largest < wp.static(_SMALLEST_SCALE):
-        return 0.0
-    return float_of((bits_of(largest) + _DROPPED_BITS) & _KEPT_BITS)
-
-
-@wp.func
 def put(target: wp.array(dtype=float), i: int, x: float, noise: wp.uint32):
     target[i] = x
 
@@ -100,165 +203,43 @@ def put(target: wp.array(dtype=wp.bfloat16), i: int, x: float, noise: wp.uint32)
     target[i] = wp.bfloat16(rounded_to_bf16(x, noise))
 
 
-@wp.func
-def signed_level(code: wp.int8) -> float:
-    """Share of the row's largest magnitude, in [-1, 1]."""
-    c = float(code) / SIGNED_LEVELS
-    return c * wp.abs(c)
-
-
-@wp.func
-def signed_code(share: float, noise: float) -> wp.int8:
-    """Code of a share in [-1, 1]: the level below, or with ``noise`` in [0, 1) the one above."""
-    square = wp.min(wp.abs(share), 1.0) * (SIGNED_LEVELS * SIGNED_LEVELS)
-    below = wp.floor(wp.sqrt(square))
-    code = below
-    if square - below * below > noise * (2.0 * below + 1.0):
-        code = below + 1.0
-    return wp.int8(wp.sign(share) * wp.min(code, SIGNED_LEVELS))
-
-
-@wp.func
-def positive_level(code: wp.uint8) -> float:
-    """Share of the row's largest value, in [0, 1]; code 0 is 0."""
-    if code == wp.uint8(0):
-        return 0.0
-    return float_of(wp.uint32(int(code) + wp.static(_LEVEL_OFFSET)) << wp.uint32(_LOW_SHIFT))
-
-
-@wp.func
-def positive_code(share: float, noise: wp.uint32) -> wp.uint8:
-    """Code of a share in [0, 1]; ``noise`` of 19 bits is added below the last bit kept."""
-    if share <= 0.0:
-        return wp.uint8(0)
-    leading = (bits_of(wp.min(share, 1.0)) + noise) >> wp.uint32(_LOW_SHIFT)
-    # Never 0: a second moment that vanished would make the next step infinite.
-    return wp.uint8(wp.clamp(int(leading) - wp.static(_LEVEL_OFFSET), 1, 255))
-
-
-@wp.func
-def share_of(x: float, largest: float) -> float:
-    if largest > 0.0:
-        return x / largest
-    return 0.0
-
-
-@wp.func
-def update_of(m: float, v: float, s: StepSettings) -> float:
-    """What the step takes off a value."""
-    return s.step_size * m / (wp.sqrt(v) / s.root_correction + s.eps)
-
-
 @wp.kernel
 def step_elements(
-    first: int, s: StepSettings, seen: wp.array(dtype=wp.uint8), grads: wp.array(dtype=Any),
-    values: wp.array(dtype=Any), exp_avg: wp.array(dtype=Any), exp_avg_sq: wp.array(dtype=Any),
+    first: int, s: StepSettings, grads: wp.array(dtype=Any), values: wp.array(dtype=Any),
+    exp_avg: wp.array(dtype=Any), exp_avg_sq: wp.array(dtype=Any),
 ):  # fmt: skip
-    """One element per work item; moments in float32 or bfloat16."""
     i = first + wp.tid()
-    if s.sparse == 1 and seen[i // s.width] == wp.uint8(0):
-        return
     g = float(grads[i])
     m = s.beta1 * float(exp_avg[i]) + (1.0 - s.beta1) * g
     v = s.beta2 * float(exp_avg_sq[i]) + (1.0 - s.beta2) * g * g
     noise = noise_of(s.seed, i)
-    put(values, i, float(values[i]) - update_of(m, v, s), noise)
+    update = s.step_size * m / (wp.sqrt(v) / s.root_correction + s.eps)
+    put(values, i, float(values[i]) - update, noise)
     put(exp_avg, i, m, noise >> wp.uint32(16))
     put(exp_avg_sq, i, v, hashed(noise))
 
 
-@wp.kernel
-def step_rows(
-    first: int, s: StepSettings, seen: wp.array(dtype=wp.uint8), grads: wp.array(dtype=Any),
-    values: wp.array(dtype=Any), exp_avg: wp.array(dtype=wp.int8),
-    exp_avg_scale: wp.array(dtype=wp.bfloat16), exp_avg_sq: wp.array(dtype=wp.uint8),
-    exp_avg_sq_scale: wp.array(dtype=wp.bfloat16),
-):  # fmt: skip
-    """One row per work item; moments in 8 bits with one scale per row."""
-    row = first + wp.tid()
-    if s.sparse == 1 and seen[row] == wp.uint8(0):
-        return
-    m_scale = float(exp_avg_scale[row])
-    v_scale = float(exp_avg_sq_scale[row])
-    m_largest = float(0.0)
-    v_largest = float(0.0)
-    for i in range(row * s.width, (row + 1) * s.width):
-        g = float(grads[i])
-        m = s.beta1 * signed_level(exp_avg[i]) * m_scale + (1.0 - s.beta1) * g
-        v = s.beta2 * positive_level(exp_avg_sq[i]) * v_scale + (1.0 - s.beta2) * g * g
-        m_largest = wp.max(m_largest, wp.abs(m))
-        v_largest = wp.max(v_largest, v)
-    m_largest = scale_of(m_largest)
-    v_largest = scale_of(v_largest)
-    for i in range(row * s.width, (row + 1) * s.width):
-        g = float(grads[i])
-        m = s.beta1 * signed_level(exp_avg[i]) * m_scale + (1.0 - s.beta1) * g
-        v = s.beta2 * positive_level(exp_avg_sq[i]) * v_scale + (1.0 - s.beta2) * g * g
-        noise = noise_of(s.seed, i)
-        put(values, i, float(values[i]) - update_of(m, v, s), noise)
-        exp_avg[i] = signed_code(share_of(m, m_largest), float(noise >> wp.uint32(16)) / 65536.0)
-        low_bits = hashed(noise) >> wp.uint32(32 - _LOW_SHIFT)
-        exp_avg_sq[i] = positive_code(share_of(v, v_largest), low_bits)
-    exp_avg_scale[row] = wp.bfloat16(m_largest)
-    exp_avg_sq_scale[row] = wp.bfloat16(v_largest)
-
-
-@wp.kernel
-def encode_rows(
-    first: int, width: int, keep_scales: int, exp_avg: wp.array(dtype=Any),
-    exp_avg_sq: wp.array(dtype=Any), m_codes: wp.array(dtype=wp.int8),
-    m_scale: wp.array(dtype=wp.bfloat16), v_codes: wp.array(dtype=wp.uint8),
-    v_scale: wp.array(dtype=wp.bfloat16),
-):  # fmt: skip
-    """Moments to the nearest 8-bit codes, with given scales or those of the rows."""
-    row = first + wp.tid()
-    if keep_scales == 0:
-        m_largest = float(0.0)
-        v_largest = float(0.0)
-        for i in range(row * width, (row + 1) * width):
-            m_largest = wp.max(m_largest, wp.abs(float(exp_avg[i])))
-            v_largest = wp.max(v_largest, float(exp_avg_sq[i]))
-        m_scale[row] = wp.bfloat16(scale_of(m_largest))
-        v_scale[row] = wp.bfloat16(scale_of(v_largest))
-    for i in range(row * width, (row + 1) * width):
-        m_codes[i] = signed_code(share_of(float(exp_avg[i]), float(m_scale[row])), 0.5)
-        half = wp.uint32(1) << wp.uint32(_LOW_SHIFT - 1)
-        v_codes[i] = positive_code(share_of(float(exp_avg_sq[i]), float(v_scale[row])), half)
-
-
-@wp.kernel
-def decode_rows(
-    first: int, width: int, m_codes: wp.array(dtype=wp.int8), m_scale: wp.array(dtype=wp.bfloat16),
-    v_codes: wp.array(dtype=wp.uint8), v_scale: wp.array(dtype=wp.bfloat16),
-    exp_avg: wp.array(dtype=wp.bfloat16), exp_avg_sq: wp.array(dtype=wp.bfloat16),
-):  # fmt: skip
-    """8-bit codes to moments in bfloat16."""
-    i = first + wp.tid()
-    row = i // width
-    exp_avg[i] = wp.bfloat16(signed_level(m_codes[i]) * float(m_scale[row]))
-    exp_avg_sq[i] = wp.bfloat16(positive_level(v_codes[i]) * float(v_scale[row]))
-
-
-_floats, _halves = wp.array(dtype=float), wp.array(dtype=wp.bfloat16)
-_TYPES = ((False, _floats), (True, _halves))
-
-STEP_ELEMENTS = {
-    (half_values, half_moments): wp.overload(
+_TYPES = {torch.float32: wp.array(dtype=float), torch.bfloat16: wp.array(dtype=wp.bfloat16)}
+_STEP_ELEMENTS = {
+    (of_values, of_moments): wp.overload(
         step_elements,
         {"grads": values, "values": values, "exp_avg": moments, "exp_avg_sq": moments},
     )
-    for half_values, values in _TYPES
-    for half_moments, moments in _TYPES
+    for of_values, values in _TYPES.items()
+    for of_moments, moments in _TYPES.items()
 }
-"""By whether values (and gradients), and whether moments, are bfloat16."""
+"""By the types of values (and gradients) and of moments."""
 
-STEP_ROWS = {
-    half: wp.overload(step_rows, {"grads": values, "values": values}) for half, values in _TYPES
-}
-"""By whether values (and gradients) are bfloat16."""
 
-ENCODE_ROWS = {
-    half: wp.overload(encode_rows, {"exp_avg": moments, "exp_avg_sq": moments})
-    for half, moments in _TYPES
-}
-"""By whether the given moments are bfloat16."""
+def step_rounding(parameter: Stepped) -> None:
+    """Step one parameter of which values or moments are in bfloat16."""
+    value, moments = parameter.value, parameter.moments
+    settings = StepSettings()
+    settings.seed = parameter.step.seed & 0xFFFFFFFF
+    settings.beta1, settings.beta2 = ADAM_BETAS
+    settings.step_size, settings.root_correction = parameter.step.corrections
+    settings.eps = ADAM_EPS
+    tensors = [t.detach().contiguous().view(-1) for t in (parameter.gradient, value)]
+    tensors += [moments[name].view(-1) for name in MOMENTS]
+    kernel = _STEP_ELEMENTS[value.dtype, moments[MOMENTS[0]].dtype]
+    launch(kernel, value.numel(), [settings, *tensors], min_items=_MIN_ELEMENTS)

@@ -19,7 +19,7 @@ from gaussian_splatting.data.ply import holds_gaussians, read_gaussian_ply, writ
 from gaussian_splatting.data.reference_layout import load_reference_checkpoint
 from gaussian_splatting.engine.model import cloud_from_state
 from sugar_extractors.export import compact_files, mesh_formats
-from sugar_extractors.mesh_report import read_any_mesh
+from sugar_extractors.mesh_pictures import read_any_mesh
 from sugar_extractors.results import capture_of, read_state, scene_of
 from sugar_extractors.texture import textured_mesh_io
 from sugar_extractors.texture.placed_export import (

@@ -36,6 +36,9 @@ from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest
 from sugar_utils.memory import format_bytes, memory_usage, reset_peak
 
+BACKGROUND_HALF_SIDE = 4.0  # of the background's cube, in camera extents; 1 of the foreground's
+MIN_BACKGROUND_SHARE = 0.001  # of the surface points: Poisson makes large blobs of a few
+
 
 def region_boxes(options: MeshOptions, scene: Scene) -> tuple[Box, Box]:
     """Foreground and background box; a scene without a size needs one of the user."""
@@ -46,9 +49,9 @@ def region_boxes(options: MeshOptions, scene: Scene) -> tuple[Box, Box]:
         )
     center = middle_of(scene.train_cameras)
     at = np.zeros(3) if options.center_bbox is False else center
-    background = Box.cube(at, options.background_factor * scene.extent)
+    background = Box.cube(at, BACKGROUND_HALF_SIDE * scene.extent)
     if options.bboxmin is None:
-        return Box.cube(at, options.foreground_factor * scene.extent), background
+        return Box.cube(at, scene.extent), background
     shift = center if options.center_bbox else np.zeros(3)
     corners = (tuple(map(float, np.add(corner, shift)))
                for corner in (options.bboxmin, options.bboxmax))  # fmt: skip
@@ -136,11 +139,6 @@ class _Extraction:
         console.info(f"foreground {self._boxes[0]}, background {self._boxes[1]}")
         self._backend = meshing_backends.choose_backend(options.meshing_backend)
         console.info(f"meshing with {self._backend.name}")
-        given, usual = options.poisson.solver, meshing_backends.SolverConfig()
-        names = ("poisson_width", "poisson_scale", "poisson_linear_fit")
-        idle = [f"--{name}" for name in names if getattr(given, name) != getattr(usual, name)]
-        if idle and self._backend.name == meshing_backends.PycolmapBackend.name:
-            console.info(f"{', '.join(idle)}: no effect without Open3D")
 
     def run(self, jobs: Mapping[tuple[float, int], Identity]) -> None:
         options = self._options
@@ -234,23 +232,17 @@ class _Extraction:
             return meshing_backends.reconstruct_region(samples, poisson, self._backend, watch)
 
     def _build_model(self, path: Path) -> LevelSetModel:
-        options, cloud = self._options, self._cloud
-        model = level_sets.build_model(
-            cloud,
-            min_opacity=options.min_opacity,
-            n_neighbors=options.mesh_neighbors,
-            diamond_extent=options.diamond_extent,
-            density_factor=options.density_factor,
-        )
+        cloud, least = self._cloud, level_sets.MIN_OPACITY
+        model = level_sets.build_model(cloud)
         opacities = cloud.opacity_logits.sigmoid().squeeze(-1).cpu().numpy()
         deciles = " ".join(f"{v:.2f}" for v in np.quantile(opacities, np.linspace(0, 1, 11)))
         self._console.info(
             f"{path}: {len(model):,} of {len(cloud):,} Gaussians are more opaque than "
-            f"{options.min_opacity:g}; deciles of opacity {deciles}"
+            f"{least:g}; deciles of opacity {deciles}"
         )
         if len(model) == 0:
             raise UserError(
-                f"{path}: no Gaussian has an opacity above {options.min_opacity:g} (the largest "
+                f"{path}: no Gaussian has an opacity above {least:g} (the largest "
                 f"is {opacities.max():.2f}), so there is no surface; train the model longer"
             )
         return model
@@ -263,9 +255,6 @@ class _Extraction:
                 self._cameras,
                 levels,
                 target=options.n_surface_points,
-                n_samples=options.ray_samples,
-                reach=options.ray_reach,
-                candidates_per_point=options.candidates_per_point,
                 hull=self._hull,
                 seed=options.random_seed,
                 on_view=lambda done, n: progress.update(done, fields={"points": f"{n:,}"}),
@@ -288,14 +277,14 @@ class _Extraction:
         meshes = []
         for name, mask in parts.items():
             figures[f"{name}_points"] = n = int(mask.sum())
-            wanted = options.min_background_share if name == "background" else 0.0
+            wanted = MIN_BACKGROUND_SHARE if name == "background" else 0.0
             if n < max(MIN_POINTS, wanted * len(samples)):
                 self._console.info(left_out(options, name, n, samples.points))
                 continue
             start = time.monotonic()
             region = samples.select(mask)
             poisson = self._poisson(region)
-            figures[f"{name}_depth"] = depth = poisson.solver.poisson_depth
+            figures[f"{name}_depth"] = depth = poisson.poisson_depth
             self._console.info(f"{name}: Poisson of {n:,} points, octree depth {depth}")
             mesh = self._solved(f"{name}: Poisson", region, poisson)
             figures[f"{name}_seconds"] = seconds = round(time.monotonic() - start, 2)
@@ -318,7 +307,7 @@ class _Extraction:
             gaussians = self._cloud.detached().activate()
             render = tsdf.plane_renderer(gaussians, self._cameras, neighbors, scene.extent)
         else:
-            render = tsdf.view_renderer(self._model, self._cloud, config)
+            render = tsdf.view_renderer(self._cloud, config)
         render = tsdf.carved_renderer(render, self._hull)
         parts = {"foreground": (inner, None)}
         if options.background_mesh and not options.watertight:

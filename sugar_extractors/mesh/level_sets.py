@@ -9,10 +9,9 @@ through pixel centres, and normals point out of the object.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -36,10 +35,11 @@ MARCH_OPTIONS = {"enable_backward": False, "cpu_compiler_flags": "-march=native 
 wp.set_module_options(MARCH_OPTIONS)
 
 MIN_OPACITY = 0.5
-DIAMOND_EXTENT = 2.0
-RAY_SAMPLES = 21
-RAY_REACH = 3.0
 N_NEIGHBORS = 16
+DIAMOND_EXTENT = 2.0  # half diagonals of the diamonds that rays are cast at, standard deviations
+RAY_SAMPLES = 21  # densities per ray
+RAY_REACH = 3.0  # standard deviations searched before and behind a diamond
+CANDIDATES_PER_POINT = 2  # pixels tried per surface point wanted
 _MIN_ITEMS = 512
 _NEGLIGIBLE_SQUARE = 80.0
 
@@ -66,29 +66,21 @@ class LevelSetPoints(NamedTuple):
     valid: Tensor  # rays that start below the level and cross it, (L, S) bool
 
 
-def build_model(
-    cloud: GaussianCloud,
-    *,
-    min_opacity: float = MIN_OPACITY,
-    n_neighbors: int = N_NEIGHBORS,
-    diamond_extent: float = DIAMOND_EXTENT,
-    density_factor: float = 1.0,
-) -> LevelSetModel:
+def build_model(cloud: GaussianCloud) -> LevelSetModel:
     """Drop Gaussians that are not opaque and prepare the rest."""
-    opaque = cloud.opacity_logits.detach().sigmoid().squeeze(-1) > min_opacity
+    opaque = cloud.opacity_logits.detach().sigmoid().squeeze(-1) > MIN_OPACITY
     gaussians = cloud.select(opaque).activate()
     gaussians = Gaussians(*(t.float().contiguous() for t in gaussians.tensors()))
     gaussians.sh_rest = gaussians.sh_rest[:, :0].contiguous()
     n, device = len(gaussians), gaussians.means.device
     packed = torch.empty(n, PACK_SIZE, device=device)
     shape = (gaussians.means, gaussians.quats, gaussians.scales)
-    heights = density_factor * gaussians.opacities
-    launch(pack_rows, n, [*shape, heights, packed], min_items=_MIN_ITEMS)
+    launch(pack_rows, n, [*shape, gaussians.opacities, packed], min_items=_MIN_ITEMS)
     return LevelSetModel(
         gaussians,
-        nearest_neighbors(gaussians.means, n_neighbors).indices,
+        nearest_neighbors(gaussians.means, N_NEIGHBORS).indices,
         packed,
-        diamond_vertices(*shape, diamond_extent).reshape(-1, 3),
+        diamond_vertices(*shape, DIAMOND_EXTENT).reshape(-1, 3),
         diamond_faces(n, device).int(),
     )
 
@@ -137,74 +129,69 @@ def density_gradient(
     return total
 
 
-@functools.cache
-def march_kernel(n_samples: int) -> Any:
-    """Kernel that walks along rays with ``n_samples`` densities each."""
-    profile = wp.types.vector(length=n_samples, dtype=wp.float32)
+Profile = wp.types.vector(length=RAY_SAMPLES, dtype=wp.float32)
 
-    @wp.kernel(module="unique", module_options=MARCH_OPTIONS)
-    def march(
-        first: int, view: View, reach: float, coordinates: wp.array(dtype=wp.vec2),
-        depths: wp.array(dtype=float), hit_gaussians: wp.array(dtype=int),
-        neighbors: wp.array2d(dtype=int), packed: wp.array2d(dtype=float),
-        quats: wp.array(dtype=wp.vec4), scales: wp.array(dtype=wp.vec3),
-        levels: wp.array(dtype=float), points: wp.array2d(dtype=wp.vec3),
-        normals: wp.array2d(dtype=wp.vec3), valid: wp.array2d(dtype=wp.bool),
-    ):  # fmt: skip
-        i = first + wp.tid()
-        gaussian = hit_gaussians[i]
-        pixel = coordinates[i]
-        ray = wp.vec3((pixel[0] - view.cx) / view.fx, (pixel[1] - view.cy) / view.fy, 1.0)
-        direction = wp.transpose(view.rotation) * ray
-        origin = view.center + depths[i] * direction
-        direction = wp.normalize(direction)
 
-        sight = wp.normalize(view.center - vec3_of(packed, gaussian))
-        local = wp.transpose(rotation_matrix(quats[gaussian])) * sight
-        sigma = wp.length(wp.cw_mul(scales[gaussian], local))
-        start = -reach * sigma
-        step = 2.0 * reach * sigma / float(wp.static(n_samples - 1))
+@wp.kernel
+def march(
+    first: int, view: View, coordinates: wp.array(dtype=wp.vec2),
+    depths: wp.array(dtype=float), hit_gaussians: wp.array(dtype=int),
+    neighbors: wp.array2d(dtype=int), packed: wp.array2d(dtype=float),
+    quats: wp.array(dtype=wp.vec4), scales: wp.array(dtype=wp.vec3),
+    levels: wp.array(dtype=float), points: wp.array2d(dtype=wp.vec3),
+    normals: wp.array2d(dtype=wp.vec3), valid: wp.array2d(dtype=wp.bool),
+):  # fmt: skip
+    i = first + wp.tid()
+    gaussian = hit_gaussians[i]
+    pixel = coordinates[i]
+    ray = wp.vec3((pixel[0] - view.cx) / view.fx, (pixel[1] - view.cy) / view.fy, 1.0)
+    direction = wp.transpose(view.rotation) * ray
+    origin = view.center + depths[i] * direction
+    direction = wp.normalize(direction)
 
-        density = profile()
-        for j in range(neighbors.shape[1]):
-            row = neighbors[gaussian, j]
-            whitening = whitening_of(packed, row)
-            y = whitening * (origin - vec3_of(packed, row))
-            dy = whitening * direction
-            for k in range(wp.static(n_samples)):
-                z = y + (start + float(k) * step) * dy
-                square = wp.dot(z, z)
-                if square < wp.static(_NEGLIGIBLE_SQUARE):
-                    density[k] += packed[row, 3] * wp.exp(-0.5 * square)
+    sight = wp.normalize(view.center - vec3_of(packed, gaussian))
+    local = wp.transpose(rotation_matrix(quats[gaussian])) * sight
+    sigma = wp.length(wp.cw_mul(scales[gaussian], local))
+    start = -wp.static(RAY_REACH) * sigma
+    step = wp.static(2.0 * RAY_REACH) * sigma / float(wp.static(RAY_SAMPLES - 1))
 
-        for level_index in range(levels.shape[0]):
-            level = levels[level_index]
-            found = int(0)
-            # Level 0 would never start outside; a full first sample means inside.
-            if wp.min(density[0], 1.0) < level:
-                for k in range(1, wp.static(n_samples)):
-                    if found == 0 and wp.min(density[k], 1.0) > level:
-                        found = k
-            valid[level_index, i] = found > 0
-            points[level_index, i] = wp.vec3(0.0, 0.0, 0.0)
-            normals[level_index, i] = wp.vec3(0.0, 0.0, 0.0)
-            if found > 0:
-                before = wp.min(density[found - 1], 1.0)
-                after = wp.min(density[found], 1.0)
-                share = (level - before) / (after - before)
-                point = origin + (start + (float(found - 1) + share) * step) * direction
-                points[level_index, i] = point
-                normals[level_index, i] = wp.normalize(
-                    density_gradient(point, gaussian, neighbors, packed)
-                )
+    density = Profile()
+    for j in range(neighbors.shape[1]):
+        row = neighbors[gaussian, j]
+        whitening = whitening_of(packed, row)
+        y = whitening * (origin - vec3_of(packed, row))
+        dy = whitening * direction
+        for k in range(wp.static(RAY_SAMPLES)):
+            z = y + (start + float(k) * step) * dy
+            square = wp.dot(z, z)
+            if square < wp.static(_NEGLIGIBLE_SQUARE):
+                density[k] += packed[row, 3] * wp.exp(-0.5 * square)
 
-    return march
+    for level_index in range(levels.shape[0]):
+        level = levels[level_index]
+        found = int(0)
+        # Level 0 would never start outside; a full first sample means inside.
+        if wp.min(density[0], 1.0) < level:
+            for k in range(1, wp.static(RAY_SAMPLES)):
+                if found == 0 and wp.min(density[k], 1.0) > level:
+                    found = k
+        valid[level_index, i] = found > 0
+        points[level_index, i] = wp.vec3(0.0, 0.0, 0.0)
+        normals[level_index, i] = wp.vec3(0.0, 0.0, 0.0)
+        if found > 0:
+            before = wp.min(density[found - 1], 1.0)
+            after = wp.min(density[found], 1.0)
+            share = (level - before) / (after - before)
+            point = origin + (start + (float(found - 1) + share) * step) * direction
+            points[level_index, i] = point
+            normals[level_index, i] = wp.normalize(
+                density_gradient(point, gaussian, neighbors, packed)
+            )
 
 
 def march_rays(
     model: LevelSetModel, camera: Camera, coordinates: Tensor, depths: Tensor,
-    hit_gaussians: Tensor, levels: Sequence[float], *, n_samples: int = RAY_SAMPLES,
-    reach: float = RAY_REACH,
+    hit_gaussians: Tensor, levels: Sequence[float],
 ) -> LevelSetPoints:  # fmt: skip
     """Search the level sets along rays.
 
@@ -221,22 +208,19 @@ def march_rays(
     valid = torch.empty(shape, dtype=torch.bool, device=device)
     scales = model.gaussians.scales.clamp_min(MIN_SCALE)
     arguments = [
-        make_view(camera), reach, as_array(coordinates.float().contiguous(), wp.vec2),
+        make_view(camera), as_array(coordinates.float().contiguous(), wp.vec2),
         depths.float().contiguous(), hit_gaussians.int(), model.neighbors, model.packed,
         as_array(model.gaussians.quats, wp.vec4), as_array(scales, wp.vec3),
         torch.tensor(list(levels), dtype=torch.float32, device=device),
         as_array(points, wp.vec3), as_array(normals, wp.vec3), valid,
     ]  # fmt: skip
-    launch(march_kernel(n_samples), n, arguments, min_items=_MIN_ITEMS)
+    launch(march, n, arguments, min_items=_MIN_ITEMS)
     return LevelSetPoints(points, normals, valid)
 
 
 def pixel_centers(pixels: Tensor, width: int) -> Tensor:
     """Image coordinates of the centres of row-major pixel indices. (S,) -> (S, 2) pixels"""
     return torch.stack([pixels % width, pixels // width], dim=-1).float() + 0.5
-
-
-CANDIDATES_PER_POINT = 2
 
 
 @dataclass(frozen=True)
@@ -277,14 +261,13 @@ class Box:
 
 def collect_surface_samples(
     model: LevelSetModel, cameras: Sequence[Camera], levels: Sequence[float], *, target: int,
-    n_samples: int, reach: float, seed: int, candidates_per_point: int = CANDIDATES_PER_POINT,
-    hull: VisualHull | None = None,
+    seed: int, hull: VisualHull | None = None,
     on_view: Callable[[int, int], None] = lambda done, found: None,
 ) -> list[SurfaceSamples]:  # fmt: skip
     """Sample the level sets from all views, within a hull if there is one.
 
     Every view gives at most ``target // views + 1`` points per level, taken at random from
-    ``candidates_per_point`` times as many random pixels. Memory does not grow with the views.
+    twice as many random pixels. Memory does not grow with the views.
     """
     per_view = target // len(cameras) + 1
     shape = (per_view * len(cameras), 3)
@@ -296,10 +279,10 @@ def collect_surface_samples(
     for view, camera in enumerate(cameras):
         hits = diamond_hits(model, camera)
         pixels = hits.covered.flatten().nonzero()[:, 0]
-        pixels = _random_rows(pixels, candidates_per_point * per_view, seed, "pixels", view)
+        pixels = _random_rows(pixels, CANDIDATES_PER_POINT * per_view, seed, "pixels", view)
         centers, depths = pixel_centers(pixels, camera.width), hits.depth.flatten()[pixels]
         rays = centers, depths, hits.face.flatten()[pixels] // 2
-        found = march_rays(model, camera, *rays, levels, n_samples=n_samples, reach=reach)
+        found = march_rays(model, camera, *rays, levels)
         image = rasterize(model.gaussians, camera, sh_degree=0).image.reshape(-1, 3)
         colors = (image[pixels].clamp(0, 1) * 255).round().to(torch.uint8)
         for index, (level, store) in enumerate(zip(levels, stores, strict=True)):

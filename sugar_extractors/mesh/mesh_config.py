@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -12,14 +11,6 @@ from typing import Any, Literal
 
 from gaussian_splatting.engine.run_directory import RUN_FILE
 from gaussian_splatting.shared_flags import Preset, preset
-from sugar_extractors.mesh.level_sets import (
-    CANDIDATES_PER_POINT,
-    DIAMOND_EXTENT,
-    MIN_OPACITY,
-    N_NEIGHBORS,
-    RAY_REACH,
-    RAY_SAMPLES,
-)
 from sugar_extractors.mesh.meshing_backends import BACKENDS, PoissonConfig
 from sugar_extractors.mesh.tsdf import TsdfConfig
 from sugar_trainers.capture import CaptureOptions, model_file
@@ -29,13 +20,10 @@ from sugar_utils.flags import (
     AUTO,
     Automatic,
     boolean,
-    integer,
     non_negative_float,
-    positive_float,
     positive_int,
     positive_or_auto,
     require_box,
-    share,
     vector3,
 )
 from sugar_utils.schemas import RunRecord, read_checked
@@ -53,14 +41,6 @@ MOST_POINTS = 10_000_000
 POINTS_PER_TRIANGLE = 10
 Vector = tuple[float, float, float]
 _flag = partial(flag, group="surface")
-
-
-def ray_end_count(text: str) -> int:
-    """A number of densities along a ray, which has two ends."""
-    value = integer(text)
-    if value < 2:
-        raise argparse.ArgumentTypeError(f"{text!r} must be at least 2; {RAY_SAMPLES} is usual")
-    return value
 
 
 _points = partial(flag, group="surface", no_effect_when="with --mesh_extractor tsdf")
@@ -124,44 +104,11 @@ class MeshOptions(CaptureOptions):
         parse=boolean,
     )  # fmt: skip
     background_mesh: bool = _flag(True, "mesh what lies outside the foreground, too")
-    foreground_factor: float = _flag(
-        1.0, "half side of the default foreground cube in camera extents", parse=positive_float,
-        no_effect_when="with --bboxmin and --bboxmax",
-    )  # fmt: skip
-    background_factor: float = _flag(
-        4.0, "half side of the background cube in camera extents", parse=positive_float
-    )
-    min_background_share: float = _points(
-        0.001, "leave the background out if it has a smaller share of the surface points: Poisson "
-        "makes large blobs of a few", parse=share,
-        no_effect_when="with --mesh_extractor tsdf, --background_mesh False",
-    )  # fmt: skip
     surface_points: Automatic = _points(
         MOST_POINTS, "points sampled on the surface, per level; auto: 10 for each triangle that is "
         "kept, at most 10000000; unset: 10000000, auto with --preset fast", parse=positive_or_auto,
         metavar="{N,auto}", modes={"fast": AUTO},
     )  # fmt: skip
-    candidates_per_point: int = _points(
-        CANDIDATES_PER_POINT, "pixels tried per surface point wanted", parse=positive_int
-    )
-    density_factor: float = _flag(
-        1.0, "factor of the density, before it is compared with the level", parse=positive_float,
-        no_effect_when="with --tsdf_depth blended",
-    )  # fmt: skip
-    min_opacity: float = _flag(
-        MIN_OPACITY, "Gaussians that are not more opaque than this are ignored", parse=share
-    )
-    mesh_neighbors: int = _flag(
-        N_NEIGHBORS, "Gaussians that the density is summed over", parse=positive_int
-    )
-    diamond_extent: float = _points(
-        DIAMOND_EXTENT, "half diagonals of the diamonds that rays are cast at, in standard "
-        "deviations", parse=positive_float,
-    )  # fmt: skip
-    ray_samples: int = _points(RAY_SAMPLES, "densities per ray, at least 2", parse=ray_end_count)
-    ray_reach: float = _points(
-        RAY_REACH, "standard deviations searched before and behind a diamond", parse=positive_float
-    )
     poisson: PoissonConfig = field(default_factory=PoissonConfig)
     tsdf: TsdfConfig = field(default_factory=TsdfConfig)
     meshing_backend: str = _flag(
@@ -233,7 +180,7 @@ class MeshOptions(CaptureOptions):
         decided = replace(self, poisson=self.poisson.resolved(has_hull=False))
         values = {name: v for name, v in asdict(decided).items() if name not in skipped}
         if is_tsdf:
-            values["tsdf"] |= {"tsdf_margin": self.tsdf.margin, "tsdf_fill": self.tsdf.fill}
+            values["tsdf"]["tsdf_margin"] = self.tsdf.margin
         values["level"] = None if is_tsdf else level
         values["decimation_target"] = target
         alone = replace(self, decimation_targets=(target,))

@@ -43,8 +43,6 @@ from sugar_utils.flags import (
     Automatic,
     non_negative_float,
     non_negative_int,
-    positive_float,
-    positive_int,
     positive_or_auto,
     share,
 )
@@ -57,14 +55,18 @@ POINT_WEIGHT = 2.0  # of points against smoothness: Open3D's choice, a parameter
 _KEEP_ALL = 1e-6
 _MIN_RATIO = 1e-9
 _PLACES, _COLORS = [(name, "<f4") for name in "xyz"], ("red", "green", "blue")
-_POISSON_ONLY = "with --mesh_extractor tsdf"
-_flag = partial(flag, group="surface", no_effect_when=_POISSON_ONLY)
-_open3d = partial(flag, group="surface", no_effect_when=f"{_POISSON_ONLY}; without Open3D")
+SCALE = 1.1  # side of the solver's cube in sides of the points' bounding cube
+USUAL_QUANTILE = 0.1  # of the original; of an object within its masks it would cut thin parts away
+_flag = partial(flag, group="surface", no_effect_when="with --mesh_extractor tsdf")
 
 
 @dataclass(frozen=True)
-class SolverConfig:
-    """Constants of screened Poisson; with one thread the same input gives the same bits."""
+class PoissonConfig:
+    """Settings of the reconstruction; with one thread the same input gives the same bits.
+
+    ``max_gap`` acts only where a share of the vertices is cut away: who wants the surface closed
+    gets it.
+    """
 
     poisson_depth: Automatic = _flag(
         10, "octree depth; 6 to 8 where the mesh is bumpy or full of holes; auto: cells as small "
@@ -76,14 +78,28 @@ class SolverConfig:
         1, "threads of the Poisson solver, 0 for all cores; with more than 1 no two runs give the "
         "same bits", parse=non_negative_int,
     )  # fmt: skip
-    poisson_width: float = _open3d(
-        0.0, "side of the finest octree cells in world units, in place of the depth; 0 for the "
-        "depth", parse=non_negative_float,
+    vertices_density_quantile: float | None = _flag(
+        None, "share of badly supported Poisson vertices to cut away; 0 avoids holes; unset: 0.1, "
+        "or 0 where masks say what the object is and cut off the rest", parse=share,
     )  # fmt: skip
-    poisson_scale: float = _open3d(
-        1.1, "side of the solver's cube in sides of the points' bounding cube", parse=positive_float
-    )
-    poisson_linear_fit: bool = _open3d(False, "interpolate linearly between octree nodes")
+    max_gap: float = _flag(
+        4.0, "cut away Poisson vertices farther than this many octree cells from every surface "
+        "point; 0 keeps them", parse=non_negative_float,
+        no_effect_when="with --mesh_extractor tsdf; with "
+        "--vertices_density_quantile 0, which asks for a closed surface",
+    )  # fmt: skip
+
+    def with_depth(self, points: np.ndarray, cameras: Sequence[Camera]) -> PoissonConfig:
+        """The same with a number where the depth was left to the program."""
+        if self.poisson_depth != AUTO:
+            return self
+        return replace(self, poisson_depth=automatic_depth(points, pixel_size(points, cameras)))
+
+    def resolved(self, has_hull: bool) -> PoissonConfig:
+        """The same with a number where the share was left open; a hull cuts off what is outside."""
+        if self.vertices_density_quantile is not None:
+            return self
+        return replace(self, vertices_density_quantile=0.0 if has_hull else USUAL_QUANTILE)
 
 
 Waiting = Callable[[int], None]  # hears of the memory in use
@@ -116,15 +132,16 @@ class Open3dBackend:
 
     @_enough_memory("reconstruct", "--poisson_depth or --surface_points")
     def reconstruct(
-        self, samples: SurfaceSamples, solver: SolverConfig, waiting: Waiting = lambda n_bytes: None
+        self,
+        samples: SurfaceSamples,
+        config: PoissonConfig,
+        waiting: Waiting = lambda n_bytes: None,
     ) -> PoissonMesh:
         """Screened Poisson surface of oriented points."""
         options = {
-            "depth": solver.poisson_depth,
-            "width": solver.poisson_width,
-            "scale": solver.poisson_scale,
-            "linear_fit": solver.poisson_linear_fit,
-            "n_threads": solver.poisson_threads or -1,
+            "depth": config.poisson_depth,
+            "scale": SCALE,
+            "n_threads": config.poisson_threads or -1,
         }
         with _work_folder() as folder:
             np.savez(folder / f"{POINTS}.npz", **vars(samples))
@@ -156,13 +173,16 @@ class PycolmapBackend:
 
     @_enough_memory("reconstruct", "--poisson_depth or --surface_points")
     def reconstruct(
-        self, samples: SurfaceSamples, solver: SolverConfig, waiting: Waiting = lambda n_bytes: None
+        self,
+        samples: SurfaceSamples,
+        config: PoissonConfig,
+        waiting: Waiting = lambda n_bytes: None,
     ) -> PoissonMesh:
         """Screened Poisson surface of oriented points."""
         options = {
-            "depth": solver.poisson_depth,
+            "depth": config.poisson_depth,
             "point_weight": POINT_WEIGHT,
-            "num_threads": solver.poisson_threads or -1,
+            "num_threads": config.poisson_threads or -1,
             # Above 0 the densities are part of the file; so little removes nothing.
             "trim": _KEEP_ALL,
         }
@@ -261,63 +281,23 @@ MIN_POINTS = 64  # fewer points in a region count as none: Poisson would make a 
 _QUERY_CHUNK = 1 << 20
 _SAMPLED_POINTS = 10_000
 LEAST_DEPTH, MOST_DEPTH = 4, 10  # of octrees whose depth is chosen by the program
-USUAL_QUANTILE = 0.1  # of the original; of an object within its masks it would cut thin parts away
 _SOLVER = (poisson_process.__name__,)
 
 
-@dataclass(frozen=True)
-class PoissonConfig:
-    """Constants of the reconstruction.
-
-    Outliers are farther from their neighbours, on average, than the mean over all points plus
-    ``outlier_ratio`` standard deviations. ``max_gap`` acts only where a share of the vertices is
-    cut away: who wants the surface closed gets it.
-    """
-
-    solver: SolverConfig = SolverConfig()
-    vertices_density_quantile: float | None = _flag(
-        None, "share of badly supported Poisson vertices to cut away; 0 avoids holes; unset: 0.1, "
-        "or 0 where masks say what the object is and cut off the rest", parse=share,
-    )  # fmt: skip
-    max_gap: float = _flag(
-        4.0, "cut away Poisson vertices farther than this many octree cells from every surface "
-        "point; 0 keeps them", parse=non_negative_float,
-        no_effect_when="with --mesh_extractor tsdf; with "
-        "--vertices_density_quantile 0, which asks for a closed surface",
-    )  # fmt: skip
-    outlier_neighbors: int = _flag(
-        20, "neighbours that decide whether a surface point is an outlier", parse=positive_int
-    )
-    outlier_ratio: float = _flag(
-        20.0, "standard deviations beyond which it is one", parse=positive_float
-    )
-
-    def with_depth(self, points: np.ndarray, cameras: Sequence[Camera]) -> PoissonConfig:
-        """The same with a number where the depth was left to the program."""
-        if self.solver.poisson_depth != AUTO:
-            return self
-        pixel = pixel_size(points, cameras)
-        depth = automatic_depth(points, pixel, self.solver.poisson_scale)
-        return replace(self, solver=replace(self.solver, poisson_depth=depth))
-
-    def resolved(self, has_hull: bool) -> PoissonConfig:
-        """The same with a number where the share was left open; a hull cuts off what is outside."""
-        if self.vertices_density_quantile is not None:
-            return self
-        return replace(self, vertices_density_quantile=0.0 if has_hull else USUAL_QUANTILE)
+OUTLIER_NEIGHBORS, OUTLIER_RATIO = 20, 20.0
 
 
-def outlier_mask(points: np.ndarray, n_neighbors: int, ratio: float) -> np.ndarray:
-    """Points, (P, 3), whose mean distance to neighbours exceeds mean + ratio * deviation. (P,)"""
+def outlier_mask(points: np.ndarray) -> np.ndarray:
+    """Points, (P, 3), far from their neighbours: by mean distance, in standard deviations. (P,)"""
     cloud = torch.from_numpy(points)
     distances = np.empty(len(points), dtype=np.float64)
     for first in range(0, len(points), _QUERY_CHUNK):
         chunk = cloud[first : first + _QUERY_CHUNK]
-        squares = nearest_neighbors_of(chunk, cloud, n_neighbors).sq_distances
+        squares = nearest_neighbors_of(chunk, cloud, OUTLIER_NEIGHBORS).sq_distances
         distances[first : first + len(chunk)] = squares.double().sqrt().mean(dim=1).numpy()
     if len(points) < 2:
         return np.zeros(len(points), dtype=bool)
-    return distances > distances.mean() + ratio * distances.std(ddof=1)
+    return distances > distances.mean() + OUTLIER_RATIO * distances.std(ddof=1)
 
 
 def reconstruct_region(
@@ -328,14 +308,14 @@ def reconstruct_region(
 ) -> TriangleMesh:
     """Mesh of one region, before decimation."""
     config = config.resolved(has_hull=False)
-    outliers = outlier_mask(samples.points, config.outlier_neighbors, config.outlier_ratio)
+    outliers = outlier_mask(samples.points)
     if outliers.any():
         samples = samples.select(~outliers)
-    mesh, densities = backend.reconstruct(samples, config.solver, waiting)
+    mesh, densities = backend.reconstruct(samples, config, waiting)
     if config.vertices_density_quantile > 0 and mesh.n_vertices:
         keep = densities >= np.quantile(densities, config.vertices_density_quantile)
         if config.max_gap > 0:
-            largest = config.max_gap * cell_size(samples.points, config.solver)
+            largest = config.max_gap * cell_size(samples.points, config.poisson_depth)
             keep &= gaps(mesh.vertices, samples.points) <= largest
         mesh = keep_vertices(mesh, keep)
     return mesh
@@ -348,24 +328,21 @@ def pixel_size(points: np.ndarray, cameras: Sequence[Camera]) -> float:
     return float(np.median(np.min(sizes, axis=0)))
 
 
-def automatic_depth(points: np.ndarray, pixel: float, scale: float) -> int:
+def automatic_depth(points: np.ndarray, pixel: float) -> int:
     """Octree depth for ``--poisson_depth auto``. points: (P, 3); pixel: its size on the surface
 
     The cells are as small as a pixel, which nothing in the photographs is smaller than; a surface
     that crosses the whole cube, six sides of it, still has a point in each.
     """
-    side = scale * float(np.ptp(points, axis=0).max())
+    side = SCALE * float(np.ptp(points, axis=0).max())
     by_pixel = math.ceil(math.log2(max(side, pixel) / pixel)) if pixel > 0 else MOST_DEPTH
     by_points = round(math.log(max(len(points), 6) / 6, 4))
     return max(LEAST_DEPTH, min(by_pixel, by_points, MOST_DEPTH))
 
 
-def cell_size(points: np.ndarray, solver: SolverConfig) -> float:
+def cell_size(points: np.ndarray, depth: int) -> float:
     """Side of the finest octree cell in world units; points: (P, 3)"""
-    if solver.poisson_width > 0:
-        return solver.poisson_width
-    side = float(np.ptp(points, axis=0).max())
-    return solver.poisson_scale * side / 2**solver.poisson_depth
+    return SCALE * float(np.ptp(points, axis=0).max()) / 2**depth
 
 
 def gaps(vertices: np.ndarray, points: np.ndarray) -> np.ndarray:

@@ -26,13 +26,11 @@ from gaussian_splatting.data.masks import VisualHull
 from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.rasterization import rasterize
 from gaussian_splatting.rasterization.projection_kernels import View, make_view
-from sugar_extractors.mesh import level_sets
-from sugar_extractors.mesh.level_sets import Box, LevelSetModel
+from sugar_extractors.mesh.level_sets import Box
 from sugar_scene import reprojection, triangle_mesh
 from sugar_scene.triangle_mesh import TriangleMesh
-from sugar_scene.triangle_rasterizer import to_camera
 from sugar_utils.console import Console
-from sugar_utils.flags import non_negative_float, non_negative_int, positive_float
+from sugar_utils.flags import non_negative_float, positive_float
 from sugar_utils.settings import flag
 from sugar_utils.warp_launch import as_array, launch
 
@@ -44,7 +42,7 @@ _N_FOOTPRINT_VIEWS = 8
 _COARSER = 1.25
 _EMPTY = TriangleMesh(np.zeros((0, 3)), np.zeros((0, 3), np.int64), np.zeros((0, 3), np.uint8))
 _MIN_ITEMS = 4096
-DEPTHS = ("blended", "level_set", "plane")  # where depth comes from
+DEPTHS = ("blended", "plane")  # where depth comes from
 PLANE_MARGIN = 0.05  # of a multi-view model, in camera extents
 PLANE_FILL = 32  # edges of pinholes in its meshes: at grazing angles some depths are not confirmed
 _flag = partial(flag, group="surface", no_effect_when="with --mesh_extractor poisson")
@@ -59,12 +57,11 @@ class TsdfConfig:
     """
 
     tsdf_depth: str = _flag(
-        "blended", "blended: depth as rendered, all Gaussians averaged; level_set: first point of "
-        "the density's level set at 0.3; plane: of the planes that Gaussians are, checked against "
-        "neighbouring views; unset: plane of a multiview model, else blended", choices=DEPTHS,
+        "blended", "blended: depth as rendered, all Gaussians averaged; plane: of the planes that "
+        "Gaussians are, checked against neighbouring views; unset: plane of a multiview model, "
+        "else blended", choices=DEPTHS,
         modes={"multiview": "plane"},
     )  # fmt: skip
-    level: float = 0.3
     tsdf_voxel_size: float | None = _flag(
         None, "world units; unset: from the size of a pixel on the surface", parse=positive_float
     )
@@ -74,13 +71,7 @@ class TsdfConfig:
         f"reconstruction's points; unset: {PLANE_MARGIN} with --tsdf_depth plane, else anywhere",
         parse=non_negative_float, no_effect_when="where the scene has no tracks of points",
     )  # fmt: skip
-    tsdf_fill: int | None = _flag(
-        None, "holes of up to so many edges are closed, before decimation; unset: "
-        f"{PLANE_FILL} with --tsdf_depth plane, else 0", parse=non_negative_int,
-    )  # fmt: skip
-    tsdf_truncation: float = _flag(
-        4.0, "reach of the fused distances, in voxels", parse=positive_float
-    )
+    truncation: float = 4.0  # reach of the fused distances, in voxels
     min_alpha: float = 0.5
     # Voxels seen by fewer views count as unknown; more than 1 opens holes where views are sparse,
     # and never is it more than half of the views.
@@ -96,8 +87,8 @@ class TsdfConfig:
 
     @property
     def fill(self) -> int:
-        unset = PLANE_FILL if self.tsdf_depth == "plane" else 0
-        return unset if self.tsdf_fill is None else self.tsdf_fill
+        """Holes of up to so many edges are closed, before decimation."""
+        return PLANE_FILL if self.tsdf_depth == "plane" else 0
 
 
 @dataclass(frozen=True)
@@ -119,13 +110,11 @@ class DepthView:
 Renderer = Callable[[Camera], DepthView]
 
 
-def view_renderer(model: LevelSetModel, cloud: GaussianCloud, config: TsdfConfig) -> Renderer:
-    """What renders the views: all Gaussians blended, or level sets of the opaque ones."""
+def view_renderer(cloud: GaussianCloud, config: TsdfConfig) -> Renderer:
+    """What renders the views: all Gaussians blended."""
     # Faint Gaussians are part of what was trained; without them rendered depth has gaps.
     gaussians = cloud.detached().activate()
     gaussians.sh_rest = gaussians.sh_rest[:, :0].contiguous()
-    if config.tsdf_depth == "level_set":
-        return lambda camera: level_set_view(model, gaussians, camera, config.level)
     return lambda camera: blended_view(gaussians, camera, config.min_alpha)
 
 
@@ -148,22 +137,6 @@ def blended_view(gaussians: Gaussians, camera: Camera, min_alpha: float) -> Dept
     alpha = output.alpha.clamp_min(1e-6)
     depth = torch.where(known, output.depth / alpha, 0.0)
     return DepthView(camera, depth, (output.image / alpha[..., None]).clamp(0, 1))
-
-
-def level_set_view(
-    model: LevelSetModel, gaussians: Gaussians, camera: Camera, level: float
-) -> DepthView:
-    """Depth of the first crossing of a level and colour of degree 0."""
-    hits = level_sets.diamond_hits(model, camera)
-    pixels = hits.covered.flatten().nonzero()[:, 0]
-    centers = level_sets.pixel_centers(pixels, camera.width)
-    rows = hits.face.flatten()[pixels] // 2
-    depths = hits.depth.flatten()[pixels]
-    found = level_sets.march_rays(model, camera, centers, depths, rows, [level])
-    depth = torch.zeros_like(hits.depth).flatten()
-    depth[pixels] = torch.where(found.valid[0], to_camera(found.points[0], camera)[:, 2], 0.0)
-    image = rasterize(gaussians, camera, sh_degree=0).image.clamp(0, 1)
-    return DepthView(camera, depth.reshape(hits.depth.shape), image)
 
 
 def fuse_region(
@@ -251,7 +224,7 @@ def _mark_view(
     view: DepthView, origin: Sequence[float], voxel: float, shape: Sequence[int], marked: Tensor,
     config: TsdfConfig,
 ) -> None:  # fmt: skip
-    reach = config.tsdf_truncation * voxel
+    reach = config.truncation * voxel
     n_steps = math.ceil(2 * reach / (voxel * BLOCK / 2)) + 1
     known = view.depth.flatten() > 0
     shape = torch.tensor(shape, device=marked.device)
@@ -304,7 +277,7 @@ def _fuse(
     n, blocks = field.distances.numel(), (field.table >= 0).nonzero().int().contiguous()
     if n == 0:
         return
-    place = wp.vec3(*field.origin), field.voxel, config.tsdf_truncation * field.voxel
+    place = wp.vec3(*field.origin), field.voxel, config.truncation * field.voxel
     sums = field.distances, field.weights, as_array(field.colors, wp.vec3)
     with console.progress("fusion", 1, len(cameras)) as progress:
         for done, camera in enumerate(cameras, start=1):

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A texture of photographs: sharp, without seams, and without what is no part of the surface.
 
-A first texture is the mean of all views, weighted by how finely they show the surface. Each
-photograph is then brought into agreement with it (``photo_alignment.py``), and a new texture is
-made of them. The last one has two bands: low frequencies of many views, high frequencies of
-those with the best resolution (Allène, Pons and Keriven, "Seamless image-based texture atlases
-using multi-band blending", 2008). Weights are interpolated between vertices, so that they are
-continuous.
+A first texture is the mean of all views, weighted by how finely they show the surface. Then each
+photograph is brought into agreement with it (``photo_alignment.py``), and what its render lacks of
+the photograph is added. That makes the render as sharp as the photographs, which interpolation and
+the mean had blurred (back-projection: Irani and Peleg, "Improving resolution by image
+registration", 1991). Weights are interpolated between vertices: they are continuous, without seams.
 """
 
 from __future__ import annotations
@@ -22,25 +21,22 @@ from torch.nn.functional import normalize
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import eroded
 from sugar_extractors.texture.normal_map import vertex_normals
-from sugar_extractors.texture.photo_alignment import aligned, gain_between, smoothed
+from sugar_extractors.texture.photo_alignment import aligned, gain_between
 from sugar_extractors.texture.texture_atlas import Atlas
 from sugar_extractors.texture.texture_baking import (
     BakedTexture,
     BakingConfig,
-    Layer,
+    ViewColors,
     add_to_texture,
     bake_texture,
 )
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, render_textured
 from sugar_scene.triangle_rasterizer import pixels_of_points, rasterize_triangles, to_camera
 
-ROUNDS = 2  # textures that are made of aligned photographs
-# Share of the best resolution from which a view counts, squared beyond it.
-ALL = 0.0  # before anything is known of outliers
-BROAD, NARROW = 0.5, 0.8  # for low and for high frequencies
+ROUNDS = 2  # how often what is lacking is added
+LEAST_SHARE = 0.2  # of the best resolution, from which a view counts
 FLOOR = 1e-3  # what other views count, for places that no other one shows
 BORDER = 0.03  # of the longest side: there a view fades out
-WINDOW = 8  # radius in pixels of the windows whose means are the low frequencies
 
 
 @dataclass(frozen=True)
@@ -73,10 +69,10 @@ class Resolution:
         finest = camera.fx * camera.fy / moved[:, 2].square()
         return torch.where(shown, cosine.clamp_min(0) * inside * finest, 0.0)
 
-    def preferred(self, camera: Camera, threshold: float) -> Tensor:
+    def preferred(self, camera: Camera) -> Tensor:
         """How much a view counts: 0 below a share of the best resolution, 1 for the best. (V,)"""
         share = self.in_view(camera) / self.best.clamp_min(1e-30)
-        return ((share - threshold) / (1 - threshold)).clamp_min(0).square()
+        return ((share - LEAST_SHARE) / (1 - LEAST_SHARE)).clamp_min(0).square()
 
 
 @torch.no_grad()
@@ -92,25 +88,20 @@ def bake_photographs(
         photograph: Colours and how much each pixel counts. (H, W, 4) in [0, 1]
     """
 
-    def first(camera: Camera) -> list[Layer]:
-        return [Layer(photograph(camera), resolution.preferred(camera, ALL))]
+    def first(camera: Camera) -> ViewColors:
+        return ViewColors(photograph(camera), resolution.preferred(camera))
 
     def lacking(
         camera: Camera, mesh: TexturedMesh, gains: dict[str, Tensor], median: Tensor
-    ) -> list[Layer]:
+    ) -> ViewColors:
         target = render_textured(mesh, camera, supersampling=2).permute(2, 0, 1)
         covered = rasterize_triangles(vertices, faces, camera).covered
         image = photograph(camera).permute(2, 0, 1)
         gain = gains[camera.name] = gain_between(image, target, covered)
         colors, weight = aligned(image, target, covered, gain).split([3, 1])
         # A pixel on the outline is not of the surface alone.
-        weight = weight * eroded(covered, 1)
-        missing = colors * gain / median - target
-        low = _low_frequencies(missing, weight)
-        return [
-            Layer(torch.cat([part, weight]).permute(1, 2, 0), resolution.preferred(camera, least))
-            for part, least in ((low, BROAD), (missing - low, NARROW))
-        ]
+        parts = [colors * gain / median - target, weight * eroded(covered, 1)]
+        return ViewColors(torch.cat(parts).permute(1, 2, 0), resolution.preferred(camera))
 
     def progress(n: int, done: int, total: int) -> None:
         on_view(n * total + done, (ROUNDS + 1) * total)
@@ -118,7 +109,6 @@ def bake_photographs(
     config = replace(config, floor=FLOOR, cosine_power=1.0)
     surface, views = (vertices, faces, atlas), cameras
     baked = bake_texture(*surface, views, first, face_colors, config, partial(progress, 0))
-    config = replace(config, n_layers=2)
     gains: dict[str, Tensor] = {}
     for n in range(1, ROUNDS + 1):
         mesh = TexturedMesh(vertices, faces, atlas.uvs, baked.texture)
@@ -130,9 +120,3 @@ def bake_photographs(
         )
         baked = replace(baked, texture=texture)
     return baked
-
-
-def _low_frequencies(colors: Tensor, weight: Tensor) -> Tensor:
-    """Weighted means over windows. (3, H, W), (1, H, W) -> (3, H, W)"""
-    sums = smoothed(torch.cat([colors * weight, weight]), WINDOW)
-    return sums[:3] / sums[3:].clamp_min(1e-6)

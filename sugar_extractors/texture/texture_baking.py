@@ -29,8 +29,7 @@ wp.set_module_options(
     {"enable_backward": False, "cpu_compiler_flags": "-march=native -ffp-contract=fast"}
 )
 
-BYTES_PER_SUM = 16  # sum of colours, sum of weights
-BYTES_PER_TEXEL = BYTES_PER_SUM + 4  # face
+BYTES_PER_TEXEL = 20  # sum of colours, sum of weights, face
 BUDGET_BYTES = 5 << 28  # of rows worked on at once: a texture of 8008 x 8008 texels in one go
 
 # Texels from a triangle within which colours are looked for: filtering reads up to one beside it,
@@ -42,16 +41,15 @@ _MIN_ITEMS = 4096
 _MAX_SAMPLES = 4
 
 
-class Layer(NamedTuple):
-    """What a view adds to one of the pictures whose sum is the texture."""
+class ViewColors(NamedTuple):
+    """What a view shows."""
 
     image: Tensor  # (H, W, 3) in [0, 1]; of (H, W, 4) the last value is how much a pixel counts
     # How much the view counts at each vertex, in addition to ``BakingConfig.floor``; (V,)
     preferred: Tensor | None = None
 
 
-# Picture of a view, or its layers; those after the first may be negative
-ViewSource = Callable[[Camera], Tensor | Sequence[Layer]]
+ViewSource = Callable[[Camera], Tensor | ViewColors]
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,6 @@ class BakingConfig:
     depth_tolerance: float = 2.0
     cosine_power: float = 4.0
     floor: float = 1.0  # how much a view counts where no vertex prefers it
-    n_layers: int = 1
     budget_bytes: int = BUDGET_BYTES
 
 
@@ -274,7 +271,7 @@ def bake_texture(
     shows its own colour.
     """
     config = config or BakingConfig()
-    bands = _bands(atlas.side, config.budget_bytes, config.n_layers)
+    bands = _bands(atlas.side, config.budget_bytes)
     device, shape = vertices.device, (atlas.side, atlas.side)
     texture = torch.zeros(*shape, 3, dtype=torch.uint8, device=device)
     seen = torch.zeros(shape, dtype=torch.bool, device=device)
@@ -318,64 +315,61 @@ def _gathered(
     config: BakingConfig, on_view: Callable[[int, int], None],
 ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:  # fmt: skip
     """Some rows of the texture at a time: (R, side) faces, (R, side, 3) colours, whether seen."""
-    bands = _bands(atlas.side, config.budget_bytes, config.n_layers)
+    bands = _bands(atlas.side, config.budget_bytes)
     faces = faces.to(torch.int32).contiguous()
     for band, (first, end) in enumerate(bands):
         texel_faces = atlas.texel_faces(first, end)
-        sums = torch.zeros(config.n_layers, texel_faces.numel(), 4, device=vertices.device)
+        sums = torch.zeros(texel_faces.numel(), 4, device=vertices.device)
         for index, camera in enumerate(cameras):
             shown = source(camera)
-            layers = [Layer(shown)] if isinstance(shown, Tensor) else shown
-            _gather(vertices, faces, atlas, first, texel_faces, camera, layers, config, sums)
+            shown = ViewColors(shown) if isinstance(shown, Tensor) else shown
+            _gather(vertices, faces, atlas, first, texel_faces, camera, shown, config, sums)
             on_view(band * len(cameras) + index + 1, len(bands) * len(cameras))
         for rows in _chunks(end - first, atlas.side):
-            chunk = sums.view(config.n_layers, end - first, atlas.side, 4)[:, rows]
-            colors = (chunk[..., :3] / chunk[..., 3:].clamp_min(1e-30)).sum(dim=0)
+            chunk = sums.view(end - first, atlas.side, 4)[rows]
+            colors = chunk[..., :3] / chunk[..., 3:].clamp_min(1e-30)
             at = slice(first + rows.start, first + rows.stop)
-            yield at, texel_faces[rows], colors, chunk[0, ..., 3] > 0
+            yield at, texel_faces[rows], colors, chunk[..., 3] > 0
         del sums, texel_faces
 
 
 def _gather(
     vertices: Tensor, faces: Tensor, atlas: Atlas, first_row: int, texel_faces: Tensor,
-    camera: Camera, layers: Sequence[Layer], config: BakingConfig, sums: Tensor,
+    camera: Camera, shown: ViewColors, config: BakingConfig, sums: Tensor,
 ) -> None:  # fmt: skip
-    """Add one view to the sums of a band. texel_faces: (R, side) int32, sums: (L, R side, 4)"""
+    """Add one view to the sums of a band. texel_faces: (R, side) int32, sums: (R side, 4)"""
     moved = to_camera(vertices, camera)
     depths = rasterize_camera_triangles(moved, faces, camera).depth
-    if layers[0].image.shape[-1] == 4:
-        # No surface lies there, so no colour is taken from it.
-        depths = torch.where(layers[0].image[..., 3] > 0, depths, torch.inf)
+    image, preferred = shown
+    if image.shape[-1] == 3:
+        image = torch.nn.functional.pad(image, (0, 1), value=1.0)
+    else:
+        # No surface lies where nothing counts, so no colour is taken from there.
+        depths = torch.where(image[..., 3] > 0, depths, torch.inf)
+    if preferred is None:
+        preferred = vertices.new_zeros(len(vertices))
     view, depths = make_view(camera), depths.contiguous()
     corners = as_array(atlas.corners.reshape(-1, 2).contiguous(), wp.vec2)
     surface = [as_array(moved, wp.vec3), as_array(faces, wp.vec3i)]
-    shown = torch.empty(len(faces), dtype=torch.uint8, device=vertices.device)
-    arguments = [view, config.depth_tolerance, corners, *surface, depths, shown]
+    reached = torch.empty(len(faces), dtype=torch.uint8, device=vertices.device)
+    arguments = [view, config.depth_tolerance, corners, *surface, depths, reached]
     launch(find_shown, len(faces), arguments, min_items=_MIN_ITEMS)
-    for layer, layer_sums in zip(layers, sums, strict=True):
-        image, preferred = layer
-        if image.shape[-1] == 3:
-            image = torch.nn.functional.pad(image, (0, 1), value=1.0)
-        if preferred is None:
-            preferred = vertices.new_zeros(len(vertices))
-        arguments = [
-            view, first_row, atlas.side, config.depth_tolerance, config.cosine_power,
-            texel_faces.view(-1), corners, *surface, preferred.contiguous(), config.floor,
-            as_array(image.float().contiguous(), wp.vec4), depths, shown,
-            as_array(layer_sums, wp.vec4),
-        ]  # fmt: skip
-        launch(gather_view, texel_faces.numel(), arguments, min_items=_MIN_ITEMS)
+    arguments = [
+        view, first_row, atlas.side, config.depth_tolerance, config.cosine_power,
+        texel_faces.view(-1), corners, *surface, preferred.contiguous(), config.floor,
+        as_array(image.float().contiguous(), wp.vec4), depths, reached, as_array(sums, wp.vec4),
+    ]  # fmt: skip
+    launch(gather_view, texel_faces.numel(), arguments, min_items=_MIN_ITEMS)
 
 
-def count_bands(side: int, budget_bytes: int, n_layers: int = 1) -> int:
+def count_bands(side: int, budget_bytes: int) -> int:
     """In how many parts a texture is worked on, and how often each view is needed."""
-    return len(_bands(side, budget_bytes, n_layers))
+    return len(_bands(side, budget_bytes))
 
 
-def _bands(side: int, budget_bytes: int, n_layers: int) -> list[tuple[int, int]]:
+def _bands(side: int, budget_bytes: int) -> list[tuple[int, int]]:
     """Rows of the texture in parts that fit the budget, at least one row each."""
-    bytes_per_texel = BYTES_PER_TEXEL + BYTES_PER_SUM * (n_layers - 1)
-    rows = min(side, max(1, budget_bytes // (bytes_per_texel * side)))
+    rows = min(side, max(1, budget_bytes // (BYTES_PER_TEXEL * side)))
     return [(first, min(first + rows, side)) for first in range(0, side, rows)]
 
 

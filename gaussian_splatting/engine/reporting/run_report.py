@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import struct
 import tempfile
@@ -80,8 +81,12 @@ def read_curves(tensorboard_dir: Path) -> Curves:
     viewer. Empty without files, or where TensorBoard is not installed.
     """
     files = sorted(tensorboard_dir.glob("*tfevents*"))
-    if not files:
-        return {}
+    return _curves_of(*((file, file.stat().st_size) for file in files)) if files else {}
+
+
+@functools.lru_cache(maxsize=8)
+def _curves_of(*files: tuple[Path, int]) -> Curves:
+    """Kept, because the page of a pipeline asks for those of each stage several times."""
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ImportError:
@@ -89,7 +94,7 @@ def read_curves(tensorboard_dir: Path) -> Curves:
     with tempfile.TemporaryDirectory() as folder, _quiet_tensorboard():
         # The reader checks every byte in Python, 8 MB a second. Pictures are nearly all of a
         # file, so it gets a copy without them.
-        for file in files:
+        for file, _ in files:
             (Path(folder) / file.name).write_bytes(_small_records(file))
         events = EventAccumulator(folder, size_guidance={"scalars": 0}).Reload()
         return {

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A page about extracted meshes: figures, shaded views, settings and files."""
+"""Meshes of any of our files, pictures of them, and the small model in a report."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,31 +14,21 @@ from torch.nn.functional import normalize
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.reporting.evaluation import to_uint8
-from gaussian_splatting.engine.reporting.run_report import REPORT_FILE
 from gaussian_splatting.rasterization import plain_background
 from sugar_extractors.export.mesh_formats import simplified
-from sugar_extractors.mesh.extraction import extract_coarse_mesh
-from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.results import read_state
 from sugar_extractors.texture.placed_export import PlacementOptions, moved_points, placement
 from sugar_extractors.texture.textured_mesh_io import (
     TexturedMesh,
     glb_chunks,
     jpeg_bytes,
-    read_textured_mesh,
     render_textured,
 )
-from sugar_extractors.texture.texturing import TextureOptions, extract_textured_mesh
 from sugar_scene.mesh_bound import bound_cloud_from_state
-from sugar_scene.triangle_mesh import TriangleMesh, read_mesh_ply, with_vertex_normals
+from sugar_scene.triangle_mesh import TriangleMesh, read_mesh_ply
 from sugar_scene.triangle_rasterizer import rasterize_triangles
-from sugar_trainers.capture import CaptureOptions, load_views
-from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import require_regular_file
-from sugar_utils.html import PICTURE_WIDTH, Page, Picture, duration_text, flattened, write_page
-from sugar_utils.memory import format_bytes
-from sugar_utils.schemas import ResultNote, read_checked
 
 N_VIEWS = 4
 CLAY = (0.80, 0.80, 0.79)
@@ -51,13 +40,12 @@ _SAMPLES_PER_SIDE = 2
 
 
 def shaded_views(
-    mesh: TriangleMesh, cameras: Sequence[Camera], width: int, *, smooth: bool = False,
-    colored: bool = False, device: torch.device | str = "cpu",
+    mesh: TriangleMesh, cameras: Sequence[Camera], width: int, *, colored: bool = False,
+    device: torch.device | str = "cpu",
 ) -> list[np.ndarray]:  # fmt: skip
     """Picture a mesh as clay, lit from behind the viewer. One (h, w, 3) uint8 picture per camera
 
-    Flat shading is the default because it hides nothing: smooth normals make a rough mesh look
-    better than it is.
+    Shading is flat, which hides nothing: smooth normals make a rough mesh look better than it is.
     """
     n, views = _SAMPLES_PER_SIDE, []
     for camera in cameras:
@@ -73,9 +61,6 @@ def shaded_views(
     normals = normalize(torch.linalg.cross(b - a, c - a), dim=1, eps=1e-30).float()
     if colored:
         corner_values = torch.tensor(mesh.colors, device=device).float()[faces] / 255.0
-    elif smooth:
-        at_vertices = torch.tensor(with_vertex_normals(mesh).normals, device=device).float()
-        corner_values = at_vertices[faces]
     else:
         corner_values = normals[:, None].expand(-1, 3, -1)
     pictures = []
@@ -220,87 +205,3 @@ def _read_obj(path: Path) -> tuple[np.ndarray, np.ndarray]:
     if len(rows) and not 0 <= rows.min() <= rows.max() < len(points):
         raise UserError(f"{path}: a face refers to a vertex that is not there; write it again")
     return points, rows
-
-
-def extract_and_report(options: MeshOptions) -> list[Path]:
-    """Extract meshes and write ``report.html`` beside them."""
-    console = Console()
-    paths = extract_coarse_mesh(options, console)
-    _report(options, paths, console)
-    return paths
-
-
-def texture_and_report(options: TextureOptions) -> Path:
-    """Bake a textured mesh and write ``report.html`` beside it."""
-    console = Console()
-    path = extract_textured_mesh(options, console)
-    _report(options, [path], console)
-    return path
-
-
-def _report(options: CaptureOptions, paths: Sequence[Path], console: Console) -> None:
-    try:
-        _, scene = load_views(options, lambda _: None)
-    except UserError as error:
-        # Meshes of an earlier run are still there when their scene is not.
-        console.warn(f"no report: {error}")
-        return
-    report = write_mesh_report(paths[0].parent, paths, scene.train_cameras, console.warn)
-    if report is not None:
-        console.info(f"report: {report}")
-
-
-def write_mesh_report(
-    directory: Path,
-    mesh_paths: Sequence[Path],
-    cameras: Sequence[Camera],
-    notify: Callable[[str], None],
-) -> Path | None:
-    """Write ``report.html`` about some meshes; the file, or None."""
-
-    def build() -> Page:
-        page = Page(f"Meshes of {directory.resolve().name}", str(directory.resolve()))
-        page.paragraph("Brown is a surface seen from its inner side.")
-        views = pick_views(cameras)
-        for path in mesh_paths:
-            page.heading(path.name)
-            _add_mesh(page, path, views, cameras)
-        page.heading("Files")
-        notes = (path.with_suffix(".json") for path in mesh_paths)
-        page.files([*mesh_paths, *notes], directory)
-        return page
-
-    return write_page(directory / REPORT_FILE, build, notify)
-
-
-def mesh_note(path: Path) -> dict[str, Any]:
-    """What the ``.json`` beside a mesh says; empty where there is none."""
-    note = path.with_suffix(".json")
-    try:
-        return read_checked(note, ResultNote) if note.is_file() else {}
-    except UserError:
-        return {}
-
-
-def _add_mesh(page: Page, path: Path, views: Sequence[Camera], cameras: Sequence[Camera]) -> None:
-    note = mesh_note(path)
-    page.facts(_fact(name, value) for name, value in note.get("result", {}).items())
-    rows = [shaded_views(read_any_mesh(path), views, PICTURE_WIDTH)]
-    textured = read_textured_mesh(path) if path.suffix == ".obj" else None
-    if textured is not None:
-        rows.append(textured_views(textured, views, PICTURE_WIDTH))
-    for row in rows:
-        page.pictures(Picture(image, view.name) for image, view in zip(row, views, strict=True))
-    if textured is not None:
-        page.model(preview_glb(textured, cameras))
-    chosen = {**note.get("sources", {}), **note.get("settings", {})}
-    page.pairs(flattened(chosen), folded="Settings of this mesh")
-
-
-def _fact(name: str, value: object) -> tuple[str, object]:
-    if name.endswith("_bytes") and isinstance(value, int):
-        return name.removesuffix("_bytes").replace("_", " ") + " memory", format_bytes(value)
-    if name.endswith("seconds") and isinstance(value, int | float):
-        name = name.removesuffix("seconds").rstrip("_") or "time"
-        return name.replace("_", " "), duration_text(value)
-    return name.replace("_", " "), value
