@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Photographs to textured mesh: ``python train_full_pipeline.py -s SCENE -r dn_consistency``."""
+"""Photographs to textured mesh: ``python train_full_pipeline.py -s SCENE``."""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ from sugar_pipeline.demo_scene import run_demo
 from sugar_pipeline.doctor import run_doctor
 from sugar_pipeline.pipeline_flags import DEMO_FLAGS, changed_flags, train_parser
 from sugar_pipeline.pipeline_run import PipelineResult, run_stages
-from sugar_pipeline.plan import full_plan, train_plan
+from sugar_pipeline.plan import full_plan, train_plan, with_mode
+from sugar_utils.console import Console
 from sugar_utils.torchrun import Launch
 
 
@@ -28,4 +29,5 @@ def run_train(args: argparse.Namespace) -> PipelineResult | None:
 
 def run_full(args: argparse.Namespace) -> PipelineResult:
     """Run ``train_full_pipeline.py``: from photographs on."""
-    return run_stages(full_plan(args))
+    console = Console() if Launch.read().rank == 0 else Console.silent()
+    return run_stages(full_plan(with_mode(args, console)), console)

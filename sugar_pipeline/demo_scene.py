@@ -315,7 +315,9 @@ def demo_plan(args: argparse.Namespace, scene: Path) -> PipelinePlan:
         rates=LearningRates(position_lr_max_steps=VANILLA_ITERATIONS),
         sh_interval=VANILLA_ITERATIONS // 2,
         densification=DensificationConfig(
-            densify_from_iter=100, densify_until_iter=1_000, densification_interval=100
+            densify_from_iter=100,
+            densify_until_iter=VANILLA_ITERATIONS * 2 // 3,
+            densification_interval=100,
         ),
         optimizer=plan.vanilla.config.optimizer,
         random_seed=args.random_seed,

@@ -61,9 +61,10 @@ class PipelineFlags:
     """What both pipelines ask beside the flags of their stages."""
 
     regularization_type: str | None = _pipeline(
-        None, "how the surface is regularised: dn_consistency is the recommended one of SuGaR, "
-        "multiview gives better surfaces of well photographed objects; needed", short="-r",
-        choices=MODES, no_effect_when="with --demo, which takes dn_consistency", task="result",
+        None, "how the surface is regularised: multiview gives the best surfaces where photographs "
+        "overlap, dn_consistency is the recommended one of SuGaR; unset: in train_full_pipeline.py "
+        "what suits the capture, in train.py an error", short="-r",
+        choices=MODES, no_effect_when="with --demo", task="result",
     )  # fmt: skip
     output_dir: Path = _pipeline(OUTPUT_ROOT, "folder above all results", parse=Path, task="result")
     stop_after: str | None = _pipeline(
@@ -127,7 +128,7 @@ TRAIN_EXAMPLES = """examples:
   python train.py --demo
   python train.py --doctor -s SCENE -c CHECKPOINT"""
 FULL_EXAMPLES = """examples:
-  python train_full_pipeline.py -s PHOTOGRAPHS -r dn_consistency --low_poly True
+  python train_full_pipeline.py -s PHOTOGRAPHS
   python train_full_pipeline.py -s VIDEO.mp4 -r multiview --high_poly True --refinement_time long
   python train_full_pipeline.py -s SCENE --gs_output_dir CHECKPOINT -r dn_consistency"""
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page about a whole pipeline: what was asked, what each stage took and made.
 
-Nothing is rendered here; the caller passes the pictures.
+Photographs are compared with the refined Gaussians and the textured mesh.
 """
 
 from __future__ import annotations
@@ -13,18 +13,25 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.images import ImageStore
+from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.engine.reporting.evaluation import psnr, smaller, to_uint8
 from gaussian_splatting.engine.reporting.run_report import add_run_section, last_value, read_curves
+from gaussian_splatting.engine.training_views import is_counted
+from gaussian_splatting.rasterization import plain_background, render_view
 from sugar_extractors.mesh_pictures import (
     pick_views,
     preview_glb,
     read_any_mesh,
     shaded_views,
-    textured_views,
 )
 from sugar_extractors.mesh_quality import MeshQuality
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh
+from sugar_extractors.texture.textured_mesh_io import TexturedMesh, render_textured
+from sugar_scene.triangle_rasterizer import rasterize_triangles
 from sugar_utils.errors import UserError
 from sugar_utils.html import Link, Page, Picture, duration_text, flattened, sizes_of, write_page
 from sugar_utils.memory import format_bytes
@@ -66,6 +73,15 @@ class StageRecord:
         return ", ".join(f"{n:,} {word}" for n, word in counts if isinstance(n, int))
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """Photographs above renders of what was made of them."""
+
+    title: str
+    rows: Mapping[str, Sequence[Picture]]
+    coverage: str  # what the mesh does not cover, in a sentence
+
+
 def write_report(
     path: Path,
     title: str,
@@ -73,6 +89,7 @@ def write_report(
     *,
     notify: Callable[[str], None],
     settings: Mapping[str, object] | None = None,
+    comparison: Comparison | None = None,
     pictures: Mapping[str, Sequence[np.ndarray]] | None = None,
     model: bytes | None = None,
     quality: MeshQuality | Mapping[str, MeshQuality] | None = None,
@@ -92,6 +109,12 @@ def write_report(
         _add_stages(page, stages, path.parent)
         if quality is not None:
             _add_quality(page, quality if isinstance(quality, Mapping) else {"mesh": quality})
+        if comparison is not None:
+            page.heading(comparison.title)
+            page.paragraph(comparison.coverage)
+            for caption, row in comparison.rows.items():
+                page.heading(caption, 3)
+                page.pictures(row)
         if any((pictures or {}).values()) or model is not None:
             page.heading("The mesh")
         if model is not None:
@@ -175,22 +198,64 @@ def mesh_picture_rows(
     *,
     coarse_mesh: Path | None,
     refined: Path | None,
-    textured: TexturedMesh | None,
-    white_background: bool = False,
     device: torch.device | str = "cpu",
 ) -> dict[str, list[np.ndarray]]:
     """Four views of each mesh there is, by title of the row. (H, W, 3) uint8 each"""
-    views = pick_views(cameras, N_VIEWS)
-    rows: dict[str, list[np.ndarray]] = {}
-    if coarse_mesh is not None:
-        rows["Coarse mesh"] = shaded_views(read_any_mesh(coarse_mesh), views, WIDTH, device=device)
-    if refined is not None:
-        rows["Refined mesh"] = shaded_views(read_any_mesh(refined), views, WIDTH, device=device)
-    if textured is not None:
-        rows["Textured mesh, without lighting"] = textured_views(
-            textured.to(device), views, WIDTH, white_background
+    views, meshes = pick_views(cameras, N_VIEWS), {"Coarse": coarse_mesh, "Refined": refined}
+    return {
+        f"{name} mesh": shaded_views(read_any_mesh(path), views, WIDTH, device=device)
+        for name, path in meshes.items()
+        if path is not None
+    }
+
+
+@torch.no_grad()
+def compare_with_photographs(
+    scene: Scene,
+    images: ImageStore,
+    refined: Gaussians | None,
+    textured: TexturedMesh | None,
+    device: torch.device | str = "cpu",
+) -> Comparison:
+    """Four held-out views, training views where there are none, and what renders of them differ."""
+    white = scene.white_background
+    rows: dict[str, list[Picture]] = {
+        "Photograph": [],
+        "Refined Gaussians": [],
+        "Textured mesh": [],
+    }
+    covered = shown = 0
+    for camera in pick_views(scene.test_cameras or scene.train_cameras, N_VIEWS):
+        view, image = smaller(camera, images.shown(camera).cpu(), WIDTH)
+        counted = is_counted(image)
+        if counted is None:
+            counted = torch.ones(image.shape[:2], dtype=torch.bool, device="cpu")
+        rows["Photograph"].append(Picture(image[..., :3].numpy(), view.name))
+
+        def add(name: str, render: Tensor, pixels: Tensor, where: str, image=image) -> None:
+            value = psnr(render.cpu(), image[..., :3].float() / 255, pixels.double())
+            text = f"{min(value, 100.0):.1f} dB{where}" if bool(pixels.any()) else ""
+            rows[name].append(Picture(to_uint8(render).cpu().numpy(), text))
+
+        if refined is not None:
+            render = render_view(refined, view, white=white, geometry=False).image
+            add("Refined Gaussians", render, counted, "")
+        if textured is not None:
+            hits = rasterize_triangles(textured.vertices, textured.faces, view).covered.cpu()
+            render = render_textured(
+                textured, view, plain_background(white, device), supersampling=2
+            )
+            share = float((hits & counted).sum() / counted.sum().clamp_min(1))
+            add("Textured mesh", render, hits & counted, f" on the {share:.0%} that it covers")
+            covered, shown = covered + int((hits & counted).sum()), shown + int(counted.sum())
+    coverage = "No textured mesh was made."
+    if shown:
+        coverage = (
+            f"The textured mesh covers {covered / shown:.0%} of these views; the rest, such as sky "
+            "and distant background, is part of the refined Gaussians alone."
         )
-    return rows
+    kind = "Held-out" if scene.test_cameras else "Training"
+    return Comparison(f"{kind} views", {n: row for n, row in rows.items() if row}, coverage)
 
 
 def model_to_turn(

@@ -27,6 +27,7 @@ from gaussian_splatting.engine.runner import run_stage
 from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.sfm.photographs import described_photographs, output_names
 from gaussian_splatting.sfm.scene_folder import find_source
+from sugar_extractors.export.export_run import read_bound_gaussians
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
 from sugar_extractors.mesh_pictures import read_any_mesh
 from sugar_extractors.mesh_quality import (
@@ -49,6 +50,7 @@ from sugar_extractors.texture.textured_mesh_io import (
 from sugar_extractors.texture.texturing import extract_textured_mesh
 from sugar_pipeline.pipeline_report import (
     StageRecord,
+    compare_with_photographs,
     mesh_picture_rows,
     model_to_turn,
     write_report,
@@ -273,18 +275,20 @@ def _write_report(plan: PipelinePlan, result: PipelineResult, console: Console) 
         return path
     _, scene = load_capture(last, _silent)
     cameras = scene.test_cameras or scene.train_cameras
+    device = last.compute.device
     textured = None if result.textured is None else read_textured_mesh(result.textured)
     rows = mesh_picture_rows(
-        cameras,
-        coarse_mesh=result.coarse_mesh,
-        refined=result.refined,
-        textured=textured,
-        white_background=last.config.white_background,
-        device=last.compute.device,
+        cameras, coarse_mesh=result.coarse_mesh, refined=result.refined, device=device
     )
+    refined = None
+    if result.refined is not None:
+        refined = read_bound_gaussians(result.refined).to(device).activate_all()
+    placed = None if textured is None else textured.to(device)
+    with ImageStore(last.config.white_background) as images:
+        comparison = compare_with_photographs(scene, images, refined, placed, device)
     return write_report(
         path, f"{TITLE} {scene_name(last.scene_path)}", result.records, settings=plan.settings(),
-        pictures=rows, model=model_to_turn(textured, cameras, console.warn),
+        comparison=comparison, pictures=rows, model=model_to_turn(textured, cameras, console.warn),
         quality=result.quality or None, notify=console.warn,
     )  # fmt: skip
 

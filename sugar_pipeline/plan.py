@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gaussian_splatting.data.reference_layout import CHECKPOINT_FOLDER
+from gaussian_splatting.data.scene import Scene, load_scene
 from gaussian_splatting.engine.runner import RunOptions
 from gaussian_splatting.optim.schedule import scaled
 from gaussian_splatting.sfm.convert_options import ConvertOptions
@@ -26,12 +27,14 @@ from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.texture.texture_atlas import load_xatlas
 from sugar_extractors.texture.texturing import TextureOptions
 from sugar_pipeline.pipeline_flags import apply_presets, messages, runs_stage
+from sugar_scene.reprojection import NeighborViews
 from sugar_trainers.capture import SugarSize
 from sugar_trainers.coarse_stage import CoarseOptions
 from sugar_trainers.multiview_stage import options_of_mode
 from sugar_trainers.naming import scene_name
 from sugar_trainers.refine_stage import RefineOptions
-from sugar_trainers.stage_config import MODES, RefineConfig
+from sugar_trainers.stage_config import MODES, MULTIVIEW, RefineConfig
+from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.settings import from_args, require_given
 from sugar_utils.torchrun import Launch
@@ -121,7 +124,7 @@ def full_plan(args: argparse.Namespace) -> PipelinePlan:
     """
     args = apply_presets(args)
     require_given(args, CoarseOptions, "scene_path")
-    convert = _convert_options(args)
+    convert = convert_options(args)
     args.scene_path = scene_root(args.scene_path)
     if args.gs_output_dir is not None:
         args.checkpoint_path, args.iteration_to_load = args.gs_output_dir, args.vanilla_iterations
@@ -139,7 +142,44 @@ def full_plan(args: argparse.Namespace) -> PipelinePlan:
     return replace(plan, convert=convert, vanilla=vanilla, messages=lines)
 
 
-def _convert_options(args: argparse.Namespace) -> ConvertOptions | None:
+MIN_VIEWS, MIN_OVERLAP = 12, 0.9
+
+
+def with_mode(args: argparse.Namespace, console: Console) -> argparse.Namespace:
+    """The flags with ``-r``: what was given, else what suits the capture, whose cameras are found
+    first if there are none.
+    """
+    if args.regularization_type is not None:
+        return args
+    args = apply_presets(args)
+    require_given(args, CoarseOptions, "scene_path")
+    options = convert_options(args)
+    if options is not None:
+        # Most scenes have cameras, and what reads videos is slow to load.
+        from gaussian_splatting.sfm.convert_run import convert
+
+        convert(options, console)
+    scene = load_scene(
+        scene_root(args.scene_path), size_rule=SugarSize(), images_dir=args.images or "images",
+        eval_split=args.eval, notify=lambda line: None,
+    )  # fmt: skip
+    mode, reason = mode_of(scene)
+    console.info(f"--regularization_type {mode}: {reason}")
+    return argparse.Namespace(**{**vars(args), "regularization_type": mode})
+
+
+def mode_of(scene: Scene) -> tuple[str, str]:
+    """The mode that suits a capture, and why."""
+    cameras = scene.train_cameras
+    if len(cameras) < MIN_VIEWS:
+        return "dn_consistency", f"there are only {len(cameras)} training views"
+    neighbors = NeighborViews(cameras, scene.extent, observations=scene.observations)
+    n = len(cameras) - len(neighbors.without_neighbors)
+    mode = MULTIVIEW if n >= MIN_OVERLAP * len(cameras) else "dn_consistency"
+    return mode, f"{n} of {len(cameras)} training views have neighbours to be compared with"
+
+
+def convert_options(args: argparse.Namespace) -> ConvertOptions | None:
     """How to find the cameras of photographs or of a video; None where there are some."""
     if not needs_cameras(args.scene_path):
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -23,7 +23,7 @@ from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.run_directory import Identity, RunDirectory, scene_inputs
 from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun
 from gaussian_splatting.engine.stage import Stage
-from gaussian_splatting.optim.learned_exposure import Exposures, exposures_of
+from gaussian_splatting.optim.learned_exposure import MIN_SPREAD, Exposures, exposures_of
 from sugar_trainers.capture import CaptureOptions, load_views
 from sugar_trainers.stage_memory import StageSettings, with_memory_plan
 from sugar_utils.console import Console
@@ -96,6 +96,15 @@ class TrainingOptions(CaptureOptions):
     def prepare(self, messages: Messages) -> tuple[StageRun[Model], Model]:
         """The run and the initial model; the run's folder is not touched yet."""
         checkpoint, scene = load_capture(self, messages)
+        learned = checkpoint.ply_path.with_name(EXPOSURE_FILE).is_file()
+        exposure = self.config.exposure.resolved(learned or scene.exposure_spread >= MIN_SPREAD)
+        return replace(self, config=replace(self.config, exposure=exposure))._run(
+            checkpoint, scene, messages
+        )
+
+    def _run(
+        self, checkpoint: ReferenceCheckpoint, scene: Scene, messages: Messages
+    ) -> tuple[StageRun[Model], Model]:
         # Read before the run's folder is touched: a damaged file must not leave one behind.
         initial, digests = self.initial(checkpoint, scene, messages)
         exposures, known = self._exposures(checkpoint, scene, messages)

@@ -82,6 +82,11 @@ def positive_or_auto(text: str) -> Automatic:
     return AUTO if text == AUTO else positive_int(text)
 
 
+def boolean_or_auto(text: str) -> bool | Literal["auto"]:
+    """True, false, or what the program finds out."""
+    return AUTO if text == AUTO else boolean(text)
+
+
 def automatic_boolean(text: str) -> bool | None:
     """True, false, or auto: None, as where the flag is not given."""
     return None if text == AUTO else boolean(text)

@@ -330,8 +330,24 @@ def test_the_coarse_stage_goes_on_with_the_exposures_and_resumes(
 def test_exposures_of_the_checkpoint_that_are_not_used_are_named(
     changing, learned, tmp_path, capsys
 ):
-    assert coarse(changing, learned, tmp_path) == 0
+    assert coarse(changing, learned, tmp_path, "--exposure_compensation", False) == 0
     assert "trained with exposures" in capsys.readouterr().out
+
+
+def test_the_fast_preset_goes_on_with_exposures_of_the_checkpoint(
+    changing, learned, tmp_path, capsys
+):
+    assert coarse(changing, learned, tmp_path) == 0
+    assert "exposures: 8 of 8 taken over from" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("asked", "differ", "on"), [("auto", True, True), ("auto", False, False),
+                                (False, True, False), (True, False, True)],
+)  # fmt: skip
+def test_what_is_asked_for_wins_over_what_is_measured(asked, differ, on):
+    config = ExposureConfig(exposure_compensation=asked).resolved(differ)
+    assert config.exposure_compensation is on
 
 
 def test_the_refinement_learns_exposures_and_resumes(changing, learned, tmp_path):

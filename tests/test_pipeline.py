@@ -8,24 +8,29 @@ import json
 import math
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy.spatial.transform import Rotation
 
 import metrics
 import train
 import train_full_pipeline
 from gaussian_splatting.data import images as image_module
 from gaussian_splatting.data.reference_layout import write_cfg_args
+from gaussian_splatting.data.scene import VanillaSize, load_scene
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.optim.schedule import LearningRates
 from sugar_pipeline import commands
 from sugar_pipeline.demo_scene import demo_plan
 from sugar_pipeline.model_metrics import metrics_options, metrics_parser, read_scene_config
 from sugar_pipeline.pipeline_flags import full_parser, train_parser
-from sugar_pipeline.plan import PipelinePlan, full_plan, train_plan
+from sugar_pipeline.plan import PipelinePlan, full_plan, mode_of, train_plan, with_mode
+from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from tests.support.tiny_scene import (
     SHORT_PIPELINE,
@@ -35,6 +40,7 @@ from tests.support.tiny_scene import (
     run_cli,
     tiny_cloud,
 )
+from tests.support.tracks import make_observed_scene
 
 COARSE = "sugarcoarse_3Dgs7000_densityestim02_sdfnorm02"
 MESH = "sugarmesh_3Dgs7000_densityestim02_sdfnorm02_level03_decim300"
@@ -406,3 +412,40 @@ def test_the_demo_runs_all_stages_on_short_schedules(tmp_path):
     assert plan.coarse.config.schedule.last == 1_200
     assert plan.coarse.checkpoint_path == plan.vanilla.model_path
     assert plan.texture.obj_path.is_relative_to(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("n_views", "far", "mode"),
+    [(24, False, "multiview"), (8, False, "dn_consistency"), (24, True, "dn_consistency")],
+)
+def test_the_mode_follows_from_the_overlap_of_the_views(n_views, far, mode, tmp_path):
+    scene = load_scene(make_observed_scene(tmp_path / "scene", n_views).root, eval_split=False,
+                       size_rule=VanillaSize(), notify=lambda line: None)  # fmt: skip
+    if far:
+        # Each looks in a direction of its own.
+        turns = Rotation.from_euler("xyz", 2 * np.random.default_rng(0).uniform(-90, 90, (24, 3)),
+                                    degrees=True).as_matrix()  # fmt: skip
+        apart = [replace(c, rotation=t) for c, t in zip(scene.train_cameras, turns, strict=True)]
+        scene = replace(scene, train_cameras=apart, extent=0.01)
+    found, reason = mode_of(scene)
+    assert found == mode
+    assert "training views" in reason
+
+
+def test_a_mode_that_is_given_wins():
+    args = full_parser(None).parse_args(["-s", "nowhere", "-r", "sdf"])
+    assert with_mode(args, Console.silent()) is args
+
+
+def test_the_chosen_mode_is_named(tmp_path, capsys):
+    scene = make_observed_scene(tmp_path / "scene")
+    args = full_parser(None).parse_args(["-s", str(scene.root)])
+    assert with_mode(args, Console()).regularization_type == "multiview"
+    assert "--regularization_type multiview: 21 of 21 training views" in capsys.readouterr().out
+
+
+def test_a_folder_without_a_scene_is_one_line_without_a_mode(tmp_path, capsys):
+    assert run_cli(train_full_pipeline.main, "-s", tmp_path) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ")
+    assert message.count("\n") == 1

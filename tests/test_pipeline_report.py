@@ -9,10 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from gaussian_splatting.data.images import ImageStore
+from gaussian_splatting.data.scene import VanillaSize, load_scene
 from gaussian_splatting.engine.reporting.progress import RunLogger
 from sugar_extractors.mesh_quality import MeshQuality
-from sugar_pipeline.pipeline_report import StageRecord, write_report
+from sugar_extractors.texture.textured_mesh_io import TexturedMesh
+from sugar_pipeline.pipeline_report import StageRecord, compare_with_photographs, write_report
+from tests.support.mesh_scenes import icosahedron
+from tests.support.tiny_scene import make_tiny_scene, tiny_cloud
 
 QUALITY = MeshQuality(
     accuracy=0.00343, completeness=0.002, precisions=(0.8, 0.9), recalls=(0.8, 0.9),
@@ -77,6 +83,31 @@ def test_a_pipeline_report_has_it_all(tmp_path):
     assert text.count("<img ") == 4
     assert "Textured mesh" not in text
     assert "<b>" not in text
+
+
+@pytest.mark.parametrize("eval_split", [True, False])
+def test_photographs_stand_above_what_was_made_of_them(tmp_path, monkeypatch, eval_split):
+    monkeypatch.setattr("sugar_pipeline.pipeline_report.N_VIEWS", 2)
+    root = make_tiny_scene(tmp_path / "scene").root
+    scene = load_scene(root, size_rule=VanillaSize(), eval_split=eval_split, notify=print)
+    ball = icosahedron()
+    mesh = TexturedMesh(
+        torch.tensor(ball.vertices).float(), torch.tensor(ball.faces),
+        torch.rand(len(ball.faces), 3, 2), torch.full((8, 8, 3), 90).byte(),
+    )  # fmt: skip
+    with ImageStore() as images:
+        found = compare_with_photographs(scene, images, tiny_cloud().activate(), mesh)
+        nothing = compare_with_photographs(scene, images, None, None)
+    assert found.title == ("Held-out views" if eval_split else "Training views")
+    assert list(found.rows) == ["Photograph", "Refined Gaussians", "Textured mesh"]
+    # The photographs are renders of these Gaussians, rounded to bytes.
+    assert all(float(p.caption.split()[0]) > 50 for p in found.rows["Refined Gaussians"])
+    assert all("that it covers" in p.caption for p in found.rows["Textured mesh"])
+    share = int(re.search(r"covers (\d+)%", found.coverage)[1])
+    assert 0 < share < 100
+    page = write_report(tmp_path / "r.html", "t", [], comparison=found, notify=pytest.fail)
+    assert page.read_text(encoding="utf-8").count("<img ") == 6
+    assert list(nothing.rows) == ["Photograph"]
 
 
 def test_several_meshes_stand_side_by_side(tmp_path):

@@ -133,12 +133,25 @@ def test_a_check_that_most_views_fail_is_not_applied(capture, tmp_path):
     assert scene.dropped_views == {}
 
 
+def test_the_spread_of_exposures_is_measured(capture, tmp_path):
+    stops = 1.5
+    scene = copy_scene(capture, tmp_path / "scene")
+    for path in sorted((scene / "images").iterdir())[::2]:
+        with Image.open(path) as image:
+            linear = (np.asarray(image) / 255.0) ** 2.2 * 2**stops
+        Image.fromarray(np.uint8(255 * linear.clip(0, 1) ** (1 / 2.2))).save(path)
+    # The median difference from the middle is half the stops.
+    assert load(scene)[0].exposure_spread == pytest.approx(1.4826 * stops / 2, rel=0.25)
+    assert load(capture)[0].exposure_spread < 0.3
+    assert load(capture, "all")[0].exposure_spread != load(capture)[0].exposure_spread  # nan
+
+
 def test_copies_leave_the_image_that_fits_its_points(capture, tmp_path):
     root = copy_scene(capture, tmp_path / "scene")
     shutil.copy(root / "images" / "view_06.png", root / "images" / SPOILT)
     scene, _ = load(root)
     assert list(scene.dropped_views) == [SPOILT]
-    assert inconsistent_images([], None) == {}
+    assert inconsistent_images([], None)[0] == {}
 
 
 def test_outlines_that_are_off_are_measured(capture, tmp_path):

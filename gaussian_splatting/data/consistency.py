@@ -201,6 +201,7 @@ class CheckedViews:
     cameras: list[Camera]  # at the size of their images, with masks, in the given order
     # Reasons by name; those whose image does not fit are not in cameras.
     dropped: dict[str, str] = field(default_factory=dict)
+    exposure_spread: float = math.nan  # standard deviation in stops; nan where it is unknown
 
 
 def checked_views(
@@ -233,19 +234,21 @@ def checked_views(
     if estimated is not None and any(camera.mask is not None for camera in masked):
         masked = with_object_masks(masked, estimated)
         notify(f"masks that the checkpoint's training estimated: {estimated}")
+    spread = math.nan
     if known is not None:
         found = {**known, **unusable}
         masked, _ = _with_agreement(masked, found, points)
     else:
         found = {**hardly_known(observations, options), **unusable}
-        found = {**_image_checks(_Inputs.of(masked, found, observations)), **found}
+        inconsistent, spread = _image_checks(_Inputs.of(masked, found, observations))
+        found = {**inconsistent, **found}
         masked, contradictions = _with_agreement(masked, found, points, notify)
         found = {**contradictions, **found}
     dropped = {c.name: found[c.name] for c in cameras if c.name in found}
     dropped = {n: why for n, why in dropped.items() if n in unusable or n not in options.keep_views}
     if known is None:
         _tell(dropped, len(cameras), notify)
-    return CheckedViews(masked, dropped)
+    return CheckedViews(masked, dropped, spread)
 
 
 def _check_names(cameras: Sequence[Camera], options: ViewOptions) -> None:
@@ -296,7 +299,7 @@ class _Inputs:
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def _image_checks(inputs: _Inputs) -> dict[str, str]:
+def _image_checks(inputs: _Inputs) -> tuple[dict[str, str], float]:
     return inconsistent_images(inputs.cameras, inputs.data)
 
 

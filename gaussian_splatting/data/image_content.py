@@ -8,7 +8,7 @@ an overexposed one differs by stops; a blurred one is far less sharp than the ot
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -82,8 +82,9 @@ def wrong_shapes(cameras: Sequence[Camera]) -> dict[str, str]:
 
 def inconsistent_images(
     cameras: Sequence[Camera], observations: Observations | None
-) -> dict[str, str]:
-    """Images that do not show what their cameras see, by name, with the reason.
+) -> tuple[dict[str, str], float]:
+    """Images that do not show what their cameras see, by name, with the reason; and the standard
+    deviation of the exposures of all in stops, nan where it cannot be measured.
 
     Args:
         cameras: At the size of their images. Those without an image are passed over.
@@ -99,7 +100,7 @@ def inconsistent_images(
     found: dict[str, str] = {}
     for check in checks:
         found = {**_trusted(check, len(cameras)), **found}
-    return found
+    return found, _spread(_relative_stops(by_name).values())
 
 
 def _trusted(found: dict[str, str], n: int) -> dict[str, str]:
@@ -145,14 +146,23 @@ def _uncorrelated(measured: dict[str, ImageStatistics]) -> dict[str, str]:
 
 
 def _other_exposure(measured: dict[str, ImageStatistics]) -> dict[str, str]:
-    middle = _median(m.stops for m in measured.values())
-    apart = {name: m.stops - middle for name, m in measured.items()}
-    limit = max(MAX_STOPS, STOPS_SPREAD * 1.4826 * _median(map(abs, apart.values())))
+    apart = _relative_stops(measured)
+    limit = max(MAX_STOPS, STOPS_SPREAD * _spread(apart.values()))
     return {
         name: f"exposed {stops:+.1f} stops beside the others"
         for name, stops in apart.items()
         if abs(stops) > limit
     }
+
+
+def _relative_stops(measured: dict[str, ImageStatistics]) -> dict[str, float]:
+    middle = _median(m.stops for m in measured.values())
+    return {name: m.stops - middle for name, m in measured.items()}
+
+
+def _spread(apart: Iterable[float]) -> float:
+    """Standard deviation of differences from the median, by their median."""
+    return 1.4826 * _median(map(abs, apart))
 
 
 def _blurred(measured: dict[str, ImageStatistics]) -> dict[str, str]:

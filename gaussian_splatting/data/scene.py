@@ -52,6 +52,7 @@ class Scene:
     dropped_views: dict[str, str] = field(default_factory=dict)
     dropped_test_cameras: list[Camera] = field(default_factory=list)
     object_masks: str = ""
+    exposure_spread: float = math.nan  # of the photographs, in stops; nan where it is unknown
 
     @property
     def calibrated_cameras(self) -> list[Camera]:
@@ -357,6 +358,7 @@ def _finish(
         description=f"{source.description}; {counts}",
         observations=source.observations,
         dropped_views=checked.dropped,
+        exposure_spread=checked.exposure_spread,
         dropped_test_cameras=[
             sized[c.name] for c in test if c.name in sized and c.name in checked.dropped
         ],

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from gaussian_splatting.optim.schedule import scaled
-from sugar_utils.flags import boolean
+from sugar_utils.flags import AUTO, boolean_or_auto
 from sugar_utils.settings import flag
 
+AnyExposure = TypeVar("AnyExposure", bound="ExposureConfig")
+MIN_SPREAD = 0.06  # stops; standard deviation from which exposures of photographs differ
 MAX_RATE = 0.05  # of the shortest runs, which show each photograph some ten times
 KEY, STEPS = "exposure of ", "exposure steps"  # names in checkpoints: per photograph, for all
 
@@ -27,11 +29,12 @@ KEY, STEPS = "exposure of ", "exposure steps"  # names in checkpoints: per photo
 class ExposureConfig:
     """Whether and how exposures are learned."""
 
-    exposure_compensation: bool = flag(
+    exposure_compensation: bool | Literal["auto"] = flag(
         False, "learn a gain and an offset per colour channel for each training photograph, for "
-        "cameras that change exposure or white balance between photographs; unset: on "
-        "with -r multiview, else off", group="exposure", parse=boolean, nargs="?", const=True,
-        task="result", modes={"multiview": True},
+        "cameras that change exposure or white balance between photographs; auto: where exposures "
+        "differ by 0.06 stops, or the checkpoint has some; unset: auto with --preset fast, on with "
+        "-r multiview, else off", group="exposure", parse=boolean_or_auto,
+        nargs="?", const=True, task="result", modes={"fast": AUTO, "multiview": True},
     )  # fmt: skip
     start: int = 1_000
     rate: float = 0.01
@@ -43,6 +46,11 @@ class ExposureConfig:
         """The same settings with a scaled start; a shorter schedule takes larger steps."""
         rate = min(max(self.rate / scale, self.rate), MAX_RATE)
         return replace(self, start=scaled(self.start, scale), rate=rate)
+
+    def resolved(self: AnyExposure, differ: bool) -> AnyExposure:
+        """The same settings, on or off; ``differ`` tells what is left to be found out."""
+        asked = self.exposure_compensation
+        return replace(self, exposure_compensation=differ if asked == AUTO else asked)
 
     def identity(self) -> dict[str, Any]:
         """What decides a result; empty where nothing is compensated."""

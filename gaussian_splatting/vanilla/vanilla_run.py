@@ -31,7 +31,7 @@ from gaussian_splatting.engine.run_directory import (
 )
 from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun, run_stage
 from gaussian_splatting.optim.densification import N_SCORES, DensificationConfig
-from gaussian_splatting.optim.learned_exposure import exposures_of
+from gaussian_splatting.optim.learned_exposure import MIN_SPREAD, exposures_of
 from gaussian_splatting.shared_flags import InertFlags, checkpoint_interval, inert
 from gaussian_splatting.sky_sphere import SkySphere, limited_sky, opaque_sky, sky_of, with_sky
 from gaussian_splatting.vanilla.dense_start import with_dense_points, with_sky_colors
@@ -42,6 +42,7 @@ from gaussian_splatting.vanilla.vanilla_stage import VanillaStage, initial_cloud
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest
+from sugar_utils.flags import AUTO
 from sugar_utils.settings import add_flags, flag, made_of, parser_of
 
 REFINED_MODEL = "sparse_refined"
@@ -182,6 +183,10 @@ def _stage_run(
     scene: Scene, options: VanillaOptions, messages: Messages
 ) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
     config = options.config.resolved(shows_object(scene.train_cameras))
+    spread = scene.exposure_spread
+    if config.exposure.exposure_compensation == AUTO and spread >= MIN_SPREAD:
+        messages(f"exposures differ by {spread:.2f} stops: --exposure_compensation True")
+    config = replace(config, exposure=config.exposure.resolved(spread >= MIN_SPREAD))
     options = replace(options, config=config)
     names, device = [camera.name for camera in scene.train_cameras], options.compute.device
     poses, hull = _poses(scene, config), hull_of(scene.train_cameras, device)

@@ -256,9 +256,9 @@ def contradicting_views(
     return contradicting
 
 
-def smaller(camera: Camera, image: Tensor) -> tuple[Camera, Tensor]:
-    """A view and its image, at most ``SIDE`` pixels long. (H, W, C) uint8"""
-    small = camera.reduced(SIDE)
+def smaller(camera: Camera, image: Tensor, side: int = SIDE) -> tuple[Camera, Tensor]:
+    """A view and its image, at most ``side`` pixels long. (H, W, C) uint8"""
+    small = camera.reduced(side)
     values = image.permute(2, 0, 1)[None].float()
     values = functional.interpolate(values, (small.height, small.width), mode="area")[0]
     return small, values.permute(1, 2, 0).round().to(torch.uint8)
