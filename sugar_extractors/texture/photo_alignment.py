@@ -16,6 +16,7 @@ from torch.nn import functional
 WINDOW = 6  # radius in pixels of the windows that move together
 LEVELS = 3
 STEPS = 3
+LARGE = 1200  # pixels along the longest side
 STIFFNESS = 2e-4  # squared gradients, below which a window does not move
 MAX_SHIFT = 0.01  # of the longest side
 OUTLIER = 3.0  # residuals of so many times the usual one count half
@@ -59,7 +60,8 @@ def optical_flow(image: Tensor, target: Tensor, inside: Tensor) -> Tensor:
         size = image.shape[1:]
         if flow.shape[1:] != size:
             flow = 2 * functional.interpolate(flow[None], size, mode="bilinear")[0]
-        for _ in range(STEPS):
+        # The finest level of a large image would take most of the time and add little.
+        for _ in range(STEPS if max(size) <= LARGE else 0):
             moved = moved_by(image, flow)
             gy, gx = torch.gradient(moved, dim=(1, 2))
             error = moved - target
