@@ -173,13 +173,7 @@ def simplified(
     if reduced.n_faces == 0:
         raise UserError(f"no triangles are left at --max_triangles {n_faces}; raise it")
     side = min(mesh.texture.shape[1], texture_side or mesh.texture.shape[1])
-    square = side // texture_atlas.squares_per_axis(reduced.n_faces)
-    if square < texture_atlas.MIN_SQUARE_SIZE:
-        least = texture_atlas.MIN_SQUARE_SIZE * texture_atlas.squares_per_axis(reduced.n_faces)
-        raise UserError(
-            f"{reduced.n_faces:,} triangles do not fit into a picture of {side} texels a side; use "
-            f"--texture_size {least} or more, or a lower --max_triangles"
-        )
+    square = texture_atlas.largest_square_size(reduced.n_faces, side)
     vertices = torch.from_numpy(reduced.vertices.astype(np.float32))
     faces = torch.from_numpy(reduced.faces)
     atlas = texture_atlas.make_atlas("squares", vertices, faces, square)

@@ -142,13 +142,13 @@ def fitting_square_size(kind: str, vertices: Tensor, faces: Tensor, resolution: 
 
 def largest_square_size(n_faces: int, texture_size: int) -> int:
     """Size of a square for which a texture has so many texels per side at most."""
-    size = texture_size // squares_per_axis(n_faces)
-    if size < MIN_SQUARE_SIZE:
+    per_axis = squares_per_axis(n_faces)
+    if texture_size < MIN_SQUARE_SIZE * per_axis:
         raise UserError(
-            f"{n_faces:,} triangles do not fit into a texture of {texture_size} texels per side; "
-            f"use --texture_size {MIN_SQUARE_SIZE * squares_per_axis(n_faces)} or more"
+            f"{n_faces:,} triangles do not fit into a picture of {texture_size} texels per side; "
+            f"use --texture_size {MIN_SQUARE_SIZE * per_axis} or more, or fewer triangles"
         )
-    return size
+    return texture_size // per_axis
 
 
 def check_square_size(square_size: int) -> None:
