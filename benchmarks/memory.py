@@ -66,7 +66,7 @@ class Setting:
     """What is weighed: a phase, see the top of this file, and the sizes and settings of its step.
 
     ``n`` counts Gaussians, which are one to a triangle in the refinement;
-    ``mode`` is the regularisation of the coarse stage, ``recompute`` gradient checkpointing.
+    ``mode`` is the regularisation of the coarse stage.
     """
 
     phase: str
@@ -79,13 +79,12 @@ class Setting:
     sample_chunk: int = 1_000_000
     optimizer: OptimizerConfig = OptimizerConfig()
     mode: str = "dn_consistency"
-    recompute: bool = False
     exposure: bool = False
 
     @property
     def split(self) -> ImageSplit:
         """How the memory of one view is saved."""
-        return ImageSplit(self.strips, self.recompute)
+        return ImageSplit(self.strips)
 
     @property
     def iteration(self) -> int:
@@ -229,10 +228,10 @@ def table_settings(args: argparse.Namespace) -> list[Setting]:
         samples=args.samples, sample_chunk=args.samples,
     )  # fmt: skip
     bfloat = OptimizerConfig("bf16", use_bfloat16=True)
-    saving = {"strips": args.strips, "recompute": True, "sample_chunk": args.samples // 4}
+    saving = {"strips": args.strips, "sample_chunk": args.samples // 4}
     changes = (
         {"phase": "naive"}, {}, {"full_res_normals": False}, {"strips": args.strips},
-        {"recompute": True}, saving, {"optimizer": OptimizerConfig("bf16")},
+        saving, {"optimizer": OptimizerConfig("bf16")},
         {"optimizer": bfloat},
         {"optimizer": bfloat, **saving}, {"mode": "density"}, {"mode": "sdf"},
         {"phase": "entropy"}, {"phase": "neighbors"},
@@ -248,7 +247,6 @@ def describe_setting(setting: Setting) -> str:
     words = {
         setting.mode if setting.phase == "geometry" else setting.phase: True,
         f"{setting.strips} strips": setting.strips > 1,
-        "checkpointing": setting.recompute,
         f"chunks of {chunk:,}": chunk < setting.samples,
         "half-size normals": not setting.full_res_normals,
         f"{moments} moments": moments != "fp32",

@@ -139,8 +139,6 @@ class CoarseStage(Stage):
         n_visible = view.count() if asked else None
         found = backpropagate(on["model"], VisibleGaussians(leaves, view.visible, n_visible))
         depth = cut(view.depth()) if near_depth else None
-        if on["samples"] or on["half-size image"]:
-            view.release()
         if on["half-size image"]:
             found.update(
                 self._half_size_terms(on["half-size image"], leaves, camera, seen.photograph)
@@ -208,7 +206,7 @@ class CoarseStage(Stage):
         """The view with colour, and the maps that the terms read."""
         normal, depth = _reads(terms, "normal"), _reads(terms, "depth")
         return ViewPass(
-            lambda: project(leaves, camera, depth=depth, normal=normal),
+            project(leaves, camera, depth=depth, normal=normal),
             background,
             self._config.split,
             farthest_depth_behind=self._config.uses_sdf,
@@ -223,7 +221,7 @@ class CoarseStage(Stage):
         half = camera.resized(max(1, camera.width // 2), max(1, camera.height // 2))
         # No colour is rendered: zeros as its gradient, three quarters of all, need not be kept.
         shapes = replace(leaves, sh_dc=leaves.sh_dc.detach(), sh_rest=leaves.sh_rest.detach())
-        projected = partial(project, shapes, half, rgb=False, depth=True, normal=True)
+        projected = project(shapes, half, rgb=False, depth=True, normal=True)
         view = ViewPass(projected, None, self._config.split, rasterizer=self._rasterizer)
         counted = halved_mask(target, half)
         found, _ = view.backpropagate([term.bind(half, counted) for term in terms])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -102,10 +101,7 @@ class MultiviewStage(Stage):
         )
         seen = self.target(target, camera, iteration, view_index)
         reach = self._comparer.reach if any("plane" in term.maps for term in on["image"]) else None
-        projected, split = (
-            partial(project, leaves, camera, plane_reach=reach),
-            self.memory_plan.split,
-        )
+        projected, split = project(leaves, camera, plane_reach=reach), self.memory_plan.split
         view = ViewPass(
             projected, seen.background, split, rasterizer=self._rasterizer, pairs=self.pairs
         )

@@ -133,7 +133,7 @@ class RefineStage(Stage):
         seen = self.target(target, camera, iteration, view_index)
         degree = self._config.sh_degree(iteration)
         view = ViewPass(
-            lambda: project(self.gaussians(), camera, sh_degree=degree),
+            project(self.gaussians(), camera, sh_degree=degree),
             seen.background,
             self.memory_plan.split,
             rasterizer=self._rasterizer,

@@ -90,7 +90,7 @@ class ColorStage(Stage):
         self, iteration: int, camera: Camera, target: Tensor, view_index: int = 0
     ) -> StepResult:
         view = ViewPass(
-            lambda: project(self.model.cloud.activate(), camera),
+            project(self.model.cloud.activate(), camera),
             plain_background(False, self.model.device),
             self.memory_plan.split,
         )

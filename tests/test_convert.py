@@ -368,6 +368,19 @@ def test_blurred_photographs_alone_are_refused_with_advice(room):
         convert(ConvertOptions(room, sfm=SMALL), Heard())
 
 
+def test_a_source_that_is_none_is_one_line(tmp_path):
+    (tmp_path / "notes.txt").write_text("no photographs")
+    for name in ("a.mp4", "b.mp4"):
+        (tmp_path / name).write_bytes(b"frames")
+    for source, reason in (
+        (tmp_path / "gone.mp4", "no such video"),
+        (tmp_path / "notes.txt", "neither a folder of photographs nor a video"),
+        (tmp_path, "2 videos"),
+    ):
+        with pytest.raises(UserError, match=reason):
+            convert(ConvertOptions(source), Heard())
+
+
 def test_nothing_to_work_with_is_one_line(tmp_path):
     with pytest.raises(UserError, match="no such folder"):
         convert(ConvertOptions(tmp_path / "gone"), Heard())

@@ -87,7 +87,7 @@ def stages(tmp_path, scene, images):
         for full in (True, False):
             config = CoarseConfig(mode, short, sdf_samples=500, full_res_normals=full)
             yield CoarseStage(cloud_on_gpu(), config, EXTENT, print), ITERATION
-    split = CoarseConfig("sdf", short, sdf_samples=500, sample_chunk=200, split=ImageSplit(2, True))
+    split = CoarseConfig("sdf", short, sdf_samples=500, sample_chunk=200, split=ImageSplit(2))
     yield CoarseStage(cloud_on_gpu(), split, EXTENT, print), ITERATION
     config = VanillaConfig(random_background=True)
     yield VanillaStage(cloud_on_gpu(), config, EXTENT, tmp_path), 600

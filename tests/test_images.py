@@ -318,3 +318,8 @@ def test_closing_lets_go_of_everything(tmp_path):
 def test_sizes_that_nobody_means_are_refused(rule):
     with pytest.raises(UserError, match="a side has at most 65,536 px"):
         rule.target(64, 48)
+
+
+def test_sizes_that_cannot_act_beside_a_factor_are_named():
+    assert SugarSize(resolution_factor=2.0).messages == ()
+    assert "no effect beside" in SugarSize(resolution_factor=2.0, img_size_limit=800).messages[0]

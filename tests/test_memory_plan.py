@@ -50,7 +50,7 @@ SMALL = {"n": 20_000, "width": 320, "height": 240, "samples": 20_000, "sample_ch
             1.2,
         ),
         # Samples come from the few Gaussians near the surface, which is not known beforehand.
-        (Setting("geometry", **SMALL, mode="sdf", strips=2, recompute=True), 2.0),
+        (Setting("geometry", **SMALL, mode="sdf", strips=2), 2.0),
         (Setting("multiview", **{**SMALL, "samples": 8_000}, strips=2), 1.2),
         (Setting("refine", **SMALL, strips=2), 1.2),
     ],
@@ -120,7 +120,7 @@ def test_photographs_in_other_memory_cost_nothing():
 
 
 def test_strips_named_by_flags_stay():
-    options = MemoryOptions(use_gradient_checkpointing=False)
+    options = MemoryOptions(gradient_accumulation=False)
     assert chosen(8e9, options).plan.split == FIRST.split
     with pytest.raises(UserError, match="fits without --gradient_accumulation") as caught:
         chosen(1.3e9, options)
@@ -146,7 +146,7 @@ def test_cheaper_plans_end():
     while plan is not None:
         seen.append(plan)
         plan = cheaper(plan)
-    assert seen[-1] == MemoryPlan(ImageSplit(32, recompute=True), 50_000)
+    assert seen[-1] == MemoryPlan(ImageSplit(32), 50_000)
     assert len(set(seen)) == len(seen) < 10
 
 

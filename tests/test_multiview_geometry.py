@@ -342,3 +342,13 @@ def test_flatness_is_the_mean_of_the_smallest_scales():
     assert float(loss) == pytest.approx(0.125)
     assert (scales.grad > 0).tolist() == [[False, True, False], [False, False, True]]
     assert float(flatness_loss(scales[:0], 2.0)) == 0
+
+
+def test_images_without_an_inner_pixel_have_no_plane_term():
+    camera = look_at((3.0, 0.0, 0.0), width=5, height=2, focal=5.0)
+    assert not edge_weights(torch.rand(2, 5)).any()
+    plane = torch.rand(2, 5, 4, requires_grad=True)
+    loss = plane_normal_loss(plane, camera, 0, torch.ones(2, 5), rows=slice(0, 2), total=10)
+    loss.backward()
+    assert float(loss.detach()) == 0
+    assert not plane.grad.any()

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from gaussian_splatting.sfm import mapping, matching
 from gaussian_splatting.sfm.matching import all_pairs, neighbour_pairs, similar_pairs
 from gaussian_splatting.sfm.registration_report import Evidence, registration_of
+from sugar_utils.errors import UserError
 
 
 def test_pairs_grow_as_they_should():
@@ -88,3 +90,24 @@ def test_each_photograph_that_is_left_out_has_its_own_reason():
         "12": "too few matches, 200 at most",
         "15": "belongs to part 2, which shares too little with the rest",
     }
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"sharpness": [0.1] * 20}, "20 of them are blurred"),
+        ({"n_features": [10] * 20, "masked": True}, "the masks leave too little to go by"),
+        ({"n_features": [10] * 20}, "20 of them show too little texture"),
+        ({}, "19 pairs match, but none from two places far enough apart"),
+        ({"matches": {}}, "they do not overlap"),
+    ],
+)
+def test_where_nothing_is_registered_the_likeliest_reason_is_told(changes, reason):
+    with pytest.raises(UserError, match=f"the 20 photographs could not be brought .*{reason}"):
+        registration_of(evidence(models=[], **changes))
+
+
+def test_sets_that_share_nothing_are_told_apart():
+    halves = [[f"{k:02}" for k in range(n, n + 10)] for n in (0, 10)]
+    with pytest.raises(UserError, match="10 from 00 to 09, and 10 from 10 to 19"):
+        registration_of(evidence(models=halves))

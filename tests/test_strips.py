@@ -235,7 +235,7 @@ def test_depth_in_strips_has_the_bits_of_the_depth_of_the_whole():
     gaussians, camera = random_gaussians(500, 4, torch.float32), view()
     maps = [
         ViewPass(
-            lambda: project(gaussians, camera, depth=True),
+            project(gaussians, camera, depth=True),
             None,
             ImageSplit(strips),
             farthest_depth_behind=True,
@@ -254,7 +254,7 @@ def test_a_photograph_of_bytes_gives_the_bits_of_one_of_floats(strips):
     gradients = []
     for target in (photo, photo.to(torch.float32) / 255.0):
         leaves = disturbed_cloud(tiny_cloud()).activate().as_leaves()
-        image = ViewPass(lambda leaves=leaves: project(leaves, camera), None, ImageSplit(strips))
+        image = ViewPass(project(leaves, camera), None, ImageSplit(strips))
         terms, _ = image.backpropagate([COLOR.bind(camera, target)])
         gradients.append([terms["color"], leaves.means.grad])
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
@@ -273,25 +273,21 @@ def test_a_strip_is_as_large_as_its_rows_and_freed_before_the_next():
         loss, shares = COLOR.bind(camera, photograph(camera)).evaluate(maps)
         return loss, shares
 
-    image = ViewPass(lambda: project(leaves, camera), None, ImageSplit(4))
+    image = ViewPass(project(leaves, camera), None, ImageSplit(4))
     image.backpropagate([ImageTerm(SSIM_HALO, evaluate)])
     assert [rows for _, rows in seen] == [21, 26, 26, 21]
 
 
-def test_gaussians_are_projected_and_sorted_once(monkeypatch):
-    sorted_views, projected, picture = [], [], photograph(view())
+def test_gaussians_are_sorted_once(monkeypatch):
+    sorted_views, picture = [], photograph(view())
     original = Rasterizer.build_tile_lists
     watched = staticmethod(lambda p: sorted_views.append(p) or original(p))
     monkeypatch.setattr(Rasterizer, "build_tile_lists", watched)
     leaves, camera = random_gaussians(50, 5, torch.float32).as_leaves(), view()
 
-    def project_once():
-        projected.append(camera)
-        return project(leaves, camera)
-
-    image = ViewPass(project_once, None, ImageSplit(6))
+    image = ViewPass(project(leaves, camera), None, ImageSplit(6))
     image.backpropagate([COLOR.bind(camera, picture)])
-    assert len(projected) == len(sorted_views) == 1
+    assert len(sorted_views) == 1
 
 
 # Terms by themselves, and nothing to see
@@ -299,7 +295,7 @@ def test_gaussians_are_projected_and_sorted_once(monkeypatch):
 
 def test_a_view_of_nothing_can_be_split():
     leaves, camera = random_gaussians(0, 0, torch.float32).as_leaves(), view()
-    image = ViewPass(lambda: project(leaves, camera, depth=True, normal=True), None, ImageSplit(3))
+    image = ViewPass(project(leaves, camera, depth=True, normal=True), None, ImageSplit(3))
     terms, d_means2d = image.backpropagate(
         [COLOR.bind(camera, torch.zeros(HEIGHT, WIDTH, 3)), DEPTH_NORMALS.bind(camera, None)]
     )
@@ -311,7 +307,7 @@ def test_a_view_of_nothing_can_be_split():
 def test_the_depth_normal_term_of_strips_is_that_of_the_whole_map():
     leaves, camera = disturbed_cloud(tiny_cloud()).activate().as_leaves(), view()
     image = ViewPass(
-        lambda: project(leaves, camera, rgb=False, depth=True, normal=True), None, ImageSplit(7)
+        project(leaves, camera, rgb=False, depth=True, normal=True), None, ImageSplit(7)
     )
     terms, _ = image.backpropagate([DEPTH_NORMALS.bind(camera, None)])
     maps = rasterize(leaves, camera, rgb=False, depth=True, normal=True)
@@ -338,7 +334,9 @@ def test_flags_choose_the_strips():
     memory, messages = coarse_memory_of("--accumulation_steps", "7")
     assert memory.split == WHOLE_IMAGE
     assert "--accumulation_steps has no effect" in messages[0]
-    assert coarse_memory_of("--use_gradient_checkpointing", "True")[0].split.recompute
+    memory, messages = coarse_memory_of("--use_gradient_checkpointing", "True")
+    assert memory.split == WHOLE_IMAGE
+    assert "--use_gradient_checkpointing has no effect" in messages[0]
 
 
 def test_flags_act_in_every_trainer():
@@ -357,7 +355,7 @@ def test_no_steps_are_refused(capsys):
 
 @pytest.mark.parametrize("config", [CoarseConfig(), RefineConfig(), VanillaConfig()])
 def test_strips_are_no_part_of_the_identity(config):
-    assert replace(config, split=ImageSplit(4, True)).identity() == config.identity()
+    assert replace(config, split=ImageSplit(4)).identity() == config.identity()
     assert "split" not in config.identity()
 
 
@@ -369,7 +367,7 @@ def test_whole_runs_go_in_strips_and_do_not_start_anew_without_them(
         "--output_dir", tmp_path, "--schedule_scale", 0.0005, "--sdf_samples", 100,
     )  # fmt: skip
     strips = ("--gradient_accumulation", True, "--accumulation_steps", 3)
-    assert run_cli(train.main, *common, *strips, "--use_gradient_checkpointing", True) == 0
+    assert run_cli(train.main, *common, *strips) == 0
     capsys.readouterr()
     assert run_cli(train.main, *common) == 0
     assert "finished already" in capsys.readouterr().out

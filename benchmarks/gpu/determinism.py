@@ -83,7 +83,7 @@ def training(setup: Setup) -> Iterator[Finding]:
     made = large_cloud(setup.size(200_000, 400), width, height, setup.place)
     samples = setup.size(200_000, 500)
     plain = {"sdf_samples": samples, "sample_chunk": samples}
-    saving = {"split": ImageSplit(3, True), "sdf_samples": samples, "sample_chunk": samples // 2}
+    saving = {"split": ImageSplit(3), "sdf_samples": samples, "sample_chunk": samples // 2}
     for name, config in (
         ("dn_consistency", CoarseConfig(**plain)),
         ("sdf", CoarseConfig(regularization_type="sdf", **plain)),

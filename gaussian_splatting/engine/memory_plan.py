@@ -120,13 +120,13 @@ def predict(load: StepLoad, plan: MemoryPlan) -> dict[str, int]:
     The peak is while samples are evaluated, or while it goes backward through an image.
     """
     n, view, geometry = load.n, load.view, load.geometry
-    channels, recompute = _CHANNELS[geometry], plan.split.recompute
+    channels = _CHANNELS[geometry]
     compared = 17 if geometry == "planes" else 0
     rows = min(view.height, -(-view.height // plan.split.strips) + 2 * SSIM_HALO)
     # Splats are not spread evenly over the strips.
     share = 1.0 if plan.split.strips == 1 else min(1.0, 1.5 * rows / view.height)
     pixels = rows * view.width
-    blended = pixels * (4 * channels + (0 if recompute else 8))
+    blended = pixels * (4 * channels + 8)
     image = {
         "Gaussians": (_GAUSSIAN_BYTES[geometry] + 8 * channels) * n,
         "tile intersections": 8 * view.intersections,
@@ -187,8 +187,8 @@ class MemoryOptions:
         parse=positive_int, no_effect_when="without --gradient_accumulation True; it says so",
     )  # fmt: skip
     use_gradient_checkpointing: bool | None = optional_boolean(
-        None, "project and blend again instead of keeping the results; the same bits, a little "
-        "less memory, about 1.15 times the time; unset: as --vram_budget needs it",
+        None, "the gradients of each term are computed and its graph freed at once, so there is "
+        "next to nothing to save", no_effect_when="always; True says so",
     )  # fmt: skip
     # Processes that train together; with several views per step each keeps one more copy of the
     # gradients.
@@ -204,18 +204,21 @@ class MemoryOptions:
     @property
     def split(self) -> ImageSplit:
         strips = (self.accumulation_steps or STRIPS) if self.gradient_accumulation else 1
-        return ImageSplit(strips, bool(self.use_gradient_checkpointing))
+        return ImageSplit(strips)
 
     @property
     def fixed_split(self) -> bool:
         """Whether the flags name the strips, so that no plan may change them."""
-        return (self.gradient_accumulation, self.use_gradient_checkpointing) != (None, None)
+        return self.gradient_accumulation is not None
 
     @property
     def messages(self) -> tuple[str, ...]:
-        if self.accumulation_steps is None or self.gradient_accumulation:
-            return ()
-        return ("--accumulation_steps has no effect without --gradient_accumulation True",)
+        lines = []
+        if self.accumulation_steps is not None and not self.gradient_accumulation:
+            lines.append("--accumulation_steps has no effect without --gradient_accumulation True")
+        if self.use_gradient_checkpointing:
+            lines.append("--use_gradient_checkpointing has no effect: graphs are freed at once")
+        return tuple(lines)
 
 
 @dataclass(frozen=True)
@@ -248,8 +251,6 @@ def describe(plan: MemoryPlan) -> str:
     words = ["whole images" if strips == 1 else f"images in {strips} strips"]
     if plan.sample_chunk is not None:
         words.append(f"{plan.sample_chunk:,} samples at once")
-    if plan.split.recompute:
-        words.append("projections computed again")
     return ", ".join(words)
 
 
@@ -259,10 +260,8 @@ def cheaper(plan: MemoryPlan) -> MemoryPlan | None:
     strips = min(2 * split.strips, max(MAX_STRIPS, split.strips))
     if chunk is not None and chunk > MIN_CHUNK:
         chunk = max(MIN_CHUNK, chunk // 2)
-    smaller = MemoryPlan(replace(split, strips=strips), chunk)
-    if smaller != plan:
-        return smaller
-    return None if split.recompute else replace(plan, split=replace(split, recompute=True))
+    smaller = MemoryPlan(ImageSplit(strips), chunk)
+    return None if smaller == plan else smaller
 
 
 def surveyed(cameras: Sequence[Camera]) -> list[Camera]:
@@ -318,9 +317,7 @@ def _plans(first: MemoryPlan, options: MemoryOptions) -> list[MemoryPlan]:
         chunks.append(max(MIN_CHUNK, chunks[-1] // 2))
     splits = [first.split]
     while not options.fixed_split and splits[-1].strips < MAX_STRIPS:
-        splits.append(replace(splits[-1], strips=2 * splits[-1].strips))
-    if not options.fixed_split:
-        splits += [ImageSplit(split.strips, recompute=True) for split in splits]
+        splits.append(ImageSplit(2 * splits[-1].strips))
     return [MemoryPlan(split, chunk) for split in splits for chunk in chunks]
 
 
@@ -340,9 +337,9 @@ def _refusal(
         f"training needs {format_bytes(needed(optimizer, options))} at least, the budget is "
         f"{format_bytes(budget)} (--vram_budget)"
     )
-    anything = replace(options, gradient_accumulation=None, use_gradient_checkpointing=None)
+    anything = replace(options, gradient_accumulation=None)
     if options.fixed_split and needed(optimizer, anything) <= budget:
-        return f"{start}; it fits without --gradient_accumulation and --use_gradient_checkpointing"
+        return f"{start}; it fits without --gradient_accumulation"
     for state in STATE_FORMATS[STATE_FORMATS.index(optimizer.optimizer_state) :]:
         for half in (optimizer.use_bfloat16, True):
             config = OptimizerConfig(state, half)

@@ -33,7 +33,6 @@ class ImageSplit:
     """How the memory of one view is saved; the result does not depend on it but for rounding."""
 
     strips: int = 1
-    recompute: bool = False
 
     def rows(self, height: int) -> list[rasterization.Rows]:
         """The strips of an image, from the top, equally high but for one row."""
@@ -85,7 +84,7 @@ class ViewPass:
 
     def __init__(
         self,
-        project: Callable[[], rasterization.Projection],
+        projection: rasterization.Projection,
         color: Tensor | None,
         split: ImageSplit,
         *,
@@ -93,20 +92,19 @@ class ViewPass:
         rasterizer: rasterization.Rasterizer = rasterization.WARP,
         pairs: IntersectionPrediction | None = None,
     ) -> None:
-        self._project = project
         self._color = color
         self._split = split
         self._farthest_depth_behind = farthest_depth_behind
         self._rasterizer = rasterizer
         self._pairs = pairs
         self.guess: PredictedIntersections | None = None
-        self._projection: rasterization.Projection | None = project()
+        self._projection: rasterization.Projection | None = projection
         self._tiles: Any = None
         self._background: Tensor | None = None
         self._blended: rasterization.BlendedRows | None = None
         self._n_pairs: int | None = None
-        self.radii = self._projection.radii
-        self.depths = self._projection.depths
+        self.radii = projection.radii
+        self.depths = projection.depths
 
     @functools.cached_property
     def visible(self) -> Tensor:
@@ -127,17 +125,12 @@ class ViewPass:
         if len(strips) == 1:
             blended = self._blend(strips[0])
             # Kept for the terms, which blend the same rows.
-            self._blended = None if self._split.recompute else blended
+            self._blended = blended
             return blended.pixels[..., column].clone()
         depth = projection.depths.new_empty(projection.camera.height, projection.camera.width)
         for rows in strips:
             depth[rows.start : rows.stop] = self._blend(rows).pixels[..., column]
         return depth
-
-    def release(self) -> None:
-        """Forget all but radii and depths where things are computed again for other terms."""
-        if self._split.recompute:
-            self._projection = self._tiles = self._background = self._blended = None
 
     def backpropagate(
         self, terms: Sequence[ImageTerm], d_depth: Tensor | None = None
@@ -166,9 +159,7 @@ class ViewPass:
         return totals, gradients.means2d
 
     def _prepare(self) -> rasterization.Projection:
-        """Project (again) and sort into tiles, as far as that is still to be done."""
-        if self._projection is None:
-            self._projection = self._project()
+        """Sort into tiles, if that is still to be done."""
         if self._tiles is None:
             self._tiles = self._sort_into_tiles(self._projection)
             self._background = rasterization.channel_background(
@@ -208,8 +199,6 @@ class ViewPass:
         shown = rows.widened(halo, height)
         blended = self._blend(shown)
         pixels = blended.pixels
-        if self._split.recompute:
-            del blended
         counted = slice(rows.start - shown.start, rows.stop - shown.start)
         maps = _strip_maps(pixels, layout, shown, counted, height)
         totals = _evaluate(terms, maps)
@@ -217,8 +206,6 @@ class ViewPass:
         if d_depth is not None:
             d_pixels[counted, :, layout.depth] += d_depth[rows.start : rows.stop]
         del maps, pixels
-        if self._split.recompute:
-            blended = self._blend(shown)
         self._rasterizer.backpropagate_rows(
             self._projection.splats,
             self._tiles,

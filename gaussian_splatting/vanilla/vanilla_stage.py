@@ -226,20 +226,14 @@ class VanillaStage(Stage):
 
         return ImageTerm(SSIM_HALO, evaluate)
 
-    def _projected(
-        self, iteration: int, camera: Camera, probe: Tensor | None
-    ) -> Callable[[], Projection]:
-        """Projects as an iteration does; three quarters of all values rest until colours turn."""
+    def _projected(self, iteration: int, camera: Camera, probe: Tensor | None) -> Projection:
+        """The view of an iteration; three quarters of all values rest until colours turn."""
         degree = min(self._config.sh_degree, iteration // self._config.sh_interval)
         if degree == 0:
             self.model.optimizer.mark_unused("sh_rest")
-
-        def made() -> Projection:
-            gaussians = self.gaussians()
-            shown = gaussians if degree > 0 else gaussians.without_bands()
-            return project(shown, camera, sh_degree=degree, features=probe)
-
-        return made
+        gaussians = self.gaussians()
+        shown = gaussians if degree > 0 else gaussians.without_bands()
+        return project(shown, camera, sh_degree=degree, features=probe)
 
     def background(self, iteration: int, view_index: int) -> Tensor:
         """The plain colour, or a random one of each view."""

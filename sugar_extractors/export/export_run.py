@@ -299,7 +299,7 @@ def _export_mesh(options: ExportOptions, temporary: TemporaryPaths, console: Con
         gaps = open_edge_share(body)
         opened = f"{gaps:.2%} of its edges are open: close it before printing"
         console.info(f"{body.n_faces:,} triangles, {sides} mm, {opened if gaps else 'closed'}")
-        (mesh_formats.write_stl if to == "stl" else mesh_formats.write_3mf)(path, body)
+        mesh_formats.write_printable(path, body, to)
     elif to == "usdz":
         mesh_formats.write_usdz(path, mesh)
     elif to == "glb":

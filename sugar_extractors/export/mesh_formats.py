@@ -27,7 +27,6 @@ from sugar_utils.libraries import load_package
 MILLIMETRES = 1000.0
 Z_UP = np.array([[1.0, 0, 0, 0], [0, 0, -1, 0], [0, 1, 0, 0], [0, 0, 0, 1]])  # from y up to z up
 _MAX_ROUNDS = 8
-_ROW = np.dtype([("normal", "<f4", 3), ("corners", "<f4", (3, 3)), ("attribute", "<u2")])
 
 
 def closed_body(mesh: TriangleMesh) -> TriangleMesh:
@@ -46,28 +45,20 @@ def closed_body(mesh: TriangleMesh) -> TriangleMesh:
     return body
 
 
-def write_stl(path: Path, mesh: TriangleMesh) -> None:
-    rows = np.zeros(mesh.n_faces, _ROW)
-    normals = triangle_mesh.doubled_area_normals(mesh.vertices, mesh.faces)
-    rows["normal"] = normals / np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-30)
-    rows["corners"] = mesh.vertices[mesh.faces]
-    with atomic_path(path) as temporary:
-        header = b"binary STL, millimetres".ljust(80) + np.uint32(mesh.n_faces).tobytes()
-        temporary.write_bytes(header + rows.tobytes())
-
-
 def require_lxml() -> None:
     load_package("--to 3mf", "lxml", "lxml.etree", instead="use --to stl")
 
 
-def write_3mf(path: Path, mesh: TriangleMesh) -> None:
-    """Write a 3MF package, whose unit is the millimetre, complete or not at all."""
+def write_printable(path: Path, mesh: TriangleMesh, kind: str) -> None:
+    """Write a binary STL or a 3MF package, in millimetres, complete or not at all."""
     # Here and not above: pipelines start half a second sooner without it.
     import trimesh
 
     body = trimesh.Trimesh(mesh.vertices, mesh.faces, process=False, validate=False)
     with atomic_path(path) as temporary:
-        temporary.write_bytes(trimesh.Scene(body).export(file_type="3mf"))
+        # The package holds bodies in a scene.
+        content = body if kind == "stl" else trimesh.Scene(body)
+        temporary.write_bytes(content.export(file_type=kind))
 
 
 def load_usd() -> Any:
