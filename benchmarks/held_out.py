@@ -186,12 +186,8 @@ def parser() -> Parser:
     """The flags."""
     flags = Parser(description="Measure results in held-out views.")
     kinds = flags.add_subparsers(dest="kind", required=True, parser_class=Parser)
-    for name, function in (
-        ("textures", textures),
-        ("silhouettes", silhouettes),
-        ("gaussians", gaussians),
-    ):
-        one = kinds.add_parser(name)
+    for function in (textures, normals, silhouettes, gaussians):
+        one = kinds.add_parser(function.__name__)
         one.set_defaults(run=function)
         one.add_argument("scene", type=Path, help="scene folder")
         one.add_argument("models", type=Path, nargs="+", help="meshes, or PLYs")
