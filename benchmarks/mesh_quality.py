@@ -26,7 +26,6 @@ import sugar_utils  # noqa: F401  before torch
 from benchmarks.rasterizer import print_machine, print_table
 from sugar_extractors.mesh_pictures import read_any_mesh
 from sugar_extractors.mesh_quality import N_SAMPLES, compare_surfaces, read_reference
-from sugar_utils.files import write_json_atomic
 from sugar_utils.flags import Parser, integer, positive_int
 from sugar_utils.frame import run_main
 
@@ -41,8 +40,8 @@ def names_of(paths: list[Path]) -> list[str]:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Measure, print and write the JSON file."""
-    about = print_machine()
+    """Measure and print."""
+    print_machine()
     reference = read_reference(args.scene)
     qualities, seconds = [], []
     for path in args.meshes:
@@ -57,12 +56,6 @@ def run(args: argparse.Namespace) -> None:
     rows = [[cells[0][0], *(value for _, value in cells)] for cells in zip(*columns, strict=True)]
     rows.append(["seconds to measure", *(f"{value:.1f}" for value in seconds)])
     print_table(["", *labels], rows)
-    if args.json:
-        records = [quality.record() for quality in qualities]
-        figures = dict(zip(map(str, args.meshes), records, strict=True))
-        settings = {"scene": str(args.scene), "samples": args.samples, "seed": args.seed}
-        write_json_atomic(args.json, {"about": about, "settings": settings, "meshes": figures})
-        print(f"\nwritten: {args.json}")
 
 
 def parser() -> Parser:
@@ -76,7 +69,6 @@ def parser() -> Parser:
     add("scene", type=Path, metavar="SCENE", help="scene folder with its ground truth")
     add("--samples", type=positive_int, default=N_SAMPLES, help="samples of a mesh")
     add("--seed", type=integer, default=0, help="seed of the samples")
-    add("--json", type=Path, help="also write the figures to this file")
     return flags
 
 

@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -23,6 +21,7 @@ from sugar_extractors.texture.placed_export import PlacementOptions, moved_point
 from sugar_extractors.texture.textured_mesh_io import (
     TexturedMesh,
     glb_chunks,
+    jpeg_bytes,
     render_textured,
 )
 from sugar_scene.mesh_bound import bound_cloud_from_state
@@ -143,7 +142,6 @@ def _averaged(image: Tensor) -> np.ndarray:
 
 MAX_TRIANGLES = 30_000
 TEXTURE_SIDE = 1_024
-_JPEG_QUALITY = 85
 
 
 def preview_glb(mesh: TexturedMesh, cameras: Sequence[Camera]) -> bytes:
@@ -161,13 +159,6 @@ def preview_glb(mesh: TexturedMesh, cameras: Sequence[Camera]) -> bytes:
         variants=True,
     )
     return b"".join(parts)
-
-
-def jpeg_bytes(texture: Tensor) -> bytes:
-    """A picture as JPEG. (H, W, 3) uint8"""
-    buffer = io.BytesIO()
-    Image.fromarray(texture.cpu().numpy()).save(buffer, "jpeg", quality=_JPEG_QUALITY)
-    return buffer.getvalue()
 
 
 _GREY = 128

@@ -21,8 +21,7 @@ from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.training_views import at_scale
 from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
 from gaussian_splatting.viewing import page_server
-from sugar_extractors.mesh_pictures import jpeg_bytes
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh, glb_chunks
+from sugar_extractors.texture.textured_mesh_io import TexturedMesh, glb_chunks, jpeg_bytes
 from sugar_pipeline.render_run import (
     SHOWS,
     Result,

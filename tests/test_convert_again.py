@@ -180,7 +180,7 @@ def test_a_full_disk_is_one_line_and_the_same_command_goes_on(converted, tmp_pat
 @pytest.mark.parametrize(
     ("damage", "steps"),
     [
-        ("text", "match_pairs"),
+        pytest.param("text", "match_pairs", marks=pytest.mark.slow),
         pytest.param("middle", "match_pairs", marks=pytest.mark.slow),
         pytest.param("half", "map_photographs", marks=pytest.mark.slow),
         ("empty", "map_photographs"),

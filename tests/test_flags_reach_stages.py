@@ -19,7 +19,7 @@ STAGES = {"v": "vanilla", "c": "coarse", "m": "mesh", "r": "refine", "t": "textu
 STAGES_OF_FLAGS = {
     "vcmrt": "scene_path eval images resolution_factor img_resolution img_size_limit output_dir "
     "schedule_scale vanilla_iterations overwrite random_seed masks mask_mode "
-    "min_observations keep_views",
+    "min_observations keep_views preset",
     # Of meshes only the silhouette of the Gaussians counts, not what is behind them.
     "vcrt": "white_background",
     "vcr": "checkpoint_interval optimizer_state use_bfloat16 resume keep_checkpoints "
@@ -28,7 +28,6 @@ STAGES_OF_FLAGS = {
     # Vanilla Gaussians grow in number, which no plan made before can hold to a budget.
     "cr": "vram_budget",
     "v": "init_ply refine_poses robust init densification growing_resolution",
-    "vcmr": "preset",
     "vc": "max_gaussians",
     "c": "full_res_normals sdf_samples knn_batch_size checkpoint_milestones test_iterations "
     "multiview_pixels",
@@ -40,8 +39,9 @@ STAGES_OF_FLAGS = {
     "mr": "bboxmin bboxmax",
     "rt": "refinement_time gaussians_per_triangle refinement_iterations",
     "r": "export_ply refine_surface_terms keep_background initial_colors",
-    "t": "square_size texture_atlas texture_source postprocess_mesh postprocess_density_threshold "
-    "postprocess_iterations export_glb orient scale_factor known_distance",
+    "t": "square_size texture_size texture_atlas texture_source postprocess_mesh "
+    "postprocess_density_threshold postprocess_iterations export_glb orient scale_factor "
+    "known_distance",
     # Where and by whom things are computed is tested in test_device.py.
     # How cameras are found is tested in test_convert.py, and in test_pipeline.py that it is asked.
     "": "frames camera masked_features extraction_size max_features matcher mapper "
@@ -58,7 +58,7 @@ VALUES = {
     "exposure_compensation": "True", "vertices_density_quantile": "0.05", "robust": "False",
     "growing_resolution": "True", "remove_unseen": "False", "keep_background": "False",
     "initial_colors": "mesh",
-    "high_poly": "True", "known_distance": "a.jpg b.jpg 2",
+    "square_size": "9", "high_poly": "True", "known_distance": "a.jpg b.jpg 2",
     "scene_path": "other", "checkpoint_path": "other", "gs_output_dir": "None",
 }  # fmt: skip
 """Values that the general rule does not find."""

@@ -92,6 +92,10 @@ class ExportOptions:
         None, "texels per side of the picture at most", parse=positive_int,
         no_effect_when="for Gaussians it is an error",
     )  # fmt: skip
+    normal_map: bool = _flag(
+        False, "write the normals of the mesh with all its triangles as a picture, for programs "
+        "that light it", no_effect_when="it is an error without --max_triangles",
+    )  # fmt: skip
     repose: Path | None = _flag(
         None, "edited mesh of the refined model, an .obj with the same triangles: its Gaussians "
         "move along", parse=Path,
@@ -131,6 +135,8 @@ class ExportOptions:
         given = [n for n in ("max_triangles", "texture_size") if getattr(self, n) is not None]
         if given and self.to in GAUSSIANS:
             raise UserError(f"--{given[0]} is for meshes; choose --to {', '.join(MESHES)}")
+        if self.normal_map and (self.max_triangles is None or self.to not in ("glb", "obj")):
+            raise UserError("--normal_map needs --max_triangles, and --to glb or obj")
 
     @property
     def target(self) -> Path:
@@ -220,7 +226,9 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
     target = options.target
     gaussians = options.to in GAUSSIANS
     # The file that the export is called by comes first: an OBJ before its MTL and PNG.
-    files = mesh_files(target, glb=False)[::-1] if options.to == "obj" else [target]
+    files = [target]
+    if options.to == "obj":
+        files = mesh_files(target, glb=False, normal_map=options.normal_map)[::-1]
     present = [path for path in files if path.exists()]
     if present and not options.overwrite:
         raise UserError(f"{present[0]}: is there already; pass --overwrite True, or --output")
@@ -277,7 +285,8 @@ def _export_mesh(options: ExportOptions, temporary: TemporaryPaths, console: Con
     mesh = textured_mesh_io.read_textured_mesh(options.result)
     matrix = _matrix(options, mesh.vertices.double().numpy(), console)
     if options.max_triangles is not None or options.texture_size is not None:
-        mesh = mesh_formats.simplified(mesh, options.max_triangles, options.texture_size)
+        limits = options.max_triangles, options.texture_size
+        mesh = mesh_formats.simplified(mesh, *limits, options.normal_map)
     # The writers of OBJ and GLB turn axes on their own.
     total = _axes(to, upright) @ matrix
     own = matrix if to in ("glb", "obj") else total
@@ -296,7 +305,7 @@ def _export_mesh(options: ExportOptions, temporary: TemporaryPaths, console: Con
     elif to == "glb":
         textured_mesh_io.write_glb(path, mesh, y_up=upright)
     else:
-        files = mesh_files(options.target, glb=False)
+        files = mesh_files(options.target, glb=False, normal_map=options.normal_map)
         textured_mesh_io.write_mesh_files({file: temporary[file] for file in files}, mesh)
     side, name = mesh.texture.shape[1], options.target.name
     console.info(f"{name}: {mesh.n_faces:,} triangles, {side} texels a side")

@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch.nn.functional import normalize
 
 from sugar_extractors.mesh.meshing_backends import choose_backend
 from sugar_extractors.mesh_quality import Surface
 from sugar_extractors.texture import texture_atlas
+from sugar_extractors.texture.normal_map import FLAT, encoded, tangent_frames, vertex_normals
 from sugar_extractors.texture.texture_atlas import Atlas
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, png_bytes, sample_texture
 from sugar_scene import triangle_mesh
@@ -148,26 +150,27 @@ _CHUNK_TEXELS = 1 << 20
 _GREY = 128
 
 
-def simplified(mesh: TexturedMesh, n_faces: int | None, texture_side: int | None) -> TexturedMesh:
-    """The mesh with at most so many triangles and texels a side; None for as many as now."""
+def simplified(
+    mesh: TexturedMesh, n_faces: int | None, texture_side: int | None, normal_map: bool = False
+) -> TexturedMesh:
+    """The mesh with at most so many triangles and texels a side; None for as many as now.
+
+    Args:
+        normal_map: Also keep the normals of the mesh as it was.
+    """
     reduced = shape_of(mesh)
     if n_faces is not None and n_faces < mesh.n_faces:
         reduced = triangle_mesh.clean_mesh(choose_backend().decimate(reduced, n_faces))
     if reduced.n_faces == 0:
         raise UserError(f"no triangles are left at --max_triangles {n_faces}; raise it")
     side = min(mesh.texture.shape[1], texture_side or mesh.texture.shape[1])
-    square = side // texture_atlas.squares_per_axis(reduced.n_faces)
-    if square < texture_atlas.MIN_SQUARE_SIZE:
-        least = texture_atlas.MIN_SQUARE_SIZE * texture_atlas.squares_per_axis(reduced.n_faces)
-        raise UserError(
-            f"{reduced.n_faces:,} triangles do not fit into a picture of {side} texels a side; use "
-            f"--texture_size {least} or more, or a lower --max_triangles"
-        )
+    square = texture_atlas.largest_square_size(reduced.n_faces, side)
     vertices = torch.from_numpy(reduced.vertices.astype(np.float32))
     faces = torch.from_numpy(reduced.faces)
     atlas = texture_atlas.make_atlas("squares", vertices, faces, square)
-    texture = transferred(mesh, reduced, atlas)
-    return TexturedMesh(vertices, faces, atlas.uvs.cpu(), texture)
+    return transferred(
+        mesh, TexturedMesh(vertices, faces, atlas.uvs.cpu(), mesh.texture), atlas, normal_map
+    )
 
 
 def shape_of(mesh: TexturedMesh) -> TriangleMesh:
@@ -177,31 +180,42 @@ def shape_of(mesh: TexturedMesh) -> TriangleMesh:
     return TriangleMesh(vertices, mesh.faces.cpu().numpy(), colors)
 
 
-def transferred(mesh: TexturedMesh, target: TriangleMesh, atlas: Atlas) -> Tensor:
-    """The picture of one mesh on another of nearly its shape, else grey. (side, side, 3) uint8"""
-    low, size = target.vertices.min(axis=0), max(np.ptp(target.vertices, axis=0).max(), 1e-12)
+def transferred(
+    mesh: TexturedMesh, target: TexturedMesh, atlas: Atlas, normal_map: bool
+) -> TexturedMesh:
+    """A mesh of nearly the shape of another one with its picture, grey between triangles."""
+    corners = target.vertices.double().numpy()
+    low, size = corners.min(axis=0), max(np.ptp(corners, axis=0).max(), 1e-12)
     source = shape_of(mesh)
     places = (source.vertices - low) / size
     surface = Surface(places, source.faces)
-    corners = ((target.vertices - low) / size)[target.faces]
-    uvs, texture = mesh.uvs.cpu(), mesh.texture.cpu()
+    corners = ((corners - low) / size)[target.faces.numpy()]
+    uvs, texture, fine_faces = mesh.uvs.cpu(), mesh.texture.cpu(), mesh.faces.cpu()
+    fine_normals = vertex_normals(mesh.vertices.float().cpu(), fine_faces)
     picture = torch.full((atlas.side, atlas.side, 3), _GREY, dtype=torch.uint8, device="cpu")
+    normals = torch.tensor(FLAT, dtype=torch.uint8, device="cpu").repeat(atlas.side, atlas.side, 1)
     step = max(1, _CHUNK_TEXELS // atlas.side)
     for first in range(0, atlas.side, step):
         end = min(first + step, atlas.side)
         owners = atlas.texel_faces(first, end).cpu().numpy()
         y, x = np.nonzero(owners >= 0)
-        rows = owners[y, x]
+        rows, at_texels = owners[y, x], (torch.from_numpy(y), torch.from_numpy(x))
         texels = np.stack([x + 0.5, y + first + 0.5], axis=1)
-        weights = _weights(texels, atlas.corners.cpu().double().numpy()[rows])
-        points = (weights[..., None] * corners[rows]).sum(axis=1)
+        own = _weights(texels, atlas.corners.cpu().double().numpy()[rows])
+        points = (own[..., None] * corners[rows]).sum(axis=1)
         faces = surface.nearest(points).faces
         weights = torch.from_numpy(_weights(points, places[source.faces[faces]])).float()
-        at = (weights[..., None] * uvs[torch.from_numpy(faces)]).sum(dim=1)
-        colors = (sample_texture(texture, at) * 255).round().to(torch.uint8)
-        picture[first:end][torch.from_numpy(y), torch.from_numpy(x)] = colors
+        found = torch.from_numpy(faces)
+        at = (weights[..., None] * uvs[found]).sum(dim=1)
+        picture[first:end][at_texels] = (sample_texture(texture, at) * 255).round().to(torch.uint8)
+        if normal_map:
+            fine = (weights[..., None] * fine_normals[fine_faces[found]]).sum(dim=1)
+            axes = target.corner_axes(torch.from_numpy(rows).long())
+            frames = tangent_frames(*axes, torch.from_numpy(own).float())
+            normals[first:end][at_texels] = encoded(normalize(fine, dim=1), frames)
     # Rows of texels run with v, those of the picture against it.
-    return picture.flip(0)
+    kept = normals.flip(0) if normal_map else None
+    return replace(target, texture=picture.flip(0), normal_map=kept)
 
 
 def _weights(points: np.ndarray, triangles: np.ndarray) -> np.ndarray:

@@ -25,6 +25,8 @@ from sugar_utils.libraries import load_package
 ATLASES = ("squares", "xatlas")
 MIN_SQUARE_SIZE = 5  # below this, the margins of a square leave its triangles no area
 MAX_SIDE = 32_768  # larger textures are refused by graphics hardware and by many programs
+FITTING_SHARE = 0.9  # of the triangles that a square is large enough for
+XATLAS_FILLED = 0.6  # share of the texture that charts cover, as a rule
 CHART_MARGIN = 2  # texels around a chart that continue it
 _CHUNK_TEXELS = 1 << 22
 
@@ -117,6 +119,36 @@ def make_atlas(kind: str, vertices: Tensor, faces: Tensor, square_size: int) -> 
     if kind == "squares":
         return squares_atlas(faces.shape[0], square_size, vertices.device)
     return xatlas_atlas(vertices, faces, per_axis * square_size)
+
+
+def fitting_square_size(kind: str, vertices: Tensor, faces: Tensor, resolution: Tensor) -> int:
+    """Size of a square for which a texel is a pixel of the view that shows a place best.
+
+    Args:
+        resolution: Pixels per squared world unit at the vertices. (V,)
+    """
+    a, b, c = vertices[faces].unbind(1)
+    pixels = resolution[faces].mean(dim=1)
+    if kind == "squares":
+        # Of the smaller sides, because the two that fill a square's are not the longest in general.
+        sides = torch.stack([a - b, b - c, c - a], dim=1).norm(dim=2).median(dim=1).values
+        finest = (sides * pixels.sqrt())[pixels > 0].sort().values
+        texels = float(finest[int(FITTING_SHARE * len(finest))]) if len(finest) else 0.0
+        return MIN_SQUARE_SIZE - 1 + max(1, math.ceil(texels))
+    areas = torch.linalg.cross(b - a, c - a).norm(dim=1) / 2
+    side = math.sqrt(float((areas * pixels).sum()) / XATLAS_FILLED)
+    return max(MIN_SQUARE_SIZE, math.ceil(side / squares_per_axis(faces.shape[0])))
+
+
+def largest_square_size(n_faces: int, texture_size: int) -> int:
+    """Size of a square for which a texture has so many texels per side at most."""
+    per_axis = squares_per_axis(n_faces)
+    if texture_size < MIN_SQUARE_SIZE * per_axis:
+        raise UserError(
+            f"{n_faces:,} triangles do not fit into a picture of {texture_size} texels per side; "
+            f"use --texture_size {MIN_SQUARE_SIZE * per_axis} or more, or fewer triangles"
+        )
+    return texture_size // per_axis
 
 
 def check_square_size(square_size: int) -> None:

@@ -10,8 +10,9 @@ neighbours then meet at their edge. One work item owns a texel, so there are no 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import warp as wp
@@ -39,8 +40,16 @@ _CHUNK_TEXELS = 1 << 22
 _MIN_ITEMS = 4096
 _MAX_SAMPLES = 4
 
-# Picture of a view. (H, W, 3) in [0, 1]; of (H, W, 4) only pixels whose last value is above 0
-ViewSource = Callable[[Camera], Tensor]
+
+class ViewColors(NamedTuple):
+    """What a view shows."""
+
+    image: Tensor  # (H, W, 3) in [0, 1]; of (H, W, 4) the last value is how much a pixel counts
+    # How much the view counts at each vertex, in addition to ``BakingConfig.floor``; (V,)
+    preferred: Tensor | None = None
+
+
+ViewSource = Callable[[Camera], Tensor | ViewColors]
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,7 @@ class BakingConfig:
     # Of a pixel from the plane of the triangle, in widths of a pixel at that depth.
     depth_tolerance: float = 2.0
     cosine_power: float = 4.0
+    floor: float = 1.0  # how much a view counts where no vertex prefers it
     budget_bytes: int = BUDGET_BYTES
 
 
@@ -90,7 +100,7 @@ def area(a: wp.vec2, b: wp.vec2) -> float:
 @wp.func
 def sample_surface(
     view: View, point: wp.vec3, normal: wp.vec3, offset: float, tolerance: float,
-    image: wp.array2d(dtype=wp.vec3), depths: wp.array2d(dtype=float),
+    image: wp.array2d(dtype=wp.vec4), depths: wp.array2d(dtype=float),
 ) -> wp.vec4:  # fmt: skip
     """Bilinear colour at a camera-space point from pixels that show its plane, and their weight."""
     sum = wp.vec4(0.0, 0.0, 0.0, 0.0)
@@ -112,8 +122,8 @@ def sample_surface(
             )
             # Not a number and infinity fail the comparison.
             if wp.abs(offset / wp.dot(normal, ray) - depths[y, x]) <= limit:
-                weight = (1.0 - wp.abs(u - float(x))) * (1.0 - wp.abs(v - float(y)))
                 color = image[y, x]
+                weight = (1.0 - wp.abs(u - float(x))) * (1.0 - wp.abs(v - float(y))) * color[3]
                 sum += weight * wp.vec4(color[0], color[1], color[2], 1.0)
     return sum
 
@@ -187,7 +197,8 @@ def gather_view(
     first: int, view: View, first_row: int, side: int, tolerance: float, cosine_power: float,
     texel_faces: wp.array(dtype=int), corners: wp.array(dtype=wp.vec2),
     vertices: wp.array(dtype=wp.vec3), faces: wp.array(dtype=wp.vec3i),
-    image: wp.array2d(dtype=wp.vec3), depths: wp.array2d(dtype=float),
+    preference: wp.array(dtype=float), floor: float,
+    image: wp.array2d(dtype=wp.vec4), depths: wp.array2d(dtype=float),
     shown: wp.array(dtype=wp.uint8), sums: wp.array(dtype=wp.vec4),
 ):  # fmt: skip
     """Add what one view shows of each texel to its sums."""
@@ -239,7 +250,13 @@ def gather_view(
         sum = sample_surface(view, point, normal, offset, tolerance, image, depths)
     if sum[3] > 0.0:
         cosine = wp.abs(offset) / (wp.length(normal) * wp.length(point))
-        sums[i] = sums[i] + wp.pow(cosine, cosine_power) / float(samples * samples) * sum
+        preferred = (
+            (1.0 - share1 - share2) * preference[face[0]]
+            + share1 * preference[face[1]]
+            + share2 * preference[face[2]]
+        )
+        weight = wp.pow(cosine, cosine_power) * (floor + wp.max(preferred, 0.0))
+        sums[i] = sums[i] + weight / float(samples * samples) * sum
 
 
 @torch.no_grad()
@@ -255,29 +272,18 @@ def bake_texture(
     """
     config = config or BakingConfig()
     bands = _bands(atlas.side, config.budget_bytes)
-    faces = faces.to(torch.int32).contiguous()
     device, shape = vertices.device, (atlas.side, atlas.side)
     texture = torch.zeros(*shape, 3, dtype=torch.uint8, device=device)
     seen = torch.zeros(shape, dtype=torch.bool, device=device)
     face_sums = torch.zeros(4, atlas.n_faces, dtype=torch.int64, device=device)
-    for band, (first, end) in enumerate(bands):
-        texel_faces = atlas.texel_faces(first, end)
-        sums = torch.zeros(texel_faces.numel(), 4, device=device)
-        for index, camera in enumerate(cameras):
-            image = source(camera)
-            _gather(vertices, faces, atlas, first, texel_faces, camera, image, config, sums)
-            on_view(band * len(cameras) + index + 1, len(bands) * len(cameras))
-        for rows in _chunks(end - first, atlas.side):
-            chunk = sums.view(end - first, atlas.side, 4)[rows]
-            at = slice(first + rows.start, first + rows.stop)
-            seen[at] = chunk[..., 3] > 0
-            texture[at] = to_uint8(chunk[..., :3] / chunk[..., 3:].clamp_min(1e-30))
-            owners = texel_faces[rows][seen[at]].long()
-            colors = texture[at][seen[at]].long()
-            for channel in range(3):
-                face_sums[channel].scatter_add_(0, owners, colors[:, channel])
-            face_sums[3].scatter_add_(0, owners, torch.ones_like(owners))
-        del sums, texel_faces
+    for rows, owners, colors, found in _gathered(
+        vertices, faces, atlas, cameras, source, config, on_view
+    ):
+        seen[rows], texture[rows] = found, to_uint8(colors)
+        owners, colors = owners[found].long(), texture[rows][found].long()
+        for channel in range(3):
+            face_sums[channel].scatter_add_(0, owners, colors[:, channel])
+        face_sums[3].scatter_add_(0, owners, torch.ones_like(owners))
     # Faces of which no texel is seen have their own colours.
     counts = face_sums[3]
     means = (face_sums[:3].double() / counts.clamp_min(1)).T.round().to(torch.uint8)
@@ -292,27 +298,66 @@ def bake_texture(
     )
 
 
+@torch.no_grad()
+def add_to_texture(
+    texture: Tensor, vertices: Tensor, faces: Tensor, atlas: Atlas, cameras: Sequence[Camera],
+    source: ViewSource, config: BakingConfig, on_view: Callable[[int, int], None],
+) -> Tensor:  # fmt: skip
+    """Add to a baked texture, (side, side, 3) uint8, what views lack, which may be negative."""
+    texture = texture.flip(0)
+    for rows, _, colors, _ in _gathered(vertices, faces, atlas, cameras, source, config, on_view):
+        texture[rows] = to_uint8(texture[rows] / 255 + colors)
+    return texture.flip(0)
+
+
+def _gathered(
+    vertices: Tensor, faces: Tensor, atlas: Atlas, cameras: Sequence[Camera], source: ViewSource,
+    config: BakingConfig, on_view: Callable[[int, int], None],
+) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:  # fmt: skip
+    """Some rows of the texture at a time: (R, side) faces, (R, side, 3) colours, whether seen."""
+    bands = _bands(atlas.side, config.budget_bytes)
+    faces = faces.to(torch.int32).contiguous()
+    for band, (first, end) in enumerate(bands):
+        texel_faces = atlas.texel_faces(first, end)
+        sums = torch.zeros(texel_faces.numel(), 4, device=vertices.device)
+        for index, camera in enumerate(cameras):
+            shown = source(camera)
+            shown = ViewColors(shown) if isinstance(shown, Tensor) else shown
+            _gather(vertices, faces, atlas, first, texel_faces, camera, shown, config, sums)
+            on_view(band * len(cameras) + index + 1, len(bands) * len(cameras))
+        for rows in _chunks(end - first, atlas.side):
+            chunk = sums.view(end - first, atlas.side, 4)[rows]
+            colors = chunk[..., :3] / chunk[..., 3:].clamp_min(1e-30)
+            at = slice(first + rows.start, first + rows.stop)
+            yield at, texel_faces[rows], colors, chunk[..., 3] > 0
+        del sums, texel_faces
+
+
 def _gather(
     vertices: Tensor, faces: Tensor, atlas: Atlas, first_row: int, texel_faces: Tensor,
-    camera: Camera, image: Tensor, config: BakingConfig, sums: Tensor,
+    camera: Camera, shown: ViewColors, config: BakingConfig, sums: Tensor,
 ) -> None:  # fmt: skip
     """Add one view to the sums of a band. texel_faces: (R, side) int32, sums: (R side, 4)"""
     moved = to_camera(vertices, camera)
     depths = rasterize_camera_triangles(moved, faces, camera).depth
-    if image.shape[-1] == 4:
-        # No surface lies there, so no colour is taken from it.
+    image, preferred = shown
+    if image.shape[-1] == 3:
+        image = torch.nn.functional.pad(image, (0, 1), value=1.0)
+    else:
+        # No surface lies where nothing counts, so no colour is taken from there.
         depths = torch.where(image[..., 3] > 0, depths, torch.inf)
-        image = image[..., :3]
+    if preferred is None:
+        preferred = vertices.new_zeros(len(vertices))
     view, depths = make_view(camera), depths.contiguous()
     corners = as_array(atlas.corners.reshape(-1, 2).contiguous(), wp.vec2)
     surface = [as_array(moved, wp.vec3), as_array(faces, wp.vec3i)]
-    shown = torch.empty(len(faces), dtype=torch.uint8, device=vertices.device)
-    arguments = [view, config.depth_tolerance, corners, *surface, depths, shown]
+    reached = torch.empty(len(faces), dtype=torch.uint8, device=vertices.device)
+    arguments = [view, config.depth_tolerance, corners, *surface, depths, reached]
     launch(find_shown, len(faces), arguments, min_items=_MIN_ITEMS)
     arguments = [
         view, first_row, atlas.side, config.depth_tolerance, config.cosine_power,
-        texel_faces.view(-1), corners, *surface, as_array(image.float().contiguous(), wp.vec3),
-        depths, shown, as_array(sums, wp.vec4),
+        texel_faces.view(-1), corners, *surface, preferred.contiguous(), config.floor,
+        as_array(image.float().contiguous(), wp.vec4), depths, reached, as_array(sums, wp.vec4),
     ]  # fmt: skip
     launch(gather_view, texel_faces.numel(), arguments, min_items=_MIN_ITEMS)
 

@@ -20,8 +20,10 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from gaussian_splatting.data.cameras import Camera
+from sugar_extractors.texture.normal_map import corner_tangents, tangent_frames, vertex_normals
 from sugar_scene.triangle_rasterizer import rasterize_triangles
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
@@ -32,6 +34,7 @@ _FLOAT32_MAX = np.finfo(np.float32).max
 _GLB_LIMIT = (1 << 32) - 1
 GLB_AXES = np.diag([1.0, -1.0, -1.0, 1.0])  # from those of a capture to glTF's: half a turn about x
 _JPEG = b"\xff\xd8\xff"
+_LARGE_PNG, _JPEG_QUALITY = 8 << 20, 95
 _FLOAT32, _ARRAY_BUFFER, _TRIANGLES, _LINEAR, _CLAMP = 5126, 34962, 4, 9729, 33071
 
 
@@ -43,19 +46,29 @@ class TexturedMesh:
     faces: Tensor  # rows of the vertices, (F, 3) int64
     uvs: Tensor  # texture coordinates of the corners, v upwards, (F, 3, 2) float32 in [0, 1]
     texture: Tensor  # row 0 is at v = 1, (H, W, 3) uint8
+    normal_map: Tensor | None = None  # in the tangent space of ``normal_map.py``, (H, W, 3) uint8
 
     @property
     def n_faces(self) -> int:
         return self.faces.shape[0]
 
     def to(self, device: torch.device | str) -> TexturedMesh:
-        return TexturedMesh(*(tensor.to(device) for tensor in vars(self).values()))
+        return TexturedMesh(*(t if t is None else t.to(device) for t in vars(self).values()))
+
+    def corner_axes(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Vertex normals and tangents at the corners of some faces. (R, 3, 3), (R, 3, 4)"""
+        normals = vertex_normals(self.vertices.float(), self.faces)
+        faces = self.faces[rows]
+        return normals[faces], corner_tangents(
+            self.vertices.float(), faces, self.uvs[rows], normals
+        )
 
 
-def mesh_files(obj_path: Path, glb: bool) -> list[Path]:
+def mesh_files(obj_path: Path, glb: bool, normal_map: bool = False) -> list[Path]:
     """The files of a textured mesh, in the order in which they appear."""
     suffixes = [".png", ".mtl", *([".glb"] if glb else []), ".obj"]
-    return [obj_path.with_suffix(suffix) for suffix in suffixes]
+    normals = [obj_path.with_name(f"{obj_path.stem}_normals.png")] if normal_map else []
+    return [*normals, *(obj_path.with_suffix(suffix) for suffix in suffixes)]
 
 
 def write_textured_mesh(
@@ -72,21 +85,29 @@ def write_textured_mesh(
 
 def write_mesh_files(targets: Mapping[Path, Path], mesh: TexturedMesh, y_up: bool = False) -> None:
     """Write the files of a textured mesh under other names than they will have."""
-    names = {path.suffix: path for path in targets}
+    # Of two pictures the texture is the last.
+    names = {path.suffix: path for path in sorted(targets, key=lambda path: -len(path.name))}
     png = png_bytes(mesh.texture)
     targets[names[".png"]].write_bytes(png)
-    targets[names[".mtl"]].write_bytes(f"newmtl mesh\nmap_Kd {names['.png'].name}".encode())
+    material = f"newmtl mesh\nmap_Kd {names['.png'].name}"
+    if mesh.normal_map is not None:
+        picture = mesh_files(names[".obj"], glb=False, normal_map=True)[0]
+        targets[picture].write_bytes(png_bytes(mesh.normal_map))
+        # Programs know one word or the other.
+        material += f"\nmap_Bump {picture.name}\nnorm {picture.name}"
+    targets[names[".mtl"]].write_bytes(material.encode())
     with targets[names[".obj"]].open("wb") as file:
         file.writelines(obj_chunks(mesh, names[".mtl"].name))
     if ".glb" in names:
         with targets[names[".glb"]].open("wb") as file:
-            file.writelines(glb_chunks(mesh, png, names[".glb"], y_up))
+            file.writelines(glb_chunks(mesh, _compact(png, mesh.texture), names[".glb"], y_up))
 
 
 def write_glb(path: Path, mesh: TexturedMesh, *, y_up: bool = False) -> None:
     """Write the one-file form alone, complete or not at all."""
     with atomic_path(path) as temporary, temporary.open("wb") as file:
-        file.writelines(glb_chunks(mesh, png_bytes(mesh.texture), path, y_up))
+        picture = _compact(png_bytes(mesh.texture), mesh.texture)
+        file.writelines(glb_chunks(mesh, picture, path, y_up))
 
 
 def png_bytes(texture: Tensor) -> bytes:
@@ -97,17 +118,34 @@ def png_bytes(texture: Tensor) -> bytes:
     return buffer.getvalue()
 
 
+def jpeg_bytes(texture: Tensor, quality: int = 85) -> bytes:
+    """A picture as JPEG; above a quality of 90, colours are at full resolution. (H, W, 3) uint8"""
+    buffer, chroma = BytesIO(), 0 if quality > 90 else 2
+    picture = Image.fromarray(np.ascontiguousarray(texture.cpu().numpy()))
+    picture.save(buffer, format="JPEG", quality=quality, subsampling=chroma)
+    return buffer.getvalue()
+
+
+def _compact(png: bytes, texture: Tensor) -> bytes:
+    """The picture of a GLB, which web pages load: JPEG where PNG is large."""
+    return png if len(png) <= _LARGE_PNG else jpeg_bytes(texture, _JPEG_QUALITY)
+
+
 def obj_chunks(mesh: TexturedMesh, material_name: str) -> Iterator[bytes]:
     yield f"\nmtllib {material_name}\nusemtl mesh\n\n".encode()
     # Nine digits give every float32 back as it was.
     yield from _lines("v %.9g %.9g %.9g\n", mesh.vertices.cpu().numpy())
     yield from _lines("vt %.9g %.9g\n", mesh.uvs.reshape(-1, 2).cpu().numpy())
-    faces = mesh.faces.cpu().numpy()
+    faces, columns, line = mesh.faces.cpu().numpy(), [0, 1], "f %d/%d %d/%d %d/%d\n"
+    if mesh.normal_map is not None:
+        normals = vertex_normals(mesh.vertices.float(), mesh.faces)
+        yield from _lines("vn %.6g %.6g %.6g\n", normals.cpu().numpy())
+        columns, line = [0, 1, 0], "f %d/%d/%d %d/%d/%d %d/%d/%d\n"
     for first in range(0, len(faces), _CHUNK_ROWS):
         chunk = faces[first : first + _CHUNK_ROWS]
         corners = np.arange(3 * first, 3 * (first + len(chunk))).reshape(-1, 3)
-        table = np.stack([chunk, corners], axis=2).reshape(-1, 6) + 1
-        text = "f %d/%d %d/%d %d/%d\n" * len(table) % tuple(table.ravel().tolist())
+        table = np.stack([(chunk, corners)[k] for k in columns], axis=2).reshape(len(chunk), -1) + 1
+        text = line * len(table) % tuple(table.ravel().tolist())
         yield (text if first + len(chunk) < len(faces) else text[:-1]).encode()
 
 
@@ -124,13 +162,22 @@ def glb_chunks(
 
     glTF wants y up and z towards the viewer, a capture in COLMAP's axes has y down and z forward.
     Corners are not shared, because every face has its own place in the picture.
-    ``KHR_materials_unlit`` shows the colours of the photographs.
+    ``KHR_materials_unlit`` shows the colours of the photographs; normals need light.
     """
     if not y_up:
         turn = mesh.vertices.new_tensor(np.diag(GLB_AXES)[:3])
         mesh = replace(mesh, vertices=mesh.vertices.float() * turn)
-    n_corners = 3 * mesh.n_faces
-    content = _gltf(mesh, [12 * n_corners, 8 * n_corners, len(picture)], picture)
+    n_corners, normals = 3 * mesh.n_faces, b""
+    sizes = [12 * n_corners, 8 * n_corners, len(picture)]
+    if mesh.normal_map is not None:
+        # Numbers begin at multiples of four bytes.
+        n_picture, picture = len(picture), picture + b"\0" * (-len(picture) % 4)
+        normals = png_bytes(mesh.normal_map)
+        sizes = [*sizes[:2], len(picture), 12 * n_corners, 16 * n_corners, len(normals)]
+    content = _gltf(mesh, sizes, picture)
+    if normals:
+        _add_normal_map(content)
+        content["bufferViews"][2]["byteLength"] = n_picture
     if variants:
         _add_clay(content)
     yield glb_head(content, path, "use --export_glb False")
@@ -142,7 +189,13 @@ def glb_chunks(
         # The picture's first row is v = 0 here.
         chunk = uvs[first : first + _CHUNK_ROWS].numpy() * (1, -1) + (0, 1)
         yield chunk.astype("<f4").tobytes()
-    yield picture + b"\0" * (-len(picture) % 4)
+    yield picture
+    if normals:
+        axes = mesh.corner_axes(torch.arange(mesh.n_faces, device=mesh.faces.device))
+        for values in axes:
+            yield values.cpu().numpy().astype("<f4").tobytes()
+        yield normals
+    yield b"\0" * (-sum(sizes) % 4)
 
 
 def glb_head(content: dict[str, Any], path: Path, instead: str) -> bytes:
@@ -203,6 +256,22 @@ def _gltf(mesh: TexturedMesh, sizes: list[int], picture: bytes) -> dict[str, Any
     }
 
 
+def _add_normal_map(content: dict[str, Any]) -> None:
+    """Normals, tangents and their picture: the last three parts of the file; lit by the viewer."""
+    count = content["accessors"][0]["count"]
+    kinds = ("NORMAL", "VEC3"), ("TANGENT", "VEC4")
+    for view, (name, kind) in enumerate(kinds, start=3):
+        content["meshes"][0]["primitives"][0]["attributes"][name] = len(content["accessors"])
+        content["bufferViews"][view]["target"] = _ARRAY_BUFFER
+        content["accessors"].append(
+            {"bufferView": view, "type": kind, "componentType": _FLOAT32, "count": count}
+        )
+    content["images"].append({"bufferView": 5, "mimeType": "image/png"})
+    content["textures"].append({"sampler": 0, "source": 1})
+    content["materials"][0]["normalTexture"] = {"index": 1}
+    del content["extensionsUsed"], content["materials"][0]["extensions"]
+
+
 def _add_clay(content: dict[str, Any]) -> None:
     """A second material, lit by the viewer, and names for both."""
     color, variants = [0.6, 0.6, 0.58, 1.0], "KHR_materials_variants"
@@ -224,13 +293,18 @@ def read_textured_mesh(path: Path) -> TexturedMesh:
         lines = require_regular_file(path, missing_ok=True).read_bytes().split(b"\n")
         vertices = _table(lines, b"v ", 3, np.float64)
         points = _table(lines, b"vt ", 2, np.float64)
-        rows = _table(lines, b"f ", 6, np.int64).reshape(-1, 3, 2) - 1
+        first = next((line for line in lines if line.startswith(b"f ")), b"")
+        width = max(2, 1 + first.split(b" ")[1].count(b"/")) if b" " in first else 2
+        rows = _table(lines, b"f ", 3 * width, np.int64).reshape(-1, 3, width)[..., :2] - 1
         material = _value(lines, b"mtllib ", path)
         material_path = require_regular_file(path.parent / material, missing_ok=True)
-        picture = _value(material_path.read_bytes().split(b"\n"), b"map_Kd ", path)
-        picture_path = require_regular_file(path.parent / picture, missing_ok=True)
-        with Image.open(picture_path) as image:
-            texture = np.array(image.convert("RGB"))
+        material_lines, pictures = material_path.read_bytes().split(b"\n"), []
+        for name in (b"map_Kd ", b"norm ")[
+            : 1 + any(m.startswith(b"norm ") for m in material_lines)
+        ]:
+            picture = path.parent / _value(material_lines, name, path)
+            with Image.open(require_regular_file(picture, missing_ok=True)) as image:
+                pictures.append(torch.from_numpy(np.array(image.convert("RGB"))))
     except FileNotFoundError as error:
         raise UserError(
             f"{error.filename}: no such file; extract the textured mesh again"
@@ -252,7 +326,7 @@ def read_textured_mesh(path: Path) -> TexturedMesh:
         torch.from_numpy(vertices.astype(np.float32)),
         torch.from_numpy(rows[..., 0].copy()),
         torch.from_numpy(points[rows[..., 1]].astype(np.float32)),
-        torch.from_numpy(texture),
+        *pictures,
     )
 
 
@@ -293,6 +367,22 @@ def render_textured(
         return image
     shape = (camera.height, supersampling, camera.width, supersampling, 3)
     return image.reshape(shape).mean(dim=(1, 3))
+
+
+@torch.no_grad()
+def render_normals(mesh: TexturedMesh, camera: Camera) -> tuple[Tensor, Tensor]:
+    """World normals that a renderer shades with, (H, W, 3), and the pixels with a mesh, (H, W)."""
+    hits = rasterize_triangles(mesh.vertices, mesh.faces, camera)
+    rows, weights = hits.face[hits.covered].long(), hits.barycentrics[hits.covered]
+    frames = tangent_frames(*mesh.corner_axes(rows), weights)
+    shaded = frames[..., 2]
+    if mesh.normal_map is not None:
+        at = (mesh.uvs[rows] * weights[..., None]).sum(dim=1)
+        own = sample_texture(mesh.normal_map, at) * 2 - 1
+        shaded = normalize((frames @ own[..., None])[..., 0], dim=1)
+    image = torch.zeros(*hits.face.shape, 3, device=shaded.device)
+    image[hits.covered] = shaded
+    return image, hits.covered
 
 
 def sample_texture(texture: Tensor, uvs: Tensor) -> Tensor:

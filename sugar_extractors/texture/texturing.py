@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
@@ -32,25 +33,23 @@ from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.run_directory import Identity, scene_inputs
 from gaussian_splatting.engine.training_views import is_counted
-from gaussian_splatting.optim.learned_exposure import saved_exposures, unexposed
+from gaussian_splatting.optim.learned_exposure import exposed, saved_exposures, unexposed
 from gaussian_splatting.rasterization import render_view
 from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
 from gaussian_splatting.shared_flags import white_background
 from sugar_extractors.mesh.mesh_config import OUTPUT_FLAG
 from sugar_extractors.results import alone_with, is_finished, publish, read_state
+from sugar_extractors.texture.photo_baking import Resolution, bake_photographs
 from sugar_extractors.texture.placed_export import PlacementOptions, scale_of, write_placed
 from sugar_extractors.texture.texture_atlas import (
     ATLASES,
     check_square_size,
+    fitting_square_size,
+    largest_square_size,
     load_xatlas,
     make_atlas,
 )
-from sugar_extractors.texture.texture_baking import (
-    BakingConfig,
-    ViewSource,
-    bake_texture,
-    count_bands,
-)
+from sugar_extractors.texture.texture_baking import BakingConfig, ViewSource, bake_texture
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, mesh_files, write_mesh_files
 from sugar_scene.geometry import neighbor_opacities
 from sugar_scene.mesh_bound import LAYOUTS, BoundCloud, bound_cloud_from_state
@@ -61,7 +60,15 @@ from sugar_utils.console import Console
 from sugar_utils.device import upload
 from sugar_utils.errors import UserError, printable
 from sugar_utils.files import file_digest, remove_stale_temporaries
-from sugar_utils.flags import integer, non_negative_float, non_negative_int, positive_int
+from sugar_utils.flags import (
+    AUTO,
+    Automatic,
+    integer,
+    non_negative_float,
+    non_negative_int,
+    positive_int,
+    positive_or_auto,
+)
 from sugar_utils.memory import memory_usage, reset_peak
 from sugar_utils.neighbors import nearest_neighbors_of
 from sugar_utils.settings import add_flags, flag, parser_of
@@ -119,7 +126,7 @@ def face_density(cloud: BoundCloud) -> FaceDensity:
 
 
 SOURCES = ("renders", "photos")
-SQUARE_SIZE = 8
+SQUARE_SIZE, TEXTURE_SIZE = 8, 8_192
 MIN_ALPHA = 0.5  # pixels of an object that the Gaussians cover less give no colour
 _flag = partial(flag, group="texture")
 _peel = partial(flag, group="texture", no_effect_when="without --postprocess_mesh True")
@@ -141,9 +148,15 @@ class TextureOptions(CaptureOptions):
         None, "checked against the model; unset: as the model has", short="-n", parse=integer,
         choices=tuple(LAYOUTS),
     )  # fmt: skip
-    square_size: int = _flag(
+    square_size: int | Automatic = _flag(
         SQUARE_SIZE, "texels per side of the square that holds two triangles, at least 5; decides "
-        "the size of the texture for any atlas", parse=positive_int,
+        "the size of the texture for any atlas. auto: a texel is a pixel of the photograph that "
+        "shows a place best; unset: 8, auto with --preset fast", parse=positive_or_auto,
+        metavar="{N,auto}", modes={"fast": AUTO},
+    )  # fmt: skip
+    texture_size: int = _flag(
+        TEXTURE_SIZE, "texels per side of the texture at most, where --square_size is auto",
+        parse=positive_int, no_effect_when="unless --square_size is auto",
     )  # fmt: skip
     texture_atlas: str = _flag(
         "squares", "squares: every two triangles fill a square; xatlas: unfold the surface, which "
@@ -151,7 +164,8 @@ class TextureOptions(CaptureOptions):
     )  # fmt: skip
     texture_source: str = _flag(
         "renders", "renders: the refined Gaussians, without view-dependent colour; photos: the "
-        "photographs, learned exposures taken out", choices=SOURCES,
+        "photographs, in the exposure of the median one; unset: renders, photos with --preset fast",
+        choices=SOURCES, modes={"fast": "photos"},
     )  # fmt: skip
     baking: BakingConfig = BakingConfig()
     postprocess_mesh: bool = _flag(False, "peel border triangles of low density off")
@@ -170,7 +184,8 @@ class TextureOptions(CaptureOptions):
     overwrite: bool = _alone(False, "replace a mesh that was made with other settings")
 
     def __post_init__(self) -> None:
-        check_square_size(self.square_size)
+        if self.square_size != AUTO:
+            check_square_size(self.square_size)
 
     @property
     def obj_path(self) -> Path:
@@ -189,6 +204,7 @@ class TextureOptions(CaptureOptions):
             "source": self.texture_source,
             "depth_tolerance": self.baking.depth_tolerance,
             "cosine_power": self.baking.cosine_power,
+            **({"texture_size": self.texture_size} if self.square_size == AUTO else {}),
             "postprocess": self.postprocess_mesh,
             "white_background": self.white_background,
         }
@@ -302,8 +318,8 @@ def render_source(gaussians: Gaussians, white_background: bool = False) -> ViewS
 
 def photo_source(
     images: ImageStore, device: torch.device, exposures: Mapping[str, Tensor]
-) -> ViewSource:
-    """The photographs, where their masks count; those with an exposure get the model's colours."""
+) -> Callable[[Camera], Tensor]:
+    """The photographs, and how much each pixel counts; exposures are replaced by the median one."""
 
     def read(camera: Camera) -> Tensor:
         image = upload(images.get(camera), device)
@@ -311,11 +327,13 @@ def photo_source(
         colors = image[..., :3].float() / 255
         if camera.name in exposures:
             colors = unexposed(colors, exposures[camera.name].to(device))
+            colors = exposed(colors, median.to(device)).clamp(0, 1)
         if counted is None:
-            return colors
+            return functional.pad(colors, (0, 1), value=1.0)
         # A pixel on the outline shows what is behind it, too.
         return torch.cat([colors, eroded(counted, 1)[..., None].float()], dim=2)
 
+    median = torch.stack(list(exposures.values())).median(dim=0).values if exposures else None
     return read
 
 
@@ -378,16 +396,27 @@ def _texture(
     reset_peak(device)
     start = time.monotonic()
     surface = cloud.vertices, cloud.faces
-    atlas = make_atlas(options.texture_atlas, *surface, options.square_size)
+    is_photos, size = options.texture_source == "photos", options.square_size
+    resolution = Resolution.of(*surface, cameras) if is_photos or size == AUTO else None
+    if size == AUTO:
+        size = fitting_square_size(options.texture_atlas, *surface, resolution.best)
+        size = min(size, largest_square_size(len(cloud.faces), options.texture_size))
+    atlas = make_atlas(options.texture_atlas, *surface, size)
     unwrapped = time.monotonic()
-    if options.texture_source == "photos":
-        source = photo_source(images, device, exposures)
-    else:
-        source = render_source(cloud.activate(), options.white_background)
-    n_steps = len(cameras) * count_bands(atlas.side, options.baking.budget_bytes)
-    with console.progress("texture", 1, n_steps) as progress:
-        own, done = face_colors(cloud), lambda done, total: progress.update(done)
-        baked = bake_texture(*surface, atlas, cameras, source, own, options.baking, done)
+    own = face_colors(cloud)
+    with console.progress("texture, percent", 1, 100) as progress:
+
+        def on_view(done: int, total: int) -> None:
+            progress.update(100 * done // total)
+
+        if is_photos:
+            source = photo_source(images, device, exposures)
+            baked = bake_photographs(
+                *surface, atlas, cameras, source, own, resolution, options.baking, on_view
+            )
+        else:
+            source = render_source(cloud.activate(), options.white_background)
+            baked = bake_texture(*surface, atlas, cameras, source, own, options.baking, on_view)
     finished = time.monotonic()
     mesh = TexturedMesh(*surface, atlas.uvs, baked.texture)
     result = {

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What masks do: silhouettes of meshes, and figures of Gaussians where masks count.
+"""Results in the held-out views: textures, silhouettes, and Gaussians where masks count.
 
-``python benchmarks/masks.py silhouette SCENE MESH [MESH...]`` draws each mesh's silhouette in the
-held-out views and compares it with their masks: intersection over union, and the share of the
-mask's area that lies outside of it (stray) or is not covered (missing).
+``python benchmarks/held_out.py KIND SCENE RESULT [RESULT...]``:
 
-``python benchmarks/masks.py gaussians SCENE PLY [PLY...]`` renders Gaussians in the held-out views
-and compares them with the images, only well inside of the masks, where no pixel is mixed.
+- ``textures``: textured OBJs without light against the photographs, where mesh and mask cover
+  them. Sharpness is the energy of the gradients over that of the photographs.
+- ``normals``: angles between the normals of the first textured OBJ and those of others.
+- ``silhouettes``: silhouettes of meshes against masks. Intersection over union, and the share of
+  the mask's area that lies outside of it (stray) or is not covered (missing).
+- ``gaussians``: renders against photographs well inside of the masks.
 
-``python benchmarks/masks.py stamp SCENE OUT`` copies a scene, stamps a grey square that moves from
-image to image into it, and writes masks that are black there.
+``held_out.py stamp SCENE OUT`` copies a scene, stamps a grey square that moves from image to image
+into it, and writes masks that are black there.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import sugar_utils  # noqa: F401  before torch
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
 from benchmarks.rasterizer import print_machine, print_table
 from gaussian_splatting.data.cameras import Camera
@@ -34,9 +37,14 @@ from gaussian_splatting.data.images import IMAGE_SUFFIXES, ImageStore, eroded
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.ply import read_gaussian_ply
 from gaussian_splatting.data.scene import load_scene
-from gaussian_splatting.engine.reporting.evaluation import psnr, to_uint8
+from gaussian_splatting.engine.reporting.evaluation import fitted_to, psnr, to_uint8
 from gaussian_splatting.rasterization import render_view
 from sugar_extractors.mesh_pictures import read_any_mesh
+from sugar_extractors.texture.textured_mesh_io import (
+    read_textured_mesh,
+    render_normals,
+    render_textured,
+)
 from sugar_scene.triangle_rasterizer import rasterize_triangles
 from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
@@ -51,6 +59,8 @@ def held_out_views(args: argparse.Namespace) -> list[Camera]:
     """Views of a scene that no run trained on, with their masks."""
     size = SugarSize(resolution_factor=args.resolution_factor)
     scene = load_scene(args.scene, size_rule=size, masks=MaskOptions(args.masks, "ignore"))
+    if args.run in (textures, normals):
+        return scene.test_cameras
     views = [camera for camera in scene.test_cameras if camera.mask is not None]
     if not views:
         raise UserError(f"{args.scene}: no held-out view has a mask; name them with --masks")
@@ -99,6 +109,58 @@ def gaussians(args: argparse.Namespace) -> None:
     print_table(["Gaussians", "number", "PSNR where masks count"], rows)
 
 
+def gradient_energy(image: Tensor, inside: Tensor) -> Tensor:
+    """Sum of squared differences of neighbouring grey values. (H, W, 3), (H, W) bool -> ()"""
+    grey = image.double().mean(dim=2)
+    across = (grey[:, 1:] - grey[:, :-1])[inside[:, 1:] & inside[:, :-1]]
+    down = (grey[1:] - grey[:-1])[inside[1:] & inside[:-1]]
+    return across.square().sum() + down.square().sum()
+
+
+def textures(args: argparse.Namespace) -> None:
+    """Compare textured meshes with photographs where they cover them."""
+    views, rows = held_out_views(args), []
+    for path in args.models:
+        mesh, figures = read_textured_mesh(path), []
+        for view in views:
+            with ImageStore() as images:
+                photograph = images.get(view)
+            image = render_textured(mesh, view, supersampling=2)
+            covered = rasterize_triangles(mesh.vertices, mesh.faces, view).covered
+            counted = photograph.shape[2] == 3 or photograph[..., 3] >= 250
+            inside, target = eroded(covered & counted, 2), photograph[..., :3] / 255
+            if not inside.any():
+                continue
+            shown, real = image[inside][None], target[inside][None]
+            sharpness = gradient_energy(image, inside) / gradient_energy(target, inside)
+            fitted = psnr(fitted_to(shown, real), real)
+            shares = float(sharpness), float(covered.float().mean())
+            figures.append((psnr(to_uint8(shown), real), fitted, *shares))
+        means = np.mean(figures, axis=0)
+        print(f"[{len(rows) + 1}] {path}")
+        rows.append(
+            [f"[{len(rows) + 1}]", f"{mesh.n_faces:,}", f"{len(mesh.texture)}",
+             f"{means[0]:.2f} dB", f"{means[1]:.2f} dB", f"{means[2]:.3f}", f"{means[3]:.0%}"]
+        )  # fmt: skip
+    print()
+    head = ["mesh", "triangles", "side", "PSNR", "after gain and offset", "sharpness", "covered"]
+    print_table(head, rows)
+
+
+def normals(args: argparse.Namespace) -> None:
+    """Compare the normals that textured meshes are shaded with with those of the first one."""
+    views, meshes = held_out_views(args), [read_textured_mesh(path) for path in args.models]
+    fine = [render_normals(meshes[0], view) for view in views]
+    for path, mesh in zip(args.models[1:], meshes[1:], strict=True):
+        angles = []
+        for (expected, covered), view in zip(fine, views, strict=True):
+            found, shown = render_normals(mesh, view)
+            both = covered & shown
+            angles.append((found[both] * expected[both]).sum(dim=1).clamp(-1, 1).acos())
+        degrees = torch.rad2deg(torch.cat(angles)).numpy()
+        print(f"{np.median(degrees):.2f} median, {degrees.mean():.2f} mean degrees: {path}")
+
+
 def stamp(args: argparse.Namespace) -> None:
     """Copy a scene and stamp its images."""
     shutil.copytree(args.scene, args.out, ignore=shutil.ignore_patterns("undistorted_cache"))
@@ -122,13 +184,13 @@ def stamp(args: argparse.Namespace) -> None:
 
 def parser() -> Parser:
     """The flags."""
-    flags = Parser(description="Measure what masks do.")
+    flags = Parser(description="Measure results in held-out views.")
     kinds = flags.add_subparsers(dest="kind", required=True, parser_class=Parser)
-    for name, function in (("silhouette", silhouettes), ("gaussians", gaussians)):
-        one = kinds.add_parser(name)
+    for function in (textures, normals, silhouettes, gaussians):
+        one = kinds.add_parser(function.__name__)
         one.set_defaults(run=function)
-        one.add_argument("scene", type=Path, help="scene folder with masks")
-        one.add_argument("models", type=Path, nargs="+", help="meshes, or PLYs of Gaussians")
+        one.add_argument("scene", type=Path, help="scene folder")
+        one.add_argument("models", type=Path, nargs="+", help="meshes, or PLYs")
         one.add_argument("--masks", help="folder of the masks")
         one.add_argument("--resolution_factor", type=positive_float, default=1.0)
     one = kinds.add_parser("stamp")

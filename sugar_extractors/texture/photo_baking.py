@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A texture of photographs: sharp, without seams, and without what is no part of the surface.
+
+A first texture is the mean of all views, weighted by how finely they show the surface. Then each
+photograph is brought into agreement with it (``photo_alignment.py``), and what its render lacks of
+the photograph is added. That makes the render as sharp as the photographs, which interpolation and
+the mean had blurred (back-projection: Irani and Peleg, "Improving resolution by image
+registration", 1991). Weights are interpolated between vertices: they are continuous, without seams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.images import eroded
+from sugar_extractors.texture.normal_map import vertex_normals
+from sugar_extractors.texture.photo_alignment import aligned, gain_between
+from sugar_extractors.texture.texture_atlas import Atlas
+from sugar_extractors.texture.texture_baking import (
+    BakedTexture,
+    BakingConfig,
+    ViewColors,
+    add_to_texture,
+    bake_texture,
+)
+from sugar_extractors.texture.textured_mesh_io import TexturedMesh, render_textured
+from sugar_scene.triangle_rasterizer import pixels_of_points, rasterize_triangles, to_camera
+
+ROUNDS = 2  # how often what is lacking is added
+LEAST_SHARE = 0.2  # of the best resolution, from which a view counts
+FLOOR = 1e-3  # what other views count, for places that no other one shows
+BORDER = 0.03  # of the longest side: there a view fades out
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """How finely views show the vertices of a mesh."""
+
+    vertices: Tensor  # (V, 3) world units
+    faces: Tensor  # (F, 3)
+    normals: Tensor  # (V, 3)
+    best: Tensor  # pixels per squared world unit in the best view; 0 where none shows it, (V,)
+
+    @classmethod
+    def of(cls, vertices: Tensor, faces: Tensor, cameras: Sequence[Camera]) -> Resolution:
+        found = cls(
+            vertices, faces, vertex_normals(vertices, faces), torch.zeros_like(vertices[:, 0])
+        )
+        for camera in cameras:
+            torch.maximum(found.best, found.in_view(camera), out=found.best)
+        return found
+
+    def in_view(self, camera: Camera) -> Tensor:
+        """Pixels per squared world unit; 0 where something hides the vertex. (V,)"""
+        shown, row, column = pixels_of_points(self.vertices, self.vertices, self.faces, camera)
+        moved = to_camera(self.vertices, camera)
+        rotation = torch.tensor(camera.rotation, dtype=torch.float32, device=moved.device)
+        cosine = -(self.normals @ rotation.T * normalize(moved, dim=1)).sum(dim=1)
+        sides = [column, camera.width - 1 - column, row, camera.height - 1 - row]
+        border = BORDER * max(camera.width, camera.height)
+        inside = (torch.stack(sides).amin(dim=0) / border).clamp(0, 1)
+        finest = camera.fx * camera.fy / moved[:, 2].square()
+        return torch.where(shown, cosine.clamp_min(0) * inside * finest, 0.0)
+
+    def preferred(self, camera: Camera) -> Tensor:
+        """How much a view counts: 0 below a share of the best resolution, 1 for the best. (V,)"""
+        share = self.in_view(camera) / self.best.clamp_min(1e-30)
+        return ((share - LEAST_SHARE) / (1 - LEAST_SHARE)).clamp_min(0).square()
+
+
+@torch.no_grad()
+def bake_photographs(
+    vertices: Tensor, faces: Tensor, atlas: Atlas, cameras: Sequence[Camera],
+    photograph: Callable[[Camera], Tensor], face_colors: Tensor, resolution: Resolution,
+    config: BakingConfig, on_view: Callable[[int, int], None] = lambda done, total: None,
+) -> BakedTexture:  # fmt: skip
+    """Colour a mesh from photographs.
+
+    Args:
+        vertices, faces, atlas, face_colors, on_view: As of :func:`bake_texture`.
+        photograph: Colours and how much each pixel counts. (H, W, 4) in [0, 1]
+    """
+
+    def first(camera: Camera) -> ViewColors:
+        return ViewColors(photograph(camera), resolution.preferred(camera))
+
+    def lacking(
+        camera: Camera, mesh: TexturedMesh, gains: dict[str, Tensor], median: Tensor
+    ) -> ViewColors:
+        target = render_textured(mesh, camera, supersampling=2).permute(2, 0, 1)
+        covered = rasterize_triangles(vertices, faces, camera).covered
+        image = photograph(camera).permute(2, 0, 1)
+        gain = gains[camera.name] = gain_between(image, target, covered)
+        colors, weight = aligned(image, target, covered, gain).split([3, 1])
+        # A pixel on the outline is not of the surface alone.
+        parts = [colors * gain / median - target, weight * eroded(covered, 1)]
+        return ViewColors(torch.cat(parts).permute(1, 2, 0), resolution.preferred(camera))
+
+    def progress(n: int, done: int, total: int) -> None:
+        on_view(n * total + done, (ROUNDS + 1) * total)
+
+    config = replace(config, floor=FLOOR, cosine_power=1.0)
+    surface, views = (vertices, faces, atlas), cameras
+    baked = bake_texture(*surface, views, first, face_colors, config, partial(progress, 0))
+    gains: dict[str, Tensor] = {}
+    for n in range(1, ROUNDS + 1):
+        mesh = TexturedMesh(vertices, faces, atlas.uvs, baked.texture)
+        # In the exposure of the median photograph, whichever views resolve most.
+        median = torch.stack(list(gains.values())).median(dim=0).values if gains else 1.0
+        source = partial(lacking, mesh=mesh, gains=gains, median=median)
+        texture = add_to_texture(
+            baked.texture, *surface, views, source, config, partial(progress, n)
+        )
+        baked = replace(baked, texture=texture)
+    return baked
