@@ -281,9 +281,9 @@ def _write_model(
     return len(rows)
 
 
-VANILLA_ITERATIONS = 1_500
+VANILLA_ITERATIONS = 1_000
 # Settings of the stages: short schedules, small meshes.
-FLAGS = "-r dn_consistency --schedule_scale 0.08 -v 20000 -f 7500"
+FLAGS = "-r multiview --schedule_scale 0.03 -v 20000 -g 3 -f 10000 --test_iterations 20000"
 
 
 def run_demo(args: argparse.Namespace) -> PipelineResult:

@@ -29,6 +29,7 @@ from gaussian_splatting.engine.memory_plan import surveyed
 from gaussian_splatting.rasterization import project
 from gaussian_splatting.rasterization.backends import choose_rasterizer, reference_test
 from sugar_extractors.mesh.meshing_backends import choose_backend
+from sugar_pipeline.plan import mode_of
 from sugar_trainers.capture import SugarSize, load_views
 from sugar_trainers.coarse_stage import CoarseOptions
 from sugar_trainers.multiview_stage import options_of_mode
@@ -82,7 +83,9 @@ def _capture_findings(args: argparse.Namespace, console: Console) -> list[Findin
         mode = options_of_mode(args.regularization_type or "dn_consistency")
         options = from_args(mode, args, output_dir=args.output_dir)
         checkpoint, scene = load_views(options, notes.append, require_images=True)
+    mode, reason = mode_of(scene)
     found = [*scene_findings(scene), *(Finding("note", note, "warning") for note in notes)]
+    found.append(Finding("mode", f"-r {mode} suits this capture: {reason}"))
     show(console, scene.description, found)
     if args.checkpoint_path is None:
         return found

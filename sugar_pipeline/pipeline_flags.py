@@ -64,7 +64,7 @@ class PipelineFlags:
         None, "how the surface is regularised: multiview gives the best surfaces where photographs "
         "overlap, dn_consistency is the recommended one of SuGaR; unset: in train_full_pipeline.py "
         "what suits the capture, in train.py an error", short="-r",
-        choices=MODES, no_effect_when="with --demo", task="result",
+        choices=MODES, no_effect_when="with --demo, which takes multiview", task="result",
     )  # fmt: skip
     output_dir: Path = _pipeline(OUTPUT_ROOT, "folder above all results", parse=Path, task="result")
     stop_after: str | None = _pipeline(

@@ -317,8 +317,8 @@ class RefineConfig(SugarConfig):
     )
     refine_surface_terms: bool = _refine(
         False, "keep the surface that the coarse stage found: neighbouring views are compared, and "
-        "pixels that the mesh does not cover have no gradient; unset: on with -r multiview, else "
-        "off, as in the original", parse=boolean, modes={"multiview": True},
+        "without a background pixels that the mesh does not cover have no gradient; unset: on with "
+        "-r multiview, else off, as in the original", parse=boolean, modes={"multiview": True},
     )  # fmt: skip
     keep_background: bool | None = _refine(
         False, "keep the Gaussians that blend into pixels which the mesh does not cover, such as "

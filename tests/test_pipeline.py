@@ -407,9 +407,9 @@ def test_the_demo_runs_all_stages_on_short_schedules(tmp_path):
     args = train_parser(None).parse_args(["--demo", "--output_dir", str(tmp_path)])
     plan = demo_plan(args, tmp_path / "demo_scene")
     assert plan.n_stages == 5
-    assert plan.coarse.iteration_to_load == plan.vanilla.config.iterations == 1_500
+    assert plan.coarse.iteration_to_load == plan.vanilla.config.iterations == 1_000
     assert plan.vanilla.config.densification.densify_until_iter < plan.vanilla.config.iterations
-    assert plan.coarse.config.schedule.last == 1_200
+    assert plan.coarse.config.schedule.last == 600
     assert plan.coarse.checkpoint_path == plan.vanilla.model_path
     assert plan.texture.obj_path.is_relative_to(tmp_path)
 
@@ -442,6 +442,19 @@ def test_the_chosen_mode_is_named(tmp_path, capsys):
     args = full_parser(None).parse_args(["-s", str(scene.root)])
     assert with_mode(args, Console()).regularization_type == "multiview"
     assert "--regularization_type multiview: 21 of 21 training views" in capsys.readouterr().out
+
+
+def test_cameras_are_found_before_the_mode_is_chosen(tmp_path, monkeypatch, capsys):
+    scene, photographs = make_observed_scene(tmp_path / "scene"), tmp_path / "photographs"
+    shutil.copytree(scene.root / "images", photographs)
+
+    def find_cameras(options, console):
+        shutil.rmtree(options.source_path)
+        shutil.copytree(scene.root, options.source_path)
+
+    monkeypatch.setattr("gaussian_splatting.sfm.convert_run.convert", find_cameras)
+    args = full_parser(None).parse_args(["-s", str(photographs)])
+    assert with_mode(args, Console()).regularization_type == "multiview"
 
 
 def test_a_folder_without_a_scene_is_one_line_without_a_mode(tmp_path, capsys):
