@@ -36,8 +36,7 @@ from sugar_scene.triangle_rasterizer import pixels_of_points, rasterize_triangle
 ROUNDS = 2  # how often what is lacking is added
 SHARP = 0.9  # gradient energy to that of a photograph, from which only low frequencies are added
 WINDOW = 8  # radius in pixels of the windows whose means are those
-LEAST_SHARE = 0.2  # of the best resolution, from which a view counts
-FLOOR = 1e-3  # what other views count, for places that no other one shows
+LEAST_SHARE = 0.2  # of the best resolution, from which a view counts more than others
 BORDER = 0.03  # of the longest side: there a view fades out
 
 
@@ -72,7 +71,7 @@ class Resolution:
         return torch.where(shown, cosine.clamp_min(0) * inside * finest, 0.0)
 
     def preferred(self, camera: Camera) -> Tensor:
-        """How much a view counts: 0 below a share of the best resolution, 1 for the best. (V,)"""
+        """How much more a view counts: 1 where it is the best, 0 below a share of that. (V,)"""
         share = self.in_view(camera) / self.best.clamp_min(1e-30)
         return ((share - LEAST_SHARE) / (1 - LEAST_SHARE)).clamp_min(0).square()
 
@@ -113,7 +112,6 @@ def bake_photographs(
     def progress(n: int, done: int, total: int) -> None:
         on_view(n * total + done, (ROUNDS + 1) * total)
 
-    config = replace(config, floor=FLOOR, cosine_power=1.0)
     surface, views = (vertices, faces, atlas), cameras
     baked = bake_texture(*surface, views, first, face_colors, config, partial(progress, 0))
     gains: dict[str, Tensor] = {}
