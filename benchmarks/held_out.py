@@ -42,7 +42,6 @@ from gaussian_splatting.rasterization import render_view
 from sugar_extractors.mesh_pictures import read_any_mesh
 from sugar_extractors.texture.textured_mesh_io import (
     read_textured_mesh,
-    render_normals,
     render_textured,
 )
 from sugar_scene.triangle_rasterizer import rasterize_triangles
@@ -50,6 +49,7 @@ from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
 from sugar_utils.flags import Parser, positive_float
 from sugar_utils.frame import run_main
+from tests.support.shaded_normals import render_normals
 
 GREY, STEP = 128, 0.618
 """Value of a stamp, and how far it moves from image to image."""

@@ -20,10 +20,10 @@ from sugar_extractors.texture.normal_map import corner_tangents, vertex_normals
 from sugar_extractors.texture.textured_mesh_io import (
     TexturedMesh,
     read_textured_mesh,
-    render_normals,
     write_textured_mesh,
 )
 from tests.support.random_scenes import look_at
+from tests.support.shaded_normals import render_normals
 from tests.support.tiny_scene import run_cli
 
 

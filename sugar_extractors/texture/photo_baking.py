@@ -21,7 +21,7 @@ from torch.nn.functional import normalize
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import eroded
 from sugar_extractors.texture.normal_map import vertex_normals
-from sugar_extractors.texture.photo_alignment import aligned, gain_between
+from sugar_extractors.texture.photo_alignment import aligned, gain_between, smoothed
 from sugar_extractors.texture.texture_atlas import Atlas
 from sugar_extractors.texture.texture_baking import (
     BakedTexture,
@@ -34,8 +34,9 @@ from sugar_extractors.texture.textured_mesh_io import TexturedMesh, render_textu
 from sugar_scene.triangle_rasterizer import pixels_of_points, rasterize_triangles, to_camera
 
 ROUNDS = 2  # how often what is lacking is added
-LEAST_SHARE = 0.2  # of the best resolution, from which a view counts
-FLOOR = 1e-3  # what other views count, for places that no other one shows
+SHARP = 0.9  # gradient energy to that of a photograph, from which only low frequencies are added
+WINDOW = 8  # radius in pixels of the windows whose means are those
+LEAST_SHARE = 0.2  # of the best resolution, from which a view counts more than others
 BORDER = 0.03  # of the longest side: there a view fades out
 
 
@@ -70,7 +71,7 @@ class Resolution:
         return torch.where(shown, cosine.clamp_min(0) * inside * finest, 0.0)
 
     def preferred(self, camera: Camera) -> Tensor:
-        """How much a view counts: 0 below a share of the best resolution, 1 for the best. (V,)"""
+        """How much more a view counts: 1 where it is the best, 0 below a share of that. (V,)"""
         share = self.in_view(camera) / self.best.clamp_min(1e-30)
         return ((share - LEAST_SHARE) / (1 - LEAST_SHARE)).clamp_min(0).square()
 
@@ -100,13 +101,17 @@ def bake_photographs(
         gain = gains[camera.name] = gain_between(image, target, covered)
         colors, weight = aligned(image, target, covered, gain).split([3, 1])
         # A pixel on the outline is not of the surface alone.
-        parts = [colors * gain / median - target, weight * eroded(covered, 1)]
-        return ViewColors(torch.cat(parts).permute(1, 2, 0), resolution.preferred(camera))
+        weight = weight * eroded(covered, 1)
+        missing = colors * gain / median - target
+        if _gradient_energy(target, weight) > SHARP * _gradient_energy(colors * gain, weight):
+            # More would be sharper than the photographs where mesh and cameras are not exact.
+            missing = smoothed(missing * weight, WINDOW) / smoothed(weight, WINDOW).clamp_min(1e-6)
+        shown = torch.cat([missing, weight]).permute(1, 2, 0)
+        return ViewColors(shown, resolution.preferred(camera))
 
     def progress(n: int, done: int, total: int) -> None:
         on_view(n * total + done, (ROUNDS + 1) * total)
 
-    config = replace(config, floor=FLOOR, cosine_power=1.0)
     surface, views = (vertices, faces, atlas), cameras
     baked = bake_texture(*surface, views, first, face_colors, config, partial(progress, 0))
     gains: dict[str, Tensor] = {}
@@ -120,3 +125,10 @@ def bake_photographs(
         )
         baked = replace(baked, texture=texture)
     return baked
+
+
+def _gradient_energy(image: Tensor, weight: Tensor) -> float:
+    """Weighted sum of squared differences of neighbours. (3, H, W), (1, H, W)"""
+    across = (image[:, :, 1:] - image[:, :, :-1]).square() * weight[:, :, 1:]
+    down = (image[:, 1:] - image[:, :-1]).square() * weight[:, 1:]
+    return float(across.sum() + down.sum())

@@ -20,10 +20,9 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from gaussian_splatting.data.cameras import Camera
-from sugar_extractors.texture.normal_map import corner_tangents, tangent_frames, vertex_normals
+from sugar_extractors.texture.normal_map import corner_tangents, vertex_normals
 from sugar_scene.triangle_rasterizer import rasterize_triangles
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
@@ -367,22 +366,6 @@ def render_textured(
         return image
     shape = (camera.height, supersampling, camera.width, supersampling, 3)
     return image.reshape(shape).mean(dim=(1, 3))
-
-
-@torch.no_grad()
-def render_normals(mesh: TexturedMesh, camera: Camera) -> tuple[Tensor, Tensor]:
-    """World normals that a renderer shades with, (H, W, 3), and the pixels with a mesh, (H, W)."""
-    hits = rasterize_triangles(mesh.vertices, mesh.faces, camera)
-    rows, weights = hits.face[hits.covered].long(), hits.barycentrics[hits.covered]
-    frames = tangent_frames(*mesh.corner_axes(rows), weights)
-    shaded = frames[..., 2]
-    if mesh.normal_map is not None:
-        at = (mesh.uvs[rows] * weights[..., None]).sum(dim=1)
-        own = sample_texture(mesh.normal_map, at) * 2 - 1
-        shaded = normalize((frames @ own[..., None])[..., 0], dim=1)
-    image = torch.zeros(*hits.face.shape, 3, device=shaded.device)
-    image[hits.covered] = shaded
-    return image, hits.covered
 
 
 def sample_texture(texture: Tensor, uvs: Tensor) -> Tensor:

@@ -155,7 +155,7 @@ class TextureOptions(CaptureOptions):
         metavar="{N,auto}", modes={"fast": AUTO},
     )  # fmt: skip
     texture_size: int = _flag(
-        TEXTURE_SIZE, "texels per side of the texture at most, where --square_size is auto",
+        TEXTURE_SIZE, "texels per side of the texture at most",
         parse=positive_int, no_effect_when="unless --square_size is auto",
     )  # fmt: skip
     texture_atlas: str = _flag(
