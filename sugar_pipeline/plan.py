@@ -187,7 +187,7 @@ def convert_options(args: argparse.Namespace) -> ConvertOptions | None:
         raise UserError(
             f"{args.scene_path}: has no cameras yet, or those of other photographs; let one "
             "process find them first: "
-            f"python gaussian_splatting/convert.py -s {args.scene_path}"
+            f"sugar convert, or python gaussian_splatting/convert.py, with -s {args.scene_path}"
         )
     return from_args(ConvertOptions, args, source_path=args.scene_path, overwrite=False)
 
