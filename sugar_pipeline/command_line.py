@@ -68,7 +68,7 @@ _COMMANDS, _FLAGS = "sugar_pipeline.commands", "sugar_pipeline.pipeline_flags"
 _STAGE = "gaussian_splatting.engine.runner:run_stage"
 _COARSE = "sugar_trainers.coarse_stage:CoarseOptions"
 _TRAIN = (f"{_COMMANDS}:run_train", "", f"{_FLAGS}:train_parser")
-_VERBS: dict[str, Program] = {
+VERBS: dict[str, Program] = {
     "demo": Program(
         "train.py", "make a small scene, take it through all stages, measure the mesh",
         *_TRAIN, {"demo": True},
@@ -130,7 +130,7 @@ _VERBS: dict[str, Program] = {
 }  # fmt: skip
 
 PROGRAMS: dict[str, Program] = {
-    **{program.script: program for program in _VERBS.values() if not program.chosen},
+    **{program.script: program for program in VERBS.values() if not program.chosen},
     **{
         f"train_coarse_{mode}.py": Program(
             "", "", _STAGE, settings, chosen={"regularization_type": mode}
@@ -153,20 +153,20 @@ def script(name: str, description: str | None) -> Callable[[], None]:
 def main() -> None:
     """The main function of ``sugar``."""
     verb, *rest = sys.argv[1:] or ["--help"]
-    if verb in _VERBS:
-        _VERBS[verb].start(f"sugar {verb}: {_VERBS[verb].help}.", verb)
+    if verb in VERBS:
+        VERBS[verb].start(f"sugar {verb}: {VERBS[verb].help}.", verb)
     elif verb in ("-h", "--help", "help"):
         print("usage: sugar VERB [flags]; sugar VERB --help lists the flags of a verb\n\nverbs:")
-        for name, program in _VERBS.items():
+        for name, program in VERBS.items():
             print(f"  {name:<9} {program.help}")
-        print("\n  --version, --print_completion {bash,zsh,tcsh} (needs the package shtab)")
+        print("\n  --version, --print_completion SHELL (needs the package shtab)")
     elif verb == "--version":
         print(f"sugar {__version__}")
     elif verb == "--print_completion":
         print(_completion(*rest[:1]))
     else:
-        near = difflib.get_close_matches(verb, _VERBS, n=1)
-        advice = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(_VERBS)}"
+        near = difflib.get_close_matches(verb, VERBS, n=1)
+        advice = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(VERBS)}"
         raise UserError(f"sugar has no verb {verb!r}; {advice}")
 
 
@@ -176,10 +176,12 @@ def _completion(shell: str = "bash") -> str:
 
     (shtab,) = load_package("--print_completion", "shtab", "shtab")
     if shell not in shtab.SUPPORTED_SHELLS:
-        raise UserError(f"no completion for {shell!r}; there is {', '.join(shtab.SUPPORTED_SHELLS)}")
+        raise UserError(
+            f"no completion for {shell!r}; there is {', '.join(shtab.SUPPORTED_SHELLS)}"
+        )
     parser = argparse.ArgumentParser(prog="sugar")
     verbs = parser.add_subparsers()
-    for name, program in _VERBS.items():
+    for name, program in VERBS.items():
         made = program.make_parser(None)
         verbs._name_parser_map[name] = made  # type: ignore[assignment]
         made.prog = f"sugar {name}"
@@ -193,5 +195,3 @@ def _completion(shell: str = "bash") -> str:
 def entry() -> int:
     """What the installed command ``sugar`` calls."""
     return run_main(main)
-
-

@@ -11,8 +11,13 @@ from collections.abc import Iterator
 
 import pytest
 
+try:
+    import tomllib
+except ModuleNotFoundError:
+    import tomli as tomllib
+
+from sugar_pipeline.command_line import PROGRAMS, VERBS
 from sugar_pipeline.doctor import TESTED_TORCH
-from sugar_pipeline.command_line import PROGRAMS
 from sugar_pipeline.flag_tables import flag_rows, parser_for, with_tables
 from tests.support.repository import (
     FLOORS,
@@ -64,7 +69,7 @@ def command_after(marker: str) -> str:
 
 
 def documented_commands() -> Iterator[tuple[str, list[str]]]:
-    """(document, words) of every command line in a code block that runs an entry point."""
+    """(document, words) of every command line in a code block that runs a program."""
     for document in DOCUMENTS:
         blocks = document.read_text(encoding="utf-8").split("```")[1::2]
         for line in "\n".join(blocks).splitlines():
@@ -73,6 +78,9 @@ def documented_commands() -> Iterator[tuple[str, list[str]]]:
                 words = shlex.split(command)[1:]
                 if words[0] in PROGRAMS:
                     yield document.name, words
+            elif re.match(r"sugar [a-z]", command):
+                verb, *words = shlex.split(command)[1:]
+                yield document.name, [VERBS[verb].script, *words]
 
 
 def test_files_say_their_licence_and_purpose():
