@@ -90,10 +90,11 @@ def run_stages(plan: PipelinePlan, console: Console | None = None) -> PipelineRe
     """
     group = plan.coarse.compute.group
     console = console or (Console() if group.is_first else Console.silent())
-    with group.single_report():
-        result = _run_stages(plan, console, group)
+    white = plan.coarse.config.white_background
+    with group.single_report(), ImageStore(white, sharers=group.size) as images:
+        result = _run_stages(plan, images, console, group)
         if group.is_first:
-            _conclude(plan, result, console)
+            _conclude(plan, result, images, console)
         group.barrier()
     failed = group.broadcast(next((r for r in result.records if r.problem), None))
     if failed is not None and not plan.force:
@@ -103,29 +104,29 @@ def run_stages(plan: PipelinePlan, console: Console | None = None) -> PipelineRe
     return result
 
 
-def _run_stages(plan: PipelinePlan, console: Console, group: ProcessGroup) -> PipelineResult:
+def _run_stages(
+    plan: PipelinePlan, images: ImageStore, console: Console, group: ProcessGroup
+) -> PipelineResult:
     for message in plan.messages:
         console.info(message)
     result = PipelineResult()
     check_names_of_photographs(plan)
     if plan.convert is None:
         check_places(plan)
-    white = plan.coarse.config.white_background
-    with ImageStore(white, sharers=group.size) as images:
-        stages = _stages(plan, result, images, console)
-        for number, (title, trains, run) in enumerate(stages, start=1):
-            console.info(f"stage {number} of {plan.n_stages}: {title}")
-            problem = None
-            if trains or group.is_first:
-                record = _with_health(run(), plan, result, images)
-                result.records.append(record)
-                problem = record.problem
-            # What a stage wrote is there before the next one reads it.
-            problem = group.broadcast(problem)
-            if problem is not None:
-                console.warn(f"{title}: {problem}")
-                if not plan.force:
-                    break
+    stages = _stages(plan, result, images, console)
+    for number, (title, trains, run) in enumerate(stages, start=1):
+        console.info(f"stage {number} of {plan.n_stages}: {title}")
+        problem = None
+        if trains or group.is_first:
+            record = _with_health(run(), plan, result, images)
+            result.records.append(record)
+            problem = record.problem
+        # What a stage wrote is there before the next one reads it.
+        problem = group.broadcast(problem)
+        if problem is not None:
+            console.warn(f"{title}: {problem}")
+            if not plan.force:
+                break
     return result
 
 
@@ -148,10 +149,12 @@ def _with_health(
     return replace(record, figures={**record.figures, **figures}, problem=problem_of(figures))
 
 
-def _conclude(plan: PipelinePlan, result: PipelineResult, console: Console) -> None:
+def _conclude(
+    plan: PipelinePlan, result: PipelineResult, images: ImageStore, console: Console
+) -> None:
     try:
         result.quality = _measure(plan.coarse.scene_path, result, plan.coarse.compute.device)
-        result.report = _write_report(plan, result, console)
+        result.report = _write_report(plan, result, images, console)
     except UserError as error:
         # All results are there; a page about them is not worth an error.
         console.warn(f"no report: {error}")
@@ -257,7 +260,9 @@ def _is_current(report: Path, records: Sequence[StageRecord]) -> bool:
     return all(path.stat().st_mtime_ns <= report.stat().st_mtime_ns for path in outputs)
 
 
-def _write_report(plan: PipelinePlan, result: PipelineResult, console: Console) -> Path | None:
+def _write_report(
+    plan: PipelinePlan, result: PipelineResult, images: ImageStore, console: Console
+) -> Path | None:
     """The report lies with the last training stage; it never costs a result."""
     # A stage that failed its checks may have ended the pipeline.
     plan = replace(
@@ -284,8 +289,7 @@ def _write_report(plan: PipelinePlan, result: PipelineResult, console: Console) 
     if result.refined is not None:
         refined = read_bound_gaussians(result.refined).to(device).activate_all()
     placed = None if textured is None else textured.to(device)
-    with ImageStore(last.config.white_background) as images:
-        comparison = compare_with_photographs(scene, images, refined, placed, device)
+    comparison = compare_with_photographs(scene, images, refined, placed, device)
     return write_report(
         path, f"{TITLE} {scene_name(last.scene_path)}", result.records, settings=plan.settings(),
         comparison=comparison, pictures=rows, model=model_to_turn(textured, cameras, console.warn),
