@@ -18,6 +18,7 @@ from typing import Any
 from sugar_utils import __version__
 from sugar_utils.errors import UserError
 from sugar_utils.frame import run_main
+from sugar_utils.torchrun import is_follower
 
 
 @dataclass(frozen=True)
@@ -50,13 +51,18 @@ class Program:
             parser.prog, words = f"sugar {verb}", words[1:]
             parser.epilog = (parser.epilog or "").replace(f"python {self.script}", parser.prog)
         args = parser.parse_args(words)
-        settings: Any = args
-        if self.settings:
-            from sugar_utils.settings import from_args
+        if not self.settings:
+            _named(self.run)(args)
+            return
+        from sugar_utils.settings import from_args, given_flags, write_settings
 
-            made = _named(self.settings)
-            settings = from_args(made, args) if isinstance(made, type) else made(args)
-        _named(self.run)(settings)
+        made = _named(self.settings)
+        settings = from_args(made, args) if isinstance(made, type) else made(args)
+        result = _named(self.run)(settings)
+        if self.run == _STAGE and not is_follower():
+            write_settings(
+                getattr(settings, "model_path", result.parent), given_flags(args, parser)
+            )
 
 
 def _named(place: str) -> Any:
