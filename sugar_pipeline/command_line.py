@@ -60,7 +60,8 @@ class Program:
         settings = from_args(made, args) if isinstance(made, type) else made(args)
         result = _named(self.run)(settings, **more)
         if self.run == _STAGE and not is_follower():
-            folder = getattr(settings, "model_path", result.parent)
+            is_vanilla = hasattr(settings, "model_path")
+            folder = settings.model_path / "checkpoints" if is_vanilla else result.parent
             write_settings(folder, given_flags(args, parser))
         return result
 

@@ -99,7 +99,7 @@ def test_progress_is_called_and_nothing_is_printed(names, tmp_path, capsys):
     assert [step for step in steps if step[2] == 5] == [("vanilla", n, 5) for n in range(1, 6)]
     assert capsys.readouterr().out == ""
     assert (tmp_path / "out" / "checkpoints" / "log.txt").is_file()
-    assert "iterations = 5\n" in (tmp_path / "out" / "settings.toml").read_text()
+    assert "iterations = 5\n" in (tmp_path / "out" / "checkpoints" / "settings.toml").read_text()
 
 
 @pytest.mark.slow
