@@ -53,8 +53,6 @@ def _row(action: argparse.Action) -> str:
 
 
 def _default_text(action: argparse.Action) -> str:
-    if action.required:
-        return "required"
     if action.nargs == 0:
         return "off"
     if action.default is None:

@@ -175,7 +175,7 @@ def test_requirements_include_each_other():
 def test_requirements_are_what_the_code_imports():
     listed = packages_of("requirements.txt")
     tops = {m.split(".")[0] for path in production_files() for m in imported_modules(path)}
-    foreign = tops - set(sys.stdlib_module_names) - set(FLOORS)
+    foreign = tops - set(sys.stdlib_module_names) - set(FLOORS) - {"tomllib"}
     # Imported by name: through torch.utils.tensorboard, or where it is asked for.
     by_name = {"tensorboard", "open3d", "open3d-cpu", "xatlas"}
     assert {DISTRIBUTIONS.get(top, top) for top in foreign} | by_name == listed
