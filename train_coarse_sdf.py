@@ -3,17 +3,10 @@
 
 import sys
 
+from sugar_pipeline.command_line import script
 from sugar_utils.frame import run_main
 
-
-def main() -> None:
-    """Parse the flags and train."""
-    from gaussian_splatting.engine.runner import run_stage
-    from sugar_trainers.coarse_stage import CoarseOptions
-    from sugar_utils.settings import parse
-
-    run_stage(parse(CoarseOptions, __doc__, regularization_type="sdf"))
-
+main = script("train_coarse_sdf.py", __doc__)
 
 if __name__ == "__main__":
     sys.exit(run_main(main))

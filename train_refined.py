@@ -3,17 +3,10 @@
 
 import sys
 
+from sugar_pipeline.command_line import script
 from sugar_utils.frame import run_main
 
-
-def main() -> None:
-    """Parse the flags and train."""
-    from gaussian_splatting.engine.runner import run_stage
-    from sugar_trainers.refine_stage import RefineOptions
-    from sugar_utils.settings import parse
-
-    run_stage(parse(RefineOptions, __doc__))
-
+main = script("train_refined.py", __doc__)
 
 if __name__ == "__main__":
     sys.exit(run_main(main))

@@ -1,20 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results on a page in the browser: ``python view.py RESULT ...``."""
 
-from __future__ import annotations
-
 import sys
 
+from sugar_pipeline.command_line import script
 from sugar_utils.frame import run_main
 
-
-def main() -> None:
-    """Parse the flags and serve the page until Ctrl-C."""
-    from sugar_pipeline.view_run import ViewOptions, view
-    from sugar_utils.settings import parse
-
-    view(parse(ViewOptions, __doc__))
-
+main = script("view.py", __doc__)
 
 if __name__ == "__main__":
     sys.exit(run_main(main))

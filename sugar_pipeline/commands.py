@@ -4,13 +4,24 @@
 from __future__ import annotations
 
 import argparse
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
+from gaussian_splatting.engine.loop import Interrupted
+from gaussian_splatting.sfm.scene_folder import is_scene
 from sugar_pipeline.demo_scene import run_demo
 from sugar_pipeline.doctor import run_doctor
-from sugar_pipeline.pipeline_flags import DEMO_FLAGS, changed_flags, train_parser
+from sugar_pipeline.pipeline_flags import DEMO_FLAGS, full_parser, train_parser
 from sugar_pipeline.pipeline_run import PipelineResult, run_stages
 from sugar_pipeline.plan import full_plan, train_plan, with_mode
+from sugar_trainers.naming import scene_name
 from sugar_utils.console import Console
+from sugar_utils.errors import UserError
+from sugar_utils.frame import report
+from sugar_utils.settings import given_flags
 from sugar_utils.torchrun import Launch
 
 
@@ -19,15 +30,79 @@ def run_train(args: argparse.Namespace) -> PipelineResult | None:
     if args.doctor:
         run_doctor(args)
         return None
+    given = given_flags(args, train_parser(None))
     if not args.demo:
-        return run_stages(train_plan(args))
-    ignored = [flag for flag in changed_flags(args, train_parser(None)) if flag not in DEMO_FLAGS]
+        return run_stages(replace(train_plan(args), given=given))
+    ignored = [f"--{name}" for name in given if name not in DEMO_FLAGS]
     if ignored and Launch.read().rank == 0:
         print(f"{', '.join(ignored)}: no effect with --demo, which chooses its own settings")
     return run_demo(args)
 
 
-def run_full(args: argparse.Namespace) -> PipelineResult:
-    """Run ``train_full_pipeline.py``: from photographs on."""
+def run_full(args: argparse.Namespace) -> PipelineResult | None:
+    """Run ``train_full_pipeline.py``: from photographs on, one scene or one after the other."""
     console = Console() if Launch.read().rank == 0 else Console.silent()
-    return run_stages(full_plan(with_mode(args, console)), console)
+    scenes = [scene for path in getattr(args, "all_scene_path", []) for scene in _scenes_in(path)]
+    if len(scenes) > 1:
+        return _run_each(args, scenes, console)
+    return run_scene(
+        argparse.Namespace(**{**vars(args), "scene_path": (*scenes, None)[0]}), console
+    )
+
+
+def run_scene(args: argparse.Namespace, console: Console) -> PipelineResult:
+    """All stages of one scene."""
+    args = with_mode(args, console)
+    given = given_flags(args, full_parser(None))
+    return run_stages(replace(full_plan(args), given=given), console)
+
+
+def _with_scene(args: argparse.Namespace, scene: Path | None = None) -> argparse.Namespace:
+    return argparse.Namespace(**{**vars(args), "scene_path": scene})
+
+
+def _scenes_in(path: Path) -> Iterator[Path]:
+    """The path itself if it is a scene or missing, else the scenes in that folder."""
+    inside = [] if is_scene(path) or not path.is_dir() else filter(is_scene, path.iterdir())
+    yield from sorted(inside) or [path]
+
+
+def _run_each(args: argparse.Namespace, scenes: list[Path], console: Console) -> None:
+    """Scenes one after the other; one that fails stops none of the others.
+
+    Raises:
+        UserError: Some failed; its exit code is that of the first one.
+    """
+    names = [scene_name(scene) for scene in scenes]
+    if len(set(names)) < len(names):
+        raise UserError(
+            "several scenes have the same name, by which results are called; rename one"
+        )
+    if Launch.read().size > 1 or args.gs_output_dir is not None:
+        raise UserError(
+            "several scenes need one process, and no --gs_output_dir; run them one by one"
+        )
+    rows, codes = [], []
+    for scene in scenes:
+        console.info(f"scene {len(rows) + 1} of {len(scenes)}: {scene}")
+        start, code = time.monotonic(), 0
+        try:
+            made = run_scene(_with_scene(args, scene), console)
+            outcome = f"{made.report or made.mesh}"
+        except Interrupted:
+            raise
+        except Exception as error:
+            outcome = " ".join(str(error).split()) or type(error).__name__
+            try:
+                code = report(error)
+            except Exception:
+                traceback.print_exc()
+                code = 1
+        minutes = (time.monotonic() - start) / 60
+        rows.append((str(scene), f"{code or 'ok':>2}  {minutes:6.1f} min  {outcome}"))
+        codes += [code] if code else []
+    console.table("scenes: exit code or ok, time, result", rows)
+    if codes:
+        failed = UserError(f"{len(codes)} of {len(scenes)} scenes failed, see the table")
+        failed.exit_code = codes[0]
+        raise failed

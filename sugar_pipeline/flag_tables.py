@@ -10,50 +10,18 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
 from pathlib import Path
 
-from gaussian_splatting.sfm.convert_options import ConvertOptions
-from gaussian_splatting.vanilla.vanilla_run import vanilla_parser
-from sugar_extractors.export.export_run import export_parser
-from sugar_extractors.mesh.mesh_config import MeshOptions
-from sugar_extractors.texture.texturing import texture_parser
-from sugar_pipeline.model_metrics import metrics_parser
-from sugar_pipeline.pipeline_flags import full_parser, train_parser
-from sugar_pipeline.render_run import RenderOptions
-from sugar_pipeline.view_run import ViewOptions
-from sugar_trainers.coarse_stage import CoarseOptions
-from sugar_trainers.multiview_stage import MultiviewOptions
-from sugar_trainers.refine_stage import RefineOptions
-from sugar_utils.settings import parser_of
+from sugar_pipeline.command_line import PROGRAMS
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "DOCS" / "TRAINING.md"
-PARSERS: dict[str, Callable[[str | None], argparse.ArgumentParser] | type] = {
-    "train.py": train_parser,
-    "train_full_pipeline.py": full_parser,
-    "train_coarse_density.py": CoarseOptions,
-    "train_coarse_sdf.py": CoarseOptions,
-    "train_coarse_multiview.py": MultiviewOptions,
-    "train_refined.py": RefineOptions,
-    "extract_mesh.py": MeshOptions,
-    "extract_refined_mesh_with_texture.py": texture_parser,
-    "metrics.py": metrics_parser,
-    "render.py": RenderOptions,
-    "view.py": ViewOptions,
-    "export.py": export_parser,
-    "gaussian_splatting/train.py": vanilla_parser,
-    "gaussian_splatting/convert.py": ConvertOptions,
-}
-"""Every entry point: its settings, or what makes its parser."""
-
 MARKER = re.compile(r"^<!-- flags of (\S+): (.+) -->$")
 WHEN_UNSET = re.compile(r"(?:^|; )unset: (.+)$")
 
 
 def parser_for(script: str) -> argparse.ArgumentParser:
     """The parser of an entry point."""
-    made = PARSERS[script]
-    return parser_of(None, made) if isinstance(made, type) else made(None)
+    return PROGRAMS[script].make_parser(None)
 
 
 def flag_rows(parser: argparse.ArgumentParser, *titles: str) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from gaussian_splatting.sfm.convert_options import SfmOptions
 from gaussian_splatting.shared_flags import Preset, preset
@@ -20,7 +21,7 @@ from sugar_trainers.naming import OUTPUT_ROOT
 from sugar_trainers.refine_stage import RefineOptions
 from sugar_trainers.stage_config import MODES, MULTIVIEW, CoarseConfig
 from sugar_utils.errors import UserError
-from sugar_utils.flags import open_share, optional_str, positive_int
+from sugar_utils.flags import Repeated, open_share, optional_str, positive_int
 from sugar_utils.settings import Flag, add_flags, flag, flags_of, parser_of
 
 STAGES = ("coarse", "mesh", "refine", "texture")
@@ -28,8 +29,8 @@ REFINEMENT_TIMES = {"short": 2_000, "medium": 7_000, "long": 15_000}
 LOW_POLY, HIGH_POLY = (200_000, 6), (1_000_000, 1)  # triangles, Gaussians per triangle
 
 DEMO_FLAGS = (
-    "--demo", "--output_dir", "--force", "--stop_after", "--resume", "--overwrite",
-    "--keep_checkpoints", "--random_seed", "--device", "--gpu", "--rasterizer", "--views_per_step",
+    "demo", "output_dir", "force", "stop_after", "resume", "overwrite", "keep_checkpoints",
+    "random_seed", "device", "gpu", "rasterizer", "views_per_step",
 )  # fmt: skip
 
 _pipeline = partial(flag, group="pipeline")
@@ -167,7 +168,8 @@ def full_parser(description: str | None) -> argparse.ArgumentParser:
     parser = parser_of(description, examples=FULL_EXAMPLES)
     # The checkpoint is the one that the stage before makes.
     parser.set_defaults(checkpoint_path=None, iteration_to_load=None)
-    _add_pipeline_flags(parser, {"group": _full}, without=("checkpoint",))
+    several = {"options": {"action": Repeated}}
+    _add_pipeline_flags(parser, {"group": _full}, without=("checkpoint",), scene=several)
     for settings in (FullFlags, VanillaOptions):
         add_flags(parser, settings, _full, "vanilla stage")
     add_flags(parser, SfmOptions)
@@ -175,11 +177,13 @@ def full_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def _add_pipeline_flags(
-    parser: argparse.ArgumentParser, texture: dict[str, object], without: tuple[str, ...] = ()
-) -> None:
+    parser: argparse.ArgumentParser, texture: dict[str, Any], without: tuple[str, ...] = (),
+    scene: dict[str, Any] | None = None,
+) -> None:  # fmt: skip
     add_flags(parser, PipelineFlags, export_obj=texture)
     for settings, groups in _GROUPS.items():
-        add_flags(parser, settings, *(group for group in groups if group not in without))
+        wanted = (group for group in groups if group not in without)
+        add_flags(parser, settings, *wanted, scene_path=scene or {})
     add_flags(parser, PresetFlags)
 
 
@@ -242,9 +246,3 @@ def _flags_of_stage(stage: str) -> Iterator[Flag]:
     if stage == "mesh":
         yield from flags_of(PipelineFlags, "mesh stage")
     yield from flags_of(settings, *_GROUPS[settings])
-
-
-def changed_flags(args: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:
-    """Flags of a parser whose values are not the defaults."""
-    defaults = vars(parser.parse_args([]))
-    return [f"--{name}" for name, value in defaults.items() if getattr(args, name) != value]

@@ -65,6 +65,7 @@ from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.process_group import ProcessGroup
 from sugar_utils.schemas import ResultNote, RunRecord, read_checked
+from sugar_utils.settings import write_settings
 
 TITLE = "SuGaR of"  # begins the title of a pipeline's report, not of a single run's
 
@@ -80,6 +81,11 @@ class PipelineResult:
     textured: Path | None = None
     quality: dict[str, MeshQuality] = field(default_factory=dict)
     report: Path | None = None  # HTML file; None if it could not be written
+
+    @property
+    def mesh(self) -> Path | None:
+        """The last mesh that was made: the textured one if there is one."""
+        return self.textured or self.coarse_mesh
 
 
 def run_stages(plan: PipelinePlan, console: Console | None = None) -> PipelineResult:
@@ -158,6 +164,9 @@ def _conclude(
     except UserError as error:
         # All results are there; a page about them is not worth an error.
         console.warn(f"no report: {error}")
+    trained = [r.run_directory for r in result.records if r.run_directory is not None]
+    if trained and plan.given:
+        write_settings(trained[-1], plan.given)
     for name, quality in result.quality.items():
         console.info(
             f"{name} against the known geometry: Chamfer distance {quality.chamfer:.2%} of the "

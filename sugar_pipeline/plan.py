@@ -8,7 +8,8 @@ before the one that makes it has run.
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ class PipelinePlan:
     convert: ConvertOptions | None = None  # None where the scene has cameras
     messages: tuple[str, ...] = ()
     force: bool = False  # whether stages follow on a failed one
+    given: Mapping[str, Any] = field(default_factory=dict)  # flags that repeat the run
 
     @property
     def n_stages(self) -> int:
@@ -187,7 +189,7 @@ def convert_options(args: argparse.Namespace) -> ConvertOptions | None:
         raise UserError(
             f"{args.scene_path}: has no cameras yet, or those of other photographs; let one "
             "process find them first: "
-            f"python gaussian_splatting/convert.py -s {args.scene_path}"
+            f"sugar convert, or python gaussian_splatting/convert.py, with -s {args.scene_path}"
         )
     return from_args(ConvertOptions, args, source_path=args.scene_path, overwrite=False)
 

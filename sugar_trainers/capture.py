@@ -81,7 +81,8 @@ class CaptureOptions:
 
     scene_path: Path = flag(
         MISSING, "scene folder (images/ and sparse/0/); needed. train_full_pipeline.py takes a "
-        "folder of photographs without cameras and a video, too", group="input", short="-s",
+        "folder of photographs without cameras, a video, a folder of scenes, and several -s, too",
+        group="input", short="-s",
         parse=Path, no_effect_when="with --demo", task="input",
     )  # fmt: skip
     checkpoint_path: Path = flag(

@@ -10,3 +10,5 @@ from PIL import _imaging  # noqa: F401
 # Idle OpenMP threads of torch would spin on the cores that the kernels' own threads need:
 # on two cores that costs a third of all CPU time. Read once, when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+__version__ = "0.1.0"

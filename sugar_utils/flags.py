@@ -5,11 +5,18 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import math
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    import tomli as tomllib
 
 from sugar_utils.errors import UserError, printable
 from sugar_utils.torchrun import is_follower
@@ -170,6 +177,16 @@ class IntList(argparse.Action):
             raise argparse.ArgumentError(self, str(error)) from None
 
 
+class Repeated(argparse.Action):
+    """May be given several times: the last value under its name, all under ``all_`` and that."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        """Keep one more value."""
+        earlier = getattr(namespace, f"all_{self.dest}", [])
+        setattr(namespace, f"all_{self.dest}", [*earlier, values])
+        setattr(namespace, self.dest, values)
+
+
 class HelpFormatter(argparse.HelpFormatter):
     """Help that names each default, where there is one to name, and when a flag does nothing."""
 
@@ -214,6 +231,10 @@ class Parser(argparse.ArgumentParser):
         kwargs.setdefault("allow_abbrev", True)
         super().__init__(*args, **kwargs)
         self.add_argument("--help_all", action=_HelpAll, help="show all flags and exit")
+        self.add_argument(
+            "--config", dest="config_file", type=Path, default=argparse.SUPPRESS,
+            metavar="FILE.toml", help="values of flags, name = value in a line; flags win over it",
+        )  # fmt: skip
         # argparse takes a word that matches for a value and not for a flag; the original pattern
         # knows single numbers only.
         self._negative_number_matcher = _SIGNED_VALUES
@@ -238,8 +259,67 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]
         """As in argparse, after dashes inside flag names became underscores."""
-        words = sys.argv[1:] if args is None else list(args)
-        return super().parse_known_args([self._underscored(word) for word in words], namespace)
+        words = [self._underscored(word) for word in (sys.argv[1:] if args is None else args)]
+        found, extra = super().parse_known_args(words, namespace)
+        file = getattr(found, "config_file", None)
+        if file is None:
+            return found, extra
+        unset = argparse.Namespace(**{action.dest: self for action in self._actions})
+        given = vars(super().parse_known_args(words, unset)[0])
+        values = {k: v for k, v in read_config(file).items() if given.get(k, self) is self}
+        # What is there before the words are parsed takes the place of the defaults.
+        found, extra = super().parse_known_args(words, self.with_values(values, file))
+        del found.config_file
+        return found, extra
+
+    def with_values(
+        self, values: Mapping[str, Any], file: Path | None = None
+    ) -> argparse.Namespace:
+        """Values by names of flags, checked and converted as on the command line.
+
+        Args:
+            values: Numbers, strings, booleans, and lists of these.
+            file: Where they stand; None for the arguments of a function.
+
+        Raises:
+            UserError: A name is unknown or a value is wrong.
+        """
+        found = argparse.Namespace()
+        flags = {action.dest: action for action in self._actions if action.option_strings}
+        for name in ("help", argparse.SUPPRESS, "config_file"):
+            flags.pop(name, None)
+        for name, value in values.items():
+            place = "" if file is None else f"{file}, line {_line_of(name, file)}: "
+            action = flags.get(name.replace("-", "_"))
+            if action is None:
+                near = difflib.get_close_matches(name, flags, n=1)
+                advice = f"did you mean {near[0]}?" if near else "--help_all lists all flags"
+                raise UserError(f"{place}unknown setting {name}; {advice}")
+            try:
+                self._take(action, value, found)
+            except (argparse.ArgumentError, argparse.ArgumentTypeError) as error:
+                reason = getattr(error, "message", None) or error
+                raise UserError(f"{place}{name}: {reason}") from None
+        return found
+
+    def _take(self, action: argparse.Action, value: Any, found: argparse.Namespace) -> None:
+        """Let an action keep a value in a namespace."""
+        items = list(value) if isinstance(value, list | tuple) else [value]
+        if any(isinstance(item, list | tuple | Mapping) for item in items):
+            raise argparse.ArgumentTypeError(
+                "neither a number, a string, true or false, nor a list"
+            )
+        if action.nargs == 0:
+            setattr(found, action.dest, boolean(str(value)))
+            return
+        words = [str(item) for item in items]
+        several = isinstance(action, Repeated)
+        if action.nargs is None and not several:
+            words = [",".join(words)]
+        for part in [[word] for word in words] if several else [words]:
+            if self._match_argument(action, "A" * len(part)) != len(part):
+                raise argparse.ArgumentError(action, f"takes other than {len(part)} values")
+            action(self, found, self._get_values(action, part), action.option_strings[-1])
 
     def parse_args(self, args=None, namespace=None):  # type: ignore[override]
         """As in argparse; an unknown flag is named with the one it resembles most."""
@@ -275,3 +355,33 @@ class Parser(argparse.ArgumentParser):
     def _suggestion(self, flag: str) -> str:
         near = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.6)
         return f"; did you mean {near[0]}?" if near else "; --help_all lists all flags"
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """What a file of settings holds, by name.
+
+    Raises:
+        UserError: It cannot be read, or is no TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"--config {path}: {reason}; give a TOML file, name = value") from None
+
+
+def config_text(values: Mapping[str, Any], comment: str) -> str:
+    """The file of settings that :func:`read_config` reads; None is left out."""
+    lines = [
+        f"{name} = {json.dumps(value, ensure_ascii=False, default=str)}\n"
+        for name, value in values.items()
+        if value is not None
+    ]
+    return f"# {comment}\n{''.join(lines)}"
+
+
+def _line_of(name: str, file: Path) -> int | str:
+    """The line in which a name is given its value, or opens a table."""
+    pattern = re.compile(rf"""\s*\[*\s*["']?{re.escape(name)}["']?\s*[].=]""")
+    lines = enumerate(file.read_text(encoding="utf-8").splitlines(), start=1)
+    return next((number for number, line in lines if pattern.match(line)), "?")

@@ -128,10 +128,10 @@ def _guarded(main: Callable[[], int | None]) -> int:
         except KeyboardInterrupt:
             return _interrupted(seen[-1] if seen else "SIGINT")
         except Exception as error:
-            return _interrupted(seen[-1]) if seen else _told(error)
+            return _interrupted(seen[-1]) if seen else report(error)
 
 
-def _told(error: Exception) -> int:
+def report(error: Exception) -> int:
     """Print an error that is no defect and give its exit code; called while it is handled."""
     if isinstance(error, UserError):
         if is_follower() if error.silent is None else error.silent:

@@ -15,11 +15,14 @@ import dataclasses
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from sugar_utils.errors import UserError
-from sugar_utils.flags import HelpFormatter, IntList, Parser, boolean, integer
+from sugar_utils.files import atomic_path
+from sugar_utils.flags import HelpFormatter, IntList, Parser, boolean, config_text, integer
 
+SETTINGS_FILE = "settings.toml"
 _KEY, _SOURCE = "flag", "source"
 MODE_FLAGS = ("preset", "regularization_type")
 """Flags whose value decides what other flags are where they are not given. The script may set them,
@@ -263,3 +266,21 @@ def require_given(args: argparse.Namespace, cls: type, *names: str) -> None:
             spelled = "/".join(declared[name].spellings)
             advice = declared[name].missing or "--help_all lists all flags"
             raise UserError(f"{spelled} is missing; {advice}")
+
+
+def given_flags(args: argparse.Namespace, parser: argparse.ArgumentParser) -> dict[str, Any]:
+    """Values that are not the defaults of a parser, by name."""
+    unset = [action for action in parser._actions if action.dest != argparse.SUPPRESS]
+    defaults = {action.dest: action.default for action in unset}
+    return {k: v for k, v in vars(args).items() if k in defaults and v != defaults[k]}
+
+
+def write_settings(folder: Path, given: Mapping[str, Any]) -> None:
+    """Write ``settings.toml``, which repeats a run: the flags that were given."""
+    text, path = (
+        config_text(given, "--config with this file repeats the run"),
+        folder / SETTINGS_FILE,
+    )
+    if not path.is_file() or path.read_text(encoding="utf-8", errors="replace") != text:
+        with atomic_path(path) as temporary:
+            temporary.write_text(text, encoding="utf-8", errors="replace", newline="\n")

@@ -13,6 +13,8 @@ import pytest
 
 from sugar_pipeline.pipeline_flags import full_parser, train_parser
 from sugar_pipeline.plan import PipelinePlan, full_plan, train_plan
+from sugar_utils.flags import automatic_boolean, config_text
+from sugar_utils.settings import given_flags
 
 STAGES = {"v": "vanilla", "c": "coarse", "m": "mesh", "r": "refine", "t": "texture"}
 
@@ -45,7 +47,7 @@ STAGES_OF_FLAGS = {
     # Where and by whom things are computed is tested in test_device.py.
     # How cameras are found is tested in test_convert.py, and in test_pipeline.py that it is asked.
     "": "frames camera masked_features extraction_size max_features matcher mapper "
-    "device gpu rasterizer stop_after force export_obj gs_output_dir demo doctor",
+    "device gpu rasterizer stop_after force export_obj gs_output_dir demo doctor config_file",
 }
 """Stages, by their initials, and the flags that change what they do."""
 
@@ -60,6 +62,7 @@ VALUES = {
     "initial_colors": "mesh",
     "square_size": "9", "high_poly": "True", "known_distance": "a.jpg b.jpg 2",
     "scene_path": "other", "checkpoint_path": "other", "gs_output_dir": "None",
+    "masked_features": "True",
 }  # fmt: skip
 """Values that the general rule does not find."""
 
@@ -192,6 +195,24 @@ def test_every_flag_is_declared_once():
     assert len(names) == len(set(names))
     existing = {action.dest for script in SCRIPTS for action in flags_of(parser_of(script))}
     assert existing == set(names)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_file_of_settings_repeats_every_flag(script, tmp_path):
+    """What ``settings.toml`` says of a run is read as the flags were."""
+    parser, file = parser_of(script), tmp_path / "settings.toml"
+    for action in flags_of(parser):
+        if action.dest == "config_file":
+            continue
+        flag = next(flag for flag in action.option_strings if flag.startswith("--"))
+        is_true = action.type is automatic_boolean
+        value = [] if action.nargs == 0 else ["True"] if is_true else other_value(action).split(" ")
+        args = parser.parse_args([flag, *value])
+        given = given_flags(args, parser)
+        assert set(given) <= {action.dest}
+        file.write_text(config_text(given, "a run"))
+        again = parser.parse_args(["--config", str(file)])
+        assert vars(again) == vars(args), action.dest
 
 
 def test_an_image_size_that_is_asked_for_is_that_of_all_stages():

@@ -11,8 +11,14 @@ from collections.abc import Iterator
 
 import pytest
 
+try:
+    import tomllib
+except ModuleNotFoundError:
+    import tomli as tomllib
+
+from sugar_pipeline.command_line import PROGRAMS, VERBS
 from sugar_pipeline.doctor import TESTED_TORCH
-from sugar_pipeline.flag_tables import PARSERS, flag_rows, parser_for, with_tables
+from sugar_pipeline.flag_tables import flag_rows, parser_for, with_tables
 from tests.support.repository import (
     FLOORS,
     ROOT,
@@ -26,28 +32,8 @@ from tests.support.repository import (
     tree_of,
 )
 
-RUNNERS = {
-    "gaussian_splatting.sfm.convert_options",
-    "gaussian_splatting.sfm.convert_run",
-    "gaussian_splatting.vanilla.vanilla_run",
-    "sugar_extractors.export.export_run",
-    "sugar_extractors.mesh.extraction",
-    "sugar_extractors.mesh.mesh_config",
-    "sugar_extractors.texture.texturing",
-    "sugar_pipeline.commands",
-    "sugar_pipeline.render_run",
-    "sugar_pipeline.pipeline_flags",
-    "sugar_pipeline.model_metrics",
-    "sugar_pipeline.view_run",
-    "sugar_trainers.coarse_stage",
-    "sugar_trainers.multiview_stage",
-    "sugar_trainers.refine_stage",
-    "gaussian_splatting.engine.runner",
-    "sugar_utils.flags",
-    "sugar_utils.frame",
-    "sugar_utils.settings",
-}
-"""All that an entry point may import of ours: parsers and runners."""
+RUNNERS = {"sugar_pipeline.command_line", "sugar_utils.frame"}
+"""All that a script may import of ours: the table of programs, and what handles errors."""
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 600, 100
 DISTRIBUTIONS = {"PIL": "pillow", "warp": "warp-lang"}
@@ -83,15 +69,18 @@ def command_after(marker: str) -> str:
 
 
 def documented_commands() -> Iterator[tuple[str, list[str]]]:
-    """(document, words) of every command line in a code block that runs an entry point."""
+    """(document, words) of every command line in a code block that runs a program."""
     for document in DOCUMENTS:
         blocks = document.read_text(encoding="utf-8").split("```")[1::2]
         for line in "\n".join(blocks).splitlines():
             command = line.split("&&")[-1].strip()
             if re.match(r"(\.venv/bin/)?python [\w/]+\.py ", command):
                 words = shlex.split(command)[1:]
-                if words[0] in PARSERS:
+                if words[0] in PROGRAMS:
                     yield document.name, words
+            elif re.match(r"sugar [a-z]", command):
+                verb, *words = shlex.split(command)[1:]
+                yield document.name, [VERBS[verb].script, *words]
 
 
 def test_files_say_their_licence_and_purpose():
@@ -125,7 +114,7 @@ def test_nothing_is_left_to_be_done():
 
 def test_imports_point_down():
     for path in production_files():
-        if path.parent == ROOT:
+        if path in entry_points():
             continue
         own = FLOORS.index(path.relative_to(ROOT).parts[0])
         for module in imported_modules(path):
@@ -142,8 +131,23 @@ def test_entry_points_only_parse_and_call():
         assert ours <= RUNNERS, name_of(path)
 
 
-def test_torch_is_pinned_exactly():
+def test_torch_is_pinned_exactly_and_an_installed_package_takes_what_was_tested():
     assert "torch==2.13.0" in requirement_lines("requirements.txt")
+    (low, minor), (high, last) = TESTED_TORCH
+    assert requirement_lines("requirements-torch.txt") == [
+        f"torch>={low}.{minor},<{high}.{last + 1}"
+    ]
+
+
+def test_the_package_asks_for_what_the_requirements_say():
+    package = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    files = package["tool"]["setuptools"]["dynamic"]["dependencies"]["file"]
+    assert files == ["requirements-torch.txt", "requirements-without-torch.txt"]
+    extras = package["project"]["optional-dependencies"]
+    own, *others = extras.pop("dev")
+    assert own == f"sugar-trainer[{','.join(extras)}]"
+    listed = [line for extra in extras.values() for line in extra]
+    assert sorted([*listed, *others]) == sorted(requirement_lines("requirements-dev.txt")[1:])
 
 
 @pytest.mark.parametrize(
@@ -171,7 +175,7 @@ def test_requirements_include_each_other():
 def test_requirements_are_what_the_code_imports():
     listed = packages_of("requirements.txt")
     tops = {m.split(".")[0] for path in production_files() for m in imported_modules(path)}
-    foreign = tops - set(sys.stdlib_module_names) - set(FLOORS)
+    foreign = tops - set(sys.stdlib_module_names) - set(FLOORS) - {"tomllib"}
     # Imported by name: through torch.utils.tensorboard, or where it is asked for.
     by_name = {"tensorboard", "open3d", "open3d-cpu", "xatlas"}
     assert {DISTRIBUTIONS.get(top, top) for top in foreign} | by_name == listed
@@ -214,7 +218,7 @@ def test_the_tables_of_flags_are_current():
     assert with_tables(text) == text, "run python -m sugar_pipeline.flag_tables"
 
 
-@pytest.mark.parametrize("entry", PARSERS)
+@pytest.mark.parametrize("entry", PROGRAMS)
 def test_every_flag_of_an_entry_point_is_in_a_table(entry):
     parser, lines = parser_for(entry), set(TRAINING.read_text(encoding="utf-8").splitlines())
     headings = [group.title for group in parser._action_groups if group.title != "options"]

@@ -263,6 +263,15 @@ def test_the_full_pipeline_runs_in_folders_with_spaces_and_brackets(tmp_path):
     assert len(list((output / "refined_mesh" / scene.root.name).glob("*.obj"))) == 1
 
 
+def test_a_run_writes_the_settings_that_repeat_it(run, capsys):
+    (file,) = run.rglob("settings.toml")
+    assert file.parent.parent.parent == run / "refined"
+    before = state_of(run)
+    assert run_cli(train.main, "--config", file) == 0
+    assert "finished already" in capsys.readouterr().out
+    assert state_of(run) == before
+
+
 def test_metrics_are_those_of_the_run(inputs, run, capsys):
     config = json.dumps({str(inputs[1]): str(inputs[3])})
     shared = (

@@ -312,7 +312,8 @@ class Trainer:
 
 def _command_to_continue(checkpoint: Path, processes: int) -> str:
     """The command line of this run, pointed at a checkpoint where it named another."""
-    alone = [Path(sys.executable).name]
+    installed = Path(sys.argv[0]).stem == "sugar"
+    alone = [] if installed else [Path(sys.executable).name]
     several = ["torchrun", f"--nproc_per_node={processes}"]
     words = [*(alone if processes == 1 else several), *sys.argv]
     if any(word.startswith(_RESUME_BEGINNINGS) for word in sys.argv):

@@ -85,6 +85,11 @@ def scene_root(path: Path) -> Path:
     return path.with_suffix("") if is_video else path
 
 
+def is_scene(path: Path) -> bool:
+    """Whether ``-s`` may name it: photographs, a video, or a folder that has cameras."""
+    return needs_cameras(path) or _has_cameras(scene_root(path))
+
+
 def needs_cameras(path: Path) -> bool:
     """Whether ``-s`` names a video or photographs without cameras, or with cameras of others."""
     root = scene_root(path)

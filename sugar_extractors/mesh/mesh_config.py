@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -213,9 +213,13 @@ def mesh_name(model: str, level: float, target: int, variant: MeshVariant = "") 
     return f"sugarmesh_{model}{kind}_decim{target}.ply"
 
 
-def mesh_options(description: str | None, words: Sequence[str] | None = None) -> MeshOptions:
+def mesh_parser(description: str | None) -> argparse.ArgumentParser:
+    """All flags of ``extract_mesh.py``."""
+    return parser_of(description, MeshOptions)
+
+
+def mesh_options(args: argparse.Namespace) -> MeshOptions:
     """The extraction that was asked for, with the mode that the coarse model was trained in."""
-    args = parser_of(description, MeshOptions).parse_args(words)
     path = args.coarse_model_path
     if path is not None and not args.use_vanilla_3dgs:
         record = (path if path.is_dir() else path.parent) / RUN_FILE

@@ -346,7 +346,7 @@ MIN_MASK_IOU = 0.6
 
 MAX_GAP = 12.0  # decibels by which training views may be better than held-out ones
 MIN_COVERED = 0.02  # least share of the images that a mesh covers where there are no masks
-_POSES = "python train.py --doctor -s SCENE checks them"
+_POSES = "sugar doctor, or python train.py --doctor, with -s SCENE checks them"
 
 
 class FailedResult(UserError):

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command ``sugar VERB ...``, and the same programs as scripts of the original's names.
+
+Nothing heavy is imported before it is known what runs: ``sugar --help`` is there at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sugar_utils import __version__
+from sugar_utils.errors import UserError
+from sugar_utils.frame import run_main
+from sugar_utils.torchrun import is_follower
+
+
+@dataclass(frozen=True)
+class Program:
+    """A script and the verb that does the same; what it needs is named as ``module:name``."""
+
+    script: str
+    help: str
+    run: str
+    settings: str = ""  # a dataclass, or a function of what was parsed; unset: ``run`` gets that
+    parser: str = ""  # makes the parser of a description; unset: that of the dataclass
+    chosen: Mapping[str, Any] = field(default_factory=dict)  # values that its flags begin with
+
+    def make_parser(self, description: str | None) -> argparse.ArgumentParser:
+        """The parser of its flags."""
+        if self.parser:
+            parser = _named(self.parser)(description)
+        else:
+            from sugar_utils.settings import parser_of
+
+            parser = parser_of(description, _named(self.settings))
+        parser.set_defaults(**self.chosen)
+        return parser
+
+    def start(self, description: str | None, verb: str = "") -> None:
+        """Parse the flags of the command line and run; a verb is its first word."""
+        parser = self.make_parser(description)
+        words = sys.argv[1:]
+        if verb:
+            parser.prog, words = f"sugar {verb}", words[1:]
+            parser.epilog = (parser.epilog or "").replace(f"python {self.script}", parser.prog)
+        args = parser.parse_args(words)
+        if not self.settings:
+            _named(self.run)(args)
+            return
+        from sugar_utils.settings import from_args, given_flags, write_settings
+
+        made = _named(self.settings)
+        settings = from_args(made, args) if isinstance(made, type) else made(args)
+        result = _named(self.run)(settings)
+        if self.run == _STAGE and not is_follower():
+            write_settings(
+                getattr(settings, "model_path", result.parent), given_flags(args, parser)
+            )
+
+
+def _named(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+_COMMANDS, _FLAGS = "sugar_pipeline.commands", "sugar_pipeline.pipeline_flags"
+_STAGE = "gaussian_splatting.engine.runner:run_stage"
+_COARSE = "sugar_trainers.coarse_stage:CoarseOptions"
+_TRAIN = (f"{_COMMANDS}:run_train", "", f"{_FLAGS}:train_parser")
+VERBS: dict[str, Program] = {
+    "demo": Program(
+        "train.py", "make a small scene, take it through all stages, measure the mesh",
+        *_TRAIN, {"demo": True},
+    ),
+    "run": Program(
+        "train_full_pipeline.py", "photographs or a video to a textured mesh",
+        f"{_COMMANDS}:run_full", "", f"{_FLAGS}:full_parser",
+    ),
+    "train": Program("train.py", "a 3DGS checkpoint to a textured mesh", *_TRAIN),
+    "convert": Program(
+        "gaussian_splatting/convert.py", "camera poses of photographs or a video",
+        "gaussian_splatting.sfm.convert_run:convert",
+        "gaussian_splatting.sfm.convert_options:ConvertOptions",
+    ),
+    "vanilla": Program(
+        "gaussian_splatting/train.py", "vanilla 3D Gaussian splatting", _STAGE,
+        "gaussian_splatting.vanilla.vanilla_run:VanillaOptions",
+        "gaussian_splatting.vanilla.vanilla_run:vanilla_parser",
+    ),
+    "mesh": Program(
+        "extract_mesh.py", "a coarse model to a mesh",
+        "sugar_extractors.mesh.extraction:extract_coarse_mesh",
+        "sugar_extractors.mesh.mesh_config:mesh_options",
+        "sugar_extractors.mesh.mesh_config:mesh_parser",
+    ),
+    "refine": Program(
+        "train_refined.py", "refine a mesh and the Gaussians bound to it", _STAGE,
+        "sugar_trainers.refine_stage:RefineOptions",
+    ),
+    "texture": Program(
+        "extract_refined_mesh_with_texture.py", "a refined model to a textured mesh",
+        "sugar_extractors.texture.texturing:extract_textured_mesh",
+        "sugar_extractors.texture.texturing:TextureOptions",
+        "sugar_extractors.texture.texturing:texture_parser",
+    ),
+    "view": Program(
+        "view.py", "results on a page in the browser", "sugar_pipeline.view_run:view",
+        "sugar_pipeline.view_run:ViewOptions",
+    ),
+    "render": Program(
+        "render.py", "pictures or a video of results", "sugar_pipeline.render_run:render_results",
+        "sugar_pipeline.render_run:RenderOptions",
+    ),
+    "export": Program(
+        "export.py", "a result in the format of another program",
+        "sugar_extractors.export.export_run:export",
+        "sugar_extractors.export.export_run:ExportOptions",
+        "sugar_extractors.export.export_run:export_parser",
+    ),
+    "metrics": Program(
+        "metrics.py", "measure refined models on held-out views",
+        "sugar_pipeline.model_metrics:measure", "sugar_pipeline.model_metrics:metrics_options",
+        "sugar_pipeline.model_metrics:metrics_parser",
+    ),
+    "doctor": Program(
+        "train.py", "check the installation, and scene and checkpoint if given",
+        *_TRAIN, {"doctor": True},
+    ),
+}  # fmt: skip
+
+PROGRAMS: dict[str, Program] = {
+    **{program.script: program for program in VERBS.values() if not program.chosen},
+    **{
+        f"train_coarse_{mode}.py": Program(
+            "", "", _STAGE, settings, chosen={"regularization_type": mode}
+        )
+        for mode, settings in (
+            ("density", _COARSE),
+            ("sdf", _COARSE),
+            ("multiview", "sugar_trainers.multiview_stage:MultiviewOptions"),
+        )
+    },
+}
+"""What each script runs, by its path in the repository."""
+
+
+def script(name: str, description: str | None) -> Callable[[], None]:
+    """The main function of a script."""
+    return lambda: PROGRAMS[name].start(description)
+
+
+def main() -> None:
+    """The main function of ``sugar``."""
+    verb, *rest = sys.argv[1:] or ["--help"]
+    if verb in VERBS:
+        VERBS[verb].start(f"sugar {verb}: {VERBS[verb].help}.", verb)
+    elif verb in ("-h", "--help", "help"):
+        print("usage: sugar VERB [flags]; sugar VERB --help lists the flags of a verb\n\nverbs:")
+        for name, program in VERBS.items():
+            print(f"  {name:<9} {program.help}")
+        print("\n  --version, --print_completion SHELL (needs the package shtab)")
+    elif verb == "--version":
+        print(f"sugar {__version__}")
+    elif verb == "--print_completion":
+        print(_completion(*rest[:1]))
+    else:
+        near = difflib.get_close_matches(verb, VERBS, n=1)
+        advice = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(VERBS)}"
+        raise UserError(f"sugar has no verb {verb!r}; {advice}")
+
+
+def _completion(shell: str = "bash") -> str:
+    """A script that completes verbs, flags and file names in a shell."""
+    from sugar_utils.libraries import load_package
+
+    (shtab,) = load_package("--print_completion", "shtab", "shtab")
+    if shell not in shtab.SUPPORTED_SHELLS:
+        raise UserError(
+            f"no completion for {shell!r}; there is {', '.join(shtab.SUPPORTED_SHELLS)}"
+        )
+    parser = argparse.ArgumentParser(prog="sugar")
+    verbs = parser.add_subparsers()
+    for name, program in VERBS.items():
+        made = program.make_parser(None)
+        verbs._name_parser_map[name] = made  # type: ignore[assignment]
+        made.prog = f"sugar {name}"
+        verbs._choices_actions.append(verbs._ChoicesPseudoAction(name, [], program.help))
+        for action in made._actions:
+            if action.type is Path:
+                action.complete = shtab.FILE  # type: ignore[attr-defined]
+    return shtab.complete(parser, shell)
+
+
+def entry() -> int:
+    """What the installed command ``sugar`` calls."""
+    return run_main(main)

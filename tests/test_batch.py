@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings in a file, and several scenes one after the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import train_full_pipeline
+from gaussian_splatting.engine.loop import Interrupted
+from gaussian_splatting.engine.reporting.view_findings import FailedResult
+from sugar_pipeline import commands
+from sugar_pipeline.pipeline_flags import full_parser
+from sugar_pipeline.pipeline_run import PipelineResult
+from sugar_utils.errors import UserError
+from tests.support.tiny_scene import run_cli
+
+FILE = """\
+# A scan.
+scene_path = "{scene}"
+regularization_type = "sdf"
+low_poly = true
+bboxmin = [-1, -1, -1]
+"bboxmax" = "(1,1,1)"
+checkpoint_milestones = [100, 200]
+known_distance = ["a.jpg", "b.jpg", 2]
+"""
+
+
+@pytest.fixture
+def scenes(tmp_path) -> Path:
+    """A folder of three scenes of one photograph each, and what is no scene."""
+    for name in ("cup", "fox", "jar"):
+        (tmp_path / "scans" / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / "scans" / name / "a.png")
+    (tmp_path / "scans" / "notes").mkdir()
+    return tmp_path / "scans"
+
+
+@pytest.fixture
+def started(monkeypatch) -> list[Path]:
+    """The scenes that were begun; fox fails."""
+    seen: list[Path] = []
+
+    def run_scene(args, console) -> PipelineResult:
+        seen.append(args.scene_path)
+        if args.scene_path.name == "fox":
+            raise FailedResult("refinement: worse than grey")
+        if args.scene_path.name == "missing":
+            raise RuntimeError("a defect")
+        return PipelineResult(report=args.scene_path / "report.html")
+
+    monkeypatch.setattr(commands, "run_scene", run_scene)
+    return seen
+
+
+def parsed(tmp_path: Path, text: str, *words: object):
+    file = tmp_path / "scan.toml"
+    file.write_text(text)
+    return full_parser(None).parse_args(["--config", str(file), *map(str, words)])
+
+
+def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path):
+    args = parsed(tmp_path, FILE.format(scene="cup"), "-r", "density", "-s", "fox")
+    assert (args.scene_path, args.regularization_type) == (Path("fox"), "density")
+    assert args.all_scene_path == [Path("fox")]
+    assert (args.low_poly, args.bboxmin, args.bboxmax) == (True, (-1, -1, -1), (1, 1, 1))
+    assert args.checkpoint_milestones == [100, 200]
+    assert args.known_distance == ["a.jpg", "b.jpg", "2"]
+    assert args.vanilla_iterations == 7_000
+    several = parsed(tmp_path, 'scene_path = ["cup", "fox"]').all_scene_path
+    assert several == [Path("cup"), Path("fox")]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("sdf_sampels = 3", "line 9: unknown setting sdf_sampels; did you mean sdf_samples?"),
+        ("qqqq = 3", "line 9: unknown setting qqqq; --help_all lists all flags"),
+        ("config = 'a'", "line 9: unknown setting config"),
+        ("sdf_samples = 'x'", "line 9: sdf_samples: 'x' is not a whole number"),
+        ("sdf_samples = [1, 2]", "line 9: sdf_samples: '1,2' is not a whole number"),
+        ("sdf_samples = {a = 1}", "line 9: sdf_samples: neither a number"),
+        ("vanilla_iterations = 0", "line 9: vanilla_iterations: '0' must be at least 1"),
+        ("high_poly = 3", "line 9: high_poly: '3' is neither true"),
+        ("preset = 'slow'", "line 9: preset: invalid choice: 'slow'"),
+        ("[mesh]", "line 9: unknown setting mesh"),
+        ("x = ", "Invalid value (at line 9, column 5); give a TOML file"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_one_line_with_its_place(line, message, tmp_path, capsys):
+    file = tmp_path / "scan.toml"
+    file.write_text(f"{FILE.format(scene='cup')}{line}\n")
+    assert run_cli(train_full_pipeline.main, "--config", file) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert str(file) in error
+    assert error.count("\n") == 1
+
+
+def test_a_file_that_is_missing_or_no_text_is_one_line(tmp_path, capsys):
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe\x00")
+    for file in (tmp_path / "none.toml", tmp_path, tmp_path / "bytes.toml"):
+        assert run_cli(train_full_pipeline.main, "--config", file) == 2
+        error = capsys.readouterr().err
+        assert f"--config {file}: " in error
+        assert error.count("\n") == 1
+
+
+def test_a_failed_scene_does_not_stop_the_others(scenes, started, capsys):
+    missing = scenes / "missing"
+    words = [word for name in ("cup", "fox", "missing", "jar") for word in ("-s", scenes / name)]
+    assert run_cli(train_full_pipeline.main, *words) == FailedResult.exit_code
+    assert started == [scenes / "cup", scenes / "fox", missing, scenes / "jar"]
+    captured = capsys.readouterr()
+    table = captured.out.split("scenes: exit code or ok, time, result\n")[1].splitlines()
+    assert [line.split()[:2] for line in table] == [
+        [str(scenes / "cup"), "ok"],
+        [str(scenes / "fox"), "5"],
+        [str(missing), "1"],
+        [str(scenes / "jar"), "ok"],
+    ]
+    assert "worse than grey" in table[1]
+    assert table[3].endswith("report.html")
+    assert "a defect" in captured.err
+    assert captured.err.endswith("error: 2 of 4 scenes failed, see the table\n")
+
+
+def test_a_folder_of_scenes_is_each_of_them(scenes, started):
+    (scenes / "fox" / "a.png").unlink()
+    assert run_cli(train_full_pipeline.main, "-s", scenes) == 0
+    assert started == [scenes / "cup", scenes / "jar"]
+    started.clear()
+    (scenes / "jar" / "a.png").unlink()
+    assert run_cli(train_full_pipeline.main, "-s", scenes) == 0
+    assert started == [scenes / "cup"]
+
+
+def test_scenes_that_cannot_be_run_together_are_one_line(scenes, started, tmp_path, capsys):
+    (tmp_path / "cup").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "cup" / "a.png")
+    cases = {
+        ("-s", scenes, "-s", tmp_path / "cup"): "several scenes have the same name",
+        ("-s", scenes, "--gs_output_dir", "x"): "no --gs_output_dir; run them one by one",
+    }
+    for words, message in cases.items():
+        assert run_cli(train_full_pipeline.main, *words) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+    assert not started
+
+
+def test_interrupting_a_scene_ends_all(scenes, monkeypatch):
+    def run_scene(args, console):
+        raise Interrupted("stopped", "SIGINT")
+
+    monkeypatch.setattr(commands, "run_scene", run_scene)
+    assert run_cli(train_full_pipeline.main, "-s", scenes) == 130
+
+
+def test_values_of_a_function_are_checked_as_those_of_flags():
+    parser = full_parser(None)
+    assert parser.with_values({"low_poly": True, "scene_path": Path("a")}).scene_path == Path("a")
+    with pytest.raises(UserError, match="^unknown setting lowpoly; did you mean low_poly"):
+        parser.with_values({"lowpoly": True})

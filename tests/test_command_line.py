@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command ``sugar``: its verbs, its completion, and the package that brings it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from sugar_pipeline.command_line import PROGRAMS, VERBS, main
+from sugar_utils import __version__
+from tests.support.repository import FLOORS, ROOT, entry_points, name_of, native_files
+from tests.support.tiny_scene import run_cli
+
+# What ``sugar --help`` must not wait for.
+HEAVY = ("torch", "warp", "numpy", "pycolmap", "rich", "viser", "msgspec")
+
+
+def test_every_script_is_in_the_table_of_programs():
+    assert {name_of(path) for path in entry_points()} == set(PROGRAMS)
+
+
+def test_help_lists_the_verbs_and_imports_nothing_heavy():
+    code = (
+        "import sys; sys.argv = ['sugar', '--help']; from sugar_pipeline.command_line import main\n"
+        f"main(); print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.stderr == "[]\n"
+    wanted = "demo run train convert mesh refine texture view render export metrics doctor"
+    assert set(wanted.split()) <= set(VERBS)
+    listed = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")]
+    assert listed[:-1] == list(VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_has_the_flags_of_its_script_and_names_itself(verb, capsys):
+    assert run_cli(main, verb, "--help_all") == 0
+    text = capsys.readouterr().out
+    assert f"usage: sugar {verb} " in text
+    assert f"python {verb}.py" not in text
+
+
+def test_bad_verbs_and_flags_are_one_line(capsys):
+    cases = {
+        ("rn",): "sugar has no verb 'rn'; did you mean run?",
+        ("zzz",): "choose one of demo, run",
+        ("mesh", "--levl", "3"): "unknown flag --levl",
+        ("export",): "result",
+        ("--print_completion", "ksh"): "no completion for 'ksh'; there is bash",
+    }
+    for words, message in cases.items():
+        assert run_cli(main, *words) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+    assert run_cli(main, "--version") == 0
+    assert capsys.readouterr().out == f"sugar {__version__}\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_completion_knows_verbs_and_flags(shell, capsys):
+    pytest.importorskip("shtab")
+    assert run_cli(main, "--print_completion", shell) == 0
+    text = capsys.readouterr().out
+    for word in (*VERBS, "mesh_extractor", "vanilla_iterations", "max_triangles"):
+        assert word in text
+
+
+def run_in(folder: Path, *command: object) -> subprocess.CompletedProcess:
+    """Run without what this repository's folder or the environment would add to the modules."""
+    clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+    words = [str(word) for word in command]
+    return subprocess.run(
+        words, cwd=folder, env=clean, capture_output=True, text=True, timeout=1200
+    )
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    pytest.importorskip("build")
+    folder = tmp_path_factory.mktemp("wheel")
+    done = run_in(folder, sys.executable, "-m", "build", "--outdir", folder, ROOT)
+    if "ConnectionError" in done.stdout or "No matching distribution" in done.stdout:
+        pytest.skip("the build backend cannot be downloaded")
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert (folder / f"sugar_trainer-{__version__}.tar.gz").is_file()
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_all_code_and_data_and_nothing_else(wheel):
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    inside = [path for floor in FLOORS for path in sorted((ROOT / floor).rglob("*.py"))]
+    web = [path for path in (ROOT / "sugar_utils" / "web").iterdir() if path.is_file()]
+    typed = [ROOT / floor / "py.typed" for floor in FLOORS]
+    assert names == {name_of(path) for path in [*inside, *native_files(), *web, *typed]}
+    assert wheel.stat().st_size < 2 << 20
+
+
+@pytest.mark.slow
+def test_the_demo_runs_from_the_wheel_in_another_folder(wheel, tmp_path):
+    """Only the package is new in the environment; all libraries are those of the tests."""
+    environment = tmp_path / "environment"
+    assert run_in(tmp_path, sys.executable, "-m", "venv", environment).returncode == 0
+    programs = environment / ("Scripts" if os.name == "nt" else "bin")
+    libraries = [path for path in sys.path if path.endswith("-packages")]
+    probe = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    own = Path(run_in(tmp_path, programs / "python", "-c", probe).stdout.strip())
+    (own / "libraries.pth").write_text("\n".join(libraries))
+    done = run_in(tmp_path, programs / "python", "-m", "pip", "install", "--no-deps", wheel)
+    assert done.returncode == 0, done.stderr[-2000:]
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    where = run_in(elsewhere, programs / "python", "-c", "import sugar_pipeline as s; print(s)")
+    assert str(own) in where.stdout
+    done = run_in(elsewhere, programs / "sugar", "demo", "--stop_after", "mesh")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "coarse mesh against the known geometry" in done.stdout
+    assert list(elsewhere.glob("output/coarse_mesh/*/*.ply"))
+    done = run_in(elsewhere, programs / "sugar", "doctor", "--device", "cpu")
+    assert "no problems" in done.stdout
