@@ -327,8 +327,9 @@ class RefineConfig(SugarConfig):
     )  # fmt: skip
     initial_colors: str = _refine(
         "mesh", "colours that the Gaussians on the mesh start with: mesh, those of its vertices; "
-        "photographs, the mean of the views that show them; unset: mesh, photographs with "
-        "--preset fast", choices=("mesh", "photographs"), modes={"fast": "photographs"},
+        "photographs, those of the views that show them, from the start with all bands; unset: "
+        "mesh, photographs with --preset fast", choices=("mesh", "photographs"),
+        modes={"fast": "photographs"},
     )  # fmt: skip
     sh_interval: int = 1_000  # iterations until the degree grows by one
     log_interval: int = 200
@@ -353,16 +354,20 @@ class RefineConfig(SugarConfig):
 
     def vertex_rate_scale(self, extent: float) -> float:
         """Spatial scale of the vertex rate: ten times the scene's radius over the root of the
-        number of vertices, about the distance between neighbouring vertices. World units
+        number of vertices, about the distance between neighbouring vertices. Shorter schedules
+        have faster rates, so that vertices come to nearly the same places. World units
         """
         radius = extent
         if self.bboxmin is not None and self.bboxmax is not None:
             radius = 0.5 * math.dist(self.bboxmin, self.bboxmax)
         # The original takes this root in float32; so do we, to start from the same rates.
-        return 10.0 * radius / float(np.sqrt(np.float32(self.n_vertices_in_fg)))
+        spacing = 10.0 * radius / float(np.sqrt(np.float32(self.n_vertices_in_fg)))
+        return spacing / math.sqrt(min(1.0, self.schedule_scale))
 
     def sh_degree(self, iteration: int) -> int:
         """Degree of the colours in an iteration."""
+        if self.initial_colors == "photographs":
+            return MAX_SH_DEGREE
         return min(MAX_SH_DEGREE, (iteration - 1) // self.sh_interval)
 
     def identity(self) -> dict[str, Any]:
