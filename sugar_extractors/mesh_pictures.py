@@ -13,8 +13,6 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.engine.reporting.evaluation import to_uint8
-from gaussian_splatting.rasterization import plain_background
 from sugar_extractors.export.mesh_formats import simplified
 from sugar_extractors.results import read_state
 from sugar_extractors.texture.placed_export import PlacementOptions, moved_points, placement
@@ -22,7 +20,6 @@ from sugar_extractors.texture.textured_mesh_io import (
     TexturedMesh,
     glb_chunks,
     jpeg_bytes,
-    render_textured,
 )
 from sugar_scene.mesh_bound import bound_cloud_from_state
 from sugar_scene.triangle_mesh import TriangleMesh, read_mesh_ply
@@ -81,18 +78,6 @@ def shaded_views(
     return pictures
 
 
-def textured_views(
-    mesh: TexturedMesh, cameras: Sequence[Camera], width: int, white_background: bool = False
-) -> list[np.ndarray]:
-    """Picture a textured mesh without light, on black or white. One (h, w, 3) uint8 per camera"""
-    background = plain_background(white_background, mesh.vertices.device)
-    pictures = (
-        render_textured(mesh, at_most(camera, width), background, supersampling=_SAMPLES_PER_SIDE)
-        for camera in cameras
-    )
-    return [to_uint8(picture).cpu().numpy() for picture in pictures]
-
-
 def pick_views(cameras: Sequence[Camera], n: int = N_VIEWS) -> list[Camera]:
     """Views that differ as much as possible in position and direction."""
     if len(cameras) <= n:
@@ -111,13 +96,6 @@ def pick_views(cameras: Sequence[Camera], n: int = N_VIEWS) -> list[Camera]:
         # Views from one place have no distance; none is picked twice all the same.
         distance[picked] = -1.0
     return [cameras[row] for row in picked]
-
-
-def at_most(camera: Camera, width: int) -> Camera:
-    """The same view, made smaller where it is wider than ``width`` pixels."""
-    if camera.width <= width:
-        return camera
-    return camera.resized(width, max(1, round(camera.height * width / camera.width)))
 
 
 def _clay(normals: Tensor, front: Tensor, camera: Camera) -> Tensor:

@@ -50,19 +50,20 @@ class Program:
         if verb:
             parser.prog, words = f"sugar {verb}", words[1:]
             parser.epilog = (parser.epilog or "").replace(f"python {self.script}", parser.prog)
-        args = parser.parse_args(words)
-        if not self.settings:
-            _named(self.run)(args)
-            return
+        self.call(parser, parser.parse_args(words))
+
+    def call(self, parser: argparse.ArgumentParser, args: argparse.Namespace, **more: Any) -> Any:
+        """Run with what was parsed; more: further arguments."""
         from sugar_utils.settings import from_args, given_flags, write_settings
 
-        made = _named(self.settings)
+        made = _named(self.settings) if self.settings else lambda args: args
         settings = from_args(made, args) if isinstance(made, type) else made(args)
-        result = _named(self.run)(settings)
+        result = _named(self.run)(settings, **more)
         if self.run == _STAGE and not is_follower():
-            write_settings(
-                getattr(settings, "model_path", result.parent), given_flags(args, parser)
-            )
+            is_vanilla = hasattr(settings, "model_path")
+            folder = settings.model_path / "checkpoints" if is_vanilla else result.parent
+            write_settings(folder, given_flags(args, parser))
+        return result
 
 
 def _named(place: str) -> Any:
@@ -186,12 +187,10 @@ def _completion(shell: str = "bash") -> str:
             f"no completion for {shell!r}; there is {', '.join(shtab.SUPPORTED_SHELLS)}"
         )
     parser = argparse.ArgumentParser(prog="sugar")
-    verbs = parser.add_subparsers()
+    verbs = parser.add_subparsers(parser_class=argparse.ArgumentParser)
     for name, program in VERBS.items():
         made = program.make_parser(None)
-        verbs._name_parser_map[name] = made  # type: ignore[assignment]
-        made.prog = f"sugar {name}"
-        verbs._choices_actions.append(verbs._ChoicesPseudoAction(name, [], program.help))
+        verbs.add_parser(name, parents=[made], add_help=False, help=program.help)
         for action in made._actions:
             if action.type is Path:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]

@@ -39,15 +39,13 @@ def run_train(args: argparse.Namespace) -> PipelineResult | None:
     return run_demo(args)
 
 
-def run_full(args: argparse.Namespace) -> PipelineResult | None:
+def run_full(args: argparse.Namespace, console: Console | None = None) -> PipelineResult | None:
     """Run ``train_full_pipeline.py``: from photographs on, one scene or one after the other."""
-    console = Console() if Launch.read().rank == 0 else Console.silent()
+    console = console or (Console() if Launch.read().rank == 0 else Console.silent())
     scenes = [scene for path in getattr(args, "all_scene_path", []) for scene in _scenes_in(path)]
     if len(scenes) > 1:
         return _run_each(args, scenes, console)
-    return run_scene(
-        argparse.Namespace(**{**vars(args), "scene_path": (*scenes, None)[0]}), console
-    )
+    return run_scene(_with_scene(args, *scenes), console)
 
 
 def run_scene(args: argparse.Namespace, console: Console) -> PipelineResult:

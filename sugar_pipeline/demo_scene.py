@@ -38,7 +38,7 @@ from sugar_pipeline.demo_surface import (
     textured_surface,
     visible,
 )
-from sugar_pipeline.pipeline_flags import full_parser
+from sugar_pipeline.pipeline_flags import DEMO_FLAGS, full_parser
 from sugar_pipeline.pipeline_run import PipelineResult, run_stages
 from sugar_pipeline.plan import PipelinePlan, full_plan
 from sugar_scene.triangle_mesh import (
@@ -302,10 +302,7 @@ def demo_plan(args: argparse.Namespace, scene: Path) -> PipelinePlan:
     """The plan of ``train_full_pipeline.py`` with a vanilla stage that suits the small scene."""
     own = full_parser(None).parse_args(FLAGS.split())
     own.scene_path = scene
-    for name in (
-        "output_dir", "force", "stop_after", "resume", "overwrite", "keep_checkpoints",
-        "random_seed", "device", "gpu", "rasterizer", "views_per_step",
-    ):  # fmt: skip
+    for name in DEMO_FLAGS[1:]:
         setattr(own, name, getattr(args, name))
     own.vanilla_iterations = round(VANILLA_ITERATIONS / own.schedule_scale)
     plan = full_plan(own)

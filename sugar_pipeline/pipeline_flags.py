@@ -136,20 +136,13 @@ FULL_EXAMPLES = """examples:
 _CAPTURE = ("input", "masks", "image size", "background")
 _GROUPS: dict[type, tuple[str, ...]] = {
     CoarseOptions: (
-        *_CAPTURE,
-        "checkpoint",
-        "coarse stage",
-        "exposure",
-        "memory",
-        "run",
-        "device",
-        "backends",
+        *_CAPTURE, "checkpoint", "coarse stage", "exposure", "memory", "run", "device", "backends"
     ),
     MultiviewOptions: ("multi-view mode", "densification"),
     MeshOptions: ("surface",),
     RefineOptions: ("refinement stage",),
     TextureOptions: ("texture",),
-}
+}  # fmt: skip
 """Of each stage's flags those that the pipelines have; the others follow from the stage before."""
 
 

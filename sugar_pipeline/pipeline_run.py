@@ -198,11 +198,11 @@ def _stages(
                            figures=found.figures())  # fmt: skip
 
     def vanilla() -> StageRecord:
-        ply = run_stage(plan.vanilla, images)
+        ply = run_stage(plan.vanilla, images, console=console)
         return training_record("vanilla 3DGS", plan.vanilla.model_path / CHECKPOINT_FOLDER, [ply])
 
     def coarse() -> StageRecord:
-        path = run_stage(plan.coarse, images)
+        path = run_stage(plan.coarse, images, console=console)
         return training_record(coarse_title, path.parent, [path])
 
     def mesh() -> StageRecord:
@@ -210,7 +210,7 @@ def _stages(
         return file_record("coarse mesh", result.coarse_mesh)
 
     def refine() -> StageRecord:
-        result.refined = run_stage(plan.refine, images)
+        result.refined = run_stage(plan.refine, images, console=console)
         outputs = [result.refined, *([plan.refine.ply_path] if plan.refine.export_ply else [])]
         return training_record("refinement", result.refined.parent, outputs)
 

@@ -30,6 +30,7 @@ from sugar_utils.frame import complain, discard
 PLAIN_INTERVAL_SECONDS = 10.0
 _RATE_MEMORY_SECONDS = 5.0
 _REDRAW_SECONDS = 0.1
+Listener = Callable[[str, int, int], None]
 
 
 class Console:
@@ -39,6 +40,7 @@ class Console:
         log_path: Log file, continued when it exists; None for no log.
         stream: Where to print; the standard output if None.
         terminal: Treat the stream as a terminal or not; found out if None.
+        listener: Called with the name of a loop, its iteration and its last one.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Console:
         terminal: bool | None = None,
         plain_seconds: float = PLAIN_INTERVAL_SECONDS,
         clock: Callable[[], float] = time.monotonic,
+        listener: Listener | None = None,
     ) -> None:
         stream = sys.stdout if stream is None else stream
         if hasattr(stream, "reconfigure"):
@@ -61,14 +64,18 @@ class Console:
         self.rich = _Terminal(
             file=stream, force_terminal=terminal, markup=False, highlight=False, emoji=False
         )
-        self.plain_seconds, self.clock = plain_seconds, clock
+        self.plain_seconds, self.clock, self.listener = plain_seconds, clock, listener
         self._log: IO[str] | None = None
         if log_path is not None:
             self.open_log(Path(log_path))
 
     @classmethod
-    def silent(cls) -> Console:
-        return cls(stream=_Nowhere(), terminal=False)
+    def silent(cls, listener: Listener | None = None) -> Console:
+        return cls(stream=_Nowhere(), terminal=False, listener=listener)
+
+    def with_log(self, path: Path) -> Console:
+        """Another console that says the same in the same place, and has a log."""
+        return Console(path, stream=self._stream, listener=self.listener)
 
     @property
     def is_terminal(self) -> bool:
@@ -232,6 +239,8 @@ class Progress:
             fields: Short texts to show beside; None keeps those of the last call.
         """
         now = self._console.clock()
+        if self._console.listener is not None:
+            self._console.listener(self._description, iteration, self._last)
         rate = self._measured_rate(iteration, now)
         self._iteration, self._is_printed = iteration, False
         if rate is not None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -221,26 +221,6 @@ def from_args(cls: type[Settings], args: argparse.Namespace, **given: Any) -> Se
     # A flag that is missing is told before the device is looked for.
     values |= {name: from_args(of, args) for name, of in nested.items() if of is not None}
     return getattr(cls, "from_flags", cls)(**values)
-
-
-def parse(
-    cls: type[Settings],
-    description: str | None,
-    words: Sequence[str] | None = None,
-    **chosen: Any,
-) -> Settings:
-    """The settings that the command line asks for.
-
-    Args:
-        words: The command line; unset: that of the process.
-        chosen: What the script chooses, see :data:`MODE_FLAGS`.
-
-    Raises:
-        UserError: A flag that must be given is not.
-    """
-    parser = parser_of(description, cls)
-    parser.set_defaults(**chosen)
-    return from_args(cls, parser.parse_args(words))
 
 
 def _value_of_mode(declared: Flag, args: argparse.Namespace) -> Any:

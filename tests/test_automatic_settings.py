@@ -23,7 +23,7 @@ from sugar_scene.triangle_mesh import read_mesh_ply
 from sugar_trainers.coarse_stage import CoarseOptions, CoarseStage
 from sugar_trainers.stage_config import MOST_SAMPLES, CoarseConfig
 from sugar_utils.flags import AUTO
-from sugar_utils.settings import parse
+from tests.support.command_words import parse
 from tests.support.mesh_scenes import ITERATION, cameras_around, sphere_cloud, write_mesh_scene
 from tests.support.random_scenes import look_at
 from tests.support.tiny_scene import disturbed_cloud, tiny_cloud
@@ -116,6 +116,6 @@ def test_a_sphere_comes_back_with_what_was_chosen(tmp_path):
 @pytest.mark.parametrize("wrong", ["automatic", "0", "-3", "1.5", ""])
 def test_other_words_are_refused(wrong, capsys):
     with pytest.raises(SystemExit) as stopped:
-        parse(CoarseOptions, None, ["-s", "x", "-c", "y", "--sdf_samples", wrong])
+        parse(CoarseOptions, ["-s", "x", "-c", "y", "--sdf_samples", wrong])
     assert stopped.value.code == 2
     assert "--sdf_samples" in capsys.readouterr().err

@@ -6,6 +6,8 @@ from __future__ import annotations
 import gzip
 import json
 import struct
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from sugar_extractors.export.compact_files import (
     EXTENSION,
     fidelity,
     from_smallest_three,
+    read_gltf_gaussians,
     shares,
     smallest_three,
     write_gltf_gaussians,
@@ -23,14 +26,17 @@ from sugar_extractors.export.compact_files import (
     write_spz,
 )
 from sugar_extractors.export.export_run import has_gaussians, read_any_gaussians
+from sugar_extractors.export.mesh_formats import write_usd_gaussians
 from sugar_extractors.texture.placed_export import moved_cloud
 from sugar_extractors.texture.textured_mesh_io import GLB_AXES
 from sugar_utils.errors import UserError
 
 WRITERS = {
     "a.spz": write_spz,
+    "b.spz": partial(write_spz, version=4),
     "a.splat": write_splat,
     "a.gltf.glb": write_gltf_gaussians,
+    "a.usd": write_usd_gaussians,
 }
 
 
@@ -68,8 +74,10 @@ def one_gaussian() -> GaussianCloud:
     ("name", "position", "scale", "rotation", "color", "opacity", "harmonics"),
     [
         ("a.spz", 2e-6, 0.033, 0.3, 3.7, 0.51, 0.05),
+        ("b.spz", 2e-6, 0.033, 0.3, 3.7, 0.51, 0.05),
         ("a.splat", 1e-7, 1e-5, 0.8, 0.51, 0.51, 0.21),
         ("a.gltf.glb", 1e-6, 1e-6, 0.05, 1e-4, 0.26, 1e-6),
+        ("a.usd", 1e-6, 1e-6, 0.05, 1e-4, 0.26, 1e-6),
     ],
 )
 def test_what_is_read_is_what_was_written(
@@ -81,8 +89,8 @@ def test_what_is_read_is_what_was_written(
     assert has_gaussians(tmp_path / name)
     found = read_any_gaussians(tmp_path / name, lambda _: None)
     written = cloud if order is None else cloud.select(torch.from_numpy(order))
-    # SPZ and GLB have other axes than a capture, and are turned when they are read.
-    y_up = name.endswith((".spz", ".glb"))
+    # SPZ, GLB and USD have other axes than a capture, and are turned when they are read.
+    y_up = name.endswith((".spz", ".glb", ".usd"))
     errors = fidelity(moved_cloud(written, GLB_AXES) if y_up else written, found)
     assert errors.position < position
     assert errors.scale < scale
@@ -218,12 +226,179 @@ def test_a_program_that_does_not_know_the_extension_shows_points(tmp_path):
     np.testing.assert_allclose(points.vertices, cloud.means.numpy(), atol=1e-6)
 
 
-def test_another_reader_finds_in_an_spz_what_was_written(tmp_path):
+def changed_gltf(path: Path, **replaced: tuple[np.ndarray, dict]) -> None:
+    """Write anew, with other arrays and fields of their accessors; without an array: left out."""
+    file = path.read_bytes()
+    length = struct.unpack_from("<I", file, 12)[0]
+    content, binary = json.loads(file[20 : 20 + length]), file[28 + length :]
+    names = content["meshes"][0]["primitives"][0]["attributes"]
+    for name, (values, fields) in replaced.items():
+        name = f"{EXTENSION}:{name}"
+        if values is None:
+            del names[name]
+            continue
+        accessor = content["accessors"][names[name]]
+        view = {"buffer": 0, "byteOffset": len(binary), "byteLength": values.nbytes}
+        stride = {"byteStride": fields.pop("byteStride")} if "byteStride" in fields else {}
+        accessor.update(bufferView=len(content["bufferViews"]), **fields)
+        content["bufferViews"].append(view | stride)
+        binary += values.tobytes()
+    write_parts(path, content, binary)
+
+
+def write_parts(path: Path, content: dict, binary: bytes) -> None:
+    text = json.dumps(content).encode()
+    text += b" " * (-len(text) % 4)
+    head = struct.pack("<4sIIII", b"glTF", 2, 28 + len(text) + len(binary), len(text), 0x4E4F534A)
+    path.write_bytes(head + text + struct.pack("<II", len(binary), 0x004E4942) + binary)
+
+
+def test_a_gltf_of_another_program_may_be_packed_in_bytes_and_shorts(tmp_path):
+    path, cloud = tmp_path / "a.glb", random_cloud(50)
+    write_gltf_gaussians(path, cloud)
+    quats = torch.nn.functional.normalize(cloud.quats).roll(-1, dims=1).numpy()
+    scales, opacities = cloud.log_scales.exp().numpy(), cloud.opacity_logits.sigmoid().numpy()
+    wide = np.zeros((50, 8), np.uint16)
+    wide[:, :3] = np.rint(scales * 65535)
+    rest = {f"SH_DEGREE_{d}_COEF_{k}": (None, {}) for d in (2, 3) for k in range(2 * d + 1)}
+    changed_gltf(
+        path,
+        ROTATION=(
+            np.rint(quats * 32767).astype("<i2"),
+            {"componentType": 5122, "normalized": True},
+        ),
+        SCALE=(wide, {"componentType": 5123, "normalized": True, "byteStride": 16}),
+        OPACITY=(
+            np.rint(opacities * 255).astype("u1"),
+            {"componentType": 5121, "normalized": True},
+        ),
+        **rest,
+    )
+    found = read_gltf_gaussians(path)
+    torch.testing.assert_close(found.sh_rest[:, :3], cloud.sh_rest[:, :3])
+    assert not found.sh_rest[:, 3:].any()
+    cloud.sh_rest[:, 3:] = 0
+    errors = fidelity(cloud, found)
+    assert errors.scale < 1e-2
+    assert errors.rotation < 0.1
+    assert errors.opacity < 0.51
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"SH_DEGREE_2_COEF_1": (None, {})}, "SH_DEGREE_2_COEF_1"),
+        ({"SCALE": (np.ones((600, 3), "<u4"), {"componentType": 5125})}, "5125"),
+        ({"SCALE": (-np.ones((600, 3), "<f4"), {})}, "make no sense"),
+        ({"ROTATION": (np.ones((600, 3), "<f4"), {"type": "VEC3"})}, "other types or lengths"),
+        ({"OPACITY": (np.ones((9, 1), "<f4"), {"count": 600})}, "buffer"),
+        ({"kernel": "other"}, "not of kernel ellipse"),
+        ({"colorSpace": "lin_rec709_display"}, "colour space srgb_rec709_display"),
+        ({"translation": [1, 0, 0]}, "its node is moved"),
+    ],
+)
+def test_what_a_gltf_says_otherwise_is_one_line(change, message, tmp_path):
+    path = tmp_path / "a.glb"
+    write_gltf_gaussians(path, random_cloud())
+    if isinstance(next(iter(change.values())), tuple):
+        changed_gltf(path, **change)
+    else:
+        file = path.read_bytes()
+        length = struct.unpack_from("<I", file, 12)[0]
+        content = json.loads(file[20 : 20 + length])
+        own = content["meshes"][0]["primitives"][0]["extensions"][EXTENSION]
+        (content["nodes"][0] if "translation" in change else own).update(change)
+        write_parts(path, content, file[28 + length :])
+    with pytest.raises(UserError, match=message) as caught:
+        read_gltf_gaussians(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_spz_4_has_the_bytes_of_its_description(tmp_path):
+    zstandard = pytest.importorskip("zstandard")
+    write_spz(tmp_path / "3.spz", one_gaussian())
+    write_spz(tmp_path / "4.spz", one_gaussian(), version=4)
+    old = gzip.decompress((tmp_path / "3.spz").read_bytes())
+    content = (tmp_path / "4.spz").read_bytes()
+    assert content[:4] == b"NGSP"
+    assert struct.unpack_from("<IIBBBBI12s", content, 4) == (4, 1, 3, 20, 0, 6, 32, bytes(12))
+    place, parts = 32 + 16 * 6, []
+    for row in range(6):
+        size, unpacked = struct.unpack_from("<QQ", content, 32 + 16 * row)
+        parts.append(zstandard.decompress(content[place : place + size]))
+        assert len(parts[-1]) == unpacked
+        place += size
+    assert place == len(content)
+    assert b"".join(parts) == old[16:]
+
+
+def test_spz_of_degree_4_or_of_sizes_that_cannot_be(tmp_path):
+    path = tmp_path / "a.spz"
+    write_spz(path, one_gaussian())
+    content = gzip.decompress(path.read_bytes())
+    more = content[:12] + b"\4" + content[13:] + bytes([128]) * 27
+    path.write_bytes(gzip.compress(more))
+    assert read_any_gaussians(path, lambda _: None).sh_rest.shape == (1, 15, 3)
+    write_spz(path, one_gaussian(), version=4)
+    large = bytearray(path.read_bytes())
+    large[40:48] = struct.pack("<Q", 1 << 60)
+    path.write_bytes(large)
+    with pytest.raises(UserError, match="sizes that cannot be"):
+        read_any_gaussians(path, lambda _: None)
+
+
+def test_usd_has_the_schema_of_gaussian_particle_fields(tmp_path):
+    usd = pytest.importorskip("pxr.Usd")
+    from pxr import UsdGeom, UsdValidation
+
+    write_usd_gaussians(tmp_path / "a.usd", one_gaussian())
+    stage = usd.Stage.Open(str(tmp_path / "a.usd"))
+    prim = stage.GetDefaultPrim()
+    assert prim.GetTypeName() == "ParticleField3DGaussianSplat"
+    assert UsdGeom.GetStageUpAxis(stage) == "Y"
+    assert list(prim.GetAttribute("positions").Get()[0]) == [1, 2, 3]
+    turn = prim.GetAttribute("orientations").Get()[0]
+    assert (turn.GetReal(), *turn.GetImaginary()) == pytest.approx((0.5**0.5, 0.5**0.5, 0, 0))
+    assert list(prim.GetAttribute("scales").Get()[0]) == [1, 1, 1]
+    assert prim.GetAttribute("opacities").Get()[0] == 0.5
+    assert prim.GetAttribute("radiance:sphericalHarmonicsDegree").Get() == 3
+    harmonics = prim.GetAttribute("radiance:sphericalHarmonicsCoefficients").Get()
+    assert [list(row) for row in harmonics[:2]] == [[0, 0, 0], [0.5, 0, 0]]
+    assert [list(row) for row in prim.GetAttribute("extent").Get()] == [[-2, -1, 0], [4, 5, 6]]
+    every = UsdValidation.ValidationRegistry().GetOrLoadAllValidators()
+    assert every
+    assert not UsdValidation.ValidationContext(every).Validate(stage)
+
+
+def test_usd_in_halves_is_read_and_one_without_gaussians_is_one_line(tmp_path):
+    usd = pytest.importorskip("pxr.Usd")
+    from pxr import Vt
+
+    write_usd_gaussians(tmp_path / "a.usd", random_cloud(40))
+    stage = usd.Stage.Open(str(tmp_path / "a.usd"))
+    prim = stage.GetDefaultPrim()
+    scales = np.array(prim.GetAttribute("scales").Get())
+    prim.GetAttribute("scales").Clear()
+    prim.GetAttribute("scalesh").Set(Vt.Vec3hArray.FromNumpy(scales.astype(np.float16)))
+    stage.GetRootLayer().Export(str(tmp_path / "b.usda"))
+    found = read_any_gaussians(tmp_path / "b.usda", lambda _: None)
+    np.testing.assert_allclose(found.log_scales.exp().numpy(), scales, rtol=1e-3)
+    stage.RemovePrim("/Gaussians")
+    stage.GetRootLayer().Export(str(tmp_path / "c.usd"))
+    (tmp_path / "d.usd").write_text("no")
+    for name in ("c.usd", "d.usd"):
+        with pytest.raises(UserError, match=f"{name}: damaged, or no field") as caught:
+            read_any_gaussians(tmp_path / name, lambda _: None)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("version", [3, 4])
+def test_another_reader_finds_in_an_spz_what_was_written(version, tmp_path):
     gsply = pytest.importorskip("gsply")
     cloud = random_cloud()
     # It leaves them in the axes of the format: x right, y up, z back.
     turned = moved_cloud(cloud, GLB_AXES)
-    write_spz(tmp_path / "a.spz", turned)
+    write_spz(tmp_path / "a.spz", turned, version)
     found = gsply.read_spz(tmp_path / "a.spz")
     read = GaussianCloud(
         means=torch.tensor(found.means),

@@ -35,7 +35,7 @@ from gaussian_splatting.sfm.photographs import (
 from gaussian_splatting.sfm.scene_folder import needs_cameras
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
-from sugar_utils.settings import parse
+from tests.support.command_words import parse
 from tests.support.photographed_room import (
     FOCAL,
     HEIGHT,
@@ -450,12 +450,12 @@ def test_features_do_not_depend_on_the_size_they_are_looked_for_at(tmp_path):
 
 def test_flags_of_the_original_are_accepted(tmp_path):
     words = "--no_gpu --camera PINHOLE --colmap_executable colmap --resize --magick_executable m"
-    options = parse(ConvertOptions, None, ["-s", str(tmp_path), *words.split()])
+    options = parse(ConvertOptions, ["-s", str(tmp_path), *words.split()])
     assert options.sfm.camera == "PINHOLE"
     assert options.resize
     assert len(options.inert.messages) == 3
     with pytest.raises(UserError, match="-s/--source_path is missing"):
-        parse(ConvertOptions, None, [])
+        parse(ConvertOptions, [])
     with pytest.raises(UserError, match="--camera FISH is unknown; choose one of"):
         create_database(tmp_path / "a.db", [], "FISH")
 

@@ -26,7 +26,7 @@ from sugar_pipeline.plan import full_plan
 from sugar_utils import device as device_module
 from sugar_utils.device import CudaFacts, DeviceChoice, Gpu, choose_device, cuda_facts, upload
 from sugar_utils.errors import UserError
-from sugar_utils.settings import parse
+from tests.support.command_words import parse
 from tests.support.tiny_scene import run_cli
 
 ADA = Gpu("NVIDIA GeForce RTX 4070", (8, 9))
@@ -209,7 +209,7 @@ def test_asking_for_a_rasterizer_without_a_gpu_is_an_error(capsys):
 
 
 def test_scripts_without_training_have_no_choice_of_rasterizer():
-    assert parse(DeviceFlags, None, ["--device", "cpu"]).rasterizer is WARP
+    assert parse(DeviceFlags, ["--device", "cpu"]).rasterizer is WARP
     assert Compute().device == torch.device("cpu")
 
 

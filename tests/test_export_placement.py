@@ -144,7 +144,8 @@ def _spz_bytes(content: bytes) -> GaussianCloud:
         quats[row] = others
     rest = (harmonics.astype(float) - 128).reshape(n, 15, 3) / 128
     dc = (colors / 255 - 0.5) / 0.15
-    return cloud_of(means, quats[:, [3, 0, 1, 2]], scales / 16 - 10, alphas[:, 0] / 255, dc, rest)
+    turned = quats[:, [3, 0, 1, 2]]
+    return cloud_of(Path(), means, turned, scales / 16 - 10, alphas[:, 0] / 255, dc, rest)
 
 
 def plain_gltf(path: Path) -> GaussianCloud:

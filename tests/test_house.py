@@ -18,7 +18,7 @@ except ModuleNotFoundError:
 
 from sugar_pipeline.command_line import PROGRAMS, VERBS
 from sugar_pipeline.doctor import TESTED_TORCH
-from sugar_pipeline.flag_tables import flag_rows, parser_for, with_tables
+from tests.support.flag_tables import flag_rows, parser_for, with_tables
 from tests.support.repository import (
     FLOORS,
     ROOT,
@@ -215,7 +215,7 @@ def test_ci_runs_the_readme_test_command():
 
 def test_the_tables_of_flags_are_current():
     text = TRAINING.read_text(encoding="utf-8")
-    assert with_tables(text) == text, "run python -m sugar_pipeline.flag_tables"
+    assert with_tables(text) == text, "run python -m tests.support.flag_tables"
 
 
 @pytest.mark.parametrize("entry", PROGRAMS)

@@ -11,7 +11,6 @@ import pytest
 
 from sugar_extractors.mesh_pictures import (
     BACKGROUND,
-    at_most,
     pick_views,
     shaded_views,
 )
@@ -106,10 +105,3 @@ def test_few_and_equal_views_are_all_taken():
     assert pick_views([]) == []
     same = [replace(ring(1)[0], name=str(k)) for k in range(6)]
     assert len({view.name for view in pick_views(same)}) == 4
-
-
-def test_views_are_made_smaller_but_never_larger():
-    view = camera(80, 60, principal=(4.0, 0.0))
-    assert at_most(view, 100) is view
-    small = at_most(view, 40)
-    assert (small.width, small.height, small.cx, small.fx) == (40, 30, view.cx / 2, view.fx / 2)

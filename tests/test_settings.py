@@ -11,7 +11,6 @@ import pytest
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.texture.texturing import TextureOptions
-from sugar_pipeline.flag_tables import flag_rows
 from sugar_pipeline.pipeline_flags import full_parser, train_parser
 from sugar_trainers.stage_config import CoarseConfig, RefineConfig
 from sugar_utils.errors import UserError
@@ -23,6 +22,7 @@ from sugar_utils.settings import (
     from_args,
     without_flags,
 )
+from tests.support.flag_tables import flag_rows
 
 
 @dataclass(frozen=True)

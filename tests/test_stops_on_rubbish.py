@@ -97,20 +97,30 @@ def planted_nan(name: str):
 def test_nan_in_a_parameter_of_the_coarse_stage(
     scene, checkpoint, tmp_path, monkeypatch, capsys, name
 ):
-    plant(monkeypatch, CoarseStage, "begin", 23, planted_nan(name), before=True)
+    plant(monkeypatch, CoarseStage, "begin", 24, planted_nan(name), before=True)
     code = run_coarse(scene, checkpoint, tmp_path)
     assert_stopped(
-        code, capsys.readouterr().err, 23, f"parameter {name} ", "1 of 160 rows (first: 5)",
+        code, capsys.readouterr().err, 24, f"parameter {name} ", "1 of 160 rows (first: 5)",
         "camera view_0", "last good checkpoint is kept",
     )  # fmt: skip
-    assert_last_checkpoint_is_good(tmp_path, 23)
+    assert_last_checkpoint_is_good(tmp_path, 24)
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_nan_in_a_parameter_of_the_vanilla_stage(scene, tmp_path, monkeypatch, capsys, name):
-    plant(monkeypatch, VanillaStage, "begin", 7, planted_nan(name), before=True)
+    plant(monkeypatch, VanillaStage, "begin", 8, planted_nan(name), before=True)
     code = run_vanilla(scene, tmp_path)
-    assert_stopped(code, capsys.readouterr().err, 7, f"parameter {name} ", "camera view_0")
+    assert_stopped(code, capsys.readouterr().err, 8, f"parameter {name} ", "camera view_0")
+    assert_last_checkpoint_is_good(tmp_path, 8)
+
+
+@pytest.mark.parametrize("name", ["sh_dc", "means"])
+def test_a_bad_parameter_without_a_gradient_is_found_soon(
+    scene, tmp_path, monkeypatch, capsys, name
+):
+    plant(monkeypatch, VanillaStage, "begin", 7, planted_nan(name), before=True)
+    code = run_vanilla(scene, tmp_path, "--checkpoint_interval", 3)
+    assert_stopped(code, capsys.readouterr().err, 8, f"parameter {name} ")
     assert_last_checkpoint_is_good(tmp_path, 7)
 
 

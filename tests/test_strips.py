@@ -37,8 +37,8 @@ from sugar_trainers.refine_stage import RefineOptions, RefineStage
 from sugar_trainers.stage_config import CoarseConfig, CoarseSchedule, RefineConfig
 from sugar_trainers.terms import coarse_terms
 from sugar_utils.device import constants
-from sugar_utils.settings import parse
 from tests.support.color_losses import color_loss
+from tests.support.command_words import parse
 from tests.support.depth_normals import depth_normal_consistency
 from tests.support.mesh_scenes import icosahedron
 from tests.support.random_scenes import look_at, random_gaussians
@@ -321,7 +321,7 @@ def test_the_depth_normal_term_of_strips_is_that_of_the_whole_map():
 
 def coarse_memory_of(*flags):
     words = ["-s", "scene", "-c", "checkpoint", *flags]
-    options = parse(CoarseOptions, None, words, regularization_type="density")
+    options = parse(CoarseOptions, words, regularization_type="density")
     return options.memory, options.messages
 
 
@@ -341,9 +341,9 @@ def test_flags_choose_the_strips():
 
 def test_flags_act_in_every_trainer():
     flags = ["--gradient_accumulation", "True", "--accumulation_steps", "5"]
-    vanilla = parse(VanillaOptions, None, ["-s", "scene", "-m", "model", *flags])
+    vanilla = parse(VanillaOptions, ["-s", "scene", "-m", "model", *flags])
     assert vanilla.memory.split == ImageSplit(5)
-    refine = parse(RefineOptions, None, ["-s", "a", "-c", "b", "-m", "mesh.ply", *flags])
+    refine = parse(RefineOptions, ["-s", "a", "-c", "b", "-m", "mesh.ply", *flags])
     assert refine.memory.split == ImageSplit(5)
 
 

@@ -261,7 +261,8 @@ def test_coarse_writes_its_files_and_nothing_else(coarse_runs, mode):
     run = coarse_runs[mode]
     found = {re.sub(r"events\.out.*", "events", name) for name in files_of(run)}
     made = {f"{i}.pt" for i in (14, 20, 22, 24, 26, 28, 30)} | {"views.png", "worst.png"}
-    assert found == {"run.json", "log.txt", "report.html", "tensorboard/events", *made}
+    files = {"run.json", "log.txt", "report.html", "settings.toml", "tensorboard/events"}
+    assert found == files | made
     assert json.loads((run / "run.json").read_text())["status"] == "finished"
 
 

@@ -15,7 +15,7 @@ from gaussian_splatting.data.reference_layout import read_cameras_json
 from sugar_pipeline.view_run import TEXTURED, VANILLA, ViewOptions
 from sugar_pipeline.view_run import view as serve
 from sugar_utils.console import Console
-from sugar_utils.settings import parse
+from tests.support.command_words import parse
 from tests.support.tiny_scene import newest, start
 from tests.test_resume import vanilla
 from tests.test_viewing import output  # noqa: F401  (a fixture)
@@ -84,7 +84,7 @@ def free_port() -> int:
 def test_a_browser_shows_results_and_saves_a_path(output, tmp_path):  # noqa: F811
     port, done, file = free_port(), threading.Event(), tmp_path / "path.json"
     words = (output.root, "--no-open", "--host", "127.0.0.1", "--port", port, "--path_file", file)
-    options = parse(ViewOptions, None, [str(word) for word in words])
+    options = parse(ViewOptions, [str(word) for word in words])
     work = lambda: serve(options, Console.silent(), done.is_set)  # noqa: E731
     with running(work, done.set), browser_at(port) as page:
         page.get_by_label(TEXTURED, exact=True).wait_for(timeout=60_000)

@@ -55,7 +55,7 @@ from sugar_scene.geometry import covariances
 from sugar_scene.triangle_mesh import write_mesh_ply
 from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
-from sugar_utils.settings import parse
+from tests.support.command_words import parse
 from tests.support.mesh_scenes import icosahedron, sphere
 from tests.support.refined_models import NAME, refined_state, save_model
 from tests.support.tiny_scene import (
@@ -246,7 +246,7 @@ def free_port() -> int:
 
 
 def options_of(*words: object):
-    return parse(ViewOptions, None, [str(word) for word in words])
+    return parse(ViewOptions, [str(word) for word in words])
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from sugar_pipeline.commands import run_train
 from sugar_pipeline.demo_scene import make_demo_scene
 from sugar_pipeline.pipeline_flags import train_parser
-from sugar_utils.settings import parse
+from sugar_utils.settings import from_args, parser_of
 
 LEAST_PSNR = 15.0
 """Below this nothing was learnt, whatever the scene."""
@@ -40,7 +40,7 @@ def _words(setup: Setup, more: str) -> list[str]:
 def _vanilla(setup: Setup, folder: Path, more: str) -> Path:
     """Train; the folder of checkpoints."""
     flags = [*_words(setup, more), "-m", str(folder)]
-    run_stage(parse(VanillaOptions, None, flags))
+    run_stage(from_args(VanillaOptions, parser_of(None, VanillaOptions).parse_args(flags)))
     return folder / "checkpoints"
 
 

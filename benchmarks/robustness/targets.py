@@ -17,7 +17,7 @@ import pycolmap
 from benchmarks.robustness import mutations, world
 from benchmarks.robustness.mutations import DEEP, MANY_DIGITS, NUMBERS, STRINGS, mutate_text
 from benchmarks.robustness.world import COMMANDS, EXPORTS, PARTS, RUNS, Command, words_of
-from sugar_pipeline.flag_tables import parser_for
+from sugar_pipeline.command_line import PROGRAMS
 
 Corrupt = Callable[[Path, Random], str]
 
@@ -252,7 +252,7 @@ NAMES = (
 def _corrupt_flags(root: Path, draw: Random) -> Plan:
     command = COMMANDS[draw.choice(_FLAG_COMMANDS)]
     words, lengthy = words_of(command, root), False
-    every = parser_for(command.script)._actions
+    every = PROGRAMS[command.script].make_parser(None)._actions
     actions = [a for a in every if a.option_strings and not _LEFT_OUT & set(a.option_strings)]
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
         action = draw.choice(actions)

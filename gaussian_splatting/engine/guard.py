@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that stop training within the iteration in which its numbers went bad.
+"""Checks that stop training when its numbers go bad, before they are saved or exported.
 
 :func:`check_step` and :func:`check_parameters` cost one synchronisation with the device when all is
 well. What exactly is wrong is looked up only after that.
@@ -17,6 +17,9 @@ from gaussian_splatting.rasterization.projection import PredictedIntersections
 from sugar_utils.errors import TrainingError
 
 MAX_SCALE_IN_EXTENTS = 1e4
+PARAMETER_INTERVAL = 8
+"""Iterations between two checks of all parameters; gradients and scales are checked in each."""
+
 TOTAL = "loss"  # name under which stages report the weighted sum of their terms
 _ROW_LIMIT = 3
 _KEPT = "the last good checkpoint is kept"
@@ -33,6 +36,7 @@ def check_step(
     iteration: int,
     camera_name: str,
     parameters: Mapping[str, Tensor] | None = None,
+    look_at_parameters: bool = True,
     guess: PredictedIntersections | None = None,
 ) -> bool:
     """All checks of one iteration with a single synchronisation; arguments as in each of them.
@@ -42,6 +46,7 @@ def check_step(
 
     Args:
         radii: Radii in pixels, 0 where invisible. (N,)
+        look_at_parameters: Or only where something else is bad.
         guess: What was taken for the view's number of tile intersections.
 
     Returns:
@@ -52,7 +57,8 @@ def check_step(
         TrainingError: The first check that fails: parameters, losses, gradients, scales.
     """
     parameters = parameters or {}
-    both = dict(enumerate([*parameters.values(), *gradients.values()]))
+    looked_at = parameters.values() if look_at_parameters else ()
+    both = dict(enumerate([*looked_at, *gradients.values()]))
     probes = [*_norm_probes(both), *(value.detach().reshape(()) for value in losses.values())]
     # The smallest and the largest entry; both propagate NaN.
     probes += log_scales.detach().aminmax() if log_scales.numel() else ()

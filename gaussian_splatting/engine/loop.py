@@ -207,6 +207,7 @@ class Trainer:
         if exports:
             # What is exported elsewhere must not be left without the run that made it.
             self._run.check_present()
+            self._check_parameters(iteration)
         if exports and self._run.replaces:
             # Exports belong to the run that has checkpoints in the folder.
             self._save(iteration, reporter)
@@ -231,11 +232,14 @@ class Trainer:
         release_cached(self._stage.model.device)
         self._console.warn(f"not enough memory to {purpose}; training goes on ({reason})")
 
-    def _save(self, iteration: int, reporter: Reporter) -> Path:
-        self._run.check_present()
-        # What the last step did is checked in the next iteration, too late for this file.
+    def _check_parameters(self, iteration: int) -> None:
+        """What the last steps did is checked in a later iteration, too late for files."""
         parameters = self._stage.model.optimizer.parameters
         check_parameters(parameters, iteration, self._stepper.camera(iteration).name)
+
+    def _save(self, iteration: int, reporter: Reporter) -> Path:
+        self._run.check_present()
+        self._check_parameters(iteration)
         # In the order that tools which read these files expect; then what only this program reads.
         state = self._stage.model.state()
         path = self._store.save(

@@ -59,7 +59,10 @@ which returns the :class:`StageRun` and the initial model."""
 
 
 def run_stage(
-    options: Options, images: ImageStore | None = None, prepare: Prepare | None = None
+    options: Options,
+    images: ImageStore | None = None,
+    prepare: Prepare | None = None,
+    console: Console | None = None,
 ) -> Path:
     """Train a stage and return the first of its results; a finished run is not repeated.
 
@@ -67,13 +70,14 @@ def run_stage(
         options: Options of the stage; ``options.prepare(messages)`` reads the inputs.
         images: Decoded photographs that other stages use, too; an own store if None.
         prepare: In place of ``options.prepare``.
+        console: Where it is said, besides in the log of the run; the standard output if None.
     """
     group, white = options.compute.group, options.config.white_background
     with group.single_report():
         messages = Messages([*options.compute.reasons, *options.messages])
         run, initial = (prepare or options.prepare)(messages)
         last = run.loop.last
-        with open_session(run, options.run, messages, group) as (console, plan):
+        with open_session(run, options.run, messages, group, console) as (console, plan):
             console.info(run.scene.description)
             there = plan.finished and all(path.is_file() for path in run.results)
             if group.broadcast(there):
@@ -129,8 +133,9 @@ class Messages:
 
 @contextmanager
 def open_session(
-    run: StageRun, options: RunOptions, messages: Messages, group: ProcessGroup
-) -> Iterator[tuple[Console, ResumePlan]]:
+    run: StageRun, options: RunOptions, messages: Messages, group: ProcessGroup,
+    console: Console | None = None,
+) -> Iterator[tuple[Console, ResumePlan]]:  # fmt: skip
     """Lock and plan the run, open its log and print the resolved configuration."""
     directory = run.directory
     with ExitStack() as stack:
@@ -143,7 +148,8 @@ def open_session(
             for message in messages.lines if group.is_first else ():
                 print(printable(message))
             raise
-        console = Console(directory.log) if group.is_first else Console.silent()
+        told = console or (Console() if group.is_first else Console.silent())
+        console = told.with_log(directory.log) if group.is_first else told
         stack.enter_context(console)
         identity = directory.identity
         console.table(run.title, flat_items({**identity.sources, **identity.settings}))

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
-from gaussian_splatting.engine.guard import check_parameters, check_step
+from gaussian_splatting.engine.guard import PARAMETER_INTERVAL, check_parameters, check_step
 from gaussian_splatting.engine.memory_plan import cheaper, describe
 from gaussian_splatting.engine.stage import Stage, StepResult
 from gaussian_splatting.engine.training_views import SizedViews, ViewSampler
@@ -202,7 +202,8 @@ class Stepper:
             radii=result.radii,
             iteration=iteration,
             camera_name=camera.name,
-            parameters=None if checked else optimizer.parameters,
+            parameters=optimizer.parameters,
+            look_at_parameters=not checked and iteration % PARAMETER_INTERVAL == 0,
             guess=result.guess,
         )
 

@@ -130,7 +130,7 @@ class _Project(torch.autograd.Function):
     def forward(ctx, view, channels, n_channels, means, quats, scales, opacities, sh_dc, sh_rest,
                 features):  # fmt: skip
         n, device = means.shape[0], means.device
-        means2d_splats = torch.zeros(n, SPLAT_HEADER + n_channels, device=device)
+        means2d_splats = torch.empty(n, SPLAT_HEADER + n_channels, device=device)
         radii = torch.empty(n, dtype=torch.int32, device=device)
         depths = torch.empty(n, device=device)
         rects = torch.empty(n, 4, dtype=torch.int32, device=device)
@@ -169,7 +169,7 @@ class _Project(torch.autograd.Function):
             d_means2d = splats.new_zeros(splats.shape[0], 2)
         if d_splats is None:
             d_splats = torch.zeros_like(splats)
-        grads = [torch.zeros_like(t) for t in
+        grads = [torch.empty_like(t) for t in
                  (means, quats, scales, opacities, sh_dc, sh_rest, features)]  # fmt: skip
         d_means, d_quats, d_scales, d_opacities, d_sh_dc, d_sh_rest, d_features = grads
         vector = _vector_of(sh_rest)

@@ -197,7 +197,9 @@ def project_one(
     sh_dc: wp.array2d(dtype=wp.vec3), sh_rest: wp.array2d(dtype=Any), features: Floats2d,
     splats: Floats2d, radii: Ints, depths: Floats, tile_rects: wp.array(dtype=wp.vec4i),
 ):  # fmt: skip
-    """Fill the row of one Gaussian; that of a culled one stays zero."""
+    """Fill the row of one Gaussian, with zeros if it is culled."""
+    for k in range(splats.shape[1]):
+        splats[i, k] = 0.0
     radii[i] = 0
     tile_rects[i] = wp.vec4i(0, 0, 0, 0)
     mean = means[i]
@@ -276,7 +278,6 @@ def project_forward(
     sh_dc: wp.array2d(dtype=wp.vec3), sh_rest: wp.array2d(dtype=Any), features: Floats2d,
     splats: Floats2d, radii: Ints, depths: Floats, tile_rects: wp.array(dtype=wp.vec4i),
 ):  # fmt: skip
-    """Rows of splats, which come in as zeros."""
     i = first + wp.tid()
     project_one(
         i, view, channels, means, quats, scales, opacities, sh_dc, sh_rest, features, splats, radii,
@@ -344,12 +345,21 @@ def project_backward(
     d_scales: wp.array(dtype=wp.vec3), d_opacities: Floats, d_sh_dc: wp.array2d(dtype=wp.vec3),
     d_sh_rest: wp.array2d(dtype=Any), d_features: Floats2d,
 ):  # fmt: skip
-    """Adjoint of :func:`project_forward`; outputs come in as zeros and rows of culled ones stay so.
+    """Adjoint of :func:`project_forward`; rows of culled ones are zeros.
 
     As in 3DGS, a camera-space x or y clamped by the linearisation limits counts as a constant.
     """
     i = first + wp.tid()
+    d_sh_dc[i, 0] = wp.vec3()
+    for k in range(d_sh_rest.shape[1]):
+        put_vector(d_sh_rest, i, k, wp.vec3())
     if radii[i] == 0:
+        d_means[i] = wp.vec3()
+        d_quats[i] = wp.vec4()
+        d_scales[i] = wp.vec3()
+        d_opacities[i] = 0.0
+        for k in range(d_features.shape[1]):
+            d_features[i, k] = 0.0
         return
     mean = means[i]
     scale = scales[i]

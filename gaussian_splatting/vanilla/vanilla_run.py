@@ -72,10 +72,8 @@ class InertVanillaFlags(InertFlags):
 class VanillaOptions:
     """A vanilla run."""
 
-    source_path: Path = _flag(MISSING, "scene folder", short="-s", parse=Path, required=True)
-    model_path: Path = _flag(
-        MISSING, "checkpoint folder to write", short="-m", parse=Path, required=True
-    )
+    source_path: Path = _flag(MISSING, "scene folder; needed", short="-s", parse=Path)
+    model_path: Path = _flag(MISSING, "checkpoint folder to write; needed", short="-m", parse=Path)
     images: str = _flag(
         "images", "folder of the photographs in the scene folder", short="-i",
         no_effect_when="for transforms*.json, which names its files",

@@ -6,7 +6,8 @@ Those that cover most come first, because pages show what has arrived. SPZ: a gz
 header of 16 bytes and, one after the other for all Gaussians, positions (24-bit fixed point),
 opacities, colours, logarithmic scales (8 bits each), rotations (the three smallest parts of a
 quaternion in 10 bits each) and spherical harmonics (8 bits, of which 5 are used in band 1 and 4
-beyond). Axes are x right, y up, z back.
+beyond). Version 4 has a table of sizes behind the header, and each attribute is a zstd frame. Axes
+are x right, y up, z back.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import zstandard
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
@@ -71,14 +73,18 @@ def _unit(quats: np.ndarray) -> np.ndarray:
 
 
 def cloud_of(
-    means: np.ndarray, quats: np.ndarray, log_scales: np.ndarray, opacities: np.ndarray,
-    sh_dc: np.ndarray, sh_rest: np.ndarray | None = None,
+    path: Path, means: np.ndarray, quats: np.ndarray, log_scales: np.ndarray,
+    opacities: np.ndarray, sh_dc: np.ndarray, sh_rest: np.ndarray | None = None,
 ) -> GaussianCloud:  # fmt: skip
-    """A cloud of what a compact file holds, (N, ...) each; ``sh_rest`` None for none, quats wxyz.
+    """A cloud of what a file holds, (N, ...) each; ``sh_rest`` None for none, quats wxyz.
 
     Opacities are in [0, 1]; the ends, whose logits are infinite, move inwards by less than the 8
     bits of the formats tell.
     """
+    numbers = (means, log_scales, sh_dc, *(() if sh_rest is None else (sh_rest,)))
+    inside = ((opacities >= 0) & (opacities <= 1)).all() and quats.any(axis=1).all()
+    if not (inside and np.isfinite(quats).all() and all(np.isfinite(n).all() for n in numbers)):
+        raise UserError(f"{path}: holds numbers that make no sense; export it again")
     opacities = np.clip(opacities, _NEARLY, 1 - _NEARLY)
     rest = np.zeros((len(means), 15, 3))
     if sh_rest is not None:
@@ -88,6 +94,12 @@ def cloud_of(
     names = ("means", "sh_dc", "sh_rest", "opacity_logits", "log_scales", "quats")
     tensors = (torch.from_numpy(array.astype(np.float32)) for array in arrays)
     return GaussianCloud(**dict(zip(names, tensors, strict=True)))
+
+
+def logarithms(scales: np.ndarray) -> np.ndarray:
+    """Natural logarithms; not finite where a scale is not positive."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.log(scales)
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
@@ -162,31 +174,41 @@ def read_splat(path: Path) -> GaussianCloud:
         raise UserError(f"{path}: damaged, or no .splat file (rows have 32 bytes); export it again")
     rows = np.frombuffer(content, ROW)
     means, scales, rgba = rows["mean"].astype(float), rows["scale"].astype(float), rows["rgba"]
-    if not (np.isfinite(means).all() and np.isfinite(scales).all() and (scales > 0).all()):
-        raise UserError(f"{path}: holds numbers that make no sense; export it again")
     quats = (rows["rotation"].astype(float) - 128) / 128
     quats[~quats.any(axis=1)] = (1, 0, 0, 0)
     colors = (rgba[:, :3] / 255 - 0.5) / SH_C0
-    return cloud_of(means, quats, np.log(scales), rgba[:, 3] / 255, colors)
+    return cloud_of(path, means, quats, logarithms(scales), rgba[:, 3] / 255, colors)
 
 
-MAGIC, VERSION = 0x5053474E, 3
-_HEADER = struct.Struct("<IIIBBBB")
-_BANDS = {0: 0, 1: 3, 2: 8, 3: 15}
+MAGIC = 0x5053474E
+_HEADER, _TABLE = struct.Struct("<IIIBBBB"), struct.Struct("<QQ")
+_TABLE_START = 32
+_BANDS = {0: 0, 1: 3, 2: 8, 3: 15, 4: 24}
+_MOST_COMPRESSED = 1024
 _MAX_FRACTION_BITS = 20
 _COLOR_SCALE = 0.15
 _ROTATION_STEPS = 511
 _XYZW = [1, 2, 3, 0]
 
 
-def write_spz(path: Path, cloud: GaussianCloud) -> None:
-    """Write an SPZ file, complete or not at all."""
-    with atomic_path(path) as temporary:
+def write_spz(path: Path, cloud: GaussianCloud, version: int = 3) -> None:
+    """Write an SPZ file of version 3 or 4, complete or not at all."""
+    fraction_bits, parts = _spz_parts(cloud)
+    head = MAGIC, version, len(cloud), 3, fraction_bits, 0
+    if version == 3:
         # Without the time of day, the same Gaussians give the same bytes.
-        temporary.write_bytes(gzip.compress(_spz_content(cloud), mtime=0))
+        content = gzip.compress(_HEADER.pack(*head, 0) + b"".join(parts), mtime=0)
+    else:
+        packed = [zstandard.ZstdCompressor(level=12).compress(part) for part in parts]
+        sizes = (_TABLE.pack(len(p), len(part)) for p, part in zip(packed, parts, strict=True))
+        start = _HEADER.pack(*head, len(parts)) + struct.pack("<I12x", _TABLE_START)
+        content = b"".join((start, *sizes, *packed))
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(content)
 
 
-def _spz_content(cloud: GaussianCloud) -> bytes:
+def _spz_parts(cloud: GaussianCloud) -> tuple[int, list[bytes]]:
+    """Bits behind the point of positions, and the attributes one after the other."""
     values = columns(cloud)
     means = values["means"]
     reach = max(float(np.abs(means).max(initial=0.0)), 1e-9)
@@ -203,8 +225,7 @@ def _spz_content(cloud: GaussianCloud) -> bytes:
     # Steps of 8 in band 1 and of 16 beyond compress well.
     steps = np.where(np.arange(15) < 3, 8, 16)[None, :, None]
     harmonics = (np.rint(values["sh_rest"] * 128) + 128 + steps // 2) // steps * steps
-    parts = [
-        _HEADER.pack(MAGIC, VERSION, len(means), 3, fraction_bits, 0, 0),
+    return fraction_bits, [
         fixed.astype("<i4").view(np.uint8).reshape(-1, 4)[:, :3].tobytes(),
         _bytes(sigmoid(values["opacity_logits"]) * 255),
         _bytes((values["sh_dc"][:, 0] * _COLOR_SCALE + 0.5) * 255),
@@ -212,23 +233,38 @@ def _spz_content(cloud: GaussianCloud) -> bytes:
         rotations.astype("<u4").tobytes(),
         _bytes(harmonics),
     ]
-    return b"".join(parts)
 
 
 def _bytes(values: np.ndarray) -> bytes:
     return np.clip(np.rint(values), 0, 255).astype(np.uint8).tobytes()
 
 
+def _unpacked_spz(content: bytes) -> bytes:
+    """Header and attributes of any version, one after the other."""
+    if content[:4] != MAGIC.to_bytes(4, "little"):
+        return gzip.decompress(content)
+    start = struct.unpack_from("<I", content, _HEADER.size)[0]
+    table = [_TABLE.unpack_from(content, start + _TABLE.size * k) for k in range(content[15])]
+    place, parts = start + _TABLE.size * len(table), [content[: _HEADER.size]]
+    for size, unpacked in table:
+        if unpacked > _MOST_COMPRESSED * size:
+            raise EOFError("sizes that cannot be")
+        unpacker = zstandard.ZstdDecompressor()
+        parts.append(unpacker.decompress(content[place : place + size], unpacked))
+        place += size
+    return b"".join(parts)
+
+
 def read_spz(path: Path) -> GaussianCloud:
-    """Read an SPZ file of version 2 or 3: Gaussians in the axes of the format."""
+    """Read an SPZ file of version 2 to 4: Gaussians in the axes of the format, to degree 3."""
     try:
-        content = gzip.decompress(require_regular_file(path).read_bytes())
+        content = _unpacked_spz(require_regular_file(path).read_bytes())
         magic, version, n, degree, fraction_bits, _, _ = _HEADER.unpack_from(content)
-    except (OSError, EOFError, zlib.error, struct.error) as error:
+    except (OSError, EOFError, zlib.error, struct.error, zstandard.ZstdError) as error:
         raise UserError(f"{path}: damaged, or no SPZ file ({error}); export it again") from error
-    if magic != MAGIC or version not in (2, 3) or degree not in _BANDS or fraction_bits > 23:
-        raise UserError(f"{path}: not an SPZ file of version 2 or 3 and degree 0 to 3")
-    widths = (9, 1, 3, 3, 4 if version == 3 else 3, 3 * _BANDS[degree])
+    if magic != MAGIC or version not in (2, 3, 4) or degree not in _BANDS or fraction_bits > 23:
+        raise UserError(f"{path}: not an SPZ file of version 2 to 4 and degree 0 to 4")
+    widths = (9, 1, 3, 3, 3 if version == 2 else 4, 3 * _BANDS[degree])
     if n == 0 or len(content) < _HEADER.size + n * sum(widths):
         raise UserError(f"{path}: holds no {n} Gaussians, it was cut off; export it again")
     data, parts = np.frombuffer(content, np.uint8, offset=_HEADER.size), []
@@ -241,12 +277,13 @@ def read_spz(path: Path) -> GaussianCloud:
     fixed = three[:, 0] | three[:, 1] << 8 | three[:, 2] << 16
     fixed = np.where(fixed >= 1 << 23, fixed - (1 << 24), fixed).reshape(-1, 3)
     return cloud_of(
+        path,
         fixed / (1 << fraction_bits),
         _quats(rotations)[:, [3, 0, 1, 2]],
         scales / 16 - 10,
         alphas[:, 0] / 255,
         (colors / 255 - 0.5) / _COLOR_SCALE,
-        ((harmonics.astype(float) - 128) / 128).reshape(n, -1, 3),
+        ((harmonics.astype(float) - 128) / 128).reshape(n, -1, 3)[:, :15],
     )
 
 
@@ -265,6 +302,7 @@ def _quats(data: np.ndarray) -> np.ndarray:
 
 EXTENSION = "KHR_gaussian_splatting"
 _FLOAT32, _UNSIGNED_BYTE, _POINTS, _ARRAY_BUFFER = 5126, 5121, 0, 34962
+_NUMBERS = {5120: "i1", _UNSIGNED_BYTE: "u1", 5122: "<i2", 5123: "<u2", _FLOAT32: "<f4"}
 _TYPES = {"SCALAR": 1, "VEC3": 3, "VEC4": 4}
 # Attributes beyond band 0, in the order of the rows of coefficients.
 _COEFFICIENTS = [
@@ -273,6 +311,7 @@ _COEFFICIENTS = [
     for number in range(2 * degree + 1)
 ]
 
+_KERNEL, _COLORS = "ellipse", "srgb_rec709_display"
 _MAGIC = b"glTF"
 _WRONG = "damaged, or another kind of glTF; export it again"
 
@@ -296,8 +335,8 @@ def write_gltf_gaussians(path: Path, cloud: GaussianCloud) -> None:
         views.append(place)
         start += size
     kernel = {
-        "kernel": "ellipse",
-        "colorSpace": "srgb_rec709_display",
+        "kernel": _KERNEL,
+        "colorSpace": _COLORS,
         "projection": "perspective",
         "sortingMethod": "cameraDistance",
     }
@@ -355,7 +394,7 @@ def holds_gltf_gaussians(path: Path) -> bool:
 
 
 def read_gltf_gaussians(path: Path) -> GaussianCloud:
-    """Read Gaussians as :func:`write_gltf_gaussians` leaves them: float32, in glTF's axes."""
+    """Read the Gaussians of a binary glTF, in its axes; of several primitives there is one."""
     file = require_regular_file(path).read_bytes()
     try:
         total, length = struct.unpack_from("<II", file, 8)
@@ -363,30 +402,36 @@ def read_gltf_gaussians(path: Path) -> GaussianCloud:
             raise ValueError(f"has {len(file)} bytes, not {total}")
         content, binary = json.loads(file[20 : 20 + length]), file[28 + length :]
         (primitive,) = content["meshes"][0]["primitives"]
-        names = primitive["attributes"]
+        names, kernel = primitive["attributes"], primitive["extensions"][EXTENSION]
+        if (kernel["kernel"], kernel["colorSpace"]) != (_KERNEL, _COLORS):
+            raise ValueError(f"not of kernel {_KERNEL} and colour space {_COLORS}")
+        if any({"matrix", "rotation", "scale", "translation"} & {*n} for n in content["nodes"]):
+            raise ValueError("its node is moved")
         read = {name: _values(content, binary, names[name]) for name in names if name != "COLOR_0"}
         own = ("SCALE", "ROTATION", "OPACITY", "SH_DEGREE_0_COEF_0")
-        position, rest = read["POSITION"], [read[name] for name in _COEFFICIENTS]
+        # Bands are whole, and those below them are there.
+        n_rest = sum(name in read for name in _COEFFICIENTS)
+        whole = _COEFFICIENTS[: n_rest if n_rest in _BANDS.values() else 15]
+        position, rest = read["POSITION"], [read[name] for name in whole]
         scale, rotation, opacity, color = (read[f"{EXTENSION}:{name}"] for name in own)
         widths = [values.shape[1] for values in (rotation, opacity, position, scale, color, *rest)]
         if widths[:2] != [4, 1] or {*widths[2:]} != {3} or len({*map(len, read.values())}) > 1:
             raise ValueError("its attributes have other types or lengths than Gaussians have")
     except (LookupError, TypeError, ValueError, RecursionError, struct.error) as error:
         raise UserError(f"{path}: {_WRONG} ({type(error).__name__}: {error})") from error
-    finite = all(np.isfinite(v).all() for v in (position, scale, rotation, color, *rest))
-    inside = ((opacity >= 0) & (opacity <= 1)).all() and (scale > 0).all()
-    if not (finite and inside and rotation.any(axis=1).all()):
-        raise UserError(f"{path}: holds numbers that make no sense; export it again")
     quats = np.roll(rotation, 1, axis=1)
-    return cloud_of(position, quats, np.log(scale), opacity[:, 0], color, np.stack(rest, axis=1))
+    harmonics = np.stack(rest, axis=1) if rest else None
+    return cloud_of(path, position, quats, logarithms(scale), opacity[:, 0], color, harmonics)
 
 
 def _values(content: dict[str, Any], binary: bytes, number: int) -> np.ndarray:
     accessor = content["accessors"][number]
     view = content["bufferViews"][accessor["bufferView"]]
-    if accessor["componentType"] != _FLOAT32 or "byteStride" in view:
-        raise ValueError("only packed float32 values are read")
+    kind, width = np.dtype(_NUMBERS[accessor["componentType"]]), _TYPES[accessor["type"]]
     start = view.get("byteOffset", 0) + accessor.get("byteOffset", 0)
-    width, count = _TYPES[accessor["type"]], int(accessor["count"])
-    values = np.frombuffer(binary, "<f4", count * width, start)
-    return values.reshape(count, width).astype(np.float64)
+    stride = view.get("byteStride", width * kind.itemsize)
+    shape, strides = (int(accessor["count"]), width), (stride, kind.itemsize)
+    values = np.ndarray(shape, kind, binary, start, strides).astype(np.float64)
+    if not accessor.get("normalized", False):
+        return values
+    return np.maximum(values / np.iinfo(kind).max, -1)

@@ -48,7 +48,7 @@ from sugar_utils.memory import format_bytes
 from sugar_utils.settings import add_flags, flag, parser_of
 
 PRINTED = ("stl", "3mf")
-GAUSSIANS = ("spz", "splat", "ply", "gltf")
+GAUSSIANS = ("spz", "spz4", "splat", "ply", "gltf", "usd")
 MESHES = ("glb", "obj", "usdz", *PRINTED)
 _flag = partial(flag, group="export")
 # What flags of the texture stage mean here, where they are not about a copy beside the mesh.
@@ -69,14 +69,14 @@ _PLACEMENT = {
 @dataclass(frozen=True)
 class ExportOptions:
     result: Path = _flag(
-        MISSING, "what to export. Gaussians: a .ply, .spz, .splat or .glb, a .pt of any stage, a "
-        "folder; meshes: a textured .obj", positional=True, parse=Path,
+        MISSING, "what to export. Gaussians: a .ply, .spz, .splat, .glb or .usd, a .pt of "
+        "any stage, a folder; meshes: a textured .obj", positional=True, parse=Path,
     )  # fmt: skip
     to: str = _flag(
-        MISSING, "format. Gaussians: spz, for phones and web pages, a tenth of the size; splat, "
-        "for web pages, without view-dependent colour; ply; gltf, for programs that know "
-        "KHR_gaussian_splatting, y up, as NAME.gltf.glb. Textured meshes: glb, obj; usdz, for "
-        "phones; stl and 3mf, for printers",
+        MISSING, "format. Gaussians: spz, for phones and web pages, a tenth of the size; spz4, its "
+        "version 4; splat, for web pages, without view-dependent colour; ply; "
+        "gltf, with KHR_gaussian_splatting, y up, as NAME.gltf.glb; usd, a ParticleField. "
+        "Textured meshes: glb, obj; usdz, for phones; stl and 3mf, for printers",
         choices=(*GAUSSIANS, *MESHES),
         missing=f"choose one of {', '.join((*GAUSSIANS, *MESHES))}",
     )  # fmt: skip
@@ -130,8 +130,8 @@ class ExportOptions:
             )
         if self.to == "3mf":
             mesh_formats.require_lxml()
-        if self.to == "usdz":
-            mesh_formats.load_usd()
+        if self.to in ("usdz", "usd"):
+            mesh_formats.load_usd(f"--to {self.to}")
         given = [n for n in ("max_triangles", "texture_size") if getattr(self, n) is not None]
         if given and self.to in GAUSSIANS:
             raise UserError(f"--{given[0]} is for meshes; choose --to {', '.join(MESHES)}")
@@ -141,7 +141,7 @@ class ExportOptions:
     @property
     def target(self) -> Path:
         """The file to write; the format's suffix is put behind a name that lacks it."""
-        suffix = "gltf.glb" if self.to == "gltf" else self.to
+        suffix = {"gltf": "gltf.glb", "spz4": "spz"}.get(self.to, self.to)
         output = self.output
         if output is None:
             name = self.result.resolve()
@@ -162,15 +162,15 @@ def export_parser(description: str | None) -> argparse.ArgumentParser:
 def read_any_gaussians(path: Path, notify: Callable[[str], None]) -> GaussianCloud:
     """Read a cloud of Gaussians in a capture's axes: :func:`read_as_written`, turned if need be."""
     cloud = read_as_written(path, notify)
-    return moved_cloud(cloud, GLB_AXES) if path.suffix.lower() in (".spz", ".glb") else cloud
+    return moved_cloud(cloud, GLB_AXES) if path.suffix.lower() in _Y_UP else cloud
 
 
 def read_as_written(path: Path, notify: Callable[[str], None]) -> GaussianCloud:
     """Read a cloud of Gaussians in the axes of the file; those bound to a mesh become free ones.
 
     Args:
-        path: A PLY, SPZ, ``.splat`` or GLB of Gaussians; a ``.pt`` of any stage, or the folder of
-            its run; or the folder of a vanilla checkpoint, whose last iteration is taken.
+        path: A PLY, SPZ, ``.splat``, GLB or USD of Gaussians; a ``.pt`` of any stage, or the
+            folder of its run; or the folder of a vanilla checkpoint, whose last iteration is taken.
     """
     suffix = path.suffix.lower()
     if suffix == ".ply":
@@ -191,7 +191,7 @@ def has_gaussians(path: Path) -> bool:
     suffix = path.suffix.lower()
     if suffix == ".ply":
         return holds_gaussians(path)
-    known = suffix in (".spz", ".splat", ".pt") or path.is_dir()
+    known = suffix in (*_READERS, ".pt") and suffix != ".glb" or path.is_dir()
     return known or compact_files.holds_gltf_gaussians(path)
 
 
@@ -207,15 +207,19 @@ def read_bound_gaussians(path: Path) -> BoundCloud:
 # Writers say in which order they wrote the Gaussians, None for their own.
 _WRITERS: dict[str, Callable[[Path, GaussianCloud], np.ndarray | None]] = {
     "spz": compact_files.write_spz,
+    "spz4": partial(compact_files.write_spz, version=4),
+    "usd": mesh_formats.write_usd_gaussians,
     "splat": compact_files.write_splat,
     "ply": write_gaussian_ply,
     "gltf": compact_files.write_gltf_gaussians,
 }
 _READERS: dict[str, Callable[[Path], GaussianCloud]] = {
     ".spz": compact_files.read_spz,
+    **dict.fromkeys((".usd", ".usda", ".usdc"), mesh_formats.read_usd_gaussians),
     ".splat": compact_files.read_splat,
     ".glb": compact_files.read_gltf_gaussians,
 }
+_Y_UP = (".spz", ".glb", ".usd", ".usda", ".usdc")  # files whose y points up
 
 
 def export(options: ExportOptions, console: Console | None = None) -> Path:
@@ -317,7 +321,11 @@ def _axes(to: str, upright: bool) -> np.ndarray:
     if to in PRINTED:
         turn = mesh_formats.Z_UP if upright else np.eye(4)
         return np.diag([*[mesh_formats.MILLIMETRES] * 3, 1.0]) @ turn
-    return GLB_AXES if to in ("glb", "usdz", "gltf", "spz") and not upright else np.eye(4)
+    return (
+        GLB_AXES
+        if to in ("glb", "usdz", "gltf", "spz", "spz4", "usd") and not upright
+        else np.eye(4)
+    )
 
 
 def _matrix(options: ExportOptions, points: np.ndarray, console: Console) -> np.ndarray:

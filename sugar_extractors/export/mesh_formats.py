@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Textured meshes for other machines: STL and 3MF for printers, USDZ for phones."""
+"""For other machines: STL and 3MF of meshes for printers, USDZ for phones; Gaussians as USD."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch.nn.functional import normalize
 
+from gaussian_splatting.cloud import GaussianCloud
+from sugar_extractors.export import compact_files
 from sugar_extractors.mesh.meshing_backends import choose_backend
 from sugar_extractors.mesh_quality import Surface
 from sugar_extractors.texture import texture_atlas
@@ -21,7 +23,7 @@ from sugar_extractors.texture.textured_mesh_io import TexturedMesh, png_bytes, s
 from sugar_scene import triangle_mesh
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.errors import UserError
-from sugar_utils.files import atomic_path
+from sugar_utils.files import atomic_path, require_regular_file
 from sugar_utils.libraries import load_package
 
 MILLIMETRES = 1000.0
@@ -61,15 +63,15 @@ def write_printable(path: Path, mesh: TriangleMesh, kind: str) -> None:
         temporary.write_bytes(content.export(file_type=kind))
 
 
-def load_usd() -> Any:
+def load_usd(what: str) -> Any:
     """The package, whose modules are ``Usd``, ``UsdGeom`` and so on."""
-    names = ("Gf", "Sdf", "Tf", "Usd", "UsdGeom", "UsdShade", "UsdUtils", "Vt")
+    names = ("Gf", "Sdf", "Tf", "Usd", "UsdGeom", "UsdShade", "UsdUtils", "UsdVol", "Vt")
     modules = ("pxr", *(f"pxr.{name}" for name in names))
-    return load_package("--to usdz", "usd-core", *modules, instead="use --to glb")[0]
+    return load_package(what, "usd-core", *modules, instead="use another format")[0]
 
 
 def write_usdz(path: Path, mesh: TexturedMesh) -> None:
-    usd = load_usd()
+    usd = load_usd("--to usdz")
     try:
         with tempfile.TemporaryDirectory() as folder, atomic_path(path) as temporary:
             (Path(folder) / "texture.png").write_bytes(png_bytes(mesh.texture))
@@ -86,6 +88,59 @@ def write_usdz(path: Path, mesh: TexturedMesh) -> None:
         raise UserError(
             f"cannot write {path}: {reason}; free some space, also in {tempfile.gettempdir()}"
         ) from error
+
+
+_DEGREE = "radiance:sphericalHarmonicsDegree"
+_ARRAYS = {"positions": 3, "orientations": 4, "scales": 3, "opacities": 1,
+           "radiance:sphericalHarmonicsCoefficients": 3}  # fmt: skip
+
+
+def write_usd_gaussians(path: Path, cloud: GaussianCloud) -> None:
+    """Write a USD crate file with a ``ParticleField3DGaussianSplat``, complete or not at all."""
+    usd, values = load_usd("--to usd"), compact_files.columns(cloud)
+    stage, scales = usd.Usd.Stage.CreateInMemory(), np.exp(values["log_scales"])
+    usd.UsdGeom.SetStageUpAxis(stage, usd.UsdGeom.Tokens.y)
+    usd.UsdGeom.SetStageMetersPerUnit(stage, 1.0)
+    field = usd.UsdVol.ParticleField3DGaussianSplat.Define(stage, "/Gaussians").GetPrim()
+    stage.SetDefaultPrim(field)
+    harmonics = np.concatenate([values["sh_dc"], values["sh_rest"]], axis=1).reshape(-1, 3)
+    quats, opacities = np.roll(values["quats"], -1, axis=1), values["opacity_logits"][:, 0]
+    kinds = {1: usd.Vt.FloatArray, 3: usd.Vt.Vec3fArray, 4: usd.Vt.QuatfArray}
+    arrays = values["means"], quats, scales, compact_files.sigmoid(opacities), harmonics
+    for (name, width), array in zip(_ARRAYS.items(), arrays, strict=True):
+        field.GetAttribute(name).Set(kinds[width].FromNumpy(array.astype(np.float32)))
+    reach = 3 * scales.max(axis=1, keepdims=True)
+    ends = (values["means"] - reach).min(axis=0), (values["means"] + reach).max(axis=0)
+    field.GetAttribute("extent").Set(kinds[3].FromNumpy(np.stack(ends).astype(np.float32)))
+    field.GetAttribute("sortingModeHint").Set("cameraDistance")
+    with tempfile.TemporaryDirectory() as folder, atomic_path(path) as temporary:
+        # The suffix decides what kind of file it is, and the temporary file has none.
+        file = Path(folder) / "gaussians.usdc"
+        if not stage.GetRootLayer().Export(str(file)):
+            raise UserError(f"{path}: usd-core could not write it; free some space in {folder}")
+        temporary.write_bytes(file.read_bytes())
+
+
+def read_usd_gaussians(path: Path) -> GaussianCloud:
+    """Read the first field of Gaussians of a USD file; attributes are float or half."""
+    usd = load_usd(str(require_regular_file(path)))
+    try:
+        stage = usd.Usd.Stage.Open(usd.Sdf.Layer.OpenAsAnonymous(str(path)))
+        kind = usd.UsdVol.ParticleField3DGaussianSplat
+        field = next(prim for prim in stage.Traverse() if prim.IsA(kind))
+        means, quats, scales, opacities, harmonics = (
+            np.array(field.GetAttribute(name).Get() or field.GetAttribute(f"{name}h").Get(), float)
+            for name in _ARRAYS
+        )
+        bands = (int(field.GetAttribute(_DEGREE).Get()) + 1) ** 2
+        harmonics = harmonics.reshape(len(means), bands, 3)[:, :16]
+        quats = np.roll(quats.reshape(len(means), 4), 1, axis=1)
+        logs = compact_files.logarithms(scales.reshape(len(means), 3))
+    except (usd.Tf.ErrorException, RuntimeError, StopIteration, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200] or "none in it"
+        raise UserError(f"{path}: damaged, or no field of Gaussians ({reason})") from error
+    dc, rest = harmonics[:, 0], harmonics[:, 1:]
+    return compact_files.cloud_of(path, means, quats, logs, opacities, dc, rest)
 
 
 def _write_scene(usd: Any, path: Path, mesh: TexturedMesh) -> None:

@@ -26,7 +26,7 @@ from sugar_utils.errors import printable
 from sugar_utils.memory import format_bytes, memory_usage, reset_peak
 from sugar_utils.random import generator
 
-MAX_HISTOGRAM_VALUES = 100_000
+MAX_HISTOGRAM_VALUES = 10_000
 Activation = Callable[[Tensor], Tensor]
 _FLUSH_SECONDS = 120.0
 _FILE_VERSION = "brain.Event:2"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables of flags in DOCS/TRAINING.md, made of what the flags say about themselves.
 
-``python -m sugar_pipeline.flag_tables`` writes them anew. A table stands below a line such as
+``python -m tests.support.flag_tables`` writes them anew. A table stands below a line such as
 ``<!-- flags of train.py: input, image size -->``, which names a script and headings of its
 ``--help``.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sugar_pipeline.command_line import PROGRAMS
 
-DOCUMENT = Path(__file__).resolve().parent.parent / "DOCS" / "TRAINING.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "DOCS" / "TRAINING.md"
 MARKER = re.compile(r"^<!-- flags of (\S+): (.+) -->$")
 WHEN_UNSET = re.compile(r"(?:^|; )unset: (.+)$")
 
@@ -53,8 +53,6 @@ def _row(action: argparse.Action) -> str:
 
 
 def _default_text(action: argparse.Action) -> str:
-    if action.required:
-        return "required"
     if action.nargs == 0:
         return "off"
     if action.default is None:

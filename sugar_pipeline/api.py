@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program as functions: the pipeline, its stages, reading and rendering.
+
+Functions have the flags of the command of the same name as keywords, print what it prints, and
+raise :class:`~sugar_utils.errors.UserError` where it would end with an error. A further keyword
+``progress`` is a function, called with the name of a loop, its iteration and its last one; then
+nothing is printed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.data.scene import load_scene as read_scene
+from gaussian_splatting.rasterization import RenderOutput, rasterize
+from sugar_extractors.export.export_run import read_any_gaussians
+from sugar_pipeline.command_line import PROGRAMS
+from sugar_pipeline.pipeline_run import PipelineResult
+from sugar_trainers.capture import SugarSize
+from sugar_utils.console import Console, Listener
+
+PathLike = str | Path
+
+
+def run(scene: PathLike, **flags: Any) -> PipelineResult:
+    """Photographs, a video or a scene to a textured mesh, as ``sugar run``.
+
+    >>> result = run("scan", gs_output_dir="gaussians", low_poly=True, **small)
+    >>> result.mesh.suffix, result.report.name
+    ('.obj', 'report.html')
+    """
+    return _call("train_full_pipeline.py", scene_path=scene, **flags)
+
+
+def train_vanilla(scene: PathLike, output: PathLike, **flags: Any) -> Path:
+    """Train vanilla 3DGS, as ``sugar vanilla``; the PLY of its last iteration.
+
+    >>> steps = []
+    >>> ply = train_vanilla("scan", "out", iterations=7, progress=lambda *step: steps.append(step))
+    >>> ply.as_posix(), steps[-1]
+    ('out/point_cloud/iteration_7/point_cloud.ply', ('vanilla', 7, 7))
+    """
+    return _call("gaussian_splatting/train.py", source_path=scene, model_path=output, **flags)
+
+
+def train_coarse(
+    scene: PathLike, checkpoint: PathLike, mode: str = "multiview", **flags: Any
+) -> Path:
+    """Align Gaussians with the surface, as ``train_coarse_MODE.py``; the ``.pt``.
+
+    >>> coarse = train_coarse("scan", "gaussians", "sdf", schedule_scale=0.0005, **small)
+    >>> coarse.name
+    '8.pt'
+    """
+    name = f"train_coarse_{mode}.py"
+    return _call(name, scene_path=scene, checkpoint_path=checkpoint, **flags)
+
+
+def extract_mesh(scene: PathLike, checkpoint: PathLike, coarse: PathLike, **flags: Any) -> Path:
+    """The mesh of a coarse model, as ``sugar mesh``; a PLY.
+
+    >>> mesh = extract_mesh("scan", "gaussians", coarse, poisson_depth=5, **small)
+    >>> mesh.suffix
+    '.ply'
+    """
+    inputs = {"scene_path": scene, "checkpoint_path": checkpoint, "coarse_model_path": coarse}
+    return _call("extract_mesh.py", **inputs, **flags)[0]
+
+
+def refine(scene: PathLike, checkpoint: PathLike, mesh: PathLike, **flags: Any) -> Path:
+    """Refine a mesh and the Gaussians bound to it, as ``sugar refine``; the ``.pt``.
+
+    >>> refined = refine("scan", "gaussians", mesh, refinement_iterations=4, **small)
+    >>> refined.name
+    '4.pt'
+    """
+    inputs = {"scene_path": scene, "checkpoint_path": checkpoint, "mesh_path": mesh}
+    return _call("train_refined.py", **inputs, **flags)
+
+
+def bake_texture(scene: PathLike, checkpoint: PathLike, refined: PathLike, **flags: Any) -> Path:
+    """The textured mesh of a refined model, as ``sugar texture``; the OBJ.
+
+    >>> bake_texture("scan", "gaussians", refined, **small).suffix
+    '.obj'
+    """
+    inputs = {"scene_path": scene, "checkpoint_path": checkpoint, "refined_model_path": refined}
+    return _call("extract_refined_mesh_with_texture.py", **inputs, **flags)
+
+
+def load_scene(path: PathLike, **options: Any) -> Scene:
+    """Cameras, images and points of a folder; options: see ``gaussian_splatting.data.scene``.
+
+    >>> scene = load_scene("scan")
+    >>> len(scene.train_cameras), len(scene.test_cameras)
+    (8, 2)
+    """
+    return read_scene(path, **{"size_rule": SugarSize(), "notify": lambda line: None, **options})
+
+
+def load_gaussians(path: PathLike) -> Gaussians:
+    """Gaussians of a file or folder that ``sugar export`` reads, as the rasterizer takes them.
+
+    >>> tuple(load_gaussians("gaussians").means.shape)
+    (200, 3)
+    """
+    return read_any_gaussians(Path(path), lambda line: None).activate()
+
+
+def render(gaussians: Gaussians, camera: Camera, **channels: Any) -> RenderOutput:
+    """Colour, and depth, normals or features if asked for; differentiable. See ``rasterize``.
+
+    >>> camera = load_scene("scan").test_cameras[0]
+    >>> output = render(load_gaussians("gaussians"), camera, depth=True)
+    >>> output.image.shape == (camera.height, camera.width, 3)
+    True
+    """
+    return rasterize(gaussians, camera, **channels)
+
+
+def _call(script: str, progress: Listener | None = None, **flags: Any) -> Any:
+    """Run a program with flags as keywords; None is a flag that is not given."""
+    parser = PROGRAMS[script].make_parser(None)
+    values = parser.with_values({k: v for k, v in flags.items() if v is not None})
+    console = Console() if progress is None else Console.silent(progress)
+    return PROGRAMS[script].call(parser, parser.parse_args([], values), console=console)
