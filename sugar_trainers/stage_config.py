@@ -354,15 +354,13 @@ class RefineConfig(SugarConfig):
 
     def vertex_rate_scale(self, extent: float) -> float:
         """Spatial scale of the vertex rate: ten times the scene's radius over the root of the
-        number of vertices, about the distance between neighbouring vertices. Shorter schedules
-        have faster rates, so that vertices come to nearly the same places. World units
+        number of vertices, about the distance between neighbouring vertices. World units
         """
         radius = extent
         if self.bboxmin is not None and self.bboxmax is not None:
             radius = 0.5 * math.dist(self.bboxmin, self.bboxmax)
         # The original takes this root in float32; so do we, to start from the same rates.
-        spacing = 10.0 * radius / float(np.sqrt(np.float32(self.n_vertices_in_fg)))
-        return spacing / math.sqrt(min(1.0, self.schedule_scale))
+        return 10.0 * radius / float(np.sqrt(np.float32(self.n_vertices_in_fg)))
 
     def sh_degree(self, iteration: int) -> int:
         """Degree of the colours in an iteration."""
