@@ -71,7 +71,7 @@ def _quoted(text: str) -> str:
 def with_tables(text: str) -> str:
     """A document with all its tables of flags as the parsers have them now.
 
-    A row that stands in an earlier table is not repeated; the last row of the table names it.
+    A row that stands in an earlier table is not repeated.
     """
     lines: list[str] = []
     seen: set[str] = set()
@@ -85,9 +85,6 @@ def with_tables(text: str) -> str:
             rows = flag_rows(parser_for(marker[1]), *marker[2].split(", "))
             lines += ["| flag | default | meaning |", "|---|---|---|"]
             lines += [row for row in rows if row not in seen]
-            repeated = [row.split(" | ")[0].removeprefix("| ") for row in rows if row in seen]
-            if repeated:
-                lines.append(f"| {', '.join(repeated)} | | as above |")
             seen |= set(rows)
             in_table = True
     return "\n".join(lines) + "\n"
