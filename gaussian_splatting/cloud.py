@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+ANTIALIASED = "antialiased"
+"""Key of a ``.pt``, and comment of a PLY, of Gaussians that are to be rendered so."""
+
 _MIN_LENGTH = 1e-12  # of a quaternion that is divided by its length
 
 
@@ -23,16 +26,18 @@ class Gaussians:
     opacities: Tensor  # in (0, 1), (N,)
     sh_dc: Tensor  # band 0 of the spherical harmonics, (N, 1, 3)
     sh_rest: Tensor  # bands 1 and up, (N, K - 1, 3)
+    antialiased: bool = False  # opacities shrink as the rasterizer widens splats below a pixel
 
     def __len__(self) -> int:
         return self.means.shape[0]
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(getattr(self, f.name) for f in fields(self))
+        return (self.means, self.quats, self.scales, self.opacities, self.sh_dc, self.sh_rest)
 
     def joined(self, more: Gaussians) -> Gaussians:
         """These, then others."""
-        return Gaussians(*map(torch.cat, zip(self.tensors(), more.tensors(), strict=True)))
+        pairs = zip(self.tensors(), more.tensors(), strict=True)
+        return Gaussians(*map(torch.cat, pairs), antialiased=self.antialiased)
 
     def without_bands(self) -> Gaussians:
         """The same with colours that do not depend on the direction: of degree 0."""
@@ -49,7 +54,8 @@ class Gaussians:
             *(
                 t if t.is_leaf and t.requires_grad else t.detach().requires_grad_(True)
                 for t in self.tensors()
-            )
+            ),
+            antialiased=self.antialiased,
         )
 
 
@@ -92,13 +98,14 @@ class GaussianCloud:
     opacity_logits: Tensor  # opacity before the sigmoid, (N, 1)
     log_scales: Tensor  # natural logarithm of the standard deviations, (N, 3)
     quats: Tensor  # quaternions, wxyz, not normalised, (N, 4)
+    antialiased: bool = False  # as in :class:`Gaussians`
 
     def __len__(self) -> int:
         return self.means.shape[0]
 
     def tensors(self) -> dict[str, Tensor]:
         """Parameters by attribute name, in order."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != ANTIALIASED}
 
     def activate(self) -> Gaussians:
         """Sigmoid, exponential and normalisation; gradients reach the raw parameters."""
@@ -107,20 +114,22 @@ class GaussianCloud:
             *_Activation.apply(self.quats, self.log_scales, self.opacity_logits),
             sh_dc=self.sh_dc,
             sh_rest=self.sh_rest,
+            antialiased=self.antialiased,
         )
 
     def detached(self) -> GaussianCloud:
         """The same values without gradients, sharing memory."""
-        return GaussianCloud(**{name: t.detach() for name, t in self.tensors().items()})
+        return replace(self, **{name: t.detach() for name, t in self.tensors().items()})
 
     def joined(self, more: GaussianCloud) -> GaussianCloud:
         """These, then others, as new tensors."""
         others = more.tensors()
-        return GaussianCloud(**{n: torch.cat([t, others[n]]) for n, t in self.tensors().items()})
+        return replace(self, **{n: torch.cat([t, others[n]]) for n, t in self.tensors().items()})
 
     def select(self, rows: Tensor) -> GaussianCloud:
         """Rows by mask or index, as new tensors without gradients."""
-        return GaussianCloud(**{name: t.detach()[rows] for name, t in self.tensors().items()})
+        return replace(self, **{name: t.detach()[rows] for name, t in self.tensors().items()})
 
     def to(self, device: torch.device | str) -> GaussianCloud:
-        return GaussianCloud(**{name: t.detach().to(device) for name, t in self.tensors().items()})
+        moved = {name: t.detach().to(device) for name, t in self.tensors().items()}
+        return replace(self, **moved)

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import normalize
 
-from gaussian_splatting.cloud import GaussianCloud, Gaussians
+from gaussian_splatting.cloud import ANTIALIASED, GaussianCloud, Gaussians
 from gaussian_splatting.engine.model import GROUP_NAMES as FREE
 from gaussian_splatting.engine.model import STATE_NAMES as FREE_STATE
 from gaussian_splatting.engine.model import TrainableModel, cloud_from_state, in_float32
@@ -222,7 +222,8 @@ class Placement:
         """The Gaussians; gradients reach all raw parameters. The cloud's topology is this one's."""
         raw = cloud.vertices, cloud.opacity_logits, cloud.log_scales, cloud.rotations
         means, quats, scales, opacities = _Placing.apply(*raw, self)
-        return Gaussians(means, quats, scales, opacities, cloud.sh_dc, cloud.sh_rest)
+        colors = cloud.sh_dc, cloud.sh_rest
+        return Gaussians(means, quats, scales, opacities, *colors, cloud.antialiased)
 
     def launch(self, kernel: Any, *tensors: Tensor) -> None:
         """Run a kernel over the faces, with rows of up to four numbers."""
@@ -274,13 +275,14 @@ class BoundCloud:
     faces: Tensor  # vertex indices, not optimised, (F, 3) int64
     thickness: Tensor  # standard deviation along the normal, not optimised. Scalar, world units
     background: GaussianCloud | None = None  # free Gaussians of what the mesh does not show
+    antialiased: bool = False  # as in :class:`Gaussians`
 
     def __len__(self) -> int:
         return len(self.opacity_logits) + (0 if self.background is None else len(self.background))
 
     def to(self, device: torch.device | str) -> BoundCloud:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return BoundCloud(**{n: None if v is None else v.to(device) for n, v in values.items()})
+        return BoundCloud(**{n: v.to(device) if hasattr(v, "to") else v for n, v in values.items()})
 
     def tensors(self) -> dict[str, Tensor]:
         """What is optimised, by name; those of the background have a prefix."""
@@ -316,6 +318,7 @@ class BoundCloud:
             opacity_logits=self.opacity_logits.detach(),
             log_scales=gaussians.scales.log(),
             quats=gaussians.quats,
+            antialiased=self.antialiased,
         )
         return bound if self.background is None else bound.joined(self.background.detached())
 
@@ -447,6 +450,8 @@ class TrainableBoundCloud(TrainableModel):
     def state(self) -> dict[str, Any]:
         """As of every model; the background is apart, where other readers do not look."""
         state, free = super().state(), self._background
+        if self._start.antialiased:
+            state = {**state, ANTIALIASED: True}
         if free is None:
             return state
         optimizer, n = state["optimizer_state_dict"], len(GROUP_NAMES)
@@ -495,8 +500,12 @@ class TrainableBoundCloud(TrainableModel):
 
 
 def state_with_background(payload: dict[str, Any]) -> dict[str, Any]:
-    """The ``state_dict`` of a ``.pt``, and that of its background, if there is one, in it."""
+    """The ``state_dict`` of a ``.pt``, and in it what stands beside it: its background, if there is
+    one, and whether it is antialiased.
+    """
     state, free = payload["state_dict"], payload.get(BACKGROUND)
+    if payload.get(ANTIALIASED):
+        state = {**state, ANTIALIASED: True}
     return state if free is None else {**state, BACKGROUND: free["state_dict"]}
 
 
@@ -511,6 +520,7 @@ def bound_cloud_from_state(state: dict[str, Any]) -> BoundCloud:
         faces=state[FACES].long(),
         thickness=state[THICKNESS].float(),
         background=cloud_from_state(state[BACKGROUND]) if BACKGROUND in state else None,
+        antialiased=ANTIALIASED in state,
     )
     n_faces, n = cloud.faces.shape[0], cloud.opacity_logits.shape[0]
     if n_faces == 0 or n % n_faces:

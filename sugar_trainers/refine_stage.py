@@ -322,6 +322,7 @@ class RefineOptions(TrainingOptions):
             scene.extent,
             OPACITY_BEFORE_BACKGROUND if self.config.keep_background else INITIAL_OPACITY,
         )
+        cloud = replace(cloud, antialiased=self.config.antialiased)
         digests = {"mesh": file_digest(self.mesh_path)}
         if not self.config.keep_background:
             return cloud, digests

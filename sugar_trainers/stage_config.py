@@ -325,6 +325,11 @@ class RefineConfig(SugarConfig):
         "the sky, beside those on the mesh; auto: True, False with --preset reference; unset: auto",
         parse=automatic_boolean, metavar="{auto,True,False}", modes={"fast": True},
     )  # fmt: skip
+    antialiased: bool = _refine(
+        False, "shrink the opacity of splats below a pixel as the rasterizer widens them, so that "
+        "surfaces do not move inwards; kept in .pt, PLY and SPZ; unset: off, on with --preset fast",
+        parse=boolean, modes={"fast": True},
+    )  # fmt: skip
     initial_colors: str = _refine(
         "mesh", "colours that the Gaussians on the mesh start with: mesh, those of its vertices; "
         "photographs, those of the views that show them, from the start with all bands; unset: "

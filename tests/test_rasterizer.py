@@ -2,6 +2,7 @@
 """The tile rasterizer against its dense float64 twin, recorded renders and degenerate input."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,7 +21,8 @@ IMAGES = ("image", "depth", "normal", "plane", "features", "alpha")
 
 
 def leaves_of(gaussians, dtype):
-    return Gaussians(*(t.to(dtype).clone().requires_grad_(True) for t in gaussians.tensors()))
+    tensors = (t.to(dtype).clone().requires_grad_(True) for t in gaussians.tensors())
+    return Gaussians(*tensors, antialiased=gaussians.antialiased)
 
 
 def render_with_gradients(render, gaussians, camera, features, dtype, seed, **options):
@@ -45,13 +47,18 @@ def assert_close_to_maximum(actual, expected, tolerance):
     assert float(((actual.double() - expected).abs().max() / scale).detach()) < tolerance
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_values_and_gradients_match_the_dense_float64_reference(seed):
+@pytest.mark.parametrize(
+    ("seed", "antialiased"), [*((seed, False) for seed in range(8)), (0, True), (1, True)]
+)
+def test_values_and_gradients_match_the_dense_float64_reference(seed, antialiased):
     width, height = [(70, 50), (33, 65), (16, 16), (100, 7)][seed % 4]
     camera = look_at(
         (2.5, 1.2, 0.3 * seed), width=width, height=height, principal=(3.0 * seed, -2.0 * seed)
     )
     gaussians = random_gaussians(250, seed)
+    if antialiased:
+        # Some are smaller than a pixel.
+        gaussians = replace(gaussians, scales=gaussians.scales * 0.3, antialiased=True)
     features = torch.randn(250, 2, generator=torch.Generator().manual_seed(seed))
     options = {"sh_degree": seed % 4, "farthest_depth_behind": seed % 2 == 0,
                "plane_reach": 2.5 if seed % 2 else math.inf}  # fmt: skip
@@ -68,6 +75,26 @@ def test_values_and_gradients_match_the_dense_float64_reference(seed):
         assert_close_to_maximum(getattr(actual, name), getattr(expected, name), 1e-5)
     for found, reference in zip(gradients, expected_gradients, strict=True):
         assert_close_to_maximum(found, reference, 2e-5)
+
+
+def test_an_antialiased_splat_adds_as_much_to_an_image_at_every_size():
+    """Where a splat is smaller than a pixel, widening it alone would add more of it."""
+    camera = look_at((0.0, -3.0, 0.4), width=48, height=48, principal=(0.0, 0.0))
+    small = random_gaussians(1, 0)
+    small = replace(
+        small, means=torch.zeros_like(small.means), opacities=torch.full((1,), 0.5).double()
+    )
+    sums = {}
+    for antialiased in (False, True):
+        for size in (0.02, 0.04):
+            scales = torch.full((1, 3), size).double()
+            found = rasterize(
+                leaves_of(replace(small, scales=scales, antialiased=antialiased), torch.float32),
+                camera,
+            )
+            sums[antialiased, size] = float(found.alpha.sum().detach()) / size**2
+    assert sums[True, 0.02] == pytest.approx(sums[True, 0.04], rel=0.1)
+    assert sums[False, 0.02] > 1.3 * sums[True, 0.02]
 
 
 def test_gradients_of_the_reference_match_finite_differences():

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from plyfile import PlyData, PlyElement, PlyParseError
 
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.cloud import ANTIALIASED, GaussianCloud
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
 from sugar_utils.memory import format_bytes
@@ -53,11 +53,13 @@ def write_gaussian_ply(path: Path, cloud: GaussianCloud) -> None:
     table[:, 55:58] = rows(cloud.log_scales)
     table[:, 58:62] = rows(cloud.quats)
     record = np.dtype([(name, "<f4") for name in GAUSSIAN_PROPERTIES])
-    _write_vertices(path, table.view(record).reshape(-1))
+    comments = [ANTIALIASED] if cloud.antialiased else []
+    _write_vertices(path, table.view(record).reshape(-1), comments)
 
 
-def _write_vertices(path: Path, vertices: np.ndarray) -> None:
-    data = PlyData([PlyElement.describe(vertices, "vertex")], text=False, byte_order="<")
+def _write_vertices(path: Path, vertices: np.ndarray, comments: Sequence[str] = ()) -> None:
+    element = PlyElement.describe(vertices, "vertex")
+    data = PlyData([element], text=False, byte_order="<", comments=comments)
     with atomic_path(path) as temporary:
         data.write(str(temporary))
 
@@ -76,7 +78,8 @@ def read_gaussian_ply(path: Path, notify: Callable[[str], None] = print) -> Gaus
     (``filter_3D``, a standard deviation f) is fused: variances become s^2 + f^2 and opacities
     shrink by the ratio of the volumes (Yu et al., CVPR 2024, section 5).
     """
-    vertices = _read_vertices(path)
+    data = _read_ply(path)
+    vertices = data["vertex"].data
     rest = _numbered(vertices, "f_rest")
     _check_gaussian_properties(path, vertices, len(rest))
     f_dc, scale, rot = (_numbered(vertices, prefix) for prefix in _REQUIRED)
@@ -111,10 +114,15 @@ def read_gaussian_ply(path: Path, notify: Callable[[str], None] = print) -> Gaus
         opacity_logits=tensor(opacity),
         log_scales=tensor(log_scales),
         quats=tensor(quats),
+        antialiased=ANTIALIASED in data.comments,
     )
 
 
 def _read_vertices(path: Path) -> np.ndarray:
+    return _read_ply(path)["vertex"].data
+
+
+def _read_ply(path: Path) -> PlyData:
     require_regular_file(path, missing_ok=True)
     try:
         data = PlyData.read(str(path))
@@ -134,7 +142,7 @@ def _read_vertices(path: Path) -> np.ndarray:
     if "vertex" not in data:
         found = ", ".join(element.name for element in data.elements) or "none"
         raise UserError(f"{path}: has no element 'vertex' (it has: {found}); use another file")
-    return data["vertex"].data
+    return data
 
 
 def does_not_fit(path: Path) -> UserError:

@@ -270,6 +270,7 @@ class _Payload(_Model, kw_only=True):
     epoch: Count
     iteration: Count
     background: _Model | None = None
+    antialiased: bool = False
     resume: _Resume | None = None
 
 

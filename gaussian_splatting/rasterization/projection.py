@@ -236,6 +236,7 @@ def project(
         column = getattr(layout, name)
         setattr(channels, name, -1 if column is None else column)
     channels.n_features, channels.sh_degree = n_features, sh_degree
+    channels.antialiased = int(gaussians.antialiased)
     channels.plane_reach = 0.0 if plane_reach is None else plane_reach
     if features is None:
         features = gaussians.means.new_zeros(len(gaussians), 0)

@@ -131,6 +131,32 @@ class Channels:
     features: int
     n_features: int
     sh_degree: int
+    antialiased: int
+
+
+MIN_COVERAGE = wp.constant(0.01)  # below, as of flat splats seen edge-on, it has no gradient
+
+
+@wp.func
+def coverage(a: float, b: float, c: float) -> float:
+    """Area of a splat over that of the widened one with the covariance (a, b; b, c), squared.
+
+    Widened splats keep their sum over the pixels if opacities shrink by its root (Mip-Splatting, Yu
+    et al., CVPR 2024, section 5.2).
+    """
+    return wp.max(((a - BLUR) * (c - BLUR) - b * b) / (a * c - b * b), MIN_COVERAGE)
+
+
+@wp.func
+def coverage_gradient(cov: wp.vec3, square: float) -> wp.vec3:
+    """Gradient of the root's logarithm with respect to (a, b, c); b stands for both its places."""
+    widened = cov[0] * cov[2] - cov[1] * cov[1]
+    own = widened * square
+    return 0.5 * wp.vec3(
+        (cov[2] - BLUR) / own - cov[2] / widened,
+        cov[1] / widened - cov[1] / own,
+        (cov[0] - BLUR) / own - cov[0] / widened,
+    )
 
 
 @wp.func
@@ -219,6 +245,8 @@ def project_one(
     # Written so that a NaN anywhere in the position, shape or opacity culls the Gaussian.
     if not (det > 0.0 and det < 1.0e30 and wp.isfinite(opacity)):
         return
+    if channels.antialiased > 0:
+        opacity = opacity * wp.sqrt(coverage(a, b, c))
     px = view.fx * t[0] / t[2] + view.cx - 0.5
     py = view.fy * t[1] / t[2] + view.cy - 0.5
     middle = 0.5 * (a + c)
@@ -374,6 +402,17 @@ def project_backward(
     v = projection * scaled
 
     d_cov = conic_gradient(i, splats, wp.vec3(d_splats[i, 2], d_splats[i, 3], d_splats[i, 4]))
+    d_opacity = d_splats[i, 5]
+    if channels.antialiased > 0:
+        widened = wp.vec3(
+            v[0, 0] * v[0, 0] + v[0, 1] * v[0, 1] + v[0, 2] * v[0, 2] + BLUR,
+            v[0, 0] * v[1, 0] + v[0, 1] * v[1, 1] + v[0, 2] * v[1, 2],
+            v[1, 0] * v[1, 0] + v[1, 1] * v[1, 1] + v[1, 2] * v[1, 2] + BLUR,
+        )
+        square = coverage(widened[0], widened[1], widened[2])
+        if square > MIN_COVERAGE:
+            d_cov += d_opacity * splats[i, 5] * coverage_gradient(widened, square)
+        d_opacity *= wp.sqrt(square)
     d_v = mat23()
     for k in range(3):
         d_v[0, k] = 2.0 * (d_cov[0] * v[0, k] + d_cov[1] * v[1, k])
@@ -426,7 +465,7 @@ def project_backward(
     d_means[i] = d_mean
     d_quats[i] = rotation_gradient(q, d_rotation)
     d_scales[i] = d_scale
-    d_opacities[i] = d_splats[i, 5]
+    d_opacities[i] = d_opacity
     for k in range(channels.n_features):
         d_features[i, k] = d_splats[i, HEADER + channels.features + k]
 

@@ -16,7 +16,7 @@ import gzip
 import json
 import struct
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +185,7 @@ _HEADER, _TABLE = struct.Struct("<IIIBBBB"), struct.Struct("<QQ")
 _TABLE_START = 32
 _BANDS = {0: 0, 1: 3, 2: 8, 3: 15, 4: 24}
 _MOST_COMPRESSED = 1024
+_ANTIALIASED = 1  # flag
 _MAX_FRACTION_BITS = 20
 _COLOR_SCALE = 0.15
 _ROTATION_STEPS = 511
@@ -194,7 +195,7 @@ _XYZW = [1, 2, 3, 0]
 def write_spz(path: Path, cloud: GaussianCloud, version: int = 3) -> None:
     """Write an SPZ file of version 3 or 4, complete or not at all."""
     fraction_bits, parts = _spz_parts(cloud)
-    head = MAGIC, version, len(cloud), 3, fraction_bits, 0
+    head = MAGIC, version, len(cloud), 3, fraction_bits, _ANTIALIASED * cloud.antialiased
     if version == 3:
         # Without the time of day, the same Gaussians give the same bytes.
         content = gzip.compress(_HEADER.pack(*head, 0) + b"".join(parts), mtime=0)
@@ -259,7 +260,7 @@ def read_spz(path: Path) -> GaussianCloud:
     """Read an SPZ file of version 2 to 4: Gaussians in the axes of the format, to degree 3."""
     try:
         content = _unpacked_spz(require_regular_file(path).read_bytes())
-        magic, version, n, degree, fraction_bits, _, _ = _HEADER.unpack_from(content)
+        magic, version, n, degree, fraction_bits, flags, _ = _HEADER.unpack_from(content)
     except (OSError, EOFError, zlib.error, struct.error, zstandard.ZstdError) as error:
         raise UserError(f"{path}: damaged, or no SPZ file ({error}); export it again") from error
     if magic != MAGIC or version not in (2, 3, 4) or degree not in _BANDS or fraction_bits > 23:
@@ -276,7 +277,7 @@ def read_spz(path: Path) -> GaussianCloud:
     three = positions.reshape(-1, 3).astype(np.int64)
     fixed = three[:, 0] | three[:, 1] << 8 | three[:, 2] << 16
     fixed = np.where(fixed >= 1 << 23, fixed - (1 << 24), fixed).reshape(-1, 3)
-    return cloud_of(
+    cloud = cloud_of(
         path,
         fixed / (1 << fraction_bits),
         _quats(rotations)[:, [3, 0, 1, 2]],
@@ -285,6 +286,7 @@ def read_spz(path: Path) -> GaussianCloud:
         (colors / 255 - 0.5) / _COLOR_SCALE,
         ((harmonics.astype(float) - 128) / 128).reshape(n, -1, 3)[:, :15],
     )
+    return replace(cloud, antialiased=bool(flags & _ANTIALIASED))
 
 
 def _quats(data: np.ndarray) -> np.ndarray:

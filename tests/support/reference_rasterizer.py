@@ -18,6 +18,7 @@ from gaussian_splatting.rasterization.projection_kernels import (
     ALPHA_MAX,
     ALPHA_MIN,
     LOW_PASS,
+    MIN_COVERAGE,
     NEAR,
     TILE,
     TRANSMITTANCE_MIN,
@@ -38,6 +39,7 @@ class ReferenceSplats:
     radii: Tensor
     depths: Tensor
     tiles: Tensor
+    shares: Tensor  # of the opacities that are left where splats are widened
 
 
 def rotation_matrices_reference(quats: Tensor) -> Tensor:
@@ -94,7 +96,12 @@ def project_reference(gaussians: Gaussians, camera: Camera) -> ReferenceSplats:
     tiles = torch.stack([q.detach().clamp(0, n).nan_to_num().int() for q, n in corners], dim=-1)
     valid &= (tiles[:, 1] > tiles[:, 0]) & (tiles[:, 3] > tiles[:, 2])
     conics = torch.stack([c / det, -b / det, a / det], dim=-1)
-    return ReferenceSplats(t, means2d, conics, torch.where(valid, radii, zero).int(), z, tiles)
+    shares = torch.ones_like(z)
+    if gaussians.antialiased:
+        own = (a - LOW_PASS) * (c - LOW_PASS) - b * b
+        shares = (own / det).clamp_min(MIN_COVERAGE).sqrt()
+    radii = torch.where(valid, radii, zero).int()
+    return ReferenceSplats(t, means2d, conics, radii, z, tiles, shares)
 
 
 def _alphas(splats: ReferenceSplats, opacities: Tensor, camera: Camera) -> Tensor:
@@ -170,7 +177,7 @@ def rasterize_reference(
         ],
         dim=-1,
     )[order]
-    alpha = _alphas(splats, gaussians.opacities, camera)[..., order]
+    alpha = _alphas(splats, gaussians.opacities * splats.shares, camera)[..., order]
     # A splat that would take the transmittance below the limit is not blended, nor any after it.
     through = torch.cumprod(1 - alpha, dim=-1)
     alpha = alpha * torch.cumprod((through.detach() >= TRANSMITTANCE_MIN).to(dtype), dim=-1)
