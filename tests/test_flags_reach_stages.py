@@ -40,7 +40,7 @@ STAGES_OF_FLAGS = {
     "tsdf_margin meshing_backend watertight remove_unseen",
     "mr": "bboxmin bboxmax",
     "rt": "refinement_time gaussians_per_triangle refinement_iterations",
-    "r": "export_ply refine_surface_terms keep_background initial_colors",
+    "r": "export_ply refine_surface_terms keep_background initial_colors antialiased",
     "t": "square_size texture_size texture_atlas texture_source postprocess_mesh "
     "postprocess_density_threshold postprocess_iterations export_glb orient scale_factor "
     "known_distance",
@@ -59,7 +59,7 @@ VALUES = {
     "refine_surface_terms": "True", "mesh_extractor": "tsdf", "tsdf_depth": "plane",
     "exposure_compensation": "True", "vertices_density_quantile": "0.05", "robust": "False",
     "growing_resolution": "True", "remove_unseen": "False", "keep_background": "False",
-    "initial_colors": "mesh",
+    "initial_colors": "mesh", "antialiased": "False",
     "square_size": "9", "high_poly": "True", "known_distance": "a.jpg b.jpg 2",
     "scene_path": "other", "checkpoint_path": "other", "gs_output_dir": "None",
     "masked_features": "True",

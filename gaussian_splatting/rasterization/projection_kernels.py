@@ -148,15 +148,13 @@ def coverage(a: float, b: float, c: float) -> float:
 
 
 @wp.func
-def coverage_gradient(cov: wp.vec3, square: float) -> wp.vec3:
+def coverage_gradient(a: float, b: float, c: float, square: float) -> wp.vec3:
     """Gradient of the root's logarithm with respect to (a, b, c); b stands for both its places."""
-    widened = cov[0] * cov[2] - cov[1] * cov[1]
-    own = widened * square
-    return 0.5 * wp.vec3(
-        (cov[2] - BLUR) / own - cov[2] / widened,
-        cov[1] / widened - cov[1] / own,
-        (cov[0] - BLUR) / own - cov[0] / widened,
-    )
+    if square <= MIN_COVERAGE:
+        return wp.vec3()
+    det = a * c - b * b
+    own = det * square
+    return 0.5 * wp.vec3((c - BLUR) / own - c / det, b / det - b / own, (a - BLUR) / own - a / det)
 
 
 @wp.func
@@ -404,14 +402,11 @@ def project_backward(
     d_cov = conic_gradient(i, splats, wp.vec3(d_splats[i, 2], d_splats[i, 3], d_splats[i, 4]))
     d_opacity = d_splats[i, 5]
     if channels.antialiased > 0:
-        widened = wp.vec3(
-            v[0, 0] * v[0, 0] + v[0, 1] * v[0, 1] + v[0, 2] * v[0, 2] + BLUR,
-            v[0, 0] * v[1, 0] + v[0, 1] * v[1, 1] + v[0, 2] * v[1, 2],
-            v[1, 0] * v[1, 0] + v[1, 1] * v[1, 1] + v[1, 2] * v[1, 2] + BLUR,
-        )
-        square = coverage(widened[0], widened[1], widened[2])
-        if square > MIN_COVERAGE:
-            d_cov += d_opacity * splats[i, 5] * coverage_gradient(widened, square)
+        a = v[0, 0] * v[0, 0] + v[0, 1] * v[0, 1] + v[0, 2] * v[0, 2] + BLUR
+        b = v[0, 0] * v[1, 0] + v[0, 1] * v[1, 1] + v[0, 2] * v[1, 2]
+        c = v[1, 0] * v[1, 0] + v[1, 1] * v[1, 1] + v[1, 2] * v[1, 2] + BLUR
+        square = coverage(a, b, c)
+        d_cov += d_opacity * splats[i, 5] * coverage_gradient(a, b, c, square)
         d_opacity *= wp.sqrt(square)
     d_v = mat23()
     for k in range(3):
