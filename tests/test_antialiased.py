@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether Gaussians are to be rendered antialiased stays with them, in memory and in files."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from gaussian_splatting.cloud import ANTIALIASED
+from gaussian_splatting.data.ply import read_gaussian_ply, write_gaussian_ply
+from gaussian_splatting.optim.schedule import LearningRates
+from sugar_extractors.export.compact_files import read_spz, write_spz
+from sugar_scene.mesh_bound import (
+    TrainableBoundCloud,
+    bind_to_mesh,
+    bound_cloud_from_state,
+    state_with_background,
+)
+from tests.support.tiny_scene import tiny_cloud
+
+FILES = {
+    "ply": (write_gaussian_ply, read_gaussian_ply),
+    "spz": (write_spz, read_spz),
+    "spz4": (partial(write_spz, version=4), read_spz),
+}
+
+
+@pytest.mark.parametrize("antialiased", [False, True])
+@pytest.mark.parametrize("name", FILES)
+def test_files_keep_it(tmp_path, name, antialiased):
+    write, read = FILES[name]
+    write(tmp_path / f"cloud.{name}", replace(tiny_cloud(20), antialiased=antialiased))
+    assert read(tmp_path / f"cloud.{name}").antialiased is antialiased
+
+
+def test_clouds_that_are_made_of_others_keep_it():
+    cloud = replace(tiny_cloud(20), antialiased=True)
+    rows = torch.arange(5)
+    for made in (cloud.detached(), cloud.select(rows), cloud.joined(cloud), cloud.to("cpu")):
+        assert made.antialiased
+    gaussians = cloud.activate()
+    for made in (gaussians, gaussians.joined(gaussians), gaussians.as_leaves()):
+        assert made.antialiased
+    assert gaussians.without_bands().antialiased
+    assert not tiny_cloud(20).activate().antialiased
+
+
+@pytest.mark.parametrize("antialiased", [False, True])
+def test_a_refined_model_keeps_it_beside_what_other_readers_read(antialiased):
+    corners = torch.tensor([[0.0, 0, 0], [1, 0, 0], [0, 1, 0]])
+    cloud = bind_to_mesh(corners, torch.tensor([[0, 1, 2]]), torch.full((3, 3), 0.5), 3, 1.0)
+    start = replace(cloud, antialiased=antialiased, background=tiny_cloud(4))
+    payload = TrainableBoundCloud(start, LearningRates(), 1.0).state()
+    assert payload.get(ANTIALIASED, False) is antialiased
+    assert ANTIALIASED not in payload["state_dict"]
+    found = bound_cloud_from_state(state_with_background(payload)).to("cpu")
+    assert found.antialiased is antialiased
+    assert found.activate_all().antialiased is antialiased
+    assert found.freed().antialiased is antialiased
