@@ -57,19 +57,15 @@ def _source(name: str) -> str:
 
 @wp.func_native(_source("plane_maps"))
 def _map_planes(
-    item: int, lanes: int, lens: wp.vec4, first_row: int, top: int, end: int, pad: int,
-    plane_: Floats3d, weights_: Floats, maps_: Floats3d,
+    item: int, lanes: int, lens: wp.vec4, pad: int, plane_: Floats3d, maps_: Floats3d
 ): ...  # fmt: skip
 
 
 @wp.kernel
 def map_planes(
-    first: int, lanes: int, lens: wp.vec4, first_row: int, top: int, end: int, pad: int,
-    plane: Floats3d, weights: Floats, maps: Floats3d,
+    first: int, lanes: int, lens: wp.vec4, pad: int, plane: Floats3d, maps: Floats3d
 ):  # fmt: skip
-    _map_planes(
-        first + wp.tid(), lanes, lens, first_row, top, end, pad, plane, weights, maps,
-    )  # fmt: skip
+    _map_planes(first + wp.tid(), lanes, lens, pad, plane, maps)
 
 
 @wp.func_native(_source("plane_normals"))
@@ -124,8 +120,8 @@ def depth_of_planes(plane: Tensor, camera: Camera, first_row: int = 0) -> Tensor
     """
     plane = plane.detach()
     shape, device, lanes = plane.shape[:2], plane.device, lanes_of(plane.device)
-    maps, none = torch.empty(1, *shape, device=device), torch.empty(0, device=device)
-    arguments = [lanes, _lens(camera, first_row), 0, 0, 0, 0, plane, none, maps]
+    maps = torch.empty(1, *shape, device=device)
+    arguments = [lanes, _lens(camera, first_row), 0, plane, maps]
     launch(map_planes, _items(shape, lanes), arguments, min_items=_MIN_ITEMS)
     return maps[0]
 
@@ -134,19 +130,24 @@ def _items(shape: torch.Size, lanes: int) -> int:
     return shape[0] * shape[1] if lanes == 1 else shape[0]
 
 
-class _NormalErrors(torch.autograd.Function):
+class NormalErrors(torch.autograd.Function):
+    """Blended planes, (R, W, 4), camera, first row, weights of all its pixels, (H, W), rows that
+    count, divisor -> mean of w (1 - N . n(z)), where pixels without a depth, or beside one, are 0.
+    """
+
     @staticmethod
     def forward(ctx, plane: Tensor, camera: Camera, first_row: int, weights: Tensor, rows: slice,
                 total: int | Tensor):  # fmt: skip
-        (height, width), device, lanes = plane.shape[:2], plane.device, lanes_of(plane.device)
-        shape, given = plane.shape[:2], plane.detach()
-        # Pixels beyond the border have no depth.
+        shape, device, lanes = plane.shape[:2], plane.device, lanes_of(plane.device)
+        (height, width), given = shape, plane.detach()
+        # Pixels beyond the border have no depth, and no weight.
         stride = -(-width // 8) * 8 + 8 * _PAD
         maps = torch.zeros(5, height + 2 * _PAD, stride, device=device)
-        n_items, lens = _items(shape, lanes), _lens(camera, first_row)
         top, end, _ = rows.indices(height)
-        arguments = [lanes, lens, first_row, top, end, _PAD, given, weights.reshape(-1), maps]
-        launch(map_planes, n_items, arguments, min_items=_MIN_ITEMS)
+        counted = weights[first_row + top : first_row + end]
+        maps[4, top + _PAD : end + _PAD, 4 * _PAD : 4 * _PAD + width] = counted
+        n_items, lens = _items(shape, lanes), _lens(camera, first_row)
+        launch(map_planes, n_items, [lanes, lens, _PAD, given, maps], min_items=_MIN_ITEMS)
         scale = torch.ones(1, device=device) / total
         sums, gradient = torch.empty(n_items, device=device), torch.empty(*shape, 4, device=device)
         arguments = [lanes, lens, scale, given, maps, gradient, sums]
@@ -160,30 +161,36 @@ class _NormalErrors(torch.autograd.Function):
         return gradient.mul_(d_loss), None, None, None, None, None
 
 
-def plane_normal_loss(
-    plane: Tensor,
-    camera: Camera,
-    first_row: int,
-    weights: Tensor,
-    *,
-    rows: slice,
-    total: int | Tensor,
-) -> Tensor:
-    """Mean of w (1 - N . n(z)): normals of the planes against those of their depth.
+class PlanesAt(torch.autograd.Function):
+    """Planes, (R, W, 4), and places of which no two are equal, (n,) int64 -> planes there."""
 
-    Pixels without a depth, or beside one, count as 0. Differentiable once.
+    @staticmethod
+    def forward(ctx, plane: Tensor, places: Tensor):
+        ctx.shape = plane.shape
+        ctx.save_for_backward(places)
+        return plane.flatten(0, 1).index_select(0, places)
 
-    Args:
-        plane: May be columns of wider pixels. (R, W, 4) float32
-        first_row: Of the image.
-        weights: See ``edge_weights``. (H, W)
-        rows: Rows that count.
-        total: Divisor, the pixels of the whole image.
+    @staticmethod
+    def backward(ctx, d_planes: Tensor):
+        (places,) = ctx.saved_tensors
+        gradient = d_planes.new_zeros(ctx.shape)
+        gradient.view(-1, ctx.shape[2]).index_copy_(0, places, d_planes)
+        return gradient, None
+
+
+class ComparedPixels(torch.autograd.Function):
+    """How a neighbour sees what planes, N and D, (n, 4), say that pixels show.
+
+    Pixels are columns and rows, (n, 2) int32. Grey values of both views, in [0, 1] or ``UNCOUNTED``
+    outside of masks, and the depth of the neighbour's planes, 0 where unknown, are whole maps. The
+    last argument says whose patches are compared.
+
+    Returns weights exp(-error) of pixels that the way to the neighbour and back misses by less than
+    ``MAX_CYCLE``; the errors of all that have a depth there, in pixels, above 0; 1 - NCC of
+    patches with what their planes show in the neighbour; and where there is one: the patch lies in
+    both images, counts in both, and has something to match. 0 elsewhere. (n,) each
     """
-    return _NormalErrors.apply(plane, camera, first_row, weights, rows, total)
 
-
-class _Compared(torch.autograd.Function):
     @staticmethod
     def forward(ctx, planes: Tensor, pixels: Tensor, gray: Tensor, gray2: Tensor, depth2: Tensor,
                 pair: ViewPair, patches: int):  # fmt: skip
@@ -194,7 +201,8 @@ class _Compared(torch.autograd.Function):
         translation = wp.vec3(*(float(value) for value in pair.translation))
         arguments: list[Any] = [
             lanes, patches, _lens(pair.reference), _lens(pair.neighbor), rotation, translation,
-            pixels, planes.detach().contiguous(), gray, gray2, depth2, found, d_miss, d_mismatch,
+            *(tensor.detach().contiguous() for tensor in (pixels, planes, gray, gray2, depth2)),
+            found, d_miss, d_mismatch,
         ]  # fmt: skip
         n_items = n if lanes == 1 else -(-n // _RUN)
         launch(compare_pixels, n_items, arguments)
@@ -208,31 +216,3 @@ class _Compared(torch.autograd.Function):
         d_miss, d_mismatch = ctx.saved_tensors
         gradient = d_miss * d_misses[:, None] + d_mismatch * d_mismatches[:, None]
         return gradient, None, None, None, None, None, None
-
-
-def compared_pixels(
-    planes: Tensor,
-    pixels: Tensor,
-    gray: Tensor,
-    neighbor_gray: Tensor,
-    neighbor_depth: Tensor,
-    pair: ViewPair,
-    patches: int = PATCHES_WHERE_MET,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """How a neighbour sees what planes say that pixels show.
-
-    Args:
-        planes: Blended, N and D, differentiable. (n, 4) float32
-        pixels: Columns and rows. (n, 2) int32
-        gray, neighbor_gray: In [0, 1], ``UNCOUNTED`` outside of masks. (H, W) float32
-        neighbor_depth: Of the neighbour's planes, 0 where unknown. (H', W') world units
-        patches: Which are compared, where pixels are met by the way there and back or all.
-
-    Returns:
-        Weights exp(-error) of pixels that the way to the neighbour and back misses by less than
-        ``MAX_CYCLE``; the errors of all that have a depth there, in pixels, above 0; 1 - NCC of
-        patches with what their planes show in the neighbour; and where there is one: the patch
-        lies in both images, counts in both, and has something to match. 0 elsewhere. (n,) each
-    """
-    maps = (gray.contiguous(), neighbor_gray.contiguous(), neighbor_depth.contiguous())
-    return _Compared.apply(planes, pixels.contiguous(), *maps, pair, patches)

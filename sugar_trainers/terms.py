@@ -12,7 +12,7 @@ from torch import Tensor
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.engine.stage import COLOR, ImageStrip, LossTerm
 from sugar_scene.geometry import sdf_from_density
-from sugar_scene.plane_kernels import plane_normal_loss
+from sugar_scene.plane_kernels import NormalErrors, PlanesAt
 from sugar_trainers.depth_normals import fused_depth_normal_consistency
 from sugar_trainers.losses import (
     MIN_VIEW_Z,
@@ -131,9 +131,8 @@ def _normals(strip: ImageStrip) -> Tensor:
     shown, counted = strip.maps.shown, strip.counted
     n_pixels = strip.maps.height * strip.camera.width
     total = n_pixels if counted is None else counted.sum().clamp_min(1)
-    plane, rows = strip.maps.plane, strip.maps.counted
-    edges = strip.beside.edges
-    return plane_normal_loss(plane, strip.camera, shown.start, edges, rows=rows, total=total)
+    plane, rows, edges = strip.maps.plane, strip.maps.counted, strip.beside.edges
+    return NormalErrors.apply(plane, strip.camera, shown.start, edges, rows, total)
 
 
 def _photometric(strip: ImageStrip) -> Tensor:
@@ -156,5 +155,6 @@ def _mean_over_pixels(
         top = maps.shown.start + maps.counted.start
         here = (pixels[:, 1] >= top) & (pixels[:, 1] < maps.shown.start + maps.counted.stop)
         pixels = pixels[here]
-    planes = maps.plane[pixels[:, 1].long() - maps.shown.start, pixels[:, 0].long()]
+    places = (pixels[:, 1] - maps.shown.start) * strip.camera.width + pixels[:, 0]
+    planes = PlanesAt.apply(maps.plane, places.long())
     return value(comparison, planes, pixels).sum() / comparison.pixels.shape[0]

@@ -27,7 +27,7 @@ from sugar_scene.plane_kernels import (
     ALL_PATCHES,
     NO_PATCHES,
     PATCHES_WHERE_MET,
-    compared_pixels,
+    ComparedPixels,
     depth_of_planes,
 )
 from sugar_scene.reprojection import REACH, NeighborViews, ViewPair
@@ -49,9 +49,9 @@ class Comparison:
     def of(
         self, planes: Tensor, pixels: Tensor, patches: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """See :func:`compared_pixels`."""
+        """See :class:`ComparedPixels`."""
         maps = (self.gray, self.neighbor_gray, self.neighbor_depth)
-        return compared_pixels(planes, pixels, *maps, self.pair, patches)
+        return ComparedPixels.apply(planes, pixels, *maps, self.pair, patches)
 
 
 def photometric_errors(comparison: Comparison, planes: Tensor, pixels: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ class ViewComparer:
             return None
         gray, counted = gray_of(photograph), is_counted(photograph)
         rng = generator(self._seed, "compared pixels", *draw_labels(iteration, view_index))
-        pixels = spread_pixels(counted, gray.shape, self._pixels, rng, gray.device)
+        pixels = spread_pixels(counted, gray, self._pixels, rng)
         return self._compared(camera, gray, neighbor, pixels, depth_of(neighbor))
 
     @torch.no_grad()
@@ -185,25 +185,23 @@ def all_pixels(camera: Camera, device: torch.device) -> Tensor:
     return torch.stack(torch.meshgrid(x, y, indexing="xy"), dim=-1).reshape(-1, 2)
 
 
-def spread_pixels(
-    candidates: Tensor | None, shape: tuple[int, int], n: int, rng: torch.Generator,
-    device: torch.device,
-) -> Tensor:  # fmt: skip
+def spread_pixels(candidates: Tensor | None, image: Tensor, n: int, rng: torch.Generator) -> Tensor:
     """Columns and rows of at most ``n`` of the candidates, ascending by row. (n, 2) int32
 
-    One is drawn from each of n equally long runs of the candidates, (H, W) bool or None for all, so
-    no two are equal.
+    One is drawn from each of n equally long runs of the candidates, (H, W) bool or None for all of
+    an image, so no two are equal.
     """
     places = None if candidates is None else candidates.reshape(-1).nonzero()[:, 0]
-    total, width = shape[0] * shape[1] if places is None else len(places), shape[1]
+    total, width = image.numel() if places is None else len(places), image.shape[1]
     n = min(n, total)
     if n == 0:
-        return torch.zeros(0, 2, dtype=torch.int32, device=device)
+        return torch.zeros(0, 2, dtype=torch.int32, device=image.device)
     runs = torch.arange(n + 1, dtype=torch.int64, device="cpu") * total // n
     offsets = torch.rand(n, generator=rng, dtype=torch.float64, device="cpu")
     lengths = runs[1:] - runs[:-1]
     rows = runs[:-1] + torch.minimum((offsets * lengths).long(), lengths - 1)
-    chosen = rows.to(device) if places is None else places[rows.to(device)]
+    chosen = rows.to(image.device)
+    chosen = chosen if places is None else places[chosen]
     return torch.stack([chosen % width, chosen // width], dim=1).int()
 
 

@@ -18,7 +18,7 @@ from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.rasterization import rasterize
 from sugar_extractors.mesh.tsdf import confirmed_depth, plane_view
 from sugar_scene import plane_kernels
-from sugar_scene.plane_kernels import UNCOUNTED, depth_of_planes, plane_normal_loss
+from sugar_scene.plane_kernels import UNCOUNTED, NormalErrors, depth_of_planes
 from sugar_scene.reprojection import (
     NeighborRule,
     NeighborViews,
@@ -365,13 +365,11 @@ def test_the_fused_normal_term_is_its_float64_twin_whole_and_in_strips(monkeypat
         for top, end in itertools.pairwise(edges):
             low, high = max(0, top - 1), min(camera.height, end + 1)
             strip = pixels[low:high, :, 3:].detach().requires_grad_(True)
-            loss = plane_normal_loss(
-                strip, camera, low, weights.float(), rows=slice(top - low, end - low),
-                total=torch.tensor(camera.height * camera.width),
-            )  # fmt: skip
+            rows, n_pixels = slice(top - low, end - low), torch.tensor(weights.numel())
+            loss = NormalErrors.apply(strip, camera, low, weights.float(), rows, n_pixels)
             (2 * loss).backward()
             gradient[low:high] += strip.grad / 2
-            total += float(loss)
+            total += float(loss.detach())
         assert total == pytest.approx(float(expected), rel=1e-5)
         scale = float(exact.grad.abs().max())
         assert float((gradient - exact.grad).abs().max()) < 1e-4 * scale
@@ -393,7 +391,7 @@ def test_images_without_an_inner_pixel_have_no_plane_term():
     camera = look_at((3.0, 0.0, 0.0), width=5, height=2, focal=5.0)
     assert not edge_weights(torch.rand(2, 5)).any()
     plane = torch.rand(2, 5, 4, requires_grad=True)
-    loss = plane_normal_loss(plane, camera, 0, torch.ones(2, 5), rows=slice(0, 2), total=10)
+    loss = NormalErrors.apply(plane, camera, 0, torch.ones(2, 5), slice(0, 2), 10)
     loss.backward()
     assert float(loss.detach()) == 0
     assert not plane.grad.any()

@@ -150,7 +150,7 @@ def test_pixels_are_drawn_apart_and_evenly():
 
     def spread(among, n):
         rng = torch.Generator().manual_seed(0)
-        return spread_pixels(among, (20, 30), n, rng, torch.device("cpu"))
+        return spread_pixels(among, torch.zeros(20, 30), n, rng)
 
     pixels = spread(candidates, 100)
     assert pixels.shape == (100, 2)

@@ -29,7 +29,7 @@ from gaussian_splatting.rasterization import rasterize
 from gaussian_splatting.rasterization.projection_kernels import View, make_view
 from sugar_extractors.mesh.level_sets import Box
 from sugar_scene import reprojection, triangle_mesh
-from sugar_scene.plane_kernels import NO_PATCHES, compared_pixels, depth_of_planes
+from sugar_scene.plane_kernels import NO_PATCHES, ComparedPixels, depth_of_planes
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_trainers.view_comparison import all_pixels
 from sugar_utils.console import Console
@@ -501,7 +501,7 @@ def confirmed_depth(
     planes[:, 2] = -1.0
     for neighbor, there in neighbors:
         pair = reprojection.ViewPair.of(camera, neighbor)
-        error = compared_pixels(planes, pixels, there, there, there, pair, NO_PATCHES)[1]
+        error = ComparedPixels.apply(planes, pixels, *[there] * 3, pair, NO_PATCHES)[1]
         compared |= error > 0
         agreed |= (error > 0) & (error <= MAX_MISS)
     return (agreed | ~compared).reshape(depth.shape)
