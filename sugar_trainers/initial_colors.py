@@ -54,7 +54,9 @@ def with_photograph_colors(cloud: BoundCloud, photographs: Iterable[Photograph])
     seen = normal[:, :1, :1] > 0
     ridge = normal.new_full((N_COEFFICIENTS,), RIDGE * SH_C0**2)
     ridge[0] = 0.0
-    solvable = torch.where(seen, normal + ridge.diag(), torch.eye(N_COEFFICIENTS).to(normal))
+    solvable = torch.where(
+        seen, normal + ridge.diag(), torch.eye(N_COEFFICIENTS, device=normal.device)
+    )
     band_0, band_1 = torch.linalg.solve(solvable, right).split([1, N_COEFFICIENTS - 1], dim=1)
     rest = torch.cat([band_1, cloud.sh_rest[:, N_COEFFICIENTS - 1 :]], dim=1)
     return replace(
