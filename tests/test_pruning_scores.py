@@ -61,7 +61,7 @@ def scores_of(stage: VanillaStage) -> torch.Tensor:
 def doubles(gaussians):
     return replace(
         gaussians,
-        **{name: value.detach().double() for name, value in vars(gaussians).items()},
+        *(value.detach().double() for value in gaussians.tensors()),
     )
 
 
