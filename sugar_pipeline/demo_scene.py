@@ -281,9 +281,9 @@ def _write_model(
     return len(rows)
 
 
-VANILLA_ITERATIONS = 1_000
+VANILLA_ITERATIONS = 900
 # Settings of the stages: short schedules, small meshes.
-FLAGS = "-r multiview --schedule_scale 0.03 -v 60000 -g 1 -f 10000 --test_iterations 20000"
+FLAGS = "-r multiview --schedule_scale 0.025 -v 50000 -g 1 -f 13000 --test_iterations 20000"
 
 
 def run_demo(args: argparse.Namespace) -> PipelineResult:

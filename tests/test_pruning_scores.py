@@ -59,10 +59,7 @@ def scores_of(stage: VanillaStage) -> torch.Tensor:
 
 
 def doubles(gaussians):
-    return replace(
-        gaussians,
-        *(value.detach().double() for value in gaussians.tensors()),
-    )
+    return Gaussians(*(value.detach().double() for value in gaussians.tensors()))
 
 
 def counted_by_hand(camera, wrong: torch.Tensor) -> torch.Tensor:
