@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gaussian_splatting import train as vanilla_train
+from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.optim.densification import DensificationConfig, PruningScores, ScoreConfig
 from gaussian_splatting.rasterization import project, rasterize
