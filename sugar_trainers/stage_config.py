@@ -265,7 +265,7 @@ class MultiviewConfig(SugarConfig):
     densification: DensificationConfig = made_of(DensificationLimit, DensificationLimit.from_flags)
     plane_normal_factor: float = 0.05  # weight of planes' normals and those of their depth
     photometric_factor: float = 0.6  # weight of 1 - NCC of patches in a view and its neighbour
-    geometric_factor: float = 0.02  # weight of the pixels by which the way there and back misses
+    geometric_factor: float = 0.02  # weight of the cycle reprojection error
     flatten_factor: float = 10.0  # weight of the smallest scales, in camera extents
     multiview_pixels: int = _multiview(
         16_384, "pixels of a view that are compared with a neighbour, per iteration",

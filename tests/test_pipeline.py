@@ -150,10 +150,10 @@ def test_stages_can_be_left_out(words, stages):
 def test_a_scale_by_a_photograph_that_is_not_there_is_refused_first(full, inputs, tmp_path, capsys):
     script = train_full_pipeline if full else train
     words = [*inputs[:2], *inputs[4 if full else 2 :], "--output_dir", tmp_path / "output"]
-    names = ("--known_distance", "view_01.png", "nobody.png", 2)
+    names = ("--known_distance", "view_01.png", "absent.png", 2)
     assert run_cli(script.main, *words, *names) == 2
     error = capsys.readouterr().err
-    assert "--known_distance nobody.png: neither a registered photograph" in error
+    assert "--known_distance absent.png: neither a registered photograph" in error
     assert error.count("\n") == 1
     assert not (tmp_path / "output").exists()
 
@@ -416,9 +416,9 @@ def test_the_demo_runs_all_stages_on_short_schedules(tmp_path):
     args = train_parser(None).parse_args(["--demo", "--output_dir", str(tmp_path)])
     plan = demo_plan(args, tmp_path / "demo_scene")
     assert plan.n_stages == 5
-    assert plan.coarse.iteration_to_load == plan.vanilla.config.iterations == 1_000
+    assert plan.coarse.iteration_to_load == plan.vanilla.config.iterations == 900
     assert plan.vanilla.config.densification.densify_until_iter < plan.vanilla.config.iterations
-    assert plan.coarse.config.schedule.last == 600
+    assert plan.coarse.config.schedule.last == 500
     assert plan.coarse.checkpoint_path == plan.vanilla.model_path
     assert plan.texture.obj_path.is_relative_to(tmp_path)
 
