@@ -62,8 +62,9 @@ def test_histograms_are_subsampled_finite_and_repeatable(tmp_path):
     broken = torch.tensor([1.0, float("nan"), float("inf"), 2.0])
     with RunLogger(tmp_path) as logger:
         logger.histograms({"means": big, "broken": broken, "empty": torch.empty(0)}, 10)
+        logger.histograms({"huge": torch.full((3,), 1e30)}, 10)
     events = read(tmp_path)
-    assert set(events.Tags()["histograms"]) == {"means", "broken"}
+    assert set(events.Tags()["histograms"]) == {"means", "broken", "huge"}
     (histogram,) = events.Histograms("means")
     assert histogram.step == 10
     assert histogram.histogram_value.num == MAX_HISTOGRAM_VALUES

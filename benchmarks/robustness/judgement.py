@@ -184,7 +184,7 @@ def _not_finite(path: Path) -> str:
         named = {c.name: torch.from_numpy(np.array(e[c.name])) for e in elements
                  for c in e.properties if e[c.name].dtype.kind == "f"}  # fmt: skip
     elif path.suffix in (".spz", ".splat", ".usd") or path.name.endswith(".gltf.glb"):
-        named = vars(read_as_written(path, lambda line: None))
+        named = read_as_written(path, lambda line: None).tensors()
     elif path.suffix == ".json":
         json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
     elif path.name == "cameras.bin":

@@ -99,6 +99,7 @@ class RunLogger:
         """Add the distribution of values of each tensor; see :func:`subsample`."""
         for name, tensor in tensors.items() if self._file is not None else ():
             values = subsample(tensor, name, iteration, (activations or {}).get(name))
+            values = values.clip(_BINS[0], _BINS[-1])
             if values.size > 0:
                 found = self._summary.histogram(printable(name), values, _BINS)
                 self._add(iteration, summary=found)
