@@ -33,7 +33,6 @@ from sugar_extractors.texture.texture_baking import (
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, render_textured
 from sugar_scene.triangle_rasterizer import pixels_of_points, rasterize_triangles, to_camera
 
-ROUNDS = 2  # how often what is lacking is added
 SHARP = 0.9  # gradient energy to that of a photograph, from which only low frequencies are added
 WINDOW = 8  # radius in pixels of the windows whose means are those
 LEAST_SHARE = 0.2  # of the best resolution, from which a view counts more than others
@@ -92,9 +91,7 @@ def bake_photographs(
     def first(camera: Camera) -> ViewColors:
         return ViewColors(photograph(camera), resolution.preferred(camera))
 
-    def lacking(
-        camera: Camera, mesh: TexturedMesh, gains: dict[str, Tensor], median: Tensor
-    ) -> ViewColors:
+    def lacking(camera: Camera) -> ViewColors:
         target = render_textured(mesh, camera, supersampling=2).permute(2, 0, 1)
         covered = rasterize_triangles(vertices, faces, camera).covered
         image = photograph(camera).permute(2, 0, 1)
@@ -102,29 +99,30 @@ def bake_photographs(
         colors, weight = aligned(image, target, covered, gain).split([3, 1])
         # A pixel on the outline is not of the surface alone.
         weight = weight * eroded(covered, 1)
-        missing = colors * gain / median - target
+        missing = colors * gain - target
         if _gradient_energy(target, weight) > SHARP * _gradient_energy(colors * gain, weight):
             # More would be sharper than the photographs where mesh and cameras are not exact.
             missing = smoothed(missing * weight, WINDOW) / smoothed(weight, WINDOW).clamp_min(1e-6)
+        else:
+            # Reading a texture blurs it, so its finest details have to be stronger.
+            missing = 2 * missing - smoothed(missing, 1)
         shown = torch.cat([missing, weight]).permute(1, 2, 0)
         return ViewColors(shown, resolution.preferred(camera))
 
+    def median_gain() -> Tensor:
+        return torch.stack(list(gains.values())).median(dim=0).values.flatten()
+
     def progress(n: int, done: int, total: int) -> None:
-        on_view(n * total + done, (ROUNDS + 1) * total)
+        on_view(n * total + done, 2 * total)
 
     surface, views = (vertices, faces, atlas), cameras
     baked = bake_texture(*surface, views, first, face_colors, config, partial(progress, 0))
-    gains: dict[str, Tensor] = {}
-    for n in range(1, ROUNDS + 1):
-        mesh = TexturedMesh(vertices, faces, atlas.uvs, baked.texture)
-        # In the exposure of the median photograph, whichever views resolve most.
-        median = torch.stack(list(gains.values())).median(dim=0).values if gains else 1.0
-        source = partial(lacking, mesh=mesh, gains=gains, median=median)
-        texture = add_to_texture(
-            baked.texture, *surface, views, source, config, partial(progress, n)
-        )
-        baked = replace(baked, texture=texture)
-    return baked
+    mesh, gains = TexturedMesh(vertices, faces, atlas.uvs, baked.texture), {}
+    # In the exposure of the median photograph, whichever views resolve most.
+    texture = add_to_texture(
+        baked.texture, *surface, views, lacking, config, median_gain, partial(progress, 1)
+    )
+    return replace(baked, texture=texture)
 
 
 def _gradient_energy(image: Tensor, weight: Tensor) -> float:

@@ -301,12 +301,17 @@ def bake_texture(
 @torch.no_grad()
 def add_to_texture(
     texture: Tensor, vertices: Tensor, faces: Tensor, atlas: Atlas, cameras: Sequence[Camera],
-    source: ViewSource, config: BakingConfig, on_view: Callable[[int, int], None],
+    source: ViewSource, config: BakingConfig, exposure: Callable[[], Tensor],
+    on_view: Callable[[int, int], None],
 ) -> Tensor:  # fmt: skip
-    """Add to a baked texture, (side, side, 3) uint8, what views lack, which may be negative."""
+    """Add to a baked texture, (side, side, 3) uint8, what views lack, which may be negative.
+
+    Args:
+        exposure: By what the sum is divided, per channel; asked when all views were read. (3,)
+    """
     texture = texture.flip(0)
     for rows, _, colors, _ in _gathered(vertices, faces, atlas, cameras, source, config, on_view):
-        texture[rows] = to_uint8(texture[rows] / 255 + colors)
+        texture[rows] = to_uint8((texture[rows] / 255 + colors) / exposure())
     return texture.flip(0)
 
 
