@@ -283,7 +283,10 @@ def _write_model(
 
 VANILLA_ITERATIONS = 850
 # Settings of the stages: short schedules, small meshes.
-FLAGS = "-r multiview --schedule_scale 0.024 -v 50000 -g 1 -f 13500 --test_iterations 20000"
+FLAGS = (
+    "-r multiview --schedule_scale 0.025 -v 46000 -g 1 -f 13000 --test_iterations 20000 "
+    "--checkpoint_interval 4000"
+)
 
 
 def run_demo(args: argparse.Namespace) -> PipelineResult:
