@@ -6,9 +6,10 @@ from __future__ import annotations
 import argparse
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from gaussian_splatting.engine.loop import Interrupted
 from gaussian_splatting.sfm.scene_folder import is_scene
@@ -16,7 +17,8 @@ from sugar_pipeline.demo_scene import run_demo
 from sugar_pipeline.doctor import run_doctor
 from sugar_pipeline.pipeline_flags import DEMO_FLAGS, full_parser, train_parser
 from sugar_pipeline.pipeline_run import PipelineResult, run_stages
-from sugar_pipeline.plan import full_plan, train_plan, with_mode
+from sugar_pipeline.plan import PipelinePlan, full_plan, train_plan, with_mode
+from sugar_pipeline.time_plan import TimePlan
 from sugar_trainers.naming import scene_name
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
@@ -32,7 +34,7 @@ def run_train(args: argparse.Namespace) -> PipelineResult | None:
         return None
     given = given_flags(args, train_parser(None))
     if not args.demo:
-        return run_stages(replace(train_plan(args), given=given))
+        return _run(args, train_plan, given, Console())
     ignored = [f"--{name}" for name in given if name not in DEMO_FLAGS]
     if ignored and Launch.read().rank == 0:
         print(f"{', '.join(ignored)}: no effect with --demo, which chooses its own settings")
@@ -52,7 +54,23 @@ def run_scene(args: argparse.Namespace, console: Console) -> PipelineResult:
     """All stages of one scene."""
     args = with_mode(args, console)
     given = given_flags(args, full_parser(None))
-    return run_stages(replace(full_plan(args), given=given), console)
+    return _run(args, full_plan, given, console)
+
+
+def _run(
+    args: argparse.Namespace, make: Callable[[argparse.Namespace], PipelinePlan],
+    given: dict[str, Any], console: Console,
+) -> PipelineResult:  # fmt: skip
+    """The stages of a plan; one process alone estimates or plans their time."""
+    plan = replace(make(args), given=given)
+    if plan.coarse.compute.group.size > 1:
+        if args.minutes is not None:
+            raise UserError("--minutes needs one process; run without torchrun")
+        return run_stages(plan)
+    times = TimePlan(args, make, given, console)
+    result = run_stages(plan, console, times)
+    times.conclude()
+    return result
 
 
 def _with_scene(args: argparse.Namespace, scene: Path | None = None) -> argparse.Namespace:

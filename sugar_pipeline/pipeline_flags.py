@@ -21,7 +21,7 @@ from sugar_trainers.naming import OUTPUT_ROOT
 from sugar_trainers.refine_stage import RefineOptions
 from sugar_trainers.stage_config import MODES, MULTIVIEW, CoarseConfig
 from sugar_utils.errors import UserError
-from sugar_utils.flags import Repeated, open_share, optional_str, positive_int
+from sugar_utils.flags import Repeated, open_share, optional_str, positive_float, positive_int
 from sugar_utils.settings import Flag, add_flags, flag, flags_of, parser_of
 
 STAGES = ("coarse", "mesh", "refine", "texture")
@@ -68,6 +68,12 @@ class PipelineFlags:
         choices=MODES, no_effect_when="with --demo, which takes multiview", task="result",
     )  # fmt: skip
     output_dir: Path = _pipeline(OUTPUT_ROOT, "folder above all results", parse=Path, task="result")
+    minutes: float | None = _pipeline(
+        None, "how long the run may take: image size, lengths of the stages and triangles are "
+        "chosen by measured speed; not with --schedule_scale; unset: whole schedules, whose time "
+        "is estimated", parse=positive_float, no_effect_when="with --demo",
+        task="time and memory",
+    )  # fmt: skip
     stop_after: str | None = _pipeline(
         None, "last stage to run; unset: texture", choices=STAGES, task="run"
     )

@@ -55,7 +55,7 @@ from sugar_pipeline.pipeline_report import (
     model_to_turn,
     write_report,
 )
-from sugar_pipeline.plan import PipelinePlan
+from sugar_pipeline.plan import STAGES, PipelinePlan
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_scene.triangle_rasterizer import rasterize_triangles
 from sugar_trainers.capture import SugarSize, load_views
@@ -88,17 +88,27 @@ class PipelineResult:
         return self.textured or self.coarse_mesh
 
 
-def run_stages(plan: PipelinePlan, console: Console | None = None) -> PipelineResult:
+Revise = Callable[[str, PipelinePlan, ImageStore], PipelinePlan]
+
+
+def run_stages(
+    plan: PipelinePlan, console: Console | None = None, revise: Revise | None = None
+) -> PipelineResult:
     """Run all stages of a plan; what is finished already is not repeated.
 
     All stages share one store of decoded photographs. Several processes train together; the first
     alone does the rest while the others wait.
+
+    Args:
+        plan: The stages.
+        console: Where progress is shown; the standard output if None.
+        revise: Called before each stage with its name; returns the plan to go on with.
     """
     group = plan.coarse.compute.group
     console = console or (Console() if group.is_first else Console.silent())
     white = plan.coarse.config.white_background
     with group.single_report(), ImageStore(white, sharers=group.size) as images:
-        result = _run_stages(plan, images, console, group)
+        plan, result = _run_stages(plan, images, console, group, revise)
         if group.is_first:
             _conclude(plan, result, images, console)
         group.barrier()
@@ -111,16 +121,20 @@ def run_stages(plan: PipelinePlan, console: Console | None = None) -> PipelineRe
 
 
 def _run_stages(
-    plan: PipelinePlan, images: ImageStore, console: Console, group: ProcessGroup
-) -> PipelineResult:
+    plan: PipelinePlan, images: ImageStore, console: Console, group: ProcessGroup,
+    revise: Revise | None,
+) -> tuple[PipelinePlan, PipelineResult]:  # fmt: skip
     for message in plan.messages:
         console.info(message)
     result = PipelineResult()
     check_names_of_photographs(plan)
     if plan.convert is None:
         check_places(plan)
-    stages = _stages(plan, result, images, console)
-    for number, (title, trains, run) in enumerate(stages, start=1):
+    stages = [name for name in STAGES if getattr(plan, name) is not None]
+    for number, name in enumerate(stages, start=1):
+        if revise is not None:
+            plan = revise(name, plan, images)
+        title, trains, run = _stages(plan, result, images, console)[name]
         console.info(f"stage {number} of {plan.n_stages}: {title}")
         problem = None
         if trains or group.is_first:
@@ -133,7 +147,7 @@ def _run_stages(
             console.warn(f"{title}: {problem}")
             if not plan.force:
                 break
-    return result
+    return plan, result
 
 
 def _with_health(
@@ -184,7 +198,8 @@ def _conclude(
 
 def _stages(
     plan: PipelinePlan, result: PipelineResult, images: ImageStore, console: Console
-) -> list[tuple[str, bool, Callable[[], StageRecord]]]:
+) -> dict[str, tuple[str, bool, Callable[[], StageRecord]]]:
+    """Title, whether all processes take part, and what to call, by name."""
     coarse_title = f"coarse SuGaR, {plan.coarse.config.regularization_type}"
 
     def cameras() -> StageRecord:
@@ -218,15 +233,14 @@ def _stages(
         result.textured = extract_textured_mesh(plan.texture, console, images)
         return file_record("textured mesh", result.textured)
 
-    wanted = (
-        (plan.convert, "camera positions", False, cameras),
-        (plan.vanilla, "vanilla 3DGS", True, vanilla),
-        (plan.coarse, coarse_title, True, coarse),
-        (plan.mesh, "coarse mesh", False, mesh),
-        (plan.refine, "refinement", True, refine),
-        (plan.texture, "texture", False, texture),
-    )
-    return [(title, trains, run) for options, title, trains, run in wanted if options is not None]
+    return {
+        "convert": ("camera positions", False, cameras),
+        "vanilla": ("vanilla 3DGS", True, vanilla),
+        "coarse": (coarse_title, True, coarse),
+        "mesh": ("coarse mesh", False, mesh),
+        "refine": ("refinement", True, refine),
+        "texture": ("texture", False, texture),
+    }
 
 
 def training_record(name: str, directory: Path, outputs: Sequence[Path]) -> StageRecord:

@@ -40,6 +40,7 @@ from sugar_utils.errors import UserError
 from sugar_utils.settings import from_args, require_given
 from sugar_utils.torchrun import Launch
 
+STAGES = ("convert", "vanilla", "coarse", "mesh", "refine", "texture")  # in their order
 MIN_DENSIFICATION_INTERVAL, MIN_RESET_INTERVAL = 50, 1_000
 
 
@@ -60,8 +61,7 @@ class PipelinePlan:
     @property
     def n_stages(self) -> int:
         """Stages that run."""
-        stages = (self.convert, self.vanilla, self.coarse, self.mesh, self.refine, self.texture)
-        return sum(stage is not None for stage in stages)
+        return sum(getattr(self, name) is not None for name in STAGES)
 
     def settings(self) -> dict[str, Any]:
         """Inputs and resolved settings of each stage; files of earlier stages must exist."""

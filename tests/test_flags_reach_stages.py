@@ -47,7 +47,8 @@ STAGES_OF_FLAGS = {
     # Where and by whom things are computed is tested in test_device.py.
     # How cameras are found is tested in test_convert.py, and in test_pipeline.py that it is asked.
     "": "frames camera masked_features extraction_size max_features matcher mapper "
-    "device gpu rasterizer stop_after force export_obj gs_output_dir demo doctor config_file",
+    "device gpu rasterizer stop_after force export_obj gs_output_dir demo doctor config_file "
+    "minutes",
 }
 """Stages, by their initials, and the flags that change what they do."""
 

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``--minutes``: lengths of the stages from their measured speed, so that a run ends in time.
+
+Before each training stage some of its iterations are timed, spread over its schedule, with the
+model and the photographs that it will have. The stage gets its share of the time that is left.
+The chosen lengths are kept in a file, so that a run that is continued has the same settings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gaussian_splatting.data.images import ImageStore
+from gaussian_splatting.engine.runner import Messages
+from gaussian_splatting.engine.stepping import Stepper
+from gaussian_splatting.optim.schedule import scaled
+from sugar_pipeline.pipeline_flags import runs_stage
+from sugar_pipeline.plan import STAGES, PipelinePlan
+from sugar_trainers.capture import SugarSize
+from sugar_trainers.naming import scene_name
+from sugar_trainers.stage_config import MULTIVIEW
+from sugar_utils.console import Console
+from sugar_utils.errors import UserError
+from sugar_utils.files import check_writable, read_json, write_json_atomic
+from sugar_utils.process_group import ALONE
+
+SHARES = {"vanilla": 0.25, "coarse": 0.38, "refine": 0.37}  # of the time for training
+LEAST = {"vanilla": 200, "coarse": 100, "refine": 60}  # iterations
+ENOUGH = {"vanilla": 1_000, "coarse": 350, "refine": 250}  # with fewer, images become smaller
+SMALLEST_IMAGE = 256  # pixels along the longest side
+TIMED_STEPS = 8
+GROWTH = 1.15  # of a stage over its timed steps: evaluations, checkpoints, more Gaussians
+# Times of steps as multiples of the vanilla stage's; those of meshes and textures for each view.
+COSTS = {"vanilla": 1.0, "coarse": 1.7, "refine": 2.5, "mesh": 12.0, "texture": 20.0}
+MULTIVIEW_COSTS = COSTS | {"coarse": 3.2, "refine": 4.0}
+TRIANGLES_PER_PIXEL = 0.6  # of a training image
+SHORT = 2e8  # pixels times iterations of a stage, below which nothing is estimated
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast a stage trains."""
+
+    seconds: float  # of an iteration
+    n_views: int
+    width: int  # of the largest training image, in pixels
+    height: int
+
+
+def measure(options: Any, images: ImageStore, least_work: float = 0.0) -> Speed | None:
+    """Time iterations of a stage on a copy of its model; nothing is written.
+
+    Args:
+        options: Options of the stage.
+        images: Decoded photographs, which the stage will use as well.
+        least_work: Pixels times iterations, below which nothing is timed.
+
+    Returns:
+        None where the stage has less work, or a run in its folder.
+    """
+    run, model = options.prepare(Messages())
+    cameras, loop = list(run.scene.train_cameras), run.loop
+    largest = max(cameras, key=lambda camera: camera.width * camera.height)
+    if largest.width * largest.height * (loop.last - loop.first) < least_work:
+        return None
+    if least_work and run.directory.path.exists():
+        return None
+    console = Console.silent()
+    if run.init_from_images is not None:
+        model = run.init_from_images(model, images, console)
+    stage = run.build(model, images, console)
+    stepper = Stepper(
+        stage, cameras, first=loop.first, seed=loop.seed, images=images, group=ALONE,
+        console=console,
+    )  # fmt: skip
+    stepper.step(loop.first, None)  # compiles kernels and allocates
+    start, length = time.perf_counter(), loop.last - loop.first
+    for k in range(TIMED_STEPS):
+        iteration = loop.first + length * (2 * k + 1) // (2 * TIMED_STEPS)
+        # The value waits for the device.
+        float(stepper.step(iteration, None).terms["loss"])
+    seconds = (time.perf_counter() - start) / TIMED_STEPS
+    return Speed(seconds, len(cameras), largest.width, largest.height)
+
+
+class TimePlan:
+    """Revises a plan before each of its stages.
+
+    Args:
+        args: The flags; where ``minutes`` is None, the times are only told.
+        make: Plan of flags.
+        given: Flags that were given, by name; what they say is not chosen.
+
+    Raises:
+        UserError: Flags contradict ``--minutes``.
+    """
+
+    def __init__(
+        self, args: argparse.Namespace, make: Callable[[argparse.Namespace], PipelinePlan],
+        given: Mapping[str, Any], console: Console,
+    ) -> None:  # fmt: skip
+        self._args, self._make, self._given, self._console = args, make, given, console
+        self._start = time.monotonic()
+        self._step: float | None = None  # seconds of a vanilla iteration
+        self._n_views = 0
+        self._chosen: dict[str, dict[str, Any]] = {}
+        if args.minutes is None:
+            return
+        if "schedule_scale" in given:
+            raise UserError("--minutes chooses the schedules; leave --schedule_scale out")
+        if not runs_stage(args, "texture"):
+            raise UserError("--minutes plans whole runs; leave out --stop_after and -t False")
+        name = f"time_plan_{scene_name(args.scene_path)}.json"
+        self._file = check_writable(Path(args.output_dir)) / name
+        self._identity = repr(sorted((key, str(value)) for key, value in given.items()))
+        known = read_json(self._file) if self._file.is_file() else {}
+        if known.get("flags") == self._identity and not args.overwrite and args.resume != "none":
+            self._chosen, self._step = known["chosen"], known["step"]
+            self._n_views, spent = known["n_views"], known["spent"]
+            self._start -= spent
+            console.info(f"going on after {spent / 60:.1f} of {args.minutes:g} minutes")
+
+    @property
+    def spent(self) -> float:
+        """Seconds since the start, without those of an interrupted stage."""
+        return time.monotonic() - self._start
+
+    def __call__(self, stage: str, plan: PipelinePlan, images: ImageStore) -> PipelinePlan:
+        """The plan with the length of the stage that comes next."""
+        if self._args.minutes is None:
+            if stage in SHARES and self._step is None:
+                self._step = 0.0
+                self._tell(stage, plan, images)
+            return plan
+        if stage in SHARES:
+            if stage not in self._chosen:
+                self._chosen[stage] = self._choose(stage, plan, images)
+            for name, values in self._chosen.items():
+                if STAGES.index(name) <= STAGES.index(stage):
+                    self._args = argparse.Namespace(**{**vars(self._args), **values})
+            earlier = {name: getattr(plan, name) for name in STAGES[: STAGES.index(stage)]}
+            plan = replace(self._make(self._args), given=plan.given, **earlier)
+        write_json_atomic(
+            self._file,
+            {
+                "flags": self._identity, "chosen": self._chosen, "spent": self.spent,
+                "step": self._step, "n_views": self._n_views,
+            },
+        )  # fmt: skip
+        return plan
+
+    def conclude(self) -> None:
+        """Say how long everything took."""
+        if self._args.minutes is not None:
+            self._console.info(f"took {self.spent / 60:.1f} of {self._args.minutes:g} minutes")
+
+    def _choose(self, stage: str, plan: PipelinePlan, images: ImageStore) -> dict[str, Any]:
+        """Flags that give a stage its length; those of the first one also give sizes."""
+        speed, sizes = measure(getattr(plan, stage), images), {}
+        if not self._chosen:
+            while self._possible(stage, plan, speed) < ENOUGH[stage]:
+                side = max(speed.width, speed.height) // 2
+                if side < SMALLEST_IMAGE or plan.coarse.size != SugarSize(**sizes):
+                    break
+                sizes = {"img_size_limit": side}
+                plan = self._make(argparse.Namespace(**{**vars(self._args), **sizes}))
+                speed = measure(getattr(plan, stage), images)
+            if not {"n_vertices_in_mesh", "low_poly", "high_poly"} & self._given.keys():
+                triangles = round(TRIANGLES_PER_PIXEL * speed.width * speed.height)
+                sizes = sizes | {
+                    "n_vertices_in_mesh": min(triangles, plan.refine.config.n_vertices_in_fg)
+                }
+        possible, full = self._possible(stage, plan, speed), self._full_length(stage, plan)
+        n = min(full, max(LEAST[stage], int(possible)))
+        self._console.info(
+            f"{stage}: {n:,} of {full:,} iterations, {1000 * speed.seconds:.0f} ms each, images of "
+            f"{speed.width} x {speed.height} pixels"
+        )
+        if possible < LEAST[stage]:
+            self._console.warn(
+                f"{self._args.minutes:g} minutes are too short for this capture; the shortest "
+                "schedules take longer"
+            )
+        return sizes | self._flags(stage, n, full, plan)
+
+    def _possible(self, stage: str, plan: PipelinePlan, speed: Speed) -> float:
+        """Iterations of a stage in its share of the time that is left."""
+        costs = _costs(plan)
+        if not self._chosen:
+            self._step, self._n_views = speed.seconds / costs[stage], speed.n_views
+        after = [name for name in STAGES[STAGES.index(stage) :] if getattr(plan, name) is not None]
+        closing = sum(costs[n] for n in after if n not in SHARES) * self._n_views * self._step
+        left = 60 * self._args.minutes - self.spent - closing
+        share = SHARES[stage] / sum(SHARES[name] for name in after if name in SHARES)
+        return left * share / (speed.seconds * GROWTH)
+
+    def _full_length(self, stage: str, plan: PipelinePlan) -> int:
+        if stage == "vanilla":
+            return self._args.vanilla_iterations
+        if stage == "refine":
+            return scaled(plan.refine.config.refinement_iterations, 1 / self._args.schedule_scale)
+        whole = type(plan.coarse.config.schedule)()
+        return whole.last - whole.first
+
+    def _flags(self, stage: str, n: int, full: int, plan: PipelinePlan) -> dict[str, Any]:
+        """Flags with which a stage has so many iterations, and earlier stages those they had."""
+        if stage == "refine":
+            iterations = scaled(n, 1 / self._args.schedule_scale)
+            return {"refinement_iterations": iterations, "refinement_time": None}
+        scale = {"schedule_scale": n / full}
+        if stage == "coarse" and plan.vanilla is not None:
+            scale["vanilla_iterations"] = scaled(plan.vanilla.config.iterations, full / n)
+        return scale
+
+    def _tell(self, stage: str, plan: PipelinePlan, images: ImageStore) -> None:
+        """Say how long all stages will take, unless that is not long."""
+        speed = measure(getattr(plan, stage), images, SHORT)
+        if speed is None:
+            return
+        costs = _costs(plan)
+        step = speed.seconds * GROWTH / costs[stage]
+        minutes = {}
+        for name in STAGES[STAGES.index(stage) :]:
+            options = getattr(plan, name)
+            if options is not None:
+                n = speed.n_views
+                if name == "vanilla":
+                    n = options.config.iterations
+                elif name in SHARES:
+                    n = options.loop.last - options.loop.first
+                minutes[name] = n * costs[name] * step / 60
+        stages = ", ".join(f"{name} {time:.1f}" for name, time in minutes.items())
+        self._console.info(
+            f"expected minutes: {stages}, together {sum(minutes.values()):.0f}; --minutes N "
+            "chooses lengths and sizes for N minutes"
+        )
+
+
+def _costs(plan: PipelinePlan) -> dict[str, float]:
+    return MULTIVIEW_COSTS if plan.coarse.config.regularization_type == MULTIVIEW else COSTS

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``--minutes``: lengths of the stages from their speed, corrected between them, and kept."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+import train
+from sugar_pipeline import time_plan
+from sugar_pipeline.pipeline_flags import full_parser
+from sugar_pipeline.plan import PipelinePlan, full_plan
+from sugar_pipeline.time_plan import Speed, TimePlan
+from sugar_utils.console import Console
+from sugar_utils.settings import given_flags
+from tests.support.tiny_scene import (
+    SHORT_PIPELINE,
+    make_tiny_checkpoint,
+    make_tiny_scene,
+    run_cli,
+)
+
+MULTIVIEW_STEPS = {"vanilla": 0.05, "coarse": 0.2, "refine": 0.25}
+
+
+class Machine:
+    """A clock, and a speed for each stage at 640 x 480 pixels, as large as images are."""
+
+    def __init__(self, monkeypatch, **seconds: float) -> None:
+        self.now, self.seconds, self.timed = 0.0, MULTIVIEW_STEPS | seconds, []
+        monkeypatch.setattr(time_plan, "measure", self.measure)
+        clock = SimpleNamespace(monotonic=lambda: self.now)
+        monkeypatch.setattr(time_plan, "time", clock)
+
+    def measure(self, options, images, least_work=0.0) -> Speed:
+        name = {"VanillaOptions": "vanilla", "RefineOptions": "refine"}
+        stage = name.get(type(options).__name__, "coarse")
+        self.timed.append(stage)
+        size = getattr(options, "size", None)
+        share = min(1.0, (size.img_size_limit if size else 1920) / 640)
+        width, height = round(640 * share), round(480 * share)
+        return Speed(self.seconds[stage] * share**2, 20, width, height)
+
+    def run(self, times: TimePlan, plan: PipelinePlan, slower: float = 1.0) -> PipelinePlan:
+        """All stages, each as fast as it was when it was timed, or slower."""
+        for stage in ("vanilla", "coarse", "mesh", "refine", "texture"):
+            plan = times(stage, plan, None)
+            loop = {
+                "vanilla": lambda plan: plan.vanilla.config.iterations,
+                "coarse": lambda plan: plan.coarse.loop.last - plan.coarse.loop.first,
+                "refine": lambda plan: plan.refine.loop.last,
+            }
+            if stage in loop:
+                step = self.measure(getattr(plan, stage), None).seconds
+                self.now += slower * step * loop[stage](plan)
+            else:
+                step = self.seconds["vanilla"] * (1 if plan.vanilla.size is None else 0.25)
+                self.now += time_plan.COSTS[stage] * 20 * step
+        return plan
+
+
+def planned(tmp_path, *words: object, minutes: float = 15) -> tuple[TimePlan, PipelinePlan]:
+    parser = full_parser(None)
+    start = ["-s", "scans/cup", "-r", "multiview", "--minutes", minutes, "--output_dir", tmp_path]
+    args = parser.parse_args(list(map(str, [*start, *words])))
+    return TimePlan(args, full_plan, given_flags(args, parser), Console.silent()), full_plan(args)
+
+
+@pytest.mark.parametrize("minutes", [5, 15, 40])
+def test_a_run_ends_in_time(minutes, tmp_path, monkeypatch):
+    machine = Machine(monkeypatch)
+    plan = machine.run(*planned(tmp_path, minutes=minutes))
+    assert 0.8 * 60 * minutes <= machine.now <= 60 * minutes
+    # Later stages read what earlier ones made.
+    n = plan.vanilla.config.iterations
+    assert plan.coarse.iteration_to_load == n
+    assert plan.mesh.coarse_model_path == plan.coarse.result
+    assert plan.texture.refined_model_path == plan.refine.result
+
+
+def test_more_time_makes_longer_schedules_and_no_longer_ones_than_the_whole(tmp_path, monkeypatch):
+    lengths = []
+    for minutes in (5, 15, 40, 10_000):
+        machine = Machine(monkeypatch)
+        plan = machine.run(*planned(tmp_path / str(minutes), minutes=minutes))
+        lengths.append(
+            (plan.vanilla.config.iterations, plan.coarse.loop.last, plan.refine.loop.last)
+        )
+    assert sorted(lengths) == lengths
+    assert len(set(lengths)) == 4
+    assert lengths[-1] == (7_000, 20_000, 15_000)
+
+
+def test_a_machine_that_becomes_slower_gets_shorter_later_stages(tmp_path, monkeypatch):
+    machine = Machine(monkeypatch)
+    fast = machine.run(*planned(tmp_path / "a"))
+    machine = Machine(monkeypatch)
+    slow = machine.run(*planned(tmp_path / "b"), slower=1.6)
+    assert slow.vanilla.config.iterations == fast.vanilla.config.iterations
+    assert slow.coarse.loop.last < fast.coarse.loop.last
+    assert slow.refine.loop.last < fast.refine.loop.last
+
+
+def test_images_become_smaller_where_schedules_would_be_too_short(tmp_path, monkeypatch):
+    Machine(monkeypatch)
+    times, plan = planned(tmp_path, minutes=2)
+    plan = times("vanilla", plan, None)
+    assert plan.coarse.size.img_size_limit == 320
+    assert plan.vanilla.size == plan.refine.size == plan.coarse.size
+    assert plan.refine.config.n_vertices_in_fg == round(0.6 * 320 * 240)
+
+
+@pytest.mark.parametrize(
+    ("flags", "size", "triangles"),
+    [(("-v", 1_000), 320, 1_000), (("--img_size_limit", 600), 600, 162_000)],
+)
+def test_what_is_given_is_not_chosen(flags, size, triangles, tmp_path, monkeypatch):
+    Machine(monkeypatch)
+    times, plan = planned(tmp_path, *flags, minutes=2)
+    plan = times("vanilla", plan, None)
+    assert plan.coarse.size.img_size_limit == size
+    assert plan.mesh.decimation_targets == (triangles,)
+
+
+def test_a_run_that_is_continued_keeps_what_was_chosen(tmp_path, monkeypatch):
+    machine = Machine(monkeypatch)
+    times, plan = planned(tmp_path)
+    plan = times("coarse", times("vanilla", plan, None), None)
+    machine.seconds = dict.fromkeys(machine.seconds, 9.0)
+    machine.timed.clear()
+    times, again = planned(tmp_path)
+    again = times("coarse", times("vanilla", again, None), None)
+    assert (again.vanilla, again.coarse) == (plan.vanilla, plan.coarse)
+    assert machine.timed == []
+    # Other flags, and a new start, are planned anew.
+    for words in (("-v", 5_000), ("--resume", "none")):
+        times, other = planned(tmp_path, *words)
+        other = times("vanilla", other, None)
+        assert other.vanilla.config.iterations < plan.vanilla.config.iterations
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--minutes", 0), "--minutes"),
+        (("--minutes", "nan"), "--minutes"),
+        (("--minutes", 5, "--schedule_scale", 0.1), "leave --schedule_scale out"),
+        (("--minutes", 5, "--stop_after", "mesh"), "whole runs"),
+    ],
+)
+def test_minutes_that_cannot_be_planned_are_refused_first(flags, said, tmp_path, capsys):
+    scene = make_tiny_scene(tmp_path / "scene")
+    checkpoint = make_tiny_checkpoint(tmp_path / "vanilla", scene)
+    words = ("-s", scene.root, "-c", checkpoint, "-r", "density", *flags)
+    assert run_cli(train.main, *words, "--output_dir", tmp_path / "out") == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_too_few_minutes_are_said_and_the_run_ends_with_what_is_possible(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(time_plan, "LEAST", {"coarse": 16, "refine": 6})
+    scene = make_tiny_scene(tmp_path / "scene")
+    short = SHORT_PIPELINE[:2] + SHORT_PIPELINE[4:]
+    checkpoint = make_tiny_checkpoint(tmp_path / "vanilla", scene)
+    words = ("-s", scene.root, "-c", checkpoint, *short, "--output_dir", tmp_path / "out")
+    words = (*words, "--minutes", 0.001)
+    assert run_cli(train.main, *words) == 0
+    said = capsys.readouterr().out
+    assert "too short for this capture" in said
+    assert "of 0.001 minutes" in said
+    assert list((tmp_path / "out" / "refined_mesh" / "scene").glob("*.obj"))
+    assert json.loads((tmp_path / "out" / "time_plan_scene.json").read_text())["chosen"]
+    assert run_cli(train.main, *words) == 0
+    assert "finished already" in capsys.readouterr().out
