@@ -34,9 +34,10 @@ LEAST = {"vanilla": 200, "coarse": 100, "refine": 60}  # iterations
 ENOUGH = {"vanilla": 1_000, "coarse": 350, "refine": 250}  # with fewer, images become smaller
 SMALLEST_IMAGE = 256  # pixels along the longest side
 TIMED_STEPS = 8
-GROWTH = 1.15  # of a stage over its timed steps: evaluations, checkpoints, more Gaussians
+# Of a stage over its timed steps: evaluations, checkpoints, more Gaussians.
+GROWTH = {"vanilla": 1.2, "coarse": 1.5, "refine": 1.2}
 # Times of steps as multiples of the vanilla stage's; those of meshes and textures for each view.
-COSTS = {"vanilla": 1.0, "coarse": 1.7, "refine": 2.5, "mesh": 12.0, "texture": 20.0}
+COSTS = {"vanilla": 1.0, "coarse": 1.7, "refine": 2.5, "mesh": 14.0, "texture": 30.0}
 MULTIVIEW_COSTS = COSTS | {"coarse": 3.2, "refine": 4.0}
 TRIANGLES_PER_PIXEL = 0.6  # of a training image
 SHORT = 2e8  # pixels times iterations of a stage, below which nothing is estimated
@@ -197,7 +198,7 @@ class TimePlan:
         closing = sum(costs[n] for n in after if n not in SHARES) * self._n_views * self._step
         left = 60 * self._args.minutes - self.spent - closing
         share = SHARES[stage] / sum(SHARES[name] for name in after if name in SHARES)
-        return left * share / (speed.seconds * GROWTH)
+        return left * share / (speed.seconds * GROWTH[stage])
 
     def _full_length(self, stage: str, plan: PipelinePlan) -> int:
         if stage == "vanilla":
@@ -212,10 +213,12 @@ class TimePlan:
         if stage == "refine":
             iterations = scaled(n, 1 / self._args.schedule_scale)
             return {"refinement_iterations": iterations, "refinement_time": None}
-        scale = {"schedule_scale": n / full}
+        flags: dict[str, Any] = {"schedule_scale": n / full}
         if stage == "coarse" and plan.vanilla is not None:
-            scale["vanilla_iterations"] = scaled(plan.vanilla.config.iterations, full / n)
-        return scale
+            flags["vanilla_iterations"] = scaled(plan.vanilla.config.iterations, full / n)
+        if stage == "coarse" and "test_iterations" not in self._given:
+            flags["test_iterations"] = []  # that of the last iteration is enough
+        return flags
 
     def _tell(self, stage: str, plan: PipelinePlan, images: ImageStore) -> None:
         """Say how long all stages will take, unless that is not long."""
@@ -223,7 +226,7 @@ class TimePlan:
         if speed is None:
             return
         costs = _costs(plan)
-        step = speed.seconds * GROWTH / costs[stage]
+        step = speed.seconds * GROWTH[stage] / costs[stage]
         minutes = {}
         for name in STAGES[STAGES.index(stage) :]:
             options = getattr(plan, name)

@@ -308,7 +308,7 @@ class _Extraction:
             render = tsdf.plane_renderer(gaussians, self._cameras, neighbors, scene.extent)
         else:
             render = tsdf.view_renderer(self._cloud, config)
-        render = tsdf.carved_renderer(render, self._hull)
+        render = tsdf.kept(tsdf.carved_renderer(render, self._hull), self._cameras)
         parts = {"foreground": (inner, None)}
         if options.background_mesh and not options.watertight:
             parts["background"] = (outer, inner)

@@ -446,7 +446,13 @@ MAX_ANGLE = 80.0  # largest angle between a surface's normal and the line of sig
 _MIN_ALPHA = 0.5  # pixels that the Gaussians cover less have no depth
 MAX_MISS = 3.0  # pixels by which the way to a neighbour and back may miss; 1 leaves more holes
 MAX_NEIGHBORS = 4  # neighbours that a depth is compared with
-_KEPT_BYTES = 2**30
+_KEPT_BYTES = 2**29
+
+
+def kept(render: Renderer, cameras: Sequence[Camera]) -> Renderer:
+    """What renders each view once, as far as the memory for that reaches."""
+    largest = max(16 * camera.width * camera.height for camera in cameras)
+    return functools.lru_cache(maxsize=max(1, _KEPT_BYTES // largest))(render)
 
 
 def plane_renderer(

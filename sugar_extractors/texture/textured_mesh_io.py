@@ -377,6 +377,10 @@ def sample_texture(texture: Tensor, uvs: Tensor) -> Tensor:
     x_share, y_share = (x - left)[:, None], (y - top)[:, None]
     x0, y0 = left.long(), top.long()
     x1, y1 = (x0 + 1).clamp_max(width - 1), (y0 + 1).clamp_max(height - 1)
-    upper = texture[y0, x0] * (1 - x_share) + texture[y0, x1] * x_share
-    lower = texture[y1, x0] * (1 - x_share) + texture[y1, x1] * x_share
-    return (upper * (1 - y_share) + lower * y_share) / 255
+    texels = texture.reshape(-1, 3)
+
+    def along(y: Tensor) -> Tensor:
+        left, right = (texels.index_select(0, y * width + x) for x in (x0, x1))
+        return left * (1 - x_share) + right * x_share
+
+    return (along(y0) * (1 - y_share) + along(y1) * y_share) / 255
