@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.images import image_size
+from gaussian_splatting.data.images import ImageStore, image_size
 from gaussian_splatting.data.masks import MaskOptions, hull_of, overview
 from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.scene import Scene, load_scene
@@ -29,7 +29,8 @@ from gaussian_splatting.engine.memory_plan import surveyed
 from gaussian_splatting.rasterization import project
 from gaussian_splatting.rasterization.backends import choose_rasterizer, reference_test
 from sugar_extractors.mesh.meshing_backends import choose_backend
-from sugar_pipeline.plan import mode_of
+from sugar_pipeline.plan import mode_of, train_plan
+from sugar_pipeline.time_plan import TimePlan
 from sugar_trainers.capture import SugarSize, load_views
 from sugar_trainers.coarse_stage import CoarseOptions
 from sugar_trainers.multiview_stage import options_of_mode
@@ -97,6 +98,11 @@ def _capture_findings(args: argparse.Namespace, console: Console) -> list[Findin
     if scene.extent > 0:
         of_cloud.append(memory_finding(cloud, options, scene))
     show(console, str(checkpoint.ply_path), of_cloud)
+    if args.minutes is not None:
+        chosen = {"regularization_type": args.regularization_type or mode, "stop_after": None}
+        chosen = argparse.Namespace(**{**vars(args), **chosen})
+        with ImageStore(options.config.white_background) as images:
+            TimePlan(chosen, train_plan, {}, console).preview(images)
     return [*found, *of_cloud]
 
 

@@ -117,7 +117,7 @@ class TimePlan:
         if not runs_stage(args, "texture"):
             raise UserError("--minutes plans whole runs; leave out --stop_after and -t False")
         name = f"time_plan_{scene_name(args.scene_path)}.json"
-        self._file = check_writable(Path(args.output_dir)) / name
+        self._file = Path(args.output_dir) / name
         self._identity = repr(sorted((key, str(value)) for key, value in given.items()))
         known = read_json(self._file) if self._file.is_file() else {}
         if known.get("flags") == self._identity and not args.overwrite and args.resume != "none":
@@ -146,6 +146,7 @@ class TimePlan:
                     self._args = argparse.Namespace(**{**vars(self._args), **values})
             earlier = {name: getattr(plan, name) for name in STAGES[: STAGES.index(stage)]}
             plan = replace(self._make(self._args), given=plan.given, **earlier)
+        check_writable(self._file.parent)
         write_json_atomic(
             self._file,
             {
@@ -154,6 +155,10 @@ class TimePlan:
             },
         )  # fmt: skip
         return plan
+
+    def preview(self, images: ImageStore) -> None:
+        """Say what the coarse stage would be given."""
+        self._choose("coarse", self._make(self._args), images)
 
     def conclude(self) -> None:
         """Say how long everything took."""

@@ -159,6 +159,15 @@ def test_minutes_that_cannot_be_planned_are_refused_first(flags, said, tmp_path,
     assert not (tmp_path / "out").exists()
 
 
+def test_the_doctor_says_what_would_be_chosen(tmp_path, capsys):
+    scene = make_tiny_scene(tmp_path / "scene")
+    checkpoint = make_tiny_checkpoint(tmp_path / "vanilla", scene)
+    words = ("--doctor", "-s", scene.root, "-c", checkpoint, "--minutes", 1)
+    assert run_cli(train.main, *words, "--output_dir", tmp_path / "out") == 0
+    assert "iterations, " in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.slow
 def test_too_few_minutes_are_said_and_the_run_ends_with_what_is_possible(
     tmp_path, capsys, monkeypatch
