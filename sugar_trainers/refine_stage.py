@@ -225,7 +225,7 @@ def refine_terms(config: RefineConfig, pairs: PairsOfTriangles) -> tuple[LossTer
     return tuple(terms)
 
 
-TEST_INTERVAL = 5_000
+TEST_INTERVAL = 7_500
 _alone = partial(flag, group="only train_refined.py")
 
 
