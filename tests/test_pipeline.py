@@ -416,7 +416,7 @@ def test_the_demo_runs_all_stages_on_short_schedules(tmp_path):
     args = train_parser(None).parse_args(["--demo", "--output_dir", str(tmp_path)])
     plan = demo_plan(args, tmp_path / "demo_scene")
     assert plan.n_stages == 5
-    assert plan.coarse.iteration_to_load == plan.vanilla.config.iterations == 900
+    assert plan.coarse.iteration_to_load == plan.vanilla.config.iterations == 850
     assert plan.vanilla.config.densification.densify_until_iter < plan.vanilla.config.iterations
     assert plan.coarse.config.schedule.last == 500
     assert plan.coarse.checkpoint_path == plan.vanilla.model_path

@@ -82,14 +82,14 @@ def test_a_run_ends_in_time(minutes, tmp_path, monkeypatch):
 
 def test_more_time_makes_longer_schedules_and_no_longer_ones_than_the_whole(tmp_path, monkeypatch):
     lengths = []
-    for minutes in (5, 15, 40, 10_000):
+    for minutes in (15, 40, 10_000):
         machine = Machine(monkeypatch)
         plan = machine.run(*planned(tmp_path / str(minutes), minutes=minutes))
         lengths.append(
             (plan.vanilla.config.iterations, plan.coarse.loop.last, plan.refine.loop.last)
         )
     assert sorted(lengths) == lengths
-    assert len(set(lengths)) == 4
+    assert len(set(lengths)) == 3
     assert lengths[-1] == (7_000, 20_000, 15_000)
 
 
