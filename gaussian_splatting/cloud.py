@@ -59,13 +59,18 @@ class Gaussians:
         )
 
 
+def opacities_of(logits: Tensor) -> Tensor:
+    """Sigmoid whose bits, unlike torch's, do not depend on how threads divide it. (N, 1) -> (N,)"""
+    return (1 + (-logits.squeeze(-1)).exp()).reciprocal()
+
+
 class _Activation(torch.autograd.Function):
     """Unit quaternions, scales and opacities of raw ones; its backward pass has few operations."""
 
     @staticmethod
     def forward(ctx: Any, quats: Tensor, log_scales: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
         lengths = torch.linalg.vector_norm(quats, dim=-1, keepdim=True).clamp_min(_MIN_LENGTH)
-        unit, scales, opacities = quats / lengths, log_scales.exp(), logits.sigmoid().squeeze(-1)
+        unit, scales, opacities = quats / lengths, log_scales.exp(), opacities_of(logits)
         ctx.save_for_backward(lengths, unit, scales, opacities)
         ctx.set_materialize_grads(False)
         return unit, scales, opacities
@@ -84,7 +89,7 @@ class _Activation(torch.autograd.Function):
                 along.addcmul_(unit[:, column], d_unit[:, column])
             d_quats = torch.addcmul(d_unit, unit, along[:, None], value=-1.0).div_(lengths)
         if d_opacities is not None:
-            d_logits = torch.ops.aten.sigmoid_backward(d_opacities, opacities)[:, None]
+            d_logits = (d_opacities * opacities * (1 - opacities))[:, None]
         return d_quats, None if d_scales is None else d_scales * scales, d_logits
 
 

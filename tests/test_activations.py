@@ -42,6 +42,30 @@ def test_activations_are_golden(case, gaussians):
     assert_golden(gaussians.opacities[:, None], case["out_opacity"])
 
 
+def test_many_activations_have_the_same_bits_for_any_number_of_threads():
+    generator, n = torch.Generator().manual_seed(0), 38_745
+    widths = {"means": (3,), "sh_dc": (1, 3), "sh_rest": (15, 3), "opacity_logits": (1,)}
+    widths |= {"log_scales": (3,), "quats": (4,)}
+    cloud = {name: torch.randn(n, *width, generator=generator) for name, width in widths.items()}
+
+    def bits(threads: int) -> list[torch.Tensor]:
+        torch.set_num_threads(threads)
+        leaves = {name: values.clone().requires_grad_() for name, values in cloud.items()}
+        found = GaussianCloud(**leaves).activate()
+        shown = [found.quats, found.scales, found.opacities]
+        sum((values * values).sum() for values in shown).backward()
+        return [*shown, *(leaves[name].grad for name in ("quats", "log_scales", "opacity_logits"))]
+
+    before = torch.get_num_threads()
+    try:
+        single = bits(1)
+        for threads in (2, 3):
+            for a, b in zip(single, bits(threads), strict=True):
+                assert torch.equal(a, b)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_normals_are_golden(case, gaussians):
     assert torch.equal(smallest_axis(gaussians.scales), torch.tensor(case["out_smallest_axis_idx"]))
     assert_golden(smallest_axis_normals(gaussians.quats, gaussians.scales), case["out_normals"])

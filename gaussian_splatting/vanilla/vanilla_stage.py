@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.cloud import GaussianCloud, opacities_of
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.masks import VisualHull
 from gaussian_splatting.engine.guard import TOTAL, check_population
@@ -193,7 +193,7 @@ class VanillaStage(Stage):
 
     def _densify(self, iteration: int) -> None:
         rules = self._config.densification
-        opacities = self.model.cloud.opacity_logits.detach().sigmoid().squeeze(-1)
+        opacities = opacities_of(self.model.cloud.opacity_logits.detach())
         unused = self._pruning_scores.unused(
             opacities, iteration, rules.densification_interval, self._config.densifies_until
         )

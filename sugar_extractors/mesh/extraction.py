@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gaussian_splatting.cloud import opacities_of
 from gaussian_splatting.data.cameras import middle_of
 from gaussian_splatting.data.masks import hull_of, shows_object
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
@@ -234,7 +235,7 @@ class _Extraction:
     def _build_model(self, path: Path) -> LevelSetModel:
         cloud, least = self._cloud, level_sets.MIN_OPACITY
         model = level_sets.build_model(cloud)
-        opacities = cloud.opacity_logits.sigmoid().squeeze(-1).cpu().numpy()
+        opacities = opacities_of(cloud.opacity_logits).cpu().numpy()
         deciles = " ".join(f"{v:.2f}" for v in np.quantile(opacities, np.linspace(0, 1, 11)))
         self._console.info(
             f"{path}: {len(model):,} of {len(cloud):,} Gaussians are more opaque than "

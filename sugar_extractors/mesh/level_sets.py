@@ -18,7 +18,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from gaussian_splatting.cloud import GaussianCloud, Gaussians
+from gaussian_splatting.cloud import GaussianCloud, Gaussians, opacities_of
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.masks import VisualHull
 from gaussian_splatting.rasterization import rasterize
@@ -68,7 +68,7 @@ class LevelSetPoints(NamedTuple):
 
 def build_model(cloud: GaussianCloud) -> LevelSetModel:
     """Drop Gaussians that are not opaque and prepare the rest."""
-    opaque = cloud.opacity_logits.detach().sigmoid().squeeze(-1) > MIN_OPACITY
+    opaque = opacities_of(cloud.opacity_logits.detach()) > MIN_OPACITY
     gaussians = cloud.select(opaque).activate()
     gaussians = Gaussians(*(t.float().contiguous() for t in gaussians.tensors()))
     gaussians.sh_rest = gaussians.sh_rest[:, :0].contiguous()
