@@ -283,7 +283,7 @@ def _write_model(
 
 VANILLA_ITERATIONS = 1_000
 # Settings of the stages: short schedules, small meshes.
-FLAGS = "-r multiview --schedule_scale 0.03 -v 20000 -g 3 -f 10000 --test_iterations 20000"
+FLAGS = "-r multiview --schedule_scale 0.03 -v 60000 -g 1 -f 10000 --test_iterations 20000"
 
 
 def run_demo(args: argparse.Namespace) -> PipelineResult:

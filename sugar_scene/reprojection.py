@@ -22,17 +22,15 @@ from typing import Any
 
 import numpy as np
 import torch
-import warp as wp
 from torch import Tensor
 from torch.nn import functional
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.observations import Observations
 from sugar_utils.random import derive_seed, draw_labels
-from sugar_utils.warp_launch import as_array, launch
 
 MAX_CYCLE = 1.0  # pixels; points that miss by more are different or too uncertain
-_MIN_SQUARE = 1e-12
+MIN_SQUARE = 1e-12  # square pixels; a square root has no gradient at zero
 
 
 @dataclass(frozen=True)
@@ -49,89 +47,13 @@ class ViewPair:
         return cls(reference, neighbor, rotation, translation)
 
 
-def bilinear_depth(depth: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-    """Read a depth map, (H, W), 0 where unknown, between the middles of its pixels, (n, 2).
-
-    Returns:
-        Depth, and where all of the four pixels around have one. (n,) each; the gradient reaches
-        the positions.
-    """
-    height, width = depth.shape
-    x, y = (at - 0.5).unbind(-1)
-    x0, y0 = x.detach().floor(), y.detach().floor()
-    inside = (x0 >= 0) & (y0 >= 0) & (x0 < width - 1) & (y0 < height - 1)
-    # Positions that are not finite are inside of nothing.
-    first = torch.where(inside, y0, 0).long() * width + torch.where(inside, x0, 0).long()
-    right, down = x - x0, y - y0
-    step, below = int(width > 1), width if height > 1 else 0
-    flat = depth.reshape(-1)
-    corners = [flat[first + more] for more in (0, step, below, below + step)]
-    known = inside & (torch.stack(corners) > 0).all(dim=0)
-    top = corners[0] + (corners[1] - corners[0]) * right
-    bottom = corners[2] + (corners[3] - corners[2]) * right
-    return torch.where(known, top + (bottom - top) * down, 1.0), known
-
-
-def cycle_error(
-    rays: Tensor, depth: Tensor, neighbor_depth: Tensor, pair: ViewPair
-) -> tuple[Tensor, Tensor]:
-    """How far pixels are missed on the way to the neighbour and back.
-
-    Args:
-        rays: Points of the pixels' rays at depth 1. (n, 3)
-        depth: Depth of the reference at the pixels. (n,) world units
-        neighbor_depth: Depth map of the neighbour, 0 where unknown. (H', W') world units
-
-    Returns:
-        Distances in pixels of the reference, (n,), with a gradient to ``depth``, and where there is
-        one: the point lies in the neighbour's image, which has a depth there.
-    """
-    reference, neighbor = pair.reference, pair.neighbor
-    rotation = depth.new_tensor(pair.rotation)
-    translation = depth.new_tensor(pair.translation)
-    there = (rays * depth[:, None]) @ rotation.T + translation
-    in_front = there[:, 2] > MIN_DEPTH
-    tangents = there[:, :2] / torch.where(in_front, there[:, 2], 1.0)[:, None]
-    focal = depth.new_tensor([neighbor.fx, neighbor.fy])
-    middle = depth.new_tensor([neighbor.cx, neighbor.cy])
-    seen, known = bilinear_depth(neighbor_depth, tangents * focal + middle)
-    met = torch.cat([tangents, torch.ones_like(tangents[:, :1])], dim=1) * seen[:, None]
-    back = (met - translation) @ rotation
-    known = known & in_front & (back[:, 2] > MIN_DEPTH)
-    again = back[:, :2] / torch.where(known, back[:, 2], 1.0)[:, None]
-    missed = (again - rays[:, :2]) * depth.new_tensor([reference.fx, reference.fy])
-    missed = torch.where(known[:, None], missed, 0.0)
-    squares = missed.square().sum(dim=-1)
-    # A square root has no gradient at zero.
-    return squares.clamp_min(_MIN_SQUARE).sqrt(), known
-
-
-def cycle_weights(error: Tensor, known: Tensor) -> Tensor:
-    """exp(-error), and 0 where the neighbour sees something else; without a gradient. (n,)"""
-    error = error.detach()
-    return torch.where(known & (error < MAX_CYCLE), (-error).exp(), 0.0)
-
-
 MIN_FACING = 0.05  # least -N . r; smaller ones are transparent or at a grazing angle
 REACH = 10.0  # camera extents; Gaussians farther off are sky that has no parallax and no planes
 MIN_DEPTH = 1e-4  # points nearer to the camera than this have no pixel. World units.
 
 
-def plane_depth(plane: Tensor, rays: Tensor) -> tuple[Tensor, Tensor]:
-    """Depth at which rays of depth 1, (..., 3), meet blended planes N and D, (..., 4).
-
-    Returns:
-        Depth along the view axis, 1 where it is undefined, in world units; and where it is known.
-        (...,) each. The gradient reaches the planes, where there is a depth.
-    """
-    facing = (plane[..., :3] * rays).sum(dim=-1)
-    distance = plane[..., 3]
-    known = (facing < -MIN_FACING) & (distance < MIN_DEPTH * facing)
-    return torch.where(known, distance, -1.0) / torch.where(known, facing, -1.0), known
-
-
 def triangle_planes(vertices: Tensor, faces: Tensor, camera: Camera, chosen: Tensor) -> Tensor:
-    """Planes of triangles as :func:`plane_depth` takes them, towards the camera. (n, 4)
+    """Planes of triangles, N and D, towards the camera. (n, 4)
 
     Args:
         vertices: (V, 3) float32 world units; gradients reach them.
@@ -271,179 +193,3 @@ class NeighborViews:
     @property
     def without_neighbors(self) -> list[str]:
         return [name for name, found in self._by_name.items() if not found]
-
-
-wp.set_module_options({"enable_backward": False})
-
-PATCH_RADIUS = 3  # patches have 7 x 7 pixels
-MIN_VARIANCE = 4e-5  # of grey values in [0, 1]; patches with less have nothing to match
-EPSILON = 1e-6  # added to both variances
-UNCOUNTED = -1.0  # grey value of masked pixels; patches that touch one do not count
-_MIN_ITEMS = 64
-_RADIUS = wp.constant(PATCH_RADIUS)
-_LEAST = wp.constant(MIN_VARIANCE)
-_EPS = wp.constant(EPSILON)
-
-
-@wp.struct
-class Pair:
-    """Two pinhole views and the motion between them, as a kernel argument."""
-
-    rotation: wp.mat33
-    translation: wp.vec3
-    fx: float
-    fy: float
-    cx: float
-    cy: float
-    fx2: float
-    fy2: float
-    cx2: float
-    cy2: float
-
-
-def _pair_argument(pair: ViewPair) -> Pair:
-    filled = Pair()
-    filled.rotation = wp.mat33(*(float(v) for v in pair.rotation.ravel()))
-    filled.translation = wp.vec3(*(float(v) for v in pair.translation))
-    for camera, suffix in ((pair.reference, ""), (pair.neighbor, "2")):
-        for name in ("fx", "fy", "cx", "cy"):
-            setattr(filled, name + suffix, float(getattr(camera, name)))
-    return filled
-
-
-@wp.kernel
-def match_patches(
-    first: int, pair: Pair, pixels: wp.array(dtype=wp.vec2i), planes: wp.array(dtype=wp.vec3),
-    gray: wp.array2d(dtype=float), gray2: wp.array2d(dtype=float),
-    correlation: wp.array(dtype=float), gradient: wp.array(dtype=wp.vec3),
-    counts: wp.array(dtype=wp.uint8),
-):  # fmt: skip
-    """Correlation of one patch and its gradient to the plane; rows that do not count stay zero."""
-    i = first + wp.tid()
-    pixel = pixels[i]
-    m = planes[i]
-    column = pixel[0]
-    row = pixel[1]
-    if column < _RADIUS or row < _RADIUS:
-        return
-    if column + _RADIUS >= gray.shape[1] or row + _RADIUS >= gray.shape[0]:
-        return
-    r0 = pair.rotation
-    t = pair.translation
-    # Grey values are taken relative to the middle ones: their squares would cancel in float32.
-    base = gray[row, column]
-    base2 = float(0.0)
-    sum_a = float(0.0)
-    sum_b = float(0.0)
-    sum_aa = float(0.0)
-    sum_bb = float(0.0)
-    sum_ab = float(0.0)
-    d_b = wp.vec3()
-    d_ab = wp.vec3()
-    d_bb = wp.vec3()
-    for j in range(-_RADIUS, _RADIUS + 1):
-        for k in range(-_RADIUS, _RADIUS + 1):
-            a = gray[row + j, column + k]
-            ray = wp.vec3(
-                (float(column + k) + 0.5 - pair.cx) / pair.fx,
-                (float(row + j) + 0.5 - pair.cy) / pair.fy,
-                1.0,
-            )
-            inverse_depth = wp.dot(m, ray)
-            y = r0 * ray + t * inverse_depth
-            if not (a >= 0.0 and inverse_depth > 0.0 and y[2] > 1.0e-6):
-                return
-            iz = 1.0 / y[2]
-            u = pair.fx2 * y[0] * iz + pair.cx2 - 0.5
-            v = pair.fy2 * y[1] * iz + pair.cy2 - 0.5
-            if not (u >= 0.0 and v >= 0.0):
-                return
-            if not (u < float(gray2.shape[1] - 1) and v < float(gray2.shape[0] - 1)):
-                return
-            x0 = int(u)
-            y0 = int(v)
-            p00 = gray2[y0, x0]
-            p01 = gray2[y0, x0 + 1]
-            p10 = gray2[y0 + 1, x0]
-            p11 = gray2[y0 + 1, x0 + 1]
-            if wp.min(wp.min(p00, p01), wp.min(p10, p11)) < 0.0:
-                return
-            fu = u - float(x0)
-            fv = v - float(y0)
-            top = p00 + (p01 - p00) * fu
-            bottom = p10 + (p11 - p10) * fu
-            slope_u = (p01 - p00) + ((p11 - p10) - (p01 - p00)) * fv
-            slope_v = bottom - top
-            b = top + (bottom - top) * fv
-            if j == -_RADIUS and k == -_RADIUS:
-                base2 = b
-            # Both coordinates move along the ray's derivative T (dm . ray).
-            du = pair.fx2 * iz * (t[0] - t[2] * y[0] * iz)
-            dv = pair.fy2 * iz * (t[1] - t[2] * y[1] * iz)
-            step = (slope_u * du + slope_v * dv) * ray
-            a -= base
-            b -= base2
-            sum_a += a
-            sum_b += b
-            sum_aa += a * a
-            sum_bb += b * b
-            sum_ab += a * b
-            d_b += step
-            d_ab += a * step
-            d_bb += b * step
-    share = 1.0 / float((2 * _RADIUS + 1) * (2 * _RADIUS + 1))
-    mean_a = sum_a * share
-    mean_b = sum_b * share
-    variance_a = wp.max(sum_aa * share - mean_a * mean_a, 0.0)
-    variance_b = wp.max(sum_bb * share - mean_b * mean_b, 0.0)
-    if variance_a < _LEAST:
-        return
-    covariance = sum_ab * share - mean_a * mean_b
-    scale = 1.0 / wp.sqrt((variance_a + _EPS) * (variance_b + _EPS))
-    value = covariance * scale
-    counts[i] = wp.uint8(1)
-    correlation[i] = value
-    d_covariance = (d_ab - mean_a * d_b) * share
-    half_d_variance = (d_bb - mean_b * d_b) * share
-    gradient[i] = scale * d_covariance - (value / (variance_b + _EPS)) * half_d_variance
-
-
-class _Matched(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, planes: Tensor, pixels: Tensor, gray: Tensor, gray2: Tensor, pair: ViewPair):
-        n, device = planes.shape[0], planes.device
-        correlation = torch.zeros(n, device=device)
-        gradient = torch.zeros(n, 3, device=device)
-        counts = torch.zeros(n, dtype=torch.uint8, device=device)
-        rows = as_array(planes.detach().contiguous(), wp.vec3)
-        outputs = [correlation, as_array(gradient, wp.vec3), counts]
-        arguments = [_pair_argument(pair), as_array(pixels, wp.vec2i), rows, gray, gray2, *outputs]
-        launch(match_patches, n, arguments, min_items=_MIN_ITEMS)
-        counted = counts.bool()
-        ctx.save_for_backward(gradient)
-        ctx.mark_non_differentiable(counted)
-        return correlation, counted
-
-    @staticmethod
-    def backward(ctx, d_correlation: Tensor, _):
-        (gradient,) = ctx.saved_tensors
-        return gradient * d_correlation[:, None], None, None, None, None
-
-
-def patch_correlation(
-    planes: Tensor, pixels: Tensor, gray: Tensor, neighbor_gray: Tensor, pair: ViewPair
-) -> tuple[Tensor, Tensor]:
-    """Normalised cross-correlation of patches with what planes say is the same in another view.
-
-    Args:
-        planes: m of the planes m . X = 1 in the reference's camera axes, differentiable. (n, 3)
-        pixels: Column and row of the patches' middles. (n, 2) int32
-        gray, neighbor_gray: In [0, 1], ``UNCOUNTED`` outside of masks. (H, W) float32
-
-    Returns:
-        Correlations in [-1, 1], 0 where there is none, and where there is one: the patch lies in
-        both images, counts in both, and has something to match. (n,) each
-    """
-    return _Matched.apply(
-        planes, pixels.contiguous(), gray.contiguous(), neighbor_gray.contiguous(), pair
-    )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Colours of mesh-bound Gaussians from the photographs, where the refinement starts.
 
-Colours of vertices are as coarse as the mesh, and an optimiser needs hundreds of steps to sharpen
-them.
+Colours of vertices are as coarse as the mesh and the same from all sides, and an optimiser needs
+hundreds of steps to change that.
 """
 
 from __future__ import annotations
@@ -12,14 +12,18 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.optim.learned_exposure import unexposed
-from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
+from gaussian_splatting.rasterization.spherical_harmonics import SH_C0, sh_basis_of
 from sugar_scene.mesh_bound import BoundCloud
 from sugar_scene.triangle_rasterizer import pixels_of_points
 from sugar_utils.device import upload
+
+N_COEFFICIENTS = 4  # of bands 0 and 1; two bands measured no better
+RIDGE = 1.0  # views in which band 1 is zero, beside those that show a Gaussian
 
 Photograph = tuple[Camera, Tensor, Tensor | None]
 """A camera; its image, (H, W, 3) or (H, W, 4) uint8; its exposure, (2, 3), if it has one."""
@@ -27,9 +31,13 @@ Photograph = tuple[Camera, Tensor, Tensor | None]
 
 @torch.no_grad()
 def with_photograph_colors(cloud: BoundCloud, photographs: Iterable[Photograph]) -> BoundCloud:
-    """Gaussians with the mean colour of the views that show their centres; others as they are."""
+    """Gaussians with the colours of the views that show their centres; others as they are.
+
+    Spherical harmonics of degree 1, by least squares with a ridge.
+    """
     points = cloud.activate().means
-    sums, counts = torch.zeros_like(points), points.new_zeros(len(points), 1)
+    normal = points.new_zeros(len(points), N_COEFFICIENTS, N_COEFFICIENTS)
+    right = points.new_zeros(len(points), N_COEFFICIENTS, 3)
     for camera, image, exposure in photographs:
         shown, row, column = pixels_of_points(points, cloud.vertices, cloud.faces, camera)
         image = upload(image, points.device)
@@ -39,8 +47,18 @@ def with_photograph_colors(cloud: BoundCloud, photographs: Iterable[Photograph])
         colors = image[row, column, :3] / 255.0
         if exposure is not None:
             colors = unexposed(colors, exposure.to(colors.device))
-        sums += torch.where(shown[:, None], colors, 0.0)
-        counts += shown[:, None]
-    seen = (counts > 0)[:, None]
-    colors = rgb_to_sh(sums / counts.clamp_min(1))[:, None]
-    return replace(cloud, sh_dc=torch.where(seen, colors, cloud.sh_dc))
+        directions = normalize(points - points.new_tensor(camera.center), dim=1)
+        basis = sh_basis_of(directions)[:, :N_COEFFICIENTS] * shown[:, None]
+        normal += basis[:, :, None] * basis[:, None]
+        right += basis[:, :, None] * (colors - 0.5)[:, None]
+    seen = normal[:, :1, :1] > 0
+    ridge = normal.new_full((N_COEFFICIENTS,), RIDGE * SH_C0**2)
+    ridge[0] = 0.0
+    solvable = torch.where(seen, normal + ridge.diag(), torch.eye(N_COEFFICIENTS).to(normal))
+    band_0, band_1 = torch.linalg.solve(solvable, right).split([1, N_COEFFICIENTS - 1], dim=1)
+    rest = torch.cat([band_1, cloud.sh_rest[:, N_COEFFICIENTS - 1 :]], dim=1)
+    return replace(
+        cloud,
+        sh_dc=torch.where(seen, band_0, cloud.sh_dc),
+        sh_rest=torch.where(seen, rest, cloud.sh_rest),
+    )

@@ -14,22 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gaussian_splatting.data.cameras import Camera, pixel_rays
 from sugar_scene.geometry import smallest_scales
-from sugar_scene.reprojection import (
-    UNCOUNTED,
-    ViewPair,
-    bilinear,
-    cycle_error,
-    cycle_weights,
-    patch_correlation,
-    plane_depth,
-)
+from sugar_scene.plane_kernels import MIN_SQUARED_CROSS, UNCOUNTED
+from sugar_scene.reprojection import bilinear
 
 MIN_VIEW_Z = 1e-4  # world units; points with less have no pixel
 
 _MIN_BETA = 1e-12
-MIN_SQUARED_CROSS = 1e-24  # of two differences of points; with less they span no surface
 
 
 def _mean(values: Tensor, total: int | Tensor | None) -> Tensor:
@@ -188,84 +179,8 @@ def edge_weights(gray: Tensor) -> Tensor:
     return weights
 
 
-def plane_normal_loss(
-    plane: Tensor,
-    camera: Camera,
-    first_row: int,
-    weights: Tensor,
-    *,
-    rows: slice,
-    total: int | Tensor,
-) -> Tensor:
-    """Mean of w (1 - N . n(z)): normals of the planes against those of their depth.
-
-    Pixels without a depth, or beside one, count as 0.
-
-    Args:
-        plane: (R, W, 4)
-        first_row: Of the image.
-        weights: See :func:`edge_weights`, of these rows. (R, W)
-        rows: Rows that count.
-        total: Divisor, the pixels of the whole image.
-    """
-    height, width = plane.shape[:2]
-    if height < 3 or width < 3:
-        return plane.sum() * 0
-    span = first_row, first_row + height
-    rays = pixel_rays(camera, span, dtype=plane.dtype, device=plane.device)
-    depth, known = plane_depth(plane, rays)
-    from_depth = normals_from_depth(
-        depth, camera.fx, camera.fy, camera.cx - 0.5, camera.cy - 0.5 - first_row
+def flatness_loss(scales: Tensor, extent: float, counted: Tensor) -> Tensor:
+    """Mean smallest scale in camera extents: a flat Gaussian is a plane. (N, 3), (N,) bool"""
+    return torch.where(counted, smallest_scales(scales), 0.0).sum() / (
+        counted.sum().clamp_min(1) * extent
     )
-    blended = functional.normalize(plane[..., :3], dim=-1)
-    error = weights * (1 - (blended * from_depth).sum(dim=-1))
-    around = known[2:, 1:-1] & known[:-2, 1:-1] & known[1:-1, 2:] & known[1:-1, :-2]
-    whole = functional.pad(around & known[1:-1, 1:-1], (1, 1, 1, 1))
-    return torch.where(whole, error, 0.0)[rows].sum() / total
-
-
-def rays_of(pixels: Tensor, camera: Camera, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Points at depth 1 of the middles of pixels. (n, 2) columns and rows -> (n, 3)"""
-    middle = torch.tensor([camera.cx, camera.cy], dtype=dtype, device=pixels.device)
-    focal = torch.tensor([camera.fx, camera.fy], dtype=dtype, device=pixels.device)
-    xy = (pixels.to(dtype) + 0.5 - middle) / focal
-    return torch.cat([xy, torch.ones_like(xy[:, :1])], dim=1)
-
-
-def cycle_of(
-    planes: Tensor, pixels: Tensor, neighbor_depth: Tensor, pair: ViewPair
-) -> tuple[Tensor, Tensor]:
-    """Cycle errors in pixels, differentiable, and their weights. (n,) each
-
-    Weights are 0 where the views do not see the same; errors mean nothing there.
-
-    Args:
-        planes, pixels: Blended planes, (n, 4), at columns and rows, (n, 2) int32.
-        neighbor_depth: Depth of the neighbour's planes, 0 where unknown. (H', W') world units
-    """
-    rays = rays_of(pixels, pair.reference, planes.dtype)
-    depth, known = plane_depth(planes, rays)
-    error, met = cycle_error(rays, depth, neighbor_depth, pair)
-    return error, cycle_weights(error, known & met)
-
-
-def patch_mismatch(
-    planes: Tensor, pixels: Tensor, gray: Tensor, neighbor_gray: Tensor, pair: ViewPair
-) -> tuple[Tensor, Tensor]:
-    """1 - NCC of patches with what their planes show in the neighbour; and which count. (n,) each
-
-    Args:
-        planes, pixels: Blended planes, (n, 4), at columns and rows, (n, 2) int32.
-        gray, neighbor_gray: See :func:`gray_values`. (H, W), (H', W')
-    """
-    known = plane_depth(planes, rays_of(pixels, pair.reference, planes.dtype))[1]
-    # Rows without a plane get one that no ray meets, and so no patch.
-    distance = torch.where(known, planes[:, 3], -1.0)
-    normals = torch.where(known[:, None], planes[:, :3] / distance[:, None], 0.0)
-    correlation, matched = patch_correlation(normals, pixels, gray, neighbor_gray, pair)
-    return torch.where(matched, 1 - correlation, 0.0), matched
-
-
-def flatness_loss(scales: Tensor, extent: float) -> Tensor:
-    """Mean smallest scale in camera extents: a flat Gaussian is a plane. (V, 3) -> scalar"""
-    return smallest_scales(scales).sum() / (max(scales.shape[0], 1) * extent)

@@ -327,8 +327,9 @@ class RefineConfig(SugarConfig):
     )  # fmt: skip
     initial_colors: str = _refine(
         "mesh", "colours that the Gaussians on the mesh start with: mesh, those of its vertices; "
-        "photographs, the mean of the views that show them; unset: mesh, photographs with "
-        "--preset fast", choices=("mesh", "photographs"), modes={"fast": "photographs"},
+        "photographs, those of the views that show them, from the start with all bands; unset: "
+        "mesh, photographs with --preset fast", choices=("mesh", "photographs"),
+        modes={"fast": "photographs"},
     )  # fmt: skip
     sh_interval: int = 1_000  # iterations until the degree grows by one
     log_interval: int = 200
@@ -363,6 +364,8 @@ class RefineConfig(SugarConfig):
 
     def sh_degree(self, iteration: int) -> int:
         """Degree of the colours in an iteration."""
+        if self.initial_colors == "photographs":
+            return MAX_SH_DEGREE
         return min(MAX_SH_DEGREE, (iteration - 1) // self.sh_interval)
 
     def identity(self) -> dict[str, Any]:

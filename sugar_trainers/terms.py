@@ -12,6 +12,7 @@ from torch import Tensor
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.engine.stage import COLOR, ImageStrip, LossTerm
 from sugar_scene.geometry import sdf_from_density
+from sugar_scene.plane_kernels import plane_normal_loss
 from sugar_trainers.depth_normals import fused_depth_normal_consistency
 from sugar_trainers.losses import (
     MIN_VIEW_Z,
@@ -19,7 +20,6 @@ from sugar_trainers.losses import (
     density_estimation_loss,
     flatness_loss,
     opacity_entropy,
-    plane_normal_loss,
     sdf_estimation_loss,
 )
 from sugar_trainers.sampling_block import SampleChunk, depth_gap
@@ -110,7 +110,7 @@ def multiview_terms(config: MultiviewConfig, extent: float) -> tuple[LossTerm, .
     """
 
     def flatten(seen: VisibleGaussians) -> Tensor:
-        return flatness_loss(seen.gaussians.scales[seen.visible], extent)
+        return flatness_loss(seen.gaussians.scales, extent, seen.visible)
 
     normals = LossTerm(
         "plane_normal", config.plane_normal_factor, "image", _normals, maps=(PLANE,), halo=1
@@ -129,10 +129,10 @@ def multiview_terms(config: MultiviewConfig, extent: float) -> tuple[LossTerm, .
 
 def _normals(strip: ImageStrip) -> Tensor:
     shown, counted = strip.maps.shown, strip.counted
-    edges = strip.beside.edges[shown.start : shown.stop]
     n_pixels = strip.maps.height * strip.camera.width
     total = n_pixels if counted is None else counted.sum().clamp_min(1)
     plane, rows = strip.maps.plane, strip.maps.counted
+    edges = strip.beside.edges
     return plane_normal_loss(plane, strip.camera, shown.start, edges, rows=rows, total=total)
 
 
@@ -152,8 +152,9 @@ def _mean_over_pixels(
     if comparison is None or not comparison.pixels.shape[0]:
         return maps.plane.sum() * 0
     pixels = comparison.pixels
-    top = maps.shown.start + maps.counted.start
-    here = (pixels[:, 1] >= top) & (pixels[:, 1] < maps.shown.start + maps.counted.stop)
-    pixels = pixels[here]
+    if maps.share < 1:
+        top = maps.shown.start + maps.counted.start
+        here = (pixels[:, 1] >= top) & (pixels[:, 1] < maps.shown.start + maps.counted.stop)
+        pixels = pixels[here]
     planes = maps.plane[pixels[:, 1].long() - maps.shown.start, pixels[:, 0].long()]
     return value(comparison, planes, pixels).sum() / comparison.pixels.shape[0]

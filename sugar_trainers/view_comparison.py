@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.cloud import Gaussians
-from gaussian_splatting.data.cameras import Camera, pixel_rays
+from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine.reporting.view_findings import grey_picture
 from gaussian_splatting.engine.strips import ImageSplit
@@ -23,8 +23,15 @@ from gaussian_splatting.rasterization import (
     project,
     rasterize,
 )
-from sugar_scene.reprojection import REACH, NeighborViews, ViewPair, plane_depth
-from sugar_trainers.losses import cycle_of, edge_weights, gray_values, patch_mismatch
+from sugar_scene.plane_kernels import (
+    ALL_PATCHES,
+    NO_PATCHES,
+    PATCHES_WHERE_MET,
+    compared_pixels,
+    depth_of_planes,
+)
+from sugar_scene.reprojection import REACH, NeighborViews, ViewPair
+from sugar_trainers.losses import edge_weights, gray_values
 from sugar_utils.device import upload
 from sugar_utils.random import draw_labels, generator
 
@@ -39,26 +46,24 @@ class Comparison:
     neighbor_depth: Tensor  # 0 where unknown. (H', W') world units
     pixels: Tensor  # columns and rows, in the order of rows. (n, 2) int32
 
-    def cycle(self, planes: Tensor, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Errors and weights; see :func:`cycle_of`."""
-        return cycle_of(planes, pixels, self.neighbor_depth, self.pair)
-
-    def mismatch(self, planes: Tensor, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """1 - NCC, and where there is one; see :func:`patch_mismatch`."""
-        return patch_mismatch(planes, pixels, self.gray, self.neighbor_gray, self.pair)
+    def of(
+        self, planes: Tensor, pixels: Tensor, patches: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """See :func:`compared_pixels`."""
+        maps = (self.gray, self.neighbor_gray, self.neighbor_depth)
+        return compared_pixels(planes, pixels, *maps, self.pair, patches)
 
 
 def photometric_errors(comparison: Comparison, planes: Tensor, pixels: Tensor) -> Tensor:
     """1 - NCC of the patches at pixels, by how well the views agree there. (n,)"""
-    with torch.no_grad():
-        _, weights = comparison.cycle(planes, pixels)
-    return weights * comparison.mismatch(planes, pixels)[0]
+    weights, _, mismatches, _ = comparison.of(planes, pixels, PATCHES_WHERE_MET)
+    return weights * mismatches
 
 
 def geometric_errors(comparison: Comparison, planes: Tensor, pixels: Tensor) -> Tensor:
     """Pixels by which the way to the neighbour and back misses, where both see the same. (n,)"""
-    error, weights = comparison.cycle(planes, pixels)
-    return weights * torch.where(weights > 0, error, 0.0)
+    weights, misses, _, _ = comparison.of(planes, pixels, NO_PATCHES)
+    return weights * misses
 
 
 @dataclass(frozen=True)
@@ -129,9 +134,8 @@ class ViewComparer:
         if neighbor is None:
             return None
         gray, counted = gray_of(photograph), is_counted(photograph)
-        counted = torch.ones_like(gray, dtype=torch.bool) if counted is None else counted
         rng = generator(self._seed, "compared pixels", *draw_labels(iteration, view_index))
-        pixels = spread_pixels(counted, camera.width, self._pixels, rng)
+        pixels = spread_pixels(counted, gray.shape, self._pixels, rng, gray.device)
         return self._compared(camera, gray, neighbor, pixels, depth_of(neighbor))
 
     @torch.no_grad()
@@ -153,9 +157,9 @@ class ViewComparer:
             comparison = self._compared(camera, gray, neighbors[0], pixels, depth)
             output = rasterize(gaussians, camera, rgb=False, plane_reach=self.reach)
             planes = output.plane.reshape(-1, 4)
-            mismatch, counted = comparison.mismatch(planes, pixels)
-            correlation = torch.where(counted, 1 - mismatch, 0.0).reshape(shape)
-            weights = comparison.cycle(planes, pixels)[1].reshape(shape)
+            weights, _, mismatches, matched = comparison.of(planes, pixels, ALL_PATCHES)
+            correlation = (matched * (1 - mismatches)).reshape(shape)
+            weights = weights.reshape(shape)
         maps = {"correlation": correlation, "cycle": weights}
         return {name: grey_picture(values).cpu() for name, values in maps.items()}
 
@@ -181,22 +185,25 @@ def all_pixels(camera: Camera, device: torch.device) -> Tensor:
     return torch.stack(torch.meshgrid(x, y, indexing="xy"), dim=-1).reshape(-1, 2)
 
 
-def spread_pixels(candidates: Tensor, width: int, n: int, rng: torch.Generator) -> Tensor:
+def spread_pixels(
+    candidates: Tensor | None, shape: tuple[int, int], n: int, rng: torch.Generator,
+    device: torch.device,
+) -> Tensor:  # fmt: skip
     """Columns and rows of at most ``n`` of the candidates, ascending by row. (n, 2) int32
 
-    One is drawn from each of n equally long runs of the candidates, (H, W) bool, so no two are
-    equal.
+    One is drawn from each of n equally long runs of the candidates, (H, W) bool or None for all, so
+    no two are equal.
     """
-    places = candidates.reshape(-1).nonzero()[:, 0]
-    total = places.shape[0]
+    places = None if candidates is None else candidates.reshape(-1).nonzero()[:, 0]
+    total, width = shape[0] * shape[1] if places is None else len(places), shape[1]
     n = min(n, total)
     if n == 0:
-        return torch.zeros(0, 2, dtype=torch.int32, device=candidates.device)
+        return torch.zeros(0, 2, dtype=torch.int32, device=device)
     runs = torch.arange(n + 1, dtype=torch.int64, device="cpu") * total // n
     offsets = torch.rand(n, generator=rng, dtype=torch.float64, device="cpu")
     lengths = runs[1:] - runs[:-1]
     rows = runs[:-1] + torch.minimum((offsets * lengths).long(), lengths - 1)
-    chosen = places[rows.to(places.device)]
+    chosen = rows.to(device) if places is None else places[rows.to(device)]
     return torch.stack([chosen % width, chosen // width], dim=1).int()
 
 
@@ -211,7 +218,5 @@ def planes_depth_map(
     depth = projection.depths.new_empty(camera.height, camera.width)
     for rows in split.rows(camera.height):
         planes = rasterizer.blend_rows(projection.splats, tiles, behind, rows).pixels
-        rays = pixel_rays(camera, rows, dtype=planes.dtype, device=planes.device)
-        found, known = plane_depth(planes, rays)
-        depth[rows.start : rows.stop] = torch.where(known, found, 0.0)
+        depth[rows.start : rows.stop] = depth_of_planes(planes, camera, rows.start)
     return depth

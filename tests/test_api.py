@@ -59,7 +59,9 @@ def test_the_functions_of_the_package_are_those_of_the_module():
         _ = sugar_pipeline.nothing
 
 
-@pytest.mark.parametrize("name", IN_ORDER)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "run")) for n in IN_ORDER]
+)
 def test_the_example_of_a_function_runs(name, names):
     function = names[name]
     assert "return" in function.__annotations__

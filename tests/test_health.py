@@ -5,18 +5,22 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+import gaussian_splatting.train as vanilla
 import train
+from gaussian_splatting.data import masks
 from gaussian_splatting.data.cameras import ViewMask
 from gaussian_splatting.engine.reporting.view_findings import constant_psnr, problem_of
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh
 from sugar_pipeline.pipeline_run import mesh_health
 from sugar_scene.triangle_mesh import TriangleMesh
+from tests.support.faulty_captures import copy_scene, faults
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import (
     SHORT_PIPELINE,
@@ -25,6 +29,7 @@ from tests.support.tiny_scene import (
     run_cli,
     tiny_cameras,
 )
+from tests.support.tracks import make_observed_scene
 
 GOOD = {"psnr": 28.0, "constant_psnr": 14.0, "mask_iou": 0.95, "gap": 2.0, "covered_share": 0.4}
 
@@ -137,3 +142,25 @@ def test_a_pipeline_stops_after_a_failed_stage_and_goes_on_when_told_to(ruined, 
     assert coarse(ruined, tmp_path, "--force", True, "--stop_after", "mesh") == 0
     assert "finished already" in capsys.readouterr().out
     assert list(tmp_path.rglob("*.ply"))
+
+
+@pytest.fixture(scope="module")
+def masked_capture(tmp_path_factory):
+    return make_observed_scene(tmp_path_factory.mktemp("observed") / "scene").root
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("veto", [False, True])
+@pytest.mark.parametrize("name", ["none", "mask inverted", "mask of another view"])
+def test_what_wrong_masks_ruin_is_a_failure(masked_capture, tmp_path, monkeypatch, name, veto):
+    """Where each mask alone excludes points, two ruin a model; where masks vote, they do not."""
+    if veto:
+        monkeypatch.setattr(masks, "is_outside", lambda votes, shown_by: votes > 0)
+    root, spoilt = copy_scene(masked_capture, tmp_path / "scene"), ["view_05.png", "view_11.png"]
+    if name != "none":
+        faults(Path())[name](root, spoilt, np.random.default_rng(0))
+    flags = "--eval", "--iterations", 150, "--robust", False, "--keep_views", ",".join(spoilt)
+    assert run_cli(vanilla.main, "-s", root, "-m", tmp_path / "vanilla", *flags) == 0
+    (record,) = (tmp_path / "vanilla").rglob("run.json")
+    problem = problem_of(json.loads(record.read_text())["health"])
+    assert (problem is not None) == (veto and name != "none")

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gaussians on a mesh start with the colours that photographs show at their places."""
 
-import torch
+import math
 
-from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
+import torch
+from torch.nn.functional import normalize
+
+from gaussian_splatting.rasterization.spherical_harmonics import SH_C0, sh_basis_of
 from sugar_scene.mesh_bound import BoundCloud, bind_to_mesh
 from sugar_scene.triangle_rasterizer import to_camera
 from sugar_trainers.initial_colors import with_photograph_colors
@@ -53,6 +56,25 @@ def test_each_gaussian_gets_the_mean_of_the_views_that_show_it():
     torch.testing.assert_close(found[left, 1], torch.full_like(found[left, 1], 150 / 255))
     # The square hides what is behind it, which keeps the colour of its vertices.
     torch.testing.assert_close(found[~front], torch.full_like(found[~front], 0.25))
+
+
+def test_colours_that_change_with_the_direction_are_fitted():
+    angles = torch.linspace(-1.2, 1.2, 9).tolist()
+    cameras = [look_at((4 * math.sin(a), 0.3, 4 * math.cos(a))) for a in angles]
+    photographs = [
+        (camera, torch.full((camera.height, camera.width, 3), round(128 + 60 * angle)).byte(), None)
+        for camera, angle in zip(cameras, angles, strict=True)
+    ]
+    cloud = with_photograph_colors(square(), photographs)
+    points = cloud.activate().means
+    front = points[:, 2] == 0
+    for camera, angle in zip(cameras, angles, strict=True):
+        directions = normalize(points - torch.tensor(camera.center).float(), dim=1)
+        coefficients = torch.cat([cloud.sh_dc, cloud.sh_rest], dim=1)
+        shown = 0.5 + (sh_basis_of(directions)[..., None] * coefficients).sum(dim=1)
+        expected = torch.full_like(shown[front], (128 + 60 * angle) / 255)
+        torch.testing.assert_close(shown[front], expected, atol=0.1, rtol=0)
+    assert not bool(cloud.sh_rest[:, 3:].any())
 
 
 def test_masked_pixels_and_exposures_are_taken_out():

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -16,15 +17,12 @@ from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.rasterization import rasterize
 from sugar_extractors.mesh.tsdf import confirmed_depth, plane_view
+from sugar_scene import plane_kernels
+from sugar_scene.plane_kernels import UNCOUNTED, depth_of_planes, plane_normal_loss
 from sugar_scene.reprojection import (
-    UNCOUNTED,
     NeighborRule,
     NeighborViews,
     ViewPair,
-    bilinear_depth,
-    cycle_error,
-    cycle_weights,
-    plane_depth,
     triangle_planes,
 )
 from sugar_scene.triangle_rasterizer import rasterize_triangles
@@ -32,9 +30,15 @@ from sugar_trainers.losses import (
     edge_weights,
     flatness_loss,
     gray_values,
-    plane_normal_loss,
 )
+from tests.support import plane_reference
 from tests.support.mesh_scenes import icosahedron
+from tests.support.plane_reference import (
+    bilinear_depth,
+    cycle_error,
+    cycle_weights,
+    plane_depth,
+)
 from tests.support.random_scenes import look_at
 
 NORMAL = np.array([0.2, -0.1, 1.0]) / np.linalg.norm([0.2, -0.1, 1.0])
@@ -277,8 +281,9 @@ def planes_of(camera: Camera, dtype=torch.float64) -> Tensor:
 
 
 def normal_loss(plane: Tensor, camera: Camera, rows=slice(None), first=0, weights=None) -> Tensor:
-    weights = torch.ones(plane.shape[:2], dtype=plane.dtype) if weights is None else weights
-    return plane_normal_loss(
+    shape = (camera.height, camera.width)
+    weights = torch.ones(shape, dtype=plane.dtype) if weights is None else weights
+    return plane_reference.plane_normal_loss(
         plane, camera, first, weights, rows=rows, total=camera.height * camera.width
     )
 
@@ -335,13 +340,53 @@ def test_pixels_without_a_depth_cost_nothing():
     assert torch.isfinite(plane.grad).all()
 
 
+@pytest.mark.parametrize("lanes", [8, 1])
+def test_the_fused_normal_term_is_its_float64_twin_whole_and_in_strips(monkeypatch, lanes):
+    monkeypatch.setattr(plane_kernels, "lanes_of", lambda device: lanes)
+    camera = view(width=43)
+    rng = torch.Generator().manual_seed(1)
+    shape = (camera.height, camera.width, 4)
+    plane = planes_of(camera) + 0.05 * torch.randn(shape, generator=rng, dtype=torch.float64)
+    plane[10:12, 7:9] = 0.0
+    weights = torch.rand(shape[:2], generator=rng, dtype=torch.float64)
+    weights[20] = 0.0
+    exact = plane.clone().requires_grad_(True)
+    expected = normal_loss(exact, camera, weights=weights)
+    expected.backward()
+    # Columns of wider pixels, as the rasterizer gives them.
+    pixels = torch.cat([torch.ones(*shape[:2], 3), plane.float()], dim=-1)
+    rays = pixel_rays(camera, dtype=torch.float64, device="cpu")
+    depth, known = plane_depth(plane, rays)
+    found = depth_of_planes(pixels[9:25, :, 3:], camera, 9)
+    expected_depth = torch.where(known, depth, 0.0)[9:25].float()
+    torch.testing.assert_close(found, expected_depth, rtol=1e-5, atol=1e-6)
+    for edges in ((0, 30), (0, 7, 8, 30)):
+        total, gradient = 0.0, torch.zeros(shape)
+        for top, end in itertools.pairwise(edges):
+            low, high = max(0, top - 1), min(camera.height, end + 1)
+            strip = pixels[low:high, :, 3:].detach().requires_grad_(True)
+            loss = plane_normal_loss(
+                strip, camera, low, weights.float(), rows=slice(top - low, end - low),
+                total=torch.tensor(camera.height * camera.width),
+            )  # fmt: skip
+            (2 * loss).backward()
+            gradient[low:high] += strip.grad / 2
+            total += float(loss)
+        assert total == pytest.approx(float(expected), rel=1e-5)
+        scale = float(exact.grad.abs().max())
+        assert float((gradient - exact.grad).abs().max()) < 1e-4 * scale
+
+
 def test_flatness_is_the_mean_of_the_smallest_scales():
-    scales = torch.tensor([[0.3, 0.1, 0.2], [0.5, 0.6, 0.4]]).requires_grad_(True)
-    loss = flatness_loss(scales, 2.0)
+    scales = torch.tensor([[0.3, 0.1, 0.2], [0.5, 0.6, 0.4], [9.0, 9.0, 9.0]])
+    scales.requires_grad_(True)
+    loss = flatness_loss(scales, 2.0, torch.tensor([True, True, False]))
     loss.backward()
     assert float(loss) == pytest.approx(0.125)
-    assert (scales.grad > 0).tolist() == [[False, True, False], [False, False, True]]
-    assert float(flatness_loss(scales[:0], 2.0)) == 0
+    assert (scales.grad > 0).tolist() == [
+        [False, True, False], [False, False, True], [False, False, False],
+    ]  # fmt: skip
+    assert float(flatness_loss(scales[:0], 2.0, torch.ones(0, dtype=torch.bool))) == 0
 
 
 def test_images_without_an_inner_pixel_have_no_plane_term():

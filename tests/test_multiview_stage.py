@@ -25,7 +25,8 @@ from sugar_pipeline.model_metrics import metrics_options, metrics_parser
 from sugar_pipeline.pipeline_flags import train_parser
 from sugar_pipeline.plan import train_plan
 from sugar_scene.mesh_bound import bind_to_mesh
-from sugar_scene.reprojection import UNCOUNTED, NeighborViews
+from sugar_scene.plane_kernels import UNCOUNTED
+from sugar_scene.reprojection import NeighborViews
 from sugar_scene.triangle_mesh import read_mesh_ply
 from sugar_trainers.multiview_stage import MultiviewStage, views_that_see
 from sugar_trainers.refine_stage import MeshView, RefineStage
@@ -146,17 +147,23 @@ def test_training_brings_planes_together(scene):
 def test_pixels_are_drawn_apart_and_evenly():
     candidates = torch.zeros(20, 30, dtype=torch.bool)
     candidates[5:15] = True
-    pixels = spread_pixels(candidates, 30, 100, torch.Generator().manual_seed(0))
+
+    def spread(among, n):
+        rng = torch.Generator().manual_seed(0)
+        return spread_pixels(among, (20, 30), n, rng, torch.device("cpu"))
+
+    pixels = spread(candidates, 100)
     assert pixels.shape == (100, 2)
     assert len({tuple(pixel) for pixel in pixels.tolist()}) == 100
     assert candidates[pixels[:, 1].long(), pixels[:, 0].long()].all()
     assert torch.bincount(pixels[:, 1].long(), minlength=20)[5:15].tolist() == [10] * 10
     rows = pixels[:, 1]
     assert (rows[1:] >= rows[:-1]).all()
-    everything = spread_pixels(candidates, 30, 10_000, torch.Generator().manual_seed(0))
+    everything = spread(candidates, 10_000)
     assert len(everything) == 300
-    nothing = spread_pixels(candidates & False, 30, 10, torch.Generator().manual_seed(0))
+    nothing = spread(candidates & False, 10)
     assert nothing.shape == (0, 2)
+    assert torch.equal(spread(None, 50), spread(candidates | True, 50))
 
 
 def test_what_a_mask_leaves_out_has_no_grey_value():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Patches carried through planes to another view: a float64 twin, finite differences, masks."""
+"""Pixels carried through planes to another view and back: float64 twins, finite differences."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
-from sugar_scene.reprojection import (
-    EPSILON,
+from sugar_scene import plane_kernels
+from sugar_scene.plane_kernels import (
+    ALL_PATCHES,
     MIN_VARIANCE,
+    NO_PATCHES,
     PATCH_RADIUS,
+    PATCHES_WHERE_MET,
     UNCOUNTED,
-    ViewPair,
-    patch_correlation,
-    plane_depth,
+    compared_pixels,
 )
-from sugar_trainers.losses import rays_of
+from sugar_scene.reprojection import ViewPair
+from tests.support.plane_reference import cycle_of, patch_correlation, plane_depth, rays_of
 from tests.support.random_scenes import look_at
 
 DISTANCE, TILT = 3.0, 0.3
@@ -69,32 +71,24 @@ def picture(camera: Camera) -> Tensor:
     return gray.reshape(camera.height, camera.width)
 
 
-def twin(planes: Tensor, pixels: Tensor, gray: Tensor, gray2: Tensor, pair: ViewPair):
-    """The same in torch, for pixels whose patches lie in both images."""
-    reference, neighbor = pair.reference, pair.neighbor
-    offsets = torch.arange(-PATCH_RADIUS, PATCH_RADIUS + 1)
-    dy, dx = torch.meshgrid(offsets, offsets, indexing="ij")
-    patch = pixels[:, None, :].long() + torch.stack([dx, dy], dim=-1).reshape(1, -1, 2)
-    a = gray[patch[..., 1], patch[..., 0]]
-    rays = rays_of(patch.reshape(-1, 2), reference, planes.dtype).reshape(*patch.shape[:2], 3)
-    points = rays / (rays * planes[:, None, :]).sum(dim=-1, keepdim=True)
-    there = points @ torch.tensor(pair.rotation).T + torch.tensor(pair.translation)
-    u = neighbor.fx * there[..., 0] / there[..., 2] + neighbor.cx - 0.5
-    v = neighbor.fy * there[..., 1] / there[..., 2] + neighbor.cy - 0.5
-    x0, y0 = u.detach().floor().long(), v.detach().floor().long()
-    right, down = u - x0, v - y0
-    top = gray2[y0, x0] * (1 - right) + gray2[y0, x0 + 1] * right
-    bottom = gray2[y0 + 1, x0] * (1 - right) + gray2[y0 + 1, x0 + 1] * right
-    b = top * (1 - down) + bottom * down
-    a, b = (values - values.mean(dim=1, keepdim=True) for values in (a, b))
-    scale = ((a * a).mean(dim=1) + EPSILON) * ((b * b).mean(dim=1) + EPSILON)
-    return (a * b).mean(dim=1) / scale.sqrt()
+def compared(planes: Tensor, pixels: Tensor, gray: Tensor, gray2: Tensor, pair: ViewPair):
+    """Correlations on planes m . X = 1, and where there are any."""
+    given = torch.cat([-planes, -torch.ones_like(planes[:, :1])], dim=1)
+    maps = (gray, gray2, torch.zeros_like(gray2))
+    _, _, mismatches, matched = compared_pixels(given, pixels, *maps, pair, ALL_PATCHES)
+    return torch.where(matched > 0, 1 - mismatches, 0.0), matched > 0
 
 
 def true_planes(pixels: Tensor, camera: Camera) -> Tensor:
     """m of m . X = 1. (n, 3) float64"""
     plane = plane_in(camera)
     return (plane[:3] / plane[3]).expand(len(pixels), 3).clone()
+
+
+@pytest.fixture(autouse=True, params=[8, 1])
+def lanes(request, monkeypatch):
+    """As a CPU works, and as a GPU does."""
+    monkeypatch.setattr(plane_kernels, "lanes_of", lambda device: request.param)
 
 
 @pytest.fixture
@@ -108,27 +102,27 @@ def case():
 def test_the_homography_of_a_known_plane_meets_the_same_texture(case):
     pair, gray, gray2, pixels = case
     planes = true_planes(pixels, pair.reference).float()
-    value, counted = patch_correlation(planes, pixels, gray.float(), gray2.float(), pair)
+    value, counted = compared(planes, pixels, gray.float(), gray2.float(), pair)
     assert int(counted.sum()) > 100
     assert float(value[counted].min()) > 0.99
     assert not value[~counted].any()
     # A plane that lies elsewhere meets other texture.
-    off, counted = patch_correlation(1.3 * planes, pixels, gray.float(), gray2.float(), pair)
+    off, counted = compared(1.3 * planes, pixels, gray.float(), gray2.float(), pair)
     assert float(off[counted].mean()) < 0.9
 
 
-def test_values_and_gradients_match_the_float64_twin(case):
+def test_values_and_gradients_match_the_float64_patch_correlation(case):
     pair, gray, gray2, pixels = case
     rng = torch.Generator().manual_seed(0)
     noise = 0.02 * torch.randn(len(pixels), 3, generator=rng, dtype=torch.float64)
     start = true_planes(pixels, pair.reference) + noise
     planes = start.float().requires_grad_(True)
-    value, counted = patch_correlation(planes, pixels, gray.float(), gray2.float(), pair)
+    value, counted = compared(planes, pixels, gray.float(), gray2.float(), pair)
     weights = torch.randn(len(pixels), generator=rng, dtype=torch.float64)
     (value * weights.float()).sum().backward()
     assert int(counted.sum()) > 80
     exact = start[counted].requires_grad_(True)
-    expected = twin(exact, pixels[counted], gray, gray2, pair)
+    expected = patch_correlation(exact, pixels[counted], gray, gray2, pair)
     (expected * weights[counted]).sum().backward()
     torch.testing.assert_close(value[counted].double(), expected, rtol=0, atol=2e-5)
     scale = float(exact.grad.abs().max())
@@ -142,10 +136,10 @@ def test_the_gradient_is_that_of_finite_differences(case):
     start = true_planes(pixels, pair.reference) * 1.02
 
     def value(planes: Tensor) -> Tensor:
-        return twin(planes, pixels[counted], gray, gray2, pair)
+        return patch_correlation(planes, pixels[counted], gray, gray2, pair)
 
     leaf = start.float().requires_grad_(True)
-    found, counted = patch_correlation(leaf, pixels, gray.float(), gray2.float(), pair)
+    found, counted = compared(leaf, pixels, gray.float(), gray2.float(), pair)
     found.sum().backward()
     assert int(counted.sum()) > 5
     step = 1e-6
@@ -162,9 +156,9 @@ def test_the_gradient_is_that_of_finite_differences(case):
 def test_correlation_leaves_gain_and_offset_alone(case):
     pair, gray, gray2, pixels = case
     planes = true_planes(pixels, pair.reference).float() * 1.02
-    plain, counted = patch_correlation(planes, pixels, gray.float(), gray2.float(), pair)
+    plain, counted = compared(planes, pixels, gray.float(), gray2.float(), pair)
     brighter = (0.7 * gray2 + 0.1).float()
-    other, also = patch_correlation(planes, pixels, gray.float(), brighter, pair)
+    other, also = compared(planes, pixels, gray.float(), brighter, pair)
     assert torch.equal(counted, also)
     # But for the epsilon beside small variances.
     torch.testing.assert_close(other, plain, rtol=0, atol=1e-2)
@@ -173,18 +167,18 @@ def test_correlation_leaves_gain_and_offset_alone(case):
 def test_masks_and_flat_patches_do_not_count(case):
     pair, gray, gray2, pixels = case
     planes = true_planes(pixels, pair.reference).float()
-    _, counted = patch_correlation(planes, pixels, gray.float(), gray2.float(), pair)
+    _, counted = compared(planes, pixels, gray.float(), gray2.float(), pair)
     masked = gray.float()
     masked[:, :30] = UNCOUNTED
-    _, fewer = patch_correlation(planes, pixels, masked, gray2.float(), pair)
+    _, fewer = compared(planes, pixels, masked, gray2.float(), pair)
     assert bool(fewer.any())
     assert not fewer[pixels[:, 0] < 30 + PATCH_RADIUS].any()
     assert torch.equal(fewer, counted & (pixels[:, 0] >= 30 + PATCH_RADIUS))
     nothing = torch.full_like(gray2.float(), UNCOUNTED)
-    _, none = patch_correlation(planes, pixels, gray.float(), nothing, pair)
+    _, none = compared(planes, pixels, gray.float(), nothing, pair)
     assert not none.any()
     flat = 0.5 + 0.5 * MIN_VARIANCE * gray.float()
-    _, none = patch_correlation(planes, pixels, flat, gray2.float(), pair)
+    _, none = compared(planes, pixels, flat, gray2.float(), pair)
     assert not none.any()
 
 
@@ -192,7 +186,7 @@ def test_masks_and_flat_patches_do_not_count(case):
 def test_planes_behind_the_camera_or_without_numbers_do_not_count(case, plane):
     pair, gray, gray2, pixels = case
     planes = torch.tensor(plane).expand(len(pixels), 3).clone().requires_grad_(True)
-    value, counted = patch_correlation(planes, pixels, gray.float(), gray2.float(), pair)
+    value, counted = compared(planes, pixels, gray.float(), gray2.float(), pair)
     value.sum().backward()
     assert not counted.any()
     assert not value.any()
@@ -201,7 +195,40 @@ def test_planes_behind_the_camera_or_without_numbers_do_not_count(case, plane):
 
 def test_no_patches_are_no_work(case):
     pair, gray, gray2, pixels = case
-    value, counted = patch_correlation(
-        torch.zeros(0, 3), pixels[:0], gray.float(), gray2.float(), pair
-    )
+    value, counted = compared(torch.zeros(0, 3), pixels[:0], gray.float(), gray2.float(), pair)
     assert value.shape == counted.shape == (0,)
+
+
+def test_misses_weights_and_their_gradients_match_the_float64_twin(case):
+    pair, gray, gray2, pixels = case
+    rng = torch.Generator().manual_seed(0)
+    noise = 0.002 * torch.randn(len(pixels), 4, generator=rng, dtype=torch.float64)
+    start = plane_in(pair.reference).expand(len(pixels), 4) * 1.001 + noise
+    there = all_pixels(pair.neighbor)
+    rays = rays_of(there, pair.neighbor, torch.float64)
+    depth, _ = plane_depth(plane_in(pair.neighbor).expand(len(there), 4), rays)
+    depth = depth.reshape(pair.neighbor.height, pair.neighbor.width)
+    depth[:, :20] = 0.0
+    planes, exact = start.float().requires_grad_(True), start.clone().requires_grad_(True)
+    maps = (gray.float(), gray2.float(), depth.float())
+    weights, misses, _, matched = compared_pixels(planes, pixels, *maps, pair, NO_PATCHES)
+    assert not matched.any()
+    expected, expected_weights = cycle_of(exact, pixels, depth, pair)
+    met = expected_weights > 0
+    assert 100 < int(met.sum()) < len(pixels)
+    torch.testing.assert_close(weights.double(), expected_weights, rtol=0, atol=1e-3)
+    torch.testing.assert_close(misses[met].double(), expected[met], rtol=0, atol=1e-3)
+    misses[met].sum().backward()
+    expected[met].sum().backward()
+    scale = float(exact.grad.abs().max())
+    assert float((planes.grad - exact.grad).abs().max()) < 5e-3 * scale
+    planes.grad = None
+    _, again, mismatches, _ = compared_pixels(planes, pixels, *maps, pair, PATCHES_WHERE_MET)
+    assert torch.equal(again, misses)
+    mismatches.sum().backward()
+    # Planes are the same however long N and D are.
+    along, size = (planes.grad * planes.detach()).sum(dim=1), planes.grad.abs().amax(dim=1)
+    assert float(size.max()) > 0
+    assert float((along.abs() / size.clamp_min(1e-6)).max()) < 1e-4
+    every = compared_pixels(planes, pixels, *maps, pair, plane_kernels.ALL_PATCHES)[2]
+    assert torch.equal(mismatches, torch.where(weights > 0, every, 0.0))

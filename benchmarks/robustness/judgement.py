@@ -183,7 +183,7 @@ def _not_finite(path: Path) -> str:
         elements = PlyData.read(str(path)).elements
         named = {c.name: torch.from_numpy(np.array(e[c.name])) for e in elements
                  for c in e.properties if e[c.name].dtype.kind == "f"}  # fmt: skip
-    elif path.suffix in (".spz", ".splat") or path.name.endswith(".gltf.glb"):
+    elif path.suffix in (".spz", ".splat", ".usd") or path.name.endswith(".gltf.glb"):
         named = vars(read_as_written(path, lambda line: None))
     elif path.suffix == ".json":
         json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)

@@ -73,7 +73,10 @@ def _view(main: Main) -> None:
         main()
 
 
-EXPORTS = {"cloud.spz": "spz", "cloud.splat": "splat", "cloud.gltf.glb": "gltf", "mesh.glb": "glb"}
+EXPORTS = {
+    "cloud.spz": "spz", "cloud4.spz": "spz4", "cloud.splat": "splat", "cloud.gltf.glb": "gltf",
+    "cloud.usd": "usd", "mesh.glb": "glb",
+}  # fmt: skip
 """Files of ``exports/``, and their formats."""
 
 RUNS = {"v": "resume vanilla", "c": "resume coarse", "r": "resume refine"}
@@ -184,6 +187,7 @@ def _commands() -> dict[str, Command]:
     lines = [(line[:18].strip(), line[18:]) for line in _TABLE.strip().splitlines()]
     if importlib.util.find_spec("pxr") is None:
         lines = [(name, words) for name, words in lines if name != "export usdz"]
+        EXPORTS.pop("cloud.usd", None)
     for name in EXPORTS:
         lines.append((f"view {name}", f"@view exports/{name}"))
         if name.startswith("cloud"):

@@ -41,7 +41,7 @@ Geometry = Literal["none", "full", "half", "depth", "planes"]
 half the size; depth only; planes, which are compared with a neighbouring view."""
 
 _CHANNELS = {"none": 3, "full": 6, "half": 3, "depth": 4, "planes": 7}
-_LOSS_BYTES = {"none": 84, "full": 84, "half": 84, "depth": 84, "planes": 168}
+_LOSS_BYTES = 84
 """Of a pixel, for the losses that are evaluated on it; SSIM keeps five maps of three channels."""
 
 _IMAGE_BYTES = {"": 3, "object": 7, "ignore": 29}
@@ -132,7 +132,7 @@ def predict(load: StepLoad, plan: MemoryPlan) -> dict[str, int]:
         "tile intersections": 8 * view.intersections,
         "pixels": blended,
         "backward": max(
-            pixels * _LOSS_BYTES[geometry],
+            pixels * _LOSS_BYTES,
             round(share * view.intersections) * (24 + 4 * channels) + 4 * channels * pixels,
             n * (20 + 45 * load.model.band_bytes) - blended - 8 * view.intersections,
         ),

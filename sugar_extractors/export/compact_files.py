@@ -247,7 +247,7 @@ def _unpacked_spz(content: bytes) -> bytes:
     table = [_TABLE.unpack_from(content, start + _TABLE.size * k) for k in range(content[15])]
     place, parts = start + _TABLE.size * len(table), [content[: _HEADER.size]]
     for size, unpacked in table:
-        if unpacked > _MOST_COMPRESSED * size:
+        if unpacked > _MOST_COMPRESSED * len(content):
             raise EOFError("sizes that cannot be")
         unpacker = zstandard.ZstdDecompressor()
         parts.append(unpacker.decompress(content[place : place + size], unpacked))

@@ -14,6 +14,7 @@ from torch.nn.functional import normalize
 
 from gaussian_splatting.cloud import GaussianCloud
 from sugar_extractors.export import compact_files
+from sugar_extractors.export.usd_process import WIDTHS
 from sugar_extractors.mesh.meshing_backends import choose_backend
 from sugar_extractors.mesh_quality import Surface
 from sugar_extractors.texture import texture_atlas
@@ -24,7 +25,7 @@ from sugar_scene import triangle_mesh
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
-from sugar_utils.libraries import load_package
+from sugar_utils.libraries import load_package, run_alone
 
 MILLIMETRES = 1000.0
 Z_UP = np.array([[1.0, 0, 0, 0], [0, 0, -1, 0], [0, 1, 0, 0], [0, 0, 0, 1]])  # from y up to z up
@@ -90,11 +91,6 @@ def write_usdz(path: Path, mesh: TexturedMesh) -> None:
         ) from error
 
 
-_DEGREE = "radiance:sphericalHarmonicsDegree"
-_ARRAYS = {"positions": 3, "orientations": 4, "scales": 3, "opacities": 1,
-           "radiance:sphericalHarmonicsCoefficients": 3}  # fmt: skip
-
-
 def write_usd_gaussians(path: Path, cloud: GaussianCloud) -> None:
     """Write a USD crate file with a ``ParticleField3DGaussianSplat``, complete or not at all."""
     usd, values = load_usd("--to usd"), compact_files.columns(cloud)
@@ -107,7 +103,7 @@ def write_usd_gaussians(path: Path, cloud: GaussianCloud) -> None:
     quats, opacities = np.roll(values["quats"], -1, axis=1), values["opacity_logits"][:, 0]
     kinds = {1: usd.Vt.FloatArray, 3: usd.Vt.Vec3fArray, 4: usd.Vt.QuatfArray}
     arrays = values["means"], quats, scales, compact_files.sigmoid(opacities), harmonics
-    for (name, width), array in zip(_ARRAYS.items(), arrays, strict=True):
+    for (name, width), array in zip(WIDTHS.items(), arrays, strict=True):
         field.GetAttribute(name).Set(kinds[width].FromNumpy(array.astype(np.float32)))
     reach = 3 * scales.max(axis=1, keepdims=True)
     ends = (values["means"] - reach).min(axis=0), (values["means"] + reach).max(axis=0)
@@ -123,22 +119,20 @@ def write_usd_gaussians(path: Path, cloud: GaussianCloud) -> None:
 
 def read_usd_gaussians(path: Path) -> GaussianCloud:
     """Read the first field of Gaussians of a USD file; attributes are float or half."""
-    usd = load_usd(str(require_regular_file(path)))
-    try:
-        stage = usd.Usd.Stage.Open(usd.Sdf.Layer.OpenAsAnonymous(str(path)))
-        kind = usd.UsdVol.ParticleField3DGaussianSplat
-        field = next(prim for prim in stage.Traverse() if prim.IsA(kind))
-        means, quats, scales, opacities, harmonics = (
-            np.array(field.GetAttribute(name).Get() or field.GetAttribute(f"{name}h").Get(), float)
-            for name in _ARRAYS
-        )
-        bands = (int(field.GetAttribute(_DEGREE).Get()) + 1) ** 2
-        harmonics = harmonics.reshape(len(means), bands, 3)[:, :16]
-        quats = np.roll(quats.reshape(len(means), 4), 1, axis=1)
-        logs = compact_files.logarithms(scales.reshape(len(means), 3))
-    except (usd.Tf.ErrorException, RuntimeError, StopIteration, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200] or "none in it"
-        raise UserError(f"{path}: damaged, or no field of Gaussians ({reason})") from error
+    load_usd(str(require_regular_file(path)))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "arrays.npz"
+        try:
+            run_alone("sugar_extractors.export.usd_process", [str(path.resolve()), str(file)])
+            with np.load(file) as found:
+                means, quats, scales, opacities, harmonics = (found[name] for name in WIDTHS)
+                bands = (int(found["degree"]) + 1) ** 2
+            harmonics = harmonics.reshape(len(means), bands, 3)[:, :16]
+            quats = np.roll(quats.reshape(len(means), 4), 1, axis=1)
+            logs = compact_files.logarithms(scales.reshape(len(means), 3))
+        except (OSError, TypeError, UserError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(f"{path}: damaged, or no field of Gaussians ({reason})") from error
     dc, rest = harmonics[:, 0], harmonics[:, 1:]
     return compact_files.cloud_of(path, means, quats, logs, opacities, dc, rest)
 

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 import warp as wp
 from torch import Tensor
+from torch.nn import functional
 
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera, pixel_rays
@@ -28,7 +29,9 @@ from gaussian_splatting.rasterization import rasterize
 from gaussian_splatting.rasterization.projection_kernels import View, make_view
 from sugar_extractors.mesh.level_sets import Box
 from sugar_scene import reprojection, triangle_mesh
+from sugar_scene.plane_kernels import NO_PATCHES, compared_pixels, depth_of_planes
 from sugar_scene.triangle_mesh import TriangleMesh
+from sugar_trainers.view_comparison import all_pixels
 from sugar_utils.console import Console
 from sugar_utils.flags import non_negative_float, positive_float
 from sugar_utils.settings import flag
@@ -476,10 +479,10 @@ def plane_view(
     output = rasterize(gaussians, camera, rgb=colored, plane_reach=reach, sh_degree=0)
     plane = output.plane
     rays = pixel_rays(camera, dtype=plane.dtype, device=plane.device)
-    depth, known = reprojection.plane_depth(plane, rays)
+    depth = depth_of_planes(plane, camera)
     cosine = -(plane[..., :3] * rays).sum(dim=-1)
     cosine = cosine / (plane[..., :3].norm(dim=-1) * rays.norm(dim=-1)).clamp_min(1e-12)
-    known &= (output.alpha >= _MIN_ALPHA) & (cosine > math.cos(math.radians(MAX_ANGLE)))
+    known = (output.alpha >= _MIN_ALPHA) & (cosine > math.cos(math.radians(MAX_ANGLE)))
     color = torch.zeros_like(rays)
     if colored:
         color = (output.image / output.alpha.clamp_min(1e-6)[..., None]).clamp(0, 1)
@@ -490,13 +493,15 @@ def confirmed_depth(
     depth: Tensor, camera: Camera, neighbors: Sequence[tuple[Camera, Tensor]]
 ) -> Tensor:
     """Where a neighbour has the same depth, or none has any (0) there. (H, W) bool"""
-    rays = pixel_rays(camera, dtype=depth.dtype, device=depth.device)
+    pixels = all_pixels(camera, depth.device)
     compared = torch.zeros_like(depth, dtype=torch.bool).reshape(-1)
     agreed = compared.clone()
-    flat = depth.reshape(-1)
+    # Planes that face the camera, at these depths.
+    planes = functional.pad(-depth.reshape(-1, 1), (3, 0))
+    planes[:, 2] = -1.0
     for neighbor, there in neighbors:
         pair = reprojection.ViewPair.of(camera, neighbor)
-        error, known = reprojection.cycle_error(rays.reshape(-1, 3), flat, there, pair)
-        compared |= known
-        agreed |= known & (error <= MAX_MISS)
+        error = compared_pixels(planes, pixels, there, there, there, pair, NO_PATCHES)[1]
+        compared |= error > 0
+        agreed |= (error > 0) & (error <= MAX_MISS)
     return (agreed | ~compared).reshape(depth.shape)
