@@ -6,6 +6,7 @@ from __future__ import annotations
 import gzip
 import json
 import struct
+import zipfile
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from sugar_extractors.export.compact_files import (
 )
 from sugar_extractors.export.export_run import has_gaussians, read_any_gaussians
 from sugar_extractors.export.mesh_formats import write_usd_gaussians
+from sugar_extractors.export.sog_files import write_sog
 from sugar_extractors.texture.placed_export import moved_cloud
 from sugar_extractors.texture.textured_mesh_io import GLB_AXES
 from sugar_utils.errors import UserError
@@ -37,6 +39,7 @@ WRITERS = {
     "a.splat": write_splat,
     "a.gltf.glb": write_gltf_gaussians,
     "a.usd": write_usd_gaussians,
+    "a.sog": write_sog,
 }
 
 
@@ -77,6 +80,7 @@ def one_gaussian() -> GaussianCloud:
         ("b.spz", 2e-6, 0.033, 0.3, 3.7, 0.51, 0.05),
         ("a.splat", 1e-7, 1e-5, 0.8, 0.51, 0.51, 0.21),
         ("a.gltf.glb", 1e-6, 1e-6, 0.05, 1e-4, 0.26, 1e-6),
+        ("a.sog", 3e-4, 0.04, 0.8, 3.0, 0.51, 0.01),
         ("a.usd", 1e-6, 1e-6, 0.05, 1e-4, 0.26, 1e-6),
     ],
 )
@@ -345,6 +349,74 @@ def test_spz_of_degree_4_or_of_sizes_that_cannot_be(tmp_path):
     path.write_bytes(large)
     with pytest.raises(UserError, match="sizes that cannot be"):
         read_any_gaussians(path, lambda _: None)
+
+
+def test_sog_has_the_images_of_its_description(tmp_path):
+    from PIL import Image
+
+    write_sog(tmp_path / "a.sog", one_gaussian())
+    with zipfile.ZipFile(tmp_path / "a.sog") as archive:
+        meta = json.loads(archive.read("meta.json"))
+        assert (meta["version"], meta["count"], meta["antialias"]) == (2, 1, False)
+        sizes, texels = {}, {}
+        for name in archive.namelist():
+            if name.endswith(".webp"):
+                assert archive.read(name)[12:16] == b"VP8L", "lossless"
+                with Image.open(archive.open(name)) as image:
+                    sizes[name], texels[name] = image.size, np.asarray(image.convert("RGBA"))
+    assert sizes.pop("shN_centroids.webp") == (64 * 15, 1)
+    assert set(sizes.values()) == {(1, 1)}
+    assert meta["means"]["mins"] == pytest.approx(np.log1p([1, 2, 3]).tolist())
+    assert meta["means"]["files"] == ["means_l.webp", "means_u.webp"]
+    # w and x are equal and the largest; the first of them is left out, and its place kept.
+    assert texels["quats.webp"][0, 0].tolist() == [255, 128, 128, 252]
+    red, green, blue, opacity = texels["sh0.webp"][0, 0]
+    assert [meta["sh0"]["codebook"][row] for row in (red, green, blue)] == [0, 0, 0]
+    assert opacity == 128
+    coefficient = texels["shN_centroids.webp"][0, 0, 0]
+    assert meta["shN"]["codebook"][coefficient] == pytest.approx(0.5)
+    assert meta["shN"]["bands"] == 3
+
+
+def test_sog_without_view_dependent_colour_and_with_a_palette(tmp_path):
+    cloud = random_cloud(100)
+    cloud.sh_rest[:] = 0
+    write_sog(tmp_path / "a.sog", cloud)
+    with zipfile.ZipFile(tmp_path / "a.sog") as archive:
+        assert "shN" not in json.loads(archive.read("meta.json"))
+    assert not read_any_gaussians(tmp_path / "a.sog", lambda _: None).sh_rest.any()
+    # More Gaussians than colours: those that are alike share one.
+    many = random_cloud(5000)
+    many.sh_rest[:] = many.sh_rest[torch.arange(5000) % 50]
+    write_sog(tmp_path / "b.sog", many)
+    found = read_any_gaussians(tmp_path / "b.sog", lambda _: None)
+    assert (found.sh_rest - many.sh_rest).abs().mean() < 0.01
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 1}, "version 1, not 2"),
+        ({"count": 700}, "hold no 700 Gaussians"),
+        ({"count": 0}, "hold no 0 Gaussians"),
+        ({"sh0": {"codebook": [1.0], "files": ["sh0.webp"]}}, "IndexError"),
+        ({"means": {"files": []}}, "KeyError"),
+        ({"scales": {"codebook": [float("nan")] * 256, "files": ["scales.webp"]}}, "make no sense"),
+        ({"quats": {"files": ["../meta.json"]}}, "KeyError"),
+    ],
+)
+def test_what_a_sog_says_otherwise_is_one_line(change, message, tmp_path):
+    path = tmp_path / "a.sog"
+    write_sog(path, random_cloud())
+    with zipfile.ZipFile(path) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    files["meta.json"] = json.dumps(json.loads(files["meta.json"]) | change).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    with pytest.raises(UserError, match=message) as caught:
+        read_any_gaussians(path, lambda _: None)
+    assert "\n" not in str(caught.value)
 
 
 def test_usd_has_the_schema_of_gaussian_particle_fields(tmp_path):

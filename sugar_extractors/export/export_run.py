@@ -18,7 +18,7 @@ from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.ply import holds_gaussians, read_gaussian_ply, write_gaussian_ply
 from gaussian_splatting.data.reference_layout import load_reference_checkpoint
 from gaussian_splatting.engine.model import cloud_from_state
-from sugar_extractors.export import compact_files, mesh_formats
+from sugar_extractors.export import compact_files, mesh_formats, sog_files
 from sugar_extractors.mesh_pictures import read_any_mesh
 from sugar_extractors.results import capture_of, read_state, scene_of
 from sugar_extractors.texture import textured_mesh_io
@@ -48,7 +48,7 @@ from sugar_utils.memory import format_bytes
 from sugar_utils.settings import add_flags, flag, parser_of
 
 PRINTED = ("stl", "3mf")
-GAUSSIANS = ("spz", "spz4", "splat", "ply", "gltf", "usd")
+GAUSSIANS = ("spz", "spz4", "sog", "splat", "ply", "gltf", "usd")
 MESHES = ("glb", "obj", "usdz", *PRINTED)
 _flag = partial(flag, group="export")
 # What flags of the texture stage mean here, where they are not about a copy beside the mesh.
@@ -69,12 +69,12 @@ _PLACEMENT = {
 @dataclass(frozen=True)
 class ExportOptions:
     result: Path = _flag(
-        MISSING, "what to export. Gaussians: a .ply, .spz, .splat, .glb or .usd, a .pt of "
+        MISSING, "what to export. Gaussians: a .ply, .spz, .sog, .splat, .glb or .usd, a .pt of "
         "any stage, a folder; meshes: a textured .obj", positional=True, parse=Path,
     )  # fmt: skip
     to: str = _flag(
         MISSING, "format. Gaussians: spz, for phones and web pages, a tenth of the size; spz4, its "
-        "version 4; splat, for web pages, without view-dependent colour; ply; "
+        "version 4; sog, for PlayCanvas; splat, without view-dependent colour; ply; "
         "gltf, with KHR_gaussian_splatting, y up, as NAME.gltf.glb; usd, a ParticleField. "
         "Textured meshes: glb, obj; usdz, for phones; stl and 3mf, for printers",
         choices=(*GAUSSIANS, *MESHES),
@@ -169,7 +169,7 @@ def read_as_written(path: Path, notify: Callable[[str], None]) -> GaussianCloud:
     """Read a cloud of Gaussians in the axes of the file; those bound to a mesh become free ones.
 
     Args:
-        path: A PLY, SPZ, ``.splat``, GLB or USD of Gaussians; a ``.pt`` of any stage, or the
+        path: A PLY, SPZ, SOG, ``.splat``, GLB or USD of Gaussians; a ``.pt`` of any stage, or the
             folder of its run; or the folder of a vanilla checkpoint, whose last iteration is taken.
     """
     suffix = path.suffix.lower()
@@ -208,6 +208,7 @@ def read_bound_gaussians(path: Path) -> BoundCloud:
 _WRITERS: dict[str, Callable[[Path, GaussianCloud], np.ndarray | None]] = {
     "spz": compact_files.write_spz,
     "spz4": partial(compact_files.write_spz, version=4),
+    "sog": sog_files.write_sog,
     "usd": mesh_formats.write_usd_gaussians,
     "splat": compact_files.write_splat,
     "ply": write_gaussian_ply,
@@ -215,6 +216,7 @@ _WRITERS: dict[str, Callable[[Path, GaussianCloud], np.ndarray | None]] = {
 }
 _READERS: dict[str, Callable[[Path], GaussianCloud]] = {
     ".spz": compact_files.read_spz,
+    ".sog": sog_files.read_sog,
     **dict.fromkeys((".usd", ".usda", ".usdc"), mesh_formats.read_usd_gaussians),
     ".splat": compact_files.read_splat,
     ".glb": compact_files.read_gltf_gaussians,
