@@ -13,7 +13,7 @@ from typing import Any
 
 from gaussian_splatting.engine.loop import Interrupted
 from gaussian_splatting.sfm.scene_folder import is_scene
-from sugar_pipeline.demo_scene import run_demo
+from sugar_pipeline.demo_scene import run_demo, timed_demo
 from sugar_pipeline.doctor import run_doctor
 from sugar_pipeline.pipeline_flags import DEMO_FLAGS, full_parser, train_parser
 from sugar_pipeline.pipeline_run import PipelineResult, run_stages
@@ -38,7 +38,7 @@ def run_train(args: argparse.Namespace) -> PipelineResult | None:
     ignored = [f"--{name}" for name in given if name not in DEMO_FLAGS]
     if ignored and Launch.read().rank == 0:
         print(f"{', '.join(ignored)}: no effect with --demo, which chooses its own settings")
-    return run_demo(args)
+    return run_demo(args) if args.minutes is None else run_full(timed_demo(args))
 
 
 def run_full(args: argparse.Namespace, console: Console | None = None) -> PipelineResult | None:

@@ -301,12 +301,24 @@ def run_demo(args: argparse.Namespace) -> PipelineResult:
     return run_stages(plan)
 
 
-def demo_plan(args: argparse.Namespace, scene: Path) -> PipelinePlan:
-    """The plan of ``train_full_pipeline.py`` with a vanilla stage that suits the small scene."""
-    own = full_parser(None).parse_args(FLAGS.split())
+def timed_demo(args: argparse.Namespace) -> argparse.Namespace:
+    """Make the scene; flags of ``train_full_pipeline.py`` that reconstruct it in some minutes."""
+    scene = args.output_dir / "demo_scene"
+    make_demo_scene(scene, seed=args.random_seed)
+    return _full_flags(args, scene, "-r multiview")
+
+
+def _full_flags(args: argparse.Namespace, scene: Path, flags: str) -> argparse.Namespace:
+    own = full_parser(None).parse_args(flags.split())
     own.scene_path = scene
     for name in DEMO_FLAGS[1:]:
         setattr(own, name, getattr(args, name))
+    return own
+
+
+def demo_plan(args: argparse.Namespace, scene: Path) -> PipelinePlan:
+    """The plan of ``train_full_pipeline.py`` with a vanilla stage that suits the small scene."""
+    own = _full_flags(args, scene, FLAGS)
     own.vanilla_iterations = round(VANILLA_ITERATIONS / own.schedule_scale)
     plan = full_plan(own)
     config = VanillaConfig(

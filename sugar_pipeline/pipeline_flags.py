@@ -29,8 +29,8 @@ REFINEMENT_TIMES = {"short": 2_000, "medium": 7_000, "long": 15_000}
 LOW_POLY, HIGH_POLY = (200_000, 6), (1_000_000, 1)  # triangles, Gaussians per triangle
 
 DEMO_FLAGS = (
-    "demo", "output_dir", "force", "stop_after", "resume", "overwrite", "keep_checkpoints",
-    "random_seed", "device", "gpu", "rasterizer", "views_per_step",
+    "demo", "output_dir", "minutes", "force", "stop_after", "resume", "overwrite",
+    "keep_checkpoints", "random_seed", "device", "gpu", "rasterizer", "views_per_step",
 )  # fmt: skip
 
 _pipeline = partial(flag, group="pipeline")
@@ -71,8 +71,7 @@ class PipelineFlags:
     minutes: float | None = _pipeline(
         None, "how long the run may take: image size, lengths of the stages and triangles are "
         "chosen by measured speed; not with --schedule_scale; unset: whole schedules, whose time "
-        "is estimated", parse=positive_float, no_effect_when="with --demo",
-        task="time and memory",
+        "is estimated", parse=positive_float, task="time and memory",
     )  # fmt: skip
     stop_after: str | None = _pipeline(
         None, "last stage to run; unset: texture", choices=STAGES, task="run"
@@ -99,8 +98,9 @@ class TrainFlags:
 
     demo: bool = flag(
         False, "make a small scene, take it all the way to a textured mesh, on short schedules, "
-        "and measure that. Of the other flags, --output_dir, --random_seed and those of the "
-        "device, checkpoints and resuming act", group=_train, action="store_true", task="run",
+        "and measure that. Of the other flags, --output_dir, --minutes, --random_seed and those "
+        "of the device, checkpoints and resuming act", group=_train, action="store_true",
+        task="run",
     )  # fmt: skip
     doctor: bool = flag(
         False, "look at the machine, and at scene and checkpoint if they are given, and say what "
