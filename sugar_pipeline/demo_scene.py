@@ -284,7 +284,7 @@ def _write_model(
 VANILLA_ITERATIONS = 850
 # Settings of the stages: short schedules, small meshes.
 FLAGS = (
-    "-r multiview --schedule_scale 0.025 -v 46000 -g 1 -f 13300 --test_iterations 20000 "
+    "-r multiview --schedule_scale 0.025 -v 46000 -g 1 -f 14000 --test_iterations 20000 "
     "--checkpoint_interval 4000 --texture_size 1280"
 )
 
