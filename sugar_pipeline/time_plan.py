@@ -12,6 +12,7 @@ import argparse
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,11 @@ class TimePlan:
             f"{stage}: {n:,} of {full:,} iterations, {1000 * speed.seconds:.0f} ms each, images of "
             f"{speed.width} x {speed.height} pixels"
         )
+        end, ends = datetime.now(), []
+        for name, seconds in self._seconds(stage, plan).items():
+            end += timedelta(seconds=max(0.0, seconds))
+            ends.append(f"{name} {end:%H:%M:%S}")
+        self._console.info(f"expected ends: {', '.join(ends)}")
         if possible < LEAST[stage]:
             self._console.warn(
                 f"{self._args.minutes:g} minutes are too short for this capture; the shortest "
@@ -196,14 +202,18 @@ class TimePlan:
 
     def _possible(self, stage: str, plan: PipelinePlan, speed: Speed) -> float:
         """Iterations of a stage in its share of the time that is left."""
-        costs = _costs(plan)
         if not self._chosen:
-            self._step, self._n_views = speed.seconds / costs[stage], speed.n_views
-        after = [name for name in STAGES[STAGES.index(stage) :] if getattr(plan, name) is not None]
-        closing = sum(costs[n] for n in after if n not in SHARES) * self._n_views * self._step
-        left = 60 * self._args.minutes - self.spent - closing
-        share = SHARES[stage] / sum(SHARES[name] for name in after if name in SHARES)
-        return left * share / (speed.seconds * GROWTH[stage])
+            self._step, self._n_views = speed.seconds / _costs(plan)[stage], speed.n_views
+        return self._seconds(stage, plan)[stage] / (speed.seconds * GROWTH[stage])
+
+    def _seconds(self, stage: str, plan: PipelinePlan) -> dict[str, float]:
+        """How long a stage and those after it may take, by name."""
+        costs, after = _costs(plan), STAGES[STAGES.index(stage) :]
+        after = [name for name in after if getattr(plan, name) is not None]
+        shares = {name: SHARES.get(name, 0.0) for name in after}
+        others = {n: costs[n] * self._n_views * self._step for n in after if n not in SHARES}
+        left = 60 * self._args.minutes - self.spent - sum(others.values())
+        return {n: others.get(n, left * shares[n] / sum(shares.values())) for n in after}
 
     def _full_length(self, stage: str, plan: PipelinePlan) -> int:
         if stage == "vanilla":

@@ -159,6 +159,21 @@ def test_minutes_that_cannot_be_planned_are_refused_first(flags, said, tmp_path,
     assert not (tmp_path / "out").exists()
 
 
+def test_without_minutes_the_expected_ones_are_told_once(tmp_path, monkeypatch, capsys):
+    Machine(monkeypatch)
+    parser = full_parser(None)
+    words = ["-s", "scans/cup", "-r", "multiview", "--output_dir", str(tmp_path)]
+    args = parser.parse_args(words)
+    times, plan = TimePlan(args, full_plan, {}, Console()), full_plan(args)
+    for stage in ("vanilla", "coarse", "mesh", "refine", "texture"):
+        assert times(stage, plan, None) is plan
+    times.conclude()
+    told = capsys.readouterr().out
+    assert told.count("expected minutes: vanilla 7.0, coarse 41.6") == 1
+    assert told.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_doctor_says_what_would_be_chosen(tmp_path, capsys):
     scene = make_tiny_scene(tmp_path / "scene")
     checkpoint = make_tiny_checkpoint(tmp_path / "vanilla", scene)
