@@ -38,7 +38,9 @@ def run_train(args: argparse.Namespace) -> PipelineResult | None:
     ignored = [f"--{name}" for name in given if name not in DEMO_FLAGS]
     if ignored and Launch.read().rank == 0:
         print(f"{', '.join(ignored)}: no effect with --demo, which chooses its own settings")
-    return run_demo(args) if args.minutes is None else run_full(timed_demo(args))
+    if args.minutes is None:
+        return run_demo(args)
+    return run_scene(timed_demo(args), Console())
 
 
 def run_full(args: argparse.Namespace, console: Console | None = None) -> PipelineResult | None:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import train
-from sugar_pipeline import time_plan
+from sugar_pipeline import commands, demo_scene, time_plan
 from sugar_pipeline.pipeline_flags import full_parser
 from sugar_pipeline.plan import PipelinePlan, full_plan
 from sugar_pipeline.time_plan import Speed, TimePlan
@@ -172,6 +172,15 @@ def test_without_minutes_the_expected_ones_are_told_once(tmp_path, monkeypatch, 
     assert told.count("expected minutes: vanilla 7.0, coarse 41.6") == 1
     assert told.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_the_demo_can_be_planned(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(commands, "run_stages", lambda *parts: seen.append(parts[0]))
+    monkeypatch.setattr(demo_scene, "make_demo_scene", lambda *_, **__: None)
+    assert run_cli(train.main, "--demo", "--minutes", 2, "--output_dir", tmp_path) == 0
+    assert seen[0].given["minutes"] == 2
+    assert seen[0].coarse.scene_path == tmp_path / "demo_scene"
 
 
 def test_the_doctor_says_what_would_be_chosen(tmp_path, capsys):
