@@ -30,7 +30,7 @@ from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable, read_json, write_json_atomic
 from sugar_utils.process_group import ALONE
 
-SHARES = {"vanilla": 0.15, "coarse": 0.3, "refine": 0.55}  # of the time for training
+SHARES = {"vanilla": 0.2, "coarse": 0.3, "refine": 0.5}  # of the time for training
 LEAST = {"vanilla": 200, "coarse": 100, "refine": 60}  # iterations
 ENOUGH = {"vanilla": 800, "coarse": 350, "refine": 250}  # with fewer, images become smaller
 SMALLEST_IMAGE = 256  # pixels along the longest side
