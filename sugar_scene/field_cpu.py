@@ -10,11 +10,8 @@ import warp as wp
 
 from sugar_scene.field_device import PACK_SIZE, PAIR_SIZE, PairSums, sample_gradients_kernel
 from sugar_scene.geometry import MIN_SCALE, MIN_WEIGHT_SUM, SAMPLE_SPREAD
+from sugar_utils.warp_arrays import Floats, Floats2d, Floats3d, Ints, Ints2d
 from sugar_utils.warp_launch import NATIVE_OPTIONS, SIMD_SOURCE, native_kernel, native_source
-
-Floats = wp.array(dtype=float)
-Floats2d = wp.array2d(dtype=float)
-Ints = wp.array(dtype=int)
 
 wp.set_module_options(NATIVE_OPTIONS)
 
@@ -36,7 +33,7 @@ def _source(name: str) -> str:
 @native_kernel("const int n_neighbors = neighbors_.shape[1];\n" + _source("evaluate_owner"))
 def evaluate_owners(
     owner: int, owners_: Ints, starts_: Ints, quats_: Floats2d, scales_: Floats2d,
-    packed_: Floats2d, neighbors_: wp.array2d(dtype=int), noise_: Floats2d, density_factor: float,
+    packed_: Floats2d, neighbors_: Ints2d, noise_: Floats2d, density_factor: float,
     points_: Floats2d, density_: Floats, beta_: Floats, plane_distance_: Floats,
     normal_error_: Floats, residual_: Floats2d,
 ):  # fmt: skip
@@ -47,8 +44,8 @@ def evaluate_owners(
 def _add_up_pairs(
     owner: int, i: int, begin: int, end: int, n_neighbors: int, spread: wp.mat33, normal: wp.vec3,
     beta_share: float, density_factor: float, quats_: Floats2d, scales_: Floats2d,
-    packed_: Floats2d, neighbors_: wp.array2d(dtype=int), noise_: Floats2d, residual_: Floats2d,
-    field_grads_: Floats2d, gradient_rows_: wp.array3d(dtype=float),
+    packed_: Floats2d, neighbors_: Ints2d, noise_: Floats2d, residual_: Floats2d,
+    field_grads_: Floats2d, gradient_rows_: Floats3d,
 ) -> PairSums: ...  # fmt: skip
 
 

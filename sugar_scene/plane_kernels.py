@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
 from sugar_scene.reprojection import MAX_CYCLE, MIN_DEPTH, MIN_FACING, MIN_SQUARE, ViewPair
+from sugar_utils.warp_arrays import Floats, Floats2d, Floats3d, Ints2d
 from sugar_utils.warp_launch import (
     NATIVE_OPTIONS,
     SIMD_SOURCE,
@@ -33,9 +34,6 @@ MIN_SQUARED_CROSS = 1e-24  # of two differences of points; with less they span n
 NO_PATCHES, PATCHES_WHERE_MET, ALL_PATCHES = range(3)
 _PAD, _RUN, _MIN_ITEMS = 2, 64, 8
 
-Floats = wp.array(dtype=float)
-Floats2d = wp.array2d(dtype=float)
-Floats3d = wp.array3d(dtype=float)
 
 wp.set_module_options(NATIVE_OPTIONS)
 
@@ -74,8 +72,8 @@ def compare_normals(
 @native_kernel(_source("compare_pixels"))
 def compare_pixels(
     item: int, lanes: int, patches: int, lens: wp.vec4, lens2: wp.vec4, rotation: wp.mat33,
-    translation: wp.vec3, pixels_: wp.array2d(dtype=int), planes_: Floats2d, gray_: Floats2d,
-    gray2_: Floats2d, depth2_: Floats2d, found_: Floats2d, d_miss_: Floats2d, d_mismatch_: Floats2d,
+    translation: wp.vec3, pixels_: Ints2d, planes_: Floats2d, gray_: Floats2d, gray2_: Floats2d,
+    depth2_: Floats2d, found_: Floats2d, d_miss_: Floats2d, d_mismatch_: Floats2d,
 ): ...  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from gaussian_splatting.losses.ssim_reference import (
     gradient_weights,
     weighted_color_loss,
 )
+from sugar_utils.warp_arrays import Floats, Floats2d, Floats3d
 from sugar_utils.warp_launch import (
     NATIVE_OPTIONS,
     SIMD_SOURCE,
@@ -21,10 +22,6 @@ from sugar_utils.warp_launch import (
     native_kernel,
     native_source,
 )
-
-Floats = wp.array(dtype=float)
-Floats2d = wp.array2d(dtype=float)
-Floats3d = wp.array3d(dtype=float)
 
 wp.set_module_options(NATIVE_OPTIONS)
 

@@ -19,6 +19,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
+from sugar_utils.warp_arrays import Floats
 from sugar_utils.warp_launch import launch
 from sugar_utils.warp_math import hashed
 
@@ -194,7 +195,7 @@ def rounded_to_bf16(x: float, noise: wp.uint32) -> float:
 
 
 @wp.func
-def put(target: wp.array(dtype=float), i: int, x: float, noise: wp.uint32):
+def put(target: Floats, i: int, x: float, noise: wp.uint32):
     target[i] = x
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import warp as wp
 
 from gaussian_splatting.rasterization.projection import MIN_ITEMS
+from sugar_utils.warp_arrays import Floats, Floats2d, Floats3d, Ints, Ints2d
 from sugar_utils.warp_launch import (
     NATIVE_OPTIONS,
     SIMD_SOURCE,
@@ -16,12 +17,6 @@ from sugar_utils.warp_launch import (
     native_kernel,
     native_source,
 )
-
-Floats = wp.array(dtype=float)
-Floats2d = wp.array2d(dtype=float)
-Floats3d = wp.array3d(dtype=float)
-Ints = wp.array(dtype=int)
-Ints2d = wp.array2d(dtype=int)
 
 wp.set_module_options(NATIVE_OPTIONS)
 

@@ -36,6 +36,7 @@ from gaussian_splatting.rasterization.projection_kernels import (
     TILE,
     TRANSMITTANCE_MIN,
 )
+from sugar_utils.warp_arrays import Floats2d, Floats3d, Ints, Ints2d
 from sugar_utils.warp_launch import TypedTensor, as_array, known_options, launch_blocks
 from sugar_utils.warp_math import (
     SUM_COLUMNS,
@@ -49,11 +50,6 @@ from sugar_utils.warp_math import (
     read_lane,
     reciprocal_fast,
 )
-
-Floats2d = wp.array2d(dtype=float)
-Floats3d = wp.array3d(dtype=float)
-Ints = wp.array(dtype=int)
-Ints2d = wp.array2d(dtype=int)
 
 _WIDTH = 8
 _HEIGHT = WARP_LANES // _WIDTH

@@ -7,10 +7,8 @@ import torch
 import warp as wp
 from torch import Tensor
 
+from sugar_utils.warp_arrays import Floats2d, Floats3d
 from sugar_utils.warp_launch import NO_VECTORISER, SIMD_SOURCE, launch, native_kernel, native_source
-
-Floats2d = wp.array2d(dtype=float)
-Floats3d = wp.array3d(dtype=float)
 
 # Contracted, products would not be rounded before they are added, as torch's are.
 wp.set_module_options(
