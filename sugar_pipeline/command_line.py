@@ -152,9 +152,15 @@ PROGRAMS: dict[str, Program] = {
 """What each script runs, by its path in the repository."""
 
 
-def script(name: str, description: str | None) -> Callable[[], None]:
-    """The main function of a script."""
-    return lambda: PROGRAMS[name].start(description)
+def script(name: str, description: str | None, module: str) -> Callable[[], None]:
+    """The main function of a script, which runs at once where the script is what was started."""
+
+    def run() -> None:
+        PROGRAMS[name].start(description)
+
+    if module == "__main__":
+        sys.exit(run_main(run))
+    return run
 
 
 def main() -> None:
