@@ -33,7 +33,6 @@ class Program:
     chosen: Mapping[str, Any] = field(default_factory=dict)  # values that its flags begin with
 
     def make_parser(self, description: str | None) -> argparse.ArgumentParser:
-        """The parser of its flags."""
         if self.parser:
             parser = _named(self.parser)(description)
         else:

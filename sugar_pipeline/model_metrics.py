@@ -144,7 +144,6 @@ class MetricsOptions:
 
     @property
     def result_path(self) -> Path:
-        """The JSON file."""
         method = "sdf" if self.regularization_type == "sdf" else "density"
         suffix = {
             "": "", "tsdf": "_tsdf", "poissoncenters": "_poissoncenter",
@@ -338,12 +337,10 @@ def load_perceptual(notify: Callable[[str], None]) -> Perceptual | None:
 
 
 def metrics_parser(description: str | None) -> argparse.ArgumentParser:
-    """All flags of ``metrics.py``."""
     return parser_of(description, MetricsOptions, PresetFlags)
 
 
 def metrics_options(args: argparse.Namespace) -> MetricsOptions:
-    """What was asked for."""
     return from_args(MetricsOptions, apply_presets(args))
 
 

@@ -315,7 +315,6 @@ class BoundCloud:
 
 
 def triangle_layout(per_triangle: int) -> TriangleLayout:
-    """The layout for 1, 3, 4 or 6 Gaussians per triangle."""
     if per_triangle not in LAYOUTS:
         raise UserError(
             f"{per_triangle} Gaussians per triangle are not supported; "

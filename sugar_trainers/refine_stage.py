@@ -104,7 +104,6 @@ class RefineStage(Stage):
         self._iteration = 0
 
     def phase(self, iteration: int) -> str:
-        """One phase only."""
         return "refine"
 
     def begin(self, iteration: int) -> None:
@@ -152,7 +151,6 @@ class RefineStage(Stage):
         return self.model.cloud.activate_all(self._placement)
 
     def rendered_degree(self) -> int:
-        """The degree reached."""
         return self._config.sh_degree(max(1, self._iteration))
 
     def export(self, iteration: int) -> None:
@@ -231,8 +229,6 @@ _alone = partial(flag, group="only train_refined.py")
 
 @dataclass(frozen=True, kw_only=True)
 class RefineOptions(TrainingOptions):
-    """A refinement run."""
-
     title: ClassVar[str] = "refinement"
 
     mesh_path: Path = _alone(
@@ -271,7 +267,6 @@ class RefineOptions(TrainingOptions):
 
     @property
     def result(self) -> Path:
-        """The final ``.pt``."""
         return self.directory / f"{self.config.refinement_iterations}.pt"
 
     @property
@@ -289,7 +284,6 @@ class RefineOptions(TrainingOptions):
 
     @property
     def loop(self) -> LoopConfig:
-        """When the loop does what."""
         config = self.config
         test_interval = scaled(TEST_INTERVAL, config.schedule_scale)
         return LoopConfig(
@@ -303,7 +297,6 @@ class RefineOptions(TrainingOptions):
         )  # fmt: skip
 
     def sources(self) -> dict[str, Any]:
-        """Where the inputs lie."""
         return {**super().sources(), "mesh": self.mesh_path.resolve()}
 
     def initial(

@@ -86,8 +86,6 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class SugarConfig:
-    """What every stage has."""
-
     rates: LearningRates = without_flags(LearningRates)
     white_background: bool = white_background()
     exposure: LaterExposure = NO_LATER_EXPOSURE
@@ -116,7 +114,6 @@ class CoarseSchedule(Schedule):
     neighbor_interval: int = 500
 
     def entropy_active(self, iteration: int) -> bool:
-        """Whether the entropy term acts."""
         return self.entropy_start < iteration < self.entropy_stop
 
     def prune_due(self, iteration: int) -> bool:
@@ -195,7 +192,6 @@ class CoarseConfig(SugarConfig):
 
     @property
     def uses_depth_normals(self) -> bool:
-        """Whether depth-normal consistency is enforced."""
         return self.regularization_type == "dn_consistency"
 
     @property
@@ -368,7 +364,6 @@ class RefineConfig(SugarConfig):
         return 10.0 * radius / float(np.sqrt(np.float32(self.n_vertices_in_fg)))
 
     def sh_degree(self, iteration: int) -> int:
-        """Degree of the colours in an iteration."""
         if self.initial_colors == "photographs":
             return MAX_SH_DEGREE
         return min(MAX_SH_DEGREE, (iteration - 1) // self.sh_interval)

@@ -35,8 +35,6 @@ Model = TypeVar("Model")
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions(CaptureOptions):
-    """A run of a stage."""
-
     reads_tracks: ClassVar[bool] = False  # whether it depends on which points photographs observe
 
     config: StageSettings

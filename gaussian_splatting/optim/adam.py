@@ -63,7 +63,6 @@ class GroupedAdam:
         self._unused: set[str] = set()
 
     def learning_rates(self) -> dict[str, float]:
-        """Current rate of each group."""
         return {name: group.rate for name, group in self._groups.items()}
 
     def set_learning_rate(self, name: str, value: float) -> None:

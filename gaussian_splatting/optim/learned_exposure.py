@@ -27,8 +27,6 @@ KEY, STEPS = "exposure of ", "exposure steps"  # names in checkpoints: per photo
 
 @dataclass(frozen=True)
 class ExposureConfig:
-    """Whether and how exposures are learned."""
-
     exposure_compensation: bool | Literal["auto"] = flag(
         False, "learn a gain and an offset per colour channel for each training photograph, for "
         "cameras that change exposure or white balance between photographs; auto: where exposures "

@@ -100,7 +100,6 @@ class Form:
 
 @wp.func
 def form_of(first: wp.vec2i, x: float, y: float, conic: wp.vec3) -> Form:
-    """The form of a splat, from its centre and conic."""
     form = Form()
     for i in range(_ACROSS):
         form.dx[i] = (float(first[0]) + float(i * _PIXELS_ACROSS)) - x

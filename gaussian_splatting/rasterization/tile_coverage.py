@@ -131,7 +131,6 @@ def n_covered(splats: Floats2d, i: int, rect: wp.vec4i) -> int:
 
 @wp.kernel
 def count_tiles(first: int, splats: Floats2d, rects: wp.array(dtype=wp.vec4i), counts: Ints):
-    """Number of tiles that each splat reaches."""
     i = first + wp.tid()
     counts[i] = n_covered(splats, i, rects[i])
 

@@ -75,7 +75,6 @@ class Attempt:
         return {"features": features, "matches": matches, "models": digest(matches, mapper, seed)}
 
     def noted(self, step: str, key: str) -> bool:
-        """Whether a step was done for this key."""
         return self.work.noted(f"{self.prefix}{step}", key)
 
     def note(self, **steps: str | None) -> None:

@@ -70,8 +70,6 @@ class InertVanillaFlags(InertFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class VanillaOptions:
-    """A vanilla run."""
-
     source_path: Path = _flag(MISSING, "scene folder; needed", short="-s", parse=Path)
     model_path: Path = _flag(MISSING, "checkpoint folder to write; needed", short="-m", parse=Path)
     images: str = _flag(
@@ -133,13 +131,11 @@ class VanillaOptions:
         return {**size, "images": self.images, "eval": self.eval, **self.config.identity()}
 
     def inputs(self, scene: Scene) -> dict[str, Any]:
-        """Digests of what is read."""
         if self.init_ply is None:
             return {**scene_inputs(scene), "points": points_digest(scene)}
         return {**scene_inputs(scene), "initial Gaussians": file_digest(self.init_ply)}
 
     def sources(self) -> dict[str, Any]:
-        """Where the inputs lie."""
         own = {} if self.init_ply is None else {"init_ply": self.init_ply.resolve()}
         return {"scene": self.source_path.resolve(), **own}
 

@@ -179,7 +179,6 @@ class TrainingPage:
         )
 
     def close(self) -> None:
-        """Stop serving."""
         with contextlib.redirect_stdout(io.StringIO()):
             self._server.stop()
 

@@ -214,7 +214,6 @@ def mesh_name(model: str, level: float, target: int, variant: MeshVariant = "") 
 
 
 def mesh_parser(description: str | None) -> argparse.ArgumentParser:
-    """All flags of ``extract_mesh.py``."""
     return parser_of(description, MeshOptions)
 
 
