@@ -116,9 +116,9 @@ class CoarseStage(Stage):
         """Learning rate, the one prune, and neighbours where they are due or missing."""
         schedule = self._config.schedule
         self.model.schedule_position_rate(iteration / schedule.schedule_scale)
-        if schedule.prune_due(iteration):
+        if iteration - 1 == schedule.prune:
             self._prune(iteration)
-        stale = self.neighbors is None or schedule.neighbors_due(iteration)
+        stale = self.neighbors is None or iteration % schedule.neighbor_interval == 0
         if stale and acting(self.terms, iteration)["samples"]:
             self._search_neighbors()
 

@@ -116,17 +116,9 @@ class CoarseSchedule(Schedule):
     def entropy_active(self, iteration: int) -> bool:
         return self.entropy_start < iteration < self.entropy_stop
 
-    def prune_due(self, iteration: int) -> bool:
-        """Whether faint Gaussians are removed before this iteration."""
-        return iteration - 1 == self.prune
-
     def regularization_active(self, iteration: int) -> bool:
         """Whether the geometric terms act."""
         return iteration > self.regularize
-
-    def neighbors_due(self, iteration: int) -> bool:
-        """Whether neighbours are searched anew, if a term needs them."""
-        return iteration % self.neighbor_interval == 0
 
 
 _coarse = partial(flag, group="coarse stage")

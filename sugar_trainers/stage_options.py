@@ -14,7 +14,6 @@ from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.reference_layout import (
     EXPOSURE_FILE,
     ReferenceCheckpoint,
-    exposure_digest,
     read_exposures,
 )
 from gaussian_splatting.data.scene import Scene
@@ -28,6 +27,7 @@ from sugar_trainers.capture import CaptureOptions, load_views
 from sugar_trainers.stage_memory import StageSettings, with_memory_plan
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
+from sugar_utils.files import file_digest
 from sugar_utils.settings import made_of
 
 Model = TypeVar("Model")
@@ -134,7 +134,7 @@ class TrainingOptions(CaptureOptions):
         notify(f"exposures: {known} of {len(names)} taken over from {path.parent}")
         span, device = (self.loop.first, self.loop.last), self.compute.device
         exposures = exposures_of(self.config.exposure, names, device, span, initial)
-        return exposures, exposure_digest(path)
+        return exposures, {"exposures": file_digest(path)} if path.is_file() else {}
 
 
 def load_capture(

@@ -227,26 +227,15 @@ def open_live_view(
     """The page that was asked for; nothing is served where none was, or where it cannot be."""
     if options.viewer is None or not group.is_first:
         return LiveView(None, say.warn)
-    page = _page(options, title, last, scene, group.is_alone, say.warn)
-    if page is not None:
-        say.info(f"viewer: {pages.address(options.viewer_host, options.viewer)}")
-    return LiveView(page, say.warn, group.is_alone)
-
-
-def _page(
-    options: pages.ViewerOptions,
-    title: str,
-    last: int,
-    scene: Scene,
-    may_pause: bool,
-    warn: Callable[[str], None],
-) -> TrainingPage | None:
-    """The page, or a warning: a run of hours must not fail for it."""
+    page = None
+    # A run of hours must not fail for it.
     try:
         server = pages.open_server(options.viewer_host, options.viewer, "SuGaR trainer", "--viewer")
-        return TrainingPage(server, title, last, scene, may_pause)
+        page = TrainingPage(server, title, last, scene, group.is_alone)
     except UserError as error:
-        warn(f"no viewer: {error}; training goes on")
+        say.warn(f"no viewer: {error}; training goes on")
     except Exception as error:
-        warn(f"no viewer ({type(error).__name__}: {error}); training goes on")
-    return None
+        say.warn(f"no viewer ({type(error).__name__}: {error}); training goes on")
+    else:
+        say.info(f"viewer: {pages.address(options.viewer_host, options.viewer)}")
+    return LiveView(page, say.warn, group.is_alone)
