@@ -14,6 +14,7 @@ import warp as wp
 
 from sugar_scene.geometry import MIN_NORMAL_SCALE, MIN_SCALE, MIN_WEIGHT_SUM, SAMPLE_SPREAD
 from sugar_utils.warp_arrays import Floats, Floats2d, Floats3d, Ints, Ints2d
+from sugar_utils.warp_launch import FUSED_OPTIONS
 from sugar_utils.warp_math import (
     add_at,
     add_to_column,
@@ -25,9 +26,7 @@ from sugar_utils.warp_math import (
     smallest_axis,
 )
 
-OPTIONS = {"enable_backward": False, "cpu_compiler_flags": "-march=native -ffp-contract=fast"}
-
-wp.set_module_options(OPTIONS)
+wp.set_module_options(FUSED_OPTIONS)
 
 PACK_SIZE = 16  # numbers per Gaussian in the packed table: one cache line
 NEGLIGIBLE_SQUARE = 208.0  # exp(-m / 2) is zero in float32 from here on
@@ -331,7 +330,7 @@ def _own_rotation_entries(
 
 @functools.cache
 def sample_gradients_kernel(gradient_sums: Any = _add_up_pairs) -> Any:
-    @wp.kernel(module="unique", module_options=OPTIONS)
+    @wp.kernel(module="unique", module_options=FUSED_OPTIONS)
     def add_up_samples(
         first: int, owners: Ints, starts: Ints, quats: Floats2d, scales: Floats2d, packed: Floats2d,
         neighbors: Ints2d, noise: Floats2d, residual: Floats2d, density_factor: float,

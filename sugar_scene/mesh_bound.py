@@ -35,11 +35,9 @@ from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
 from sugar_scene.mesh_normals import CornerSums
 from sugar_utils.errors import UserError
 from sugar_utils.warp_arrays import Floats, Ints2d, Vec2s, Vec3s, Vec3s2d, Vec4s
-from sugar_utils.warp_launch import as_array, launch
+from sugar_utils.warp_launch import FUSED_OPTIONS, as_array, launch
 
-wp.set_module_options(
-    {"enable_backward": False, "cpu_compiler_flags": "-march=native -ffp-contract=fast"}
-)
+wp.set_module_options(FUSED_OPTIONS)
 
 MIN_AREA = 1e-18  # world units squared; below, a triangle has no frame and no turning gradient
 _MIN_ITEMS = 256

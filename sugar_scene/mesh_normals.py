@@ -13,11 +13,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sugar_utils.warp_arrays import Floats, Ints, Ints2d, Vec3s, Vec3s2d
-from sugar_utils.warp_launch import as_array, launch
+from sugar_utils.warp_launch import FUSED_OPTIONS, as_array, launch
 
-wp.set_module_options(
-    {"enable_backward": False, "cpu_compiler_flags": "-march=native -ffp-contract=fast"}
-)
+wp.set_module_options(FUSED_OPTIONS)
 
 _MIN_ITEMS = 512
 COSINE_EPS = 1e-8

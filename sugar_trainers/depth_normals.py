@@ -26,11 +26,9 @@ from torch.autograd.function import once_differentiable
 from gaussian_splatting.rasterization.render import NORMAL_EPS
 from sugar_trainers.losses import MIN_SQUARED_CROSS
 from sugar_utils.warp_arrays import Floats, Floats2d, Floats3d
-from sugar_utils.warp_launch import launch
+from sugar_utils.warp_launch import FUSED_OPTIONS, launch
 
-wp.set_module_options(
-    {"enable_backward": False, "cpu_compiler_flags": "-march=native -ffp-contract=fast"}
-)
+wp.set_module_options(FUSED_OPTIONS)
 
 RUN = 16  # rows of a run; two more are looked at for it
 
@@ -123,13 +121,9 @@ def pull_of(d: wp.vec4, ray: wp.vec2, step_x: float, step_y: float, normal: wp.v
 
 @wp.kernel
 def add_up_errors(
-    first: int,
-    shape: DepthMap,
-    counted: wp.array2d(dtype=wp.uint8),
-    depth: Floats2d,
-    normal_xy: Floats3d,
-    sums: Floats,
-):
+    first: int, shape: DepthMap, counted: wp.array2d(dtype=wp.uint8), depth: Floats2d,
+    normal_xy: Floats3d, sums: Floats,
+):  # fmt: skip
     """Sum of 1 - N . n over a run; pixels without a normal of the depth map count 1."""
     item = first + wp.tid()
     x = item % depth.shape[1]
@@ -150,15 +144,9 @@ def add_up_errors(
 
 @wp.kernel
 def differentiate_errors(
-    first: int,
-    shape: DepthMap,
-    counted: wp.array2d(dtype=wp.uint8),
-    depth: Floats2d,
-    normal_xy: Floats3d,
-    weight: Floats,
-    d_depth: Floats2d,
-    d_normal_xy: Floats3d,
-):
+    first: int, shape: DepthMap, counted: wp.array2d(dtype=wp.uint8), depth: Floats2d,
+    normal_xy: Floats3d, weight: Floats, d_depth: Floats2d, d_normal_xy: Floats3d,
+):  # fmt: skip
     """Gradients of a run: a depth collects what the errors of its four neighbours say."""
     item = first + wp.tid()
     x = item % depth.shape[1]

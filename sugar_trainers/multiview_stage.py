@@ -27,7 +27,7 @@ from gaussian_splatting.engine.strips import ViewPass, backward_through
 from gaussian_splatting.optim.densification import DensificationStatistics, densify_and_prune
 from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.rasterization import WARP, Rasterizer, project
-from gaussian_splatting.rasterization.blending_weights import weight_sums
+from gaussian_splatting.rasterization.render import weight_sums
 from gaussian_splatting.sky_sphere import SkySphere
 from sugar_scene.reprojection import NeighborViews
 from sugar_trainers.coarse_stage import CoarseOptions

@@ -50,9 +50,8 @@ from sugar_scene.mesh_normals import PairsOfTriangles, adjacent_face_pairs
 from sugar_scene.reprojection import NeighborViews, triangle_planes
 from sugar_scene.triangle_mesh import edge_keys, read_mesh_ply
 from sugar_scene.triangle_rasterizer import TriangleHits, rasterize_triangles
-from sugar_trainers.background import background_rows
-from sugar_trainers.initial_colors import with_photograph_colors
 from sugar_trainers.naming import OUTPUT_ROOT, refined_name, scene_name
+from sugar_trainers.refine_start import background_rows, with_photograph_colors
 from sugar_trainers.stage_config import MultiviewConfig, RefineConfig
 from sugar_trainers.stage_options import TrainingOptions
 from sugar_trainers.view_comparison import (

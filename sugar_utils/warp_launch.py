@@ -81,10 +81,12 @@ HAS_FIBERS = hasattr(wp.config, "enable_cpu_blocks")  # thread blocks on a CPU, 
 # CPU compiler flags without the compiler's own vectoriser; earlier versions of Warp, which serve
 # drivers of CUDA 12, do not know them.
 NO_VECTORISER = " -fno-slp-vectorize -fno-vectorize" if WARP_VERSION >= (1, 19) else ""
-# Module options for hand-vectorised kernels; the compiler's own vectoriser only hurts there.
+# Module options for kernels whose adjoints are written by hand.
+FUSED_OPTIONS = {"enable_backward": False, "cpu_compiler_flags": "-march=native -ffp-contract=fast"}
+# The same for hand-vectorised kernels; the compiler's own vectoriser only hurts there.
 NATIVE_OPTIONS = {
     "enable_backward": False,
-    "cpu_compiler_flags": "-march=native -ffp-contract=fast" + NO_VECTORISER,
+    "cpu_compiler_flags": FUSED_OPTIONS["cpu_compiler_flags"] + NO_VECTORISER,
 }
 _KERNEL_OPTIONS = frozenset(inspect.signature(wp.kernel).parameters)
 _PREPARED = threading.local()  # the launches that a thread has prepared

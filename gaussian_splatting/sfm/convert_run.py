@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from gaussian_splatting.data.cameras import Camera, ViewMask
-from gaussian_splatting.data.image_content import sharpness
+from gaussian_splatting.data.consistency import sharpness
 from gaussian_splatting.data.masks import with_masks
 from gaussian_splatting.sfm import mapping, matching
 from gaussian_splatting.sfm import photographs as pictures

@@ -83,40 +83,31 @@ class LiveView:
         stopped: Callable[[], object],
     ) -> None:
         """Show the model as it is now, if anybody looks and a picture is due."""
-        if self._page is None or not len(self._page.requests):
+        page = self._page
+        if page is None or not len(page.requests):
             return
         try:
-            self._serve(self._page, stage, iteration, terms, stopped)
+            now = self._clock()
+            if now >= self._next_words:
+                figures = {name: float(value) for name, value in terms.items()}
+                page.tell(iteration, len(stage.model), figures)
+                self._next_words = now + TELL_SECONDS
+            if now >= self._next_renewal:
+                page.requests.renew()
+                self._next_renewal = now + RENEW_SECONDS
+            if now >= self._next_picture:
+                took = self._render(page, stage)
+                self._next_picture = self._clock() + took * (1 / SHARE - 1)
+            while self._may_pause and page.paused and len(page.requests) and not stopped():
+                # No iteration waits, so there is time for all pictures.
+                if not self._render(page, stage):
+                    page.requests.wait(_PAUSED_SECONDS)
         except Exception as error:
             # A lack of memory for a picture, a page that broke: the run is worth more than both.
             reason = f"{type(error).__name__}: {error}".split("\n")[0]
             self._warn(f"the viewer stopped ({reason}); training goes on")
             self._close()
             release_cached(stage.model.device)
-
-    def _serve(
-        self,
-        page: TrainingPage,
-        stage: Stage,
-        iteration: int,
-        terms: Mapping[str, Tensor],
-        stopped: Callable[[], object],
-    ) -> None:
-        now = self._clock()
-        if now >= self._next_words:
-            figures = {name: float(value) for name, value in terms.items()}
-            page.tell(iteration, len(stage.model), figures)
-            self._next_words = now + TELL_SECONDS
-        if now >= self._next_renewal:
-            page.requests.renew()
-            self._next_renewal = now + RENEW_SECONDS
-        if now >= self._next_picture:
-            took = self._render(page, stage)
-            self._next_picture = self._clock() + took * (1 / SHARE - 1)
-        while self._may_pause and page.paused and len(page.requests) and not stopped():
-            # No iteration waits, so there is time for all pictures.
-            if not self._render(page, stage):
-                page.requests.wait(_PAUSED_SECONDS)
 
     def _render(self, page: TrainingPage, stage: Stage) -> float:
         request = page.requests.due()
