@@ -29,16 +29,14 @@ class Program:
     help: str
     run: str
     settings: str = ""  # a dataclass, or a function of what was parsed; unset: ``run`` gets that
-    parser: str = ""  # makes the parser of a description; unset: that of the dataclass
+    parser: str = ""  # a dataclass of flags, or makes the parser of a description; unset: settings
     chosen: Mapping[str, Any] = field(default_factory=dict)  # values that its flags begin with
 
     def make_parser(self, description: str | None) -> argparse.ArgumentParser:
-        if self.parser:
-            parser = _named(self.parser)(description)
-        else:
-            from sugar_utils.settings import parser_of
+        from sugar_utils.settings import parser_of
 
-            parser = parser_of(description, _named(self.settings))
+        made = _named(self.parser or self.settings)
+        parser = parser_of(description, made) if isinstance(made, type) else made(description)
         parser.set_defaults(**self.chosen)
         return parser
 
@@ -98,7 +96,7 @@ VERBS: dict[str, Program] = {
         "extract_mesh.py", "a coarse model to a mesh",
         "sugar_extractors.mesh.extraction:extract_coarse_mesh",
         "sugar_extractors.mesh.mesh_config:mesh_options",
-        "sugar_extractors.mesh.mesh_config:mesh_parser",
+        "sugar_extractors.mesh.mesh_config:MeshOptions",
     ),
     "refine": Program(
         "train_refined.py", "refine a mesh and the Gaussians bound to it", _STAGE,

@@ -72,7 +72,8 @@ class MultiviewStage(Stage):
         self._notify = notify
         self._rasterizer = rasterizer
         self._hull = hull
-        pixels = config.multiview_pixels if config.compares_views else 0
+        compares_views = config.photometric_factor > 0 or config.geometric_factor > 0
+        pixels = config.multiview_pixels if compares_views else 0
         self._comparer = ViewComparer(
             neighbors, images, extent, pixels, config.random_seed, rasterizer
         )

@@ -262,11 +262,6 @@ class MultiviewConfig(SugarConfig):
     min_views: int = 2  # Gaussians that fewer training views see are dropped
     exposure: LaterExposure = LaterExposure(exposure_compensation=True)
 
-    @property
-    def compares_views(self) -> bool:
-        """Whether any term looks at a neighbour."""
-        return self.photometric_factor > 0 or self.geometric_factor > 0
-
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result, as JSON values."""
         return {"regularization_type": self.regularization_type, **super().identity()}

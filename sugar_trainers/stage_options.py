@@ -22,7 +22,7 @@ from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.run_directory import Identity, RunDirectory, scene_inputs
 from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun
 from gaussian_splatting.engine.stage import Stage
-from gaussian_splatting.optim.learned_exposure import MIN_SPREAD, Exposures, exposures_of
+from gaussian_splatting.optim.learned_exposure import MIN_SPREAD, Exposures
 from sugar_trainers.capture import CaptureOptions, load_views
 from sugar_trainers.stage_memory import StageSettings, with_memory_plan
 from sugar_utils.console import Console
@@ -133,7 +133,7 @@ class TrainingOptions(CaptureOptions):
         known = sum(name in initial for name in names)
         notify(f"exposures: {known} of {len(names)} taken over from {path.parent}")
         span, device = (self.loop.first, self.loop.last), self.compute.device
-        exposures = exposures_of(self.config.exposure, names, device, span, initial)
+        exposures = Exposures(self.config.exposure, names, device, span, initial)
         return exposures, {"exposures": file_digest(path)} if path.is_file() else {}
 
 

@@ -157,19 +157,6 @@ def saved_exposures(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name[len(KEY) :]: t[0] for name, t in state.items() if name.startswith(KEY)}
 
 
-def exposures_of(
-    config: ExposureConfig,
-    names: Sequence[str],
-    device: torch.device,
-    span: tuple[int, int],
-    initial: Mapping[str, Tensor] | None = None,
-) -> Exposures | None:
-    """The exposures of a stage; None where nothing is compensated."""
-    if not config.exposure_compensation:
-        return None
-    return Exposures(config, names, device, span, initial)
-
-
 BETAS = (0.9, 0.99)  # the second is short: a photograph is seen some hundred times
 _EPSILON = 1e-15
 

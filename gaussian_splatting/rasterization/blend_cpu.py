@@ -46,9 +46,31 @@ class TileKernels:
     def __init__(self, n_channels: int) -> None:
         common = f"constexpr int CHANNELS = {n_channels};\n" + SIMD_SOURCE + _source("common")
         header = f"constexpr int CHANNELS = {n_channels}, HEADER = 9, STRIDE = HEADER + CHANNELS;\n"
-        self.forward = _forward_kernel(common)
-        self.backward = _backward_kernel(common)
-        self.sum_pairs = _sum_kernel(header + "typedef unsigned long long size;\n")
+        header += "typedef unsigned long long size;\n"
+
+        @native_kernel(common + _source("blend_forward"), **_UNIQUE)
+        def forward(
+            item: int, first_tile: int, width: int, top_row: int, end_row: int, tiles_x: int,
+            offsets_: Ints, ids_: Ints, splats_: Floats2d, background_: Floats, image_: Floats3d,
+            transmittance_: Floats2d, last_: Ints2d,
+        ): ...  # fmt: skip
+
+        @native_kernel(common + _source("blend_backward"), **_UNIQUE)
+        def backward(
+            item: int, first_tile: int, width: int, top_row: int, end_row: int, tiles_x: int,
+            offsets_: Ints, ids_: Ints, splats_: Floats2d, background_: Floats,
+            transmittance_: Floats2d, last_: Ints2d, d_image_: Floats3d,
+            d_transmittance_: Floats2d, gradient_sums_: Floats2d,
+        ): ...  # fmt: skip
+
+        @native_kernel(header + _source("sum_pairs"), **_UNIQUE)
+        def sum_pairs(
+            i: int, first_tile: int, end_tile: int, offsets_: Ints, first_pairs_: Ints,
+            counts_: Ints, places_: Ints, gradient_sums_: Floats2d, d_means2d_: Floats2d,
+            d_splats_: Floats2d,
+        ): ...  # fmt: skip
+
+        self.forward, self.backward, self.sum_pairs = forward, backward, sum_pairs
 
     def launch_forward(self, n_tiles: int, inputs: list[Any]) -> None:
         launch(self.forward, n_tiles, inputs)
@@ -63,36 +85,3 @@ class TileKernels:
 
 
 tile_kernels = functools.cache(TileKernels)
-
-
-def _forward_kernel(common: str) -> Any:
-    @native_kernel(common + _source("blend_forward"), **_UNIQUE)
-    def forward(
-        item: int, first_tile: int, width: int, top_row: int, end_row: int, tiles_x: int,
-        offsets_: Ints, ids_: Ints, splats_: Floats2d, background_: Floats, image_: Floats3d,
-        transmittance_: Floats2d, last_: Ints2d,
-    ): ...  # fmt: skip
-
-    return forward
-
-
-def _backward_kernel(common: str) -> Any:
-    @native_kernel(common + _source("blend_backward"), **_UNIQUE)
-    def backward(
-        item: int, first_tile: int, width: int, top_row: int, end_row: int, tiles_x: int,
-        offsets_: Ints, ids_: Ints, splats_: Floats2d, background_: Floats,
-        transmittance_: Floats2d, last_: Ints2d, d_image_: Floats3d, d_transmittance_: Floats2d,
-        gradient_sums_: Floats2d,
-    ): ...  # fmt: skip
-
-    return backward
-
-
-def _sum_kernel(header: str) -> Any:
-    @native_kernel(header + _source("sum_pairs"), **_UNIQUE)
-    def sum_pairs(
-        i: int, first_tile: int, end_tile: int, offsets_: Ints, first_pairs_: Ints, counts_: Ints,
-        places_: Ints, gradient_sums_: Floats2d, d_means2d_: Floats2d, d_splats_: Floats2d,
-    ): ...  # fmt: skip
-
-    return sum_pairs

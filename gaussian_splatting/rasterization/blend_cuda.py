@@ -330,14 +330,10 @@ def _row_type(width: int) -> Any:
     return wp.types.vector(length=width, dtype=wp.float32)
 
 
-def _tiles_together(n_channels: int) -> int:
-    """Tiles in one block of a GPU: two where registers allow more than 16 warps."""
-    return 2 if n_channels <= 4 else 1
-
-
 def _options(n_channels: int, limits: tuple[tuple[int, int], ...]) -> dict[str, Any]:
     most = next((registers for channels, registers in limits if n_channels <= channels), 255)
-    block_dim = _tiles_together(n_channels) * WARP_LANES
+    # Tiles in one block of a GPU: two where registers allow more than 16 warps.
+    block_dim = (2 if n_channels <= 4 else 1) * WARP_LANES
     return {
         "module_options": {"enable_backward": False, "block_dim": block_dim},
         **known_options(grid_stride=False, cuda_max_registers=most),

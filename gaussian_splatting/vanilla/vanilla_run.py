@@ -31,7 +31,7 @@ from gaussian_splatting.engine.run_directory import (
 )
 from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun, run_stage
 from gaussian_splatting.optim.densification import N_SCORES, DensificationConfig
-from gaussian_splatting.optim.learned_exposure import MIN_SPREAD, exposures_of
+from gaussian_splatting.optim.learned_exposure import MIN_SPREAD, Exposures
 from gaussian_splatting.shared_flags import InertFlags, checkpoint_interval, inert
 from gaussian_splatting.sky_sphere import SkySphere, limited_sky, opaque_sky, sky_of, with_sky
 from gaussian_splatting.vanilla.dense_start import with_dense_points, with_sky_colors
@@ -184,7 +184,9 @@ def _stage_run(
     options = replace(options, config=config)
     names, device = [camera.name for camera in scene.train_cameras], options.compute.device
     poses, hull = _poses(scene, config), hull_of(scene.train_cameras, device)
-    exposures = exposures_of(config.exposure, names, device, (1, config.iterations))
+    exposures = None
+    if config.exposure.exposure_compensation:
+        exposures = Exposures(config.exposure, names, device, (1, config.iterations))
     sky = sky_of(scene.train_cameras, scene.extent, config.robustness)
 
     def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> VanillaStage:
