@@ -37,7 +37,7 @@ from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.memory_plan import MemoryPlan, predicted_bytes, survey
 from gaussian_splatting.engine.strips import ImageSplit
-from gaussian_splatting.optim.learned_exposure import LaterExposure, exposures_of
+from gaussian_splatting.optim.learned_exposure import Exposures, LaterExposure
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.rasterization import rasterize
 from sugar_scene.field_kernels import evaluate_fields
@@ -131,7 +131,7 @@ def make_stage(
     else:
         cloud, camera = made
     learning = LaterExposure(exposure_compensation=setting.exposure)
-    learned = exposures_of(learning, [camera.name], torch.device("cpu"), (1, 2))
+    learned = Exposures(learning, [camera.name], torch.device("cpu"), (1, 2))
     if setting.phase == "refine":
         bound = bind_to_mesh(*step_scenes.make_wall(n), 1, EXTENT)
         return RefineStage(bound, config, EXTENT, exposures=learned), camera

@@ -39,8 +39,6 @@ class Compute:
 
 @dataclass(frozen=True)
 class DeviceFlags:
-    """Where to compute."""
-
     device: str = flag(
         "auto", "auto: a CUDA GPU of compute capability 7.5 or newer if torch and Warp can use "
         "one, else the CPU; the choice is printed with its reason. cuda: an error that names what "

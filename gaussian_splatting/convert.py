@@ -7,9 +7,5 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from sugar_pipeline.command_line import script
-from sugar_utils.frame import run_main
 
-main = script("gaussian_splatting/convert.py", __doc__)
-
-if __name__ == "__main__":
-    sys.exit(run_main(main))
+main = script("gaussian_splatting/convert.py", __doc__, __name__)

@@ -12,7 +12,6 @@ from sugar_utils.settings import flag, flags_of
 
 
 def random_seed() -> Any:
-    """The field ``random_seed``."""
     return flag(
         0, "order of views, samples, splits, random starts; the same seed and flags give the same "
         "bits", group="run",
@@ -20,7 +19,6 @@ def random_seed() -> Any:
 
 
 def max_gaussians() -> Any:
-    """The field ``max_gaussians``."""
     return flag(
         None, "densification never goes beyond this number: the strongest candidates first; the "
         "vanilla stage thins out more points at the start evenly", group="densification",
@@ -30,7 +28,6 @@ def max_gaussians() -> Any:
 
 
 def white_background() -> Any:
-    """The field ``white_background``."""
     return flag(
         False, "composite transparent photographs, and render, on white instead of black",
         group="background", task="result",
@@ -38,7 +35,6 @@ def white_background() -> Any:
 
 
 def checkpoint_interval(group: str) -> Any:
-    """The field ``checkpoint_interval``."""
     return flag(
         1_000, "iterations between two checkpoints to resume from", group=group, parse=positive_int
     )
@@ -48,7 +44,6 @@ Preset = Literal["reference", "fast"]
 
 
 def preset(group: str) -> Any:
-    """The field ``preset``."""
     return flag(
         "reference", "reference: as the papers have it; fast: what measured as good in less time: "
         "--densification scored, --growing_resolution True, --robust True, and auto for "
@@ -59,7 +54,6 @@ def preset(group: str) -> Any:
 
 
 def schedule_scale() -> Any:
-    """The field ``schedule_scale``."""
     return flag(
         1.0, "multiply every milestone, interval and length of the schedule, for quick runs; 1 is "
         "the paper's", group="run", parse=positive_float,

@@ -39,6 +39,7 @@ from sugar_utils.errors import UserError
 from sugar_utils.files import read_json, require_regular_file
 from sugar_utils.random import generator
 from sugar_utils.schemas import Coordinate, Count, conform
+from sugar_utils.warp_arrays import Floats, Ints, Vec3s
 from sugar_utils.warp_launch import as_array, launch, on_stream_of
 
 OBJECT_FILE, VISIBLE_FILE, FACTS_FILE = "gt_object.ply", "gt_visible.ply", "gt.json"
@@ -354,10 +355,7 @@ class Surface:
 
 
 @wp.kernel
-def find_nearest(
-    first: int, mesh: wp.uint64, points: wp.array(dtype=wp.vec3), distances: wp.array(dtype=float),
-    faces: wp.array(dtype=int),
-):  # fmt: skip
+def find_nearest(first: int, mesh: wp.uint64, points: Vec3s, distances: Floats, faces: Ints):
     """Nearest place of a mesh: distance and row of the face, one work item per point."""
     i = first + wp.tid()
     query = wp.mesh_query_point_no_sign(mesh, points[i], _FARTHEST)
@@ -368,8 +366,7 @@ def find_nearest(
 
 @wp.kernel
 def find_blocked(
-    first: int, mesh: wp.uint64, starts: wp.array(dtype=wp.vec3), ways: wp.array(dtype=wp.vec3),
-    hits: wp.array(dtype=wp.bool),
+    first: int, mesh: wp.uint64, starts: Vec3s, ways: Vec3s, hits: wp.array(dtype=wp.bool),
 ):  # fmt: skip
     i = first + wp.tid()
     hits[i] = wp.mesh_query_ray_anyhit(mesh, starts[i], ways[i], 1.0)

@@ -29,17 +29,14 @@ class Program:
     help: str
     run: str
     settings: str = ""  # a dataclass, or a function of what was parsed; unset: ``run`` gets that
-    parser: str = ""  # makes the parser of a description; unset: that of the dataclass
+    parser: str = ""  # a dataclass of flags, or makes the parser of a description; unset: settings
     chosen: Mapping[str, Any] = field(default_factory=dict)  # values that its flags begin with
 
     def make_parser(self, description: str | None) -> argparse.ArgumentParser:
-        """The parser of its flags."""
-        if self.parser:
-            parser = _named(self.parser)(description)
-        else:
-            from sugar_utils.settings import parser_of
+        from sugar_utils.settings import parser_of
 
-            parser = parser_of(description, _named(self.settings))
+        made = _named(self.parser or self.settings)
+        parser = parser_of(description, made) if isinstance(made, type) else made(description)
         parser.set_defaults(**self.chosen)
         return parser
 
@@ -99,7 +96,7 @@ VERBS: dict[str, Program] = {
         "extract_mesh.py", "a coarse model to a mesh",
         "sugar_extractors.mesh.extraction:extract_coarse_mesh",
         "sugar_extractors.mesh.mesh_config:mesh_options",
-        "sugar_extractors.mesh.mesh_config:mesh_parser",
+        "sugar_extractors.mesh.mesh_config:MeshOptions",
     ),
     "refine": Program(
         "train_refined.py", "refine a mesh and the Gaussians bound to it", _STAGE,
@@ -152,9 +149,15 @@ PROGRAMS: dict[str, Program] = {
 """What each script runs, by its path in the repository."""
 
 
-def script(name: str, description: str | None) -> Callable[[], None]:
-    """The main function of a script."""
-    return lambda: PROGRAMS[name].start(description)
+def script(name: str, description: str | None, module: str) -> Callable[[], None]:
+    """The main function of a script, which runs at once where the script is what was started."""
+
+    def run() -> None:
+        PROGRAMS[name].start(description)
+
+    if module == "__main__":
+        sys.exit(run_main(run))
+    return run
 
 
 def main() -> None:

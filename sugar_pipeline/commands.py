@@ -53,7 +53,6 @@ def run_full(args: argparse.Namespace, console: Console | None = None) -> Pipeli
 
 
 def run_scene(args: argparse.Namespace, console: Console) -> PipelineResult:
-    """All stages of one scene."""
     args = with_mode(args, console)
     given = given_flags(args, full_parser(None))
     return _run(args, full_plan, given, console)

@@ -151,7 +151,6 @@ BACKENDS = {"gsplat": "gsplat", "inria": "diff_gaussian_rasterization"}
 def machine_findings(
     kind: str, gpu: int | None, output: Path, facts: CudaFacts | None = None
 ) -> list[Finding]:
-    """Everything about the machine."""
     facts = facts or cuda_facts()
     found = [*_system(output), *_torch(facts)]
     for index, device in enumerate(facts.gpus):

@@ -144,7 +144,6 @@ class MetricsOptions:
 
     @property
     def result_path(self) -> Path:
-        """The JSON file."""
         method = "sdf" if self.regularization_type == "sdf" else "density"
         suffix = {
             "": "", "tsdf": "_tsdf", "poissoncenters": "_poissoncenter",
@@ -245,7 +244,8 @@ def _models(
                 console.info(f"{checkpoint_path} has no iteration {iteration}; left out")
                 continue
             cloud = checkpoint.read_cloud(console.info).to(device)
-            models.append((_vanilla_key(iteration), _gaussian_render(cloud.activate(), options)))
+            number = f"{iteration // 1000}k" if iteration % 1000 == 0 else iteration
+            models.append((f"3dgs_{number}", _gaussian_render(cloud.activate(), options)))
     folder = options.output_dir / "refined_mesh" / scene_name(scene_path)
     name = options.refined_name
     if options.use_uv_texture:
@@ -281,10 +281,6 @@ def _gaussian_render(gaussians: Gaussians, options: MetricsOptions) -> Callable[
         ).image
 
     return render
-
-
-def _vanilla_key(iteration: int) -> str:
-    return f"3dgs_{iteration // 1000}k" if iteration % 1000 == 0 else f"3dgs_{iteration}"
 
 
 def _score(
@@ -338,12 +334,10 @@ def load_perceptual(notify: Callable[[str], None]) -> Perceptual | None:
 
 
 def metrics_parser(description: str | None) -> argparse.ArgumentParser:
-    """All flags of ``metrics.py``."""
     return parser_of(description, MetricsOptions, PresetFlags)
 
 
 def metrics_options(args: argparse.Namespace) -> MetricsOptions:
-    """What was asked for."""
     return from_args(MetricsOptions, apply_presets(args))
 
 

@@ -153,7 +153,6 @@ _GROUPS: dict[type, tuple[str, ...]] = {
 
 
 def train_parser(description: str | None) -> argparse.ArgumentParser:
-    """All flags of ``train.py``."""
     parser = parser_of(description, examples=TRAIN_EXAMPLES)
     texture = {"group": _train, "long": "--export_uv_textured_mesh"}
     _add_pipeline_flags(parser, texture)

@@ -48,8 +48,6 @@ _QUALITY_NOTE = (
 
 @dataclass(frozen=True)
 class StageRecord:
-    """One stage of a pipeline, as it went."""
-
     name: str
     # How long it took; None when it was not run because its result was there.
     seconds: float | None = None

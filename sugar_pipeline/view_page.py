@@ -7,7 +7,7 @@ import queue
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -334,7 +334,9 @@ class ViewPage:
                 for number, camera in enumerate(self._cameras)
             ]
             for frustum, camera in zip(self._frusta, self._cameras, strict=True):
-                frustum.on_click(partial(_go_to, camera))
+                frustum.on_click(
+                    lambda event, camera=camera: page_server.look_through(event.client, camera)
+                )
             scene = around.scene
             if scene is not None and len(scene.points):
                 self._points = server.scene.add_point_cloud(
@@ -381,10 +383,6 @@ class ViewPage:
         points = [hit(model, origin, direction) for model in models if model is not None]
         found = [point for point in points if point is not None]
         return min(found, key=lambda point: np.linalg.norm(point - origin), default=None)
-
-
-def _go_to(camera: Camera, event: Any) -> None:
-    page_server.look_through(event.client, camera)
 
 
 class OwnPanel:

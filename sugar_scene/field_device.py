@@ -13,6 +13,8 @@ from typing import Any
 import warp as wp
 
 from sugar_scene.geometry import MIN_NORMAL_SCALE, MIN_SCALE, MIN_WEIGHT_SUM, SAMPLE_SPREAD
+from sugar_utils.warp_arrays import Floats, Floats2d, Floats3d, Ints, Ints2d
+from sugar_utils.warp_launch import FUSED_OPTIONS
 from sugar_utils.warp_math import (
     add_at,
     add_to_column,
@@ -24,21 +26,19 @@ from sugar_utils.warp_math import (
     smallest_axis,
 )
 
-OPTIONS = {"enable_backward": False, "cpu_compiler_flags": "-march=native -ffp-contract=fast"}
-
-wp.set_module_options(OPTIONS)
+wp.set_module_options(FUSED_OPTIONS)
 
 PACK_SIZE = 16  # numbers per Gaussian in the packed table: one cache line
 NEGLIGIBLE_SQUARE = 208.0  # exp(-m / 2) is zero in float32 from here on
 
 
 @wp.func
-def vec3_of(values: wp.array2d(dtype=float), row: int) -> wp.vec3:
+def vec3_of(values: Floats2d, row: int) -> wp.vec3:
     return wp.vec3(values[row, 0], values[row, 1], values[row, 2])
 
 
 @wp.func
-def quat_of(quats: wp.array2d(dtype=float), row: int) -> wp.vec4:
+def quat_of(quats: Floats2d, row: int) -> wp.vec4:
     return wp.vec4(quats[row, 0], quats[row, 1], quats[row, 2], quats[row, 3])
 
 
@@ -53,7 +53,7 @@ def sign_of(x: float) -> float:
 
 
 @wp.func
-def whitening_of(packed: wp.array2d(dtype=float), row: int) -> wp.mat33:
+def whitening_of(packed: Floats2d, row: int) -> wp.mat33:
     """A^T = diag(1/s) R^T of a packed row."""
     return wp.mat33(
         packed[row, 4], packed[row, 5], packed[row, 6], packed[row, 7], packed[row, 8],
@@ -75,7 +75,7 @@ class Neighbor:
 
 
 @wp.func
-def neighbor_of(packed: wp.array2d(dtype=float), row: int) -> Neighbor:
+def neighbor_of(packed: Floats2d, row: int) -> Neighbor:
     a = four_of(packed, row, 0)
     b = four_of(packed, row, 4)
     c = four_of(packed, row, 8)
@@ -106,9 +106,8 @@ def whitened(n: Neighbor, x: wp.vec3) -> wp.vec3:
 
 @wp.kernel
 def pack_rows(
-    first: int, means: wp.array2d(dtype=float), quats: wp.array2d(dtype=float),
-    scales: wp.array2d(dtype=float), opacities: wp.array(dtype=float),
-    packed: wp.array2d(dtype=float),
+    first: int, means: Floats2d, quats: Floats2d, scales: Floats2d, opacities: Floats,
+    packed: Floats2d,
 ):  # fmt: skip
     """Columns: mean, opacity, whitening (9), smallest scale, its axis, normal weight factor."""
     i = first + wp.tid()
@@ -130,12 +129,9 @@ def pack_rows(
 
 @wp.kernel
 def evaluate_samples(
-    first: int, indices: wp.array(dtype=int), quats: wp.array2d(dtype=float),
-    scales: wp.array2d(dtype=float), packed: wp.array2d(dtype=float),
-    neighbors: wp.array2d(dtype=int), noise: wp.array2d(dtype=float), density_factor: float,
-    points: wp.array2d(dtype=float), density: wp.array(dtype=float), beta: wp.array(dtype=float),
-    plane_distance: wp.array(dtype=float), normal_error: wp.array(dtype=float),
-    residual: wp.array2d(dtype=float),
+    first: int, indices: Ints, quats: Floats2d, scales: Floats2d, packed: Floats2d,
+    neighbors: Ints2d, noise: Floats2d, density_factor: float, points: Floats2d, density: Floats,
+    beta: Floats, plane_distance: Floats, normal_error: Floats, residual: Floats2d,
 ):  # fmt: skip
     s = first + wp.tid()
     i = indices[s]
@@ -206,8 +202,8 @@ def _rotation_entries(rotation: wp.mat33, scales: wp.vec3, yy_moment: wp.mat33) 
 
 @wp.func
 def _store(
-    gradient_rows: wp.array3d(dtype=float), owner: int, k: int, mean: wp.vec3, rotation: wp.vec4,
-    scale: wp.vec3, opacity: float,
+    gradient_rows: Floats3d, owner: int, k: int, mean: wp.vec3, rotation: wp.vec4, scale: wp.vec3,
+    opacity: float,
 ):  # fmt: skip
     for c in range(3):
         gradient_rows[owner, k, c] = mean[c]
@@ -219,9 +215,8 @@ def _store(
 
 @wp.func
 def _sum_over_samples(
-    begin: int, end: int, noise: wp.array2d(dtype=float), residual: wp.array2d(dtype=float),
-    field_grads: wp.array2d(dtype=float), has_point_grads: int,
-    point_grads: wp.array2d(dtype=float),
+    begin: int, end: int, noise: Floats2d, residual: Floats2d, field_grads: Floats2d,
+    has_point_grads: int, point_grads: Floats2d,
 ):  # fmt: skip
     """What does not depend on neighbours: gradients of the points, plane, beta and own normal."""
     point_sum = wp.vec3()
@@ -243,9 +238,8 @@ def _sum_over_samples(
 
 @wp.func
 def _sum_over_pair(
-    begin: int, end: int, own_mean: wp.vec3, spread: wp.mat33, j: int,
-    packed: wp.array2d(dtype=float), noise: wp.array2d(dtype=float),
-    residual: wp.array2d(dtype=float), density_factor: float, field_grads: wp.array2d(dtype=float),
+    begin: int, end: int, own_mean: wp.vec3, spread: wp.mat33, j: int, packed: Floats2d,
+    noise: Floats2d, residual: Floats2d, density_factor: float, field_grads: Floats2d,
 ):  # fmt: skip
     """Moments over the samples near j, with c = dL/d(y^2 / 2): all that its gradients need."""
     neighbor = neighbor_of(packed, j)
@@ -280,11 +274,9 @@ def _sum_over_pair(
 @wp.func
 def _add_up_pairs(
     owner: int, i: int, begin: int, end: int, n_neighbors: int, spread: wp.mat33, normal: wp.vec3,
-    beta_share: float, density_factor: float, quats: wp.array2d(dtype=float),
-    scales: wp.array2d(dtype=float), packed: wp.array2d(dtype=float),
-    neighbors: wp.array2d(dtype=int), noise: wp.array2d(dtype=float),
-    residual: wp.array2d(dtype=float), field_grads: wp.array2d(dtype=float),
-    gradient_rows: wp.array3d(dtype=float),
+    beta_share: float, density_factor: float, quats: Floats2d, scales: Floats2d, packed: Floats2d,
+    neighbors: Ints2d, noise: Floats2d, residual: Floats2d, field_grads: Floats2d,
+    gradient_rows: Floats3d,
 ) -> PairSums:  # fmt: skip
     """Fill the gradient_rows of all neighbours; return what reaches i."""
     mean_grad = wp.vec3()
@@ -338,14 +330,11 @@ def _own_rotation_entries(
 
 @functools.cache
 def sample_gradients_kernel(gradient_sums: Any = _add_up_pairs) -> Any:
-    @wp.kernel(module="unique", module_options=OPTIONS)
+    @wp.kernel(module="unique", module_options=FUSED_OPTIONS)
     def add_up_samples(
-        first: int, owners: wp.array(dtype=int), starts: wp.array(dtype=int),
-        quats: wp.array2d(dtype=float), scales: wp.array2d(dtype=float),
-        packed: wp.array2d(dtype=float), neighbors: wp.array2d(dtype=int),
-        noise: wp.array2d(dtype=float), residual: wp.array2d(dtype=float), density_factor: float,
-        has_point_grads: int, point_grads: wp.array2d(dtype=float),
-        field_grads: wp.array2d(dtype=float), gradient_rows: wp.array3d(dtype=float),
+        first: int, owners: Ints, starts: Ints, quats: Floats2d, scales: Floats2d, packed: Floats2d,
+        neighbors: Ints2d, noise: Floats2d, residual: Floats2d, density_factor: float,
+        has_point_grads: int, point_grads: Floats2d, field_grads: Floats2d, gradient_rows: Floats3d,
     ):  # fmt: skip
         """Gradients of a Gaussian's samples; field_grads: density, beta, plane, normal."""
         owner = first + wp.tid()
@@ -389,10 +378,8 @@ def sample_gradients_kernel(gradient_sums: Any = _add_up_pairs) -> Any:
 
 @wp.kernel
 def add_up_pairs(
-    first: int, targets: wp.array(dtype=int), order: wp.array(dtype=wp.int64),
-    gradient_rows: wp.array2d(dtype=float), mean_grads: wp.array2d(dtype=float),
-    quat_grads: wp.array2d(dtype=float), scale_grads: wp.array2d(dtype=float),
-    opacity_grads: wp.array(dtype=float),
+    first: int, targets: Ints, order: wp.array(dtype=wp.int64), gradient_rows: Floats2d,
+    mean_grads: Floats2d, quat_grads: Floats2d, scale_grads: Floats2d, opacity_grads: Floats,
 ):  # fmt: skip
     """The first entry of each run of equal targets adds the whole run to its row."""
     entry = first + wp.tid()

@@ -19,6 +19,7 @@ import warp as wp
 from torch import Tensor
 
 from sugar_utils.quaternions import rotation_matrices
+from sugar_utils.warp_arrays import Floats, Vec3s
 from sugar_utils.warp_launch import as_array, launch
 from sugar_utils.warp_math import hashed
 
@@ -148,8 +149,8 @@ _MIN_SAMPLES = 4_096
 @wp.kernel
 def _place_samples(
     first: int, n: wp.int64, n_candidates: wp.int64, seed: wp.uint32, more_seed: wp.uint32,
-    quantiles: wp.array(dtype=float), candidates: wp.array(dtype=wp.int64),
-    indices: wp.array(dtype=wp.int64), noise: wp.array(dtype=wp.vec3),
+    quantiles: Floats, candidates: wp.array(dtype=wp.int64), indices: wp.array(dtype=wp.int64),
+    noise: Vec3s,
 ):  # fmt: skip
     i = first + wp.tid()
     own = hashed(hashed(wp.uint32(i) ^ seed) + more_seed)

@@ -34,11 +34,10 @@ from gaussian_splatting.optim.schedule import LearningRates
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
 from sugar_scene.mesh_normals import CornerSums
 from sugar_utils.errors import UserError
-from sugar_utils.warp_launch import as_array, launch
+from sugar_utils.warp_arrays import Floats, Ints2d, Vec2s, Vec3s, Vec3s2d, Vec4s
+from sugar_utils.warp_launch import FUSED_OPTIONS, as_array, launch
 
-wp.set_module_options(
-    {"enable_backward": False, "cpu_compiler_flags": "-march=native -ffp-contract=fast"}
-)
+wp.set_module_options(FUSED_OPTIONS)
 
 MIN_AREA = 1e-18  # world units squared; below, a triangle has no frame and no turning gradient
 _MIN_ITEMS = 256
@@ -58,9 +57,7 @@ class Triangle:
 
 
 @wp.func
-def triangle_of(
-    face: int, faces: wp.array2d(dtype=int), vertices: wp.array(dtype=wp.vec3)
-) -> Triangle:
+def triangle_of(face: int, faces: Ints2d, vertices: Vec3s) -> Triangle:
     found = Triangle()
     origin = vertices[faces[face, 0]]
     found.first = vertices[faces[face, 1]] - origin
@@ -98,12 +95,9 @@ def half_turn(turn: wp.vec2) -> wp.vec2:
 
 @wp.kernel
 def place_gaussians(
-    first: int, faces: wp.array2d(dtype=int), weights: wp.array(dtype=wp.vec3),
-    thickness: wp.array(dtype=float), vertices: wp.array(dtype=wp.vec3),
-    opacity_logits: wp.array(dtype=float), log_scales: wp.array(dtype=wp.vec2),
-    rotations: wp.array(dtype=wp.vec2), means: wp.array(dtype=wp.vec3),
-    quats: wp.array(dtype=wp.vec4), scales: wp.array(dtype=wp.vec3),
-    opacities: wp.array(dtype=float),
+    first: int, faces: Ints2d, weights: Vec3s, thickness: Floats, vertices: Vec3s,
+    opacity_logits: Floats, log_scales: Vec2s, rotations: Vec2s, means: Vec3s, quats: Vec4s,
+    scales: Vec3s, opacities: Floats,
 ):  # fmt: skip
     face = first + wp.tid()
     a = vertices[faces[face, 0]]
@@ -135,14 +129,9 @@ def place_gaussians(
 
 @wp.kernel
 def pull_corners(
-    first: int, faces: wp.array2d(dtype=int), weights: wp.array(dtype=wp.vec3),
-    vertices: wp.array(dtype=wp.vec3), rotations: wp.array(dtype=wp.vec2),
-    quats: wp.array(dtype=wp.vec4), scales: wp.array(dtype=wp.vec3),
-    opacities: wp.array(dtype=float), d_means: wp.array(dtype=wp.vec3),
-    d_quats: wp.array(dtype=wp.vec4), d_scales: wp.array(dtype=wp.vec3),
-    d_opacities: wp.array(dtype=float), d_corners: wp.array2d(dtype=wp.vec3),
-    d_logits: wp.array(dtype=float), d_logs: wp.array(dtype=wp.vec2),
-    d_rotations: wp.array(dtype=wp.vec2),
+    first: int, faces: Ints2d, weights: Vec3s, vertices: Vec3s, rotations: Vec2s, quats: Vec4s,
+    scales: Vec3s, opacities: Floats, d_means: Vec3s, d_quats: Vec4s, d_scales: Vec3s,
+    d_opacities: Floats, d_corners: Vec3s2d, d_logits: Floats, d_logs: Vec2s, d_rotations: Vec2s,
 ):  # fmt: skip
     """Gradients of a triangle's Gaussians to their own values and to its corners."""
     face = first + wp.tid()
@@ -324,7 +313,6 @@ class BoundCloud:
 
 
 def triangle_layout(per_triangle: int) -> TriangleLayout:
-    """The layout for 1, 3, 4 or 6 Gaussians per triangle."""
     if per_triangle not in LAYOUTS:
         raise UserError(
             f"{per_triangle} Gaussians per triangle are not supported; "

@@ -12,11 +12,10 @@ import warp as wp
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sugar_utils.warp_launch import as_array, launch
+from sugar_utils.warp_arrays import Floats, Ints, Ints2d, Vec3s, Vec3s2d
+from sugar_utils.warp_launch import FUSED_OPTIONS, as_array, launch
 
-wp.set_module_options(
-    {"enable_backward": False, "cpu_compiler_flags": "-march=native -ffp-contract=fast"}
-)
+wp.set_module_options(FUSED_OPTIONS)
 
 _MIN_ITEMS = 512
 COSINE_EPS = 1e-8
@@ -59,10 +58,7 @@ def normal_gradient(own: wp.vec3, other: wp.vec3, cosine: float) -> wp.vec3:
 
 
 @wp.kernel
-def bend_pairs(
-    first: int, vertices: wp.array(dtype=wp.vec3), pairs: wp.array2d(dtype=int),
-    errors: wp.array(dtype=float), pulls: wp.array2d(dtype=wp.vec3),
-):  # fmt: skip
+def bend_pairs(first: int, vertices: Vec3s, pairs: Ints2d, errors: Floats, pulls: Vec3s2d):
     """1 - cos of the angle between two triangles, and its gradient to their four corners."""
     pair = first + wp.tid()
     start = vertices[pairs[pair, 0]]
@@ -88,10 +84,7 @@ def bend_pairs(
 
 
 @wp.kernel
-def add_up_corners(
-    first: int, ends: wp.array(dtype=int), corners: wp.array(dtype=int),
-    values: wp.array(dtype=wp.vec3), sums: wp.array(dtype=wp.vec3),
-):  # fmt: skip
+def add_up_corners(first: int, ends: Ints, corners: Ints, values: Vec3s, sums: Vec3s):
     vertex = first + wp.tid()
     total = wp.vec3(0.0)
     for i in range(ends[vertex], ends[vertex + 1]):

@@ -9,7 +9,6 @@ atomics, the same bits every time.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +17,14 @@ from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
 from sugar_scene.reprojection import MAX_CYCLE, MIN_DEPTH, MIN_FACING, MIN_SQUARE, ViewPair
-from sugar_utils.warp_launch import NATIVE_OPTIONS, SIMD_SOURCE, launch
+from sugar_utils.warp_arrays import Floats, Floats2d, Floats3d, Ints2d
+from sugar_utils.warp_launch import (
+    NATIVE_OPTIONS,
+    SIMD_SOURCE,
+    launch,
+    native_kernel,
+    native_source,
+)
 
 PATCH_RADIUS = 3  # patches have 7 x 7 pixels
 MIN_VARIANCE = 4e-5  # of grey values in [0, 1]; patches with less have nothing to match
@@ -28,9 +34,6 @@ MIN_SQUARED_CROSS = 1e-24  # of two differences of points; with less they span n
 NO_PATCHES, PATCHES_WHERE_MET, ALL_PATCHES = range(3)
 _PAD, _RUN, _MIN_ITEMS = 2, 64, 8
 
-Floats = wp.array(dtype=float)
-Floats2d = wp.array2d(dtype=float)
-Floats3d = wp.array3d(dtype=float)
 
 wp.set_module_options(NATIVE_OPTIONS)
 
@@ -45,62 +48,33 @@ constexpr float UNCOUNTED = {UNCOUNTED};
 
 def _source(name: str) -> str:
     """A body for one lane, and for eight where there are vectors."""
-    one, eight, body = (
-        (Path(__file__).parent / "native" / f"{part}.inc").read_text(encoding="utf-8")
-        for part in ("one_lane", "eight_lanes", name)
-    )
+    parts = ("one_lane", "eight_lanes", name)
+    one, eight, body = (native_source(__file__, part) for part in parts)
     return (
         f"{_CONSTANTS}if (lanes == 1) {{\n{one}{body}}}\n"
         f"#ifndef __CUDACC__\nelse {{\n{SIMD_SOURCE}{eight}{body}}}\n#endif\n"
     )
 
 
-@wp.func_native(_source("plane_maps"))
-def _map_planes(
+@native_kernel(_source("plane_maps"))
+def map_planes(
     item: int, lanes: int, lens: wp.vec4, pad: int, plane_: Floats3d, maps_: Floats3d
 ): ...  # fmt: skip
 
 
-@wp.kernel
-def map_planes(
-    first: int, lanes: int, lens: wp.vec4, pad: int, plane: Floats3d, maps: Floats3d
-):  # fmt: skip
-    _map_planes(first + wp.tid(), lanes, lens, pad, plane, maps)
-
-
-@wp.func_native(_source("plane_normals"))
-def _compare_normals(
+@native_kernel(_source("plane_normals"))
+def compare_normals(
     item: int, lanes: int, lens: wp.vec4, scale_: Floats, plane_: Floats3d, maps_: Floats3d,
     d_plane_: Floats3d, sums_: Floats,
 ): ...  # fmt: skip
 
 
-@wp.kernel
-def compare_normals(
-    first: int, lanes: int, lens: wp.vec4, scale: Floats, plane: Floats3d, maps: Floats3d,
-    d_plane: Floats3d, sums: Floats,
-):  # fmt: skip
-    _compare_normals(first + wp.tid(), lanes, lens, scale, plane, maps, d_plane, sums)
-
-
-@wp.func_native(_source("compare_pixels"))
-def _compare_pixels(
-    item: int, lanes: int, patches: int, lens: wp.vec4, lens2: wp.vec4, rotation: wp.mat33,
-    translation: wp.vec3, pixels_: wp.array2d(dtype=int), planes_: Floats2d, gray_: Floats2d,
-    gray2_: Floats2d, depth2_: Floats2d, found_: Floats2d, d_miss_: Floats2d, d_mismatch_: Floats2d,
-): ...  # fmt: skip
-
-
-@wp.kernel
+@native_kernel(_source("compare_pixels"))
 def compare_pixels(
-    first: int, lanes: int, patches: int, lens: wp.vec4, lens2: wp.vec4, rotation: wp.mat33,
-    translation: wp.vec3, pixels: wp.array2d(dtype=int), planes: Floats2d, gray: Floats2d,
-    gray2: Floats2d, depth2: Floats2d, found: Floats2d, d_miss: Floats2d, d_mismatch: Floats2d,
-):  # fmt: skip
-    _compare_pixels(
-        first + wp.tid(), lanes, patches, lens, lens2, rotation, translation, pixels, planes, gray,
-        gray2, depth2, found, d_miss, d_mismatch,
-    )  # fmt: skip
+    item: int, lanes: int, patches: int, lens: wp.vec4, lens2: wp.vec4, rotation: wp.mat33,
+    translation: wp.vec3, pixels_: Ints2d, planes_: Floats2d, gray_: Floats2d, gray2_: Floats2d,
+    depth2_: Floats2d, found_: Floats2d, d_miss_: Floats2d, d_mismatch_: Floats2d,
+): ...  # fmt: skip
 
 
 def lanes_of(device: torch.device) -> int:

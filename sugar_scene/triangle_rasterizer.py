@@ -21,6 +21,7 @@ from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization.projection_kernels import TILE, View, make_view, n_tiles
+from sugar_utils.warp_arrays import Floats2d, Ints, Ints2d, Vec3s, Vec3s2d
 from sugar_utils.warp_launch import as_array, launch
 
 wp.set_module_options({"enable_backward": False})
@@ -62,9 +63,7 @@ def widen(v: wp.vec3) -> wp.vec3d:
 
 
 @wp.kernel
-def move_to_camera(
-    first: int, view: View, points: wp.array(dtype=wp.vec3), moved: wp.array(dtype=wp.vec3)
-):
+def move_to_camera(first: int, view: View, points: Vec3s, moved: Vec3s):
     i = first + wp.tid()
     moved[i] = view.rotation * points[i] + view.translation
 
@@ -84,8 +83,8 @@ def axis_bounds(a: wp.vec3, b: wp.vec3, c: wp.vec3, axis: int, f: float, m: floa
 
 @wp.kernel
 def bound_faces(
-    first: int, view: View, vertices: wp.array(dtype=wp.vec3), faces: wp.array(dtype=wp.vec3i),
-    rects: wp.array(dtype=wp.vec4i), counts: wp.array(dtype=int),
+    first: int, view: View, vertices: Vec3s, faces: wp.array(dtype=wp.vec3i),
+    rects: wp.array(dtype=wp.vec4i), counts: Ints,
 ):  # fmt: skip
     """Pixel rectangle (x0, x1, y0, y1; past the end) and number of tiles of each face."""
     i = first + wp.tid()
@@ -120,8 +119,8 @@ def bound_faces(
 
 @wp.kernel
 def tiles_of_pairs(
-    first: int, view: View, pair_faces: wp.array(dtype=int), pair_numbers: wp.array(dtype=int),
-    rects: wp.array(dtype=wp.vec4i), tiles: wp.array(dtype=int),
+    first: int, view: View, pair_faces: Ints, pair_numbers: Ints, rects: wp.array(dtype=wp.vec4i),
+    tiles: Ints,
 ):  # fmt: skip
     """Tile of the k-th pair of a face."""
     i = first + wp.tid()
@@ -134,9 +133,9 @@ def tiles_of_pairs(
 
 @wp.kernel
 def hit_faces(
-    first: int, view: View, cell: int, offsets: wp.array(dtype=int), ids: wp.array(dtype=int),
-    vertices: wp.array(dtype=wp.vec3), faces: wp.array(dtype=wp.vec3i),
-    rects: wp.array(dtype=wp.vec4i), hits: wp.array2d(dtype=int), depths: wp.array2d(dtype=float),
+    first: int, view: View, cell: int, offsets: Ints, ids: Ints, vertices: Vec3s,
+    faces: wp.array(dtype=wp.vec3i), rects: wp.array(dtype=wp.vec4i), hits: Ints2d,
+    depths: Floats2d,
 ):  # fmt: skip
     """Work off a tile's faces within one square cell of the tile."""
     item = first + wp.tid()
@@ -187,8 +186,8 @@ def hit_faces(
 
 @wp.kernel
 def weigh_corners(
-    first: int, view: View, vertices: wp.array(dtype=wp.vec3), faces: wp.array(dtype=wp.vec3i),
-    hits: wp.array2d(dtype=int), weights: wp.array2d(dtype=wp.vec3),
+    first: int, view: View, vertices: Vec3s, faces: wp.array(dtype=wp.vec3i), hits: Ints2d,
+    weights: Vec3s2d,
 ):  # fmt: skip
     """Barycentric coordinates of the hits; one work item per image row."""
     y = first + wp.tid()

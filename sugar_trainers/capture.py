@@ -77,8 +77,6 @@ class SugarSize:
 
 @dataclass(frozen=True, kw_only=True)
 class CaptureOptions:
-    """The inputs of a stage."""
-
     scene_path: Path = flag(
         MISSING, "scene folder (images/ and sparse/0/); needed. train_full_pipeline.py takes a "
         "folder of photographs without cameras, a video, a folder of scenes, and several -s, too",
@@ -110,7 +108,6 @@ class CaptureOptions:
     compute: Compute = made_of(DeviceFlags, Compute)
 
     def sources(self) -> dict[str, Any]:
-        """Where the inputs lie."""
         return {"scene": self.scene_path.resolve(), "checkpoint": self.checkpoint_path.resolve()}
 
     def capture_identity(self) -> dict[str, Any]:

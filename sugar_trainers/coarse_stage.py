@@ -116,9 +116,9 @@ class CoarseStage(Stage):
         """Learning rate, the one prune, and neighbours where they are due or missing."""
         schedule = self._config.schedule
         self.model.schedule_position_rate(iteration / schedule.schedule_scale)
-        if schedule.prune_due(iteration):
+        if iteration - 1 == schedule.prune:
             self._prune(iteration)
-        stale = self.neighbors is None or schedule.neighbors_due(iteration)
+        stale = self.neighbors is None or iteration % schedule.neighbor_interval == 0
         if stale and acting(self.terms, iteration)["samples"]:
             self._search_neighbors()
 
@@ -280,7 +280,6 @@ class CoarseOptions(TrainingOptions):
 
     @property
     def title(self) -> str:
-        """Name of the run."""
         return f"coarse SuGaR, {self.config.regularization_type}"
 
     @property
@@ -301,12 +300,10 @@ class CoarseOptions(TrainingOptions):
 
     @property
     def result(self) -> Path:
-        """The final ``.pt``."""
         return self.directory / f"{self.config.schedule.last}.pt"
 
     @property
     def loop(self) -> LoopConfig:
-        """When the loop does what."""
         schedule, scale = self.config.schedule, self.config.schedule.schedule_scale
         return LoopConfig(
             first=schedule.first, last=schedule.last, seed=self.config.random_seed,
@@ -320,7 +317,6 @@ class CoarseOptions(TrainingOptions):
     def initial(
         self, checkpoint: ReferenceCheckpoint, scene: Scene, messages: Messages
     ) -> tuple[GaussianCloud, dict[str, Any]]:
-        """The Gaussians of the checkpoint."""
         advise(self, checkpoint, messages)
         cloud = checkpoint.read_cloud(messages)
         if len(cloud) == 0:
@@ -339,7 +335,6 @@ class CoarseOptions(TrainingOptions):
         console: Console,
         exposures: Exposures | None,
     ) -> Stage:
-        """The stage of these modes."""
         return CoarseStage(
             model, config, scene.extent, console.info, rasterizer=self.compute.rasterizer,
             hull=hull_of(scene.train_cameras, self.compute.device), exposures=exposures,

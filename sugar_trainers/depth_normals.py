@@ -25,11 +25,10 @@ from torch.autograd.function import once_differentiable
 
 from gaussian_splatting.rasterization.render import NORMAL_EPS
 from sugar_trainers.losses import MIN_SQUARED_CROSS
-from sugar_utils.warp_launch import launch
+from sugar_utils.warp_arrays import Floats, Floats2d, Floats3d
+from sugar_utils.warp_launch import FUSED_OPTIONS, launch
 
-wp.set_module_options(
-    {"enable_backward": False, "cpu_compiler_flags": "-march=native -ffp-contract=fast"}
-)
+wp.set_module_options(FUSED_OPTIONS)
 
 RUN = 16  # rows of a run; two more are looked at for it
 
@@ -62,12 +61,12 @@ def counts(x: int, y: int, shape: DepthMap, counted: wp.array2d(dtype=wp.uint8))
 
 
 @wp.func
-def is_inner(x: int, y: int, depth: wp.array2d(dtype=float)) -> bool:
+def is_inner(x: int, y: int, depth: Floats2d) -> bool:
     return x > 0 and y > 0 and x < depth.shape[1] - 1 and y < depth.shape[0] - 1
 
 
 @wp.func
-def sums_around(x: int, y: int, depth: wp.array2d(dtype=float)) -> wp.vec4:
+def sums_around(x: int, y: int, depth: Floats2d) -> wp.vec4:
     """b - a, b + a, r - l and r + l."""
     below = depth[y + 1, x]
     above = depth[y - 1, x]
@@ -82,7 +81,7 @@ def ray_of(x: int, y: int, shape: DepthMap) -> wp.vec2:
 
 
 @wp.func
-def normal_of(x: int, y: int, normal_xy: wp.array3d(dtype=float)) -> wp.vec3:
+def normal_of(x: int, y: int, normal_xy: Floats3d) -> wp.vec3:
     """The rendered normal, as ``complete_normals`` makes it."""
     nx = normal_xy[y, x, 0]
     ny = normal_xy[y, x, 1]
@@ -122,13 +121,9 @@ def pull_of(d: wp.vec4, ray: wp.vec2, step_x: float, step_y: float, normal: wp.v
 
 @wp.kernel
 def add_up_errors(
-    first: int,
-    shape: DepthMap,
-    counted: wp.array2d(dtype=wp.uint8),
-    depth: wp.array2d(dtype=float),
-    normal_xy: wp.array3d(dtype=float),
-    sums: wp.array(dtype=float),
-):
+    first: int, shape: DepthMap, counted: wp.array2d(dtype=wp.uint8), depth: Floats2d,
+    normal_xy: Floats3d, sums: Floats,
+):  # fmt: skip
     """Sum of 1 - N . n over a run; pixels without a normal of the depth map count 1."""
     item = first + wp.tid()
     x = item % depth.shape[1]
@@ -149,15 +144,9 @@ def add_up_errors(
 
 @wp.kernel
 def differentiate_errors(
-    first: int,
-    shape: DepthMap,
-    counted: wp.array2d(dtype=wp.uint8),
-    depth: wp.array2d(dtype=float),
-    normal_xy: wp.array3d(dtype=float),
-    weight: wp.array(dtype=float),
-    d_depth: wp.array2d(dtype=float),
-    d_normal_xy: wp.array3d(dtype=float),
-):
+    first: int, shape: DepthMap, counted: wp.array2d(dtype=wp.uint8), depth: Floats2d,
+    normal_xy: Floats3d, weight: Floats, d_depth: Floats2d, d_normal_xy: Floats3d,
+):  # fmt: skip
     """Gradients of a run: a depth collects what the errors of its four neighbours say."""
     item = first + wp.tid()
     x = item % depth.shape[1]

@@ -27,7 +27,7 @@ from gaussian_splatting.engine.strips import ViewPass, backward_through
 from gaussian_splatting.optim.densification import DensificationStatistics, densify_and_prune
 from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.rasterization import WARP, Rasterizer, project
-from gaussian_splatting.rasterization.blending_weights import weight_sums
+from gaussian_splatting.rasterization.render import weight_sums
 from gaussian_splatting.sky_sphere import SkySphere
 from sugar_scene.reprojection import NeighborViews
 from sugar_trainers.coarse_stage import CoarseOptions
@@ -72,7 +72,8 @@ class MultiviewStage(Stage):
         self._notify = notify
         self._rasterizer = rasterizer
         self._hull = hull
-        pixels = config.multiview_pixels if config.compares_views else 0
+        compares_views = config.photometric_factor > 0 or config.geometric_factor > 0
+        pixels = config.multiview_pixels if compares_views else 0
         self._comparer = ViewComparer(
             neighbors, images, extent, pixels, config.random_seed, rasterizer
         )

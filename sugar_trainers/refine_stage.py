@@ -50,9 +50,8 @@ from sugar_scene.mesh_normals import PairsOfTriangles, adjacent_face_pairs
 from sugar_scene.reprojection import NeighborViews, triangle_planes
 from sugar_scene.triangle_mesh import edge_keys, read_mesh_ply
 from sugar_scene.triangle_rasterizer import TriangleHits, rasterize_triangles
-from sugar_trainers.background import background_rows
-from sugar_trainers.initial_colors import with_photograph_colors
 from sugar_trainers.naming import OUTPUT_ROOT, refined_name, scene_name
+from sugar_trainers.refine_start import background_rows, with_photograph_colors
 from sugar_trainers.stage_config import MultiviewConfig, RefineConfig
 from sugar_trainers.stage_options import TrainingOptions
 from sugar_trainers.view_comparison import (
@@ -104,7 +103,6 @@ class RefineStage(Stage):
         self._iteration = 0
 
     def phase(self, iteration: int) -> str:
-        """One phase only."""
         return "refine"
 
     def begin(self, iteration: int) -> None:
@@ -152,7 +150,6 @@ class RefineStage(Stage):
         return self.model.cloud.activate_all(self._placement)
 
     def rendered_degree(self) -> int:
-        """The degree reached."""
         return self._config.sh_degree(max(1, self._iteration))
 
     def export(self, iteration: int) -> None:
@@ -231,8 +228,6 @@ _alone = partial(flag, group="only train_refined.py")
 
 @dataclass(frozen=True, kw_only=True)
 class RefineOptions(TrainingOptions):
-    """A refinement run."""
-
     title: ClassVar[str] = "refinement"
 
     mesh_path: Path = _alone(
@@ -271,7 +266,6 @@ class RefineOptions(TrainingOptions):
 
     @property
     def result(self) -> Path:
-        """The final ``.pt``."""
         return self.directory / f"{self.config.refinement_iterations}.pt"
 
     @property
@@ -289,7 +283,6 @@ class RefineOptions(TrainingOptions):
 
     @property
     def loop(self) -> LoopConfig:
-        """When the loop does what."""
         config = self.config
         test_interval = scaled(TEST_INTERVAL, config.schedule_scale)
         return LoopConfig(
@@ -303,7 +296,6 @@ class RefineOptions(TrainingOptions):
         )  # fmt: skip
 
     def sources(self) -> dict[str, Any]:
-        """Where the inputs lie."""
         return {**super().sources(), "mesh": self.mesh_path.resolve()}
 
     def initial(

@@ -86,8 +86,6 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class SugarConfig:
-    """What every stage has."""
-
     rates: LearningRates = without_flags(LearningRates)
     white_background: bool = white_background()
     exposure: LaterExposure = NO_LATER_EXPOSURE
@@ -116,20 +114,11 @@ class CoarseSchedule(Schedule):
     neighbor_interval: int = 500
 
     def entropy_active(self, iteration: int) -> bool:
-        """Whether the entropy term acts."""
         return self.entropy_start < iteration < self.entropy_stop
-
-    def prune_due(self, iteration: int) -> bool:
-        """Whether faint Gaussians are removed before this iteration."""
-        return iteration - 1 == self.prune
 
     def regularization_active(self, iteration: int) -> bool:
         """Whether the geometric terms act."""
         return iteration > self.regularize
-
-    def neighbors_due(self, iteration: int) -> bool:
-        """Whether neighbours are searched anew, if a term needs them."""
-        return iteration % self.neighbor_interval == 0
 
 
 _coarse = partial(flag, group="coarse stage")
@@ -195,7 +184,6 @@ class CoarseConfig(SugarConfig):
 
     @property
     def uses_depth_normals(self) -> bool:
-        """Whether depth-normal consistency is enforced."""
         return self.regularization_type == "dn_consistency"
 
     @property
@@ -273,11 +261,6 @@ class MultiviewConfig(SugarConfig):
     )  # fmt: skip
     min_views: int = 2  # Gaussians that fewer training views see are dropped
     exposure: LaterExposure = LaterExposure(exposure_compensation=True)
-
-    @property
-    def compares_views(self) -> bool:
-        """Whether any term looks at a neighbour."""
-        return self.photometric_factor > 0 or self.geometric_factor > 0
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result, as JSON values."""
@@ -368,7 +351,6 @@ class RefineConfig(SugarConfig):
         return 10.0 * radius / float(np.sqrt(np.float32(self.n_vertices_in_fg)))
 
     def sh_degree(self, iteration: int) -> int:
-        """Degree of the colours in an iteration."""
         if self.initial_colors == "photographs":
             return MAX_SH_DEGREE
         return min(MAX_SH_DEGREE, (iteration - 1) // self.sh_interval)

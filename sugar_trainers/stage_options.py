@@ -14,7 +14,6 @@ from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.reference_layout import (
     EXPOSURE_FILE,
     ReferenceCheckpoint,
-    exposure_digest,
     read_exposures,
 )
 from gaussian_splatting.data.scene import Scene
@@ -23,11 +22,12 @@ from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.run_directory import Identity, RunDirectory, scene_inputs
 from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun
 from gaussian_splatting.engine.stage import Stage
-from gaussian_splatting.optim.learned_exposure import MIN_SPREAD, Exposures, exposures_of
+from gaussian_splatting.optim.learned_exposure import MIN_SPREAD, Exposures
 from sugar_trainers.capture import CaptureOptions, load_views
 from sugar_trainers.stage_memory import StageSettings, with_memory_plan
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
+from sugar_utils.files import file_digest
 from sugar_utils.settings import made_of
 
 Model = TypeVar("Model")
@@ -35,8 +35,6 @@ Model = TypeVar("Model")
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions(CaptureOptions):
-    """A run of a stage."""
-
     reads_tracks: ClassVar[bool] = False  # whether it depends on which points photographs observe
 
     config: StageSettings
@@ -135,8 +133,8 @@ class TrainingOptions(CaptureOptions):
         known = sum(name in initial for name in names)
         notify(f"exposures: {known} of {len(names)} taken over from {path.parent}")
         span, device = (self.loop.first, self.loop.last), self.compute.device
-        exposures = exposures_of(self.config.exposure, names, device, span, initial)
-        return exposures, exposure_digest(path)
+        exposures = Exposures(self.config.exposure, names, device, span, initial)
+        return exposures, {"exposures": file_digest(path)} if path.is_file() else {}
 
 
 def load_capture(

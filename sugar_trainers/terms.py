@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 from torch import Tensor
 
@@ -64,19 +64,19 @@ def _entropy(seen: VisibleGaussians) -> Tensor | None:
 
 
 def _depth_normals(strip: ImageStrip) -> Tensor:
-    maps, camera = strip.maps, strip.camera
+    maps, camera, shown, counted = strip.maps, strip.camera, strip.maps.shown, strip.counted
     return fused_depth_normal_consistency(
-        maps.depth, maps.normal_xy, camera.fx, camera.fy, camera.cx, camera.cy - maps.shown.start,
-        rows=maps.counted, **_divisor(strip),
+        maps.depth, maps.normal_xy, camera.fx, camera.fy, camera.cx, camera.cy - shown.start,
+        rows=maps.counted, total=_n_counted(strip),
+        counted=None if counted is None else counted[shown.start : shown.stop],
     )  # fmt: skip
 
 
-def _divisor(strip: ImageStrip) -> dict[str, Any]:
-    """How many pixels of the image count, and those of the strip if not all do."""
-    counted, shown = strip.counted, strip.maps.shown
-    if counted is None:
-        return {"total": strip.maps.height * strip.camera.width}
-    return {"counted": counted[shown.start : shown.stop], "total": counted.sum().clamp_min(1)}
+def _n_counted(strip: ImageStrip) -> int | Tensor:
+    """How many pixels of the whole image count."""
+    if strip.counted is None:
+        return strip.maps.height * strip.camera.width
+    return strip.counted.sum().clamp_min(1)
 
 
 def _density(chunk: SampleChunk) -> Tensor:
@@ -117,30 +117,23 @@ def multiview_terms(config: MultiviewConfig, extent: float) -> tuple[LossTerm, .
     )
     flat = LossTerm("flatten", config.flatten_factor, "model", flatten)
     photo, cycle = config.photometric_factor, config.geometric_factor
+    photometric = partial(_mean_over_pixels, value=photometric_errors)
+    geometric = partial(_mean_over_pixels, value=geometric_errors)
     terms = (
         COLOR,
         normals,
-        LossTerm("photometric", photo, "image", _photometric, maps=(PLANE,)),
-        LossTerm("geometric", cycle, "image", _geometric, maps=(PLANE,)),
+        LossTerm("photometric", photo, "image", photometric, maps=(PLANE,)),
+        LossTerm("geometric", cycle, "image", geometric, maps=(PLANE,)),
         flat,
     )
     return tuple(term for term in terms if term.weight > 0)
 
 
 def _normals(strip: ImageStrip) -> Tensor:
-    shown, counted = strip.maps.shown, strip.counted
-    n_pixels = strip.maps.height * strip.camera.width
-    total = n_pixels if counted is None else counted.sum().clamp_min(1)
-    plane, rows, edges = strip.maps.plane, strip.maps.counted, strip.beside.edges
-    return NormalErrors.apply(plane, strip.camera, shown.start, edges, rows, total)
-
-
-def _photometric(strip: ImageStrip) -> Tensor:
-    return _mean_over_pixels(strip, photometric_errors)
-
-
-def _geometric(strip: ImageStrip) -> Tensor:
-    return _mean_over_pixels(strip, geometric_errors)
+    first, plane, rows = strip.maps.shown.start, strip.maps.plane, strip.maps.counted
+    return NormalErrors.apply(
+        plane, strip.camera, first, strip.beside.edges, rows, _n_counted(strip)
+    )
 
 
 def _mean_over_pixels(

@@ -83,7 +83,6 @@ class Console:
         return self.rich.is_terminal and not self.rich.is_dumb_terminal
 
     def info(self, message: str) -> None:
-        """Print a message as it is."""
         self._say(Text(printable(message)))
 
     def warn(self, message: str) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 
 class UserError(Exception):
@@ -35,3 +36,9 @@ def printable(text: str) -> str:
     Printed as it is, a file's name could colour the terminal, or add a line like the program's own.
     """
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def shortened(names: Sequence[str], limit: int = 3) -> str:
+    """The first of some names, and whether there are more."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

@@ -119,7 +119,6 @@ def vector3(text: str) -> tuple[float, float, float] | None:
 
 
 def name_list(text: str) -> tuple[str, ...]:
-    """Names separated by commas."""
     return tuple(name for name in (part.strip() for part in text.split(",")) if name)
 
 
@@ -207,8 +206,6 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 class _HelpAll(argparse.Action):
-    """Prints the help of all flags."""
-
     def __init__(self, option_strings: Sequence[str], dest: str, **kwargs: Any) -> None:
         super().__init__(option_strings, argparse.SUPPRESS, nargs=0, **kwargs)
         self.default = argparse.SUPPRESS

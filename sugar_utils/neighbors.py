@@ -23,6 +23,7 @@ import warp as wp
 from torch import Tensor
 
 from sugar_utils.errors import UserError
+from sugar_utils.warp_arrays import Floats2d, Ints, Ints2d
 from sugar_utils.warp_launch import NO_VECTORISER, launch
 
 BATCH = 100_000  # default number of queries per launch
@@ -217,8 +218,8 @@ def _search(
 
 @wp.kernel
 def _leaf_boxes(
-    first: int, first_leaf: int, n_points: int, points: wp.array2d(dtype=float),
-    rows: wp.array(dtype=int), boxes: wp.array2d(dtype=float), lowest: wp.array(dtype=int),
+    first: int, first_leaf: int, n_points: int, points: Floats2d, rows: Ints, boxes: Floats2d,
+    lowest: Ints,
 ):  # fmt: skip
     leaf = first + wp.tid()
     low = wp.vec3(wp.inf, wp.inf, wp.inf)
@@ -237,9 +238,7 @@ def _leaf_boxes(
 
 
 @wp.kernel
-def _inner_boxes(
-    first: int, level: int, boxes: wp.array2d(dtype=float), lowest: wp.array(dtype=int)
-):
+def _inner_boxes(first: int, level: int, boxes: Floats2d, lowest: Ints):
     node = level + first + wp.tid()
     for axis in range(3):
         boxes[node, axis] = wp.min(boxes[2 * node, axis], boxes[2 * node + 1, axis])
@@ -253,7 +252,7 @@ def _axis_gap(low: float, high: float, x: float) -> float:
 
 
 @wp.func
-def _box_bound(boxes: wp.array2d(dtype=float), node: int, q: wp.vec3) -> float:
+def _box_bound(boxes: Floats2d, node: int, q: wp.vec3) -> float:
     """Lower bound of squared distances, rounded like the distances. Infinite for empty boxes."""
     x = _axis_gap(boxes[node, 0], boxes[node, 3], q[0])
     y = _axis_gap(boxes[node, 1], boxes[node, 4], q[1])
@@ -262,7 +261,7 @@ def _box_bound(boxes: wp.array2d(dtype=float), node: int, q: wp.vec3) -> float:
 
 
 @wp.func
-def _sq_distance(points: wp.array2d(dtype=float), i: int, q: wp.vec3) -> float:
+def _sq_distance(points: Floats2d, i: int, q: wp.vec3) -> float:
     x = points[i, 0] - q[0]
     y = points[i, 1] - q[1]
     z = points[i, 2] - q[2]
@@ -284,10 +283,9 @@ def _query_kernel(capacity: int) -> Any:
 
     @wp.kernel(module="unique", module_options=_EXACT)
     def query(
-        first: int, offset: int, queries: wp.array2d(dtype=float), query_rows: wp.array(dtype=int),
-        points: wp.array2d(dtype=float), rows: wp.array(dtype=int), boxes: wp.array2d(dtype=float),
-        lowest: wp.array(dtype=int), first_leaf: int, leaves: wp.array(dtype=int), skip_self: int,
-        indices: wp.array2d(dtype=int), sq_distances: wp.array2d(dtype=float),
+        first: int, offset: int, queries: Floats2d, query_rows: Ints, points: Floats2d, rows: Ints,
+        boxes: Floats2d, lowest: Ints, first_leaf: int, leaves: Ints, skip_self: int,
+        indices: Ints2d, sq_distances: Floats2d,
     ):  # fmt: skip
         item = offset + first + wp.tid()
         q = wp.vec3(queries[item, 0], queries[item, 1], queries[item, 2])

@@ -13,6 +13,7 @@ import copy
 import ctypes
 import functools
 import inspect
+import linecache
 import os
 import threading
 import warnings
@@ -80,15 +81,51 @@ HAS_FIBERS = hasattr(wp.config, "enable_cpu_blocks")  # thread blocks on a CPU, 
 # CPU compiler flags without the compiler's own vectoriser; earlier versions of Warp, which serve
 # drivers of CUDA 12, do not know them.
 NO_VECTORISER = " -fno-slp-vectorize -fno-vectorize" if WARP_VERSION >= (1, 19) else ""
-# Module options for hand-vectorised kernels; the compiler's own vectoriser only hurts there.
+# Module options for kernels whose adjoints are written by hand.
+FUSED_OPTIONS = {"enable_backward": False, "cpu_compiler_flags": "-march=native -ffp-contract=fast"}
+# The same for hand-vectorised kernels; the compiler's own vectoriser only hurts there.
 NATIVE_OPTIONS = {
     "enable_backward": False,
-    "cpu_compiler_flags": "-march=native -ffp-contract=fast" + NO_VECTORISER,
+    "cpu_compiler_flags": FUSED_OPTIONS["cpu_compiler_flags"] + NO_VECTORISER,
 }
-# What native bodies begin with: eight floats in one vector register.
-SIMD_SOURCE = (Path(__file__).parent / "native" / "simd.inc").read_text(encoding="utf-8")
 _KERNEL_OPTIONS = frozenset(inspect.signature(wp.kernel).parameters)
 _PREPARED = threading.local()  # the launches that a thread has prepared
+
+
+def native_source(module_file: str, name: str) -> str:
+    """The C++ text ``native/<name>.inc`` beside a module."""
+    return (Path(module_file).parent / "native" / f"{name}.inc").read_text(encoding="utf-8")
+
+
+# What native bodies begin with: eight floats in one vector register.
+SIMD_SOURCE = native_source(__file__, "simd")
+
+
+def native_kernel(body: str, **options: Any) -> Callable[[Callable[..., None]], Any]:
+    """Make a kernel with a C++ body of a stub, whose first parameter is the work item.
+
+    Warp has C++ in functions only: the kernel is the one line that calls it.
+
+    Args:
+        body: May use the names of the stub's parameters.
+        options: Those of ``wp.kernel``.
+    """
+
+    def kernel_of(stub: Callable[..., None]) -> Any:
+        item, *others = inspect.signature(stub).parameters
+        call = f"native_body({', '.join([f'{item} + wp.tid()', *others])})"
+        text = f"def native({', '.join([item, *others])}):\n    {call}\n"
+        # Warp reads the text of a kernel from its file.
+        file = f"<kernel {stub.__module__}.{stub.__qualname__}>"
+        linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+        names = {"native_body": wp.func_native(body)(stub), "wp": wp}
+        exec(compile(text, file, "exec"), names)
+        made = functools.update_wrapper(names["native"], stub)
+        del made.__wrapped__
+        made.__annotations__ = inspect.get_annotations(stub, eval_str=True)
+        return wp.kernel(**options)(made)
+
+    return kernel_of
 
 
 @functools.lru_cache(maxsize=4)

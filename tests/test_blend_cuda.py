@@ -17,7 +17,7 @@ from gaussian_splatting.rasterization import (
     blend_rows,
     build_tile_lists,
     project,
-    tile_lists,
+    rasterizers,
 )
 from gaussian_splatting.rasterization import projection as projection_module
 from gaussian_splatting.rasterization.tile_coverage import count_tiles
@@ -277,7 +277,7 @@ def test_a_launch_of_no_blocks_is_no_launch():
 
 @pytest.mark.parametrize("blocks", [True, False])
 def test_more_pairs_than_can_be_numbered_are_refused(blocks, monkeypatch):
-    monkeypatch.setattr(tile_lists, "_MAX_PAIRS", 10)
+    monkeypatch.setattr(rasterizers, "_MAX_PAIRS", 10)
     with pytest.raises(UserError, match=r"view \(70 x 50\) needs \d+ \(tile, Gaussian\) pairs"):
         build_tile_lists(projected(250), blocks=blocks)
 

@@ -17,7 +17,7 @@ from gaussian_splatting.data.reference_layout import load_reference_checkpoint
 from gaussian_splatting.data.scene import VanillaSize, load_scene, load_scene_for_checkpoint
 from gaussian_splatting.engine.runner import run_stage
 from gaussian_splatting.rasterization import render_view
-from gaussian_splatting.rasterization.blending_weights import masked_shares
+from gaussian_splatting.rasterization.render import masked_shares
 from gaussian_splatting.vanilla import vanilla_run
 from gaussian_splatting.vanilla.estimated_masks import needs_masks, render_mask
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig

@@ -17,7 +17,7 @@ import extract_mesh
 from sugar_extractors.mesh import extraction
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
 from sugar_extractors.mesh.level_sets import Box, SurfaceSamples
-from sugar_extractors.mesh.mesh_config import MeshOptions, mesh_options, mesh_parser
+from sugar_extractors.mesh.mesh_config import MeshOptions, mesh_options
 from sugar_extractors.mesh.meshing_backends import (
     PoissonConfig,
     PycolmapBackend,
@@ -37,6 +37,7 @@ from sugar_scene.triangle_mesh import (
     without_small_components,
 )
 from sugar_utils.errors import UserError
+from sugar_utils.settings import parser_of
 from tests.support.mesh_scenes import (
     ITERATION,
     MeshScene,
@@ -356,21 +357,24 @@ def test_points_on_the_faces_of_a_box_are_outside():
 def test_the_command_line_fills_every_option(tmp_path):
     words = "-s scene -c vanilla -m a/b.pt -l 0.4 -d 1_000 --tsdf_depth plane"
     words += " --bboxmin -1,-2,-3 -B (1,2,3)"
-    made = mesh_options(mesh_parser(None).parse_args(words.split()))
+    made = mesh_options(parser_of(None, MeshOptions).parse_args(words.split()))
     assert made.surface_levels == (0.4,)
     assert made.decimation_targets == (1_000,)
     assert made.bboxmin == (-1, -2, -3)
     assert made.center_bbox is None
     assert made.tsdf.tsdf_depth == "plane"
-    default = mesh_options(mesh_parser(None).parse_args(["-s", "s", "-c", "c", "--device", "cpu"]))
+    default = mesh_options(
+        parser_of(None, MeshOptions).parse_args(["-s", "s", "-c", "c", "--device", "cpu"])
+    )
     assert default == MeshOptions(scene_path=Path("s"), checkpoint_path=Path("c"))
 
 
 @pytest.mark.parametrize("flag", ["--use_marching_cubes", "--use_centers_to_extract_mesh"])
 def test_ablations_of_the_original_are_refused_in_one_line(flag):
-    assert mesh_options(mesh_parser(None).parse_args(["-s", "s", "-c", "c", flag, "False"]))
+    parser, words = parser_of(None, MeshOptions), ["-s", "s", "-c", "c", flag]
+    assert mesh_options(parser.parse_args([*words, "False"]))
     with pytest.raises(UserError, match=f"{flag}: .* --mesh_extractor tsdf"):
-        mesh_options(mesh_parser(None).parse_args(["-s", "s", "-c", "c", flag, "True"]))
+        mesh_options(parser.parse_args([*words, "True"]))
 
 
 def test_the_entry_point_reports_errors_in_one_line(tmp_path, monkeypatch, capsys):

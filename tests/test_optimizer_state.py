@@ -10,11 +10,11 @@ import torch
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.engine.model import TrainableCloud
-from gaussian_splatting.optim.adam import GroupedAdam
-from gaussian_splatting.optim.adam_kernels import (
+from gaussian_splatting.optim.adam import (
     ADAM_BETAS,
     MOMENTS,
     AdamStep,
+    GroupedAdam,
     Stepped,
     step_rounding,
 )

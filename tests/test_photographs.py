@@ -14,7 +14,7 @@ import pytest
 from PIL import Image, ImageFilter
 
 from gaussian_splatting.data.cameras import ViewMask
-from gaussian_splatting.data.image_content import sharpness
+from gaussian_splatting.data.consistency import sharpness
 from gaussian_splatting.sfm.convert_options import ConvertOptions
 from gaussian_splatting.sfm.convert_run import convert
 from gaussian_splatting.sfm.matching import create_database, extract_features

@@ -12,8 +12,7 @@ import pycolmap
 import pytest
 from PIL import Image
 
-from gaussian_splatting.data.consistency import mask_agreement
-from gaussian_splatting.data.image_content import inconsistent_images
+from gaussian_splatting.data.consistency import inconsistent_images, mask_agreement
 from gaussian_splatting.data.masks import NO_MASKS, MaskOptions
 from gaussian_splatting.data.observations import ViewOptions, repair_reconstruction
 from gaussian_splatting.data.reference_layout import (

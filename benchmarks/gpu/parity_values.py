@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.common import Finding, Setup, compare, draw, equal
-from gaussian_splatting.optim.adam_kernels import (
+from gaussian_splatting.optim.adam import (
     ADAM_BETAS,
     ADAM_EPS,
     MOMENTS,

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from gaussian_splatting.data.cameras import Camera
+from sugar_utils.errors import shortened
 from sugar_utils.flags import integer, name_list
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.settings import flag
@@ -23,7 +24,6 @@ POINT_WORSE, POINT_PIXELS = 10.0, 8.0  # the same for the median error of a poin
 _MIN_INLIERS, _MIN_INLIER_SHARE = 12, 0.5
 _MIN_TRACK = 3
 _MAX_OBSERVATIONS = 1_000_000
-_NAMED = 5
 
 
 def error_limit(errors: Any) -> float:
@@ -63,10 +63,9 @@ def repair_reconstruction(model: Any, notify: Callable[[str], None]) -> None:
         if median > limit and tracks.estimate_pose(i, limit)
     ]
     if repaired:
-        more = f" and {len(repaired) - _NAMED} more" if len(repaired) > _NAMED else ""
         notify(
             f"estimated the poses of {len(repaired)} of {len(medians)} images again, which did "
-            f"not fit their keypoints: {', '.join(repaired[:_NAMED])}{more}"
+            f"not fit their keypoints: {shortened(repaired, 5)}"
         )
     wrong, limit = tracks.wrong_points()
     if wrong:

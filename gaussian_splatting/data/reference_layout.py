@@ -32,7 +32,7 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.ply import read_gaussian_ply, write_gaussian_ply, write_point_ply
 from sugar_utils import schemas
 from sugar_utils.errors import UserError
-from sugar_utils.files import file_digest, read_json, write_json_atomic, write_text_atomic
+from sugar_utils.files import read_json, write_json_atomic, write_text_atomic
 
 CHECKPOINT_FOLDER, RUN_FILE = "checkpoints", "run.json"
 OBJECT_MASKS = "object_masks"  # folder of estimated masks in a checkpoint folder
@@ -325,8 +325,3 @@ def read_exposures(path: Path, notify: Callable[[str], None]) -> dict[str, Tenso
         )
         for name, m in matrices.items()
     }
-
-
-def exposure_digest(path: Path) -> dict[str, str]:
-    """The file as an input of a run; empty where there is none."""
-    return {"exposures": file_digest(path)} if path.is_file() else {}

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.engine.model import GROUP_NAMES, STATE_NAMES
-from gaussian_splatting.optim.adam_kernels import MOMENTS
+from gaussian_splatting.optim.adam import MOMENTS
 from gaussian_splatting.optim.learned_exposure import KEY as EXPOSURE_KEY
 from sugar_utils import files
 from sugar_utils.errors import UserError

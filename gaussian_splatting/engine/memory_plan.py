@@ -308,27 +308,7 @@ def choose(
         room = budget - max(sum(parts.values()) for parts in phases.values())
         if room >= least:
             return MemoryChoice(plan, phases, budget, min(sum(image_sizes), room))
-    raise UserError(_refusal(loads_of, optimizer, first, options, budget, least))
 
-
-def _plans(first: MemoryPlan, options: MemoryOptions) -> list[MemoryPlan]:
-    chunks: list[int | None] = [first.sample_chunk]
-    while chunks[-1] is not None and chunks[-1] > MIN_CHUNK:
-        chunks.append(max(MIN_CHUNK, chunks[-1] // 2))
-    splits = [first.split]
-    while not options.fixed_split and splits[-1].strips < MAX_STRIPS:
-        splits.append(ImageSplit(2 * splits[-1].strips))
-    return [MemoryPlan(split, chunk) for split in splits for chunk in chunks]
-
-
-def _refusal(
-    loads_of: LoadsOf,
-    optimizer: OptimizerConfig,
-    first: MemoryPlan,
-    options: MemoryOptions,
-    budget: int,
-    least: int,
-) -> str:
     def needed(config: OptimizerConfig, free: MemoryOptions) -> int:
         loads, plans = loads_of(config).values(), _plans(first, free)
         return least + min(max(predicted_bytes(load, plan) for load in loads) for plan in plans)
@@ -339,16 +319,26 @@ def _refusal(
     )
     anything = replace(options, gradient_accumulation=None)
     if options.fixed_split and needed(optimizer, anything) <= budget:
-        return f"{start}; it fits without --gradient_accumulation"
+        raise UserError(f"{start}; it fits without --gradient_accumulation")
     for state in STATE_FORMATS[STATE_FORMATS.index(optimizer.optimizer_state) :]:
         for half in (optimizer.use_bfloat16, True):
             config = OptimizerConfig(state, half)
             if needed(config, anything) <= budget:
                 more = " --use_bfloat16 True" if half else ""
-                return f"{start}; it fits with --optimizer_state {state}{more}"
+                raise UserError(f"{start}; it fits with --optimizer_state {state}{more}")
     # The last one tried was the smallest.
-    return (
+    raise UserError(
         f"{start}; even --optimizer_state bf16 --use_bfloat16 True needs "
         f"{format_bytes(needed(config, anything))}: give that much, smaller images or fewer "
         "Gaussians"
     )
+
+
+def _plans(first: MemoryPlan, options: MemoryOptions) -> list[MemoryPlan]:
+    chunks: list[int | None] = [first.sample_chunk]
+    while chunks[-1] is not None and chunks[-1] > MIN_CHUNK:
+        chunks.append(max(MIN_CHUNK, chunks[-1] // 2))
+    splits = [first.split]
+    while not options.fixed_split and splits[-1].strips < MAX_STRIPS:
+        splits.append(ImageSplit(2 * splits[-1].strips))
+    return [MemoryPlan(split, chunk) for split in splits for chunk in chunks]

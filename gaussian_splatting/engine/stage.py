@@ -43,8 +43,6 @@ MAX_DEGREE = 3
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one view said."""
-
     # Detached scalars: each active term unweighted, their weighted sum as ``"loss"``.
     terms: dict[str, Tensor]
     radii: Tensor  # screen radii, 0 for Gaussians the view did not see, (N,) int32

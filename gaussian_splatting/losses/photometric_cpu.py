@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import torch
 import warp as wp
@@ -15,57 +14,38 @@ from gaussian_splatting.losses.ssim_reference import (
     gradient_weights,
     weighted_color_loss,
 )
-from sugar_utils.warp_launch import NATIVE_OPTIONS, SIMD_SOURCE, launch
-
-Floats = wp.array(dtype=float)
-Floats2d = wp.array2d(dtype=float)
-Floats3d = wp.array3d(dtype=float)
+from sugar_utils.warp_arrays import Floats, Floats2d, Floats3d
+from sugar_utils.warp_launch import (
+    NATIVE_OPTIONS,
+    SIMD_SOURCE,
+    launch,
+    native_kernel,
+    native_source,
+)
 
 wp.set_module_options(NATIVE_OPTIONS)
 
 _HALO = 16
 _BLOCK = 256
-_NATIVE = Path(__file__).parent / "native"
 
 
 def _source(name: str) -> str:
-    common = (_NATIVE / "photometric_common.inc").read_text(encoding="utf-8")
-    body = (_NATIVE / f"{name}.inc").read_text(encoding="utf-8")
-    return body.replace("PHOTOMETRIC_COMMON", SIMD_SOURCE + common)
+    common = SIMD_SOURCE + native_source(__file__, "photometric_common")
+    return native_source(__file__, name).replace("PHOTOMETRIC_COMMON", common)
 
 
-@wp.func_native(_source("photometric_forward"))
-def _forward_row(
-    y: int, width: int, height: int, stride: int, keep_partials: int, taps_: Floats,
-    image_: Floats2d, target_: Floats2d, sums_: Floats2d, partials_: Floats3d,
+@native_kernel(_source("photometric_forward"))
+def _forward_rows(
+    item: int, top_row: int, width: int, height: int, stride: int, keep_partials: int,
+    taps_: Floats, image_: Floats2d, target_: Floats2d, sums_: Floats2d, partials_: Floats3d,
 ): ...  # fmt: skip
 
 
-@wp.kernel
-def _forward_rows(
-    first: int, top_row: int, width: int, height: int, stride: int, keep_partials: int,
-    taps: Floats, image: Floats2d, target: Floats2d, sums: Floats2d, partials: Floats3d,
-):  # fmt: skip
-    y = top_row + first + wp.tid()
-    _forward_row(y, width, height, stride, keep_partials, taps, image, target, sums, partials)
-
-
-@wp.func_native(_source("photometric_backward"))
-def _backward_row(
+@native_kernel(_source("photometric_backward"))
+def _backward_rows(
     y: int, top_row: int, end_row: int, width: int, height: int, stride: int, taps_: Floats,
     image_: Floats2d, target_: Floats2d, partials_: Floats3d, weights_: Floats, gradient_: Floats3d,
 ): ...  # fmt: skip
-
-
-@wp.kernel
-def _backward_rows(
-    first: int, top_row: int, end_row: int, width: int, height: int, stride: int, taps: Floats,
-    image: Floats2d, target: Floats2d, partials: Floats3d, weights: Floats, gradient: Floats3d,
-):  # fmt: skip
-    _backward_row(
-        first + wp.tid(), top_row, end_row, width, height, stride, taps, image, target, partials,
-        weights, gradient,
-    )  # fmt: skip
 
 
 def _padded(image: Tensor) -> Tensor:

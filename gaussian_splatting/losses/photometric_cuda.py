@@ -19,10 +19,8 @@ from gaussian_splatting.losses.ssim_reference import (
     gaussian_window,
     gradient_weights,
 )
+from sugar_utils.warp_arrays import Floats, Floats2d, Floats3d
 from sugar_utils.warp_launch import launch
-
-Floats2d = wp.array2d(dtype=float)
-Floats3d = wp.array3d(dtype=float)
 
 RUN = 32  # rows of a run; ten more are blurred across for it
 BLOCK_DIM = 128  # threads of a block on a GPU: 12 warps reside where 8 would with larger ones
@@ -65,7 +63,7 @@ def moments_across(image: Floats2d, target: Floats2d, y: int, i: int, taps: Wind
 
 
 @wp.func
-def partials_across(partials: wp.array3d(dtype=float), y: int, i: int, taps: Window) -> wp.vec3:
+def partials_across(partials: Floats3d, y: int, i: int, taps: Window) -> wp.vec3:
     """Window averages of the three derivatives along a row."""
     sums = wp.vec3()
     if y >= 0 and y < partials.shape[1]:
@@ -125,7 +123,7 @@ def compare_columns(
 @wp.kernel
 def differentiate_columns(
     first: int, top_row: int, end_row: int, taps: Window, image: Floats2d, target: Floats2d,
-    partials: Floats3d, weights: wp.array(dtype=float), gradient: Floats2d,
+    partials: Floats3d, weights: Floats, gradient: Floats2d,
 ):  # fmt: skip
     """dL/dx of a run: L1's sign, and blurs of SSIM's derivatives.
 

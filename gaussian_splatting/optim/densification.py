@@ -128,7 +128,6 @@ class DensificationStatistics(ViewSums):
         return torch.where(views > 0, gradient_sum / views, 0.0)
 
     def state(self) -> dict[str, Tensor]:
-        """For a checkpoint."""
         return dict(zip(("gradient_sum", "views"), self.total.unbind(dim=1), strict=True))
 
     def restore(self, state: dict[str, Any], n: int) -> None:

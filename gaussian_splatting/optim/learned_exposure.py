@@ -27,8 +27,6 @@ KEY, STEPS = "exposure of ", "exposure steps"  # names in checkpoints: per photo
 
 @dataclass(frozen=True)
 class ExposureConfig:
-    """Whether and how exposures are learned."""
-
     exposure_compensation: bool | Literal["auto"] = flag(
         False, "learn a gain and an offset per colour channel for each training photograph, for "
         "cameras that change exposure or white balance between photographs; auto: where exposures "
@@ -157,19 +155,6 @@ class Exposures:
 def saved_exposures(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Exposures by name of photograph in what :meth:`Exposures.state` returned. (2, 3) each"""
     return {name[len(KEY) :]: t[0] for name, t in state.items() if name.startswith(KEY)}
-
-
-def exposures_of(
-    config: ExposureConfig,
-    names: Sequence[str],
-    device: torch.device,
-    span: tuple[int, int],
-    initial: Mapping[str, Tensor] | None = None,
-) -> Exposures | None:
-    """The exposures of a stage; None where nothing is compensated."""
-    if not config.exposure_compensation:
-        return None
-    return Exposures(config, names, device, span, initial)
 
 
 BETAS = (0.9, 0.99)  # the second is short: a photograph is seen some hundred times

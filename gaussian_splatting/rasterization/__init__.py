@@ -8,9 +8,11 @@ from gaussian_splatting.rasterization.rasterizers import (
     Rasterizer,
     Rows,
     SplatGradients,
+    TileLists,
     backpropagate_rows,
     blend,
     blend_rows,
+    build_tile_lists,
 )
 from gaussian_splatting.rasterization.render import (
     RenderOutput,
@@ -20,7 +22,6 @@ from gaussian_splatting.rasterization.render import (
     rasterize,
     render_view,
 )
-from gaussian_splatting.rasterization.tile_lists import TileLists, build_tile_lists
 
 __all__ = [
     "BlendedRows",

@@ -26,9 +26,10 @@ from gaussian_splatting.rasterization.rasterizers import (
     Rasterizer,
     Rows,
     SplatGradients,
+    TileLists,
+    build_tile_lists,
 )
 from gaussian_splatting.rasterization.render import rasterize
-from gaussian_splatting.rasterization.tile_lists import TileLists, build_tile_lists
 from sugar_utils.errors import UserError
 from sugar_utils.random import generator
 

@@ -36,6 +36,7 @@ from gaussian_splatting.rasterization.projection_kernels import (
     TILE,
     TRANSMITTANCE_MIN,
 )
+from sugar_utils.warp_arrays import Floats2d, Floats3d, Ints, Ints2d
 from sugar_utils.warp_launch import TypedTensor, as_array, known_options, launch_blocks
 from sugar_utils.warp_math import (
     SUM_COLUMNS,
@@ -49,11 +50,6 @@ from sugar_utils.warp_math import (
     read_lane,
     reciprocal_fast,
 )
-
-Floats2d = wp.array2d(dtype=float)
-Floats3d = wp.array3d(dtype=float)
-Ints = wp.array(dtype=int)
-Ints2d = wp.array2d(dtype=int)
 
 _WIDTH = 8
 _HEIGHT = WARP_LANES // _WIDTH
@@ -104,7 +100,6 @@ class Form:
 
 @wp.func
 def form_of(first: wp.vec2i, x: float, y: float, conic: wp.vec3) -> Form:
-    """The form of a splat, from its centre and conic."""
     form = Form()
     for i in range(_ACROSS):
         form.dx[i] = (float(first[0]) + float(i * _PIXELS_ACROSS)) - x
@@ -335,14 +330,10 @@ def _row_type(width: int) -> Any:
     return wp.types.vector(length=width, dtype=wp.float32)
 
 
-def _tiles_together(n_channels: int) -> int:
-    """Tiles in one block of a GPU: two where registers allow more than 16 warps."""
-    return 2 if n_channels <= 4 else 1
-
-
 def _options(n_channels: int, limits: tuple[tuple[int, int], ...]) -> dict[str, Any]:
     most = next((registers for channels, registers in limits if n_channels <= channels), 255)
-    block_dim = _tiles_together(n_channels) * WARP_LANES
+    # Tiles in one block of a GPU: two where registers allow more than 16 warps.
+    block_dim = (2 if n_channels <= 4 else 1) * WARP_LANES
     return {
         "module_options": {"enable_backward": False, "block_dim": block_dim},
         **known_options(grid_stride=False, cuda_max_registers=most),

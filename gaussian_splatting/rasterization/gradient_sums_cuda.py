@@ -13,6 +13,7 @@ import torch
 import warp as wp
 
 from gaussian_splatting.rasterization.projection_kernels import HEADER
+from sugar_utils.warp_arrays import Floats2d, Ints
 from sugar_utils.warp_launch import known_options, launch_blocks
 from sugar_utils.warp_math import (
     SUM_COLUMNS,
@@ -23,9 +24,6 @@ from sugar_utils.warp_math import (
     read_lane,
     sum_columns,
 )
-
-Floats2d = wp.array2d(dtype=float)
-Ints = wp.array(dtype=int)
 
 _WARPS_TOGETHER = 4  # in one block of a GPU, because a multiprocessor holds at most 16 to 32 blocks
 SPLAT_COLUMNS = 6  # columns of a row before those of the channels

@@ -194,7 +194,6 @@ _launch = functools.partial(launch, min_items=MIN_ITEMS)
 
 
 def _vector_of(sh_rest: Tensor) -> type:
-    """Kernel type of one coefficient."""
     return vec3bf if sh_rest.dtype == torch.bfloat16 else wp.vec3
 
 

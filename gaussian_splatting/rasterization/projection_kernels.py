@@ -26,6 +26,7 @@ from gaussian_splatting.rasterization.spherical_harmonics import (
     sh_direction_gradient,
     vec16,
 )
+from sugar_utils.warp_arrays import Floats, Floats2d, Ints, Vec2s, Vec3s, Vec3s2d, Vec4s
 from sugar_utils.warp_math import (
     add_to_column,
     column,
@@ -33,10 +34,6 @@ from sugar_utils.warp_math import (
     rotation_matrix,
     smallest_axis,
 )
-
-Floats = wp.array(dtype=float)
-Floats2d = wp.array2d(dtype=float)
-Ints = wp.array(dtype=int)
 
 wp.set_module_options({"enable_backward": False})
 
@@ -187,8 +184,7 @@ def scaled_rotation(r: wp.mat33, s: wp.vec3) -> wp.mat33:
 
 @wp.func
 def sh_color(
-    i: int, direction: wp.vec3, degree: int, sh_dc: wp.array2d(dtype=wp.vec3),
-    sh_rest: wp.array2d(dtype=Any),
+    i: int, direction: wp.vec3, degree: int, sh_dc: Vec3s2d, sh_rest: wp.array2d(dtype=Any),
 ) -> wp.vec3:  # fmt: skip
     """Colour before the clamp at zero."""
     basis = sh_basis(direction, degree)
@@ -216,9 +212,8 @@ def tile_range(p: float, radius: float, extent: float, n: int) -> wp.vec2i:
 
 @wp.func
 def project_one(
-    i: int, view: View, channels: Channels, means: wp.array(dtype=wp.vec3),
-    quats: wp.array(dtype=wp.vec4), scales: wp.array(dtype=wp.vec3), opacities: Floats,
-    sh_dc: wp.array2d(dtype=wp.vec3), sh_rest: wp.array2d(dtype=Any), features: Floats2d,
+    i: int, view: View, channels: Channels, means: Vec3s, quats: Vec4s, scales: Vec3s,
+    opacities: Floats, sh_dc: Vec3s2d, sh_rest: wp.array2d(dtype=Any), features: Floats2d,
     splats: Floats2d, radii: Ints, depths: Floats, tile_rects: wp.array(dtype=wp.vec4i),
 ):  # fmt: skip
     """Fill the row of one Gaussian, with zeros if it is culled."""
@@ -299,9 +294,8 @@ def project_one(
 
 @wp.kernel
 def project_forward(
-    first: int, view: View, channels: Channels, means: wp.array(dtype=wp.vec3),
-    quats: wp.array(dtype=wp.vec4), scales: wp.array(dtype=wp.vec3), opacities: Floats,
-    sh_dc: wp.array2d(dtype=wp.vec3), sh_rest: wp.array2d(dtype=Any), features: Floats2d,
+    first: int, view: View, channels: Channels, means: Vec3s, quats: Vec4s, scales: Vec3s,
+    opacities: Floats, sh_dc: Vec3s2d, sh_rest: wp.array2d(dtype=Any), features: Floats2d,
     splats: Floats2d, radii: Ints, depths: Floats, tile_rects: wp.array(dtype=wp.vec4i),
 ):  # fmt: skip
     i = first + wp.tid()
@@ -312,7 +306,7 @@ def project_forward(
 
 
 @wp.func
-def put_vector(target: wp.array2d(dtype=wp.vec3), i: int, k: int, v: wp.vec3):
+def put_vector(target: Vec3s2d, i: int, k: int, v: wp.vec3):
     target[i, k] = v
 
 
@@ -324,8 +318,7 @@ def put_vector(target: wp.array2d(dtype=vec3bf), i: int, k: int, v: wp.vec3):  #
 @wp.func
 def color_gradient(
     i: int, offset: wp.vec3, channels: Channels, splats: Floats2d, d_splats: Floats2d,
-    sh_rest: wp.array2d(dtype=Any), d_sh_dc: wp.array2d(dtype=wp.vec3),
-    d_sh_rest: wp.array2d(dtype=Any),
+    sh_rest: wp.array2d(dtype=Any), d_sh_dc: Vec3s2d, d_sh_rest: wp.array2d(dtype=Any),
 ) -> wp.vec3:  # fmt: skip
     """Backpropagate one colour to its coefficients; returns the gradient of the centre."""
     d_color = wp.vec3()
@@ -347,7 +340,7 @@ def color_gradient(
 
 
 @wp.func
-def conic_gradient(i: int, splats: wp.array2d(dtype=float), d: wp.vec3) -> wp.vec3:
+def conic_gradient(i: int, splats: Floats2d, d: wp.vec3) -> wp.vec3:
     """Gradient of the 2D covariance (xx, xy counted twice, yy): dL/dcov = -K G K for K = cov^-1."""
     k00 = splats[i, 2]
     k01 = splats[i, 3]
@@ -364,12 +357,10 @@ def conic_gradient(i: int, splats: wp.array2d(dtype=float), d: wp.vec3) -> wp.ve
 
 @wp.kernel
 def project_backward(
-    first: int, view: View, channels: Channels, means: wp.array(dtype=wp.vec3),
-    quats: wp.array(dtype=wp.vec4), scales: wp.array(dtype=wp.vec3), sh_rest: wp.array2d(dtype=Any),
-    radii: Ints, splats: Floats2d, d_means2d: wp.array(dtype=wp.vec2), d_splats: Floats2d,
-    d_means: wp.array(dtype=wp.vec3), d_quats: wp.array(dtype=wp.vec4),
-    d_scales: wp.array(dtype=wp.vec3), d_opacities: Floats, d_sh_dc: wp.array2d(dtype=wp.vec3),
-    d_sh_rest: wp.array2d(dtype=Any), d_features: Floats2d,
+    first: int, view: View, channels: Channels, means: Vec3s, quats: Vec4s, scales: Vec3s,
+    sh_rest: wp.array2d(dtype=Any), radii: Ints, splats: Floats2d, d_means2d: Vec2s,
+    d_splats: Floats2d, d_means: Vec3s, d_quats: Vec4s, d_scales: Vec3s, d_opacities: Floats,
+    d_sh_dc: Vec3s2d, d_sh_rest: wp.array2d(dtype=Any), d_features: Floats2d,
 ):  # fmt: skip
     """Adjoint of :func:`project_forward`; rows of culled ones are zeros.
 

@@ -20,9 +20,7 @@ from gaussian_splatting.rasterization.projection_kernels import (
     project_one,
     vec3bf,
 )
-
-Floats2d = wp.array2d(dtype=float)
-Ints = wp.array(dtype=int)
+from sugar_utils.warp_arrays import Floats, Floats2d, Ints, Vec3s, Vec3s2d, Vec4s
 
 # Counting and listing must agree to the last bit, in whatever kernel the test is inlined: no
 # product and sum may be contracted into one rounding.
@@ -61,7 +59,7 @@ class Ellipse:
 
 
 @wp.func
-def ellipse_of(splats: wp.array2d(dtype=float), i: int, rect: wp.vec4i) -> Ellipse:
+def ellipse_of(splats: Floats2d, i: int, rect: wp.vec4i) -> Ellipse:
     e = Ellipse()
     e.whole = 1
     # A box of one row or one column is touched by the ellipse in each of its tiles; of two by two
@@ -119,7 +117,7 @@ def covered_tiles(e: Ellipse, rect: wp.vec4i, row: int) -> wp.vec2i:
 
 
 @wp.func
-def n_covered(splats: wp.array2d(dtype=float), i: int, rect: wp.vec4i) -> int:
+def n_covered(splats: Floats2d, i: int, rect: wp.vec4i) -> int:
     """Number of tiles that a splat reaches."""
     ellipse = ellipse_of(splats, i, rect)
     if ellipse.whole == 1:
@@ -133,18 +131,16 @@ def n_covered(splats: wp.array2d(dtype=float), i: int, rect: wp.vec4i) -> int:
 
 @wp.kernel
 def count_tiles(first: int, splats: Floats2d, rects: wp.array(dtype=wp.vec4i), counts: Ints):
-    """Number of tiles that each splat reaches."""
     i = first + wp.tid()
     counts[i] = n_covered(splats, i, rects[i])
 
 
 @wp.kernel
 def project_and_count(
-    first: int, view: View, channels: Channels, means: wp.array(dtype=wp.vec3),
-    quats: wp.array(dtype=wp.vec4), scales: wp.array(dtype=wp.vec3),
-    opacities: wp.array(dtype=float), sh_dc: wp.array2d(dtype=wp.vec3),
-    sh_rest: wp.array2d(dtype=Any), features: Floats2d, splats: Floats2d, radii: Ints,
-    depths: wp.array(dtype=float), tile_rects: wp.array(dtype=wp.vec4i), counts: Ints,
+    first: int, view: View, channels: Channels, means: Vec3s, quats: Vec4s, scales: Vec3s,
+    opacities: Floats, sh_dc: Vec3s2d, sh_rest: wp.array2d(dtype=Any), features: Floats2d,
+    splats: Floats2d, radii: Ints, depths: Floats, tile_rects: wp.array(dtype=wp.vec4i),
+    counts: Ints,
 ):  # fmt: skip
     """:func:`~.projection_kernels.project_forward` and :func:`count_tiles` in one, for GPUs."""
     i = first + wp.tid()

@@ -71,8 +71,6 @@ class InertConvertFlags(InertFlags):
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """What ``convert.py`` is asked for."""
-
     source_path: Path = _convert(
         MISSING, "folder with photographs in input/, images/ or the folder itself, or a video; the "
         "scene of VIDEO.mp4 is the folder VIDEO", short="-s", parse=Path,

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from gaussian_splatting.data.cameras import Camera, ViewMask
-from gaussian_splatting.data.image_content import sharpness
+from gaussian_splatting.data.consistency import sharpness
 from gaussian_splatting.data.masks import with_masks
 from gaussian_splatting.sfm import mapping, matching
 from gaussian_splatting.sfm import photographs as pictures
@@ -75,7 +75,6 @@ class Attempt:
         return {"features": features, "matches": matches, "models": digest(matches, mapper, seed)}
 
     def noted(self, step: str, key: str) -> bool:
-        """Whether a step was done for this key."""
         return self.work.noted(f"{self.prefix}{step}", key)
 
     def note(self, **steps: str | None) -> None:

@@ -17,9 +17,9 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from gaussian_splatting.data.image_content import sharpness
+from gaussian_splatting.data.consistency import sharpness
 from gaussian_splatting.data.images import IMAGE_SUFFIXES, colors_of, has_alpha, open_image
-from sugar_utils.errors import UserError
+from sugar_utils.errors import UserError, shortened
 from sugar_utils.files import atomic_path, file_digest, require_regular_file, write_json_atomic
 from sugar_utils.schemas import Count, read_checked
 
@@ -195,12 +195,6 @@ def told_photographs(photographs: Sequence[Photograph], notify: Callable[[str], 
         sizes = [f"{n} of{' ' * bool(p.device)}{p.device} {p.width} x {p.height}" for n, p in shown]
         more = ["..."] * (len(groups) > _NAMED)
         notify(f"note: {len(groups)} cameras or lens settings ({', '.join(sizes + more)})")
-
-
-def shortened(names: Sequence[str], limit: int = _NAMED) -> str:
-    """The first of some names, and whether there are more."""
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
 
 
 def output_names(photographs: Sequence[Photograph]) -> Iterator[str]:

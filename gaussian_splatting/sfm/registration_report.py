@@ -14,8 +14,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from gaussian_splatting.data.cameras import up_direction, upright_rotation
-from gaussian_splatting.sfm.photographs import shortened
-from sugar_utils.errors import UserError
+from sugar_utils.errors import UserError, shortened
 from sugar_utils.html import Page, Picture, duration_text
 from sugar_utils.memory import format_bytes
 

@@ -41,7 +41,7 @@ from gaussian_splatting.data.reference_layout import OBJECT_MASKS
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.run_directory import points_digest, scene_inputs
 from gaussian_splatting.rasterization import WARP, Rasterizer, rasterize
-from gaussian_splatting.rasterization.blending_weights import masked_shares
+from gaussian_splatting.rasterization.render import masked_shares
 from sugar_utils.files import atomic_path, write_json_atomic
 
 OBJECT_SHARE = 0.4

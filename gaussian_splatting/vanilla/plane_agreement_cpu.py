@@ -3,16 +3,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 import warp as wp
 from torch import Tensor
 
-from sugar_utils.warp_launch import NO_VECTORISER, SIMD_SOURCE, launch
-
-Floats2d = wp.array2d(dtype=float)
-Floats3d = wp.array3d(dtype=float)
+from sugar_utils.warp_arrays import Floats2d, Floats3d
+from sugar_utils.warp_launch import NO_VECTORISER, SIMD_SOURCE, launch, native_kernel, native_source
 
 # Contracted, products would not be rounded before they are added, as torch's are.
 wp.set_module_options(
@@ -23,28 +19,14 @@ wp.set_module_options(
 )
 
 MIN_WIDTH = 8  # pixels; narrower images have not one block of eight
-_SOURCE = Path(__file__).parent / "native" / "plane_agreement.inc"
 
 
-@wp.func_native(SIMD_SOURCE + _SOURCE.read_text(encoding="utf-8"))
-def _one_plane(
+@native_kernel(SIMD_SOURCE + native_source(__file__, "plane_agreement"))
+def _agree_on_planes(
     plane: int, radius: int, shift: wp.vec3, lens: wp.vec4, inverse_: Floats2d, rays_: Floats3d,
     grey_: Floats2d, mean_: Floats2d, other_: Floats2d, scratch_: Floats2d, variance_: Floats3d,
     covariance_: Floats3d,
 ): ...  # fmt: skip
-
-
-@wp.kernel
-def _agree_on_planes(
-    first: int, radius: int, shift: wp.vec3, lens: wp.vec4, inverse: Floats2d, rays: Floats3d,
-    grey: Floats2d, mean: Floats2d, other: Floats2d, scratch: Floats2d, variance: Floats3d,
-    covariance: Floats3d,
-):  # fmt: skip
-    plane = first + wp.tid()
-    _one_plane(
-        plane, radius, shift, lens, inverse, rays, grey, mean, other, scratch, variance,
-        covariance,
-    )  # fmt: skip
 
 
 def agreement_on_planes(

@@ -34,8 +34,6 @@ _flag = partial(flag, group="vanilla trainer")
 
 @dataclass(frozen=True)
 class VanillaConfig:
-    """Settings of the vanilla stage."""
-
     preset: Preset = preset("vanilla stage")
     iterations: int = _flag(
         30_000, "number of iterations, not touched by --schedule_scale; unset: 30000, scaled",
@@ -104,7 +102,6 @@ class VanillaConfig:
 
     @property
     def starts_dense(self) -> bool:
-        """Whether dense points are looked for."""
         return self.init == "dense" or (self.init is None and self.robustness.robust)
 
     @property

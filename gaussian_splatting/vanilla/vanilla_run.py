@@ -31,7 +31,7 @@ from gaussian_splatting.engine.run_directory import (
 )
 from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun, run_stage
 from gaussian_splatting.optim.densification import N_SCORES, DensificationConfig
-from gaussian_splatting.optim.learned_exposure import MIN_SPREAD, exposures_of
+from gaussian_splatting.optim.learned_exposure import MIN_SPREAD, Exposures
 from gaussian_splatting.shared_flags import InertFlags, checkpoint_interval, inert
 from gaussian_splatting.sky_sphere import SkySphere, limited_sky, opaque_sky, sky_of, with_sky
 from gaussian_splatting.vanilla.dense_start import with_dense_points, with_sky_colors
@@ -70,8 +70,6 @@ class InertVanillaFlags(InertFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class VanillaOptions:
-    """A vanilla run."""
-
     source_path: Path = _flag(MISSING, "scene folder; needed", short="-s", parse=Path)
     model_path: Path = _flag(MISSING, "checkpoint folder to write; needed", short="-m", parse=Path)
     images: str = _flag(
@@ -133,13 +131,11 @@ class VanillaOptions:
         return {**size, "images": self.images, "eval": self.eval, **self.config.identity()}
 
     def inputs(self, scene: Scene) -> dict[str, Any]:
-        """Digests of what is read."""
         if self.init_ply is None:
             return {**scene_inputs(scene), "points": points_digest(scene)}
         return {**scene_inputs(scene), "initial Gaussians": file_digest(self.init_ply)}
 
     def sources(self) -> dict[str, Any]:
-        """Where the inputs lie."""
         own = {} if self.init_ply is None else {"init_ply": self.init_ply.resolve()}
         return {"scene": self.source_path.resolve(), **own}
 
@@ -188,7 +184,9 @@ def _stage_run(
     options = replace(options, config=config)
     names, device = [camera.name for camera in scene.train_cameras], options.compute.device
     poses, hull = _poses(scene, config), hull_of(scene.train_cameras, device)
-    exposures = exposures_of(config.exposure, names, device, (1, config.iterations))
+    exposures = None
+    if config.exposure.exposure_compensation:
+        exposures = Exposures(config.exposure, names, device, (1, config.iterations))
     sky = sky_of(scene.train_cameras, scene.extent, config.robustness)
 
     def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> VanillaStage:

@@ -158,7 +158,6 @@ class VanillaStage(Stage):
             optimizer.zero_grad()
 
     def rendered_degree(self) -> int:
-        """The full degree."""
         return self._config.sh_degree
 
     def fitted_pose(self, camera: Camera, photograph: Tensor) -> Camera:

@@ -83,40 +83,31 @@ class LiveView:
         stopped: Callable[[], object],
     ) -> None:
         """Show the model as it is now, if anybody looks and a picture is due."""
-        if self._page is None or not len(self._page.requests):
+        page = self._page
+        if page is None or not len(page.requests):
             return
         try:
-            self._serve(self._page, stage, iteration, terms, stopped)
+            now = self._clock()
+            if now >= self._next_words:
+                figures = {name: float(value) for name, value in terms.items()}
+                page.tell(iteration, len(stage.model), figures)
+                self._next_words = now + TELL_SECONDS
+            if now >= self._next_renewal:
+                page.requests.renew()
+                self._next_renewal = now + RENEW_SECONDS
+            if now >= self._next_picture:
+                took = self._render(page, stage)
+                self._next_picture = self._clock() + took * (1 / SHARE - 1)
+            while self._may_pause and page.paused and len(page.requests) and not stopped():
+                # No iteration waits, so there is time for all pictures.
+                if not self._render(page, stage):
+                    page.requests.wait(_PAUSED_SECONDS)
         except Exception as error:
             # A lack of memory for a picture, a page that broke: the run is worth more than both.
             reason = f"{type(error).__name__}: {error}".split("\n")[0]
             self._warn(f"the viewer stopped ({reason}); training goes on")
             self._close()
             release_cached(stage.model.device)
-
-    def _serve(
-        self,
-        page: TrainingPage,
-        stage: Stage,
-        iteration: int,
-        terms: Mapping[str, Tensor],
-        stopped: Callable[[], object],
-    ) -> None:
-        now = self._clock()
-        if now >= self._next_words:
-            figures = {name: float(value) for name, value in terms.items()}
-            page.tell(iteration, len(stage.model), figures)
-            self._next_words = now + TELL_SECONDS
-        if now >= self._next_renewal:
-            page.requests.renew()
-            self._next_renewal = now + RENEW_SECONDS
-        if now >= self._next_picture:
-            took = self._render(page, stage)
-            self._next_picture = self._clock() + took * (1 / SHARE - 1)
-        while self._may_pause and page.paused and len(page.requests) and not stopped():
-            # No iteration waits, so there is time for all pictures.
-            if not self._render(page, stage):
-                page.requests.wait(_PAUSED_SECONDS)
 
     def _render(self, page: TrainingPage, stage: Stage) -> float:
         request = page.requests.due()
@@ -179,7 +170,6 @@ class TrainingPage:
         )
 
     def close(self) -> None:
-        """Stop serving."""
         with contextlib.redirect_stdout(io.StringIO()):
             self._server.stop()
 
@@ -228,26 +218,15 @@ def open_live_view(
     """The page that was asked for; nothing is served where none was, or where it cannot be."""
     if options.viewer is None or not group.is_first:
         return LiveView(None, say.warn)
-    page = _page(options, title, last, scene, group.is_alone, say.warn)
-    if page is not None:
-        say.info(f"viewer: {pages.address(options.viewer_host, options.viewer)}")
-    return LiveView(page, say.warn, group.is_alone)
-
-
-def _page(
-    options: pages.ViewerOptions,
-    title: str,
-    last: int,
-    scene: Scene,
-    may_pause: bool,
-    warn: Callable[[str], None],
-) -> TrainingPage | None:
-    """The page, or a warning: a run of hours must not fail for it."""
+    page = None
+    # A run of hours must not fail for it.
     try:
         server = pages.open_server(options.viewer_host, options.viewer, "SuGaR trainer", "--viewer")
-        return TrainingPage(server, title, last, scene, may_pause)
+        page = TrainingPage(server, title, last, scene, group.is_alone)
     except UserError as error:
-        warn(f"no viewer: {error}; training goes on")
+        say.warn(f"no viewer: {error}; training goes on")
     except Exception as error:
-        warn(f"no viewer ({type(error).__name__}: {error}); training goes on")
-    return None
+        say.warn(f"no viewer ({type(error).__name__}: {error}); training goes on")
+    else:
+        say.info(f"viewer: {pages.address(options.viewer_host, options.viewer)}")
+    return LiveView(page, say.warn, group.is_alone)

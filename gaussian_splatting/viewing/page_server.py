@@ -236,8 +236,6 @@ _FIRST_SIDE = 256
 
 @dataclass(frozen=True, eq=False)
 class BrowserView:
-    """Where a browser looks from."""
-
     position: np.ndarray  # of the camera, in world units, (3,)
     # Quaternion from the camera's axes (x right, y down, z forward) to the world's, (4,).
     wxyz: np.ndarray

@@ -385,7 +385,6 @@ def _attributes(cloud: GaussianCloud) -> dict[str, np.ndarray]:
 
 
 def holds_gltf_gaussians(path: Path) -> bool:
-    """Whether a file is a binary glTF with Gaussians in it."""
     if path.suffix.lower() != ".glb" or not path.is_file():
         return False
     with path.open("rb") as file:

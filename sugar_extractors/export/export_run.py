@@ -44,6 +44,7 @@ from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, check_writable, write_json_atomic
 from sugar_utils.flags import positive_int
+from sugar_utils.libraries import load_package
 from sugar_utils.memory import format_bytes
 from sugar_utils.settings import add_flags, flag, parser_of
 
@@ -129,7 +130,7 @@ class ExportOptions:
                 "how many metres a unit of the capture is"
             )
         if self.to == "3mf":
-            mesh_formats.require_lxml()
+            load_package("--to 3mf", "lxml", "lxml.etree", instead="use --to stl")
         if self.to in ("usdz", "usd"):
             mesh_formats.load_usd(f"--to {self.to}")
         given = [n for n in ("max_triangles", "texture_size") if getattr(self, n) is not None]

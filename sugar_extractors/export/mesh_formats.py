@@ -48,10 +48,6 @@ def closed_body(mesh: TriangleMesh) -> TriangleMesh:
     return body
 
 
-def require_lxml() -> None:
-    load_package("--to 3mf", "lxml", "lxml.etree", instead="use --to stl")
-
-
 def write_printable(path: Path, mesh: TriangleMesh, kind: str) -> None:
     """Write a binary STL or a 3MF package, in millimetres, complete or not at all."""
     # Here and not above: pipelines start half a second sooner without it.

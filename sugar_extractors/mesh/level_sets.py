@@ -28,6 +28,7 @@ from sugar_scene.geometry import MIN_SCALE, diamond_faces, diamond_vertices
 from sugar_scene.triangle_rasterizer import TriangleHits, rasterize_camera_triangles
 from sugar_utils.neighbors import nearest_neighbors
 from sugar_utils.random import generator
+from sugar_utils.warp_arrays import Floats, Floats2d, Ints, Ints2d, Vec2s, Vec3s, Vec3s2d, Vec4s
 from sugar_utils.warp_launch import as_array, launch
 from sugar_utils.warp_math import rotation_matrix
 
@@ -86,10 +87,7 @@ def build_model(cloud: GaussianCloud) -> LevelSetModel:
 
 
 @wp.kernel
-def billboard(
-    first: int, view: View, means: wp.array(dtype=wp.vec3), corners: wp.array(dtype=wp.vec3),
-    moved: wp.array(dtype=wp.vec3),
-):  # fmt: skip
+def billboard(first: int, view: View, means: Vec3s, corners: Vec3s, moved: Vec3s):
     """Slide corners along their lines of sight; corners behind the plane of sight become NaN."""
     i = first + wp.tid()
     center = view.rotation * means[i / 4] + view.translation
@@ -115,9 +113,7 @@ def diamond_hits(model: LevelSetModel, camera: Camera) -> TriangleHits:
 
 
 @wp.func
-def density_gradient(
-    point: wp.vec3, gaussian: int, neighbors: wp.array2d(dtype=int), packed: wp.array2d(dtype=float)
-) -> wp.vec3:
+def density_gradient(point: wp.vec3, gaussian: int, neighbors: Ints2d, packed: Floats2d) -> wp.vec3:
     """Sum of o_j Sigma_j^-1 (x - mean_j): minus the gradient of the density."""
     total = wp.vec3(0.0, 0.0, 0.0)
     for j in range(neighbors.shape[1]):
@@ -134,12 +130,9 @@ Profile = wp.types.vector(length=RAY_SAMPLES, dtype=wp.float32)
 
 @wp.kernel
 def march(
-    first: int, view: View, coordinates: wp.array(dtype=wp.vec2),
-    depths: wp.array(dtype=float), hit_gaussians: wp.array(dtype=int),
-    neighbors: wp.array2d(dtype=int), packed: wp.array2d(dtype=float),
-    quats: wp.array(dtype=wp.vec4), scales: wp.array(dtype=wp.vec3),
-    levels: wp.array(dtype=float), points: wp.array2d(dtype=wp.vec3),
-    normals: wp.array2d(dtype=wp.vec3), valid: wp.array2d(dtype=wp.bool),
+    first: int, view: View, coordinates: Vec2s, depths: Floats, hit_gaussians: Ints,
+    neighbors: Ints2d, packed: Floats2d, quats: Vec4s, scales: Vec3s, levels: Floats,
+    points: Vec3s2d, normals: Vec3s2d, valid: wp.array2d(dtype=wp.bool),
 ):  # fmt: skip
     i = first + wp.tid()
     gaussian = hit_gaussians[i]

@@ -27,7 +27,7 @@ from sugar_utils.flags import (
     vector3,
 )
 from sugar_utils.schemas import RunRecord, read_checked
-from sugar_utils.settings import flag, from_args, parser_of
+from sugar_utils.settings import flag, from_args
 
 # How a mesh was made, as file names tell it; empty for level sets and Poisson, the last two by
 # the original only.
@@ -211,11 +211,6 @@ def mesh_name(model: str, level: float, target: int, variant: MeshVariant = "") 
         "marchingcubes": f"marchingcubes_level{number_text(level)}",
     }[variant]
     return f"sugarmesh_{model}{kind}_decim{target}.ply"
-
-
-def mesh_parser(description: str | None) -> argparse.ArgumentParser:
-    """All flags of ``extract_mesh.py``."""
-    return parser_of(description, MeshOptions)
 
 
 def mesh_options(args: argparse.Namespace) -> MeshOptions:

@@ -35,6 +35,7 @@ from sugar_trainers.view_comparison import all_pixels
 from sugar_utils.console import Console
 from sugar_utils.flags import non_negative_float, positive_float
 from sugar_utils.settings import flag
+from sugar_utils.warp_arrays import Floats, Floats2d, Vec3s, Vec3s2d
 from sugar_utils.warp_launch import as_array, launch
 
 wp.set_module_options({"enable_backward": False})
@@ -241,9 +242,8 @@ def _mark_view(
 @wp.kernel
 def integrate(
     first: int, view: View, origin: wp.vec3, voxel: float, truncation: float,
-    blocks: wp.array(dtype=wp.vec3i), depth: wp.array2d(dtype=float),
-    color: wp.array2d(dtype=wp.vec3), distances: wp.array(dtype=float),
-    weights: wp.array(dtype=float), colors: wp.array(dtype=wp.vec3),
+    blocks: wp.array(dtype=wp.vec3i), depth: Floats2d, color: Vec3s2d, distances: Floats,
+    weights: Floats, colors: Vec3s,
 ):  # fmt: skip
     """Average one view into the field; a work item is one voxel corner."""
     i = first + wp.tid()

@@ -1,25 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Colours of mesh-bound Gaussians from the photographs, where the refinement starts.
+"""What the refinement starts from beside the mesh: colours, and Gaussians the mesh does not show.
 
 Colours of vertices are as coarse as the mesh and the same from all sides, and an optimiser needs
-hundreds of steps to change that.
+hundreds of steps to change that: colours of mesh-bound Gaussians come from the photographs. What
+the mesh does not show, as sky, distance and parts thinner than triangles, stays beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.optim.learned_exposure import unexposed
+from gaussian_splatting.rasterization import WARP, Rasterizer
+from gaussian_splatting.rasterization.render import masked_shares
 from gaussian_splatting.rasterization.spherical_harmonics import SH_C0, sh_basis_of
 from sugar_scene.mesh_bound import BoundCloud
-from sugar_scene.triangle_rasterizer import pixels_of_points
+from sugar_scene.triangle_rasterizer import pixels_of_points, rasterize_triangles
 from sugar_utils.device import upload
 
 N_COEFFICIENTS = 4  # of bands 0 and 1; two bands measured no better
@@ -64,3 +68,32 @@ def with_photograph_colors(cloud: BoundCloud, photographs: Iterable[Photograph])
         sh_dc=torch.where(seen, band_0, cloud.sh_dc),
         sh_rest=torch.where(seen, rest, cloud.sh_rest),
     )
+
+
+MIN_SHARE = 0.2  # of the blending weights beside the mesh
+_MAX_SIDE = 480
+
+
+def background_rows(
+    gaussians: Gaussians,
+    vertices: Tensor,
+    faces: Tensor,
+    cameras: Sequence[Camera],
+    rasterizer: Rasterizer = WARP,
+) -> Tensor:
+    """Gaussians that blend into pixels which the mesh does not cover. (N,) bool
+
+    With a fifth of their weights there, so that no gap is left around the mesh.
+    """
+    views = [_smaller(camera) for camera in cameras]
+    hits = (rasterize_triangles(vertices, faces, view) for view in views)
+    beside = ((view, (~hit.covered).float()) for view, hit in zip(views, hits, strict=True))
+    shares = masked_shares(gaussians, beside, rasterizer)
+    return shares > MIN_SHARE
+
+
+def _smaller(camera: Camera) -> Camera:
+    factor = _MAX_SIDE / max(camera.width, camera.height)
+    if factor >= 1:
+        return camera
+    return camera.resized(*(max(1, round(side * factor)) for side in (camera.width, camera.height)))

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Types of arrays that kernels are given, by what one element is and how many axes there are."""
+
+import warp as wp
+
+Floats = wp.array(dtype=float)
+Floats2d = wp.array2d(dtype=float)
+Floats3d = wp.array3d(dtype=float)
+Ints = wp.array(dtype=int)
+Ints2d = wp.array2d(dtype=int)
+Vec2s = wp.array(dtype=wp.vec2)
+Vec3s = wp.array(dtype=wp.vec3)
+Vec3s2d = wp.array2d(dtype=wp.vec3)
+Vec4s = wp.array(dtype=wp.vec4)
