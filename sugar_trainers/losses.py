@@ -23,15 +23,10 @@ MIN_VIEW_Z = 1e-4  # world units; points with less have no pixel
 _MIN_BETA = 1e-12
 
 
-def _sum(values: Tensor) -> Tensor:
-    """In float64, because its order depends on the number of threads."""
-    return values.sum(dtype=torch.float64).to(values.dtype)
-
-
 def _mean(values: Tensor, total: int | Tensor | None) -> Tensor:
     if isinstance(total, Tensor):
-        return _sum(values) / total
-    return _sum(values) / max(values.numel() if total is None else total, 1)
+        return values.sum() / total
+    return values.sum() / max(values.numel() if total is None else total, 1)
 
 
 def opacity_entropy(
@@ -187,5 +182,6 @@ def edge_weights(gray: Tensor) -> Tensor:
 
 def flatness_loss(scales: Tensor, extent: float, counted: Tensor) -> Tensor:
     """Mean smallest scale in camera extents: a flat Gaussian is a plane. (N, 3), (N,) bool"""
-    smallest = torch.where(counted, smallest_scales(scales), 0.0)
-    return _sum(smallest) / (counted.sum().clamp_min(1) * extent)
+    return torch.where(counted, smallest_scales(scales), 0.0).sum() / (
+        counted.sum().clamp_min(1) * extent
+    )

@@ -143,11 +143,10 @@ def _mean_over_pixels(
     maps, comparison = strip.maps, strip.beside.comparison
     if comparison is None or not comparison.pixels.shape[0]:
         return maps.plane.sum() * 0
-    pixels = comparison.pixels
+    pixels, places = comparison.pixels, comparison.places
     if maps.share < 1:
         top = maps.shown.start + maps.counted.start
         here = (pixels[:, 1] >= top) & (pixels[:, 1] < maps.shown.start + maps.counted.stop)
-        pixels = pixels[here]
-    places = (pixels[:, 1] - maps.shown.start) * strip.camera.width + pixels[:, 0]
-    planes = PlanesAt.apply(maps.plane, places.long())
+        pixels, places = pixels[here], places[here] - maps.shown.start * strip.camera.width
+    planes = PlanesAt.apply(maps.plane, places)
     return value(comparison, planes, pixels).sum() / comparison.pixels.shape[0]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -45,6 +46,11 @@ class Comparison:
     neighbor_gray: Tensor  # (H', W')
     neighbor_depth: Tensor  # 0 where unknown. (H', W') world units
     pixels: Tensor  # columns and rows, in the order of rows. (n, 2) int32
+
+    @functools.cached_property
+    def places(self) -> Tensor:
+        """Of the pixels in the flattened image. (n,) int64"""
+        return (self.pixels[:, 1] * self.gray.shape[1] + self.pixels[:, 0]).long()
 
     def of(
         self, planes: Tensor, pixels: Tensor, patches: int
