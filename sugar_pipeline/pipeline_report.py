@@ -81,17 +81,11 @@ class Comparison:
 
 
 def write_report(
-    path: Path,
-    title: str,
-    stages: Sequence[StageRecord],
-    *,
-    notify: Callable[[str], None],
-    settings: Mapping[str, object] | None = None,
-    comparison: Comparison | None = None,
-    pictures: Mapping[str, Sequence[np.ndarray]] | None = None,
-    model: bytes | None = None,
+    path: Path, title: str, stages: Sequence[StageRecord], *, notify: Callable[[str], None],
+    settings: Mapping[str, object] | None = None, comparison: Comparison | None = None,
+    pictures: Mapping[str, Sequence[np.ndarray]] | None = None, model: bytes | None = None,
     quality: MeshQuality | Mapping[str, MeshQuality] | None = None,
-) -> Path | None:
+) -> Path | None:  # fmt: skip
     """Write the report of a pipeline; None if it cannot be written.
 
     Args:

@@ -69,17 +69,11 @@ class CoarseStage(Stage):
     """
 
     def __init__(
-        self,
-        cloud: GaussianCloud,
-        config: CoarseConfig,
-        extent: float,
-        notify: Callable[[str], None],
-        sample_source: SampleSource | None = None,
-        *,
-        rasterizer: Rasterizer = WARP,
-        hull: VisualHull | None = None,
+        self, cloud: GaussianCloud, config: CoarseConfig, extent: float,
+        notify: Callable[[str], None], sample_source: SampleSource | None = None, *,
+        rasterizer: Rasterizer = WARP, hull: VisualHull | None = None,
         exposures: Exposures | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.name = f"coarse {config.regularization_type}"
         self.extent = extent
         self.exposures = exposures
@@ -327,14 +321,9 @@ class CoarseOptions(TrainingOptions):
         return cloud.to(self.compute.device), {"Gaussians": file_digest(checkpoint.ply_path)}
 
     def stage(
-        self,
-        model: GaussianCloud,
-        config: CoarseConfig,
-        scene: Scene,
-        store: ImageStore,
-        console: Console,
-        exposures: Exposures | None,
-    ) -> Stage:
+        self, model: GaussianCloud, config: CoarseConfig, scene: Scene, store: ImageStore,
+        console: Console, exposures: Exposures | None,
+    ) -> Stage:  # fmt: skip
         return CoarseStage(
             model, config, scene.extent, console.info, rasterizer=self.compute.rasterizer,
             hull=hull_of(scene.train_cameras, self.compute.device), exposures=exposures,

@@ -212,17 +212,9 @@ class _Consistency(torch.autograd.Function):
 
 
 def fused_depth_normal_consistency(
-    depth: Tensor,
-    normal_xy: Tensor,
-    fx: float,
-    fy: float,
-    cx: float,
-    cy: float,
-    *,
-    rows: slice | None = None,
-    total: int | Tensor | None = None,
-    counted: Tensor | None = None,
-) -> Tensor:
+    depth: Tensor, normal_xy: Tensor, fx: float, fy: float, cx: float, cy: float, *,
+    rows: slice | None = None, total: int | Tensor | None = None, counted: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Mean of 1 - N . n_D over all pixels, n_D the normals of the depth map.
 
     The border and empty pixels count with the constant 1.

@@ -47,19 +47,11 @@ class MultiviewStage(Stage):
     name = "coarse multiview"
 
     def __init__(
-        self,
-        cloud: GaussianCloud,
-        config: MultiviewConfig,
-        extent: float,
-        cameras: Sequence[Camera],
-        neighbors: NeighborViews,
-        images: ImageStore,
-        notify: Callable[[str], None],
-        *,
-        rasterizer: Rasterizer = WARP,
-        hull: VisualHull | None = None,
-        exposures: Exposures | None = None,
-    ) -> None:
+        self, cloud: GaussianCloud, config: MultiviewConfig, extent: float,
+        cameras: Sequence[Camera], neighbors: NeighborViews, images: ImageStore,
+        notify: Callable[[str], None], *, rasterizer: Rasterizer = WARP,
+        hull: VisualHull | None = None, exposures: Exposures | None = None,
+    ) -> None:  # fmt: skip
         self.extent = extent
         self.exposures = exposures
         self.model = TrainableCloud(
@@ -198,14 +190,9 @@ class MultiviewOptions(CoarseOptions):
     config: MultiviewConfig = field(default_factory=MultiviewConfig)
 
     def stage(
-        self,
-        model: GaussianCloud,
-        config: MultiviewConfig,
-        scene: Scene,
-        store: ImageStore,
-        console: Console,
-        exposures: Exposures | None,
-    ) -> MultiviewStage:
+        self, model: GaussianCloud, config: MultiviewConfig, scene: Scene, store: ImageStore,
+        console: Console, exposures: Exposures | None,
+    ) -> MultiviewStage:  # fmt: skip
         """The stage; says which views have no neighbours."""
         cameras = scene.train_cameras
         neighbors = NeighborViews(cameras, scene.extent, observations=scene.observations)

@@ -75,15 +75,10 @@ class RefineStage(Stage):
     name = "refine"
 
     def __init__(
-        self,
-        cloud: BoundCloud,
-        config: RefineConfig,
-        extent: float,
-        export: Callable[[BoundCloud], None] | None = None,
-        rasterizer: Rasterizer = WARP,
-        exposures: Exposures | None = None,
-        comparer: ViewComparer | None = None,
-    ) -> None:
+        self, cloud: BoundCloud, config: RefineConfig, extent: float,
+        export: Callable[[BoundCloud], None] | None = None, rasterizer: Rasterizer = WARP,
+        exposures: Exposures | None = None, comparer: ViewComparer | None = None,
+    ) -> None:  # fmt: skip
         self.extent = extent
         self.exposures = exposures
         scale = config.vertex_rate_scale(extent)
@@ -334,14 +329,9 @@ class RefineOptions(TrainingOptions):
         return cloud, {**digests, "background": file_digest(path)}
 
     def stage(
-        self,
-        model: BoundCloud,
-        config: RefineConfig,
-        scene: Scene,
-        store: ImageStore,
-        console: Console,
-        exposures: Exposures | None,
-    ) -> RefineStage:
+        self, model: BoundCloud, config: RefineConfig, scene: Scene, store: ImageStore,
+        console: Console, exposures: Exposures | None,
+    ) -> RefineStage:  # fmt: skip
         """The stage; compares neighbouring views if that is asked for."""
         rasterizer, comparer, cameras = self.compute.rasterizer, None, scene.train_cameras
         if config.initial_colors == "photographs":

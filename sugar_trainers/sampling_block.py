@@ -78,16 +78,9 @@ class SurfaceSampler:
         self._extent = extent
 
     def backward(
-        self,
-        terms: Sequence[LossTerm],
-        leaves: Gaussians,
-        neighbors: Tensor,
-        indices: Tensor,
-        noise: Tensor,
-        camera: Camera,
-        depth: Tensor | None,
-        n_candidates: int | None = None,
-    ) -> dict[str, Tensor]:
+        self, terms: Sequence[LossTerm], leaves: Gaussians, neighbors: Tensor, indices: Tensor,
+        noise: Tensor, camera: Camera, depth: Tensor | None, n_candidates: int | None = None,
+    ) -> dict[str, Tensor]:  # fmt: skip
         """Evaluate terms chunk by chunk, adding weighted gradients to the leaves.
 
         Every chunk's loss is divided by the number of all samples, so the sum over chunks is the

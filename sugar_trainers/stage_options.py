@@ -77,14 +77,9 @@ class TrainingOptions(CaptureOptions):
 
     @abstractmethod
     def stage(
-        self,
-        model: Model,
-        config: StageSettings,
-        scene: Scene,
-        store: ImageStore,
-        console: Console,
-        exposures: Exposures | None,
-    ) -> Stage:
+        self, model: Model, config: StageSettings, scene: Scene, store: ImageStore,
+        console: Console, exposures: Exposures | None,
+    ) -> Stage:  # fmt: skip
         """The stage; ``config`` has a memory plan."""
 
     def identity(self) -> dict[str, Any]:

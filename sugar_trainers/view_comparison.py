@@ -88,14 +88,9 @@ class ViewComparer:
     """
 
     def __init__(
-        self,
-        neighbors: NeighborViews,
-        images: ImageStore,
-        extent: float,
-        pixels: int,
-        seed: int,
+        self, neighbors: NeighborViews, images: ImageStore, extent: float, pixels: int, seed: int,
         rasterizer: Rasterizer = WARP,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.reach = REACH * extent
         self._neighbors = neighbors
         self._images = images
@@ -104,14 +99,9 @@ class ViewComparer:
         self._rasterizer = rasterizer
 
     def surface_view(
-        self,
-        gaussians: Gaussians,
-        camera: Camera,
-        photograph: Tensor,
-        split: ImageSplit,
-        iteration: int,
-        view_index: int,
-    ) -> SurfaceView:
+        self, gaussians: Gaussians, camera: Camera, photograph: Tensor, split: ImageSplit,
+        iteration: int, view_index: int,
+    ) -> SurfaceView:  # fmt: skip
         """What terms see beside a render; arguments as of :meth:`comparison`."""
         compared = None
         if self._pixels:

@@ -44,15 +44,10 @@ class Console:
     """
 
     def __init__(
-        self,
-        log_path: Path | None = None,
-        *,
-        stream: IO[str] | None = None,
-        terminal: bool | None = None,
-        plain_seconds: float = PLAIN_INTERVAL_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
-        listener: Listener | None = None,
-    ) -> None:
+        self, log_path: Path | None = None, *, stream: IO[str] | None = None,
+        terminal: bool | None = None, plain_seconds: float = PLAIN_INTERVAL_SECONDS,
+        clock: Callable[[], float] = time.monotonic, listener: Listener | None = None,
+    ) -> None:  # fmt: skip
         stream = sys.stdout if stream is None else stream
         if hasattr(stream, "reconfigure"):
             # A narrow code page must not end a run because an image has an accent in its name.

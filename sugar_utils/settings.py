@@ -72,21 +72,11 @@ _PARSERS: dict[type, Callable[[str], Any]] = {bool: boolean, int: integer, float
 
 
 def flag(
-    default: Any,
-    help: str,
-    *,
-    group: str,
-    short: str | None = None,
-    long: str = "",
-    parse: Callable[[str], Any] | None = None,
-    unset: bool = False,
-    no_effect_when: str = "",
-    missing: str = "",
-    positional: bool = False,
-    task: str = "",
-    modes: Mapping[str, Any] | None = None,
-    **options: Any,
-) -> Any:
+    default: Any, help: str, *, group: str, short: str | None = None, long: str = "",
+    parse: Callable[[str], Any] | None = None, unset: bool = False, no_effect_when: str = "",
+    missing: str = "", positional: bool = False, task: str = "",
+    modes: Mapping[str, Any] | None = None, **options: Any,
+) -> Any:  # fmt: skip
     """A dataclass field that is a flag named like the field.
 
     Args:

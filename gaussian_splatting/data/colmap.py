@@ -73,14 +73,9 @@ def _format_of(folder: Path) -> str | None:
 
 
 def read_colmap(
-    folder: Path,
-    images: pictures.ImageFolder,
-    *,
-    cache_root: Path | None = None,
-    missing_ok: bool = False,
-    repair: bool = False,
-    notify: Callable[[str], None] = print,
-) -> ColmapModel:
+    folder: Path, images: pictures.ImageFolder, *, cache_root: Path | None = None,
+    missing_ok: bool = False, repair: bool = False, notify: Callable[[str], None] = print,
+) -> ColmapModel:  # fmt: skip
     """Read a COLMAP model and find its photographs.
 
     Args:

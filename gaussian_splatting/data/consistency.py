@@ -391,17 +391,10 @@ class CheckedViews:
 
 
 def checked_views(
-    cameras: Sequence[Camera],
-    root: Path,
-    *,
-    points: np.ndarray,
-    observations: Observations | None,
-    masks: MaskOptions,
-    options: ViewOptions,
-    notify: Notify,
-    known: dict[str, str] | None = None,
-    estimated: Path | None = None,
-) -> CheckedViews:
+    cameras: Sequence[Camera], root: Path, *, points: np.ndarray,
+    observations: Observations | None, masks: MaskOptions, options: ViewOptions, notify: Notify,
+    known: dict[str, str] | None = None, estimated: Path | None = None,
+) -> CheckedViews:  # fmt: skip
     """Find the masks of the views of a capture, and check the views against each other.
 
     Args:

@@ -80,15 +80,9 @@ def point_cloud_path(root: Path, iteration: int) -> Path:
 
 
 def write_cfg_args(
-    root: Path,
-    *,
-    source_path: Path | str,
-    sh_degree: int = 3,
-    images: str = "images",
-    resolution: float = -1,
-    white_background: bool = False,
-    eval_split: bool = False,
-) -> None:
+    root: Path, *, source_path: Path | str, sh_degree: int = 3, images: str = "images",
+    resolution: float = -1, white_background: bool = False, eval_split: bool = False,
+) -> None:  # fmt: skip
     """Write ``cfg_args``, the settings that viewers of other programs read back."""
     values = {
         "sh_degree": sh_degree,

@@ -320,14 +320,9 @@ def _with_images(
 
 
 def _finish(
-    root: Path,
-    train: list[Camera],
-    test: list[Camera],
-    source: _Source,
-    how: SceneOptions,
-    dropped: dict[str, str] | None = None,
-    object_masks: Path | None = None,
-) -> Scene:
+    root: Path, train: list[Camera], test: list[Camera], source: _Source, how: SceneOptions,
+    dropped: dict[str, str] | None = None, object_masks: Path | None = None,
+) -> Scene:  # fmt: skip
     """Check the views, and bring all cameras to their training size, with their masks."""
     checked = checked_views(
         [*train, *test], root, points=source.points, observations=source.observations,

@@ -74,16 +74,10 @@ class Trainer:
     """Runs a stage from its first iteration (or a checkpoint) to its last."""
 
     def __init__(
-        self,
-        stage: Stage,
-        config: LoopConfig,
-        scene: Scene,
-        images: ImageStore,
-        run: RunDirectory,
-        console: Console,
-        group: ProcessGroup = ALONE,
+        self, stage: Stage, config: LoopConfig, scene: Scene, images: ImageStore,
+        run: RunDirectory, console: Console, group: ProcessGroup = ALONE,
         live: LiveView | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._stage = stage
         self._scene = scene
         self._left_out: dict[str, str] = {}

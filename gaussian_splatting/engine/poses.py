@@ -155,15 +155,9 @@ _MOVED = ("means", "quats", "sh_rest")
 
 
 def fitted_pose(
-    gaussians: Gaussians,
-    camera: Camera,
-    photograph: Tensor,
-    extent: float,
-    background: Tensor,
-    *,
-    exposed: bool = False,
-    rasterizer: Rasterizer = WARP,
-) -> Camera:
+    gaussians: Gaussians, camera: Camera, photograph: Tensor, extent: float, background: Tensor, *,
+    exposed: bool = False, rasterizer: Rasterizer = WARP,
+) -> Camera:  # fmt: skip
     """The camera moved to where its photograph, (H, W, 3) or (H, W, 4) uint8, is shown best."""
     leaves = {n: getattr(gaussians, n).detach().clone().requires_grad_(True) for n in _MOVED}
     frozen = replace(gaussians, **leaves)

@@ -78,16 +78,9 @@ class EmptyViews:
 
 class Stepper:
     def __init__(
-        self,
-        stage: Stage,
-        cameras: Sequence[Camera],
-        *,
-        first: int,
-        seed: int,
-        images: ImageStore,
-        group: ProcessGroup,
-        console: Console,
-    ) -> None:
+        self, stage: Stage, cameras: Sequence[Camera], *, first: int, seed: int,
+        images: ImageStore, group: ProcessGroup, console: Console,
+    ) -> None:  # fmt: skip
         self._stage = stage
         self._cameras = cameras
         self._first = first

@@ -34,15 +34,9 @@ class Target:
 
 
 def target_of(
-    photograph: Tensor,
-    plain: Tensor,
-    camera: Camera,
-    exposures: Exposures | None,
-    *,
-    seed: int,
-    iteration: int,
-    view_index: int = 0,
-) -> Target:
+    photograph: Tensor, plain: Tensor, camera: Camera, exposures: Exposures | None, *, seed: int,
+    iteration: int, view_index: int = 0,
+) -> Target:  # fmt: skip
     """What a view of a step is compared with, on its background and with its exposure.
 
     Arguments as of :func:`on_background`.
@@ -56,15 +50,9 @@ def target_of(
 
 
 def on_background(
-    photograph: Tensor,
-    plain: Tensor,
-    camera: Camera,
-    *,
-    seed: int,
-    iteration: int,
-    view_index: int = 0,
-    exposure: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+    photograph: Tensor, plain: Tensor, camera: Camera, *, seed: int, iteration: int,
+    view_index: int = 0, exposure: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """What a render is to be compared with, and the colour behind it.
 
     Args:

@@ -139,18 +139,11 @@ class DensificationStatistics(ViewSums):
 
 
 def densify_and_prune(
-    optimizer: GroupedAdam,
-    gradient: Tensor,
-    config: DensificationConfig,
-    *,
-    extent: float,
-    remove_large: bool,
-    generator: torch.Generator,
-    sky: SkySphere | None = None,
-    may_grow: Tensor | None = None,
-    unused: Tensor | None = None,
+    optimizer: GroupedAdam, gradient: Tensor, config: DensificationConfig, *, extent: float,
+    remove_large: bool, generator: torch.Generator, sky: SkySphere | None = None,
+    may_grow: Tensor | None = None, unused: Tensor | None = None,
     allowed: Callable[[int], int] | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """One round of clone, split and prune.
 
     The 3DGS rule that also removes Gaussians by their screen radius is left out: its counter is

@@ -198,16 +198,10 @@ def _vector_of(sh_rest: Tensor) -> type:
 
 
 def project(
-    gaussians: Gaussians,
-    camera: Camera,
-    *,
-    rgb: bool = True,
-    depth: bool = False,
-    normal: bool = False,
-    plane_reach: float | None = None,
-    features: Tensor | None = None,
+    gaussians: Gaussians, camera: Camera, *, rgb: bool = True, depth: bool = False,
+    normal: bool = False, plane_reach: float | None = None, features: Tensor | None = None,
     sh_degree: int = 3,
-) -> Projection:
+) -> Projection:  # fmt: skip
     """Project Gaussians to a camera and compute the values their splats carry.
 
     A Gaussian with a non-finite position, shape or opacity is culled.

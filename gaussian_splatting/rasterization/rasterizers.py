@@ -198,16 +198,9 @@ def blend_rows(
 
 
 def backpropagate_rows(
-    splats: Tensor,
-    tiles: TileLists,
-    background: Tensor,
-    blended: BlendedRows,
-    d_pixels: Tensor,
-    d_transmittance: Tensor,
-    gradients: SplatGradients,
-    *,
-    blocks: bool | None = None,
-) -> None:
+    splats: Tensor, tiles: TileLists, background: Tensor, blended: BlendedRows, d_pixels: Tensor,
+    d_transmittance: Tensor, gradients: SplatGradients, *, blocks: bool | None = None,
+) -> None:  # fmt: skip
     """Add what some rows say to the gradients of splats, in an order that is always the same.
 
     Args:

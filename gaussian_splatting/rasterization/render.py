@@ -64,19 +64,11 @@ def channel_background(
 
 
 def rasterize(
-    gaussians: Gaussians,
-    camera: Camera,
-    background: Tensor | None = None,
-    *,
-    rgb: bool = True,
-    depth: bool = False,
-    normal: bool = False,
-    plane_reach: float | None = None,
-    features: Tensor | None = None,
-    sh_degree: int = 3,
-    farthest_depth_behind: bool = False,
+    gaussians: Gaussians, camera: Camera, background: Tensor | None = None, *, rgb: bool = True,
+    depth: bool = False, normal: bool = False, plane_reach: float | None = None,
+    features: Tensor | None = None, sh_degree: int = 3, farthest_depth_behind: bool = False,
     rasterizer: Rasterizer = WARP,
-) -> RenderOutput:
+) -> RenderOutput:  # fmt: skip
     """Render everything asked for in one pass; every channel costs memory and time.
 
     Args:
@@ -126,14 +118,9 @@ def plain_background(white: bool, device: torch.device) -> Tensor:
 
 @torch.no_grad()
 def render_view(
-    gaussians: Gaussians,
-    camera: Camera,
-    *,
-    white: bool,
-    geometry: bool,
-    sh_degree: int = 3,
+    gaussians: Gaussians, camera: Camera, *, white: bool, geometry: bool, sh_degree: int = 3,
     rasterizer: Rasterizer = WARP,
-) -> RenderOutput:
+) -> RenderOutput:  # fmt: skip
     """Colour on a plain background, with depth and normals where ``geometry`` asks for them."""
     return rasterize(
         gaussians,

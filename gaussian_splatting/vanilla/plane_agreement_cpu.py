@@ -30,17 +30,10 @@ def _agree_on_planes(
 
 
 def agreement_on_planes(
-    grey: Tensor,
-    mean: Tensor,
-    deviation: Tensor,
-    other: Tensor,
-    rays: Tensor,
-    shift: tuple[float, float, float],
-    lens: tuple[float, float, float, float],
-    inverse: Tensor,
-    window: int,
-    nowhere: float,
-) -> Tensor:
+    grey: Tensor, mean: Tensor, deviation: Tensor, other: Tensor, rays: Tensor,
+    shift: tuple[float, float, float], lens: tuple[float, float, float, float], inverse: Tensor,
+    window: int, nowhere: float,
+) -> Tensor:  # fmt: skip
     """Normalised cross-correlation with a neighbour on each plane, as torch computes it. (D, H, W)
 
     Args:

@@ -68,19 +68,12 @@ class VanillaStage(Stage):
     name = "vanilla"
 
     def __init__(
-        self,
-        cloud: GaussianCloud,
-        config: VanillaConfig,
-        extent: float,
-        export: Callable[[int, GaussianCloud], object],
-        rasterizer: Rasterizer = WARP,
-        *,
-        poses: PoseRefinement | None = None,
-        hull: VisualHull | None = None,
-        exposures: Exposures | None = None,
-        sky: SkySphere | None = None,
+        self, cloud: GaussianCloud, config: VanillaConfig, extent: float,
+        export: Callable[[int, GaussianCloud], object], rasterizer: Rasterizer = WARP, *,
+        poses: PoseRefinement | None = None, hull: VisualHull | None = None,
+        exposures: Exposures | None = None, sky: SkySphere | None = None,
         growth: ResolutionGrowth | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._growth = growth
         self._budget = None if growth is None else GaussianBudget(growth, len(cloud))
         self.extent, self.exposures, self.poses = extent, exposures, poses

@@ -169,14 +169,9 @@ class Reporter:
     """Collects and shows the figures of one run; a context manager."""
 
     def __init__(
-        self,
-        stage: Stage,
-        console: Console,
-        tensorboard_dir: Path,
-        first_iteration: int,
-        scene: Scene,
-        timings: dict[str, dict[str, float]] | None = None,
-    ) -> None:
+        self, stage: Stage, console: Console, tensorboard_dir: Path, first_iteration: int,
+        scene: Scene, timings: dict[str, dict[str, float]] | None = None,
+    ) -> None:  # fmt: skip
         self._held_out_note = f" ({scene.held_out_note})" if scene.held_out_note else ""
         self.figures: dict[str, Any] = {}
         self.health: dict[str, float] = {}
