@@ -130,8 +130,10 @@ def make_stage(
         cloud = step_scenes.as_cloud(scene)
     else:
         cloud, camera = made
-    learning = LaterExposure(exposure_compensation=setting.exposure)
-    learned = Exposures(learning, [camera.name], torch.device("cpu"), (1, 2))
+    learned = None
+    if setting.exposure:
+        learning = LaterExposure(exposure_compensation=True)
+        learned = Exposures(learning, [camera.name], torch.device("cpu"), (1, 2))
     if setting.phase == "refine":
         bound = bind_to_mesh(*step_scenes.make_wall(n), 1, EXTENT)
         return RefineStage(bound, config, EXTENT, exposures=learned), camera
