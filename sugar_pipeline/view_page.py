@@ -18,7 +18,6 @@ from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import decode_view
 from gaussian_splatting.data.scene import Scene
-from gaussian_splatting.engine.training_views import at_scale
 from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
 from gaussian_splatting.viewing import page_server
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, glb_chunks, jpeg_bytes
@@ -92,6 +91,7 @@ PICTURES = (*SHOWS, PHOTOGRAPH, ERROR)
 LAYOUTS = ("one", "side by side", "slider")
 LARGEST_ERROR = 0.25  # mean difference of the colours, of 1, that is drawn white
 _PAPER = 24
+SMALL_SIDE = 160  # pixels, of photographs in frusta
 _LINE = 255
 _KEPT_PHOTOGRAPHS = 8
 
@@ -160,7 +160,7 @@ class OwnPictures:
             # One depth for all views, or they would flicker.
             cameras = list(self._cameras.values())
             probes = cameras[:: max(1, len(cameras) // 4)] or [camera]
-            self._far[one.model] = far_depth(model, [small(probe) for probe in probes])
+            self._far[one.model] = far_depth(model, [probe.reduced(SMALL_SIDE) for probe in probes])
         picture = shown(model, one.picture, camera, self._far.get(one.model, 1.0))
         if picture.shape[:2] == (camera.height, camera.width):
             return picture
@@ -200,10 +200,6 @@ def cut_to(camera: Camera, width: int, height: int, whole: tuple[int, int]) -> C
         camera, width=width, height=height, fx=camera.fx * scale, fy=camera.fy * scale,
         cx=camera.cx * scale + sx, cy=camera.cy * scale + sy,
     )  # fmt: skip
-
-
-def small(camera: Camera, longest_side: int = 160) -> Camera:
-    return at_scale(camera, min(1.0, longest_side / max(camera.width, camera.height)))
 
 
 def slid(left: np.ndarray, right: np.ndarray, split: float) -> np.ndarray:
@@ -315,7 +311,9 @@ class ViewPage:
         camera = self._cameras[number]
         if camera.image_path is not None:
             try:
-                self._frusta[number].image = decode_view(small(camera), self._around.white)[..., :3]
+                self._frusta[number].image = decode_view(
+                    camera.reduced(SMALL_SIDE), self._around.white
+                )[..., :3]
             except UserError as error:
                 self._notify(str(error))
         return True

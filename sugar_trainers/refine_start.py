@@ -85,15 +85,8 @@ def background_rows(
 
     With a fifth of their weights there, so that no gap is left around the mesh.
     """
-    views = [_smaller(camera) for camera in cameras]
+    views = [camera.reduced(_MAX_SIDE) for camera in cameras]
     hits = (rasterize_triangles(vertices, faces, view) for view in views)
     beside = ((view, (~hit.covered).float()) for view, hit in zip(views, hits, strict=True))
     shares = masked_shares(gaussians, beside, rasterizer)
     return shares > MIN_SHARE
-
-
-def _smaller(camera: Camera) -> Camera:
-    factor = _MAX_SIDE / max(camera.width, camera.height)
-    if factor >= 1:
-        return camera
-    return camera.resized(*(max(1, round(side * factor)) for side in (camera.width, camera.height)))

@@ -91,7 +91,7 @@ def positive_or_auto(text: str) -> Automatic:
 
 def boolean_or_auto(text: str) -> bool | Literal["auto"]:
     """True, false, or what the program finds out."""
-    return AUTO if text == AUTO else boolean(text)
+    return AUTO if text.strip().lower() == AUTO else boolean(text)
 
 
 def automatic_boolean(text: str) -> bool | None:

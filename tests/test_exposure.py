@@ -18,7 +18,6 @@ from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.data.reference_layout import read_exposures, write_exposures
 from gaussian_splatting.engine.reporting.evaluation import evaluate
 from gaussian_splatting.engine.strips import ImageSplit
-from gaussian_splatting.losses.photometric import l1_and_ssim
 from gaussian_splatting.optim.learned_exposure import (
     BETAS,
     ExposureConfig,
@@ -31,6 +30,7 @@ from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_scene.triangle_mesh import write_mesh_ply
 from sugar_utils.errors import UserError
+from tests.support.color_losses import l1_and_ssim
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import (
     assert_same_bits,

@@ -19,7 +19,6 @@ from gaussian_splatting.data.masks import VisualHull, distance_outside
 from gaussian_splatting.engine.reporting.evaluation import evaluate
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit, StripMaps
 from gaussian_splatting.engine.training_views import color_terms_of, halved_mask, on_background
-from gaussian_splatting.losses.photometric import l1_and_ssim
 from gaussian_splatting.rasterization import Rows, rasterize
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
@@ -28,6 +27,7 @@ from sugar_scene.triangle_mesh import write_mesh_ply
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.refine_stage import RefineStage
 from sugar_trainers.stage_config import CoarseConfig, CoarseSchedule, RefineConfig
+from tests.support.color_losses import l1_and_ssim
 from tests.support.mesh_scenes import icosahedron
 from tests.support.random_scenes import look_at
 from tests.support.tiny_scene import (

@@ -4,8 +4,7 @@
 import pytest
 import torch
 
-from gaussian_splatting.losses.photometric import l1_and_ssim
-from tests.support.color_losses import color_loss, ssim_reference
+from tests.support.color_losses import color_loss, l1_and_ssim, ssim_reference
 from tests.support.golden import load_golden
 
 

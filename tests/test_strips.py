@@ -17,7 +17,7 @@ from gaussian_splatting.engine.strips import (
     ViewPass,
     backpropagate_weighted,
 )
-from gaussian_splatting.losses.photometric import SSIM_HALO, l1_and_ssim
+from gaussian_splatting.losses.photometric import SSIM_HALO
 from gaussian_splatting.rasterization import (
     Rasterizer,
     Rows,
@@ -37,7 +37,7 @@ from sugar_trainers.refine_stage import RefineOptions, RefineStage
 from sugar_trainers.stage_config import CoarseConfig, CoarseSchedule, RefineConfig
 from sugar_trainers.terms import coarse_terms
 from sugar_utils.device import constants
-from tests.support.color_losses import color_loss
+from tests.support.color_losses import color_loss, l1_and_ssim
 from tests.support.command_words import parse
 from tests.support.depth_normals import depth_normal_consistency
 from tests.support.mesh_scenes import icosahedron

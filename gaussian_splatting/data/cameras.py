@@ -104,21 +104,10 @@ class Pixels(NamedTuple):
     inside: Tensor  # points before the camera and in the image, (...,) bool
 
 
-def pixel_rays(
-    camera: Camera,
-    rows: tuple[int, int] | None = None,
-    *,
-    dtype: torch.dtype,
-    device: torch.device | str,
-) -> Tensor:
-    """Points at depth 1 of the middles of pixels, in camera axes. (R, W, 3)
-
-    Args:
-        rows: First row and the row after the last one; None for the whole image.
-    """
-    first, last = rows or (0, camera.height)
+def pixel_rays(camera: Camera, *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """Points at depth 1 of the middles of pixels, in camera axes. (H, W, 3)"""
     x = (torch.arange(camera.width, dtype=dtype, device=device) + 0.5 - camera.cx) / camera.fx
-    y = (torch.arange(first, last, dtype=dtype, device=device) + 0.5 - camera.cy) / camera.fy
+    y = (torch.arange(camera.height, dtype=dtype, device=device) + 0.5 - camera.cy) / camera.fy
     grid = torch.stack(torch.meshgrid(x, y, indexing="xy"), dim=-1)
     return torch.cat([grid, torch.ones_like(grid[..., :1])], dim=-1)
 

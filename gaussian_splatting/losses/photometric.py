@@ -54,11 +54,3 @@ def color_terms(
     l1 = (image - target)[top:end].abs().sum() / n_values
     ssim = ssim_map_reference(image, target)[top:end].sum() / n_values
     return weighted_color_loss(l1, ssim, weight, share), l1, ssim
-
-
-def l1_and_ssim(
-    image: Tensor, target: Tensor, *, rows: slice | None = None, total_rows: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Mean absolute error and mean SSIM; arguments as of :func:`color_terms`."""
-    _, l1, ssim = color_terms(image, target, DSSIM_WEIGHT, rows=rows, total_rows=total_rows)
-    return l1, ssim

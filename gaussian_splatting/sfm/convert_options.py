@@ -12,17 +12,12 @@ from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.sfm.mapping import Mapper
 from gaussian_splatting.sfm.matching import MAX_EXHAUSTIVE, Matcher
 from gaussian_splatting.shared_flags import InertFlags, inert
-from sugar_utils.flags import boolean, non_negative_int, optional_str, positive_int
+from sugar_utils.flags import boolean_or_auto, non_negative_int, optional_str, positive_int
 from sugar_utils.settings import flag
 
 _posing = partial(flag, group="camera positions")
 _convert = partial(flag, group="scene")
 _COLMAP = "COLMAP's Python edition does the work"
-
-
-def auto_or_boolean(text: str) -> bool | str:
-    """The word ``auto``, or what :func:`boolean` makes of the text."""
-    return "auto" if text.strip().lower() == "auto" else boolean(text)
 
 
 @dataclass(frozen=True)
@@ -44,7 +39,7 @@ class SfmOptions:
     masked_features: bool | Literal["auto"] = _posing(
         "auto", "True: look for features only where masks count; False: everywhere, for an object "
         "that stood still before a background that shows more than it does; auto: where masks "
-        "count, and everywhere if that registers more photographs", parse=auto_or_boolean,
+        "count, and everywhere if that registers more photographs", parse=boolean_or_auto,
         metavar="{auto,True,False}", no_effect_when="without masks",
     )  # fmt: skip
     max_features: int = _posing(8192, "features per photograph at most", parse=positive_int)

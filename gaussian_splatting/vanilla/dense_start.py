@@ -134,15 +134,15 @@ def small_copy(
     camera: Camera, photograph: Tensor, device: torch.device | str
 ) -> tuple[GreyView, Tensor, Tensor]:
     """A small grey copy, its colours, (h, w, 3) uint8, and what counts in it, (h, w) bool."""
-    scale = min(1.0, LONG_SIDE / max(camera.width, camera.height))
-    size = round(camera.height * scale), round(camera.width * scale)
+    small = camera.reduced(LONG_SIDE)
     counted = is_counted(photograph)
     if counted is None:
         counted = torch.ones_like(photograph[..., 0], dtype=torch.bool)
     planes = torch.cat([photograph[..., :3].float() / 255, counted[..., None].float()], dim=-1)
-    planes = F.interpolate(planes.to(device).permute(2, 0, 1)[None], size, mode="area")[0]
+    planes = F.interpolate(
+        planes.to(device).permute(2, 0, 1)[None], (small.height, small.width), mode="area"
+    )[0]
     colors = (planes[:3] * 255).round().to(torch.uint8).permute(1, 2, 0).cpu()
-    small = camera.resized(size[1], size[0])
     return GreyView(small, planes[:3].mean(dim=0)), colors, planes[3] > 0.99
 
 

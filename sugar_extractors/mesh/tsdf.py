@@ -168,17 +168,10 @@ def fuse_region(
 
 def _world_points(view: DepthView, depth: Tensor) -> Tensor:
     """Points of all pixels at the given depths. (H, W) -> (H W, 3) world units"""
-    camera, device = view.camera, depth.device
-    y, x = torch.meshgrid(
-        torch.arange(camera.height, device=device) + 0.5,
-        torch.arange(camera.width, device=device) + 0.5,
-        indexing="ij",
-    )
-    local = torch.stack(
-        [(x - camera.cx) / camera.fx * depth, (y - camera.cy) / camera.fy * depth, depth], dim=-1
-    ).reshape(-1, 3)
-    rotation = torch.tensor(camera.rotation, dtype=torch.float32, device=device)
-    return local @ rotation + torch.tensor(camera.center, dtype=torch.float32, device=device)
+    camera = view.camera
+    rays = pixel_rays(camera, dtype=depth.dtype, device=depth.device)
+    local = (rays * depth[..., None]).reshape(-1, 3)
+    return local @ depth.new_tensor(camera.rotation) + depth.new_tensor(camera.center)
 
 
 def _automatic_voxel(

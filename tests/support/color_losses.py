@@ -19,3 +19,8 @@ def color_loss(image: Tensor, target: Tensor, **rows: Any) -> Tensor:
 def ssim_reference(image: Tensor, target: Tensor) -> Tensor:
     """Mean similarity over all pixels and channels. ()"""
     return ssim_map_reference(image, target).mean()
+
+
+def l1_and_ssim(image: Tensor, target: Tensor, **rows: Any) -> tuple[Tensor, Tensor]:
+    """Mean absolute error and mean SSIM; arguments as of ``color_terms``."""
+    return color_terms(image, target, DSSIM_WEIGHT, **rows)[1:]

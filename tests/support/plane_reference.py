@@ -118,8 +118,8 @@ def plane_normal_loss(
     height, width = plane.shape[:2]
     if height < 3 or width < 3:
         return plane.sum() * 0
-    span = first_row, first_row + height
-    rays = pixel_rays(camera, span, dtype=plane.dtype, device=plane.device)
+    rays = pixel_rays(camera, dtype=plane.dtype, device=plane.device)
+    rays = rays[first_row : first_row + height]
     depth, known = plane_depth(plane, rays)
     from_depth = normals_from_depth(
         depth, camera.fx, camera.fy, camera.cx - 0.5, camera.cy - 0.5 - first_row
