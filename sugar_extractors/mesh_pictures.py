@@ -16,11 +16,7 @@ from gaussian_splatting.data.cameras import Camera
 from sugar_extractors.export.mesh_formats import simplified
 from sugar_extractors.results import read_state
 from sugar_extractors.texture.placed_export import PlacementOptions, moved_points, placement
-from sugar_extractors.texture.textured_mesh_io import (
-    TexturedMesh,
-    glb_chunks,
-    jpeg_bytes,
-)
+from sugar_extractors.texture.textured_mesh_io import TexturedMesh, glb_chunks, jpeg_bytes
 from sugar_scene.mesh_bound import bound_cloud_from_state
 from sugar_scene.triangle_mesh import TriangleMesh, read_mesh_ply
 from sugar_scene.triangle_rasterizer import rasterize_triangles

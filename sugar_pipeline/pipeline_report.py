@@ -23,12 +23,7 @@ from gaussian_splatting.engine.reporting.evaluation import psnr, smaller, to_uin
 from gaussian_splatting.engine.reporting.run_report import add_run_section, last_value, read_curves
 from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.rasterization import plain_background, render_view
-from sugar_extractors.mesh_pictures import (
-    pick_views,
-    preview_glb,
-    read_any_mesh,
-    shaded_views,
-)
+from sugar_extractors.mesh_pictures import pick_views, preview_glb, read_any_mesh, shaded_views
 from sugar_extractors.mesh_quality import MeshQuality
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, render_textured
 from sugar_scene.triangle_rasterizer import rasterize_triangles

@@ -21,13 +21,7 @@ from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
 from gaussian_splatting.viewing import page_server
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, glb_chunks, jpeg_bytes
-from sugar_pipeline.render_run import (
-    SHOWS,
-    Result,
-    ShownModel,
-    far_depth,
-    shown,
-)
+from sugar_pipeline.render_run import SHOWS, Result, ShownModel, far_depth, shown
 from sugar_pipeline.tool_panels import BoxPanel, MeasurePanel, PathPanel, hit
 from sugar_scene.geometry import covariances
 from sugar_utils.errors import UserError

@@ -20,7 +20,7 @@ from sugar_scene.reprojection import bilinear
 
 MIN_VIEW_Z = 1e-4  # world units; points with less have no pixel
 
-_MIN_BETA = 1e-12
+_MIN_BETA, _LOG_EPS = 1e-12, 1e-10
 
 
 def _mean(values: Tensor, total: int | Tensor | None) -> Tensor:
@@ -30,7 +30,7 @@ def _mean(values: Tensor, total: int | Tensor | None) -> Tensor:
 
 
 def opacity_entropy(
-    opacities: Tensor, total: int | None = None, eps: float = 1e-10, counted: Tensor | None = None
+    opacities: Tensor, total: int | None = None, counted: Tensor | None = None
 ) -> Tensor:
     """Binary entropy of opacities in [0, 1], (V,), pushing them to 0 or 1.
 
@@ -38,8 +38,8 @@ def opacity_entropy(
         total: Divisor; V when None.
         counted: Those that count; None for all. (V,) bool
     """
-    present = opacities * (opacities + eps).log()
-    absent = (1 - opacities) * (1 - opacities + eps).log()
+    present = opacities * (opacities + _LOG_EPS).log()
+    absent = (1 - opacities) * (1 - opacities + _LOG_EPS).log()
     entropy = -present - absent
     return _mean(entropy if counted is None else entropy * counted, total)
 

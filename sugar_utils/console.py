@@ -33,7 +33,7 @@ _REDRAW_SECONDS = 0.1
 Listener = Callable[[str, int, int], None]
 
 
-class Console:
+class Console(contextlib.AbstractContextManager):
     """Prints messages, tables and progress, and repeats them in a log file.
 
     Args:
@@ -152,9 +152,6 @@ class Console:
         if self._log is not None:
             self._log.close()
             self._log = None
-
-    def __enter__(self) -> Console:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

@@ -141,17 +141,20 @@ def flags_of(cls: type, *groups: str) -> Iterator[Flag]:
             yield dataclasses.replace(declared, name=field.name)
 
 
-def parser_of(description: str | None, *settings: type, examples: str = "") -> Parser:
+def parser_of(
+    description: str | None, *settings: type, examples: str = "", **changes: dict[str, Any]
+) -> Parser:
     """A parser of all flags of some dataclasses.
 
     Args:
         description: First lines of the help.
         settings: Dataclasses.
         examples: Last lines of ``--help``, which then shows only flags that have a task.
+        changes: See :func:`add_flags`.
     """
     parser = Parser(description=description, epilog=examples, formatter_class=HelpFormatter)
     for cls in settings:
-        add_flags(parser, cls)
+        add_flags(parser, cls, **changes)
     return parser
 
 

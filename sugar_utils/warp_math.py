@@ -36,7 +36,6 @@ def four_of(values: wp.array2d(dtype=float), row: int, column: int) -> wp.vec4:
     The array has no gaps, its rows are multiples of four values, the column is one, and its memory
     was allocated for it: a view may begin anywhere.
     """
-    ...
 
 
 @wp.func
@@ -158,7 +157,6 @@ _SWAP = "__shfl_xor_sync(0xffffffffu, value, distance)", "lane ^ distance"
 @wp.func_native(_exchange("float", *_SWAP))
 def swap_floats(value: float, lane: int, distance: int) -> float:
     """The value of the lane whose number differs in the bits of ``distance``."""
-    ...
 
 
 @wp.func_native(_exchange("int", *_SWAP))
@@ -184,7 +182,6 @@ return bits;
 """)
 def lanes_where(yes: int, lane: int) -> int:
     """One bit for each lane, set where ``yes`` is not zero."""
-    ...
 
 
 @wp.func_native("""
@@ -196,7 +193,6 @@ return __builtin_ctz(bits);
 """)
 def lowest_bit(bits: int) -> int:
     """Number of the lowest set bit; there must be one."""
-    ...
 
 
 # The factor is -1 / (2 ln 2).
@@ -211,7 +207,6 @@ return ::expf(-0.5f * x);
 """)
 def gauss(x: float) -> float:
     """e^(-x/2); on a GPU to two units in the last place, and what rounding the exponent adds."""
-    ...
 
 
 @wp.func_native("""
@@ -225,7 +220,6 @@ return 1.0f / x;
 """)
 def reciprocal_fast(x: float) -> float:
     """1 / x; on a GPU to one unit in the last place."""
-    ...
 
 
 @wp.func

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ QUALITY = MeshQuality(
 
 def coarse_run(root: Path) -> Path:
     folder = root / "coarse" / "run <1>"
-    with RunLogger(folder / "tensorboard") as logger:
+    with closing(RunLogger(folder / "tensorboard")) as logger:
         for iteration in range(1, 6):
             logger.scalars(
                 {"Loss/loss": 1.0 / iteration, "Test/PSNR": 25.0 + iteration,

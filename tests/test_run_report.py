@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ pytest.importorskip("tensorboard")
 
 
 def log(folder: Path, first: int, last: int, value: float) -> None:
-    with RunLogger(folder / "tensorboard", first_iteration=first) as logger:
+    with closing(RunLogger(folder / "tensorboard", first_iteration=first)) as logger:
         for iteration in range(first, last + 1):
             logger.scalars(
                 {
@@ -97,7 +98,7 @@ def test_curves_come_back_without_what_a_resumed_run_replaced(run):
 
 def test_pictures_are_skipped_unread(tmp_path):
     picture = np.random.default_rng(0).integers(0, 256, (200, 300, 3), dtype=np.uint8)
-    with RunLogger(tmp_path) as logger:
+    with closing(RunLogger(tmp_path)) as logger:
         for iteration in range(1, 4):
             logger.images({"v": picture}, iteration)
             logger.scalars({"Loss/loss": 1.0}, iteration)

@@ -4,6 +4,7 @@
 import io
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ def read(directory) -> EventAccumulator:
 
 
 def test_scalars_come_back_as_logged(tmp_path):
-    with RunLogger(tmp_path) as logger:
+    with closing(RunLogger(tmp_path)) as logger:
         for iteration in (1, 2, 3):
             values = {"Loss/l1": torch.tensor(0.5 / iteration), "Gaussians": 100 * iteration}
             logger.scalars(values, iteration)
@@ -44,13 +45,13 @@ def test_scalars_come_back_as_logged(tmp_path):
 
 
 def test_resumed_run_replaces_what_came_after_its_start(tmp_path, monkeypatch):
-    with RunLogger(tmp_path) as logger:
+    with closing(RunLogger(tmp_path)) as logger:
         for iteration in range(1, 8):
             logger.scalars({"loss": 1.0}, iteration)
     # Viewers read event files in the order of their names, which begin with whole seconds.
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + 1)
-    with RunLogger(tmp_path, first_iteration=5) as logger:
+    with closing(RunLogger(tmp_path, first_iteration=5)) as logger:
         for iteration in range(5, 9):
             logger.scalars({"loss": 2.0}, iteration)
     points = [(e.step, e.value) for e in read(tmp_path).Scalars("loss")]
@@ -60,7 +61,7 @@ def test_resumed_run_replaces_what_came_after_its_start(tmp_path, monkeypatch):
 def test_histograms_are_subsampled_finite_and_repeatable(tmp_path):
     big = torch.randn(50_000, 3, generator=torch.Generator().manual_seed(0))
     broken = torch.tensor([1.0, float("nan"), float("inf"), 2.0])
-    with RunLogger(tmp_path) as logger:
+    with closing(RunLogger(tmp_path)) as logger:
         logger.histograms({"means": big, "broken": broken, "empty": torch.empty(0)}, 10)
         logger.histograms({"huge": torch.full((3,), 1e30)}, 10)
     events = read(tmp_path)
@@ -85,7 +86,7 @@ def test_images_of_bytes_floats_and_single_channels_come_back(tmp_path):
     ramp = torch.linspace(-0.5, 1.5, 12).reshape(2, 2, 3)
     ramp[0, 0, 0] = float("nan")
     pixels = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
-    with RunLogger(tmp_path) as logger:
+    with closing(RunLogger(tmp_path)) as logger:
         logger.images({"float": ramp, "bytes": pixels, "depth": torch.full((4, 6), 0.5)}, 3)
     events = read(tmp_path)
 
@@ -102,7 +103,7 @@ def test_images_of_bytes_floats_and_single_channels_come_back(tmp_path):
 def test_missing_tensorboard_is_one_warning_and_no_logs(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     notes = []
-    with RunLogger(tmp_path / "tensorboard", notify=notes.append) as logger:
+    with closing(RunLogger(tmp_path / "tensorboard", notify=notes.append)) as logger:
         logger.scalars({"loss": 1.0}, 1)
     assert len(notes) == 1
     assert "pip install tensorboard" in notes[0]
@@ -166,7 +167,7 @@ def test_disk_that_fills_up_is_one_warning_and_nothing_else(tmp_path, monkeypatc
 @pytest.mark.skipif(sys.platform == "win32", reason="limits the size of files")
 def test_file_that_reaches_its_limit_is_one_warning(tmp_path, capfd):
     notes = []
-    with largest_file(20_000), RunLogger(tmp_path, notify=notes.append) as logger:
+    with largest_file(20_000), closing(RunLogger(tmp_path, notify=notes.append)) as logger:
         for step in range(5_000):
             logger.scalars({"a": 1.0}, step)
     assert notes == ["TensorBoard logs are not continued: File too large"]
@@ -175,6 +176,6 @@ def test_file_that_reaches_its_limit_is_one_warning(tmp_path, capfd):
 
 
 def test_names_are_shown_in_one_line(tmp_path):
-    with RunLogger(tmp_path) as logger:
+    with closing(RunLogger(tmp_path)) as logger:
         logger.scalars({"a\nb": 1.0}, 1)
     assert read(tmp_path).Tags()["scalars"] == [r"a\nb"]

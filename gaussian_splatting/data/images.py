@@ -299,7 +299,7 @@ def fit_to_file(camera: Camera) -> Camera:
     return camera.resized(width, height)
 
 
-class ImageStore:
+class ImageStore(contextlib.AbstractContextManager):
     """Decoded training images under a byte budget, the least recently used leaving first.
 
     One thread uses a store; decoding ahead happens on one background thread.
@@ -416,9 +416,6 @@ class ImageStore:
         self._pending.clear()
         self._images.clear()
         self.n_bytes = 0
-
-    def __enter__(self) -> ImageStore:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

@@ -43,7 +43,7 @@ from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest
 from sugar_utils.flags import AUTO
-from sugar_utils.settings import add_flags, flag, made_of, parser_of
+from sugar_utils.settings import flag, made_of, parser_of
 
 REFINED_MODEL = "sparse_refined"
 POSES_START = 500
@@ -339,14 +339,12 @@ def _write_layout(scene: Scene, options: VanillaOptions, poses: PoseRefinement |
 
 
 def vanilla_parser(description: str | None) -> argparse.ArgumentParser:
-    """All flags of ``gaussian_splatting/train.py``, spelled as in the reference."""
-    parser = parser_of(description)
     switch: dict[str, Any] = {
         "short": "-w", "group": "vanilla trainer", "options": {"action": "store_true"}
     }  # fmt: skip
     free = {"no_effect_when": ""}
-    add_flags(parser, VanillaOptions, white_background=switch, init_ply=free, max_gaussians=free)
-    return parser
+    changes = {"white_background": switch, "init_ply": free, "max_gaussians": free}
+    return parser_of(description, VanillaOptions, **changes)
 
 
 def budget_messages(memory: MemoryOptions) -> tuple[str, ...]:

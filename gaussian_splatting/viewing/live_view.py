@@ -51,7 +51,7 @@ LIVE_PICTURES: dict[str, Callable[[RenderOutput], Tensor]] = {
 _GEOMETRY = ("depth", "normal")
 
 
-class LiveView:
+class LiveView(contextlib.AbstractContextManager):
     """What the training loop calls after every iteration; a context manager.
 
     Args:
@@ -68,9 +68,6 @@ class LiveView:
     ) -> None:
         self._page, self._warn, self._may_pause, self._clock = page, warn, may_pause, clock
         self._next_picture = self._next_words = self._next_renewal = -float("inf")
-
-    def __enter__(self) -> LiveView:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self._close()

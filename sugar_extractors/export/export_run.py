@@ -46,7 +46,7 @@ from sugar_utils.files import atomic_path, check_writable, write_json_atomic
 from sugar_utils.flags import positive_int
 from sugar_utils.libraries import load_package
 from sugar_utils.memory import format_bytes
-from sugar_utils.settings import add_flags, flag, parser_of
+from sugar_utils.settings import flag, parser_of
 
 PRINTED = ("stl", "3mf")
 GAUSSIANS = ("spz", "spz4", "sog", "splat", "ply", "gltf", "usd")
@@ -155,9 +155,7 @@ class ExportOptions:
 
 
 def export_parser(description: str | None) -> argparse.ArgumentParser:
-    parser = parser_of(description)
-    add_flags(parser, ExportOptions, **_PLACEMENT)
-    return parser
+    return parser_of(description, ExportOptions, **_PLACEMENT)
 
 
 def read_any_gaussians(path: Path, notify: Callable[[str], None]) -> GaussianCloud:

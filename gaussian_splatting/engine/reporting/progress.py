@@ -123,12 +123,6 @@ class RunLogger:
             except OSError as error:
                 self._warn(error)
 
-    def __enter__(self) -> RunLogger:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     def _add(self, iteration: int, **content: Any) -> None:
         if self._file is None:
             return
@@ -165,7 +159,7 @@ def subsample(
 N_PICTURED_VIEWS = 3
 
 
-class Reporter:
+class Reporter(contextlib.AbstractContextManager):
     """Collects and shows the figures of one run; a context manager."""
 
     def __init__(
@@ -196,9 +190,6 @@ class Reporter:
     def open_events(self, tensorboard_dir: Path) -> None:
         """Go on in another folder of event files."""
         self._logger = RunLogger(tensorboard_dir, notify=self._console.warn)
-
-    def __enter__(self) -> Reporter:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self._leave_phase()
