@@ -313,7 +313,7 @@ def test_backends_keep_colours_and_order_densities_by_support(backend, own_proce
         ((dense * 0.5 + 0.5) * 255).astype(np.uint8),
     )
     tool = choose_backend(backend)
-    mesh, densities = tool.reconstruct(samples, PoissonConfig(poisson_depth=6))
+    mesh, densities = tool.reconstruct(samples, PoissonConfig(poisson_depth=6), print)
     local = mesh.vertices - 100
     assert np.abs(np.linalg.norm(local, axis=1) - 1).max() < 0.05
     assert outward_share(replace(mesh, vertices=local)) == 1
@@ -424,7 +424,7 @@ def test_lack_of_memory_in_meshing_names_what_asks_for_less(monkeypatch, step, f
     mesh = TriangleMesh(np.eye(3), np.array([[0, 1, 2], [0, 2, 1]]), np.zeros((3, 3), np.uint8))
     backend = PycolmapBackend()
     calls = (
-        lambda: backend.reconstruct(samples, PoissonConfig()),
+        lambda: backend.reconstruct(samples, PoissonConfig(), print),
         lambda: backend.decimate(mesh, 1),
     )
     with pytest.raises(UserError, match="out of memory in mesh extraction") as caught:

@@ -106,7 +106,7 @@ Waiting = Callable[[int], None]  # hears of the memory in use
 
 
 class PoissonMesh(NamedTuple):
-    mesh: TriangleMesh
+    mesh: TriangleMesh  # screened Poisson surface of oriented points
     densities: np.ndarray  # support of each vertex; only their order is that of all backends, (V,)
 
 
@@ -132,17 +132,10 @@ class Open3dBackend:
 
     @_enough_memory("reconstruct", "--poisson_depth or --surface_points")
     def reconstruct(
-        self,
-        samples: SurfaceSamples,
-        config: PoissonConfig,
-        waiting: Waiting = lambda n_bytes: None,
+        self, samples: SurfaceSamples, config: PoissonConfig, waiting: Waiting
     ) -> PoissonMesh:
-        """Screened Poisson surface of oriented points."""
-        options = {
-            "depth": config.poisson_depth,
-            "scale": SCALE,
-            "n_threads": config.poisson_threads or -1,
-        }
+        threads = config.poisson_threads or -1
+        options = {"depth": config.poisson_depth, "scale": SCALE, "n_threads": threads}
         with _work_folder() as folder:
             np.savez(folder / f"{POINTS}.npz", **vars(samples))
             run_alone(*_SOLVER, [self.name, str(folder), json.dumps(options)], waiting)
@@ -173,12 +166,8 @@ class PycolmapBackend:
 
     @_enough_memory("reconstruct", "--poisson_depth or --surface_points")
     def reconstruct(
-        self,
-        samples: SurfaceSamples,
-        config: PoissonConfig,
-        waiting: Waiting = lambda n_bytes: None,
+        self, samples: SurfaceSamples, config: PoissonConfig, waiting: Waiting
     ) -> PoissonMesh:
-        """Screened Poisson surface of oriented points."""
         options = {
             "depth": config.poisson_depth,
             "point_weight": POINT_WEIGHT,
