@@ -24,7 +24,7 @@ from torch import Tensor
 
 from sugar_utils.errors import UserError
 from sugar_utils.warp_arrays import Floats2d, Ints, Ints2d
-from sugar_utils.warp_launch import NO_VECTORISER, launch
+from sugar_utils.warp_launch import EXACT_OPTIONS, launch
 
 BATCH = 100_000  # default number of queries per launch
 LEAF_SIZE = 16  # points per leaf. From 4 to 32 the time on a CPU differs by less than a tenth.
@@ -33,14 +33,7 @@ _MAX_DEPTH = 32
 _NO_INDEX = 2**31 - 1
 _MIN_ITEMS = 512
 
-# Contracting a product and a sum into one rounding would make distances differ from those of
-# torch, and between devices: both compilers are told not to.
-_EXACT = {
-    "enable_backward": False,
-    "fuse_fp": False,
-    "cpu_compiler_flags": "-march=native -ffp-contract=off" + NO_VECTORISER,
-}
-wp.set_module_options(_EXACT)
+wp.set_module_options(EXACT_OPTIONS)
 
 
 class Neighbors(NamedTuple):
@@ -281,7 +274,7 @@ def _query_kernel(capacity: int) -> Any:
     Nodes = wp.types.vector(length=_MAX_DEPTH, dtype=wp.int32)
     Bounds = wp.types.vector(length=_MAX_DEPTH, dtype=wp.float32)
 
-    @wp.kernel(module="unique", module_options=_EXACT)
+    @wp.kernel(module="unique", module_options=EXACT_OPTIONS)
     def query(
         first: int, offset: int, queries: Floats2d, query_rows: Ints, points: Floats2d, rows: Ints,
         boxes: Floats2d, lowest: Ints, first_leaf: int, leaves: Ints, skip_self: int,

@@ -88,6 +88,12 @@ NATIVE_OPTIONS = {
     "enable_backward": False,
     "cpu_compiler_flags": FUSED_OPTIONS["cpu_compiler_flags"] + NO_VECTORISER,
 }
+# For those that must round as torch does, on every device: neither compiler contracts anything.
+EXACT_OPTIONS = {
+    "enable_backward": False,
+    "fuse_fp": False,
+    "cpu_compiler_flags": "-march=native -ffp-contract=off" + NO_VECTORISER,
+}
 _KERNEL_OPTIONS = frozenset(inspect.signature(wp.kernel).parameters)
 _PREPARED = threading.local()  # the launches that a thread has prepared
 

@@ -8,15 +8,9 @@ import warp as wp
 from torch import Tensor
 
 from sugar_utils.warp_arrays import Floats2d, Floats3d
-from sugar_utils.warp_launch import NO_VECTORISER, SIMD_SOURCE, launch, native_kernel, native_source
+from sugar_utils.warp_launch import EXACT_OPTIONS, SIMD_SOURCE, launch, native_kernel, native_source
 
-# Contracted, products would not be rounded before they are added, as torch's are.
-wp.set_module_options(
-    {
-        "enable_backward": False,
-        "cpu_compiler_flags": "-march=native -ffp-contract=off" + NO_VECTORISER,
-    }
-)
+wp.set_module_options(EXACT_OPTIONS)
 
 MIN_WIDTH = 8  # pixels; narrower images have not one block of eight
 

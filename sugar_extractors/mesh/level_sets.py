@@ -29,11 +29,11 @@ from sugar_scene.triangle_rasterizer import TriangleHits, rasterize_camera_trian
 from sugar_utils.neighbors import nearest_neighbors
 from sugar_utils.random import generator
 from sugar_utils.warp_arrays import Floats, Floats2d, Ints, Ints2d, Vec2s, Vec3s, Vec3s2d, Vec4s
-from sugar_utils.warp_launch import as_array, launch
+from sugar_utils.warp_launch import FUSED_OPTIONS, as_array, launch
 from sugar_utils.warp_math import rotation_matrix
 
-MARCH_OPTIONS = {"enable_backward": False, "cpu_compiler_flags": "-march=native -ffp-contract=fast"}
-wp.set_module_options(MARCH_OPTIONS)
+
+wp.set_module_options(FUSED_OPTIONS)
 
 MIN_OPACITY = 0.5
 N_NEIGHBORS = 16
