@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blended planes against their own depth and against a neighbouring view, fused.
+"""Blended planes against their own depth and against a neighbouring view, and rendered normals
+against a depth map, fused.
 
 The C++ bodies in ``native/`` are written for any number of lanes: eight on a CPU, where a work item
 is a row or a run of pixels, one on a GPU, where it is a pixel. All gradients are found on the way
@@ -16,7 +17,9 @@ import warp as wp
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.rasterization.render import NORMAL_EPS
 from sugar_scene.reprojection import MAX_CYCLE, MIN_DEPTH, MIN_FACING, MIN_SQUARE, ViewPair
+from sugar_utils.device import constants
 from sugar_utils.warp_arrays import Floats, Floats2d, Floats3d, Ints2d
 from sugar_utils.warp_launch import (
     NATIVE_OPTIONS,
@@ -41,6 +44,7 @@ _CONSTANTS = f"""
 constexpr int PAD = {_PAD}, RADIUS = {PATCH_RADIUS};
 constexpr float MIN_FACING = {MIN_FACING:e}, MIN_DEPTH = {MIN_DEPTH:e}, MIN_SQUARE = {MIN_SQUARE:e};
 constexpr float MIN_SQUARED_CROSS = {MIN_SQUARED_CROSS:e}, MAX_CYCLE = {MAX_CYCLE:e};
+constexpr float NORMAL_EPS = {NORMAL_EPS:e};
 constexpr float MIN_VARIANCE = {MIN_VARIANCE:e}, VARIANCE_EPS = {EPSILON:e};
 constexpr float UNCOUNTED = {UNCOUNTED};
 """
@@ -62,10 +66,17 @@ def map_planes(
 ): ...  # fmt: skip
 
 
-@native_kernel(_source("plane_normals"))
+@native_kernel("constexpr bool of_planes = true;\n" + _source("plane_normals"))
 def compare_normals(
     item: int, lanes: int, lens: wp.vec4, scale_: Floats, plane_: Floats3d, maps_: Floats3d,
-    d_plane_: Floats3d, sums_: Floats,
+    gradient_: Floats3d, sums_: Floats,
+): ...  # fmt: skip
+
+
+@native_kernel("constexpr bool of_planes = false;\n" + _source("plane_normals"))
+def compare_depth_normals(
+    item: int, lanes: int, lens: wp.vec4, scale_: Floats, plane_: Floats3d, maps_: Floats3d,
+    gradient_: Floats3d, sums_: Floats,
 ): ...  # fmt: skip
 
 
@@ -104,6 +115,25 @@ def _items(shape: torch.Size, lanes: int) -> int:
     return shape[0] * shape[1] if lanes == 1 else shape[0]
 
 
+def _maps_like(like: Tensor, value: float) -> tuple[Tensor, Tensor]:
+    """Maps of depth, unit normals and weights of one value, and the part inside their borders."""
+    height, width = like.shape[:2]
+    # Pixels beyond the border have no depth, and no weight: both are 0, or no numbers.
+    stride = -(-width // 8) * 8 + 8 * _PAD
+    maps = torch.full((5, height + 2 * _PAD, stride), value, device=like.device)
+    return maps, maps[:, _PAD : _PAD + height, 4 * _PAD : 4 * _PAD + width]
+
+
+def _mean_error(kernel: Any, given: Tensor, maps: Tensor, lens: wp.vec4, scale: Tensor,
+                gradient: Tensor, total: int | Tensor) -> Tensor:  # fmt: skip
+    lanes = lanes_of(given.device)
+    n_items = _items(given.shape, lanes)
+    sums = torch.empty(n_items, device=given.device)
+    arguments = [lanes, lens, scale, given, maps, gradient, sums]
+    launch(kernel, n_items, arguments, min_items=_MIN_ITEMS)
+    return (sums.sum(dtype=torch.float64) / total).float()
+
+
 class NormalErrors(torch.autograd.Function):
     """Blended planes, (R, W, 4), camera, first row, weights of all its pixels, (H, W), rows that
     count, divisor -> mean of w (1 - N . n(z)), where pixels without a depth, or beside one, are 0.
@@ -112,27 +142,49 @@ class NormalErrors(torch.autograd.Function):
     @staticmethod
     def forward(ctx, plane: Tensor, camera: Camera, first_row: int, weights: Tensor, rows: slice,
                 total: int | Tensor):  # fmt: skip
-        shape, device, lanes = plane.shape[:2], plane.device, lanes_of(plane.device)
-        (height, width), given = shape, plane.detach()
-        # Pixels beyond the border have no depth, and no weight.
-        stride = -(-width // 8) * 8 + 8 * _PAD
-        maps = torch.zeros(5, height + 2 * _PAD, stride, device=device)
-        top, end, _ = rows.indices(height)
-        counted = weights[first_row + top : first_row + end]
-        maps[4, top + _PAD : end + _PAD, 4 * _PAD : 4 * _PAD + width] = counted
-        n_items, lens = _items(shape, lanes), _lens(camera, first_row)
-        launch(map_planes, n_items, [lanes, lens, _PAD, given, maps], min_items=_MIN_ITEMS)
-        scale = torch.ones(1, device=device) / total
-        sums, gradient = torch.empty(n_items, device=device), torch.empty(*shape, 4, device=device)
-        arguments = [lanes, lens, scale, given, maps, gradient, sums]
-        launch(compare_normals, n_items, arguments, min_items=_MIN_ITEMS)
+        given, device, lanes = plane.detach(), plane.device, lanes_of(plane.device)
+        maps, inside = _maps_like(given, 0.0)
+        inside[4, rows] = weights[first_row : first_row + len(given)][rows]
+        lens = _lens(camera, first_row)
+        arguments = [lanes, lens, _PAD, given, maps]
+        launch(map_planes, _items(given.shape, lanes), arguments, min_items=_MIN_ITEMS)
+        gradient = torch.empty(*given.shape[:2], 4, device=device)
         ctx.save_for_backward(gradient)
-        return (sums.sum(dtype=torch.float64) / total).float()
+        scale = torch.ones(1, device=device) / total
+        return _mean_error(compare_normals, given, maps, lens, scale, gradient, total)
 
     @staticmethod
     def backward(ctx, d_loss: Tensor):
         (gradient,) = ctx.saved_tensors
         return gradient.mul_(d_loss), None, None, None, None, None
+
+
+class DepthNormalErrors(torch.autograd.Function):
+    """Depth, (R, W), blended x and y of normals, (R, W, 2), lens of whole numbers at the centres of
+    pixels, which count, (R, W) bool or 1, rows that count, divisor -> mean of 1 - N . n(z), which
+    is 1 where the depth map has no normal n(z).
+    """
+
+    @staticmethod
+    def forward(ctx, depth: Tensor, normal_xy: Tensor, lens: tuple[float, ...],
+                counted: Tensor | float, rows: slice, total: int | Tensor):  # fmt: skip
+        given, (fx, fy, cx, cy) = normal_xy.detach(), lens
+        maps, inside = _maps_like(given, torch.nan)
+        torch.stack([depth.detach(), *given.unbind(2)], out=inside[:3])
+        inside[4, rows] = counted[rows] if isinstance(counted, Tensor) else counted
+        # By x and y of the normals, (R, W, 2), and by depth, (R, W), one after the other.
+        gradient = torch.empty(3, *depth.shape, device=depth.device)
+        ctx.save_for_backward(gradient)
+        ctx.total, scale = total, constants((1.0,), depth.device)
+        lens = wp.vec4(fx, fy, cx + 0.5, cy + 0.5)
+        return _mean_error(compare_depth_normals, given, maps, lens, scale, gradient, total)
+
+    @staticmethod
+    def backward(ctx, d_loss: Tensor):
+        (gradient,) = ctx.saved_tensors
+        gradient.mul_(d_loss / ctx.total)
+        _, height, width = gradient.shape
+        return gradient[2], gradient[:2].view(height, width, 2), None, None, None, None
 
 
 class PlanesAt(torch.autograd.Function):

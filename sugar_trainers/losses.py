@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sugar_scene.geometry import smallest_scales
-from sugar_scene.plane_kernels import MIN_SQUARED_CROSS, UNCOUNTED
+from sugar_scene.plane_kernels import MIN_SQUARED_CROSS, UNCOUNTED, DepthNormalErrors
 from sugar_scene.reprojection import bilinear
 
 MIN_VIEW_Z = 1e-4  # world units; points with less have no pixel
@@ -116,6 +116,30 @@ def normals_from_depth(depth: Tensor, fx: float, fy: float, cx: float, cy: float
     regular = squared > MIN_SQUARED_CROSS
     normals = torch.where(regular, cross / torch.where(regular, squared, 1.0).sqrt(), 0.0)
     return functional.pad(normals, (0, 0, 1, 1, 1, 1))
+
+
+def fused_depth_normal_consistency(
+    depth: Tensor, normal_xy: Tensor, fx: float, fy: float, cx: float, cy: float, *,
+    rows: slice | None = None, total: int | Tensor | None = None, counted: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Mean of 1 - N . n_D over all pixels, n_D the normals of the depth map.
+
+    The border and empty pixels count with the constant 1.
+
+    Args:
+        depth: May be a column of wider pixels. (H, W) float32, world units
+        normal_xy: Blended x and y of the normals in camera axes, likewise, which
+            ``complete_normals`` makes unit normals towards the camera. (H, W, 2) float32
+        fx, fy, cx, cy: In pixels, from the top left edge of this map.
+        rows: Rows that count; strips continue one row beyond them as a halo.
+        total: Divisor; the number of pixels in those rows when None.
+        counted: Pixels that count; None for all. (H, W) bool
+    """
+    rows = rows or slice(None)
+    if total is None:
+        total = max(depth[rows].numel(), 1)
+    what = 1.0 if counted is None else counted
+    return DepthNormalErrors.apply(depth, normal_xy, (fx, fy, cx, cy), what, rows, total)
 
 
 def lookup_depth(

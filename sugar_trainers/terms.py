@@ -13,12 +13,12 @@ from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.engine.stage import COLOR, ImageStrip, LossTerm
 from sugar_scene.geometry import sdf_from_density
 from sugar_scene.plane_kernels import NormalErrors, PlanesAt
-from sugar_trainers.depth_normals import fused_depth_normal_consistency
 from sugar_trainers.losses import (
     MIN_VIEW_Z,
     better_normal_loss,
     density_estimation_loss,
     flatness_loss,
+    fused_depth_normal_consistency,
     opacity_entropy,
     sdf_estimation_loss,
 )

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from gaussian_splatting.rasterization import complete_normals
-from sugar_trainers.depth_normals import RUN, fused_depth_normal_consistency
+from sugar_trainers.losses import fused_depth_normal_consistency
 from tests.support.depth_normals import depth_normal_consistency
 
+ROWS = 16  # of which strips and maps have more or less
 LENS = (21.0, 19.0, 11.5, 8.0)
 
 
@@ -34,7 +35,7 @@ def twin(depth, normal_xy, *lens, **how):
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["all", "mask"])
-@pytest.mark.parametrize("size", [(3, 3), (20, 9), (RUN, 40), (2 * RUN + 1, 33), (5, 70)])
+@pytest.mark.parametrize("size", [(3, 3), (20, 9), (ROWS, 40), (2 * ROWS + 1, 33), (5, 70)])
 def test_values_and_gradients_are_those_of_the_float64_twin(size, masked):
     depth, normal_xy, counted = made_maps(*size)
     how = {"counted": counted, "total": counted.sum().clamp_min(1)} if masked else {}
@@ -70,7 +71,7 @@ def test_gradients_are_those_of_finite_differences():
 
 @pytest.mark.parametrize("masked", [False, True], ids=["all", "mask"])
 def test_strips_add_up_to_the_map(masked):
-    height, width = 3 * RUN + 5, 23
+    height, width = 3 * ROWS + 5, 23
     depth, normal_xy, counted = made_maps(height, width)
     total = counted.sum() if masked else height * width
     whole = as_leaves(depth, normal_xy)

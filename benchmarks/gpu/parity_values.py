@@ -21,7 +21,7 @@ from gaussian_splatting.optim.adam import (
 from gaussian_splatting.rasterization import complete_normals
 from sugar_scene.field_kernels import evaluate_fields
 from sugar_scene.geometry import diamond_faces, diamond_vertices
-from sugar_trainers.depth_normals import fused_depth_normal_consistency
+from sugar_trainers.losses import fused_depth_normal_consistency
 from sugar_utils.neighbors import nearest_neighbors
 from tests.support.depth_normals import depth_normal_consistency
 from tests.support.field_reference import evaluate_fields_reference

@@ -32,7 +32,6 @@ from sugar_utils.warp_arrays import Floats, Floats2d, Ints, Ints2d, Vec2s, Vec3s
 from sugar_utils.warp_launch import FUSED_OPTIONS, as_array, launch
 from sugar_utils.warp_math import rotation_matrix
 
-
 wp.set_module_options(FUSED_OPTIONS)
 
 MIN_OPACITY = 0.5
