@@ -228,7 +228,12 @@ def border_loops(mesh: TriangleMesh) -> list[np.ndarray]:
 def with_holes_filled(mesh: TriangleMesh, longest: int | None = None) -> TriangleMesh:
     """Cover each hole of at most ``longest`` edges (None: each) by triangles around its middle."""
     most = mesh.n_faces * 3 if longest is None else longest
-    loops = [loop for loop in border_loops(mesh) if 3 <= len(loop) <= most]
+    return with_loops_filled(mesh, [loop for loop in border_loops(mesh) if len(loop) <= most])
+
+
+def with_loops_filled(mesh: TriangleMesh, loops: Sequence[np.ndarray]) -> TriangleMesh:
+    """Cover some of the :func:`border_loops` by triangles around their middles."""
+    loops = [loop for loop in loops if len(loop) >= 3]
     if not loops:
         return mesh
     vertices, faces, colors = [mesh.vertices], [mesh.faces], [mesh.colors]

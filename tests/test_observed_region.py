@@ -85,9 +85,9 @@ def test_depth_of_a_dome_behind_the_scene_makes_no_surface():
     config = TsdfConfig(tsdf_depth="plane", tsdf_voxel_size=0.08, min_component=10)
     box = Box.cube(np.zeros(3), 6.0)
     console = Console.silent()
-    everything = fuse_region(render, cameras, box, None, config, console)
+    everything = fuse_region(render, cameras, box, config, console)
     region = observed_region(observed(cube_of_points() * 0.8), box, 0.3)
-    near = fuse_region(render, cameras, box, None, config, console, region)
+    near = fuse_region(render, cameras, box, config, console, region)
     assert np.linalg.norm(everything.mesh.vertices, axis=1).max() > 2
     assert np.linalg.norm(near.mesh.vertices, axis=1).max() < 1.1
     assert near.mesh.n_faces > 1_000

@@ -22,7 +22,7 @@ from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.model import cloud_from_state
 from gaussian_splatting.engine.run_directory import Identity, scene_inputs
 from gaussian_splatting.engine.training_views import at_scale
-from sugar_extractors.mesh import level_sets, meshing_backends, tsdf
+from sugar_extractors.mesh import level_sets, meshing_backends, seams, tsdf
 from sugar_extractors.mesh.level_sets import Box, LevelSetModel, SurfaceSamples
 from sugar_extractors.mesh.mesh_config import OUTPUT_FLAG, MeshOptions
 from sugar_extractors.mesh.meshing_backends import MIN_POINTS, PoissonConfig
@@ -310,17 +310,17 @@ class _Extraction:
         else:
             render = tsdf.view_renderer(self._cloud, config)
         render = tsdf.kept(tsdf.carved_renderer(render, self._hull), self._cameras)
-        parts = {"foreground": (inner, None)}
+        parts = {"foreground": inner}
         if options.background_mesh and not options.watertight:
-            parts["background"] = (outer, inner)
-        for name, (box, hole) in parts.items():
+            parts["background"] = outer
+        for name, box in parts.items():
             start = time.monotonic()
             observed = None
             if config.margin is not None:
                 margin = config.margin * scene.extent
                 observed = tsdf.observed_region(scene.observations, box, margin)
             views = render, self._cameras
-            fused = tsdf.fuse_region(*views, box, hole, config, self._console, observed)
+            fused = tsdf.fuse_region(*views, box, config, self._console, observed)
             figures[f"{name}_voxel"] = fused.voxel_size
             figures[f"{name}_voxels"] = fused.n_voxels
             figures[f"{name}_seconds"] = round(time.monotonic() - start, 2)
@@ -329,8 +329,11 @@ class _Extraction:
                     f"no surface in the box {box}; widen --bboxmin and --bboxmax or check that "
                     "they are in world coordinates"
                 )
-            if fused.mesh.n_faces:
-                meshes.append(fused.mesh)
+            mesh = fused.mesh
+            if len(parts) > 1:
+                mesh = seams.cut_at_box(mesh, inner, inside=name == "foreground")
+            if mesh.n_faces:
+                meshes.append(mesh)
         if not meshes:
             raise UserError(
                 f"no surface in the foreground or background box {outer}; set --bboxmin and "
@@ -345,7 +348,8 @@ class _Extraction:
     ) -> None:  # fmt: skip
         path = self._options.mesh_path(level, target)
         with self._console.waiting(f"{path.name}: {target:,} triangles"):
-            mesh = meshing_backends.finish_mesh(meshes, target, self._backend, surface)
+            box = self._boxes[0] if self._options.mesh_extractor == "tsdf" else None
+            mesh = meshing_backends.finish_mesh(meshes, target, self._backend, surface, box)
         if self._options.watertight:
             # Decimation tears a few edges open, and Poisson ends at the borders of its cube.
             mesh = triangle_mesh.with_vertex_normals(triangle_mesh.with_holes_filled(mesh))

@@ -26,8 +26,9 @@ from plyfile import PlyData, PlyElement
 
 from gaussian_splatting.data.cameras import Camera
 from sugar_extractors.mesh import poisson_process
-from sugar_extractors.mesh.level_sets import SurfaceSamples
+from sugar_extractors.mesh.level_sets import Box, SurfaceSamples
 from sugar_extractors.mesh.poisson_process import MESH, POINTS
+from sugar_extractors.mesh.seams import joined_at_box
 from sugar_scene.triangle_mesh import (
     TriangleMesh,
     clean_mesh,
@@ -343,10 +344,16 @@ def gaps(vertices: np.ndarray, points: np.ndarray) -> np.ndarray:
 
 def finish_mesh(
     regions: Sequence[TriangleMesh], n_faces: int, backend: MeshingBackend,
-    surface: SurfaceSamples | None,
+    surface: SurfaceSamples | None, box: Box | None,
 ) -> TriangleMesh:  # fmt: skip
-    """Decimate and clean each region, merge them, and snap vertices to surface points, if any."""
-    mesh = merge_meshes([clean_mesh(backend.decimate(region, n_faces)) for region in regions])
+    """Decimate and clean each region, merge them, and snap vertices to surface points, if any.
+
+    Args:
+        box: Where foreground and background were cut; they are joined there.
+    """
+    parts = [clean_mesh(backend.decimate(region, n_faces)) for region in regions]
+    joined = box is not None and len(parts) == 2
+    mesh = joined_at_box(*parts, box) if joined else merge_meshes(parts)
     if surface is None:
         return with_vertex_normals(mesh)
     # Normals come before the clean-up, which drops faces that collapsed in the projection.

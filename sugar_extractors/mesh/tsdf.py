@@ -144,10 +144,10 @@ def blended_view(gaussians: Gaussians, camera: Camera, min_alpha: float) -> Dept
 
 
 def fuse_region(
-    render: Renderer, cameras: Sequence[Camera], box: Box, hole: Box | None,
-    config: TsdfConfig, console: Console, region: ObservedRegion | None = None,
+    render: Renderer, cameras: Sequence[Camera], box: Box, config: TsdfConfig, console: Console,
+    region: ObservedRegion | None = None,
 ) -> FusedRegion:  # fmt: skip
-    """Fuse all views within a box and extract the surface, outside of a hole, within a region."""
+    """Fuse all views within a box and extract the surface within a region."""
     with torch.no_grad():
         voxel = config.tsdf_voxel_size or _automatic_voxel(render, cameras, box, config)
         if voxel is None:
@@ -160,9 +160,6 @@ def fuse_region(
     mesh = triangle_mesh.without_small_components(mesh, config.min_component)
     if config.fill:
         mesh = triangle_mesh.with_holes_filled(mesh, config.fill)
-    if hole is not None and mesh.n_faces:
-        outside = ~hole.contains(mesh.vertices[mesh.faces].mean(axis=1))
-        mesh = triangle_mesh.without_unused_vertices(replace(mesh, faces=mesh.faces[outside]))
     return FusedRegion(mesh, field.voxel, field.distances.numel())
 
 
