@@ -38,6 +38,7 @@ from gaussian_splatting.data.images import (
     open_image,
 )
 from gaussian_splatting.data.masks import (
+    FOUND,
     MaskOptions,
     is_all_black,
     overview,
@@ -410,7 +411,8 @@ def checked_views(
     unusable = wrong_shapes(cameras)
     fitted = [fit_to_file(camera) for camera in cameras if camera.name not in unusable]
     masked = with_masks(fitted, root, masks, notify)
-    if estimated is not None and any(camera.mask is not None for camera in masked):
+    given = any(camera.mask is not None for camera in masked)
+    if estimated is not None and (given or masks.masks == FOUND):
         masked = with_object_masks(masked, estimated)
         notify(f"masks that the checkpoint's training estimated: {estimated}")
     spread = math.nan

@@ -37,7 +37,7 @@ from gaussian_splatting.data.cameras import Camera, MaskMode, ViewMask
 from sugar_utils.errors import UserError
 from sugar_utils.settings import flag
 
-NONE, ALPHA = "none", "alpha"
+NONE, ALPHA, FOUND = "none", "alpha", "auto"
 FOLDERS = ("masks", "mask")  # folders of a scene that are taken for masks unasked
 OVERVIEW_SIDE = 512  # longest side in pixels of the small masks that are checked and carve the hull
 MAX_BLACK_SHARE = 0.25  # if more masks are all black, they are no masks
@@ -57,8 +57,10 @@ _flag = partial(flag, group="masks")
 class MaskOptions:
     masks: str | None = _flag(
         None, "folder of the masks, in the scene folder or anywhere; alpha: the transparency of "
-        "the photographs; none: no masks; unset: masks/ or mask/ of the scene folder, or those "
-        "that transforms*.json names, where they are", metavar="{DIR,alpha,none}", task="input",
+        "the photographs; auto: the object that all photographs look at, estimated by the "
+        "vanilla stage; none: no masks; unset: masks/ or mask/ of the scene folder, or those "
+        "that transforms*.json names, where they are", metavar="{DIR,alpha,auto,none}",
+        task="input",
     )  # fmt: skip
     mask_mode: MaskMode = _flag(
         "object", "object: what is masked is wanted alone, around it there is nothing; ignore: "
@@ -148,7 +150,7 @@ _Found = tuple[str, list["ViewMask | None"]]
 
 def _find(cameras: Sequence[Camera], root: Path, options: MaskOptions) -> _Found | None:
     asked, mode = options.masks, options.mask_mode
-    if asked == NONE:
+    if asked in (NONE, FOUND):
         return None
     if asked == ALPHA:
         masks = [

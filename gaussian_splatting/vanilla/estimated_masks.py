@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masks of an object from a model of the whole scene, where given ones are imprecise or missing.
+"""Masks of an object from a model of the whole scene, where given ones are imprecise or missing, or
+where there are none and the object is what all photographs look at.
 
 The share of a Gaussian that lies inside the given masks, weighted by the blending weights of all
 views,
@@ -42,6 +43,7 @@ from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.run_directory import points_digest, scene_inputs
 from gaussian_splatting.rasterization import WARP, Rasterizer, rasterize
 from gaussian_splatting.rasterization.render import masked_shares
+from gaussian_splatting.vanilla.object_region import object_rows
 from sugar_utils.files import atomic_path, write_json_atomic
 
 OBJECT_SHARE = 0.4
@@ -95,12 +97,14 @@ class MaskEstimation:
     settings: dict[str, Any]  # what else decides the training
     iterations: int  # of the training on whole photographs
     train: Train  # trains a scene into a folder for so many iterations, and returns the PLY
+    finds_object: bool = False  # without given masks (--masks auto)
 
     def __call__(self, scene: Scene, notify: Notify) -> Scene:
         """The scene with estimated masks, if it needs them and they agree with the given ones."""
-        if not needs_masks(scene.train_cameras):
+        if not (self.finds_object or needs_masks(scene.train_cameras)):
             return scene
         inputs = [scene_inputs(scene), points_digest(scene), self.settings, self.iterations]
+        inputs += [self.finds_object] if self.finds_object else []
         key = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
         folder = self.model_path / OBJECT_MASKS / key
         group = self.compute.group
@@ -114,10 +118,16 @@ class MaskEstimation:
                 shutil.rmtree(model, ignore_errors=True)
             group.broadcast(True)
         iou = json.loads((folder / _RECORD).read_text(encoding="utf-8"))["median_iou"]
-        if iou < MIN_IOU:
+        if self.finds_object:
+            notify(
+                f"masks of the object that all photographs look at: {folder}; to correct them, "
+                "copy that folder and pass it with --masks"
+            )
+        elif iou < MIN_IOU:
             notify(f"note: masks could not be estimated (IoU {iou:.2f} with the given ones)")
             return scene
-        notify(f"masks estimated from all views (IoU {iou:.2f} with the given ones): {folder}")
+        else:
+            notify(f"masks estimated from all views (IoU {iou:.2f} with the given ones): {folder}")
         roles = ("train_cameras", "test_cameras", "dropped_test_cameras")
         masked = {role: with_object_masks(getattr(scene, role), folder) for role in roles}
         return replace(scene, **masked, object_masks=key)
@@ -127,8 +137,12 @@ class MaskEstimation:
         rasterizer = self.compute.rasterizer
         masked = [camera for camera in scene.train_cameras if camera.mask is not None]
         views = [(c.reduced(OVERVIEW_SIDE), torch.from_numpy(overview(c).copy())) for c in masked]
-        shares = masked_shares(gaussians, ((c, m.float() / 255) for c, m in views), rasterizer)
-        iou = []
+        if self.finds_object:
+            shares = torch.from_numpy(object_rows(gaussians, scene.train_cameras))
+            shares = shares.to(gaussians.means)
+        else:
+            shares = masked_shares(gaussians, ((c, m.float() / 255) for c, m in views), rasterizer)
+        iou = [1.0] if self.finds_object else []
         for camera, mask in views:
             found = render_mask(gaussians, shares, camera, rasterizer=rasterizer) >= COUNTS
             given = mask.numpy() >= COUNTS

@@ -16,7 +16,13 @@ from gaussian_splatting.compute import BackendFlags, Compute
 from gaussian_splatting.data import reference_layout as layout
 from gaussian_splatting.data.colmap import find_model, write_poses
 from gaussian_splatting.data.images import ImageStore
-from gaussian_splatting.data.masks import MaskOptions, VisualHull, hull_of, shows_object
+from gaussian_splatting.data.masks import (
+    FOUND,
+    MaskOptions,
+    VisualHull,
+    hull_of,
+    shows_object,
+)
 from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.ply import holds_gaussians, read_gaussian_ply, read_point_ply
 from gaussian_splatting.data.scene import Scene, SizeRule, VanillaSize, load_scene
@@ -150,7 +156,10 @@ class VanillaOptions:
         )  # fmt: skip
         settings = {"random_seed": config.random_seed, **config.optimizer.identity()}
         iterations, train = min(ITERATIONS, 2 * config.iterations), partial(_train_whole, self)
-        estimation = MaskEstimation(self.model_path, self.compute, settings, iterations, train)
+        found = self.mask_options.masks == FOUND
+        estimation = MaskEstimation(
+            self.model_path, self.compute, settings, iterations, train, found
+        )
         return _stage_run(estimation(scene, messages), self, messages)
 
 
