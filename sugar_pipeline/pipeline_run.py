@@ -343,7 +343,7 @@ def mesh_health(
     for camera in chosen:
         view, image = smaller(camera, load_image(camera).cpu())
         covered = rasterize_triangles(vertices, faces, view).covered
-        mask = is_counted(image) if camera.mask and camera.mask.mode == "object" else None
+        mask = is_counted(image) if camera.shows_object else None
         if mask is None:
             figures.setdefault("covered_share", []).append(float(covered.float().mean()))
         else:

@@ -315,17 +315,17 @@ class _Hull:
 
     def __init__(self, voxels: Tensor, views: Sequence[_View]) -> None:
         self._voxels = voxels
-        self._inside = torch.zeros(len(voxels), dtype=torch.int16, device="cpu")
-        self._shown = torch.zeros_like(self._inside)
+        self.inside = torch.zeros(len(voxels), dtype=torch.int16, device="cpu")
+        self.shown = torch.zeros_like(self.inside)
         for view in views:
             index, shown = view.pixels(voxels)
-            self._shown += shown
-            self._inside += shown & view.mask.flatten()[index]
+            self.shown += shown
+            self.inside += shown & view.mask.flatten()[index]
 
     def silhouette(self, view: _View, pitch: float, voted: bool) -> Tensor:
         """The hull of the other views as a view shows it; ``voted``: it is one of the hull's."""
         index, shown = view.pixels(self._voxels)
-        n, inside = self._shown, self._inside
+        n, inside = self.shown, self.inside
         if voted:
             n = n - shown.to(n.dtype)
             inside = inside - (shown & view.mask.flatten()[index]).to(n.dtype)
@@ -343,13 +343,8 @@ class _Hull:
 
 def _grid_around_object(views: Sequence[_View], points: Tensor) -> tuple[Tensor, float] | None:
     """Centres of voxels around the points that most masks contain, and their distance."""
-    inside = torch.zeros(len(points), dtype=torch.int16, device="cpu")
-    shown = torch.zeros_like(inside)
-    for view in views:
-        index, visible = view.pixels(points)
-        shown += visible
-        inside += visible & view.mask.flatten()[index]
-    good = points[(shown > 2) & (inside >= _INSIDE_SHARE * shown)]
+    votes = _Hull(points, views)
+    good = points[(votes.shown > 2) & (votes.inside >= _INSIDE_SHARE * votes.shown)]
     if len(good) < _MIN_POINTS:
         return None
     low, high = np.quantile(good.numpy(), (0.01, 0.99), axis=0)
@@ -483,8 +478,7 @@ def _image_checks(inputs: _Inputs) -> tuple[dict[str, str], float]:
 
 @functools.lru_cache(maxsize=_KEPT)
 def _agreement(inputs: _Inputs) -> MaskAgreement | None:
-    shown = [c for c in inputs.cameras if c.mask is not None and c.mask.mode == "object"]
-    return mask_agreement(shown, inputs.data)
+    return mask_agreement([c for c in inputs.cameras if c.shows_object], inputs.data)
 
 
 def _with_agreement(
@@ -495,7 +489,7 @@ def _with_agreement(
 ) -> tuple[list[Camera], dict[str, str]]:
     """The cameras with what the comparison of their masks tells, and views that contradict."""
     black = {c.name: "its mask is all black" for c in cameras if is_all_black(c)}
-    if not any(c.mask is not None and c.mask.mode == "object" for c in cameras):
+    if not any(c.shows_object for c in cameras):
         return list(cameras), black
     found = _agreement(_Inputs.of(cameras, {*dropped, *black}, points))
     if found is None:

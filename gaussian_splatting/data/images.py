@@ -118,17 +118,6 @@ def has_alpha(image: Image.Image) -> bool:
     return not {"A", "a"}.isdisjoint(image.getbands()) or "transparency" in image.info
 
 
-def _flatten(image: Image.Image, white_background: bool) -> Image.Image:
-    """RGB from any mode; alpha is composited in integers, truncating to 8 bits."""
-    image = colors_of(image)
-    if image.mode == "RGB":
-        return image
-    rgba = np.asarray(image).astype(np.uint32)
-    rgb, alpha = rgba[..., :3], rgba[..., 3:]
-    background = 255 * (255 - alpha) if white_background else 0
-    return Image.fromarray(((rgb * alpha + background) // 255).astype(np.uint8))
-
-
 def decode_image(path: Path, width: int, height: int, white_background: bool = False) -> np.ndarray:
     """Decode an image file at a given size. (height, width, 3) uint8
 
@@ -136,7 +125,12 @@ def decode_image(path: Path, width: int, height: int, white_background: bool = F
     EXIF orientation is not applied, because COLMAP does not apply it either.
     """
     with open_image(path) as image:
-        flat = _flatten(image, white_background)
+        flat = colors_of(image)
+        if flat.mode == "RGBA":
+            rgba = np.asarray(flat).astype(np.uint32)
+            rgb, alpha = rgba[..., :3], rgba[..., 3:]
+            background = 255 * (255 - alpha) if white_background else 0
+            flat = Image.fromarray(((rgb * alpha + background) // 255).astype(np.uint8))
         if flat.size != (width, height):
             flat = flat.resize((width, height), Image.Resampling.BICUBIC)
         return np.array(flat)
@@ -275,13 +269,6 @@ def missing_images(names: Sequence[str], total: int, folder: Path) -> UserError:
     )
 
 
-def find_images(names: Sequence[str], folders: Sequence[ImageFolder]) -> list[Path | None]:
-    """Look every name up in the folders, the first folder that has it wins."""
-    return [
-        next((path for folder in folders if (path := folder.find(name))), None) for name in names
-    ]
-
-
 def fit_to_file(camera: Camera) -> Camera:
     """The camera at the size of its image file, which may have been scaled after calibration."""
     if camera.image_path is None:
@@ -371,7 +358,7 @@ class ImageStore(contextlib.AbstractContextManager):
     def shown(self, camera: Camera) -> Tensor:
         """The photograph as figures and pictures see it: an object on the plain background."""
         image = self.get(camera)
-        if camera.mask is None or camera.mask.mode != "object":
+        if not camera.shows_object:
             return image
         shade = 255 if self._white_background else 0
         plain = torch.full((3,), shade, dtype=torch.uint8, device="cpu")

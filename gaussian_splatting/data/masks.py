@@ -337,20 +337,11 @@ class VisualHull:
         return None
 
 
-def shows_object(cameras: Sequence[Camera]) -> bool:
-    """Whether masks of the cameras say what the object is, so that they have a hull."""
-    return any(_shows_object(camera) for camera in cameras)
-
-
-def _shows_object(camera: Camera) -> bool:
-    return camera.mask is not None and camera.mask.mode == "object"
-
-
 def hull_of(cameras: Sequence[Camera], device: torch.device | str = "cpu") -> VisualHull | None:
     """The hull of the views whose masks show an object; None where there is none."""
-    if not shows_object(cameras):
+    seen = [camera for camera in cameras if camera.shows_object]
+    if not seen:
         return None
-    seen = [camera for camera in cameras if _shows_object(camera)]
     views, distances = [], []
     for camera in seen:
         mask = torch.from_numpy(overview(camera) > 0)

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.ply import read_gaussian_ply, write_gaussian_ply, write_point_ply
+from gaussian_splatting.data.ply import read_gaussian_ply
 from sugar_utils import schemas
 from sugar_utils.errors import UserError
 from sugar_utils.files import read_json, write_json_atomic, write_text_atomic
@@ -123,17 +123,6 @@ def write_camera_list(path: Path, cameras: Sequence[Camera]) -> None:
         for number, camera in enumerate(cameras)
     ]
     write_json_atomic(path, entries)
-
-
-def write_input_ply(root: Path, points: np.ndarray, points_rgb: np.ndarray) -> None:
-    write_point_ply(root / "input.ply", points, points_rgb)
-
-
-def write_point_cloud(root: Path, iteration: int, cloud: GaussianCloud) -> Path:
-    """Write the Gaussians of an iteration and return the path of the PLY."""
-    path = point_cloud_path(root, iteration)
-    write_gaussian_ply(path, cloud)
-    return path
 
 
 def load_reference_checkpoint(

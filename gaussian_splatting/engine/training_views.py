@@ -79,7 +79,7 @@ def on_background(
 
 
 def _has_object_mask(photograph: Tensor, camera: Camera) -> bool:
-    return camera.mask is not None and camera.mask.mode == "object" and photograph.shape[-1] == 4
+    return camera.shows_object and photograph.shape[-1] == 4
 
 
 def exposed_strip(maps: StripMaps, exposure: Tensor | None, inside: Tensor | None = None) -> Tensor:

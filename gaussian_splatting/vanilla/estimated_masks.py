@@ -83,7 +83,7 @@ Notify = Callable[[str], None]
 
 def needs_masks(cameras: Sequence[Camera]) -> bool:
     """Whether masks show an object, and some are imprecise or missing."""
-    shown = [c.mask for c in cameras if c.mask is not None and c.mask.mode == "object"]
+    shown = [c.mask for c in cameras if c.shows_object]
     incomplete = any(c.mask is None for c in cameras)
     return len(shown) >= MIN_MASKS and (incomplete or any(m.outline_error > 0 for m in shown))
 

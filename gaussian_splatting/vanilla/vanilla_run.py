@@ -16,9 +16,15 @@ from gaussian_splatting.compute import BackendFlags, Compute
 from gaussian_splatting.data import reference_layout as layout
 from gaussian_splatting.data.colmap import find_model, write_poses
 from gaussian_splatting.data.images import ImageStore
-from gaussian_splatting.data.masks import MaskOptions, VisualHull, hull_of, shows_object
+from gaussian_splatting.data.masks import MaskOptions, VisualHull, hull_of
 from gaussian_splatting.data.observations import ViewOptions
-from gaussian_splatting.data.ply import holds_gaussians, read_gaussian_ply, read_point_ply
+from gaussian_splatting.data.ply import (
+    holds_gaussians,
+    read_gaussian_ply,
+    read_point_ply,
+    write_gaussian_ply,
+    write_point_ply,
+)
 from gaussian_splatting.data.scene import Scene, SizeRule, VanillaSize, load_scene
 from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.memory_plan import MemoryOptions
@@ -176,7 +182,7 @@ def _train_whole(options: VanillaOptions, scene: Scene, folder: Path, iterations
 def _stage_run(
     scene: Scene, options: VanillaOptions, messages: Messages
 ) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
-    config = options.config.resolved(shows_object(scene.train_cameras))
+    config = options.config.resolved(any(c.shows_object for c in scene.train_cameras))
     spread = scene.exposure_spread
     if config.exposure.exposure_compensation == AUTO and spread >= MIN_SPREAD:
         messages(f"exposures differ by {spread:.2f} stops: --exposure_compensation True")
@@ -192,12 +198,11 @@ def _stage_run(
     def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> VanillaStage:
         def export(iteration: int, trained: GaussianCloud) -> None:
             _write_layout(scene, options, poses)
+            ply = layout.point_cloud_path(options.model_path, iteration)
             if exposures is not None:
-                beside = layout.point_cloud_path(options.model_path, iteration).with_name(
-                    layout.EXPOSURE_FILE
-                )
+                beside = ply.with_name(layout.EXPOSURE_FILE)
                 layout.write_exposures(beside, exposures.by_name())
-            layout.write_point_cloud(options.model_path, iteration, trained)
+            write_gaussian_ply(ply, trained)
             if poses is not None:
                 turn, shift = poses.size()
                 console.info(f"poses moved by {turn:.3f} degrees and {shift:.4g} units (rms)")
@@ -335,7 +340,7 @@ def _write_layout(scene: Scene, options: VanillaOptions, poses: PoseRefinement |
         white_background=options.config.white_background, eval_split=options.eval,
     )  # fmt: skip
     layout.write_cameras_json(options.model_path, train_cameras, scene.original_test_cameras)
-    layout.write_input_ply(options.model_path, scene.points, scene.points_rgb)
+    write_point_ply(options.model_path / "input.ply", scene.points, scene.points_rgb)
 
 
 def vanilla_parser(description: str | None) -> argparse.ArgumentParser:

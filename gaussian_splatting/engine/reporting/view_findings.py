@@ -191,7 +191,7 @@ def find(
         seen = observations.seen(camera) if known else None
         output = stage.render(camera, geometry=seen is not None)
         if seen is not None:
-            foggy.append(fog_share(output.depth, output.alpha, seen.nearest))
+            foggy.append(fog_share(output.depth, output.alpha, float(seen.depths.min())))
         photograph = load_image(camera).cpu()
         counted = is_counted(photograph)
         if counted is None or bool(counted.any()):
@@ -199,7 +199,7 @@ def find(
             image = output.image.detach().cpu()
             inside.append(min(100.0, psnr(image, photograph[..., :3], weights)))
             constant.append(constant_psnr(photograph[..., :3], counted))
-        if counted is not None and camera.mask is not None and camera.mask.mode == "object":
+        if counted is not None and camera.shows_object:
             solid = output.alpha.detach().cpu() >= SOLID
             either = int((solid | counted).sum())
             overlap.append(int((solid & counted).sum()) / max(1, either))
