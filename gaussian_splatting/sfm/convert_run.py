@@ -92,7 +92,11 @@ class Attempt:
 def find_cameras(attempts: Sequence[Attempt]) -> tuple[Models, Attempt]:
     """Try the first way, and the second one if that leaves photographs out that this one places."""
     found, work, n = attempts[0], attempts[0].work, len(attempts[0].photographs)
-    mapping.require_mapper(mapping.chosen_mapper(work.options.sfm.mapper, n))
+    pycolmap, mapper = load_pycolmap(), mapping.chosen_mapper(work.options.sfm.mapper, n)
+    if mapper == "global" and not hasattr(pycolmap, "global_mapping"):
+        raise UserError(
+            f"--mapper global: pycolmap {pycolmap.__version__} has none; use --mapper incremental"
+        )
     models = found.run()
     if models.n_placed < report.FINE_SHARE * n and len(attempts) > 1:
         say, placed = work.console.info, models.n_placed
@@ -229,9 +233,9 @@ def _convert(work: Work) -> Converted:
     if source.video is not None:
         frames = options.sfm.frames
         choice = pictures.extract_frames(source.video, source.folder, frames, work.step)
-        repeated = f"; in {choice.n_repeated} intervals nothing moved" if choice.n_repeated else ""
-        n_chosen = len(choice.chosen)
-        console.info(f"{source.video.name}: {n_chosen} of {choice.n_frames} frames{repeated}")
+        repeated = f"; in {choice.repeated} intervals nothing moved" if choice.repeated else ""
+        n_chosen = len(choice.frames)
+        console.info(f"{source.video.name}: {n_chosen} of {choice.of} frames{repeated}")
     photographs = pictures.described_photographs(source.folder, source.recursive)
     if len(photographs) < _FEWEST:
         raise UserError(

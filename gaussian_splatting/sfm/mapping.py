@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gaussian_splatting.data.colmap import read_reconstruction, write_model
-from sugar_utils.errors import UserError
 from sugar_utils.libraries import load_pycolmap
 
 Mapper = Literal["auto", "incremental", "global"]
@@ -38,15 +37,6 @@ def chosen_mapper(mapper: Mapper, n_photographs: int) -> Mapper:
     if mapper != "auto":
         return mapper
     return "incremental" if n_photographs <= MAX_INCREMENTAL else "global"
-
-
-def require_mapper(mapper: Mapper) -> None:
-    """Check that the installed pycolmap has a mapper."""
-    pycolmap = load_pycolmap()
-    if mapper == "global" and not hasattr(pycolmap, "global_mapping"):
-        raise UserError(
-            f"--mapper global: pycolmap {pycolmap.__version__} has none; use --mapper incremental"
-        )
 
 
 def map_photographs(

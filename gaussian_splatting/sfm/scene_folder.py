@@ -41,25 +41,14 @@ _PLACES = (INPUT, IMAGES, ".")  # where photographs are looked for
 RECORD, PAGE = "convert.json", "convert.html"
 
 
-class ConvertRecord(msgspec.Struct):
-    """``convert.json``: where the photographs are, and for each step what its result is made of."""
-
-    source: FileName = INPUT
-    features: str = ""
-    found: str = ""
-    matches: str = ""
-    matched: str = ""
-    models: str = ""
-    masked_features: str = ""
-    masked_found: str = ""
-    masked_matches: str = ""
-    masked_matched: str = ""
-    masked_models: str = ""
-    flattening: str = ""
-    flattened: str = ""
-    finished: str = ""
-    taken: str = ""
-    published: bool = False
+_STEPS = ("features", "found", "matches", "matched", "models")
+_NOTED = (*_STEPS, *(f"masked_{step}" for step in _STEPS), "flattening", "flattened", "finished",
+          "taken")  # fmt: skip
+# ``convert.json``: where the photographs are, and for each step what its result is made of.
+ConvertRecord = msgspec.defstruct(
+    "ConvertRecord",
+    [("source", FileName, INPUT), *((n, str, "") for n in _NOTED), ("published", bool, False)],
+)
 
 
 @dataclass(frozen=True)
@@ -156,7 +145,11 @@ def find_source(path: Path) -> Source:
         raise UserError(f"{root}: {len(videos)} videos ({names}); name one of them with -s")
     if videos:
         return Source(root, root / INPUT, videos[0])
-    raw = [path for name in _PLACES for path in pictures.raw_files(root / name)]
+    raw = [
+        path
+        for name in _PLACES
+        for path in pictures.files_named(root / name, pictures.RAW_SUFFIXES)
+    ]
     if raw:
         raise UserError(
             f"{root}: {len(raw)} raw photographs ({raw[0].name}, ...) and no others; develop them "
@@ -173,7 +166,8 @@ def _pictures_in(root: Path, name: str) -> bool:
 
 
 def _videos_of(root: Path) -> list[Path]:
-    return pictures.video_files(root / INPUT) or pictures.video_files(root)
+    suffixes = pictures.VIDEO_SUFFIXES
+    return pictures.files_named(root / INPUT, suffixes) or pictures.files_named(root, suffixes)
 
 
 def _has_cameras(root: Path) -> bool:
