@@ -107,13 +107,7 @@ class TrainFlags:
         "to fix; nothing is trained. Exit code 2 if there is a problem", group=_train,
         action="store_true", task="run",
     )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class TrainPreset:
-    """That of ``train.py``; the other pipeline has the vanilla stage's."""
-
-    preset: Preset = preset(_train)
+    preset: Preset = preset(_train)  # the other pipeline has the vanilla stage's
 
 
 @dataclass(frozen=True)
@@ -157,7 +151,6 @@ def train_parser(description: str | None) -> argparse.ArgumentParser:
     texture = {"group": _train, "long": "--export_uv_textured_mesh"}
     _add_pipeline_flags(parser, texture)
     add_flags(parser, TrainFlags)
-    add_flags(parser, TrainPreset)
     return parser
 
 

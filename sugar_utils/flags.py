@@ -161,13 +161,7 @@ class IntList(argparse.Action):
         kwargs.setdefault("nargs", "+")
         super().__init__(option_strings, dest, **kwargs)
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         """Parse all words given after the flag together, as a bracket may span several."""
         text = values if isinstance(values, str) else " ".join(str(value) for value in values or ())
         try:

@@ -18,7 +18,7 @@ from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import CheckpointStore, checkpoint_path
 from gaussian_splatting.engine.guard import check_parameters
 from gaussian_splatting.engine.reporting.evaluation import contradicting_views
-from gaussian_splatting.engine.reporting.progress import Reporter
+from gaussian_splatting.engine.reporting.progress import Reporter, RunLogger
 from gaussian_splatting.engine.reporting.view_findings import problem_of
 from gaussian_splatting.engine.run_directory import ResumePlan, RunDirectory
 from gaussian_splatting.engine.stage import Stage
@@ -65,9 +65,6 @@ class LoopConfig:
     def checkpoint_due(self, iteration: int) -> bool:
         on_interval = self.checkpoint_interval and iteration % self.checkpoint_interval == 0
         return bool(on_interval) or iteration in self.checkpoint_milestones
-
-    def log_due(self, iteration: int) -> bool:
-        return iteration % self.log_interval == 0 or iteration == self.first
 
 
 class Trainer:
@@ -135,7 +132,7 @@ class Trainer:
                 reporter.enter_phase(self._stage.phase(iteration))
                 made = self._stepper.step(iteration, stop.requested)
                 terms = made.terms
-                if self._config.log_due(iteration):
+                if iteration % self._config.log_interval == 0 or iteration == self._config.first:
                     self._losses.append(float(terms["loss"]))
                     self._observe(functools.partial(reporter.log, iteration, terms), "log figures")
                 show = bar.due or iteration == self._config.last
@@ -259,12 +256,12 @@ class Trainer:
             raise
         if self._run.replaces:
             self._console.close()
-            reporter.close_events()
+            reporter.logger.close()
             try:
                 self._run.replace_other(path)
             finally:
                 self._console.open_log(self._run.log)
-                reporter.open_events(self._run.tensorboard)
+                reporter.logger = RunLogger(self._run.tensorboard, notify=self._console.warn)
             self._console.info(f"the run that was in {self._run.path} is replaced")
         self._store.prune()
         self._console.info(f"saved {path}")

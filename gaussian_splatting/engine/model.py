@@ -112,12 +112,8 @@ STATE_NAMES = {
 """Attribute to name in a state dict, in the order of the file."""
 
 GROUP_NAMES = {
-    "means": "points",
-    "sh_dc": "sh_coordinates_dc",
-    "sh_rest": "sh_coordinates_rest",
-    "opacity_logits": "all_densities",
-    "log_scales": "scales",
-    "quats": "quaternions",
+    name: STATE_NAMES[name].removeprefix("_")
+    for name in ("means", "sh_dc", "sh_rest", "opacity_logits", "log_scales", "quats")
 }
 """Attribute to name of the optimiser group, in the order of the file."""
 

@@ -121,14 +121,10 @@ class RunOptions:
     watching: ViewerOptions = field(default_factory=ViewerOptions)
 
 
-@dataclass
-class Messages:
-    """Keeps what is noticed before there is a console, and passes it on afterwards."""
+class Messages(list[str]):
+    """Keeps what it is called with before there is a console."""
 
-    lines: list[str] = field(default_factory=list)
-
-    def __call__(self, message: str) -> None:
-        self.lines.append(message)
+    __call__ = list.append
 
 
 @contextmanager
@@ -145,7 +141,7 @@ def open_session(
         try:
             plan = _agreed_plan(directory, options, run.loop.last, messages, group)
         except UserError:
-            for message in messages.lines if group.is_first else ():
+            for message in messages if group.is_first else ():
                 print(printable(message))
             raise
         told = console or (Console() if group.is_first else Console.silent())
@@ -153,7 +149,7 @@ def open_session(
         stack.enter_context(console)
         identity = directory.identity
         console.table(run.title, flat_items({**identity.sources, **identity.settings}))
-        for message in messages.lines:
+        for message in messages:
             console.info(message)
         yield console, plan
 

@@ -39,7 +39,7 @@ from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun, run
 from gaussian_splatting.optim.densification import N_SCORES, DensificationConfig
 from gaussian_splatting.optim.learned_exposure import MIN_SPREAD, Exposures
 from gaussian_splatting.shared_flags import InertFlags, checkpoint_interval, inert
-from gaussian_splatting.sky_sphere import SkySphere, limited_sky, opaque_sky, sky_of, with_sky
+from gaussian_splatting.sky_sphere import SKY_SHARE, SkySphere, opaque_sky, sky_of, with_sky
 from gaussian_splatting.vanilla.dense_start import with_dense_points, with_sky_colors
 from gaussian_splatting.vanilla.estimated_masks import ITERATIONS, MaskEstimation
 from gaussian_splatting.vanilla.growing_resolution import measured_growth
@@ -277,7 +277,11 @@ def _start(
     inside = _carved(points, hull, messages)
     points, colors = points[inside], colors[inside]
     # Far outside of an object there is nothing.
-    robustness = limited_sky(options.config.robustness, limit)
+    robustness = options.config.robustness
+    if limit is not None:
+        # So small a sky that most of the Gaussians allowed are left.
+        few = min(robustness.sky_points, int(SKY_SHARE * limit))
+        robustness = replace(robustness, sky_points=few)
     n_sky = robustness.sky_points if sky is not None and hull is None else 0
     rows = _thinned(len(points), limit, messages, n_sky)
     points, colors = points[rows], colors[rows]

@@ -175,7 +175,7 @@ class Reporter(contextlib.AbstractContextManager):
         pictured = scene.test_cameras or scene.train_cameras
         stride = max(1, len(pictured) // N_PICTURED_VIEWS)
         self._pictured = list(pictured[::stride])[:N_PICTURED_VIEWS]
-        self._logger = RunLogger(tensorboard_dir, first_iteration, notify=console.warn)
+        self.logger = RunLogger(tensorboard_dir, first_iteration, notify=console.warn)
         self._pictures: list[dict[str, Tensor]] = []
         self._worst: list[dict[str, Tensor]] = []
         self._phase: str | None = None
@@ -184,16 +184,9 @@ class Reporter(contextlib.AbstractContextManager):
         self.held_out: dict[str, dict[str, float]] = {}
         """Means of the last evaluation, over whole pictures and what masks count of them."""
 
-    def close_events(self) -> None:
-        self._logger.close()
-
-    def open_events(self, tensorboard_dir: Path) -> None:
-        """Go on in another folder of event files."""
-        self._logger = RunLogger(tensorboard_dir, notify=self._console.warn)
-
     def __exit__(self, *exception: object) -> None:
         self._leave_phase()
-        self._logger.close()
+        self.logger.close()
 
     def enter_phase(self, phase: str) -> None:
         """Start a new peak-memory measurement when the schedule enters another phase."""
@@ -213,7 +206,7 @@ class Reporter(contextlib.AbstractContextManager):
     def log(self, iteration: int, terms: dict[str, Tensor]) -> None:
         model = self._stage.model
         usage = memory_usage(model.device)
-        self._logger.scalars(
+        self.logger.scalars(
             {
                 **{f"Loss/{name}": value for name, value in terms.items()},
                 **{f"LearningRate/{n}": v for n, v in model.optimizer.learning_rates().items()},
@@ -223,7 +216,7 @@ class Reporter(contextlib.AbstractContextManager):
             },
             iteration,
         )
-        self._logger.histograms(
+        self.logger.histograms(
             {f"Parameters/{name}": values for name, values in model.distributions().items()},
             iteration,
             {f"Parameters/{name}": shown for name, shown in SHOWN_VALUES.items()},
@@ -241,7 +234,7 @@ class Reporter(contextlib.AbstractContextManager):
                 scene.observations,
                 scene.dropped_test_cameras,
             )
-            self._logger.scalars({tag: value for tag, _, value in found.values()}, iteration)
+            self.logger.scalars({tag: value for tag, _, value in found.values()}, iteration)
             for line in found.lines(self._held_out_note):
                 self._console.info(f"iteration {iteration}: {line}")
             advice = found.advice()
@@ -257,14 +250,14 @@ class Reporter(contextlib.AbstractContextManager):
                 output = self._stage.render(camera, geometry=True)
                 pictures = view_findings.view_pictures(output, outlined(images.shown(camera)))
                 pictures |= self._stage.view_maps(camera)
-                self._logger.images(
+                self.logger.images(
                     {f"{camera.name}/{name}": p for name, p in pictures.items()}, iteration
                 )
                 self._pictures.append(pictures)
                 for name, value in self._stage.view_metrics(camera, output).items():
                     metrics.setdefault(name, []).append(value)
             means = {name: sum(values) / len(values) for name, values in metrics.items()}
-            self._logger.scalars({f"View/{name}": v for name, v in means.items()}, iteration)
+            self.logger.scalars({f"View/{name}": v for name, v in means.items()}, iteration)
             for name, value in means.items():
                 self._console.info(f"iteration {iteration}: {name} {value:.4f}")
 
