@@ -198,12 +198,9 @@ def measure(options: MetricsOptions, console: Console | None = None) -> Path:
 
 
 def _measure_scene(
-    options: MetricsOptions,
-    scene_path: Path,
-    checkpoint_path: Path,
-    perceptual: Perceptual | None,
+    options: MetricsOptions, scene_path: Path, checkpoint_path: Path, perceptual: Perceptual | None,
     console: Console,
-) -> dict[str, Scores]:
+) -> dict[str, Scores]:  # fmt: skip
     checkpoint = load_reference_checkpoint(checkpoint_path, options.iteration_to_load, console.info)
     scene = load_scene_for_checkpoint(
         scene_path, checkpoint, size_rule=options.size, images_dir=checkpoint.images_dir,
@@ -284,12 +281,9 @@ def _gaussian_render(gaussians: Gaussians, options: MetricsOptions) -> Callable[
 
 
 def _score(
-    render: Callable[[Camera], Tensor],
-    cameras: Sequence[Camera],
-    images: ImageStore,
-    perceptual: Perceptual | None,
-    fitted: bool,
-) -> Scores:
+    render: Callable[[Camera], Tensor], cameras: Sequence[Camera], images: ImageStore,
+    perceptual: Perceptual | None, fitted: bool,
+) -> Scores:  # fmt: skip
     distances: list[float] = []
 
     def render_and_compare(camera: Camera) -> Tensor:

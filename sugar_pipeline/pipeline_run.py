@@ -386,13 +386,9 @@ def _capture(plan: PipelinePlan) -> Scene:
         return load_views(plan.texture, _silent)[1]
     vanilla = plan.vanilla
     return load_scene(
-        vanilla.source_path,
-        size_rule=SugarSize(),
-        images_dir=vanilla.images,
-        masks=vanilla.mask_options,
-        view_options=vanilla.view_options,
-        notify=_silent,
-    )
+        vanilla.source_path, size_rule=SugarSize(), images_dir=vanilla.images,
+        masks=vanilla.mask_options, view_options=vanilla.view_options, notify=_silent,
+    )  # fmt: skip
 
 
 def _silent(line: str) -> None:

@@ -239,12 +239,9 @@ class ViewPage:
     """The page; all rendering is done by who calls :meth:`work`."""
 
     def __init__(
-        self,
-        server: viser.ViserServer,
-        layers: Sequence[Layer],
-        around: SceneContext,
+        self, server: viser.ViserServer, layers: Sequence[Layer], around: SceneContext,
         notify: Callable[[str], None],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._server, self._around, self._notify = server, around, notify
         self._layers = {one.title: one for one in layers}
         self._whole = dict(self._layers)

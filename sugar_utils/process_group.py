@@ -62,12 +62,9 @@ class ProcessGroup:
         try:
             store, _, _ = next(iter(dist.rendezvous("env://", timeout=_START_TIMEOUT)))
             dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if nccl else "gloo",
-                store=dist.PrefixStore("group", store),
-                rank=launch.rank,
-                world_size=launch.size,
-                timeout=TIMEOUT,
-            )
+                "cpu:gloo,cuda:nccl" if nccl else "gloo", store=dist.PrefixStore("group", store),
+                rank=launch.rank, world_size=launch.size, timeout=TIMEOUT,
+            )  # fmt: skip
         except (RuntimeError, ValueError) as error:
             reason = str(error).split("\n")[0]
             raise UserError(

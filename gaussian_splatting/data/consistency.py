@@ -482,11 +482,9 @@ def _agreement(inputs: _Inputs) -> MaskAgreement | None:
 
 
 def _with_agreement(
-    cameras: Sequence[Camera],
-    dropped: Collection[str],
-    points: np.ndarray,
+    cameras: Sequence[Camera], dropped: Collection[str], points: np.ndarray,
     notify: Notify = lambda line: None,
-) -> tuple[list[Camera], dict[str, str]]:
+) -> tuple[list[Camera], dict[str, str]]:  # fmt: skip
     """The cameras with what the comparison of their masks tells, and views that contradict."""
     black = {c.name: "its mask is all black" for c in cameras if is_all_black(c)}
     if not any(c.shows_object for c in cameras):

@@ -254,12 +254,9 @@ _STEPS = 4  # steps of a pixel in which distances are stored, which end at 255 s
 
 
 def votes_outside(
-    points: Tensor,
-    cameras: Sequence[Camera],
-    distances: Sequence[Tensor],
-    tolerance: float = 0.0,
+    points: Tensor, cameras: Sequence[Camera], distances: Sequence[Tensor], tolerance: float = 0.0,
     weights: Sequence[float] | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Votes of the views that points lie outside of the object.
 
     A vote grows from 0 at ``tolerance`` to the weight of the view at twice that distance, at least

@@ -108,14 +108,11 @@ def read_gaussian_ply(path: Path, notify: Callable[[str], None] = print) -> Gaus
         return torch.from_numpy(np.array(values, dtype=np.float32, order="C"))
 
     return GaussianCloud(
-        means=tensor(table[:, 0:3]),
-        sh_dc=tensor(table[:, 3:6]).unsqueeze(1),
-        sh_rest=torch.from_numpy(sh_rest),
-        opacity_logits=tensor(opacity),
-        log_scales=tensor(log_scales),
-        quats=tensor(quats),
+        means=tensor(table[:, 0:3]), sh_dc=tensor(table[:, 3:6]).unsqueeze(1),
+        sh_rest=torch.from_numpy(sh_rest), opacity_logits=tensor(opacity),
+        log_scales=tensor(log_scales), quats=tensor(quats),
         antialiased=ANTIALIASED in data.comments,
-    )
+    )  # fmt: skip
 
 
 def _read_ply(path: Path) -> PlyData:

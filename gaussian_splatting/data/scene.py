@@ -123,12 +123,9 @@ def load_scene(root: Path | str, **options: Any) -> Scene:
 
 
 def load_scene_for_checkpoint(
-    root: Path | str,
-    checkpoint: ReferenceCheckpoint,
-    *,
-    require_images: bool = True,
+    root: Path | str, checkpoint: ReferenceCheckpoint, *, require_images: bool = True,
     **options: Any,
-) -> Scene:
+) -> Scene:  # fmt: skip
     """Read a scene in the world in which the Gaussians of a checkpoint live.
 
     Poses come from the checkpoint's ``cameras.json``. Its intrinsics count if it stores principal

@@ -47,12 +47,9 @@ class CheckpointStore:
     """
 
     def __init__(
-        self,
-        directory: Path,
-        keep: int | None = None,
-        milestones: Iterable[int] = (),
+        self, directory: Path, keep: int | None = None, milestones: Iterable[int] = (),
         final: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if keep is not None and keep < 1:
             raise UserError(f"--keep_checkpoints {keep}: keep at least 1 checkpoint to resume from")
         self.directory = files.check_writable(directory)

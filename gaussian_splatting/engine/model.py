@@ -30,12 +30,9 @@ class TrainableModel(ABC):
     """Parameter to name of the optimiser group, in the order of the file."""
 
     def __init__(
-        self,
-        tensors: Mapping[str, Tensor],
-        rates: Mapping[str, float],
-        optimizer: OptimizerConfig = DEFAULT_OPTIMIZER,
-        seed: int = 0,
-    ) -> None:
+        self, tensors: Mapping[str, Tensor], rates: Mapping[str, float],
+        optimizer: OptimizerConfig = DEFAULT_OPTIMIZER, seed: int = 0,
+    ) -> None:  # fmt: skip
         """Start optimising copies of ``tensors`` with zero moments."""
         self._seed = seed
         self.optimizer = GroupedAdam(tensors, rates, optimizer, seed)
@@ -125,13 +122,9 @@ class TrainableCloud(TrainableModel):
     group_names = GROUP_NAMES
 
     def __init__(
-        self,
-        cloud: GaussianCloud,
-        rates: LearningRates,
-        extent: float,
-        optimizer: OptimizerConfig = DEFAULT_OPTIMIZER,
-        seed: int = 0,
-    ) -> None:
+        self, cloud: GaussianCloud, rates: LearningRates, extent: float,
+        optimizer: OptimizerConfig = DEFAULT_OPTIMIZER, seed: int = 0,
+    ) -> None:  # fmt: skip
         """Start optimising a copy of ``cloud``; ``extent`` scales the position rate."""
         super().__init__(cloud.detached().tensors(), rates.by_name(0, extent), optimizer, seed)
         self._rates = rates

@@ -164,12 +164,9 @@ class ResumePlan:
 
 class RunDirectory:
     def __init__(
-        self,
-        path: Path,
-        identity: Identity,
-        output_flag: str = "--output_dir",
+        self, path: Path, identity: Identity, output_flag: str = "--output_dir",
         products: tuple[Path, ...] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.path = path
         self.identity = identity
         self.replaces = False

@@ -59,11 +59,9 @@ which returns the :class:`StageRun` and the initial model."""
 
 
 def run_stage(
-    options: Options,
-    images: ImageStore | None = None,
-    prepare: Prepare | None = None,
+    options: Options, images: ImageStore | None = None, prepare: Prepare | None = None,
     console: Console | None = None,
-) -> Path:
+) -> Path:  # fmt: skip
     """Train a stage and return the first of its results; a finished run is not repeated.
 
     Args:

@@ -83,15 +83,11 @@ class ViewPass:
     """
 
     def __init__(
-        self,
-        projection: rasterization.Projection,
-        color: Tensor | None,
-        split: ImageSplit,
-        *,
+        self, projection: rasterization.Projection, color: Tensor | None, split: ImageSplit, *,
         farthest_depth_behind: bool = False,
         rasterizer: rasterization.Rasterizer = rasterization.WARP,
         pairs: IntersectionPrediction | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._color = color
         self._split = split
         self._farthest_depth_behind = farthest_depth_behind
@@ -187,13 +183,9 @@ class ViewPass:
         )
 
     def _backpropagate_strip(
-        self,
-        rows: rasterization.Rows,
-        halo: int,
-        terms: Sequence[ImageTerm],
-        d_depth: Tensor | None,
-        gradients: rasterization.SplatGradients,
-    ) -> dict[str, Tensor]:
+        self, rows: rasterization.Rows, halo: int, terms: Sequence[ImageTerm],
+        d_depth: Tensor | None, gradients: rasterization.SplatGradients,
+    ) -> dict[str, Tensor]:  # fmt: skip
         """Add one strip's gradients of splats, and return what its terms report."""
         layout, height = self._projection.layout, self._projection.camera.height
         shown = rows.widened(halo, height)
@@ -207,24 +199,16 @@ class ViewPass:
             d_pixels[counted, :, layout.depth] += d_depth[rows.start : rows.stop]
         del maps, pixels
         self._rasterizer.backpropagate_rows(
-            self._projection.splats,
-            self._tiles,
-            self._background,
-            blended,
-            d_pixels,
-            torch.zeros_like(blended.transmittance),
-            gradients,
-        )
+            self._projection.splats, self._tiles, self._background, blended, d_pixels,
+            torch.zeros_like(blended.transmittance), gradients,
+        )  # fmt: skip
         return totals
 
 
 def _strip_maps(
-    pixels: Tensor,
-    layout: rasterization.ChannelLayout,
-    shown: rasterization.Rows,
-    counted: slice,
+    pixels: Tensor, layout: rasterization.ChannelLayout, shown: rasterization.Rows, counted: slice,
     height: int,
-) -> StripMaps:
+) -> StripMaps:  # fmt: skip
     """Leaves that share the memory of blended channels."""
 
     def leaf(start: int | None, width: int) -> Tensor | None:

@@ -368,11 +368,9 @@ def _evidence(
 
 
 def _report(
-    work: Work,
-    evidence: report.Evidence,
-    registration: report.Registration,
+    work: Work, evidence: report.Evidence, registration: report.Registration,
     by_name: dict[str, Original],
-) -> Converted:
+) -> Converted:  # fmt: skip
     root, options, line = work.source.root, work.options, registration.line(evidence)
     settings = {**asdict(options.sfm), "masks": options.masks.masks,
                 "random_seed": options.random_seed}  # fmt: skip

@@ -40,13 +40,9 @@ def chosen_mapper(mapper: Mapper, n_photographs: int) -> Mapper:
 
 
 def map_photographs(
-    database: Path,
-    names: Sequence[str],
-    folder: Path,
-    mapper: Mapper,
-    seed: int,
+    database: Path, names: Sequence[str], folder: Path, mapper: Mapper, seed: int,
     advance: Callable[[int], None],
-) -> Models:
+) -> Models:  # fmt: skip
     """Find the models, the largest first as ``0``; on one core, because only then bits repeat."""
     fresh = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)

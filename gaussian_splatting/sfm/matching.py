@@ -106,13 +106,9 @@ def create_database(
 
 
 def extract_features(
-    path: Path,
-    photographs: Sequence[Photograph],
-    masks: Sequence[ViewMask | None],
-    longest_side: int,
-    max_features: int,
-    advance: Callable[[int], None],
-) -> None:
+    path: Path, photographs: Sequence[Photograph], masks: Sequence[ViewMask | None],
+    longest_side: int, max_features: int, advance: Callable[[int], None],
+) -> None:  # fmt: skip
     """Find the features of all photographs that have none in the database yet, several at a time.
 
     Args:

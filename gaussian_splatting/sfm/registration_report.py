@@ -233,14 +233,10 @@ _MEANING = {
 
 
 def convert_page(
-    title: str,
-    evidence: Evidence,
-    registration: Registration,
-    seen_from_above: np.ndarray,
-    files: Mapping[str, Path],
-    steps: Sequence[tuple[str, float, int]],
+    title: str, evidence: Evidence, registration: Registration, seen_from_above: np.ndarray,
+    files: Mapping[str, Path], steps: Sequence[tuple[str, float, int]],
     settings: Mapping[str, object],
-) -> Page:
+) -> Page:  # fmt: skip
     n = len(evidence.names)
     page = Page(title, f"{n} photographs")
     page.facts(

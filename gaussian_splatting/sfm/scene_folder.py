@@ -294,12 +294,9 @@ def originals(
 
 
 def write_flat_pictures(
-    model: Any,
-    by_name: Mapping[str, Original],
-    folder: Path,
-    resize: bool,
+    model: Any, by_name: Mapping[str, Original], folder: Path, resize: bool,
     advance: Callable[[int], None],
-) -> None:
+) -> None:  # fmt: skip
     """Write flat copies of all photographs that the model places; those that are there stay."""
     images = sorted((model.images[i] for i in model.reg_image_ids()), key=lambda i: i.name)
     for done, image in enumerate(images, start=1):

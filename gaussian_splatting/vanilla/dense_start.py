@@ -48,13 +48,9 @@ class _Swept:
 
 
 def with_dense_points(
-    cloud: GaussianCloud,
-    scene: Scene,
-    load_image: Callable[[Camera], Tensor],
-    hull: VisualHull | None,
-    limit: int | None,
-    notify: Callable[[str], None],
-) -> GaussianCloud:
+    cloud: GaussianCloud, scene: Scene, load_image: Callable[[Camera], Tensor],
+    hull: VisualHull | None, limit: int | None, notify: Callable[[str], None],
+) -> GaussianCloud:  # fmt: skip
     """The initial Gaussians, as opaque as they are, and those of dense points, sized by all gaps.
 
     Args:
@@ -366,11 +362,9 @@ def _windows(values: Tensor) -> Tensor:
 
 
 def with_sky_colors(
-    cloud: GaussianCloud,
-    sky: SkySphere,
-    cameras: Sequence[Camera],
+    cloud: GaussianCloud, sky: SkySphere, cameras: Sequence[Camera],
     load_image: Callable[[Camera], Tensor],
-) -> GaussianCloud:
+) -> GaussianCloud:  # fmt: skip
     """The Gaussians, those of the sky in the colours of their directions."""
     rows = (sky.distance(cloud.means) > 0).nonzero()[:, 0]
     colors = directional_colors(cloud.means[rows].cpu().double(), cameras, load_image)

@@ -51,12 +51,9 @@ that a mask lacks cost more than those that it has too many."""
 
 @torch.no_grad()
 def render_mask(
-    gaussians: Gaussians,
-    shares: Tensor,
-    camera: Camera,
-    size: tuple[int, int] | None = None,
+    gaussians: Gaussians, shares: Tensor, camera: Camera, size: tuple[int, int] | None = None,
     rasterizer: Rasterizer = WARP,
-) -> np.ndarray:
+) -> np.ndarray:  # fmt: skip
     """The mask of the object in a view, 255 where it is. (height, width) uint8
 
     Args:

@@ -258,12 +258,9 @@ def _loop(options: VanillaOptions) -> LoopConfig:
 
 
 def _start(
-    scene: Scene,
-    options: VanillaOptions,
-    hull: VisualHull | None,
-    sky: SkySphere | None,
+    scene: Scene, options: VanillaOptions, hull: VisualHull | None, sky: SkySphere | None,
     messages: Messages,
-) -> GaussianCloud:
+) -> GaussianCloud:  # fmt: skip
     """Initial Gaussians: a given PLY, else the scene's points; never more than allowed."""
     points, colors = torch.from_numpy(scene.points), torch.from_numpy(scene.points_rgb)
     limit, device = options.config.densification.max_gaussians, options.compute.device

@@ -60,12 +60,9 @@ class LiveView(contextlib.AbstractContextManager):
     """
 
     def __init__(
-        self,
-        page: TrainingPage | None,
-        warn: Callable[[str], None],
-        may_pause: bool = True,
+        self, page: TrainingPage | None, warn: Callable[[str], None], may_pause: bool = True,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._page, self._warn, self._may_pause, self._clock = page, warn, may_pause, clock
         self._next_picture = self._next_words = self._next_renewal = -float("inf")
 
@@ -73,12 +70,9 @@ class LiveView(contextlib.AbstractContextManager):
         self._close()
 
     def after_step(
-        self,
-        stage: Stage,
-        iteration: int,
-        terms: Mapping[str, Tensor],
+        self, stage: Stage, iteration: int, terms: Mapping[str, Tensor],
         stopped: Callable[[], object],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Show the model as it is now, if anybody looks and a picture is due."""
         page = self._page
         if page is None or not len(page.requests):
@@ -205,13 +199,9 @@ class TrainingPage:
 
 
 def open_live_view(
-    options: pages.ViewerOptions,
-    title: str,
-    last: int,
-    scene: Scene,
-    group: ProcessGroup,
+    options: pages.ViewerOptions, title: str, last: int, scene: Scene, group: ProcessGroup,
     say: Console,
-) -> LiveView:
+) -> LiveView:  # fmt: skip
     """The page that was asked for; nothing is served where none was, or where it cannot be."""
     if options.viewer is None or not group.is_first:
         return LiveView(None, say.warn)

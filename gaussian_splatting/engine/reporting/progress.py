@@ -46,11 +46,9 @@ class RunLogger:
     """
 
     def __init__(
-        self,
-        directory: Path,
-        first_iteration: int | None = None,
+        self, directory: Path, first_iteration: int | None = None,
         notify: Callable[[str], None] = lambda message: None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._notify = notify
         self._file: BinaryIO | None = None
         try:
@@ -91,11 +89,9 @@ class RunLogger:
             self._add(iteration, summary=self._summary.scalar(printable(name), float(value)))
 
     def histograms(
-        self,
-        tensors: Mapping[str, Tensor],
-        iteration: int,
+        self, tensors: Mapping[str, Tensor], iteration: int,
         activations: Mapping[str, Activation] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Add the distribution of values of each tensor; see :func:`subsample`."""
         for name, tensor in tensors.items() if self._file is not None else ():
             values = subsample(tensor, name, iteration, (activations or {}).get(name))
@@ -227,13 +223,9 @@ class Reporter(contextlib.AbstractContextManager):
         with torch.no_grad():
             scene = self._scene
             found = view_findings.find(
-                self._stage,
-                scene.test_cameras,
-                scene.train_cameras,
-                images.shown,
-                scene.observations,
-                scene.dropped_test_cameras,
-            )
+                self._stage, scene.test_cameras, scene.train_cameras, images.shown,
+                scene.observations, scene.dropped_test_cameras,
+            )  # fmt: skip
             self.logger.scalars({tag: value for tag, _, value in found.values()}, iteration)
             for line in found.lines(self._held_out_note):
                 self._console.info(f"iteration {iteration}: {line}")

@@ -166,13 +166,10 @@ class Findings:
 
 @torch.no_grad()
 def find(
-    stage: Stage,
-    test_cameras: Sequence[Camera],
-    train_cameras: Sequence[Camera],
-    load_image: Callable[[Camera], Tensor],
-    observations: Observations | None = None,
+    stage: Stage, test_cameras: Sequence[Camera], train_cameras: Sequence[Camera],
+    load_image: Callable[[Camera], Tensor], observations: Observations | None = None,
     dropped_cameras: Sequence[Camera] = (),
-) -> Findings:
+) -> Findings:  # fmt: skip
     """Measure a model.
 
     Renders are rounded to 8 bits, so that the figures are those of images saved and measured by
