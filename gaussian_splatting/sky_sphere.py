@@ -92,7 +92,6 @@ def with_sky(
 
 
 def opaque_sky(cloud: GaussianCloud, sky: SkySphere | None) -> GaussianCloud:
-    """The Gaussians, those of the sky opaque."""
     if sky is None:
         return cloud
     opaque = torch.full_like(cloud.opacity_logits, math.log(SKY_OPACITY / (1 - SKY_OPACITY)))

@@ -87,8 +87,7 @@ def _scenes_in(path: Path) -> Iterator[Path]:
 def _run_each(args: argparse.Namespace, scenes: list[Path], console: Console) -> None:
     """Scenes one after the other; one that fails stops none of the others.
 
-    Raises:
-        UserError: Some failed; its exit code is that of the first one.
+    Where some failed, the exit code is that of the first one.
     """
     names = [scene_name(scene) for scene in scenes]
     if len(set(names)) < len(names):

@@ -87,11 +87,7 @@ def make_demo_scene(
     root: Path | str, *, n_views: int = 40, width: int = 320, height: int = 240, seed: int = 0,
     notify: Callable[[str], None] = print,
 ) -> bool:  # fmt: skip
-    """Render the demo scene into a folder; the same parameters give the same bytes.
-
-    Returns:
-        False where it was there already.
-    """
+    """Render the demo scene, always the same bytes; False where it was there already."""
     root = Path(root)
     parameters = {
         "version": _VERSION, "n_views": n_views, "width": width, "height": height, "seed": seed

@@ -97,12 +97,8 @@ def run_stages(
     """Run all stages of a plan; what is finished already is not repeated.
 
     All stages share one store of decoded photographs. Several processes train together; the first
-    alone does the rest while the others wait.
-
-    Args:
-        plan: The stages.
-        console: Where progress is shown; the standard output if None.
-        revise: Called before each stage with its name; returns the plan to go on with.
+    alone does the rest while the others wait. ``revise`` is called before each stage with its name
+    and returns the plan to go on with.
     """
     group = plan.coarse.compute.group
     console = console or (Console() if group.is_first else Console.silent())

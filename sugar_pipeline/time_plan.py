@@ -57,13 +57,8 @@ class Speed:
 def measure(options: Any, images: ImageStore, least_work: float = 0.0) -> Speed | None:
     """Time iterations of a stage on a copy of its model; nothing is written.
 
-    Args:
-        options: Options of the stage.
-        images: Decoded photographs, which the stage will use as well.
-        least_work: Pixels times iterations, below which nothing is timed.
-
-    Returns:
-        None where the stage has less work, or a run in its folder.
+    None where the stage has less work than ``least_work``, in pixels times iterations, or a run in
+    its folder.
     """
     run, model = options.prepare(Messages())
     cameras, loop = list(run.scene.train_cameras), run.loop
@@ -95,11 +90,7 @@ class TimePlan:
 
     Args:
         args: The flags; where ``minutes`` is None, the times are only told.
-        make: Plan of flags.
         given: Flags that were given, by name; what they say is not chosen.
-
-    Raises:
-        UserError: Flags contradict ``--minutes``.
     """
 
     def __init__(

@@ -123,11 +123,7 @@ def name_list(text: str) -> tuple[str, ...]:
 
 
 def require_box(low: Sequence[float] | None, high: Sequence[float] | None) -> None:
-    """Check that ``--bboxmin`` and ``--bboxmax`` are both absent or span a box.
-
-    Raises:
-        UserError: One is missing, or the box has no volume.
-    """
+    """Check that ``--bboxmin`` and ``--bboxmax`` are both absent or span a box."""
     if (low is None) != (high is None):
         given, absent = ("bboxmin", "bboxmax") if high is None else ("bboxmax", "bboxmin")
         raise UserError(f"--{given} is given without --{absent}; give both corners of the box")
@@ -138,11 +134,7 @@ def require_box(low: Sequence[float] | None, high: Sequence[float] | None) -> No
 
 
 def parse_int_list(text: str) -> list[int]:
-    """Whole numbers separated by spaces or commas, in square brackets or not.
-
-    Raises:
-        argparse.ArgumentTypeError: Something in the list is not a whole number.
-    """
+    """Whole numbers separated by spaces or commas, in square brackets or not."""
     inner = text.strip()
     if inner.startswith("[") != inner.endswith("]"):
         raise argparse.ArgumentTypeError(f"{text!r} has an unmatched bracket")
@@ -174,7 +166,6 @@ class Repeated(argparse.Action):
     """May be given several times: the last value under its name, all under ``all_`` and that."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        """Keep one more value."""
         earlier = getattr(namespace, f"all_{self.dest}", [])
         setattr(namespace, f"all_{self.dest}", [*earlier, values])
         setattr(namespace, self.dest, values)
@@ -268,12 +259,8 @@ class Parser(argparse.ArgumentParser):
     ) -> argparse.Namespace:
         """Values by names of flags, checked and converted as on the command line.
 
-        Args:
-            values: Numbers, strings, booleans, and lists of these.
-            file: Where they stand; None for the arguments of a function.
-
-        Raises:
-            UserError: A name is unknown or a value is wrong.
+        They are numbers, strings, booleans and lists of these; ``file`` is where they stand, None
+        for the arguments of a function.
         """
         found = argparse.Namespace()
         flags = {action.dest: action for action in self._actions if action.option_strings}
@@ -349,11 +336,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """What a file of settings holds, by name.
-
-    Raises:
-        UserError: It cannot be read, or is no TOML.
-    """
+    """What a file of settings holds, by name."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

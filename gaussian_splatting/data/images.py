@@ -398,7 +398,6 @@ class ImageStore(contextlib.AbstractContextManager):
         self._drop_to(budget_bytes)
 
     def close(self) -> None:
-        """Stop the background thread and let go of all images."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._pending.clear()
         self._images.clear()

@@ -105,7 +105,6 @@ def with_masks(
 
 
 def is_all_black(camera: Camera) -> bool:
-    """Whether a camera has a mask of which no pixel counts."""
     return camera.mask is not None and overview(camera).max() == 0
 
 

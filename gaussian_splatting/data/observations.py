@@ -207,8 +207,6 @@ class ViewFit:
 
 @dataclass(frozen=True)
 class Observations:
-    """Points that photographs observe."""
-
     points: np.ndarray  # positions, (P, 3) float32 world units
     # Mean reprojection errors, (P,) float32 pixels of the photographs as calibrated.
     errors: np.ndarray

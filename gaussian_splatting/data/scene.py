@@ -71,7 +71,6 @@ class Scene:
         return sorted(camera.name for camera in self.original_test_cameras)
 
     def record(self) -> dict[str, Any]:
-        """Names of held-out and dropped views, for the record of a run."""
         optional = {"held_out_note": self.held_out_note, "object_masks": self.object_masks}
         return {
             "held_out_views": self.held_out_views,
@@ -98,10 +97,8 @@ def load_scene(root: Path | str, **options: Any) -> Scene:
     """Read a scene folder: a COLMAP model, or else NeRF ``transforms*.json``.
 
     Cameras are sorted by image name. With ``eval_split`` every 8th one, beginning with the first,
-    is held out; scenes with a ``transforms_test.json`` hold out those instead.
-
-    Args:
-        options: Fields of :class:`SceneOptions`.
+    is held out; scenes with a ``transforms_test.json`` hold out those instead. The options are
+    fields of :class:`SceneOptions`.
     """
     root, how = _checked_root(root), SceneOptions(**options)
     source = _read_source(root, how)

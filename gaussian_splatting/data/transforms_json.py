@@ -69,8 +69,7 @@ def find_transforms(root: Path) -> list[Path]:
 def random_points(seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Points to start from where a capture has none: uniform in a cube, in random colours.
 
-    Returns:
-        (100000, 3) float32 in [-1.3, 1.3] world units, and (100000, 3) uint8.
+    (100000, 3) float32 in [-1.3, 1.3] world units, and (100000, 3) uint8
     """
     draw = generator(seed, "init points")
     cube = torch.rand((N_RANDOM_POINTS, 3), generator=draw, device="cpu") * 2 - 1

@@ -97,12 +97,7 @@ class Trainer:
         self._losses: list[float] = []
 
     def run(self, plan: ResumePlan) -> Path:
-        """Train, and return the final checkpoint.
-
-        Raises:
-            TrainingError: If numbers went bad; the last good checkpoint stays.
-            Interrupted: If the user asked to stop; a checkpoint was saved.
-        """
+        """Train, and return the final checkpoint."""
         start = self._config.first if plan.payload is None else self._restore(plan)
         timings = {} if plan.payload is None else self._run.timings()
         # As large as the model; from here on only the model's own tensors count.
@@ -155,7 +150,6 @@ class Trainer:
         self._record("finished", reporter.summary(), **found)
 
     def _follow(self, start: int) -> None:
-        """Train beside the process that leads."""
         with StopRequest() as stop:
             for iteration in range(start, self._config.last + 1):
                 made = self._stepper.step(iteration, stop.requested)

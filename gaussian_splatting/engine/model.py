@@ -21,8 +21,6 @@ SHOWN_VALUES = {"opacity": torch.sigmoid, "scales": torch.exp}
 
 
 class TrainableModel(ABC):
-    """Parameters that an optimiser owns."""
-
     state_names: ClassVar[dict[str, str]]
     """Parameter to name in a state dict, in the order of the file."""
 
@@ -70,7 +68,6 @@ class TrainableModel(ABC):
         return {"state_dict": {**self.buffers(), **own}, "optimizer_state_dict": optimizer_state}
 
     def restore(self, payload: dict[str, Any]) -> None:
-        """Take parameters, moments and step counts from a checkpoint."""
         device, rates = self.device, self.optimizer.learning_rates()
         config = self.optimizer.config
         tensors = self.tensors_of(payload["state_dict"])
@@ -116,8 +113,6 @@ GROUP_NAMES = {
 
 
 class TrainableCloud(TrainableModel):
-    """A free Gaussian cloud under optimisation."""
-
     state_names = STATE_NAMES
     group_names = GROUP_NAMES
 

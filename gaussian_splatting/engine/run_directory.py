@@ -230,7 +230,6 @@ class RunDirectory:
             storage.write_json_atomic(self.path / RUN_FILE, record)
 
     def check_present(self) -> None:
-        """Stop where the folder was removed meanwhile."""
         # A run of another program, which is to be replaced, may have no record.
         if not (self.log if self.replaces else self.path / RUN_FILE).is_file():
             raise UserError(

@@ -65,9 +65,8 @@ def run_stage(
     """Train a stage and return the first of its results; a finished run is not repeated.
 
     Args:
-        options: Options of the stage; ``options.prepare(messages)`` reads the inputs.
         images: Decoded photographs that other stages use, too; an own store if None.
-        prepare: In place of ``options.prepare``.
+        prepare: In place of ``options.prepare``, which reads the inputs.
         console: Where it is said, besides in the log of the run; the standard output if None.
     """
     group, white = options.compute.group, options.config.white_background

@@ -133,11 +133,8 @@ class ViewPass:
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Send the gradient of all terms to what was projected; the last thing a pass does.
 
-        Args:
-            d_depth: Further gradient of the depth map. (H, W)
-
-        Returns:
-            What the terms report of the whole image, and the gradient of the centres. (N, 2)
+        ``d_depth`` is a further gradient of the depth map, (H, W). Returns what the terms report of
+        the whole image, and the gradient of the centres. (N, 2)
         """
         projection = self._prepare()
         gradients = rasterization.SplatGradients.zeros(projection)

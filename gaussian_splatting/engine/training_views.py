@@ -161,7 +161,6 @@ class ViewSampler:
         return step // self._n
 
     def index(self, step: int) -> int:
-        """Index of the view of a step."""
         epoch = self.epoch(step)
         if epoch != self._epoch:
             rng = generator(self._seed, self._label, "camera order", epoch)

@@ -47,7 +47,6 @@ class Attempt:
 
     @property
     def database(self) -> Path:
-        """Features and matches."""
         return self.work.source.work / f"{self.prefix}database.db"
 
     @property
@@ -82,7 +81,6 @@ class Attempt:
         note(self.work.source, **{f"{self.prefix}{step}": key for step, key in steps.items()})
 
     def run(self) -> Models:
-        """All steps that are not done yet."""
         with matching.database_errors(self.database):
             _find_features(self)
             _match(self)

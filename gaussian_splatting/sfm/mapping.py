@@ -28,7 +28,6 @@ class Models:
 
     @property
     def n_placed(self) -> int:
-        """Photographs of the largest model."""
         return len(self.registered[0]) if self.registered else 0
 
 

@@ -171,7 +171,6 @@ def camera_groups(photographs: Sequence[Photograph]) -> list[list[int]]:
 
 
 def told_photographs(photographs: Sequence[Photograph], notify: Callable[[str], None]) -> None:
-    """Report what was converted on the way."""
     n = len(photographs)
     turned = [p.name for p in photographs if p.turned]
     if turned:
@@ -231,8 +230,6 @@ class FrameChoice(msgspec.Struct):
 
 @dataclass(frozen=True)
 class _Look:
-    """What is remembered of a frame."""
-
     number: int
     sharpness: float
     thumbnail: np.ndarray

@@ -59,7 +59,6 @@ class Source:
 
     @property
     def work(self) -> Path:
-        """Folder of all that is made on the way."""
         return self.root / WORK
 
     @property
@@ -105,11 +104,7 @@ def _taken(source: Source) -> list[Path]:
 
 
 def source_digest(source: Source, masks: Path | None = None) -> str:
-    """Digest of the names and contents of photographs and their masks, or of a video.
-
-    Args:
-        masks: Folder of the masks; None for ``input_masks``.
-    """
+    """Digest of names and contents of photographs and masks (None: input_masks), or of a video."""
     masks = masks or source.root / INPUT_MASKS
     files = [(path, path.parent if source.video else source.folder) for path in _taken(source)]
     files += [(path, masks) for path in pictures.picture_files(masks)]
@@ -285,7 +280,6 @@ class Original:
 def originals(
     photographs: Sequence[pictures.Photograph], masks: Sequence[ViewMask | None]
 ) -> dict[str, Original]:
-    """Photographs and masks by the photographs' names."""
     flat = pictures.output_names(photographs)
     return {
         photograph.name: Original(photograph, mask, name)

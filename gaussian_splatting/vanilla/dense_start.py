@@ -176,8 +176,6 @@ NOWHERE = -1.0  # agreement of a pixel that no neighbour sees, or that is flat
 
 @dataclass(frozen=True)
 class GreyView:
-    """A posed photograph without colours."""
-
     camera: Camera
     grey: Tensor  # (H, W) float32 in [0, 1]
 
@@ -286,7 +284,6 @@ def _medians(values: Tensor) -> Tensor:
 
 
 def _halved(view: GreyView) -> GreyView:
-    """A copy of half the size."""
     height, width = (max(1, side // 2) for side in view.grey.shape)
     grey = F.interpolate(view.grey[None, None], (height, width), mode="area")[0, 0]
     return GreyView(view.camera.resized(width, height), grey)

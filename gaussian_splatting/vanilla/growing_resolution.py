@@ -85,7 +85,6 @@ class GaussianBudget:
         return {BUDGET: torch.tensor([self.first, self.last], dtype=torch.float64, device="cpu")}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """What a checkpoint has."""
         if BUDGET in state:
             self.first, self.last = state[BUDGET].tolist()
 

@@ -120,7 +120,6 @@ class VanillaOptions:
 
     @classmethod
     def from_flags(cls, **flags: Any) -> VanillaOptions:
-        """The run that was asked for."""
         start, run = flags.get("start_checkpoint"), flags["run"]
         if start is not None and run.resume == "auto":
             flags["run"] = replace(run, resume=str(start))
@@ -132,7 +131,6 @@ class VanillaOptions:
         return *self.memory.messages, *budget_messages(self.memory), *self.inert.messages
 
     def identity(self) -> dict[str, Any]:
-        """The settings that decide the result."""
         size = {"resolution": self.resolution} if self.size is None else asdict(self.size)
         return {**size, "images": self.images, "eval": self.eval, **self.config.identity()}
 

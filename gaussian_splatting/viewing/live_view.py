@@ -54,9 +54,7 @@ _GEOMETRY = ("depth", "normal")
 class LiveView(contextlib.AbstractContextManager):
     """What the training loop calls after every iteration; a context manager.
 
-    Args:
-        page: Where to show it; None shows nothing.
-        may_pause: Whether the training may be made to wait; several processes may not.
+    Without a page nothing is shown; ``may_pause`` says whether the training may be made to wait.
     """
 
     def __init__(
@@ -153,7 +151,6 @@ class TrainingPage:
         pages.show_picture(self._server, client, picture)
 
     def tell(self, iteration: int, gaussians: int, terms: Mapping[str, float]) -> None:
-        """Say how far the training is."""
         rows = "\n".join(f"| {name} | {value:.5f} |" for name, value in terms.items())
         self._words.content = (
             f"**{self._title}**: iteration {iteration:,} of {self._last:,}, {gaussians:,} "

@@ -37,7 +37,6 @@ _HIGHEST_PORT = 65_535
 
 
 def port_number(text: str) -> int:
-    """A port that a page can be served on."""
     value = integer(text)
     if not 1 <= value <= _HIGHEST_PORT:
         raise argparse.ArgumentTypeError(f"{text!r} is no port; choose 1024 to {_HIGHEST_PORT}")
@@ -307,7 +306,6 @@ class RenderQueue:
         self._changed.set()
 
     def leaves(self, client: int) -> None:
-        """A browser is gone."""
         with self._lock:
             self._clients.pop(client, None)
 

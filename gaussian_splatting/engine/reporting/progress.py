@@ -156,8 +156,6 @@ N_PICTURED_VIEWS = 3
 
 
 class Reporter(contextlib.AbstractContextManager):
-    """Collects and shows the figures of one run; a context manager."""
-
     def __init__(
         self, stage: Stage, console: Console, tensorboard_dir: Path, first_iteration: int,
         scene: Scene, timings: dict[str, dict[str, float]] | None = None,
@@ -219,7 +217,6 @@ class Reporter(contextlib.AbstractContextManager):
         )
 
     def evaluate(self, iteration: int, images: ImageStore) -> None:
-        """Measure the held-out views and picture a few of them."""
         with torch.no_grad():
             scene = self._scene
             found = view_findings.find(
@@ -267,7 +264,6 @@ class Reporter(contextlib.AbstractContextManager):
         return self._phases
 
     def _picture_worst(self, found: view_findings.Findings, images: ImageStore) -> None:
-        """Small pictures of the photographs that fit worst, beside their renders."""
         scene = self._scene
         cameras = {c.name: c for c in (*scene.train_cameras, *scene.test_cameras)}
         self._worst.clear()

@@ -24,8 +24,6 @@ Curves = Mapping[str, list[html.Point]]
 
 
 def write_run_report(run_directory: Path, notify: Callable[[str], None]) -> Path | None:
-    """Write ``report.html`` into a run's folder."""
-
     def build() -> html.Page:
         folder = run_directory.resolve()
         page = html.Page(f"Training run {folder.parent.name} / {folder.name}", str(folder))
