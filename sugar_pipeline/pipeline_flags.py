@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from sugar_trainers.refine_stage import RefineOptions
 from sugar_trainers.stage_config import MODES, MULTIVIEW, CoarseConfig
 from sugar_utils.errors import UserError
 from sugar_utils.flags import Repeated, open_share, optional_str, positive_float, positive_int
-from sugar_utils.settings import Flag, add_flags, flag, flags_of, parser_of
+from sugar_utils.settings import add_flags, flag, flags_of, parser_of
 
 STAGES = ("coarse", "mesh", "refine", "texture")
 REFINEMENT_TIMES = {"short": 2_000, "medium": 7_000, "long": 15_000}
@@ -213,12 +212,11 @@ def runs_stage(args: argparse.Namespace, stage: str) -> bool:
 def messages(args: argparse.Namespace) -> tuple[str, ...]:
     """One line for each group of flags that was given but cannot act beside the others."""
     lines = []
-    for stage in STAGES[1:]:
-        used = [
-            f"--{declared.name}"
-            for declared in _flags_of_stage(stage)
-            if getattr(args, declared.name) != declared.default
-        ]
+    later = {"mesh": MeshOptions, "refine": RefineOptions, "texture": TextureOptions}
+    for stage, settings in later.items():
+        shared = flags_of(PipelineFlags, "mesh stage") if stage == "mesh" else ()
+        own = (*shared, *flags_of(settings, *_GROUPS[settings]))
+        used = [f"--{f.name}" for f in own if getattr(args, f.name) != f.default]
         if used and not runs_stage(args, stage):
             lines.append(f"{', '.join(used)}: no effect, the {stage} stage does not run")
     if args.regularization_type == MULTIVIEW:
@@ -229,11 +227,3 @@ def messages(args: argparse.Namespace) -> tuple[str, ...]:
     if args.low_poly and args.high_poly:
         lines.append("--low_poly has no effect beside --high_poly")
     return tuple(lines)
-
-
-def _flags_of_stage(stage: str) -> Iterator[Flag]:
-    """Flags that act in this stage alone."""
-    settings = {"mesh": MeshOptions, "refine": RefineOptions, "texture": TextureOptions}[stage]
-    if stage == "mesh":
-        yield from flags_of(PipelineFlags, "mesh stage")
-    yield from flags_of(settings, *_GROUPS[settings])

@@ -182,7 +182,9 @@ def from_args(cls: type[Settings], args: argparse.Namespace, **given: Any) -> Se
             continue
         value = getattr(args, field.name, None)
         if value is None and declared is not None:
-            value = _value_of_mode(declared, args)
+            # What the preset or the mode that was chosen makes of it.
+            chosen = (getattr(args, name, None) for name in MODE_FLAGS)
+            value = next((declared.modes[mode] for mode in chosen if mode in declared.modes), None)
         if value is not None:
             values[field.name] = tuple(value) if isinstance(value, list) else value
         elif field.default is MISSING:
@@ -190,12 +192,6 @@ def from_args(cls: type[Settings], args: argparse.Namespace, **given: Any) -> Se
     # A flag that is missing is told before the device is looked for.
     values |= {name: from_args(of, args) for name, of in nested.items() if of is not None}
     return getattr(cls, "from_flags", cls)(**values)
-
-
-def _value_of_mode(declared: Flag, args: argparse.Namespace) -> Any:
-    """What the preset or the mode that was chosen makes of a flag that was not given."""
-    chosen = (getattr(args, name, None) for name in MODE_FLAGS)
-    return next((declared.modes[mode] for mode in chosen if mode in declared.modes), None)
 
 
 def require_given(args: argparse.Namespace, cls: type, *names: str) -> None:

@@ -263,24 +263,20 @@ def _undistort_photographs(
 ) -> None:
     """Point the cameras of ``jobs`` at undistorted copies, making those that are not there yet."""
 
-    def work(job: tuple[int, Any]) -> Path:
+    def work(job: tuple[int, Any]) -> None:
         index, lens = job
-        source = cameras[index].image_path
-        name = cameras[index].name
-        lens_key = hashlib.blake2b(pictures.lens_text(lens).encode(), digest_size=8).hexdigest()
-        file_text = f"{_CACHE_VERSION} {name} {storage.file_digest(source)}"
+        camera, text = cameras[index], pictures.lens_text(lens)
+        source = camera.image_path
+        lens_key = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        file_text = f"{_CACHE_VERSION} {camera.name} {storage.file_digest(source)}"
         file_key = hashlib.blake2b(os.fsencode(file_text), digest_size=8).hexdigest()
         target = cache / f"{lens_key}/{source.stem}-{file_key}.png"
         if not target.is_file():
-            _undistort_file(source, lens, cameras[index].name, target)
-        return target
+            _undistort_file(source, lens, camera.name, target)
+        cameras[index] = replace(camera, image_path=target, source_path=source, lens=text)
 
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-        for (index, lens), target in zip(jobs, pool.map(work, jobs), strict=True):
-            source = cameras[index].image_path
-            cameras[index] = replace(
-                cameras[index], image_path=target, source_path=source, lens=pictures.lens_text(lens)
-            )
+        list(pool.map(work, jobs))
 
 
 def _undistort_file(source: Path, lens: Any, name: str, target: Path) -> None:

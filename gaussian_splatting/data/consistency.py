@@ -420,8 +420,12 @@ def checked_views(
         found = {**contradictions, **found}
     dropped = {c.name: found[c.name] for c in cameras if c.name in found}
     dropped = {n: why for n, why in dropped.items() if n in unusable or n not in options.keep_views}
-    if known is None:
-        _tell(dropped, len(cameras), notify)
+    if known is None and dropped:
+        named = [f"{name} ({why})" for name, why in dropped.items()]
+        notify(
+            f"left out {len(named)} of {len(cameras)} views that contradict the rest: "
+            f"{shortened(named, 5)}; --keep_views NAME, or all, keeps them"
+        )
     return CheckedViews(masked, dropped, spread)
 
 
@@ -433,16 +437,6 @@ def _check_names(cameras: Sequence[Camera], options: ViewOptions) -> None:
             f"--keep_views {unknown[0]}: no view has this name; names are those of the "
             f"reconstruction, for example {min(names)}"
         )
-
-
-def _tell(dropped: dict[str, str], n: int, notify: Notify) -> None:
-    if not dropped:
-        return
-    named = [f"{name} ({why})" for name, why in dropped.items()]
-    notify(
-        f"left out {len(named)} of {n} views that contradict the rest: "
-        f"{shortened(named, 5)}; --keep_views NAME, or all, keeps them"
-    )
 
 
 @dataclass(frozen=True)

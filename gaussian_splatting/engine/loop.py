@@ -138,7 +138,12 @@ class Trainer:
                 # Several processes stop after an iteration that all of them know of.
                 asked = stop.requested if self._group.is_alone else made.stop
                 if asked and iteration < self._config.last:
-                    self._interrupt(iteration, asked, reporter)
+                    self._save(iteration, reporter)
+                    self._record("interrupted", reporter.summary())
+                    # The others leave when this one has saved: who started them may end all with
+                    # the first.
+                    self._group.barrier()
+                    raise self._interrupted(iteration, asked)
         if start > self._config.last:
             # The run was finished, but what it exported is gone.
             self._stage.export(self._config.last)
@@ -282,13 +287,6 @@ class Trainer:
         self._losses = list(payload["train_losses"])
         self._console.info(f"continuing after iteration {payload['iteration']} of {plan.source}")
         return payload["iteration"] + 1
-
-    def _interrupt(self, iteration: int, signal_name: str, reporter: Reporter) -> None:
-        self._save(iteration, reporter)
-        self._record("interrupted", reporter.summary())
-        # The others leave when this one has saved: who started them may end all with the first.
-        self._group.barrier()
-        raise self._interrupted(iteration, signal_name)
 
     def _interrupted(self, iteration: int, signal_name: str) -> Interrupted:
         path = checkpoint_path(self._run.path, iteration)

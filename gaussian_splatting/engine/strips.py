@@ -190,7 +190,13 @@ class ViewPass:
         pixels = blended.pixels
         counted = slice(rows.start - shown.start, rows.stop - shown.start)
         maps = _strip_maps(pixels, layout, shown, counted, height)
-        totals = _evaluate(terms, maps)
+        totals: dict[str, Tensor] = {}
+        for term in terms:
+            loss, shares = term.evaluate(maps)
+            backpropagate_weighted([loss], [term.weight])
+            totals.update({name: share.detach() for name, share in shares.items()})
+            # Its graph would live on beside that of the next term.
+            del loss, shares
         d_pixels = _pixel_gradients(maps, pixels, layout)
         if d_depth is not None:
             d_pixels[counted, :, layout.depth] += d_depth[rows.start : rows.stop]
@@ -221,17 +227,6 @@ def _strip_maps(
         plane=leaf(layout.plane, 4),
         features=leaf(layout.features, layout.n_features),
     )
-
-
-def _evaluate(terms: Sequence[ImageTerm], maps: StripMaps) -> dict[str, Tensor]:
-    totals: dict[str, Tensor] = {}
-    for term in terms:
-        loss, shares = term.evaluate(maps)
-        backpropagate_weighted([loss], [term.weight])
-        totals.update({name: share.detach() for name, share in shares.items()})
-        # Its graph would live on beside that of the next term.
-        del loss, shares
-    return totals
 
 
 def _pixel_gradients(

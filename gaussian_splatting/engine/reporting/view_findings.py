@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,10 +176,7 @@ def find(
     Renders are rounded to 8 bits, so that the figures are those of images saved and measured by
     any other program.
     """
-    foggy: list[float] = []
-    overlap: list[float] = []
-    inside: list[float] = []
-    constant: list[float] = []
+    seen_of: dict[str, list[float]] = defaultdict(list)  # by field of Findings
 
     def render(camera: Camera) -> Tensor:
         return stage.render(camera, geometry=False).image
@@ -188,18 +186,20 @@ def find(
         seen = observations.seen(camera) if known else None
         output = stage.render(camera, geometry=seen is not None)
         if seen is not None:
-            foggy.append(fog_share(output.depth, output.alpha, float(seen.depths.min())))
+            nearest = float(seen.depths.min())
+            seen_of["floaters"].append(fog_share(output.depth, output.alpha, nearest))
         photograph = load_image(camera).cpu()
         counted = is_counted(photograph)
         if counted is None or bool(counted.any()):
             weights = None if counted is None else counted.double()
             image = output.image.detach().cpu()
-            inside.append(min(100.0, psnr(image, photograph[..., :3], weights)))
-            constant.append(constant_psnr(photograph[..., :3], counted))
+            value = min(100.0, psnr(image, photograph[..., :3], weights))
+            seen_of["counted_psnr"].append(value)
+            seen_of["constant_psnr"].append(constant_psnr(photograph[..., :3], counted))
         if counted is not None and camera.shows_object:
             solid = output.alpha.detach().cpu() >= SOLID
             either = int((solid | counted).sum())
-            overlap.append(int((solid & counted).sum()) / max(1, either))
+            seen_of["mask_iou"].append(int((solid & counted).sum()) / max(1, either))
         return output.image
 
     def score(cameras: Sequence[Camera], renderer: Callable = render) -> EvaluationResult | None:
@@ -219,20 +219,11 @@ def find(
     n = len(train_cameras)
     shown = min(n, N_TRAINING_VIEWS)
     chosen = [train_cameras[i * n // shown] for i in range(shown)]
-
-    def mean(values: list[float]) -> float | None:
-        return sum(values) / len(values) if values else None
-
+    training = score(chosen, render if test_cameras else render_and_look)
+    stops = None if stage.exposures is None else stage.exposures.range()
+    means = {name: sum(values) / len(values) for name, values in seen_of.items()}
     return Findings(
-        held_out,
-        score(chosen, render if test_cameras else render_and_look),
-        mean(foggy),
-        None if stage.exposures is None else stage.exposures.range(),
-        posed,
-        with_dropped,
-        mean(overlap),
-        mean(inside),
-        mean(constant),
+        held_out, training, exposure_stops=stops, posed=posed, with_dropped=with_dropped, **means
     )
 
 
