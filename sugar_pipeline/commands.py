@@ -28,7 +28,6 @@ from sugar_utils.torchrun import Launch
 
 
 def run_train(args: argparse.Namespace) -> PipelineResult | None:
-    """Run ``train.py``: the stages after a vanilla checkpoint, the demo, or the doctor."""
     if args.doctor:
         run_doctor(args)
         return None

@@ -171,21 +171,13 @@ def _build(root: Path, parameters: dict[str, int]) -> None:
     boxes = [[m.vertices.min(axis=0).tolist(), m.vertices.max(axis=0).tolist()]
              for m in (knot, disc)]  # fmt: skip
     facts = {
-        "up": "+z",
-        "unit": "longest side of the object",
-        "object_size": 1.0,
-        "object_bbox": boxes[0],
-        "ground_bbox": boxes[1],
-        "object_vertices": knot.n_vertices,
-        "object_faces": knot.n_faces,
-        "ground_vertices": disc.n_vertices,
-        "ground_faces": disc.n_faces,
-        "gt_visible_samples": len(samples.points),
-        "gt_visible_object_samples": samples.n_knot,
-        "points3D": n_points,
-        "point_noise": _POINT_NOISE,
-        "parameters": parameters,
-    }
+        "up": "+z", "unit": "longest side of the object", "object_size": 1.0,
+        "object_bbox": boxes[0], "ground_bbox": boxes[1],
+        "object_vertices": knot.n_vertices, "object_faces": knot.n_faces,
+        "ground_vertices": disc.n_vertices, "ground_faces": disc.n_faces,
+        "gt_visible_samples": len(samples.points), "gt_visible_object_samples": samples.n_knot,
+        "points3D": n_points, "point_noise": _POINT_NOISE, "parameters": parameters,
+    }  # fmt: skip
     write_json_atomic(root / "gt.json", facts)
 
 

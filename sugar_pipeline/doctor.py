@@ -111,8 +111,6 @@ State = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
-
     what: str
     value: str
     # A warning costs quality or time; with a problem, training fails or runs elsewhere than one
@@ -127,7 +125,6 @@ class Finding:
 
 
 def show(console: Console, title: str, findings: Iterable[Finding]) -> None:
-    """Print findings below each other, each with its state and what to do."""
     rows = []
     for finding in findings:
         rows.append((finding.what, f"{finding.state:<8} {finding.value}"))
@@ -155,9 +152,8 @@ def machine_findings(
     found = [*_system(output), *_torch(facts)]
     for index, device in enumerate(facts.gpus):
         free = format_bytes(available_bytes(torch.device("cuda", index)) or 0)
-        capability = ".".join(map(str, device.capability))
         memory = f"{free} of {format_bytes(device.memory)} free"
-        value = f"{device.name}, compute capability {capability}, {memory}"
+        value = f"{device.name}, compute capability {device.version}, {memory}"
         found.append(Finding(f"GPU {index}", value))
     try:
         chosen = choose_device(kind, gpu, facts)
@@ -254,7 +250,6 @@ _NAMED = f"(percentiles {', '.join(map(str, PERCENTILES))})"
 
 
 def scene_findings(scene: Scene) -> list[Finding]:
-    """Cameras, photographs and points."""
     n, points = len(scene.train_cameras), scene.points
     advice = f"fewer than {FEW_VIEWS} views seldom determine a surface; take more"
     value = f"{n} to train on, {len(scene.test_cameras)} held out"

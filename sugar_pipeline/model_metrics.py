@@ -135,7 +135,6 @@ class MetricsOptions:
 
     @property
     def variant(self) -> MeshVariant:
-        """How the mesh was made."""
         if self.use_marching_cubes:
             return "marchingcubes"
         if self.use_poisson_center:
@@ -158,7 +157,6 @@ class MetricsOptions:
 
     @property
     def key(self) -> str:
-        """Name of the refined model's entry."""
         level = number_text(self.surface_level)
         return f"sugar_{level}_{self.n_vertices_in_mesh}_{self.refinement_iterations}"
 

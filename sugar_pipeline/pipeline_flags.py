@@ -40,8 +40,6 @@ _train, _full = "only train.py", "only train_full_pipeline.py"
 
 @dataclass(frozen=True)
 class PresetFlags:
-    """Names for common sizes of the mesh and lengths of the refinement."""
-
     low_poly: bool = _preset(
         False, "200,000 triangles with 6 Gaussians each, whatever -v and -g say",
         no_effect_when="with --high_poly", task="result",
@@ -93,8 +91,6 @@ class PipelineFlags:
 
 @dataclass(frozen=True)
 class TrainFlags:
-    """What ``train.py`` can do instead of training."""
-
     demo: bool = flag(
         False, "make a small scene, take it all the way to a textured mesh, on short schedules, "
         "and measure that. Of the other flags, --output_dir, --minutes, --random_seed and those "
@@ -154,7 +150,6 @@ def train_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def full_parser(description: str | None) -> argparse.ArgumentParser:
-    """All flags of ``train_full_pipeline.py``."""
     parser = parser_of(description, examples=FULL_EXAMPLES)
     # The checkpoint is the one that the stage before makes.
     parser.set_defaults(checkpoint_path=None, iteration_to_load=None)

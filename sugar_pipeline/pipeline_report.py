@@ -57,7 +57,6 @@ class StageRecord:
 
     @property
     def size_text(self) -> str:
-        """How many Gaussians and triangles it made."""
         figures = dict(self.figures)
         if self.run_directory is not None and "Gaussians" not in figures:
             count = last_value(read_curves(self.run_directory / "tensorboard"), "Gaussians/count")

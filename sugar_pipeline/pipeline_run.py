@@ -72,8 +72,6 @@ TITLE = "SuGaR of"  # begins the title of a pipeline's report, not of a single r
 
 @dataclass
 class PipelineResult:
-    """What a pipeline made."""
-
     records: list[StageRecord] = field(default_factory=list)
     # Coarse mesh; None where no mesh was wanted, and likewise below.
     coarse_mesh: Path | None = None
@@ -240,7 +238,6 @@ def _stages(
 
 
 def training_record(name: str, directory: Path, outputs: Sequence[Path]) -> StageRecord:
-    """Record of a training stage, from what its folder tells."""
     recorded: dict[str, Any] = read_checked(directory / RUN_FILE, RunRecord)
     phases = recorded.get("timings", {}).values()
     seconds = sum(phase["seconds"] for phase in phases)

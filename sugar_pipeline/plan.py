@@ -46,8 +46,6 @@ MIN_DENSIFICATION_INTERVAL, MIN_RESET_INTERVAL = 50, 1_000
 
 @dataclass(frozen=True)
 class PipelinePlan:
-    """What runs, one after the other."""
-
     coarse: CoarseOptions
     mesh: MeshOptions | None = None  # None to stop before it; likewise below
     refine: RefineOptions | None = None
@@ -60,7 +58,6 @@ class PipelinePlan:
 
     @property
     def n_stages(self) -> int:
-        """Stages that run."""
         return sum(getattr(self, name) is not None for name in STAGES)
 
     def settings(self) -> dict[str, Any]:
@@ -81,7 +78,6 @@ class PipelinePlan:
 
 
 def train_plan(args: argparse.Namespace) -> PipelinePlan:
-    """Plan of ``train.py``."""
     if args.regularization_type is None:
         raise UserError(
             f"-r/--regularization_type is missing; choose one of {', '.join(MODES)} "

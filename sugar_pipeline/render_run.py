@@ -300,7 +300,6 @@ class RenderOptions:
 
     @property
     def target(self) -> Path:
-        """The video, or the folder of the pictures."""
         if self.output is not None:
             return self.output
         name = "_".join([Path(self.path).stem, *dict.fromkeys(self.show)])

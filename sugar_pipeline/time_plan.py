@@ -46,8 +46,6 @@ SHORT = 2e8  # pixels times iterations of a stage, below which nothing is estima
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast a stage trains."""
-
     seconds: float  # of an iteration
     n_views: int
     width: int  # of the largest training image, in pixels
@@ -149,11 +147,10 @@ class TimePlan:
         return plan
 
     def preview(self, images: ImageStore) -> None:
-        """Say what the coarse stage would be given."""
+        """As of the coarse stage: what it would be given."""
         self._choose("coarse", self._make(self._args), images)
 
     def conclude(self) -> None:
-        """Say how long everything took."""
         if self._args.minutes is not None:
             self._console.info(f"took {self.spent / 60:.1f} of {self._args.minutes:g} minutes")
 

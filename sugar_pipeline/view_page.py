@@ -118,7 +118,6 @@ class OwnPictures:
         self._photograph = lru_cache(maxsize=_KEPT_PHOTOGRAPHS)(self._decode)
 
     def available(self, title: str) -> tuple[str, ...]:
-        """Those of ``PICTURES`` that a model has."""
         missing = set() if self._cameras else {PHOTOGRAPH, ERROR}
         if self.models[title].mesh is None:
             missing.add("clay")
@@ -264,7 +263,6 @@ class ViewPage:
         page_server.follow_browsers(server, self.requests)
 
     def _show_layers(self) -> None:
-        """Hand the layers to the browser and to our renderer."""
         for number, (title, one) in enumerate(self._layers.items()):
             self._nodes[title] = add_result(self._server, f"/results/{number}", one.result)
         models = {title: one.model for title, one in self._layers.items() if one.model}

@@ -246,7 +246,6 @@ class Progress:
             self._bar.show(iteration, self._timing, self._fields)
 
     def finish(self) -> None:
-        """Show the last state if it was not shown yet."""
         if self._iteration is not None:
             self._bar.show(self._iteration, self._timing, self._fields)
         if not self._is_printed:

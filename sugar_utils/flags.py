@@ -45,7 +45,6 @@ def boolean(text: str) -> bool:
 
 
 def integer(text: str) -> int:
-    """A whole number; underscores may group digits (``7_000``)."""
     try:
         return int(text)
     except ValueError:
@@ -172,8 +171,6 @@ class Repeated(argparse.Action):
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Help that names each default, where there is one to name, and when a flag does nothing."""
-
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         """Lines of descriptions and examples stay as they are."""
         return "\n".join(indent + line for line in text.splitlines())

@@ -29,8 +29,6 @@ T = TypeVar("T")
 
 
 class PeerLost(UserError):
-    """Another process of the run is gone."""
-
     exit_code = 4
 
 
@@ -181,6 +179,5 @@ ALONE = ProcessGroup()  # a single process
 
 
 def leave_process_group() -> None:
-    """Leave the group of processes after a run that went well."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()

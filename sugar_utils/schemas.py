@@ -56,8 +56,6 @@ class Figures(msgspec.Struct):
 
 
 class ResultNote(msgspec.Struct):
-    """The ``.json`` beside a mesh."""
-
     settings: dict[str, Any] = {}
     inputs: dict[str, Any] = {}
     sources: dict[str, Any] = {}

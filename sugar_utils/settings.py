@@ -59,7 +59,6 @@ class Flag:
         return [*([self.short] if self.short else []), self.long or f"--{self.name}"]
 
     def arguments(self) -> dict[str, Any]:
-        """Keywords of ``add_argument``."""
         words: dict[str, Any] = {"dest": self.name, "default": self.default, "help": self.help}
         if self.positional:
             return {"help": self.help, "type": self.parse, **self.options}

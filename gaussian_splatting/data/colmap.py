@@ -14,7 +14,6 @@ import shutil
 import struct
 import tempfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -111,7 +110,6 @@ def read_colmap(
 
 
 def read_reconstruction(folder: Path) -> Any:
-    """pycolmap's reconstruction of a folder, checked."""
     pycolmap = load_pycolmap()
     kind = _format_of(folder)
     if kind is None:
@@ -275,8 +273,7 @@ def _undistort_photographs(
             _undistort_file(source, lens, camera.name, target)
         cameras[index] = replace(camera, image_path=target, source_path=source, lens=text)
 
-    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-        list(pool.map(work, jobs))
+    storage.in_parallel(work, jobs)
 
 
 def _undistort_file(source: Path, lens: Any, name: str, target: Path) -> None:

@@ -11,12 +11,9 @@ an overexposed one differs by stops; a blurred one is far less sharp than the ot
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
-import os
 from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -52,7 +49,7 @@ from gaussian_splatting.data.observations import (
     hardly_known,
 )
 from sugar_utils.errors import UserError, shortened
-from sugar_utils.files import file_digest
+from sugar_utils.files import file_digest, in_parallel
 
 LONGEST_SIDE = 640  # pixels, at which images are compared
 MIN_CORRELATION, CORRELATION_GAP, CORRELATION_SPREAD = 0.75, 0.15, 8.0
@@ -125,8 +122,7 @@ def inconsistent_images(
         observations: Coloured points; None leaves only the sharpness and copies to be checked.
     """
     cameras = [camera for camera in cameras if camera.image_path is not None]
-    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-        measured = list(pool.map(lambda camera: _measure(camera, observations), cameras))
+    measured = in_parallel(lambda camera: _measure(camera, observations), cameras)
     by_name = {c.name: m for c, m in zip(cameras, measured, strict=True)}
     checks = [_copies(cameras, by_name), _blurred(by_name)]
     if _median(m.correlation for m in measured) >= MIN_MEDIAN_CORRELATION:
@@ -255,7 +251,7 @@ def mask_agreement(cameras: Sequence[Camera], points: np.ndarray) -> MaskAgreeme
     Points of the reconstruction, (P, 3) in world units, tell where the object is. None if there are
     too few masks, or too few points inside of them.
     """
-    views = [_View(camera) for camera in cameras]
+    views = [_View(camera) for camera in cameras if camera.shows_object]
     if len(views) < MIN_VIEWS or len(points) < _MIN_POINTS:
         return None
     grid = _grid_around_object(views, torch.from_numpy(points))
@@ -373,7 +369,6 @@ def _outliers(iou: dict[str, float]) -> dict[str, str]:
     return {name: f"{what} {value:.2f} instead of {middle:.2f}" for name, value in low.items()}
 
 
-_KEPT = 16
 Notify = Callable[[str], None]
 
 
@@ -414,7 +409,7 @@ def checked_views(
         masked, _ = _with_agreement(masked, found, points)
     else:
         found = {**hardly_known(observations, options), **unusable}
-        inconsistent, spread = _image_checks(_Inputs.of(masked, found, observations))
+        inconsistent, spread = _kept_result(inconsistent_images, masked, found, observations)
         found = {**inconsistent, **found}
         masked, contradictions = _with_agreement(masked, found, points, notify)
         found = {**contradictions, **found}
@@ -439,40 +434,31 @@ def _check_names(cameras: Sequence[Camera], options: ViewOptions) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Inputs:
-    """What the checks read; equal if nothing of it changed, so that later stages reuse results."""
-
-    key: str
-    cameras: tuple[Camera, ...] = field(compare=False)
-    data: Any = field(compare=False)
-
-    @classmethod
-    def of(cls, cameras: Sequence[Camera], dropped: Collection[str], data: Any) -> _Inputs:
-        """Inputs without the views that are dropped already."""
-        kept = tuple(camera for camera in cameras if camera.name not in dropped)
-        points = data.points if isinstance(data, Observations) else data
-        digest = hashlib.sha256(b"" if points is None else points.tobytes())
-        for c in kept:
-            lens = c.width, c.height, c.fx, c.fy, c.cx, c.cy
-            digest.update(f"{c.name} {lens} {c.mask}".encode(errors="replace"))
-            digest.update(c.rotation.tobytes() + c.translation.tobytes())
-            for path in (c.image_path, None if c.mask is None else c.mask.path):
-                if path is not None:
-                    status = path.stat()
-                    digest.update(f"{path} {status.st_size} {status.st_mtime_ns}".encode(
-                        errors="replace"))  # fmt: skip
-        return cls(digest.hexdigest(), kept, data)
+_RESULTS: dict[str, Any] = {}
 
 
-@functools.lru_cache(maxsize=_KEPT)
-def _image_checks(inputs: _Inputs) -> tuple[dict[str, str], float]:
-    return inconsistent_images(inputs.cameras, inputs.data)
-
-
-@functools.lru_cache(maxsize=_KEPT)
-def _agreement(inputs: _Inputs) -> MaskAgreement | None:
-    return mask_agreement([c for c in inputs.cameras if c.shows_object], inputs.data)
+def _kept_result(
+    check: Callable[[Sequence[Camera], Any], Any], cameras: Sequence[Camera],
+    dropped: Collection[str], data: Any,
+) -> Any:  # fmt: skip
+    """What a check finds of the views that are not dropped already, for later stages as well."""
+    kept = [camera for camera in cameras if camera.name not in dropped]
+    points = data.points if isinstance(data, Observations) else data
+    digest = hashlib.sha256(b"" if points is None else points.tobytes())
+    digest.update(check.__name__.encode())
+    for c in kept:
+        lens = c.width, c.height, c.fx, c.fy, c.cx, c.cy
+        digest.update(f"{c.name} {lens} {c.mask}".encode(errors="replace"))
+        digest.update(c.rotation.tobytes() + c.translation.tobytes())
+        for path in (c.image_path, None if c.mask is None else c.mask.path):
+            if path is not None:
+                status = path.stat()
+                text = f"{path} {status.st_size} {status.st_mtime_ns}"
+                digest.update(text.encode(errors="replace"))
+    key = digest.hexdigest()
+    if key not in _RESULTS:
+        _RESULTS[key] = check(kept, data)
+    return _RESULTS[key]
 
 
 def _with_agreement(
@@ -483,7 +469,7 @@ def _with_agreement(
     black = {c.name: "its mask is all black" for c in cameras if is_all_black(c)}
     if not any(c.shows_object for c in cameras):
         return list(cameras), black
-    found = _agreement(_Inputs.of(cameras, {*dropped, *black}, points))
+    found = _kept_result(mask_agreement, cameras, {*dropped, *black}, points)
     if found is None:
         return list(cameras), black
     if found.outline_error:

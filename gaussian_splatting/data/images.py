@@ -88,7 +88,6 @@ def image_size(path: Path) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def open_image(path: Path) -> Iterator[Image.Image]:
-    """Open an image file; nothing is decoded yet."""
     require_regular_file(path, missing_ok=True)
     try:
         with Image.open(path) as image:
@@ -393,7 +392,6 @@ class ImageStore(contextlib.AbstractContextManager):
             self.n_bytes -= held_bytes(self._images.popitem(last=False)[1])
 
     def limit(self, budget_bytes: int) -> None:
-        """Keep at most this many bytes of decoded images from now on."""
         self._budget = budget_bytes
         self._drop_to(budget_bytes)
 

@@ -18,10 +18,8 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -35,6 +33,7 @@ from torch.nn import functional
 from gaussian_splatting.data import images
 from gaussian_splatting.data.cameras import Camera, MaskMode, ViewMask
 from sugar_utils.errors import UserError
+from sugar_utils.files import in_parallel
 from sugar_utils.settings import flag
 
 NONE, ALPHA = "none", "alpha"
@@ -84,8 +83,7 @@ def with_masks(
         notify(f"note: {advice}.png to use them; going on without masks")
         return list(cameras)
     masked = [replace(c, mask=mask) for c, mask in zip(cameras, masks, strict=True)]
-    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-        list(pool.map(_check, masked))
+    in_parallel(_check, masked)
     black = [camera for camera in masked if is_all_black(camera)]
     if len(black) > MAX_BLACK_SHARE * len(masked):
         raise UserError(

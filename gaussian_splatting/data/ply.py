@@ -65,7 +65,6 @@ def _write_vertices(path: Path, vertices: np.ndarray, comments: Sequence[str] = 
 
 
 def holds_gaussians(path: Path) -> bool:
-    """Whether a PLY file holds Gaussians, as opposed to plain points."""
     return "f_dc_0" in _read_ply(path)["vertex"].data.dtype.names
 
 

@@ -106,22 +106,14 @@ def write_cameras_json(
 
 
 def write_camera_list(path: Path, cameras: Sequence[Camera]) -> None:
-    """Write cameras in the layout of ``cameras.json`` into any file."""
     entries = [
         {
-            "id": number,
-            "img_name": camera.name,
-            "width": camera.width,
-            "height": camera.height,
-            "position": camera.center.tolist(),
-            "rotation": camera.rotation.T.tolist(),
-            "fy": camera.fy,
-            "fx": camera.fx,
-            "cx": camera.cx,
-            "cy": camera.cy,
+            "id": number, "img_name": camera.name, "width": camera.width, "height": camera.height,
+            "position": camera.center.tolist(), "rotation": camera.rotation.T.tolist(),
+            "fy": camera.fy, "fx": camera.fx, "cx": camera.cx, "cy": camera.cy,
         }
         for number, camera in enumerate(cameras)
-    ]
+    ]  # fmt: skip
     write_json_atomic(path, entries)
 
 

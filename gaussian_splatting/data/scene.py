@@ -269,7 +269,6 @@ def _observed(cameras: Sequence[Camera], source: CaptureModel | None) -> Observa
 
 
 def _photograph(camera: Camera) -> dict[str, Any]:
-    """The fields of a camera that say where its picture is."""
     names = ("name", "image_path", "source_path", "lens", "mask_path")
     return {name: getattr(camera, name) for name in names}
 
@@ -342,8 +341,6 @@ _MAX_SIDE = 1 << 16
 
 
 class SizeRule(Protocol):
-    """Chooses the size at which an image is trained on."""
-
     def target(self, width: int, height: int) -> tuple[int, int]:
         """Width and height in pixels for a file of the given size."""
 

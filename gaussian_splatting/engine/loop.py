@@ -68,8 +68,6 @@ class LoopConfig:
 
 
 class Trainer:
-    """Runs a stage from its first iteration (or a checkpoint) to its last."""
-
     def __init__(
         self, stage: Stage, config: LoopConfig, scene: Scene, images: ImageStore,
         run: RunDirectory, console: Console, group: ProcessGroup = ALONE,
@@ -165,7 +163,6 @@ class Trainer:
                     raise self._interrupted(iteration, made.stop)
 
     def _compare(self, iteration: int) -> None:
-        """Before a checkpoint: whether all processes hold what it will say."""
         if self._config.checkpoint_due(iteration) or iteration == self._config.last:
             self._group.check_same(self._stage.model.optimizer.parameters.values(), iteration)
 

@@ -147,8 +147,6 @@ def color_terms_of(
 
 
 class ViewSampler:
-    """Which view belongs to which step, computed from the seed alone."""
-
     def __init__(self, n_cameras: int, seed: int, label: str) -> None:
         self._n = n_cameras
         self._seed = seed
@@ -173,8 +171,6 @@ _LEAST_WEIGHT = 1e-3  # of a masked pixel, in steps of the mask's byte
 
 
 class SizedViews:
-    """Photographs and cameras of one size after another."""
-
     def __init__(self, images: ImageStore) -> None:
         self._images = images
         self._scale = 1.0

@@ -66,7 +66,6 @@ def natural_order(name: str) -> list[tuple[int, int | str]]:
 
 
 def picture_files(folder: Path, recursive: bool = True) -> list[Path]:
-    """Files that are photographs by their names."""
     return files_named(folder, (*IMAGE_SUFFIXES, *HEIF_SUFFIXES), recursive)
 
 

@@ -198,7 +198,6 @@ def note(source: Source, **facts: Any) -> None:
 
 
 def require_free(source: Source, overwrite: bool) -> None:
-    """Refuse to overwrite a model that was not made here."""
     if overwrite or read_record(source.root) or not _has_cameras(source.root):
         return
     raise UserError(
@@ -270,8 +269,6 @@ _JPEG = {"quality": 95, "subsampling": 0}
 
 @dataclass(frozen=True)
 class Original:
-    """A registered photograph, and what belongs to it."""
-
     photograph: pictures.Photograph
     mask: ViewMask | None
     flat_name: str

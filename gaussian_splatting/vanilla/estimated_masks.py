@@ -136,7 +136,8 @@ class MaskEstimation:
                 small = camera.reduced(OVERVIEW_SIDE)
                 values = render_mask(gaussians, shares, small, size, rasterizer)
                 if self.compute.group.is_first:
-                    _save(values, object_mask_path(folder, camera.name))
+                    with atomic_path(object_mask_path(folder, camera.name)) as temporary:
+                        Image.fromarray(values).save(temporary, format="PNG")
         return float(np.median(iou))
 
 
@@ -144,9 +145,3 @@ def whole_scene(scene: Scene) -> Scene:
     """A scene for a model of everything: no masks, small images, nothing held out to measure."""
     cameras = [replace(camera.reduced(OVERVIEW_SIDE), mask=None) for camera in scene.train_cameras]
     return replace(scene, train_cameras=cameras, test_cameras=[], dropped_test_cameras=[])
-
-
-def _save(values: np.ndarray, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_path(path) as temporary:
-        Image.fromarray(values).save(temporary, format="PNG")

@@ -159,7 +159,6 @@ class VanillaOptions:
 
 
 def _train_whole(options: VanillaOptions, scene: Scene, folder: Path, iterations: int) -> Path:
-    """Train a short model of everything that the photographs of a scene show."""
     config = options.config
     whole = VanillaConfig(
         preset="fast",
@@ -352,7 +351,6 @@ def vanilla_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def budget_messages(memory: MemoryOptions) -> tuple[str, ...]:
-    """One line if a memory budget was given, which the vanilla stage cannot keep."""
     if memory.vram_budget is None:
         return ()
     return (

@@ -71,7 +71,6 @@ def load_viser() -> ModuleType:
 
 
 def open_server(host: str, port: int, label: str, flag: str = "--port") -> viser.ViserServer:
-    """Serve an empty page."""
     module = load_viser()
     check_free(host, port, flag)
     # Its messages are for who writes programs with it.
@@ -257,8 +256,6 @@ class BrowserView:
 
 @dataclass(frozen=True, eq=False)
 class RenderRequest:
-    """A picture that a browser waits for."""
-
     client: int
     view: BrowserView
     longest_side: int
@@ -350,5 +347,4 @@ class RenderQueue:
         self._changed.clear()
 
     def wake(self) -> None:
-        """End :meth:`wait`."""
         self._changed.set()

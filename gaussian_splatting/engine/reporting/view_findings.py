@@ -83,7 +83,6 @@ class Findings:
         return sorted(scores, key=lambda score: (_decibels(score), score.name))[:N_WORST]
 
     def values(self) -> list[tuple[str, str, float]]:
-        """Name in TensorBoard, what it is, and the value of every figure."""
         rows: list[tuple[str, str, float | None]] = []
         for tag, role, found in (
             ("Test", "held-out", self.held_out),
@@ -301,7 +300,6 @@ def thumbnail(picture: Tensor) -> Tensor:
 
 
 def write_contact_sheet(path: Path, views: Sequence[dict[str, Tensor]]) -> None:
-    """Write the pictures of several views, one row each, as one PNG."""
     rows = [torch.cat(list(pictures.values()), dim=1) for pictures in views]
     width = max(row.shape[1] for row in rows)
     padded = [torch.nn.functional.pad(row, (0, 0, 0, width - row.shape[1])) for row in rows]
