@@ -98,19 +98,12 @@ def open_image(path: Path) -> Iterator[Image.Image]:
 
 def colors_of(image: Image.Image) -> Image.Image:
     """An image of any mode and depth as 8-bit RGB, or RGBA where something may be transparent."""
-    image = _to_8_bit(image)
+    if image.mode == "F" or image.mode.startswith("I"):
+        values = np.asarray(image).astype(np.float64)
+        # Floats are 0 to 1, integers have 16 bits.
+        values = values * 255 if image.mode == "F" else values / 257
+        image = Image.fromarray(np.clip(np.rint(values), 0, 255).astype(np.uint8))
     return image.convert("RGBA" if has_alpha(image) else "RGB")
-
-
-def _to_8_bit(image: Image.Image) -> Image.Image:
-    """Bring deep grayscale to 8 bits: 16-bit integers are divided by 257, floats are 0 to 1."""
-    if image.mode.startswith("I"):
-        values = np.asarray(image).astype(np.float64) / 257
-    elif image.mode == "F":
-        values = np.asarray(image).astype(np.float64) * 255
-    else:
-        return image
-    return Image.fromarray(np.clip(np.rint(values), 0, 255).astype(np.uint8))
 
 
 def has_alpha(image: Image.Image) -> bool:

@@ -201,7 +201,7 @@ class Trainer:
         if iteration in self._config.test_iterations or last:
             self._observe(lambda: reporter.evaluate(iteration, self._images), "measure the views")
         if last:
-            self._observe(lambda: reporter.write_pictures(self._run.pictures), "write pictures")
+            self._observe(lambda: reporter.write_pictures(self._run.path), "write pictures")
         if exports:
             self._stage.export(iteration)
         if self._config.checkpoint_due(iteration) or last:

@@ -141,8 +141,8 @@ def _camera_digest(camera: Camera, role: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-_LOG, _PICTURES, _EVENTS = "log.txt", "views.png", "tensorboard"
-_RESULT_FILES = (_PICTURES, "worst.png", "report.html")
+_LOG, _EVENTS = "log.txt", "tensorboard"
+_RESULT_FILES = ("views.png", "worst.png", "report.html")
 _STAGING = ".replacing"
 _OBSOLETE = "obsolete"
 
@@ -168,11 +168,6 @@ class RunDirectory:
     @property
     def tensorboard(self) -> Path:
         return self._own / _EVENTS
-
-    @property
-    def pictures(self) -> Path:
-        """Photograph, render, depth and normals of a few views, when the run is over."""
-        return self.path / _PICTURES
 
     @property
     def log(self) -> Path:

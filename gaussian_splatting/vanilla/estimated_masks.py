@@ -103,7 +103,11 @@ class MaskEstimation:
         group = self.compute.group
         if not group.broadcast((folder / _RECORD).is_file()):
             model = folder / "model"
-            ply = self.train(whole_scene(scene), model, self.iterations)
+            # No masks, small images, nothing held out to measure.
+            small = [replace(c.reduced(OVERVIEW_SIDE), mask=None) for c in scene.train_cameras]
+            bare = {"test_cameras": [], "dropped_test_cameras": []}
+            whole = replace(scene, train_cameras=small, **bare)
+            ply = self.train(whole, model, self.iterations)
             cloud = read_gaussian_ply(ply, notify).to(self.compute.device).activate()
             iou = self._write(cloud, scene, folder)
             if group.is_first:
@@ -139,9 +143,3 @@ class MaskEstimation:
                     with atomic_path(object_mask_path(folder, camera.name)) as temporary:
                         Image.fromarray(values).save(temporary, format="PNG")
         return float(np.median(iou))
-
-
-def whole_scene(scene: Scene) -> Scene:
-    """A scene for a model of everything: no masks, small images, nothing held out to measure."""
-    cameras = [replace(camera.reduced(OVERVIEW_SIDE), mask=None) for camera in scene.train_cameras]
-    return replace(scene, train_cameras=cameras, test_cameras=[], dropped_test_cameras=[])

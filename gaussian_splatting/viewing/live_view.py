@@ -17,15 +17,8 @@ from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera, camera_extent, middle_of, up_direction
 from gaussian_splatting.data.scene import Scene
-from gaussian_splatting.engine.reporting.evaluation import to_uint8
-from gaussian_splatting.engine.reporting.view_findings import (
-    depth_picture,
-    farthest,
-    grey_picture,
-    normal_picture,
-)
+from gaussian_splatting.engine.reporting.view_findings import LIVE_PICTURES
 from gaussian_splatting.engine.stage import Stage
-from gaussian_splatting.rasterization import RenderOutput
 from gaussian_splatting.viewing import page_server as pages
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
@@ -39,14 +32,6 @@ SHARE = 0.25  # of the time, at most, that goes into pictures while training goe
 RENEW_SECONDS = 1.0  # how old a picture may get while the model behind it changes
 TELL_SECONDS = 0.5
 _PAUSED_SECONDS = 0.05
-
-LIVE_PICTURES: dict[str, Callable[[RenderOutput], Tensor]] = {
-    "image": lambda output: to_uint8(output.image),
-    "depth": lambda output: depth_picture(output.depth, farthest(output.depth)),
-    "normal": lambda output: normal_picture(output.normal),
-    "alpha": lambda output: grey_picture(output.alpha),
-}
-"""What can be shown of a render. (H, W, 3) uint8"""
 
 _GEOMETRY = ("depth", "normal")
 

@@ -250,11 +250,12 @@ class Reporter(contextlib.AbstractContextManager):
             for name, value in means.items():
                 self._console.info(f"iteration {iteration}: {name} {value:.4f}")
 
-    def write_pictures(self, path: Path) -> None:
+    def write_pictures(self, folder: Path) -> None:
         """Write the pictures of the last evaluation as one PNG, and those that fit worst."""
         if self._worst:
-            view_findings.write_contact_sheet(path.with_name(view_findings.WORST_FILE), self._worst)
+            view_findings.write_contact_sheet(folder / view_findings.WORST_FILE, self._worst)
         if self._pictures:
+            path = folder / "views.png"
             view_findings.write_contact_sheet(path, self._pictures)
             self._console.info(f"photograph, render, depth and normals: {path}")
 

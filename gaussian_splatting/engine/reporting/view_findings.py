@@ -254,15 +254,20 @@ WORST_FILE = "worst.png"
 _SAMPLED_PIXELS = 1_000_000
 
 
+LIVE_PICTURES: dict[str, Callable[[RenderOutput], Tensor]] = {
+    "image": lambda output: to_uint8(output.image),
+    "depth": lambda output: depth_picture(output.depth, farthest(output.depth)),
+    "normal": lambda output: normal_picture(output.normal),
+    "alpha": lambda output: grey_picture(output.alpha),
+}
+"""What can be shown of a render. (H, W, 3) uint8"""
+
+
 def view_pictures(output: RenderOutput, photograph: Tensor) -> dict[str, Tensor]:
     """Photograph, render, depth and normals of a view. (H, W, 3) uint8 each, on the CPU"""
-    pictures = {
-        "photograph": photograph,
-        "render": to_uint8(output.image),
-        "depth": depth_picture(output.depth, farthest(output.depth)),
-        "normal": normal_picture(output.normal),
-    }
-    return {name: picture.cpu() for name, picture in pictures.items()}
+    kinds = {"render": "image", "depth": "depth", "normal": "normal"}
+    made = {name: LIVE_PICTURES[kind](output).cpu() for name, kind in kinds.items()}
+    return {"photograph": photograph.cpu(), **made}
 
 
 def grey_picture(values: Tensor) -> Tensor:
