@@ -62,19 +62,13 @@ class PipelinePlan:
 
     def settings(self) -> dict[str, Any]:
         """Inputs and resolved settings of each stage; files of earlier stages must exist."""
-        mesh = () if self.mesh is None else self.mesh.jobs[0]
-        stages = {
-            "vanilla": (self.vanilla, ()),
-            "coarse": (self.coarse, ()),
-            "mesh": (self.mesh, mesh),
-            "refine": (self.refine, ()),
-            "texture": (self.texture, ()),
-        }
-        return {
-            name: {**options.sources(), **options.identity(*job)}
-            for name, (options, job) in stages.items()
-            if options is not None
-        }
+        found = {}
+        for name in STAGES[1:]:
+            options = getattr(self, name)
+            if options is not None:
+                job = options.jobs[0] if name == "mesh" else ()
+                found[name] = {**options.sources(), **options.identity(*job)}
+        return found
 
 
 def train_plan(args: argparse.Namespace) -> PipelinePlan:

@@ -9,7 +9,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -267,9 +267,7 @@ class Parser(argparse.ArgumentParser):
             place = "" if file is None else f"{file}, line {_line_of(name, file)}: "
             action = flags.get(name.replace("-", "_"))
             if action is None:
-                near = difflib.get_close_matches(name, flags, n=1)
-                advice = f"did you mean {near[0]}?" if near else "--help_all lists all flags"
-                raise UserError(f"{place}unknown setting {name}; {advice}")
+                raise UserError(f"{place}unknown setting {name}; {_nearest(name, flags)}")
             try:
                 self._take(action, value, found)
             except (argparse.ArgumentError, argparse.ArgumentTypeError) as error:
@@ -302,7 +300,8 @@ class Parser(argparse.ArgumentParser):
         if extra:
             flags = [word.split("=", 1)[0] for word in extra if word.startswith("-")]
             if flags:
-                self.error(f"unknown flag {flags[0]}{self._suggestion(flags[0])}")
+                advice = _nearest(flags[0], self._option_string_actions)
+                self.error(f"unknown flag {flags[0]}; {advice}")
             self.error(f"unexpected argument {extra[0]!r}; values follow a flag, see --help_all")
         return namespace
 
@@ -327,9 +326,10 @@ class Parser(argparse.ArgumentParser):
             return word
         return f"--{name.replace('-', '_')}{equals}{value}"
 
-    def _suggestion(self, flag: str) -> str:
-        near = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.6)
-        return f"; did you mean {near[0]}?" if near else "; --help_all lists all flags"
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else "--help_all lists all flags"
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -24,23 +24,9 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
+from gaussian_splatting.data import images as pictures
+from gaussian_splatting.data import masks as masking
 from gaussian_splatting.data.cameras import Camera, pixels_of
-from gaussian_splatting.data.images import (
-    COUNTS,
-    colors_of,
-    dilated,
-    eroded,
-    fit_to_file,
-    image_size,
-    open_image,
-)
-from gaussian_splatting.data.masks import (
-    MaskOptions,
-    is_all_black,
-    overview,
-    with_masks,
-    with_object_masks,
-)
 from gaussian_splatting.data.observations import (
     ALL_VIEWS,
     Observations,
@@ -104,7 +90,10 @@ def wrong_shapes(cameras: Sequence[Camera]) -> dict[str, str]:
     found = {}
     for camera in cameras:
         if camera.image_path is not None:
-            own, (width, height) = (camera.width, camera.height), image_size(camera.image_path)
+            own, (width, height) = (
+                (camera.width, camera.height),
+                pictures.image_size(camera.image_path),
+            )
             if abs(width * own[1] - height * own[0]) > max(width + height, sum(own)):
                 size = f"the image is {width} x {height} pixels"
                 found[camera.name] = f"{size}, its camera {own[0]} x {own[1]}"
@@ -139,10 +128,10 @@ def _trusted(found: dict[str, str], n: int) -> dict[str, str]:
 
 def _measure(camera: Camera, observations: Observations | None) -> ImageStatistics:
     small = camera.reduced(LONGEST_SIDE)
-    with open_image(camera.image_path) as image:
+    with pictures.open_image(camera.image_path) as image:
         # JPEG files are decoded at a fraction of their size, which takes a fraction of the time.
         image.draft("RGB", (small.width, small.height))
-        colors = colors_of(image).convert("RGB")
+        colors = pictures.colors_of(image).convert("RGB")
         if colors.size != (small.width, small.height):
             colors = colors.resize((small.width, small.height), Image.Resampling.BOX)
         grey = np.asarray(colors.convert("L"))
@@ -283,9 +272,9 @@ class _View:
 
     def __init__(self, camera: Camera) -> None:
         self.camera = camera.reduced(SIDE)
-        values = torch.from_numpy(overview(camera).copy())[None, None].float()
+        values = torch.from_numpy(masking.overview(camera).copy())[None, None].float()
         size = self.camera.height, self.camera.width
-        self.mask = functional.interpolate(values, size, mode="area")[0, 0] >= COUNTS
+        self.mask = functional.interpolate(values, size, mode="area")[0, 0] >= pictures.COUNTS
 
     def pixels(self, points: Tensor) -> tuple[Tensor, Tensor]:
         """Flat index of the pixel of each point, and whether the view shows it. (N,), (N,)"""
@@ -334,7 +323,7 @@ class _Hull:
             return image
         # Voxels are further apart than pixels: close the gaps between their centres.
         gap = math.ceil(view.pixels_per_unit(self._voxels[solid]) * pitch)
-        return eroded(dilated(image, (gap + 1) // 2), gap // 2)
+        return pictures.eroded(pictures.dilated(image, (gap + 1) // 2), gap // 2)
 
 
 def _grid_around_object(views: Sequence[_View], points: Tensor) -> tuple[Tensor, float] | None:
@@ -359,7 +348,7 @@ def _grid_around_object(views: Sequence[_View], points: Tensor) -> tuple[Tensor,
 def _compare(mask: Tensor, silhouette: Tensor) -> tuple[float, float]:
     """IoU of a mask and the hull of the others, and how many pixels it reaches beyond that."""
     union, both = int((mask | silhouette).sum()), int((mask & silhouette).sum())
-    outline = int((mask & ~eroded(mask, 1)).sum())
+    outline = int((mask & ~pictures.eroded(mask, 1)).sum())
     return both / max(union, 1), int((mask & ~silhouette).sum()) / max(outline, 1)
 
 
@@ -382,8 +371,8 @@ class CheckedViews:
 
 def checked_views(
     cameras: Sequence[Camera], root: Path, *, points: np.ndarray,
-    observations: Observations | None, masks: MaskOptions, options: ViewOptions, notify: Notify,
-    known: dict[str, str] | None = None, estimated: Path | None = None,
+    observations: Observations | None, masks: masking.MaskOptions, options: ViewOptions,
+    notify: Notify, known: dict[str, str] | None = None, estimated: Path | None = None,
 ) -> CheckedViews:  # fmt: skip
     """Find the masks of the views of a capture, and check the views against each other.
 
@@ -395,13 +384,13 @@ def checked_views(
     """
     _check_names(cameras, options)
     if options.keeps_all:
-        fitted = [fit_to_file(camera) for camera in cameras]
-        return CheckedViews(with_masks(fitted, root, masks, notify))
+        fitted = [pictures.fit_to_file(camera) for camera in cameras]
+        return CheckedViews(masking.with_masks(fitted, root, masks, notify))
     unusable = wrong_shapes(cameras)
-    fitted = [fit_to_file(camera) for camera in cameras if camera.name not in unusable]
-    masked = with_masks(fitted, root, masks, notify)
+    fitted = [pictures.fit_to_file(camera) for camera in cameras if camera.name not in unusable]
+    masked = masking.with_masks(fitted, root, masks, notify)
     if estimated is not None and any(camera.mask is not None for camera in masked):
-        masked = with_object_masks(masked, estimated)
+        masked = masking.with_object_masks(masked, estimated)
         notify(f"masks that the checkpoint's training estimated: {estimated}")
     spread = math.nan
     if known is not None:
@@ -466,7 +455,7 @@ def _with_agreement(
     notify: Notify = lambda line: None,
 ) -> tuple[list[Camera], dict[str, str]]:  # fmt: skip
     """The cameras with what the comparison of their masks tells, and views that contradict."""
-    black = {c.name: "its mask is all black" for c in cameras if is_all_black(c)}
+    black = {c.name: "its mask is all black" for c in cameras if masking.is_all_black(c)}
     if not any(c.shows_object for c in cameras):
         return list(cameras), black
     found = _kept_result(mask_agreement, cameras, {*dropped, *black}, points)

@@ -251,25 +251,21 @@ def extract_frames(video: Path, folder: Path, n_wanted: int, progress: Any) -> F
                 f"{video}: {choice.of} frames, of which only {len(choice.frames)} differ; "
                 "the camera has to move around what it records"
             )
-        _begin(video, folder, choice)
+        others = picture_files(folder)
+        if others and not (folder / CHOICE_FILE).is_file():
+            raise UserError(
+                f"{folder}: holds other photographs than frames of {video.name} "
+                f"({others[0].name}); move them away, or name the folder with -s to use them"
+            )
+        for path in folder.glob("frame_*.jpg"):
+            path.unlink()
+        # Before its first frame is written; it replaces an earlier one and its frames.
+        write_json_atomic(folder / CHOICE_FILE, msgspec.to_builtins(choice))
     missing = {n for n in choice.frames if not _frame_path(folder, n).is_file()}
     if missing:
         with progress("writing frames", max(missing) + 1) as advance:
             _write_frames(video, folder, missing, advance)
     return choice
-
-
-def _begin(video: Path, folder: Path, choice: FrameChoice) -> None:
-    """Note a choice before its first frame is written; replaces an earlier one and its frames."""
-    others = picture_files(folder)
-    if others and not (folder / CHOICE_FILE).is_file():
-        raise UserError(
-            f"{folder}: holds other photographs than frames of {video.name} ({others[0].name}); "
-            "move them away, or name the folder with -s to use them"
-        )
-    for path in folder.glob("frame_*.jpg"):
-        path.unlink()
-    write_json_atomic(folder / CHOICE_FILE, msgspec.to_builtins(choice))
 
 
 def choose_frames(looks: Iterator[_Look], n_wanted: int, video: str) -> FrameChoice:

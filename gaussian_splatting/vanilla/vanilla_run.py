@@ -13,28 +13,17 @@ import torch
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.compute import BackendFlags, Compute
+from gaussian_splatting.data import ply as ply_files
 from gaussian_splatting.data import reference_layout as layout
 from gaussian_splatting.data.colmap import find_model, write_poses
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.masks import MaskOptions, VisualHull, hull_of
 from gaussian_splatting.data.observations import ViewOptions
-from gaussian_splatting.data.ply import (
-    holds_gaussians,
-    read_gaussian_ply,
-    read_point_ply,
-    write_gaussian_ply,
-    write_point_ply,
-)
 from gaussian_splatting.data.scene import Scene, SizeRule, VanillaSize, load_scene
+from gaussian_splatting.engine import run_directory as runs
 from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.poses import PoseConfig, PoseRefinement
-from gaussian_splatting.engine.run_directory import (
-    Identity,
-    RunDirectory,
-    points_digest,
-    scene_inputs,
-)
 from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun, run_stage
 from gaussian_splatting.optim.densification import N_SCORES, DensificationConfig
 from gaussian_splatting.optim.learned_exposure import MIN_SPREAD, Exposures
@@ -136,8 +125,8 @@ class VanillaOptions:
 
     def inputs(self, scene: Scene) -> dict[str, Any]:
         if self.init_ply is None:
-            return {**scene_inputs(scene), "points": points_digest(scene)}
-        return {**scene_inputs(scene), "initial Gaussians": file_digest(self.init_ply)}
+            return {**runs.scene_inputs(scene), "points": runs.points_digest(scene)}
+        return {**runs.scene_inputs(scene), "initial Gaussians": file_digest(self.init_ply)}
 
     def sources(self) -> dict[str, Any]:
         own = {} if self.init_ply is None else {"init_ply": self.init_ply.resolve()}
@@ -199,7 +188,7 @@ def _stage_run(
             if exposures is not None:
                 beside = ply.with_name(layout.EXPOSURE_FILE)
                 layout.write_exposures(beside, exposures.by_name())
-            write_gaussian_ply(ply, trained)
+            ply_files.write_gaussian_ply(ply, trained)
             if poses is not None:
                 turn, shift = poses.size()
                 console.info(f"poses moved by {turn:.3f} degrees and {shift:.4g} units (rms)")
@@ -215,7 +204,7 @@ def _stage_run(
 
     def init_from_images(cloud: GaussianCloud, store: ImageStore, say: Console) -> GaussianCloud:
         """What photographs add to the initial Gaussians: colours of a sky, and dense points."""
-        if options.init_ply is not None and holds_gaussians(options.init_ply):
+        if options.init_ply is not None and ply_files.holds_gaussians(options.init_ply):
             return cloud
         if sky is not None and hull is None:
             cloud = with_sky_colors(cloud, sky, scene.train_cameras, store.shown)
@@ -226,9 +215,9 @@ def _stage_run(
 
     # Read before the folder is touched: a damaged file must not leave one behind.
     cloud = _start(scene, options, hull, sky, messages)
-    directory = RunDirectory(
+    directory = runs.RunDirectory(
         options.model_path / layout.CHECKPOINT_FOLDER,
-        Identity(options.identity(), options.inputs(scene), options.sources()),
+        runs.Identity(options.identity(), options.inputs(scene), options.sources()),
         output_flag="-m/--model_path",
         products=(options.model_path / "point_cloud",),
     )
@@ -261,12 +250,12 @@ def _start(
     """Initial Gaussians: a given PLY, else the scene's points; never more than allowed."""
     points, colors = torch.from_numpy(scene.points), torch.from_numpy(scene.points_rgb)
     limit, device = options.config.densification.max_gaussians, options.compute.device
-    if options.init_ply is not None and holds_gaussians(options.init_ply):
-        cloud = read_gaussian_ply(options.init_ply, messages)
+    if options.init_ply is not None and ply_files.holds_gaussians(options.init_ply):
+        cloud = ply_files.read_gaussian_ply(options.init_ply, messages)
         cloud = cloud.select(_carved(cloud.means, hull, messages))
         return cloud.select(_thinned(len(cloud), limit, messages)).to(device)
     if options.init_ply is not None:
-        points, colors = map(torch.from_numpy, read_point_ply(options.init_ply, messages))
+        points, colors = map(torch.from_numpy, ply_files.read_point_ply(options.init_ply, messages))
     # Chosen before the sizes are: those fill the gaps between the points that stay.
     inside = _carved(points, hull, messages)
     points, colors = points[inside], colors[inside]
@@ -338,7 +327,7 @@ def _write_layout(scene: Scene, options: VanillaOptions, poses: PoseRefinement |
         white_background=options.config.white_background, eval_split=options.eval,
     )  # fmt: skip
     layout.write_cameras_json(options.model_path, train_cameras, scene.original_test_cameras)
-    write_point_ply(options.model_path / "input.ply", scene.points, scene.points_rgb)
+    ply_files.write_point_ply(options.model_path / "input.ply", scene.points, scene.points_rgb)
 
 
 def vanilla_parser(description: str | None) -> argparse.ArgumentParser:
