@@ -35,7 +35,6 @@ class Gaussians:
         return (self.means, self.quats, self.scales, self.opacities, self.sh_dc, self.sh_rest)
 
     def joined(self, more: Gaussians) -> Gaussians:
-        """These, then others."""
         pairs = zip(self.tensors(), more.tensors(), strict=True)
         return Gaussians(*map(torch.cat, pairs), antialiased=self.antialiased)
 
@@ -109,7 +108,6 @@ class GaussianCloud:
         return self.means.shape[0]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Parameters by attribute name, in order."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != ANTIALIASED}
 
     def activate(self) -> Gaussians:

@@ -30,7 +30,6 @@ class Compute:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """All lines there are to print."""
         together = ""
         if not self.group.is_alone:
             together = f"{self.group.size} processes share the views of each step"
@@ -52,15 +51,10 @@ class DeviceFlags:
 
     @classmethod
     def from_flags(cls, **flags: Any) -> Compute:
-        """What the flags choose."""
         return cls(**flags).choose()
 
     def choose(self) -> Compute:
-        """The device of a script that works in one process.
-
-        Raises:
-            UserError: What was asked for cannot be had.
-        """
+        """The device of a script that works in one process."""
         if Launch.read().size > 1:
             raise UserError("this script works in one process: start it without torchrun")
         chosen = choose_device(self.device, self.gpu)
@@ -80,11 +74,7 @@ class BackendFlags(DeviceFlags):
     )  # fmt: skip
 
     def choose(self) -> Compute:
-        """The device and the rasterizer; processes that torchrun started meet here.
-
-        Raises:
-            UserError: What was asked for cannot be had.
-        """
+        """The device and the rasterizer; processes that torchrun started meet here."""
         launch = Launch.read()
         group = ProcessGroup.join(launch, cuda=self.device != "cpu" and torch.cuda.is_available())
         with group.single_report():

@@ -10,28 +10,27 @@ from typing import Any, Literal, get_args
 from sugar_utils.flags import boolean, positive_float, positive_int
 from sugar_utils.settings import flag, flags_of
 
-
-def random_seed() -> Any:
-    return flag(
-        0, "order of views, samples, splits, random starts; the same seed and flags give the same "
-        "bits", group="run",
-    )  # fmt: skip
-
-
-def max_gaussians() -> Any:
-    return flag(
-        None, "densification never goes beyond this number: the strongest candidates first; the "
-        "vanilla stage thins out more points at the start evenly", group="densification",
-        parse=positive_int,
-        no_effect_when="unless -r multiview, where the vanilla stage does not run",
-    )  # fmt: skip
-
-
-def white_background() -> Any:
-    return flag(
-        False, "composite transparent photographs, and render, on white instead of black",
-        group="background", task="result",
-    )  # fmt: skip
+# Each makes a field of its own, because a dataclass names the one that it is given.
+random_seed = partial(
+    flag, 0, "order of views, samples, splits, random starts; the same seed and flags give the "
+    "same bits", group="run",
+)  # fmt: skip
+max_gaussians = partial(
+    flag, None, "densification never goes beyond this number: the strongest candidates first; the "
+    "vanilla stage thins out more points at the start evenly", group="densification",
+    parse=positive_int, no_effect_when="unless -r multiview, where the vanilla stage does not run",
+)  # fmt: skip
+white_background = partial(
+    flag, False, "composite transparent photographs, and render, on white instead of black",
+    group="background", task="result",
+)  # fmt: skip
+schedule_scale = partial(
+    flag, 1.0, "multiply every milestone, interval and length of the schedule, for quick runs; 1 "
+    "is the paper's", group="run", parse=positive_float,
+    no_effect_when="with --demo, which has its own", task="time and memory",
+)  # fmt: skip
+# True where it is given without a value.
+optional_boolean = partial(flag, group="memory", parse=boolean, nargs="?", const=True)
 
 
 def checkpoint_interval(group: str) -> Any:
@@ -51,19 +50,6 @@ def preset(group: str) -> Any:
         "win; unset: fast in the pipelines, reference in a single stage",
         group=group, choices=get_args(Preset), unset=True, task="time and memory",
     )  # fmt: skip
-
-
-def schedule_scale() -> Any:
-    return flag(
-        1.0, "multiply every milestone, interval and length of the schedule, for quick runs; 1 is "
-        "the paper's", group="run", parse=positive_float,
-        no_effect_when="with --demo, which has its own", task="time and memory",
-    )  # fmt: skip
-
-
-def optional_boolean(default: bool | None, help: str, **more: Any) -> Any:
-    """A flag that is true where it is given without a value."""
-    return flag(default, help, group="memory", parse=boolean, nargs="?", const=True, **more)
 
 
 inert = partial(flag, group="accepted for old commands", no_effect_when="always; it says so")

@@ -74,14 +74,6 @@ class RobustConfig:
 NOT_ROBUST = RobustConfig()
 
 
-def limited_sky(config: RobustConfig, max_gaussians: int | None) -> RobustConfig:
-    """The settings, with so small a sky that most of the Gaussians allowed are left."""
-    if max_gaussians is None:
-        return config
-    n = min(config.sky_points, int(SKY_SHARE * max_gaussians))
-    return replace(config, sky_points=n)
-
-
 def with_sky(
     points: Tensor, colors: Tensor, cameras: Sequence[Camera], extent: float, config: RobustConfig
 ) -> tuple[Tensor, Tensor]:
@@ -100,7 +92,6 @@ def with_sky(
 
 
 def opaque_sky(cloud: GaussianCloud, sky: SkySphere | None) -> GaussianCloud:
-    """The Gaussians, those of the sky opaque."""
     if sky is None:
         return cloud
     opaque = torch.full_like(cloud.opacity_logits, math.log(SKY_OPACITY / (1 - SKY_OPACITY)))

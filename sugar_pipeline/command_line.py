@@ -161,7 +161,6 @@ def script(name: str, description: str | None, module: str) -> Callable[[], None
 
 
 def main() -> None:
-    """The main function of ``sugar``."""
     verb, *rest = sys.argv[1:] or ["--help"]
     if verb in VERBS:
         VERBS[verb].start(f"sugar {verb}: {VERBS[verb].help}.", verb)

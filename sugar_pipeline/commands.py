@@ -28,7 +28,6 @@ from sugar_utils.torchrun import Launch
 
 
 def run_train(args: argparse.Namespace) -> PipelineResult | None:
-    """Run ``train.py``: the stages after a vanilla checkpoint, the demo, or the doctor."""
     if args.doctor:
         run_doctor(args)
         return None
@@ -87,8 +86,7 @@ def _scenes_in(path: Path) -> Iterator[Path]:
 def _run_each(args: argparse.Namespace, scenes: list[Path], console: Console) -> None:
     """Scenes one after the other; one that fails stops none of the others.
 
-    Raises:
-        UserError: Some failed; its exit code is that of the first one.
+    Where some failed, the exit code is that of the first one.
     """
     names = [scene_name(scene) for scene in scenes]
     if len(set(names)) < len(names):

@@ -41,12 +41,7 @@ from sugar_pipeline.demo_surface import (
 from sugar_pipeline.pipeline_flags import DEMO_FLAGS, full_parser
 from sugar_pipeline.pipeline_run import PipelineResult, run_stages
 from sugar_pipeline.plan import PipelinePlan, full_plan
-from sugar_scene.triangle_mesh import (
-    TriangleMesh,
-    merge_meshes,
-    with_vertex_normals,
-    write_mesh_ply,
-)
+from sugar_scene import triangle_mesh as meshes
 from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable, read_json, remove_stale_temporaries, write_json_atomic
 from sugar_utils.libraries import load_pycolmap
@@ -87,11 +82,7 @@ def make_demo_scene(
     root: Path | str, *, n_views: int = 40, width: int = 320, height: int = 240, seed: int = 0,
     notify: Callable[[str], None] = print,
 ) -> bool:  # fmt: skip
-    """Render the demo scene into a folder; the same parameters give the same bytes.
-
-    Returns:
-        False where it was there already.
-    """
+    """Render the demo scene, always the same bytes; False where it was there already."""
     root = Path(root)
     parameters = {
         "version": _VERSION, "n_views": n_views, "width": width, "height": height, "seed": seed
@@ -167,29 +158,23 @@ def _build(root: Path, parameters: dict[str, int]) -> None:
     samples = _visible_samples(knot, disc, cameras, seed)
     n_points = _write_model(root / "sparse" / "0", cameras, samples, pictures, seed)
 
-    write_mesh_ply(root / "gt_mesh.ply", with_vertex_normals(merge_meshes([knot, disc])))
-    write_mesh_ply(root / "gt_object.ply", knot)
+    meshes.write_mesh_ply(
+        root / "gt_mesh.ply", meshes.with_vertex_normals(meshes.merge_meshes([knot, disc]))
+    )
+    meshes.write_mesh_ply(root / "gt_object.ply", knot)
     none, grey = np.zeros((0, 3), np.int64), np.full(samples.points.shape, 128, np.uint8)
-    points = TriangleMesh(samples.points, none, grey, samples.normals)
-    write_mesh_ply(root / "gt_visible.ply", points)
+    points = meshes.TriangleMesh(samples.points, none, grey, samples.normals)
+    meshes.write_mesh_ply(root / "gt_visible.ply", points)
     boxes = [[m.vertices.min(axis=0).tolist(), m.vertices.max(axis=0).tolist()]
              for m in (knot, disc)]  # fmt: skip
     facts = {
-        "up": "+z",
-        "unit": "longest side of the object",
-        "object_size": 1.0,
-        "object_bbox": boxes[0],
-        "ground_bbox": boxes[1],
-        "object_vertices": knot.n_vertices,
-        "object_faces": knot.n_faces,
-        "ground_vertices": disc.n_vertices,
-        "ground_faces": disc.n_faces,
-        "gt_visible_samples": len(samples.points),
-        "gt_visible_object_samples": samples.n_knot,
-        "points3D": n_points,
-        "point_noise": _POINT_NOISE,
-        "parameters": parameters,
-    }
+        "up": "+z", "unit": "longest side of the object", "object_size": 1.0,
+        "object_bbox": boxes[0], "ground_bbox": boxes[1],
+        "object_vertices": knot.n_vertices, "object_faces": knot.n_faces,
+        "ground_vertices": disc.n_vertices, "ground_faces": disc.n_faces,
+        "gt_visible_samples": len(samples.points), "gt_visible_object_samples": samples.n_knot,
+        "points3D": n_points, "point_noise": _POINT_NOISE, "parameters": parameters,
+    }  # fmt: skip
     write_json_atomic(root / "gt.json", facts)
 
 
@@ -216,7 +201,7 @@ def _cameras(parameters: dict[str, int]) -> list[Camera]:
 
 
 def _visible_samples(
-    knot: TriangleMesh, disc: TriangleMesh, cameras: list[Camera], seed: int
+    knot: meshes.TriangleMesh, disc: meshes.TriangleMesh, cameras: list[Camera], seed: int
 ) -> _Samples:
     parts = [
         sample_surface(mesh.vertices, mesh.faces, count, derive_seed(seed, "demo", name))

@@ -196,7 +196,6 @@ def make_noise(seed: int) -> Noise:
 
 
 def _fractal(noise: Noise, p: Tensor) -> Tensor:
-    """Four octaves."""
     octaves = ((1.0, 1.0), (2.3, 0.6), (5.3, 0.4), (12.1, 0.3))
     return sum(0.7 * share * noise(scale * p) for scale, share in octaves)
 
@@ -247,7 +246,6 @@ def disc_paint(noise: Noise, p: Tensor, places: Tensor) -> Tensor:
 
 
 def _encoded(linear: Tensor) -> Tensor:
-    """Linear light as sRGB values."""
     curved = 1.055 * linear.clamp_min(0.0031308) ** (1 / 2.4) - 0.055
     return torch.where(linear > 0.0031308, curved, 12.92 * linear).clamp(0, 1)
 

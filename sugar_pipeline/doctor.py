@@ -35,17 +35,8 @@ from sugar_trainers.capture import SugarSize, load_views
 from sugar_trainers.coarse_stage import CoarseOptions
 from sugar_trainers.multiview_stage import options_of_mode
 from sugar_trainers.stage_memory import predict_coarse
+from sugar_utils import device as devices
 from sugar_utils.console import Console
-from sugar_utils.device import (
-    INSTALL_DRIVER,
-    KEEP_DRIVER,
-    MIN_DRIVER,
-    MIN_DRIVER_CUDA,
-    CudaFacts,
-    choose_device,
-    cuda_facts,
-    driver_cuda_version,
-)
 from sugar_utils.errors import UserError
 from sugar_utils.memory import available_bytes, format_bytes
 from sugar_utils.neighbors import nearest_neighbors
@@ -111,8 +102,6 @@ State = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
-
     what: str
     value: str
     # A warning costs quality or time; with a problem, training fails or runs elsewhere than one
@@ -127,7 +116,6 @@ class Finding:
 
 
 def show(console: Console, title: str, findings: Iterable[Finding]) -> None:
-    """Print findings below each other, each with its state and what to do."""
     rows = []
     for finding in findings:
         rows.append((finding.what, f"{finding.state:<8} {finding.value}"))
@@ -149,18 +137,17 @@ BACKENDS = {"gsplat": "gsplat", "inria": "diff_gaussian_rasterization"}
 
 
 def machine_findings(
-    kind: str, gpu: int | None, output: Path, facts: CudaFacts | None = None
+    kind: str, gpu: int | None, output: Path, facts: devices.CudaFacts | None = None
 ) -> list[Finding]:
-    facts = facts or cuda_facts()
+    facts = facts or devices.cuda_facts()
     found = [*_system(output), *_torch(facts)]
     for index, device in enumerate(facts.gpus):
         free = format_bytes(available_bytes(torch.device("cuda", index)) or 0)
-        capability = ".".join(map(str, device.capability))
         memory = f"{free} of {format_bytes(device.memory)} free"
-        value = f"{device.name}, compute capability {capability}, {memory}"
+        value = f"{device.name}, compute capability {device.version}, {memory}"
         found.append(Finding(f"GPU {index}", value))
     try:
-        chosen = choose_device(kind, gpu, facts)
+        chosen = devices.choose_device(kind, gpu, facts)
     except UserError as error:
         return [*found, Finding("device", "none", "problem", str(error)), *_libraries()]
     # A driver means that there is a GPU: not to use it is hardly what its owner wants.
@@ -185,7 +172,7 @@ def _system(output: Path) -> Iterator[Finding]:
     yield Finding.unless(room < LITTLE_DISK, "free disk space", value, "warning", advice)
 
 
-def _torch(facts: CudaFacts) -> Iterator[Finding]:
+def _torch(facts: devices.CudaFacts) -> Iterator[Finding]:
     build = f"for CUDA {facts.torch_cuda}" if facts.torch_cuda else "CPU-only build"
     oldest, newest = TESTED_TORCH
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -194,11 +181,11 @@ def _torch(facts: CudaFacts) -> Iterator[Finding]:
     advice = f"tested with {names[0]} to {names[1]}; it may work all the same"
     yield Finding.unless(untested, "torch", value, "warning", advice)
     yield Finding("Warp", f"{wp.__version__}, kernels kept in {wp.config.kernel_cache_dir}")
-    cuda = driver_cuda_version() if facts.driver else None
-    needed = (12, 0) if WARP_VERSION < (1, 18) else MIN_DRIVER_CUDA
+    cuda = devices.driver_cuda_version() if facts.driver else None
+    needed = (12, 0) if WARP_VERSION < (1, 18) else devices.MIN_DRIVER_CUDA
     advice = (
-        f"the kernels need CUDA {MIN_DRIVER_CUDA[0]}, so driver {MIN_DRIVER} or newer; "
-        f"{INSTALL_DRIVER}; {KEEP_DRIVER}"
+        f"the kernels need CUDA {devices.MIN_DRIVER_CUDA[0]}, so driver {devices.MIN_DRIVER} or "
+        f"newer; {devices.INSTALL_DRIVER}; {devices.KEEP_DRIVER}"
     )
     supports = "" if cuda is None else f", supports CUDA up to {cuda[0]}.{cuda[1]}"
     value, old = f"found{supports}" if facts.driver else "none", cuda is not None and cuda < needed
@@ -254,7 +241,6 @@ _NAMED = f"(percentiles {', '.join(map(str, PERCENTILES))})"
 
 
 def scene_findings(scene: Scene) -> list[Finding]:
-    """Cameras, photographs and points."""
     n, points = len(scene.train_cameras), scene.points
     advice = f"fewer than {FEW_VIEWS} views seldom determine a surface; take more"
     value = f"{n} to train on, {len(scene.test_cameras)} held out"

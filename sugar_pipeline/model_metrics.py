@@ -135,7 +135,6 @@ class MetricsOptions:
 
     @property
     def variant(self) -> MeshVariant:
-        """How the mesh was made."""
         if self.use_marching_cubes:
             return "marchingcubes"
         if self.use_poisson_center:
@@ -158,7 +157,6 @@ class MetricsOptions:
 
     @property
     def key(self) -> str:
-        """Name of the refined model's entry."""
         level = number_text(self.surface_level)
         return f"sugar_{level}_{self.n_vertices_in_mesh}_{self.refinement_iterations}"
 
@@ -198,12 +196,9 @@ def measure(options: MetricsOptions, console: Console | None = None) -> Path:
 
 
 def _measure_scene(
-    options: MetricsOptions,
-    scene_path: Path,
-    checkpoint_path: Path,
-    perceptual: Perceptual | None,
+    options: MetricsOptions, scene_path: Path, checkpoint_path: Path, perceptual: Perceptual | None,
     console: Console,
-) -> dict[str, Scores]:
+) -> dict[str, Scores]:  # fmt: skip
     checkpoint = load_reference_checkpoint(checkpoint_path, options.iteration_to_load, console.info)
     scene = load_scene_for_checkpoint(
         scene_path, checkpoint, size_rule=options.size, images_dir=checkpoint.images_dir,
@@ -284,12 +279,9 @@ def _gaussian_render(gaussians: Gaussians, options: MetricsOptions) -> Callable[
 
 
 def _score(
-    render: Callable[[Camera], Tensor],
-    cameras: Sequence[Camera],
-    images: ImageStore,
-    perceptual: Perceptual | None,
-    fitted: bool,
-) -> Scores:
+    render: Callable[[Camera], Tensor], cameras: Sequence[Camera], images: ImageStore,
+    perceptual: Perceptual | None, fitted: bool,
+) -> Scores:  # fmt: skip
     distances: list[float] = []
 
     def render_and_compare(camera: Camera) -> Tensor:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from sugar_trainers.refine_stage import RefineOptions
 from sugar_trainers.stage_config import MODES, MULTIVIEW, CoarseConfig
 from sugar_utils.errors import UserError
 from sugar_utils.flags import Repeated, open_share, optional_str, positive_float, positive_int
-from sugar_utils.settings import Flag, add_flags, flag, flags_of, parser_of
+from sugar_utils.settings import add_flags, flag, flags_of, parser_of
 
 STAGES = ("coarse", "mesh", "refine", "texture")
 REFINEMENT_TIMES = {"short": 2_000, "medium": 7_000, "long": 15_000}
@@ -41,8 +40,6 @@ _train, _full = "only train.py", "only train_full_pipeline.py"
 
 @dataclass(frozen=True)
 class PresetFlags:
-    """Names for common sizes of the mesh and lengths of the refinement."""
-
     low_poly: bool = _preset(
         False, "200,000 triangles with 6 Gaussians each, whatever -v and -g say",
         no_effect_when="with --high_poly", task="result",
@@ -94,8 +91,6 @@ class PipelineFlags:
 
 @dataclass(frozen=True)
 class TrainFlags:
-    """What ``train.py`` can do instead of training."""
-
     demo: bool = flag(
         False, "make a small scene, take it all the way to a textured mesh, on short schedules, "
         "and measure that. Of the other flags, --output_dir, --minutes, --random_seed and those "
@@ -107,13 +102,7 @@ class TrainFlags:
         "to fix; nothing is trained. Exit code 2 if there is a problem", group=_train,
         action="store_true", task="run",
     )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class TrainPreset:
-    """That of ``train.py``; the other pipeline has the vanilla stage's."""
-
-    preset: Preset = preset(_train)
+    preset: Preset = preset(_train)  # the other pipeline has the vanilla stage's
 
 
 @dataclass(frozen=True)
@@ -157,12 +146,10 @@ def train_parser(description: str | None) -> argparse.ArgumentParser:
     texture = {"group": _train, "long": "--export_uv_textured_mesh"}
     _add_pipeline_flags(parser, texture)
     add_flags(parser, TrainFlags)
-    add_flags(parser, TrainPreset)
     return parser
 
 
 def full_parser(description: str | None) -> argparse.ArgumentParser:
-    """All flags of ``train_full_pipeline.py``."""
     parser = parser_of(description, examples=FULL_EXAMPLES)
     # The checkpoint is the one that the stage before makes.
     parser.set_defaults(checkpoint_path=None, iteration_to_load=None)
@@ -220,12 +207,11 @@ def runs_stage(args: argparse.Namespace, stage: str) -> bool:
 def messages(args: argparse.Namespace) -> tuple[str, ...]:
     """One line for each group of flags that was given but cannot act beside the others."""
     lines = []
-    for stage in STAGES[1:]:
-        used = [
-            f"--{declared.name}"
-            for declared in _flags_of_stage(stage)
-            if getattr(args, declared.name) != declared.default
-        ]
+    later = {"mesh": MeshOptions, "refine": RefineOptions, "texture": TextureOptions}
+    for stage, settings in later.items():
+        shared = flags_of(PipelineFlags, "mesh stage") if stage == "mesh" else ()
+        own = (*shared, *flags_of(settings, *_GROUPS[settings]))
+        used = [f"--{f.name}" for f in own if getattr(args, f.name) != f.default]
         if used and not runs_stage(args, stage):
             lines.append(f"{', '.join(used)}: no effect, the {stage} stage does not run")
     if args.regularization_type == MULTIVIEW:
@@ -236,11 +222,3 @@ def messages(args: argparse.Namespace) -> tuple[str, ...]:
     if args.low_poly and args.high_poly:
         lines.append("--low_poly has no effect beside --high_poly")
     return tuple(lines)
-
-
-def _flags_of_stage(stage: str) -> Iterator[Flag]:
-    """Flags that act in this stage alone."""
-    settings = {"mesh": MeshOptions, "refine": RefineOptions, "texture": TextureOptions}[stage]
-    if stage == "mesh":
-        yield from flags_of(PipelineFlags, "mesh stage")
-    yield from flags_of(settings, *_GROUPS[settings])

@@ -57,7 +57,6 @@ class StageRecord:
 
     @property
     def size_text(self) -> str:
-        """How many Gaussians and triangles it made."""
         figures = dict(self.figures)
         if self.run_directory is not None and "Gaussians" not in figures:
             count = last_value(read_curves(self.run_directory / "tensorboard"), "Gaussians/count")
@@ -181,12 +180,9 @@ N_VIEWS, WIDTH = 4, 640
 
 
 def mesh_picture_rows(
-    cameras: Sequence[Camera],
-    *,
-    coarse_mesh: Path | None,
-    refined: Path | None,
+    cameras: Sequence[Camera], *, coarse_mesh: Path | None, refined: Path | None,
     device: torch.device | str = "cpu",
-) -> dict[str, list[np.ndarray]]:
+) -> dict[str, list[np.ndarray]]:  # fmt: skip
     """Four views of each mesh there is, by title of the row. (H, W, 3) uint8 each"""
     views, meshes = pick_views(cameras, N_VIEWS), {"Coarse": coarse_mesh, "Refined": refined}
     return {
@@ -198,12 +194,9 @@ def mesh_picture_rows(
 
 @torch.no_grad()
 def compare_with_photographs(
-    scene: Scene,
-    images: ImageStore,
-    refined: Gaussians | None,
-    textured: TexturedMesh | None,
+    scene: Scene, images: ImageStore, refined: Gaussians | None, textured: TexturedMesh | None,
     device: torch.device | str = "cpu",
-) -> Comparison:
+) -> Comparison:  # fmt: skip
     """Four held-out views, training views where there are none, and what renders of them differ."""
     white = scene.white_background
     rows: dict[str, list[Picture]] = {

@@ -72,8 +72,6 @@ TITLE = "SuGaR of"  # begins the title of a pipeline's report, not of a single r
 
 @dataclass
 class PipelineResult:
-    """What a pipeline made."""
-
     records: list[StageRecord] = field(default_factory=list)
     # Coarse mesh; None where no mesh was wanted, and likewise below.
     coarse_mesh: Path | None = None
@@ -97,12 +95,8 @@ def run_stages(
     """Run all stages of a plan; what is finished already is not repeated.
 
     All stages share one store of decoded photographs. Several processes train together; the first
-    alone does the rest while the others wait.
-
-    Args:
-        plan: The stages.
-        console: Where progress is shown; the standard output if None.
-        revise: Called before each stage with its name; returns the plan to go on with.
+    alone does the rest while the others wait. ``revise`` is called before each stage with its name
+    and returns the plan to go on with.
     """
     group = plan.coarse.compute.group
     console = console or (Console() if group.is_first else Console.silent())
@@ -244,7 +238,6 @@ def _stages(
 
 
 def training_record(name: str, directory: Path, outputs: Sequence[Path]) -> StageRecord:
-    """Record of a training stage, from what its folder tells."""
     recorded: dict[str, Any] = read_checked(directory / RUN_FILE, RunRecord)
     phases = recorded.get("timings", {}).values()
     seconds = sum(phase["seconds"] for phase in phases)
@@ -343,7 +336,7 @@ def mesh_health(
     for camera in chosen:
         view, image = smaller(camera, load_image(camera).cpu())
         covered = rasterize_triangles(vertices, faces, view).covered
-        mask = is_counted(image) if camera.mask and camera.mask.mode == "object" else None
+        mask = is_counted(image) if camera.shows_object else None
         if mask is None:
             figures.setdefault("covered_share", []).append(float(covered.float().mean()))
         else:
@@ -386,13 +379,9 @@ def _capture(plan: PipelinePlan) -> Scene:
         return load_views(plan.texture, _silent)[1]
     vanilla = plan.vanilla
     return load_scene(
-        vanilla.source_path,
-        size_rule=SugarSize(),
-        images_dir=vanilla.images,
-        masks=vanilla.mask_options,
-        view_options=vanilla.view_options,
-        notify=_silent,
-    )
+        vanilla.source_path, size_rule=SugarSize(), images_dir=vanilla.images,
+        masks=vanilla.mask_options, view_options=vanilla.view_options, notify=_silent,
+    )  # fmt: skip
 
 
 def _silent(line: str) -> None:

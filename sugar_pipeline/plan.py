@@ -46,8 +46,6 @@ MIN_DENSIFICATION_INTERVAL, MIN_RESET_INTERVAL = 50, 1_000
 
 @dataclass(frozen=True)
 class PipelinePlan:
-    """What runs, one after the other."""
-
     coarse: CoarseOptions
     mesh: MeshOptions | None = None  # None to stop before it; likewise below
     refine: RefineOptions | None = None
@@ -60,28 +58,20 @@ class PipelinePlan:
 
     @property
     def n_stages(self) -> int:
-        """Stages that run."""
         return sum(getattr(self, name) is not None for name in STAGES)
 
     def settings(self) -> dict[str, Any]:
         """Inputs and resolved settings of each stage; files of earlier stages must exist."""
-        mesh = () if self.mesh is None else self.mesh.jobs[0]
-        stages = {
-            "vanilla": (self.vanilla, ()),
-            "coarse": (self.coarse, ()),
-            "mesh": (self.mesh, mesh),
-            "refine": (self.refine, ()),
-            "texture": (self.texture, ()),
-        }
-        return {
-            name: {**options.sources(), **options.identity(*job)}
-            for name, (options, job) in stages.items()
-            if options is not None
-        }
+        found = {}
+        for name in STAGES[1:]:
+            options = getattr(self, name)
+            if options is not None:
+                job = options.jobs[0] if name == "mesh" else ()
+                found[name] = {**options.sources(), **options.identity(*job)}
+        return found
 
 
 def train_plan(args: argparse.Namespace) -> PipelinePlan:
-    """Plan of ``train.py``."""
     if args.regularization_type is None:
         raise UserError(
             f"-r/--regularization_type is missing; choose one of {', '.join(MODES)} "

@@ -148,12 +148,6 @@ def mesh_geometry(vertices: Tensor, faces: Tensor, camera: Camera) -> tuple[Tens
     return hits.depth, torch.where((seen * rays).sum(dim=2, keepdim=True) > 0, -seen, seen)
 
 
-def require_showable(models: Sequence[ShownModel], shows: Sequence[str]) -> None:
-    bare = [model.name for model in models if model.mesh is None]
-    if "clay" in shows and bare:
-        raise UserError(f"--show clay: {bare[0]} has no mesh; show image, depth or normal of it")
-
-
 def shown(model: ShownModel, show: str, camera: Camera, far: float) -> np.ndarray:
     """A picture of a model. (H, W, 3) uint8"""
     if show == "image":
@@ -306,7 +300,6 @@ class RenderOptions:
 
     @property
     def target(self) -> Path:
-        """The video, or the folder of the pictures."""
         if self.output is not None:
             return self.output
         name = "_".join([Path(self.path).stem, *dict.fromkeys(self.show)])
@@ -399,7 +392,9 @@ def render_results(options: RenderOptions, console: Console | None = None) -> Pa
     cameras = film_cameras(scene, options)
     look = options.white_background, options.compute.device, console.info
     models = [open_model(path, *look) for path in options.results]
-    require_showable(models, options.show)
+    bare = [model.name for model in models if model.mesh is None]
+    if "clay" in options.show and bare:
+        raise UserError(f"--show clay: {bare[0]} has no mesh; show image, depth or normal of it")
     with console.progress("rendering", 1, len(cameras)) as progress:
         pictures = _pictures(models, options.show, cameras, progress)
         if is_video:

@@ -46,8 +46,6 @@ SHORT = 2e8  # pixels times iterations of a stage, below which nothing is estima
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast a stage trains."""
-
     seconds: float  # of an iteration
     n_views: int
     width: int  # of the largest training image, in pixels
@@ -57,13 +55,8 @@ class Speed:
 def measure(options: Any, images: ImageStore, least_work: float = 0.0) -> Speed | None:
     """Time iterations of a stage on a copy of its model; nothing is written.
 
-    Args:
-        options: Options of the stage.
-        images: Decoded photographs, which the stage will use as well.
-        least_work: Pixels times iterations, below which nothing is timed.
-
-    Returns:
-        None where the stage has less work, or a run in its folder.
+    None where the stage has less work than ``least_work``, in pixels times iterations, or a run in
+    its folder.
     """
     run, model = options.prepare(Messages())
     cameras, loop = list(run.scene.train_cameras), run.loop
@@ -95,11 +88,7 @@ class TimePlan:
 
     Args:
         args: The flags; where ``minutes`` is None, the times are only told.
-        make: Plan of flags.
         given: Flags that were given, by name; what they say is not chosen.
-
-    Raises:
-        UserError: Flags contradict ``--minutes``.
     """
 
     def __init__(
@@ -158,11 +147,10 @@ class TimePlan:
         return plan
 
     def preview(self, images: ImageStore) -> None:
-        """Say what the coarse stage would be given."""
+        """As of the coarse stage: what it would be given."""
         self._choose("coarse", self._make(self._args), images)
 
     def conclude(self) -> None:
-        """Say how long everything took."""
         if self._args.minutes is not None:
             self._console.info(f"took {self.spent / 60:.1f} of {self._args.minutes:g} minutes")
 

@@ -217,7 +217,6 @@ def distance_text(points: Sequence[np.ndarray], metres_per_unit: float | None) -
 
 
 def length_text(metres: float) -> str:
-    """A length in what people use for its size: mm, cm or m."""
     for unit, size in (("m", 1.0), ("cm", 0.01)):
         if metres >= size:
             return f"{metres / size:.4g} {unit}"

@@ -118,7 +118,6 @@ class OwnPictures:
         self._photograph = lru_cache(maxsize=_KEPT_PHOTOGRAPHS)(self._decode)
 
     def available(self, title: str) -> tuple[str, ...]:
-        """Those of ``PICTURES`` that a model has."""
         missing = set() if self._cameras else {PHOTOGRAPH, ERROR}
         if self.models[title].mesh is None:
             missing.add("clay")
@@ -239,12 +238,9 @@ class ViewPage:
     """The page; all rendering is done by who calls :meth:`work`."""
 
     def __init__(
-        self,
-        server: viser.ViserServer,
-        layers: Sequence[Layer],
-        around: SceneContext,
+        self, server: viser.ViserServer, layers: Sequence[Layer], around: SceneContext,
         notify: Callable[[str], None],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._server, self._around, self._notify = server, around, notify
         self._layers = {one.title: one for one in layers}
         self._whole = dict(self._layers)
@@ -267,7 +263,6 @@ class ViewPage:
         page_server.follow_browsers(server, self.requests)
 
     def _show_layers(self) -> None:
-        """Hand the layers to the browser and to our renderer."""
         for number, (title, one) in enumerate(self._layers.items()):
             self._nodes[title] = add_result(self._server, f"/results/{number}", one.result)
         models = {title: one.model for title, one in self._layers.items() if one.model}

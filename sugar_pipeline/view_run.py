@@ -19,17 +19,7 @@ from gaussian_splatting.data.ply import holds_gaussians
 from gaussian_splatting.data.reference_layout import CHECKPOINT_FOLDER
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.shared_flags import white_background
-from gaussian_splatting.viewing.page_server import (
-    DEFAULT_PORT,
-    LOCALHOST,
-    address,
-    check_free,
-    closing,
-    load_viser,
-    open_server,
-    port_number,
-    stand_at,
-)
+from gaussian_splatting.viewing import page_server as pages
 from sugar_extractors.export.compact_files import holds_gltf_gaussians
 from sugar_extractors.results import capture_of, scene_of
 from sugar_extractors.texture.placed_export import PlacementOptions, scale_of
@@ -62,8 +52,10 @@ class ViewOptions:
         "another program moved; unset: those of the records, or of the scene", short="-c",
         parse=Path,
     )  # fmt: skip
-    port: int = _flag(DEFAULT_PORT, "port of this machine to serve the page on", parse=port_number)
-    host: str = _flag(LOCALHOST, "address to serve it on; 0.0.0.0 lets other machines look")
+    port: int = _flag(
+        pages.DEFAULT_PORT, "port of this machine to serve the page on", parse=pages.port_number
+    )
+    host: str = _flag(pages.LOCALHOST, "address to serve it on; 0.0.0.0 lets other machines look")
     no_open: bool = _flag(False, "do not open the page in the browser", action="store_true")
     picture_size: int = _flag(
         1280, "longest side of the pictures of the own renderer, in pixels, while nothing moves",
@@ -97,8 +89,8 @@ def view(
     options: ViewOptions, console: Console | None = None, until: Callable[[], bool] = lambda: False
 ) -> None:
     console = console or Console()
-    load_viser()
-    check_free(options.host, options.port, "--port")
+    pages.load_viser()
+    pages.check_free(options.host, options.port, "--port")
     if options.compute.device_reason:
         console.info(options.compute.device_reason)
     found = find_results(options.results, console.info)
@@ -112,9 +104,9 @@ def view(
         scene = scene_of(capture.scene, capture.checkpoint, SugarSize(), console.info)
     layers = [_layer(one, options, console) for one in found]
     around = scene_context(layers, scene, options)
-    place = address(options.host, options.port)
-    with closing(open_server(options.host, options.port, "SuGaR")) as server:
-        stand_at(server, *first_view(layers, scene))
+    place = pages.address(options.host, options.port)
+    with pages.closing(pages.open_server(options.host, options.port, "SuGaR")) as server:
+        pages.stand_at(server, *first_view(layers, scene))
         page = ViewPage(server, layers, around, console.warn)
         console.info(f"viewer: {place} (Ctrl-C ends it)")
         if not options.no_open:

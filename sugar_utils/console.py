@@ -226,8 +226,7 @@ class Progress:
     def update(self, iteration: int, fields: Mapping[str, str] | None = None) -> None:
         """Report that an iteration is done; cheap enough to be called every time.
 
-        Args:
-            fields: Short texts to show beside; None keeps those of the last call.
+        ``fields`` are short texts to show beside; None keeps those of the last call.
         """
         now = self._console.clock()
         if self._console.listener is not None:
@@ -247,7 +246,6 @@ class Progress:
             self._bar.show(iteration, self._timing, self._fields)
 
     def finish(self) -> None:
-        """Show the last state if it was not shown yet."""
         if self._iteration is not None:
             self._bar.show(self._iteration, self._timing, self._fields)
         if not self._is_printed:

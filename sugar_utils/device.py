@@ -55,8 +55,6 @@ class CudaFacts:
 
 @dataclass(frozen=True)
 class DeviceChoice:
-    """A device and one line about why it was chosen."""
-
     device: torch.device
     reason: str
 

@@ -21,15 +21,17 @@ import stat
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 from filelock import FileLock, Timeout
 
 from sugar_utils.errors import UserError
 
+A, B = TypeVar("A"), TypeVar("B")
 _TEMPORARY = re.compile(r"\.tmp-(\d+)(\.[^.]*)?$")
 _REPLACE_ATTEMPTS = 10
 _REPLACE_PAUSE = 0.1
@@ -221,6 +223,12 @@ def file_digest(path: Path) -> str:
         raise UserError(f"cannot read {path}: {_cause(error)}; check the path") from error
     # The last of them changes with every write, whatever a copy made of the others.
     return _digest_at(path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+
+
+def in_parallel(work: Callable[[A], B], items: Iterable[A]) -> list[B]:
+    """Results of work that waits for files, several at a time, in the order of the items."""
+    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+        return list(pool.map(work, items))
 
 
 @functools.lru_cache(maxsize=1 << 14)

@@ -9,7 +9,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -45,7 +45,6 @@ def boolean(text: str) -> bool:
 
 
 def integer(text: str) -> int:
-    """A whole number; underscores may group digits (``7_000``)."""
     try:
         return int(text)
     except ValueError:
@@ -123,11 +122,7 @@ def name_list(text: str) -> tuple[str, ...]:
 
 
 def require_box(low: Sequence[float] | None, high: Sequence[float] | None) -> None:
-    """Check that ``--bboxmin`` and ``--bboxmax`` are both absent or span a box.
-
-    Raises:
-        UserError: One is missing, or the box has no volume.
-    """
+    """Check that ``--bboxmin`` and ``--bboxmax`` are both absent or span a box."""
     if (low is None) != (high is None):
         given, absent = ("bboxmin", "bboxmax") if high is None else ("bboxmax", "bboxmin")
         raise UserError(f"--{given} is given without --{absent}; give both corners of the box")
@@ -138,11 +133,7 @@ def require_box(low: Sequence[float] | None, high: Sequence[float] | None) -> No
 
 
 def parse_int_list(text: str) -> list[int]:
-    """Whole numbers separated by spaces or commas, in square brackets or not.
-
-    Raises:
-        argparse.ArgumentTypeError: Something in the list is not a whole number.
-    """
+    """Whole numbers separated by spaces or commas, in square brackets or not."""
     inner = text.strip()
     if inner.startswith("[") != inner.endswith("]"):
         raise argparse.ArgumentTypeError(f"{text!r} has an unmatched bracket")
@@ -161,13 +152,7 @@ class IntList(argparse.Action):
         kwargs.setdefault("nargs", "+")
         super().__init__(option_strings, dest, **kwargs)
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         """Parse all words given after the flag together, as a bracket may span several."""
         text = values if isinstance(values, str) else " ".join(str(value) for value in values or ())
         try:
@@ -180,15 +165,12 @@ class Repeated(argparse.Action):
     """May be given several times: the last value under its name, all under ``all_`` and that."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        """Keep one more value."""
         earlier = getattr(namespace, f"all_{self.dest}", [])
         setattr(namespace, f"all_{self.dest}", [*earlier, values])
         setattr(namespace, self.dest, values)
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Help that names each default, where there is one to name, and when a flag does nothing."""
-
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         """Lines of descriptions and examples stay as they are."""
         return "\n".join(indent + line for line in text.splitlines())
@@ -274,12 +256,8 @@ class Parser(argparse.ArgumentParser):
     ) -> argparse.Namespace:
         """Values by names of flags, checked and converted as on the command line.
 
-        Args:
-            values: Numbers, strings, booleans, and lists of these.
-            file: Where they stand; None for the arguments of a function.
-
-        Raises:
-            UserError: A name is unknown or a value is wrong.
+        They are numbers, strings, booleans and lists of these; ``file`` is where they stand, None
+        for the arguments of a function.
         """
         found = argparse.Namespace()
         flags = {action.dest: action for action in self._actions if action.option_strings}
@@ -289,9 +267,7 @@ class Parser(argparse.ArgumentParser):
             place = "" if file is None else f"{file}, line {_line_of(name, file)}: "
             action = flags.get(name.replace("-", "_"))
             if action is None:
-                near = difflib.get_close_matches(name, flags, n=1)
-                advice = f"did you mean {near[0]}?" if near else "--help_all lists all flags"
-                raise UserError(f"{place}unknown setting {name}; {advice}")
+                raise UserError(f"{place}unknown setting {name}; {_nearest(name, flags)}")
             try:
                 self._take(action, value, found)
             except (argparse.ArgumentError, argparse.ArgumentTypeError) as error:
@@ -324,7 +300,8 @@ class Parser(argparse.ArgumentParser):
         if extra:
             flags = [word.split("=", 1)[0] for word in extra if word.startswith("-")]
             if flags:
-                self.error(f"unknown flag {flags[0]}{self._suggestion(flags[0])}")
+                advice = _nearest(flags[0], self._option_string_actions)
+                self.error(f"unknown flag {flags[0]}; {advice}")
             self.error(f"unexpected argument {extra[0]!r}; values follow a flag, see --help_all")
         return namespace
 
@@ -349,17 +326,14 @@ class Parser(argparse.ArgumentParser):
             return word
         return f"--{name.replace('-', '_')}{equals}{value}"
 
-    def _suggestion(self, flag: str) -> str:
-        near = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.6)
-        return f"; did you mean {near[0]}?" if near else "; --help_all lists all flags"
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else "--help_all lists all flags"
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """What a file of settings holds, by name.
-
-    Raises:
-        UserError: It cannot be read, or is no TOML.
-    """
+    """What a file of settings holds, by name."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -199,11 +199,9 @@ class Page:
         self._add("heading", text=text, level=level)
 
     def paragraph(self, text: str, note: bool = False) -> None:
-        """A paragraph; ``note`` highlights it."""
         self._add("paragraph", text=text, note=note)
 
     def facts(self, rows: Iterable[tuple[str, object]]) -> None:
-        """A few figures that matter, as many side by side as fit."""
         if rows := list(rows):
             self._add("facts", rows=rows)
 

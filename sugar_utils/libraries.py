@@ -66,8 +66,7 @@ def run_alone(
 ) -> None:
     """Run ``python -m module`` to its end. Whatever ends the wait, or this process, ends it.
 
-    Raises:
-        MemoryError: It lacked memory, or the system ended it, which happens for that reason.
+    It raises ``MemoryError`` where the system ended it, which happens for that reason.
     """
     command = [sys.executable, "-m", module, *arguments]
     with tempfile.TemporaryFile() as said:

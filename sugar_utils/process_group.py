@@ -29,8 +29,6 @@ T = TypeVar("T")
 
 
 class PeerLost(UserError):
-    """Another process of the run is gone."""
-
     exit_code = 4
 
 
@@ -62,12 +60,9 @@ class ProcessGroup:
         try:
             store, _, _ = next(iter(dist.rendezvous("env://", timeout=_START_TIMEOUT)))
             dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if nccl else "gloo",
-                store=dist.PrefixStore("group", store),
-                rank=launch.rank,
-                world_size=launch.size,
-                timeout=TIMEOUT,
-            )
+                "cpu:gloo,cuda:nccl" if nccl else "gloo", store=dist.PrefixStore("group", store),
+                rank=launch.rank, world_size=launch.size, timeout=TIMEOUT,
+            )  # fmt: skip
         except (RuntimeError, ValueError) as error:
             reason = str(error).split("\n")[0]
             raise UserError(
@@ -184,6 +179,5 @@ ALONE = ProcessGroup()  # a single process
 
 
 def leave_process_group() -> None:
-    """Leave the group of processes after a run that went well."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()

@@ -56,8 +56,6 @@ class Figures(msgspec.Struct):
 
 
 class ResultNote(msgspec.Struct):
-    """The ``.json`` beside a mesh."""
-
     settings: dict[str, Any] = {}
     inputs: dict[str, Any] = {}
     sources: dict[str, Any] = {}
@@ -85,14 +83,7 @@ def read_checked(path: Path, schema: type) -> Any:
 
 
 def is_deeper(value: Any, limit: int) -> bool:
-    level = [value]
-    for _ in range(limit + 2):
-        level = [holder for holder in level if isinstance(holder, (dict, list, tuple))]
-        if not level:
-            return False
-        level = [
-            item
-            for holder in level
-            for item in (holder.values() if isinstance(holder, dict) else holder)
-        ]
-    return True
+    if not isinstance(value, dict | list | tuple):
+        return False
+    items = value.values() if isinstance(value, dict) else value
+    return limit < 0 or any(is_deeper(item, limit - 1) for item in items)

@@ -31,23 +31,25 @@ so a field of such a name need not be a flag."""
 Settings = TypeVar("Settings")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Flag:
     """What a field says about its flag; see :func:`flag`."""
 
-    name: str
+    name: str = ""
     default: Any
-    help: str
-    group: str
-    short: str | None
-    parse: Callable[[str], Any] | None
-    no_effect_when: str
-    missing: str
-    options: dict[str, Any]
-    long: str = ""
-    positional: bool = False
+    help: str  # what it means, for ``--help`` and for the documents
+    group: str  # heading above it in both
+    short: str | None = None  # one-letter form
+    long: str = ""  # its form where that is not the name of the field
+    parse: Callable[[str], Any] | None  # checks and converts the text
+    no_effect_when: str = ""
+    missing: str = ""  # advice where it must be given and is not
+    positional: bool = False  # given by its place, without the name of a flag
+    # Heading in ``--help``, of :data:`~sugar_utils.flags.TASKS`; else only ``--help_all`` shows it.
     task: str = ""
+    # Value by the name of a preset or mode that is chosen, where the flag is not given.
     modes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    options: dict[str, Any]  # further keywords of ``add_argument``
 
     @property
     def spellings(self) -> list[str]:
@@ -57,7 +59,6 @@ class Flag:
         return [*([self.short] if self.short else []), self.long or f"--{self.name}"]
 
     def arguments(self) -> dict[str, Any]:
-        """Keywords of ``add_argument``."""
         words: dict[str, Any] = {"dest": self.name, "default": self.default, "help": self.help}
         if self.positional:
             return {"help": self.help, "type": self.parse, **self.options}
@@ -72,38 +73,24 @@ _PARSERS: dict[type, Callable[[str], Any]] = {bool: boolean, int: integer, float
 
 
 def flag(
-    default: Any, help: str, *, group: str, short: str | None = None, long: str = "",
-    parse: Callable[[str], Any] | None = None, unset: bool = False, no_effect_when: str = "",
-    missing: str = "", positional: bool = False, task: str = "",
-    modes: Mapping[str, Any] | None = None, **options: Any,
+    default: Any, help: str, *, group: str, parse: Callable[[str], Any] | None = None,
+    unset: bool = False, **more: Any,
 ) -> Any:  # fmt: skip
     """A dataclass field that is a flag named like the field.
 
     Args:
         default: Value of the field where the flag is not given; ``MISSING`` where it must be. A
             tuple is a list of whole numbers.
-        help: What it means, for ``--help`` and for the documents.
-        group: Heading above it in both.
-        short: One-letter form.
-        long: Its form where that is not the name of the field.
-        parse: Checks and converts the text; unset: by the type of the default.
+        parse: Unset: by the type of the default.
         unset: The parser says None where the flag is not given, and the field keeps its default.
-        no_effect_when: When the flag has no effect.
-        missing: Advice where it must be given and is not.
-        positional: It is given by its place, without the name of a flag.
-        task: Heading in ``--help``, of :data:`~sugar_utils.flags.TASKS`; without one only
-            ``--help_all`` shows the flag.
-        modes: Value by the name of a preset or mode that is chosen, where the flag is not given;
-            implies ``unset``.
-        options: Further keywords of ``add_argument``.
+            Flags with ``modes`` are such.
+        more: Further fields of :class:`Flag`, or keywords of ``add_argument``.
     """
-    shown = None if unset or modes or default is MISSING else default
+    shown = None if unset or "modes" in more or default is MISSING else default
     if parse is None and not isinstance(default, tuple):
         parse = _PARSERS.get(type(default), str)
-    declared = Flag(
-        "", shown, help, group, short, parse, no_effect_when, missing, options,
-        long=long, positional=positional, task=task, modes=modes or {},
-    )  # fmt: skip
+    own = {name: more.pop(name) for name in Flag.__dataclass_fields__ if name in more}
+    declared = Flag(default=shown, help=help, group=group, parse=parse, options=more, **own)
     return dataclasses.field(default=default, metadata={_KEY: declared})
 
 
@@ -127,9 +114,7 @@ def _nested(field: dataclasses.Field, hints: dict[str, Any]) -> type | None:
 def flags_of(cls: type, *groups: str) -> Iterator[Flag]:
     """Flags of a dataclass and of the dataclasses in it, in the order of their fields.
 
-    Args:
-        cls: A dataclass.
-        groups: Headings whose flags are wanted; all if none is named.
+    Only those under the given headings; all if none is named.
     """
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
@@ -147,8 +132,6 @@ def parser_of(
     """A parser of all flags of some dataclasses.
 
     Args:
-        description: First lines of the help.
-        settings: Dataclasses.
         examples: Last lines of ``--help``, which then shows only flags that have a task.
         changes: See :func:`add_flags`.
     """
@@ -164,8 +147,6 @@ def add_flags(
     """Put flags into a parser; those that it has already stay as they are.
 
     Args:
-        parser: Gets the flags, below the headings of their groups.
-        cls: Dataclass whose fields are flags.
         groups: Headings whose flags are wanted; all if none is named.
         changes: What a script declares otherwise, by name of the flag: fields of :class:`Flag`.
     """
@@ -186,14 +167,8 @@ def add_flags(
 def from_args(cls: type[Settings], args: argparse.Namespace, **given: Any) -> Settings:
     """The settings that were parsed.
 
-    Args:
-        cls: Dataclass whose fields are flags, or dataclasses of such; other fields keep their
-            defaults.
-        args: What was parsed; a flag that the script does not have leaves its field alone.
-        given: Fields that follow from something else.
-
-    Raises:
-        UserError: A flag that must be given is not.
+    A flag that the script does not have leaves its field alone, and so do fields that are neither
+    flags nor dataclasses of such. ``given`` are fields that follow from something else.
     """
     hints = typing.get_type_hints(cls)
     values, nested = dict(given), {}
@@ -206,7 +181,9 @@ def from_args(cls: type[Settings], args: argparse.Namespace, **given: Any) -> Se
             continue
         value = getattr(args, field.name, None)
         if value is None and declared is not None:
-            value = _value_of_mode(declared, args)
+            # What the preset or the mode that was chosen makes of it.
+            chosen = (getattr(args, name, None) for name in MODE_FLAGS)
+            value = next((declared.modes[mode] for mode in chosen if mode in declared.modes), None)
         if value is not None:
             values[field.name] = tuple(value) if isinstance(value, list) else value
         elif field.default is MISSING:
@@ -216,23 +193,8 @@ def from_args(cls: type[Settings], args: argparse.Namespace, **given: Any) -> Se
     return getattr(cls, "from_flags", cls)(**values)
 
 
-def _value_of_mode(declared: Flag, args: argparse.Namespace) -> Any:
-    """What the preset or the mode that was chosen makes of a flag that was not given."""
-    chosen = (getattr(args, name, None) for name in MODE_FLAGS)
-    return next((declared.modes[mode] for mode in chosen if mode in declared.modes), None)
-
-
 def require_given(args: argparse.Namespace, cls: type, *names: str) -> None:
-    """Check that flags were given.
-
-    Args:
-        args: What was parsed.
-        cls: Dataclass that declares them.
-        names: The flags.
-
-    Raises:
-        UserError: One was not.
-    """
+    """Check that flags, which a dataclass declares, were given."""
     declared = {one.name: one for one in flags_of(cls)}
     for name in names:
         if getattr(args, name, None) is None:

@@ -146,11 +146,6 @@ def known_options(**wanted: Any) -> dict[str, Any]:
     return {name: value for name, value in wanted.items() if name in _KERNEL_OPTIONS}
 
 
-def as_array(tensor: Tensor, dtype: Any = None) -> TypedTensor:
-    """A tensor as an argument of a kernel, of elements of a Warp type or its own scalars."""
-    return TypedTensor(tensor, dtype)
-
-
 def run_ranges(work: Callable[[int, int], None], n_items: int, *, min_items: int = 1) -> None:
     """Call ``work(first, count)`` over all items from a pool of torch's number of threads."""
     threads = torch.get_num_threads()
@@ -272,6 +267,7 @@ class TypedTensor(NamedTuple):
     dtype: Any = None
 
 
+as_array = TypedTensor
 Argument = Tensor | TypedTensor  # a tensor that a kernel is given
 
 

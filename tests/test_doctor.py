@@ -93,7 +93,7 @@ def test_a_gpu_that_is_there_and_not_used_is_a_problem(facts, words, tmp_path, m
 
 @pytest.mark.parametrize(("supported", "state"), [((12, 9), "problem"), ((13, 0), "ok")])
 def test_a_driver_that_is_too_old_for_the_kernels_is_named(supported, state, tmp_path, monkeypatch):
-    monkeypatch.setattr(machine_checkup, "driver_cuda_version", lambda: supported)
+    monkeypatch.setattr(machine_checkup.devices, "driver_cuda_version", lambda: supported)
     monkeypatch.setattr(machine_checkup, "available_bytes", lambda device: 2**34)
     facts = CudaFacts(driver=True, torch_cuda="13.0")
     driver = by_name(machine_findings("cpu", None, tmp_path, facts))["NVIDIA driver"]
@@ -104,7 +104,7 @@ def test_a_driver_that_is_too_old_for_the_kernels_is_named(supported, state, tmp
 
 @pytest.mark.parametrize(("supported", "state"), [((12, 2), "ok"), ((11, 8), "problem")])
 def test_with_an_older_warp_a_driver_of_cuda_12_will_do(supported, state, tmp_path, monkeypatch):
-    monkeypatch.setattr(machine_checkup, "driver_cuda_version", lambda: supported)
+    monkeypatch.setattr(machine_checkup.devices, "driver_cuda_version", lambda: supported)
     monkeypatch.setattr(machine_checkup, "WARP_VERSION", (1, 17))
     facts = CudaFacts(driver=True, torch_cuda="12.8")
     driver = by_name(machine_findings("cpu", None, tmp_path, facts))["NVIDIA driver"]

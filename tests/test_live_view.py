@@ -15,9 +15,10 @@ from scipy.spatial.transform import Rotation
 
 from gaussian_splatting.data.cameras import pixel_rays
 from gaussian_splatting.engine import runner
+from gaussian_splatting.engine.reporting.view_findings import LIVE_PICTURES
 from gaussian_splatting.engine.runner import RunOptions
 from gaussian_splatting.viewing import live_view
-from gaussian_splatting.viewing.live_view import LIVE_PICTURES, SHARE, LiveView, open_live_view
+from gaussian_splatting.viewing.live_view import SHARE, LiveView, open_live_view
 from gaussian_splatting.viewing.page_server import (
     REST_SECONDS,
     SMALLEST_SIDE,

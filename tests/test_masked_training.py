@@ -149,7 +149,7 @@ def test_what_is_ignored_is_left_out_of_the_mean():
     image, target = (torch.rand(40, 30, 3, generator=generator) for _ in range(2))
     photograph = torch.cat([target * 255, torch.full((40, 30, 1), 255.0)], dim=2).to(torch.uint8)
     whole = slice(0, 40)
-    maps = StripMaps(image.requires_grad_(), None, None, Rows(0, 40), whole, 40)
+    maps = StripMaps(Rows(0, 40), whole, 40, image.requires_grad_())
     plain = l1_and_ssim(image, photograph[..., :3].float() / 255)
     found = color_terms_of(image, maps, photograph, 0.2)[1:]
     for masked, reference in zip(found, plain, strict=True):

@@ -9,15 +9,18 @@ import numpy as np
 import pytest
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.ply import read_gaussian_ply, read_point_ply
+from gaussian_splatting.data.ply import (
+    read_gaussian_ply,
+    read_point_ply,
+    write_gaussian_ply,
+    write_point_ply,
+)
 from gaussian_splatting.data.reference_layout import (
     load_reference_checkpoint,
     point_cloud_path,
     read_cameras_json,
     write_cameras_json,
     write_cfg_args,
-    write_input_ply,
-    write_point_cloud,
 )
 from sugar_utils.errors import UserError
 from tests.support.golden import GOLDEN_DIR, golden_cameras, load_golden
@@ -40,7 +43,8 @@ def make_cameras() -> list[Camera]:
 
 def make_checkpoint(root: Path, *iterations: int) -> Path:
     for iteration in iterations:
-        write_point_cloud(root, iteration, read_gaussian_ply(point_cloud_path(GOLDEN, 7000)))
+        cloud = read_gaussian_ply(point_cloud_path(GOLDEN, 7000))
+        write_gaussian_ply(point_cloud_path(root, iteration), cloud)
     return root
 
 
@@ -187,7 +191,7 @@ def test_a_damaged_cameras_json_is_named(tmp_path, text):
 
 def test_the_initial_points_are_written(tmp_path):
     points = np.arange(6, dtype=np.float32).reshape(2, 3)
-    write_input_ply(tmp_path, points, np.full((2, 3), 7, np.uint8))
+    write_point_ply(tmp_path / "input.ply", points, np.full((2, 3), 7, np.uint8))
     read, colors = read_point_ply(tmp_path / "input.ply")
     np.testing.assert_array_equal(read, points)
     assert (colors == 7).all()

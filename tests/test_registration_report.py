@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
+import itertools
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from gaussian_splatting.sfm import mapping, matching
-from gaussian_splatting.sfm.matching import all_pairs, neighbour_pairs, similar_pairs
+from gaussian_splatting.sfm.matching import neighbour_pairs, pairs_to_match, similar_pairs
 from gaussian_splatting.sfm.registration_report import Evidence, registration_of
 from sugar_utils.errors import UserError
 
 
 def test_pairs_grow_as_they_should():
-    assert len(all_pairs(6)) == 15
+    assert len(pairs_to_match(Path("unused"), 6, "exhaustive")) == 15
     pairs = neighbour_pairs(100, reach=3)
     assert {(0, 1), (0, 3), (0, 64), (96, 99)} <= pairs
     assert (0, 5) not in pairs
@@ -25,7 +28,7 @@ def test_similar_photographs_find_each_other():
     subjects = rng.integers(0, 255, (3, 40, 128)).astype(np.uint8)
     noise = rng.integers(0, 4, (9, 40, 128)).astype(np.uint8)
     shown = [subjects[k % 3] // 2 + noise[k] for k in range(9)]
-    expected = {(i, j) for i, j in all_pairs(9) if i % 3 == j % 3}
+    expected = {(i, j) for i, j in itertools.combinations(range(9), 2) if i % 3 == j % 3}
     assert similar_pairs(shown, n_each=5) == expected
     assert similar_pairs([*shown, np.zeros((0, 128), np.uint8)], n_each=5) == expected
     assert similar_pairs([], n_each=5) == set()

@@ -58,8 +58,8 @@ def test_the_sharpest_frame_of_each_interval_is_taken(pictures, tmp_path):
     shown = [p if k % 2 else blurred(p) for k, p in enumerate(pictures)]
     video = write_video(tmp_path / "walk.mp4", shown)
     choice = extract_frames(video, tmp_path / "input", 4, quiet)
-    assert choice.chosen == [1, 3, 5, 7]
-    assert numbers_in(tmp_path / "input") == choice.chosen
+    assert choice.frames == [1, 3, 5, 7]
+    assert numbers_in(tmp_path / "input") == choice.frames
     with Image.open(tmp_path / "input" / "frame_00003.jpg") as frame:
         difference = np.asarray(frame).astype(int) - pictures[3]
     assert np.abs(difference).mean() < 8
@@ -68,8 +68,8 @@ def test_the_sharpest_frame_of_each_interval_is_taken(pictures, tmp_path):
 def test_frames_in_which_nothing_moved_are_left_out(pictures, tmp_path):
     video = write_video(tmp_path / "slow.mp4", pictures[:4], repeat=5)
     choice = extract_frames(video, tmp_path / "input", 20, quiet)
-    assert [number // 5 for number in choice.chosen] == [0, 1, 2, 3]
-    assert (choice.n_frames, choice.n_repeated) == (20, 16)
+    assert [number // 5 for number in choice.frames] == [0, 1, 2, 3]
+    assert (choice.of, choice.repeated) == (20, 16)
 
 
 def test_a_choice_cut_short_goes_on(pictures, tmp_path):
@@ -113,7 +113,7 @@ def test_frames_are_turned_as_the_phone_was_held(pictures, tmp_path):
 
 
 def test_choosing_from_nothing_is_nothing():
-    assert choose_frames(iter(()), 5).chosen == []
+    assert choose_frames(iter(()), 5, "").frames == []
 
 
 @pytest.mark.parametrize(

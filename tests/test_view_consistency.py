@@ -15,11 +15,12 @@ from PIL import Image
 from gaussian_splatting.data.consistency import inconsistent_images, mask_agreement
 from gaussian_splatting.data.masks import NO_MASKS, MaskOptions
 from gaussian_splatting.data.observations import ViewOptions, repair_reconstruction
+from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.data.reference_layout import (
     load_reference_checkpoint,
+    point_cloud_path,
     write_cameras_json,
     write_cfg_args,
-    write_point_cloud,
 )
 from gaussian_splatting.data.scene import Scene, VanillaSize, load_scene, load_scene_for_checkpoint
 from sugar_utils.errors import UserError
@@ -176,7 +177,7 @@ def test_held_out_views_are_those_of_the_whole_capture_in_all_stages(capture, tm
     checkpoint = tmp_path / "model"
     write_cfg_args(checkpoint, source_path=root, eval_split=True)
     write_cameras_json(checkpoint, scene.original_train_cameras, scene.original_test_cameras)
-    write_point_cloud(checkpoint, 7, tiny_cloud())
+    write_gaussian_ply(point_cloud_path(checkpoint, 7), tiny_cloud())
     for recorded in (True, False):
         record = checkpoint / "checkpoints" / "run.json"
         record.unlink(missing_ok=True)
@@ -197,7 +198,7 @@ def test_later_stages_leave_out_what_training_left_out(capture, tmp_path):
     scene, _ = load(capture, eval_split=True)
     checkpoint = tmp_path / "model"
     write_cameras_json(checkpoint, scene.original_train_cameras, scene.original_test_cameras)
-    write_point_cloud(checkpoint, 7, tiny_cloud())
+    write_gaussian_ply(point_cloud_path(checkpoint, 7), tiny_cloud())
     (checkpoint / "checkpoints").mkdir()
     views = {"held_out_views": ["view_02.png"], "dropped_views": {"view_04.png": "why"}}
     (checkpoint / "checkpoints" / "run.json").write_text(json.dumps(views))

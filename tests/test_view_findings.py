@@ -41,7 +41,7 @@ def test_observed_points_have_their_depth_and_pixel():
     seen = observations(camera, [2.0, 3.5, -1.0]).seen(camera)
     assert seen.depths.tolist() == pytest.approx([2.0, 3.5], abs=1e-5)
     assert seen.pixels.tolist() == [pytest.approx([camera.cx, camera.cy], abs=1e-3)] * 2
-    assert seen.nearest == pytest.approx(2.0, abs=1e-5)
+    assert seen.depths.min() == pytest.approx(2.0, abs=1e-5)
 
 
 def test_a_photograph_without_points_has_none():

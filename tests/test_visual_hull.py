@@ -6,12 +6,7 @@ import pytest
 import torch
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.masks import (
-    distance_outside,
-    hull_of,
-    is_outside,
-    votes_outside,
-)
+from gaussian_splatting.data.masks import VisualHull, distance_outside, hull_of
 
 SIDE = 20
 
@@ -36,8 +31,8 @@ def square(first, last):
 
 def inside(points, cameras, masks, tolerance=0.0, weights=None):
     distances = [distance_outside(mask) for mask in masks]
-    votes = votes_outside(torch.tensor(points), cameras, distances, tolerance, weights)
-    return (~is_outside(*votes)).tolist()
+    hull = VisualHull(cameras, distances, tolerance, weights)
+    return hull.contains(torch.tensor(points)).tolist()
 
 
 def test_one_of_two_views_is_enough_to_exclude_a_point():
@@ -72,7 +67,7 @@ def test_votes_grow_with_the_distance_from_the_mask():
     # The columns are 12.2, 13.2, 14.2 and 17.2; the mask ends before column 12.
     points = torch.tensor([[1.1, 0.0, 0.0], [1.6, 0.0, 0.0], [2.1, 0.0, 0.0], [3.6, 0.0, 0.0]])
     distances = [distance_outside(square(8, 11))]
-    votes, shown_by = votes_outside(points, [FRONT], distances, tolerance=2.0)
+    votes, shown_by = VisualHull([FRONT], distances, tolerance=2.0).votes(points)
     assert votes.tolist() == pytest.approx([0.0, 0.0, 0.5, 1.0])
     assert shown_by.tolist() == [1.0] * 4
 

@@ -63,18 +63,18 @@ class Camera:
         """Tangents of half the horizontal and vertical field of view."""
         return self.width / (2 * self.fx), self.height / (2 * self.fy)
 
+    @property
+    def shows_object(self) -> bool:
+        """Whether a mask says what of the photograph is the object."""
+        return self.mask is not None and self.mask.mode == "object"
+
     def resized(self, width: int, height: int) -> Camera:
         """The same view at another size: intrinsics scale with the image."""
         sx, sy = width / self.width, height / self.height
         return replace(
-            self,
-            width=width,
-            height=height,
-            fx=self.fx * sx,
-            fy=self.fy * sy,
-            cx=self.cx * sx,
+            self, width=width, height=height, fx=self.fx * sx, fy=self.fy * sy, cx=self.cx * sx,
             cy=self.cy * sy,
-        )
+        )  # fmt: skip
 
     def reduced(self, longest_side: int) -> Camera:
         """The same view with at most this many pixels along its longest side."""

@@ -14,8 +14,7 @@ import shutil
 import struct
 import tempfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,11 @@ from gaussian_splatting.data import images as pictures
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.observations import (
     MAX_POINTS,
+    CaptureModel,
     Observations,
     ViewFit,
     repair_reconstruction,
+    reprojection_errors,
 )
 from sugar_utils import files as storage
 from sugar_utils.errors import UserError
@@ -40,16 +41,6 @@ _CACHE_FOLDER = "undistorted_cache"
 _FIT_POINTS = 300  # observed points of an image whose reprojection is looked at
 _CACHE_VERSION = 2
 """Counts the ways in which copies were made; those of an earlier way are made again."""
-
-
-@dataclass(frozen=True)
-class ColmapModel:
-    cameras: list[Camera]
-    points: np.ndarray  # points, ordered by their COLMAP number, (P, 3) float32 world units
-    points_rgb: np.ndarray  # their colours, (P, 3) uint8
-    n_undistorted: int
-    # Which points the photographs observe; None where no tracks are kept.
-    observations: Observations | None = None
 
 
 def find_model(root: Path) -> Path | None:
@@ -75,7 +66,7 @@ def _format_of(folder: Path) -> str | None:
 def read_colmap(
     folder: Path, images: pictures.ImageFolder, *, cache_root: Path | None = None,
     missing_ok: bool = False, repair: bool = False, notify: Callable[[str], None] = print,
-) -> ColmapModel:  # fmt: skip
+) -> CaptureModel:  # fmt: skip
     """Read a COLMAP model and find its photographs.
 
     Args:
@@ -86,15 +77,21 @@ def read_colmap(
     if repair:
         repair_reconstruction(reconstruction, notify)
     poses = _poses(reconstruction, folder)
-    paths = pictures.find_images([name for name, *_ in poses], [images])
+    paths = [images.find(name) for name, *_ in poses]
     missing = [name for (name, *_), path in zip(poses, paths, strict=True) if path is None]
     if missing and not missing_ok:
         raise pictures.missing_images(missing, len(poses), images.root)
 
     cameras, distorted = [], []
     for (name, lens, rotation, translation), path in zip(poses, paths, strict=True):
-        plain = lens if _is_pinhole(lens) else _undistorted(lens, folder)
-        cameras.append(_camera(name, plain, rotation, translation, path))
+        pinhole = lens.is_perspective_pinhole() and lens.is_undistorted()
+        plain = lens if pinhole else _undistorted(lens, folder)
+        focal, middle = (
+            (getattr(plain, f"{part}_x"), getattr(plain, f"{part}_y"))
+            for part in ("focal_length", "principal_point")
+        )
+        numbers = int(plain.width), int(plain.height), *map(float, (*focal, *middle))
+        cameras.append(Camera(name, *numbers, rotation, translation, path))
         if plain is not lens:
             distorted.append((len(cameras) - 1, lens))
     if distorted:
@@ -107,20 +104,13 @@ def read_colmap(
         )
         _undistort_photographs(cameras, jobs, cache)
     points, points_rgb = _points(reconstruction, folder)
+    text = f"COLMAP model {folder}: {len(cameras)} images, {len(points)} points"
     observed = _observations(reconstruction)
-    return ColmapModel(cameras, points, points_rgb, len(distorted), observed)
+    return CaptureModel(cameras, None, points, points_rgb, text, observed)
 
 
 def read_reconstruction(folder: Path) -> Any:
-    """pycolmap's reconstruction of a folder, checked."""
-    reconstruction = _load(folder)
-    _poses(reconstruction, folder)
-    return reconstruction
-
-
-def _load(folder: Path) -> Any:
     pycolmap = load_pycolmap()
-
     kind = _format_of(folder)
     if kind is None:
         raise UserError(
@@ -150,6 +140,7 @@ def _load(folder: Path) -> Any:
             f"{folder}: the COLMAP model (.{kind}) is damaged or incomplete ({detail}); "
             "export it again"
         ) from error
+    _poses(reconstruction, folder)
     return reconstruction
 
 
@@ -201,13 +192,8 @@ def _check_lens(lens: Any, name: str, folder: Path) -> None:
         )
 
 
-def _is_pinhole(lens: Any) -> bool:
-    return lens.is_perspective_pinhole() and lens.is_undistorted()
-
-
 def _undistorted(lens: Any, folder: Path) -> Any:
     pycolmap = load_pycolmap()
-
     try:
         return pycolmap.undistort_camera(pycolmap.UndistortCameraOptions(), lens)
     except Exception as error:
@@ -215,14 +201,6 @@ def _undistorted(lens: Any, folder: Path) -> Any:
             f"{folder}: camera {lens.camera_id} ({lens.model_name}) cannot be undistorted; "
             "convert the images to a perspective camera model first"
         ) from error
-
-
-def _camera(
-    name: str, lens: Any, rotation: np.ndarray, translation: np.ndarray, path: Path | None
-) -> Camera:
-    focal = lens.focal_length_x, lens.focal_length_y
-    numbers = map(float, (*focal, lens.principal_point_x, lens.principal_point_y))
-    return Camera(name, int(lens.width), int(lens.height), *numbers, rotation, translation, path)
 
 
 def _points(reconstruction: Any, folder: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -259,17 +237,14 @@ def _observations(reconstruction: Any) -> Observations | None:
 
 
 def _fit(reconstruction: Any, image_id: int) -> ViewFit:
-    image = reconstruction.images[image_id]
-    seen = image.get_observation_points2D()
+    seen = reconstruction.images[image_id].get_observation_points2D()
     sample = seen[:: -(-len(seen) // _FIT_POINTS) or 1]
     if not sample:
         return ViewFit(0, math.nan)
     points = np.array([reconstruction.points3D[p.point3D_id].xyz for p in sample])
-    pose = np.array(image.cam_from_world().matrix())
-    view = points @ pose[:, :3].T + pose[:, 3]
-    found = reconstruction.cameras[image.camera_id].img_from_cam(view, check_cheirality=False)
-    apart = np.linalg.norm(found - np.array([p.xy for p in sample]), axis=1)
-    return ViewFit(len(seen), float(np.median(np.where(view[:, 2] > 0, apart, np.inf))))
+    keypoints = np.array([p.xy for p in sample])
+    errors = reprojection_errors(reconstruction, image_id, keypoints, points)
+    return ViewFit(len(seen), float(np.median(errors)))
 
 
 def cache_folder(scene_root: Path) -> Path:
@@ -286,29 +261,23 @@ def _undistort_photographs(
 ) -> None:
     """Point the cameras of ``jobs`` at undistorted copies, making those that are not there yet."""
 
-    def work(job: tuple[int, Any]) -> Path:
+    def work(job: tuple[int, Any]) -> None:
         index, lens = job
-        source = cameras[index].image_path
-        name = cameras[index].name
-        lens_key = hashlib.blake2b(pictures.lens_text(lens).encode(), digest_size=8).hexdigest()
-        file_text = f"{_CACHE_VERSION} {name} {storage.file_digest(source)}"
+        camera, text = cameras[index], pictures.lens_text(lens)
+        source = camera.image_path
+        lens_key = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        file_text = f"{_CACHE_VERSION} {camera.name} {storage.file_digest(source)}"
         file_key = hashlib.blake2b(os.fsencode(file_text), digest_size=8).hexdigest()
         target = cache / f"{lens_key}/{source.stem}-{file_key}.png"
         if not target.is_file():
-            _undistort_file(source, lens, cameras[index].name, target)
-        return target
+            _undistort_file(source, lens, camera.name, target)
+        cameras[index] = replace(camera, image_path=target, source_path=source, lens=text)
 
-    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-        for (index, lens), target in zip(jobs, pool.map(work, jobs), strict=True):
-            source = cameras[index].image_path
-            cameras[index] = replace(
-                cameras[index], image_path=target, source_path=source, lens=pictures.lens_text(lens)
-            )
+    storage.in_parallel(work, jobs)
 
 
 def _undistort_file(source: Path, lens: Any, name: str, target: Path) -> None:
     pycolmap = load_pycolmap()
-
     width, height = pictures.image_size(source)
     if (width, height) != (lens.width, lens.height):
         if abs(width * lens.height - height * lens.width) > lens.width + lens.height:
@@ -410,7 +379,6 @@ def check_binary(path: Path, part: str) -> None:
 
 def _skip_camera(data: mmap.mmap, at: int) -> int:
     pycolmap = load_pycolmap()
-
     (model,) = struct.unpack_from("<i", data, at + 4)
     known = {int(m): m for m in pycolmap.CameraModelId.__members__.values()}
     if model < 0 or model not in known:

@@ -11,12 +11,9 @@ an overexposed one differs by stops; a blurred one is far less sharp than the ot
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
-import os
 from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,24 +24,9 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
+from gaussian_splatting.data import images as pictures
+from gaussian_splatting.data import masks as masking
 from gaussian_splatting.data.cameras import Camera, pixels_of
-from gaussian_splatting.data.images import (
-    COUNTS,
-    colors_of,
-    dilated,
-    eroded,
-    fit_to_file,
-    image_size,
-    open_image,
-)
-from gaussian_splatting.data.masks import (
-    FOUND,
-    MaskOptions,
-    is_all_black,
-    overview,
-    with_masks,
-    with_object_masks,
-)
 from gaussian_splatting.data.observations import (
     ALL_VIEWS,
     Observations,
@@ -53,7 +35,7 @@ from gaussian_splatting.data.observations import (
     hardly_known,
 )
 from sugar_utils.errors import UserError, shortened
-from sugar_utils.files import file_digest
+from sugar_utils.files import file_digest, in_parallel
 
 LONGEST_SIDE = 640  # pixels, at which images are compared
 MIN_CORRELATION, CORRELATION_GAP, CORRELATION_SPREAD = 0.75, 0.15, 8.0
@@ -108,7 +90,10 @@ def wrong_shapes(cameras: Sequence[Camera]) -> dict[str, str]:
     found = {}
     for camera in cameras:
         if camera.image_path is not None:
-            own, (width, height) = (camera.width, camera.height), image_size(camera.image_path)
+            own, (width, height) = (
+                (camera.width, camera.height),
+                pictures.image_size(camera.image_path),
+            )
             if abs(width * own[1] - height * own[0]) > max(width + height, sum(own)):
                 size = f"the image is {width} x {height} pixels"
                 found[camera.name] = f"{size}, its camera {own[0]} x {own[1]}"
@@ -126,8 +111,7 @@ def inconsistent_images(
         observations: Coloured points; None leaves only the sharpness and copies to be checked.
     """
     cameras = [camera for camera in cameras if camera.image_path is not None]
-    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-        measured = list(pool.map(lambda camera: _measure(camera, observations), cameras))
+    measured = in_parallel(lambda camera: _measure(camera, observations), cameras)
     by_name = {c.name: m for c, m in zip(cameras, measured, strict=True)}
     checks = [_copies(cameras, by_name), _blurred(by_name)]
     if _median(m.correlation for m in measured) >= MIN_MEDIAN_CORRELATION:
@@ -144,10 +128,10 @@ def _trusted(found: dict[str, str], n: int) -> dict[str, str]:
 
 def _measure(camera: Camera, observations: Observations | None) -> ImageStatistics:
     small = camera.reduced(LONGEST_SIDE)
-    with open_image(camera.image_path) as image:
+    with pictures.open_image(camera.image_path) as image:
         # JPEG files are decoded at a fraction of their size, which takes a fraction of the time.
         image.draft("RGB", (small.width, small.height))
-        colors = colors_of(image).convert("RGB")
+        colors = pictures.colors_of(image).convert("RGB")
         if colors.size != (small.width, small.height):
             colors = colors.resize((small.width, small.height), Image.Resampling.BOX)
         grey = np.asarray(colors.convert("L"))
@@ -256,7 +240,7 @@ def mask_agreement(cameras: Sequence[Camera], points: np.ndarray) -> MaskAgreeme
     Points of the reconstruction, (P, 3) in world units, tell where the object is. None if there are
     too few masks, or too few points inside of them.
     """
-    views = [_View(camera) for camera in cameras]
+    views = [_View(camera) for camera in cameras if camera.shows_object]
     if len(views) < MIN_VIEWS or len(points) < _MIN_POINTS:
         return None
     grid = _grid_around_object(views, torch.from_numpy(points))
@@ -288,9 +272,9 @@ class _View:
 
     def __init__(self, camera: Camera) -> None:
         self.camera = camera.reduced(SIDE)
-        values = torch.from_numpy(overview(camera).copy())[None, None].float()
+        values = torch.from_numpy(masking.overview(camera).copy())[None, None].float()
         size = self.camera.height, self.camera.width
-        self.mask = functional.interpolate(values, size, mode="area")[0, 0] >= COUNTS
+        self.mask = functional.interpolate(values, size, mode="area")[0, 0] >= pictures.COUNTS
 
     def pixels(self, points: Tensor) -> tuple[Tensor, Tensor]:
         """Flat index of the pixel of each point, and whether the view shows it. (N,), (N,)"""
@@ -316,17 +300,17 @@ class _Hull:
 
     def __init__(self, voxels: Tensor, views: Sequence[_View]) -> None:
         self._voxels = voxels
-        self._inside = torch.zeros(len(voxels), dtype=torch.int16, device="cpu")
-        self._shown = torch.zeros_like(self._inside)
+        self.inside = torch.zeros(len(voxels), dtype=torch.int16, device="cpu")
+        self.shown = torch.zeros_like(self.inside)
         for view in views:
             index, shown = view.pixels(voxels)
-            self._shown += shown
-            self._inside += shown & view.mask.flatten()[index]
+            self.shown += shown
+            self.inside += shown & view.mask.flatten()[index]
 
     def silhouette(self, view: _View, pitch: float, voted: bool) -> Tensor:
         """The hull of the other views as a view shows it; ``voted``: it is one of the hull's."""
         index, shown = view.pixels(self._voxels)
-        n, inside = self._shown, self._inside
+        n, inside = self.shown, self.inside
         if voted:
             n = n - shown.to(n.dtype)
             inside = inside - (shown & view.mask.flatten()[index]).to(n.dtype)
@@ -339,18 +323,13 @@ class _Hull:
             return image
         # Voxels are further apart than pixels: close the gaps between their centres.
         gap = math.ceil(view.pixels_per_unit(self._voxels[solid]) * pitch)
-        return eroded(dilated(image, (gap + 1) // 2), gap // 2)
+        return pictures.eroded(pictures.dilated(image, (gap + 1) // 2), gap // 2)
 
 
 def _grid_around_object(views: Sequence[_View], points: Tensor) -> tuple[Tensor, float] | None:
     """Centres of voxels around the points that most masks contain, and their distance."""
-    inside = torch.zeros(len(points), dtype=torch.int16, device="cpu")
-    shown = torch.zeros_like(inside)
-    for view in views:
-        index, visible = view.pixels(points)
-        shown += visible
-        inside += visible & view.mask.flatten()[index]
-    good = points[(shown > 2) & (inside >= _INSIDE_SHARE * shown)]
+    votes = _Hull(points, views)
+    good = points[(votes.shown > 2) & (votes.inside >= _INSIDE_SHARE * votes.shown)]
     if len(good) < _MIN_POINTS:
         return None
     low, high = np.quantile(good.numpy(), (0.01, 0.99), axis=0)
@@ -369,7 +348,7 @@ def _grid_around_object(views: Sequence[_View], points: Tensor) -> tuple[Tensor,
 def _compare(mask: Tensor, silhouette: Tensor) -> tuple[float, float]:
     """IoU of a mask and the hull of the others, and how many pixels it reaches beyond that."""
     union, both = int((mask | silhouette).sum()), int((mask & silhouette).sum())
-    outline = int((mask & ~eroded(mask, 1)).sum())
+    outline = int((mask & ~pictures.eroded(mask, 1)).sum())
     return both / max(union, 1), int((mask & ~silhouette).sum()) / max(outline, 1)
 
 
@@ -379,7 +358,6 @@ def _outliers(iou: dict[str, float]) -> dict[str, str]:
     return {name: f"{what} {value:.2f} instead of {middle:.2f}" for name, value in low.items()}
 
 
-_KEPT = 16
 Notify = Callable[[str], None]
 
 
@@ -393,8 +371,8 @@ class CheckedViews:
 
 def checked_views(
     cameras: Sequence[Camera], root: Path, *, points: np.ndarray,
-    observations: Observations | None, masks: MaskOptions, options: ViewOptions, notify: Notify,
-    known: dict[str, str] | None = None, estimated: Path | None = None,
+    observations: Observations | None, masks: masking.MaskOptions, options: ViewOptions,
+    notify: Notify, known: dict[str, str] | None = None, estimated: Path | None = None,
 ) -> CheckedViews:  # fmt: skip
     """Find the masks of the views of a capture, and check the views against each other.
 
@@ -406,14 +384,14 @@ def checked_views(
     """
     _check_names(cameras, options)
     if options.keeps_all:
-        fitted = [fit_to_file(camera) for camera in cameras]
-        return CheckedViews(with_masks(fitted, root, masks, notify))
+        fitted = [pictures.fit_to_file(camera) for camera in cameras]
+        return CheckedViews(masking.with_masks(fitted, root, masks, notify))
     unusable = wrong_shapes(cameras)
-    fitted = [fit_to_file(camera) for camera in cameras if camera.name not in unusable]
-    masked = with_masks(fitted, root, masks, notify)
+    fitted = [pictures.fit_to_file(camera) for camera in cameras if camera.name not in unusable]
+    masked = masking.with_masks(fitted, root, masks, notify)
     given = any(camera.mask is not None for camera in masked)
-    if estimated is not None and (given or masks.masks == FOUND):
-        masked = with_object_masks(masked, estimated)
+    if estimated is not None and (given or masks.masks == masking.FOUND):
+        masked = masking.with_object_masks(masked, estimated)
         notify(f"masks that the checkpoint's training estimated: {estimated}")
     spread = math.nan
     if known is not None:
@@ -421,14 +399,18 @@ def checked_views(
         masked, _ = _with_agreement(masked, found, points)
     else:
         found = {**hardly_known(observations, options), **unusable}
-        inconsistent, spread = _image_checks(_Inputs.of(masked, found, observations))
+        inconsistent, spread = _kept_result(inconsistent_images, masked, found, observations)
         found = {**inconsistent, **found}
         masked, contradictions = _with_agreement(masked, found, points, notify)
         found = {**contradictions, **found}
     dropped = {c.name: found[c.name] for c in cameras if c.name in found}
     dropped = {n: why for n, why in dropped.items() if n in unusable or n not in options.keep_views}
-    if known is None:
-        _tell(dropped, len(cameras), notify)
+    if known is None and dropped:
+        named = [f"{name} ({why})" for name, why in dropped.items()]
+        notify(
+            f"left out {len(named)} of {len(cameras)} views that contradict the rest: "
+            f"{shortened(named, 5)}; --keep_views NAME, or all, keeps them"
+        )
     return CheckedViews(masked, dropped, spread)
 
 
@@ -442,64 +424,42 @@ def _check_names(cameras: Sequence[Camera], options: ViewOptions) -> None:
         )
 
 
-def _tell(dropped: dict[str, str], n: int, notify: Notify) -> None:
-    if not dropped:
-        return
-    named = [f"{name} ({why})" for name, why in dropped.items()]
-    notify(
-        f"left out {len(named)} of {n} views that contradict the rest: "
-        f"{shortened(named, 5)}; --keep_views NAME, or all, keeps them"
-    )
+_RESULTS: dict[str, Any] = {}
 
 
-@dataclass(frozen=True)
-class _Inputs:
-    """What the checks read; equal if nothing of it changed, so that later stages reuse results."""
-
-    key: str
-    cameras: tuple[Camera, ...] = field(compare=False)
-    data: Any = field(compare=False)
-
-    @classmethod
-    def of(cls, cameras: Sequence[Camera], dropped: Collection[str], data: Any) -> _Inputs:
-        """Inputs without the views that are dropped already."""
-        kept = tuple(camera for camera in cameras if camera.name not in dropped)
-        points = data.points if isinstance(data, Observations) else data
-        digest = hashlib.sha256(b"" if points is None else points.tobytes())
-        for c in kept:
-            lens = c.width, c.height, c.fx, c.fy, c.cx, c.cy
-            digest.update(f"{c.name} {lens} {c.mask}".encode(errors="replace"))
-            digest.update(c.rotation.tobytes() + c.translation.tobytes())
-            for path in (c.image_path, None if c.mask is None else c.mask.path):
-                if path is not None:
-                    status = path.stat()
-                    digest.update(f"{path} {status.st_size} {status.st_mtime_ns}".encode(
-                        errors="replace"))  # fmt: skip
-        return cls(digest.hexdigest(), kept, data)
-
-
-@functools.lru_cache(maxsize=_KEPT)
-def _image_checks(inputs: _Inputs) -> tuple[dict[str, str], float]:
-    return inconsistent_images(inputs.cameras, inputs.data)
-
-
-@functools.lru_cache(maxsize=_KEPT)
-def _agreement(inputs: _Inputs) -> MaskAgreement | None:
-    shown = [c for c in inputs.cameras if c.mask is not None and c.mask.mode == "object"]
-    return mask_agreement(shown, inputs.data)
+def _kept_result(
+    check: Callable[[Sequence[Camera], Any], Any], cameras: Sequence[Camera],
+    dropped: Collection[str], data: Any,
+) -> Any:  # fmt: skip
+    """What a check finds of the views that are not dropped already, for later stages as well."""
+    kept = [camera for camera in cameras if camera.name not in dropped]
+    points = data.points if isinstance(data, Observations) else data
+    digest = hashlib.sha256(b"" if points is None else points.tobytes())
+    digest.update(check.__name__.encode())
+    for c in kept:
+        lens = c.width, c.height, c.fx, c.fy, c.cx, c.cy
+        digest.update(f"{c.name} {lens} {c.mask}".encode(errors="replace"))
+        digest.update(c.rotation.tobytes() + c.translation.tobytes())
+        for path in (c.image_path, None if c.mask is None else c.mask.path):
+            if path is not None:
+                status = path.stat()
+                text = f"{path} {status.st_size} {status.st_mtime_ns}"
+                digest.update(text.encode(errors="replace"))
+    key = digest.hexdigest()
+    if key not in _RESULTS:
+        _RESULTS[key] = check(kept, data)
+    return _RESULTS[key]
 
 
 def _with_agreement(
-    cameras: Sequence[Camera],
-    dropped: Collection[str],
-    points: np.ndarray,
+    cameras: Sequence[Camera], dropped: Collection[str], points: np.ndarray,
     notify: Notify = lambda line: None,
-) -> tuple[list[Camera], dict[str, str]]:
+) -> tuple[list[Camera], dict[str, str]]:  # fmt: skip
     """The cameras with what the comparison of their masks tells, and views that contradict."""
-    black = {c.name: "its mask is all black" for c in cameras if is_all_black(c)}
-    if not any(c.mask is not None and c.mask.mode == "object" for c in cameras):
+    black = {c.name: "its mask is all black" for c in cameras if masking.is_all_black(c)}
+    if not any(c.shows_object for c in cameras):
         return list(cameras), black
-    found = _agreement(_Inputs.of(cameras, {*dropped, *black}, points))
+    found = _kept_result(mask_agreement, cameras, {*dropped, *black}, points)
     if found is None:
         return list(cameras), black
     if found.outline_error:

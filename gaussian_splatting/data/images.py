@@ -88,7 +88,6 @@ def image_size(path: Path) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def open_image(path: Path) -> Iterator[Image.Image]:
-    """Open an image file; nothing is decoded yet."""
     require_regular_file(path, missing_ok=True)
     try:
         with Image.open(path) as image:
@@ -99,34 +98,16 @@ def open_image(path: Path) -> Iterator[Image.Image]:
 
 def colors_of(image: Image.Image) -> Image.Image:
     """An image of any mode and depth as 8-bit RGB, or RGBA where something may be transparent."""
-    image = _to_8_bit(image)
+    if image.mode == "F" or image.mode.startswith("I"):
+        values = np.asarray(image).astype(np.float64)
+        # Floats are 0 to 1, integers have 16 bits.
+        values = values * 255 if image.mode == "F" else values / 257
+        image = Image.fromarray(np.clip(np.rint(values), 0, 255).astype(np.uint8))
     return image.convert("RGBA" if has_alpha(image) else "RGB")
-
-
-def _to_8_bit(image: Image.Image) -> Image.Image:
-    """Bring deep grayscale to 8 bits: 16-bit integers are divided by 257, floats are 0 to 1."""
-    if image.mode.startswith("I"):
-        values = np.asarray(image).astype(np.float64) / 257
-    elif image.mode == "F":
-        values = np.asarray(image).astype(np.float64) * 255
-    else:
-        return image
-    return Image.fromarray(np.clip(np.rint(values), 0, 255).astype(np.uint8))
 
 
 def has_alpha(image: Image.Image) -> bool:
     return not {"A", "a"}.isdisjoint(image.getbands()) or "transparency" in image.info
-
-
-def _flatten(image: Image.Image, white_background: bool) -> Image.Image:
-    """RGB from any mode; alpha is composited in integers, truncating to 8 bits."""
-    image = colors_of(image)
-    if image.mode == "RGB":
-        return image
-    rgba = np.asarray(image).astype(np.uint32)
-    rgb, alpha = rgba[..., :3], rgba[..., 3:]
-    background = 255 * (255 - alpha) if white_background else 0
-    return Image.fromarray(((rgb * alpha + background) // 255).astype(np.uint8))
 
 
 def decode_image(path: Path, width: int, height: int, white_background: bool = False) -> np.ndarray:
@@ -136,7 +117,12 @@ def decode_image(path: Path, width: int, height: int, white_background: bool = F
     EXIF orientation is not applied, because COLMAP does not apply it either.
     """
     with open_image(path) as image:
-        flat = _flatten(image, white_background)
+        flat = colors_of(image)
+        if flat.mode == "RGBA":
+            rgba = np.asarray(flat).astype(np.uint32)
+            rgb, alpha = rgba[..., :3], rgba[..., 3:]
+            background = 255 * (255 - alpha) if white_background else 0
+            flat = Image.fromarray(((rgb * alpha + background) // 255).astype(np.uint8))
         if flat.size != (width, height):
             flat = flat.resize((width, height), Image.Resampling.BICUBIC)
         return np.array(flat)
@@ -275,13 +261,6 @@ def missing_images(names: Sequence[str], total: int, folder: Path) -> UserError:
     )
 
 
-def find_images(names: Sequence[str], folders: Sequence[ImageFolder]) -> list[Path | None]:
-    """Look every name up in the folders, the first folder that has it wins."""
-    return [
-        next((path for folder in folders if (path := folder.find(name))), None) for name in names
-    ]
-
-
 def fit_to_file(camera: Camera) -> Camera:
     """The camera at the size of its image file, which may have been scaled after calibration."""
     if camera.image_path is None:
@@ -371,7 +350,7 @@ class ImageStore(contextlib.AbstractContextManager):
     def shown(self, camera: Camera) -> Tensor:
         """The photograph as figures and pictures see it: an object on the plain background."""
         image = self.get(camera)
-        if camera.mask is None or camera.mask.mode != "object":
+        if not camera.shows_object:
             return image
         shade = 255 if self._white_background else 0
         plain = torch.full((3,), shade, dtype=torch.uint8, device="cpu")
@@ -406,12 +385,10 @@ class ImageStore(contextlib.AbstractContextManager):
             self.n_bytes -= held_bytes(self._images.popitem(last=False)[1])
 
     def limit(self, budget_bytes: int) -> None:
-        """Keep at most this many bytes of decoded images from now on."""
         self._budget = budget_bytes
         self._drop_to(budget_bytes)
 
     def close(self) -> None:
-        """Stop the background thread and let go of all images."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._pending.clear()
         self._images.clear()

@@ -18,10 +18,8 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -35,6 +33,7 @@ from torch.nn import functional
 from gaussian_splatting.data import images
 from gaussian_splatting.data.cameras import Camera, MaskMode, ViewMask
 from sugar_utils.errors import UserError
+from sugar_utils.files import in_parallel
 from sugar_utils.settings import flag
 
 NONE, ALPHA, FOUND = "none", "alpha", "auto"
@@ -86,8 +85,7 @@ def with_masks(
         notify(f"note: {advice}.png to use them; going on without masks")
         return list(cameras)
     masked = [replace(c, mask=mask) for c, mask in zip(cameras, masks, strict=True)]
-    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-        list(pool.map(_check, masked))
+    in_parallel(_check, masked)
     black = [camera for camera in masked if is_all_black(camera)]
     if len(black) > MAX_BLACK_SHARE * len(masked):
         raise UserError(
@@ -107,7 +105,6 @@ def with_masks(
 
 
 def is_all_black(camera: Camera) -> bool:
-    """Whether a camera has a mask of which no pixel counts."""
     return camera.mask is not None and overview(camera).max() == 0
 
 
@@ -255,48 +252,6 @@ _MIN_Z = 1e-6
 _STEPS = 4  # steps of a pixel in which distances are stored, which end at 255 steps
 
 
-def votes_outside(
-    points: Tensor,
-    cameras: Sequence[Camera],
-    distances: Sequence[Tensor],
-    tolerance: float = 0.0,
-    weights: Sequence[float] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Votes of the views that points lie outside of the object.
-
-    A vote grows from 0 at ``tolerance`` to the weight of the view at twice that distance, at least
-    one pixel later. A view that does not show a point has no vote.
-
-    Args:
-        points: (N, 3) world units
-        distances: Of each pixel, as of :func:`distance_outside`. (H, W) uint8 each
-        weights: Of the views; None for 1.
-
-    Returns:
-        Sum of the votes, and of the weights of the views that show a point. (N,), (N,) float32
-    """
-    votes = torch.zeros(points.shape[0], dtype=torch.float32, device=points.device)
-    shown_by = torch.zeros_like(votes)
-    x, y, z = points.detach().float().unbind(-1)
-    ramp = max(tolerance, 1.0)
-    for camera, distance, weight in zip(
-        cameras, distances, weights or [1.0] * len(cameras), strict=True
-    ):
-        # Sums of three products, not a matrix product, whose order depends on the machine.
-        u, v, depth = (
-            x * float(row[0]) + y * float(row[1]) + z * float(row[2]) + float(offset)
-            for row, offset in zip(camera.rotation, camera.translation, strict=True)
-        )
-        u = camera.fx * u / depth + camera.cx
-        v = camera.fy * v / depth + camera.cy
-        shown = (depth > _MIN_Z) & (u >= 0) & (v >= 0) & (u < camera.width) & (v < camera.height)
-        rows, columns = (torch.where(shown, value, 0).long() for value in (v, u))
-        beyond = distance[rows, columns].float() / _STEPS - tolerance
-        votes += (beyond / ramp).clamp(0, 1) * shown * weight
-        shown_by += shown * weight
-    return votes, shown_by
-
-
 def is_outside(votes: Tensor, shown_by: Tensor) -> Tensor:
     """Whether so many votes are enough. (N,), (N,) -> (N,) bool"""
     needed = (FEW_VIEWS_SHARE * shown_by).clamp_max(MIN_VOTES)
@@ -321,13 +276,36 @@ class VisualHull:
     # Distances from the masks, as of :func:`distance_outside`, (H, W) uint8 each.
     distances: tuple[Tensor, ...]
     tolerance: float = float(TOLERANCE)
-    weights: tuple[float, ...] | None = None
+    weights: tuple[float, ...] | None = None  # of the views; None for 1
+
+    def votes(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Votes of the views that points, (N, 3), lie outside of the object.
+
+        A vote grows from 0 at the tolerance to the weight of the view at twice that distance, at
+        least one pixel later. A view that does not show a point has no vote. Returns the sums of
+        the votes, and of the weights of the views that show a point. (N,), (N,) float32
+        """
+        votes = torch.zeros(points.shape[0], dtype=torch.float32, device=points.device)
+        shown_by = torch.zeros_like(votes)
+        x, y, z = points.detach().float().unbind(-1)
+        weights = self.weights or [1.0] * len(self.cameras)
+        for c, distance, weight in zip(self.cameras, self.distances, weights, strict=True):
+            # Sums of three products, not a matrix product, whose order depends on the machine.
+            u, v, depth = (
+                x * float(row[0]) + y * float(row[1]) + z * float(row[2]) + float(offset)
+                for row, offset in zip(c.rotation, c.translation, strict=True)
+            )
+            u, v = c.fx * u / depth + c.cx, c.fy * v / depth + c.cy
+            shown = (depth > _MIN_Z) & (u >= 0) & (v >= 0) & (u < c.width) & (v < c.height)
+            rows, columns = (torch.where(shown, value, 0).long() for value in (v, u))
+            beyond = distance[rows, columns].float() / _STEPS - self.tolerance
+            votes += (beyond / max(self.tolerance, 1.0)).clamp(0, 1) * shown * weight
+            shown_by += shown * weight
+        return votes, shown_by
 
     def contains(self, points: Tensor) -> Tensor:
         """Points that too few masks exclude. (N, 3) -> (N,) bool"""
-        return ~is_outside(
-            *votes_outside(points, self.cameras, self.distances, self.tolerance, self.weights)
-        )
+        return ~is_outside(*self.votes(points))
 
     def silhouette(self, camera: Camera) -> Tensor | None:
         """Pixels of a view where the object may be. (H, W) bool; None without a mask"""
@@ -339,20 +317,11 @@ class VisualHull:
         return None
 
 
-def shows_object(cameras: Sequence[Camera]) -> bool:
-    """Whether masks of the cameras say what the object is, so that they have a hull."""
-    return any(_shows_object(camera) for camera in cameras)
-
-
-def _shows_object(camera: Camera) -> bool:
-    return camera.mask is not None and camera.mask.mode == "object"
-
-
 def hull_of(cameras: Sequence[Camera], device: torch.device | str = "cpu") -> VisualHull | None:
     """The hull of the views whose masks show an object; None where there is none."""
-    if not shows_object(cameras):
+    seen = [camera for camera in cameras if camera.shows_object]
+    if not seen:
         return None
-    seen = [camera for camera in cameras if _shows_object(camera)]
     views, distances = [], []
     for camera in seen:
         mask = torch.from_numpy(overview(camera) > 0)

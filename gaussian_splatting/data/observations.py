@@ -76,6 +76,17 @@ def repair_reconstruction(model: Any, notify: Callable[[str], None]) -> None:
         )
 
 
+def reprojection_errors(
+    model: Any, image_id: int, keypoints: np.ndarray, points: np.ndarray
+) -> np.ndarray:
+    """Distances of the projected points from the keypoints. (n,) pixels, inf behind"""
+    image = model.images[image_id]
+    pose = np.array(image.cam_from_world().matrix())
+    view = points @ pose[:, :3].T + pose[:, 3]
+    found = model.cameras[image.camera_id].img_from_cam(view, check_cheirality=False)
+    return np.where(view[:, 2] > 0, np.linalg.norm(found - keypoints, axis=1), np.inf)
+
+
 class _Tracks:
     """Keypoints with a 3D point, of all registered images."""
 
@@ -91,19 +102,13 @@ class _Tracks:
                 self.images[image_id] = np.array([p.xy for p in seen]), rows
 
     def errors(self, image_id: int) -> np.ndarray:
-        """Distances of the projected points from the keypoints. (n,) pixels, inf behind"""
+        """As of :func:`reprojection_errors`. (n,)"""
         keypoints, rows = self.images[image_id]
-        image = self._model.images[image_id]
-        pose = np.array(image.cam_from_world().matrix())
-        view = self._points[rows] @ pose[:, :3].T + pose[:, 3]
-        camera = self._model.cameras[image.camera_id]
-        found = camera.img_from_cam(view, check_cheirality=False)
-        return np.where(view[:, 2] > 0, np.linalg.norm(found - keypoints, axis=1), np.inf)
+        return reprojection_errors(self._model, image_id, keypoints, self._points[rows])
 
     def estimate_pose(self, image_id: int, limit: float) -> bool:
         """Estimate the pose of an image from its keypoints; whether that succeeded."""
         pycolmap = load_pycolmap()
-
         image = self._model.images[image_id]
         frame = image.frame
         keypoints, rows = self.images[image_id]
@@ -138,7 +143,6 @@ class _Tracks:
     def triangulate(self, row: int, limit: float) -> bool:
         """Estimate a point from its track, or delete it; whether it was found."""
         pycolmap = load_pycolmap()
-
         number = int(self._ids[row])
         keypoints, poses, cameras = [], [], []
         for element in self._model.points3D[number].track.elements:
@@ -203,8 +207,6 @@ class ViewFit:
 
 @dataclass(frozen=True)
 class Observations:
-    """Points that photographs observe."""
-
     points: np.ndarray  # positions, (P, 3) float32 world units
     # Mean reprojection errors, (P,) float32 pixels of the photographs as calibrated.
     errors: np.ndarray
@@ -247,9 +249,21 @@ class SeenPoints:
     # Colours of the points; None where they are not known, (n, 3) uint8.
     rgb: np.ndarray | None = None
 
+
+@dataclass(frozen=True)
+class CaptureModel:
+    """Cameras and points that a scene folder holds."""
+
+    train_cameras: list[Camera]
+    test_cameras: list[Camera] | None  # None: no split of its own
+    points: np.ndarray  # ordered by their COLMAP number, (P, 3) float32 world units; P may be 0
+    points_rgb: np.ndarray  # their colours, (P, 3) uint8
+    description: str
+    observations: Observations | None = None  # None where no tracks are kept
+
     @property
-    def nearest(self) -> float:
-        return float(self.depths.min())
+    def cameras(self) -> list[Camera]:
+        return [*self.train_cameras, *(self.test_cameras or [])]
 
 
 def hardly_known(observations: Observations | None, options: ViewOptions) -> dict[str, str]:

@@ -65,8 +65,7 @@ def _write_vertices(path: Path, vertices: np.ndarray, comments: Sequence[str] = 
 
 
 def holds_gaussians(path: Path) -> bool:
-    """Whether a PLY file holds Gaussians, as opposed to plain points."""
-    return "f_dc_0" in _read_vertices(path).dtype.names
+    return "f_dc_0" in _read_ply(path)["vertex"].data.dtype.names
 
 
 def read_gaussian_ply(path: Path, notify: Callable[[str], None] = print) -> GaussianCloud:
@@ -108,18 +107,11 @@ def read_gaussian_ply(path: Path, notify: Callable[[str], None] = print) -> Gaus
         return torch.from_numpy(np.array(values, dtype=np.float32, order="C"))
 
     return GaussianCloud(
-        means=tensor(table[:, 0:3]),
-        sh_dc=tensor(table[:, 3:6]).unsqueeze(1),
-        sh_rest=torch.from_numpy(sh_rest),
-        opacity_logits=tensor(opacity),
-        log_scales=tensor(log_scales),
-        quats=tensor(quats),
+        means=tensor(table[:, 0:3]), sh_dc=tensor(table[:, 3:6]).unsqueeze(1),
+        sh_rest=torch.from_numpy(sh_rest), opacity_logits=tensor(opacity),
+        log_scales=tensor(log_scales), quats=tensor(quats),
         antialiased=ANTIALIASED in data.comments,
-    )
-
-
-def _read_vertices(path: Path) -> np.ndarray:
-    return _read_ply(path)["vertex"].data
+    )  # fmt: skip
 
 
 def _read_ply(path: Path) -> PlyData:
@@ -231,7 +223,7 @@ def read_point_ply(
     path: Path, notify: Callable[[str], None] = print
 ) -> tuple[np.ndarray, np.ndarray]:
     """Points (N, 3) float32 in world units and colours (N, 3) uint8; grey where there are none."""
-    vertices = _read_vertices(path)
+    vertices = _read_ply(path)["vertex"].data
     names = vertices.dtype.names
     missing = [name for name in ("x", "y", "z") if name not in names]
     if missing:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.ply import read_gaussian_ply, write_gaussian_ply, write_point_ply
+from gaussian_splatting.data.ply import read_gaussian_ply
 from sugar_utils import schemas
 from sugar_utils.errors import UserError
 from sugar_utils.files import read_json, write_json_atomic, write_text_atomic
@@ -106,34 +106,15 @@ def write_cameras_json(
 
 
 def write_camera_list(path: Path, cameras: Sequence[Camera]) -> None:
-    """Write cameras in the layout of ``cameras.json`` into any file."""
     entries = [
         {
-            "id": number,
-            "img_name": camera.name,
-            "width": camera.width,
-            "height": camera.height,
-            "position": camera.center.tolist(),
-            "rotation": camera.rotation.T.tolist(),
-            "fy": camera.fy,
-            "fx": camera.fx,
-            "cx": camera.cx,
-            "cy": camera.cy,
+            "id": number, "img_name": camera.name, "width": camera.width, "height": camera.height,
+            "position": camera.center.tolist(), "rotation": camera.rotation.T.tolist(),
+            "fy": camera.fy, "fx": camera.fx, "cx": camera.cx, "cy": camera.cy,
         }
         for number, camera in enumerate(cameras)
-    ]
+    ]  # fmt: skip
     write_json_atomic(path, entries)
-
-
-def write_input_ply(root: Path, points: np.ndarray, points_rgb: np.ndarray) -> None:
-    write_point_ply(root / "input.ply", points, points_rgb)
-
-
-def write_point_cloud(root: Path, iteration: int, cloud: GaussianCloud) -> Path:
-    """Write the Gaussians of an iteration and return the path of the PLY."""
-    path = point_cloud_path(root, iteration)
-    write_gaussian_ply(path, cloud)
-    return path
 
 
 def load_reference_checkpoint(

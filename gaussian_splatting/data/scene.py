@@ -15,9 +15,14 @@ import numpy as np
 from gaussian_splatting.data.cameras import Camera, camera_extent
 from gaussian_splatting.data.colmap import find_model, read_colmap
 from gaussian_splatting.data.consistency import checked_views
-from gaussian_splatting.data.images import CamerasByName, ImageFolder, find_images, missing_images
+from gaussian_splatting.data.images import CamerasByName, ImageFolder, missing_images
 from gaussian_splatting.data.masks import FOUND, NO_MASKS, MaskOptions
-from gaussian_splatting.data.observations import KEEP_ALL, Observations, ViewOptions
+from gaussian_splatting.data.observations import (
+    KEEP_ALL,
+    CaptureModel,
+    Observations,
+    ViewOptions,
+)
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint, StoredCamera
 from gaussian_splatting.data.transforms_json import find_transforms, read_transforms
 from sugar_utils.errors import UserError
@@ -66,29 +71,12 @@ class Scene:
         return sorted(camera.name for camera in self.original_test_cameras)
 
     def record(self) -> dict[str, Any]:
-        """Names of held-out and dropped views, for the record of a run."""
         optional = {"held_out_note": self.held_out_note, "object_masks": self.object_masks}
         return {
             "held_out_views": self.held_out_views,
             "dropped_views": self.dropped_views,
             **{name: value for name, value in optional.items() if value},
         }
-
-
-@dataclass(frozen=True)
-class _Source:
-    """Cameras and points of the scene folder itself; test None means: no split of its own."""
-
-    train: list[Camera]
-    test: list[Camera] | None
-    points: np.ndarray
-    points_rgb: np.ndarray
-    description: str
-    observations: Observations | None = None
-
-    @property
-    def cameras(self) -> list[Camera]:
-        return [*self.train, *(self.test or [])]
 
 
 @dataclass(frozen=True)
@@ -109,10 +97,8 @@ def load_scene(root: Path | str, **options: Any) -> Scene:
     """Read a scene folder: a COLMAP model, or else NeRF ``transforms*.json``.
 
     Cameras are sorted by image name. With ``eval_split`` every 8th one, beginning with the first,
-    is held out; scenes with a ``transforms_test.json`` hold out those instead.
-
-    Args:
-        options: Fields of :class:`SceneOptions`.
+    is held out; scenes with a ``transforms_test.json`` hold out those instead. The options are
+    fields of :class:`SceneOptions`.
     """
     root, how = _checked_root(root), SceneOptions(**options)
     source = _read_source(root, how)
@@ -123,9 +109,10 @@ def load_scene(root: Path | str, **options: Any) -> Scene:
             "transforms.json; find cameras with gaussian_splatting/convert.py, or check -s"
         )
     train, test = (
-        sorted(cameras, key=lambda c: c.name) for cameras in (source.train, source.test or [])
+        sorted(cameras, key=lambda c: c.name)
+        for cameras in (source.train_cameras, source.test_cameras or [])
     )
-    if source.test is None:
+    if source.test_cameras is None:
         train, test = split_cameras(train, how.eval_split)
     elif not how.eval_split:
         train, test = [*train, *test], []
@@ -133,12 +120,9 @@ def load_scene(root: Path | str, **options: Any) -> Scene:
 
 
 def load_scene_for_checkpoint(
-    root: Path | str,
-    checkpoint: ReferenceCheckpoint,
-    *,
-    require_images: bool = True,
+    root: Path | str, checkpoint: ReferenceCheckpoint, *, require_images: bool = True,
     **options: Any,
-) -> Scene:
+) -> Scene:  # fmt: skip
     """Read a scene in the world in which the Gaussians of a checkpoint live.
 
     Poses come from the checkpoint's ``cameras.json``. Its intrinsics count if it stores principal
@@ -166,7 +150,7 @@ def load_scene_for_checkpoint(
     cameras = _with_images(cameras, root, how.images_dir, require_images)
     held_out = checkpoint.held_out_views or frozenset()
     if not held_out and source and all(own):
-        held_out = {camera.name for camera in (source.test or [])}
+        held_out = {camera.name for camera in (source.test_cameras or [])}
     if how.eval_split and any(camera.name in held_out for camera in cameras):
         test = [camera for camera in cameras if camera.name in held_out]
         train = [camera for camera in cameras if camera.name not in held_out]
@@ -176,7 +160,7 @@ def load_scene_for_checkpoint(
     points, points_rgb = (source.points, source.points_rgb) if source else empty
     described = f"{len(cameras)} cameras of {checkpoint.root / 'cameras.json'}"
     seen = _observed(cameras, source)
-    merged = _Source(cameras, None, points, points_rgb, described, seen)
+    merged = CaptureModel(cameras, None, points, points_rgb, described, seen)
     earlier = checkpoint.dropped_views, checkpoint.object_masks
     scene = _finish(root, train, test, merged, how, *earlier)
     if not test or checkpoint.settings.get("eval") is not False:
@@ -199,28 +183,20 @@ def _checked_root(root: Path | str) -> Path:
     return root
 
 
-def _read_source(root: Path, how: SceneOptions, missing_ok: bool = False) -> _Source | None:
+def _read_source(root: Path, how: SceneOptions, missing_ok: bool = False) -> CaptureModel | None:
     """The scene's own cameras and points; None if the folder has no model."""
     place = find_model(root)
     if place is not None:
         folder = _image_folder(root, how.images_dir)
         if not folder.root.is_dir() and not missing_ok:
             raise UserError(f"{folder.root}: no such image folder; name it with --images")
-        model = read_colmap(
+        return read_colmap(
             place, folder, cache_root=root, missing_ok=missing_ok,
             repair=not how.view_options.keeps_all, notify=how.notify,
         )  # fmt: skip
-        text = f"COLMAP model {place}: {len(model.cameras)} images, {len(model.points)} points"
-        own = model.points, model.points_rgb, text, model.observations
-        return _Source(model.cameras, None, *own)
-    paths = find_transforms(root)
-    if not paths:
+    if not find_transforms(root):
         return None
-    scene = read_transforms(root, seed=how.seed, missing_ok=missing_ok, notify=how.notify)
-    names = " and ".join(path.name for path in paths)
-    text = f"{root / names}: {len(scene.train_cameras) + len(scene.test_cameras)} images"
-    test = scene.test_cameras if len(paths) > 1 else None
-    return _Source(scene.train_cameras, test, scene.points, scene.points_rgb, text)
+    return read_transforms(root, seed=how.seed, missing_ok=missing_ok, notify=how.notify)
 
 
 def _image_folder(root: Path, images_dir: str) -> ImageFolder:
@@ -252,10 +228,11 @@ def _unique(cameras: Sequence[StoredCamera], notify: Notify) -> list[StoredCamer
 
 
 def _merge(
-    stored: Sequence[StoredCamera], source: _Source | None, notify: Notify
+    stored: Sequence[StoredCamera], source: CaptureModel | None, notify: Notify
 ) -> tuple[list[Camera], list[bool]]:
     """Cameras of cameras.json completed by the scene's own, and which of them the scene knows."""
-    find = CamerasByName(*((source.train, source.test or []) if source else ([], [])))
+    own = (source.train_cameras, source.test_cameras or []) if source else ([], [])
+    find = CamerasByName(*own)
     # A single camera has no extent; a world unit then stands in for it.
     limit = POSE_TOLERANCE * (camera_extent([entry.camera for entry in stored]) or 1.0)
     cameras, known, apart, centred = [], [], [], 0
@@ -286,7 +263,7 @@ def _merge(
     return cameras, known
 
 
-def _observed(cameras: Sequence[Camera], source: _Source | None) -> Observations | None:
+def _observed(cameras: Sequence[Camera], source: CaptureModel | None) -> Observations | None:
     if source is None or source.observations is None:
         return None
     own = {camera.name: camera for camera in source.cameras}
@@ -297,7 +274,6 @@ def _observed(cameras: Sequence[Camera], source: _Source | None) -> Observations
 
 
 def _photograph(camera: Camera) -> dict[str, Any]:
-    """The fields of a camera that say where its picture is."""
     names = ("name", "image_path", "source_path", "lens", "mask_path")
     return {name: getattr(camera, name) for name in names}
 
@@ -317,7 +293,7 @@ def _with_images(
         ImageFolder(root / "train", recursive=False),
     ]
     absent = [camera.name for camera in cameras if camera.image_path is None]
-    found = dict(zip(absent, find_images(absent, folders), strict=True))
+    found = {name: next(filter(None, (f.find(name) for f in folders)), None) for name in absent}
     missing = [name for name, path in found.items() if path is None]
     if missing and required:
         raise missing_images(missing, len(cameras), folders[0].root)
@@ -325,7 +301,7 @@ def _with_images(
 
 
 def _finish(
-    root: Path, train: list[Camera], test: list[Camera], source: _Source, how: SceneOptions,
+    root: Path, train: list[Camera], test: list[Camera], source: CaptureModel, how: SceneOptions,
     dropped: dict[str, str] | None = None, object_masks: Path | None = None,
 ) -> Scene:  # fmt: skip
     """Check the views, and bring all cameras to their training size, with their masks."""
@@ -370,8 +346,6 @@ _MAX_SIDE = 1 << 16
 
 
 class SizeRule(Protocol):
-    """Chooses the size at which an image is trained on."""
-
     def target(self, width: int, height: int) -> tuple[int, int]:
         """Width and height in pixels for a file of the given size."""
 

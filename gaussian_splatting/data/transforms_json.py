@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +17,7 @@ import torch
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageFolder, image_size, missing_images
+from gaussian_splatting.data.observations import CaptureModel
 from gaussian_splatting.data.ply import read_point_ply
 from sugar_utils.errors import UserError
 from sugar_utils.files import read_json
@@ -31,25 +31,17 @@ _PERSPECTIVE_MODELS = ("", "PINHOLE", "SIMPLE_PINHOLE", "OPENCV", "PERSPECTIVE")
 _Row = tuple[Coordinate, Coordinate, Coordinate, Coordinate]
 
 
-class _Lens(msgspec.Struct):
-    """What may be said for one frame or for all."""
-
-    w: PixelCount | None = None
-    h: PixelCount | None = None
-    fl_x: Coordinate | None = None
-    fl_y: Coordinate | None = None
-    cx: Coordinate | None = None
-    cy: Coordinate | None = None
-    camera_angle_x: Coordinate | None = None
-    camera_angle_y: Coordinate | None = None
-    k1: Coordinate | None = None
-    k2: Coordinate | None = None
-    k3: Coordinate | None = None
-    k4: Coordinate | None = None
-    p1: Coordinate | None = None
-    p2: Coordinate | None = None
-    camera_model: str | None = None
-    is_fisheye: bool | int | None = None
+_NUMBERS = ("fl_x", "fl_y", "cx", "cy", "camera_angle_x", "camera_angle_y", *_DISTORTION)
+# What may be said for one frame or for all.
+_Lens = msgspec.defstruct(
+    "_Lens",
+    [
+        *((name, PixelCount | None, None) for name in ("w", "h")),
+        *((name, Coordinate | None, None) for name in _NUMBERS),
+        ("camera_model", str | None, None),
+        ("is_fisheye", bool | int | None, None),
+    ],
+)
 
 
 class _Frame(_Lens, kw_only=True):
@@ -65,14 +57,6 @@ class _Transforms(_Lens, kw_only=True):
     ply_file_path: FileName | None = None
 
 
-@dataclass(frozen=True)
-class TransformsModel:
-    train_cameras: list[Camera]
-    test_cameras: list[Camera]
-    points: np.ndarray  # initial points, (P, 3) float32 world units
-    points_rgb: np.ndarray  # their colours, (P, 3) uint8
-
-
 def find_transforms(root: Path) -> list[Path]:
     """The JSON files of a scene: train and perhaps test, or the single one, or none."""
     train = root / "transforms_train.json"
@@ -85,8 +69,7 @@ def find_transforms(root: Path) -> list[Path]:
 def random_points(seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Points to start from where a capture has none: uniform in a cube, in random colours.
 
-    Returns:
-        (100000, 3) float32 in [-1.3, 1.3] world units, and (100000, 3) uint8.
+    (100000, 3) float32 in [-1.3, 1.3] world units, and (100000, 3) uint8
     """
     draw = generator(seed, "init points")
     cube = torch.rand((N_RANDOM_POINTS, 3), generator=draw, device="cpu") * 2 - 1
@@ -98,7 +81,7 @@ def random_points(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 def read_transforms(
     root: Path, *, seed: int = 0, missing_ok: bool = False, notify: Callable[[str], None] = print
-) -> TransformsModel:
+) -> CaptureModel:
     paths = find_transforms(root)
     if not paths:
         raise UserError(f"{root}: no transforms_train.json and no transforms.json; check the path")
@@ -114,7 +97,10 @@ def read_transforms(
         notify(f"starting from the {len(points)} points of {points_path}")
     else:
         points, points_rgb = random_points(seed)
-    return TransformsModel(*sets, points, points_rgb)
+    names = " and ".join(path.name for path in paths)
+    text = f"{root / names}: {sum(map(len, sets))} images"
+    test = sets[1] if len(paths) > 1 else None
+    return CaptureModel(sets[0], test, points, points_rgb, text)
 
 
 def _resolve(root: Path, contents: list[_Transforms], missing_ok: bool) -> list[list[Path | None]]:

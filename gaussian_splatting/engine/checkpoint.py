@@ -42,17 +42,13 @@ _FILE_NAME = re.compile(r"^(\d+)\.pt$")
 class CheckpointStore:
     """The checkpoints of one run in one folder; temporaries of killed processes are removed.
 
-    Args:
-        keep: How many interval checkpoints to keep; None keeps all.
+    Of interval checkpoints ``keep`` stay, all if None.
     """
 
     def __init__(
-        self,
-        directory: Path,
-        keep: int | None = None,
-        milestones: Iterable[int] = (),
+        self, directory: Path, keep: int | None = None, milestones: Iterable[int] = (),
         final: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if keep is not None and keep < 1:
             raise UserError(f"--keep_checkpoints {keep}: keep at least 1 checkpoint to resume from")
         self.directory = files.check_writable(directory)
@@ -68,7 +64,6 @@ class CheckpointStore:
         return sorted(int(match.group(1)) for match in matches if match)
 
     def save(self, iteration: int, payload: Mapping[str, Any]) -> Path:
-        """Write a checkpoint, as :func:`save_payload` does."""
         path = checkpoint_path(self.directory, iteration)
         save_payload(path, payload)
         self._last_saved = iteration
@@ -115,11 +110,7 @@ def checkpoint_path(directory: Path, iteration: int) -> Path:
 
 
 def save_payload(path: Path, payload: Mapping[str, Any]) -> None:
-    """Write a dictionary of tensors and primitives so that it appears complete or not at all.
-
-    Raises:
-        TypeError: A value is neither tensor nor primitive; the message gives its place.
-    """
+    """Write a dictionary of tensors and primitives, complete or not at all."""
     portable = to_portable(payload)
     with files.atomic_path(path) as temporary, temporary.open("wb") as file:
         writer = _ErrorKeeper(file)
@@ -175,9 +166,6 @@ def to_portable(value: Any, place: str = "payload") -> Any:
     """Copy nested containers with every tensor detached, on the CPU and owning just its memory.
 
     Subclasses of numbers and strings (enumerations, numpy floats) become the plain type.
-
-    Raises:
-        TypeError: Something other than tensors, primitives and containers of them was found.
     """
     if isinstance(value, Tensor):
         tensor = value.detach().cpu()

@@ -32,22 +32,16 @@ def check_step(
     parameters: Mapping[str, Tensor] | None = None, look_at_parameters: bool = True,
     guess: PredictedIntersections | None = None,
 ) -> bool:  # fmt: skip
-    """All checks of one iteration with a single synchronisation; arguments as in each of them.
+    """All checks of one iteration with one synchronisation; whether the view shows any Gaussian.
 
     Call it after the backward passes and before the optimiser's step, so that bad numbers never
-    reach the parameters.
+    reach the parameters. The first check that fails raises: parameters, losses, gradients, scales;
+    before them, with ``PairsMissed``, a guess that was too low.
 
     Args:
         radii: Radii in pixels, 0 where invisible. (N,)
         look_at_parameters: Or only where something else is bad.
         guess: What was taken for the view's number of tile intersections.
-
-    Returns:
-        Whether the view shows any Gaussian.
-
-    Raises:
-        PairsMissed: The guess was too low, so that the rest was not looked at.
-        TrainingError: The first check that fails: parameters, losses, gradients, scales.
     """
     parameters = parameters or {}
     looked_at = parameters.values() if look_at_parameters else ()
@@ -72,8 +66,7 @@ def check_step(
 def check_parameters(named: Mapping[str, Tensor], iteration: int, camera_name: str) -> None:
     """Stop on a parameter that is not finite; renderers leave such Gaussians out in silence.
 
-    Args:
-        named: Parameters by name, (N, ...) each and on one device.
+    Parameters are given by name, (N, ...) each and on one device.
     """
     if not all(map(math.isfinite, _read(_norm_probes(named)))):
         advice = "continue from it with lower learning rates"
@@ -116,7 +109,6 @@ def check_scales(log_scales: Tensor, extent: float, iteration: int, camera_name:
 
 
 def check_population(n_gaussians: int, iteration: int, event: str = "pruning") -> None:
-    """Stop when no Gaussians are left."""
     if n_gaussians < 1:
         raise TrainingError(
             f"no Gaussians left after {event} at iteration {iteration}; {_KEPT}: "

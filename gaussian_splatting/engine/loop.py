@@ -18,7 +18,7 @@ from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import CheckpointStore, checkpoint_path
 from gaussian_splatting.engine.guard import check_parameters
 from gaussian_splatting.engine.reporting.evaluation import contradicting_views
-from gaussian_splatting.engine.reporting.progress import Reporter
+from gaussian_splatting.engine.reporting.progress import Reporter, RunLogger
 from gaussian_splatting.engine.reporting.view_findings import problem_of
 from gaussian_splatting.engine.run_directory import ResumePlan, RunDirectory
 from gaussian_splatting.engine.stage import Stage
@@ -66,13 +66,8 @@ class LoopConfig:
         on_interval = self.checkpoint_interval and iteration % self.checkpoint_interval == 0
         return bool(on_interval) or iteration in self.checkpoint_milestones
 
-    def log_due(self, iteration: int) -> bool:
-        return iteration % self.log_interval == 0 or iteration == self.first
-
 
 class Trainer:
-    """Runs a stage from its first iteration (or a checkpoint) to its last."""
-
     def __init__(
         self, stage: Stage, config: LoopConfig, scene: Scene, images: ImageStore,
         run: RunDirectory, console: Console, group: ProcessGroup = ALONE,
@@ -100,12 +95,7 @@ class Trainer:
         self._losses: list[float] = []
 
     def run(self, plan: ResumePlan) -> Path:
-        """Train, and return the final checkpoint.
-
-        Raises:
-            TrainingError: If numbers went bad; the last good checkpoint stays.
-            Interrupted: If the user asked to stop; a checkpoint was saved.
-        """
+        """Train, and return the final checkpoint."""
         start = self._config.first if plan.payload is None else self._restore(plan)
         timings = {} if plan.payload is None else self._run.timings()
         # As large as the model; from here on only the model's own tensors count.
@@ -135,7 +125,7 @@ class Trainer:
                 reporter.enter_phase(self._stage.phase(iteration))
                 made = self._stepper.step(iteration, stop.requested)
                 terms = made.terms
-                if self._config.log_due(iteration):
+                if iteration % self._config.log_interval == 0 or iteration == self._config.first:
                     self._losses.append(float(terms["loss"]))
                     self._observe(functools.partial(reporter.log, iteration, terms), "log figures")
                 show = bar.due or iteration == self._config.last
@@ -146,7 +136,12 @@ class Trainer:
                 # Several processes stop after an iteration that all of them know of.
                 asked = stop.requested if self._group.is_alone else made.stop
                 if asked and iteration < self._config.last:
-                    self._interrupt(iteration, asked, reporter)
+                    self._save(iteration, reporter)
+                    self._record("interrupted", reporter.summary())
+                    # The others leave when this one has saved: who started them may end all with
+                    # the first.
+                    self._group.barrier()
+                    raise self._interrupted(iteration, asked)
         if start > self._config.last:
             # The run was finished, but what it exported is gone.
             self._stage.export(self._config.last)
@@ -158,7 +153,6 @@ class Trainer:
         self._record("finished", reporter.summary(), **found)
 
     def _follow(self, start: int) -> None:
-        """Train beside the process that leads."""
         with StopRequest() as stop:
             for iteration in range(start, self._config.last + 1):
                 made = self._stepper.step(iteration, stop.requested)
@@ -169,7 +163,6 @@ class Trainer:
                     raise self._interrupted(iteration, made.stop)
 
     def _compare(self, iteration: int) -> None:
-        """Before a checkpoint: whether all processes hold what it will say."""
         if self._config.checkpoint_due(iteration) or iteration == self._config.last:
             self._group.check_same(self._stage.model.optimizer.parameters.values(), iteration)
 
@@ -208,7 +201,7 @@ class Trainer:
         if iteration in self._config.test_iterations or last:
             self._observe(lambda: reporter.evaluate(iteration, self._images), "measure the views")
         if last:
-            self._observe(lambda: reporter.write_pictures(self._run.pictures), "write pictures")
+            self._observe(lambda: reporter.write_pictures(self._run.path), "write pictures")
         if exports:
             self._stage.export(iteration)
         if self._config.checkpoint_due(iteration) or last:
@@ -259,12 +252,12 @@ class Trainer:
             raise
         if self._run.replaces:
             self._console.close()
-            reporter.close_events()
+            reporter.logger.close()
             try:
                 self._run.replace_other(path)
             finally:
                 self._console.open_log(self._run.log)
-                reporter.open_events(self._run.tensorboard)
+                reporter.logger = RunLogger(self._run.tensorboard, notify=self._console.warn)
             self._console.info(f"the run that was in {self._run.path} is replaced")
         self._store.prune()
         self._console.info(f"saved {path}")
@@ -291,13 +284,6 @@ class Trainer:
         self._losses = list(payload["train_losses"])
         self._console.info(f"continuing after iteration {payload['iteration']} of {plan.source}")
         return payload["iteration"] + 1
-
-    def _interrupt(self, iteration: int, signal_name: str, reporter: Reporter) -> None:
-        self._save(iteration, reporter)
-        self._record("interrupted", reporter.summary())
-        # The others leave when this one has saved: who started them may end all with the first.
-        self._group.barrier()
-        raise self._interrupted(iteration, signal_name)
 
     def _interrupted(self, iteration: int, signal_name: str) -> Interrupted:
         path = checkpoint_path(self._run.path, iteration)

@@ -293,13 +293,9 @@ def usable_bytes(options: MemoryOptions, device: torch.device, held: int) -> int
 
 
 def choose(
-    loads_of: LoadsOf,
-    optimizer: OptimizerConfig,
-    first: MemoryPlan,
-    options: MemoryOptions,
-    budget: int,
-    image_sizes: Sequence[int],
-) -> MemoryChoice:
+    loads_of: LoadsOf, optimizer: OptimizerConfig, first: MemoryPlan, options: MemoryOptions,
+    budget: int, image_sizes: Sequence[int],
+) -> MemoryChoice:  # fmt: skip
     loads = loads_of(optimizer)
     plans = _plans(first, options)
     least = MIN_IMAGES * max(image_sizes, default=0)

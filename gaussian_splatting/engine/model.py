@@ -21,8 +21,6 @@ SHOWN_VALUES = {"opacity": torch.sigmoid, "scales": torch.exp}
 
 
 class TrainableModel(ABC):
-    """Parameters that an optimiser owns."""
-
     state_names: ClassVar[dict[str, str]]
     """Parameter to name in a state dict, in the order of the file."""
 
@@ -30,12 +28,9 @@ class TrainableModel(ABC):
     """Parameter to name of the optimiser group, in the order of the file."""
 
     def __init__(
-        self,
-        tensors: Mapping[str, Tensor],
-        rates: Mapping[str, float],
-        optimizer: OptimizerConfig = DEFAULT_OPTIMIZER,
-        seed: int = 0,
-    ) -> None:
+        self, tensors: Mapping[str, Tensor], rates: Mapping[str, float],
+        optimizer: OptimizerConfig = DEFAULT_OPTIMIZER, seed: int = 0,
+    ) -> None:  # fmt: skip
         """Start optimising copies of ``tensors`` with zero moments."""
         self._seed = seed
         self.optimizer = GroupedAdam(tensors, rates, optimizer, seed)
@@ -73,7 +68,6 @@ class TrainableModel(ABC):
         return {"state_dict": {**self.buffers(), **own}, "optimizer_state_dict": optimizer_state}
 
     def restore(self, payload: dict[str, Any]) -> None:
-        """Take parameters, moments and step counts from a checkpoint."""
         device, rates = self.device, self.optimizer.learning_rates()
         config = self.optimizer.config
         tensors = self.tensors_of(payload["state_dict"])
@@ -112,30 +106,20 @@ STATE_NAMES = {
 """Attribute to name in a state dict, in the order of the file."""
 
 GROUP_NAMES = {
-    "means": "points",
-    "sh_dc": "sh_coordinates_dc",
-    "sh_rest": "sh_coordinates_rest",
-    "opacity_logits": "all_densities",
-    "log_scales": "scales",
-    "quats": "quaternions",
+    name: STATE_NAMES[name].removeprefix("_")
+    for name in ("means", "sh_dc", "sh_rest", "opacity_logits", "log_scales", "quats")
 }
 """Attribute to name of the optimiser group, in the order of the file."""
 
 
 class TrainableCloud(TrainableModel):
-    """A free Gaussian cloud under optimisation."""
-
     state_names = STATE_NAMES
     group_names = GROUP_NAMES
 
     def __init__(
-        self,
-        cloud: GaussianCloud,
-        rates: LearningRates,
-        extent: float,
-        optimizer: OptimizerConfig = DEFAULT_OPTIMIZER,
-        seed: int = 0,
-    ) -> None:
+        self, cloud: GaussianCloud, rates: LearningRates, extent: float,
+        optimizer: OptimizerConfig = DEFAULT_OPTIMIZER, seed: int = 0,
+    ) -> None:  # fmt: skip
         """Start optimising a copy of ``cloud``; ``extent`` scales the position rate."""
         super().__init__(cloud.detached().tensors(), rates.by_name(0, extent), optimizer, seed)
         self._rates = rates

@@ -59,8 +59,7 @@ class PoseConfig:
 class PoseRefinement:
     """The motions of all V training cameras, (V, 6) on the host in float64, and their Adam.
 
-    Args:
-        extent: Camera extent in world units; shifts are learned in it.
+    Shifts are learned in camera extents.
     """
 
     def __init__(self, cameras: Sequence[Camera], extent: float, config: PoseConfig) -> None:

@@ -13,8 +13,7 @@ import hashlib
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,8 +35,6 @@ _DIGITS = 8
 
 @dataclass(frozen=True)
 class Identity:
-    """What decides a result; all values as JSON keeps them."""
-
     settings: dict[str, Any]
     inputs: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, Any] = field(default_factory=dict)
@@ -104,11 +101,12 @@ def scene_inputs(
     inputs = {"cameras": {camera.name: _camera_digest(camera, role) for role, camera in views}}
     if photographs:
         files = {c.name: c.source_path or c.image_path for _, c in views if c.image_path}
-        digests = file_digests(files.values())
+        digests = storage.in_parallel(storage.file_digest, files.values())
         inputs["photographs"] = dict(zip(files, digests, strict=True))
     masked = {camera.name: camera.mask for _, camera in views if camera.mask is not None}
     if masked:
-        digests = file_digests(mask.path for mask in masked.values())
+        paths = [mask.path for mask in masked.values()]
+        digests = storage.in_parallel(storage.file_digest, paths)
         modes = [f"{mask.mode}{' alpha' * mask.alpha}" for mask in masked.values()]
         shown = [f"{mode} {digest}" for mode, digest in zip(modes, digests, strict=True)]
         inputs["masks"] = dict(zip(masked, shown, strict=True))
@@ -123,12 +121,6 @@ def scene_inputs(
 
 def points_digest(scene: Scene) -> str:
     return hashlib.sha256(scene.points.tobytes() + scene.points_rgb.tobytes()).hexdigest()[:16]
-
-
-def file_digests(paths: Iterable[Path]) -> list[str]:
-    """Digests of the contents of files, several read at a time."""
-    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-        return list(pool.map(storage.file_digest, paths))
 
 
 def _camera_digest(camera: Camera, role: str) -> str:
@@ -149,8 +141,8 @@ def _camera_digest(camera: Camera, role: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-_LOG, _PICTURES, _EVENTS = "log.txt", "views.png", "tensorboard"
-_RESULT_FILES = (_PICTURES, "worst.png", "report.html")
+_LOG, _EVENTS = "log.txt", "tensorboard"
+_RESULT_FILES = ("views.png", "worst.png", "report.html")
 _STAGING = ".replacing"
 _OBSOLETE = "obsolete"
 
@@ -164,12 +156,9 @@ class ResumePlan:
 
 class RunDirectory:
     def __init__(
-        self,
-        path: Path,
-        identity: Identity,
-        output_flag: str = "--output_dir",
+        self, path: Path, identity: Identity, output_flag: str = "--output_dir",
         products: tuple[Path, ...] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.path = path
         self.identity = identity
         self.replaces = False
@@ -179,11 +168,6 @@ class RunDirectory:
     @property
     def tensorboard(self) -> Path:
         return self._own / _EVENTS
-
-    @property
-    def pictures(self) -> Path:
-        """Photograph, render, depth and normals of a few views, when the run is over."""
-        return self.path / _PICTURES
 
     @property
     def log(self) -> Path:
@@ -233,7 +217,6 @@ class RunDirectory:
             storage.write_json_atomic(self.path / RUN_FILE, record)
 
     def check_present(self) -> None:
-        """Stop where the folder was removed meanwhile."""
         # A run of another program, which is to be replaced, may have no record.
         if not (self.log if self.replaces else self.path / RUN_FILE).is_file():
             raise UserError(

@@ -59,17 +59,14 @@ which returns the :class:`StageRun` and the initial model."""
 
 
 def run_stage(
-    options: Options,
-    images: ImageStore | None = None,
-    prepare: Prepare | None = None,
+    options: Options, images: ImageStore | None = None, prepare: Prepare | None = None,
     console: Console | None = None,
-) -> Path:
+) -> Path:  # fmt: skip
     """Train a stage and return the first of its results; a finished run is not repeated.
 
     Args:
-        options: Options of the stage; ``options.prepare(messages)`` reads the inputs.
         images: Decoded photographs that other stages use, too; an own store if None.
-        prepare: In place of ``options.prepare``.
+        prepare: In place of ``options.prepare``, which reads the inputs.
         console: Where it is said, besides in the log of the run; the standard output if None.
     """
     group, white = options.compute.group, options.config.white_background
@@ -121,14 +118,10 @@ class RunOptions:
     watching: ViewerOptions = field(default_factory=ViewerOptions)
 
 
-@dataclass
-class Messages:
-    """Keeps what is noticed before there is a console, and passes it on afterwards."""
+class Messages(list[str]):
+    """Keeps what it is called with before there is a console."""
 
-    lines: list[str] = field(default_factory=list)
-
-    def __call__(self, message: str) -> None:
-        self.lines.append(message)
+    __call__ = list.append
 
 
 @contextmanager
@@ -145,7 +138,7 @@ def open_session(
         try:
             plan = _agreed_plan(directory, options, run.loop.last, messages, group)
         except UserError:
-            for message in messages.lines if group.is_first else ():
+            for message in messages if group.is_first else ():
                 print(printable(message))
             raise
         told = console or (Console() if group.is_first else Console.silent())
@@ -153,7 +146,7 @@ def open_session(
         stack.enter_context(console)
         identity = directory.identity
         console.table(run.title, flat_items({**identity.sources, **identity.settings}))
-        for message in messages.lines:
+        for message in messages:
             console.info(message)
         yield console, plan
 

@@ -135,13 +135,9 @@ class Stage(ABC):
     def render(self, camera: Camera, *, geometry: bool) -> RenderOutput:
         """Render for evaluation, without gradients; ``geometry`` asks for depth and normals."""
         return render_view(
-            self.gaussians(),
-            camera,
-            white=self._config.white_background,
-            geometry=geometry,
-            sh_degree=self.rendered_degree(),
-            rasterizer=self._rasterizer,
-        )
+            self.gaussians(), camera, white=self._config.white_background, geometry=geometry,
+            sh_degree=self.rendered_degree(), rasterizer=self._rasterizer,
+        )  # fmt: skip
 
     def fitted_pose(self, camera: Camera, photograph: Tensor) -> Camera:
         """A held-out camera, moved to where its photograph fits best where poses are learned."""
@@ -188,13 +184,9 @@ class LossTerm:
     halo: int = 0
 
     def bind(
-        self,
-        camera: Camera,
-        photograph: Tensor | None,
-        exposure: Tensor | None = None,
-        inside: Tensor | None = None,
-        beside: Any = None,
-    ) -> ImageTerm:
+        self, camera: Camera, photograph: Tensor | None, exposure: Tensor | None = None,
+        inside: Tensor | None = None, beside: Any = None,
+    ) -> ImageTerm:  # fmt: skip
         """The term of one view's image; see :class:`ImageStrip`."""
 
         def evaluate(maps: StripMaps) -> tuple[Tensor, dict[str, Tensor]]:

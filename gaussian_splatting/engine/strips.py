@@ -47,13 +47,13 @@ WHOLE_IMAGE = ImageSplit()
 class StripMaps:
     """What a term sees of a strip: leaves that collect gradients, None where not rendered."""
 
-    image: Tensor | None  # colour, (R, W, 3)
-    depth: Tensor | None  # depth along the view axis, (R, W) world units
-    # Camera-space x and y of the normals; see ``complete_normals``, (R, W, 2).
-    normal_xy: Tensor | None
     shown: rasterization.Rows
     counted: slice  # rows of these maps that count; the others are their neighbours
     height: int
+    image: Tensor | None = None  # colour, (R, W, 3)
+    depth: Tensor | None = None  # depth along the view axis, (R, W) world units
+    # Camera-space x and y of the normals; see ``complete_normals``, (R, W, 2).
+    normal_xy: Tensor | None = None
     plane: Tensor | None = None  # blended normals and distances of the Gaussians' planes, (R, W, 4)
     features: Tensor | None = None  # blended free features, (R, W, F)
 
@@ -83,15 +83,11 @@ class ViewPass:
     """
 
     def __init__(
-        self,
-        projection: rasterization.Projection,
-        color: Tensor | None,
-        split: ImageSplit,
-        *,
+        self, projection: rasterization.Projection, color: Tensor | None, split: ImageSplit, *,
         farthest_depth_behind: bool = False,
         rasterizer: rasterization.Rasterizer = rasterization.WARP,
         pairs: IntersectionPrediction | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._color = color
         self._split = split
         self._farthest_depth_behind = farthest_depth_behind
@@ -137,11 +133,8 @@ class ViewPass:
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Send the gradient of all terms to what was projected; the last thing a pass does.
 
-        Args:
-            d_depth: Further gradient of the depth map. (H, W)
-
-        Returns:
-            What the terms report of the whole image, and the gradient of the centres. (N, 2)
+        ``d_depth`` is a further gradient of the depth map, (H, W). Returns what the terms report of
+        the whole image, and the gradient of the centres. (N, 2)
         """
         projection = self._prepare()
         gradients = rasterization.SplatGradients.zeros(projection)
@@ -187,85 +180,54 @@ class ViewPass:
         )
 
     def _backpropagate_strip(
-        self,
-        rows: rasterization.Rows,
-        halo: int,
-        terms: Sequence[ImageTerm],
-        d_depth: Tensor | None,
-        gradients: rasterization.SplatGradients,
-    ) -> dict[str, Tensor]:
+        self, rows: rasterization.Rows, halo: int, terms: Sequence[ImageTerm],
+        d_depth: Tensor | None, gradients: rasterization.SplatGradients,
+    ) -> dict[str, Tensor]:  # fmt: skip
         """Add one strip's gradients of splats, and return what its terms report."""
         layout, height = self._projection.layout, self._projection.camera.height
         shown = rows.widened(halo, height)
         blended = self._blend(shown)
         pixels = blended.pixels
         counted = slice(rows.start - shown.start, rows.stop - shown.start)
-        maps = _strip_maps(pixels, layout, shown, counted, height)
-        totals = _evaluate(terms, maps)
+        # They share the memory of the blended channels.
+        leaves = {
+            name: cut(pixels[..., start] if name == "depth" else pixels[..., start : start + width])
+            for name, (start, width) in _columns(layout).items()
+        }
+        maps = StripMaps(shown=shown, counted=counted, height=height, **leaves)
+        totals: dict[str, Tensor] = {}
+        for term in terms:
+            loss, shares = term.evaluate(maps)
+            backpropagate_weighted([loss], [term.weight])
+            totals.update({name: share.detach() for name, share in shares.items()})
+            # Its graph would live on beside that of the next term.
+            del loss, shares
         d_pixels = _pixel_gradients(maps, pixels, layout)
         if d_depth is not None:
             d_pixels[counted, :, layout.depth] += d_depth[rows.start : rows.stop]
-        del maps, pixels
+        del maps, leaves, pixels
         self._rasterizer.backpropagate_rows(
-            self._projection.splats,
-            self._tiles,
-            self._background,
-            blended,
-            d_pixels,
-            torch.zeros_like(blended.transmittance),
-            gradients,
-        )
+            self._projection.splats, self._tiles, self._background, blended, d_pixels,
+            torch.zeros_like(blended.transmittance), gradients,
+        )  # fmt: skip
         return totals
 
 
-def _strip_maps(
-    pixels: Tensor,
-    layout: rasterization.ChannelLayout,
-    shown: rasterization.Rows,
-    counted: slice,
-    height: int,
-) -> StripMaps:
-    """Leaves that share the memory of blended channels."""
-
-    def leaf(start: int | None, width: int) -> Tensor | None:
-        return None if start is None else cut(pixels[..., start : start + width])
-
-    return StripMaps(
-        image=leaf(layout.rgb, 3),
-        depth=None if layout.depth is None else cut(pixels[..., layout.depth]),
-        normal_xy=leaf(layout.normal, 2),
-        shown=shown,
-        counted=counted,
-        height=height,
-        plane=leaf(layout.plane, 4),
-        features=leaf(layout.features, layout.n_features),
-    )
-
-
-def _evaluate(terms: Sequence[ImageTerm], maps: StripMaps) -> dict[str, Tensor]:
-    totals: dict[str, Tensor] = {}
-    for term in terms:
-        loss, shares = term.evaluate(maps)
-        backpropagate_weighted([loss], [term.weight])
-        totals.update({name: share.detach() for name, share in shares.items()})
-        # Its graph would live on beside that of the next term.
-        del loss, shares
-    return totals
+def _columns(layout: rasterization.ChannelLayout) -> dict[str, tuple[int, int]]:
+    """First channel, and how many there are, of each of the maps that are rendered."""
+    found = {
+        "image": (layout.rgb, 3), "depth": (layout.depth, 1), "normal_xy": (layout.normal, 2),
+        "plane": (layout.plane, 4), "features": (layout.features, layout.n_features),
+    }  # fmt: skip
+    return {name: place for name, place in found.items() if place[0] is not None}
 
 
 def _pixel_gradients(
     maps: StripMaps, pixels: Tensor, layout: rasterization.ChannelLayout
 ) -> Tensor:
     """Gradients of all blended channels. (R, W, C)"""
-    columns = (
-        (layout.rgb, 3, maps.image),
-        (layout.depth, 1, maps.depth),
-        (layout.normal, 2, maps.normal_xy),
-        (layout.plane, 4, maps.plane),
-        (layout.features, layout.n_features, maps.features),
-    )
-    known = [(at, width, leaf.grad) for at, width, leaf in columns
-             if leaf is not None and leaf.grad is not None]  # fmt: skip
+    leaves = [(*place, getattr(maps, name)) for name, place in _columns(layout).items()]
+    known = [(start, width, leaf.grad) for start, width, leaf in leaves if leaf.grad is not None]
     if sum(width for _, width, _ in known) < pixels.shape[-1]:
         pixels.zero_()
     for start, width, gradient in known:

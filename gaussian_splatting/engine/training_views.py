@@ -79,7 +79,7 @@ def on_background(
 
 
 def _has_object_mask(photograph: Tensor, camera: Camera) -> bool:
-    return camera.mask is not None and camera.mask.mode == "object" and photograph.shape[-1] == 4
+    return camera.shows_object and photograph.shape[-1] == 4
 
 
 def exposed_strip(maps: StripMaps, exposure: Tensor | None, inside: Tensor | None = None) -> Tensor:
@@ -147,8 +147,6 @@ def color_terms_of(
 
 
 class ViewSampler:
-    """Which view belongs to which step, computed from the seed alone."""
-
     def __init__(self, n_cameras: int, seed: int, label: str) -> None:
         self._n = n_cameras
         self._seed = seed
@@ -161,7 +159,6 @@ class ViewSampler:
         return step // self._n
 
     def index(self, step: int) -> int:
-        """Index of the view of a step."""
         epoch = self.epoch(step)
         if epoch != self._epoch:
             rng = generator(self._seed, self._label, "camera order", epoch)
@@ -174,8 +171,6 @@ _LEAST_WEIGHT = 1e-3  # of a masked pixel, in steps of the mask's byte
 
 
 class SizedViews:
-    """Photographs and cameras of one size after another."""
-
     def __init__(self, images: ImageStore) -> None:
         self._images = images
         self._scale = 1.0

@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""From photographs or a video to cameras: what ``convert.py`` does."""

@@ -22,8 +22,6 @@ _COLMAP = "COLMAP's Python edition does the work"
 
 @dataclass(frozen=True)
 class SfmOptions:
-    """How camera positions are found."""
-
     frames: int = _posing(
         150, "frames to take of a video at most: the sharpest of as many intervals, without those "
         "in which nothing has moved", parse=positive_int, no_effect_when="with photographs",

@@ -47,7 +47,6 @@ class Attempt:
 
     @property
     def database(self) -> Path:
-        """Features and matches."""
         return self.work.source.work / f"{self.prefix}database.db"
 
     @property
@@ -82,7 +81,6 @@ class Attempt:
         note(self.work.source, **{f"{self.prefix}{step}": key for step, key in steps.items()})
 
     def run(self) -> Models:
-        """All steps that are not done yet."""
         with matching.database_errors(self.database):
             _find_features(self)
             _match(self)
@@ -92,7 +90,11 @@ class Attempt:
 def find_cameras(attempts: Sequence[Attempt]) -> tuple[Models, Attempt]:
     """Try the first way, and the second one if that leaves photographs out that this one places."""
     found, work, n = attempts[0], attempts[0].work, len(attempts[0].photographs)
-    mapping.require_mapper(mapping.chosen_mapper(work.options.sfm.mapper, n))
+    pycolmap, mapper = load_pycolmap(), mapping.chosen_mapper(work.options.sfm.mapper, n)
+    if mapper == "global" and not hasattr(pycolmap, "global_mapping"):
+        raise UserError(
+            f"--mapper global: pycolmap {pycolmap.__version__} has none; use --mapper incremental"
+        )
     models = found.run()
     if models.n_placed < report.FINE_SHARE * n and len(attempts) > 1:
         say, placed = work.console.info, models.n_placed
@@ -229,9 +231,9 @@ def _convert(work: Work) -> Converted:
     if source.video is not None:
         frames = options.sfm.frames
         choice = pictures.extract_frames(source.video, source.folder, frames, work.step)
-        repeated = f"; in {choice.n_repeated} intervals nothing moved" if choice.n_repeated else ""
-        n_chosen = len(choice.chosen)
-        console.info(f"{source.video.name}: {n_chosen} of {choice.n_frames} frames{repeated}")
+        repeated = f"; in {choice.repeated} intervals nothing moved" if choice.repeated else ""
+        n_chosen = len(choice.frames)
+        console.info(f"{source.video.name}: {n_chosen} of {choice.of} frames{repeated}")
     photographs = pictures.described_photographs(source.folder, source.recursive)
     if len(photographs) < _FEWEST:
         raise UserError(
@@ -364,11 +366,9 @@ def _evidence(
 
 
 def _report(
-    work: Work,
-    evidence: report.Evidence,
-    registration: report.Registration,
+    work: Work, evidence: report.Evidence, registration: report.Registration,
     by_name: dict[str, Original],
-) -> Converted:
+) -> Converted:  # fmt: skip
     root, options, line = work.source.root, work.options, registration.line(evidence)
     settings = {**asdict(options.sfm), "masks": options.masks.masks,
                 "random_seed": options.random_seed}  # fmt: skip

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gaussian_splatting.data.colmap import read_reconstruction, write_model
-from sugar_utils.errors import UserError
 from sugar_utils.libraries import load_pycolmap
 
 Mapper = Literal["auto", "incremental", "global"]
@@ -29,7 +28,6 @@ class Models:
 
     @property
     def n_placed(self) -> int:
-        """Photographs of the largest model."""
         return len(self.registered[0]) if self.registered else 0
 
 
@@ -40,23 +38,10 @@ def chosen_mapper(mapper: Mapper, n_photographs: int) -> Mapper:
     return "incremental" if n_photographs <= MAX_INCREMENTAL else "global"
 
 
-def require_mapper(mapper: Mapper) -> None:
-    """Check that the installed pycolmap has a mapper."""
-    pycolmap = load_pycolmap()
-    if mapper == "global" and not hasattr(pycolmap, "global_mapping"):
-        raise UserError(
-            f"--mapper global: pycolmap {pycolmap.__version__} has none; use --mapper incremental"
-        )
-
-
 def map_photographs(
-    database: Path,
-    names: Sequence[str],
-    folder: Path,
-    mapper: Mapper,
-    seed: int,
+    database: Path, names: Sequence[str], folder: Path, mapper: Mapper, seed: int,
     advance: Callable[[int], None],
-) -> Models:
+) -> Models:  # fmt: skip
     """Find the models, the largest first as ``0``; on one core, because only then bits repeat."""
     fresh = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)

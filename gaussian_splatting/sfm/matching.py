@@ -106,13 +106,9 @@ def create_database(
 
 
 def extract_features(
-    path: Path,
-    photographs: Sequence[Photograph],
-    masks: Sequence[ViewMask | None],
-    longest_side: int,
-    max_features: int,
-    advance: Callable[[int], None],
-) -> None:
+    path: Path, photographs: Sequence[Photograph], masks: Sequence[ViewMask | None],
+    longest_side: int, max_features: int, advance: Callable[[int], None],
+) -> None:  # fmt: skip
     """Find the features of all photographs that have none in the database yet, several at a time.
 
     Args:
@@ -201,7 +197,7 @@ def chosen_matcher(matcher: Matcher, n_photographs: int, in_order: bool) -> Matc
 def pairs_to_match(path: Path, n: int, matcher: Matcher) -> list[tuple[int, int]]:
     """Pairs of photographs by their places in the order, ascending: neighbours and similar ones."""
     if matcher == "exhaustive":
-        return sorted(all_pairs(n))
+        return list(itertools.combinations(range(n), 2))
     pycolmap = load_pycolmap()
     found = []
     with pycolmap.Database.open(str(path)) as database:
@@ -252,11 +248,6 @@ def verified_matches(path: Path) -> dict[tuple[int, int], int]:
 
 MAX_RATIO = 0.8  # most: distance of the best match over that of the second best (Lowe 2004)
 _BLOCK = 32
-
-
-def all_pairs(n: int) -> set[tuple[int, int]]:
-    """Every pair (i, j) of n photographs with i < j."""
-    return {(i, j) for i in range(n) for j in range(i + 1, n)}
 
 
 def neighbour_pairs(n: int, reach: int = 10) -> set[tuple[int, int]]:

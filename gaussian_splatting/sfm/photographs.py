@@ -66,21 +66,11 @@ def natural_order(name: str) -> list[tuple[int, int | str]]:
 
 
 def picture_files(folder: Path, recursive: bool = True) -> list[Path]:
-    """Files that are photographs by their names, in natural order, without hidden ones."""
-    return _files(folder, (*IMAGE_SUFFIXES, *HEIF_SUFFIXES), recursive)
+    return files_named(folder, (*IMAGE_SUFFIXES, *HEIF_SUFFIXES), recursive)
 
 
-def video_files(folder: Path) -> list[Path]:
-    """Files of a folder that are videos by their names."""
-    return _files(folder, VIDEO_SUFFIXES, False)
-
-
-def raw_files(folder: Path) -> list[Path]:
-    """Files of a folder that are raw photographs by their names, which are not read."""
-    return _files(folder, RAW_SUFFIXES, False)
-
-
-def _files(folder: Path, suffixes: Sequence[str], recursive: bool) -> list[Path]:
+def files_named(folder: Path, suffixes: Sequence[str], recursive: bool = False) -> list[Path]:
+    """Files with these suffixes, in natural order, without hidden ones."""
     if not folder.is_dir():
         return []
     found = (
@@ -180,7 +170,6 @@ def camera_groups(photographs: Sequence[Photograph]) -> list[list[int]]:
 
 
 def told_photographs(photographs: Sequence[Photograph], notify: Callable[[str], None]) -> None:
-    """Report what was converted on the way."""
     n = len(photographs)
     turned = [p.name for p in photographs if p.turned]
     if turned:
@@ -228,27 +217,18 @@ _MAX_LOST = 0.05
 _JPEG_QUALITY = 95
 
 
-class ChoiceNote(msgspec.Struct):
+class FrameChoice(msgspec.Struct):
     """``frames.json``."""
 
-    video: str
+    video: str  # digest of the file
     wanted: Count
-    frames: list[Count]
+    frames: list[Count]  # numbers of those that were chosen
     of: Count
-    repeated: Count
-
-
-@dataclass(frozen=True)
-class FrameChoice:
-    chosen: list[int]
-    n_frames: int
-    n_repeated: int
+    repeated: Count  # intervals in which nothing moved
 
 
 @dataclass(frozen=True)
 class _Look:
-    """What is remembered of a frame."""
-
     number: int
     sharpness: float
     thumbnail: np.ndarray
@@ -265,36 +245,30 @@ def extract_frames(video: Path, folder: Path, n_wanted: int, progress: Any) -> F
     choice = _choice_made(video, folder, n_wanted)
     if choice is None:
         with progress("looking at frames", _declared_frames(video)) as advance:
-            choice = choose_frames(_looks(video, advance), n_wanted)
-        if len(choice.chosen) < MIN_FRAMES:
+            choice = choose_frames(_looks(video, advance), n_wanted, file_digest(video))
+        if len(choice.frames) < MIN_FRAMES:
             raise UserError(
-                f"{video}: {choice.n_frames} frames, of which only {len(choice.chosen)} differ; "
+                f"{video}: {choice.of} frames, of which only {len(choice.frames)} differ; "
                 "the camera has to move around what it records"
             )
-        _begin(video, folder, n_wanted, choice)
-    missing = {n for n in choice.chosen if not _frame_path(folder, n).is_file()}
+        others = picture_files(folder)
+        if others and not (folder / CHOICE_FILE).is_file():
+            raise UserError(
+                f"{folder}: holds other photographs than frames of {video.name} "
+                f"({others[0].name}); move them away, or name the folder with -s to use them"
+            )
+        for path in folder.glob("frame_*.jpg"):
+            path.unlink()
+        # Before its first frame is written; it replaces an earlier one and its frames.
+        write_json_atomic(folder / CHOICE_FILE, msgspec.to_builtins(choice))
+    missing = {n for n in choice.frames if not _frame_path(folder, n).is_file()}
     if missing:
         with progress("writing frames", max(missing) + 1) as advance:
             _write_frames(video, folder, missing, advance)
     return choice
 
 
-def _begin(video: Path, folder: Path, n_wanted: int, choice: FrameChoice) -> None:
-    """Note a choice before its first frame is written; replaces an earlier one and its frames."""
-    others = picture_files(folder)
-    if others and not (folder / CHOICE_FILE).is_file():
-        raise UserError(
-            f"{folder}: holds other photographs than frames of {video.name} ({others[0].name}); "
-            "move them away, or name the folder with -s to use them"
-        )
-    for path in folder.glob("frame_*.jpg"):
-        path.unlink()
-    note = {"video": file_digest(video), "wanted": n_wanted, "frames": choice.chosen,
-            "of": choice.n_frames, "repeated": choice.n_repeated}  # fmt: skip
-    write_json_atomic(folder / CHOICE_FILE, note)
-
-
-def choose_frames(looks: Iterator[_Look], n_wanted: int) -> FrameChoice:
+def choose_frames(looks: Iterator[_Look], n_wanted: int, video: str) -> FrameChoice:
     """The sharpest frame of each of ``n_wanted`` equal intervals, if something has moved."""
     seen = list(looks)
     n, n_intervals = len(seen), min(n_wanted, len(seen))
@@ -307,7 +281,8 @@ def choose_frames(looks: Iterator[_Look], n_wanted: int) -> FrameChoice:
             if difference < _STILL:
                 continue
         chosen.append(best)
-    return FrameChoice([look.number for look in chosen], n, n_intervals - len(chosen))
+    numbers = [look.number for look in chosen]
+    return FrameChoice(video, n_wanted, numbers, n, n_intervals - len(chosen))
 
 
 def _looks(video: Path, advance: Advance) -> Iterator[_Look]:
@@ -339,9 +314,9 @@ def _frame_path(folder: Path, number: int) -> Path:
 
 def _choice_made(video: Path, folder: Path, n_wanted: int) -> FrameChoice | None:
     with contextlib.suppress(UserError):
-        note = read_checked(folder / CHOICE_FILE, ChoiceNote)
-        if note["video"] == file_digest(video) and note["wanted"] == n_wanted:
-            return FrameChoice(note["frames"], note["of"], note["repeated"])
+        found = msgspec.convert(read_checked(folder / CHOICE_FILE, FrameChoice), FrameChoice)
+        if (found.video, found.wanted) == (file_digest(video), n_wanted):
+            return found
     return None
 
 

@@ -177,16 +177,11 @@ def _advice(evidence: Evidence, registered: Collection[str]) -> list[str]:
 
 def _gaps(names: Sequence[str], registered: Collection[str]) -> list[str]:
     """Where runs of photographs without a place are, the longest run first."""
-    runs: list[list[int]] = []
-    for index, name in enumerate(names):
-        if name in registered:
-            continue
-        if runs and runs[-1][1] == index - 1:
-            runs[-1][1] = index
-        else:
-            runs.append([index, index])
+    groups = itertools.groupby(range(len(names)), lambda index: names[index] in registered)
+    runs = [list(run) for inside, run in groups if not inside]
     texts = []
-    for first, last in sorted(runs, key=lambda run: run[0] - run[1]):
+    for run in sorted(runs, key=len, reverse=True):
+        first, last = run[0], run[-1]
         before, after = names[first - 1], names[(last + 1) % len(names)]
         if first == 0:
             texts.append(f"before {after}")
@@ -233,14 +228,10 @@ _MEANING = {
 
 
 def convert_page(
-    title: str,
-    evidence: Evidence,
-    registration: Registration,
-    seen_from_above: np.ndarray,
-    files: Mapping[str, Path],
-    steps: Sequence[tuple[str, float, int]],
+    title: str, evidence: Evidence, registration: Registration, seen_from_above: np.ndarray,
+    files: Mapping[str, Path], steps: Sequence[tuple[str, float, int]],
     settings: Mapping[str, object],
-) -> Page:
+) -> Page:  # fmt: skip
     n = len(evidence.names)
     page = Page(title, f"{n} photographs")
     page.facts(

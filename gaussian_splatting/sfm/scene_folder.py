@@ -41,25 +41,14 @@ _PLACES = (INPUT, IMAGES, ".")  # where photographs are looked for
 RECORD, PAGE = "convert.json", "convert.html"
 
 
-class ConvertRecord(msgspec.Struct):
-    """``convert.json``: where the photographs are, and for each step what its result is made of."""
-
-    source: FileName = INPUT
-    features: str = ""
-    found: str = ""
-    matches: str = ""
-    matched: str = ""
-    models: str = ""
-    masked_features: str = ""
-    masked_found: str = ""
-    masked_matches: str = ""
-    masked_matched: str = ""
-    masked_models: str = ""
-    flattening: str = ""
-    flattened: str = ""
-    finished: str = ""
-    taken: str = ""
-    published: bool = False
+_STEPS = ("features", "found", "matches", "matched", "models")
+_NOTED = (*_STEPS, *(f"masked_{step}" for step in _STEPS), "flattening", "flattened", "finished",
+          "taken")  # fmt: skip
+# ``convert.json``: where the photographs are, and for each step what its result is made of.
+ConvertRecord = msgspec.defstruct(
+    "ConvertRecord",
+    [("source", FileName, INPUT), *((n, str, "") for n in _NOTED), ("published", bool, False)],
+)
 
 
 @dataclass(frozen=True)
@@ -70,7 +59,6 @@ class Source:
 
     @property
     def work(self) -> Path:
-        """Folder of all that is made on the way."""
         return self.root / WORK
 
     @property
@@ -116,11 +104,7 @@ def _taken(source: Source) -> list[Path]:
 
 
 def source_digest(source: Source, masks: Path | None = None) -> str:
-    """Digest of the names and contents of photographs and their masks, or of a video.
-
-    Args:
-        masks: Folder of the masks; None for ``input_masks``.
-    """
+    """Digest of names and contents of photographs and masks (None: input_masks), or of a video."""
     masks = masks or source.root / INPUT_MASKS
     files = [(path, path.parent if source.video else source.folder) for path in _taken(source)]
     files += [(path, masks) for path in pictures.picture_files(masks)]
@@ -156,7 +140,11 @@ def find_source(path: Path) -> Source:
         raise UserError(f"{root}: {len(videos)} videos ({names}); name one of them with -s")
     if videos:
         return Source(root, root / INPUT, videos[0])
-    raw = [path for name in _PLACES for path in pictures.raw_files(root / name)]
+    raw = [
+        path
+        for name in _PLACES
+        for path in pictures.files_named(root / name, pictures.RAW_SUFFIXES)
+    ]
     if raw:
         raise UserError(
             f"{root}: {len(raw)} raw photographs ({raw[0].name}, ...) and no others; develop them "
@@ -173,7 +161,8 @@ def _pictures_in(root: Path, name: str) -> bool:
 
 
 def _videos_of(root: Path) -> list[Path]:
-    return pictures.video_files(root / INPUT) or pictures.video_files(root)
+    suffixes = pictures.VIDEO_SUFFIXES
+    return pictures.files_named(root / INPUT, suffixes) or pictures.files_named(root, suffixes)
 
 
 def _has_cameras(root: Path) -> bool:
@@ -209,7 +198,6 @@ def note(source: Source, **facts: Any) -> None:
 
 
 def require_free(source: Source, overwrite: bool) -> None:
-    """Refuse to overwrite a model that was not made here."""
     if overwrite or read_record(source.root) or not _has_cameras(source.root):
         return
     raise UserError(
@@ -281,8 +269,6 @@ _JPEG = {"quality": 95, "subsampling": 0}
 
 @dataclass(frozen=True)
 class Original:
-    """A registered photograph, and what belongs to it."""
-
     photograph: pictures.Photograph
     mask: ViewMask | None
     flat_name: str
@@ -291,7 +277,6 @@ class Original:
 def originals(
     photographs: Sequence[pictures.Photograph], masks: Sequence[ViewMask | None]
 ) -> dict[str, Original]:
-    """Photographs and masks by the photographs' names."""
     flat = pictures.output_names(photographs)
     return {
         photograph.name: Original(photograph, mask, name)
@@ -300,12 +285,9 @@ def originals(
 
 
 def write_flat_pictures(
-    model: Any,
-    by_name: Mapping[str, Original],
-    folder: Path,
-    resize: bool,
+    model: Any, by_name: Mapping[str, Original], folder: Path, resize: bool,
     advance: Callable[[int], None],
-) -> None:
+) -> None:  # fmt: skip
     """Write flat copies of all photographs that the model places; those that are there stay."""
     images = sorted((model.images[i] for i in model.reg_image_ids()), key=lambda i: i.name)
     for done, image in enumerate(images, start=1):

@@ -53,12 +53,9 @@ that a mask lacks cost more than those that it has too many."""
 
 @torch.no_grad()
 def render_mask(
-    gaussians: Gaussians,
-    shares: Tensor,
-    camera: Camera,
-    size: tuple[int, int] | None = None,
+    gaussians: Gaussians, shares: Tensor, camera: Camera, size: tuple[int, int] | None = None,
     rasterizer: Rasterizer = WARP,
-) -> np.ndarray:
+) -> np.ndarray:  # fmt: skip
     """The mask of the object in a view, 255 where it is. (height, width) uint8
 
     Args:
@@ -85,7 +82,7 @@ Notify = Callable[[str], None]
 
 def needs_masks(cameras: Sequence[Camera]) -> bool:
     """Whether masks show an object, and some are imprecise or missing."""
-    shown = [c.mask for c in cameras if c.mask is not None and c.mask.mode == "object"]
+    shown = [c.mask for c in cameras if c.shows_object]
     incomplete = any(c.mask is None for c in cameras)
     return len(shown) >= MIN_MASKS and (incomplete or any(m.outline_error > 0 for m in shown))
 
@@ -110,7 +107,11 @@ class MaskEstimation:
         group = self.compute.group
         if not group.broadcast((folder / _RECORD).is_file()):
             model = folder / "model"
-            ply = self.train(whole_scene(scene), model, self.iterations)
+            # No masks, small images, nothing held out to measure.
+            small = [replace(c.reduced(OVERVIEW_SIDE), mask=None) for c in scene.train_cameras]
+            bare = {"test_cameras": [], "dropped_test_cameras": []}
+            whole = replace(scene, train_cameras=small, **bare)
+            ply = self.train(whole, model, self.iterations)
             cloud = read_gaussian_ply(ply, notify).to(self.compute.device).activate()
             iou = self._write(cloud, scene, folder)
             if group.is_first:
@@ -153,17 +154,6 @@ class MaskEstimation:
                 small = camera.reduced(OVERVIEW_SIDE)
                 values = render_mask(gaussians, shares, small, size, rasterizer)
                 if self.compute.group.is_first:
-                    _save(values, object_mask_path(folder, camera.name))
+                    with atomic_path(object_mask_path(folder, camera.name)) as temporary:
+                        Image.fromarray(values).save(temporary, format="PNG")
         return float(np.median(iou))
-
-
-def whole_scene(scene: Scene) -> Scene:
-    """A scene for a model of everything: no masks, small images, nothing held out to measure."""
-    cameras = [replace(camera.reduced(OVERVIEW_SIDE), mask=None) for camera in scene.train_cameras]
-    return replace(scene, train_cameras=cameras, test_cameras=[], dropped_test_cameras=[])
-
-
-def _save(values: np.ndarray, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_path(path) as temporary:
-        Image.fromarray(values).save(temporary, format="PNG")

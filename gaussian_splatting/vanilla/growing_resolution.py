@@ -85,7 +85,6 @@ class GaussianBudget:
         return {BUDGET: torch.tensor([self.first, self.last], dtype=torch.float64, device="cpu")}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """What a checkpoint has."""
         if BUDGET in state:
             self.first, self.last = state[BUDGET].tolist()
 
@@ -105,11 +104,9 @@ def spectrum_shares(photographs: Sequence[np.ndarray]) -> list[float]:
 
 
 def measured_growth(
-    cameras: Sequence[Camera],
-    load_image: Callable[[Camera], Tensor],
-    config: GrowthConfig,
+    cameras: Sequence[Camera], load_image: Callable[[Camera], Tensor], config: GrowthConfig,
     densified: int,
-) -> ResolutionGrowth:
+) -> ResolutionGrowth:  # fmt: skip
     """The schedule for some photographs. load_image: (H, W, 3), or (H, W, 4) uint8 with a mask"""
     chosen = np.linspace(0, len(cameras) - 1, min(len(cameras), MAX_SURVEYED)).astype(int)
     grey = [load_image(cameras[i])[..., :3].double().mean(dim=-1).numpy() for i in chosen]

@@ -76,7 +76,6 @@ class VanillaConfig:
 
     @classmethod
     def from_flags(cls, schedule_scale: float = 1.0, **flags: Any) -> VanillaConfig:
-        """The settings with their schedule scaled."""
         flags.setdefault("iterations", scaled(cls.iterations, schedule_scale))
         return cls(**flags).with_schedule(schedule_scale)
 

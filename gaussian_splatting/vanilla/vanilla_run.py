@@ -13,33 +13,22 @@ import torch
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.compute import BackendFlags, Compute
+from gaussian_splatting.data import ply as ply_files
 from gaussian_splatting.data import reference_layout as layout
 from gaussian_splatting.data.colmap import find_model, write_poses
 from gaussian_splatting.data.images import ImageStore
-from gaussian_splatting.data.masks import (
-    FOUND,
-    MaskOptions,
-    VisualHull,
-    hull_of,
-    shows_object,
-)
+from gaussian_splatting.data.masks import FOUND, MaskOptions, VisualHull, hull_of
 from gaussian_splatting.data.observations import ViewOptions
-from gaussian_splatting.data.ply import holds_gaussians, read_gaussian_ply, read_point_ply
 from gaussian_splatting.data.scene import Scene, SizeRule, VanillaSize, load_scene
+from gaussian_splatting.engine import run_directory as runs
 from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.poses import PoseConfig, PoseRefinement
-from gaussian_splatting.engine.run_directory import (
-    Identity,
-    RunDirectory,
-    points_digest,
-    scene_inputs,
-)
 from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun, run_stage
 from gaussian_splatting.optim.densification import N_SCORES, DensificationConfig
 from gaussian_splatting.optim.learned_exposure import MIN_SPREAD, Exposures
 from gaussian_splatting.shared_flags import InertFlags, checkpoint_interval, inert
-from gaussian_splatting.sky_sphere import SkySphere, limited_sky, opaque_sky, sky_of, with_sky
+from gaussian_splatting.sky_sphere import SKY_SHARE, SkySphere, opaque_sky, sky_of, with_sky
 from gaussian_splatting.vanilla.dense_start import with_dense_points, with_sky_colors
 from gaussian_splatting.vanilla.estimated_masks import ITERATIONS, MaskEstimation
 from gaussian_splatting.vanilla.growing_resolution import measured_growth
@@ -120,7 +109,6 @@ class VanillaOptions:
 
     @classmethod
     def from_flags(cls, **flags: Any) -> VanillaOptions:
-        """The run that was asked for."""
         start, run = flags.get("start_checkpoint"), flags["run"]
         if start is not None and run.resume == "auto":
             flags["run"] = replace(run, resume=str(start))
@@ -132,14 +120,13 @@ class VanillaOptions:
         return *self.memory.messages, *budget_messages(self.memory), *self.inert.messages
 
     def identity(self) -> dict[str, Any]:
-        """The settings that decide the result."""
         size = {"resolution": self.resolution} if self.size is None else asdict(self.size)
         return {**size, "images": self.images, "eval": self.eval, **self.config.identity()}
 
     def inputs(self, scene: Scene) -> dict[str, Any]:
         if self.init_ply is None:
-            return {**scene_inputs(scene), "points": points_digest(scene)}
-        return {**scene_inputs(scene), "initial Gaussians": file_digest(self.init_ply)}
+            return {**runs.scene_inputs(scene), "points": runs.points_digest(scene)}
+        return {**runs.scene_inputs(scene), "initial Gaussians": file_digest(self.init_ply)}
 
     def sources(self) -> dict[str, Any]:
         own = {} if self.init_ply is None else {"init_ply": self.init_ply.resolve()}
@@ -164,7 +151,6 @@ class VanillaOptions:
 
 
 def _train_whole(options: VanillaOptions, scene: Scene, folder: Path, iterations: int) -> Path:
-    """Train a short model of everything that the photographs of a scene show."""
     config = options.config
     whole = VanillaConfig(
         preset="fast",
@@ -185,7 +171,7 @@ def _train_whole(options: VanillaOptions, scene: Scene, folder: Path, iterations
 def _stage_run(
     scene: Scene, options: VanillaOptions, messages: Messages
 ) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
-    config = options.config.resolved(shows_object(scene.train_cameras))
+    config = options.config.resolved(any(c.shows_object for c in scene.train_cameras))
     spread = scene.exposure_spread
     if config.exposure.exposure_compensation == AUTO and spread >= MIN_SPREAD:
         messages(f"exposures differ by {spread:.2f} stops: --exposure_compensation True")
@@ -201,12 +187,11 @@ def _stage_run(
     def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> VanillaStage:
         def export(iteration: int, trained: GaussianCloud) -> None:
             _write_layout(scene, options, poses)
+            ply = layout.point_cloud_path(options.model_path, iteration)
             if exposures is not None:
-                beside = layout.point_cloud_path(options.model_path, iteration).with_name(
-                    layout.EXPOSURE_FILE
-                )
+                beside = ply.with_name(layout.EXPOSURE_FILE)
                 layout.write_exposures(beside, exposures.by_name())
-            layout.write_point_cloud(options.model_path, iteration, trained)
+            ply_files.write_gaussian_ply(ply, trained)
             if poses is not None:
                 turn, shift = poses.size()
                 console.info(f"poses moved by {turn:.3f} degrees and {shift:.4g} units (rms)")
@@ -222,7 +207,7 @@ def _stage_run(
 
     def init_from_images(cloud: GaussianCloud, store: ImageStore, say: Console) -> GaussianCloud:
         """What photographs add to the initial Gaussians: colours of a sky, and dense points."""
-        if options.init_ply is not None and holds_gaussians(options.init_ply):
+        if options.init_ply is not None and ply_files.holds_gaussians(options.init_ply):
             return cloud
         if sky is not None and hull is None:
             cloud = with_sky_colors(cloud, sky, scene.train_cameras, store.shown)
@@ -233,9 +218,9 @@ def _stage_run(
 
     # Read before the folder is touched: a damaged file must not leave one behind.
     cloud = _start(scene, options, hull, sky, messages)
-    directory = RunDirectory(
+    directory = runs.RunDirectory(
         options.model_path / layout.CHECKPOINT_FOLDER,
-        Identity(options.identity(), options.inputs(scene), options.sources()),
+        runs.Identity(options.identity(), options.inputs(scene), options.sources()),
         output_flag="-m/--model_path",
         products=(options.model_path / "point_cloud",),
     )
@@ -262,26 +247,27 @@ def _loop(options: VanillaOptions) -> LoopConfig:
 
 
 def _start(
-    scene: Scene,
-    options: VanillaOptions,
-    hull: VisualHull | None,
-    sky: SkySphere | None,
+    scene: Scene, options: VanillaOptions, hull: VisualHull | None, sky: SkySphere | None,
     messages: Messages,
-) -> GaussianCloud:
+) -> GaussianCloud:  # fmt: skip
     """Initial Gaussians: a given PLY, else the scene's points; never more than allowed."""
     points, colors = torch.from_numpy(scene.points), torch.from_numpy(scene.points_rgb)
     limit, device = options.config.densification.max_gaussians, options.compute.device
-    if options.init_ply is not None and holds_gaussians(options.init_ply):
-        cloud = read_gaussian_ply(options.init_ply, messages)
+    if options.init_ply is not None and ply_files.holds_gaussians(options.init_ply):
+        cloud = ply_files.read_gaussian_ply(options.init_ply, messages)
         cloud = cloud.select(_carved(cloud.means, hull, messages))
         return cloud.select(_thinned(len(cloud), limit, messages)).to(device)
     if options.init_ply is not None:
-        points, colors = map(torch.from_numpy, read_point_ply(options.init_ply, messages))
+        points, colors = map(torch.from_numpy, ply_files.read_point_ply(options.init_ply, messages))
     # Chosen before the sizes are: those fill the gaps between the points that stay.
     inside = _carved(points, hull, messages)
     points, colors = points[inside], colors[inside]
     # Far outside of an object there is nothing.
-    robustness = limited_sky(options.config.robustness, limit)
+    robustness = options.config.robustness
+    if limit is not None:
+        # So small a sky that most of the Gaussians allowed are left.
+        few = min(robustness.sky_points, int(SKY_SHARE * limit))
+        robustness = replace(robustness, sky_points=few)
     n_sky = robustness.sky_points if sky is not None and hull is None else 0
     rows = _thinned(len(points), limit, messages, n_sky)
     points, colors = points[rows], colors[rows]
@@ -344,7 +330,7 @@ def _write_layout(scene: Scene, options: VanillaOptions, poses: PoseRefinement |
         white_background=options.config.white_background, eval_split=options.eval,
     )  # fmt: skip
     layout.write_cameras_json(options.model_path, train_cameras, scene.original_test_cameras)
-    layout.write_input_ply(options.model_path, scene.points, scene.points_rgb)
+    ply_files.write_point_ply(options.model_path / "input.ply", scene.points, scene.points_rgb)
 
 
 def vanilla_parser(description: str | None) -> argparse.ArgumentParser:
@@ -357,7 +343,6 @@ def vanilla_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def budget_messages(memory: MemoryOptions) -> tuple[str, ...]:
-    """One line if a memory budget was given, which the vanilla stage cannot keep."""
     if memory.vram_budget is None:
         return ()
     return (

@@ -88,21 +88,17 @@ class VanillaStage(Stage):
         )
 
     def phase(self, iteration: int) -> str:
-        """Densification, then refinement of a fixed set."""
         return "densify" if iteration < self._config.densification.densify_until_iter else "refine"
 
     def begin(self, iteration: int) -> None:
-        """Learning rates only."""
         self.model.schedule_position_rate(iteration)
 
     def view_scale(self, iteration: int) -> float:
-        """Growing, where that was asked for."""
         return 1.0 if self._growth is None else self._growth.scale(iteration)
 
     def accumulate(
         self, iteration: int, camera: Camera, target: Tensor, view_index: int = 0
     ) -> StepResult:
-        """Render one view and backpropagate the colour loss."""
         seen = self.target(target, camera, iteration, view_index)
         terms = [self._color_term(seen)]
         rules, n_views = self._config.densification, self._config.optimizer.views_per_step
@@ -125,7 +121,6 @@ class VanillaStage(Stage):
         return StepResult(found, view.radii, view.guess, commit)
 
     def step_statistics(self) -> tuple[Tensor, ...]:
-        """Densification statistics and exposure gradients of the step's views."""
         own = (*self._watch.step_statistics(), *self._pruning_scores.step_statistics())
         return *own, *super().step_statistics()
 
@@ -154,7 +149,6 @@ class VanillaStage(Stage):
         return self._config.sh_degree
 
     def fitted_pose(self, camera: Camera, photograph: Tensor) -> Camera:
-        """Moved, where poses are learned."""
         if self.poses is None:
             return camera
         background = plain_background(self._config.white_background, self.model.device)
@@ -164,7 +158,6 @@ class VanillaStage(Stage):
         )  # fmt: skip
 
     def extra_state(self) -> dict[str, Any]:
-        """Densification statistics, exposures, poses, and the budget of growing images."""
         own: dict[str, Any] = {**self._watch.state(), **self._pruning_scores.state()}
         for more in (self.exposures, self.poses, self._budget):
             if more is not None:
@@ -180,7 +173,6 @@ class VanillaStage(Stage):
         self._pruning_scores.restore(state, len(self.model))
 
     def export(self, iteration: int) -> None:
-        """Write the Gaussians for other programs."""
         self._export(iteration, self.model.cloud.detached())
 
     def _densify(self, iteration: int) -> None:

@@ -17,15 +17,8 @@ from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera, camera_extent, middle_of, up_direction
 from gaussian_splatting.data.scene import Scene
-from gaussian_splatting.engine.reporting.evaluation import to_uint8
-from gaussian_splatting.engine.reporting.view_findings import (
-    depth_picture,
-    farthest,
-    grey_picture,
-    normal_picture,
-)
+from gaussian_splatting.engine.reporting.view_findings import LIVE_PICTURES
 from gaussian_splatting.engine.stage import Stage
-from gaussian_splatting.rasterization import RenderOutput
 from gaussian_splatting.viewing import page_server as pages
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
@@ -40,32 +33,19 @@ RENEW_SECONDS = 1.0  # how old a picture may get while the model behind it chang
 TELL_SECONDS = 0.5
 _PAUSED_SECONDS = 0.05
 
-LIVE_PICTURES: dict[str, Callable[[RenderOutput], Tensor]] = {
-    "image": lambda output: to_uint8(output.image),
-    "depth": lambda output: depth_picture(output.depth, farthest(output.depth)),
-    "normal": lambda output: normal_picture(output.normal),
-    "alpha": lambda output: grey_picture(output.alpha),
-}
-"""What can be shown of a render. (H, W, 3) uint8"""
-
 _GEOMETRY = ("depth", "normal")
 
 
 class LiveView(contextlib.AbstractContextManager):
     """What the training loop calls after every iteration; a context manager.
 
-    Args:
-        page: Where to show it; None shows nothing.
-        may_pause: Whether the training may be made to wait; several processes may not.
+    Without a page nothing is shown; ``may_pause`` says whether the training may be made to wait.
     """
 
     def __init__(
-        self,
-        page: TrainingPage | None,
-        warn: Callable[[str], None],
-        may_pause: bool = True,
+        self, page: TrainingPage | None, warn: Callable[[str], None], may_pause: bool = True,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._page, self._warn, self._may_pause, self._clock = page, warn, may_pause, clock
         self._next_picture = self._next_words = self._next_renewal = -float("inf")
 
@@ -73,12 +53,9 @@ class LiveView(contextlib.AbstractContextManager):
         self._close()
 
     def after_step(
-        self,
-        stage: Stage,
-        iteration: int,
-        terms: Mapping[str, Tensor],
+        self, stage: Stage, iteration: int, terms: Mapping[str, Tensor],
         stopped: Callable[[], object],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Show the model as it is now, if anybody looks and a picture is due."""
         page = self._page
         if page is None or not len(page.requests):
@@ -159,7 +136,6 @@ class TrainingPage:
         pages.show_picture(self._server, client, picture)
 
     def tell(self, iteration: int, gaussians: int, terms: Mapping[str, float]) -> None:
-        """Say how far the training is."""
         rows = "\n".join(f"| {name} | {value:.5f} |" for name, value in terms.items())
         self._words.content = (
             f"**{self._title}**: iteration {iteration:,} of {self._last:,}, {gaussians:,} "
@@ -205,13 +181,9 @@ class TrainingPage:
 
 
 def open_live_view(
-    options: pages.ViewerOptions,
-    title: str,
-    last: int,
-    scene: Scene,
-    group: ProcessGroup,
+    options: pages.ViewerOptions, title: str, last: int, scene: Scene, group: ProcessGroup,
     say: Console,
-) -> LiveView:
+) -> LiveView:  # fmt: skip
     """The page that was asked for; nothing is served where none was, or where it cannot be."""
     if options.viewer is None or not group.is_first:
         return LiveView(None, say.warn)

@@ -37,7 +37,6 @@ _HIGHEST_PORT = 65_535
 
 
 def port_number(text: str) -> int:
-    """A port that a page can be served on."""
     value = integer(text)
     if not 1 <= value <= _HIGHEST_PORT:
         raise argparse.ArgumentTypeError(f"{text!r} is no port; choose 1024 to {_HIGHEST_PORT}")
@@ -72,7 +71,6 @@ def load_viser() -> ModuleType:
 
 
 def open_server(host: str, port: int, label: str, flag: str = "--port") -> viser.ViserServer:
-    """Serve an empty page."""
     module = load_viser()
     check_free(host, port, flag)
     # Its messages are for who writes programs with it.
@@ -258,8 +256,6 @@ class BrowserView:
 
 @dataclass(frozen=True, eq=False)
 class RenderRequest:
-    """A picture that a browser waits for."""
-
     client: int
     view: BrowserView
     longest_side: int
@@ -307,7 +303,6 @@ class RenderQueue:
         self._changed.set()
 
     def leaves(self, client: int) -> None:
-        """A browser is gone."""
         with self._lock:
             self._clients.pop(client, None)
 
@@ -352,5 +347,4 @@ class RenderQueue:
         self._changed.clear()
 
     def wake(self) -> None:
-        """End :meth:`wait`."""
         self._changed.set()

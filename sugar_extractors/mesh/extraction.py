@@ -16,7 +16,7 @@ import torch
 
 from gaussian_splatting.cloud import opacities_of
 from gaussian_splatting.data.cameras import middle_of
-from gaussian_splatting.data.masks import hull_of, shows_object
+from gaussian_splatting.data.masks import hull_of
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.model import cloud_from_state
@@ -95,7 +95,7 @@ def extract_coarse_mesh(options: MeshOptions, console: Console | None = None) ->
     if options.compute.device_reason:
         console.info(options.compute.device_reason)
     checkpoint, scene = load_views(options, console.info, seed=options.random_seed)
-    poisson = options.poisson.resolved(shows_object(scene.train_cameras))
+    poisson = options.poisson.resolved(any(c.shows_object for c in scene.train_cameras))
     options = replace(options, poisson=poisson)
     # Cameras and Gaussians; no photographs are read.
     inputs = {

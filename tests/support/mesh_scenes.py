@@ -11,10 +11,11 @@ import torch
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.data.reference_layout import (
+    point_cloud_path,
     write_cameras_json,
     write_cfg_args,
-    write_point_cloud,
 )
 from gaussian_splatting.engine.checkpoint import save_payload
 from gaussian_splatting.engine.model import STATE_NAMES
@@ -106,7 +107,7 @@ def write_mesh_scene(root: Path, cloud: GaussianCloud, cameras: list[Camera]) ->
     scene.mkdir(parents=True)
     write_cfg_args(checkpoint, source_path=scene)
     write_cameras_json(checkpoint, cameras, [])
-    write_point_cloud(checkpoint, ITERATION, cloud)
+    write_gaussian_ply(point_cloud_path(checkpoint, ITERATION), cloud)
     state = {file: cloud.tensors()[own] for own, file in STATE_NAMES.items()}
     save_payload(
         coarse,

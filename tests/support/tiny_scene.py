@@ -23,12 +23,11 @@ from PIL import Image
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.ply import write_gaussian_ply
+from gaussian_splatting.data.ply import write_gaussian_ply, write_point_ply
 from gaussian_splatting.data.reference_layout import (
     point_cloud_path,
     write_cameras_json,
     write_cfg_args,
-    write_input_ply,
 )
 from gaussian_splatting.rasterization import rasterize
 from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
@@ -164,7 +163,7 @@ def make_tiny_checkpoint(root: Path, scene: TinyScene, iteration: int = 7000) ->
     """Write a vanilla checkpoint folder: the scene's Gaussians disturbed, plus some faint ones."""
     write_cfg_args(root, source_path=scene.root, eval_split=True)
     write_cameras_json(root, scene.cameras, [])
-    write_input_ply(root, scene.points, scene.points_rgb)
+    write_point_ply(root / "input.ply", scene.points, scene.points_rgb)
     write_gaussian_ply(point_cloud_path(root, iteration), disturbed_cloud(scene.cloud))
     return root
 

@@ -81,13 +81,9 @@ class EvaluationResult:
 
 @torch.no_grad()
 def evaluate(
-    render: Callable[[Camera], Tensor],
-    cameras: Iterable[Camera],
-    load_image: Callable[[Camera], Tensor],
-    *,
-    quantise: bool = False,
-    fitted: bool = False,
-) -> EvaluationResult:
+    render: Callable[[Camera], Tensor], cameras: Iterable[Camera],
+    load_image: Callable[[Camera], Tensor], *, quantise: bool = False, fitted: bool = False,
+) -> EvaluationResult:  # fmt: skip
     """Render views and compare them with their photographs, one at a time.
 
     Args:
@@ -227,11 +223,9 @@ MIN_VIEWS = 8
 
 @torch.no_grad()
 def contradicting_views(
-    stage: Stage,
-    cameras: Sequence[Camera],
-    load_image: Callable[[Camera], Tensor],
+    stage: Stage, cameras: Sequence[Camera], load_image: Callable[[Camera], Tensor],
     white_background: bool,
-) -> dict[str, str]:
+) -> dict[str, str]:  # fmt: skip
     """Views whose colour residual is far above the others, by name, with the reason."""
     if len(cameras) < MIN_VIEWS:
         return {}

@@ -46,11 +46,9 @@ class RunLogger:
     """
 
     def __init__(
-        self,
-        directory: Path,
-        first_iteration: int | None = None,
+        self, directory: Path, first_iteration: int | None = None,
         notify: Callable[[str], None] = lambda message: None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._notify = notify
         self._file: BinaryIO | None = None
         try:
@@ -91,11 +89,9 @@ class RunLogger:
             self._add(iteration, summary=self._summary.scalar(printable(name), float(value)))
 
     def histograms(
-        self,
-        tensors: Mapping[str, Tensor],
-        iteration: int,
+        self, tensors: Mapping[str, Tensor], iteration: int,
         activations: Mapping[str, Activation] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Add the distribution of values of each tensor; see :func:`subsample`."""
         for name, tensor in tensors.items() if self._file is not None else ():
             values = subsample(tensor, name, iteration, (activations or {}).get(name))
@@ -160,8 +156,6 @@ N_PICTURED_VIEWS = 3
 
 
 class Reporter(contextlib.AbstractContextManager):
-    """Collects and shows the figures of one run; a context manager."""
-
     def __init__(
         self, stage: Stage, console: Console, tensorboard_dir: Path, first_iteration: int,
         scene: Scene, timings: dict[str, dict[str, float]] | None = None,
@@ -175,7 +169,7 @@ class Reporter(contextlib.AbstractContextManager):
         pictured = scene.test_cameras or scene.train_cameras
         stride = max(1, len(pictured) // N_PICTURED_VIEWS)
         self._pictured = list(pictured[::stride])[:N_PICTURED_VIEWS]
-        self._logger = RunLogger(tensorboard_dir, first_iteration, notify=console.warn)
+        self.logger = RunLogger(tensorboard_dir, first_iteration, notify=console.warn)
         self._pictures: list[dict[str, Tensor]] = []
         self._worst: list[dict[str, Tensor]] = []
         self._phase: str | None = None
@@ -184,16 +178,9 @@ class Reporter(contextlib.AbstractContextManager):
         self.held_out: dict[str, dict[str, float]] = {}
         """Means of the last evaluation, over whole pictures and what masks count of them."""
 
-    def close_events(self) -> None:
-        self._logger.close()
-
-    def open_events(self, tensorboard_dir: Path) -> None:
-        """Go on in another folder of event files."""
-        self._logger = RunLogger(tensorboard_dir, notify=self._console.warn)
-
     def __exit__(self, *exception: object) -> None:
         self._leave_phase()
-        self._logger.close()
+        self.logger.close()
 
     def enter_phase(self, phase: str) -> None:
         """Start a new peak-memory measurement when the schedule enters another phase."""
@@ -213,7 +200,7 @@ class Reporter(contextlib.AbstractContextManager):
     def log(self, iteration: int, terms: dict[str, Tensor]) -> None:
         model = self._stage.model
         usage = memory_usage(model.device)
-        self._logger.scalars(
+        self.logger.scalars(
             {
                 **{f"Loss/{name}": value for name, value in terms.items()},
                 **{f"LearningRate/{n}": v for n, v in model.optimizer.learning_rates().items()},
@@ -223,25 +210,20 @@ class Reporter(contextlib.AbstractContextManager):
             },
             iteration,
         )
-        self._logger.histograms(
+        self.logger.histograms(
             {f"Parameters/{name}": values for name, values in model.distributions().items()},
             iteration,
             {f"Parameters/{name}": shown for name, shown in SHOWN_VALUES.items()},
         )
 
     def evaluate(self, iteration: int, images: ImageStore) -> None:
-        """Measure the held-out views and picture a few of them."""
         with torch.no_grad():
             scene = self._scene
             found = view_findings.find(
-                self._stage,
-                scene.test_cameras,
-                scene.train_cameras,
-                images.shown,
-                scene.observations,
-                scene.dropped_test_cameras,
-            )
-            self._logger.scalars({tag: value for tag, _, value in found.values()}, iteration)
+                self._stage, scene.test_cameras, scene.train_cameras, images.shown,
+                scene.observations, scene.dropped_test_cameras,
+            )  # fmt: skip
+            self.logger.scalars({tag: value for tag, _, value in found.values()}, iteration)
             for line in found.lines(self._held_out_note):
                 self._console.info(f"iteration {iteration}: {line}")
             advice = found.advice()
@@ -257,22 +239,23 @@ class Reporter(contextlib.AbstractContextManager):
                 output = self._stage.render(camera, geometry=True)
                 pictures = view_findings.view_pictures(output, outlined(images.shown(camera)))
                 pictures |= self._stage.view_maps(camera)
-                self._logger.images(
+                self.logger.images(
                     {f"{camera.name}/{name}": p for name, p in pictures.items()}, iteration
                 )
                 self._pictures.append(pictures)
                 for name, value in self._stage.view_metrics(camera, output).items():
                     metrics.setdefault(name, []).append(value)
             means = {name: sum(values) / len(values) for name, values in metrics.items()}
-            self._logger.scalars({f"View/{name}": v for name, v in means.items()}, iteration)
+            self.logger.scalars({f"View/{name}": v for name, v in means.items()}, iteration)
             for name, value in means.items():
                 self._console.info(f"iteration {iteration}: {name} {value:.4f}")
 
-    def write_pictures(self, path: Path) -> None:
+    def write_pictures(self, folder: Path) -> None:
         """Write the pictures of the last evaluation as one PNG, and those that fit worst."""
         if self._worst:
-            view_findings.write_contact_sheet(path.with_name(view_findings.WORST_FILE), self._worst)
+            view_findings.write_contact_sheet(folder / view_findings.WORST_FILE, self._worst)
         if self._pictures:
+            path = folder / "views.png"
             view_findings.write_contact_sheet(path, self._pictures)
             self._console.info(f"photograph, render, depth and normals: {path}")
 
@@ -282,7 +265,6 @@ class Reporter(contextlib.AbstractContextManager):
         return self._phases
 
     def _picture_worst(self, found: view_findings.Findings, images: ImageStore) -> None:
-        """Small pictures of the photographs that fit worst, beside their renders."""
         scene = self._scene
         cameras = {c.name: c for c in (*scene.train_cameras, *scene.test_cameras)}
         self._worst.clear()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +83,6 @@ class Findings:
         return sorted(scores, key=lambda score: (_decibels(score), score.name))[:N_WORST]
 
     def values(self) -> list[tuple[str, str, float]]:
-        """Name in TensorBoard, what it is, and the value of every figure."""
         rows: list[tuple[str, str, float | None]] = []
         for tag, role, found in (
             ("Test", "held-out", self.held_out),
@@ -166,22 +166,16 @@ class Findings:
 
 @torch.no_grad()
 def find(
-    stage: Stage,
-    test_cameras: Sequence[Camera],
-    train_cameras: Sequence[Camera],
-    load_image: Callable[[Camera], Tensor],
-    observations: Observations | None = None,
+    stage: Stage, test_cameras: Sequence[Camera], train_cameras: Sequence[Camera],
+    load_image: Callable[[Camera], Tensor], observations: Observations | None = None,
     dropped_cameras: Sequence[Camera] = (),
-) -> Findings:
+) -> Findings:  # fmt: skip
     """Measure a model.
 
     Renders are rounded to 8 bits, so that the figures are those of images saved and measured by
     any other program.
     """
-    foggy: list[float] = []
-    overlap: list[float] = []
-    inside: list[float] = []
-    constant: list[float] = []
+    seen_of: dict[str, list[float]] = defaultdict(list)  # by field of Findings
 
     def render(camera: Camera) -> Tensor:
         return stage.render(camera, geometry=False).image
@@ -191,18 +185,20 @@ def find(
         seen = observations.seen(camera) if known else None
         output = stage.render(camera, geometry=seen is not None)
         if seen is not None:
-            foggy.append(fog_share(output.depth, output.alpha, seen.nearest))
+            nearest = float(seen.depths.min())
+            seen_of["floaters"].append(fog_share(output.depth, output.alpha, nearest))
         photograph = load_image(camera).cpu()
         counted = is_counted(photograph)
         if counted is None or bool(counted.any()):
             weights = None if counted is None else counted.double()
             image = output.image.detach().cpu()
-            inside.append(min(100.0, psnr(image, photograph[..., :3], weights)))
-            constant.append(constant_psnr(photograph[..., :3], counted))
-        if counted is not None and camera.mask is not None and camera.mask.mode == "object":
+            value = min(100.0, psnr(image, photograph[..., :3], weights))
+            seen_of["counted_psnr"].append(value)
+            seen_of["constant_psnr"].append(constant_psnr(photograph[..., :3], counted))
+        if counted is not None and camera.shows_object:
             solid = output.alpha.detach().cpu() >= SOLID
             either = int((solid | counted).sum())
-            overlap.append(int((solid & counted).sum()) / max(1, either))
+            seen_of["mask_iou"].append(int((solid & counted).sum()) / max(1, either))
         return output.image
 
     def score(cameras: Sequence[Camera], renderer: Callable = render) -> EvaluationResult | None:
@@ -222,20 +218,11 @@ def find(
     n = len(train_cameras)
     shown = min(n, N_TRAINING_VIEWS)
     chosen = [train_cameras[i * n // shown] for i in range(shown)]
-
-    def mean(values: list[float]) -> float | None:
-        return sum(values) / len(values) if values else None
-
+    training = score(chosen, render if test_cameras else render_and_look)
+    stops = None if stage.exposures is None else stage.exposures.range()
+    means = {name: sum(values) / len(values) for name, values in seen_of.items()}
     return Findings(
-        held_out,
-        score(chosen, render if test_cameras else render_and_look),
-        mean(foggy),
-        None if stage.exposures is None else stage.exposures.range(),
-        posed,
-        with_dropped,
-        mean(overlap),
-        mean(inside),
-        mean(constant),
+        held_out, training, exposure_stops=stops, posed=posed, with_dropped=with_dropped, **means
     )
 
 
@@ -267,15 +254,20 @@ WORST_FILE = "worst.png"
 _SAMPLED_PIXELS = 1_000_000
 
 
+LIVE_PICTURES: dict[str, Callable[[RenderOutput], Tensor]] = {
+    "image": lambda output: to_uint8(output.image),
+    "depth": lambda output: depth_picture(output.depth, farthest(output.depth)),
+    "normal": lambda output: normal_picture(output.normal),
+    "alpha": lambda output: grey_picture(output.alpha),
+}
+"""What can be shown of a render. (H, W, 3) uint8"""
+
+
 def view_pictures(output: RenderOutput, photograph: Tensor) -> dict[str, Tensor]:
     """Photograph, render, depth and normals of a view. (H, W, 3) uint8 each, on the CPU"""
-    pictures = {
-        "photograph": photograph,
-        "render": to_uint8(output.image),
-        "depth": depth_picture(output.depth, farthest(output.depth)),
-        "normal": normal_picture(output.normal),
-    }
-    return {name: picture.cpu() for name, picture in pictures.items()}
+    kinds = {"render": "image", "depth": "depth", "normal": "normal"}
+    made = {name: LIVE_PICTURES[kind](output).cpu() for name, kind in kinds.items()}
+    return {"photograph": photograph.cpu(), **made}
 
 
 def grey_picture(values: Tensor) -> Tensor:
@@ -313,7 +305,6 @@ def thumbnail(picture: Tensor) -> Tensor:
 
 
 def write_contact_sheet(path: Path, views: Sequence[dict[str, Tensor]]) -> None:
-    """Write the pictures of several views, one row each, as one PNG."""
     rows = [torch.cat(list(pictures.values()), dim=1) for pictures in views]
     width = max(row.shape[1] for row in rows)
     padded = [torch.nn.functional.pad(row, (0, 0, 0, width - row.shape[1])) for row in rows]
