@@ -43,7 +43,8 @@ def test_cut_parts_make_up_the_whole() -> None:
     inner, outer = (cut_at_box(mesh, BOX, inside=inside) for inside in (True, False))
     assert area(inner) + area(outer) == pytest.approx(area(mesh), rel=1e-12)
     low, high = np.array(BOX.low), np.array(BOX.high)
-    assert (inner.vertices >= low).all() and (inner.vertices <= high).all()
+    assert (inner.vertices >= low).all()
+    assert (inner.vertices <= high).all()
     strictly_inside = ((outer.vertices > low) & (outer.vertices < high)).all(axis=1)
     assert not strictly_inside.any()
 
