@@ -35,7 +35,6 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.stepping import Stepper
 from gaussian_splatting.losses import photometric
-from gaussian_splatting.losses.photometric_cuda import ColumnPhotometric
 from gaussian_splatting.optim import adam
 from gaussian_splatting.rasterization import Rasterizer, projection
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
@@ -155,7 +154,7 @@ def gpu_paths() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for owner, name, replacement in (
             *((Rasterizer, name, on_blocks(getattr(Rasterizer, name))) for name in blending),
-            (photometric, "NativePhotometric", ColumnPhotometric),
+            (photometric, "photometric_cpu", photometric.photometric_cuda),
             (projection, "counts_while_projecting", lambda device: True),
             (adam, "in_one_launch", lambda device: True),
             (sampling_block, "evaluate_fields", functools.partial(fields, native=False)),
