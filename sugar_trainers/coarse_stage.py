@@ -170,7 +170,6 @@ class CoarseStage(Stage):
         return {**own, **super().extra_state()}
 
     def restore_extra(self, state: dict[str, Any]) -> None:
-        """Neighbours, if there were any yet, and exposures."""
         super().restore_extra(state)
         if "neighbors" in state:
             self.neighbors = state["neighbors"].to(self.model.device)
@@ -278,7 +277,6 @@ class CoarseOptions(TrainingOptions):
 
     @property
     def messages(self) -> tuple[str, ...]:
-        """One line for each flag that was given but cannot act beside the others."""
         lines = [*super().messages, *self.config.messages]
         if not self.eval and self.test_iterations != CoarseOptions.test_iterations:
             lines.append("--test_iterations has no effect with --eval False: nothing is held out")
@@ -286,7 +284,6 @@ class CoarseOptions(TrainingOptions):
 
     @property
     def directory(self) -> Path:
-        """The run's folder."""
         parent = self.output_dir or OUTPUT_ROOT / "coarse" / scene_name(self.scene_path)
         return parent / coarse_name(
             self.iteration_to_load, self.config.regularization_type, *self.config.named_weights

@@ -76,7 +76,6 @@ class MultiviewStage(Stage):
         return "densify" if self._config.schedule.densifies(iteration) else "settle"
 
     def begin(self, iteration: int) -> None:
-        """Learning rate, and the trim where it is due."""
         schedule = self._config.schedule
         self.model.schedule_position_rate(iteration / schedule.schedule_scale)
         if schedule.trim_due(iteration):
@@ -85,7 +84,6 @@ class MultiviewStage(Stage):
     def accumulate(
         self, iteration: int, camera: Camera, target: Tensor, view_index: int = 0
     ) -> StepResult:
-        """Backpropagate every term; see :mod:`gaussian_splatting.engine.strips`."""
         on = acting(self.terms, iteration)
         gaussians = self.gaussians()
         leaves = gaussians.as_leaves()
@@ -116,7 +114,6 @@ class MultiviewStage(Stage):
         return StepResult(terms, view.radii, view.guess, commit)
 
     def step_statistics(self) -> tuple[Tensor, ...]:
-        """Densification statistics and exposure gradients of the step's views."""
         return *self._watch.step_statistics(), *super().step_statistics()
 
     def apply(self, iteration: int) -> None:
@@ -127,16 +124,13 @@ class MultiviewStage(Stage):
         super().apply(iteration)
 
     def view_maps(self, camera: Camera) -> dict[str, Tensor]:
-        """Where the best neighbour agrees with a view."""
         gaussians = self.model.cloud.detached().activate()
         return self._comparer.pictures(gaussians, camera, self.memory_plan.split)
 
     def extra_state(self) -> dict[str, Any]:
-        """Densification statistics and exposures."""
         return {**self._watch.state(), **super().extra_state()}
 
     def restore_extra(self, state: dict[str, Any]) -> None:
-        """Densification statistics, or fresh ones where the checkpoint has none, and exposures."""
         super().restore_extra(state)
         self._watch.restore(state, len(self.model))
 
@@ -153,7 +147,6 @@ class MultiviewStage(Stage):
         check_population(len(self.model), iteration, "densification")
 
     def _trim(self, iteration: int) -> None:
-        """Drop Gaussians that too few training views see."""
         cameras = self._cameras[:: -(-len(self._cameras) // MAX_TRIM_VIEWS)]
         least = min(self._config.min_views, len(cameras))
         seen = views_that_see(self.model.cloud.detached().activate(), cameras, self._rasterizer)
@@ -183,8 +176,6 @@ _NAMED_VIEWS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class MultiviewOptions(CoarseOptions):
-    """A coarse run in multi-view mode."""
-
     reads_tracks: ClassVar[bool] = True
 
     config: MultiviewConfig = field(default_factory=MultiviewConfig)
@@ -193,7 +184,6 @@ class MultiviewOptions(CoarseOptions):
         self, model: GaussianCloud, config: MultiviewConfig, scene: Scene, store: ImageStore,
         console: Console, exposures: Exposures | None,
     ) -> MultiviewStage:  # fmt: skip
-        """The stage; says which views have no neighbours."""
         cameras = scene.train_cameras
         neighbors = NeighborViews(cameras, scene.extent, observations=scene.observations)
         if alone := neighbors.without_neighbors:
@@ -210,5 +200,4 @@ class MultiviewOptions(CoarseOptions):
 
 
 def options_of_mode(mode: str) -> type[CoarseOptions]:
-    """The options of a mode of the coarse stage."""
     return MultiviewOptions if mode == MULTIVIEW else CoarseOptions

@@ -101,7 +101,6 @@ class RefineStage(Stage):
         return "refine"
 
     def begin(self, iteration: int) -> None:
-        """Learning rate and colour degree."""
         self._iteration = iteration
         self.model.schedule_vertex_rate(iteration / self._config.schedule_scale)
         if self._largest is not None:
@@ -111,7 +110,6 @@ class RefineStage(Stage):
     def accumulate(
         self, iteration: int, camera: Camera, target: Tensor, view_index: int = 0
     ) -> StepResult:
-        """Backpropagate the terms of the image, then those of the mesh."""
         on = acting(self.terms, iteration)
         mesh = MeshView(self.model.cloud, camera)
         if self._comparer is not None:
@@ -141,14 +139,12 @@ class RefineStage(Stage):
         return StepResult(report(self.terms, found), view.radii, view.guess, commit)
 
     def gaussians(self) -> Gaussians:
-        """Those that the triangles carry, and the background."""
         return self.model.cloud.activate_all(self._placement)
 
     def rendered_degree(self) -> int:
         return self._config.sh_degree(max(1, self._iteration))
 
     def export(self, iteration: int) -> None:
-        """Write the refined Gaussians for other programs."""
         if self._export is not None:
             self._export(self.model.cloud)
 
@@ -175,7 +171,6 @@ class MeshView:
     comparison: Comparison | None = None  # None where the view has no neighbour
 
     def hits(self, camera: Camera) -> TriangleHits:
-        """What a view sees of the mesh."""
         return rasterize_triangles(self.cloud.vertices.detach(), self.cloud.faces, camera)
 
     def depth(self, camera: Camera) -> Tensor:
@@ -249,13 +244,11 @@ class RefineOptions(TrainingOptions):
 
     @property
     def name(self) -> str:
-        """Name that all files of the refined model share."""
         weight = self.config.normal_consistency_factor
         return refined_name(self.mesh_path, weight, self.config.gaussians_per_triangle)
 
     @property
     def directory(self) -> Path:
-        """The run's folder."""
         parent = self.output_dir or OUTPUT_ROOT / "refined" / scene_name(self.scene_path)
         return parent / self.name
 
@@ -265,7 +258,6 @@ class RefineOptions(TrainingOptions):
 
     @property
     def ply_path(self) -> Path:
-        """The refined Gaussians for other programs."""
         folder = self.ply_dir or self.output_dir
         if folder is None:
             folder = OUTPUT_ROOT / "refined_ply" / scene_name(self.scene_path)
@@ -273,7 +265,6 @@ class RefineOptions(TrainingOptions):
 
     @property
     def results(self) -> tuple[Path, ...]:
-        """The ``.pt``, and the PLY if it is wanted."""
         return (self.result, *([self.ply_path] if self.export_ply else []))
 
     @property
@@ -296,7 +287,6 @@ class RefineOptions(TrainingOptions):
     def initial(
         self, checkpoint: ReferenceCheckpoint, scene: Scene, messages: Messages
     ) -> tuple[BoundCloud, dict[str, Any]]:
-        """Gaussians on the triangles of the mesh."""
         if not self.mesh_path.is_file():
             raise UserError(f"--mesh_path {self.mesh_path}: no such file; pass the coarse mesh PLY")
         mesh, device = read_mesh_ply(self.mesh_path), self.compute.device
@@ -332,7 +322,6 @@ class RefineOptions(TrainingOptions):
         self, model: BoundCloud, config: RefineConfig, scene: Scene, store: ImageStore,
         console: Console, exposures: Exposures | None,
     ) -> RefineStage:  # fmt: skip
-        """The stage; compares neighbouring views if that is asked for."""
         rasterizer, comparer, cameras = self.compute.rasterizer, None, scene.train_cameras
         if config.initial_colors == "photographs":
             known = {} if exposures is None else exposures.by_name()

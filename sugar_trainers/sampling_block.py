@@ -71,8 +71,6 @@ def sampling_mask(
 
 
 class SurfaceSampler:
-    """Backpropagates what is found at samples."""
-
     def __init__(self, config: CoarseConfig, extent: float) -> None:
         self._config = config
         self._extent = extent

@@ -77,7 +77,6 @@ class Schedule:
         return cls().scaled(schedule_scale)
 
     def scaled(self: AnySchedule, scale: float) -> AnySchedule:
-        """The same schedule, shorter or longer."""
         values = {n: scaled(v, scale) for n, v in asdict(self).items() if n != "schedule_scale"}
         for name in values.keys() & LEAST_INTERVALS.keys():
             values[name] = max(values[name], min(getattr(self, name), LEAST_INTERVALS[name]))
@@ -117,7 +116,6 @@ class CoarseSchedule(Schedule):
         return self.entropy_start < iteration < self.entropy_stop
 
     def regularization_active(self, iteration: int) -> bool:
-        """Whether the geometric terms act."""
         return iteration > self.regularize
 
 
@@ -127,8 +125,6 @@ _weight = partial(flag, group="single coarse stage", parse=non_negative_float)
 
 @dataclass(frozen=True)
 class CoarseConfig(SugarConfig):
-    """Everything that decides the result of the coarse stage."""
-
     regularization_type: Regularization = "dn_consistency"
     schedule: CoarseSchedule = field(default_factory=CoarseSchedule)
     estimation_factor: float = _weight(
@@ -166,7 +162,6 @@ class CoarseConfig(SugarConfig):
 
     @property
     def messages(self) -> tuple[str, ...]:
-        """One line for each flag that was given but cannot act."""
         if self.full_res_normals or self.uses_depth_normals:
             return ()
         mode = self.regularization_type
@@ -198,7 +193,6 @@ class CoarseConfig(SugarConfig):
         return self.sdf_samples
 
     def identity(self) -> dict[str, Any]:
-        """The settings that decide the result, as JSON values."""
         return stage_identity(self, "sample_chunk", "knn_batch_size")
 
 
@@ -212,11 +206,9 @@ class MultiviewSchedule(Schedule):
     trim_interval: int = 1_000  # of what too few views see
 
     def densifies(self, iteration: int) -> bool:
-        """Whether Gaussians are still cloned and split."""
         return iteration < self.densify_until
 
     def densification_due(self, iteration: int) -> bool:
-        """Whether a round follows this iteration."""
         passed = iteration - self.first
         due = passed > 0 and passed % self.densification_interval == 0
         return due and self.densifies(iteration)
@@ -244,8 +236,6 @@ _multiview = partial(flag, group="multi-view mode", no_effect_when="unless -r mu
 
 @dataclass(frozen=True)
 class MultiviewConfig(SugarConfig):
-    """Everything that decides the result of the multi-view mode."""
-
     regularization_type: ClassVar[str] = MULTIVIEW
     named_weights: ClassVar[tuple[float, ...]] = ()  # weights that are part of the folder's name
 
@@ -263,7 +253,6 @@ class MultiviewConfig(SugarConfig):
     exposure: LaterExposure = LaterExposure(exposure_compensation=True)
 
     def identity(self) -> dict[str, Any]:
-        """The settings that decide the result, as JSON values."""
         return {"regularization_type": self.regularization_type, **super().identity()}
 
 
@@ -329,7 +318,6 @@ class RefineConfig(SugarConfig):
 
     @classmethod
     def from_flags(cls, schedule_scale: float = 1.0, **flags: Any) -> RefineConfig:
-        """The settings with their schedule scaled."""
         return cls(**flags).with_schedule(schedule_scale)
 
     def with_schedule(self, scale: float) -> RefineConfig:
@@ -356,6 +344,5 @@ class RefineConfig(SugarConfig):
         return min(MAX_SH_DEGREE, (iteration - 1) // self.sh_interval)
 
     def identity(self) -> dict[str, Any]:
-        """The settings that decide the result, as JSON values."""
         box = None if self.bboxmin is None else (self.bboxmin, self.bboxmax)
         return {**stage_identity(self, "bboxmin", "bboxmax"), "bbox": box}

@@ -83,7 +83,6 @@ class TrainingOptions(CaptureOptions):
         """The stage; ``config`` has a memory plan."""
 
     def identity(self) -> dict[str, Any]:
-        """The settings that decide the result."""
         return {**self.capture_identity(), **self.config.identity()}
 
     def prepare(self, messages: Messages) -> tuple[StageRun[Model], Model]:

@@ -39,8 +39,6 @@ from sugar_utils.random import draw_labels, generator
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a view is compared with."""
-
     pair: ViewPair
     gray: Tensor  # see gray_values; (H, W)
     neighbor_gray: Tensor  # (H', W')

@@ -57,8 +57,6 @@ class AdamStep:
 
 @dataclass(frozen=True)
 class Stepped:
-    """A parameter and its step."""
-
     value: Tensor  # changed in place, (N, ...) float32 or bfloat16
     gradient: Tensor
     moments: dict[str, Tensor]  # changed in place, both of one type, float32 or bfloat16
@@ -187,7 +185,6 @@ def float_of(bits: wp.uint32) -> float: ...
 
 @wp.func
 def noise_of(seed: wp.uint32, element: int) -> wp.uint32:
-    """Random bits of one element in one step."""
     return hashed(seed + wp.uint32(element))
 
 
@@ -276,7 +273,6 @@ class GroupedAdam:
         config: OptimizerConfig = DEFAULT_OPTIMIZER,
         seed: int = 0,
     ) -> None:
-        """Start with zero moments."""
         self.config = config
         self.parameters = {
             name: _leaf(value.detach().to(config.value_dtype(name), copy=True))

@@ -56,11 +56,9 @@ class OptimizerConfig:
         return cls(**flags)
 
     def value_dtype(self, name: str) -> torch.dtype:
-        """Type in which a parameter is stored."""
         return torch.bfloat16 if self._is_half(name) else torch.float32
 
     def moment_dtype(self, name: str) -> torch.dtype:
-        """Type in which its moments are stored."""
         half = self.optimizer_state == "bf16" or self._is_half(name)
         return torch.bfloat16 if half else torch.float32
 

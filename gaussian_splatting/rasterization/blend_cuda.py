@@ -302,12 +302,10 @@ class BlockKernels:
         _launch_on_tiles(self.forward, n_tiles, inputs, inputs[5].device)
 
     def launch_backward(self, n_tiles: int, inputs: list[Any]) -> None:
-        """Fill the rows of the pairs in some tiles."""
         inputs = [*inputs[:7], as_rows(inputs[7]), *inputs[8:-1], as_rows(inputs[-1])]
         _launch_on_tiles(self.backward, n_tiles, inputs, inputs[5].device)
 
     def launch_sums(self, n_splats: int, inputs: list[Any]) -> None:
-        """Add the rows of each splat's pairs to its gradients."""
         inputs = [*inputs[:6], as_rows(inputs[6]), *inputs[7:]]
         launch_sums(self.sum_pairs, n_splats, inputs, inputs[2].device)
 
@@ -437,7 +435,6 @@ def _forward_kernel(n_channels: int) -> Any:
 
 
 def _loading_function(n_channels: int) -> wp.Function:
-    """Loads what the backward pass begins with."""
     CHANNELS = wp.constant(n_channels)
     Colors = wp.types.matrix(shape=(BLOCKS, n_channels), dtype=wp.float32)
 

@@ -93,7 +93,6 @@ def n_tiles(camera: Camera) -> tuple[int, int]:
 
 
 def make_view(camera: Camera) -> Any:
-    """Fill the kernel argument for one camera."""
     view = View()
     view.rotation = wp.mat33(*(float(v) for v in camera.rotation.ravel()))
     view.translation = wp.vec3(*(float(v) for v in camera.translation))

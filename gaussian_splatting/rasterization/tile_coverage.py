@@ -118,7 +118,6 @@ def covered_tiles(e: Ellipse, rect: wp.vec4i, row: int) -> wp.vec2i:
 
 @wp.func
 def n_covered(splats: Floats2d, i: int, rect: wp.vec4i) -> int:
-    """Number of tiles that a splat reaches."""
     ellipse = ellipse_of(splats, i, rect)
     if ellipse.whole == 1:
         return (rect[1] - rect[0]) * (rect[3] - rect[2])

@@ -196,7 +196,6 @@ class TextureOptions(CaptureOptions):
         return folder / f"{name}{'_postprocessed' if self.postprocess_mesh else ''}.obj"
 
     def identity(self) -> dict[str, Any]:
-        """The settings that decide the mesh, as its ``.json`` file keeps them."""
         values = {
             **self.capture_identity(),
             "square_size": self.square_size,
@@ -449,7 +448,6 @@ _STANDALONE = "only extract_refined_mesh_with_texture.py"
 
 
 def texture_parser(description: str | None) -> argparse.ArgumentParser:
-    """All flags of ``extract_refined_mesh_with_texture.py``."""
     parser = parser_of(description)
     square = {"default": STANDALONE_SQUARE_SIZE, "group": _STANDALONE}
     gpu = {"short": "-g", "group": _STANDALONE}
