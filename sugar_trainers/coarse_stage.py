@@ -44,10 +44,9 @@ from gaussian_splatting.shared_flags import Preset, checkpoint_interval, preset
 from sugar_scene.geometry import draw_samples
 from sugar_trainers.losses import normals_from_depth
 from sugar_trainers.naming import OUTPUT_ROOT, coarse_name, scene_name
-from sugar_trainers.sampling_block import SurfaceSampler, sampling_mask
 from sugar_trainers.stage_config import CoarseConfig
 from sugar_trainers.stage_options import TrainingOptions
-from sugar_trainers.terms import VisibleGaussians, coarse_terms
+from sugar_trainers.terms import SurfaceSampler, VisibleGaussians, coarse_terms, sampling_mask
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
@@ -34,10 +35,12 @@ from gaussian_splatting.engine.stage import (
     report,
 )
 from gaussian_splatting.engine.strips import ViewPass
-from gaussian_splatting.engine.training_views import without_uncovered
-from gaussian_splatting.optim.learned_exposure import Exposures
+from gaussian_splatting.engine.training_views import is_counted, without_uncovered
+from gaussian_splatting.optim.learned_exposure import Exposures, unexposed
 from gaussian_splatting.optim.schedule import scaled
 from gaussian_splatting.rasterization import WARP, Rasterizer, project
+from gaussian_splatting.rasterization.render import masked_shares
+from gaussian_splatting.rasterization.spherical_harmonics import SH_C0, sh_basis_of
 from gaussian_splatting.shared_flags import Preset, checkpoint_interval, preset
 from sugar_scene.mesh_bound import (
     INITIAL_OPACITY,
@@ -49,9 +52,12 @@ from sugar_scene.mesh_bound import (
 from sugar_scene.mesh_normals import PairsOfTriangles, adjacent_face_pairs
 from sugar_scene.reprojection import NeighborViews, triangle_planes
 from sugar_scene.triangle_mesh import edge_keys, read_mesh_ply
-from sugar_scene.triangle_rasterizer import TriangleHits, rasterize_triangles
+from sugar_scene.triangle_rasterizer import (
+    TriangleHits,
+    pixels_of_points,
+    rasterize_triangles,
+)
 from sugar_trainers.naming import OUTPUT_ROOT, refined_name, scene_name
-from sugar_trainers.refine_start import background_rows, with_photograph_colors
 from sugar_trainers.stage_config import MultiviewConfig, RefineConfig
 from sugar_trainers.stage_options import TrainingOptions
 from sugar_trainers.view_comparison import (
@@ -61,6 +67,7 @@ from sugar_trainers.view_comparison import (
     photometric_errors,
 )
 from sugar_utils.console import Console
+from sugar_utils.device import upload
 from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest
 from sugar_utils.settings import flag
@@ -210,6 +217,76 @@ def refine_terms(config: RefineConfig, pairs: PairsOfTriangles) -> tuple[LossTer
     if weight > 0:
         terms.append(LossTerm("normal_consistency", weight, "model", normal_consistency))
     return tuple(terms)
+
+
+# Colours of vertices are as coarse as the mesh and the same from all sides, and an optimiser needs
+# hundreds of steps to change that: colours of mesh-bound Gaussians come from the photographs. What
+# the mesh does not show, as sky, distance and parts thinner than triangles, stays beside it.
+
+N_COEFFICIENTS = 4  # of bands 0 and 1; two bands measured no better
+RIDGE = 1.0  # views in which band 1 is zero, beside those that show a Gaussian
+
+Photograph = tuple[Camera, Tensor, Tensor | None]
+"""A camera; its image, (H, W, 3) or (H, W, 4) uint8; its exposure, (2, 3), if it has one."""
+
+
+@torch.no_grad()
+def with_photograph_colors(cloud: BoundCloud, photographs: Iterable[Photograph]) -> BoundCloud:
+    """Gaussians with the colours of the views that show their centres; others as they are.
+
+    Spherical harmonics of degree 1, by least squares with a ridge.
+    """
+    points = cloud.activate().means
+    normal = points.new_zeros(len(points), N_COEFFICIENTS, N_COEFFICIENTS)
+    right = points.new_zeros(len(points), N_COEFFICIENTS, 3)
+    for camera, image, exposure in photographs:
+        shown, row, column = pixels_of_points(points, cloud.vertices, cloud.faces, camera)
+        image = upload(image, points.device)
+        counted = is_counted(image)
+        if counted is not None:
+            shown &= counted[row, column]
+        colors = image[row, column, :3] / 255.0
+        if exposure is not None:
+            colors = unexposed(colors, exposure.to(colors.device))
+        directions = normalize(points - points.new_tensor(camera.center), dim=1)
+        basis = sh_basis_of(directions)[:, :N_COEFFICIENTS] * shown[:, None]
+        normal += basis[:, :, None] * basis[:, None]
+        right += basis[:, :, None] * (colors - 0.5)[:, None]
+    seen = normal[:, :1, :1] > 0
+    ridge = normal.new_full((N_COEFFICIENTS,), RIDGE * SH_C0**2)
+    ridge[0] = 0.0
+    solvable = torch.where(
+        seen, normal + ridge.diag(), torch.eye(N_COEFFICIENTS, device=normal.device)
+    )
+    band_0, band_1 = torch.linalg.solve(solvable, right).split([1, N_COEFFICIENTS - 1], dim=1)
+    rest = torch.cat([band_1, cloud.sh_rest[:, N_COEFFICIENTS - 1 :]], dim=1)
+    return replace(
+        cloud,
+        sh_dc=torch.where(seen, band_0, cloud.sh_dc),
+        sh_rest=torch.where(seen, rest, cloud.sh_rest),
+    )
+
+
+MIN_SHARE = 0.2  # of the blending weights beside the mesh
+_MAX_SIDE = 480
+
+
+def background_rows(
+    gaussians: Gaussians,
+    vertices: Tensor,
+    faces: Tensor,
+    cameras: Sequence[Camera],
+    rasterizer: Rasterizer = WARP,
+) -> Tensor:
+    """Gaussians that blend into pixels which the mesh does not cover. (N,) bool
+
+    With a fifth of their weights there, so that no gap is left around the mesh.
+    """
+    views = [camera.reduced(_MAX_SIDE) for camera in cameras]
+    hits = (rasterize_triangles(vertices, faces, view) for view in views)
+    beside = ((view, (~hit.covered).float()) for view, hit in zip(views, hits, strict=True))
+    shares = masked_shares(gaussians, beside, rasterizer)
+    return shares > MIN_SHARE
 
 
 TEST_INTERVAL = 7_500
