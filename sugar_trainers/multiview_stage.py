@@ -52,18 +52,13 @@ class MultiviewStage(Stage):
         notify: Callable[[str], None], *, rasterizer: Rasterizer = WARP,
         hull: VisualHull | None = None, exposures: Exposures | None = None,
     ) -> None:  # fmt: skip
-        self.extent = extent
-        self.exposures = exposures
-        self.model = TrainableCloud(
-            cloud, config.rates, extent, config.optimizer, config.random_seed
-        )
+        self.extent, self.exposures = extent, exposures
+        settings = config.rates, extent, config.optimizer, config.random_seed
+        self.model = TrainableCloud(cloud, *settings)
         self.terms = multiview_terms(config, extent)
         self.memory_plan = MemoryPlan(config.split)
-        self._config = config
-        self._cameras = list(cameras)
-        self._notify = notify
-        self._rasterizer = rasterizer
-        self._hull = hull
+        self._config, self._notify, self._rasterizer = config, notify, rasterizer
+        self._cameras, self._hull = list(cameras), hull
         compares_views = config.photometric_factor > 0 or config.geometric_factor > 0
         pixels = config.multiview_pixels if compares_views else 0
         self._comparer = ViewComparer(
@@ -98,10 +93,8 @@ class MultiviewStage(Stage):
         )
         near = view.visible & (view.depths <= self._comparer.reach)
         found = backpropagate(on["model"], VisibleGaussians(leaves, near))
-        images = [
-            term.bind(camera, seen.photograph, seen.exposure, seen.inside, beside)
-            for term in on["image"]
-        ]
+        shown = camera, seen.photograph, seen.exposure, seen.inside, beside
+        images = [term.bind(*shown) for term in on["image"]]
         of_image, d_means2d = view.backpropagate(images)
         backward_through(gaussians.tensors(), leaves.tensors())
 

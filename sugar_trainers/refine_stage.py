@@ -86,17 +86,14 @@ class RefineStage(Stage):
         export: Callable[[BoundCloud], None] | None = None, rasterizer: Rasterizer = WARP,
         exposures: Exposures | None = None, comparer: ViewComparer | None = None,
     ) -> None:  # fmt: skip
-        self.extent = extent
-        self.exposures = exposures
+        self.extent, self.exposures = extent, exposures
         scale = config.vertex_rate_scale(extent)
         self.model = TrainableBoundCloud(
             cloud, config.rates, scale, config.optimizer, config.random_seed, extent
         )
         self.memory_plan = MemoryPlan(config.split)
-        self._config = config
-        self._export = export
-        self._rasterizer = rasterizer
-        self._comparer = comparer
+        self._config, self._export = config, export
+        self._rasterizer, self._comparer = rasterizer, comparer
         # The topology never changes, so what follows from it is found once.
         self._placement = Placement(cloud)
         self._pairs = PairsOfTriangles(adjacent_face_pairs(cloud.faces), len(cloud.vertices))
@@ -129,18 +126,13 @@ class RefineStage(Stage):
             compared = self._comparer.comparison(camera, covered, mesh.depth, iteration, view_index)
             mesh = replace(mesh, faces=faces, comparison=compared)
         seen = self.target(target, camera, iteration, view_index)
-        degree = self._config.sh_degree(iteration)
+        projected = project(self.gaussians(), camera, sh_degree=self._config.sh_degree(iteration))
         view = ViewPass(
-            project(self.gaussians(), camera, sh_degree=degree),
-            seen.background,
-            self.memory_plan.split,
-            rasterizer=self._rasterizer,
+            projected, seen.background, self.memory_plan.split, rasterizer=self._rasterizer,
             pairs=self.pairs,
-        )
-        images = [
-            term.bind(camera, seen.photograph, seen.exposure, seen.inside) for term in on["image"]
-        ]
-        found, _ = view.backpropagate(images)
+        )  # fmt: skip
+        shown = camera, seen.photograph, seen.exposure, seen.inside
+        found, _ = view.backpropagate([term.bind(*shown) for term in on["image"]])
         found.update(backpropagate(on["model"], mesh))
         commit = partial(self.collect_exposure, camera.name, seen.exposure)
         return StepResult(report(self.terms, found), view.radii, view.guess, commit)
@@ -202,18 +194,13 @@ def refine_terms(config: RefineConfig, pairs: PairsOfTriangles) -> tuple[LossTer
     def normal_consistency(seen: MeshView) -> Tensor:
         return pairs.normal_consistency(seen.cloud.vertices)
 
-    def photometric(seen: MeshView) -> Tensor | None:
-        return seen.mean(photometric_errors)
-
-    def geometric(seen: MeshView) -> Tensor | None:
-        return seen.mean(geometric_errors)
-
     terms = [COLOR]
     if config.refine_surface_terms:
-        terms += [
-            LossTerm("photometric", compared.photometric_factor, "model", photometric),
-            LossTerm("geometric", compared.geometric_factor, "model", geometric),
-        ]
+        photo, cycle = compared.photometric_factor, compared.geometric_factor
+        photometric = partial(MeshView.mean, errors=photometric_errors)
+        terms.append(LossTerm("photometric", photo, "model", photometric))
+        geometric = partial(MeshView.mean, errors=geometric_errors)
+        terms.append(LossTerm("geometric", cycle, "model", geometric))
     if weight > 0:
         terms.append(LossTerm("normal_consistency", weight, "model", normal_consistency))
     return tuple(terms)
@@ -255,16 +242,12 @@ def with_photograph_colors(cloud: BoundCloud, photographs: Iterable[Photograph])
     seen = normal[:, :1, :1] > 0
     ridge = normal.new_full((N_COEFFICIENTS,), RIDGE * SH_C0**2)
     ridge[0] = 0.0
-    solvable = torch.where(
-        seen, normal + ridge.diag(), torch.eye(N_COEFFICIENTS, device=normal.device)
-    )
+    one = torch.eye(N_COEFFICIENTS, device=normal.device)
+    solvable = torch.where(seen, normal + ridge.diag(), one)
     band_0, band_1 = torch.linalg.solve(solvable, right).split([1, N_COEFFICIENTS - 1], dim=1)
     rest = torch.cat([band_1, cloud.sh_rest[:, N_COEFFICIENTS - 1 :]], dim=1)
-    return replace(
-        cloud,
-        sh_dc=torch.where(seen, band_0, cloud.sh_dc),
-        sh_rest=torch.where(seen, rest, cloud.sh_rest),
-    )
+    colors = torch.where(seen, band_0, cloud.sh_dc), torch.where(seen, rest, cloud.sh_rest)
+    return replace(cloud, sh_dc=colors[0], sh_rest=colors[1])
 
 
 MIN_SHARE = 0.2  # of the blending weights beside the mesh
@@ -272,12 +255,9 @@ _MAX_SIDE = 480
 
 
 def background_rows(
-    gaussians: Gaussians,
-    vertices: Tensor,
-    faces: Tensor,
-    cameras: Sequence[Camera],
+    gaussians: Gaussians, vertices: Tensor, faces: Tensor, cameras: Sequence[Camera],
     rasterizer: Rasterizer = WARP,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Gaussians that blend into pixels which the mesh does not cover. (N,) bool
 
     With a fifth of their weights there, so that no gap is left around the mesh.
@@ -285,8 +265,7 @@ def background_rows(
     views = [camera.reduced(_MAX_SIDE) for camera in cameras]
     hits = (rasterize_triangles(vertices, faces, view) for view in views)
     beside = ((view, (~hit.covered).float()) for view, hit in zip(views, hits, strict=True))
-    shares = masked_shares(gaussians, beside, rasterizer)
-    return shares > MIN_SHARE
+    return masked_shares(gaussians, beside, rasterizer) > MIN_SHARE
 
 
 TEST_INTERVAL = 7_500

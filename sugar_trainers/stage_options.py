@@ -90,25 +90,19 @@ class TrainingOptions(CaptureOptions):
         checkpoint, scene = load_capture(self, messages)
         learned = checkpoint.ply_path.with_name(EXPOSURE_FILE).is_file()
         exposure = self.config.exposure.resolved(learned or scene.exposure_spread >= MIN_SPREAD)
-        return replace(self, config=replace(self.config, exposure=exposure))._run(
-            checkpoint, scene, messages
-        )
-
-    def _run(
-        self, checkpoint: ReferenceCheckpoint, scene: Scene, messages: Messages
-    ) -> tuple[StageRun[Model], Model]:
+        run = replace(self, config=replace(self.config, exposure=exposure))
         # Read before the run's folder is touched: a damaged file must not leave one behind.
-        initial, digests = self.initial(checkpoint, scene, messages)
-        exposures, known = self._exposures(checkpoint, scene, messages)
-        inputs = {**scene_inputs(scene, tracks=self.reads_tracks), **digests, **known}
-        identity = Identity(self.identity(), inputs, self.sources())
+        initial, digests = run.initial(checkpoint, scene, messages)
+        exposures, known = run._exposures(checkpoint, scene, messages)
+        inputs = {**scene_inputs(scene, tracks=run.reads_tracks), **digests, **known}
+        identity = Identity(run.identity(), inputs, run.sources())
 
         def build(model: Model, store: ImageStore, console: Console) -> Stage:
-            config = with_memory_plan(self.config, model, self.memory, scene, store, console)
-            return self.stage(model, config, scene, store, console, exposures)
+            config = with_memory_plan(run.config, model, run.memory, scene, store, console)
+            return run.stage(model, config, scene, store, console, exposures)
 
-        directory = RunDirectory(self.directory, identity)
-        return StageRun(self.title, scene, directory, self.loop, build, self.results), initial
+        directory = RunDirectory(run.directory, identity)
+        return StageRun(run.title, scene, directory, run.loop, build, run.results), initial
 
     def _exposures(
         self, checkpoint: ReferenceCheckpoint, scene: Scene, notify: Callable[[str], None]

@@ -50,9 +50,7 @@ class Comparison:
         """Of the pixels in the flattened image. (n,) int64"""
         return (self.pixels[:, 1] * self.gray.shape[1] + self.pixels[:, 0]).long()
 
-    def of(
-        self, planes: Tensor, pixels: Tensor, patches: int
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def of(self, planes: Tensor, pixels: Tensor, patches: int) -> tuple[Tensor, ...]:
         """See :class:`ComparedPixels`."""
         maps = (self.gray, self.neighbor_gray, self.neighbor_depth)
         return ComparedPixels.apply(planes, pixels, *maps, self.pair, patches)
@@ -90,11 +88,8 @@ class ViewComparer:
         rasterizer: Rasterizer = WARP,
     ) -> None:  # fmt: skip
         self.reach = REACH * extent
-        self._neighbors = neighbors
-        self._images = images
-        self._pixels = pixels
-        self._seed = seed
-        self._rasterizer = rasterizer
+        self._neighbors, self._images, self._rasterizer = neighbors, images, rasterizer
+        self._pixels, self._seed = pixels, seed
 
     def surface_view(
         self, gaussians: Gaussians, camera: Camera, photograph: Tensor, split: ImageSplit,
@@ -109,13 +104,9 @@ class ViewComparer:
         return SurfaceView(edge_weights(gray), compared)
 
     def comparison(
-        self,
-        camera: Camera,
-        photograph: Tensor,
-        depth_of: Callable[[Camera], Tensor],
-        iteration: int,
-        view_index: int,
-    ) -> Comparison | None:
+        self, camera: Camera, photograph: Tensor, depth_of: Callable[[Camera], Tensor],
+        iteration: int, view_index: int,
+    ) -> Comparison | None:  # fmt: skip
         """What a view is compared with; None where it has no neighbour.
 
         Args:
@@ -142,8 +133,7 @@ class ViewComparer:
             ``correlation`` and ``cycle``. (H, W, 3) uint8 each, on the CPU
         """
         gray = gray_of(upload(self._images.get(camera), gaussians.means.device))
-        shape = (camera.height, camera.width)
-        correlation, weights = gray.new_zeros(shape), gray.new_zeros(shape)
+        correlation, weights = torch.zeros_like(gray), torch.zeros_like(gray)
         neighbors = self._neighbors.of(camera.name) or self._neighbors.among(camera)
         if neighbors:
             pixels = all_pixels(camera, gray.device)
@@ -152,13 +142,22 @@ class ViewComparer:
             output = rasterize(gaussians, camera, rgb=False, plane_reach=self.reach)
             planes = output.plane.reshape(-1, 4)
             weights, _, mismatches, matched = comparison.of(planes, pixels, ALL_PATCHES)
-            correlation = (matched * (1 - mismatches)).reshape(shape)
-            weights = weights.reshape(shape)
+            correlation = (matched * (1 - mismatches)).view_as(gray)
+            weights = weights.view_as(gray)
         maps = {"correlation": correlation, "cycle": weights}
         return {name: grey_picture(values).cpu() for name, values in maps.items()}
 
+    @torch.no_grad()
     def _planes_depth(self, gaussians: Gaussians, split: ImageSplit, camera: Camera) -> Tensor:
-        return planes_depth_map(gaussians, camera, self.reach, split, self._rasterizer)
+        """Depth of a view's planes, 0 where unknown, strip by strip. (H, W) world units"""
+        projection = project(gaussians, camera, rgb=False, plane_reach=self.reach)
+        tiles = self._rasterizer.build_tile_lists(projection)
+        behind = channel_background(projection)
+        depth = projection.depths.new_empty(camera.height, camera.width)
+        for rows in split.rows(camera.height):
+            planes = self._rasterizer.blend_rows(projection.splats, tiles, behind, rows).pixels
+            depth[rows.start : rows.stop] = depth_of_planes(planes, camera, rows.start)
+        return depth
 
     def _compared(
         self, camera: Camera, gray: Tensor, neighbor: Camera, pixels: Tensor, depth: Tensor
@@ -197,18 +196,3 @@ def spread_pixels(candidates: Tensor | None, image: Tensor, n: int, rng: torch.G
     chosen = rows.to(image.device)
     chosen = chosen if places is None else places[chosen]
     return torch.stack([chosen % width, chosen // width], dim=1).int()
-
-
-@torch.no_grad()
-def planes_depth_map(
-    gaussians: Gaussians, camera: Camera, reach: float, split: ImageSplit, rasterizer: Rasterizer
-) -> Tensor:
-    """Depth of a view's planes, 0 where unknown, rendered strip by strip. (H, W) world units"""
-    projection = project(gaussians, camera, rgb=False, plane_reach=reach)
-    tiles = rasterizer.build_tile_lists(projection)
-    behind = channel_background(projection)
-    depth = projection.depths.new_empty(camera.height, camera.width)
-    for rows in split.rows(camera.height):
-        planes = rasterizer.blend_rows(projection.splats, tiles, behind, rows).pixels
-        depth[rows.start : rows.stop] = depth_of_planes(planes, camera, rows.start)
-    return depth
