@@ -207,13 +207,6 @@ class Placement:
         self.thickness = cloud.thickness.reshape(1)
         self.sums = CornerSums(cloud.faces, len(cloud.vertices))
 
-    def activate(self, cloud: BoundCloud) -> Gaussians:
-        """The Gaussians; gradients reach all raw parameters. The cloud's topology is this one's."""
-        raw = cloud.vertices, cloud.opacity_logits, cloud.log_scales, cloud.rotations
-        means, quats, scales, opacities = _Placing.apply(*raw, self)
-        colors = cloud.sh_dc, cloud.sh_rest
-        return Gaussians(means, quats, scales, opacities, *colors, cloud.antialiased)
-
     def launch(self, kernel: Any, *tensors: Tensor) -> None:
         """Run a kernel over the faces, with rows of up to four numbers."""
         arrays = [self.faces, as_array(self._weights, wp.vec3)]
@@ -288,8 +281,14 @@ class BoundCloud:
         return triangle_layout(self.per_triangle)
 
     def activate(self, placement: Placement | None = None) -> Gaussians:
-        """Place the Gaussians on the mesh; gradients reach all raw parameters."""
-        return (placement or Placement(self)).activate(self)
+        """Place the Gaussians on the mesh; gradients reach all raw parameters.
+
+        Args:
+            placement: Of the same topology; made anew when None.
+        """
+        raw = self.vertices, self.opacity_logits, self.log_scales, self.rotations
+        placed = _Placing.apply(*raw, placement or Placement(self))
+        return Gaussians(*placed, self.sh_dc, self.sh_rest, self.antialiased)
 
     def activate_all(self, placement: Placement | None = None) -> Gaussians:
         """The Gaussians on the mesh, then those of the background."""
@@ -299,16 +298,11 @@ class BoundCloud:
     @torch.no_grad()
     def freed(self) -> GaussianCloud:
         """The same Gaussians without their mesh, as any 3DGS program takes them."""
-        gaussians = self.activate()
+        placed, same = self.activate(), ("sh_dc", "sh_rest", "opacity_logits")
         bound = GaussianCloud(
-            means=gaussians.means,
-            sh_dc=self.sh_dc.detach(),
-            sh_rest=self.sh_rest.detach(),
-            opacity_logits=self.opacity_logits.detach(),
-            log_scales=gaussians.scales.log(),
-            quats=gaussians.quats,
-            antialiased=self.antialiased,
-        )
+            means=placed.means, log_scales=placed.scales.log(), quats=placed.quats,
+            **{name: getattr(self, name).detach() for name in same}, antialiased=self.antialiased,
+        )  # fmt: skip
         return bound if self.background is None else bound.joined(self.background.detached())
 
 
@@ -463,17 +457,11 @@ class TrainableBoundCloud(TrainableModel):
             return
         own, rest = payload["optimizer_state_dict"], free["optimizer_state_dict"]
         moments = {**own["state"], **{n + i: m for i, m in rest["state"].items()}}
-        groups = [
-            {**group, "name": name, "params": [i]}
-            for i, (name, group) in enumerate(
-                zip(self.group_names, [*own["param_groups"], *rest["param_groups"]], strict=True)
-            )
-        ]
+        saved = zip(self.group_names, own["param_groups"] + rest["param_groups"], strict=True)
+        groups = [{**g, "name": name, "params": [i]} for i, (name, g) in enumerate(saved)]
+        both = {"state": moments, "param_groups": groups}
         super().restore(
-            {
-                "state_dict": state_with_background(payload),
-                "optimizer_state_dict": {"state": moments, "param_groups": groups},
-            }
+            {"state_dict": state_with_background(payload), "optimizer_state_dict": both}
         )
 
     def tensors_of(self, state: dict[str, Any]) -> dict[str, Tensor]:
@@ -499,8 +487,7 @@ def state_with_background(payload: dict[str, Any]) -> dict[str, Any]:
 
 def bound_cloud_from_state(state: dict[str, Any]) -> BoundCloud:
     """The mesh and its Gaussians of a refined model, with its background if there is one."""
-    needed = (FACES, THICKNESS, *STATE_NAMES.values())
-    missing = [name for name in needed if name not in state]
+    missing = [n for n in (FACES, THICKNESS, *STATE_NAMES.values()) if n not in state]
     if missing:
         raise UserError(f"the checkpoint lacks {', '.join(missing)}: not a refined SuGaR model")
     cloud = BoundCloud(

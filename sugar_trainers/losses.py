@@ -60,12 +60,9 @@ def density_estimation_loss(
 
 
 def sdf_estimation_loss(
-    sdf: Tensor,
-    depth_gap: Tensor,
-    extent: float,
-    total: int | Tensor | None = None,
+    sdf: Tensor, depth_gap: Tensor, extent: float, total: int | Tensor | None = None,
     counted: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Mean of min(|sdf - |gap|| / (E / 10), 10 E).
 
     The clamp compares a normalised error with a length; this is how the method was published
@@ -135,11 +132,10 @@ def fused_depth_normal_consistency(
         total: Divisor; the number of pixels in those rows when None.
         counted: Pixels that count; None for all. (H, W) bool
     """
-    rows = rows or slice(None)
-    if total is None:
-        total = max(depth[rows].numel(), 1)
+    rows, lens = rows or slice(None), (fx, fy, cx, cy)
+    total = max(depth[rows].numel(), 1) if total is None else total
     what = 1.0 if counted is None else counted
-    return DepthNormalErrors.apply(depth, normal_xy, (fx, fy, cx, cy), what, rows, total)
+    return DepthNormalErrors.apply(depth, normal_xy, lens, what, rows, total)
 
 
 def lookup_depth(
@@ -206,6 +202,5 @@ def edge_weights(gray: Tensor) -> Tensor:
 
 def flatness_loss(scales: Tensor, extent: float, counted: Tensor) -> Tensor:
     """Mean smallest scale in camera extents: a flat Gaussian is a plane. (N, 3), (N,) bool"""
-    return torch.where(counted, smallest_scales(scales), 0.0).sum() / (
-        counted.sum().clamp_min(1) * extent
-    )
+    total = torch.where(counted, smallest_scales(scales), 0.0).sum()
+    return total / (counted.sum().clamp_min(1) * extent)

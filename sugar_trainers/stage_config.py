@@ -162,10 +162,9 @@ class CoarseConfig(SugarConfig):
 
     @property
     def messages(self) -> tuple[str, ...]:
-        if self.full_res_normals or self.uses_depth_normals:
-            return ()
         mode = self.regularization_type
-        return (f"--full_res_normals has no effect with {mode}, which renders no normals",)
+        line = f"--full_res_normals has no effect with {mode}, which renders no normals"
+        return () if self.full_res_normals or self.uses_depth_normals else (line,)
 
     @property
     def named_weights(self) -> tuple[float, float]:

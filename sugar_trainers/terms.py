@@ -116,12 +116,11 @@ class SurfaceSampler:
         if depth is not None and total > config.sample_chunk:
             in_front = self._count_in_front(leaves, indices, noise, axes)
         sums = {term.name: leaves.means.new_zeros(()) for term in terms}
-        for start in range(0, total, config.sample_chunk):
-            part = slice(start, start + config.sample_chunk)
-            fields = evaluate_fields(
-                leaves.means, leaves.quats, leaves.scales, leaves.opacities, neighbors,
-                indices[part], noise[part], config.density_factor, n_owners=n_candidates,
-            )  # fmt: skip
+        shape = leaves.means, leaves.quats, leaves.scales, leaves.opacities
+        chunks = (values.split(config.sample_chunk) for values in (indices, noise))
+        for drawn in zip(*chunks, strict=True):
+            factor = config.density_factor
+            fields = evaluate_fields(*shape, neighbors, *drawn, factor, n_owners=n_candidates)
             chunk = SampleChunk(fields, total, in_front, axes, depth, self._extent)
             values = {term.name: term.value(chunk) for term in terms}
             backpropagate_weighted(list(values.values()), [term.weight for term in terms])
@@ -129,19 +128,16 @@ class SurfaceSampler:
                 sums[name] += value.detach()
         return sums
 
+    @torch.no_grad()
     def _count_in_front(
         self, gaussians: Gaussians, indices: Tensor, noise: Tensor, axes: CameraAxes
     ) -> Tensor:
         """Samples that have a pixel: the divisor of the sdf term, needed before the chunks. ()"""
         count = torch.zeros((), dtype=torch.int64, device=indices.device)
-        with torch.no_grad():
-            for start in range(0, indices.numel(), self._config.sample_chunk):
-                chunk = slice(start, start + self._config.sample_chunk)
-                points = sample_points(
-                    gaussians.means, gaussians.quats, gaussians.scales,
-                    indices[chunk], noise[chunk],
-                )  # fmt: skip
-                count += (axes.to_view(points)[:, 2] > MIN_VIEW_Z).sum()
+        shape = gaussians.means, gaussians.quats, gaussians.scales
+        chunks = (values.split(self._config.sample_chunk) for values in (indices, noise))
+        for rows, draws in zip(*chunks, strict=True):
+            count += (axes.to_view(sample_points(*shape, rows, draws))[:, 2] > MIN_VIEW_Z).sum()
         return count.clamp_min(1)
 
 
@@ -213,8 +209,7 @@ def _sdf(chunk: SampleChunk) -> Tensor:
     view_points = chunk.axes.to_view(chunk.fields.points)
     in_front = view_points[:, 2].detach() > MIN_VIEW_Z
     total = chunk.total_in_front
-    if total is None:
-        total = in_front.sum().clamp_min(1)
+    total = in_front.sum().clamp_min(1) if total is None else total
     gap = depth_gap(chunk.depth, view_points, chunk.axes.camera)
     return sdf_estimation_loss(sdf, gap, chunk.extent, total, in_front)
 
@@ -236,27 +231,25 @@ def multiview_terms(config: MultiviewConfig, extent: float) -> tuple[LossTerm, .
     def flatten(seen: VisibleGaussians) -> Tensor:
         return flatness_loss(seen.gaussians.scales, extent, seen.visible)
 
-    normals = LossTerm(
-        "plane_normal", config.plane_normal_factor, "image", _normals, maps=(PLANE,), halo=1
-    )
-    flat = LossTerm("flatten", config.flatten_factor, "model", flatten)
-    photo, cycle = config.photometric_factor, config.geometric_factor
+    normal, photo, cycle = (
+        config.plane_normal_factor, config.photometric_factor, config.geometric_factor
+    )  # fmt: skip
     photometric = partial(_mean_over_pixels, value=photometric_errors)
     geometric = partial(_mean_over_pixels, value=geometric_errors)
     terms = (
         COLOR,
-        normals,
+        LossTerm("plane_normal", normal, "image", _normals, maps=(PLANE,), halo=1),
         LossTerm("photometric", photo, "image", photometric, maps=(PLANE,)),
         LossTerm("geometric", cycle, "image", geometric, maps=(PLANE,)),
-        flat,
+        LossTerm("flatten", config.flatten_factor, "model", flatten),
     )
     return tuple(term for term in terms if term.weight > 0)
 
 
 def _normals(strip: ImageStrip) -> Tensor:
-    first, plane, rows = strip.maps.shown.start, strip.maps.plane, strip.maps.counted
+    maps, where = strip.maps, (strip.camera, strip.maps.shown.start)
     return NormalErrors.apply(
-        plane, strip.camera, first, strip.beside.edges, rows, _n_counted(strip)
+        maps.plane, *where, strip.beside.edges, maps.counted, _n_counted(strip)
     )
 
 
