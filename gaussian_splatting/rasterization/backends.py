@@ -63,9 +63,8 @@ class GraphRasterizer(Rasterizer):
                 pixels = background.expand(*shape, -1) + nothing
                 transmittance = torch.ones(shape, device=splats.device) + nothing
         last = torch.empty(0, dtype=torch.int32, device=splats.device)
-        return GraphRows(
-            pixels.detach(), transmittance.detach(), last, rows, leaf, (pixels, transmittance)
-        )
+        outputs = pixels, transmittance
+        return GraphRows(*(t.detach() for t in outputs), last, rows, leaf, outputs)
 
     def backpropagate_rows(
         self, splats, tiles, background, blended, d_pixels, d_transmittance, gradients
@@ -82,13 +81,8 @@ MIN_VERSION = (1, 5)
 
 
 @dataclass(frozen=True)
-class RowedLists:
-    """Splats by tile, and the place in the lists where each row of tiles begins, and the end."""
-
-    lists: TileLists
-    starts: tuple[int, ...]
-    width: int
-    height: int
+class RowedLists(TileLists):
+    starts: tuple[int, ...]  # place in the lists where each row of tiles begins, and the end
 
 
 class GsplatRasterizer(GraphRasterizer):
@@ -102,17 +96,16 @@ class GsplatRasterizer(GraphRasterizer):
     def build_tile_lists(self, projection: Projection) -> RowedLists:
         lists = build_tile_lists(projection)
         # One read for all strips: a strip's list ends where the package is told that it does.
-        starts = tuple(lists.offsets[:: lists.across].tolist())
-        return RowedLists(lists, starts, lists.width, lists.height)
+        return RowedLists(**vars(lists), starts=tuple(lists.offsets[:: lists.across].tolist()))
 
     def render(
         self, splats: Tensor, tiles: RowedLists, background: Tensor, rows: Rows
     ) -> tuple[Tensor, Tensor]:
         """See :class:`GraphRasterizer`; a strip is an image of its own, its splats moved up."""
-        lists, n_rows = tiles.lists, rows.stop - rows.start
+        n_rows = rows.stop - rows.start
         top, down = rows.start // TILE, -(-n_rows // TILE)
         first, last = tiles.starts[top], tiles.starts[top + down]
-        offsets = lists.offsets[top * lists.across : (top + down) * lists.across] - first
+        offsets = tiles.offsets[top * tiles.across : (top + down) * tiles.across] - first
         # Scalars, because a small tensor would wait for its copy to the device.
         means2d = torch.stack([splats[:, 0] + 0.5, splats[:, 1] + (0.5 - rows.start)], dim=-1)
         opacities = splats[:, 5]
@@ -120,8 +113,8 @@ class GsplatRasterizer(GraphRasterizer):
         opacities = opacities + (opacities.clamp_max(ALPHA_MAX) - opacities).detach()
         pixels, alpha = self._package.rasterize_to_pixels(
             means2d[None], splats[None, :, 2:5], splats[None, :, SPLAT_HEADER:], opacities[None],
-            lists.width, n_rows, TILE, offsets.view(1, down, lists.across),
-            lists.ids[first:last].contiguous(), backgrounds=background[None],
+            tiles.width, n_rows, TILE, offsets.view(1, down, tiles.across),
+            tiles.ids[first:last].contiguous(), backgrounds=background[None],
         )  # fmt: skip
         return pixels[0], 1.0 - alpha[0, ..., 0]
 
@@ -196,19 +189,14 @@ class InriaRasterizer(GraphRasterizer):
         for first in range(0, values.shape[1], PASS_CHANNELS):
             channels = slice(first, first + PASS_CHANNELS)
             settings = {**camera, "bg": behind[channels].contiguous()}
-            rasterizer = self._rasterizer(
-                raster_settings=self._settings(**{n: settings[n] for n in self._settings._fields})
-            )
+            settings = self._settings(**{name: settings[name] for name in self._settings._fields})
             # Forks return (colour, radii) and further images after them.
-            images.append(
-                rasterizer(
-                    means3D=centres,
-                    means2D=torch.zeros_like(centres),
-                    opacities=splats[:, 5:6].contiguous(),
-                    colors_precomp=values[:, channels].contiguous(),
-                    cov3D_precomp=covariances,
-                )[0]
-            )
+            image, *_ = self._rasterizer(raster_settings=settings)(
+                means3D=centres, means2D=torch.zeros_like(centres), cov3D_precomp=covariances,
+                opacities=splats[:, 5:6].contiguous(),
+                colors_precomp=values[:, channels].contiguous(),
+            )  # fmt: skip
+            images.append(image)
         n_channels = background.shape[0]
         rendered = torch.cat(images).permute(1, 2, 0)
         return rendered[..., :n_channels].contiguous(), 1.0 - rendered[..., n_channels]
@@ -248,20 +236,11 @@ def _camera_settings(width: int, height: int, device: torch.device) -> dict[str,
     rows = ((1.0, 0, 0, 0), (0, 1.0 / tan_y, 0, 0), (0, 0, 1.0, 0), (0, 0, 1.0, 0))
     projection = torch.tensor(rows, device=device)
     return {
-        "image_height": height,
-        "image_width": width,
-        "tanfovx": 1.0,
-        "tanfovy": tan_y,
-        "bg": None,
-        "scale_modifier": 1.0,
-        "viewmatrix": torch.eye(4, device=device),
-        "projmatrix": projection.T.contiguous(),
-        "sh_degree": 0,
-        "campos": torch.zeros(3, device=device),
-        "prefiltered": False,
-        "debug": False,
-        "antialiasing": False,
-    }
+        "image_height": height, "image_width": width, "tanfovx": 1.0, "tanfovy": tan_y,
+        "viewmatrix": torch.eye(4, device=device), "projmatrix": projection.T.contiguous(),
+        "campos": torch.zeros(3, device=device), "bg": None, "scale_modifier": 1.0,
+        "sh_degree": 0, "prefiltered": False, "debug": False, "antialiasing": False,
+    }  # fmt: skip
 
 
 def load_inria() -> InriaRasterizer:
@@ -323,11 +302,9 @@ def self_test(rasterizer: Rasterizer, device: torch.device) -> str | None:
         if not bool(found[name].isfinite().all()):
             return f"its {name} are not finite"
         difference = (found[name] - values).double()
+        error, allowed = float(difference.abs().max()), MAX_ERROR
         if name.startswith("gradients"):
-            error = float(difference.norm() / values.double().norm())
-            allowed = GRADIENT_ERROR
-        else:
-            error, allowed = float(difference.abs().max()), MAX_ERROR
+            error, allowed = float(difference.norm() / values.double().norm()), GRADIENT_ERROR
         if error > allowed:
             return f"its {name} differ by {error:.1e} from the built-in rasterizer's"
     return None
@@ -377,14 +354,12 @@ def _render(rasterizer: Rasterizer, device: torch.device) -> dict[str, Tensor]:
         rasterizer.backpropagate_rows(
             projection.splats, tiles, background, blended, d_pixels, d_left, gradients
         )
+        by_splat = gradients.splats
         found = {
-            "pixels": pixels,
-            "transmittances": left,
-            "gradients of centres": gradients.means2d,
-            "gradients of shapes": gradients.splats[:, 2:5],
-            "gradients of opacities": gradients.splats[:, 5],
-            "gradients of channels": gradients.splats[:, 9:],
-        }
+            "pixels": pixels, "transmittances": left, "gradients of centres": gradients.means2d,
+            "gradients of shapes": by_splat[:, 2:5], "gradients of opacities": by_splat[:, 5],
+            "gradients of channels": by_splat[:, 9:],
+        }  # fmt: skip
         results |= {f"{name} of rows {rows.start} to {rows.stop}": v for name, v in found.items()}
     return results
 
@@ -396,8 +371,7 @@ def _test_camera() -> Camera:
 
 def _test_scene(device: torch.device) -> Gaussians:
     """Gaussians before, beside and behind the camera, none as opaque as the caps of alpha."""
-    draws = generator(0, "rasterizer self-test")
-    n = N_GAUSSIANS
+    draws, n = generator(0, "rasterizer self-test"), N_GAUSSIANS
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=draws, device="cpu")
@@ -405,12 +379,8 @@ def _test_scene(device: torch.device) -> Gaussians:
     means = normal(n, 3) * torch.tensor([1.2, 1.0, 0.8], device="cpu")
     means[:, 2] += 3.0
     means[: n // 20, 2] *= -1.0
-    tensors = (
-        means,
-        torch.nn.functional.normalize(normal(n, 4), dim=-1),
-        torch.exp(0.5 * normal(n, 3) - 2.2),
-        torch.rand(n, generator=draws, device="cpu") * 0.9 + 0.03,
-        0.5 * normal(n, 1, 3),
-        0.1 * normal(n, 15, 3),
-    )
+    quats = torch.nn.functional.normalize(normal(n, 4), dim=-1)
+    scales = torch.exp(0.5 * normal(n, 3) - 2.2)
+    opacities = torch.rand(n, generator=draws, device="cpu") * 0.9 + 0.03
+    tensors = means, quats, scales, opacities, 0.5 * normal(n, 1, 3), 0.1 * normal(n, 15, 3)
     return Gaussians(*(tensor.to(device) for tensor in tensors))

@@ -238,18 +238,16 @@ def batch_functions(n_channels: int) -> SimpleNamespace:
     pieces = floats // 4 if pitch == floats else floats
     # Lanes that copy one row: as many as it has pieces, rounded up to a power of two.
     team = 8 if pieces > 16 else 1 << (pieces - 1).bit_length()
+    # Names that begin with another one come before it.
     constants = {
-        "WARP_LANES": str(WARP_LANES),
-        "BATCH_PITCH": str(4 * pitch),
-        "BATCH_ROW": str(4 * floats),
-        "BATCH_PIECES": str(pieces),
-        "BATCH_TEAM": str(team),
+        "WARP_LANES": WARP_LANES, "BATCH_PITCH": 4 * pitch, "BATCH_ROW": 4 * floats,
+        "BATCH_PIECES": pieces, "BATCH_TEAM": team,
         "BATCH_PIECE": "float4" if pitch == floats else "float",
-    }
+    }  # fmt: skip
 
     def of_width(snippet: str) -> str:
-        for name in sorted(constants, key=len, reverse=True):
-            snippet = snippet.replace(name, constants[name])
+        for name, value in constants.items():
+            snippet = snippet.replace(name, str(value))
         return snippet
 
     @wp.func_native(of_width(_OPEN))
@@ -320,12 +318,7 @@ def _launch_on_tiles(kernel: Any, n_tiles: int, inputs: list[Any], device: torch
 
 def as_rows(table: Tensor) -> TypedTensor:
     """A table of floats to Warp as one vector per row."""
-    return as_array(table, _row_type(table.shape[1]))
-
-
-@functools.cache
-def _row_type(width: int) -> Any:
-    return wp.types.vector(length=width, dtype=wp.float32)
+    return as_array(table, wp.types.vector(length=table.shape[1], dtype=wp.float32))
 
 
 def _options(n_channels: int, limits: tuple[tuple[int, int], ...]) -> dict[str, Any]:

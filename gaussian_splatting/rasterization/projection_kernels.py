@@ -455,17 +455,11 @@ def project_backward(
         d_features[i, k] = d_splats[i, HEADER + channels.features + k]
 
 
-PROJECT_FORWARD = {
-    vector: wp.overload(project_forward, {"sh_rest": wp.array2d(dtype=vector)})
-    for vector in (wp.vec3, vec3bf)
-}
-"""By the type of the coefficients of bands 1 and up."""
+def by_coefficients(kernel: Any, *names: str) -> dict[type, Any]:
+    """A kernel by the type of its coefficients of bands 1 and up, the arguments of these names."""
+    types = (wp.vec3, vec3bf)
+    return {v: wp.overload(kernel, dict.fromkeys(names, wp.array2d(dtype=v))) for v in types}
 
-PROJECT_BACKWARD = {
-    vector: wp.overload(
-        project_backward,
-        {"sh_rest": wp.array2d(dtype=vector), "d_sh_rest": wp.array2d(dtype=vector)},
-    )
-    for vector in (wp.vec3, vec3bf)
-}
-"""By the type of the coefficients of bands 1 and up, and of their gradients."""
+
+PROJECT_FORWARD = by_coefficients(project_forward, "sh_rest")
+PROJECT_BACKWARD = by_coefficients(project_backward, "sh_rest", "d_sh_rest")

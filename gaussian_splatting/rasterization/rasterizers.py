@@ -63,15 +63,9 @@ def build_tile_lists(projection: Projection, *, blocks: bool | None = None) -> T
         # What is left over is sorted behind all tiles.
         pair_tiles.fill_(across * down)
     owners = _ints(n_pairs if blocks else 0, counts.device)
-    launch(
-        list_tiles,
-        counts.shape[0],
-        [
-            across, n_pairs, projection.splats.detach(), as_array(projection.tile_rects, wp.vec4i),
-            first_pairs, pair_tiles, owners,
-        ],
-        min_items=MIN_ITEMS,
-    )  # fmt: skip
+    rects = as_array(projection.tile_rects, wp.vec4i)
+    inputs = [across, n_pairs, projection.splats.detach(), rects, first_pairs, pair_tiles, owners]
+    launch(list_tiles, counts.shape[0], inputs, min_items=MIN_ITEMS)
     if blocks:
         offsets, ids, places = _sort_by_radix(pair_tiles, owners, across * down)
     else:
@@ -87,10 +81,8 @@ def _runs_natively(projection: Projection) -> tuple[Tensor, Tensor, int]:
     """Splats with pairs by depth, where each splat's run begins, and the number of pairs."""
     counts, device = projection.tile_counts, projection.tile_counts.device
     n, total = counts.shape[0], torch.zeros(1, dtype=torch.int64, device=device)
-    order, first_pairs = _ints(n, device), _ints(n, device)
-    launch(
-        sort_splats, 1, [n, projection.depths, counts, order, _ints(n, device), first_pairs, total]
-    )
+    order, spare, first_pairs = (_ints(n, device) for _ in range(3))
+    launch(sort_splats, 1, [n, projection.depths, counts, order, spare, first_pairs, total])
     return order, first_pairs, int(total)
 
 
@@ -284,10 +276,6 @@ def blend(
     projection: Projection, background: Tensor, rasterizer: Rasterizer = WARP
 ) -> tuple[Tensor, Tensor]:
     """Blend a whole image: pixels (H, W, C) and transmittance (H, W), differentiable."""
-    return _Blend.apply(
-        projection.means2d,
-        projection.splats,
-        background.detach().float().contiguous(),
-        rasterizer.build_tile_lists(projection),
-        rasterizer,
-    )
+    tiles, behind = rasterizer.build_tile_lists(projection), background.detach().float()
+    splats = projection.means2d, projection.splats
+    return _Blend.apply(*splats, behind.contiguous(), tiles, rasterizer)

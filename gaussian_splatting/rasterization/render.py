@@ -78,37 +78,25 @@ def rasterize(
         features: Free per-Gaussian values to blend. (N, F)
     """
     projection = project(
-        gaussians,
-        camera,
-        rgb=rgb,
-        depth=depth,
-        normal=normal,
-        plane_reach=plane_reach,
-        features=features,
-        sh_degree=sh_degree,
-    )
-    layout = projection.layout
-    pixels, transmittance = blend(
-        projection,
-        channel_background(projection, background, farthest_depth_behind=farthest_depth_behind),
-        rasterizer,
-    )
+        gaussians, camera, rgb=rgb, depth=depth, normal=normal, plane_reach=plane_reach,
+        features=features, sh_degree=sh_degree,
+    )  # fmt: skip
+    layout, farthest = projection.layout, farthest_depth_behind
+    behind = channel_background(projection, background, farthest_depth_behind=farthest)
+    pixels, transmittance = blend(projection, behind, rasterizer)
 
     def columns(start: int | None, width: int) -> Tensor | None:
         return None if start is None else pixels[..., start : start + width]
 
-    depth_image = columns(layout.depth, 1)
     normal_xy = columns(layout.normal, 2)
     return RenderOutput(
         image=columns(layout.rgb, 3),
-        depth=None if depth_image is None else depth_image.squeeze(-1),
+        depth=None if layout.depth is None else pixels[..., layout.depth],
         normal=None if normal_xy is None else complete_normals(normal_xy),
         plane=columns(layout.plane, 4),
         features=columns(layout.features, layout.n_features),
-        alpha=1.0 - transmittance,
-        radii=projection.radii,
-        means2d=projection.means2d,
-    )
+        alpha=1.0 - transmittance, radii=projection.radii, means2d=projection.means2d,
+    )  # fmt: skip
 
 
 def plain_background(white: bool, device: torch.device) -> Tensor:
@@ -122,15 +110,9 @@ def render_view(
     rasterizer: Rasterizer = WARP,
 ) -> RenderOutput:  # fmt: skip
     """Colour on a plain background, with depth and normals where ``geometry`` asks for them."""
-    return rasterize(
-        gaussians,
-        camera,
-        plain_background(white, gaussians.means.device),
-        depth=geometry,
-        normal=geometry,
-        sh_degree=sh_degree,
-        rasterizer=rasterizer,
-    )
+    behind = plain_background(white, gaussians.means.device)
+    channels = {"depth": geometry, "normal": geometry, "sh_degree": sh_degree}
+    return rasterize(gaussians, camera, behind, **channels, rasterizer=rasterizer)
 
 
 _MIN_WEIGHT = 1e-6

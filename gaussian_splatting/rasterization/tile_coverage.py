@@ -17,19 +17,16 @@ from gaussian_splatting.rasterization.projection_kernels import (
     TILE,
     Channels,
     View,
+    by_coefficients,
     project_one,
-    vec3bf,
 )
 from sugar_utils.warp_arrays import Floats, Floats2d, Ints, Vec3s, Vec3s2d, Vec4s
 
 # Counting and listing must agree to the last bit, in whatever kernel the test is inlined: no
 # product and sum may be contracted into one rounding.
 wp.set_module_options(
-    {
-        "enable_backward": False,
-        "fuse_fp": False,
-        "cpu_compiler_flags": "-march=native -ffp-contract=off",
-    }
+    {"enable_backward": False, "fuse_fp": False}
+    | {"cpu_compiler_flags": "-march=native -ffp-contract=off"}
 )
 
 _SIDE = wp.constant(float(TILE))
@@ -150,11 +147,7 @@ def project_and_count(
     counts[i] = n_covered(splats, i, tile_rects[i])
 
 
-PROJECT_AND_COUNT = {
-    vector: wp.overload(project_and_count, {"sh_rest": wp.array2d(dtype=vector)})
-    for vector in (wp.vec3, vec3bf)
-}
-"""By the type of the coefficients of bands 1 and up."""
+PROJECT_AND_COUNT = by_coefficients(project_and_count, "sh_rest")
 
 
 @wp.kernel
