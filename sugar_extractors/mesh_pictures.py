@@ -125,14 +125,9 @@ def preview_glb(mesh: TexturedMesh, cameras: Sequence[Camera]) -> bytes:
     upright = PlacementOptions(orient="up")
     matrix = placement(cameras, np.zeros((0, 3)), vertices, upright)
     moved = torch.from_numpy(moved_points(vertices, matrix).astype(np.float32))
-    parts = glb_chunks(
-        replace(small, vertices=moved, faces=small.faces.cpu(), uvs=small.uvs.cpu()),
-        jpeg_bytes(small.texture),
-        Path("preview"),
-        y_up=True,
-        variants=True,
-    )
-    return b"".join(parts)
+    small = replace(small, vertices=moved, faces=small.faces.cpu(), uvs=small.uvs.cpu())
+    how = {"y_up": True, "variants": True}
+    return b"".join(glb_chunks(small, jpeg_bytes(small.texture), Path("preview"), **how))
 
 
 _GREY = 128

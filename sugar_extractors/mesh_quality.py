@@ -102,18 +102,17 @@ class MeshQuality:
     def rows(self) -> list[tuple[str, str]]:
         """Name and value of each figure for people; distances in % of the object's size."""
         scores = zip(THRESHOLDS, self.f_scores, strict=False)
-        return [
-            ("accuracy", f"{self.accuracy:.3%}"),
-            ("completeness", f"{self.completeness:.3%}"),
-            ("Chamfer distance", f"{self.chamfer:.3%}"),
-            *((f"F-score at {t:.1%}", f"{f:.4f}") for t, f in scores),
-            ("normal agreement", f"{self.normal_agreement:.4f}"),
-            ("non-manifold edges", f"{self.non_manifold_edge_share:.3%}"),
-            ("open edges", f"{self.open_edge_share:.3%}"),
-            ("connected parts", f"{self.components:,}"),
-            ("triangles", f"{self.triangles:,}"),
-            ("triangles on the object", f"{self.object_triangles:,}"),
-        ]
+        rows: dict[str, tuple[float, str]] = {
+            "accuracy": (self.accuracy, ".3%"), "completeness": (self.completeness, ".3%"),
+            "Chamfer distance": (self.chamfer, ".3%"),
+            **{f"F-score at {t:.1%}": (f, ".4f") for t, f in scores},
+            "normal agreement": (self.normal_agreement, ".4f"),
+            "non-manifold edges": (self.non_manifold_edge_share, ".3%"),
+            "open edges": (self.open_edge_share, ".3%"), "connected parts": (self.components, ","),
+            "triangles": (self.triangles, ","),
+            "triangles on the object": (self.object_triangles, ","),
+        }  # fmt: skip
+        return [(name, format(value, how)) for name, (value, how) in rows.items()]
 
 
 def read_reference(scene_dir: Path) -> Reference:
@@ -175,7 +174,7 @@ def compare_surfaces(
         for points in (reference.low, reference.high, mesh.vertices, reference.surface.vertices,
                        reference.visible_points)
     )  # fmt: skip
-    near = mesh.faces[_meets(vertices, mesh.faces, low - _REACH, high + _REACH)]
+    near = mesh.faces[_meets(vertices[mesh.faces], low - _REACH, high + _REACH)]
     samples = _samples_inside(vertices, near, low, high, n_samples, seed)
     if len(samples) == 0:
         raise UserError(
@@ -188,25 +187,20 @@ def compare_surfaces(
     pairs = (samples.normals, to_truth.normals), (reference.visible_normals, to_mesh.normals)
     agreement = [np.abs((ours * theirs).sum(axis=1)).mean() for ours, theirs in pairs]
     edges = topology(mesh)
+    there, back = to_truth.distances, to_mesh.distances
     return MeshQuality(
-        accuracy=float(to_truth.distances.mean()),
-        completeness=float(to_mesh.distances.mean()),
-        precisions=tuple(float((to_truth.distances < t).mean()) for t in THRESHOLDS),
-        recalls=tuple(float((to_mesh.distances < t).mean()) for t in THRESHOLDS),
+        accuracy=float(there.mean()), completeness=float(back.mean()),
+        precisions=tuple(float((there < t).mean()) for t in THRESHOLDS),
+        recalls=tuple(float((back < t).mean()) for t in THRESHOLDS),
         normal_agreement=float(np.mean(agreement)),
         object_triangles=int(_inside(vertices[near], low, high).any(axis=1).sum()),
         non_manifold_edge_share=edges.non_manifold_edge_share,
-        open_edge_share=edges.open_edge_share,
-        components=edges.components,
-        triangles=mesh.n_faces,
-    )
+        open_edge_share=edges.open_edge_share, components=edges.components, triangles=mesh.n_faces,
+    )  # fmt: skip
 
 
-def _meets(
-    vertices: np.ndarray, faces: np.ndarray, low: np.ndarray, high: np.ndarray
-) -> np.ndarray:
-    """Whether the box of each face meets a box. (F,) bool"""
-    corners = vertices[faces]
+def _meets(corners: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Whether the box of each face meets a box. corners: (F, 3, 3); (F,) bool"""
     return ((corners.min(axis=1) <= high) & (corners.max(axis=1) >= low)).all(axis=1)
 
 
@@ -219,7 +213,7 @@ def _samples_inside(
     seed: int,
 ) -> AreaSamples:  # fmt: skip
     """About ``count`` even samples of that part of a mesh that lies in a box."""
-    faces = faces[_meets(vertices, faces, low, high)]
+    faces = faces[_meets(vertices[faces], low, high)]
     samples = sample_surface(vertices, faces, count, seed)
     inside = _inside(samples.points, low, high)
     if not inside.all():

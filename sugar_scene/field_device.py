@@ -387,19 +387,16 @@ def add_up_pairs(
     if entry > 0 and targets[wp.max(entry - 1, 0)] == row:
         return
     mean = vec3_of(mean_grads, row)
-    quat = wp.vec4(quat_grads[row, 0], quat_grads[row, 1], quat_grads[row, 2], quat_grads[row, 3])
+    quat = quat_of(quat_grads, row)
     scale = vec3_of(scale_grads, row)
     opacity = opacity_grads[row]
     while entry < targets.shape[0] and targets[wp.min(entry, targets.shape[0] - 1)] == row:
         pair = int(order[entry])
         mean += vec3_of(gradient_rows, pair)
-        quat += wp.vec4(
-            gradient_rows[pair, 3],
-            gradient_rows[pair, 4],
-            gradient_rows[pair, 5],
-            gradient_rows[pair, 6],
-        )
-        scale += wp.vec3(gradient_rows[pair, 7], gradient_rows[pair, 8], gradient_rows[pair, 9])
+        for c in range(4):
+            quat[c] += gradient_rows[pair, 3 + c]
+        for c in range(3):
+            scale[c] += gradient_rows[pair, 7 + c]
         opacity += gradient_rows[pair, 10]
         entry += 1
     for c in range(3):

@@ -141,14 +141,10 @@ class NeighborViews:
     """The neighbours of training views, and those that other views have among them."""
 
     def __init__(
-        self,
-        cameras: Sequence[Camera],
-        extent: float,
-        rule: NeighborRule | None = None,
+        self, cameras: Sequence[Camera], extent: float, rule: NeighborRule = NeighborRule(),
         observations: Observations | None = None,
-    ) -> None:
-        self._cameras, self._extent = list(cameras), extent
-        self._rule = rule or NeighborRule()
+    ) -> None:  # fmt: skip
+        self._cameras, self._extent, self._rule = list(cameras), extent, rule
         self._centers = np.stack([camera.center for camera in cameras])
         self._directions = np.stack([camera.rotation[2] for camera in cameras])
         points, none = {} if observations is None else observations.rows, np.zeros(0, np.int32)
@@ -184,11 +180,9 @@ class NeighborViews:
 
     def draw(self, name: str, seed: int, iteration: int, view_index: int = 0) -> Camera | None:
         """One neighbour of a training view, by iteration and seed; None if there is none."""
-        found = self.of(name)
-        if not found:
-            return None
-        labels = draw_labels(iteration, view_index)
-        return found[derive_seed(seed, "neighbor view", *labels) % len(found)]
+        found, labels = self.of(name), draw_labels(iteration, view_index)
+        number = derive_seed(seed, "neighbor view", *labels)
+        return found[number % len(found)] if found else None
 
     @property
     def without_neighbors(self) -> list[str]:

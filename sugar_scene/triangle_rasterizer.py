@@ -280,12 +280,7 @@ def rasterize_camera_triangles(vertices: Tensor, faces: Tensor, camera: Camera) 
 def _face_chunks(counts: Tensor) -> list[Tensor]:
     """Faces on screen, in groups of at most ``MAX_PAIRS`` pairs (or one face)."""
     on_screen = counts.nonzero()[:, 0]
-    if on_screen.shape[0] == 0:
-        return []
-    ends = counts[on_screen].long().cumsum(0)
-    if int(ends[-1]) <= MAX_PAIRS:
-        return [on_screen]
-    group = (ends - 1) // MAX_PAIRS
+    group = (counts[on_screen].long().cumsum(0) - 1) // MAX_PAIRS
     return list(on_screen.split(group.unique_consecutive(return_counts=True)[1].tolist()))
 
 

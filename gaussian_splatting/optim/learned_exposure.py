@@ -80,21 +80,16 @@ class Exposures:
     """
 
     def __init__(
-        self,
-        config: ExposureConfig,
-        names: Sequence[str],
-        device: torch.device,
-        span: tuple[int, int],
-        initial: Mapping[str, Tensor] | None = None,
-    ) -> None:
+        self, config: ExposureConfig, names: Sequence[str], device: torch.device,
+        span: tuple[int, int], initial: Mapping[str, Tensor] | None = None,
+    ) -> None:  # fmt: skip
         self._config = config
         self._start, self._last = max(config.start, span[0]), span[1]
         self._rows = {name: row for row, name in enumerate(names)}
         self.values = torch.zeros(len(self._rows), 2, 3, device=device)
         self._adam = VisitedAdam(self.values.shape, self.values.dtype, device)
-        for name, row in self._rows.items():
-            if initial is not None and name in initial:
-                self.values[row] = initial[name].to(device)
+        for name in self._rows.keys() & (initial or {}).keys():
+            self.values[self._rows[name]] = initial[name].to(device)
         if initial:
             self._anchor()
 

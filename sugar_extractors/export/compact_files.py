@@ -26,7 +26,7 @@ import zstandard
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
-from sugar_extractors.texture.textured_mesh_io import glb_head
+from sugar_extractors.texture.textured_mesh_io import glb_head, gltf_start
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
 from sugar_utils.quaternions import rotation_matrices
@@ -139,14 +139,13 @@ def fidelity(written: GaussianCloud, found: GaussianCloud) -> Fidelity:
     turned = np.degrees(np.arccos(cosines)) * longer
     opacities = np.abs(sigmoid(a["opacity_logits"]) - sigmoid(b["opacity_logits"]))
     colors = [np.clip(c["sh_dc"] * SH_C0 + 0.5, 0, 1) for c in (a, b)]
+    sizes = np.abs(np.exp(b["log_scales"]) - scales) / longest
     return Fidelity(
-        position=float(difference["means"].max()),
-        scale=float((np.abs(np.exp(b["log_scales"]) - scales) / longest).max()),
-        rotation=float(turned.max()),
-        color=255 * float(np.abs(colors[0] - colors[1]).max()),
+        position=float(difference["means"].max()), scale=float(sizes.max()),
+        rotation=float(turned.max()), color=255 * float(np.abs(colors[0] - colors[1]).max()),
         opacity=255 * float(opacities.max()),
         harmonics=float(np.sqrt((difference["sh_rest"] ** 2).mean())),
-    )
+    )  # fmt: skip
 
 
 ROW = np.dtype([("mean", "<f4", 3), ("scale", "<f4", 3), ("rgba", "u1", 4), ("rotation", "u1", 4)])
@@ -268,24 +267,20 @@ def read_spz(path: Path) -> GaussianCloud:
     widths = (9, 1, 3, 3, 3 if version == 2 else 4, 3 * _BANDS[degree])
     if n == 0 or len(content) < _HEADER.size + n * sum(widths):
         raise UserError(f"{path}: holds no {n} Gaussians, it was cut off; export it again")
-    data, parts = np.frombuffer(content, np.uint8, offset=_HEADER.size), []
-    for width in widths:
-        parts.append(data[: n * width].reshape(n, width))
-        data = data[n * width :]
-    positions, alphas, colors, scales, rotations, harmonics = parts
+    data = np.frombuffer(content, np.uint8, n * sum(widths), _HEADER.size)
+    parts = np.split(data, n * np.cumsum(widths)[:-1])
+    positions, alphas, colors, scales, rotations, harmonics = (
+        part.reshape(n, width) for part, width in zip(parts, widths, strict=True)
+    )
     # Signed numbers of three bytes each.
     three = positions.reshape(-1, 3).astype(np.int64)
     fixed = three[:, 0] | three[:, 1] << 8 | three[:, 2] << 16
     fixed = np.where(fixed >= 1 << 23, fixed - (1 << 24), fixed).reshape(-1, 3)
     cloud = cloud_of(
-        path,
-        fixed / (1 << fraction_bits),
-        _quats(rotations)[:, [3, 0, 1, 2]],
-        scales / 16 - 10,
-        alphas[:, 0] / 255,
-        (colors / 255 - 0.5) / _COLOR_SCALE,
+        path, fixed / (1 << fraction_bits), _quats(rotations)[:, [3, 0, 1, 2]], scales / 16 - 10,
+        alphas[:, 0] / 255, (colors / 255 - 0.5) / _COLOR_SCALE,
         ((harmonics.astype(float) - 128) / 128).reshape(n, -1, 3)[:, :15],
-    )
+    )  # fmt: skip
     return replace(cloud, antialiased=bool(flags & _ANTIALIASED))
 
 
@@ -332,32 +327,19 @@ def write_gltf_gaussians(path: Path, cloud: GaussianCloud) -> None:
         if name == "POSITION":
             accessor |= {"min": values.min(axis=0).tolist(), "max": values.max(axis=0).tolist()}
         accessors.append(accessor)
-        size = values.nbytes
-        place = {"buffer": 0, "byteOffset": start, "byteLength": size, "target": _ARRAY_BUFFER}
-        views.append(place)
-        start += size
+        place = {"buffer": 0, "byteOffset": start, "byteLength": values.nbytes}
+        views.append({**place, "target": _ARRAY_BUFFER})
+        start += values.nbytes
     kernel = {
-        "kernel": _KERNEL,
-        "colorSpace": _COLORS,
-        "projection": "perspective",
+        "kernel": _KERNEL, "colorSpace": _COLORS, "projection": "perspective",
         "sortingMethod": "cameraDistance",
-    }
-    primitive = {
-        "attributes": {name: number for number, name in enumerate(attributes)},
-        "mode": _POINTS,
-        "extensions": {EXTENSION: kernel},
-    }
+    }  # fmt: skip
+    numbers = {name: number for number, name in enumerate(attributes)}
+    primitive = {"attributes": numbers, "mode": _POINTS, "extensions": {EXTENSION: kernel}}
     content = {
-        "asset": {"version": "2.0", "generator": "sugar-trainer"},
-        "extensionsUsed": [EXTENSION],
-        "scene": 0,
-        "scenes": [{"nodes": [0]}],
-        "nodes": [{"mesh": 0}],
-        "meshes": [{"primitives": [primitive]}],
-        "accessors": accessors,
-        "bufferViews": views,
+        **gltf_start(EXTENSION, primitive), "accessors": accessors, "bufferViews": views,
         "buffers": [{"byteLength": start}],
-    }
+    }  # fmt: skip
     head = glb_head(content, path, "use --to spz")
     with atomic_path(path) as temporary, temporary.open("wb") as file:
         file.write(head)
@@ -374,8 +356,7 @@ def _attributes(cloud: GaussianCloud) -> dict[str, np.ndarray]:
         f"{EXTENSION}:OPACITY": opacities,
         f"{EXTENSION}:SH_DEGREE_0_COEF_0": values["sh_dc"][:, 0],
     }
-    for row, name in enumerate(_COEFFICIENTS):
-        found[name] = values["sh_rest"][:, row]
+    found |= dict(zip(_COEFFICIENTS, values["sh_rest"].swapaxes(0, 1), strict=True))
     shown = np.clip(values["sh_dc"][:, 0] * SH_C0 + 0.5, 0, 1)
     # Light of colours as screens take them, which is what ``COLOR_0`` holds (IEC 61966-2-1).
     linear = np.where(shown <= 0.04045, shown / 12.92, ((shown + 0.055) / 1.055) ** 2.4)

@@ -124,14 +124,12 @@ def view_renderer(cloud: GaussianCloud, config: TsdfConfig) -> Renderer:
 
 def carved_renderer(render: Renderer, hull: VisualHull | None) -> Renderer:
     """What renders the views, without depth of pixels outside of their own masks."""
-    if hull is None:
-        return render
 
     def carved(camera: Camera) -> DepthView:
         view, inside = render(camera), hull.silhouette(camera)
         return view if inside is None else replace(view, depth=torch.where(inside, view.depth, 0.0))
 
-    return carved
+    return render if hull is None else carved
 
 
 def blended_view(gaussians: Gaussians, camera: Camera, min_alpha: float) -> DepthView:
@@ -177,17 +175,17 @@ def _world_points(view: DepthView, depth: Tensor) -> Tensor:
 def _automatic_voxel(
     render: Renderer, cameras: Sequence[Camera], box: Box, config: TsdfConfig
 ) -> float | None:
-    pixel_sizes = []
+    parts = []
     for camera in cameras[:: max(1, len(cameras) // _N_FOOTPRINT_VIEWS)]:
         view = render(camera)
-        points = _world_points(view, view.depth)
+        points, depths = _world_points(view, view.depth), view.depth.flatten()
         low, high = points.new_tensor(box.low), points.new_tensor(box.high)
-        good = ((points > low) & (points < high)).all(dim=-1) & (view.depth.flatten() > 0)
-        pixel_sizes.append(view.depth.flatten()[good] / math.sqrt(camera.fx * camera.fy))
-    everything = torch.cat(pixel_sizes)
-    if everything.shape[0] == 0:
+        good = ((points > low) & (points < high)).all(dim=-1) & (depths > 0)
+        parts.append(depths[good] / math.sqrt(camera.fx * camera.fy))
+    pixel_sizes = torch.cat(parts)
+    if len(pixel_sizes) == 0:
         return None
-    median = float(everything.sort().values[everything.shape[0] // 2])
+    median = float(pixel_sizes.sort().values[len(pixel_sizes) // 2])
     return max(config.pixels_per_voxel * median, max(np.subtract(box.high, box.low)) / 2048)
 
 
@@ -212,9 +210,8 @@ def _empty_field(
         console.info(f"voxels of {voxel:.4g} would be too many; taking {larger:.4g}")
         voxel = larger
     table = torch.where(marked, marked.cumsum(0).int() - 1, -1).int().reshape(shape)
-    distances, weights = torch.zeros(n, device=device), torch.zeros(n, device=device)
-    colors = torch.zeros(n, 3, device=device)
-    return SparseField(box.low, voxel, table, distances, weights, colors)
+    sums = (torch.zeros(*shape, device=device) for shape in ((n,), (n,), (n, 3)))
+    return SparseField(box.low, voxel, table, *sums)
 
 
 def _mark_view(
@@ -330,10 +327,9 @@ def extract_surface(field: SparseField, min_weight: float = 1.0) -> TriangleMesh
         _chunk_cells(table, places[first : first + _CHUNK_BLOCKS], distances, is_known, field.side)
         for first in range(0, len(places), _CHUNK_BLOCKS)
     ]
-    cells = np.concatenate([np.zeros((0, 3), np.int64), *(cells for cells, _ in parts)])
-    rows = np.concatenate([np.zeros((0, 8), np.int64), *(rows for _, rows in parts)])
-    if len(cells) == 0:
+    if not any(len(cells) for cells, _ in parts):
         return _EMPTY
+    cells, rows = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     cell_of, edges = _triangle_edges(distances[rows])
     low, axis = _EDGES[edges, 0], _EDGE_AXES[edges]
     corner = cells[cell_of][:, None] + _CORNERS[low]
@@ -449,11 +445,9 @@ def kept(render: Renderer, cameras: Sequence[Camera]) -> Renderer:
 
 
 def plane_renderer(
-    gaussians: Gaussians,
-    cameras: Sequence[Camera],
-    neighbors: reprojection.NeighborViews,
+    gaussians: Gaussians, cameras: Sequence[Camera], neighbors: reprojection.NeighborViews,
     extent: float,
-) -> Renderer:
+) -> Renderer:  # fmt: skip
     """What renders depth and colour of a view for the fusion. extent: in world units"""
     reach = reprojection.REACH * extent
     largest = max(4 * camera.width * camera.height for camera in cameras)
@@ -482,9 +476,8 @@ def plane_view(
     cosine = -(plane[..., :3] * rays).sum(dim=-1)
     cosine = cosine / (plane[..., :3].norm(dim=-1) * rays.norm(dim=-1)).clamp_min(1e-12)
     known = (output.alpha >= _MIN_ALPHA) & (cosine > math.cos(math.radians(MAX_ANGLE)))
-    color = torch.zeros_like(rays)
-    if colored:
-        color = (output.image / output.alpha.clamp_min(1e-6)[..., None]).clamp(0, 1)
+    image = output.image if colored else torch.zeros_like(rays)
+    color = (image / output.alpha.clamp_min(1e-6)[..., None]).clamp(0, 1)
     return DepthView(camera, torch.where(known, depth, 0.0), color)
 
 

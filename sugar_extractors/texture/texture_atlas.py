@@ -97,9 +97,8 @@ class Atlas:
             x, y = low[:, 0] + dx, low[:, 1] + dy - first_row
             inside = (x >= 0) & (x < self.side) & (y >= 0) & (y < end_row - first_row)
             # The lowest face wins, whatever the order; the last place takes what lies outside.
-            owners.scatter_reduce_(
-                0, torch.where(inside, y * self.side + x, n_texels), face, "amin"
-            )
+            place = torch.where(inside, y * self.side + x, n_texels)
+            owners.scatter_reduce_(0, place, face, "amin")
         found = owners[:-1].view(-1, self.side)
         return torch.where(found == none, -1, found)
 

@@ -288,14 +288,9 @@ def bake_texture(
     counts = face_sums[3]
     means = (face_sums[:3].double() / counts.clamp_min(1)).T.round().to(torch.uint8)
     means = torch.where(counts[:, None] > 0, means, to_uint8(face_colors.to(device)))
-    n_face_texels = _fill_unseen(texture, seen, atlas, bands, means)
-    return BakedTexture(
-        texture=texture.flip(0),
-        seen_texels=int(seen.sum()),
-        face_texels=n_face_texels,
-        seen_faces=int((counts > 0).sum()),
-        n_bands=len(bands),
-    )
+    n_seen, n_faces = int(seen.sum()), int((counts > 0).sum())
+    n_texels = _fill_unseen(texture, seen, atlas, bands, means)
+    return BakedTexture(texture.flip(0), n_seen, n_texels, n_faces, len(bands))
 
 
 @torch.no_grad()
@@ -365,11 +360,6 @@ def _gather(
         as_array(image.float().contiguous(), wp.vec4), depths, reached, as_array(sums, wp.vec4),
     ]  # fmt: skip
     launch(gather_view, texel_faces.numel(), arguments, min_items=_MIN_ITEMS)
-
-
-def count_bands(side: int, budget_bytes: int) -> int:
-    """In how many parts a texture is worked on, and how often each view is needed."""
-    return len(_bands(side, budget_bytes))
 
 
 def _bands(side: int, budget_bytes: int) -> list[tuple[int, int]]:

@@ -209,6 +209,15 @@ def glb_head(content: dict[str, Any], path: Path, instead: str) -> bytes:
     return head + text + struct.pack("<I4s", n_binary, b"BIN\0")
 
 
+def gltf_start(extension: str, primitive: dict[str, Any]) -> dict[str, Any]:
+    """What a glTF of one mesh begins with."""
+    return {
+        "asset": {"version": "2.0", "generator": "sugar-trainer"}, "extensionsUsed": [extension],
+        "scene": 0, "scenes": [{"nodes": [0]}], "nodes": [{"mesh": 0}],
+        "meshes": [{"primitives": [primitive]}],
+    }  # fmt: skip
+
+
 def _gltf(mesh: TexturedMesh, sizes: list[int], picture: bytes) -> dict[str, Any]:
     """The JSON part of a GLB: positions, texture coordinates and picture, in this order."""
     views = [
@@ -223,28 +232,18 @@ def _gltf(mesh: TexturedMesh, sizes: list[int], picture: bytes) -> dict[str, Any
     primitive = {
         "attributes": {"POSITION": 0, "TEXCOORD_0": 1}, "material": 0, "mode": _TRIANGLES
     }  # fmt: skip
+    metal = {"baseColorTexture": {"index": 0}, "metallicFactor": 0.0, "roughnessFactor": 1.0}
     material = {
-        "name": "mesh",
-        "doubleSided": True,
-        "pbrMetallicRoughness": {
-            "baseColorTexture": {"index": 0}, "metallicFactor": 0.0, "roughnessFactor": 1.0
-        },
+        "name": "mesh", "doubleSided": True, "pbrMetallicRoughness": metal,
         "extensions": {"KHR_materials_unlit": {}},
     }  # fmt: skip
     kind = "jpeg" if picture.startswith(_JPEG) else "png"
     return {
-        "asset": {"version": "2.0", "generator": "sugar-trainer"},
-        "extensionsUsed": ["KHR_materials_unlit"],
-        "scene": 0,
-        "scenes": [{"nodes": [0]}],
-        "nodes": [{"mesh": 0}],
-        "meshes": [{"primitives": [primitive]}],
+        **gltf_start("KHR_materials_unlit", primitive),
         "materials": [material],
         "textures": [{"sampler": 0, "source": 0}],
         # Smaller copies of the picture would mix the colours of unrelated faces.
-        "samplers": [
-            {"magFilter": _LINEAR, "minFilter": _LINEAR, "wrapS": _CLAMP, "wrapT": _CLAMP}
-        ],
+        "samplers": [dict(magFilter=_LINEAR, minFilter=_LINEAR, wrapS=_CLAMP, wrapT=_CLAMP)],
         "images": [{"bufferView": 2, "mimeType": f"image/{kind}"}],
         "accessors": [
             {"bufferView": 0, "type": "VEC3", **accessor, **bounds},
@@ -298,9 +297,8 @@ def read_textured_mesh(path: Path) -> TexturedMesh:
         material = _value(lines, b"mtllib ", path)
         material_path = require_regular_file(path.parent / material, missing_ok=True)
         material_lines, pictures = material_path.read_bytes().split(b"\n"), []
-        for name in (b"map_Kd ", b"norm ")[
-            : 1 + any(m.startswith(b"norm ") for m in material_lines)
-        ]:
+        has_normals = any(line.startswith(b"norm ") for line in material_lines)
+        for name in (b"map_Kd ", b"norm ")[: 1 + has_normals]:
             picture = path.parent / _value(material_lines, name, path)
             with Image.open(require_regular_file(picture, missing_ok=True)) as image:
                 pictures.append(torch.from_numpy(np.array(image.convert("RGB"))))
@@ -321,12 +319,9 @@ def read_textured_mesh(path: Path) -> TexturedMesh:
     for values, table in ((rows[..., 0], vertices), (rows[..., 1], points)):
         if values.size and not 0 <= values.min() <= values.max() < len(table):
             raise UserError(f"{path}: a face refers to a row that is not there; extract it again")
-    return TexturedMesh(
-        torch.from_numpy(vertices.astype(np.float32)),
-        torch.from_numpy(rows[..., 0].copy()),
-        torch.from_numpy(points[rows[..., 1]].astype(np.float32)),
-        *pictures,
-    )
+    uvs = points[rows[..., 1]].astype(np.float32)
+    arrays = vertices.astype(np.float32), rows[..., 0].copy(), uvs
+    return TexturedMesh(*(torch.from_numpy(array) for array in arrays), *pictures)
 
 
 def _table(lines: list[bytes], prefix: bytes, width: int, dtype: type) -> np.ndarray:
