@@ -52,15 +52,13 @@ def shaded_views(
     faces = torch.tensor(mesh.faces, device=device)
     a, b, c = vertices[faces].double().unbind(1)
     normals = normalize(torch.linalg.cross(b - a, c - a), dim=1, eps=1e-30).float()
+    corner_values = normals[:, None].expand(-1, 3, -1)
     if colored:
         corner_values = torch.tensor(mesh.colors, device=device).float()[faces] / 255.0
-    else:
-        corner_values = normals[:, None].expand(-1, 3, -1)
     pictures = []
     for view in views:
         hits = rasterize_triangles(vertices, faces, view)
-        covered = hits.covered
-        rows = hits.face[covered].long()
+        covered, rows = hits.covered, hits.face[hits.covered].long()
         values = corner_values.new_zeros(*hits.face.shape, 3)
         values[covered] = (corner_values[rows] * hits.barycentrics[covered][..., None]).sum(1)
         if not colored:
@@ -79,7 +77,7 @@ def pick_views(cameras: Sequence[Camera], n: int = N_VIEWS) -> list[Camera]:
     if len(cameras) <= n:
         return list(cameras)
     centers = np.stack([camera.center for camera in cameras])
-    centers = centers - centers.mean(axis=0)
+    centers -= centers.mean(axis=0)
     spread = np.linalg.norm(centers, axis=1).max()
     forward = np.stack([camera.rotation[2] for camera in cameras])
     place = np.concatenate([centers / (spread if spread > 0 else 1.0), forward], axis=1)

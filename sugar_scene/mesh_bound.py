@@ -360,13 +360,9 @@ def face_frames(triangles: Tensor) -> Tensor:
 FACES = "_surface_mesh_faces"
 THICKNESS = "surface_mesh_thickness"
 STATE_NAMES = {
-    "vertices": "_points",
-    "opacity_logits": "all_densities",
-    "log_scales": "_scales",
-    "rotations": "_quaternions",
-    "sh_dc": "_sh_coordinates_dc",
-    "sh_rest": "_sh_coordinates_rest",
-}
+    "vertices": "_points", "opacity_logits": "all_densities", "log_scales": "_scales",
+    "rotations": "_quaternions", "sh_dc": "_sh_coordinates_dc", "sh_rest": "_sh_coordinates_rest",
+}  # fmt: skip
 # In the order in which checkpoints list them.
 GROUP_NAMES = {
     name: STATE_NAMES[name].removeprefix("_")

@@ -99,13 +99,9 @@ def _refinement_load(step: StepLoad, cloud: BoundCloud, config: RefineConfig) ->
 
 
 def with_memory_plan(
-    config: Settings,
-    cloud: GaussianCloud | BoundCloud,
-    options: MemoryOptions,
-    scene: Scene,
-    store: ImageStore,
-    console: Console,
-) -> Settings:
+    config: Settings, cloud: GaussianCloud | BoundCloud, options: MemoryOptions, scene: Scene,
+    store: ImageStore, console: Console,
+) -> Settings:  # fmt: skip
     """The settings with strips and chunks that fit; prints them and bounds the image store."""
     chosen = predict_coarse(cloud, config, options, scene)
     if chosen is None:

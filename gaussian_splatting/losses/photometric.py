@@ -47,13 +47,9 @@ class FusedPhotometric(torch.autograd.Function):
 
 
 def color_terms(
-    image: Tensor,
-    target: Tensor,
-    weight: float,
-    *,
-    rows: slice | None = None,
+    image: Tensor, target: Tensor, weight: float, *, rows: slice | None = None,
     total_rows: int | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Colour loss, mean absolute error and mean SSIM of an RGB image.
 
     Args:

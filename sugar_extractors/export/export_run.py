@@ -302,7 +302,7 @@ def _export_mesh(options: ExportOptions, temporary: TemporaryPaths, console: Con
     elif to == "usdz":
         mesh_formats.write_usdz(path, mesh)
     elif to == "glb":
-        textured_mesh_io.write_glb(path, mesh, y_up=upright)
+        textured_mesh_io.write_glb(path, mesh, path, upright)
     else:
         files = mesh_files(options.target, glb=False, normal_map=options.normal_map)
         textured_mesh_io.write_mesh_files({file: temporary[file] for file in files}, mesh)

@@ -119,7 +119,15 @@ def view_renderer(cloud: GaussianCloud, config: TsdfConfig) -> Renderer:
     # Faint Gaussians are part of what was trained; without them rendered depth has gaps.
     gaussians = cloud.detached().activate()
     gaussians.sh_rest = gaussians.sh_rest[:, :0].contiguous()
-    return lambda camera: blended_view(gaussians, camera, config.min_alpha)
+
+    def render(camera: Camera) -> DepthView:
+        output = rasterize(gaussians, camera, depth=True, sh_degree=0)
+        alpha = output.alpha.clamp_min(1e-6)
+        # Expected depth: blended depth by alpha.
+        depth = torch.where(output.alpha >= config.min_alpha, output.depth / alpha, 0.0)
+        return DepthView(camera, depth, (output.image / alpha[..., None]).clamp(0, 1))
+
+    return render
 
 
 def carved_renderer(render: Renderer, hull: VisualHull | None) -> Renderer:
@@ -130,15 +138,6 @@ def carved_renderer(render: Renderer, hull: VisualHull | None) -> Renderer:
         return view if inside is None else replace(view, depth=torch.where(inside, view.depth, 0.0))
 
     return render if hull is None else carved
-
-
-def blended_view(gaussians: Gaussians, camera: Camera, min_alpha: float) -> DepthView:
-    """Expected depth (blended depth by alpha) and colour of degree 0."""
-    output = rasterize(gaussians, camera, depth=True, sh_degree=0)
-    known = output.alpha >= min_alpha
-    alpha = output.alpha.clamp_min(1e-6)
-    depth = torch.where(known, output.depth / alpha, 0.0)
-    return DepthView(camera, depth, (output.image / alpha[..., None]).clamp(0, 1))
 
 
 def fuse_region(
@@ -330,7 +329,11 @@ def extract_surface(field: SparseField, min_weight: float = 1.0) -> TriangleMesh
     if not any(len(cells) for cells, _ in parts):
         return _EMPTY
     cells, rows = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    cell_of, edges = _triangle_edges(distances[rows])
+    case = ((distances[rows] < 0) << np.arange(8)).sum(axis=1)
+    start, n = _RANGES[case] // 3, (_RANGES[case + 1] - _RANGES[case]) // 3
+    cell_of = np.repeat(np.arange(len(case)), n)
+    number = np.arange(len(cell_of)) - np.repeat(np.cumsum(n) - n, n) + start[cell_of]
+    edges = _TRIANGLES.reshape(-1, 3)[number]
     low, axis = _EDGES[edges, 0], _EDGE_AXES[edges]
     corner = cells[cell_of][:, None] + _CORNERS[low]
     extent = np.array(table.shape) * field.side + 1
@@ -380,14 +383,6 @@ def _chunk_cells(
     active = np.argwhere((n_known == 8) & (n_inside > 0) & (n_inside < 8))
     rows = np.stack([corner_view(row, corner)[tuple(active.T)] for corner in _CORNERS], axis=1)
     return places[active[:, 0]] * side + active[:, 1:], rows
-
-
-def _triangle_edges(corner_values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    case = ((corner_values < 0) << np.arange(8)).sum(axis=1)
-    first, n = _RANGES[case] // 3, (_RANGES[case + 1] - _RANGES[case]) // 3
-    cell_of = np.repeat(np.arange(len(case)), n)
-    number = np.arange(len(cell_of)) - np.repeat(np.cumsum(n) - n, n) + first[cell_of]
-    return cell_of, _TRIANGLES.reshape(-1, 3)[number]
 
 
 # Sky and other things without texture lie wherever they please, and all photographs are explained;

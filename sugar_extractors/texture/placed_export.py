@@ -39,10 +39,8 @@ def moved_cloud(cloud: GaussianCloud, matrix: np.ndarray) -> GaussianCloud:
     """The cloud after a similarity, (4, 4): a camera that moves along sees the same picture."""
     scale = float(np.cbrt(np.linalg.det(matrix[:3, :3])))
     rotation, device = matrix[:3, :3] / scale, cloud.means.device
-    linear, shift, turn = (
-        torch.as_tensor(array, dtype=torch.float64, device=device)
-        for array in (matrix[:3, :3], matrix[:3, 3], rotation)
-    )
+    arrays = matrix[:3, :3], matrix[:3, 3], rotation
+    linear, shift, turn = (torch.as_tensor(a, dtype=torch.float64, device=device) for a in arrays)
     n_bands = cloud.sh_rest.shape[1]
     bands = sh_rotation(rotation).to(device)[:n_bands, :n_bands]
     own = rotation_matrices(torch.nn.functional.normalize(cloud.quats.double(), dim=-1))
@@ -144,12 +142,9 @@ def write_placed(
         "glb_matrix": (matrix if upright else GLB_AXES @ matrix).tolist(),
         "meaning": "placed = matrix x (x, y, z, 1) of the capture; rows of 4; glb_matrix: of the "
         "GLB, whose format wants y up",
-        "up": "+y" if upright else None,
-        "unit": "metre" if metric else None,
-        "size": size.tolist(),
-        "source": obj_path.name,
-        "source_digest": file_digest(obj_path),
-    }
+        "up": "+y" if upright else None, "unit": "metre" if metric else None,
+        "size": size.tolist(), "source": obj_path.name, "source_digest": file_digest(obj_path),
+    }  # fmt: skip
     files = [*mesh_files(target, glb), placed_gaussians(obj_path), note_file]
     if not (all(path.is_file() for path in files) and read_json(note_file) == note):
         vertices = torch.from_numpy(moved.astype(np.float32))
@@ -225,11 +220,8 @@ def check_names(options: PlacementOptions, names: Sequence[str]) -> None:
 
 
 def _place_of(text: str, cameras: Sequence[Camera]) -> np.ndarray:
-    point = point_of(text)
-    if point is not None:
-        return point
-    by_name = {camera.name: camera for camera in cameras}
-    return by_name[_photograph_of(text, list(by_name))].center
+    by_name, point = {camera.name: camera for camera in cameras}, point_of(text)
+    return by_name[_photograph_of(text, list(by_name))].center if point is None else point
 
 
 def point_of(text: str) -> np.ndarray | None:

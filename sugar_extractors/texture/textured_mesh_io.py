@@ -98,15 +98,18 @@ def write_mesh_files(targets: Mapping[Path, Path], mesh: TexturedMesh, y_up: boo
     with targets[names[".obj"]].open("wb") as file:
         file.writelines(obj_chunks(mesh, names[".mtl"].name))
     if ".glb" in names:
-        with targets[names[".glb"]].open("wb") as file:
-            file.writelines(glb_chunks(mesh, _compact(png, mesh.texture), names[".glb"], y_up))
+        write_glb(targets[names[".glb"]], mesh, names[".glb"], y_up, png)
 
 
-def write_glb(path: Path, mesh: TexturedMesh, *, y_up: bool = False) -> None:
-    """Write the one-file form alone, complete or not at all."""
-    with atomic_path(path) as temporary, temporary.open("wb") as file:
-        picture = _compact(png_bytes(mesh.texture), mesh.texture)
-        file.writelines(glb_chunks(mesh, picture, path, y_up))
+def write_glb(
+    target: Path, mesh: TexturedMesh, path: Path, y_up: bool, png: bytes | None = None
+) -> None:
+    """Write the one-file form; ``path`` is what errors call it."""
+    png = png or png_bytes(mesh.texture)
+    # Web pages load it: JPEG where PNG is large.
+    small = png if len(png) <= _LARGE_PNG else jpeg_bytes(mesh.texture, _JPEG_QUALITY)
+    with target.open("wb") as file:
+        file.writelines(glb_chunks(mesh, small, path, y_up))
 
 
 def png_bytes(texture: Tensor) -> bytes:
@@ -123,11 +126,6 @@ def jpeg_bytes(texture: Tensor, quality: int = 85) -> bytes:
     picture = Image.fromarray(np.ascontiguousarray(texture.cpu().numpy()))
     picture.save(buffer, format="JPEG", quality=quality, subsampling=chroma)
     return buffer.getvalue()
-
-
-def _compact(png: bytes, texture: Tensor) -> bytes:
-    """The picture of a GLB, which web pages load: JPEG where PNG is large."""
-    return png if len(png) <= _LARGE_PNG else jpeg_bytes(texture, _JPEG_QUALITY)
 
 
 def obj_chunks(mesh: TexturedMesh, material_name: str) -> Iterator[bytes]:

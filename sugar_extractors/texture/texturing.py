@@ -268,14 +268,6 @@ def extract_textured_mesh(
     return target
 
 
-def select_faces(cloud: BoundCloud, keep: Tensor) -> BoundCloud:
-    """Some faces with their Gaussians; all vertices stay. keep: (F,) bool"""
-    rows = keep.repeat_interleave(cloud.per_triangle)
-    names = ("sh_dc", "sh_rest", "opacity_logits", "log_scales", "rotations")
-    kept = {name: getattr(cloud, name)[rows] for name in names}
-    return replace(cloud, faces=cloud.faces[keep], **kept)
-
-
 def face_colors(cloud: BoundCloud) -> Tensor:
     """Mean colour of the Gaussians of each face, without what depends on the view. (F, 3)"""
     colors = sh_to_rgb(cloud.sh_dc[:, 0]).clamp(0, 1)
@@ -365,7 +357,11 @@ def _read_model(options: TextureOptions, path: Path, console: Console) -> BoundC
             f"{path}: no triangle is left after peeling; lower "
             "--postprocess_density_threshold or --postprocess_iterations"
         )
-    return select_faces(cloud, keep)
+    # All vertices stay.
+    rows = keep.repeat_interleave(cloud.per_triangle)
+    names = ("sh_dc", "sh_rest", "opacity_logits", "log_scales", "rotations")
+    kept = {name: getattr(cloud, name)[rows] for name in names}
+    return replace(cloud, faces=cloud.faces[keep], **kept)
 
 
 @torch.no_grad()
