@@ -16,7 +16,7 @@ direction is n,
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -263,8 +263,8 @@ class BoundCloud:
         return len(self.opacity_logits) + (0 if self.background is None else len(self.background))
 
     def to(self, device: torch.device | str) -> BoundCloud:
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return BoundCloud(**{n: v.to(device) if hasattr(v, "to") else v for n, v in values.items()})
+        movable = {n: v for n, v in vars(self).items() if hasattr(v, "to")}
+        return replace(self, **{name: value.to(device) for name, value in movable.items()})
 
     def tensors(self) -> dict[str, Tensor]:
         """What is optimised, by name; those of the background have a prefix."""
@@ -407,8 +407,7 @@ class TrainableBoundCloud(TrainableModel):
 
     @property
     def cloud(self) -> BoundCloud:
-        parameters = self.optimizer.parameters
-        own = {name: parameters[name] for name in GROUP_NAMES}
+        own = {name: self.optimizer.parameters[name] for name in GROUP_NAMES}
         return replace(self._start, **own, background=self._background)
 
     @property
@@ -428,8 +427,7 @@ class TrainableBoundCloud(TrainableModel):
     def state(self) -> dict[str, Any]:
         """As of every model; the background is apart, where other readers do not look."""
         state, free = super().state(), self._background
-        if self._start.antialiased:
-            state = {**state, ANTIALIASED: True}
+        state |= {ANTIALIASED: True} if self._start.antialiased else {}
         if free is None:
             return state
         optimizer, n = state["optimizer_state_dict"], len(GROUP_NAMES)
@@ -476,9 +474,8 @@ def state_with_background(payload: dict[str, Any]) -> dict[str, Any]:
     one, and whether it is antialiased.
     """
     state, free = payload["state_dict"], payload.get(BACKGROUND)
-    if payload.get(ANTIALIASED):
-        state = {**state, ANTIALIASED: True}
-    return state if free is None else {**state, BACKGROUND: free["state_dict"]}
+    antialiased = {ANTIALIASED: True} if payload.get(ANTIALIASED) else {}
+    return {**state, **antialiased, **({} if free is None else {BACKGROUND: free["state_dict"]})}
 
 
 def bound_cloud_from_state(state: dict[str, Any]) -> BoundCloud:

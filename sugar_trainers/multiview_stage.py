@@ -60,10 +60,8 @@ class MultiviewStage(Stage):
         self._config, self._notify, self._rasterizer = config, notify, rasterizer
         self._cameras, self._hull = list(cameras), hull
         compares_views = config.photometric_factor > 0 or config.geometric_factor > 0
-        pixels = config.multiview_pixels if compares_views else 0
-        self._comparer = ViewComparer(
-            neighbors, images, extent, pixels, config.random_seed, rasterizer
-        )
+        drawn = config.multiview_pixels if compares_views else 0, config.random_seed
+        self._comparer = ViewComparer(neighbors, images, extent, *drawn, rasterizer)
         self._watch = DensificationStatistics(len(cloud), self.model.device)
 
     def phase(self, iteration: int) -> str:
@@ -82,15 +80,12 @@ class MultiviewStage(Stage):
         on = acting(self.terms, iteration)
         gaussians = self.gaussians()
         leaves = gaussians.as_leaves()
-        beside = self._comparer.surface_view(
-            leaves, camera, target, self.memory_plan.split, iteration, view_index
-        )
-        seen = self.target(target, camera, iteration, view_index)
+        split, drawn = self.memory_plan.split, (iteration, view_index)
+        beside = self._comparer.surface_view(leaves, camera, target, split, *drawn)
+        seen = self.target(target, camera, *drawn)
         reach = self._comparer.reach if any("plane" in term.maps for term in on["image"]) else None
-        projected, split = project(leaves, camera, plane_reach=reach), self.memory_plan.split
-        view = ViewPass(
-            projected, seen.background, split, rasterizer=self._rasterizer, pairs=self.pairs
-        )
+        projected, how = project(leaves, camera, plane_reach=reach), (seen.background, split)
+        view = ViewPass(projected, *how, rasterizer=self._rasterizer, pairs=self.pairs)
         near = view.visible & (view.depths <= self._comparer.reach)
         found = backpropagate(on["model"], VisibleGaussians(leaves, near))
         shown = camera, seen.photograph, seen.exposure, seen.inside, beside

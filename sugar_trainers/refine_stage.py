@@ -314,10 +314,8 @@ class RefineOptions(TrainingOptions):
 
     @property
     def ply_path(self) -> Path:
-        folder = self.ply_dir or self.output_dir
-        if folder is None:
-            folder = OUTPUT_ROOT / "refined_ply" / scene_name(self.scene_path)
-        return folder / f"{self.name}.ply"
+        usual = OUTPUT_ROOT / "refined_ply" / scene_name(self.scene_path)
+        return (self.ply_dir or self.output_dir or usual) / f"{self.name}.ply"
 
     @property
     def results(self) -> tuple[Path, ...]:
@@ -325,16 +323,13 @@ class RefineOptions(TrainingOptions):
 
     @property
     def loop(self) -> LoopConfig:
-        config = self.config
+        config, last = self.config, self.config.refinement_iterations
         test_interval = scaled(TEST_INTERVAL, config.schedule_scale)
         return LoopConfig(
-            first=1, last=config.refinement_iterations, seed=config.random_seed,
-            log_interval=config.log_interval,
+            first=1, last=last, seed=config.random_seed, log_interval=config.log_interval,
             checkpoint_interval=scaled(self.checkpoint_interval, config.schedule_scale),
             keep_checkpoints=self.run.keep_checkpoints,
-            test_iterations=tuple(
-                range(test_interval, config.refinement_iterations, test_interval)
-            ),
+            test_iterations=tuple(range(test_interval, last, test_interval)),
         )  # fmt: skip
 
     def sources(self) -> dict[str, Any]:
@@ -347,17 +342,16 @@ class RefineOptions(TrainingOptions):
             raise UserError(f"--mesh_path {self.mesh_path}: no such file; pass the coarse mesh PLY")
         mesh, device = read_mesh_ply(self.mesh_path), self.compute.device
         messages(f"{mesh.n_vertices:,} vertices and {mesh.n_faces:,} triangles of {self.mesh_path}")
-        cloud = bind_to_mesh(
-            torch.tensor(mesh.vertices, dtype=torch.float32, device=device),
-            torch.tensor(mesh.faces, device=device),
-            torch.tensor(mesh.colors, device=device).float() / 255.0,
-            self.config.gaussians_per_triangle,
-            scene.extent,
-            OPACITY_BEFORE_BACKGROUND if self.config.keep_background else INITIAL_OPACITY,
-        )
-        cloud = replace(cloud, antialiased=self.config.antialiased)
+        vertices = torch.tensor(mesh.vertices, dtype=torch.float32, device=device)
+        faces, colors = (torch.tensor(array, device=device) for array in (mesh.faces, mesh.colors))
+        config, opacity = self.config, INITIAL_OPACITY
+        if config.keep_background:
+            opacity = OPACITY_BEFORE_BACKGROUND
+        start = config.gaussians_per_triangle, scene.extent, opacity
+        cloud = bind_to_mesh(vertices, faces, colors.float() / 255.0, *start)
+        cloud = replace(cloud, antialiased=config.antialiased)
         digests = {"mesh": file_digest(self.mesh_path)}
-        if not self.config.keep_background:
+        if not config.keep_background:
             return cloud, digests
         path = self.coarse_model_path
         if path is None:
@@ -365,10 +359,8 @@ class RefineOptions(TrainingOptions):
         else:
             free = cloud_from_state(load_payload(path)["state_dict"], "coarse SuGaR model")
         free = free.to(device)
-        rows = background_rows(
-            free.activate(), cloud.vertices, cloud.faces, scene.train_cameras,
-            self.compute.rasterizer,
-        )  # fmt: skip
+        surface, cameras = (cloud.vertices, cloud.faces), scene.train_cameras
+        rows = background_rows(free.activate(), *surface, cameras, self.compute.rasterizer)
         messages(f"background: {int(rows.sum()):,} of {len(free):,} Gaussians of {path}")
         if rows.any():
             cloud = replace(cloud, background=free.select(rows))
@@ -381,9 +373,8 @@ class RefineOptions(TrainingOptions):
         rasterizer, comparer, cameras = self.compute.rasterizer, None, scene.train_cameras
         if config.initial_colors == "photographs":
             known = {} if exposures is None else exposures.by_name()
-            model = with_photograph_colors(
-                model, ((c, store.get(c), known.get(c.name)) for c in cameras)
-            )
+            photographs = ((c, store.get(c), known.get(c.name)) for c in cameras)
+            model = with_photograph_colors(model, photographs)
 
         def export(refined: BoundCloud) -> None:
             write_gaussian_ply(self.ply_path, refined.freed())
@@ -391,9 +382,7 @@ class RefineOptions(TrainingOptions):
 
         if config.refine_surface_terms:
             neighbors = NeighborViews(cameras, scene.extent, observations=scene.observations)
-            pixels = MultiviewConfig().multiview_pixels
-            comparer = ViewComparer(
-                neighbors, store, scene.extent, pixels, config.random_seed, rasterizer
-            )
+            drawn = MultiviewConfig().multiview_pixels, config.random_seed
+            comparer = ViewComparer(neighbors, store, scene.extent, *drawn, rasterizer)
         exports = export if self.export_ply else None
         return RefineStage(model, config, scene.extent, exports, rasterizer, exposures, comparer)

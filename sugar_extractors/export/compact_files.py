@@ -25,7 +25,7 @@ import torch
 import zstandard
 
 from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
+from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh, sh_to_rgb
 from sugar_extractors.texture.textured_mesh_io import glb_head, gltf_start
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
@@ -47,10 +47,8 @@ def smallest_three(quats: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """
     unit = _unit(quats)
     largest = np.abs(unit).argmax(axis=1)
-    rows = np.arange(len(unit))
-    unit = unit * np.where(unit[rows, largest] < 0, -1.0, 1.0)[:, None]
-    others = np.arange(4) != largest[:, None]
-    return largest, unit[others].reshape(-1, 3)
+    unit = unit * np.where(unit[np.arange(len(unit)), largest] < 0, -1.0, 1.0)[:, None]
+    return largest, unit[np.arange(4) != largest[:, None]].reshape(-1, 3)
 
 
 def from_smallest_three(largest: np.ndarray, three: np.ndarray) -> np.ndarray:
@@ -81,19 +79,16 @@ def cloud_of(
     Opacities are in [0, 1]; the ends, whose logits are infinite, move inwards by less than the 8
     bits of the formats tell.
     """
-    numbers = (means, log_scales, sh_dc, *(() if sh_rest is None else (sh_rest,)))
-    inside = ((opacities >= 0) & (opacities <= 1)).all() and quats.any(axis=1).all()
-    if not (inside and np.isfinite(quats).all() and all(np.isfinite(n).all() for n in numbers)):
-        raise UserError(f"{path}: holds numbers that make no sense; export it again")
-    opacities = np.clip(opacities, _NEARLY, 1 - _NEARLY)
     rest = np.zeros((len(means), 15, 3))
     if sh_rest is not None:
         rest[:, : sh_rest.shape[1]] = sh_rest
+    inside = ((opacities >= 0) & (opacities <= 1)).all() and quats.any(axis=1).all()
+    if not (inside and all(np.isfinite(n).all() for n in (means, log_scales, sh_dc, rest, quats))):
+        raise UserError(f"{path}: holds numbers that make no sense; export it again")
+    opacities = np.clip(opacities, _NEARLY, 1 - _NEARLY)
     logits = np.log(opacities / (1 - opacities))[:, None]
     arrays = (means, sh_dc[:, None], rest, logits, log_scales, quats)
-    names = ("means", "sh_dc", "sh_rest", "opacity_logits", "log_scales", "quats")
-    tensors = (torch.from_numpy(array.astype(np.float32)) for array in arrays)
-    return GaussianCloud(**dict(zip(names, tensors, strict=True)))
+    return GaussianCloud(*(torch.from_numpy(array.astype(np.float32)) for array in arrays))
 
 
 def logarithms(scales: np.ndarray) -> np.ndarray:
@@ -130,15 +125,14 @@ def fidelity(written: GaussianCloud, found: GaussianCloud) -> Fidelity:
     """Compare Gaussians with those that were read back."""
     a, b = columns(written), columns(found)
     difference = {name: np.abs(a[name] - b[name]) for name in a}
-    # Rotations of Gaussians that are round say nothing, so only what turns a long axis counts.
     scales = np.exp(a["log_scales"])
+    shortest, longest = (end(scales, axis=1, keepdims=True) for end in (np.min, np.max))
     axes = [rotation_matrices(torch.from_numpy(values["quats"])) for values in (a, b)]
     cosines = (axes[0] * axes[1]).sum(dim=1).abs().clamp(max=1).numpy()
-    longer = 1 - scales.min(axis=1, keepdims=True) / scales
-    longest = scales.max(axis=1, keepdims=True)
-    turned = np.degrees(np.arccos(cosines)) * longer
+    # Rotations of Gaussians that are round say nothing, so only what turns a long axis counts.
+    turned = np.degrees(np.arccos(cosines)) * (1 - shortest / scales)
     opacities = np.abs(sigmoid(a["opacity_logits"]) - sigmoid(b["opacity_logits"]))
-    colors = [np.clip(c["sh_dc"] * SH_C0 + 0.5, 0, 1) for c in (a, b)]
+    colors = [np.clip(sh_to_rgb(c["sh_dc"]), 0, 1) for c in (a, b)]
     sizes = np.abs(np.exp(b["log_scales"]) - scales) / longest
     return Fidelity(
         position=float(difference["means"].max()), scale=float(sizes.max()),
@@ -157,8 +151,7 @@ def write_splat(path: Path, cloud: GaussianCloud) -> np.ndarray:
     opacities = sigmoid(values["opacity_logits"][:, 0])
     rows = np.zeros(len(cloud), ROW)
     rows["mean"], rows["scale"] = values["means"], np.exp(values["log_scales"])
-    colors = values["sh_dc"][:, 0] * SH_C0 + 0.5
-    rows["rgba"] = shares(np.concatenate([colors, opacities[:, None]], axis=1), 8)
+    rows["rgba"] = shares(np.column_stack([sh_to_rgb(values["sh_dc"][:, 0]), opacities]), 8)
     rows["rotation"] = np.clip(np.rint(values["quats"] * 128) + 128, 0, 255)
     weight = values["log_scales"].sum(axis=1) + np.log(np.maximum(opacities, 1e-12))
     order = np.argsort(-weight, kind="stable")
@@ -175,7 +168,7 @@ def read_splat(path: Path) -> GaussianCloud:
     means, scales, rgba = rows["mean"].astype(float), rows["scale"].astype(float), rows["rgba"]
     quats = (rows["rotation"].astype(float) - 128) / 128
     quats[~quats.any(axis=1)] = (1, 0, 0, 0)
-    colors = (rgba[:, :3] / 255 - 0.5) / SH_C0
+    colors = rgb_to_sh(rgba[:, :3] / 255)
     return cloud_of(path, means, quats, logarithms(scales), rgba[:, 3] / 255, colors)
 
 
@@ -357,7 +350,7 @@ def _attributes(cloud: GaussianCloud) -> dict[str, np.ndarray]:
         f"{EXTENSION}:SH_DEGREE_0_COEF_0": values["sh_dc"][:, 0],
     }
     found |= dict(zip(_COEFFICIENTS, values["sh_rest"].swapaxes(0, 1), strict=True))
-    shown = np.clip(values["sh_dc"][:, 0] * SH_C0 + 0.5, 0, 1)
+    shown = np.clip(sh_to_rgb(values["sh_dc"][:, 0]), 0, 1)
     # Light of colours as screens take them, which is what ``COLOR_0`` holds (IEC 61966-2-1).
     linear = np.where(shown <= 0.04045, shown / 12.92, ((shown + 0.055) / 1.055) ** 2.4)
     fallback = np.rint(255 * np.concatenate([linear, opacities], axis=1))
