@@ -253,16 +253,13 @@ def rasterize_camera_triangles(vertices: Tensor, faces: Tensor, camera: Camera) 
     """The same for vertices in camera coordinates; faces with a NaN corner are left out."""
     device = vertices.device
     vertices = vertices.detach().float().contiguous()
-    if faces.shape[0] == 0:
-        # Without rows any strides count as contiguous, which Warp does not take.
-        faces = torch.empty(0, 3, dtype=torch.int32, device=device)
-    faces = faces.to(device=device, dtype=torch.int32).contiguous()
-    n_faces, view = faces.shape[0], make_view(camera)
-    hits = torch.full((camera.height, camera.width), -1, dtype=torch.int32, device=device)
+    n_faces, view, ints = len(faces), make_view(camera), {"dtype": torch.int32, "device": device}
+    # Without rows any strides count as contiguous, which Warp does not take.
+    faces = faces.to(**ints).contiguous() if n_faces else torch.empty(0, 3, **ints)
+    hits = torch.full((camera.height, camera.width), -1, **ints)
     depths = torch.full(hits.shape, torch.inf, device=device)
     weights = torch.empty(*hits.shape, 3, device=device)
-    rects = torch.empty(n_faces, 4, dtype=torch.int32, device=device)
-    counts = torch.empty(n_faces, dtype=torch.int32, device=device)
+    rects, counts = torch.empty(n_faces, 4, **ints), torch.empty(n_faces, **ints)
     mesh = [as_array(vertices, wp.vec3), as_array(faces, wp.vec3i)]
     rect_array = as_array(rects, wp.vec4i)
     launch(bound_faces, n_faces, [view, *mesh, rect_array, counts], min_items=_MIN_ITEMS)
@@ -291,8 +288,10 @@ def _tile_lists(
     device, sizes = chunk.device, counts[chunk].long()
     ends = sizes.cumsum(0)
     n_pairs = int(ends[-1])
-    faces = torch.repeat_interleave(chunk.int(), sizes, output_size=n_pairs)
-    starts = torch.repeat_interleave(ends - sizes, sizes, output_size=n_pairs)
+    faces, starts = (
+        torch.repeat_interleave(values, sizes, output_size=n_pairs)
+        for values in (chunk.int(), ends - sizes)
+    )
     numbers = (torch.arange(n_pairs, device=device) - starts).int()
     tiles = torch.empty(n_pairs, dtype=torch.int32, device=device)
     arguments = [view, faces, numbers, as_array(rects, wp.vec4i), tiles]

@@ -24,9 +24,9 @@ _MIN_BETA, _LOG_EPS = 1e-12, 1e-10
 
 
 def _mean(values: Tensor, total: int | Tensor | None) -> Tensor:
-    if isinstance(total, Tensor):
-        return values.sum() / total
-    return values.sum() / max(values.numel() if total is None else total, 1)
+    if not isinstance(total, Tensor):
+        total = max(values.numel() if total is None else total, 1)
+    return values.sum() / total
 
 
 def opacity_entropy(

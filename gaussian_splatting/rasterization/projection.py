@@ -131,13 +131,12 @@ class _Project(torch.autograd.Function):
                 features):  # fmt: skip
         n, device = means.shape[0], means.device
         means2d_splats = torch.empty(n, SPLAT_HEADER + n_channels, device=device)
-        radii = torch.empty(n, dtype=torch.int32, device=device)
-        depths = torch.empty(n, device=device)
-        rects = torch.empty(n, 4, dtype=torch.int32, device=device)
-        counts = torch.empty(n, dtype=torch.int32, device=device)
-        inputs = [t.detach().float().contiguous() for t in
-                  (means, quats, scales, opacities, sh_dc, features)]  # fmt: skip
-        means, quats, scales, opacities, sh_dc, features = inputs
+        depths, ints = torch.empty(n, device=device), {"dtype": torch.int32, "device": device}
+        radii, counts, rects = (torch.empty(*size, **ints) for size in ((n,), (n,), (n, 4)))
+        given = means, quats, scales, opacities, sh_dc, features
+        means, quats, scales, opacities, sh_dc, features = (
+            tensor.detach().float().contiguous() for tensor in given
+        )
         # Three quarters of all values: read in the type they are stored in.
         vector = _vector_of(sh_rest)
         sh_rest = sh_rest.detach().to(wp.dtype_to_torch(vector._wp_scalar_type_)).contiguous()
@@ -154,9 +153,8 @@ class _Project(torch.autograd.Function):
             _launch(count_tiles, n, [means2d_splats, as_array(rects, wp.vec4i), counts])
         means2d = means2d_splats[:, :2].contiguous()
         ctx.view, ctx.channels = view, channels
-        ctx.save_for_backward(
-            means, quats, scales, opacities, sh_dc, sh_rest, features, radii, means2d_splats
-        )
+        shape = means, quats, scales, opacities
+        ctx.save_for_backward(*shape, sh_dc, sh_rest, features, radii, means2d_splats)
         ctx.mark_non_differentiable(radii, depths, rects, counts)
         # Zeros for what has no gradient would be alive at the peak, 28 bytes per Gaussian.
         ctx.set_materialize_grads(False)
@@ -164,13 +162,13 @@ class _Project(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d_means2d, d_splats, *_):
-        means, quats, scales, opacities, sh_dc, sh_rest, features, radii, splats = ctx.saved_tensors
+        *given, radii, splats = ctx.saved_tensors
+        means, quats, scales, _, _, sh_rest, _ = given
         if d_means2d is None:
             d_means2d = splats.new_zeros(splats.shape[0], 2)
         if d_splats is None:
             d_splats = torch.zeros_like(splats)
-        grads = [torch.empty_like(t) for t in
-                 (means, quats, scales, opacities, sh_dc, sh_rest, features)]  # fmt: skip
+        grads = [torch.empty_like(tensor) for tensor in given]
         d_means, d_quats, d_scales, d_opacities, d_sh_dc, d_sh_rest, d_features = grads
         vector = _vector_of(sh_rest)
         inputs = [
@@ -235,7 +233,5 @@ def project(
         features = gaussians.means.new_zeros(len(gaussians), 0)
     elif features.shape[0] != len(gaussians):
         raise ValueError(f"{features.shape[0]} rows of features for {len(gaussians)} Gaussians")
-    outputs = _Project.apply(
-        make_view(camera), channels, layout.total, *gaussians.tensors(), features
-    )
-    return Projection(*outputs, layout=layout, camera=camera)
+    settings, raw = (make_view(camera), channels, layout.total), gaussians.tensors()
+    return Projection(*_Project.apply(*settings, *raw, features), layout=layout, camera=camera)

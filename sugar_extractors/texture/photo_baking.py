@@ -70,9 +70,8 @@ def moved_by(planes: Tensor, flow: Tensor, mode: str = "bilinear") -> Tensor:
     y = torch.arange(height, device=planes.device) + 0.5
     x = torch.arange(width, device=planes.device) + 0.5
     at = torch.stack([(x + flow[0]) / width, (y[:, None] + flow[1]) / height], dim=-1) * 2 - 1
-    return functional.grid_sample(
-        planes[None], at[None], mode=mode, padding_mode="border", align_corners=False
-    )[0]
+    how = {"mode": mode, "padding_mode": "border", "align_corners": False}
+    return functional.grid_sample(planes[None], at[None], **how)[0]
 
 
 def optical_flow(image: Tensor, target: Tensor, inside: Tensor) -> Tensor:
@@ -162,9 +161,8 @@ class Resolution:
 
     @classmethod
     def of(cls, vertices: Tensor, faces: Tensor, cameras: Sequence[Camera]) -> Resolution:
-        found = cls(
-            vertices, faces, vertex_normals(vertices, faces), torch.zeros_like(vertices[:, 0])
-        )
+        normals = vertex_normals(vertices, faces)
+        found = cls(vertices, faces, normals, torch.zeros_like(vertices[:, 0]))
         for camera in cameras:
             torch.maximum(found.best, found.in_view(camera), out=found.best)
         return found
@@ -227,14 +225,12 @@ def bake_photographs(
     def progress(n: int, done: int, total: int) -> None:
         on_view(n * total + done, 2 * total)
 
-    surface, views = (vertices, faces, atlas), cameras
-    baked = bake_texture(*surface, views, first, face_colors, config, partial(progress, 0))
+    seen = vertices, faces, atlas, cameras
+    baked = bake_texture(*seen, first, face_colors, config, partial(progress, 0))
     mesh, gains = TexturedMesh(vertices, faces, atlas.uvs, baked.texture), {}
     # In the exposure of the median photograph, whichever views resolve most.
-    texture = add_to_texture(
-        baked.texture, *surface, views, lacking, config, median_gain, partial(progress, 1)
-    )
-    return replace(baked, texture=texture)
+    how = config, median_gain, partial(progress, 1)
+    return replace(baked, texture=add_to_texture(baked.texture, *seen, lacking, *how))
 
 
 def _gradient_energy(image: Tensor, weight: Tensor) -> float:

@@ -67,9 +67,9 @@ class Atlas:
         return grown[first_row - low : end_row - low]
 
     def _square_faces(self, first_row: int, end_row: int) -> Tensor:
-        device, size = self.corners.device, self.square_size
-        x = torch.arange(self.side, dtype=torch.int32, device=device)
-        y = torch.arange(first_row, end_row, dtype=torch.int32, device=device)[:, None]
+        size, like = self.square_size, {"dtype": torch.int32, "device": self.corners.device}
+        x = torch.arange(self.side, **like)
+        y = torch.arange(first_row, end_row, **like)[:, None]
         square = (x // size) * (self.side // size) + y // size
         faces = square * 2 + (x % size < y % size).int()
         return torch.where(faces < self.n_faces, faces, -1).int()
@@ -186,11 +186,9 @@ def xatlas_atlas(vertices: Tensor, faces: Tensor, side: int) -> Atlas:
     packing = xatlas.PackOptions()
     packing.resolution, packing.padding, packing.bilinear = side, CHART_MARGIN, True
     packing.create_image = False
-    unwrapper = xatlas.Atlas()
-    unwrapper.add_mesh(
-        np.ascontiguousarray(vertices.detach().cpu().numpy(), dtype=np.float32),
-        np.ascontiguousarray(faces.cpu().numpy(), dtype=np.uint32),
-    )
+    unwrapper, places = xatlas.Atlas(), vertices.detach().cpu().numpy()
+    mesh = (places, np.float32), (faces.cpu().numpy(), np.uint32)
+    unwrapper.add_mesh(*(np.ascontiguousarray(array, dtype=kind) for array, kind in mesh))
     unwrapper.generate(pack_options=packing)
     _, indices, uvs = unwrapper.get_mesh(0)
     if indices.shape != tuple(faces.shape) or not unwrapper.width:

@@ -23,11 +23,9 @@ from gaussian_splatting.engine.reporting.evaluation import to_uint8
 from gaussian_splatting.rasterization.projection_kernels import View, make_view
 from sugar_extractors.texture.texture_atlas import Atlas
 from sugar_scene.triangle_rasterizer import rasterize_camera_triangles, to_camera
-from sugar_utils.warp_launch import as_array, launch
+from sugar_utils.warp_launch import FUSED_OPTIONS, as_array, launch
 
-wp.set_module_options(
-    {"enable_backward": False, "cpu_compiler_flags": "-march=native -ffp-contract=fast"}
-)
+wp.set_module_options(FUSED_OPTIONS)
 
 BYTES_PER_TEXEL = 20  # sum of colours, sum of weights, face
 BUDGET_BYTES = 5 << 28  # of rows worked on at once: a texture of 8008 x 8008 texels in one go
@@ -164,9 +162,8 @@ def find_shown(
     high = -low
     for k in range(3):
         corner = vertices[face[k]]
-        pixel = wp.vec2(
-            view.fx * corner[0] / corner[2] + view.cx, view.fy * corner[1] / corner[2] + view.cy
-        )
+        column = view.fx * corner[0] / corner[2] + view.cx
+        pixel = wp.vec2(column, view.fy * corner[1] / corner[2] + view.cy)
         low = wp.min(low, pixel)
         high = wp.max(high, pixel)
     # A point that is moved in space moves in the picture by its way across and its way in depth.
@@ -241,9 +238,8 @@ def gather_view(
     for k in range(samples * samples):
         x = (float(k % samples) + 0.5) / float(samples) - 0.5
         y = (float(k / samples) + 0.5) / float(samples) - 0.5
-        sum += sample_surface(
-            view, point + x * du + y * dv, normal, offset, tolerance, image, depths
-        )
+        place = point + x * du + y * dv
+        sum += sample_surface(view, place, normal, offset, tolerance, image, depths)
     if sum[3] == 0.0 and (anchor[0] != center[0] or anchor[1] != center[1]):
         # The plane leaves the surface here: continue the colour of the outline.
         point = a + anchor[0] * du + anchor[1] * dv
@@ -276,9 +272,8 @@ def bake_texture(
     texture = torch.zeros(*shape, 3, dtype=torch.uint8, device=device)
     seen = torch.zeros(shape, dtype=torch.bool, device=device)
     face_sums = torch.zeros(4, atlas.n_faces, dtype=torch.int64, device=device)
-    for rows, owners, colors, found in _gathered(
-        vertices, faces, atlas, cameras, source, config, on_view
-    ):
+    views = cameras, source, config, on_view
+    for rows, owners, colors, found in _gathered(vertices, faces, atlas, *views):
         seen[rows], texture[rows] = found, to_uint8(colors)
         owners, colors = owners[found].long(), texture[rows][found].long()
         for channel in range(3):
@@ -346,8 +341,7 @@ def _gather(
     else:
         # No surface lies where nothing counts, so no colour is taken from there.
         depths = torch.where(image[..., 3] > 0, depths, torch.inf)
-    if preferred is None:
-        preferred = vertices.new_zeros(len(vertices))
+    preferred = vertices.new_zeros(len(vertices)) if preferred is None else preferred
     view, depths = make_view(camera), depths.contiguous()
     corners = as_array(atlas.corners.reshape(-1, 2).contiguous(), wp.vec2)
     surface = [as_array(moved, wp.vec3), as_array(faces, wp.vec3i)]
