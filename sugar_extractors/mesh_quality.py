@@ -146,10 +146,8 @@ def make_reference(
 ) -> Reference:  # fmt: skip
     """Set up a comparison by the rules at the top of this file.
 
-    Args:
-        box: Low and high corner of the object. (2, 3)
-        ground: Box of a flat ground, None without one. (2, 3)
-        sign: 1 when it points up, -1 when down.
+    box, ground: low and high corner of the object and of a flat ground, (2, 3); sign: 1 when the
+    axis points up, -1 when down.
     """
     size = float((box[1] - box[0]).max())
     low, high = box[0] - MARGIN * size, box[1] + MARGIN * size

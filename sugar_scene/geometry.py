@@ -105,9 +105,7 @@ def neighbor_opacities(
 ) -> Tensor:  # fmt: skip
     """Opacity o_j(x) = f a_j exp(-m / 2) of neighbours, m the squared Mahalanobis distance. (S, K)
 
-    Args:
-        neighbor_rows: Gaussians to evaluate at each point. (S, K)
-        quats: Unit quaternions, wxyz. (N, 4)
+    ``neighbor_rows``, (S, K), are Gaussians; unit quaternions are wxyz.
     """
     rows = neighbor_rows.long()
     offset = points[:, None] - means[rows]  # (S, K, 3)

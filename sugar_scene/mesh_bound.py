@@ -281,11 +281,7 @@ class BoundCloud:
         return triangle_layout(self.per_triangle)
 
     def activate(self, placement: Placement | None = None) -> Gaussians:
-        """Place the Gaussians on the mesh; gradients reach all raw parameters.
-
-        Args:
-            placement: Of the same topology; made anew when None.
-        """
+        """Place the Gaussians on the mesh; gradients reach all raw parameters."""
         raw = self.vertices, self.opacity_logits, self.log_scales, self.rotations
         placed = _Placing.apply(*raw, placement or Placement(self))
         return Gaussians(*placed, self.sh_dc, self.sh_rest, self.antialiased)

@@ -100,8 +100,7 @@ def _lens(camera: Camera, first_row: int = 0) -> wp.vec4:
 def depth_of_planes(plane: Tensor, camera: Camera, first_row: int = 0) -> Tensor:
     """Depth at which the rays of some rows meet their planes, 0 where unknown. (R, W) world units
 
-    Args:
-        plane: N and D; may be columns of wider pixels. (R, W, 4) float32
+    N and D, (R, W, 4) float32, may be columns of wider pixels.
     """
     maps = torch.empty(1, *plane.shape[:2], device=plane.device)
     _map_planes(plane.detach(), _lens(camera, first_row), 0, maps)

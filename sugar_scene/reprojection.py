@@ -53,12 +53,9 @@ MIN_DEPTH = 1e-4  # points nearer to the camera than this have no pixel. World u
 
 
 def triangle_planes(vertices: Tensor, faces: Tensor, camera: Camera, chosen: Tensor) -> Tensor:
-    """Planes of triangles, N and D, towards the camera. (n, 4)
+    """Planes N and D of some faces, towards the camera; gradients reach the vertices.
 
-    Args:
-        vertices: (V, 3) float32 world units; gradients reach them.
-        faces: (F, 3) int64
-        chosen: Rows of the faces. (n,)
+    (V, 3) float32 world units, (F, 3) int64, rows of the faces, (n,) -> (n, 4)
     """
     axes = torch.arange(3, device=vertices.device)
     corners = gather(vertices.reshape(-1), 3 * faces[chosen.long()][..., None] + axes)

@@ -223,10 +223,7 @@ def seen_vertices(vertices: Tensor, faces: Tensor, cameras: Iterable[Camera]) ->
 def pixels_of_points(
     points: Tensor, vertices: Tensor, faces: Tensor, camera: Camera
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Which points of a mesh's surface a view shows, to within the size of a pixel, and where.
-
-    Args:
-        points: (P, 3) world units; ``vertices`` and ``faces`` are the mesh.
+    """Which points of a mesh's surface, (P, 3), a view shows, to within the size of a pixel.
 
     Returns:
         Whether nothing hides it, (P,) bool; its row and its column, 0 for hidden ones, (P,) int64.

@@ -62,9 +62,7 @@ SOLID_ALPHA = 0.5
 class CoarseStage(Stage):
     """Colour, entropy and geometric terms on free Gaussians.
 
-    Args:
-        notify: Told about iterations whose sampling terms had nothing to sample.
-        sample_source: Replaces the random draws, for comparisons with recorded ones.
+    ``sample_source`` replaces the random draws, for comparisons with recorded ones.
     """
 
     def __init__(

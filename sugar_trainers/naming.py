@@ -45,11 +45,7 @@ def coarse_name(
 
 
 def refined_name(mesh_path: Path, normal_consistency_factor: float, per_triangle: int) -> str:
-    """Name that all files of a refined model share.
-
-    Args:
-        mesh_path: Coarse mesh; its name up to the first dot is kept, less ``sugarmesh_``.
-    """
+    """Name that all files of a refined model share; that of the mesh to the first dot is in it."""
     mesh = mesh_path.name.split(".", 1)[0].removeprefix("sugarmesh_")
     weight = number_text(normal_consistency_factor)
     return f"sugarfine_{mesh}_normalconsistency{weight}_gaussperface{per_triangle}"

@@ -70,12 +70,7 @@ class SampleChunk:
 def sampling_mask(
     gaussians: Gaussians, camera: Camera, visible: Tensor, depth: Tensor | None
 ) -> Tensor:
-    """Gaussians to sample: the visible ones, in sdf mode those near the depth map. (N,) bool
-
-    Args:
-        visible: (N,) bool
-        depth: In sdf mode, else None. (H, W) world units
-    """
+    """Gaussians to sample: the visible ones, of those near the depth map if there is one. (N,)"""
     if depth is None:
         return visible
     with torch.no_grad():
@@ -102,7 +97,6 @@ class SurfaceSampler:
         Args:
             neighbors: (N, K) int32
             indices: Gaussian of each sample, sorted. (S,)
-            noise: (S, 3)
             depth: Leaf with the rendered depth, if a term reads it. (H, W) world units
 
         Returns:

@@ -77,17 +77,13 @@ class SurfaceView:
 
 
 class ViewComparer:
-    """Finds for each view of a step the neighbour and the pixels that it is compared by.
-
-    Attributes:
-        reach: Gaussians up to this depth are planes. World units
-    """
+    """Finds for each view of a step the neighbour and the pixels that it is compared by."""
 
     def __init__(
         self, neighbors: NeighborViews, images: ImageStore, extent: float, pixels: int, seed: int,
         rasterizer: Rasterizer = WARP,
     ) -> None:  # fmt: skip
-        self.reach = REACH * extent
+        self.reach = REACH * extent  # Gaussians up to this depth are planes
         self._neighbors, self._images, self._rasterizer = neighbors, images, rasterizer
         self._pixels, self._seed = pixels, seed
 
@@ -112,8 +108,6 @@ class ViewComparer:
         Args:
             photograph: (H, W, 3), or (H, W, 4) uint8 with a mask of the pixels to choose from
             depth_of: Depth of the surface in a view, 0 where unknown. (H', W') world units
-            iteration: Absolute; neighbour and pixels follow from it, the seed and ...
-            view_index: ... the number of the view in its step.
         """
         neighbor = self._neighbors.draw(camera.name, self._seed, iteration, view_index)
         if neighbor is None:
@@ -128,9 +122,7 @@ class ViewComparer:
         self, gaussians: Gaussians, camera: Camera, split: ImageSplit
     ) -> dict[str, Tensor]:
         """Where the best neighbour's photograph and depth agree with a view: white is agreement.
-
-        Returns:
-            ``correlation`` and ``cycle``. (H, W, 3) uint8 each, on the CPU
+        (H, W, 3) uint8 each, on the CPU
         """
         gray = gray_of(upload(self._images.get(camera), gaussians.means.device))
         correlation, weights = torch.zeros_like(gray), torch.zeros_like(gray)

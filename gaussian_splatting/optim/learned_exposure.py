@@ -73,10 +73,8 @@ NO_EXPOSURE, NO_LATER_EXPOSURE = ExposureConfig(), LaterExposure()
 class Exposures:
     """Adam on (2, 3) values per photograph: logarithms of gains, then offsets, per channel.
 
-    Their mean is kept at no change: the model's colours are those of the mean photograph.
-
-    Args:
-        initial: Exposures of an earlier stage by name, (2, 3) each; others begin with no change.
+    Their mean is kept at no change: the model's colours are those of the mean photograph. Those
+    that ``initial``, of an earlier stage, does not have begin with no change.
     """
 
     def __init__(

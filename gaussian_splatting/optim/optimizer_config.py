@@ -41,11 +41,7 @@ class OptimizerConfig:
 
     @classmethod
     def from_flags(cls, **flags: Any) -> OptimizerConfig:
-        """The settings for the processes that torchrun started.
-
-        Raises:
-            UserError: The processes cannot share the views of a step evenly.
-        """
+        """The settings for the processes that torchrun started."""
         size = Launch.read().size
         views = flags.setdefault("views_per_step", size)
         if views % size != 0:

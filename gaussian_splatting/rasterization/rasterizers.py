@@ -195,10 +195,7 @@ def backpropagate_rows(
 ) -> None:  # fmt: skip
     """Add what some rows say to the gradients of splats, in an order that is always the same.
 
-    Args:
-        background: Value behind everything. (C,)
-        d_pixels: (R, W, C)
-        d_transmittance: (R, W)
+    background: (C,); d_pixels: (R, W, C); d_transmittance: (R, W)
     """
     device, n_channels = splats.device, background.shape[0]
     kernels = _kernels(device, blocks, n_channels)

@@ -193,8 +193,7 @@ def simplified(
 ) -> TexturedMesh:
     """The mesh with at most so many triangles and texels a side; None for as many as now.
 
-    Args:
-        normal_map: Also keep the normals of the mesh as it was.
+    ``normal_map`` keeps the normals of the mesh as it was.
     """
     reduced = shape_of(mesh)
     if n_faces is not None and n_faces < mesh.n_faces:

@@ -77,10 +77,7 @@ def moved_by(planes: Tensor, flow: Tensor, mode: str = "bilinear") -> Tensor:
 def optical_flow(image: Tensor, target: Tensor, inside: Tensor) -> Tensor:
     """Where each pixel of the target is in the image, as an offset. (2, H, W) pixels
 
-    Args:
-        image: (C, H, W) in [0, 1]
-        target: (C, H, W) in [0, 1]
-        inside: How much each pixel counts. (H, W) in [0, 1]
+    image, target: (C, H, W); inside: how much each pixel counts, (H, W); all in [0, 1]
     """
     pyramid = [(image, target, inside[None])]
     while len(pyramid) < LEVELS and min(pyramid[-1][0].shape[1:]) >= 8 * FLOW_WINDOW:

@@ -56,11 +56,7 @@ def moved_cloud(cloud: GaussianCloud, matrix: np.ndarray) -> GaussianCloud:
 def sh_rotation(rotation: np.ndarray) -> Tensor:
     """How coefficients of the bands 1 to 3 of spherical harmonics change when colours turn.
 
-    Args:
-        rotation: One or several. (..., 3, 3)
-
-    Returns:
-        To be multiplied with columns of coefficients. (..., 15, 15) float64 on the CPU
+    To be multiplied with columns of them. (..., 3, 3) -> (..., 15, 15) float64 on the CPU
     """
     # A tenth of a program's start, and few programs move Gaussians.
     from scipy.spatial.transform import Rotation

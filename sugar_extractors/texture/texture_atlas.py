@@ -123,8 +123,7 @@ def make_atlas(kind: str, vertices: Tensor, faces: Tensor, square_size: int) -> 
 def fitting_square_size(kind: str, vertices: Tensor, faces: Tensor, resolution: Tensor) -> int:
     """Size of a square for which a texel is a pixel of the view that shows a place best.
 
-    Args:
-        resolution: Pixels per squared world unit at the vertices. (V,)
+    resolution: pixels per squared world unit at the vertices, (V,)
     """
     a, b, c = vertices[faces].unbind(1)
     pixels = resolution[faces].mean(dim=1)

@@ -296,8 +296,7 @@ def add_to_texture(
 ) -> Tensor:  # fmt: skip
     """Add to a baked texture, (side, side, 3) uint8, what views lack, which may be negative.
 
-    Args:
-        exposure: By what the sum is divided, per channel; asked when all views were read. (3,)
+    The sum is divided by the exposure, (3,), which is asked when all views were read.
     """
     texture = texture.flip(0)
     for rows, _, colors, _ in _gathered(vertices, faces, atlas, cameras, source, config, on_view):
