@@ -28,13 +28,8 @@ from plyfile import PlyData, PlyParseError
 from torch import Tensor
 
 from gaussian_splatting.data.ply import does_not_fit
-from sugar_scene.triangle_mesh import (
-    TriangleMesh,
-    doubled_area_normals,
-    merge_meshes,
-    read_mesh_ply,
-    topology,
-)
+from sugar_scene import triangle_mesh
+from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.errors import UserError
 from sugar_utils.files import read_json, require_regular_file
 from sugar_utils.random import generator
@@ -129,7 +124,7 @@ def read_reference(scene_dir: Path) -> Reference:
     ground = None if facts.ground_bbox is None else np.array(facts.ground_bbox)
     axis, sign = "xyz".index(facts.up[-1]), -1 if facts.up.startswith("-") else 1
     n_object = facts.gt_visible_object_samples
-    mesh = read_mesh_ply(scene_dir / OBJECT_FILE)
+    mesh = triangle_mesh.read_mesh_ply(scene_dir / OBJECT_FILE)
     points, normals = _read_visible(scene_dir / VISIBLE_FILE)
     flat = float((box[1] - box[0]).max()) <= 0
     if flat or not 0 < n_object <= len(points) or mesh.n_faces == 0:
@@ -184,7 +179,7 @@ def compare_surfaces(
     to_mesh = Surface(vertices, near, device).nearest(visible)
     pairs = (samples.normals, to_truth.normals), (reference.visible_normals, to_mesh.normals)
     agreement = [np.abs((ours * theirs).sum(axis=1)).mean() for ours, theirs in pairs]
-    edges = topology(mesh)
+    edges = triangle_mesh.topology(mesh)
     there, back = to_truth.distances, to_mesh.distances
     return MeshQuality(
         accuracy=float(there.mean()), completeness=float(back.mean()),
@@ -230,7 +225,9 @@ def _with_ground(
     u, v = (k for k in range(3) if k != axis)
     corners[1:3, u], corners[2:, v], corners[:, axis] = high[u], high[v], height
     faces = np.array([[0, 1, 2], [0, 2, 3]])
-    return merge_meshes([mesh, TriangleMesh(corners, faces, np.zeros((4, 3), dtype=np.uint8))])
+    return triangle_mesh.merge_meshes(
+        [mesh, TriangleMesh(corners, faces, np.zeros((4, 3), dtype=np.uint8))]
+    )
 
 
 def _read_visible(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -283,7 +280,7 @@ def sample_surface(
     The areas are gone through in equal steps from one random start, so each face gets its share
     to within one sample.
     """
-    weighted = doubled_area_normals(vertices, faces)
+    weighted = triangle_mesh.doubled_area_normals(vertices, faces)
     doubled = np.linalg.norm(weighted, axis=1)
     ends = np.cumsum(doubled)
     if len(ends) == 0 or not ends[-1] > 0:
@@ -308,7 +305,7 @@ class Surface:
         self, vertices: np.ndarray, faces: np.ndarray, device: torch.device | str = "cpu"
     ) -> None:
         self._device = torch.device(device)
-        weighted = doubled_area_normals(vertices, faces)
+        weighted = triangle_mesh.doubled_area_normals(vertices, faces)
         doubled = np.linalg.norm(weighted, axis=1)
         solid = doubled > 0
         self._normals = weighted[solid] / doubled[solid, None]

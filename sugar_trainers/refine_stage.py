@@ -42,13 +42,8 @@ from gaussian_splatting.rasterization import WARP, Rasterizer, project
 from gaussian_splatting.rasterization.render import masked_shares
 from gaussian_splatting.rasterization.spherical_harmonics import SH_C0, sh_basis_of
 from gaussian_splatting.shared_flags import Preset, checkpoint_interval, preset
-from sugar_scene.mesh_bound import (
-    INITIAL_OPACITY,
-    BoundCloud,
-    Placement,
-    TrainableBoundCloud,
-    bind_to_mesh,
-)
+from sugar_scene import mesh_bound
+from sugar_scene.mesh_bound import BoundCloud, TrainableBoundCloud
 from sugar_scene.mesh_normals import PairsOfTriangles, adjacent_face_pairs
 from sugar_scene.reprojection import NeighborViews, triangle_planes
 from sugar_scene.triangle_mesh import edge_keys, read_mesh_ply
@@ -95,7 +90,7 @@ class RefineStage(Stage):
         self._config, self._export = config, export
         self._rasterizer, self._comparer = rasterizer, comparer
         # The topology never changes, so what follows from it is found once.
-        self._placement = Placement(cloud)
+        self._placement = mesh_bound.Placement(cloud)
         self._pairs = PairsOfTriangles(adjacent_face_pairs(cloud.faces), len(cloud.vertices))
         self.terms = refine_terms(config, self._pairs)
         self._largest = None if cloud.background is None else largest_at_borders(cloud)
@@ -344,11 +339,11 @@ class RefineOptions(TrainingOptions):
         messages(f"{mesh.n_vertices:,} vertices and {mesh.n_faces:,} triangles of {self.mesh_path}")
         vertices = torch.tensor(mesh.vertices, dtype=torch.float32, device=device)
         faces, colors = (torch.tensor(array, device=device) for array in (mesh.faces, mesh.colors))
-        config, opacity = self.config, INITIAL_OPACITY
+        config, opacity = self.config, mesh_bound.INITIAL_OPACITY
         if config.keep_background:
             opacity = OPACITY_BEFORE_BACKGROUND
         start = config.gaussians_per_triangle, scene.extent, opacity
-        cloud = bind_to_mesh(vertices, faces, colors.float() / 255.0, *start)
+        cloud = mesh_bound.bind_to_mesh(vertices, faces, colors.float() / 255.0, *start)
         cloud = replace(cloud, antialiased=config.antialiased)
         digests = {"mesh": file_digest(self.mesh_path)}
         if not config.keep_background:

@@ -12,20 +12,8 @@ import torch
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.scene import Scene
-from gaussian_splatting.engine.memory_plan import (
-    LoadsOf,
-    MemoryChoice,
-    MemoryOptions,
-    MemoryPlan,
-    ModelLoad,
-    StepLoad,
-    ViewLoad,
-    choose,
-    survey,
-    surveyed,
-    usable_bytes,
-    worst_view,
-)
+from gaussian_splatting.engine import memory_plan
+from gaussian_splatting.engine.memory_plan import MemoryOptions, MemoryPlan, StepLoad
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from sugar_scene.field_kernels import pair_bytes
 from sugar_scene.mesh_bound import BoundCloud
@@ -48,8 +36,8 @@ four corners each; the order of both by vertex."""
 
 
 def stage_loads(
-    cloud: GaussianCloud | BoundCloud, config: StageSettings, views: Sequence[ViewLoad]
-) -> LoadsOf:
+    cloud: GaussianCloud | BoundCloud, config: StageSettings, views: Sequence[memory_plan.ViewLoad]
+) -> memory_plan.LoadsOf:
     """The step of each phase on the view that needs most, for a format of the optimiser."""
     n, tensors = len(cloud), cloud.tensors()
     if isinstance(config, MultiviewConfig):
@@ -60,7 +48,7 @@ def stage_loads(
         tensors = {name: t[:1].expand(n, *t.shape[1:]) for name, t in tensors.items()}
 
     def loads(optimizer: OptimizerConfig) -> Mapping[str, StepLoad]:
-        model = ModelLoad.of(tensors, optimizer)
+        model = memory_plan.ModelLoad.of(tensors, optimizer)
         step = StepLoad(n, model, views[0], activation=_ACTIVATION_BYTES * n)
         if isinstance(cloud, BoundCloud):
             phases = {"refine": _refinement_load(step, cloud, config)}
@@ -68,7 +56,7 @@ def stage_loads(
             phases = {"multiview": replace(step, geometry="planes")}
         else:
             phases = {"entropy": step, "geometry": _surface_load(step, cloud, config)}
-        return {name: worst_view(load, views) for name, load in phases.items()}
+        return {name: memory_plan.worst_view(load, views) for name, load in phases.items()}
 
     return loads
 
@@ -118,12 +106,12 @@ def with_memory_plan(
 
 def predict_coarse(
     cloud: GaussianCloud | BoundCloud, config: StageSettings, options: MemoryOptions, scene: Scene
-) -> MemoryChoice | None:
+) -> memory_plan.MemoryChoice | None:
     """The plan of a run and what it needs; None where the system does not say what is free."""
     device = cloud.opacity_logits.device
     # The caller lets go of these; the stage makes a copy of its own.
     held = sum(t.nbytes for t in cloud.tensors().values())
-    budget = usable_bytes(options, device, held)
+    budget = memory_plan.usable_bytes(options, device, held)
     if budget is None:
         return None
     if config.optimizer.views_per_step > options.processes:
@@ -132,13 +120,13 @@ def predict_coarse(
     with torch.no_grad():
         bound = isinstance(cloud, BoundCloud)
         gaussians = cloud.activate_all() if bound else cloud.activate()
-        views = survey(gaussians, surveyed(scene.train_cameras))
+        views = memory_plan.survey(gaussians, memory_plan.surveyed(scene.train_cameras))
     # Those of a GPU wait on the host, which is other memory.
     cameras = [*scene.train_cameras, *scene.test_cameras] if device.type == "cpu" else []
     images = [(3 + (c.mask is not None)) * c.width * c.height for c in cameras]
     loads = stage_loads(cloud, config, views)
     first = _first_plan(cloud, config, options)
-    return choose(loads, config.optimizer, first, options, budget, images)
+    return memory_plan.choose(loads, config.optimizer, first, options, budget, images)
 
 
 def _first_plan(

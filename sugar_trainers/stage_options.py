@@ -10,12 +10,9 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from gaussian_splatting.compute import BackendFlags, Compute
+from gaussian_splatting.data import reference_layout
 from gaussian_splatting.data.images import ImageStore
-from gaussian_splatting.data.reference_layout import (
-    EXPOSURE_FILE,
-    ReferenceCheckpoint,
-    read_exposures,
-)
+from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.memory_plan import MemoryOptions
@@ -88,7 +85,7 @@ class TrainingOptions(CaptureOptions):
     def prepare(self, messages: Messages) -> tuple[StageRun[Model], Model]:
         """The run and the initial model; the run's folder is not touched yet."""
         checkpoint, scene = load_capture(self, messages)
-        learned = checkpoint.ply_path.with_name(EXPOSURE_FILE).is_file()
+        learned = checkpoint.ply_path.with_name(reference_layout.EXPOSURE_FILE).is_file()
         exposure = self.config.exposure.resolved(learned or scene.exposure_spread >= MIN_SPREAD)
         run = replace(self, config=replace(self.config, exposure=exposure))
         # Read before the run's folder is touched: a damaged file must not leave one behind.
@@ -108,7 +105,7 @@ class TrainingOptions(CaptureOptions):
         self, checkpoint: ReferenceCheckpoint, scene: Scene, notify: Callable[[str], None]
     ) -> tuple[Exposures | None, dict[str, str]]:
         """Exposures that go on from those of the checkpoint, and the digest of what was read."""
-        path = checkpoint.ply_path.with_name(EXPOSURE_FILE)
+        path = checkpoint.ply_path.with_name(reference_layout.EXPOSURE_FILE)
         if not self.config.exposure.exposure_compensation:
             if path.is_file():
                 notify(
@@ -116,7 +113,7 @@ class TrainingOptions(CaptureOptions):
                     "--exposure_compensation True to go on with them"
                 )
             return None, {}
-        initial = read_exposures(path, notify)
+        initial = reference_layout.read_exposures(path, notify)
         names = [camera.name for camera in scene.train_cameras]
         known = sum(name in initial for name in names)
         notify(f"exposures: {known} of {len(names)} taken over from {path.parent}")

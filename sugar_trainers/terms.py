@@ -20,17 +20,8 @@ from gaussian_splatting.engine.strips import backpropagate_weighted
 from sugar_scene.field_kernels import evaluate_fields
 from sugar_scene.geometry import FieldSamples, sample_points, sdf_from_density, std_along_view
 from sugar_scene.plane_kernels import NormalErrors, PlanesAt
-from sugar_trainers.losses import (
-    MIN_VIEW_Z,
-    better_normal_loss,
-    density_estimation_loss,
-    flatness_loss,
-    fused_depth_normal_consistency,
-    lookup_depth,
-    near_surface_mask,
-    opacity_entropy,
-    sdf_estimation_loss,
-)
+from sugar_trainers import losses
+from sugar_trainers.losses import MIN_VIEW_Z
 from sugar_trainers.stage_config import CoarseConfig, MultiviewConfig
 from sugar_trainers.view_comparison import Comparison, geometric_errors, photometric_errors
 from sugar_utils.device import upload
@@ -77,7 +68,7 @@ def sampling_mask(
         axes = CameraAxes(camera, depth.device)
         std = std_along_view(gaussians.means, gaussians.quats, gaussians.scales, axes.center)
         gap = depth_gap(depth, axes.to_view(gaussians.means), camera)
-        return near_surface_mask(gap, std, visible)
+        return losses.near_surface_mask(gap, std, visible)
 
 
 class SurfaceSampler:
@@ -137,7 +128,7 @@ class SurfaceSampler:
 
 def depth_gap(depth: Tensor, view_points: Tensor, camera: Camera) -> Tensor:
     """Rendered depth where points project, minus their own depth. (S,) world units"""
-    seen = lookup_depth(depth, view_points, camera.fx, camera.fy, camera.cx, camera.cy)
+    seen = losses.lookup_depth(depth, view_points, camera.fx, camera.fy, camera.cx, camera.cy)
     return seen - view_points[:, 2]
 
 
@@ -174,12 +165,12 @@ def coarse_terms(config: CoarseConfig) -> tuple[LossTerm, ...]:
 def _entropy(seen: VisibleGaussians) -> Tensor | None:
     if not seen.n_visible:
         return None
-    return opacity_entropy(seen.gaussians.opacities, seen.n_visible, counted=seen.visible)
+    return losses.opacity_entropy(seen.gaussians.opacities, seen.n_visible, counted=seen.visible)
 
 
 def _depth_normals(strip: ImageStrip) -> Tensor:
     maps, camera, shown, counted = strip.maps, strip.camera, strip.maps.shown, strip.counted
-    return fused_depth_normal_consistency(
+    return losses.fused_depth_normal_consistency(
         maps.depth, maps.normal_xy, camera.fx, camera.fy, camera.cx, camera.cy - shown.start,
         rows=maps.counted, total=_n_counted(strip),
         counted=None if counted is None else counted[shown.start : shown.stop],
@@ -195,7 +186,9 @@ def _n_counted(strip: ImageStrip) -> int | Tensor:
 
 def _density(chunk: SampleChunk) -> Tensor:
     fields = chunk.fields
-    return density_estimation_loss(fields.density, fields.plane_distance, fields.beta, chunk.total)
+    return losses.density_estimation_loss(
+        fields.density, fields.plane_distance, fields.beta, chunk.total
+    )
 
 
 def _sdf(chunk: SampleChunk) -> Tensor:
@@ -205,11 +198,11 @@ def _sdf(chunk: SampleChunk) -> Tensor:
     total = chunk.total_in_front
     total = in_front.sum().clamp_min(1) if total is None else total
     gap = depth_gap(chunk.depth, view_points, chunk.axes.camera)
-    return sdf_estimation_loss(sdf, gap, chunk.extent, total, in_front)
+    return losses.sdf_estimation_loss(sdf, gap, chunk.extent, total, in_front)
 
 
 def _normal(chunk: SampleChunk) -> Tensor:
-    return better_normal_loss(chunk.fields.normal_error, chunk.total)
+    return losses.better_normal_loss(chunk.fields.normal_error, chunk.total)
 
 
 PLANE = "plane"
@@ -223,7 +216,7 @@ def multiview_terms(config: MultiviewConfig, extent: float) -> tuple[LossTerm, .
     """
 
     def flatten(seen: VisibleGaussians) -> Tensor:
-        return flatness_loss(seen.gaussians.scales, extent, seen.visible)
+        return losses.flatness_loss(seen.gaussians.scales, extent, seen.visible)
 
     normal, photo, cycle = (
         config.plane_normal_factor, config.photometric_factor, config.geometric_factor

@@ -24,15 +24,10 @@ from torch.nn import functional
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import eroded
+from sugar_extractors.texture import texture_baking
 from sugar_extractors.texture.normal_map import vertex_normals
 from sugar_extractors.texture.texture_atlas import Atlas
-from sugar_extractors.texture.texture_baking import (
-    BakedTexture,
-    BakingConfig,
-    ViewColors,
-    add_to_texture,
-    bake_texture,
-)
+from sugar_extractors.texture.texture_baking import BakingConfig, ViewColors
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, render_textured
 from sugar_scene.triangle_rasterizer import pixels_of_points, rasterize_triangles, to_camera
 
@@ -187,7 +182,7 @@ def bake_photographs(
     vertices: Tensor, faces: Tensor, atlas: Atlas, cameras: Sequence[Camera],
     photograph: Callable[[Camera], Tensor], face_colors: Tensor, resolution: Resolution,
     config: BakingConfig, on_view: Callable[[int, int], None] = lambda done, total: None,
-) -> BakedTexture:  # fmt: skip
+) -> texture_baking.BakedTexture:  # fmt: skip
     """Colour a mesh from photographs.
 
     Args:
@@ -223,11 +218,13 @@ def bake_photographs(
         on_view(n * total + done, 2 * total)
 
     seen = vertices, faces, atlas, cameras
-    baked = bake_texture(*seen, first, face_colors, config, partial(progress, 0))
+    baked = texture_baking.bake_texture(*seen, first, face_colors, config, partial(progress, 0))
     mesh, gains = TexturedMesh(vertices, faces, atlas.uvs, baked.texture), {}
     # In the exposure of the median photograph, whichever views resolve most.
     how = config, median_gain, partial(progress, 1)
-    return replace(baked, texture=add_to_texture(baked.texture, *seen, lacking, *how))
+    return replace(
+        baked, texture=texture_baking.add_to_texture(baked.texture, *seen, lacking, *how)
+    )
 
 
 def _gradient_energy(image: Tensor, weight: Tensor) -> float:

@@ -21,12 +21,8 @@ from gaussian_splatting.data.images import NameIndex
 from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.poses import rotation_generators
-from sugar_extractors.texture.textured_mesh_io import (
-    GLB_AXES,
-    mesh_files,
-    read_textured_mesh,
-    write_textured_mesh,
-)
+from sugar_extractors.texture import textured_mesh_io
+from sugar_extractors.texture.textured_mesh_io import GLB_AXES
 from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest, read_json, write_json_atomic
 from sugar_utils.flags import positive_float
@@ -126,7 +122,7 @@ def write_placed(
     options: PlacementOptions, glb: bool, notify: Callable[[str], None],
 ) -> None:  # fmt: skip
     """Write the copy of a textured mesh and its Gaussians, unless it is there as asked for."""
-    mesh = read_textured_mesh(obj_path)
+    mesh = textured_mesh_io.read_textured_mesh(obj_path)
     vertices = mesh.vertices.numpy().astype(np.float64)
     matrix = placement(scene.calibrated_cameras, scene.points, vertices, options)
     target, upright = placed_path(obj_path), options.orient == "up"
@@ -141,12 +137,14 @@ def write_placed(
         "up": "+y" if upright else None, "unit": "metre" if metric else None,
         "size": size.tolist(), "source": obj_path.name, "source_digest": file_digest(obj_path),
     }  # fmt: skip
-    files = [*mesh_files(target, glb), placed_gaussians(obj_path), note_file]
+    files = [*textured_mesh_io.mesh_files(target, glb), placed_gaussians(obj_path), note_file]
     if not (all(path.is_file() for path in files) and read_json(note_file) == note):
         vertices = torch.from_numpy(moved.astype(np.float32))
         note_file.unlink(missing_ok=True)
         write_gaussian_ply(placed_gaussians(obj_path), moved_cloud(gaussians(), matrix))
-        write_textured_mesh(target, replace(mesh, vertices=vertices), glb=glb, y_up=upright)
+        textured_mesh_io.write_textured_mesh(
+            target, replace(mesh, vertices=vertices), glb=glb, y_up=upright
+        )
         write_json_atomic(note_file, note)
     sides, unit = " x ".join(f"{side:.3g}" for side in size), " m" if metric else ""
     notify(f"placed mesh and Gaussians, {sides}{unit}: {target}")

@@ -22,13 +22,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.data import reference_layout
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore, eroded, shared_or_own_store
-from gaussian_splatting.data.reference_layout import (
-    EXPOSURE_FILE,
-    ReferenceCheckpoint,
-    read_exposures,
-)
+from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.run_directory import Identity, scene_inputs
@@ -56,19 +53,12 @@ from sugar_scene.mesh_bound import LAYOUTS, BoundCloud, bound_cloud_from_state
 from sugar_scene.triangle_mesh import edge_keys
 from sugar_trainers.capture import CaptureOptions, load_views, model_file
 from sugar_trainers.naming import OUTPUT_ROOT, scene_name
+from sugar_utils import flags
 from sugar_utils.console import Console
 from sugar_utils.device import upload
 from sugar_utils.errors import UserError, printable
 from sugar_utils.files import file_digest, remove_stale_temporaries
-from sugar_utils.flags import (
-    AUTO,
-    Automatic,
-    integer,
-    non_negative_float,
-    non_negative_int,
-    positive_int,
-    positive_or_auto,
-)
+from sugar_utils.flags import AUTO, Automatic
 from sugar_utils.memory import memory_usage, reset_peak
 from sugar_utils.neighbors import nearest_neighbors_of
 from sugar_utils.settings import flag, parser_of
@@ -145,18 +135,18 @@ class TextureOptions(CaptureOptions):
         None, "folder of the mesh; unset: output/refined_mesh/<scene>", short="-o", parse=Path
     )
     n_gaussians_per_surface_triangle: int | None = _alone(
-        None, "checked against the model; unset: as the model has", short="-n", parse=integer,
+        None, "checked against the model; unset: as the model has", short="-n", parse=flags.integer,
         choices=tuple(LAYOUTS),
     )  # fmt: skip
     square_size: int | Automatic = _flag(
         SQUARE_SIZE, "texels per side of the square that holds two triangles, at least 5; decides "
         "the size of the texture for any atlas. auto: a texel is a pixel of the photograph that "
-        "shows a place best; unset: 8, auto with --preset fast", parse=positive_or_auto,
+        "shows a place best; unset: 8, auto with --preset fast", parse=flags.positive_or_auto,
         metavar="{N,auto}", modes={"fast": AUTO},
     )  # fmt: skip
     texture_size: int = _flag(
         TEXTURE_SIZE, "texels per side of the texture at most",
-        parse=positive_int, no_effect_when="unless --square_size is auto",
+        parse=flags.positive_int, no_effect_when="unless --square_size is auto",
     )  # fmt: skip
     texture_atlas: str = _flag(
         "squares", "squares: every two triangles fill a square; xatlas: unfold the surface, which "
@@ -170,10 +160,12 @@ class TextureOptions(CaptureOptions):
     baking: BakingConfig = BakingConfig()
     postprocess_mesh: bool = _flag(False, "peel border triangles of low density off")
     postprocess_density_threshold: float = _peel(
-        DENSITY_THRESHOLD, "border triangles of a larger density stay", parse=non_negative_float
+        DENSITY_THRESHOLD,
+        "border triangles of a larger density stay",
+        parse=flags.non_negative_float,
     )
     postprocess_iterations: int = _peel(
-        ITERATIONS, "rings of border triangles to peel off", parse=non_negative_int
+        ITERATIONS, "rings of border triangles to peel off", parse=flags.non_negative_int
     )
     export_glb: bool = _flag(True, "write the textured mesh as one .glb file, too")
     placement: PlacementOptions = PlacementOptions()
@@ -318,8 +310,8 @@ def _exposures(
     if options.texture_source != "photos":
         return {}, {}
     found = saved_exposures((load_payload(model).get("resume") or {}).get("stage", {}))
-    path = model if found else checkpoint.ply_path.with_name(EXPOSURE_FILE)
-    found = found or read_exposures(path, console.info)
+    path = model if found else checkpoint.ply_path.with_name(reference_layout.EXPOSURE_FILE)
+    found = found or reference_layout.read_exposures(path, console.info)
     if found:
         console.info(f"exposures of {path} are taken out of the photographs")
     return found, {"exposures": file_digest(path)} if found else {}
