@@ -63,9 +63,8 @@ def shaded_views(
         values[covered] = (corner_values[rows] * hits.barycentrics[covered][..., None]).sum(1)
         if not colored:
             center = torch.tensor(view.center, dtype=torch.float32, device=device)
-            front = torch.ones_like(covered)
             is_front = (normals * (center - vertices[faces[:, 0]])).sum(1) > 0
-            front[covered] = is_front[rows]
+            front = torch.ones_like(covered).masked_scatter(covered, is_front[rows])
             values = _clay(values, front, view)
         image = torch.where(covered[..., None], values, values.new_tensor(BACKGROUND))
         pictures.append(_averaged(image))
@@ -153,7 +152,6 @@ def read_any_mesh(path: Path) -> TriangleMesh:
 
 
 def _read_obj(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Positions and faces of an OBJ; its texture is not read."""
     vertices, faces = [], []
     try:
         with path.open(encoding="utf-8", errors="replace") as file:

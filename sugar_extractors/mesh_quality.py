@@ -220,14 +220,12 @@ def _samples_inside(
 def _with_ground(
     mesh: TriangleMesh, low: np.ndarray, high: np.ndarray, axis: int, height: float
 ) -> TriangleMesh:
-    """The mesh and a flat rectangle."""
     corners = np.tile(low, (4, 1))
     u, v = (k for k in range(3) if k != axis)
     corners[1:3, u], corners[2:, v], corners[:, axis] = high[u], high[v], height
     faces = np.array([[0, 1, 2], [0, 2, 3]])
-    return triangle_mesh.merge_meshes(
-        [mesh, TriangleMesh(corners, faces, np.zeros((4, 3), dtype=np.uint8))]
-    )
+    ground = TriangleMesh(corners, faces, np.zeros((4, 3), dtype=np.uint8))
+    return triangle_mesh.merge_meshes([mesh, ground])
 
 
 def _read_visible(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -316,9 +314,8 @@ class Surface:
         if len(self._normals):
             # Warp refers to the memory of both tensors, so they are kept.
             with on_stream_of(self._device):
-                self._tree = wp.Mesh(
-                    wp.from_torch(self._points, wp.vec3), wp.from_torch(self._rows)
-                )
+                arrays = wp.from_torch(self._points, wp.vec3), wp.from_torch(self._rows)
+                self._tree = wp.Mesh(*arrays)
 
     def nearest(self, points: np.ndarray) -> Nearest:
         """Distances of points, (Q, 3), and normals there; infinite where there is no surface."""
@@ -330,10 +327,8 @@ class Surface:
         faces = torch.empty(n, dtype=torch.int32, device=self._device)
         arguments = [self._tree.id, as_array(queries, wp.vec3), distances, faces]
         launch(find_nearest, n, arguments, min_items=_MIN_ITEMS)
-        found = faces.cpu().numpy()
-        return Nearest(
-            distances.cpu().numpy().astype(np.float64), self._normals[found], self._solid[found]
-        )
+        found, lengths = faces.cpu().numpy(), distances.cpu().numpy().astype(np.float64)
+        return Nearest(lengths, self._normals[found], self._solid[found])
 
     def blocked(self, starts: Tensor, ways: Tensor) -> Tensor:
         """Whether the surface lies between points and points + ways. (Q, 3) float32 -> (Q,)"""

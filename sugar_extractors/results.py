@@ -102,8 +102,6 @@ def publish(
 
 
 class _Sources(msgspec.Struct):
-    """Where a run says that its inputs lay."""
-
     scene: FileName | None = None
     checkpoint: FileName | None = None
 

@@ -99,7 +99,6 @@ def neighbor_of(packed: Floats2d, row: int) -> Neighbor:
 
 @wp.func
 def whitened(n: Neighbor, x: wp.vec3) -> wp.vec3:
-    """A point in the coordinates of a neighbour."""
     offset = x - n.mean
     return wp.vec3(wp.dot(n.first, offset), wp.dot(n.second, offset), wp.dot(n.third, offset))
 

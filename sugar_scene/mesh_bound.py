@@ -438,7 +438,6 @@ class TrainableBoundCloud(TrainableModel):
         return {**state, "optimizer_state_dict": own, BACKGROUND: background}
 
     def restore(self, payload: dict[str, Any]) -> None:
-        """Take parameters, moments and step counts of both from a checkpoint."""
         free, n = payload.get(BACKGROUND), len(GROUP_NAMES)
         if (free is None) != (self._background is None):
             raise UserError("the checkpoint was made with another --keep_background")
@@ -450,9 +449,8 @@ class TrainableBoundCloud(TrainableModel):
         saved = zip(self.group_names, own["param_groups"] + rest["param_groups"], strict=True)
         groups = [{**g, "name": name, "params": [i]} for i, (name, g) in enumerate(saved)]
         both = {"state": moments, "param_groups": groups}
-        super().restore(
-            {"state_dict": state_with_background(payload), "optimizer_state_dict": both}
-        )
+        values = state_with_background(payload)
+        super().restore({"state_dict": values, "optimizer_state_dict": both})
 
     def tensors_of(self, state: dict[str, Any]) -> dict[str, Tensor]:
         """Parameters of bound Gaussians on the same mesh topology, and of the background."""

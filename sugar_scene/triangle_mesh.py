@@ -46,9 +46,8 @@ def doubled_area_normals(vertices: np.ndarray, faces: np.ndarray) -> np.ndarray:
 def with_vertex_normals(mesh: TriangleMesh) -> TriangleMesh:
     """Give each vertex the area-weighted mean normal of its faces; (0, 0, 1) without any."""
     weighted, n = doubled_area_normals(mesh.vertices, mesh.faces), mesh.n_vertices
-    total = np.stack(
-        [sum(np.bincount(row, values, n) for row in mesh.faces.T) for values in weighted.T], axis=1
-    )
+    sums = [sum(np.bincount(row, values, n) for row in mesh.faces.T) for values in weighted.T]
+    total = np.stack(sums, axis=1)
     length = np.linalg.norm(total, axis=1, keepdims=True)
     normals = np.where(length > 0, total / np.where(length > 0, length, 1), (0.0, 0.0, 1.0))
     return replace(mesh, normals=normals)
@@ -241,9 +240,8 @@ def with_holes_filled(mesh: TriangleMesh, longest: int | None = None) -> Triangl
 
 
 _POSITION, _NORMAL, _COLOR = ("x", "y", "z"), ("nx", "ny", "nz"), ("red", "green", "blue")
-_VERTEX = np.dtype(
-    [*((name, "<f8") for name in _POSITION + _NORMAL), *((name, "u1") for name in _COLOR)]
-)
+_NUMBERS, _BYTES = dict.fromkeys(_POSITION + _NORMAL, "<f8"), dict.fromkeys(_COLOR, "u1")
+_VERTEX = np.dtype([*_NUMBERS.items(), *_BYTES.items()])
 _FACE_ROW = np.dtype([("n", "u1"), ("rows", "<u4", (3,))])
 _CHUNK_ROWS = 1 << 16
 _DEFAULT_COLOR = 128

@@ -262,20 +262,17 @@ def rasterize_camera_triangles(vertices: Tensor, faces: Tensor, camera: Camera) 
     launch(bound_faces, n_faces, [view, *mesh, rect_array, counts], min_items=_MIN_ITEMS)
     across, down = n_tiles(camera)
     cell = _CPU_CELL if device.type == "cpu" else _GPU_CELL
-    for chunk in _face_chunks(counts):
+    # Faces on screen, in groups of at most so many pairs (or one face).
+    on_screen = counts.nonzero()[:, 0]
+    group = (counts[on_screen].long().cumsum(0) - 1) // MAX_PAIRS
+    sizes = group.unique_consecutive(return_counts=True)[1].tolist()
+    for chunk in on_screen.split(sizes):
         offsets, ids = _tile_lists(view, chunk, counts, rects, across * down)
         arguments = [view, cell, offsets, ids, *mesh, rect_array, hits, depths]
         launch(hit_faces, across * down * (TILE // cell) ** 2, arguments)
     arguments = [view, *mesh, hits, as_array(weights, wp.vec3)]
     launch(weigh_corners, camera.height, arguments, min_items=16)
     return TriangleHits(hits, depths, weights)
-
-
-def _face_chunks(counts: Tensor) -> list[Tensor]:
-    """Faces on screen, in groups of at most ``MAX_PAIRS`` pairs (or one face)."""
-    on_screen = counts.nonzero()[:, 0]
-    group = (counts[on_screen].long().cumsum(0) - 1) // MAX_PAIRS
-    return list(on_screen.split(group.unique_consecutive(return_counts=True)[1].tolist()))
 
 
 def _tile_lists(

@@ -68,7 +68,6 @@ class SugarSize:
 
     @property
     def messages(self) -> tuple[str, ...]:
-        """One line for flags that were given and cannot act."""
         default = SugarSize(resolution_factor=self.resolution_factor)
         if self.resolution_factor is None or self == default:
             return ()

@@ -82,7 +82,6 @@ class CoarseStage(Stage):
 
     @property
     def memory_plan(self) -> MemoryPlan:
-        """Strips of the image and chunks of the samples."""
         most = self._config.samples_for(len(self.model))
         return MemoryPlan(self._config.split, min(self._config.sample_chunk, most))
 
@@ -254,9 +253,8 @@ class CoarseOptions(TrainingOptions):
     @property
     def directory(self) -> Path:
         parent = self.output_dir or OUTPUT_ROOT / "coarse" / scene_name(self.scene_path)
-        return parent / coarse_name(
-            self.iteration_to_load, self.config.regularization_type, *self.config.named_weights
-        )
+        mode, weights = self.config.regularization_type, self.config.named_weights
+        return parent / coarse_name(self.iteration_to_load, mode, *weights)
 
     @property
     def result(self) -> Path:

@@ -82,10 +82,8 @@ class RefineStage(Stage):
         exposures: Exposures | None = None, comparer: ViewComparer | None = None,
     ) -> None:  # fmt: skip
         self.extent, self.exposures = extent, exposures
-        scale = config.vertex_rate_scale(extent)
-        self.model = TrainableBoundCloud(
-            cloud, config.rates, scale, config.optimizer, config.random_seed, extent
-        )
+        rates, seed = (config.rates, config.vertex_rate_scale(extent)), config.random_seed
+        self.model = TrainableBoundCloud(cloud, *rates, config.optimizer, seed, extent)
         self.memory_plan = MemoryPlan(config.split)
         self._config, self._export = config, export
         self._rasterizer, self._comparer = rasterizer, comparer

@@ -64,7 +64,6 @@ class Schedule:
 
     @classmethod
     def from_flags(cls: type[AnySchedule], schedule_scale: float = 1.0) -> AnySchedule:
-        """The paper's schedule, scaled."""
         return cls().scaled(schedule_scale)
 
     def scaled(self: AnySchedule, scale: float) -> AnySchedule:
@@ -188,8 +187,6 @@ class CoarseConfig(SugarConfig):
 
 @dataclass(frozen=True)
 class MultiviewSchedule(Schedule):
-    """Milestones of the multi-view mode."""
-
     last: int = 20_000
     densify_until: int = 15_000  # exclusive
     densification_interval: int = 100
@@ -204,7 +201,6 @@ class MultiviewSchedule(Schedule):
         return due and self.densifies(iteration)
 
     def trim_due(self, iteration: int) -> bool:
-        """Whether Gaussians that too few views see are dropped before this iteration."""
         passed = iteration - self.first
         return passed > 0 and passed % self.trim_interval == 0
 
@@ -217,7 +213,6 @@ class DensificationLimit:
 
     @classmethod
     def from_flags(cls, max_gaussians: int | None = None) -> DensificationConfig:
-        """Thresholds of the mode."""
         return DensificationConfig(prune_opacity=0.05, max_gaussians=max_gaussians)
 
 

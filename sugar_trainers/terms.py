@@ -47,8 +47,6 @@ class CameraAxes:
 
 @dataclass(frozen=True)
 class SampleChunk:
-    """What a term sees of a chunk of the samples."""
-
     fields: FieldSamples  # gradients reach the Gaussians through them
     total: int  # samples of all chunks
     # Those before the camera, at least 1; None without a depth map, or for all. () on the device
@@ -134,8 +132,6 @@ def depth_gap(depth: Tensor, view_points: Tensor, camera: Camera) -> Tensor:
 
 @dataclass(frozen=True)
 class VisibleGaussians:
-    """What a term sees of the model."""
-
     gaussians: Gaussians
     visible: Tensor  # (N,) bool
     n_visible: int | None = None  # None where the host does not know
@@ -185,10 +181,8 @@ def _n_counted(strip: ImageStrip) -> int | Tensor:
 
 
 def _density(chunk: SampleChunk) -> Tensor:
-    fields = chunk.fields
-    return losses.density_estimation_loss(
-        fields.density, fields.plane_distance, fields.beta, chunk.total
-    )
+    found = chunk.fields.density, chunk.fields.plane_distance, chunk.fields.beta
+    return losses.density_estimation_loss(*found, chunk.total)
 
 
 def _sdf(chunk: SampleChunk) -> Tensor:
@@ -234,10 +228,8 @@ def multiview_terms(config: MultiviewConfig, extent: float) -> tuple[LossTerm, .
 
 
 def _normals(strip: ImageStrip) -> Tensor:
-    maps, where = strip.maps, (strip.camera, strip.maps.shown.start)
-    return NormalErrors.apply(
-        maps.plane, *where, strip.beside.edges, maps.counted, _n_counted(strip)
-    )
+    maps, edges, n = strip.maps, strip.beside.edges, _n_counted(strip)
+    return NormalErrors.apply(maps.plane, strip.camera, maps.shown.start, edges, maps.counted, n)
 
 
 def _mean_over_pixels(

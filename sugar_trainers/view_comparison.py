@@ -70,8 +70,6 @@ def geometric_errors(comparison: Comparison, planes: Tensor, pixels: Tensor) -> 
 
 @dataclass(frozen=True)
 class SurfaceView:
-    """What the terms know of a view besides its render."""
-
     edges: Tensor  # see edge_weights; (H, W)
     comparison: Comparison | None  # None where the view has no neighbour
 
@@ -91,7 +89,6 @@ class ViewComparer:
         self, gaussians: Gaussians, camera: Camera, photograph: Tensor, split: ImageSplit,
         iteration: int, view_index: int,
     ) -> SurfaceView:  # fmt: skip
-        """What terms see beside a render; arguments as of :meth:`comparison`."""
         compared = None
         if self._pixels:
             depth_of = partial(self._planes_depth, gaussians, split)

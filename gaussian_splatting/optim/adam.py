@@ -149,8 +149,6 @@ def _launch(parameters: Sequence[Stepped]) -> None:
 
 @wp.struct
 class StepSettings:
-    """What all elements of one step share."""
-
     seed: wp.uint32
     beta1: float
     beta2: float
@@ -332,7 +330,6 @@ class GroupedAdam:
         return {n: p.grad for n, p in self.parameters.items() if p.grad is not None}
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
-        """Stored moments by parameter name, for those that made a step."""
         return {n: g.moments for n, g in self._groups.items() if g.moments is not None}
 
     def keep_rows(self, keep: Tensor) -> None:

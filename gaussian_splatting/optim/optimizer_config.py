@@ -73,7 +73,6 @@ DEFAULT_OPTIMIZER = OptimizerConfig()
 
 
 def fields_without(config: Any, *names: str) -> dict[str, Any]:
-    """All fields of a dataclass but these, as JSON values."""
     return {name: value for name, value in asdict(config).items() if name not in names}
 
 

@@ -211,10 +211,9 @@ def project(
         sh_degree: Degree at which colours are evaluated, 0 to 3; at most what ``sh_rest``, float32
             or bfloat16, holds.
     """
-    n_features = 0 if features is None else features.shape[1]
-    layout = ChannelLayout.of(
-        rgb=rgb, depth=depth, normal=normal, plane=plane_reach is not None, n_features=n_features
-    )
+    n_features, plane = 0 if features is None else features.shape[1], plane_reach is not None
+    wanted = {"rgb": rgb, "depth": depth, "normal": normal, "plane": plane}
+    layout = ChannelLayout.of(**wanted, n_features=n_features)
     if layout.total == 0:
         raise ValueError("nothing to render: ask for rgb, depth, normal, plane or features")
     if rgb and gaussians.sh_rest.shape[1] < (sh_degree + 1) ** 2 - 1:

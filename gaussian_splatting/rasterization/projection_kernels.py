@@ -409,9 +409,8 @@ def project_backward(
         -iz * iz * (view.fx * t[0] * d_means2d[i][0] + view.fy * t[1] * d_means2d[i][1]),
     )
     d_t[2] = d_t[2] - iz * iz * (view.fx * d_jacobian[0, 0] + view.fy * d_jacobian[1, 1])
-    d_t[2] = d_t[2] + 2.0 * iz * iz * iz * (
-        view.fx * txy[0] * d_jacobian[0, 2] + view.fy * txy[1] * d_jacobian[1, 2]
-    )
+    across = view.fx * txy[0] * d_jacobian[0, 2] + view.fy * txy[1] * d_jacobian[1, 2]
+    d_t[2] = d_t[2] + 2.0 * iz * iz * iz * across
     if t[0] * iz >= view.x_min and t[0] * iz <= view.x_max:
         d_t[0] = d_t[0] - view.fx * iz * iz * d_jacobian[0, 2]
     if t[1] * iz >= view.y_min and t[1] * iz <= view.y_max:

@@ -97,9 +97,8 @@ def covered_tiles(e: Ellipse, rect: wp.vec4i, row: int) -> wp.vec2i:
     # Ends are extreme where the ellipse is widest; if that is outside the row, at the near edge.
     at_right = wp.clamp(e.widest, low, high)
     at_left = wp.clamp(-e.widest, low, high)
-    right = e.slope * at_right + wp.sqrt(
-        wp.max(e.half_square - e.shrink * at_right * at_right, 0.0)
-    )
+    beyond = wp.max(e.half_square - e.shrink * at_right * at_right, 0.0)
+    right = e.slope * at_right + wp.sqrt(beyond)
     left = e.slope * at_left - wp.sqrt(wp.max(e.half_square - e.shrink * at_left * at_left, 0.0))
     # First and last pixel; a cast rounds towards zero, which is down here, and cheap.
     from_x = wp.clamp(e.x + left - e.pad_x, 0.0, _FAR)

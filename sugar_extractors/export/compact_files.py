@@ -122,7 +122,6 @@ class Fidelity:
 
 
 def fidelity(written: GaussianCloud, found: GaussianCloud) -> Fidelity:
-    """Compare Gaussians with those that were read back."""
     a, b = columns(written), columns(found)
     difference = {name: np.abs(a[name] - b[name]) for name in a}
     scales = np.exp(a["log_scales"])
@@ -307,7 +306,6 @@ _WRONG = "damaged, or another kind of glTF; export it again"
 
 
 def write_gltf_gaussians(path: Path, cloud: GaussianCloud) -> None:
-    """Write a binary glTF, complete or not at all."""
     attributes = _attributes(cloud)
     views, accessors, start = [], [], 0
     for number, (name, values) in enumerate(attributes.items()):

@@ -218,7 +218,6 @@ _Y_UP = (".spz", ".glb", ".usd", ".usda", ".usdc")  # files whose y points up
 
 
 def export(options: ExportOptions, console: Console | None = None) -> Path:
-    """Write what was asked for, and say what it is like."""
     console = console or Console()
     if not options.result.exists():
         raise UserError(f"{options.result}: no such file or folder; check the path of the result")

@@ -32,7 +32,6 @@ _LARGEST = 252  # of a quaternion's fourth byte if w is its largest part; then x
 
 
 def write_sog(path: Path, cloud: GaussianCloud) -> None:
-    """Write a ``.sog`` file, complete or not at all."""
     values = compact_files.columns(cloud)
     places = np.sign(values["means"]) * np.log1p(np.abs(values["means"]))
     low, high = places.min(axis=0), places.max(axis=0)

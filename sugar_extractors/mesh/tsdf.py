@@ -358,7 +358,6 @@ def extract_surface(field: SparseField, min_weight: float = 1.0) -> TriangleMesh
 def _chunk_cells(
     table: np.ndarray, places: np.ndarray, distances: np.ndarray, is_known: np.ndarray, side: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Cells of some blocks that the surface passes through."""
     # Corners 0 to side: the last layer belongs to the next blocks.
     local = np.stack(np.meshgrid(*[np.arange(side + 1)] * 3, indexing="ij"), axis=-1).reshape(-1, 3)
     step, inner = local // side, local % side

@@ -71,8 +71,6 @@ _flag = partial(flag, group="texture")
 
 @dataclass(frozen=True)
 class PlacementOptions:
-    """How the copy for other programs is turned and scaled."""
-
     orient: str = _flag(
         "none", "up: also write the textured mesh and the refined Gaussians upright, y up and "
         "standing on 0, as NAME_placed, with the matrix in NAME_placed.json", choices=ORIENTATIONS,
@@ -142,9 +140,8 @@ def write_placed(
         vertices = torch.from_numpy(moved.astype(np.float32))
         note_file.unlink(missing_ok=True)
         write_gaussian_ply(placed_gaussians(obj_path), moved_cloud(gaussians(), matrix))
-        textured_mesh_io.write_textured_mesh(
-            target, replace(mesh, vertices=vertices), glb=glb, y_up=upright
-        )
+        placed = replace(mesh, vertices=vertices)
+        textured_mesh_io.write_textured_mesh(target, placed, glb=glb, y_up=upright)
         write_json_atomic(note_file, note)
     sides, unit = " x ".join(f"{side:.3g}" for side in size), " m" if metric else ""
     notify(f"placed mesh and Gaussians, {sides}{unit}: {target}")
@@ -207,7 +204,6 @@ def _metres(text: str) -> float:
 
 
 def check_names(options: PlacementOptions, names: Sequence[str]) -> None:
-    """Check that the photographs that give the scale exist."""
     for text in (options.known_distance or ())[:2]:
         if point_of(text) is None:
             _photograph_of(text, names)

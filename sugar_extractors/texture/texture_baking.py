@@ -311,7 +311,8 @@ def _gathered(
     """Some rows of the texture at a time: (R, side) faces, (R, side, 3) colours, whether seen."""
     bands = _bands(atlas.side, config.budget_bytes)
     faces = faces.to(torch.int32).contiguous()
-    for band, (first, end) in enumerate(bands):
+    for band, part in enumerate(bands):
+        first, end = part.start, part.stop
         texel_faces = atlas.texel_faces(first, end)
         sums = torch.zeros(texel_faces.numel(), 4, device=vertices.device)
         for index, camera in enumerate(cameras):
@@ -355,25 +356,29 @@ def _gather(
     launch(gather_view, texel_faces.numel(), arguments, min_items=_MIN_ITEMS)
 
 
-def _bands(side: int, budget_bytes: int) -> list[tuple[int, int]]:
+def _bands(side: int, budget_bytes: int) -> list[slice]:
     """Rows of the texture in parts that fit the budget, at least one row each."""
-    rows = min(side, max(1, budget_bytes // (BYTES_PER_TEXEL * side)))
-    return [(first, min(first + rows, side)) for first in range(0, side, rows)]
+    return _parts(side, budget_bytes // (BYTES_PER_TEXEL * side))
 
 
 def _chunks(n_rows: int, side: int) -> list[slice]:
     """Rows in parts whose temporaries are small beside the sums."""
-    rows = max(1, _CHUNK_TEXELS // side)
-    return [slice(first, min(first + rows, n_rows)) for first in range(0, n_rows, rows)]
+    return _parts(n_rows, _CHUNK_TEXELS // side)
+
+
+def _parts(n_rows: int, most: int) -> list[slice]:
+    starts = range(0, n_rows, max(1, most))
+    return [slice(first, min(first + starts.step, n_rows)) for first in starts]
 
 
 def _fill_unseen(
-    texture: Tensor, seen: Tensor, atlas: Atlas, bands: Sequence[tuple[int, int]], means: Tensor
+    texture: Tensor, seen: Tensor, atlas: Atlas, bands: Sequence[slice], means: Tensor
 ) -> int:
     """Colour the texels that no view shows; returns the number of texels of faces."""
     between = means.double().mean(dim=0).round().to(torch.uint8)
     n_face_texels = 0
-    for first, end in bands:
+    for band in bands:
+        first, end = band.start, band.stop
         texel_faces = atlas.texel_faces(first, end)
         for rows in _chunks(end - first, atlas.side):
             at = slice(first + rows.start, first + rows.stop)

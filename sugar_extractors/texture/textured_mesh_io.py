@@ -56,11 +56,9 @@ class TexturedMesh:
 
     def corner_axes(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Vertex normals and tangents at the corners of some faces. (R, 3, 3), (R, 3, 4)"""
-        normals = vertex_normals(self.vertices.float(), self.faces)
-        faces = self.faces[rows]
-        return normals[faces], corner_tangents(
-            self.vertices.float(), faces, self.uvs[rows], normals
-        )
+        vertices, faces = self.vertices.float(), self.faces[rows]
+        normals = vertex_normals(vertices, self.faces)
+        return normals[faces], corner_tangents(vertices, faces, self.uvs[rows], normals)
 
 
 def mesh_files(obj_path: Path, glb: bool, normal_map: bool = False) -> list[Path]:
@@ -259,9 +257,8 @@ def _add_normal_map(content: dict[str, Any]) -> None:
     for view, (name, kind) in enumerate(kinds, start=3):
         content["meshes"][0]["primitives"][0]["attributes"][name] = len(content["accessors"])
         content["bufferViews"][view]["target"] = _ARRAY_BUFFER
-        content["accessors"].append(
-            {"bufferView": view, "type": kind, "componentType": _FLOAT32, "count": count}
-        )
+        accessor = {"bufferView": view, "type": kind, "componentType": _FLOAT32, "count": count}
+        content["accessors"].append(accessor)
     content["images"].append({"bufferView": 5, "mimeType": "image/png"})
     content["textures"].append({"sampler": 0, "source": 1})
     content["materials"][0]["normalTexture"] = {"index": 1}
@@ -272,9 +269,8 @@ def _add_clay(content: dict[str, Any]) -> None:
     """A second material, lit by the viewer, and names for both."""
     color, variants = [0.6, 0.6, 0.58, 1.0], "KHR_materials_variants"
     metal = {"baseColorFactor": color, "metallicFactor": 0.0, "roughnessFactor": 0.9}
-    content["materials"].append(
-        {"name": "clay", "doubleSided": True, "pbrMetallicRoughness": metal}
-    )
+    clay = {"name": "clay", "doubleSided": True, "pbrMetallicRoughness": metal}
+    content["materials"].append(clay)
     content["extensionsUsed"].append(variants)
     content["extensions"] = {variants: {"variants": [{"name": "textured"}, {"name": "clay"}]}}
     mappings = [{"material": k, "variants": [k]} for k in range(2)]
