@@ -33,6 +33,7 @@ _MIN_ITEMS = 4096
 _BIG = 1.0e9
 _PAD = 0.05
 _TILE_SIDE = wp.constant(TILE)
+Faces, Rects = wp.array(dtype=wp.vec3i), wp.array(dtype=wp.vec4i)
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,7 @@ def axis_bounds(a: wp.vec3, b: wp.vec3, c: wp.vec3, axis: int, f: float, m: floa
 
 
 @wp.kernel
-def bound_faces(
-    first: int, view: View, vertices: Vec3s, faces: wp.array(dtype=wp.vec3i),
-    rects: wp.array(dtype=wp.vec4i), counts: Ints,
-):  # fmt: skip
+def bound_faces(first: int, view: View, vertices: Vec3s, faces: Faces, rects: Rects, counts: Ints):
     """Pixel rectangle (x0, x1, y0, y1; past the end) and number of tiles of each face."""
     i = first + wp.tid()
     rects[i] = wp.vec4i(0, 0, 0, 0)
@@ -119,8 +117,7 @@ def bound_faces(
 
 @wp.kernel
 def tiles_of_pairs(
-    first: int, view: View, pair_faces: Ints, pair_numbers: Ints, rects: wp.array(dtype=wp.vec4i),
-    tiles: Ints,
+    first: int, view: View, pair_faces: Ints, pair_numbers: Ints, rects: Rects, tiles: Ints
 ):  # fmt: skip
     """Tile of the k-th pair of a face."""
     i = first + wp.tid()
@@ -133,9 +130,8 @@ def tiles_of_pairs(
 
 @wp.kernel
 def hit_faces(
-    first: int, view: View, cell: int, offsets: Ints, ids: Ints, vertices: Vec3s,
-    faces: wp.array(dtype=wp.vec3i), rects: wp.array(dtype=wp.vec4i), hits: Ints2d,
-    depths: Floats2d,
+    first: int, view: View, cell: int, offsets: Ints, ids: Ints, vertices: Vec3s, faces: Faces,
+    rects: Rects, hits: Ints2d, depths: Floats2d,
 ):  # fmt: skip
     """Work off a tile's faces within one square cell of the tile."""
     item = first + wp.tid()
@@ -186,8 +182,7 @@ def hit_faces(
 
 @wp.kernel
 def weigh_corners(
-    first: int, view: View, vertices: Vec3s, faces: wp.array(dtype=wp.vec3i), hits: Ints2d,
-    weights: Vec3s2d,
+    first: int, view: View, vertices: Vec3s, faces: Faces, hits: Ints2d, weights: Vec3s2d
 ):  # fmt: skip
     """Barycentric coordinates of the hits; one work item per image row."""
     y = first + wp.tid()

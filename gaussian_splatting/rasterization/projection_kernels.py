@@ -110,6 +110,7 @@ BLUR = wp.constant(LOW_PASS)
 TILE_SIDE = wp.constant(float(TILE))
 UNBOUNDED = wp.constant(1.0e9)
 mat23 = wp.types.matrix(shape=(2, 3), dtype=wp.float32)
+Coefficients, Rects = wp.array2d(dtype=Any), wp.array(dtype=wp.vec4i)
 vec3bf = wp.types.vector(length=3, dtype=wp.bfloat16)
 
 
@@ -181,7 +182,7 @@ def scaled_rotation(r: wp.mat33, s: wp.vec3) -> wp.mat33:
 
 @wp.func
 def sh_color(
-    i: int, direction: wp.vec3, degree: int, sh_dc: Vec3s2d, sh_rest: wp.array2d(dtype=Any),
+    i: int, direction: wp.vec3, degree: int, sh_dc: Vec3s2d, sh_rest: Coefficients
 ) -> wp.vec3:  # fmt: skip
     """Colour before the clamp at zero."""
     basis = sh_basis(direction, degree)
@@ -210,8 +211,8 @@ def tile_range(p: float, radius: float, extent: float, n: int) -> wp.vec2i:
 @wp.func
 def project_one(
     i: int, view: View, channels: Channels, means: Vec3s, quats: Vec4s, scales: Vec3s,
-    opacities: Floats, sh_dc: Vec3s2d, sh_rest: wp.array2d(dtype=Any), features: Floats2d,
-    splats: Floats2d, radii: Ints, depths: Floats, tile_rects: wp.array(dtype=wp.vec4i),
+    opacities: Floats, sh_dc: Vec3s2d, sh_rest: Coefficients, features: Floats2d, splats: Floats2d,
+    radii: Ints, depths: Floats, tile_rects: Rects,
 ):  # fmt: skip
     """Fill the row of one Gaussian, with zeros if it is culled."""
     for k in range(splats.shape[1]):
@@ -292,8 +293,8 @@ def project_one(
 @wp.kernel
 def project_forward(
     first: int, view: View, channels: Channels, means: Vec3s, quats: Vec4s, scales: Vec3s,
-    opacities: Floats, sh_dc: Vec3s2d, sh_rest: wp.array2d(dtype=Any), features: Floats2d,
-    splats: Floats2d, radii: Ints, depths: Floats, tile_rects: wp.array(dtype=wp.vec4i),
+    opacities: Floats, sh_dc: Vec3s2d, sh_rest: Coefficients, features: Floats2d, splats: Floats2d,
+    radii: Ints, depths: Floats, tile_rects: Rects,
 ):  # fmt: skip
     i = first + wp.tid()
     project_one(
@@ -355,9 +356,9 @@ def conic_gradient(i: int, splats: Floats2d, d: wp.vec3) -> wp.vec3:
 @wp.kernel
 def project_backward(
     first: int, view: View, channels: Channels, means: Vec3s, quats: Vec4s, scales: Vec3s,
-    sh_rest: wp.array2d(dtype=Any), radii: Ints, splats: Floats2d, d_means2d: Vec2s,
-    d_splats: Floats2d, d_means: Vec3s, d_quats: Vec4s, d_scales: Vec3s, d_opacities: Floats,
-    d_sh_dc: Vec3s2d, d_sh_rest: wp.array2d(dtype=Any), d_features: Floats2d,
+    sh_rest: Coefficients, radii: Ints, splats: Floats2d, d_means2d: Vec2s, d_splats: Floats2d,
+    d_means: Vec3s, d_quats: Vec4s, d_scales: Vec3s, d_opacities: Floats, d_sh_dc: Vec3s2d,
+    d_sh_rest: Coefficients, d_features: Floats2d,
 ):  # fmt: skip
     """Adjoint of :func:`project_forward`; rows of culled ones are zeros.
 

@@ -23,6 +23,7 @@ from gaussian_splatting.engine.reporting.evaluation import to_uint8
 from gaussian_splatting.rasterization.projection_kernels import View, make_view
 from sugar_extractors.texture.texture_atlas import Atlas
 from sugar_scene.triangle_rasterizer import rasterize_camera_triangles, to_camera
+from sugar_utils.warp_arrays import Floats, Floats2d, Ints, Vec2s, Vec3s, Vec4s
 from sugar_utils.warp_launch import FUSED_OPTIONS, as_array, launch
 
 wp.set_module_options(FUSED_OPTIONS)
@@ -37,6 +38,7 @@ MOST_PIXELS = 1_000  # pixels of a face's box; larger faces count as shown witho
 _CHUNK_TEXELS = 1 << 22
 _MIN_ITEMS = 4096
 _MAX_SAMPLES = 4
+Faces, Image = wp.array(dtype=wp.vec3i), wp.array2d(dtype=wp.vec4)
 
 
 class ViewColors(NamedTuple):
@@ -97,8 +99,8 @@ def area(a: wp.vec2, b: wp.vec2) -> float:
 
 @wp.func
 def sample_surface(
-    view: View, point: wp.vec3, normal: wp.vec3, offset: float, tolerance: float,
-    image: wp.array2d(dtype=wp.vec4), depths: wp.array2d(dtype=float),
+    view: View, point: wp.vec3, normal: wp.vec3, offset: float, tolerance: float, image: Image,
+    depths: Floats2d,
 ) -> wp.vec4:  # fmt: skip
     """Bilinear colour at a camera-space point from pixels that show its plane, and their weight."""
     sum = wp.vec4(0.0, 0.0, 0.0, 0.0)
@@ -128,9 +130,8 @@ def sample_surface(
 
 @wp.kernel
 def find_shown(
-    first: int, view: View, tolerance: float, corners: wp.array(dtype=wp.vec2),
-    vertices: wp.array(dtype=wp.vec3), faces: wp.array(dtype=wp.vec3i),
-    depths: wp.array2d(dtype=float), shown: wp.array(dtype=wp.uint8),
+    first: int, view: View, tolerance: float, corners: Vec2s, vertices: Vec3s, faces: Faces,
+    depths: Floats2d, shown: wp.array(dtype=wp.uint8),
 ):  # fmt: skip
     """Faces of which some texel may find a colour: none of the others does.
 
@@ -192,11 +193,8 @@ def find_shown(
 @wp.kernel
 def gather_view(
     first: int, view: View, first_row: int, side: int, tolerance: float, cosine_power: float,
-    texel_faces: wp.array(dtype=int), corners: wp.array(dtype=wp.vec2),
-    vertices: wp.array(dtype=wp.vec3), faces: wp.array(dtype=wp.vec3i),
-    preference: wp.array(dtype=float), floor: float,
-    image: wp.array2d(dtype=wp.vec4), depths: wp.array2d(dtype=float),
-    shown: wp.array(dtype=wp.uint8), sums: wp.array(dtype=wp.vec4),
+    texel_faces: Ints, corners: Vec2s, vertices: Vec3s, faces: Faces, preference: Floats,
+    floor: float, image: Image, depths: Floats2d, shown: wp.array(dtype=wp.uint8), sums: Vec4s,
 ):  # fmt: skip
     """Add what one view shows of each texel to its sums."""
     i = first + wp.tid()
