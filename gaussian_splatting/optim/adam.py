@@ -157,31 +157,11 @@ class StepSettings:
     eps: float
 
 
-@wp.func_native("""
-union { float number; unsigned int bits; } pun;
-pun.number = x;
-return pun.bits;
-""")
-def bits_of(x: float) -> wp.uint32: ...
-
-
-@wp.func_native("""
-union { float number; unsigned int bits; } pun;
-pun.bits = bits;
-return pun.number;
-""")
-def float_of(bits: wp.uint32) -> float: ...
-
-
-@wp.func
-def noise_of(seed: wp.uint32, element: int) -> wp.uint32:
-    return hashed(seed + wp.uint32(element))
-
-
 @wp.func
 def rounded_to_bf16(x: float, noise: wp.uint32) -> float:
     """One of the two bfloat16 next to x, with mean x; the low 16 bits of ``noise`` decide."""
-    return float_of((bits_of(x) + (noise & _DROPPED_BITS)) & _KEPT_BITS)
+    bits = wp.cast(x, wp.uint32) + (noise & _DROPPED_BITS)
+    return wp.cast(bits & _KEPT_BITS, wp.float32)
 
 
 @wp.func
@@ -203,7 +183,7 @@ def step_elements(
     g = float(grads[i])
     m = s.beta1 * float(exp_avg[i]) + (1.0 - s.beta1) * g
     v = s.beta2 * float(exp_avg_sq[i]) + (1.0 - s.beta2) * g * g
-    noise = noise_of(s.seed, i)
+    noise = hashed(s.seed + wp.uint32(i))
     update = s.step_size * m / (wp.sqrt(v) / s.root_correction + s.eps)
     put(values, i, float(values[i]) - update, noise)
     put(exp_avg, i, m, noise >> wp.uint32(16))

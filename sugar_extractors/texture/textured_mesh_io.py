@@ -177,13 +177,11 @@ def glb_chunks(
         _add_clay(content)
     yield glb_head(content, path, "use --export_glb False")
     vertices = mesh.vertices.float().cpu()
-    faces, uvs = mesh.faces.cpu(), mesh.uvs.cpu()
-    for first in range(0, mesh.n_faces, _CHUNK_ROWS):
-        yield vertices[faces[first : first + _CHUNK_ROWS]].numpy().astype("<f4").tobytes()
-    for first in range(0, mesh.n_faces, _CHUNK_ROWS):
+    for faces in mesh.faces.cpu().split(_CHUNK_ROWS):
+        yield vertices[faces].numpy().astype("<f4").tobytes()
+    for uvs in mesh.uvs.cpu().split(_CHUNK_ROWS):
         # The picture's first row is v = 0 here.
-        chunk = uvs[first : first + _CHUNK_ROWS].numpy() * (1, -1) + (0, 1)
-        yield chunk.astype("<f4").tobytes()
+        yield (uvs.numpy() * (1, -1) + (0, 1)).astype("<f4").tobytes()
     yield picture
     if normals:
         axes = mesh.corner_axes(torch.arange(mesh.n_faces, device=mesh.faces.device))
