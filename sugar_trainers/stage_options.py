@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,6 +31,8 @@ Model = TypeVar("Model")
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions(CaptureOptions):
+    """Options of a stage, which defines what has no body here."""
+
     reads_tracks: ClassVar[bool] = False  # whether it depends on which points photographs observe
 
     config: StageSettings
@@ -47,12 +48,10 @@ class TrainingOptions(CaptureOptions):
         return (*self.memory.messages, *self.size.messages)
 
     @property
-    @abstractmethod
     def directory(self) -> Path:
         """The run's folder."""
 
     @property
-    @abstractmethod
     def result(self) -> Path:
         """The final ``.pt``."""
 
@@ -62,17 +61,14 @@ class TrainingOptions(CaptureOptions):
         return (self.result,)
 
     @property
-    @abstractmethod
     def loop(self) -> LoopConfig:
         """When the loop does what."""
 
-    @abstractmethod
     def initial(
         self, checkpoint: ReferenceCheckpoint, scene: Scene, messages: Messages
     ) -> tuple[Model, dict[str, Any]]:
         """The initial model on the device, and digests of the files that it was read from."""
 
-    @abstractmethod
     def stage(
         self, model: Model, config: StageSettings, scene: Scene, store: ImageStore,
         console: Console, exposures: Exposures | None,
