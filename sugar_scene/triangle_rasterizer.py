@@ -245,13 +245,15 @@ def rasterize_camera_triangles(vertices: Tensor, faces: Tensor, camera: Camera) 
     """The same for vertices in camera coordinates; faces with a NaN corner are left out."""
     device = vertices.device
     vertices = vertices.detach().float().contiguous()
-    n_faces, view, ints = len(faces), make_view(camera), {"dtype": torch.int32, "device": device}
+    n_faces, view = len(faces), make_view(camera)
     # Without rows any strides count as contiguous, which Warp does not take.
-    faces = faces.to(**ints).contiguous() if n_faces else torch.empty(0, 3, **ints)
-    hits = torch.full((camera.height, camera.width), -1, **ints)
+    faces = faces if n_faces else torch.empty(0, 3, dtype=torch.int32, device=device)
+    faces = faces.to(device=device, dtype=torch.int32).contiguous()
+    hits = torch.full((camera.height, camera.width), -1, dtype=torch.int32, device=device)
     depths = torch.full(hits.shape, torch.inf, device=device)
     weights = torch.empty(*hits.shape, 3, device=device)
-    rects, counts = torch.empty(n_faces, 4, **ints), torch.empty(n_faces, **ints)
+    rects = torch.empty(n_faces, 4, dtype=torch.int32, device=device)
+    counts = torch.empty(n_faces, dtype=torch.int32, device=device)
     mesh = [as_array(vertices, wp.vec3), as_array(faces, wp.vec3i)]
     rect_array = as_array(rects, wp.vec4i)
     launch(bound_faces, n_faces, [view, *mesh, rect_array, counts], min_items=_MIN_ITEMS)

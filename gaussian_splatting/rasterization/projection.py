@@ -131,8 +131,8 @@ class _Project(torch.autograd.Function):
                 features):  # fmt: skip
         n, device = means.shape[0], means.device
         means2d_splats = torch.empty(n, SPLAT_HEADER + n_channels, device=device)
-        depths, ints = torch.empty(n, device=device), {"dtype": torch.int32, "device": device}
-        radii, counts, rects = (torch.empty(*size, **ints) for size in ((n,), (n,), (n, 4)))
+        depths, sizes = torch.empty(n, device=device), ((n,), (n,), (n, 4))
+        radii, counts, rects = (torch.empty(s, dtype=torch.int32, device=device) for s in sizes)
         given = means, quats, scales, opacities, sh_dc, features
         means, quats, scales, opacities, sh_dc, features = (
             tensor.detach().float().contiguous() for tensor in given

@@ -67,9 +67,9 @@ class Atlas:
         return grown[first_row - low : end_row - low]
 
     def _square_faces(self, first_row: int, end_row: int) -> Tensor:
-        size, like = self.square_size, {"dtype": torch.int32, "device": self.corners.device}
-        x = torch.arange(self.side, **like)
-        y = torch.arange(first_row, end_row, **like)[:, None]
+        device, size = self.corners.device, self.square_size
+        x = torch.arange(self.side, dtype=torch.int32, device=device)
+        y = torch.arange(first_row, end_row, dtype=torch.int32, device=device)[:, None]
         square = (x // size) * (self.side // size) + y // size
         faces = square * 2 + (x % size < y % size).int()
         return torch.where(faces < self.n_faces, faces, -1).int()
