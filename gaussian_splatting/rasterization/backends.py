@@ -351,8 +351,9 @@ def _render(rasterizer: Rasterizer, device: torch.device) -> dict[str, Tensor]:
         d_left = torch.randn(shape[:2], generator=draws, device="cpu").to(device)
         pixels, left = blended.pixels.clone(), blended.transmittance.clone()
         gradients = SplatGradients.zeros(projection)
-        given = blended, d_pixels, d_left, gradients
-        rasterizer.backpropagate_rows(projection.splats, tiles, background, *given)
+        rasterizer.backpropagate_rows(
+            projection.splats, tiles, background, blended, d_pixels, d_left, gradients
+        )
         by_splat = gradients.splats
         found = {
             "pixels": pixels, "transmittances": left, "gradients of centres": gradients.means2d,
