@@ -52,22 +52,19 @@ def shaded_views(
     faces = torch.tensor(mesh.faces, device=device)
     a, b, c = vertices[faces].double().unbind(1)
     normals = normalize(torch.linalg.cross(b - a, c - a), dim=1, eps=1e-30).float()
+    corner_values = normals[:, None].expand(-1, 3, -1)
     if colored:
         corner_values = torch.tensor(mesh.colors, device=device).float()[faces] / 255.0
-    else:
-        corner_values = normals[:, None].expand(-1, 3, -1)
     pictures = []
     for view in views:
         hits = rasterize_triangles(vertices, faces, view)
-        covered = hits.covered
-        rows = hits.face[covered].long()
+        covered, rows = hits.covered, hits.face[hits.covered].long()
         values = corner_values.new_zeros(*hits.face.shape, 3)
         values[covered] = (corner_values[rows] * hits.barycentrics[covered][..., None]).sum(1)
         if not colored:
             center = torch.tensor(view.center, dtype=torch.float32, device=device)
-            front = torch.ones_like(covered)
             is_front = (normals * (center - vertices[faces[:, 0]])).sum(1) > 0
-            front[covered] = is_front[rows]
+            front = torch.ones_like(covered).masked_scatter(covered, is_front[rows])
             values = _clay(values, front, view)
         image = torch.where(covered[..., None], values, values.new_tensor(BACKGROUND))
         pictures.append(_averaged(image))
@@ -79,7 +76,7 @@ def pick_views(cameras: Sequence[Camera], n: int = N_VIEWS) -> list[Camera]:
     if len(cameras) <= n:
         return list(cameras)
     centers = np.stack([camera.center for camera in cameras])
-    centers = centers - centers.mean(axis=0)
+    centers -= centers.mean(axis=0)
     spread = np.linalg.norm(centers, axis=1).max()
     forward = np.stack([camera.rotation[2] for camera in cameras])
     place = np.concatenate([centers / (spread if spread > 0 else 1.0), forward], axis=1)
@@ -125,14 +122,9 @@ def preview_glb(mesh: TexturedMesh, cameras: Sequence[Camera]) -> bytes:
     upright = PlacementOptions(orient="up")
     matrix = placement(cameras, np.zeros((0, 3)), vertices, upright)
     moved = torch.from_numpy(moved_points(vertices, matrix).astype(np.float32))
-    parts = glb_chunks(
-        replace(small, vertices=moved, faces=small.faces.cpu(), uvs=small.uvs.cpu()),
-        jpeg_bytes(small.texture),
-        Path("preview"),
-        y_up=True,
-        variants=True,
-    )
-    return b"".join(parts)
+    small = replace(small, vertices=moved, faces=small.faces.cpu(), uvs=small.uvs.cpu())
+    how = {"y_up": True, "variants": True}
+    return b"".join(glb_chunks(small, jpeg_bytes(small.texture), Path("preview"), **how))
 
 
 _GREY = 128
@@ -160,7 +152,6 @@ def read_any_mesh(path: Path) -> TriangleMesh:
 
 
 def _read_obj(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Positions and faces of an OBJ; its texture is not read."""
     vertices, faces = [], []
     try:
         with path.open(encoding="utf-8", errors="replace") as file:

@@ -28,13 +28,8 @@ from plyfile import PlyData, PlyParseError
 from torch import Tensor
 
 from gaussian_splatting.data.ply import does_not_fit
-from sugar_scene.triangle_mesh import (
-    TriangleMesh,
-    doubled_area_normals,
-    merge_meshes,
-    read_mesh_ply,
-    topology,
-)
+from sugar_scene import triangle_mesh
+from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.errors import UserError
 from sugar_utils.files import read_json, require_regular_file
 from sugar_utils.random import generator
@@ -102,18 +97,17 @@ class MeshQuality:
     def rows(self) -> list[tuple[str, str]]:
         """Name and value of each figure for people; distances in % of the object's size."""
         scores = zip(THRESHOLDS, self.f_scores, strict=False)
-        return [
-            ("accuracy", f"{self.accuracy:.3%}"),
-            ("completeness", f"{self.completeness:.3%}"),
-            ("Chamfer distance", f"{self.chamfer:.3%}"),
-            *((f"F-score at {t:.1%}", f"{f:.4f}") for t, f in scores),
-            ("normal agreement", f"{self.normal_agreement:.4f}"),
-            ("non-manifold edges", f"{self.non_manifold_edge_share:.3%}"),
-            ("open edges", f"{self.open_edge_share:.3%}"),
-            ("connected parts", f"{self.components:,}"),
-            ("triangles", f"{self.triangles:,}"),
-            ("triangles on the object", f"{self.object_triangles:,}"),
-        ]
+        rows: dict[str, tuple[float, str]] = {
+            "accuracy": (self.accuracy, ".3%"), "completeness": (self.completeness, ".3%"),
+            "Chamfer distance": (self.chamfer, ".3%"),
+            **{f"F-score at {t:.1%}": (f, ".4f") for t, f in scores},
+            "normal agreement": (self.normal_agreement, ".4f"),
+            "non-manifold edges": (self.non_manifold_edge_share, ".3%"),
+            "open edges": (self.open_edge_share, ".3%"), "connected parts": (self.components, ","),
+            "triangles": (self.triangles, ","),
+            "triangles on the object": (self.object_triangles, ","),
+        }  # fmt: skip
+        return [(name, format(value, how)) for name, (value, how) in rows.items()]
 
 
 def read_reference(scene_dir: Path) -> Reference:
@@ -130,7 +124,7 @@ def read_reference(scene_dir: Path) -> Reference:
     ground = None if facts.ground_bbox is None else np.array(facts.ground_bbox)
     axis, sign = "xyz".index(facts.up[-1]), -1 if facts.up.startswith("-") else 1
     n_object = facts.gt_visible_object_samples
-    mesh = read_mesh_ply(scene_dir / OBJECT_FILE)
+    mesh = triangle_mesh.read_mesh_ply(scene_dir / OBJECT_FILE)
     points, normals = _read_visible(scene_dir / VISIBLE_FILE)
     flat = float((box[1] - box[0]).max()) <= 0
     if flat or not 0 < n_object <= len(points) or mesh.n_faces == 0:
@@ -147,10 +141,8 @@ def make_reference(
 ) -> Reference:  # fmt: skip
     """Set up a comparison by the rules at the top of this file.
 
-    Args:
-        box: Low and high corner of the object. (2, 3)
-        ground: Box of a flat ground, None without one. (2, 3)
-        sign: 1 when it points up, -1 when down.
+    box, ground: low and high corner of the object and of a flat ground, (2, 3); sign: 1 when the
+    axis points up, -1 when down.
     """
     size = float((box[1] - box[0]).max())
     low, high = box[0] - MARGIN * size, box[1] + MARGIN * size
@@ -175,7 +167,7 @@ def compare_surfaces(
         for points in (reference.low, reference.high, mesh.vertices, reference.surface.vertices,
                        reference.visible_points)
     )  # fmt: skip
-    near = mesh.faces[_meets(vertices, mesh.faces, low - _REACH, high + _REACH)]
+    near = mesh.faces[_meets(vertices[mesh.faces], low - _REACH, high + _REACH)]
     samples = _samples_inside(vertices, near, low, high, n_samples, seed)
     if len(samples) == 0:
         raise UserError(
@@ -187,26 +179,21 @@ def compare_surfaces(
     to_mesh = Surface(vertices, near, device).nearest(visible)
     pairs = (samples.normals, to_truth.normals), (reference.visible_normals, to_mesh.normals)
     agreement = [np.abs((ours * theirs).sum(axis=1)).mean() for ours, theirs in pairs]
-    edges = topology(mesh)
+    edges = triangle_mesh.topology(mesh)
+    there, back = to_truth.distances, to_mesh.distances
     return MeshQuality(
-        accuracy=float(to_truth.distances.mean()),
-        completeness=float(to_mesh.distances.mean()),
-        precisions=tuple(float((to_truth.distances < t).mean()) for t in THRESHOLDS),
-        recalls=tuple(float((to_mesh.distances < t).mean()) for t in THRESHOLDS),
+        accuracy=float(there.mean()), completeness=float(back.mean()),
+        precisions=tuple(float((there < t).mean()) for t in THRESHOLDS),
+        recalls=tuple(float((back < t).mean()) for t in THRESHOLDS),
         normal_agreement=float(np.mean(agreement)),
         object_triangles=int(_inside(vertices[near], low, high).any(axis=1).sum()),
         non_manifold_edge_share=edges.non_manifold_edge_share,
-        open_edge_share=edges.open_edge_share,
-        components=edges.components,
-        triangles=mesh.n_faces,
-    )
+        open_edge_share=edges.open_edge_share, components=edges.components, triangles=mesh.n_faces,
+    )  # fmt: skip
 
 
-def _meets(
-    vertices: np.ndarray, faces: np.ndarray, low: np.ndarray, high: np.ndarray
-) -> np.ndarray:
-    """Whether the box of each face meets a box. (F,) bool"""
-    corners = vertices[faces]
+def _meets(corners: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Whether the box of each face meets a box. corners: (F, 3, 3); (F,) bool"""
     return ((corners.min(axis=1) <= high) & (corners.max(axis=1) >= low)).all(axis=1)
 
 
@@ -219,7 +206,7 @@ def _samples_inside(
     seed: int,
 ) -> AreaSamples:  # fmt: skip
     """About ``count`` even samples of that part of a mesh that lies in a box."""
-    faces = faces[_meets(vertices, faces, low, high)]
+    faces = faces[_meets(vertices[faces], low, high)]
     samples = sample_surface(vertices, faces, count, seed)
     inside = _inside(samples.points, low, high)
     if not inside.all():
@@ -233,12 +220,12 @@ def _samples_inside(
 def _with_ground(
     mesh: TriangleMesh, low: np.ndarray, high: np.ndarray, axis: int, height: float
 ) -> TriangleMesh:
-    """The mesh and a flat rectangle."""
     corners = np.tile(low, (4, 1))
     u, v = (k for k in range(3) if k != axis)
     corners[1:3, u], corners[2:, v], corners[:, axis] = high[u], high[v], height
     faces = np.array([[0, 1, 2], [0, 2, 3]])
-    return merge_meshes([mesh, TriangleMesh(corners, faces, np.zeros((4, 3), dtype=np.uint8))])
+    ground = TriangleMesh(corners, faces, np.zeros((4, 3), dtype=np.uint8))
+    return triangle_mesh.merge_meshes([mesh, ground])
 
 
 def _read_visible(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -291,7 +278,7 @@ def sample_surface(
     The areas are gone through in equal steps from one random start, so each face gets its share
     to within one sample.
     """
-    weighted = doubled_area_normals(vertices, faces)
+    weighted = triangle_mesh.doubled_area_normals(vertices, faces)
     doubled = np.linalg.norm(weighted, axis=1)
     ends = np.cumsum(doubled)
     if len(ends) == 0 or not ends[-1] > 0:
@@ -316,7 +303,7 @@ class Surface:
         self, vertices: np.ndarray, faces: np.ndarray, device: torch.device | str = "cpu"
     ) -> None:
         self._device = torch.device(device)
-        weighted = doubled_area_normals(vertices, faces)
+        weighted = triangle_mesh.doubled_area_normals(vertices, faces)
         doubled = np.linalg.norm(weighted, axis=1)
         solid = doubled > 0
         self._normals = weighted[solid] / doubled[solid, None]
@@ -327,9 +314,8 @@ class Surface:
         if len(self._normals):
             # Warp refers to the memory of both tensors, so they are kept.
             with on_stream_of(self._device):
-                self._tree = wp.Mesh(
-                    wp.from_torch(self._points, wp.vec3), wp.from_torch(self._rows)
-                )
+                arrays = wp.from_torch(self._points, wp.vec3), wp.from_torch(self._rows)
+                self._tree = wp.Mesh(*arrays)
 
     def nearest(self, points: np.ndarray) -> Nearest:
         """Distances of points, (Q, 3), and normals there; infinite where there is no surface."""
@@ -341,10 +327,8 @@ class Surface:
         faces = torch.empty(n, dtype=torch.int32, device=self._device)
         arguments = [self._tree.id, as_array(queries, wp.vec3), distances, faces]
         launch(find_nearest, n, arguments, min_items=_MIN_ITEMS)
-        found = faces.cpu().numpy()
-        return Nearest(
-            distances.cpu().numpy().astype(np.float64), self._normals[found], self._solid[found]
-        )
+        found, lengths = faces.cpu().numpy(), distances.cpu().numpy().astype(np.float64)
+        return Nearest(lengths, self._normals[found], self._solid[found])
 
     def blocked(self, starts: Tensor, ways: Tensor) -> Tensor:
         """Whether the surface lies between points and points + ways. (Q, 3) float32 -> (Q,)"""

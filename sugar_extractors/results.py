@@ -58,17 +58,16 @@ def is_finished(files: Sequence[Path], identity: Identity, overwrite: bool, flag
     if not files[-1].exists():
         return False
     note, whole = read_note(files)
-    differences = identity.differences(note) if note else ["no settings are beside it"]
-    if not differences:
+    differences = identity.differences(note)
+    if note and not differences:
         return whole and all(file.is_file() for file in files)
-    if not overwrite:
-        why = f"was made with other settings or inputs ({'; '.join(differences)})"
-        if not note:
-            why = "has no settings beside it"
-        raise UserError(
-            f"{files[-1]} exists and {why}; pass --overwrite True to replace it, or another {flag}"
-        )
-    return False
+    if overwrite:
+        return False
+    why = f"was made with other settings or inputs ({'; '.join(differences)})"
+    raise UserError(
+        f"{files[-1]} exists and {why if note else 'has no settings beside it'}; pass --overwrite "
+        f"True to replace it, or another {flag}"
+    )
 
 
 def alone_with(result: Path, flag: str) -> contextlib.AbstractContextManager[None]:
@@ -103,8 +102,6 @@ def publish(
 
 
 class _Sources(msgspec.Struct):
-    """Where a run says that its inputs lay."""
-
     scene: FileName | None = None
     checkpoint: FileName | None = None
 
@@ -158,14 +155,8 @@ def scene_of(
     if checkpoint_path is None:
         return load_scene(scene_path, size_rule=size, notify=notify)
     checkpoint = load_reference_checkpoint(checkpoint_path, None, notify)
-    return load_scene_for_checkpoint(
-        scene_path,
-        checkpoint,
-        size_rule=size,
-        images_dir=checkpoint.images_dir,
-        require_images=False,
-        notify=notify,
-    )
+    how = {"size_rule": size, "images_dir": checkpoint.images_dir, "require_images": False}
+    return load_scene_for_checkpoint(scene_path, checkpoint, **how, notify=notify)
 
 
 def read_state(path: Path, build: Callable[[dict[str, Any]], T]) -> T:

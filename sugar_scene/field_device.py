@@ -99,7 +99,6 @@ def neighbor_of(packed: Floats2d, row: int) -> Neighbor:
 
 @wp.func
 def whitened(n: Neighbor, x: wp.vec3) -> wp.vec3:
-    """A point in the coordinates of a neighbour."""
     offset = x - n.mean
     return wp.vec3(wp.dot(n.first, offset), wp.dot(n.second, offset), wp.dot(n.third, offset))
 
@@ -387,19 +386,16 @@ def add_up_pairs(
     if entry > 0 and targets[wp.max(entry - 1, 0)] == row:
         return
     mean = vec3_of(mean_grads, row)
-    quat = wp.vec4(quat_grads[row, 0], quat_grads[row, 1], quat_grads[row, 2], quat_grads[row, 3])
+    quat = quat_of(quat_grads, row)
     scale = vec3_of(scale_grads, row)
     opacity = opacity_grads[row]
     while entry < targets.shape[0] and targets[wp.min(entry, targets.shape[0] - 1)] == row:
         pair = int(order[entry])
         mean += vec3_of(gradient_rows, pair)
-        quat += wp.vec4(
-            gradient_rows[pair, 3],
-            gradient_rows[pair, 4],
-            gradient_rows[pair, 5],
-            gradient_rows[pair, 6],
-        )
-        scale += wp.vec3(gradient_rows[pair, 7], gradient_rows[pair, 8], gradient_rows[pair, 9])
+        for c in range(4):
+            quat[c] += gradient_rows[pair, 3 + c]
+        for c in range(3):
+            scale[c] += gradient_rows[pair, 7 + c]
         opacity += gradient_rows[pair, 10]
         entry += 1
     for c in range(3):

@@ -105,9 +105,7 @@ def neighbor_opacities(
 ) -> Tensor:  # fmt: skip
     """Opacity o_j(x) = f a_j exp(-m / 2) of neighbours, m the squared Mahalanobis distance. (S, K)
 
-    Args:
-        neighbor_rows: Gaussians to evaluate at each point. (S, K)
-        quats: Unit quaternions, wxyz. (N, 4)
+    ``neighbor_rows``, (S, K), are Gaussians; unit quaternions are wxyz.
     """
     rows = neighbor_rows.long()
     offset = points[:, None] - means[rows]  # (S, K, 3)
@@ -159,11 +157,8 @@ def _place_samples(
     indices[i] = candidates[int((wp.int64(i) * n_candidates + wp.int64(offset)) / n)]
     second = hashed(own + _SECOND)
     third = hashed(own + _THIRD)
-    noise[i] = wp.vec3(
-        quantiles[int(second >> _SHIFT)],
-        quantiles[int(second & _LOW_HALF)],
-        quantiles[int(third >> _SHIFT)],
-    )
+    x, y, z = int(second >> _SHIFT), int(second & _LOW_HALF), int(third >> _SHIFT)
+    noise[i] = wp.vec3(quantiles[x], quantiles[y], quantiles[z])
 
 
 def draw_samples(
@@ -178,11 +173,9 @@ def draw_samples(
         Gaussian of each sample, rising, (S,) int64, and offsets, (S, 3) float32 (2^16 values for
         each coordinate); S = 0 where the mask is empty.
     """
-    if n_candidates is None:
-        n_candidates = int(mask.sum())
+    n_candidates = int(mask.sum()) if n_candidates is None else n_candidates
     candidates = torch.nonzero_static(mask, size=n_candidates).squeeze(1)
-    if n_candidates == 0:
-        n_samples = 0
+    n_samples = n_samples if n_candidates else 0
     indices = torch.empty(n_samples, dtype=torch.int64, device=mask.device)
     noise = torch.empty((n_samples, 3), dtype=torch.float32, device=mask.device)
     seeds = (wp.uint32(seed & 0xFFFFFFFF), wp.uint32(seed >> 32 & 0xFFFFFFFF))

@@ -16,7 +16,7 @@ direction is n,
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -207,13 +207,6 @@ class Placement:
         self.thickness = cloud.thickness.reshape(1)
         self.sums = CornerSums(cloud.faces, len(cloud.vertices))
 
-    def activate(self, cloud: BoundCloud) -> Gaussians:
-        """The Gaussians; gradients reach all raw parameters. The cloud's topology is this one's."""
-        raw = cloud.vertices, cloud.opacity_logits, cloud.log_scales, cloud.rotations
-        means, quats, scales, opacities = _Placing.apply(*raw, self)
-        colors = cloud.sh_dc, cloud.sh_rest
-        return Gaussians(means, quats, scales, opacities, *colors, cloud.antialiased)
-
     def launch(self, kernel: Any, *tensors: Tensor) -> None:
         """Run a kernel over the faces, with rows of up to four numbers."""
         arrays = [self.faces, as_array(self._weights, wp.vec3)]
@@ -270,8 +263,8 @@ class BoundCloud:
         return len(self.opacity_logits) + (0 if self.background is None else len(self.background))
 
     def to(self, device: torch.device | str) -> BoundCloud:
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return BoundCloud(**{n: v.to(device) if hasattr(v, "to") else v for n, v in values.items()})
+        movable = {n: v for n, v in vars(self).items() if hasattr(v, "to")}
+        return replace(self, **{name: value.to(device) for name, value in movable.items()})
 
     def tensors(self) -> dict[str, Tensor]:
         """What is optimised, by name; those of the background have a prefix."""
@@ -289,7 +282,9 @@ class BoundCloud:
 
     def activate(self, placement: Placement | None = None) -> Gaussians:
         """Place the Gaussians on the mesh; gradients reach all raw parameters."""
-        return (placement or Placement(self)).activate(self)
+        raw = self.vertices, self.opacity_logits, self.log_scales, self.rotations
+        placed = _Placing.apply(*raw, placement or Placement(self))
+        return Gaussians(*placed, self.sh_dc, self.sh_rest, self.antialiased)
 
     def activate_all(self, placement: Placement | None = None) -> Gaussians:
         """The Gaussians on the mesh, then those of the background."""
@@ -299,16 +294,11 @@ class BoundCloud:
     @torch.no_grad()
     def freed(self) -> GaussianCloud:
         """The same Gaussians without their mesh, as any 3DGS program takes them."""
-        gaussians = self.activate()
+        placed, same = self.activate(), ("sh_dc", "sh_rest", "opacity_logits")
         bound = GaussianCloud(
-            means=gaussians.means,
-            sh_dc=self.sh_dc.detach(),
-            sh_rest=self.sh_rest.detach(),
-            opacity_logits=self.opacity_logits.detach(),
-            log_scales=gaussians.scales.log(),
-            quats=gaussians.quats,
-            antialiased=self.antialiased,
-        )
+            means=placed.means, log_scales=placed.scales.log(), quats=placed.quats,
+            **{name: getattr(self, name).detach() for name in same}, antialiased=self.antialiased,
+        )  # fmt: skip
         return bound if self.background is None else bound.joined(self.background.detached())
 
 
@@ -366,13 +356,9 @@ def face_frames(triangles: Tensor) -> Tensor:
 FACES = "_surface_mesh_faces"
 THICKNESS = "surface_mesh_thickness"
 STATE_NAMES = {
-    "vertices": "_points",
-    "opacity_logits": "all_densities",
-    "log_scales": "_scales",
-    "rotations": "_quaternions",
-    "sh_dc": "_sh_coordinates_dc",
-    "sh_rest": "_sh_coordinates_rest",
-}
+    "vertices": "_points", "opacity_logits": "all_densities", "log_scales": "_scales",
+    "rotations": "_quaternions", "sh_dc": "_sh_coordinates_dc", "sh_rest": "_sh_coordinates_rest",
+}  # fmt: skip
 # In the order in which checkpoints list them.
 GROUP_NAMES = {
     name: STATE_NAMES[name].removeprefix("_")
@@ -417,8 +403,7 @@ class TrainableBoundCloud(TrainableModel):
 
     @property
     def cloud(self) -> BoundCloud:
-        parameters = self.optimizer.parameters
-        own = {name: parameters[name] for name in GROUP_NAMES}
+        own = {name: self.optimizer.parameters[name] for name in GROUP_NAMES}
         return replace(self._start, **own, background=self._background)
 
     @property
@@ -438,8 +423,7 @@ class TrainableBoundCloud(TrainableModel):
     def state(self) -> dict[str, Any]:
         """As of every model; the background is apart, where other readers do not look."""
         state, free = super().state(), self._background
-        if self._start.antialiased:
-            state = {**state, ANTIALIASED: True}
+        state |= {ANTIALIASED: True} if self._start.antialiased else {}
         if free is None:
             return state
         optimizer, n = state["optimizer_state_dict"], len(GROUP_NAMES)
@@ -454,7 +438,6 @@ class TrainableBoundCloud(TrainableModel):
         return {**state, "optimizer_state_dict": own, BACKGROUND: background}
 
     def restore(self, payload: dict[str, Any]) -> None:
-        """Take parameters, moments and step counts of both from a checkpoint."""
         free, n = payload.get(BACKGROUND), len(GROUP_NAMES)
         if (free is None) != (self._background is None):
             raise UserError("the checkpoint was made with another --keep_background")
@@ -463,18 +446,11 @@ class TrainableBoundCloud(TrainableModel):
             return
         own, rest = payload["optimizer_state_dict"], free["optimizer_state_dict"]
         moments = {**own["state"], **{n + i: m for i, m in rest["state"].items()}}
-        groups = [
-            {**group, "name": name, "params": [i]}
-            for i, (name, group) in enumerate(
-                zip(self.group_names, [*own["param_groups"], *rest["param_groups"]], strict=True)
-            )
-        ]
-        super().restore(
-            {
-                "state_dict": state_with_background(payload),
-                "optimizer_state_dict": {"state": moments, "param_groups": groups},
-            }
-        )
+        saved = zip(self.group_names, own["param_groups"] + rest["param_groups"], strict=True)
+        groups = [{**g, "name": name, "params": [i]} for i, (name, g) in enumerate(saved)]
+        both = {"state": moments, "param_groups": groups}
+        values = state_with_background(payload)
+        super().restore({"state_dict": values, "optimizer_state_dict": both})
 
     def tensors_of(self, state: dict[str, Any]) -> dict[str, Tensor]:
         """Parameters of bound Gaussians on the same mesh topology, and of the background."""
@@ -492,15 +468,13 @@ def state_with_background(payload: dict[str, Any]) -> dict[str, Any]:
     one, and whether it is antialiased.
     """
     state, free = payload["state_dict"], payload.get(BACKGROUND)
-    if payload.get(ANTIALIASED):
-        state = {**state, ANTIALIASED: True}
-    return state if free is None else {**state, BACKGROUND: free["state_dict"]}
+    antialiased = {ANTIALIASED: True} if payload.get(ANTIALIASED) else {}
+    return {**state, **antialiased, **({} if free is None else {BACKGROUND: free["state_dict"]})}
 
 
 def bound_cloud_from_state(state: dict[str, Any]) -> BoundCloud:
     """The mesh and its Gaussians of a refined model, with its background if there is one."""
-    needed = (FACES, THICKNESS, *STATE_NAMES.values())
-    missing = [name for name in needed if name not in state]
+    missing = [n for n in (FACES, THICKNESS, *STATE_NAMES.values()) if n not in state]
     if missing:
         raise UserError(f"the checkpoint lacks {', '.join(missing)}: not a refined SuGaR model")
     cloud = BoundCloud(

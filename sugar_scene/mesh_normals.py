@@ -40,9 +40,8 @@ def adjacent_face_pairs(faces: Tensor) -> Tensor:
         if not bool(same.any()):
             break
         first = same.nonzero().squeeze(1)
-        pairs.append(
-            torch.cat([ends[first], opposite[first, None], opposite[first + distance, None]], dim=1)
-        )
+        corners = opposite[first, None], opposite[first + distance, None]
+        pairs.append(torch.cat([ends[first], *corners], dim=1))
     return torch.cat(pairs) if pairs else faces.new_zeros(0, 4)
 
 
@@ -67,9 +66,8 @@ def bend_pairs(first: int, vertices: Vec3s, pairs: Ints2d, errors: Floats, pulls
     b = vertices[pairs[pair, 3]] - start
     one = wp.cross(edge, a)
     other = wp.cross(b, edge)
-    lengths = wp.max(wp.length(one), wp.static(COSINE_EPS)) * wp.max(
-        wp.length(other), wp.static(COSINE_EPS)
-    )
+    least = wp.static(COSINE_EPS)
+    lengths = wp.max(wp.length(one), least) * wp.max(wp.length(other), least)
     cosine = wp.dot(one, other) / lengths
     errors[pair] = 1.0 - cosine
     g_one = -normal_gradient(one, other, cosine)

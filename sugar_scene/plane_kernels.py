@@ -100,15 +100,17 @@ def _lens(camera: Camera, first_row: int = 0) -> wp.vec4:
 def depth_of_planes(plane: Tensor, camera: Camera, first_row: int = 0) -> Tensor:
     """Depth at which the rays of some rows meet their planes, 0 where unknown. (R, W) world units
 
-    Args:
-        plane: N and D; may be columns of wider pixels. (R, W, 4) float32
+    N and D, (R, W, 4) float32, may be columns of wider pixels.
     """
-    plane = plane.detach()
-    shape, device, lanes = plane.shape[:2], plane.device, lanes_of(plane.device)
-    maps = torch.empty(1, *shape, device=device)
-    arguments = [lanes, _lens(camera, first_row), 0, plane, maps]
-    launch(map_planes, _items(shape, lanes), arguments, min_items=_MIN_ITEMS)
+    maps = torch.empty(1, *plane.shape[:2], device=plane.device)
+    _map_planes(plane.detach(), _lens(camera, first_row), 0, maps)
     return maps[0]
+
+
+def _map_planes(plane: Tensor, lens: wp.vec4, pad: int, maps: Tensor) -> None:
+    lanes = lanes_of(plane.device)
+    arguments = [lanes, lens, pad, plane, maps]
+    launch(map_planes, _items(plane.shape, lanes), arguments, min_items=_MIN_ITEMS)
 
 
 def _items(shape: torch.Size, lanes: int) -> int:
@@ -142,15 +144,13 @@ class NormalErrors(torch.autograd.Function):
     @staticmethod
     def forward(ctx, plane: Tensor, camera: Camera, first_row: int, weights: Tensor, rows: slice,
                 total: int | Tensor):  # fmt: skip
-        given, device, lanes = plane.detach(), plane.device, lanes_of(plane.device)
+        given, lens = plane.detach(), _lens(camera, first_row)
         maps, inside = _maps_like(given, 0.0)
         inside[4, rows] = weights[first_row : first_row + len(given)][rows]
-        lens = _lens(camera, first_row)
-        arguments = [lanes, lens, _PAD, given, maps]
-        launch(map_planes, _items(given.shape, lanes), arguments, min_items=_MIN_ITEMS)
-        gradient = torch.empty(*given.shape[:2], 4, device=device)
+        _map_planes(given, lens, _PAD, maps)
+        gradient = torch.empty(*given.shape[:2], 4, device=given.device)
         ctx.save_for_backward(gradient)
-        scale = torch.ones(1, device=device) / total
+        scale = torch.ones(1, device=given.device) / total
         return _mean_error(compare_normals, given, maps, lens, scale, gradient, total)
 
     @staticmethod

@@ -53,12 +53,9 @@ MIN_DEPTH = 1e-4  # points nearer to the camera than this have no pixel. World u
 
 
 def triangle_planes(vertices: Tensor, faces: Tensor, camera: Camera, chosen: Tensor) -> Tensor:
-    """Planes of triangles, N and D, towards the camera. (n, 4)
+    """Planes N and D of some faces, towards the camera; gradients reach the vertices.
 
-    Args:
-        vertices: (V, 3) float32 world units; gradients reach them.
-        faces: (F, 3) int64
-        chosen: Rows of the faces. (n,)
+    (V, 3) float32 world units, (F, 3) int64, rows of the faces, (n,) -> (n, 4)
     """
     axes = torch.arange(3, device=vertices.device)
     corners = gather(vertices.reshape(-1), 3 * faces[chosen.long()][..., None] + axes)
@@ -141,14 +138,10 @@ class NeighborViews:
     """The neighbours of training views, and those that other views have among them."""
 
     def __init__(
-        self,
-        cameras: Sequence[Camera],
-        extent: float,
-        rule: NeighborRule | None = None,
+        self, cameras: Sequence[Camera], extent: float, rule: NeighborRule = NeighborRule(),
         observations: Observations | None = None,
-    ) -> None:
-        self._cameras, self._extent = list(cameras), extent
-        self._rule = rule or NeighborRule()
+    ) -> None:  # fmt: skip
+        self._cameras, self._extent, self._rule = list(cameras), extent, rule
         self._centers = np.stack([camera.center for camera in cameras])
         self._directions = np.stack([camera.rotation[2] for camera in cameras])
         points, none = {} if observations is None else observations.rows, np.zeros(0, np.int32)
@@ -184,11 +177,9 @@ class NeighborViews:
 
     def draw(self, name: str, seed: int, iteration: int, view_index: int = 0) -> Camera | None:
         """One neighbour of a training view, by iteration and seed; None if there is none."""
-        found = self.of(name)
-        if not found:
-            return None
-        labels = draw_labels(iteration, view_index)
-        return found[derive_seed(seed, "neighbor view", *labels) % len(found)]
+        found, labels = self.of(name), draw_labels(iteration, view_index)
+        number = derive_seed(seed, "neighbor view", *labels)
+        return found[number % len(found)] if found else None
 
     @property
     def without_neighbors(self) -> list[str]:

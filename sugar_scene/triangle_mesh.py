@@ -46,9 +46,8 @@ def doubled_area_normals(vertices: np.ndarray, faces: np.ndarray) -> np.ndarray:
 def with_vertex_normals(mesh: TriangleMesh) -> TriangleMesh:
     """Give each vertex the area-weighted mean normal of its faces; (0, 0, 1) without any."""
     weighted, n = doubled_area_normals(mesh.vertices, mesh.faces), mesh.n_vertices
-    total = np.stack(
-        [sum(np.bincount(row, values, n) for row in mesh.faces.T) for values in weighted.T], axis=1
-    )
+    sums = [sum(np.bincount(row, values, n) for row in mesh.faces.T) for values in weighted.T]
+    total = np.stack(sums, axis=1)
     length = np.linalg.norm(total, axis=1, keepdims=True)
     normals = np.where(length > 0, total / np.where(length > 0, length, 1), (0.0, 0.0, 1.0))
     return replace(mesh, normals=normals)
@@ -158,27 +157,26 @@ def open_edge_share(mesh: TriangleMesh) -> float:
     return float((counts == 1).mean()) if len(counts) else 0.0
 
 
+def _sorted_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A stable order of rows, and which of them are the first of their kind in it. (N,) each"""
+    order = np.lexsort(rows.T[::-1])
+    is_new = np.ones(len(rows), dtype=bool)
+    is_new[1:] = (rows[order][1:] != rows[order][:-1]).any(axis=1)
+    return order, is_new
+
+
 def _without_duplicated_vertices(mesh: TriangleMesh) -> TriangleMesh:
-    n = mesh.n_vertices
-    order = np.lexsort((np.arange(n), *mesh.vertices.T[::-1]))
-    is_new = np.ones(n, dtype=bool)
-    is_new[1:] = (mesh.vertices[order][1:] != mesh.vertices[order][:-1]).any(axis=1)
-    representative = np.empty(n, dtype=np.int64)
+    order, is_new = _sorted_rows(mesh.vertices)
+    representative = np.empty(mesh.n_vertices, dtype=np.int64)
     representative[order] = order[is_new][np.cumsum(is_new) - 1]
-    keep = np.zeros(n, dtype=bool)
-    keep[order[is_new]] = True
+    keep = representative == np.arange(mesh.n_vertices)
     return keep_vertices(replace(mesh, faces=representative[mesh.faces]), keep)
 
 
 def _without_repeated(faces: np.ndarray) -> np.ndarray:
     """Keep the first of faces with the same corners in the same sense of rotation."""
-    if len(faces) == 0:
-        return faces
     start = faces.argmin(axis=1)[:, None]
-    turned = np.take_along_axis(faces, (start + np.arange(3)) % 3, axis=1)
-    order = np.lexsort((np.arange(len(faces)), *turned.T[::-1]))
-    is_new = np.ones(len(faces), dtype=bool)
-    is_new[1:] = (turned[order][1:] != turned[order][:-1]).any(axis=1)
+    order, is_new = _sorted_rows(np.take_along_axis(faces, (start + np.arange(3)) % 3, axis=1))
     return faces[np.sort(order[is_new])]
 
 
@@ -247,9 +245,8 @@ def with_loops_filled(mesh: TriangleMesh, loops: Sequence[np.ndarray]) -> Triang
 
 
 _POSITION, _NORMAL, _COLOR = ("x", "y", "z"), ("nx", "ny", "nz"), ("red", "green", "blue")
-_VERTEX = np.dtype(
-    [*((name, "<f8") for name in _POSITION + _NORMAL), *((name, "u1") for name in _COLOR)]
-)
+_NUMBERS, _BYTES = dict.fromkeys(_POSITION + _NORMAL, "<f8"), dict.fromkeys(_COLOR, "u1")
+_VERTEX = np.dtype([*_NUMBERS.items(), *_BYTES.items()])
 _FACE_ROW = np.dtype([("n", "u1"), ("rows", "<u4", (3,))])
 _CHUNK_ROWS = 1 << 16
 _DEFAULT_COLOR = 128
@@ -293,9 +290,8 @@ def read_mesh_ply(path: Path) -> TriangleMesh:
         raise does_not_fit(path) from error
     except (PlyParseError, OSError, ValueError, TypeError, OverflowError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(
-            f"{path}: damaged or truncated mesh ({reason}); extract it again"
-        ) from error
+        advice = "extract it again"
+        raise UserError(f"{path}: damaged or truncated mesh ({reason}); {advice}") from error
     if not np.isfinite(mesh.vertices).all():
         raise UserError(f"{path}: has vertices with NaN or infinity; extract it again")
     if mesh.n_faces and not 0 <= mesh.faces.min() <= mesh.faces.max() < mesh.n_vertices:
@@ -334,12 +330,8 @@ def _mesh_of(path: Path, data: PlyData) -> TriangleMesh:
         colors = np.full((len(vertex), 3), _DEFAULT_COLOR)
     elif vertex["red"].dtype.kind == "f":
         colors = colors * 255
-    return TriangleMesh(
-        columns(_POSITION),
-        _triangles(path, data["face"].data),
-        np.clip(np.rint(colors), 0, 255).astype(np.uint8),
-        columns(_NORMAL),
-    )
+    colors, faces = np.clip(np.rint(colors), 0, 255), _triangles(path, data["face"].data)
+    return TriangleMesh(columns(_POSITION), faces, colors.astype(np.uint8), columns(_NORMAL))
 
 
 def _triangles(path: Path, faces: np.ndarray) -> np.ndarray:

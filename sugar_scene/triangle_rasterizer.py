@@ -33,6 +33,7 @@ _MIN_ITEMS = 4096
 _BIG = 1.0e9
 _PAD = 0.05
 _TILE_SIDE = wp.constant(TILE)
+Faces, Rects = wp.array(dtype=wp.vec3i), wp.array(dtype=wp.vec4i)
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,7 @@ def axis_bounds(a: wp.vec3, b: wp.vec3, c: wp.vec3, axis: int, f: float, m: floa
 
 
 @wp.kernel
-def bound_faces(
-    first: int, view: View, vertices: Vec3s, faces: wp.array(dtype=wp.vec3i),
-    rects: wp.array(dtype=wp.vec4i), counts: Ints,
-):  # fmt: skip
+def bound_faces(first: int, view: View, vertices: Vec3s, faces: Faces, rects: Rects, counts: Ints):
     """Pixel rectangle (x0, x1, y0, y1; past the end) and number of tiles of each face."""
     i = first + wp.tid()
     rects[i] = wp.vec4i(0, 0, 0, 0)
@@ -119,8 +117,7 @@ def bound_faces(
 
 @wp.kernel
 def tiles_of_pairs(
-    first: int, view: View, pair_faces: Ints, pair_numbers: Ints, rects: wp.array(dtype=wp.vec4i),
-    tiles: Ints,
+    first: int, view: View, pair_faces: Ints, pair_numbers: Ints, rects: Rects, tiles: Ints
 ):  # fmt: skip
     """Tile of the k-th pair of a face."""
     i = first + wp.tid()
@@ -133,9 +130,8 @@ def tiles_of_pairs(
 
 @wp.kernel
 def hit_faces(
-    first: int, view: View, cell: int, offsets: Ints, ids: Ints, vertices: Vec3s,
-    faces: wp.array(dtype=wp.vec3i), rects: wp.array(dtype=wp.vec4i), hits: Ints2d,
-    depths: Floats2d,
+    first: int, view: View, cell: int, offsets: Ints, ids: Ints, vertices: Vec3s, faces: Faces,
+    rects: Rects, hits: Ints2d, depths: Floats2d,
 ):  # fmt: skip
     """Work off a tile's faces within one square cell of the tile."""
     item = first + wp.tid()
@@ -186,8 +182,7 @@ def hit_faces(
 
 @wp.kernel
 def weigh_corners(
-    first: int, view: View, vertices: Vec3s, faces: wp.array(dtype=wp.vec3i), hits: Ints2d,
-    weights: Vec3s2d,
+    first: int, view: View, vertices: Vec3s, faces: Faces, hits: Ints2d, weights: Vec3s2d
 ):  # fmt: skip
     """Barycentric coordinates of the hits; one work item per image row."""
     y = first + wp.tid()
@@ -223,10 +218,7 @@ def seen_vertices(vertices: Tensor, faces: Tensor, cameras: Iterable[Camera]) ->
 def pixels_of_points(
     points: Tensor, vertices: Tensor, faces: Tensor, camera: Camera
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Which points of a mesh's surface a view shows, to within the size of a pixel, and where.
-
-    Args:
-        points: (P, 3) world units; ``vertices`` and ``faces`` are the mesh.
+    """Which points of a mesh's surface, (P, 3), a view shows, to within the size of a pixel.
 
     Returns:
         Whether nothing hides it, (P,) bool; its row and its column, 0 for hidden ones, (P,) int64.
@@ -253,11 +245,10 @@ def rasterize_camera_triangles(vertices: Tensor, faces: Tensor, camera: Camera) 
     """The same for vertices in camera coordinates; faces with a NaN corner are left out."""
     device = vertices.device
     vertices = vertices.detach().float().contiguous()
-    if faces.shape[0] == 0:
-        # Without rows any strides count as contiguous, which Warp does not take.
-        faces = torch.empty(0, 3, dtype=torch.int32, device=device)
+    n_faces, view = len(faces), make_view(camera)
+    # Without rows any strides count as contiguous, which Warp does not take.
+    faces = faces if n_faces else torch.empty(0, 3, dtype=torch.int32, device=device)
     faces = faces.to(device=device, dtype=torch.int32).contiguous()
-    n_faces, view = faces.shape[0], make_view(camera)
     hits = torch.full((camera.height, camera.width), -1, dtype=torch.int32, device=device)
     depths = torch.full(hits.shape, torch.inf, device=device)
     weights = torch.empty(*hits.shape, 3, device=device)
@@ -268,25 +259,17 @@ def rasterize_camera_triangles(vertices: Tensor, faces: Tensor, camera: Camera) 
     launch(bound_faces, n_faces, [view, *mesh, rect_array, counts], min_items=_MIN_ITEMS)
     across, down = n_tiles(camera)
     cell = _CPU_CELL if device.type == "cpu" else _GPU_CELL
-    for chunk in _face_chunks(counts):
+    # Faces on screen, in groups of at most so many pairs (or one face).
+    on_screen = counts.nonzero()[:, 0]
+    group = (counts[on_screen].long().cumsum(0) - 1) // MAX_PAIRS
+    sizes = group.unique_consecutive(return_counts=True)[1].tolist()
+    for chunk in on_screen.split(sizes):
         offsets, ids = _tile_lists(view, chunk, counts, rects, across * down)
         arguments = [view, cell, offsets, ids, *mesh, rect_array, hits, depths]
         launch(hit_faces, across * down * (TILE // cell) ** 2, arguments)
     arguments = [view, *mesh, hits, as_array(weights, wp.vec3)]
     launch(weigh_corners, camera.height, arguments, min_items=16)
     return TriangleHits(hits, depths, weights)
-
-
-def _face_chunks(counts: Tensor) -> list[Tensor]:
-    """Faces on screen, in groups of at most ``MAX_PAIRS`` pairs (or one face)."""
-    on_screen = counts.nonzero()[:, 0]
-    if on_screen.shape[0] == 0:
-        return []
-    ends = counts[on_screen].long().cumsum(0)
-    if int(ends[-1]) <= MAX_PAIRS:
-        return [on_screen]
-    group = (ends - 1) // MAX_PAIRS
-    return list(on_screen.split(group.unique_consecutive(return_counts=True)[1].tolist()))
 
 
 def _tile_lists(
@@ -296,8 +279,10 @@ def _tile_lists(
     device, sizes = chunk.device, counts[chunk].long()
     ends = sizes.cumsum(0)
     n_pairs = int(ends[-1])
-    faces = torch.repeat_interleave(chunk.int(), sizes, output_size=n_pairs)
-    starts = torch.repeat_interleave(ends - sizes, sizes, output_size=n_pairs)
+    faces, starts = (
+        torch.repeat_interleave(values, sizes, output_size=n_pairs)
+        for values in (chunk.int(), ends - sizes)
+    )
     numbers = (torch.arange(n_pairs, device=device) - starts).int()
     tiles = torch.empty(n_pairs, dtype=torch.int32, device=device)
     arguments = [view, faces, numbers, as_array(rects, wp.vec4i), tiles]

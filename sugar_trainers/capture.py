@@ -68,7 +68,6 @@ class SugarSize:
 
     @property
     def messages(self) -> tuple[str, ...]:
-        """One line for flags that were given and cannot act."""
         default = SugarSize(resolution_factor=self.resolution_factor)
         if self.resolution_factor is None or self == default:
             return ()
@@ -117,17 +116,12 @@ class CaptureOptions:
 
 
 def load_views(
-    options: CaptureOptions,
-    notify: Callable[[str], None],
-    *,
-    white_background: bool = False,
-    seed: int = 0,
-    require_images: bool = False,
-) -> tuple[ReferenceCheckpoint, Scene]:
+    options: CaptureOptions, notify: Callable[[str], None], *, white_background: bool = False,
+    seed: int = 0, require_images: bool = False,
+) -> tuple[ReferenceCheckpoint, Scene]:  # fmt: skip
     """Find the checkpoint and read the scene; no Gaussians and no photographs yet."""
-    checkpoint = load_reference_checkpoint(
-        options.checkpoint_path, options.iteration_to_load, notify
-    )
+    wanted = options.checkpoint_path, options.iteration_to_load
+    checkpoint = load_reference_checkpoint(*wanted, notify)
     scene = load_scene_for_checkpoint(
         options.scene_path, checkpoint, size_rule=options.size,
         images_dir=options.images or checkpoint.images_dir, eval_split=options.eval,

@@ -44,10 +44,9 @@ from gaussian_splatting.shared_flags import Preset, checkpoint_interval, preset
 from sugar_scene.geometry import draw_samples
 from sugar_trainers.losses import normals_from_depth
 from sugar_trainers.naming import OUTPUT_ROOT, coarse_name, scene_name
-from sugar_trainers.sampling_block import SurfaceSampler, sampling_mask
 from sugar_trainers.stage_config import CoarseConfig
 from sugar_trainers.stage_options import TrainingOptions
-from sugar_trainers.terms import VisibleGaussians, coarse_terms
+from sugar_trainers.terms import SurfaceSampler, VisibleGaussians, coarse_terms, sampling_mask
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest
@@ -63,9 +62,7 @@ SOLID_ALPHA = 0.5
 class CoarseStage(Stage):
     """Colour, entropy and geometric terms on free Gaussians.
 
-    Args:
-        notify: Told about iterations whose sampling terms had nothing to sample.
-        sample_source: Replaces the random draws, for comparisons with recorded ones.
+    ``sample_source`` replaces the random draws, for comparisons with recorded ones.
     """
 
     def __init__(
@@ -75,23 +72,16 @@ class CoarseStage(Stage):
         exposures: Exposures | None = None,
     ) -> None:  # fmt: skip
         self.name = f"coarse {config.regularization_type}"
-        self.extent = extent
-        self.exposures = exposures
-        self.model = TrainableCloud(
-            cloud, config.rates, extent, config.optimizer, config.random_seed
-        )
+        self.extent, self.exposures, self.terms = extent, exposures, coarse_terms(config)
+        settings = config.rates, extent, config.optimizer, config.random_seed
+        self.model = TrainableCloud(cloud, *settings)
         self.neighbors: Tensor | None = None
-        self.terms = coarse_terms(config)
-        self._config = config
-        self._notify = notify
-        self._rasterizer = rasterizer
-        self._given_samples = sample_source
-        self._hull = hull
+        self._config, self._notify, self._rasterizer = config, notify, rasterizer
+        self._given_samples, self._hull = sample_source, hull
         self._sampler = SurfaceSampler(config, extent)
 
     @property
     def memory_plan(self) -> MemoryPlan:
-        """Strips of the image and chunks of the samples."""
         most = self._config.samples_for(len(self.model))
         return MemoryPlan(self._config.split, min(self._config.sample_chunk, most))
 
@@ -114,7 +104,9 @@ class CoarseStage(Stage):
             self._prune(iteration)
         stale = self.neighbors is None or iteration % schedule.neighbor_interval == 0
         if stale and acting(self.terms, iteration)["samples"]:
-            self._search_neighbors()
+            means, k = self.model.cloud.means.detach(), self._config.n_neighbors
+            found = nearest_neighbors(means, k, query_batch=self._config.knn_batch_size)
+            self.neighbors = found.indices
 
     def accumulate(
         self, iteration: int, camera: Camera, target: Tensor, view_index: int = 0
@@ -127,28 +119,27 @@ class CoarseStage(Stage):
         gaussians = self.gaussians()
         leaves = gaussians.as_leaves()
         seen = self.target(target, camera, iteration, view_index)
-        view = self._view(leaves, camera, seen.background, on["image"] + on["samples"])
-        near_depth = _reads(on["samples"], "depth")
+        read = [name for term in on["image"] + on["samples"] for name in term.maps]
+        view = ViewPass(
+            project(leaves, camera, depth="depth" in read, normal="normal" in read),
+            seen.background, self._config.split, farthest_depth_behind=self._config.uses_sdf,
+            rasterizer=self._rasterizer, pairs=self.pairs,
+        )  # fmt: skip
+        near_depth = any("depth" in term.maps for term in on["samples"])
         asked = on["model"] or (on["samples"] and not near_depth)
         n_visible = view.count() if asked else None
         found = backpropagate(on["model"], VisibleGaussians(leaves, view.visible, n_visible))
         depth = cut(view.depth()) if near_depth else None
-        if on["half-size image"]:
-            found.update(
-                self._half_size_terms(on["half-size image"], leaves, camera, seen.photograph)
-            )
+        if small := on["half-size image"]:
+            found.update(self._half_size_terms(small, leaves, camera, seen.photograph))
         if on["samples"]:
             mask = sampling_mask(leaves, camera, view.visible, depth)
             n_candidates = n_visible if depth is None else int(mask.sum())
             samples = self._samples(mask, n_candidates, camera, iteration, view_index)
-            found.update(
-                self._sampler.backward(
-                    on["samples"], leaves, self.neighbors, *samples, camera, depth, n_candidates
-                )
-            )
-        images = [
-            term.bind(camera, seen.photograph, seen.exposure, seen.inside) for term in on["image"]
-        ]
+            seen_there = *samples, camera, depth, n_candidates
+            found |= self._sampler.backward(on["samples"], leaves, self.neighbors, *seen_there)
+        shown = camera, seen.photograph, seen.exposure, seen.inside
+        images = [term.bind(*shown) for term in on["image"]]
         of_image, _ = view.backpropagate(images, None if depth is None else depth.grad)
         backward_through(gaussians.tensors(), leaves.tensors())
         commit = partial(self.collect_exposure, camera.name, seen.exposure)
@@ -170,17 +161,16 @@ class CoarseStage(Stage):
         return {**own, **super().extra_state()}
 
     def restore_extra(self, state: dict[str, Any]) -> None:
-        """Neighbours, if there were any yet, and exposures."""
         super().restore_extra(state)
         if "neighbors" in state:
             self.neighbors = state["neighbors"].to(self.model.device)
 
     def _prune(self, iteration: int) -> None:
-        opacities = self.model.cloud.detached().activate().opacities
-        keep = opacities >= self._config.prune_opacity
-        inside = "" if self._hull is None else " inside of the masks' hull"
+        keep = self.model.cloud.detached().activate().opacities >= self._config.prune_opacity
+        inside = ""
         if self._hull is not None:
             keep &= self._hull.contains(self.model.cloud.means)
+            inside = " inside of the masks' hull"
         check_population(int(keep.sum()), iteration, "pruning by opacity")
         self._notify(
             f"iteration {iteration}: kept {int(keep.sum()):,} of {len(keep):,} Gaussians, "
@@ -188,25 +178,6 @@ class CoarseStage(Stage):
         )
         self.model.optimizer.keep_rows(keep)
         self.neighbors = None
-
-    def _search_neighbors(self) -> None:
-        means, config = self.model.cloud.means.detach(), self._config
-        found = nearest_neighbors(means, config.n_neighbors, query_batch=config.knn_batch_size)
-        self.neighbors = found.indices
-
-    def _view(
-        self, leaves: Gaussians, camera: Camera, background: Tensor, terms: Sequence[LossTerm]
-    ) -> ViewPass:
-        """The view with colour, and the maps that the terms read."""
-        normal, depth = _reads(terms, "normal"), _reads(terms, "depth")
-        return ViewPass(
-            project(leaves, camera, depth=depth, normal=normal),
-            background,
-            self._config.split,
-            farthest_depth_behind=self._config.uses_sdf,
-            rasterizer=self._rasterizer,
-            pairs=self.pairs,
-        )
 
     def _half_size_terms(
         self, terms: Sequence[LossTerm], leaves: Gaussians, camera: Camera, target: Tensor
@@ -237,10 +208,6 @@ class CoarseStage(Stage):
                 "terms are left out"
             )
         return indices, noise
-
-
-def _reads(terms: Sequence[LossTerm], name: str) -> bool:
-    return any(name in term.maps for term in terms)
 
 
 INTENDED_START = 7_000
@@ -278,7 +245,6 @@ class CoarseOptions(TrainingOptions):
 
     @property
     def messages(self) -> tuple[str, ...]:
-        """One line for each flag that was given but cannot act beside the others."""
         lines = [*super().messages, *self.config.messages]
         if not self.eval and self.test_iterations != CoarseOptions.test_iterations:
             lines.append("--test_iterations has no effect with --eval False: nothing is held out")
@@ -286,11 +252,9 @@ class CoarseOptions(TrainingOptions):
 
     @property
     def directory(self) -> Path:
-        """The run's folder."""
         parent = self.output_dir or OUTPUT_ROOT / "coarse" / scene_name(self.scene_path)
-        return parent / coarse_name(
-            self.iteration_to_load, self.config.regularization_type, *self.config.named_weights
-        )
+        mode, weights = self.config.regularization_type, self.config.named_weights
+        return parent / coarse_name(self.iteration_to_load, mode, *weights)
 
     @property
     def result(self) -> Path:
@@ -337,14 +301,12 @@ def advise(options: CoarseOptions, checkpoint: ReferenceCheckpoint, messages: Me
             f"note: SuGaR is made to start from iteration {INTENDED_START}; the Gaussians of "
             f"iteration {checkpoint.iteration} have settled and align less well with the surface"
         )
-    if (
-        options.checkpoint_path.suffix.lower() == ".ply"
-        and options.iteration_to_load != INTENDED_START
-    ):
+    lone_ply = options.checkpoint_path.suffix.lower() == ".ply"
+    if lone_ply and options.iteration_to_load != INTENDED_START:
         messages("-i/--iteration_to_load only names the output: the checkpoint is a single PLY")
-    trained_on_white = checkpoint.settings.get("white_background")
-    if trained_on_white is not None and trained_on_white != options.config.white_background:
+    white = checkpoint.settings.get("white_background")
+    if white is not None and white != options.config.white_background:
         messages(
-            f"note: the checkpoint was trained with white_background={trained_on_white}; pass "
-            f"--white_background {trained_on_white} unless the difference is wanted"
+            f"note: the checkpoint was trained with white_background={white}; pass "
+            f"--white_background {white} unless the difference is wanted"
         )

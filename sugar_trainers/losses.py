@@ -24,20 +24,15 @@ _MIN_BETA, _LOG_EPS = 1e-12, 1e-10
 
 
 def _mean(values: Tensor, total: int | Tensor | None) -> Tensor:
-    if isinstance(total, Tensor):
-        return values.sum() / total
-    return values.sum() / max(values.numel() if total is None else total, 1)
+    if not isinstance(total, Tensor):
+        total = max(values.numel() if total is None else total, 1)
+    return values.sum() / total
 
 
 def opacity_entropy(
     opacities: Tensor, total: int | None = None, counted: Tensor | None = None
 ) -> Tensor:
-    """Binary entropy of opacities in [0, 1], (V,), pushing them to 0 or 1.
-
-    Args:
-        total: Divisor; V when None.
-        counted: Those that count; None for all. (V,) bool
-    """
+    """Binary entropy of opacities, (V,) in [0, 1], pushing them to 0 or 1. counted: (V,) bool"""
     present = opacities * (opacities + _LOG_EPS).log()
     absent = (1 - opacities) * (1 - opacities + _LOG_EPS).log()
     entropy = -present - absent
@@ -53,19 +48,15 @@ def density_estimation_loss(
         density: Unclamped density at the samples. (S,)
         plane_distance: Signed distance delta to the tangent planes. (S,) world units
         beta: Scale of the field. (S,) world units
-        total: Divisor; S when None.
     """
     target = torch.exp(-0.5 * (plane_distance / beta.clamp_min(_MIN_BETA)).square())
     return _mean((density - target).abs(), total)
 
 
 def sdf_estimation_loss(
-    sdf: Tensor,
-    depth_gap: Tensor,
-    extent: float,
-    total: int | Tensor | None = None,
+    sdf: Tensor, depth_gap: Tensor, extent: float, total: int | Tensor | None = None,
     counted: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Mean of min(|sdf - |gap|| / (E / 10), 10 E).
 
     The clamp compares a normalised error with a length; this is how the method was published
@@ -75,7 +66,6 @@ def sdf_estimation_loss(
         sdf: Signed distance at the samples in front of the camera. (S,) world units
         depth_gap: Rendered depth at the sample's pixel minus the sample's depth. (S,) world units
         extent: Camera extent E in world units.
-        total: Divisor; S when None.
         counted: Samples that count; None for all. (S,) bool
     """
     error = (sdf - depth_gap.abs()).abs() / (extent / 10)
@@ -94,13 +84,8 @@ def normals_from_depth(depth: Tensor, fx: float, fy: float, cx: float, cy: float
     Pixel (x, y) is unprojected to D ((x - cx) / fx, (y - cy) / fy, 1) with integer x and y: half a
     pixel away from the rasterizer's convention, which shifts the surface and keeps its normals.
 
-    Args:
-        depth: (H, W) world units along the view axis.
-        fx, fy, cx, cy: In pixels, from the top left edge.
-
-    Returns:
-        Unit normals in camera axes, towards the camera. (H, W, 3); zero on the border of one
-        pixel and where the depth map has no surface (no gradient there).
+    Unit normals, towards the camera, are zero on the border of one pixel and where the depth map
+    has no surface (no gradient there). (H, W) world units -> (H, W, 3) in camera axes
     """
     height, width = depth.shape
     if height < 3 or width < 3:
@@ -132,29 +117,21 @@ def fused_depth_normal_consistency(
             ``complete_normals`` makes unit normals towards the camera. (H, W, 2) float32
         fx, fy, cx, cy: In pixels, from the top left edge of this map.
         rows: Rows that count; strips continue one row beyond them as a halo.
-        total: Divisor; the number of pixels in those rows when None.
         counted: Pixels that count; None for all. (H, W) bool
     """
-    rows = rows or slice(None)
-    if total is None:
-        total = max(depth[rows].numel(), 1)
+    rows, lens = rows or slice(None), (fx, fy, cx, cy)
+    total = max(depth[rows].numel(), 1) if total is None else total
     what = 1.0 if counted is None else counted
-    return DepthNormalErrors.apply(depth, normal_xy, (fx, fy, cx, cy), what, rows, total)
+    return DepthNormalErrors.apply(depth, normal_xy, lens, what, rows, total)
 
 
 def lookup_depth(
     depth_map: Tensor, view_points: Tensor, fx: float, fy: float, cx: float, cy: float
 ) -> Tensor:
-    """Read a depth map where points project, bilinearly, clamped at the border.
+    """Read a depth map, (H, W), where points in camera axes, (S, 3), project. (S,) world units
 
-    Args:
-        depth_map: (H, W) world units.
-        view_points: In camera axes. (S, 3) world units
-        fx, fy, cx, cy: In pixels, from the top left edge.
-
-    Returns:
-        (S,) world units. Gradients reach the map and the points. Points with z below
-        ``MIN_VIEW_Z`` have no pixel: their values are finite but mean nothing, mask them out.
+    Bilinearly, clamped at the border; gradients reach the map and the points. Points with z below
+    ``MIN_VIEW_Z`` have no pixel: their values are finite but mean nothing, mask them out.
     """
     x, y, z = view_points.unbind(-1)
     z = torch.where(z > MIN_VIEW_Z, z, 1.0)
@@ -162,12 +139,7 @@ def lookup_depth(
 
 
 def near_surface_mask(depth_gap: Tensor, view_std: Tensor, visible: Tensor) -> Tensor:
-    """Visible Gaussians within two standard deviations of the depth map. (N,) bool
-
-    Args:
-        depth_gap: Rendered depth minus that of the centre. (N,) world units
-        view_std: Standard deviation along the line of sight. (N,) world units
-    """
+    """Visible Gaussians within two deviations, along the line of sight, of the depth map. (N,)"""
     return visible & (depth_gap.detach().abs() < 2 * view_std.detach())
 
 
@@ -206,6 +178,5 @@ def edge_weights(gray: Tensor) -> Tensor:
 
 def flatness_loss(scales: Tensor, extent: float, counted: Tensor) -> Tensor:
     """Mean smallest scale in camera extents: a flat Gaussian is a plane. (N, 3), (N,) bool"""
-    return torch.where(counted, smallest_scales(scales), 0.0).sum() / (
-        counted.sum().clamp_min(1) * extent
-    )
+    total = torch.where(counted, smallest_scales(scales), 0.0).sum()
+    return total / (counted.sum().clamp_min(1) * extent)

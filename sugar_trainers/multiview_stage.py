@@ -52,23 +52,16 @@ class MultiviewStage(Stage):
         notify: Callable[[str], None], *, rasterizer: Rasterizer = WARP,
         hull: VisualHull | None = None, exposures: Exposures | None = None,
     ) -> None:  # fmt: skip
-        self.extent = extent
-        self.exposures = exposures
-        self.model = TrainableCloud(
-            cloud, config.rates, extent, config.optimizer, config.random_seed
-        )
+        self.extent, self.exposures = extent, exposures
+        settings = config.rates, extent, config.optimizer, config.random_seed
+        self.model = TrainableCloud(cloud, *settings)
         self.terms = multiview_terms(config, extent)
         self.memory_plan = MemoryPlan(config.split)
-        self._config = config
-        self._cameras = list(cameras)
-        self._notify = notify
-        self._rasterizer = rasterizer
-        self._hull = hull
+        self._config, self._notify, self._rasterizer = config, notify, rasterizer
+        self._cameras, self._hull = list(cameras), hull
         compares_views = config.photometric_factor > 0 or config.geometric_factor > 0
-        pixels = config.multiview_pixels if compares_views else 0
-        self._comparer = ViewComparer(
-            neighbors, images, extent, pixels, config.random_seed, rasterizer
-        )
+        drawn = config.multiview_pixels if compares_views else 0, config.random_seed
+        self._comparer = ViewComparer(neighbors, images, extent, *drawn, rasterizer)
         self._watch = DensificationStatistics(len(cloud), self.model.device)
 
     def phase(self, iteration: int) -> str:
@@ -76,7 +69,6 @@ class MultiviewStage(Stage):
         return "densify" if self._config.schedule.densifies(iteration) else "settle"
 
     def begin(self, iteration: int) -> None:
-        """Learning rate, and the trim where it is due."""
         schedule = self._config.schedule
         self.model.schedule_position_rate(iteration / schedule.schedule_scale)
         if schedule.trim_due(iteration):
@@ -85,25 +77,19 @@ class MultiviewStage(Stage):
     def accumulate(
         self, iteration: int, camera: Camera, target: Tensor, view_index: int = 0
     ) -> StepResult:
-        """Backpropagate every term; see :mod:`gaussian_splatting.engine.strips`."""
         on = acting(self.terms, iteration)
         gaussians = self.gaussians()
         leaves = gaussians.as_leaves()
-        beside = self._comparer.surface_view(
-            leaves, camera, target, self.memory_plan.split, iteration, view_index
-        )
-        seen = self.target(target, camera, iteration, view_index)
+        split, drawn = self.memory_plan.split, (iteration, view_index)
+        beside = self._comparer.surface_view(leaves, camera, target, split, *drawn)
+        seen = self.target(target, camera, *drawn)
         reach = self._comparer.reach if any("plane" in term.maps for term in on["image"]) else None
-        projected, split = project(leaves, camera, plane_reach=reach), self.memory_plan.split
-        view = ViewPass(
-            projected, seen.background, split, rasterizer=self._rasterizer, pairs=self.pairs
-        )
+        projected, how = project(leaves, camera, plane_reach=reach), (seen.background, split)
+        view = ViewPass(projected, *how, rasterizer=self._rasterizer, pairs=self.pairs)
         near = view.visible & (view.depths <= self._comparer.reach)
         found = backpropagate(on["model"], VisibleGaussians(leaves, near))
-        images = [
-            term.bind(camera, seen.photograph, seen.exposure, seen.inside, beside)
-            for term in on["image"]
-        ]
+        shown = camera, seen.photograph, seen.exposure, seen.inside, beside
+        images = [term.bind(*shown) for term in on["image"]]
         of_image, d_means2d = view.backpropagate(images)
         backward_through(gaussians.tensors(), leaves.tensors())
 
@@ -116,7 +102,6 @@ class MultiviewStage(Stage):
         return StepResult(terms, view.radii, view.guess, commit)
 
     def step_statistics(self) -> tuple[Tensor, ...]:
-        """Densification statistics and exposure gradients of the step's views."""
         return *self._watch.step_statistics(), *super().step_statistics()
 
     def apply(self, iteration: int) -> None:
@@ -127,16 +112,13 @@ class MultiviewStage(Stage):
         super().apply(iteration)
 
     def view_maps(self, camera: Camera) -> dict[str, Tensor]:
-        """Where the best neighbour agrees with a view."""
         gaussians = self.model.cloud.detached().activate()
         return self._comparer.pictures(gaussians, camera, self.memory_plan.split)
 
     def extra_state(self) -> dict[str, Any]:
-        """Densification statistics and exposures."""
         return {**self._watch.state(), **super().extra_state()}
 
     def restore_extra(self, state: dict[str, Any]) -> None:
-        """Densification statistics, or fresh ones where the checkpoint has none, and exposures."""
         super().restore_extra(state)
         self._watch.restore(state, len(self.model))
 
@@ -153,7 +135,6 @@ class MultiviewStage(Stage):
         check_population(len(self.model), iteration, "densification")
 
     def _trim(self, iteration: int) -> None:
-        """Drop Gaussians that too few training views see."""
         cameras = self._cameras[:: -(-len(self._cameras) // MAX_TRIM_VIEWS)]
         least = min(self._config.min_views, len(cameras))
         seen = views_that_see(self.model.cloud.detached().activate(), cameras, self._rasterizer)
@@ -183,8 +164,6 @@ _NAMED_VIEWS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class MultiviewOptions(CoarseOptions):
-    """A coarse run in multi-view mode."""
-
     reads_tracks: ClassVar[bool] = True
 
     config: MultiviewConfig = field(default_factory=MultiviewConfig)
@@ -193,7 +172,6 @@ class MultiviewOptions(CoarseOptions):
         self, model: GaussianCloud, config: MultiviewConfig, scene: Scene, store: ImageStore,
         console: Console, exposures: Exposures | None,
     ) -> MultiviewStage:  # fmt: skip
-        """The stage; says which views have no neighbours."""
         cameras = scene.train_cameras
         neighbors = NeighborViews(cameras, scene.extent, observations=scene.observations)
         if alone := neighbors.without_neighbors:
@@ -210,5 +188,4 @@ class MultiviewOptions(CoarseOptions):
 
 
 def options_of_mode(mode: str) -> type[CoarseOptions]:
-    """The options of a mode of the coarse stage."""
     return MultiviewOptions if mode == MULTIVIEW else CoarseOptions

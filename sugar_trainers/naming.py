@@ -30,32 +30,22 @@ def scene_name(scene_path: Path) -> str:
 
 
 def coarse_name(
-    iteration: int,
-    regularization: str,
-    estimation_factor: float = ESTIMATION_FACTOR,
+    iteration: int, regularization: str, estimation_factor: float = ESTIMATION_FACTOR,
     normal_factor: float = NORMAL_FACTOR,
-) -> str:
+) -> str:  # fmt: skip
     """Folder name of a coarse run; ``density`` and ``dn_consistency`` share one by tradition.
 
     Weights are no part of the name of ``multiview``, which has others.
     """
+    start = f"sugarcoarse_3Dgs{iteration}_"
     if regularization == MULTIVIEW:
-        return f"sugarcoarse_3Dgs{iteration}_{MULTIVIEW}"
+        return start + MULTIVIEW
     kind = "sdfestim" if regularization == "sdf" else "densityestim"
-    return (
-        f"sugarcoarse_3Dgs{iteration}_{kind}{number_text(estimation_factor)}"
-        f"_sdfnorm{number_text(normal_factor)}"
-    )
+    return f"{start}{kind}{number_text(estimation_factor)}_sdfnorm{number_text(normal_factor)}"
 
 
 def refined_name(mesh_path: Path, normal_consistency_factor: float, per_triangle: int) -> str:
-    """Name that all files of a refined model share.
-
-    Args:
-        mesh_path: Coarse mesh; its name up to the first dot is kept, less ``sugarmesh_``.
-    """
+    """Name that all files of a refined model share; that of the mesh to the first dot is in it."""
     mesh = mesh_path.name.split(".", 1)[0].removeprefix("sugarmesh_")
-    return (
-        f"sugarfine_{mesh}_normalconsistency{number_text(normal_consistency_factor)}"
-        f"_gaussperface{per_triangle}"
-    )
+    weight = number_text(normal_consistency_factor)
+    return f"sugarfine_{mesh}_normalconsistency{weight}_gaussperface{per_triangle}"

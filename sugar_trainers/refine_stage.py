@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
@@ -34,24 +35,24 @@ from gaussian_splatting.engine.stage import (
     report,
 )
 from gaussian_splatting.engine.strips import ViewPass
-from gaussian_splatting.engine.training_views import without_uncovered
-from gaussian_splatting.optim.learned_exposure import Exposures
+from gaussian_splatting.engine.training_views import is_counted, without_uncovered
+from gaussian_splatting.optim.learned_exposure import Exposures, unexposed
 from gaussian_splatting.optim.schedule import scaled
 from gaussian_splatting.rasterization import WARP, Rasterizer, project
+from gaussian_splatting.rasterization.render import masked_shares
+from gaussian_splatting.rasterization.spherical_harmonics import SH_C0, sh_basis_of
 from gaussian_splatting.shared_flags import Preset, checkpoint_interval, preset
-from sugar_scene.mesh_bound import (
-    INITIAL_OPACITY,
-    BoundCloud,
-    Placement,
-    TrainableBoundCloud,
-    bind_to_mesh,
-)
+from sugar_scene import mesh_bound
+from sugar_scene.mesh_bound import BoundCloud, TrainableBoundCloud
 from sugar_scene.mesh_normals import PairsOfTriangles, adjacent_face_pairs
 from sugar_scene.reprojection import NeighborViews, triangle_planes
 from sugar_scene.triangle_mesh import edge_keys, read_mesh_ply
-from sugar_scene.triangle_rasterizer import TriangleHits, rasterize_triangles
+from sugar_scene.triangle_rasterizer import (
+    TriangleHits,
+    pixels_of_points,
+    rasterize_triangles,
+)
 from sugar_trainers.naming import OUTPUT_ROOT, refined_name, scene_name
-from sugar_trainers.refine_start import background_rows, with_photograph_colors
 from sugar_trainers.stage_config import MultiviewConfig, RefineConfig
 from sugar_trainers.stage_options import TrainingOptions
 from sugar_trainers.view_comparison import (
@@ -61,6 +62,7 @@ from sugar_trainers.view_comparison import (
     photometric_errors,
 )
 from sugar_utils.console import Console
+from sugar_utils.device import upload
 from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest
 from sugar_utils.settings import flag
@@ -79,19 +81,14 @@ class RefineStage(Stage):
         export: Callable[[BoundCloud], None] | None = None, rasterizer: Rasterizer = WARP,
         exposures: Exposures | None = None, comparer: ViewComparer | None = None,
     ) -> None:  # fmt: skip
-        self.extent = extent
-        self.exposures = exposures
-        scale = config.vertex_rate_scale(extent)
-        self.model = TrainableBoundCloud(
-            cloud, config.rates, scale, config.optimizer, config.random_seed, extent
-        )
+        self.extent, self.exposures = extent, exposures
+        rates, seed = (config.rates, config.vertex_rate_scale(extent)), config.random_seed
+        self.model = TrainableBoundCloud(cloud, *rates, config.optimizer, seed, extent)
         self.memory_plan = MemoryPlan(config.split)
-        self._config = config
-        self._export = export
-        self._rasterizer = rasterizer
-        self._comparer = comparer
+        self._config, self._export = config, export
+        self._rasterizer, self._comparer = rasterizer, comparer
         # The topology never changes, so what follows from it is found once.
-        self._placement = Placement(cloud)
+        self._placement = mesh_bound.Placement(cloud)
         self._pairs = PairsOfTriangles(adjacent_face_pairs(cloud.faces), len(cloud.vertices))
         self.terms = refine_terms(config, self._pairs)
         self._largest = None if cloud.background is None else largest_at_borders(cloud)
@@ -101,7 +98,6 @@ class RefineStage(Stage):
         return "refine"
 
     def begin(self, iteration: int) -> None:
-        """Learning rate and colour degree."""
         self._iteration = iteration
         self.model.schedule_vertex_rate(iteration / self._config.schedule_scale)
         if self._largest is not None:
@@ -111,7 +107,6 @@ class RefineStage(Stage):
     def accumulate(
         self, iteration: int, camera: Camera, target: Tensor, view_index: int = 0
     ) -> StepResult:
-        """Backpropagate the terms of the image, then those of the mesh."""
         on = acting(self.terms, iteration)
         mesh = MeshView(self.model.cloud, camera)
         if self._comparer is not None:
@@ -124,31 +119,24 @@ class RefineStage(Stage):
             compared = self._comparer.comparison(camera, covered, mesh.depth, iteration, view_index)
             mesh = replace(mesh, faces=faces, comparison=compared)
         seen = self.target(target, camera, iteration, view_index)
-        degree = self._config.sh_degree(iteration)
+        projected = project(self.gaussians(), camera, sh_degree=self._config.sh_degree(iteration))
         view = ViewPass(
-            project(self.gaussians(), camera, sh_degree=degree),
-            seen.background,
-            self.memory_plan.split,
-            rasterizer=self._rasterizer,
+            projected, seen.background, self.memory_plan.split, rasterizer=self._rasterizer,
             pairs=self.pairs,
-        )
-        images = [
-            term.bind(camera, seen.photograph, seen.exposure, seen.inside) for term in on["image"]
-        ]
-        found, _ = view.backpropagate(images)
+        )  # fmt: skip
+        shown = camera, seen.photograph, seen.exposure, seen.inside
+        found, _ = view.backpropagate([term.bind(*shown) for term in on["image"]])
         found.update(backpropagate(on["model"], mesh))
         commit = partial(self.collect_exposure, camera.name, seen.exposure)
         return StepResult(report(self.terms, found), view.radii, view.guess, commit)
 
     def gaussians(self) -> Gaussians:
-        """Those that the triangles carry, and the background."""
         return self.model.cloud.activate_all(self._placement)
 
     def rendered_degree(self) -> int:
         return self._config.sh_degree(max(1, self._iteration))
 
     def export(self, iteration: int) -> None:
-        """Write the refined Gaussians for other programs."""
         if self._export is not None:
             self._export(self.model.cloud)
 
@@ -175,7 +163,6 @@ class MeshView:
     comparison: Comparison | None = None  # None where the view has no neighbour
 
     def hits(self, camera: Camera) -> TriangleHits:
-        """What a view sees of the mesh."""
         return rasterize_triangles(self.cloud.vertices.detach(), self.cloud.faces, camera)
 
     def depth(self, camera: Camera) -> Tensor:
@@ -200,21 +187,78 @@ def refine_terms(config: RefineConfig, pairs: PairsOfTriangles) -> tuple[LossTer
     def normal_consistency(seen: MeshView) -> Tensor:
         return pairs.normal_consistency(seen.cloud.vertices)
 
-    def photometric(seen: MeshView) -> Tensor | None:
-        return seen.mean(photometric_errors)
-
-    def geometric(seen: MeshView) -> Tensor | None:
-        return seen.mean(geometric_errors)
-
     terms = [COLOR]
     if config.refine_surface_terms:
-        terms += [
-            LossTerm("photometric", compared.photometric_factor, "model", photometric),
-            LossTerm("geometric", compared.geometric_factor, "model", geometric),
-        ]
+        photo, cycle = compared.photometric_factor, compared.geometric_factor
+        photometric = partial(MeshView.mean, errors=photometric_errors)
+        terms.append(LossTerm("photometric", photo, "model", photometric))
+        geometric = partial(MeshView.mean, errors=geometric_errors)
+        terms.append(LossTerm("geometric", cycle, "model", geometric))
     if weight > 0:
         terms.append(LossTerm("normal_consistency", weight, "model", normal_consistency))
     return tuple(terms)
+
+
+# Colours of vertices are as coarse as the mesh and the same from all sides, and an optimiser needs
+# hundreds of steps to change that: colours of mesh-bound Gaussians come from the photographs. What
+# the mesh does not show, as sky, distance and parts thinner than triangles, stays beside it.
+
+N_COEFFICIENTS = 4  # of bands 0 and 1; two bands measured no better
+RIDGE = 1.0  # views in which band 1 is zero, beside those that show a Gaussian
+
+Photograph = tuple[Camera, Tensor, Tensor | None]
+"""A camera; its image, (H, W, 3) or (H, W, 4) uint8; its exposure, (2, 3), if it has one."""
+
+
+@torch.no_grad()
+def with_photograph_colors(cloud: BoundCloud, photographs: Iterable[Photograph]) -> BoundCloud:
+    """Gaussians with the colours of the views that show their centres; others as they are.
+
+    Spherical harmonics of degree 1, by least squares with a ridge.
+    """
+    points = cloud.activate().means
+    normal = points.new_zeros(len(points), N_COEFFICIENTS, N_COEFFICIENTS)
+    right = points.new_zeros(len(points), N_COEFFICIENTS, 3)
+    for camera, image, exposure in photographs:
+        shown, row, column = pixels_of_points(points, cloud.vertices, cloud.faces, camera)
+        image = upload(image, points.device)
+        counted = is_counted(image)
+        if counted is not None:
+            shown &= counted[row, column]
+        colors = image[row, column, :3] / 255.0
+        if exposure is not None:
+            colors = unexposed(colors, exposure.to(colors.device))
+        directions = normalize(points - points.new_tensor(camera.center), dim=1)
+        basis = sh_basis_of(directions)[:, :N_COEFFICIENTS] * shown[:, None]
+        normal += basis[:, :, None] * basis[:, None]
+        right += basis[:, :, None] * (colors - 0.5)[:, None]
+    seen = normal[:, :1, :1] > 0
+    ridge = normal.new_full((N_COEFFICIENTS,), RIDGE * SH_C0**2)
+    ridge[0] = 0.0
+    one = torch.eye(N_COEFFICIENTS, device=normal.device)
+    solvable = torch.where(seen, normal + ridge.diag(), one)
+    band_0, band_1 = torch.linalg.solve(solvable, right).split([1, N_COEFFICIENTS - 1], dim=1)
+    rest = torch.cat([band_1, cloud.sh_rest[:, N_COEFFICIENTS - 1 :]], dim=1)
+    colors = torch.where(seen, band_0, cloud.sh_dc), torch.where(seen, rest, cloud.sh_rest)
+    return replace(cloud, sh_dc=colors[0], sh_rest=colors[1])
+
+
+MIN_SHARE = 0.2  # of the blending weights beside the mesh
+_MAX_SIDE = 480
+
+
+def background_rows(
+    gaussians: Gaussians, vertices: Tensor, faces: Tensor, cameras: Sequence[Camera],
+    rasterizer: Rasterizer = WARP,
+) -> Tensor:  # fmt: skip
+    """Gaussians that blend into pixels which the mesh does not cover. (N,) bool
+
+    With a fifth of their weights there, so that no gap is left around the mesh.
+    """
+    views = [camera.reduced(_MAX_SIDE) for camera in cameras]
+    hits = (rasterize_triangles(vertices, faces, view) for view in views)
+    beside = ((view, (~hit.covered).float()) for view, hit in zip(views, hits, strict=True))
+    return masked_shares(gaussians, beside, rasterizer) > MIN_SHARE
 
 
 TEST_INTERVAL = 7_500
@@ -249,13 +293,11 @@ class RefineOptions(TrainingOptions):
 
     @property
     def name(self) -> str:
-        """Name that all files of the refined model share."""
         weight = self.config.normal_consistency_factor
         return refined_name(self.mesh_path, weight, self.config.gaussians_per_triangle)
 
     @property
     def directory(self) -> Path:
-        """The run's folder."""
         parent = self.output_dir or OUTPUT_ROOT / "refined" / scene_name(self.scene_path)
         return parent / self.name
 
@@ -265,29 +307,22 @@ class RefineOptions(TrainingOptions):
 
     @property
     def ply_path(self) -> Path:
-        """The refined Gaussians for other programs."""
-        folder = self.ply_dir or self.output_dir
-        if folder is None:
-            folder = OUTPUT_ROOT / "refined_ply" / scene_name(self.scene_path)
-        return folder / f"{self.name}.ply"
+        usual = OUTPUT_ROOT / "refined_ply" / scene_name(self.scene_path)
+        return (self.ply_dir or self.output_dir or usual) / f"{self.name}.ply"
 
     @property
     def results(self) -> tuple[Path, ...]:
-        """The ``.pt``, and the PLY if it is wanted."""
         return (self.result, *([self.ply_path] if self.export_ply else []))
 
     @property
     def loop(self) -> LoopConfig:
-        config = self.config
+        config, last = self.config, self.config.refinement_iterations
         test_interval = scaled(TEST_INTERVAL, config.schedule_scale)
         return LoopConfig(
-            first=1, last=config.refinement_iterations, seed=config.random_seed,
-            log_interval=config.log_interval,
+            first=1, last=last, seed=config.random_seed, log_interval=config.log_interval,
             checkpoint_interval=scaled(self.checkpoint_interval, config.schedule_scale),
             keep_checkpoints=self.run.keep_checkpoints,
-            test_iterations=tuple(
-                range(test_interval, config.refinement_iterations, test_interval)
-            ),
+            test_iterations=tuple(range(test_interval, last, test_interval)),
         )  # fmt: skip
 
     def sources(self) -> dict[str, Any]:
@@ -296,22 +331,20 @@ class RefineOptions(TrainingOptions):
     def initial(
         self, checkpoint: ReferenceCheckpoint, scene: Scene, messages: Messages
     ) -> tuple[BoundCloud, dict[str, Any]]:
-        """Gaussians on the triangles of the mesh."""
         if not self.mesh_path.is_file():
             raise UserError(f"--mesh_path {self.mesh_path}: no such file; pass the coarse mesh PLY")
         mesh, device = read_mesh_ply(self.mesh_path), self.compute.device
         messages(f"{mesh.n_vertices:,} vertices and {mesh.n_faces:,} triangles of {self.mesh_path}")
-        cloud = bind_to_mesh(
-            torch.tensor(mesh.vertices, dtype=torch.float32, device=device),
-            torch.tensor(mesh.faces, device=device),
-            torch.tensor(mesh.colors, device=device).float() / 255.0,
-            self.config.gaussians_per_triangle,
-            scene.extent,
-            OPACITY_BEFORE_BACKGROUND if self.config.keep_background else INITIAL_OPACITY,
-        )
-        cloud = replace(cloud, antialiased=self.config.antialiased)
+        vertices = torch.tensor(mesh.vertices, dtype=torch.float32, device=device)
+        faces, colors = (torch.tensor(array, device=device) for array in (mesh.faces, mesh.colors))
+        config, opacity = self.config, mesh_bound.INITIAL_OPACITY
+        if config.keep_background:
+            opacity = OPACITY_BEFORE_BACKGROUND
+        start = config.gaussians_per_triangle, scene.extent, opacity
+        cloud = mesh_bound.bind_to_mesh(vertices, faces, colors.float() / 255.0, *start)
+        cloud = replace(cloud, antialiased=config.antialiased)
         digests = {"mesh": file_digest(self.mesh_path)}
-        if not self.config.keep_background:
+        if not config.keep_background:
             return cloud, digests
         path = self.coarse_model_path
         if path is None:
@@ -319,10 +352,8 @@ class RefineOptions(TrainingOptions):
         else:
             free = cloud_from_state(load_payload(path)["state_dict"], "coarse SuGaR model")
         free = free.to(device)
-        rows = background_rows(
-            free.activate(), cloud.vertices, cloud.faces, scene.train_cameras,
-            self.compute.rasterizer,
-        )  # fmt: skip
+        surface, cameras = (cloud.vertices, cloud.faces), scene.train_cameras
+        rows = background_rows(free.activate(), *surface, cameras, self.compute.rasterizer)
         messages(f"background: {int(rows.sum()):,} of {len(free):,} Gaussians of {path}")
         if rows.any():
             cloud = replace(cloud, background=free.select(rows))
@@ -332,13 +363,11 @@ class RefineOptions(TrainingOptions):
         self, model: BoundCloud, config: RefineConfig, scene: Scene, store: ImageStore,
         console: Console, exposures: Exposures | None,
     ) -> RefineStage:  # fmt: skip
-        """The stage; compares neighbouring views if that is asked for."""
         rasterizer, comparer, cameras = self.compute.rasterizer, None, scene.train_cameras
         if config.initial_colors == "photographs":
             known = {} if exposures is None else exposures.by_name()
-            model = with_photograph_colors(
-                model, ((c, store.get(c), known.get(c.name)) for c in cameras)
-            )
+            photographs = ((c, store.get(c), known.get(c.name)) for c in cameras)
+            model = with_photograph_colors(model, photographs)
 
         def export(refined: BoundCloud) -> None:
             write_gaussian_ply(self.ply_path, refined.freed())
@@ -346,9 +375,7 @@ class RefineOptions(TrainingOptions):
 
         if config.refine_surface_terms:
             neighbors = NeighborViews(cameras, scene.extent, observations=scene.observations)
-            pixels = MultiviewConfig().multiview_pixels
-            comparer = ViewComparer(
-                neighbors, store, scene.extent, pixels, config.random_seed, rasterizer
-            )
+            drawn = MultiviewConfig().multiview_pixels, config.random_seed
+            comparer = ViewComparer(neighbors, store, scene.extent, *drawn, rasterizer)
         exports = export if self.export_ply else None
         return RefineStage(model, config, scene.extent, exports, rasterizer, exposures, comparer)

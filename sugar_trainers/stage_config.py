@@ -26,18 +26,9 @@ from gaussian_splatting.shared_flags import (
     white_background,
 )
 from sugar_scene.mesh_bound import LAYOUTS, triangle_layout
+from sugar_utils import flags
 from sugar_utils.errors import UserError
-from sugar_utils.flags import (
-    AUTO,
-    Automatic,
-    automatic_boolean,
-    boolean,
-    non_negative_float,
-    positive_int,
-    positive_or_auto,
-    require_box,
-    vector3,
-)
+from sugar_utils.flags import AUTO, Automatic
 from sugar_utils.settings import flag, made_of, without_flags
 
 Regularization = Literal["density", "sdf", "dn_consistency"]
@@ -73,11 +64,9 @@ class Schedule:
 
     @classmethod
     def from_flags(cls: type[AnySchedule], schedule_scale: float = 1.0) -> AnySchedule:
-        """The paper's schedule, scaled."""
         return cls().scaled(schedule_scale)
 
     def scaled(self: AnySchedule, scale: float) -> AnySchedule:
-        """The same schedule, shorter or longer."""
         values = {n: scaled(v, scale) for n, v in asdict(self).items() if n != "schedule_scale"}
         for name in values.keys() & LEAST_INTERVALS.keys():
             values[name] = max(values[name], min(getattr(self, name), LEAST_INTERVALS[name]))
@@ -117,18 +106,15 @@ class CoarseSchedule(Schedule):
         return self.entropy_start < iteration < self.entropy_stop
 
     def regularization_active(self, iteration: int) -> bool:
-        """Whether the geometric terms act."""
         return iteration > self.regularize
 
 
 _coarse = partial(flag, group="coarse stage")
-_weight = partial(flag, group="single coarse stage", parse=non_negative_float)
+_weight = partial(flag, group="single coarse stage", parse=flags.non_negative_float)
 
 
 @dataclass(frozen=True)
 class CoarseConfig(SugarConfig):
-    """Everything that decides the result of the coarse stage."""
-
     regularization_type: Regularization = "dn_consistency"
     schedule: CoarseSchedule = field(default_factory=CoarseSchedule)
     estimation_factor: float = _weight(
@@ -143,12 +129,12 @@ class CoarseConfig(SugarConfig):
     sdf_samples: Automatic = _coarse(
         MOST_SAMPLES, "points drawn per iteration for the surface terms of all modes; auto: 4 for "
         "each Gaussian that may be drawn, at most 1000000; unset: 1000000, auto with --preset fast",
-        parse=positive_or_auto, metavar="{N,auto}", modes={"fast": AUTO},
+        parse=flags.positive_or_auto, metavar="{N,auto}", modes={"fast": AUTO},
     )  # fmt: skip
     sample_chunk: int = 1_000_000  # points evaluated at once; does not change the result
     knn_batch_size: int | None = _coarse(
         None, "points per launch of the neighbour search; the result does not depend on it; unset: "
-        "100000 on a CPU, all of them on a GPU", parse=positive_int,
+        "100000 on a CPU, all of them on a GPU", parse=flags.positive_int,
     )  # fmt: skip
     prune_opacity: float = 0.5  # less opaque Gaussians are removed when geometric terms begin
     full_res_normals: bool = _coarse(
@@ -166,11 +152,9 @@ class CoarseConfig(SugarConfig):
 
     @property
     def messages(self) -> tuple[str, ...]:
-        """One line for each flag that was given but cannot act."""
-        if self.full_res_normals or self.uses_depth_normals:
-            return ()
         mode = self.regularization_type
-        return (f"--full_res_normals has no effect with {mode}, which renders no normals",)
+        line = f"--full_res_normals has no effect with {mode}, which renders no normals"
+        return () if self.full_res_normals or self.uses_depth_normals else (line,)
 
     @property
     def named_weights(self) -> tuple[float, float]:
@@ -198,31 +182,25 @@ class CoarseConfig(SugarConfig):
         return self.sdf_samples
 
     def identity(self) -> dict[str, Any]:
-        """The settings that decide the result, as JSON values."""
         return stage_identity(self, "sample_chunk", "knn_batch_size")
 
 
 @dataclass(frozen=True)
 class MultiviewSchedule(Schedule):
-    """Milestones of the multi-view mode."""
-
     last: int = 20_000
     densify_until: int = 15_000  # exclusive
     densification_interval: int = 100
     trim_interval: int = 1_000  # of what too few views see
 
     def densifies(self, iteration: int) -> bool:
-        """Whether Gaussians are still cloned and split."""
         return iteration < self.densify_until
 
     def densification_due(self, iteration: int) -> bool:
-        """Whether a round follows this iteration."""
         passed = iteration - self.first
         due = passed > 0 and passed % self.densification_interval == 0
         return due and self.densifies(iteration)
 
     def trim_due(self, iteration: int) -> bool:
-        """Whether Gaussians that too few views see are dropped before this iteration."""
         passed = iteration - self.first
         return passed > 0 and passed % self.trim_interval == 0
 
@@ -235,7 +213,6 @@ class DensificationLimit:
 
     @classmethod
     def from_flags(cls, max_gaussians: int | None = None) -> DensificationConfig:
-        """Thresholds of the mode."""
         return DensificationConfig(prune_opacity=0.05, max_gaussians=max_gaussians)
 
 
@@ -244,8 +221,6 @@ _multiview = partial(flag, group="multi-view mode", no_effect_when="unless -r mu
 
 @dataclass(frozen=True)
 class MultiviewConfig(SugarConfig):
-    """Everything that decides the result of the multi-view mode."""
-
     regularization_type: ClassVar[str] = MULTIVIEW
     named_weights: ClassVar[tuple[float, ...]] = ()  # weights that are part of the folder's name
 
@@ -257,19 +232,18 @@ class MultiviewConfig(SugarConfig):
     flatten_factor: float = 10.0  # weight of the smallest scales, in camera extents
     multiview_pixels: int = _multiview(
         16_384, "pixels of a view that are compared with a neighbour, per iteration",
-        parse=positive_int,
+        parse=flags.positive_int,
     )  # fmt: skip
     min_views: int = 2  # Gaussians that fewer training views see are dropped
     exposure: LaterExposure = LaterExposure(exposure_compensation=True)
 
     def identity(self) -> dict[str, Any]:
-        """The settings that decide the result, as JSON values."""
         return {"regularization_type": self.regularization_type, **super().identity()}
 
 
 _refine = partial(flag, group="refinement stage")
 _alone = partial(flag, group="only train_refined.py")
-_corner = partial(_alone, None, parse=vector3, metavar="(X,Y,Z)")
+_corner = partial(_alone, None, parse=flags.vector3, metavar="(X,Y,Z)")
 
 
 @dataclass(frozen=True)
@@ -280,17 +254,20 @@ class RefineConfig(SugarConfig):
     """
 
     refinement_iterations: int = _refine(
-        15_000, "length of the refinement", short="-f", parse=positive_int
+        15_000, "length of the refinement", short="-f", parse=flags.positive_int
     )
     gaussians_per_triangle: int = _refine(
         1, "Gaussians bound to each triangle", short="-g", choices=tuple(LAYOUTS)
     )
     normal_consistency_factor: float = _alone(
-        0.1, "weight of the normal consistency of the mesh", short="-n", parse=non_negative_float
+        0.1,
+        "weight of the normal consistency of the mesh",
+        short="-n",
+        parse=flags.non_negative_float,
     )
     n_vertices_in_fg: int = _alone(
         1_000_000, "nominal number of foreground vertices; sets the learning rate of vertices only",
-        short="-v", parse=positive_int,
+        short="-v", parse=flags.positive_int,
     )  # fmt: skip
     bboxmin: Corner | None = _corner(
         "low corner of the foreground; sets the learning rate of vertices only", short="-b"
@@ -301,17 +278,18 @@ class RefineConfig(SugarConfig):
     refine_surface_terms: bool = _refine(
         False, "keep the surface that the coarse stage found: neighbouring views are compared, and "
         "without a background pixels that the mesh does not cover have no gradient; unset: on with "
-        "-r multiview, else off, as in the original", parse=boolean, modes={"multiview": True},
+        "-r multiview, else off, as in the original", parse=flags.boolean,
+        modes={"multiview": True},
     )  # fmt: skip
     keep_background: bool | None = _refine(
         False, "keep the Gaussians that blend into pixels which the mesh does not cover, such as "
         "the sky, beside those on the mesh; auto: True, False with --preset reference; unset: auto",
-        parse=automatic_boolean, metavar="{auto,True,False}", modes={"fast": True},
+        parse=flags.automatic_boolean, metavar="{auto,True,False}", modes={"fast": True},
     )  # fmt: skip
     antialiased: bool = _refine(
         False, "shrink the opacity of splats below a pixel as the rasterizer widens them, so that "
         "surfaces do not move inwards; kept in .pt, PLY and SPZ; unset: off, on with --preset fast",
-        parse=boolean, modes={"fast": True},
+        parse=flags.boolean, modes={"fast": True},
     )  # fmt: skip
     initial_colors: str = _refine(
         "mesh", "colours that the Gaussians on the mesh start with: mesh, those of its vertices; "
@@ -325,12 +303,11 @@ class RefineConfig(SugarConfig):
 
     def __post_init__(self) -> None:
         triangle_layout(self.gaussians_per_triangle)
-        require_box(self.bboxmin, self.bboxmax)
+        flags.require_box(self.bboxmin, self.bboxmax)
 
     @classmethod
-    def from_flags(cls, schedule_scale: float = 1.0, **flags: Any) -> RefineConfig:
-        """The settings with their schedule scaled."""
-        return cls(**flags).with_schedule(schedule_scale)
+    def from_flags(cls, schedule_scale: float = 1.0, **given: Any) -> RefineConfig:
+        return cls(**given).with_schedule(schedule_scale)
 
     def with_schedule(self, scale: float) -> RefineConfig:
         """The same settings with every length and interval scaled."""
@@ -356,6 +333,5 @@ class RefineConfig(SugarConfig):
         return min(MAX_SH_DEGREE, (iteration - 1) // self.sh_interval)
 
     def identity(self) -> dict[str, Any]:
-        """The settings that decide the result, as JSON values."""
         box = None if self.bboxmin is None else (self.bboxmin, self.bboxmax)
         return {**stage_identity(self, "bboxmin", "bboxmax"), "bbox": box}

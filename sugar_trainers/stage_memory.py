@@ -9,23 +9,11 @@ from typing import TypeVar
 
 import torch
 
-from gaussian_splatting.cloud import GaussianCloud, Gaussians
+from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.scene import Scene
-from gaussian_splatting.engine.memory_plan import (
-    LoadsOf,
-    MemoryChoice,
-    MemoryOptions,
-    MemoryPlan,
-    ModelLoad,
-    StepLoad,
-    ViewLoad,
-    choose,
-    survey,
-    surveyed,
-    usable_bytes,
-    worst_view,
-)
+from gaussian_splatting.engine import memory_plan
+from gaussian_splatting.engine.memory_plan import MemoryOptions, MemoryPlan, StepLoad
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from sugar_scene.field_kernels import pair_bytes
 from sugar_scene.mesh_bound import BoundCloud
@@ -48,82 +36,60 @@ four corners each; the order of both by vertex."""
 
 
 def stage_loads(
-    cloud: GaussianCloud | BoundCloud, config: StageSettings, views: Sequence[ViewLoad]
-) -> LoadsOf:
+    cloud: GaussianCloud | BoundCloud, config: StageSettings, views: Sequence[memory_plan.ViewLoad]
+) -> memory_plan.LoadsOf:
     """The step of each phase on the view that needs most, for a format of the optimiser."""
-    if isinstance(cloud, BoundCloud):
-        return _refinement_loads(cloud, config, views)
+    n, tensors = len(cloud), cloud.tensors()
     if isinstance(config, MultiviewConfig):
-        return _multiview_loads(cloud, config, views)
-    n, geometry = len(cloud), "none"
+        # The most Gaussians that there may be; without a limit, those at the beginning.
+        n = max(n, config.densification.max_gaussians or 0)
+        views = [view.grown(n / max(len(cloud), 1)) for view in views]
+        # Of these nothing but shapes is asked for.
+        tensors = {name: t[:1].expand(n, *t.shape[1:]) for name, t in tensors.items()}
+
+    def loads(optimizer: OptimizerConfig) -> Mapping[str, StepLoad]:
+        model = memory_plan.ModelLoad.of(tensors, optimizer)
+        step = StepLoad(n, model, views[0], activation=_ACTIVATION_BYTES * n)
+        if isinstance(cloud, BoundCloud):
+            phases = {"refine": _refinement_load(step, cloud, config)}
+        elif isinstance(config, MultiviewConfig):
+            phases = {"multiview": replace(step, geometry="planes")}
+        else:
+            phases = {"entropy": step, "geometry": _surface_load(step, cloud, config)}
+        return {name: memory_plan.worst_view(load, views) for name, load in phases.items()}
+
+    return loads
+
+
+def _surface_load(step: StepLoad, cloud: GaussianCloud, config: CoarseConfig) -> StepLoad:
+    geometry = "none"
     if config.uses_sdf:
         geometry = "depth"
     elif config.uses_depth_normals:
         geometry = "full" if config.full_res_normals else "half"
-
-    def loads(optimizer: OptimizerConfig) -> Mapping[str, StepLoad]:
-        model = ModelLoad.of(cloud.tensors(), optimizer)
-        entropy = StepLoad(n, model, views[0], activation=_ACTIVATION_BYTES * n)
-        surface = replace(
-            entropy,
-            geometry=geometry,
-            samples=config.samples_for(n),
-            neighbors=config.n_neighbors,
-            pair_bytes=pair_bytes(cloud.means.device),
-        )
-        return {"entropy": worst_view(entropy, views), "geometry": worst_view(surface, views)}
-
-    return loads
+    return replace(
+        step, geometry=geometry, samples=config.samples_for(len(cloud)),
+        neighbors=config.n_neighbors, pair_bytes=pair_bytes(cloud.means.device),
+    )  # fmt: skip
 
 
-def _multiview_loads(
-    cloud: GaussianCloud, config: MultiviewConfig, views: Sequence[ViewLoad]
-) -> LoadsOf:
-    """With the most Gaussians that there may be; without a limit, with those at the beginning."""
-    n = max(len(cloud), config.densification.max_gaussians or 0)
-    views = [view.grown(n / max(len(cloud), 1)) for view in views]
-    # Of these nothing but shapes is asked for.
-    tensors = {name: t[:1].expand(n, *t.shape[1:]) for name, t in cloud.tensors().items()}
-
-    def loads(optimizer: OptimizerConfig) -> Mapping[str, StepLoad]:
-        model = ModelLoad.of(tensors, optimizer)
-        load = StepLoad(n, model, views[0], "planes", activation=_ACTIVATION_BYTES * n)
-        return {"multiview": worst_view(load, views)}
-
-    return loads
-
-
-def _refinement_loads(
-    cloud: BoundCloud, config: RefineConfig, views: Sequence[ViewLoad]
-) -> LoadsOf:
-    tensors = cloud.tensors()
+def _refinement_load(step: StepLoad, cloud: BoundCloud, config: RefineConfig) -> StepLoad:
     n, n_faces = len(cloud), cloud.faces.shape[0]
     per_face, per_gaussian = _BOUND_ACTIVATION_BYTES
     joined = 0 if cloud.background is None else _JOINED_BYTES * n
-
-    def loads(optimizer: OptimizerConfig) -> Mapping[str, StepLoad]:
-        load = StepLoad(
-            n,
-            ModelLoad.of(tensors, optimizer),
-            views[0],
-            # More than comparing views takes: no planes are rendered, two meshes are.
-            geometry="planes" if config.refine_surface_terms else "none",
-            activation=per_face * n_faces + per_gaussian * n + joined,
-            fixed=cloud.faces.nbytes + _TOPOLOGY_BYTES * n_faces,
-        )
-        return {"refine": worst_view(load, views)}
-
-    return loads
+    return replace(
+        step,
+        # More than comparing views takes: no planes are rendered, two meshes are.
+        geometry="planes" if config.refine_surface_terms else "none",
+        activation=per_face * n_faces + per_gaussian * n + joined,
+        fixed=cloud.faces.nbytes + _TOPOLOGY_BYTES * n_faces,
+    )
 
 
 def with_memory_plan(
-    config: Settings,
-    cloud: GaussianCloud | BoundCloud,
-    options: MemoryOptions,
-    scene: Scene,
-    store: ImageStore,
-    console: Console,
-) -> Settings:
+    config: Settings, cloud: GaussianCloud | BoundCloud, options: MemoryOptions, scene: Scene,
+    store: ImageStore, console: Console,
+) -> Settings:  # fmt: skip
     """The settings with strips and chunks that fit; prints them and bounds the image store."""
     chosen = predict_coarse(cloud, config, options, scene)
     if chosen is None:
@@ -140,29 +106,27 @@ def with_memory_plan(
 
 def predict_coarse(
     cloud: GaussianCloud | BoundCloud, config: StageSettings, options: MemoryOptions, scene: Scene
-) -> MemoryChoice | None:
+) -> memory_plan.MemoryChoice | None:
     """The plan of a run and what it needs; None where the system does not say what is free."""
     device = cloud.opacity_logits.device
     # The caller lets go of these; the stage makes a copy of its own.
     held = sum(t.nbytes for t in cloud.tensors().values())
-    budget = usable_bytes(options, device, held)
+    budget = memory_plan.usable_bytes(options, device, held)
     if budget is None:
         return None
     if config.optimizer.views_per_step > options.processes:
         # Gradients of the views before, beside those of the view in work.
         budget -= held
     with torch.no_grad():
-        views = survey(_rendered(cloud), surveyed(scene.train_cameras))
+        bound = isinstance(cloud, BoundCloud)
+        gaussians = cloud.activate_all() if bound else cloud.activate()
+        views = memory_plan.survey(gaussians, memory_plan.surveyed(scene.train_cameras))
     # Those of a GPU wait on the host, which is other memory.
     cameras = [*scene.train_cameras, *scene.test_cameras] if device.type == "cpu" else []
     images = [(3 + (c.mask is not None)) * c.width * c.height for c in cameras]
     loads = stage_loads(cloud, config, views)
     first = _first_plan(cloud, config, options)
-    return choose(loads, config.optimizer, first, options, budget, images)
-
-
-def _rendered(cloud: GaussianCloud | BoundCloud) -> Gaussians:
-    return cloud.activate_all() if isinstance(cloud, BoundCloud) else cloud.activate()
+    return memory_plan.choose(loads, config.optimizer, first, options, budget, images)
 
 
 def _first_plan(

@@ -3,19 +3,15 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from gaussian_splatting.compute import BackendFlags, Compute
+from gaussian_splatting.data import reference_layout
 from gaussian_splatting.data.images import ImageStore
-from gaussian_splatting.data.reference_layout import (
-    EXPOSURE_FILE,
-    ReferenceCheckpoint,
-    read_exposures,
-)
+from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.memory_plan import MemoryOptions
@@ -35,6 +31,8 @@ Model = TypeVar("Model")
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions(CaptureOptions):
+    """Options of a stage, which defines what has no body here."""
+
     reads_tracks: ClassVar[bool] = False  # whether it depends on which points photographs observe
 
     config: StageSettings
@@ -50,12 +48,10 @@ class TrainingOptions(CaptureOptions):
         return (*self.memory.messages, *self.size.messages)
 
     @property
-    @abstractmethod
     def directory(self) -> Path:
         """The run's folder."""
 
     @property
-    @abstractmethod
     def result(self) -> Path:
         """The final ``.pt``."""
 
@@ -65,17 +61,14 @@ class TrainingOptions(CaptureOptions):
         return (self.result,)
 
     @property
-    @abstractmethod
     def loop(self) -> LoopConfig:
         """When the loop does what."""
 
-    @abstractmethod
     def initial(
         self, checkpoint: ReferenceCheckpoint, scene: Scene, messages: Messages
     ) -> tuple[Model, dict[str, Any]]:
         """The initial model on the device, and digests of the files that it was read from."""
 
-    @abstractmethod
     def stage(
         self, model: Model, config: StageSettings, scene: Scene, store: ImageStore,
         console: Console, exposures: Exposures | None,
@@ -83,39 +76,32 @@ class TrainingOptions(CaptureOptions):
         """The stage; ``config`` has a memory plan."""
 
     def identity(self) -> dict[str, Any]:
-        """The settings that decide the result."""
         return {**self.capture_identity(), **self.config.identity()}
 
     def prepare(self, messages: Messages) -> tuple[StageRun[Model], Model]:
         """The run and the initial model; the run's folder is not touched yet."""
         checkpoint, scene = load_capture(self, messages)
-        learned = checkpoint.ply_path.with_name(EXPOSURE_FILE).is_file()
+        learned = checkpoint.ply_path.with_name(reference_layout.EXPOSURE_FILE).is_file()
         exposure = self.config.exposure.resolved(learned or scene.exposure_spread >= MIN_SPREAD)
-        return replace(self, config=replace(self.config, exposure=exposure))._run(
-            checkpoint, scene, messages
-        )
-
-    def _run(
-        self, checkpoint: ReferenceCheckpoint, scene: Scene, messages: Messages
-    ) -> tuple[StageRun[Model], Model]:
+        run = replace(self, config=replace(self.config, exposure=exposure))
         # Read before the run's folder is touched: a damaged file must not leave one behind.
-        initial, digests = self.initial(checkpoint, scene, messages)
-        exposures, known = self._exposures(checkpoint, scene, messages)
-        inputs = {**scene_inputs(scene, tracks=self.reads_tracks), **digests, **known}
-        identity = Identity(self.identity(), inputs, self.sources())
+        initial, digests = run.initial(checkpoint, scene, messages)
+        exposures, known = run._exposures(checkpoint, scene, messages)
+        inputs = {**scene_inputs(scene, tracks=run.reads_tracks), **digests, **known}
+        identity = Identity(run.identity(), inputs, run.sources())
 
         def build(model: Model, store: ImageStore, console: Console) -> Stage:
-            config = with_memory_plan(self.config, model, self.memory, scene, store, console)
-            return self.stage(model, config, scene, store, console, exposures)
+            config = with_memory_plan(run.config, model, run.memory, scene, store, console)
+            return run.stage(model, config, scene, store, console, exposures)
 
-        directory = RunDirectory(self.directory, identity)
-        return StageRun(self.title, scene, directory, self.loop, build, self.results), initial
+        directory = RunDirectory(run.directory, identity)
+        return StageRun(run.title, scene, directory, run.loop, build, run.results), initial
 
     def _exposures(
         self, checkpoint: ReferenceCheckpoint, scene: Scene, notify: Callable[[str], None]
     ) -> tuple[Exposures | None, dict[str, str]]:
         """Exposures that go on from those of the checkpoint, and the digest of what was read."""
-        path = checkpoint.ply_path.with_name(EXPOSURE_FILE)
+        path = checkpoint.ply_path.with_name(reference_layout.EXPOSURE_FILE)
         if not self.config.exposure.exposure_compensation:
             if path.is_file():
                 notify(
@@ -123,7 +109,7 @@ class TrainingOptions(CaptureOptions):
                     "--exposure_compensation True to go on with them"
                 )
             return None, {}
-        initial = read_exposures(path, notify)
+        initial = reference_layout.read_exposures(path, notify)
         names = [camera.name for camera in scene.train_cameras]
         known = sum(name in initial for name in names)
         notify(f"exposures: {known} of {len(names)} taken over from {path.parent}")

@@ -39,8 +39,6 @@ from sugar_utils.random import draw_labels, generator
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a view is compared with."""
-
     pair: ViewPair
     gray: Tensor  # see gray_values; (H, W)
     neighbor_gray: Tensor  # (H', W')
@@ -52,9 +50,7 @@ class Comparison:
         """Of the pixels in the flattened image. (n,) int64"""
         return (self.pixels[:, 1] * self.gray.shape[1] + self.pixels[:, 0]).long()
 
-    def of(
-        self, planes: Tensor, pixels: Tensor, patches: int
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def of(self, planes: Tensor, pixels: Tensor, patches: int) -> tuple[Tensor, ...]:
         """See :class:`ComparedPixels`."""
         maps = (self.gray, self.neighbor_gray, self.neighbor_depth)
         return ComparedPixels.apply(planes, pixels, *maps, self.pair, patches)
@@ -74,35 +70,25 @@ def geometric_errors(comparison: Comparison, planes: Tensor, pixels: Tensor) -> 
 
 @dataclass(frozen=True)
 class SurfaceView:
-    """What the terms know of a view besides its render."""
-
     edges: Tensor  # see edge_weights; (H, W)
     comparison: Comparison | None  # None where the view has no neighbour
 
 
 class ViewComparer:
-    """Finds for each view of a step the neighbour and the pixels that it is compared by.
-
-    Attributes:
-        reach: Gaussians up to this depth are planes. World units
-    """
+    """Finds for each view of a step the neighbour and the pixels that it is compared by."""
 
     def __init__(
         self, neighbors: NeighborViews, images: ImageStore, extent: float, pixels: int, seed: int,
         rasterizer: Rasterizer = WARP,
     ) -> None:  # fmt: skip
-        self.reach = REACH * extent
-        self._neighbors = neighbors
-        self._images = images
-        self._pixels = pixels
-        self._seed = seed
-        self._rasterizer = rasterizer
+        self.reach = REACH * extent  # Gaussians up to this depth are planes
+        self._neighbors, self._images, self._rasterizer = neighbors, images, rasterizer
+        self._pixels, self._seed = pixels, seed
 
     def surface_view(
         self, gaussians: Gaussians, camera: Camera, photograph: Tensor, split: ImageSplit,
         iteration: int, view_index: int,
     ) -> SurfaceView:  # fmt: skip
-        """What terms see beside a render; arguments as of :meth:`comparison`."""
         compared = None
         if self._pixels:
             depth_of = partial(self._planes_depth, gaussians, split)
@@ -111,20 +97,14 @@ class ViewComparer:
         return SurfaceView(edge_weights(gray), compared)
 
     def comparison(
-        self,
-        camera: Camera,
-        photograph: Tensor,
-        depth_of: Callable[[Camera], Tensor],
-        iteration: int,
-        view_index: int,
-    ) -> Comparison | None:
+        self, camera: Camera, photograph: Tensor, depth_of: Callable[[Camera], Tensor],
+        iteration: int, view_index: int,
+    ) -> Comparison | None:  # fmt: skip
         """What a view is compared with; None where it has no neighbour.
 
         Args:
             photograph: (H, W, 3), or (H, W, 4) uint8 with a mask of the pixels to choose from
             depth_of: Depth of the surface in a view, 0 where unknown. (H', W') world units
-            iteration: Absolute; neighbour and pixels follow from it, the seed and ...
-            view_index: ... the number of the view in its step.
         """
         neighbor = self._neighbors.draw(camera.name, self._seed, iteration, view_index)
         if neighbor is None:
@@ -139,13 +119,10 @@ class ViewComparer:
         self, gaussians: Gaussians, camera: Camera, split: ImageSplit
     ) -> dict[str, Tensor]:
         """Where the best neighbour's photograph and depth agree with a view: white is agreement.
-
-        Returns:
-            ``correlation`` and ``cycle``. (H, W, 3) uint8 each, on the CPU
+        (H, W, 3) uint8 each, on the CPU
         """
         gray = gray_of(upload(self._images.get(camera), gaussians.means.device))
-        shape = (camera.height, camera.width)
-        correlation, weights = gray.new_zeros(shape), gray.new_zeros(shape)
+        correlation, weights = torch.zeros_like(gray), torch.zeros_like(gray)
         neighbors = self._neighbors.of(camera.name) or self._neighbors.among(camera)
         if neighbors:
             pixels = all_pixels(camera, gray.device)
@@ -154,13 +131,22 @@ class ViewComparer:
             output = rasterize(gaussians, camera, rgb=False, plane_reach=self.reach)
             planes = output.plane.reshape(-1, 4)
             weights, _, mismatches, matched = comparison.of(planes, pixels, ALL_PATCHES)
-            correlation = (matched * (1 - mismatches)).reshape(shape)
-            weights = weights.reshape(shape)
+            correlation = (matched * (1 - mismatches)).view_as(gray)
+            weights = weights.view_as(gray)
         maps = {"correlation": correlation, "cycle": weights}
         return {name: grey_picture(values).cpu() for name, values in maps.items()}
 
+    @torch.no_grad()
     def _planes_depth(self, gaussians: Gaussians, split: ImageSplit, camera: Camera) -> Tensor:
-        return planes_depth_map(gaussians, camera, self.reach, split, self._rasterizer)
+        """Depth of a view's planes, 0 where unknown, strip by strip. (H, W) world units"""
+        projection = project(gaussians, camera, rgb=False, plane_reach=self.reach)
+        tiles = self._rasterizer.build_tile_lists(projection)
+        behind = channel_background(projection)
+        depth = projection.depths.new_empty(camera.height, camera.width)
+        for rows in split.rows(camera.height):
+            planes = self._rasterizer.blend_rows(projection.splats, tiles, behind, rows).pixels
+            depth[rows.start : rows.stop] = depth_of_planes(planes, camera, rows.start)
+        return depth
 
     def _compared(
         self, camera: Camera, gray: Tensor, neighbor: Camera, pixels: Tensor, depth: Tensor
@@ -199,18 +185,3 @@ def spread_pixels(candidates: Tensor | None, image: Tensor, n: int, rng: torch.G
     chosen = rows.to(image.device)
     chosen = chosen if places is None else places[chosen]
     return torch.stack([chosen % width, chosen // width], dim=1).int()
-
-
-@torch.no_grad()
-def planes_depth_map(
-    gaussians: Gaussians, camera: Camera, reach: float, split: ImageSplit, rasterizer: Rasterizer
-) -> Tensor:
-    """Depth of a view's planes, 0 where unknown, rendered strip by strip. (H, W) world units"""
-    projection = project(gaussians, camera, rgb=False, plane_reach=reach)
-    tiles = rasterizer.build_tile_lists(projection)
-    behind = channel_background(projection)
-    depth = projection.depths.new_empty(camera.height, camera.width)
-    for rows in split.rows(camera.height):
-        planes = rasterizer.blend_rows(projection.splats, tiles, behind, rows).pixels
-        depth[rows.start : rows.stop] = depth_of_planes(planes, camera, rows.start)
-    return depth

@@ -27,8 +27,7 @@ from sugar_scene.mesh_bound import (
     state_with_background,
 )
 from sugar_scene.triangle_mesh import write_mesh_ply
-from sugar_trainers.refine_stage import LARGEST_AT_BORDERS, largest_at_borders
-from sugar_trainers.refine_start import background_rows
+from sugar_trainers.refine_stage import LARGEST_AT_BORDERS, background_rows, largest_at_borders
 from sugar_utils.errors import UserError
 from tests.support.mesh_scenes import icosahedron
 from tests.support.random_scenes import look_at

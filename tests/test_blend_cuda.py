@@ -7,8 +7,9 @@ import pytest
 import torch
 import warp as wp
 
-from gaussian_splatting.losses.photometric import color_terms
-from gaussian_splatting.losses.photometric_cuda import RUN, ColumnPhotometric
+from gaussian_splatting.losses import photometric_cuda
+from gaussian_splatting.losses.photometric import FusedPhotometric, color_terms
+from gaussian_splatting.losses.photometric_cuda import RUN
 from gaussian_splatting.losses.ssim_reference import ssim_map_reference
 from gaussian_splatting.rasterization import (
     Rows,
@@ -334,8 +335,8 @@ def test_the_colour_loss_by_columns_matches_float64(height, width, top, end):
     n_values = 3 * width * height
 
     leaf = image.clone().requires_grad_(True)
-    how = (top, end, n_values, 0.2, (end - top) / height)
-    loss, l1, ssim = ColumnPhotometric.apply(leaf, target, *how)
+    how = (slice(top, end), n_values, 0.2, (end - top) / height, photometric_cuda)
+    loss, l1, ssim = FusedPhotometric.apply(leaf, target, *how)
     (0.8 * l1 - 0.3 * ssim).backward()
     twin = image.double().requires_grad_(True)
     expected_l1 = (twin - target)[top:end].abs().sum() / n_values
@@ -346,12 +347,12 @@ def test_the_colour_loss_by_columns_matches_float64(height, width, top, end):
     assert ssim.item() == pytest.approx(expected_ssim.item(), abs=1e-6)
     assert_equal_but_for_rounding(leaf.grad, twin.grad, 1e-5)
     with torch.no_grad():
-        assert ColumnPhotometric.apply(image, target, *how)[2].item() == ssim.item()
+        assert FusedPhotometric.apply(image, target, *how)[2].item() == ssim.item()
     native = color_terms(image, target, 0.2, rows=slice(top, end), total_rows=height)
     assert l1.item() == pytest.approx(native[1].item(), rel=1e-5)
     assert loss.item() == pytest.approx(native[0].item(), rel=1e-5, abs=1e-7)
     by_loss = image.clone().requires_grad_(True)
-    ColumnPhotometric.apply(by_loss, target, *how)[0].backward()
+    FusedPhotometric.apply(by_loss, target, *how)[0].backward()
     twin.grad = None
     exact_l1 = (twin - target)[top:end].abs().sum() / n_values
     exact_ssim = ssim_map_reference(twin, target.double())[top:end].sum() / n_values

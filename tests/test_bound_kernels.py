@@ -48,7 +48,7 @@ def values_and_gradients(cloud: BoundCloud, dtype, activate):
 def test_values_and_gradients_are_those_of_torch_in_float64(per_triangle):
     cloud = disturbed(per_triangle)
     expected = values_and_gradients(cloud, torch.float64, activated)
-    found = values_and_gradients(cloud, torch.float32, Placement(cloud).activate)
+    found = values_and_gradients(cloud, torch.float32, BoundCloud.activate)
     for name, value in expected.items():
         error = (found[name] - value).abs().max() / value.abs().max()
         assert error.item() < 2e-5, name
@@ -59,7 +59,7 @@ def test_any_turn_of_a_triangle_gives_its_unit_quaternion():
     cloud = disturbed(1, torch.arange(3)[None].repeat(8, 1))
     angles = torch.tensor([0.0, 1e-4, torch.pi / 2, -torch.pi / 2, 3.0, torch.pi, -torch.pi, 1.6])
     cloud.rotations = 2.5 * torch.stack([angles.cos(), angles.sin()], dim=1)
-    found = Placement(cloud).activate(cloud).quats
+    found = cloud.activate().quats
     expected = activated(cloud).quats
     torch.testing.assert_close(found.norm(dim=1), torch.ones(8))
     assert (found[:, 0] >= 0).all()
@@ -70,7 +70,7 @@ def test_a_triangle_without_area_moves_with_its_corners_and_feels_no_turn():
     cloud = disturbed(3, torch.tensor([[0, 0, 1], [2, 2, 2], [3, 4, 5]]))
     leaves = {name: getattr(cloud, name).requires_grad_() for name in RAW}
     cloud = replace(cloud, **leaves)
-    placed = Placement(cloud).activate(cloud)
+    placed = cloud.activate()
     torch.testing.assert_close(placed.means, activated(cloud).means)
     placed.quats.square().sum().mul(0.5).backward(retain_graph=True)
     assert all(leaf.grad is None or leaf.grad.isfinite().all() for leaf in leaves.values())
@@ -86,7 +86,7 @@ def test_the_gradient_is_that_of_finite_differences():
     place = Placement(cloud)
 
     def value(moved):
-        return (place.activate(replace(cloud, vertices=moved)).quats * weights).sum()
+        return (replace(cloud, vertices=moved).activate(place).quats * weights).sum()
 
     (gradient,) = torch.autograd.grad(value(vertices), [vertices])
     for vertex, axis in ((0, 0), (1, 2), (2, 1), (3, 0)):

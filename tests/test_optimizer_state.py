@@ -13,7 +13,6 @@ from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.optim.adam import (
     ADAM_BETAS,
     MOMENTS,
-    AdamStep,
     GroupedAdam,
     Stepped,
     step_rounding,
@@ -132,7 +131,7 @@ def test_rounding_of_moments_is_unbiased(which):
     rows = grad.expand(n_rows, WIDTH).contiguous()
     for seed in range(n_seeds):
         moments = bfloat16_moments(rows)
-        step_rounding(Stepped(torch.zeros_like(rows), rows, moments, AdamStep(0.0, 1, seed * 7919)))
+        step_rounding(Stepped(torch.zeros_like(rows), rows, moments, 0.0, 1, seed * 7919))
         kept = moments[which].float()
         total += kept.sum(dim=0, keepdim=True)
         squares += ((kept - exact) ** 2).sum(dim=0, keepdim=True)
@@ -165,7 +164,7 @@ def test_constant_gradient_gives_the_moments_that_it_should():
     grad = 10.0 ** torch.linspace(-1, 0, WIDTH).expand(400, WIDTH).contiguous()
     value, moments = torch.zeros_like(grad), bfloat16_moments(grad)
     for count in range(1, 1001):
-        step_rounding(Stepped(value, grad, moments, AdamStep(0.0, count, count * 104_729)))
+        step_rounding(Stepped(value, grad, moments, 0.0, count, count * 104_729))
     kept = {n: m.float() / grad ** (1 + (n == "exp_avg_sq")) for n, m in moments.items()}
     for name, beta in zip(("exp_avg", "exp_avg_sq"), ADAM_BETAS, strict=True):
         expected = 1 - beta**1000

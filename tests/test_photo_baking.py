@@ -7,8 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from sugar_extractors.texture.photo_alignment import aligned, moved_by, optical_flow, smoothed
-from sugar_extractors.texture.photo_baking import Resolution, bake_photographs
+from sugar_extractors.texture.photo_baking import (
+    Resolution,
+    aligned,
+    bake_photographs,
+    moved_by,
+    optical_flow,
+    smoothed,
+)
 from sugar_extractors.texture.texture_atlas import (
     fitting_square_size,
     largest_square_size,

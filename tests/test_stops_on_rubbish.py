@@ -15,7 +15,7 @@ from gaussian_splatting.data.reference_layout import point_cloud_path
 from gaussian_splatting.engine import training_views
 from gaussian_splatting.vanilla import vanilla_stage
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
-from sugar_trainers import terms as coarse_terms
+from sugar_trainers import losses
 from sugar_trainers.coarse_stage import CoarseStage
 from tests.support.tiny_scene import (
     TinyScene,
@@ -140,8 +140,8 @@ def test_parameters_that_a_step_spoiled_are_not_saved(
     ("module", "function", "term", "iteration"),
     [
         (training_views, "color_terms_of", "color", FIRST),
-        (coarse_terms, "opacity_entropy", "entropy", FIRST + 1),
-        (coarse_terms, "fused_depth_normal_consistency", "dn", PRUNED),
+        (losses, "opacity_entropy", "entropy", FIRST + 1),
+        (losses, "fused_depth_normal_consistency", "dn", PRUNED),
     ],
 )
 def test_loss_term_that_is_not_a_number(
@@ -162,9 +162,7 @@ def test_loss_term_that_is_not_a_number(
 @pytest.mark.parametrize("name", ["sampled", "photometric"])
 def test_loss_that_is_infinite(scene, checkpoint, tmp_path, monkeypatch, capsys, name):
     if name == "sampled":
-        monkeypatch.setattr(
-            coarse_terms, "density_estimation_loss", lambda d, *_: d.sum() * torch.inf
-        )
+        monkeypatch.setattr(losses, "density_estimation_loss", lambda d, *_: d.sum() * torch.inf)
         code, iteration, term = run_coarse(scene, checkpoint, tmp_path), PRUNED, "density"
     else:
         original = vanilla_stage.color_terms_of

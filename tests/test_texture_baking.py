@@ -12,8 +12,8 @@ from sugar_extractors.texture.texture_atlas import make_atlas
 from sugar_extractors.texture.texture_baking import (
     BYTES_PER_TEXEL,
     BakingConfig,
+    _bands,
     bake_texture,
-    count_bands,
 )
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, render_textured, sample_texture
 from sugar_scene.triangle_rasterizer import rasterize_triangles
@@ -201,7 +201,7 @@ def test_bands_are_the_whole(kind):
     config = BakingConfig(budget_bytes=budget)
     _, parts = bake(vertices, faces, kind, cameras=CAMERAS[:3], config=config)
     assert whole.n_bands == 1
-    assert parts.n_bands == count_bands(atlas.side, budget) == -(-atlas.side // 37)
+    assert parts.n_bands == len(_bands(atlas.side, budget)) == -(-atlas.side // 37)
     assert torch.equal(parts.texture, whole.texture)
     assert (parts.seen_texels, parts.face_texels) == (whole.seen_texels, whole.face_texels)
 
@@ -232,9 +232,9 @@ def test_faces_that_are_passed_over_would_have_found_nothing(kind, n, monkeypatc
 
 
 def test_the_default_budget_takes_the_default_texture_in_one_band():
-    assert count_bands(8008, BakingConfig().budget_bytes) == 1
+    assert len(_bands(8008, BakingConfig().budget_bytes)) == 1
     assert BakingConfig().budget_bytes <= 1.25 * 2**30
-    assert count_bands(16016, BakingConfig().budget_bytes) == 4
+    assert len(_bands(16016, BakingConfig().budget_bytes)) == 4
 
 
 def test_threads_do_not_change_bits():

@@ -32,9 +32,8 @@ from sugar_trainers.losses import (
     opacity_entropy,
     sdf_estimation_loss,
 )
-from sugar_trainers.sampling_block import CameraAxes, depth_gap, sampling_mask
 from sugar_trainers.stage_config import REGULARIZATIONS, CoarseConfig, CoarseSchedule
-from sugar_trainers.terms import coarse_terms
+from sugar_trainers.terms import CameraAxes, coarse_terms, depth_gap, sampling_mask
 from sugar_utils.random import derive_seed
 from tests.support.color_losses import color_loss
 from tests.support.depth_normals import depth_normal_consistency

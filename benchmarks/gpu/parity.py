@@ -18,7 +18,8 @@ from torch import Tensor
 from benchmarks.gpu import parity_values
 from benchmarks.gpu.common import Check, Finding, Setup, compare, draw, equal, on_device
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.losses.photometric_cuda import ColumnPhotometric
+from gaussian_splatting.losses import photometric_cuda
+from gaussian_splatting.losses.photometric import FusedPhotometric
 from gaussian_splatting.losses.ssim_reference import ssim_map_reference
 from gaussian_splatting.rasterization import (
     Projection,
@@ -226,8 +227,8 @@ def color_loss(setup: Setup) -> Iterator[Finding]:
     for top, end in ((0, height), (5, height - 4)):
         leaf = image.to(setup.place, copy=True).requires_grad_()
         n_values = 3 * width * height
-        how = (top, end, n_values, 0.2, 1.0)
-        _, l1, ssim = ColumnPhotometric.apply(leaf, target.to(setup.place), *how)
+        how = (slice(top, end), n_values, 0.2, 1.0, photometric_cuda)
+        _, l1, ssim = FusedPhotometric.apply(leaf, target.to(setup.place), *how)
         (0.8 * l1 - 0.3 * ssim).backward()
         exact = image.double().requires_grad_()
         true_l1 = (exact - target)[top:end].abs().sum() / n_values

@@ -13,7 +13,6 @@ from gaussian_splatting.optim.adam import (
     ADAM_BETAS,
     ADAM_EPS,
     MOMENTS,
-    AdamStep,
     Stepped,
     step_rounding,
     step_together,
@@ -104,10 +103,10 @@ def adam_in_bfloat16(setup: Setup) -> Iterator[Finding]:
     for place in (setup.place, torch.device("cpu")):
         value, own = start.to(place, copy=True), grad.to(place)
         moments = {name: torch.zeros_like(value, dtype=torch.bfloat16) for name in MOMENTS}
-        step_rounding(Stepped(value, own, moments, AdamStep(RATE, 1, 7)))
+        step_rounding(Stepped(value, own, moments, RATE, 1, 7))
         firsts.append(value.clone())
         stored.append({name: t.to("cpu", copy=True) for name, t in moments.items()})
-        step_rounding(Stepped(value, own, moments, AdamStep(RATE, 2, 8)))
+        step_rounding(Stepped(value, own, moments, RATE, 2, 8))
         seconds.append(value)
     yield compare("values", firsts[0], truth, 1e-6)
     for name, kept in stored[0].items():
@@ -127,9 +126,10 @@ def adam_together(setup: Setup) -> Iterator[Finding]:
     groups = [{"params": [t], "lr": RATE * (k + 1)} for k, t in enumerate(truth)]
     optimizer = torch.optim.Adam(groups, eps=ADAM_EPS, betas=ADAM_BETAS)
     for number in (1, 2):
-        steps = [AdamStep(RATE * (k + 1), number, 0) for k in range(len(values))]
+        rates = [RATE * (k + 1) for k in range(len(values))]
+        counts, seeds = [number] * len(values), [0] * len(values)
         own = [g.to(setup.place) for g in gradients]
-        step_together(list(map(Stepped, values, own, kept, steps)))
+        step_together(list(map(Stepped, values, own, kept, rates, counts, seeds)))
         for parameter, gradient in zip(truth, gradients, strict=True):
             parameter.grad = gradient.double()
         optimizer.step()

@@ -8,13 +8,15 @@ path of other types than float32.
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 from torch import Tensor
 
-from gaussian_splatting.losses.photometric_cpu import NativePhotometric
-from gaussian_splatting.losses.photometric_cuda import ColumnPhotometric
+from gaussian_splatting.losses import photometric_cpu, photometric_cuda
 from gaussian_splatting.losses.ssim_reference import (
     WINDOW_SIZE,
+    gradient_weights,
     ssim_map_reference,
     weighted_color_loss,
 )
@@ -23,14 +25,31 @@ DSSIM_WEIGHT = 0.2
 SSIM_HALO = WINDOW_SIZE // 2  # rows on each side that the SSIM of a row depends on
 
 
+class FusedPhotometric(torch.autograd.Function):
+    """Image, target, rows that count, divisor, weight and share of the colour loss, kernels -> the
+    loss, L1 and SSIM."""
+
+    @staticmethod
+    def forward(ctx, image: Tensor, target: Tensor, rows: slice, n_values: int, weight: float,
+                share: float, kernels: ModuleType):  # fmt: skip
+        keep, factors = ctx.needs_input_grad[0], (n_values, weight, share)
+        losses, kept = kernels.compare(image.detach(), target, rows, keep, *factors)
+        ctx.kernels, ctx.where, ctx.factors = kernels, (image.shape, rows), (weight, n_values)
+        ctx.save_for_backward(*kept)
+        ctx.set_materialize_grads(False)
+        return losses
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor | None):
+        weights = gradient_weights(gradients, *ctx.factors)
+        gradient = ctx.kernels.differentiate(*ctx.where, weights, *ctx.saved_tensors)
+        return (gradient, *[None] * 6)
+
+
 def color_terms(
-    image: Tensor,
-    target: Tensor,
-    weight: float,
-    *,
-    rows: slice | None = None,
+    image: Tensor, target: Tensor, weight: float, *, rows: slice | None = None,
     total_rows: int | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Colour loss, mean absolute error and mean SSIM of an RGB image.
 
     Args:
@@ -49,8 +68,9 @@ def color_terms(
     n_rows = end - top if total_rows is None else total_rows
     n_values, share = 3 * image.shape[1] * n_rows, (end - top) / n_rows
     if image.dtype == torch.float32:
-        fused = NativePhotometric if image.device.type == "cpu" else ColumnPhotometric
-        return fused.apply(image, target.float(), top, end, n_values, weight, share)
+        kernels = photometric_cpu if image.device.type == "cpu" else photometric_cuda
+        factors = n_values, weight, share
+        return FusedPhotometric.apply(image, target.float(), slice(top, end), *factors, kernels)
     l1 = (image - target)[top:end].abs().sum() / n_values
     ssim = ssim_map_reference(image, target)[top:end].sum() / n_values
     return weighted_color_loss(l1, ssim, weight, share), l1, ssim

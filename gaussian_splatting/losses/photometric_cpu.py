@@ -9,11 +9,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from gaussian_splatting.losses.ssim_reference import (
-    gaussian_window,
-    gradient_weights,
-    weighted_color_loss,
-)
+from gaussian_splatting.losses.ssim_reference import gaussian_window, weighted_color_loss
 from sugar_utils.warp_arrays import Floats, Floats2d, Floats3d
 from sugar_utils.warp_launch import (
     NATIVE_OPTIONS,
@@ -56,41 +52,31 @@ def _padded(image: Tensor) -> Tensor:
     return lines
 
 
-class NativePhotometric(torch.autograd.Function):
-    """Image, target, first and past-the-last counted row, divisor, weight and share of the colour
-    loss -> the loss, L1 and SSIM."""
+def compare(
+    image: Tensor, target: Tensor, rows: slice, keep: bool, n_values: int, weight: float,
+    share: float,
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:  # fmt: skip
+    """Loss, L1 and SSIM of some rows, and what :func:`differentiate` takes, if it is kept."""
+    height, width, _ = image.shape
+    x, y = _padded(image), _padded(target)
+    stride = x.shape[1]
+    # Zero where SSIM is not counted, as beyond the image.
+    partials = x.new_zeros((3, height, stride) if keep else (3, 1, 1))
+    sums, taps = x.new_zeros(height, 2), gaussian_window(torch.float32, x.device)
+    arguments = [rows.start, width, height, stride, int(keep), taps, x, y, sums, partials]
+    launch(_forward_rows, rows.stop - rows.start, arguments)
+    l1, ssim = sums.double().sum(dim=0) / n_values
+    loss = weighted_color_loss(l1, ssim, weight, share)
+    return (loss.float(), l1.float(), ssim.float()), (x, y, partials)
 
-    @staticmethod
-    def forward(ctx, image: Tensor, target: Tensor, top_row: int, end_row: int, n_values: int,
-                weight: float, share: float):  # fmt: skip
-        height, width, _ = image.shape
-        x, y = _padded(image.detach()), _padded(target)
-        stride, keep = x.shape[1], ctx.needs_input_grad[0]
-        # Zero where SSIM is not counted, as beyond the image.
-        partials = x.new_zeros((3, height, stride) if keep else (3, 1, 1))
-        sums = x.new_zeros(height, 2)
-        taps = gaussian_window(torch.float32, x.device)
-        launch(
-            _forward_rows,
-            end_row - top_row,
-            [top_row, width, height, stride, int(keep), taps, x, y, sums, partials],
-        )
-        ctx.size, ctx.counted = (width, height, stride), (top_row, end_row)
-        ctx.n_values, ctx.weight = n_values, weight
-        ctx.save_for_backward(x, y, partials, taps)
-        ctx.set_materialize_grads(False)
-        l1, ssim = sums.double().sum(dim=0) / n_values
-        return weighted_color_loss(l1, ssim, weight, share).float(), l1.float(), ssim.float()
 
-    @staticmethod
-    def backward(ctx, *gradients: Tensor | None):
-        x, y, partials, taps = ctx.saved_tensors
-        width, height, stride = ctx.size
-        weights = gradient_weights(gradients, ctx.weight, ctx.n_values)
-        gradient = x.new_empty(height, width, 3)
-        launch(
-            _backward_rows,
-            height,
-            [*ctx.counted, width, height, stride, taps, x, y, partials, weights, gradient],
-        )
-        return (gradient, *[None] * 6)
+def differentiate(
+    shape: torch.Size, rows: slice, weights: Tensor, x: Tensor, y: Tensor, partials: Tensor
+) -> Tensor:
+    """Gradient of the image. weights: as of ``gradient_weights``; (H, W, 3)"""
+    height, width, _ = shape
+    gradient, taps = x.new_empty(shape), gaussian_window(torch.float32, x.device)
+    size = width, height, x.shape[1]
+    arguments = [rows.start, rows.stop, *size, taps, x, y, partials, weights, gradient]
+    launch(_backward_rows, height, arguments)
+    return gradient

@@ -12,13 +12,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from gaussian_splatting.losses.ssim_reference import (
-    C1,
-    C2,
-    WINDOW_SIZE,
-    gaussian_window,
-    gradient_weights,
-)
+from gaussian_splatting.losses.ssim_reference import C1, C2, WINDOW_SIZE, gaussian_window
 from sugar_utils.warp_arrays import Floats, Floats2d, Floats3d
 from sugar_utils.warp_launch import launch
 
@@ -160,46 +154,29 @@ def _taps() -> Window:
     return Window(*gaussian_window(torch.float32, "cpu").tolist())
 
 
-class ColumnPhotometric(torch.autograd.Function):
-    """Image, target, first and past-the-last counted row, divisor, weight and share of the colour
-    loss -> the loss, L1 and SSIM."""
+def compare(
+    image: Tensor, target: Tensor, rows: slice, keep: bool, n_values: int, weight: float,
+    share: float,
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:  # fmt: skip
+    """As of ``photometric_cpu``."""
+    height, line = image.shape[0], _COLORS * image.shape[1]
+    x, y = (t.reshape(height, line).contiguous() for t in (image, target.detach()))
+    # Zero where SSIM is not counted, as beyond the image.
+    partials = torch.zeros((3, height, line) if keep else (3, 1, 1), device=image.device)
+    n_runs = -(-(rows.stop - rows.start) // RUN) * line
+    sums = torch.empty(n_runs, 3, device=image.device)
+    factors = 1.0 / n_values, weight, share / max(n_runs, 1)
+    arguments = [rows.start, rows.stop, int(keep), _taps(), *factors, x, y, sums, partials]
+    launch(compare_columns, n_runs, arguments, block_dim=BLOCK_DIM)
+    return sums.sum(dim=0, dtype=torch.float64).float().unbind(), (x, y, partials)
 
-    @staticmethod
-    def forward(ctx, image: Tensor, target: Tensor, top_row: int, end_row: int, n_values: int,
-                weight: float, share: float):  # fmt: skip
-        height, width, _ = image.shape
-        line, device, keep = _COLORS * width, image.device, ctx.needs_input_grad[0]
-        x, y = (t.detach().reshape(height, line).contiguous() for t in (image, target))
-        # Zero where SSIM is not counted, as beyond the image.
-        shape = (3, height, line) if keep else (3, 1, 1)
-        partials = torch.zeros(shape, device=device)
-        n_runs = -(-(end_row - top_row) // RUN) * line
-        sums = torch.empty(n_runs, 3, device=device)
-        taps = _taps()
-        launch(
-            compare_columns,
-            n_runs,
-            [
-                top_row, end_row, int(keep), taps, 1.0 / n_values, weight, share / max(n_runs, 1),
-                x, y, sums, partials,
-            ],
-            block_dim=BLOCK_DIM,
-        )  # fmt: skip
-        ctx.counted, ctx.n_values, ctx.weight, ctx.taps = (top_row, end_row), n_values, weight, taps
-        ctx.save_for_backward(x, y, partials)
-        ctx.set_materialize_grads(False)
-        return sums.sum(dim=0, dtype=torch.float64).float().unbind()
 
-    @staticmethod
-    def backward(ctx, *gradients: Tensor | None):
-        x, y, partials = ctx.saved_tensors
-        height, line = x.shape
-        weights = gradient_weights(gradients, ctx.weight, ctx.n_values)
-        gradient = torch.empty_like(x)
-        launch(
-            differentiate_columns,
-            -(-height // RUN) * line,
-            [*ctx.counted, ctx.taps, x, y, partials, weights, gradient],
-            block_dim=BLOCK_DIM,
-        )
-        return (gradient.view(height, line // _COLORS, _COLORS), *[None] * 6)
+def differentiate(
+    shape: torch.Size, rows: slice, weights: Tensor, x: Tensor, y: Tensor, partials: Tensor
+) -> Tensor:
+    """As of ``photometric_cpu``."""
+    height, line = x.shape
+    gradient = torch.empty_like(x)
+    arguments = [rows.start, rows.stop, _taps(), x, y, partials, weights, gradient]
+    launch(differentiate_columns, -(-height // RUN) * line, arguments, block_dim=BLOCK_DIM)
+    return gradient.view(shape)

@@ -39,22 +39,17 @@ def ssim_map_reference(image: Tensor, target: Tensor) -> Tensor:
         )
     x = image.permute(2, 0, 1)
     y = target.to(image.dtype).permute(2, 0, 1)
-    moments = _blur(torch.cat([x, y, x * x, y * y, x * y]))
+    # Window averages along both axes, with zeros outside.
+    window, middle = gaussian_window(x.dtype, x.device), WINDOW_SIZE // 2
+    batch = torch.cat([x, y, x * x, y * y, x * y])[:, None]
+    rows = conv2d(batch, window.view(1, 1, 1, -1), padding=(0, middle))
+    moments = conv2d(rows, window.view(1, 1, -1, 1), padding=(middle, 0))[:, 0]
     mean_x, mean_y, mean_xx, mean_yy, mean_xy = moments.chunk(5)
     variances = (mean_xx - mean_x**2) + (mean_yy - mean_y**2)
     covariance = mean_xy - mean_x * mean_y
     luminance = (2 * mean_x * mean_y + C1) / (mean_x**2 + mean_y**2 + C1)
     structure = (2 * covariance + C2) / (variances + C2)
     return (luminance * structure).permute(1, 2, 0)
-
-
-def _blur(channels: Tensor) -> Tensor:
-    """Window average along both axes with zeros outside. (B, H, W) -> (B, H, W)"""
-    window = gaussian_window(channels.dtype, channels.device)
-    middle = WINDOW_SIZE // 2
-    batch = channels[:, None]
-    rows = conv2d(batch, window.view(1, 1, 1, -1), padding=(0, middle))
-    return conv2d(rows, window.view(1, 1, -1, 1), padding=(middle, 0))[:, 0]
 
 
 def weighted_color_loss(l1: Tensor, ssim: Tensor, weight: float, share: float = 1.0) -> Tensor:

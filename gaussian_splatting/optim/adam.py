@@ -11,6 +11,7 @@ on threads nor on the past.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,9 +44,14 @@ _KEPT_BITS = wp.constant(wp.uint32(0xFFFF0000))
 
 
 @dataclass(frozen=True)
-class AdamStep:
+class Stepped:
+    """A parameter and its step."""
+
+    value: Tensor  # changed in place, (N, ...) float32 or bfloat16
+    gradient: Tensor
+    moments: dict[str, Tensor]  # changed in place, both of one type, float32 or bfloat16
     rate: float
-    count: int
+    count: int  # of its steps, this one included
     seed: int
 
     @property
@@ -53,16 +59,6 @@ class AdamStep:
         """Rate over the bias correction of the first moment, and the root of the second's."""
         size = self.rate / (1.0 - ADAM_BETAS[0] ** self.count)
         return size, (1.0 - ADAM_BETAS[1] ** self.count) ** 0.5
-
-
-@dataclass(frozen=True)
-class Stepped:
-    """A parameter and its step."""
-
-    value: Tensor  # changed in place, (N, ...) float32 or bfloat16
-    gradient: Tensor
-    moments: dict[str, Tensor]  # changed in place, both of one type, float32 or bfloat16
-    step: AdamStep
 
     @property
     def is_float32(self) -> bool:
@@ -135,32 +131,24 @@ def _launch(parameters: Sequence[Stepped]) -> None:
         for p in parameters
         for t in (p.value, p.gradient.contiguous(), *(p.moments[name] for name in MOMENTS))
     ]
-    factors = [p.step.corrections for p in parameters]
-    ends, total = [], 0
-    for p in parameters:
-        total += p.value.numel()
-        ends.append(total)
+    factors = [p.corrections for p in parameters]
+    ends = list(itertools.accumulate(p.value.numel() for p in parameters))
+    total = ends[-1]
     missing = MAX_PARAMETERS - len(parameters)
-    launch(
-        step_parameters,
-        total,
-        [
-            Addresses(*(t.data_ptr() for t in tensors), *[0] * (4 * missing)),
-            Ends(*ends, *[2**31 - 1] * missing),
-            Numbers(*(size for size, _ in factors), *[0.0] * missing),
-            Numbers(*(root for _, root in factors), *[1.0] * missing),
-            wp.vec4(*(share for beta in ADAM_BETAS for share in (beta, 1.0 - beta))),
-            ADAM_EPS,
-        ],
-        device=tensors[0].device,
-        min_items=_MIN_ELEMENTS,
-    )
+    arguments = [
+        Addresses(*(t.data_ptr() for t in tensors), *[0] * (4 * missing)),
+        Ends(*ends, *[2**31 - 1] * missing),
+        Numbers(*(size for size, _ in factors), *[0.0] * missing),
+        Numbers(*(root for _, root in factors), *[1.0] * missing),
+        wp.vec4(*(share for beta in ADAM_BETAS for share in (beta, 1.0 - beta))),
+        ADAM_EPS,
+    ]
+    device = tensors[0].device
+    launch(step_parameters, total, arguments, device=device, min_items=_MIN_ELEMENTS)
 
 
 @wp.struct
 class StepSettings:
-    """What all elements of one step share."""
-
     seed: wp.uint32
     beta1: float
     beta2: float
@@ -169,32 +157,11 @@ class StepSettings:
     eps: float
 
 
-@wp.func_native("""
-union { float number; unsigned int bits; } pun;
-pun.number = x;
-return pun.bits;
-""")
-def bits_of(x: float) -> wp.uint32: ...
-
-
-@wp.func_native("""
-union { float number; unsigned int bits; } pun;
-pun.bits = bits;
-return pun.number;
-""")
-def float_of(bits: wp.uint32) -> float: ...
-
-
-@wp.func
-def noise_of(seed: wp.uint32, element: int) -> wp.uint32:
-    """Random bits of one element in one step."""
-    return hashed(seed + wp.uint32(element))
-
-
 @wp.func
 def rounded_to_bf16(x: float, noise: wp.uint32) -> float:
     """One of the two bfloat16 next to x, with mean x; the low 16 bits of ``noise`` decide."""
-    return float_of((bits_of(x) + (noise & _DROPPED_BITS)) & _KEPT_BITS)
+    bits = wp.cast(x, wp.uint32) + (noise & _DROPPED_BITS)
+    return wp.cast(bits & _KEPT_BITS, wp.float32)
 
 
 @wp.func
@@ -216,7 +183,7 @@ def step_elements(
     g = float(grads[i])
     m = s.beta1 * float(exp_avg[i]) + (1.0 - s.beta1) * g
     v = s.beta2 * float(exp_avg_sq[i]) + (1.0 - s.beta2) * g * g
-    noise = noise_of(s.seed, i)
+    noise = hashed(s.seed + wp.uint32(i))
     update = s.step_size * m / (wp.sqrt(v) / s.root_correction + s.eps)
     put(values, i, float(values[i]) - update, noise)
     put(exp_avg, i, m, noise >> wp.uint32(16))
@@ -225,12 +192,9 @@ def step_elements(
 
 _TYPES = {torch.float32: wp.array(dtype=float), torch.bfloat16: wp.array(dtype=wp.bfloat16)}
 _STEP_ELEMENTS = {
-    (of_values, of_moments): wp.overload(
-        step_elements,
-        {"grads": values, "values": values, "exp_avg": moments, "exp_avg_sq": moments},
-    )
-    for of_values, values in _TYPES.items()
-    for of_moments, moments in _TYPES.items()
+    (v, m): wp.overload(step_elements, dict(grads=V, values=V, exp_avg=M, exp_avg_sq=M))
+    for v, V in _TYPES.items()
+    for m, M in _TYPES.items()
 }
 """By the types of values (and gradients) and of moments."""
 
@@ -239,9 +203,9 @@ def step_rounding(parameter: Stepped) -> None:
     """Step one parameter of which values or moments are in bfloat16."""
     value, moments = parameter.value, parameter.moments
     settings = StepSettings()
-    settings.seed = parameter.step.seed & 0xFFFFFFFF
+    settings.seed = parameter.seed & 0xFFFFFFFF
     settings.beta1, settings.beta2 = ADAM_BETAS
-    settings.step_size, settings.root_correction = parameter.step.corrections
+    settings.step_size, settings.root_correction = parameter.corrections
     settings.eps = ADAM_EPS
     tensors = [t.detach().contiguous().view(-1) for t in (parameter.gradient, value)]
     tensors += [moments[name].view(-1) for name in MOMENTS]
@@ -270,13 +234,9 @@ class GroupedAdam:
     """One Adam parameter group per named tensor, betas (0.9, 0.999), eps 1e-15."""
 
     def __init__(
-        self,
-        tensors: Mapping[str, Tensor],
-        learning_rates: Mapping[str, float],
-        config: OptimizerConfig = DEFAULT_OPTIMIZER,
-        seed: int = 0,
-    ) -> None:
-        """Start with zero moments."""
+        self, tensors: Mapping[str, Tensor], learning_rates: Mapping[str, float],
+        config: OptimizerConfig = DEFAULT_OPTIMIZER, seed: int = 0,
+    ) -> None:  # fmt: skip
         self.config = config
         self.parameters = {
             name: _leaf(value.detach().to(config.value_dtype(name), copy=True))
@@ -308,9 +268,8 @@ class GroupedAdam:
             group = self._groups[name]
             group.steps += 1
             if group.moments is None:
-                group.moments = {
-                    m: torch.zeros_like(parameter, dtype=group.moment_dtype) for m in MOMENTS
-                }
+                dtype = group.moment_dtype
+                group.moments = {m: torch.zeros_like(parameter, dtype=dtype) for m in MOMENTS}
             if parameter.grad is None:
                 if not group.moved:
                     # Zero moments and a gradient of zeros: only the count goes on.
@@ -318,8 +277,8 @@ class GroupedAdam:
                 parameter.grad = torch.zeros_like(parameter)
             group.moved = True
             seed = derive_seed(self._seed, "rounding", name, group.steps)
-            step = AdamStep(group.rate, group.steps, seed)
-            stepped = Stepped(parameter, parameter.grad, group.moments, step)
+            step = group.rate, group.steps, seed
+            stepped = Stepped(parameter, parameter.grad, group.moments, *step)
             if not stepped.is_float32:
                 step_rounding(stepped)
             elif in_one_launch(parameter.device):
@@ -351,7 +310,6 @@ class GroupedAdam:
         return {n: p.grad for n, p in self.parameters.items() if p.grad is not None}
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
-        """Stored moments by parameter name, for those that made a step."""
         return {n: g.moments for n, g in self._groups.items() if g.moments is not None}
 
     def keep_rows(self, keep: Tensor) -> None:
@@ -416,10 +374,10 @@ def _leaf(values: Tensor) -> Tensor:
 
 def _step_by_torch(parameter: Stepped) -> None:
     """The fused kernel of torch; it counts the steps itself, and takes gradients for gapless."""
-    value, moments, step = parameter.value, parameter.moments, parameter.step
-    before = torch.full((), step.count - 1.0, device=value.device)
+    value, moments = parameter.value, parameter.moments
+    before = torch.full((), parameter.count - 1.0, device=value.device)
     adam(
         [value], [parameter.gradient.contiguous()], [moments["exp_avg"]], [moments["exp_avg_sq"]],
         [], [before], fused=True, amsgrad=False, beta1=ADAM_BETAS[0], beta2=ADAM_BETAS[1],
-        lr=step.rate, weight_decay=0.0, eps=ADAM_EPS, maximize=False,
+        lr=parameter.rate, weight_decay=0.0, eps=ADAM_EPS, maximize=False,
     )  # fmt: skip

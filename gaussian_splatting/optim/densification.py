@@ -301,7 +301,6 @@ class PruningScores(ViewSums):
         return {PRUNING_SCORES: self.total} if self._config is not None else {}
 
     def restore(self, state: dict[str, Any], n: int) -> None:
-        """What a checkpoint of N Gaussians has, or nothing yet."""
         self.restart(n)
         if PRUNING_SCORES in state:
             self.total = state[PRUNING_SCORES].to(self.total.device)

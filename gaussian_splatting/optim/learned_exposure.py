@@ -73,28 +73,21 @@ NO_EXPOSURE, NO_LATER_EXPOSURE = ExposureConfig(), LaterExposure()
 class Exposures:
     """Adam on (2, 3) values per photograph: logarithms of gains, then offsets, per channel.
 
-    Their mean is kept at no change: the model's colours are those of the mean photograph.
-
-    Args:
-        initial: Exposures of an earlier stage by name, (2, 3) each; others begin with no change.
+    Their mean is kept at no change: the model's colours are those of the mean photograph. Those
+    that ``initial``, of an earlier stage, does not have begin with no change.
     """
 
     def __init__(
-        self,
-        config: ExposureConfig,
-        names: Sequence[str],
-        device: torch.device,
-        span: tuple[int, int],
-        initial: Mapping[str, Tensor] | None = None,
-    ) -> None:
+        self, config: ExposureConfig, names: Sequence[str], device: torch.device,
+        span: tuple[int, int], initial: Mapping[str, Tensor] | None = None,
+    ) -> None:  # fmt: skip
         self._config = config
         self._start, self._last = max(config.start, span[0]), span[1]
         self._rows = {name: row for row, name in enumerate(names)}
         self.values = torch.zeros(len(self._rows), 2, 3, device=device)
         self._adam = VisitedAdam(self.values.shape, self.values.dtype, device)
-        for name, row in self._rows.items():
-            if initial is not None and name in initial:
-                self.values[row] = initial[name].to(device)
+        for name in self._rows.keys() & (initial or {}).keys():
+            self.values[self._rows[name]] = initial[name].to(device)
         if initial:
             self._anchor()
 

@@ -41,11 +41,7 @@ class OptimizerConfig:
 
     @classmethod
     def from_flags(cls, **flags: Any) -> OptimizerConfig:
-        """The settings for the processes that torchrun started.
-
-        Raises:
-            UserError: The processes cannot share the views of a step evenly.
-        """
+        """The settings for the processes that torchrun started."""
         size = Launch.read().size
         views = flags.setdefault("views_per_step", size)
         if views % size != 0:
@@ -56,11 +52,9 @@ class OptimizerConfig:
         return cls(**flags)
 
     def value_dtype(self, name: str) -> torch.dtype:
-        """Type in which a parameter is stored."""
         return torch.bfloat16 if self._is_half(name) else torch.float32
 
     def moment_dtype(self, name: str) -> torch.dtype:
-        """Type in which its moments are stored."""
         half = self.optimizer_state == "bf16" or self._is_half(name)
         return torch.bfloat16 if half else torch.float32
 
@@ -79,7 +73,6 @@ DEFAULT_OPTIMIZER = OptimizerConfig()
 
 
 def fields_without(config: Any, *names: str) -> dict[str, Any]:
-    """All fields of a dataclass but these, as JSON values."""
     return {name: value for name, value in asdict(config).items() if name not in names}
 
 

@@ -40,13 +40,10 @@ class LearningRates:
     def by_name(self, iteration: float, extent: float) -> dict[str, float]:
         """Rates of the six Gaussian parameters by attribute name."""
         return {
-            "means": self.position(iteration, extent),
-            "sh_dc": self.feature_lr,
-            "sh_rest": self.feature_lr / SH_REST_DIVISOR,
-            "opacity_logits": self.opacity_lr,
-            "log_scales": self.scaling_lr,
-            "quats": self.rotation_lr,
-        }
+            "means": self.position(iteration, extent), "sh_dc": self.feature_lr,
+            "sh_rest": self.feature_lr / SH_REST_DIVISOR, "opacity_logits": self.opacity_lr,
+            "log_scales": self.scaling_lr, "quats": self.rotation_lr,
+        }  # fmt: skip
 
 
 def scaled(iterations: int, scale: float) -> int:

@@ -2,10 +2,9 @@
 # ruff: noqa: F401  these are the names that other packages use
 """Differentiable tile rasterizer for 3D Gaussians."""
 
-from gaussian_splatting.rasterization.projection import ChannelLayout, Projection, project
+from gaussian_splatting.rasterization.projection import Projection, project
 from gaussian_splatting.rasterization.rasterizers import (
     WARP,
-    BlendedRows,
     Rasterizer,
     Rows,
     SplatGradients,

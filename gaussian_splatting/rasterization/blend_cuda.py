@@ -18,7 +18,6 @@ import functools
 from types import SimpleNamespace
 from typing import Any
 
-import torch
 import warp as wp
 from torch import Tensor
 
@@ -296,26 +295,26 @@ class BlockKernels:
         self.sum_pairs = sum_kernel(n_channels)
 
     def launch_forward(self, n_tiles: int, inputs: list[Any]) -> None:
-        inputs = [*inputs[:7], as_rows(inputs[7]), *inputs[8:]]
-        _launch_on_tiles(self.forward, n_tiles, inputs, inputs[5].device)
+        _launch_on_tiles(self.forward, n_tiles, _with_rows(inputs, 7))
 
     def launch_backward(self, n_tiles: int, inputs: list[Any]) -> None:
-        """Fill the rows of the pairs in some tiles."""
-        inputs = [*inputs[:7], as_rows(inputs[7]), *inputs[8:-1], as_rows(inputs[-1])]
-        _launch_on_tiles(self.backward, n_tiles, inputs, inputs[5].device)
+        _launch_on_tiles(self.backward, n_tiles, _with_rows(inputs, 7, len(inputs) - 1))
 
     def launch_sums(self, n_splats: int, inputs: list[Any]) -> None:
-        """Add the rows of each splat's pairs to its gradients."""
-        inputs = [*inputs[:6], as_rows(inputs[6]), *inputs[7:]]
-        launch_sums(self.sum_pairs, n_splats, inputs, inputs[2].device)
+        launch_sums(self.sum_pairs, n_splats, _with_rows(inputs, 6), inputs[2].device)
 
 
 block_kernels = functools.cache(BlockKernels)
 
 
-def _launch_on_tiles(kernel: Any, n_tiles: int, inputs: list[Any], device: torch.device) -> None:
+def _launch_on_tiles(kernel: Any, n_tiles: int, inputs: list[Any]) -> None:
+    how = {"device": inputs[5].device, "block_dim": WARP_LANES}
     together = kernel.module.options["block_dim"] // WARP_LANES
-    launch_blocks(kernel, n_tiles, inputs, device=device, block_dim=WARP_LANES, together=together)
+    launch_blocks(kernel, n_tiles, inputs, **how, together=together)
+
+
+def _with_rows(inputs: list[Any], *places: int) -> list[Any]:
+    return [as_rows(x) if place in places else x for place, x in enumerate(inputs)]
 
 
 def as_rows(table: Tensor) -> TypedTensor:
@@ -430,7 +429,6 @@ def _forward_kernel(n_channels: int) -> Any:
 
 
 def _loading_function(n_channels: int) -> wp.Function:
-    """Loads what the backward pass begins with."""
     CHANNELS = wp.constant(n_channels)
     Colors = wp.types.matrix(shape=(BLOCKS, n_channels), dtype=wp.float32)
 

@@ -86,10 +86,8 @@ def add_gradient(d_means2d: Floats2d, d_splats: Floats2d, i: int, column: int, v
 
 def launch_sums(kernel: Any, n_splats: int, inputs: list[Any], device: torch.device) -> None:
     """Launch what :func:`sum_kernel` returned; its first argument is added."""
-    n_warps, inputs = -(-n_splats // WARP_LANES), [n_splats, *inputs]
-    launch_blocks(
-        kernel, n_warps, inputs, device=device, block_dim=WARP_LANES, together=_WARPS_TOGETHER
-    )
+    n_warps, how = -(-n_splats // WARP_LANES), {"device": device, "block_dim": WARP_LANES}
+    launch_blocks(kernel, n_warps, [n_splats, *inputs], **how, together=_WARPS_TOGETHER)
 
 
 def sum_kernel(n_channels: int) -> Any:

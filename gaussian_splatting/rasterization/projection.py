@@ -131,13 +131,12 @@ class _Project(torch.autograd.Function):
                 features):  # fmt: skip
         n, device = means.shape[0], means.device
         means2d_splats = torch.empty(n, SPLAT_HEADER + n_channels, device=device)
-        radii = torch.empty(n, dtype=torch.int32, device=device)
-        depths = torch.empty(n, device=device)
-        rects = torch.empty(n, 4, dtype=torch.int32, device=device)
-        counts = torch.empty(n, dtype=torch.int32, device=device)
-        inputs = [t.detach().float().contiguous() for t in
-                  (means, quats, scales, opacities, sh_dc, features)]  # fmt: skip
-        means, quats, scales, opacities, sh_dc, features = inputs
+        depths, sizes = torch.empty(n, device=device), ((n,), (n,), (n, 4))
+        radii, counts, rects = (torch.empty(s, dtype=torch.int32, device=device) for s in sizes)
+        given = means, quats, scales, opacities, sh_dc, features
+        means, quats, scales, opacities, sh_dc, features = (
+            tensor.detach().float().contiguous() for tensor in given
+        )
         # Three quarters of all values: read in the type they are stored in.
         vector = _vector_of(sh_rest)
         sh_rest = sh_rest.detach().to(wp.dtype_to_torch(vector._wp_scalar_type_)).contiguous()
@@ -154,9 +153,8 @@ class _Project(torch.autograd.Function):
             _launch(count_tiles, n, [means2d_splats, as_array(rects, wp.vec4i), counts])
         means2d = means2d_splats[:, :2].contiguous()
         ctx.view, ctx.channels = view, channels
-        ctx.save_for_backward(
-            means, quats, scales, opacities, sh_dc, sh_rest, features, radii, means2d_splats
-        )
+        shape = means, quats, scales, opacities
+        ctx.save_for_backward(*shape, sh_dc, sh_rest, features, radii, means2d_splats)
         ctx.mark_non_differentiable(radii, depths, rects, counts)
         # Zeros for what has no gradient would be alive at the peak, 28 bytes per Gaussian.
         ctx.set_materialize_grads(False)
@@ -164,13 +162,13 @@ class _Project(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d_means2d, d_splats, *_):
-        means, quats, scales, opacities, sh_dc, sh_rest, features, radii, splats = ctx.saved_tensors
+        *given, radii, splats = ctx.saved_tensors
+        means, quats, scales, _, _, sh_rest, _ = given
         if d_means2d is None:
             d_means2d = splats.new_zeros(splats.shape[0], 2)
         if d_splats is None:
             d_splats = torch.zeros_like(splats)
-        grads = [torch.empty_like(t) for t in
-                 (means, quats, scales, opacities, sh_dc, sh_rest, features)]  # fmt: skip
+        grads = [torch.empty_like(tensor) for tensor in given]
         d_means, d_quats, d_scales, d_opacities, d_sh_dc, d_sh_rest, d_features = grads
         vector = _vector_of(sh_rest)
         inputs = [
@@ -213,10 +211,9 @@ def project(
         sh_degree: Degree at which colours are evaluated, 0 to 3; at most what ``sh_rest``, float32
             or bfloat16, holds.
     """
-    n_features = 0 if features is None else features.shape[1]
-    layout = ChannelLayout.of(
-        rgb=rgb, depth=depth, normal=normal, plane=plane_reach is not None, n_features=n_features
-    )
+    n_features, plane = 0 if features is None else features.shape[1], plane_reach is not None
+    wanted = {"rgb": rgb, "depth": depth, "normal": normal, "plane": plane}
+    layout = ChannelLayout.of(**wanted, n_features=n_features)
     if layout.total == 0:
         raise ValueError("nothing to render: ask for rgb, depth, normal, plane or features")
     if rgb and gaussians.sh_rest.shape[1] < (sh_degree + 1) ** 2 - 1:
@@ -235,7 +232,5 @@ def project(
         features = gaussians.means.new_zeros(len(gaussians), 0)
     elif features.shape[0] != len(gaussians):
         raise ValueError(f"{features.shape[0]} rows of features for {len(gaussians)} Gaussians")
-    outputs = _Project.apply(
-        make_view(camera), channels, layout.total, *gaussians.tensors(), features
-    )
-    return Projection(*outputs, layout=layout, camera=camera)
+    settings, raw = (make_view(camera), channels, layout.total), gaussians.tensors()
+    return Projection(*_Project.apply(*settings, *raw, features), layout=layout, camera=camera)

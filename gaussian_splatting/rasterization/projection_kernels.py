@@ -77,14 +77,12 @@ def linearisation_limits(camera: Camera) -> tuple[float, float, float, float]:
     """Range of x/z and y/z at which a projected covariance is evaluated: the image plus 0.3 half
     fields of view on every side, for a centred principal point the +-1.3 tan(FoV/2) of 3DGS.
     """
-    tan_x, tan_y = camera.tan_half_fov
-    margin_x, margin_y = FRUSTUM_MARGIN * tan_x, FRUSTUM_MARGIN * tan_y
-    return (
-        -camera.cx / camera.fx - margin_x,
-        (camera.width - camera.cx) / camera.fx + margin_x,
-        -camera.cy / camera.fy - margin_y,
-        (camera.height - camera.cy) / camera.fy + margin_y,
-    )
+    limits = []
+    lenses = (camera.cx, camera.fx, camera.width), (camera.cy, camera.fy, camera.height)
+    for (c, f, size), tangent in zip(lenses, camera.tan_half_fov, strict=True):
+        margin = FRUSTUM_MARGIN * tangent
+        limits += [-c / f - margin, (size - c) / f + margin]
+    return tuple(limits)
 
 
 def n_tiles(camera: Camera) -> tuple[int, int]:
@@ -93,7 +91,6 @@ def n_tiles(camera: Camera) -> tuple[int, int]:
 
 
 def make_view(camera: Camera) -> Any:
-    """Fill the kernel argument for one camera."""
     view = View()
     view.rotation = wp.mat33(*(float(v) for v in camera.rotation.ravel()))
     view.translation = wp.vec3(*(float(v) for v in camera.translation))
@@ -113,6 +110,7 @@ BLUR = wp.constant(LOW_PASS)
 TILE_SIDE = wp.constant(float(TILE))
 UNBOUNDED = wp.constant(1.0e9)
 mat23 = wp.types.matrix(shape=(2, 3), dtype=wp.float32)
+Coefficients, Rects = wp.array2d(dtype=Any), wp.array(dtype=wp.vec4i)
 vec3bf = wp.types.vector(length=3, dtype=wp.bfloat16)
 
 
@@ -184,7 +182,7 @@ def scaled_rotation(r: wp.mat33, s: wp.vec3) -> wp.mat33:
 
 @wp.func
 def sh_color(
-    i: int, direction: wp.vec3, degree: int, sh_dc: Vec3s2d, sh_rest: wp.array2d(dtype=Any),
+    i: int, direction: wp.vec3, degree: int, sh_dc: Vec3s2d, sh_rest: Coefficients
 ) -> wp.vec3:  # fmt: skip
     """Colour before the clamp at zero."""
     basis = sh_basis(direction, degree)
@@ -213,8 +211,8 @@ def tile_range(p: float, radius: float, extent: float, n: int) -> wp.vec2i:
 @wp.func
 def project_one(
     i: int, view: View, channels: Channels, means: Vec3s, quats: Vec4s, scales: Vec3s,
-    opacities: Floats, sh_dc: Vec3s2d, sh_rest: wp.array2d(dtype=Any), features: Floats2d,
-    splats: Floats2d, radii: Ints, depths: Floats, tile_rects: wp.array(dtype=wp.vec4i),
+    opacities: Floats, sh_dc: Vec3s2d, sh_rest: Coefficients, features: Floats2d, splats: Floats2d,
+    radii: Ints, depths: Floats, tile_rects: Rects,
 ):  # fmt: skip
     """Fill the row of one Gaussian, with zeros if it is culled."""
     for k in range(splats.shape[1]):
@@ -295,8 +293,8 @@ def project_one(
 @wp.kernel
 def project_forward(
     first: int, view: View, channels: Channels, means: Vec3s, quats: Vec4s, scales: Vec3s,
-    opacities: Floats, sh_dc: Vec3s2d, sh_rest: wp.array2d(dtype=Any), features: Floats2d,
-    splats: Floats2d, radii: Ints, depths: Floats, tile_rects: wp.array(dtype=wp.vec4i),
+    opacities: Floats, sh_dc: Vec3s2d, sh_rest: Coefficients, features: Floats2d, splats: Floats2d,
+    radii: Ints, depths: Floats, tile_rects: Rects,
 ):  # fmt: skip
     i = first + wp.tid()
     project_one(
@@ -358,9 +356,9 @@ def conic_gradient(i: int, splats: Floats2d, d: wp.vec3) -> wp.vec3:
 @wp.kernel
 def project_backward(
     first: int, view: View, channels: Channels, means: Vec3s, quats: Vec4s, scales: Vec3s,
-    sh_rest: wp.array2d(dtype=Any), radii: Ints, splats: Floats2d, d_means2d: Vec2s,
-    d_splats: Floats2d, d_means: Vec3s, d_quats: Vec4s, d_scales: Vec3s, d_opacities: Floats,
-    d_sh_dc: Vec3s2d, d_sh_rest: wp.array2d(dtype=Any), d_features: Floats2d,
+    sh_rest: Coefficients, radii: Ints, splats: Floats2d, d_means2d: Vec2s, d_splats: Floats2d,
+    d_means: Vec3s, d_quats: Vec4s, d_scales: Vec3s, d_opacities: Floats, d_sh_dc: Vec3s2d,
+    d_sh_rest: Coefficients, d_features: Floats2d,
 ):  # fmt: skip
     """Adjoint of :func:`project_forward`; rows of culled ones are zeros.
 
@@ -412,9 +410,8 @@ def project_backward(
         -iz * iz * (view.fx * t[0] * d_means2d[i][0] + view.fy * t[1] * d_means2d[i][1]),
     )
     d_t[2] = d_t[2] - iz * iz * (view.fx * d_jacobian[0, 0] + view.fy * d_jacobian[1, 1])
-    d_t[2] = d_t[2] + 2.0 * iz * iz * iz * (
-        view.fx * txy[0] * d_jacobian[0, 2] + view.fy * txy[1] * d_jacobian[1, 2]
-    )
+    across = view.fx * txy[0] * d_jacobian[0, 2] + view.fy * txy[1] * d_jacobian[1, 2]
+    d_t[2] = d_t[2] + 2.0 * iz * iz * iz * across
     if t[0] * iz >= view.x_min and t[0] * iz <= view.x_max:
         d_t[0] = d_t[0] - view.fx * iz * iz * d_jacobian[0, 2]
     if t[1] * iz >= view.y_min and t[1] * iz <= view.y_max:

@@ -122,10 +122,9 @@ def _sort_by_radix(pair_tiles: Tensor, owners: Tensor, n_all: int) -> tuple[Tens
     device, n_pairs = pair_tiles.device, owners.shape[0]
     pairs = _ints(2 * n_pairs, device)
     torch.arange(n_pairs, dtype=torch.int32, device=device, out=pairs[:n_pairs])
+    sorted_together = wp.from_torch(pair_tiles), wp.from_torch(pairs)
     with on_stream_of(device):
-        wp.utils.radix_sort_pairs(
-            wp.from_torch(pair_tiles), wp.from_torch(pairs), n_pairs, end_bit=n_all.bit_length()
-        )
+        wp.utils.radix_sort_pairs(*sorted_together, n_pairs, end_bit=n_all.bit_length())
     edges = torch.arange(n_all + 1, dtype=torch.int32, device=device)
     offsets = torch.searchsorted(pair_tiles[:n_pairs], edges, out_int32=True)
     ids, places = _ints(n_pairs, device), _ints(n_pairs, device)
@@ -195,10 +194,7 @@ def backpropagate_rows(
 ) -> None:  # fmt: skip
     """Add what some rows say to the gradients of splats, in an order that is always the same.
 
-    Args:
-        background: Value behind everything. (C,)
-        d_pixels: (R, W, C)
-        d_transmittance: (R, W)
+    background: (C,); d_pixels: (R, W, C); d_transmittance: (R, W)
     """
     device, n_channels = splats.device, background.shape[0]
     kernels = _kernels(device, blocks, n_channels)
@@ -266,9 +262,8 @@ class _Blend(torch.autograd.Function):
         splats, background, transmittance, last = ctx.saved_tensors
         gradients = SplatGradients(splats.new_zeros(ctx.n_splats, 2), torch.zeros_like(splats))
         blended = replace(ctx.kept, pixels=d_pixels, transmittance=transmittance, last=last)
-        ctx.rasterizer.backpropagate_rows(
-            splats, ctx.tiles, background, blended, d_pixels, d_transmittance, gradients
-        )
+        given = blended, d_pixels, d_transmittance, gradients
+        ctx.rasterizer.backpropagate_rows(splats, ctx.tiles, background, *given)
         return gradients.means2d, gradients.splats, None, None, None
 
 

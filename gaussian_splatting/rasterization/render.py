@@ -133,10 +133,8 @@ def weight_sums(
 def masked_shares(
     gaussians: Gaussians, views: Iterable[tuple[Camera, Tensor]], rasterizer: Rasterizer = WARP
 ) -> Tensor:
-    """Share of each Gaussian's blending weights inside masks; 0 where no view shows it. (N,)
-
-    Args:
-        views: Cameras, and masks of their size. (H, W) in [0, 1] each
+    """Share of each Gaussian's blending weights inside masks, (H, W) in [0, 1]; 0 where no view
+    shows it. (N,)
     """
     sums = torch.zeros(len(gaussians), 2, device=gaussians.means.device)
     for camera, mask in views:

@@ -9,13 +9,13 @@ test of a pixel: no pixel that blends the splat is ever lost.
 
 from __future__ import annotations
 
-from typing import Any
-
 import warp as wp
 
 from gaussian_splatting.rasterization.projection_kernels import (
     TILE,
     Channels,
+    Coefficients,
+    Rects,
     View,
     by_coefficients,
     project_one,
@@ -97,9 +97,8 @@ def covered_tiles(e: Ellipse, rect: wp.vec4i, row: int) -> wp.vec2i:
     # Ends are extreme where the ellipse is widest; if that is outside the row, at the near edge.
     at_right = wp.clamp(e.widest, low, high)
     at_left = wp.clamp(-e.widest, low, high)
-    right = e.slope * at_right + wp.sqrt(
-        wp.max(e.half_square - e.shrink * at_right * at_right, 0.0)
-    )
+    beyond = wp.max(e.half_square - e.shrink * at_right * at_right, 0.0)
+    right = e.slope * at_right + wp.sqrt(beyond)
     left = e.slope * at_left - wp.sqrt(wp.max(e.half_square - e.shrink * at_left * at_left, 0.0))
     # First and last pixel; a cast rounds towards zero, which is down here, and cheap.
     from_x = wp.clamp(e.x + left - e.pad_x, 0.0, _FAR)
@@ -115,7 +114,6 @@ def covered_tiles(e: Ellipse, rect: wp.vec4i, row: int) -> wp.vec2i:
 
 @wp.func
 def n_covered(splats: Floats2d, i: int, rect: wp.vec4i) -> int:
-    """Number of tiles that a splat reaches."""
     ellipse = ellipse_of(splats, i, rect)
     if ellipse.whole == 1:
         return (rect[1] - rect[0]) * (rect[3] - rect[2])
@@ -127,7 +125,7 @@ def n_covered(splats: Floats2d, i: int, rect: wp.vec4i) -> int:
 
 
 @wp.kernel
-def count_tiles(first: int, splats: Floats2d, rects: wp.array(dtype=wp.vec4i), counts: Ints):
+def count_tiles(first: int, splats: Floats2d, rects: Rects, counts: Ints):
     i = first + wp.tid()
     counts[i] = n_covered(splats, i, rects[i])
 
@@ -135,9 +133,8 @@ def count_tiles(first: int, splats: Floats2d, rects: wp.array(dtype=wp.vec4i), c
 @wp.kernel
 def project_and_count(
     first: int, view: View, channels: Channels, means: Vec3s, quats: Vec4s, scales: Vec3s,
-    opacities: Floats, sh_dc: Vec3s2d, sh_rest: wp.array2d(dtype=Any), features: Floats2d,
-    splats: Floats2d, radii: Ints, depths: Floats, tile_rects: wp.array(dtype=wp.vec4i),
-    counts: Ints,
+    opacities: Floats, sh_dc: Vec3s2d, sh_rest: Coefficients, features: Floats2d, splats: Floats2d,
+    radii: Ints, depths: Floats, tile_rects: Rects, counts: Ints,
 ):  # fmt: skip
     """:func:`~.projection_kernels.project_forward` and :func:`count_tiles` in one, for GPUs."""
     i = first + wp.tid()
@@ -153,8 +150,8 @@ PROJECT_AND_COUNT = by_coefficients(project_and_count, "sh_rest")
 
 @wp.kernel
 def list_tiles(
-    first: int, tiles_x: int, n_pairs: int, splats: Floats2d, rects: wp.array(dtype=wp.vec4i),
-    first_pairs: Ints, pair_tiles: Ints, owners: Ints,
+    first: int, tiles_x: int, n_pairs: int, splats: Floats2d, rects: Rects, first_pairs: Ints,
+    pair_tiles: Ints, owners: Ints,
 ):  # fmt: skip
     """Write the tiles of each splat, by row of tiles, from its first pair on.
 

@@ -25,8 +25,8 @@ import torch
 import zstandard
 
 from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
-from sugar_extractors.texture.textured_mesh_io import glb_head
+from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh, sh_to_rgb
+from sugar_extractors.texture.textured_mesh_io import glb_head, gltf_start
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
 from sugar_utils.quaternions import rotation_matrices
@@ -47,10 +47,8 @@ def smallest_three(quats: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """
     unit = _unit(quats)
     largest = np.abs(unit).argmax(axis=1)
-    rows = np.arange(len(unit))
-    unit = unit * np.where(unit[rows, largest] < 0, -1.0, 1.0)[:, None]
-    others = np.arange(4) != largest[:, None]
-    return largest, unit[others].reshape(-1, 3)
+    unit = unit * np.where(unit[np.arange(len(unit)), largest] < 0, -1.0, 1.0)[:, None]
+    return largest, unit[np.arange(4) != largest[:, None]].reshape(-1, 3)
 
 
 def from_smallest_three(largest: np.ndarray, three: np.ndarray) -> np.ndarray:
@@ -81,19 +79,16 @@ def cloud_of(
     Opacities are in [0, 1]; the ends, whose logits are infinite, move inwards by less than the 8
     bits of the formats tell.
     """
-    numbers = (means, log_scales, sh_dc, *(() if sh_rest is None else (sh_rest,)))
-    inside = ((opacities >= 0) & (opacities <= 1)).all() and quats.any(axis=1).all()
-    if not (inside and np.isfinite(quats).all() and all(np.isfinite(n).all() for n in numbers)):
-        raise UserError(f"{path}: holds numbers that make no sense; export it again")
-    opacities = np.clip(opacities, _NEARLY, 1 - _NEARLY)
     rest = np.zeros((len(means), 15, 3))
     if sh_rest is not None:
         rest[:, : sh_rest.shape[1]] = sh_rest
+    inside = ((opacities >= 0) & (opacities <= 1)).all() and quats.any(axis=1).all()
+    if not (inside and all(np.isfinite(n).all() for n in (means, log_scales, sh_dc, rest, quats))):
+        raise UserError(f"{path}: holds numbers that make no sense; export it again")
+    opacities = np.clip(opacities, _NEARLY, 1 - _NEARLY)
     logits = np.log(opacities / (1 - opacities))[:, None]
     arrays = (means, sh_dc[:, None], rest, logits, log_scales, quats)
-    names = ("means", "sh_dc", "sh_rest", "opacity_logits", "log_scales", "quats")
-    tensors = (torch.from_numpy(array.astype(np.float32)) for array in arrays)
-    return GaussianCloud(**dict(zip(names, tensors, strict=True)))
+    return GaussianCloud(*(torch.from_numpy(array.astype(np.float32)) for array in arrays))
 
 
 def logarithms(scales: np.ndarray) -> np.ndarray:
@@ -127,26 +122,23 @@ class Fidelity:
 
 
 def fidelity(written: GaussianCloud, found: GaussianCloud) -> Fidelity:
-    """Compare Gaussians with those that were read back."""
     a, b = columns(written), columns(found)
     difference = {name: np.abs(a[name] - b[name]) for name in a}
-    # Rotations of Gaussians that are round say nothing, so only what turns a long axis counts.
     scales = np.exp(a["log_scales"])
+    shortest, longest = (end(scales, axis=1, keepdims=True) for end in (np.min, np.max))
     axes = [rotation_matrices(torch.from_numpy(values["quats"])) for values in (a, b)]
     cosines = (axes[0] * axes[1]).sum(dim=1).abs().clamp(max=1).numpy()
-    longer = 1 - scales.min(axis=1, keepdims=True) / scales
-    longest = scales.max(axis=1, keepdims=True)
-    turned = np.degrees(np.arccos(cosines)) * longer
+    # Rotations of Gaussians that are round say nothing, so only what turns a long axis counts.
+    turned = np.degrees(np.arccos(cosines)) * (1 - shortest / scales)
     opacities = np.abs(sigmoid(a["opacity_logits"]) - sigmoid(b["opacity_logits"]))
-    colors = [np.clip(c["sh_dc"] * SH_C0 + 0.5, 0, 1) for c in (a, b)]
+    colors = [np.clip(sh_to_rgb(c["sh_dc"]), 0, 1) for c in (a, b)]
+    sizes = np.abs(np.exp(b["log_scales"]) - scales) / longest
     return Fidelity(
-        position=float(difference["means"].max()),
-        scale=float((np.abs(np.exp(b["log_scales"]) - scales) / longest).max()),
-        rotation=float(turned.max()),
-        color=255 * float(np.abs(colors[0] - colors[1]).max()),
+        position=float(difference["means"].max()), scale=float(sizes.max()),
+        rotation=float(turned.max()), color=255 * float(np.abs(colors[0] - colors[1]).max()),
         opacity=255 * float(opacities.max()),
         harmonics=float(np.sqrt((difference["sh_rest"] ** 2).mean())),
-    )
+    )  # fmt: skip
 
 
 ROW = np.dtype([("mean", "<f4", 3), ("scale", "<f4", 3), ("rgba", "u1", 4), ("rotation", "u1", 4)])
@@ -158,8 +150,7 @@ def write_splat(path: Path, cloud: GaussianCloud) -> np.ndarray:
     opacities = sigmoid(values["opacity_logits"][:, 0])
     rows = np.zeros(len(cloud), ROW)
     rows["mean"], rows["scale"] = values["means"], np.exp(values["log_scales"])
-    colors = values["sh_dc"][:, 0] * SH_C0 + 0.5
-    rows["rgba"] = shares(np.concatenate([colors, opacities[:, None]], axis=1), 8)
+    rows["rgba"] = shares(np.column_stack([sh_to_rgb(values["sh_dc"][:, 0]), opacities]), 8)
     rows["rotation"] = np.clip(np.rint(values["quats"] * 128) + 128, 0, 255)
     weight = values["log_scales"].sum(axis=1) + np.log(np.maximum(opacities, 1e-12))
     order = np.argsort(-weight, kind="stable")
@@ -176,7 +167,7 @@ def read_splat(path: Path) -> GaussianCloud:
     means, scales, rgba = rows["mean"].astype(float), rows["scale"].astype(float), rows["rgba"]
     quats = (rows["rotation"].astype(float) - 128) / 128
     quats[~quats.any(axis=1)] = (1, 0, 0, 0)
-    colors = (rgba[:, :3] / 255 - 0.5) / SH_C0
+    colors = rgb_to_sh(rgba[:, :3] / 255)
     return cloud_of(path, means, quats, logarithms(scales), rgba[:, 3] / 255, colors)
 
 
@@ -268,24 +259,20 @@ def read_spz(path: Path) -> GaussianCloud:
     widths = (9, 1, 3, 3, 3 if version == 2 else 4, 3 * _BANDS[degree])
     if n == 0 or len(content) < _HEADER.size + n * sum(widths):
         raise UserError(f"{path}: holds no {n} Gaussians, it was cut off; export it again")
-    data, parts = np.frombuffer(content, np.uint8, offset=_HEADER.size), []
-    for width in widths:
-        parts.append(data[: n * width].reshape(n, width))
-        data = data[n * width :]
-    positions, alphas, colors, scales, rotations, harmonics = parts
+    data = np.frombuffer(content, np.uint8, n * sum(widths), _HEADER.size)
+    parts = np.split(data, n * np.cumsum(widths)[:-1])
+    positions, alphas, colors, scales, rotations, harmonics = (
+        part.reshape(n, width) for part, width in zip(parts, widths, strict=True)
+    )
     # Signed numbers of three bytes each.
     three = positions.reshape(-1, 3).astype(np.int64)
     fixed = three[:, 0] | three[:, 1] << 8 | three[:, 2] << 16
     fixed = np.where(fixed >= 1 << 23, fixed - (1 << 24), fixed).reshape(-1, 3)
     cloud = cloud_of(
-        path,
-        fixed / (1 << fraction_bits),
-        _quats(rotations)[:, [3, 0, 1, 2]],
-        scales / 16 - 10,
-        alphas[:, 0] / 255,
-        (colors / 255 - 0.5) / _COLOR_SCALE,
+        path, fixed / (1 << fraction_bits), _quats(rotations)[:, [3, 0, 1, 2]], scales / 16 - 10,
+        alphas[:, 0] / 255, (colors / 255 - 0.5) / _COLOR_SCALE,
         ((harmonics.astype(float) - 128) / 128).reshape(n, -1, 3)[:, :15],
-    )
+    )  # fmt: skip
     return replace(cloud, antialiased=bool(flags & _ANTIALIASED))
 
 
@@ -319,7 +306,6 @@ _WRONG = "damaged, or another kind of glTF; export it again"
 
 
 def write_gltf_gaussians(path: Path, cloud: GaussianCloud) -> None:
-    """Write a binary glTF, complete or not at all."""
     attributes = _attributes(cloud)
     views, accessors, start = [], [], 0
     for number, (name, values) in enumerate(attributes.items()):
@@ -332,32 +318,19 @@ def write_gltf_gaussians(path: Path, cloud: GaussianCloud) -> None:
         if name == "POSITION":
             accessor |= {"min": values.min(axis=0).tolist(), "max": values.max(axis=0).tolist()}
         accessors.append(accessor)
-        size = values.nbytes
-        place = {"buffer": 0, "byteOffset": start, "byteLength": size, "target": _ARRAY_BUFFER}
-        views.append(place)
-        start += size
+        place = {"buffer": 0, "byteOffset": start, "byteLength": values.nbytes}
+        views.append({**place, "target": _ARRAY_BUFFER})
+        start += values.nbytes
     kernel = {
-        "kernel": _KERNEL,
-        "colorSpace": _COLORS,
-        "projection": "perspective",
+        "kernel": _KERNEL, "colorSpace": _COLORS, "projection": "perspective",
         "sortingMethod": "cameraDistance",
-    }
-    primitive = {
-        "attributes": {name: number for number, name in enumerate(attributes)},
-        "mode": _POINTS,
-        "extensions": {EXTENSION: kernel},
-    }
+    }  # fmt: skip
+    numbers = {name: number for number, name in enumerate(attributes)}
+    primitive = {"attributes": numbers, "mode": _POINTS, "extensions": {EXTENSION: kernel}}
     content = {
-        "asset": {"version": "2.0", "generator": "sugar-trainer"},
-        "extensionsUsed": [EXTENSION],
-        "scene": 0,
-        "scenes": [{"nodes": [0]}],
-        "nodes": [{"mesh": 0}],
-        "meshes": [{"primitives": [primitive]}],
-        "accessors": accessors,
-        "bufferViews": views,
+        **gltf_start(EXTENSION, primitive), "accessors": accessors, "bufferViews": views,
         "buffers": [{"byteLength": start}],
-    }
+    }  # fmt: skip
     head = glb_head(content, path, "use --to spz")
     with atomic_path(path) as temporary, temporary.open("wb") as file:
         file.write(head)
@@ -374,9 +347,8 @@ def _attributes(cloud: GaussianCloud) -> dict[str, np.ndarray]:
         f"{EXTENSION}:OPACITY": opacities,
         f"{EXTENSION}:SH_DEGREE_0_COEF_0": values["sh_dc"][:, 0],
     }
-    for row, name in enumerate(_COEFFICIENTS):
-        found[name] = values["sh_rest"][:, row]
-    shown = np.clip(values["sh_dc"][:, 0] * SH_C0 + 0.5, 0, 1)
+    found |= dict(zip(_COEFFICIENTS, values["sh_rest"].swapaxes(0, 1), strict=True))
+    shown = np.clip(sh_to_rgb(values["sh_dc"][:, 0]), 0, 1)
     # Light of colours as screens take them, which is what ``COLOR_0`` holds (IEC 61966-2-1).
     linear = np.where(shown <= 0.04045, shown / 12.92, ((shown + 0.055) / 1.055) ** 2.4)
     fallback = np.rint(255 * np.concatenate([linear, opacities], axis=1))

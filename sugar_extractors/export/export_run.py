@@ -53,17 +53,11 @@ GAUSSIANS = ("spz", "spz4", "sog", "splat", "ply", "gltf", "usd")
 MESHES = ("glb", "obj", "usdz", *PRINTED)
 _flag = partial(flag, group="export")
 # What flags of the texture stage mean here, where they are not about a copy beside the mesh.
-_PLACEMENT = {
-    name: {"group": "export", "help": text}
-    for name, text in (
-        ("orient", "up: turn it upright, y up and standing on 0; needs the cameras of the capture"),
-        ("scale_factor", "make it so many times as large"),
-        (
-            "known_distance",
-            "make it metres: two photographs or two points x,y,z of the capture, and how many "
-            "metres lie between the cameras or points",
-        ),
-    )
+_MEANINGS = {
+    "orient": "up: turn it upright, y up and standing on 0; needs the cameras of the capture",
+    "scale_factor": "make it so many times as large",
+    "known_distance": "make it metres: two photographs or two points x,y,z of the capture, and how "
+    "many metres lie between the cameras or points",
 }
 
 
@@ -123,7 +117,6 @@ class ExportOptions:
             raise UserError(
                 f"--repose makes Gaussians; choose --to {', '.join(GAUSSIANS)}, not {self.to}"
             )
-
         if self.to in PRINTED and not self.placement.is_scaled:
             raise UserError(
                 f"--to {self.to} is in millimetres: pass --known_distance, or --scale_factor with "
@@ -155,7 +148,8 @@ class ExportOptions:
 
 
 def export_parser(description: str | None) -> argparse.ArgumentParser:
-    return parser_of(description, ExportOptions, **_PLACEMENT)
+    changes = {name: {"group": "export", "help": text} for name, text in _MEANINGS.items()}
+    return parser_of(description, ExportOptions, **changes)
 
 
 def read_any_gaussians(path: Path, notify: Callable[[str], None]) -> GaussianCloud:
@@ -224,7 +218,6 @@ _Y_UP = (".spz", ".glb", ".usd", ".usda", ".usdc")  # files whose y points up
 
 
 def export(options: ExportOptions, console: Console | None = None) -> Path:
-    """Write what was asked for, and say what it is like."""
     console = console or Console()
     if not options.result.exists():
         raise UserError(f"{options.result}: no such file or folder; check the path of the result")
@@ -308,7 +301,7 @@ def _export_mesh(options: ExportOptions, temporary: TemporaryPaths, console: Con
     elif to == "usdz":
         mesh_formats.write_usdz(path, mesh)
     elif to == "glb":
-        textured_mesh_io.write_glb(path, mesh, y_up=upright)
+        textured_mesh_io.write_glb(path, mesh, path, upright)
     else:
         files = mesh_files(options.target, glb=False, normal_map=options.normal_map)
         textured_mesh_io.write_mesh_files({file: temporary[file] for file in files}, mesh)
@@ -322,11 +315,8 @@ def _axes(to: str, upright: bool) -> np.ndarray:
     if to in PRINTED:
         turn = mesh_formats.Z_UP if upright else np.eye(4)
         return np.diag([*[mesh_formats.MILLIMETRES] * 3, 1.0]) @ turn
-    return (
-        GLB_AXES
-        if to in ("glb", "usdz", "gltf", "spz", "spz4", "usd") and not upright
-        else np.eye(4)
-    )
+    turned = to in ("glb", "usdz", "gltf", "spz", "spz4", "usd") and not upright
+    return GLB_AXES if turned else np.eye(4)
 
 
 def _matrix(options: ExportOptions, points: np.ndarray, console: Console) -> np.ndarray:
@@ -355,13 +345,9 @@ def reposed(cloud: BoundCloud, vertices: Tensor) -> BoundCloud:
     old, new = cloud.vertices.double()[cloud.faces], vertices.double()[cloud.faces]
     log_scales, rotations = _stretched(cloud, old, new)
     turns = face_frames(new) @ face_frames(old).transpose(1, 2)
-    return replace(
-        cloud,
-        vertices=vertices.to(cloud.vertices),
-        log_scales=log_scales,
-        rotations=rotations,
-        sh_rest=_turned_colors(cloud.sh_rest, turns, cloud.per_triangle),
-    )
+    colors = _turned_colors(cloud.sh_rest, turns, cloud.per_triangle)
+    shapes = {"log_scales": log_scales, "rotations": rotations}
+    return replace(cloud, vertices=vertices.to(cloud.vertices), **shapes, sh_rest=colors)
 
 
 def _stretched(cloud: BoundCloud, old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:

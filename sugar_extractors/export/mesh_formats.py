@@ -143,18 +143,15 @@ def _write_scene(usd: Any, path: Path, mesh: TexturedMesh) -> None:
     vertices = mesh.vertices.cpu().numpy().astype(np.float32)
     faces = mesh.faces.cpu().numpy().astype(np.int32)
     uvs = mesh.uvs.cpu().numpy().astype(np.float32).reshape(-1, 2)
-    arrays = usd.Vt
+    arrays, ends = usd.Vt, np.stack([vertices.min(axis=0), vertices.max(axis=0)])
     shape.CreatePointsAttr(arrays.Vec3fArray.FromNumpy(vertices))
     shape.CreateFaceVertexCountsAttr(arrays.IntArray.FromNumpy(np.full(len(faces), 3, np.int32)))
     shape.CreateFaceVertexIndicesAttr(arrays.IntArray.FromNumpy(faces.ravel()))
-    shape.CreateExtentAttr(
-        arrays.Vec3fArray.FromNumpy(np.stack([vertices.min(axis=0), vertices.max(axis=0)]))
-    )
+    shape.CreateExtentAttr(arrays.Vec3fArray.FromNumpy(ends))
     shape.CreateSubdivisionSchemeAttr(usd.UsdGeom.Tokens.none)
     shape.CreateDoubleSidedAttr(True)
-    corners = usd.UsdGeom.PrimvarsAPI(shape).CreatePrimvar(
-        "st", usd.Sdf.ValueTypeNames.TexCoord2fArray, usd.UsdGeom.Tokens.faceVarying
-    )
+    kind = usd.Sdf.ValueTypeNames.TexCoord2fArray, usd.UsdGeom.Tokens.faceVarying
+    corners = usd.UsdGeom.PrimvarsAPI(shape).CreatePrimvar("st", *kind)
     corners.Set(arrays.Vec2fArray.FromNumpy(uvs))
     usd.UsdShade.MaterialBindingAPI.Apply(shape.GetPrim()).Bind(_material(usd, stage))
     stage.GetRootLayer().Save()
@@ -177,16 +174,12 @@ def _material(usd: Any, stage: Any) -> Any:
         "Picture", "UsdUVTexture", file=(types.Asset, "texture.png"),
         sourceColorSpace=(types.Token, "sRGB"), wrapS=clamp, wrapT=clamp,
     )  # fmt: skip
-    picture.CreateInput("st", types.Float2).ConnectToSource(
-        places.CreateOutput("result", types.Float2)
-    )
-    black = (types.Color3f, usd.Gf.Vec3f(0.0))
-    surface = shader(
-        "Surface", "UsdPreviewSurface", diffuseColor=black, roughness=(types.Float, 1.0)
-    )
-    surface.CreateInput("emissiveColor", types.Color3f).ConnectToSource(
-        picture.CreateOutput("rgb", types.Float3)
-    )
+    found = places.CreateOutput("result", types.Float2)
+    picture.CreateInput("st", types.Float2).ConnectToSource(found)
+    black, rough = (types.Color3f, usd.Gf.Vec3f(0.0)), (types.Float, 1.0)
+    surface = shader("Surface", "UsdPreviewSurface", diffuseColor=black, roughness=rough)
+    shown = picture.CreateOutput("rgb", types.Float3)
+    surface.CreateInput("emissiveColor", types.Color3f).ConnectToSource(shown)
     material.CreateSurfaceOutput().ConnectToSource(surface.CreateOutput("surface", types.Token))
     return material
 
@@ -200,8 +193,7 @@ def simplified(
 ) -> TexturedMesh:
     """The mesh with at most so many triangles and texels a side; None for as many as now.
 
-    Args:
-        normal_map: Also keep the normals of the mesh as it was.
+    ``normal_map`` keeps the normals of the mesh as it was.
     """
     reduced = shape_of(mesh)
     if n_faces is not None and n_faces < mesh.n_faces:
@@ -213,9 +205,8 @@ def simplified(
     vertices = torch.from_numpy(reduced.vertices.astype(np.float32))
     faces = torch.from_numpy(reduced.faces)
     atlas = texture_atlas.make_atlas("squares", vertices, faces, square)
-    return transferred(
-        mesh, TexturedMesh(vertices, faces, atlas.uvs.cpu(), mesh.texture), atlas, normal_map
-    )
+    target = TexturedMesh(vertices, faces, atlas.uvs.cpu(), mesh.texture)
+    return transferred(mesh, target, atlas, normal_map)
 
 
 def shape_of(mesh: TexturedMesh) -> TriangleMesh:

@@ -20,14 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud
-from sugar_extractors.export.compact_files import (
-    cloud_of,
-    columns,
-    from_smallest_three,
-    shares,
-    sigmoid,
-    smallest_three,
-)
+from sugar_extractors.export import compact_files
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
 from sugar_utils.random import generator
@@ -39,16 +32,15 @@ _LARGEST = 252  # of a quaternion's fourth byte if w is its largest part; then x
 
 
 def write_sog(path: Path, cloud: GaussianCloud) -> None:
-    """Write a ``.sog`` file, complete or not at all."""
-    values = columns(cloud)
+    values = compact_files.columns(cloud)
     places = np.sign(values["means"]) * np.log1p(np.abs(values["means"]))
     low, high = places.min(axis=0), places.max(axis=0)
-    fixed = shares((places - low) / np.maximum(high - low, 1e-12), 16)
+    fixed = compact_files.shares((places - low) / np.maximum(high - low, 1e-12), 16)
     scale_book, scales = _rows_of(values["log_scales"])
     color_book, colors = _rows_of(values["sh_dc"][:, 0])
-    largest, three = smallest_three(values["quats"])
-    quats = np.column_stack([shares(three / np.sqrt(2) + 0.5, 8), largest + _LARGEST])
-    opacities = shares(sigmoid(values["opacity_logits"]), 8)
+    largest, three = compact_files.smallest_three(values["quats"])
+    quats = np.column_stack([compact_files.shares(three / np.sqrt(2) + 0.5, 8), largest + _LARGEST])
+    opacities = compact_files.shares(compact_files.sigmoid(values["opacity_logits"]), 8)
     images = {"means_l": fixed & 255, "means_u": fixed >> 8, "scales": scales, "quats": quats,
               "sh0": np.column_stack([colors, opacities])}  # fmt: skip
     meta: dict[str, Any] = {
@@ -147,9 +139,9 @@ def _cloud_of_images(path: Path, archive: zipfile.ZipFile, meta: dict[str, Any])
         bands, labels = _BANDS[meta["shN"]["bands"]], texels("shN", 1)[:n].astype(np.int64)
         palette = numbers("shN", texels("shN")[:, :3]).reshape(-1, bands, 3)
         rest = palette[labels[:, 0] + 256 * labels[:, 1]]
-    return cloud_of(
+    return compact_files.cloud_of(
         path, np.sign(places) * np.expm1(np.abs(places)),
-        from_smallest_three(quats[:, 3].astype(np.int64) - _LARGEST, three),
+        compact_files.from_smallest_three(quats[:, 3].astype(np.int64) - _LARGEST, three),
         numbers("scales", texels("scales")[:n, :3]), colors[:, 3] / 255,
         numbers("sh0", colors[:, :3]), rest,
     )  # fmt: skip

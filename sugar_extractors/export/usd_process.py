@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import numpy as np
 
@@ -27,14 +28,12 @@ def save_arrays(path: str, target: str) -> None:
     field = next(prims, None)
     if field is None:
         raise ValueError("no ParticleField3DGaussianSplat")
-    found = {
-        name: np.array(
-            field.GetAttribute(name).Get() or field.GetAttribute(f"{name}h").Get(), float
-        )
-        for name in WIDTHS
-    }
-    degree = field.GetAttribute("radiance:sphericalHarmonicsDegree").Get()
-    np.savez(target, degree=int(degree), **found)
+
+    def value(name: str) -> Any:
+        return field.GetAttribute(name).Get()
+
+    found = {name: np.array(value(name) or value(f"{name}h"), float) for name in WIDTHS}
+    np.savez(target, degree=int(value("radiance:sphericalHarmonicsDegree")), **found)
 
 
 if __name__ == "__main__":

@@ -76,13 +76,9 @@ def build_model(cloud: GaussianCloud) -> LevelSetModel:
     packed = torch.empty(n, PACK_SIZE, device=device)
     shape = (gaussians.means, gaussians.quats, gaussians.scales)
     launch(pack_rows, n, [*shape, gaussians.opacities, packed], min_items=_MIN_ITEMS)
-    return LevelSetModel(
-        gaussians,
-        nearest_neighbors(gaussians.means, N_NEIGHBORS).indices,
-        packed,
-        diamond_vertices(*shape, DIAMOND_EXTENT).reshape(-1, 3),
-        diamond_faces(n, device).int(),
-    )
+    neighbors = nearest_neighbors(gaussians.means, N_NEIGHBORS).indices
+    corners = diamond_vertices(*shape, DIAMOND_EXTENT).reshape(-1, 3)
+    return LevelSetModel(gaussians, neighbors, packed, corners, diamond_faces(n, device).int())
 
 
 @wp.kernel
@@ -176,9 +172,8 @@ def march(
             share = (level - before) / (after - before)
             point = origin + (start + (float(found - 1) + share) * step) * direction
             points[level_index, i] = point
-            normals[level_index, i] = wp.normalize(
-                density_gradient(point, gaussian, neighbors, packed)
-            )
+            outward = density_gradient(point, gaussian, neighbors, packed)
+            normals[level_index, i] = wp.normalize(outward)
 
 
 def march_rays(
@@ -267,7 +262,7 @@ def collect_surface_samples(
         SurfaceSamples(np.empty(shape, "f4"), np.empty(shape, "f4"), np.empty(shape, "u1"))
         for _ in levels
     ]
-    filled = [0 for _ in levels]
+    filled = [0] * len(levels)
     for view, camera in enumerate(cameras):
         hits = diamond_hits(model, camera)
         pixels = hits.covered.flatten().nonzero()[:, 0]

@@ -119,28 +119,25 @@ def view_renderer(cloud: GaussianCloud, config: TsdfConfig) -> Renderer:
     # Faint Gaussians are part of what was trained; without them rendered depth has gaps.
     gaussians = cloud.detached().activate()
     gaussians.sh_rest = gaussians.sh_rest[:, :0].contiguous()
-    return lambda camera: blended_view(gaussians, camera, config.min_alpha)
+
+    def render(camera: Camera) -> DepthView:
+        output = rasterize(gaussians, camera, depth=True, sh_degree=0)
+        alpha = output.alpha.clamp_min(1e-6)
+        # Expected depth: blended depth by alpha.
+        depth = torch.where(output.alpha >= config.min_alpha, output.depth / alpha, 0.0)
+        return DepthView(camera, depth, (output.image / alpha[..., None]).clamp(0, 1))
+
+    return render
 
 
 def carved_renderer(render: Renderer, hull: VisualHull | None) -> Renderer:
     """What renders the views, without depth of pixels outside of their own masks."""
-    if hull is None:
-        return render
 
     def carved(camera: Camera) -> DepthView:
         view, inside = render(camera), hull.silhouette(camera)
         return view if inside is None else replace(view, depth=torch.where(inside, view.depth, 0.0))
 
-    return carved
-
-
-def blended_view(gaussians: Gaussians, camera: Camera, min_alpha: float) -> DepthView:
-    """Expected depth (blended depth by alpha) and colour of degree 0."""
-    output = rasterize(gaussians, camera, depth=True, sh_degree=0)
-    known = output.alpha >= min_alpha
-    alpha = output.alpha.clamp_min(1e-6)
-    depth = torch.where(known, output.depth / alpha, 0.0)
-    return DepthView(camera, depth, (output.image / alpha[..., None]).clamp(0, 1))
+    return render if hull is None else carved
 
 
 def fuse_region(
@@ -174,17 +171,17 @@ def _world_points(view: DepthView, depth: Tensor) -> Tensor:
 def _automatic_voxel(
     render: Renderer, cameras: Sequence[Camera], box: Box, config: TsdfConfig
 ) -> float | None:
-    pixel_sizes = []
+    parts = []
     for camera in cameras[:: max(1, len(cameras) // _N_FOOTPRINT_VIEWS)]:
         view = render(camera)
-        points = _world_points(view, view.depth)
+        points, depths = _world_points(view, view.depth), view.depth.flatten()
         low, high = points.new_tensor(box.low), points.new_tensor(box.high)
-        good = ((points > low) & (points < high)).all(dim=-1) & (view.depth.flatten() > 0)
-        pixel_sizes.append(view.depth.flatten()[good] / math.sqrt(camera.fx * camera.fy))
-    everything = torch.cat(pixel_sizes)
-    if everything.shape[0] == 0:
+        good = ((points > low) & (points < high)).all(dim=-1) & (depths > 0)
+        parts.append(depths[good] / math.sqrt(camera.fx * camera.fy))
+    pixel_sizes = torch.cat(parts)
+    if len(pixel_sizes) == 0:
         return None
-    median = float(everything.sort().values[everything.shape[0] // 2])
+    median = float(pixel_sizes.sort().values[len(pixel_sizes) // 2])
     return max(config.pixels_per_voxel * median, max(np.subtract(box.high, box.low)) / 2048)
 
 
@@ -209,9 +206,8 @@ def _empty_field(
         console.info(f"voxels of {voxel:.4g} would be too many; taking {larger:.4g}")
         voxel = larger
     table = torch.where(marked, marked.cumsum(0).int() - 1, -1).int().reshape(shape)
-    distances, weights = torch.zeros(n, device=device), torch.zeros(n, device=device)
-    colors = torch.zeros(n, 3, device=device)
-    return SparseField(box.low, voxel, table, distances, weights, colors)
+    sums = (torch.zeros(*shape, device=device) for shape in ((n,), (n,), (n, 3)))
+    return SparseField(box.low, voxel, table, *sums)
 
 
 def _mark_view(
@@ -327,11 +323,14 @@ def extract_surface(field: SparseField, min_weight: float = 1.0) -> TriangleMesh
         _chunk_cells(table, places[first : first + _CHUNK_BLOCKS], distances, is_known, field.side)
         for first in range(0, len(places), _CHUNK_BLOCKS)
     ]
-    cells = np.concatenate([np.zeros((0, 3), np.int64), *(cells for cells, _ in parts)])
-    rows = np.concatenate([np.zeros((0, 8), np.int64), *(rows for _, rows in parts)])
-    if len(cells) == 0:
+    if not any(len(cells) for cells, _ in parts):
         return _EMPTY
-    cell_of, edges = _triangle_edges(distances[rows])
+    cells, rows = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    case = ((distances[rows] < 0) << np.arange(8)).sum(axis=1)
+    start, n = _RANGES[case] // 3, (_RANGES[case + 1] - _RANGES[case]) // 3
+    cell_of = np.repeat(np.arange(len(case)), n)
+    number = np.arange(len(cell_of)) - np.repeat(np.cumsum(n) - n, n) + start[cell_of]
+    edges = _TRIANGLES.reshape(-1, 3)[number]
     low, axis = _EDGES[edges, 0], _EDGE_AXES[edges]
     corner = cells[cell_of][:, None] + _CORNERS[low]
     extent = np.array(table.shape) * field.side + 1
@@ -356,7 +355,6 @@ def extract_surface(field: SparseField, min_weight: float = 1.0) -> TriangleMesh
 def _chunk_cells(
     table: np.ndarray, places: np.ndarray, distances: np.ndarray, is_known: np.ndarray, side: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Cells of some blocks that the surface passes through."""
     # Corners 0 to side: the last layer belongs to the next blocks.
     local = np.stack(np.meshgrid(*[np.arange(side + 1)] * 3, indexing="ij"), axis=-1).reshape(-1, 3)
     step, inner = local // side, local % side
@@ -381,14 +379,6 @@ def _chunk_cells(
     active = np.argwhere((n_known == 8) & (n_inside > 0) & (n_inside < 8))
     rows = np.stack([corner_view(row, corner)[tuple(active.T)] for corner in _CORNERS], axis=1)
     return places[active[:, 0]] * side + active[:, 1:], rows
-
-
-def _triangle_edges(corner_values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    case = ((corner_values < 0) << np.arange(8)).sum(axis=1)
-    first, n = _RANGES[case] // 3, (_RANGES[case + 1] - _RANGES[case]) // 3
-    cell_of = np.repeat(np.arange(len(case)), n)
-    number = np.arange(len(cell_of)) - np.repeat(np.cumsum(n) - n, n) + first[cell_of]
-    return cell_of, _TRIANGLES.reshape(-1, 3)[number]
 
 
 # Sky and other things without texture lie wherever they please, and all photographs are explained;
@@ -446,11 +436,9 @@ def kept(render: Renderer, cameras: Sequence[Camera]) -> Renderer:
 
 
 def plane_renderer(
-    gaussians: Gaussians,
-    cameras: Sequence[Camera],
-    neighbors: reprojection.NeighborViews,
+    gaussians: Gaussians, cameras: Sequence[Camera], neighbors: reprojection.NeighborViews,
     extent: float,
-) -> Renderer:
+) -> Renderer:  # fmt: skip
     """What renders depth and colour of a view for the fusion. extent: in world units"""
     reach = reprojection.REACH * extent
     largest = max(4 * camera.width * camera.height for camera in cameras)
@@ -479,9 +467,8 @@ def plane_view(
     cosine = -(plane[..., :3] * rays).sum(dim=-1)
     cosine = cosine / (plane[..., :3].norm(dim=-1) * rays.norm(dim=-1)).clamp_min(1e-12)
     known = (output.alpha >= _MIN_ALPHA) & (cosine > math.cos(math.radians(MAX_ANGLE)))
-    color = torch.zeros_like(rays)
-    if colored:
-        color = (output.image / output.alpha.clamp_min(1e-6)[..., None]).clamp(0, 1)
+    image = output.image if colored else torch.zeros_like(rays)
+    color = (image / output.alpha.clamp_min(1e-6)[..., None]).clamp(0, 1)
     return DepthView(camera, torch.where(known, depth, 0.0), color)
 
 

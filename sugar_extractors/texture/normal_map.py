@@ -26,9 +26,7 @@ def vertex_normals(vertices: Tensor, faces: Tensor) -> Tensor:
 def corner_tangents(vertices: Tensor, faces: Tensor, uvs: Tensor, normals: Tensor) -> Tensor:
     """Tangents at the corners, and w, the side of the bitangent. (F, 3, 4)
 
-    Args:
-        uvs: Texture coordinates, v upwards, of no two faces the same. (F, 3, 2)
-        normals: At the vertices. (V, 3)
+    Texture coordinates, v upwards, (F, 3, 2), are of no two faces the same. normals: (V, 3)
     """
     corners, normals = vertices[faces], normals[faces]
     (e1, e2), (d1, d2) = ((x[:, 1:] - x[:, :1]).unbind(1) for x in (corners, uvs))
@@ -42,10 +40,8 @@ def corner_tangents(vertices: Tensor, faces: Tensor, uvs: Tensor, normals: Tenso
 def tangent_frames(normals: Tensor, tangents: Tensor, weights: Tensor) -> Tensor:
     """Axes T, B and N as columns at places of faces. (P, 3, 3)
 
-    Args:
-        normals: At the corners of each place's face. (P, 3, 3)
-        tangents: As of :func:`corner_tangents`. (P, 3, 4)
-        weights: Barycentric coordinates of the places. (P, 3)
+    normals, tangents: at the corners of their faces, (P, 3, 3) and (P, 3, 4); weights: barycentric
+    coordinates, (P, 3)
     """
     normal = normalize((normals * weights[..., None]).sum(dim=1), dim=1)
     tangent = normalize((tangents[..., :3] * weights[..., None]).sum(dim=1), dim=1)

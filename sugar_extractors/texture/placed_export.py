@@ -21,12 +21,8 @@ from gaussian_splatting.data.images import NameIndex
 from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.poses import rotation_generators
-from sugar_extractors.texture.textured_mesh_io import (
-    GLB_AXES,
-    mesh_files,
-    read_textured_mesh,
-    write_textured_mesh,
-)
+from sugar_extractors.texture import textured_mesh_io
+from sugar_extractors.texture.textured_mesh_io import GLB_AXES
 from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest, read_json, write_json_atomic
 from sugar_utils.flags import positive_float
@@ -39,10 +35,8 @@ def moved_cloud(cloud: GaussianCloud, matrix: np.ndarray) -> GaussianCloud:
     """The cloud after a similarity, (4, 4): a camera that moves along sees the same picture."""
     scale = float(np.cbrt(np.linalg.det(matrix[:3, :3])))
     rotation, device = matrix[:3, :3] / scale, cloud.means.device
-    linear, shift, turn = (
-        torch.as_tensor(array, dtype=torch.float64, device=device)
-        for array in (matrix[:3, :3], matrix[:3, 3], rotation)
-    )
+    arrays = matrix[:3, :3], matrix[:3, 3], rotation
+    linear, shift, turn = (torch.as_tensor(a, dtype=torch.float64, device=device) for a in arrays)
     n_bands = cloud.sh_rest.shape[1]
     bands = sh_rotation(rotation).to(device)[:n_bands, :n_bands]
     own = rotation_matrices(torch.nn.functional.normalize(cloud.quats.double(), dim=-1))
@@ -58,11 +52,7 @@ def moved_cloud(cloud: GaussianCloud, matrix: np.ndarray) -> GaussianCloud:
 def sh_rotation(rotation: np.ndarray) -> Tensor:
     """How coefficients of the bands 1 to 3 of spherical harmonics change when colours turn.
 
-    Args:
-        rotation: One or several. (..., 3, 3)
-
-    Returns:
-        To be multiplied with columns of coefficients. (..., 15, 15) float64 on the CPU
+    To be multiplied with columns of them. (..., 3, 3) -> (..., 15, 15) float64 on the CPU
     """
     # A tenth of a program's start, and few programs move Gaussians.
     from scipy.spatial.transform import Rotation
@@ -81,8 +71,6 @@ _flag = partial(flag, group="texture")
 
 @dataclass(frozen=True)
 class PlacementOptions:
-    """How the copy for other programs is turned and scaled."""
-
     orient: str = _flag(
         "none", "up: also write the textured mesh and the refined Gaussians upright, y up and "
         "standing on 0, as NAME_placed, with the matrix in NAME_placed.json", choices=ORIENTATIONS,
@@ -132,7 +120,7 @@ def write_placed(
     options: PlacementOptions, glb: bool, notify: Callable[[str], None],
 ) -> None:  # fmt: skip
     """Write the copy of a textured mesh and its Gaussians, unless it is there as asked for."""
-    mesh = read_textured_mesh(obj_path)
+    mesh = textured_mesh_io.read_textured_mesh(obj_path)
     vertices = mesh.vertices.numpy().astype(np.float64)
     matrix = placement(scene.calibrated_cameras, scene.points, vertices, options)
     target, upright = placed_path(obj_path), options.orient == "up"
@@ -144,18 +132,16 @@ def write_placed(
         "glb_matrix": (matrix if upright else GLB_AXES @ matrix).tolist(),
         "meaning": "placed = matrix x (x, y, z, 1) of the capture; rows of 4; glb_matrix: of the "
         "GLB, whose format wants y up",
-        "up": "+y" if upright else None,
-        "unit": "metre" if metric else None,
-        "size": size.tolist(),
-        "source": obj_path.name,
-        "source_digest": file_digest(obj_path),
-    }
-    files = [*mesh_files(target, glb), placed_gaussians(obj_path), note_file]
+        "up": "+y" if upright else None, "unit": "metre" if metric else None,
+        "size": size.tolist(), "source": obj_path.name, "source_digest": file_digest(obj_path),
+    }  # fmt: skip
+    files = [*textured_mesh_io.mesh_files(target, glb), placed_gaussians(obj_path), note_file]
     if not (all(path.is_file() for path in files) and read_json(note_file) == note):
         vertices = torch.from_numpy(moved.astype(np.float32))
         note_file.unlink(missing_ok=True)
         write_gaussian_ply(placed_gaussians(obj_path), moved_cloud(gaussians(), matrix))
-        write_textured_mesh(target, replace(mesh, vertices=vertices), glb=glb, y_up=upright)
+        placed = replace(mesh, vertices=vertices)
+        textured_mesh_io.write_textured_mesh(target, placed, glb=glb, y_up=upright)
         write_json_atomic(note_file, note)
     sides, unit = " x ".join(f"{side:.3g}" for side in size), " m" if metric else ""
     notify(f"placed mesh and Gaussians, {sides}{unit}: {target}")
@@ -218,18 +204,14 @@ def _metres(text: str) -> float:
 
 
 def check_names(options: PlacementOptions, names: Sequence[str]) -> None:
-    """Check that the photographs that give the scale exist."""
     for text in (options.known_distance or ())[:2]:
         if point_of(text) is None:
             _photograph_of(text, names)
 
 
 def _place_of(text: str, cameras: Sequence[Camera]) -> np.ndarray:
-    point = point_of(text)
-    if point is not None:
-        return point
-    by_name = {camera.name: camera for camera in cameras}
-    return by_name[_photograph_of(text, list(by_name))].center
+    by_name, point = {camera.name: camera for camera in cameras}, point_of(text)
+    return by_name[_photograph_of(text, list(by_name))].center if point is None else point
 
 
 def point_of(text: str) -> np.ndarray | None:

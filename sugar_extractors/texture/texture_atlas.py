@@ -97,9 +97,8 @@ class Atlas:
             x, y = low[:, 0] + dx, low[:, 1] + dy - first_row
             inside = (x >= 0) & (x < self.side) & (y >= 0) & (y < end_row - first_row)
             # The lowest face wins, whatever the order; the last place takes what lies outside.
-            owners.scatter_reduce_(
-                0, torch.where(inside, y * self.side + x, n_texels), face, "amin"
-            )
+            place = torch.where(inside, y * self.side + x, n_texels)
+            owners.scatter_reduce_(0, place, face, "amin")
         found = owners[:-1].view(-1, self.side)
         return torch.where(found == none, -1, found)
 
@@ -124,8 +123,7 @@ def make_atlas(kind: str, vertices: Tensor, faces: Tensor, square_size: int) -> 
 def fitting_square_size(kind: str, vertices: Tensor, faces: Tensor, resolution: Tensor) -> int:
     """Size of a square for which a texel is a pixel of the view that shows a place best.
 
-    Args:
-        resolution: Pixels per squared world unit at the vertices. (V,)
+    resolution: pixels per squared world unit at the vertices, (V,)
     """
     a, b, c = vertices[faces].unbind(1)
     pixels = resolution[faces].mean(dim=1)
@@ -187,11 +185,9 @@ def xatlas_atlas(vertices: Tensor, faces: Tensor, side: int) -> Atlas:
     packing = xatlas.PackOptions()
     packing.resolution, packing.padding, packing.bilinear = side, CHART_MARGIN, True
     packing.create_image = False
-    unwrapper = xatlas.Atlas()
-    unwrapper.add_mesh(
-        np.ascontiguousarray(vertices.detach().cpu().numpy(), dtype=np.float32),
-        np.ascontiguousarray(faces.cpu().numpy(), dtype=np.uint32),
-    )
+    unwrapper, places = xatlas.Atlas(), vertices.detach().cpu().numpy()
+    mesh = (places, np.float32), (faces.cpu().numpy(), np.uint32)
+    unwrapper.add_mesh(*(np.ascontiguousarray(array, dtype=kind) for array, kind in mesh))
     unwrapper.generate(pack_options=packing)
     _, indices, uvs = unwrapper.get_mesh(0)
     if indices.shape != tuple(faces.shape) or not unwrapper.width:

@@ -23,11 +23,10 @@ from gaussian_splatting.engine.reporting.evaluation import to_uint8
 from gaussian_splatting.rasterization.projection_kernels import View, make_view
 from sugar_extractors.texture.texture_atlas import Atlas
 from sugar_scene.triangle_rasterizer import rasterize_camera_triangles, to_camera
-from sugar_utils.warp_launch import as_array, launch
+from sugar_utils.warp_arrays import Floats, Floats2d, Ints, Vec2s, Vec3s, Vec4s
+from sugar_utils.warp_launch import FUSED_OPTIONS, as_array, launch
 
-wp.set_module_options(
-    {"enable_backward": False, "cpu_compiler_flags": "-march=native -ffp-contract=fast"}
-)
+wp.set_module_options(FUSED_OPTIONS)
 
 BYTES_PER_TEXEL = 20  # sum of colours, sum of weights, face
 BUDGET_BYTES = 5 << 28  # of rows worked on at once: a texture of 8008 x 8008 texels in one go
@@ -39,6 +38,7 @@ MOST_PIXELS = 1_000  # pixels of a face's box; larger faces count as shown witho
 _CHUNK_TEXELS = 1 << 22
 _MIN_ITEMS = 4096
 _MAX_SAMPLES = 4
+Faces, Image = wp.array(dtype=wp.vec3i), wp.array2d(dtype=wp.vec4)
 
 
 class ViewColors(NamedTuple):
@@ -99,8 +99,8 @@ def area(a: wp.vec2, b: wp.vec2) -> float:
 
 @wp.func
 def sample_surface(
-    view: View, point: wp.vec3, normal: wp.vec3, offset: float, tolerance: float,
-    image: wp.array2d(dtype=wp.vec4), depths: wp.array2d(dtype=float),
+    view: View, point: wp.vec3, normal: wp.vec3, offset: float, tolerance: float, image: Image,
+    depths: Floats2d,
 ) -> wp.vec4:  # fmt: skip
     """Bilinear colour at a camera-space point from pixels that show its plane, and their weight."""
     sum = wp.vec4(0.0, 0.0, 0.0, 0.0)
@@ -130,9 +130,8 @@ def sample_surface(
 
 @wp.kernel
 def find_shown(
-    first: int, view: View, tolerance: float, corners: wp.array(dtype=wp.vec2),
-    vertices: wp.array(dtype=wp.vec3), faces: wp.array(dtype=wp.vec3i),
-    depths: wp.array2d(dtype=float), shown: wp.array(dtype=wp.uint8),
+    first: int, view: View, tolerance: float, corners: Vec2s, vertices: Vec3s, faces: Faces,
+    depths: Floats2d, shown: wp.array(dtype=wp.uint8),
 ):  # fmt: skip
     """Faces of which some texel may find a colour: none of the others does.
 
@@ -164,9 +163,8 @@ def find_shown(
     high = -low
     for k in range(3):
         corner = vertices[face[k]]
-        pixel = wp.vec2(
-            view.fx * corner[0] / corner[2] + view.cx, view.fy * corner[1] / corner[2] + view.cy
-        )
+        column = view.fx * corner[0] / corner[2] + view.cx
+        pixel = wp.vec2(column, view.fy * corner[1] / corner[2] + view.cy)
         low = wp.min(low, pixel)
         high = wp.max(high, pixel)
     # A point that is moved in space moves in the picture by its way across and its way in depth.
@@ -195,11 +193,8 @@ def find_shown(
 @wp.kernel
 def gather_view(
     first: int, view: View, first_row: int, side: int, tolerance: float, cosine_power: float,
-    texel_faces: wp.array(dtype=int), corners: wp.array(dtype=wp.vec2),
-    vertices: wp.array(dtype=wp.vec3), faces: wp.array(dtype=wp.vec3i),
-    preference: wp.array(dtype=float), floor: float,
-    image: wp.array2d(dtype=wp.vec4), depths: wp.array2d(dtype=float),
-    shown: wp.array(dtype=wp.uint8), sums: wp.array(dtype=wp.vec4),
+    texel_faces: Ints, corners: Vec2s, vertices: Vec3s, faces: Faces, preference: Floats,
+    floor: float, image: Image, depths: Floats2d, shown: wp.array(dtype=wp.uint8), sums: Vec4s,
 ):  # fmt: skip
     """Add what one view shows of each texel to its sums."""
     i = first + wp.tid()
@@ -241,9 +236,8 @@ def gather_view(
     for k in range(samples * samples):
         x = (float(k % samples) + 0.5) / float(samples) - 0.5
         y = (float(k / samples) + 0.5) / float(samples) - 0.5
-        sum += sample_surface(
-            view, point + x * du + y * dv, normal, offset, tolerance, image, depths
-        )
+        place = point + x * du + y * dv
+        sum += sample_surface(view, place, normal, offset, tolerance, image, depths)
     if sum[3] == 0.0 and (anchor[0] != center[0] or anchor[1] != center[1]):
         # The plane leaves the surface here: continue the colour of the outline.
         point = a + anchor[0] * du + anchor[1] * dv
@@ -276,9 +270,8 @@ def bake_texture(
     texture = torch.zeros(*shape, 3, dtype=torch.uint8, device=device)
     seen = torch.zeros(shape, dtype=torch.bool, device=device)
     face_sums = torch.zeros(4, atlas.n_faces, dtype=torch.int64, device=device)
-    for rows, owners, colors, found in _gathered(
-        vertices, faces, atlas, cameras, source, config, on_view
-    ):
+    views = cameras, source, config, on_view
+    for rows, owners, colors, found in _gathered(vertices, faces, atlas, *views):
         seen[rows], texture[rows] = found, to_uint8(colors)
         owners, colors = owners[found].long(), texture[rows][found].long()
         for channel in range(3):
@@ -288,14 +281,9 @@ def bake_texture(
     counts = face_sums[3]
     means = (face_sums[:3].double() / counts.clamp_min(1)).T.round().to(torch.uint8)
     means = torch.where(counts[:, None] > 0, means, to_uint8(face_colors.to(device)))
-    n_face_texels = _fill_unseen(texture, seen, atlas, bands, means)
-    return BakedTexture(
-        texture=texture.flip(0),
-        seen_texels=int(seen.sum()),
-        face_texels=n_face_texels,
-        seen_faces=int((counts > 0).sum()),
-        n_bands=len(bands),
-    )
+    n_seen, n_faces = int(seen.sum()), int((counts > 0).sum())
+    n_texels = _fill_unseen(texture, seen, atlas, bands, means)
+    return BakedTexture(texture.flip(0), n_seen, n_texels, n_faces, len(bands))
 
 
 @torch.no_grad()
@@ -306,8 +294,7 @@ def add_to_texture(
 ) -> Tensor:  # fmt: skip
     """Add to a baked texture, (side, side, 3) uint8, what views lack, which may be negative.
 
-    Args:
-        exposure: By what the sum is divided, per channel; asked when all views were read. (3,)
+    The sum is divided by the exposure, (3,), which is asked when all views were read.
     """
     texture = texture.flip(0)
     for rows, _, colors, _ in _gathered(vertices, faces, atlas, cameras, source, config, on_view):
@@ -322,7 +309,8 @@ def _gathered(
     """Some rows of the texture at a time: (R, side) faces, (R, side, 3) colours, whether seen."""
     bands = _bands(atlas.side, config.budget_bytes)
     faces = faces.to(torch.int32).contiguous()
-    for band, (first, end) in enumerate(bands):
+    for band, part in enumerate(bands):
+        first, end = part.start, part.stop
         texel_faces = atlas.texel_faces(first, end)
         sums = torch.zeros(texel_faces.numel(), 4, device=vertices.device)
         for index, camera in enumerate(cameras):
@@ -351,8 +339,7 @@ def _gather(
     else:
         # No surface lies where nothing counts, so no colour is taken from there.
         depths = torch.where(image[..., 3] > 0, depths, torch.inf)
-    if preferred is None:
-        preferred = vertices.new_zeros(len(vertices))
+    preferred = vertices.new_zeros(len(vertices)) if preferred is None else preferred
     view, depths = make_view(camera), depths.contiguous()
     corners = as_array(atlas.corners.reshape(-1, 2).contiguous(), wp.vec2)
     surface = [as_array(moved, wp.vec3), as_array(faces, wp.vec3i)]
@@ -367,30 +354,29 @@ def _gather(
     launch(gather_view, texel_faces.numel(), arguments, min_items=_MIN_ITEMS)
 
 
-def count_bands(side: int, budget_bytes: int) -> int:
-    """In how many parts a texture is worked on, and how often each view is needed."""
-    return len(_bands(side, budget_bytes))
-
-
-def _bands(side: int, budget_bytes: int) -> list[tuple[int, int]]:
+def _bands(side: int, budget_bytes: int) -> list[slice]:
     """Rows of the texture in parts that fit the budget, at least one row each."""
-    rows = min(side, max(1, budget_bytes // (BYTES_PER_TEXEL * side)))
-    return [(first, min(first + rows, side)) for first in range(0, side, rows)]
+    return _parts(side, budget_bytes // (BYTES_PER_TEXEL * side))
 
 
 def _chunks(n_rows: int, side: int) -> list[slice]:
     """Rows in parts whose temporaries are small beside the sums."""
-    rows = max(1, _CHUNK_TEXELS // side)
-    return [slice(first, min(first + rows, n_rows)) for first in range(0, n_rows, rows)]
+    return _parts(n_rows, _CHUNK_TEXELS // side)
+
+
+def _parts(n_rows: int, most: int) -> list[slice]:
+    starts = range(0, n_rows, max(1, most))
+    return [slice(first, min(first + starts.step, n_rows)) for first in starts]
 
 
 def _fill_unseen(
-    texture: Tensor, seen: Tensor, atlas: Atlas, bands: Sequence[tuple[int, int]], means: Tensor
+    texture: Tensor, seen: Tensor, atlas: Atlas, bands: Sequence[slice], means: Tensor
 ) -> int:
     """Colour the texels that no view shows; returns the number of texels of faces."""
     between = means.double().mean(dim=0).round().to(torch.uint8)
     n_face_texels = 0
-    for first, end in bands:
+    for band in bands:
+        first, end = band.start, band.stop
         texel_faces = atlas.texel_faces(first, end)
         for rows in _chunks(end - first, atlas.side):
             at = slice(first + rows.start, first + rows.stop)

@@ -56,11 +56,9 @@ class TexturedMesh:
 
     def corner_axes(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Vertex normals and tangents at the corners of some faces. (R, 3, 3), (R, 3, 4)"""
-        normals = vertex_normals(self.vertices.float(), self.faces)
-        faces = self.faces[rows]
-        return normals[faces], corner_tangents(
-            self.vertices.float(), faces, self.uvs[rows], normals
-        )
+        vertices, faces = self.vertices.float(), self.faces[rows]
+        normals = vertex_normals(vertices, self.faces)
+        return normals[faces], corner_tangents(vertices, faces, self.uvs[rows], normals)
 
 
 def mesh_files(obj_path: Path, glb: bool, normal_map: bool = False) -> list[Path]:
@@ -98,15 +96,18 @@ def write_mesh_files(targets: Mapping[Path, Path], mesh: TexturedMesh, y_up: boo
     with targets[names[".obj"]].open("wb") as file:
         file.writelines(obj_chunks(mesh, names[".mtl"].name))
     if ".glb" in names:
-        with targets[names[".glb"]].open("wb") as file:
-            file.writelines(glb_chunks(mesh, _compact(png, mesh.texture), names[".glb"], y_up))
+        write_glb(targets[names[".glb"]], mesh, names[".glb"], y_up, png)
 
 
-def write_glb(path: Path, mesh: TexturedMesh, *, y_up: bool = False) -> None:
-    """Write the one-file form alone, complete or not at all."""
-    with atomic_path(path) as temporary, temporary.open("wb") as file:
-        picture = _compact(png_bytes(mesh.texture), mesh.texture)
-        file.writelines(glb_chunks(mesh, picture, path, y_up))
+def write_glb(
+    target: Path, mesh: TexturedMesh, path: Path, y_up: bool, png: bytes | None = None
+) -> None:
+    """Write the one-file form; ``path`` is what errors call it."""
+    png = png or png_bytes(mesh.texture)
+    # Web pages load it: JPEG where PNG is large.
+    small = png if len(png) <= _LARGE_PNG else jpeg_bytes(mesh.texture, _JPEG_QUALITY)
+    with target.open("wb") as file:
+        file.writelines(glb_chunks(mesh, small, path, y_up))
 
 
 def png_bytes(texture: Tensor) -> bytes:
@@ -123,11 +124,6 @@ def jpeg_bytes(texture: Tensor, quality: int = 85) -> bytes:
     picture = Image.fromarray(np.ascontiguousarray(texture.cpu().numpy()))
     picture.save(buffer, format="JPEG", quality=quality, subsampling=chroma)
     return buffer.getvalue()
-
-
-def _compact(png: bytes, texture: Tensor) -> bytes:
-    """The picture of a GLB, which web pages load: JPEG where PNG is large."""
-    return png if len(png) <= _LARGE_PNG else jpeg_bytes(texture, _JPEG_QUALITY)
 
 
 def obj_chunks(mesh: TexturedMesh, material_name: str) -> Iterator[bytes]:
@@ -181,13 +177,11 @@ def glb_chunks(
         _add_clay(content)
     yield glb_head(content, path, "use --export_glb False")
     vertices = mesh.vertices.float().cpu()
-    faces, uvs = mesh.faces.cpu(), mesh.uvs.cpu()
-    for first in range(0, mesh.n_faces, _CHUNK_ROWS):
-        yield vertices[faces[first : first + _CHUNK_ROWS]].numpy().astype("<f4").tobytes()
-    for first in range(0, mesh.n_faces, _CHUNK_ROWS):
+    for faces in mesh.faces.cpu().split(_CHUNK_ROWS):
+        yield vertices[faces].numpy().astype("<f4").tobytes()
+    for uvs in mesh.uvs.cpu().split(_CHUNK_ROWS):
         # The picture's first row is v = 0 here.
-        chunk = uvs[first : first + _CHUNK_ROWS].numpy() * (1, -1) + (0, 1)
-        yield chunk.astype("<f4").tobytes()
+        yield (uvs.numpy() * (1, -1) + (0, 1)).astype("<f4").tobytes()
     yield picture
     if normals:
         axes = mesh.corner_axes(torch.arange(mesh.n_faces, device=mesh.faces.device))
@@ -209,6 +203,15 @@ def glb_head(content: dict[str, Any], path: Path, instead: str) -> bytes:
     return head + text + struct.pack("<I4s", n_binary, b"BIN\0")
 
 
+def gltf_start(extension: str, primitive: dict[str, Any]) -> dict[str, Any]:
+    """What a glTF of one mesh begins with."""
+    return {
+        "asset": {"version": "2.0", "generator": "sugar-trainer"}, "extensionsUsed": [extension],
+        "scene": 0, "scenes": [{"nodes": [0]}], "nodes": [{"mesh": 0}],
+        "meshes": [{"primitives": [primitive]}],
+    }  # fmt: skip
+
+
 def _gltf(mesh: TexturedMesh, sizes: list[int], picture: bytes) -> dict[str, Any]:
     """The JSON part of a GLB: positions, texture coordinates and picture, in this order."""
     views = [
@@ -223,28 +226,18 @@ def _gltf(mesh: TexturedMesh, sizes: list[int], picture: bytes) -> dict[str, Any
     primitive = {
         "attributes": {"POSITION": 0, "TEXCOORD_0": 1}, "material": 0, "mode": _TRIANGLES
     }  # fmt: skip
+    metal = {"baseColorTexture": {"index": 0}, "metallicFactor": 0.0, "roughnessFactor": 1.0}
     material = {
-        "name": "mesh",
-        "doubleSided": True,
-        "pbrMetallicRoughness": {
-            "baseColorTexture": {"index": 0}, "metallicFactor": 0.0, "roughnessFactor": 1.0
-        },
+        "name": "mesh", "doubleSided": True, "pbrMetallicRoughness": metal,
         "extensions": {"KHR_materials_unlit": {}},
     }  # fmt: skip
     kind = "jpeg" if picture.startswith(_JPEG) else "png"
     return {
-        "asset": {"version": "2.0", "generator": "sugar-trainer"},
-        "extensionsUsed": ["KHR_materials_unlit"],
-        "scene": 0,
-        "scenes": [{"nodes": [0]}],
-        "nodes": [{"mesh": 0}],
-        "meshes": [{"primitives": [primitive]}],
+        **gltf_start("KHR_materials_unlit", primitive),
         "materials": [material],
         "textures": [{"sampler": 0, "source": 0}],
         # Smaller copies of the picture would mix the colours of unrelated faces.
-        "samplers": [
-            {"magFilter": _LINEAR, "minFilter": _LINEAR, "wrapS": _CLAMP, "wrapT": _CLAMP}
-        ],
+        "samplers": [dict(magFilter=_LINEAR, minFilter=_LINEAR, wrapS=_CLAMP, wrapT=_CLAMP)],
         "images": [{"bufferView": 2, "mimeType": f"image/{kind}"}],
         "accessors": [
             {"bufferView": 0, "type": "VEC3", **accessor, **bounds},
@@ -262,9 +255,8 @@ def _add_normal_map(content: dict[str, Any]) -> None:
     for view, (name, kind) in enumerate(kinds, start=3):
         content["meshes"][0]["primitives"][0]["attributes"][name] = len(content["accessors"])
         content["bufferViews"][view]["target"] = _ARRAY_BUFFER
-        content["accessors"].append(
-            {"bufferView": view, "type": kind, "componentType": _FLOAT32, "count": count}
-        )
+        accessor = {"bufferView": view, "type": kind, "componentType": _FLOAT32, "count": count}
+        content["accessors"].append(accessor)
     content["images"].append({"bufferView": 5, "mimeType": "image/png"})
     content["textures"].append({"sampler": 0, "source": 1})
     content["materials"][0]["normalTexture"] = {"index": 1}
@@ -275,9 +267,8 @@ def _add_clay(content: dict[str, Any]) -> None:
     """A second material, lit by the viewer, and names for both."""
     color, variants = [0.6, 0.6, 0.58, 1.0], "KHR_materials_variants"
     metal = {"baseColorFactor": color, "metallicFactor": 0.0, "roughnessFactor": 0.9}
-    content["materials"].append(
-        {"name": "clay", "doubleSided": True, "pbrMetallicRoughness": metal}
-    )
+    clay = {"name": "clay", "doubleSided": True, "pbrMetallicRoughness": metal}
+    content["materials"].append(clay)
     content["extensionsUsed"].append(variants)
     content["extensions"] = {variants: {"variants": [{"name": "textured"}, {"name": "clay"}]}}
     mappings = [{"material": k, "variants": [k]} for k in range(2)]
@@ -298,9 +289,8 @@ def read_textured_mesh(path: Path) -> TexturedMesh:
         material = _value(lines, b"mtllib ", path)
         material_path = require_regular_file(path.parent / material, missing_ok=True)
         material_lines, pictures = material_path.read_bytes().split(b"\n"), []
-        for name in (b"map_Kd ", b"norm ")[
-            : 1 + any(m.startswith(b"norm ") for m in material_lines)
-        ]:
+        has_normals = any(line.startswith(b"norm ") for line in material_lines)
+        for name in (b"map_Kd ", b"norm ")[: 1 + has_normals]:
             picture = path.parent / _value(material_lines, name, path)
             with Image.open(require_regular_file(picture, missing_ok=True)) as image:
                 pictures.append(torch.from_numpy(np.array(image.convert("RGB"))))
@@ -321,12 +311,9 @@ def read_textured_mesh(path: Path) -> TexturedMesh:
     for values, table in ((rows[..., 0], vertices), (rows[..., 1], points)):
         if values.size and not 0 <= values.min() <= values.max() < len(table):
             raise UserError(f"{path}: a face refers to a row that is not there; extract it again")
-    return TexturedMesh(
-        torch.from_numpy(vertices.astype(np.float32)),
-        torch.from_numpy(rows[..., 0].copy()),
-        torch.from_numpy(points[rows[..., 1]].astype(np.float32)),
-        *pictures,
-    )
+    uvs = points[rows[..., 1]].astype(np.float32)
+    arrays = vertices.astype(np.float32), rows[..., 0].copy(), uvs
+    return TexturedMesh(*(torch.from_numpy(array) for array in arrays), *pictures)
 
 
 def _table(lines: list[bytes], prefix: bytes, width: int, dtype: type) -> np.ndarray:

@@ -22,20 +22,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.data import reference_layout
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore, eroded, shared_or_own_store
-from gaussian_splatting.data.reference_layout import (
-    EXPOSURE_FILE,
-    ReferenceCheckpoint,
-    read_exposures,
-)
+from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.run_directory import Identity, scene_inputs
 from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.optim.learned_exposure import exposed, saved_exposures, unexposed
 from gaussian_splatting.rasterization import render_view
-from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
+from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
 from gaussian_splatting.shared_flags import white_background
 from sugar_extractors.mesh.mesh_config import OUTPUT_FLAG
 from sugar_extractors.results import alone_with, is_finished, publish, read_state
@@ -56,22 +53,15 @@ from sugar_scene.mesh_bound import LAYOUTS, BoundCloud, bound_cloud_from_state
 from sugar_scene.triangle_mesh import edge_keys
 from sugar_trainers.capture import CaptureOptions, load_views, model_file
 from sugar_trainers.naming import OUTPUT_ROOT, scene_name
+from sugar_utils import flags
 from sugar_utils.console import Console
 from sugar_utils.device import upload
 from sugar_utils.errors import UserError, printable
 from sugar_utils.files import file_digest, remove_stale_temporaries
-from sugar_utils.flags import (
-    AUTO,
-    Automatic,
-    integer,
-    non_negative_float,
-    non_negative_int,
-    positive_int,
-    positive_or_auto,
-)
+from sugar_utils.flags import AUTO, Automatic
 from sugar_utils.memory import memory_usage, reset_peak
 from sugar_utils.neighbors import nearest_neighbors_of
-from sugar_utils.settings import add_flags, flag, parser_of
+from sugar_utils.settings import flag, parser_of
 
 DENSITY_THRESHOLD = 0.1
 ITERATIONS = 5
@@ -145,18 +135,18 @@ class TextureOptions(CaptureOptions):
         None, "folder of the mesh; unset: output/refined_mesh/<scene>", short="-o", parse=Path
     )
     n_gaussians_per_surface_triangle: int | None = _alone(
-        None, "checked against the model; unset: as the model has", short="-n", parse=integer,
+        None, "checked against the model; unset: as the model has", short="-n", parse=flags.integer,
         choices=tuple(LAYOUTS),
     )  # fmt: skip
     square_size: int | Automatic = _flag(
         SQUARE_SIZE, "texels per side of the square that holds two triangles, at least 5; decides "
         "the size of the texture for any atlas. auto: a texel is a pixel of the photograph that "
-        "shows a place best; unset: 8, auto with --preset fast", parse=positive_or_auto,
+        "shows a place best; unset: 8, auto with --preset fast", parse=flags.positive_or_auto,
         metavar="{N,auto}", modes={"fast": AUTO},
     )  # fmt: skip
     texture_size: int = _flag(
         TEXTURE_SIZE, "texels per side of the texture at most",
-        parse=positive_int, no_effect_when="unless --square_size is auto",
+        parse=flags.positive_int, no_effect_when="unless --square_size is auto",
     )  # fmt: skip
     texture_atlas: str = _flag(
         "squares", "squares: every two triangles fill a square; xatlas: unfold the surface, which "
@@ -170,10 +160,12 @@ class TextureOptions(CaptureOptions):
     baking: BakingConfig = BakingConfig()
     postprocess_mesh: bool = _flag(False, "peel border triangles of low density off")
     postprocess_density_threshold: float = _peel(
-        DENSITY_THRESHOLD, "border triangles of a larger density stay", parse=non_negative_float
+        DENSITY_THRESHOLD,
+        "border triangles of a larger density stay",
+        parse=flags.non_negative_float,
     )
     postprocess_iterations: int = _peel(
-        ITERATIONS, "rings of border triangles to peel off", parse=non_negative_int
+        ITERATIONS, "rings of border triangles to peel off", parse=flags.non_negative_int
     )
     export_glb: bool = _flag(True, "write the textured mesh as one .glb file, too")
     placement: PlacementOptions = PlacementOptions()
@@ -188,6 +180,11 @@ class TextureOptions(CaptureOptions):
             check_square_size(self.square_size)
 
     @property
+    def model(self) -> Path:
+        """The refined ``.pt`` itself, or the last one of a run's folder."""
+        return model_file(self.refined_model_path, "--refined_model_path")
+
+    @property
     def obj_path(self) -> Path:
         """The mesh; its other files lie beside it under the same name."""
         folder = self.mesh_output_dir or OUTPUT_ROOT / "refined_mesh" / scene_name(self.scene_path)
@@ -196,29 +193,21 @@ class TextureOptions(CaptureOptions):
         return folder / f"{name}{'_postprocessed' if self.postprocess_mesh else ''}.obj"
 
     def identity(self) -> dict[str, Any]:
-        """The settings that decide the mesh, as its ``.json`` file keeps them."""
-        values = {
-            **self.capture_identity(),
-            "square_size": self.square_size,
-            "atlas": self.texture_atlas,
-            "source": self.texture_source,
+        size = {"texture_size": self.texture_size} if self.square_size == AUTO else {}
+        names = ("postprocess_density_threshold", "postprocess_iterations")
+        peeling = {name: getattr(self, name) for name in names} if self.postprocess_mesh else {}
+        return {
+            **self.capture_identity(), "square_size": self.square_size,
+            "atlas": self.texture_atlas, "source": self.texture_source,
             "depth_tolerance": self.baking.depth_tolerance,
-            "cosine_power": self.baking.cosine_power,
-            **({"texture_size": self.texture_size} if self.square_size == AUTO else {}),
-            "postprocess": self.postprocess_mesh,
-            "white_background": self.white_background,
-        }
-        if self.postprocess_mesh:
-            values["postprocess_density_threshold"] = self.postprocess_density_threshold
-            values["postprocess_iterations"] = self.postprocess_iterations
-        return values
+            "cosine_power": self.baking.cosine_power, **size, "postprocess": self.postprocess_mesh,
+            "white_background": self.white_background, **peeling,
+        }  # fmt: skip
 
     def inputs(self, scene: Scene) -> dict[str, Any]:
         """Digests of what is read; of the photographs only where the colours are theirs."""
-        return {
-            **scene_inputs(scene, photographs=self.texture_source == "photos"),
-            "refined model": file_digest(refined_file(self.refined_model_path)),
-        }
+        read = scene_inputs(scene, photographs=self.texture_source == "photos")
+        return {**read, "refined model": file_digest(self.model)}
 
     def sources(self) -> dict[str, Any]:
         return {**super().sources(), "refined_model": self.refined_model_path.resolve()}
@@ -242,14 +231,11 @@ def extract_textured_mesh(
         )
     if options.compute.device_reason:
         console.info(options.compute.device_reason)
-    model = refined_file(options.refined_model_path)
+    model = options.model
     checkpoint, scene = load_views(
-        options,
-        console.info,
-        white_background=options.white_background,
-        seed=options.random_seed,
+        options, console.info, white_background=options.white_background, seed=options.random_seed,
         require_images=options.texture_source == "photos",
-    )
+    )  # fmt: skip
     exposures, known = _exposures(options, model, checkpoint, console)
     inputs = {**options.inputs(scene), **known}
     identity = Identity(options.identity(), inputs, options.sources())
@@ -269,34 +255,14 @@ def extract_textured_mesh(
                 cloud = read().to(options.compute.device)
                 _texture(options, identity, cloud, scene, store, exposures, console)
         if options.placement.wanted:
-            write_placed(
-                target,
-                scene,
-                lambda: read().freed(),
-                options.placement,
-                options.export_glb,
-                console.info,
-            )
+            how = options.placement, options.export_glb, console.info
+            write_placed(target, scene, lambda: read().freed(), *how)
     return target
-
-
-def refined_file(path: Path) -> Path:
-    """The refined ``.pt`` itself, or the last one of a run's folder."""
-    return model_file(path, "--refined_model_path")
-
-
-def select_faces(cloud: BoundCloud, keep: Tensor) -> BoundCloud:
-    """Some faces with their Gaussians; all vertices stay. keep: (F,) bool"""
-    rows = keep.repeat_interleave(cloud.per_triangle)
-    names = ("sh_dc", "sh_rest", "opacity_logits", "log_scales", "rotations")
-    return replace(
-        cloud, faces=cloud.faces[keep], **{name: getattr(cloud, name)[rows] for name in names}
-    )
 
 
 def face_colors(cloud: BoundCloud) -> Tensor:
     """Mean colour of the Gaussians of each face, without what depends on the view. (F, 3)"""
-    colors = (0.5 + SH_C0 * cloud.sh_dc[:, 0]).clamp(0, 1)
+    colors = sh_to_rgb(cloud.sh_dc[:, 0]).clamp(0, 1)
     return colors.reshape(-1, cloud.per_triangle, 3).mean(dim=1)
 
 
@@ -344,8 +310,8 @@ def _exposures(
     if options.texture_source != "photos":
         return {}, {}
     found = saved_exposures((load_payload(model).get("resume") or {}).get("stage", {}))
-    path = model if found else checkpoint.ply_path.with_name(EXPOSURE_FILE)
-    found = found or read_exposures(path, console.info)
+    path = model if found else checkpoint.ply_path.with_name(reference_layout.EXPOSURE_FILE)
+    found = found or reference_layout.read_exposures(path, console.info)
     if found:
         console.info(f"exposures of {path} are taken out of the photographs")
     return found, {"exposures": file_digest(path)} if found else {}
@@ -371,9 +337,8 @@ def _read_model(options: TextureOptions, path: Path, console: Console) -> BoundC
     for name in ("vertices", "sh_dc", "opacity_logits", "log_scales", "rotations"):
         if not torch.isfinite(getattr(cloud, name)).all():
             raise UserError(f"{path}: has {name} of NaN or infinity; refine the mesh again")
-    console.info(
-        f"{path}: {cloud.faces.shape[0]:,} triangles with {cloud.per_triangle} Gaussians each"
-    )
+    n_faces = cloud.faces.shape[0]
+    console.info(f"{path}: {n_faces:,} triangles with {cloud.per_triangle} Gaussians each")
     if not options.postprocess_mesh:
         return cloud
     peeling = options.postprocess_iterations, options.postprocess_density_threshold
@@ -384,7 +349,11 @@ def _read_model(options: TextureOptions, path: Path, console: Console) -> BoundC
             f"{path}: no triangle is left after peeling; lower "
             "--postprocess_density_threshold or --postprocess_iterations"
         )
-    return select_faces(cloud, keep)
+    # All vertices stay.
+    rows = keep.repeat_interleave(cloud.per_triangle)
+    names = ("sh_dc", "sh_rest", "opacity_logits", "log_scales", "rotations")
+    kept = {name: getattr(cloud, name)[rows] for name in names}
+    return replace(cloud, faces=cloud.faces[keep], **kept)
 
 
 @torch.no_grad()
@@ -410,28 +379,21 @@ def _texture(
             progress.update(100 * done // total)
 
         if is_photos:
-            source = photo_source(images, device, exposures)
-            baked = bake_photographs(
-                *surface, atlas, cameras, source, own, resolution, options.baking, on_view
-            )
+            seen = atlas, cameras, photo_source(images, device, exposures), own, resolution
+            baked = bake_photographs(*surface, *seen, options.baking, on_view)
         else:
             source = render_source(cloud.activate(), options.white_background)
             baked = bake_texture(*surface, atlas, cameras, source, own, options.baking, on_view)
     finished = time.monotonic()
     mesh = TexturedMesh(*surface, atlas.uvs, baked.texture)
     result = {
-        "vertices": cloud.vertices.shape[0],
-        "faces": atlas.n_faces,
-        "views": len(cameras),
-        "texture_side": atlas.side,
-        "bands": baked.n_bands,
+        "vertices": cloud.vertices.shape[0], "faces": atlas.n_faces, "views": len(cameras),
+        "texture_side": atlas.side, "bands": baked.n_bands,
         "seen_texel_share": round(baked.seen_texels / max(1, baked.face_texels), 4),
         "seen_face_share": round(baked.seen_faces / atlas.n_faces, 4),
-        "unwrap_seconds": round(unwrapped - start, 2),
-        "seconds": round(finished - start, 2),
-        "bake_seconds": round(finished - unwrapped, 2),
-        "peak_bytes": memory_usage(device).peak,
-    }
+        "unwrap_seconds": round(unwrapped - start, 2), "seconds": round(finished - start, 2),
+        "bake_seconds": round(finished - unwrapped, 2), "peak_bytes": memory_usage(device).peak,
+    }  # fmt: skip
 
     def figures() -> dict[str, Any]:
         return {**result, "write_seconds": round(time.monotonic() - finished, 2)}
@@ -449,10 +411,6 @@ _STANDALONE = "only extract_refined_mesh_with_texture.py"
 
 
 def texture_parser(description: str | None) -> argparse.ArgumentParser:
-    """All flags of ``extract_refined_mesh_with_texture.py``."""
-    parser = parser_of(description)
     square = {"default": STANDALONE_SQUARE_SIZE, "group": _STANDALONE}
-    gpu = {"short": "-g", "group": _STANDALONE}
-    device = {"group": _STANDALONE}
-    add_flags(parser, TextureOptions, square_size=square, gpu=gpu, device=device)
-    return parser
+    gpu, device = {"short": "-g", "group": _STANDALONE}, {"group": _STANDALONE}
+    return parser_of(description, TextureOptions, square_size=square, gpu=gpu, device=device)

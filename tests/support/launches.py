@@ -35,13 +35,12 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.stepping import Stepper
 from gaussian_splatting.losses import photometric
-from gaussian_splatting.losses.photometric_cuda import ColumnPhotometric
 from gaussian_splatting.optim import adam
 from gaussian_splatting.rasterization import Rasterizer, projection
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_scene import field_kernels
-from sugar_trainers import sampling_block
+from sugar_trainers import terms
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.stage_config import CoarseConfig, MultiviewConfig
 from sugar_utils.console import Console
@@ -155,10 +154,10 @@ def gpu_paths() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for owner, name, replacement in (
             *((Rasterizer, name, on_blocks(getattr(Rasterizer, name))) for name in blending),
-            (photometric, "NativePhotometric", ColumnPhotometric),
+            (photometric, "photometric_cpu", photometric.photometric_cuda),
             (projection, "counts_while_projecting", lambda device: True),
             (adam, "in_one_launch", lambda device: True),
-            (sampling_block, "evaluate_fields", functools.partial(fields, native=False)),
+            (terms, "evaluate_fields", functools.partial(fields, native=False)),
         ):
             stack.enter_context(mock.patch.object(owner, name, replacement))
         yield
