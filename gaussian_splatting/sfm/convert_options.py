@@ -32,6 +32,11 @@ class SfmOptions:
         None, "COLMAP's model of the lens; unset: OPENCV, and SIMPLE_RADIAL for cameras that took "
         "fewer than 10 of the photographs", parse=optional_str,
     )  # fmt: skip
+    cameras: str | None = _posing(
+        None, "file or folder with cameras of another program, which are kept; none: find the "
+        "cameras whatever is there; unset: those that lie in the scene folder, if any",
+        parse=optional_str,
+    )  # fmt: skip
     extraction_size: int = _posing(
         1600, "longest side in pixels at which features are looked for; larger takes time and "
         "memory with its square and hardly makes positions better", parse=positive_int,
