@@ -636,7 +636,7 @@ def test_cameras_of_other_images_are_refused(room, tmp_path):
     turned = [(np.roll(r, 1, axis=0), c) for r, c in poses]
     labels = [f"IMG {k}" for k in range(1, ROOM + 1)]
     (root / "cameras.xml").write_text(metashape(turned, labels, FOCAL, (WIDTH, HEIGHT)))
-    with pytest.raises(UserError, match="cameras.xml: its cameras do not agree with the photogr"):
+    with pytest.raises(UserError, match="cameras.xml: its cameras do not fit the photographs, of"):
         convert(ConvertOptions(root, sfm=SMALL), Heard())
     result = convert(ConvertOptions(root, sfm=replace(SMALL, cameras="none")), Heard())
     assert result.n_registered == ROOM

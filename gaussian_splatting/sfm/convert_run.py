@@ -174,12 +174,6 @@ def _map(attempt: Attempt) -> Models:
         models = mapping.map_photographs(
             attempt.database, names, attempt.models, mapper, seed, poses, advance
         )
-    if known and models.largest.num_points3D() < n:
-        raise UserError(
-            f"{known.source.path}: its cameras do not agree with the photographs, which share "
-            f"{models.largest.num_points3D()} points by them; check that these are the images "
-            "that they were computed from, or pass --cameras none"
-        )
     attempt.note(models=key)
     return models
 
@@ -278,6 +272,13 @@ def _convert(work: Work) -> Converted:
     else:
         models, attempt = find_cameras(attempts)
     evidence = _evidence(work, photographs, models, attempt)
+    n_wrong = len(evidence.contradicting or {})
+    if known and (2 * n_wrong > len(photographs) or not evidence.n_points):
+        raise UserError(
+            f"{known.source.path}: its cameras do not fit the photographs, of which {n_wrong} "
+            f"contradict them, with {evidence.n_points} points in common; check that these are the "
+            "images that they were computed from, or pass --cameras none"
+        )
     evidence = replace(evidence, given=known is not None)
     registration = report.registration_of(evidence)
     by_name = scene.originals(photographs, masks)
