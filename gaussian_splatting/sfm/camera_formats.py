@@ -59,6 +59,10 @@ def _numbers(text: str | None, count: int, place: str) -> np.ndarray:
     return values
 
 
+def _number(text: str | None, place: str) -> float:
+    return float(_numbers(text, 1, place)[0])
+
+
 def _rotation(matrix: Any, place: str) -> np.ndarray:
     rotation = nearest_rotation(np.reshape(matrix, (3, 3)))
     if rotation is None:
@@ -151,20 +155,18 @@ def _metashape_lens(sensor: ET.Element, place: str) -> Any:
     resolution = _child(
         found if found.find("resolution") is not None else sensor, "resolution", place
     )
-    size = [_numbers(resolution.get(s), 1, f"{place}, {s}")[0] for s in ("width", "height")]
-
-    def values(names: str) -> list[float]:
-        texts = {name: found.findtext(name, "0") for name in names.split()}
-        return [_numbers(text, 1, f"{place}, {name}")[0] for name, text in texts.items()]
-
-    f = _numbers(_child(found, "f", place).text, 1, f"{place}, f")[0]
-    cx, cy, b1, b2, p1, p2, p3, p4 = values("cx cy b1 b2 p1 p2 p3 p4")
+    size = [_number(resolution.get(side), f"{place}, {side}") for side in ("width", "height")]
+    f = _number(_child(found, "f", place).text, f"{place}, f")
+    cx, cy, b1, b2, p1, p2, p3, p4, *k = (
+        _number(found.findtext(name, "0"), f"{place}, {name}")
+        for name in ("cx", "cy", "b1", "b2", "p1", "p2", "p3", "p4", "k1", "k2", "k3", "k4")
+    )
     if kind not in ("frame", "fisheye", "equidistant_fisheye"):
         raise UserError(f"{place}: camera type {kind} is not supported; use frame or fisheye")
     if p3 or p4 or abs(b2) * size[1] > 2 * MAX_MISFIT * abs(f):
         wrong = "p3 and p4 are" if p3 or p4 else "b2 is"
         raise UserError(f"{place}: {wrong} not supported; optimize the cameras without it")
-    middle, k = (size[0] / 2 + cx, size[1] / 2 + cy), values("k1 k2 k3 k4")
+    middle = size[0] / 2 + cx, size[1] / 2 + cy
     return _lens(size, (f + b1, f), middle, place, k, (p2, p1), kind != "frame")
 
 
@@ -175,28 +177,26 @@ def _film_lens(size: Size, f: float, u: float, v: float, k: Any, place: str) -> 
     return _lens(size, (f / 36 * n, f / 36 * n), middle, place, k[:4], (k[5], k[4]))
 
 
-_POSE_COLUMNS = ("x", "y", "alt", "heading", "pitch", "roll", "f")
+_POSE = ("x", "y", "alt", "heading", "pitch", "roll", "f")
+_OPTIONAL = ("px", "py", "k1", "k2", "k3", "k4", "t1", "t2")
 
 
 def _is_reality_csv(path: Path) -> bool:
-    header = _head(path).decode("utf-8-sig", "replace").partition("\n")[0].split(",")
-    return {"#name", *_POSE_COLUMNS} <= {word.strip() for word in header}
+    lines = _head(path).decode("utf-8-sig", "replace").splitlines()
+    return {"#name", *_POSE} <= {*next(csv.reader(lines, skipinitialspace=True), ())}
 
 
 def read_reality_csv(files: Sequence[Path], size_of: SizeOf) -> Iterator[KnownCamera]:
     """The list of "Internal/External camera parameters" of RealityScan (RealityCapture)."""
     rotated = load_pycolmap().Rotation3d
-    for line, row in enumerate(csv.DictReader(_text(files[0]).splitlines()), start=2):
+    rows = csv.DictReader(_text(files[0]).splitlines(), skipinitialspace=True)
+    for line, row in enumerate(rows, start=2):
         size, place = size_of(row["#name"]), f"{files[0]}, line {line}"
         if size is None:
             continue
-        names = (*_POSE_COLUMNS, "px", "py", "k1", "k2", "k3", "k4", "t1", "t2")
-        x, y, z, heading, pitch, roll, f, u, v, *k = (
-            _numbers(row.get(name, None if name in _POSE_COLUMNS else "0"), 1, f"{place}, {name}")[
-                0
-            ]
-            for name in names
-        )
+        row = dict.fromkeys(_OPTIONAL, "0") | row
+        values = (_number(row[name], f"{place}, {name}") for name in (*_POSE, *_OPTIONAL))
+        x, y, z, heading, pitch, roll, f, u, v, *k = values
         about_z, about_x, about_y = (
             rotated(np.radians(turn)).matrix()
             for turn in ((0, 0, -heading), (pitch, 0, 0), (0, roll, 0))
@@ -209,9 +209,7 @@ def read_reality_csv(files: Sequence[Path], size_of: SizeOf) -> Iterator[KnownCa
 def read_reality_xmp(files: Sequence[Path], size_of: SizeOf) -> Iterator[KnownCamera]:
     """XMP files of RealityScan (RealityCapture), one beside each image."""
     for path in files:
-        texts = {
-            key: text for e in _xml(path).iter() for key, text in [*e.items(), (e.tag, e.text)]
-        }
+        texts = dict(pair for e in _xml(path).iter() for pair in (*e.items(), (e.tag, e.text)))
         size, model = size_of(path.stem), texts.get(f"{_XCR}DistortionModel", "perspective")
         if size is None or f"{_XCR}Rotation" not in texts:
             continue
@@ -245,13 +243,13 @@ def read_bundler(files: Sequence[Path], size_of: SizeOf) -> Iterator[KnownCamera
     if count != len(names):
         raise UserError(f"{path}: {count:g} cameras, but {listed} has {len(names)}; {_AGAIN}")
     for name in names:
-        values = _numbers(" ".join(itertools.islice(lines, 5)), 15, f"{path}, camera of {name}")
-        place, size, f = f"{path}, camera of {name}", size_of(name), values[0]
+        place, size = f"{path}, camera of {name}", size_of(name)
+        f, *values = _numbers(" ".join(itertools.islice(lines, 5)), 15, place)
         if size is None or f == 0:
             continue
-        lens = _lens(size, (f, f), (size[0] / 2, size[1] / 2), place, values[1:3])
-        rotation = _rotation(values[3:12], f"{place}, R")
-        yield KnownCamera(name, lens, _FLIP @ rotation, -rotation.T @ values[12:])
+        lens = _lens(size, (f, f), (size[0] / 2, size[1] / 2), place, values[:2])
+        rotation = _rotation(values[2:11], f"{place}, R")
+        yield KnownCamera(name, lens, _FLIP @ rotation, -rotation.T @ values[11:])
 
 
 def _record(**fields: Any) -> Any:
@@ -266,14 +264,10 @@ def _listed(kind: Any, *bounds: int) -> Any:
 
 
 _VECTOR = _listed(Coordinate, 3)
-_LENS = {
-    "width": (PixelCount | None, None), "height": (PixelCount | None, None),
-    "focal_length": (Coordinate | None, None),
-    "principal_point": (_listed(Coordinate, 2) | None, None),
-}  # fmt: skip
 _DISTORTION = {"disto_k1": 1, "disto_k3": 3, "disto_t2": 5, "fisheye": 4}
 _INTRINSIC = _record(
-    **_LENS, value0=(_record(**_LENS) | None, None),
+    width=PixelCount, height=PixelCount, focal_length=Coordinate,
+    principal_point=_listed(Coordinate, 2),
     **{name: (_listed(Coordinate, n) | None, None) for name, n in _DISTORTION.items()},
 )  # fmt: skip
 _VIEW = _record(filename=FileName, id_intrinsic=int, id_pose=int, local_path=(str, ""))
@@ -281,7 +275,7 @@ _OPENMVG = _record(
     extrinsics=list[_record(key=int, value=_record(rotation=_listed(_VECTOR, 3), center=_VECTOR))],
     **{
         name: list[_record(key=int, value=_record(ptr_wrapper=_record(data=kind)))]
-        for name, kind in (("views", _VIEW), ("intrinsics", _INTRINSIC))
+        for name, kind in (("views", _VIEW), ("intrinsics", dict[str, Any]))
     },
 )
 
@@ -293,13 +287,13 @@ def read_openmvg(files: Sequence[Path], size_of: SizeOf) -> Iterator[KnownCamera
     poses, lenses = {entry.key: entry.value for entry in found.extrinsics}, {}
     for entry in found.intrinsics:
         data, place = entry.value.ptr_wrapper.data, f"{path}, intrinsic {entry.key}"
-        base, f = data.value0 or data, (data.value0 or data).focal_length
-        if None in (base.width, base.height, base.focal_length, base.principal_point):
-            raise UserError(f"{place}: has no size, focal_length and principal_point; spherical "
-                            "cameras are not supported")  # fmt: skip
+        # Newer versions have one object in another.
+        inner = conform(data.get("value0", {}), dict[str, Any], place, _AGAIN)
+        data = conform({**inner, **data}, _INTRINSIC, place, "spherical cameras are not supported")
         k = data.fisheye or data.disto_k1 or data.disto_k3 or data.disto_t2 or ()
         k, p = (k[:3], k[3:]) if k is data.disto_t2 else (k, (0, 0))
-        size, middle = (base.width, base.height), [c + 0.5 for c in base.principal_point]
+        size, f = (data.width, data.height), data.focal_length
+        middle = [c + 0.5 for c in data.principal_point]
         lenses[entry.key] = _lens(size, (f, f), middle, place, k, p, data.fisheye is not None)
     for view in (entry.value.ptr_wrapper.data for entry in found.views):
         pose, place = poses.get(view.id_pose), f"{path}, view of {view.filename}"
@@ -322,10 +316,8 @@ _OPENSFM = _listed(
         shots=dict[FileName, _record(camera=str, rotation=_VECTOR, translation=_VECTOR)],
     ), 1, 1 << 30,
 )  # fmt: skip
-_BROWN, _FISHEYE = (
-    ("perspective", "simple_radial", "radial", "brown"),
-    ("fisheye", "fisheye_opencv"),
-)
+_BROWN = ("perspective", "simple_radial", "radial", "brown")
+_FISHEYE = ("fisheye", "fisheye_opencv")
 
 
 def read_opensfm(files: Sequence[Path], size_of: SizeOf) -> Iterator[KnownCamera]:
@@ -334,14 +326,11 @@ def read_opensfm(files: Sequence[Path], size_of: SizeOf) -> Iterator[KnownCamera
     parts = conform(read_json(path), _OPENSFM, path, _AGAIN)
     part = max(parts, key=lambda part: len(part.shots))
     for name, camera in part.cameras.items():
-        kind, place, size = (
-            camera.projection_type,
-            f"{path}, camera {name}",
-            (camera.width, camera.height),
-        )
+        kind, place = camera.projection_type, f"{path}, camera {name}"
         if kind not in _BROWN + _FISHEYE:
             raise UserError(f"{place}: projection_type {kind} is not supported; choose brown")
         # Lengths count in longer sides of the image, from its middle.
+        size = camera.width, camera.height
         n = max(size)
         focal = [(f or camera.focal or 0) * n for f in (camera.focal_x, camera.focal_y)]
         middle = size[0] / 2 + camera.c_x * n, size[1] / 2 + camera.c_y * n

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gaussian_splatting.data.images import CamerasByName
 from gaussian_splatting.sfm.camera_formats import FORMATS, Format, KnownCamera
 from gaussian_splatting.sfm.photographs import Photograph
 from sugar_utils.errors import UserError, shortened
@@ -90,7 +91,11 @@ def the_cameras(asked: str | None, *folders: Path) -> CameraFiles | None:
 
 def read_cameras(source: CameraFiles, photographs: Sequence[Photograph]) -> KnownCameras:
     """Read cameras and match them with photographs; those without a camera are left out."""
-    find, path = _finder(photographs), source.path
+    by_name, path = CamerasByName(photographs, []), source.path
+
+    def find(name: str) -> Photograph | None:
+        name = name.replace("\\", "/")
+        return by_name(name) or by_name(name.rpartition("/")[2])
 
     def size_of(name: str) -> tuple[int, int] | None:
         photograph = find(name)
@@ -114,23 +119,6 @@ def read_cameras(source: CameraFiles, photographs: Sequence[Photograph]) -> Know
     offset = _offset(np.stack([camera.center for camera in matched.values()]))
     moved = [replace(matched[p.name], center=matched[p.name].center - offset) for p in chosen]
     return KnownCameras(source, chosen, moved, offset.tolist() if offset.any() else None)
-
-
-def _finder(photographs: Sequence[Photograph]) -> Callable[[str], Photograph | None]:
-    """By the whole name, without extension, or without folders, as far as only one fits."""
-    table: dict[str, list[Photograph]] = {}
-    for photograph in photographs:
-        pure = PurePosixPath(photograph.name.lower())
-        for key in {str(pure), str(pure.with_suffix("")), pure.name, pure.stem}:
-            table.setdefault(key, []).append(photograph)
-
-    def find(name: str) -> Photograph | None:
-        pure = PurePosixPath(name.lower().replace("\\", "/"))
-        keys = str(pure), str(pure.with_suffix("")) if pure.name else "", pure.name, pure.stem
-        hits = (table.get(key, []) for key in keys)
-        return next((fits[0] for fits in hits if len(fits) == 1), None)
-
-    return find
 
 
 def _fitted(camera: KnownCamera, photograph: Photograph, path: Path) -> Any:
