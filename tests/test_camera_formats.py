@@ -119,7 +119,7 @@ def test_metashape_world_coordinates(tmp_path):
 
 
 def film_pixels(x, y):
-    """Focal length on film of 36 mm; RealityCapture's t1 and t2 are OpenCV's p2 and p1."""
+    """Focal length for 36 mm of width; RealityCapture's t1 and t2 are OpenCV's p2 and p1."""
     x, y = brown(x, y, K, P[::-1])
     return np.stack([W / 2 + (x * 27 / 36 + 0.01) * W, H / 2 + (y * 27 / 36 - 0.02) * W], axis=1)
 

@@ -189,6 +189,21 @@ def test_cameras_of_other_images_are_refused(room, tmp_path):
     assert not needs_cameras(root)
 
 
+def test_cameras_that_a_flag_names(room, tmp_path, monkeypatch):
+    root, other = tmp_path / "room", tmp_path / "other.xml"
+    shutil.copytree(room, root)
+    other.write_text(room_xml(n=4))
+    monkeypatch.chdir(tmp_path)
+    options = ConvertOptions(root, sfm=replace(SMALL, cameras="other.xml"))
+    assert convert(options, Heard()).n_photographs == 4
+    monkeypatch.chdir(root)
+    assert not needs_cameras(root)
+    other.write_text(room_xml(n=5))
+    assert needs_cameras(root)
+    other.unlink()
+    assert not needs_cameras(root)
+
+
 def test_captures_of_phones_are_scenes(tmp_path):
     assert parse(ConvertOptions, ["-s", "x", "--cameras", "a.xml"]).sfm.cameras == "a.xml"
     root = tmp_path / "scan"

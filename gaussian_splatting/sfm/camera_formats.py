@@ -94,13 +94,21 @@ def _lens(
     return camera
 
 
+def _bytes(path: Path, count: int = -1) -> bytes:
+    try:
+        with require_regular_file(path).open("rb") as file:
+            return file.read(count)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}; check the path") from error
+
+
 def _text(path: Path) -> str:
-    return require_regular_file(path).read_bytes().decode("utf-8-sig", "replace")
+    return _bytes(path).decode("utf-8-sig", "replace")
 
 
 def _xml(path: Path) -> ET.Element:
     try:
-        return ET.fromstring(require_regular_file(path).read_bytes())
+        return ET.fromstring(_bytes(path))
     except (ET.ParseError, ValueError, LookupError) as error:
         raise UserError(f"{path}: not valid XML ({error}); {_AGAIN}") from error
 
@@ -170,8 +178,8 @@ def _metashape_lens(sensor: ET.Element, place: str) -> Any:
     return _lens(size, (f + b1, f), middle, place, k, (p2, p1), kind != "frame")
 
 
-def _film_lens(size: Size, f: float, u: float, v: float, k: Any, place: str) -> Any:
-    """RealityScan's: focal length on film of 36 mm, middle in longer sides; t1, t2 are p2, p1."""
+def _lens_35mm(size: Size, f: float, u: float, v: float, k: Any, place: str) -> Any:
+    """RealityScan's: f for a width of 36 mm, middle in longer sides; t1, t2 are p2, p1."""
     n = max(size)
     middle = size[0] / 2 + u * n, size[1] / 2 + v * n
     return _lens(size, (f / 36 * n, f / 36 * n), middle, place, k[:4], (k[5], k[4]))
@@ -182,7 +190,7 @@ _OPTIONAL = ("px", "py", "k1", "k2", "k3", "k4", "t1", "t2")
 
 
 def _is_reality_csv(path: Path) -> bool:
-    lines = _head(path).decode("utf-8-sig", "replace").splitlines()
+    lines = _bytes(path, 4096).decode("utf-8-sig", "replace").splitlines()
     return {"#name", *_POSE} <= {*next(csv.reader(lines, skipinitialspace=True), ())}
 
 
@@ -202,7 +210,7 @@ def read_reality_csv(files: Sequence[Path], size_of: SizeOf) -> Iterator[KnownCa
             for turn in ((0, 0, -heading), (pitch, 0, 0), (0, roll, 0))
         )
         rotation = _FLIP @ (about_z @ about_x @ about_y).T
-        lens = _film_lens(size, f, u, v, k, place)
+        lens = _lens_35mm(size, f, u, v, k, place)
         yield KnownCamera(row["#name"], lens, rotation, np.array([x, y, z]))
 
 
@@ -229,7 +237,7 @@ def read_reality_xmp(files: Sequence[Path], size_of: SizeOf) -> Iterator[KnownCa
             raise UserError(f"{path}: xcr:Skew and xcr:AspectRatio must be 0 and 1; {_AGAIN}")
         inner = [values(n)[0] for n in ("FocalLength35mm", "PrincipalPointU", "PrincipalPointV")]
         rotation = _rotation(values("Rotation", 9), f"{path}, xcr:Rotation")
-        lens = _film_lens(size, *inner, k, str(path))
+        lens = _lens_35mm(size, *inner, k, str(path))
         yield KnownCamera(path.stem, lens, rotation, values("Position", 3))
 
 
@@ -382,13 +390,9 @@ def read_record3d(files: Sequence[Path], size_of: SizeOf) -> Iterator[KnownCamer
         yield KnownCamera(str(n), lens, _FLIP @ rotation.T, np.array(pose[4:]))
 
 
-def _head(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(4096)
-
-
-def _with(*words: bytes) -> Callable[[Path], bool]:
-    return lambda path: all(word in _head(path) for word in words)
+def _with(*words: bytes, within: int = 4096) -> Callable[[Path], bool]:
+    """Whether the beginning of a file has all words."""
+    return lambda path: all(word in _bytes(path, within) for word in words)
 
 
 FORMATS = (
@@ -401,6 +405,5 @@ FORMATS = (
            read_opensfm),
     Format("Polycam", ("keyframes/corrected_cameras/*.json", "keyframes/cameras/*.json"),
            _with(b'"t_00"'), read_polycam, many=True),
-    Format("Record3D", ("metadata.json",), lambda path: b'"poses"' in path.read_bytes(),
-           read_record3d),
+    Format("Record3D", ("metadata.json",), _with(b'"poses"', within=-1), read_record3d),
 )  # fmt: skip

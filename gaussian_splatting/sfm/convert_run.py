@@ -247,9 +247,10 @@ def _convert(work: Work) -> Converted:
     known, content = _known_cameras(work, photographs)
     photographs = known.photographs if known else photographs
     masks, moving = _masks_of(work, photographs)
-    asked_cameras = options.sfm.cameras
-    note(source, cameras=asked_cameras)
-    taken = scene.source_digest(source, moving, asked_cameras)
+    named = options.sfm.cameras
+    named = str(Path(named).resolve()) if named not in (None, "none") else named
+    note(source, cameras=named)
+    taken = scene.source_digest(source, moving, named)
     files = [[p.name, file_digest(p.path)] for p in photographs]
     hidden = [None if mask is None else [file_digest(mask.path), mask.alpha] for mask in masks]
     asked = options.sfm.masked_features

@@ -102,9 +102,11 @@ def needs_cameras(path: Path) -> bool:
         if not any(file.is_file() for file in _taken(source)):
             return False
         known, cameras = record.get("taken"), record.get("cameras")
-        if not record.get("finished"):
-            return True
-        return bool(known) and known != source_digest(source, cameras=cameras)
+        with contextlib.suppress(UserError):  # --cameras named a file that is gone
+            return not record.get("finished") or (
+                bool(known) and known != source_digest(source, cameras=cameras)
+            )
+        return False
     if root != path:
         return path.is_file()
     return any(_pictures_in(root, name) for name in _places(root)) or bool(_videos_of(root))
@@ -133,7 +135,7 @@ def source_digest(source: Source, masks: Path | None = None, cameras: str | None
 
     Args:
         masks: Folder of the masks; None for ``input_masks``.
-        cameras: What ``--cameras`` names.
+        cameras: The flag ``--cameras``.
     """
     masks = masks or source.root / INPUT_MASKS
     files = [(path, path.parent if source.video else source.folder) for path in _taken(source)]
