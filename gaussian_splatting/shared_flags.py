@@ -66,7 +66,7 @@ def optional_boolean(default: bool | None, help: str, **more: Any) -> Any:
     return flag(default, help, group="memory", parse=boolean, nargs="?", const=True, **more)
 
 
-inert = partial(flag, group="accepted for old commands", no_effect_when="always; it says so")
+inert = partial(flag, group="accepted for old commands", no_effect_when="always")
 """A field that is a flag of the original which does nothing here; its help says why."""
 
 
