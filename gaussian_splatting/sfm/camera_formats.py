@@ -102,8 +102,8 @@ def _bytes(path: Path, count: int = -1) -> bytes:
         raise UserError(f"cannot read {path}: {error.strerror}; check the path") from error
 
 
-def _text(path: Path) -> str:
-    return _bytes(path).decode("utf-8-sig", "replace")
+def _text(path: Path, count: int = -1) -> str:
+    return _bytes(path, count).decode("utf-8-sig", "replace").replace("\0", "")
 
 
 def _xml(path: Path) -> ET.Element:
@@ -190,16 +190,19 @@ _OPTIONAL = ("px", "py", "k1", "k2", "k3", "k4", "t1", "t2")
 
 
 def _is_reality_csv(path: Path) -> bool:
-    lines = _bytes(path, 4096).decode("utf-8-sig", "replace").splitlines()
-    return {"#name", *_POSE} <= {*next(csv.reader(lines, skipinitialspace=True), ())}
+    header = csv.reader(_text(path, 4096).splitlines(), skipinitialspace=True)
+    return {"#name", *_POSE} <= {*next(header, ())}
 
 
 def read_reality_csv(files: Sequence[Path], size_of: SizeOf) -> Iterator[KnownCamera]:
     """The list of "Internal/External camera parameters" of RealityScan (RealityCapture)."""
     rotated = load_pycolmap().Rotation3d
-    rows = csv.DictReader(_text(files[0]).splitlines(), skipinitialspace=True)
+    try:
+        rows = [*csv.DictReader(_text(files[0]).splitlines(), skipinitialspace=True)]
+    except csv.Error as error:
+        raise UserError(f"{files[0]}: {error}; {_AGAIN}") from error
     for line, row in enumerate(rows, start=2):
-        size, place = size_of(row["#name"]), f"{files[0]}, line {line}"
+        size, place = size_of(row["#name"] or ""), f"{files[0]}, line {line}"
         if size is None:
             continue
         row = dict.fromkeys(_OPTIONAL, "0") | row
