@@ -78,15 +78,16 @@ def _lens(
     if not min(*size, *focal) > 0:
         raise UserError(f"{place}: has no positive size and focal length; {_AGAIN}")
     k1, k2, k3, k4 = (*k, 0, 0, 0, 0)[:4]
-    if fisheye:
-        bent = any(p)
-        model = "THIN_PRISM_FISHEYE" if bent else "OPENCV_FISHEYE"
-        distortion = (k1, k2, *p, k3, k4, 0, 0) if bent else (k1, k2, k3, k4)
-    elif k4:
+    if k4 and not fisheye:
         raise UserError(f"{place}: k4 is not supported; align or optimize the cameras without it")
+    if fisheye and any(p):
+        model, distortion = "THIN_PRISM_FISHEYE", (k1, k2, *p, k3, k4, 0, 0)
+    elif fisheye:
+        model, distortion = "OPENCV_FISHEYE", (k1, k2, k3, k4)
+    elif k3:
+        model, distortion = "FULL_OPENCV", (k1, k2, *p, k3, 0, 0, 0)
     else:
-        model = "FULL_OPENCV" if k3 else "OPENCV" if any((k1, k2, *p)) else "PINHOLE"
-        distortion = {"PINHOLE": (), "OPENCV": (k1, k2, *p)}.get(model, (k1, k2, *p, k3, 0, 0, 0))
+        model, distortion = ("OPENCV", (k1, k2, *p)) if any((k1, k2, *p)) else ("PINHOLE", ())
     params = [float(x) for x in (*focal, *middle, *distortion)]
     width, height = map(round, size)
     camera = load_pycolmap().Camera(model=model, width=width, height=height, params=params)

@@ -57,7 +57,8 @@ class KnownCameras:
 
 def capture_folders(root: Path) -> list[str]:
     """Where Polycam and Record3D keep the images of a scene folder."""
-    return [images for images, cameras in _CAPTURES.items() if (root / cameras).exists()]
+    places = ((images, root / cameras) for images, cameras in _CAPTURES.items())
+    return [images for images, cameras in places if cameras.is_dir() or cameras.is_file()]
 
 
 def find_cameras(asked: str | None, *folders: Path) -> list[CameraFiles]:

@@ -62,8 +62,7 @@ def map_photographs(
 ) -> Models:
     """Find the models, the largest first as ``0``; on one core, because only then bits repeat.
 
-    Args:
-        poses: Known world-to-camera rotations and centres, which are kept; None: find them.
+    Known ``poses``, world-to-camera rotations and centres, are kept.
     """
     fresh = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
