@@ -52,7 +52,7 @@ def preset(group: str) -> Any:
     )  # fmt: skip
 
 
-inert = partial(flag, group="accepted for old commands", no_effect_when="always; it says so")
+inert = partial(flag, group="accepted for old commands", no_effect_when="always")
 """A field that is a flag of the original which does nothing here; its help says why."""
 
 

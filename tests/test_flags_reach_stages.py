@@ -46,7 +46,7 @@ STAGES_OF_FLAGS = {
     "known_distance",
     # Where and by whom things are computed is tested in test_device.py.
     # How cameras are found is tested in test_convert.py, and in test_pipeline.py that it is asked.
-    "": "frames camera masked_features extraction_size max_features matcher mapper "
+    "": "frames camera cameras masked_features extraction_size max_features matcher mapper "
     "device gpu rasterizer stop_after force export_obj gs_output_dir demo doctor config_file "
     "minutes",
 }

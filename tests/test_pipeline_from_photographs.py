@@ -28,8 +28,10 @@ def room(tmp_path) -> Path:
 
 
 def test_cameras_are_found_where_there_are_none(room):
-    plan = plan_of("-s", room, "--matcher", "similar", "--frames", 7, "--masks", "none")
+    plan = plan_of("-s", room, "--matcher", "similar", "--frames", 7, "--masks", "none",
+                   "--cameras", "a.xml")  # fmt: skip
     assert plan.convert.source_path == room
+    assert plan.convert.sfm.cameras == "a.xml"
     assert plan.convert.sfm.matcher == "similar"
     assert plan.convert.sfm.frames == 7
     assert plan.convert.masks.masks == "none"

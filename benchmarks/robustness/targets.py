@@ -117,6 +117,7 @@ mask                image       masks/*.*=vanilla masked,vanilla ignoring,doctor
 converted image     image       room/input/*=convert
 conversion          by suffix   room/distorted/*.*=convert,convert given;\
  room/distorted/sparse/0/*.bin=convert,convert given
+known cameras       text        known.xml=convert known
 colmap bin          bytes       scene/sparse/0/*.bin=SCENE
 colmap txt          text        text/sparse/0/*.txt=vanilla text,doctor text
 transforms          json        nerf/*.json=vanilla nerf,doctor nerf;\

@@ -9,7 +9,7 @@
     v/ c/ r/  runs of each stage, killed half-way          v0/ c0/ r0/ the same, complete
     out/      everything that the whole pipeline makes     room/   images and their poses
     exports/  every export format that is read again       new0/   exports to be replaced
-    *.ply, scenes.json, path.json
+    *.ply, scenes.json, path.json, known.xml (cameras of room/ by another program)
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ from gaussian_splatting.sfm.scene_folder import RECORD, WORK
 from gaussian_splatting.viewing.page_server import load_viser
 from sugar_pipeline import view_run
 from sugar_scene.triangle_mesh import write_mesh_ply
+from tests.support.camera_files import metashape
 from tests.support.mesh_scenes import icosahedron
-from tests.support.photographed_room import WIDTH, write_photographs
+from tests.support.photographed_room import FOCAL, HEIGHT, WIDTH, camera_poses, write_photographs
 from tests.support.tiny_scene import TinyScene, make_tiny_checkpoint, make_tiny_scene, run_cli
 
 SCRIPTS = (
@@ -136,6 +137,7 @@ metrics           @metrics
 metrics texture   @metrics --use_uv_texture True
 convert           @convert
 convert given     @convert --skip_matching
+convert known     @convert --cameras known.xml
 export spz        @export @refined --to spz
 export placed     @export @refined --to ply @in --orient up --known_distance view_00.png\
  view_01.png 2
@@ -179,7 +181,7 @@ class Command:
 
 PARTS = (
     "scene", "text", "nerf", "ngp", "vanilla", "masks", "points.ply", "cloud.ply", "mesh.ply",
-    "scenes.json", "out", "v", "c", "r", "room", "exports", "path.json",
+    "scenes.json", "out", "v", "c", "r", "room", "exports", "path.json", "known.xml",
 )  # fmt: skip
 
 
@@ -274,6 +276,9 @@ def make_world(root: Path, run: Callable[[Command, Path], None]) -> None:
         shutil.copytree(root / folder, root / f"{folder}0")
         _kill_half_way(root / folder)
     write_photographs(root / "room" / "input", 5)
+    labels, size = [f"IMG {k}" for k in range(1, 6)], (WIDTH, HEIGHT)
+    poses = camera_poses(5)
+    (root / "known.xml").write_text(metashape(poses, labels, FOCAL, size), encoding="utf-8")
     run(COMMANDS["convert"], root)
     record = root / "room" / WORK / RECORD
     noted = json.loads(record.read_text(encoding="utf-8"))

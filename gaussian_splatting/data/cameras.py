@@ -87,6 +87,16 @@ def middle_of(cameras: Sequence[Camera]) -> np.ndarray:
     return np.stack([camera.center for camera in cameras]).mean(axis=0)
 
 
+def nearest_rotation(matrix: np.ndarray) -> np.ndarray | None:
+    """The rotation nearest to a matrix that is one up to rounding, (3, 3); None if it is none."""
+    # Numbers so large that their squares overflow are no rotation either.
+    good = np.abs(matrix).max() < 2 and np.allclose(matrix.T @ matrix, np.eye(3), atol=1e-3)
+    if not good or np.linalg.det(matrix) <= 0:
+        return None
+    left, _, right = np.linalg.svd(matrix)
+    return left @ right
+
+
 def camera_extent(cameras: Sequence[Camera]) -> float:
     """1.1 times the largest distance of a camera from their mean, in world units."""
     centers = np.stack([camera.center for camera in cameras])

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -440,17 +440,20 @@ def undistorted(pixels: np.ndarray, lens: Any) -> np.ndarray:
     return pycolmap.undistort_image(options, bitmap, lens)[0].to_array()
 
 
-class CamerasByName:
-    def __init__(self, train: Sequence[Camera], test: Sequence[Camera]) -> None:
+Named = TypeVar("Named", bound=Any)  # cameras, or other things that have a name
+
+
+class CamerasByName(Generic[Named]):
+    def __init__(self, train: Sequence[Named], test: Sequence[Named]) -> None:
         self._exact = {camera.name: camera for camera in (*train, *test)}
-        self._loose: dict[str, list[Camera]] = {}
+        self._loose: dict[str, list[Named]] = {}
         for camera in train:
             pure = PurePosixPath(camera.name)
             keys = {_stem(camera.name), _stem(pure.name), pure.name.split(".")[0]}
             for key in {key.lower() for key in keys}:
                 self._loose.setdefault(key, []).append(camera)
 
-    def __call__(self, name: str) -> Camera | None:
+    def __call__(self, name: str) -> Named | None:
         """The camera; None if there is none or the choice is unclear."""
         if name in self._exact:
             return self._exact[name]

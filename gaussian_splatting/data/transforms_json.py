@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import torch
 
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, nearest_rotation
 from gaussian_splatting.data.images import ImageFolder, image_size, missing_images
 from gaussian_splatting.data.observations import CaptureModel
 from gaussian_splatting.data.ply import read_point_ply
@@ -132,14 +132,11 @@ def _camera(root: Path, path: Path, content: _Transforms, frame: _Frame, file: P
         return getattr(content, key) if own is None else own
 
     matrix = np.array(frame.transform_matrix)
-    axes = matrix[:3, :3]
-    # Numbers so large that their squares overflow are no axes either.
-    good = np.abs(axes).max() < 2 and np.allclose(axes.T @ axes, np.eye(3), atol=1e-3)
-    if not good or np.linalg.det(axes) <= 0:
+    # Decimal files are orthonormal to a few digits only.
+    axes = nearest_rotation(matrix[:3, :3])
+    if axes is None:
         raise UserError(f"{place}: transform_matrix is no camera pose; fix the file")
-    # Decimal files are orthonormal to a few digits only: take the nearest rotation.
-    left, _, right = np.linalg.svd(axes)
-    rotation = ((left @ right) * (1, -1, -1)).T
+    rotation = (axes * (1, -1, -1)).T
     _check_lens(place, value)
     file_width, file_height = image_size(file)
     width, height = round(value("w") or file_width), round(value("h") or file_height)

@@ -23,27 +23,30 @@ _COLMAP = "COLMAP's Python edition does the work"
 @dataclass(frozen=True)
 class SfmOptions:
     frames: int = _posing(
-        150, "frames to take of a video at most: the sharpest of as many intervals, without those "
-        "in which nothing has moved", parse=positive_int, no_effect_when="with photographs",
+        150, "frames of a video at most: the sharpest of as many intervals, without those in which "
+        "nothing moved", parse=positive_int, no_effect_when="with photographs",
     )  # fmt: skip
     camera: str | None = _posing(
         None, "COLMAP's model of the lens; unset: OPENCV, and SIMPLE_RADIAL for cameras that took "
         "fewer than 10 of the photographs", parse=optional_str,
     )  # fmt: skip
+    cameras: str | None = _posing(
+        None, "file or folder with the cameras of another program, which are kept; none: ignore "
+        "them; unset: those in the scene folder", parse=optional_str,
+    )  # fmt: skip
     extraction_size: int = _posing(
-        1600, "longest side in pixels at which features are looked for; larger takes time and "
-        "memory with its square and hardly makes positions better", parse=positive_int,
+        1600, "longest side in pixels at which features are looked for; time and memory grow with "
+        "its square", parse=positive_int,
     )  # fmt: skip
     masked_features: bool | Literal["auto"] = _posing(
         "auto", "True: look for features only where masks count; False: everywhere, for an object "
-        "that stood still before a background that shows more than it does; auto: where masks "
-        "count, and everywhere if that registers more photographs", parse=boolean_or_auto,
-        metavar="{auto,True,False}", no_effect_when="without masks",
+        "that stood still; auto: where masks count, and everywhere if that registers more",
+        parse=boolean_or_auto, metavar="{auto,True,False}", no_effect_when="without masks",
     )  # fmt: skip
     max_features: int = _posing(8192, "features per photograph at most", parse=positive_int)
     matcher: Matcher = _posing(
         "auto", "which photographs are compared. exhaustive: all with all; sequential: neighbours "
-        "in order, and similar ones; similar: each with the 30 that show most of the same; auto: "
+        "in order, and similar ones; similar: each with the 30 most similar; auto: "
         f"exhaustive up to {MAX_EXHAUSTIVE}, beyond that sequential for videos, else similar",
         choices=get_args(Matcher),
     )  # fmt: skip
@@ -78,8 +81,7 @@ class ConvertOptions:
         action="store_true",
     )  # fmt: skip
     overwrite: bool = _convert(
-        False, "find cameras anew where the scene has some; old ones of other programs are kept "
-        "in distorted/"
+        False, "find cameras anew; old ones of other programs are kept in distorted/"
     )  # fmt: skip
     random_seed: int = _convert(0, "of what is drawn while matching and mapping",
                                 parse=non_negative_int)  # fmt: skip

@@ -20,6 +20,7 @@ from gaussian_splatting.sfm import photographs as pictures
 from gaussian_splatting.sfm import registration_report as report
 from gaussian_splatting.sfm import scene_folder as scene
 from gaussian_splatting.sfm.convert_options import ConvertOptions
+from gaussian_splatting.sfm.known_cameras import KnownCameras, read_cameras, the_cameras
 from gaussian_splatting.sfm.mapping import Models
 from gaussian_splatting.sfm.photographs import Photograph
 from gaussian_splatting.sfm.scene_folder import Original, Work, digest, note
@@ -40,6 +41,7 @@ class Attempt:
     # Of each; only where they count features are looked for. None: everywhere.
     masks: Sequence[ViewMask | None] | None
     content: str
+    known: KnownCameras | None = None
 
     @property
     def prefix(self) -> str:
@@ -126,7 +128,8 @@ def _find_features(attempt: Attempt) -> None:
             attempt.work.console.info(f"note: {attempt.database} is missing or damaged; made anew")
         for path in attempt.database.parent.glob(f"{attempt.database.name}*"):
             path.unlink()
-        matching.create_database(attempt.database, photographs, sfm.camera)
+        lenses = attempt.known and attempt.known.lens_groups()
+        matching.create_database(attempt.database, photographs, sfm.camera, lenses)
         attempt.note(features=key, found=None, matches=None, matched=None)
     if attempt.noted("found", key):
         return
@@ -162,13 +165,16 @@ def _map(attempt: Attempt) -> Models:
         except UserError as error:
             work.console.info(f"registering photographs again: {error}")
     mapper = mapping.chosen_mapper(work.options.sfm.mapper, n)
-    if mapper == "global":
+    known = attempt.known
+    if mapper == "global" and known is None:
         work.console.info(f"placing {n} photographs at once, which shows no progress")
     attempt.note(models=None)
-    with work.step(f"registering photographs{attempt.where}", n) as advance:
+    title = "triangulating points" if known else "registering photographs"
+    with work.step(f"{title}{attempt.where}", n) as advance:
         names, seed = [p.name for p in attempt.photographs], work.options.random_seed
+        poses = known and [(camera.rotation, camera.center) for camera in known.cameras]
         models = mapping.map_photographs(
-            attempt.database, names, attempt.models, mapper, seed, advance
+            attempt.database, names, attempt.models, mapper, seed, poses, advance
         )
     attempt.note(models=key)
     return models
@@ -240,13 +246,19 @@ def _convert(work: Work) -> Converted:
             f"{source.folder}: {len(photographs)} photographs; at least {_FEWEST} are needed, and "
             "some dozens make a good model"
         )
+    known, content = _known_cameras(work, photographs)
+    photographs = known.photographs if known else photographs
     masks, moving = _masks_of(work, photographs)
-    taken = scene.source_digest(source, moving)
+    named = options.sfm.cameras
+    named = str(Path(named).resolve()) if named not in (None, "none") else named
+    note(source, cameras=named)
+    taken = scene.source_digest(source, moving, named)
     files = [[p.name, file_digest(p.path)] for p in photographs]
     hidden = [None if mask is None else [file_digest(mask.path), mask.alpha] for mask in masks]
-    attempts, asked = [Attempt(work, photographs, None, digest(files))], options.sfm.masked_features
+    asked = options.sfm.masked_features
+    attempts = [Attempt(work, photographs, None, digest(files, *content), known)]
     if asked is not False and any(masks):
-        masked = Attempt(work, photographs, masks, digest(files, hidden))
+        masked = Attempt(work, photographs, masks, digest(files, hidden, *content), known)
         attempts = [masked, *attempts] if asked == "auto" else [masked]
     ways = [attempt.keys()["models"] for attempt in attempts]
     model = sorted((work.models / "0").glob("*"))
@@ -263,6 +275,14 @@ def _convert(work: Work) -> Converted:
     else:
         models, attempt = find_cameras(attempts)
     evidence = _evidence(work, photographs, models, attempt)
+    n_wrong = len(evidence.contradicting or {})
+    if known and (2 * n_wrong > len(photographs) or not evidence.n_points):
+        raise UserError(
+            f"{known.source.path}: its cameras do not fit the photographs, of which {n_wrong} "
+            f"contradict them, with {evidence.n_points} points in common; check that these are the "
+            "images that they were computed from, or pass --cameras none"
+        )
+    evidence = replace(evidence, given=known is not None)
     registration = report.registration_of(evidence)
     by_name = scene.originals(photographs, masks)
     if not work.noted("flattening", key):
@@ -274,7 +294,7 @@ def _convert(work: Work) -> Converted:
             scene.write_flat_pictures(*flat)
             scene.write_flat_model(work.models / "0", by_name, work.flat)
         note(source, flattened=key)
-    result = _report(work, evidence, registration, by_name)
+    result = _report(work, evidence, registration, by_name, known)
     if work.flat.is_dir():
         now = scene.publish(source, work.flat, moving)
         shutil.rmtree(work.flat, ignore_errors=True)
@@ -288,6 +308,22 @@ def _convert(work: Work) -> Converted:
     if result.page is not None:
         console.info(f"map and details: {result.page}")
     return result
+
+
+def _known_cameras(
+    work: Work, photographs: Sequence[Photograph]
+) -> tuple[KnownCameras | None, list[str]]:
+    """Cameras of another program, and the digests of their files."""
+    source, asked = work.source, work.options.sfm.cameras
+    if work.options.skip_matching or (source.video and asked is None):
+        return None, []
+    files = the_cameras(asked, source.folder, source.root)
+    if files is None:
+        return None, []
+    known, n = read_cameras(files, photographs), len(photographs)
+    moved = f"; {known.offset} subtracted from all places" if known.offset else ""
+    work.console.info(f"cameras of {files.name}, {len(known.cameras)} of {n} photographs{moved}")
+    return known, [file_digest(path) for path in files.files]
 
 
 def _masks_of(
@@ -368,6 +404,7 @@ def _evidence(
 def _report(
     work: Work, evidence: report.Evidence, registration: report.Registration,
     by_name: dict[str, Original],
+    known: KnownCameras | None,
 ) -> Converted:  # fmt: skip
     root, options, line = work.source.root, work.options, registration.line(evidence)
     settings = {**asdict(options.sfm), "masks": options.masks.masks,
@@ -400,6 +437,8 @@ def _report(
             "reprojection_error": evidence.error,
             "points": evidence.n_points,
             "track_length": evidence.track_length,
+            "cameras": known.source.name if known else None,
+            "offset": known.offset if known else None,
             "steps": [dict(zip(names, step, strict=True)) for step in work.steps],
         },
     )

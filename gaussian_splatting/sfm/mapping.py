@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from gaussian_splatting.data.colmap import read_reconstruction, write_model
 from sugar_utils.libraries import load_pycolmap
 
@@ -40,14 +42,19 @@ def chosen_mapper(mapper: Mapper, n_photographs: int) -> Mapper:
 
 def map_photographs(
     database: Path, names: Sequence[str], folder: Path, mapper: Mapper, seed: int,
-    advance: Callable[[int], None],
+    poses: Sequence[tuple[np.ndarray, np.ndarray]] | None, advance: Callable[[int], None],
 ) -> Models:  # fmt: skip
-    """Find the models, the largest first as ``0``; on one core, because only then bits repeat."""
+    """Find the models, the largest first as ``0``; on one core, because only then bits repeat.
+
+    Known ``poses``, world-to-camera rotations and centres, are kept.
+    """
     fresh = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     scratch = fresh / "scratch"
     scratch.mkdir(parents=True)
-    if mapper == "incremental":
+    if poses is not None:
+        models = {0: _triangulated(database, scratch, poses, seed)}
+    elif mapper == "incremental":
         models = _incremental(database, scratch, seed, advance)
     else:
         pycolmap = load_pycolmap()
@@ -57,7 +64,7 @@ def map_photographs(
         models = pycolmap.global_mapping(str(database), str(scratch), str(scratch), options)
     found = list(models.values())
     found.sort(key=lambda model: (-model.num_reg_images(), -model.num_points3D()))
-    for model in found[:1]:
+    for model in found[:1] if poses is None else []:
         refine_principal_points(model)
     shutil.rmtree(scratch)
     for number, model in enumerate(found):
@@ -105,6 +112,32 @@ def refine_principal_points(model: Any) -> None:
     options.ceres.solver_options.num_threads = 1
     pycolmap.create_default_bundle_adjuster(options, config, model).solve()
     model.update_point_3d_errors()
+
+
+def _triangulated(
+    database: Path, folder: Path, poses: Sequence[tuple[np.ndarray, np.ndarray]], seed: int
+) -> Any:
+    """The model of a database whose lenses and poses are known: points alone are found."""
+    pycolmap = load_pycolmap()
+    model, options = pycolmap.Reconstruction(), pycolmap.IncrementalPipelineOptions()
+    options.random_seed, options.num_threads, options.extract_colors = seed, 1, False
+    with pycolmap.Database.open(str(database)) as opened:
+        for camera in opened.read_all_cameras():
+            model.add_camera(camera)
+        for rig in opened.read_all_rigs():
+            model.add_rig(rig)
+        for frame in opened.read_all_frames():
+            frame.rig_from_world = pycolmap.Rigid3d()
+            model.add_frame(frame)
+        for image in opened.read_all_images():
+            model.add_image(image)
+            rotation, center = poses[image.image_id - 1]
+            pose = pycolmap.Rigid3d(pycolmap.Rotation3d(rotation), -rotation @ center)
+            model.images[image.image_id].frame.set_cam_from_world(image.camera_id, pose)
+    for number in list(model.frames):
+        model.register_frame(number)
+    where = str(database), str(folder), str(folder)
+    return pycolmap.triangulate_points(model, *where, options=options)
 
 
 def _incremental(

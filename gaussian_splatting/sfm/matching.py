@@ -68,8 +68,9 @@ def is_whole(path: Path, n_photographs: int) -> bool:
 
 
 def create_database(
-    path: Path, photographs: Sequence[Photograph], camera_model: str | None
-) -> None:
+    path: Path, photographs: Sequence[Photograph], camera_model: str | None,
+    lenses: Sequence[tuple[Any, Sequence[int]]] | None = None,
+) -> None:  # fmt: skip
     """Write a database of cameras and photographs without features, complete or not at all.
 
     Photographs have the numbers 1, 2, ... in their order, and share lenses as their headers say.
@@ -77,6 +78,7 @@ def create_database(
     Args:
         camera_model: COLMAP's name of the lens model; None for OPENCV, and SIMPLE_RADIAL where a
             camera took fewer than ``SMALL_GROUP``.
+        lenses: Known ones, and the places of the photographs that each took.
     """
     pycolmap = load_pycolmap()
     if camera_model is not None and camera_model not in pycolmap.CameraModelId.__members__:
@@ -84,13 +86,7 @@ def create_database(
         raise UserError(f"--camera {camera_model} is unknown; choose one of {known}")
     with atomic_path(path) as temporary, pycolmap.Database.open(str(temporary)) as database:
         numbers = {}
-        for group in camera_groups(photographs):
-            first = photographs[group[0]]
-            fallback = "OPENCV" if len(group) >= SMALL_GROUP else "SIMPLE_RADIAL"
-            focal = first.focal or FALLBACK_FOCAL * max(first.width, first.height)
-            lens = camera_model or fallback, focal, first.width, first.height
-            camera = pycolmap.Camera.create_from_model_name(pycolmap.INVALID_CAMERA_ID, *lens)
-            camera.has_prior_focal_length = first.focal is not None
+        for camera, group in lenses or _assumed_lenses(photographs, camera_model):
             kind = pycolmap.SensorType.CAMERA
             sensor = pycolmap.sensor_t(kind, database.write_camera(camera))
             rig = pycolmap.Rig()
@@ -103,6 +99,20 @@ def create_database(
             frame.rig_id = rig_id
             frame.add_data_id(pycolmap.data_t(sensor, database.write_image(image)))
             database.write_frame(frame)
+
+
+def _assumed_lenses(
+    photographs: Sequence[Photograph], camera_model: str | None
+) -> Iterator[tuple[Any, list[int]]]:
+    pycolmap = load_pycolmap()
+    for group in camera_groups(photographs):
+        first = photographs[group[0]]
+        fallback = "OPENCV" if len(group) >= SMALL_GROUP else "SIMPLE_RADIAL"
+        focal = first.focal or FALLBACK_FOCAL * max(first.width, first.height)
+        lens = camera_model or fallback, focal, first.width, first.height
+        camera = pycolmap.Camera.create_from_model_name(pycolmap.INVALID_CAMERA_ID, *lens)
+        camera.has_prior_focal_length = first.focal is not None
+        yield camera, group
 
 
 def extract_features(

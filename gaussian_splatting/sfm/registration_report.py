@@ -51,6 +51,7 @@ class Evidence:
     shared: Mapping[str, int] | None = None
     spread: float = 1.0
     masked: bool = False
+    given: bool = False  # cameras are those of another program
     contradicting: Mapping[str, tuple[int, int]] | None = None
 
 
@@ -169,9 +170,9 @@ def _advice(evidence: Evidence, registered: Collection[str]) -> list[str]:
     if blurred:
         advice.append(f"replace the blurred ones: {shortened(blurred)}")
     if evidence.error > FINE_ERROR:
-        advice.append(
-            "the lens fits badly: do not zoom between photographs, or try --camera FULL_OPENCV"
-        )
+        given = "check that the cameras belong to these photographs, or pass --cameras none"
+        zoomed = "do not zoom between photographs, or try --camera FULL_OPENCV"
+        advice.append(f"the lens fits badly: {given if evidence.given else zoomed}")
     return advice
 
 

@@ -29,6 +29,7 @@ from gaussian_splatting.data.masks import FOLDERS as MASK_FOLDERS
 from gaussian_splatting.data.transforms_json import find_transforms
 from gaussian_splatting.sfm import photographs as pictures
 from gaussian_splatting.sfm.convert_options import ConvertOptions
+from gaussian_splatting.sfm.known_cameras import capture_folders, find_cameras
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, file_digest, write_json_atomic
@@ -37,13 +38,12 @@ from sugar_utils.memory import memory_usage, reset_peak
 from sugar_utils.schemas import FileName, read_checked
 
 WORK, INPUT, INPUT_MASKS, IMAGES = "distorted", "input", "input_masks", "images"
-_PLACES = (INPUT, IMAGES, ".")  # where photographs are looked for
 RECORD, PAGE = "convert.json", "convert.html"
 
 
 _STEPS = ("features", "found", "matches", "matched", "models")
-_NOTED = (*_STEPS, *(f"masked_{step}" for step in _STEPS), "flattening", "flattened", "finished",
-          "taken")  # fmt: skip
+_NOTED = ("cameras", *_STEPS, *(f"masked_{step}" for step in _STEPS), "flattening", "flattened",
+          "finished", "taken")  # fmt: skip
 # ``convert.json``: where the photographs are, and for each step what its result is made of.
 ConvertRecord = msgspec.defstruct(
     "ConvertRecord",
@@ -85,16 +85,30 @@ def needs_cameras(path: Path) -> bool:
         record = read_record(root)
         if not record.get("published"):
             return False
-        began = record["source"]
-        video = path if path != root else None if began in (".", INPUT) else Path(began)
-        source = Source(root, root if began == "." else root / INPUT, video)
+        source = _recorded(root, str(path) if path != root else record["source"])
         if not any(file.is_file() for file in _taken(source)):
             return False
-        known = record.get("taken")
-        return not record.get("finished") or bool(known) and known != source_digest(source)
+        known, cameras = record.get("taken"), record.get("cameras")
+        with contextlib.suppress(UserError):  # --cameras named a file that is gone
+            return not record.get("finished") or (
+                bool(known) and known != source_digest(source, cameras=cameras)
+            )
+        return False
     if root != path:
         return path.is_file()
-    return any(_pictures_in(root, name) for name in _PLACES) or bool(_videos_of(root))
+    return any(_pictures_in(root, name) for name in _places(root)) or bool(_videos_of(root))
+
+
+def _places(root: Path) -> tuple[str, ...]:
+    """Where photographs are looked for."""
+    return (INPUT, IMAGES, *capture_folders(root), ".")
+
+
+def _recorded(root: Path, began: str) -> Source:
+    """What an earlier call noted as the source."""
+    if began in _places(root):
+        return Source(root, root / began)
+    return Source(root, root / INPUT, Path(began))
 
 
 def _taken(source: Source) -> list[Path]:
@@ -103,12 +117,19 @@ def _taken(source: Source) -> list[Path]:
     )
 
 
-def source_digest(source: Source, masks: Path | None = None) -> str:
-    """Digest of names and contents of photographs and masks (None: input_masks), or of a video."""
+def source_digest(source: Source, masks: Path | None = None, cameras: str | None = None) -> str:
+    """Digest of the names and contents of photographs, masks and cameras, or of a video.
+
+    Args:
+        masks: Folder of the masks; None for ``input_masks``.
+        cameras: The flag ``--cameras``.
+    """
     masks = masks or source.root / INPUT_MASKS
     files = [(path, path.parent if source.video else source.folder) for path in _taken(source)]
     files += [(path, masks) for path in pictures.picture_files(masks)]
-    return digest([[path.relative_to(root).as_posix(), file_digest(path)] for path, root in files])
+    names = [[path.relative_to(root).as_posix(), file_digest(path)] for path, root in files]
+    known = find_cameras(cameras, source.folder, source.root)
+    return digest([*names, *([file_digest(path) for path in own.files] for own in known)])
 
 
 def digest(*parts: Any) -> str:
@@ -130,8 +151,8 @@ def find_source(path: Path) -> Source:
         raise UserError(f"{root}: neither a folder of photographs nor a video ({known})")
     began = read_record(root).get("source")
     if isinstance(began, str) and began not in ("", INPUT, IMAGES):
-        return Source(root, root) if began == "." else Source(root, root / INPUT, Path(began))
-    for name in _PLACES:
+        return _recorded(root, began)
+    for name in _places(root):
         if _pictures_in(root, name):
             return Source(root, root / name)
     videos = _videos_of(root)
@@ -142,7 +163,7 @@ def find_source(path: Path) -> Source:
         return Source(root, root / INPUT, videos[0])
     raw = [
         path
-        for name in _PLACES
+        for name in _places(root)
         for path in pictures.files_named(root / name, pictures.RAW_SUFFIXES)
     ]
     if raw:
@@ -189,7 +210,7 @@ def read_record(root: Path) -> dict[str, Any]:
 
 
 def note(source: Source, **facts: Any) -> None:
-    began = "." if source.folder == source.root else source.folder.name
+    began = source.folder.relative_to(source.root).as_posix()
     if source.video is not None:
         began = str(source.video.resolve())
     record = {**read_record(source.root), "source": began, **facts}

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cameras that another program found: looked for in the scene folder, matched with its images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gaussian_splatting.data.images import CamerasByName
+from gaussian_splatting.sfm.camera_formats import FORMATS, Format, KnownCamera
+from gaussian_splatting.sfm.photographs import Photograph
+from sugar_utils.errors import UserError, shortened
+from sugar_utils.libraries import load_pycolmap
+
+FEWEST = 3
+FAR_AWAY, FAR_RATIO = 1e4, 1e3  # from the origin, in world units and in extents of the cameras
+_CAPTURES = {"keyframes/corrected_images": "keyframes/corrected_cameras",
+             "keyframes/images": "keyframes/cameras", "rgb": "metadata.json"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CameraFiles:
+    """What one program wrote."""
+
+    kind: Format
+    files: tuple[Path, ...]
+
+    @property
+    def path(self) -> Path:
+        return self.files[0].parent if self.kind.many else self.files[0]
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind.program}: {self.path}"
+
+
+@dataclass(frozen=True)
+class KnownCameras:
+    source: CameraFiles
+    photographs: list[Photograph]
+    cameras: list[KnownCamera]  # of each photograph
+    # What was subtracted from all places, to be added for the coordinates of the other program.
+    offset: list[float] | None
+
+    def lens_groups(self) -> list[tuple[Any, list[int]]]:
+        """Lenses, and the indices of the photographs that each took."""
+        groups: dict[str, tuple[Any, list[int]]] = {}
+        for index, camera in enumerate(self.cameras):
+            groups.setdefault(repr(camera.lens.todict()), (camera.lens, []))[1].append(index)
+        return list(groups.values())
+
+
+def capture_folders(root: Path) -> list[str]:
+    """Where Polycam and Record3D keep the images of a scene folder."""
+    places = ((images, root / cameras) for images, cameras in _CAPTURES.items())
+    return [images for images, cameras in places if cameras.is_dir() or cameras.is_file()]
+
+
+def find_cameras(asked: str | None, *folders: Path) -> list[CameraFiles]:
+    """All sets of cameras in the folders, or of the path that ``--cameras`` names."""
+    if asked == "none":
+        return []
+    path, found = Path(asked or ""), {}
+    if asked and path.is_file():
+        fits = [kind for kind in FORMATS if not kind.many and kind.accepts(path)]
+        found = {(path,): CameraFiles(fits[0], (path,))} if fits else {}
+    for folder in ([path] if path.is_dir() else []) if asked else folders:
+        for kind in FORMATS:
+            places = ([f for f in sorted(folder.glob(p)) if f.is_file()] for p in kind.places)
+            files = [file for file in next(filter(None, places), []) if kind.accepts(file)]
+            for own in [tuple(files)] if kind.many and files else [(file,) for file in files]:
+                found.setdefault(own, CameraFiles(kind, own))
+    if asked and not found:
+        programs = ", ".join(dict.fromkeys(kind.program for kind in FORMATS))
+        raise UserError(f"--cameras {asked}: has no cameras of {programs}; check the path")
+    return list(found.values())
+
+
+def the_cameras(asked: str | None, *folders: Path) -> CameraFiles | None:
+    """The only set of cameras; None if there is none."""
+    found = find_cameras(asked, *folders)
+    if len(found) > 1:
+        paths = shortened([str(source.path) for source in found])
+        raise UserError(f"{len(found)} sets of cameras ({paths}); name one with --cameras, or none")
+    return found[0] if found else None
+
+
+def read_cameras(source: CameraFiles, photographs: Sequence[Photograph]) -> KnownCameras:
+    """Read cameras and match them with photographs; those without a camera are left out."""
+    by_name, path = CamerasByName(photographs, []), source.path
+
+    def find(name: str) -> Photograph | None:
+        name = name.replace("\\", "/")
+        return by_name(name) or by_name(name.rpartition("/")[2])
+
+    def size_of(name: str) -> tuple[int, int] | None:
+        photograph = find(name)
+        return None if photograph is None else (photograph.width, photograph.height)
+
+    cameras = list(source.kind.read(source.files, size_of))
+    matched: dict[str, KnownCamera] = {}
+    for camera in cameras:
+        photograph = find(camera.name)
+        if photograph is not None:
+            if photograph.name in matched:
+                raise UserError(f"{path}: has several cameras of the image {photograph.name}")
+            matched[photograph.name] = replace(camera, lens=_fitted(camera, photograph, path))
+    if len(matched) < FEWEST:
+        names = shortened([camera.name for camera in cameras])
+        raise UserError(
+            f"{path}: {len(matched)} of its {len(cameras)} cameras ({names}) have an image here, "
+            f"at least {FEWEST} are needed; check the names, or pass --cameras none"
+        )
+    chosen = [p for p in photographs if p.name in matched]
+    offset = _offset(np.stack([camera.center for camera in matched.values()]))
+    moved = [replace(matched[p.name], center=matched[p.name].center - offset) for p in chosen]
+    return KnownCameras(source, chosen, moved, offset.tolist() if offset.any() else None)
+
+
+def _fitted(camera: KnownCamera, photograph: Photograph, path: Path) -> Any:
+    """The lens at the size of the photograph, which may have been scaled."""
+    lens, width, height = camera.lens, photograph.width, photograph.height
+    if (lens.width, lens.height) == (width, height):
+        return lens
+    if abs(width * lens.height - height * lens.width) > lens.width + lens.height:
+        turned = " when turned as its EXIF data say" if photograph.turned else ""
+        raise UserError(
+            f"{path}, camera {camera.name}: is {lens.width} x {lens.height} px, but "
+            f"{photograph.path} is {width} x {height} px{turned}; use the images that the cameras "
+            "were computed from, without EXIF rotation"
+        )
+    lens = load_pycolmap().Camera(lens.todict())
+    lens.rescale(width, height)
+    return lens
+
+
+def _offset(centers: np.ndarray) -> np.ndarray:
+    """What to subtract from places that are far from the origin: whole units of their extent."""
+    mean, extent = centers.mean(axis=0), float(np.ptp(centers, axis=0).max())
+    if np.linalg.norm(mean) <= min(FAR_AWAY, FAR_RATIO * extent or FAR_AWAY):
+        return np.zeros(3)
+    return np.round(mean, -math.floor(math.log10(extent)) if extent else 0)
