@@ -50,20 +50,17 @@ OBJECT_SHARE = 0.4
 """Blended share of the object from which a pixel belongs to it. Less than a half, because pixels
 that a mask lacks cost more than those that it has too many."""
 
-FOUND_SHARE = 0.5  # the same where the shares are those of an object that was found: 0 or 1
-
 
 @torch.no_grad()
 def render_mask(
     gaussians: Gaussians, shares: Tensor, camera: Camera, size: tuple[int, int] | None = None,
-    rasterizer: Rasterizer = WARP, least: float = OBJECT_SHARE,
+    rasterizer: Rasterizer = WARP,
 ) -> np.ndarray:  # fmt: skip
     """The mask of the object in a view, 255 where it is. (height, width) uint8
 
     Args:
         shares: As of :func:`masked_shares`. (N,)
         size: Width and height in pixels; those of the camera if None.
-        least: Blended share from which a pixel belongs to the object.
     """
     blended = rasterize(
         gaussians, camera, rgb=False, features=shares[:, None], rasterizer=rasterizer
@@ -72,7 +69,7 @@ def render_mask(
     image = functional.interpolate(
         blended[None, None], (height, width), mode="bilinear", align_corners=False
     )
-    return ((image[0, 0] >= least).to(torch.uint8) * 255).cpu().numpy()
+    return ((image[0, 0] >= OBJECT_SHARE).to(torch.uint8) * 255).cpu().numpy()
 
 
 ITERATIONS = 700  # iterations of the model of the whole scene at most
@@ -146,7 +143,6 @@ class MaskEstimation:
             shares = shares.to(gaussians.means)
         else:
             shares = masked_shares(gaussians, ((c, m.float() / 255) for c, m in views), rasterizer)
-        least = FOUND_SHARE if self.finds_object else OBJECT_SHARE
         iou = [1.0] if self.finds_object else []
         for camera, mask in views:
             found = render_mask(gaussians, shares, camera, rasterizer=rasterizer) >= COUNTS
@@ -156,7 +152,7 @@ class MaskEstimation:
             if camera.mask is None or camera.mask.outline_error > 0:
                 size = camera.width, camera.height
                 small = camera.reduced(OVERVIEW_SIDE)
-                values = render_mask(gaussians, shares, small, size, rasterizer, least)
+                values = render_mask(gaussians, shares, small, size, rasterizer)
                 if self.compute.group.is_first:
                     with atomic_path(object_mask_path(folder, camera.name)) as temporary:
                         Image.fromarray(values).save(temporary, format="PNG")
