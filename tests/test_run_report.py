@@ -104,7 +104,7 @@ def test_pictures_are_skipped_unread(tmp_path):
             logger.scalars({"Loss/loss": 1.0}, iteration)
     (file,) = tmp_path.iterdir()
     assert file.stat().st_size > 500_000
-    assert sum(len(record) for record, _ in _small_records(file)) < 1_000
+    assert len(_small_records(file)) < 1_000
     assert len(read_curves(tmp_path)["Loss/loss"]) == 3
 
 
@@ -117,7 +117,7 @@ def test_a_file_cut_short_gives_what_is_whole(run):
 
 
 def test_without_tensorboard_there_are_no_curves_but_a_report(run, monkeypatch):
-    module = "tensorboard.compat.proto.event_pb2"
+    module = "tensorboard.backend.event_processing.event_accumulator"
     monkeypatch.setitem(sys.modules, module, None)
     assert read_curves(run / "tensorboard") == {}
     assert "<svg" not in report_of(run)
