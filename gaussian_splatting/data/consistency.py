@@ -11,6 +11,7 @@ an overexposed one differs by stops; a blurred one is far less sharp than the ot
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -90,10 +91,8 @@ def wrong_shapes(cameras: Sequence[Camera]) -> dict[str, str]:
     found = {}
     for camera in cameras:
         if camera.image_path is not None:
-            own, (width, height) = (
-                (camera.width, camera.height),
-                pictures.image_size(camera.image_path),
-            )
+            width, height = pictures.image_size(camera.image_path)
+            own = camera.width, camera.height
             if abs(width * own[1] - height * own[0]) > max(width + height, sum(own)):
                 size = f"the image is {width} x {height} pixels"
                 found[camera.name] = f"{size}, its camera {own[0]} x {own[1]}"
@@ -358,6 +357,7 @@ def _outliers(iou: dict[str, float]) -> dict[str, str]:
     return {name: f"{what} {value:.2f} instead of {middle:.2f}" for name, value in low.items()}
 
 
+_KEPT = 16  # results of checks
 Notify = Callable[[str], None]
 
 
@@ -399,7 +399,9 @@ def checked_views(
         masked, _ = _with_agreement(masked, found, points)
     else:
         found = {**hardly_known(observations, options), **unusable}
-        inconsistent, spread = _kept_result(inconsistent_images, masked, found, observations)
+        inconsistent, spread = _kept_result(
+            inconsistent_images, _Inputs.of(masked, found, observations)
+        )
         found = {**inconsistent, **found}
         masked, contradictions = _with_agreement(masked, found, points, notify)
         found = {**contradictions, **found}
@@ -424,31 +426,35 @@ def _check_names(cameras: Sequence[Camera], options: ViewOptions) -> None:
         )
 
 
-_RESULTS: dict[str, Any] = {}
+@dataclass(frozen=True)
+class _Inputs:
+    """What a check reads; equal if nothing of it changed, so that later stages reuse its result."""
+
+    key: str
+    cameras: tuple[Camera, ...] = field(compare=False)
+    data: Any = field(compare=False)
+
+    @classmethod
+    def of(cls, cameras: Sequence[Camera], dropped: Collection[str], data: Any) -> _Inputs:
+        """Inputs without the views that are dropped already."""
+        kept = tuple(camera for camera in cameras if camera.name not in dropped)
+        points = data.points if isinstance(data, Observations) else data
+        digest = hashlib.sha256(b"" if points is None else points.tobytes())
+        for c in kept:
+            lens = c.width, c.height, c.fx, c.fy, c.cx, c.cy
+            digest.update(f"{c.name} {lens} {c.mask}".encode(errors="replace"))
+            digest.update(c.rotation.tobytes() + c.translation.tobytes())
+            for path in (c.image_path, None if c.mask is None else c.mask.path):
+                if path is not None:
+                    status = path.stat()
+                    text = f"{path} {status.st_size} {status.st_mtime_ns}"
+                    digest.update(text.encode(errors="replace"))
+        return cls(digest.hexdigest(), kept, data)
 
 
-def _kept_result(
-    check: Callable[[Sequence[Camera], Any], Any], cameras: Sequence[Camera],
-    dropped: Collection[str], data: Any,
-) -> Any:  # fmt: skip
-    """What a check finds of the views that are not dropped already, for later stages as well."""
-    kept = [camera for camera in cameras if camera.name not in dropped]
-    points = data.points if isinstance(data, Observations) else data
-    digest = hashlib.sha256(b"" if points is None else points.tobytes())
-    digest.update(check.__name__.encode())
-    for c in kept:
-        lens = c.width, c.height, c.fx, c.fy, c.cx, c.cy
-        digest.update(f"{c.name} {lens} {c.mask}".encode(errors="replace"))
-        digest.update(c.rotation.tobytes() + c.translation.tobytes())
-        for path in (c.image_path, None if c.mask is None else c.mask.path):
-            if path is not None:
-                status = path.stat()
-                text = f"{path} {status.st_size} {status.st_mtime_ns}"
-                digest.update(text.encode(errors="replace"))
-    key = digest.hexdigest()
-    if key not in _RESULTS:
-        _RESULTS[key] = check(kept, data)
-    return _RESULTS[key]
+@functools.lru_cache(maxsize=_KEPT)
+def _kept_result(check: Callable[[Sequence[Camera], Any], Any], inputs: _Inputs) -> Any:
+    return check(inputs.cameras, inputs.data)
 
 
 def _with_agreement(
@@ -459,7 +465,7 @@ def _with_agreement(
     black = {c.name: "its mask is all black" for c in cameras if masking.is_all_black(c)}
     if not any(c.shows_object for c in cameras):
         return list(cameras), black
-    found = _kept_result(mask_agreement, cameras, {*dropped, *black}, points)
+    found = _kept_result(mask_agreement, _Inputs.of(cameras, {*dropped, *black}, points))
     if found is None:
         return list(cameras), black
     if found.outline_error:
