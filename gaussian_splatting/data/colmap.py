@@ -277,19 +277,16 @@ def _undistort_photographs(
 
 
 def _undistort_file(source: Path, lens: Any, name: str, target: Path) -> None:
-    pycolmap = load_pycolmap()
     width, height = pictures.image_size(source)
-    if (width, height) != (lens.width, lens.height):
-        if abs(width * lens.height - height * lens.width) > lens.width + lens.height:
-            raise UserError(
-                f"camera {name} is {lens.width} x {lens.height} px, but its image {source} is "
-                f"{width} x {height} px, another aspect ratio; use the images that the cameras "
-                "were computed from"
-            )
-        lens = pycolmap.Camera(lens.todict())
-        lens.rescale(width, height)
+    own = pictures.lens_at(lens, width, height)
+    if own is None:
+        raise UserError(
+            f"camera {name} is {lens.width} x {lens.height} px, but its image {source} is "
+            f"{width} x {height} px, another aspect ratio; use the images that the cameras were "
+            "computed from"
+        )
     with pictures.open_image(source) as image:
-        flat = pictures.undistorted(np.asarray(pictures.colors_of(image)), lens)
+        flat = pictures.undistorted(np.asarray(pictures.colors_of(image)), own)
     with storage.atomic_path(target) as temporary:
         Image.fromarray(flat).save(temporary, compress_level=1)
 

@@ -429,6 +429,18 @@ def lens_of(text: str, width: int, height: int) -> Any:
     return lens
 
 
+def lens_at(lens: Any, width: int, height: int) -> Any | None:
+    """A pycolmap camera for pictures of another size; None if that has another aspect ratio."""
+    if (width, height) == (lens.width, lens.height):
+        return lens
+    # Each side of a scaled picture is off by less than one pixel.
+    if abs(width * lens.height - height * lens.width) > lens.width + lens.height:
+        return None
+    scaled = load_pycolmap().Camera(lens.todict())
+    scaled.rescale(width, height)
+    return scaled
+
+
 def undistorted(pixels: np.ndarray, lens: Any) -> np.ndarray:
     """A picture as a lens without distortion would have taken it. (H, W) or (H, W, C) uint8"""
     pycolmap = load_pycolmap()

@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from gaussian_splatting.data.images import CamerasByName
+from gaussian_splatting.data.images import CamerasByName, lens_at
 from gaussian_splatting.sfm.camera_formats import FORMATS, Format, KnownCamera
 from gaussian_splatting.sfm.photographs import Photograph
 from sugar_utils.errors import UserError, shortened
-from sugar_utils.libraries import load_pycolmap
 
 FEWEST = 3
 FAR_AWAY, FAR_RATIO = 1e4, 1e3  # from the origin, in world units and in extents of the cameras
@@ -125,18 +124,15 @@ def read_cameras(source: CameraFiles, photographs: Sequence[Photograph]) -> Know
 def _fitted(camera: KnownCamera, photograph: Photograph, path: Path) -> Any:
     """The lens at the size of the photograph, which may have been scaled."""
     lens, width, height = camera.lens, photograph.width, photograph.height
-    if (lens.width, lens.height) == (width, height):
-        return lens
-    if abs(width * lens.height - height * lens.width) > lens.width + lens.height:
+    own = lens_at(lens, width, height)
+    if own is None:
         turned = " when turned as its EXIF data say" if photograph.turned else ""
         raise UserError(
             f"{path}, camera {camera.name}: is {lens.width} x {lens.height} px, but "
             f"{photograph.path} is {width} x {height} px{turned}; use the images that the cameras "
             "were computed from, without EXIF rotation"
         )
-    lens = load_pycolmap().Camera(lens.todict())
-    lens.rescale(width, height)
-    return lens
+    return own
 
 
 def _offset(centers: np.ndarray) -> np.ndarray:
