@@ -199,20 +199,24 @@ def _without_crowded_edges(mesh: TriangleMesh) -> TriangleMesh:
     return replace(mesh, faces=faces)
 
 
+def border_edges(mesh: TriangleMesh) -> np.ndarray:
+    """Sides of a single face, in its sense of rotation. (E, 2)"""
+    _, inverse, counts = np.unique(edge_keys(mesh.faces), return_inverse=True, return_counts=True)
+    sides = np.stack([mesh.faces, np.roll(mesh.faces, -1, axis=1)], axis=-1).reshape(-1, 2)
+    return sides[counts[inverse.reshape(-1)] == 1]
+
+
 def border_loops(mesh: TriangleMesh) -> list[np.ndarray]:
     """Closed walks along open edges, in the sense of rotation of the faces beside them.
 
     Where holes touch a walk may go around both. Edges that no walk comes back from are in none.
     """
-    _, inverse, counts = np.unique(edge_keys(mesh.faces), return_inverse=True, return_counts=True)
-    is_open = counts[inverse.reshape(-1)] == 1
-    starts = mesh.faces.reshape(-1)[is_open].tolist()
-    ends = np.roll(mesh.faces, -1, axis=1).reshape(-1)[is_open].tolist()
+    edges = border_edges(mesh).tolist()
     after: dict[int, list[int]] = {}
-    for start, end in zip(starts, ends, strict=True):
+    for start, end in edges:
         after.setdefault(start, []).append(end)
     loops = []
-    for first in starts:
+    for first, _ in edges:
         walk, at = [], first
         while after.get(at):
             walk.append(at)

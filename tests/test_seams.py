@@ -8,7 +8,7 @@ import pytest
 
 from sugar_extractors.mesh.level_sets import Box
 from sugar_extractors.mesh.seams import cut_at_box, joined_at_box
-from sugar_scene.triangle_mesh import TriangleMesh, doubled_area_normals, edge_keys
+from sugar_scene.triangle_mesh import TriangleMesh, border_edges, doubled_area_normals
 
 BOX = Box((-1.0, -1.1, -0.9), (1.2, 1.0, 1.0))
 
@@ -28,10 +28,7 @@ def wavy_sheet(spacing: float, half: float = 3.0, offset: float = 0.0) -> Triang
 
 def open_edges(mesh: TriangleMesh) -> np.ndarray:
     """Middles of the sides that belong to one face. (E, 3)"""
-    _, first, counts = np.unique(edge_keys(mesh.faces), return_index=True, return_counts=True)
-    starts, ends = mesh.faces.ravel(), np.roll(mesh.faces, -1, axis=1).ravel()
-    rows = first[counts == 1]
-    return (mesh.vertices[starts[rows]] + mesh.vertices[ends[rows]]) / 2
+    return mesh.vertices[border_edges(mesh)].mean(axis=1)
 
 
 def area(mesh: TriangleMesh) -> float:

@@ -15,9 +15,9 @@ import numpy as np
 from sugar_extractors.mesh.level_sets import Box
 from sugar_scene.triangle_mesh import (
     TriangleMesh,
+    border_edges,
     border_loops,
     clean_mesh,
-    edge_keys,
     merge_meshes,
     with_loops_filled,
     without_unused_vertices,
@@ -86,7 +86,7 @@ def joined_at_box(inner: TriangleMesh, outer: TriangleMesh, box: Box) -> Triangl
     from scipy.spatial import cKDTree
 
     mesh = merge_meshes([inner, outer])
-    ours, theirs = _border_edges(inner), _border_edges(outer)
+    ours, theirs = border_edges(inner), border_edges(outer)
     lengths = [np.linalg.norm(np.subtract(*m.vertices[e.T]), axis=1)
                for m, e in ((inner, ours), (outer, theirs)) if len(e)]  # fmt: skip
     if len(lengths) < 2:
@@ -117,13 +117,6 @@ def _is_slit(loop: np.ndarray, box: Box, reach: float) -> bool:
     edges = np.stack([loop, np.roll(loop, -1, axis=0)], axis=1)
     length = np.linalg.norm(edges[:, 1] - edges[:, 0], axis=1).sum()
     return bool(length <= _SLIT * reach and _is_near(edges, box, reach).all())
-
-
-def _border_edges(mesh: TriangleMesh) -> np.ndarray:
-    """Sides of a single face, as it runs along them. (E, 2)"""
-    _, first, counts = np.unique(edge_keys(mesh.faces), return_index=True, return_counts=True)
-    starts, ends = mesh.faces.ravel(), np.roll(mesh.faces, -1, axis=1).ravel()
-    return np.stack([starts, ends], axis=1)[first[counts == 1]]
 
 
 def _is_near(edges: np.ndarray, box: Box, reach: float) -> np.ndarray:
