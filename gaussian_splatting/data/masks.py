@@ -34,9 +34,10 @@ from gaussian_splatting.data import images
 from gaussian_splatting.data.cameras import Camera, MaskMode, ViewMask
 from sugar_utils.errors import UserError
 from sugar_utils.files import in_parallel
+from sugar_utils.flags import AUTO
 from sugar_utils.settings import flag
 
-NONE, ALPHA, FOUND = "none", "alpha", "auto"
+NONE, ALPHA = "none", "alpha"
 FOLDERS = ("masks", "mask")  # folders of a scene that are taken for masks unasked
 OVERVIEW_SIDE = 512  # longest side in pixels of the small masks that are checked and carve the hull
 MAX_BLACK_SHARE = 0.25  # if more masks are all black, they are no masks
@@ -147,7 +148,7 @@ _Found = tuple[str, list["ViewMask | None"]]
 
 def _find(cameras: Sequence[Camera], root: Path, options: MaskOptions) -> _Found | None:
     asked, mode = options.masks, options.mask_mode
-    if asked in (NONE, FOUND):
+    if asked in (NONE, AUTO):
         return None
     if asked == ALPHA:
         masks = [

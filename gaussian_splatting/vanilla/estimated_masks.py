@@ -100,8 +100,8 @@ class MaskEstimation:
         """The scene with estimated masks, if it needs them and they agree with the given ones."""
         if not (self.finds_object or needs_masks(scene.train_cameras)):
             return scene
-        inputs = [scene_inputs(scene), points_digest(scene), self.settings, self.iterations]
-        inputs += [self.finds_object] if self.finds_object else []
+        decisive = self.settings, self.iterations, self.finds_object
+        inputs = [scene_inputs(scene), points_digest(scene), *decisive]
         key = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
         folder = self.model_path / OBJECT_MASKS / key
         group = self.compute.group
@@ -134,16 +134,16 @@ class MaskEstimation:
         return replace(scene, **masked, object_masks=key)
 
     def _write(self, gaussians: Gaussians, scene: Scene, folder: Path) -> float:
-        """Write the masks of all views that need one; their median IoU with the given ones."""
+        """Write the masks of all views that need one; their median IoU with given ones, or 1."""
         rasterizer = self.compute.rasterizer
         masked = [camera for camera in scene.train_cameras if camera.mask is not None]
         views = [(c.reduced(OVERVIEW_SIDE), torch.from_numpy(overview(c).copy())) for c in masked]
         if self.finds_object:
-            shares = torch.from_numpy(object_rows(gaussians, scene.train_cameras))
-            shares = shares.to(gaussians.means)
+            rows = object_rows(gaussians, scene.train_cameras)
+            shares = torch.from_numpy(rows).to(gaussians.means)
         else:
             shares = masked_shares(gaussians, ((c, m.float() / 255) for c, m in views), rasterizer)
-        iou = [1.0] if self.finds_object else []
+        iou = []
         for camera, mask in views:
             found = render_mask(gaussians, shares, camera, rasterizer=rasterizer) >= COUNTS
             given = mask.numpy() >= COUNTS
@@ -156,4 +156,4 @@ class MaskEstimation:
                 if self.compute.group.is_first:
                     with atomic_path(object_mask_path(folder, camera.name)) as temporary:
                         Image.fromarray(values).save(temporary, format="PNG")
-        return float(np.median(iou))
+        return float(np.median(iou)) if iou else 1.0

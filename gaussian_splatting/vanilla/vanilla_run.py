@@ -17,7 +17,7 @@ from gaussian_splatting.data import ply as ply_files
 from gaussian_splatting.data import reference_layout as layout
 from gaussian_splatting.data.colmap import find_model, write_poses
 from gaussian_splatting.data.images import ImageStore
-from gaussian_splatting.data.masks import FOUND, MaskOptions, VisualHull, hull_of
+from gaussian_splatting.data.masks import MaskOptions, VisualHull, hull_of
 from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.scene import Scene, SizeRule, VanillaSize, load_scene
 from gaussian_splatting.engine import run_directory as runs
@@ -143,7 +143,7 @@ class VanillaOptions:
         )  # fmt: skip
         settings = {"random_seed": config.random_seed, **config.optimizer.identity()}
         iterations, train = min(ITERATIONS, 2 * config.iterations), partial(_train_whole, self)
-        found = self.mask_options.masks == FOUND
+        found = self.mask_options.masks == AUTO
         estimation = MaskEstimation(
             self.model_path, self.compute, settings, iterations, train, found
         )
