@@ -7,7 +7,7 @@ of the image: the middle of its first pixel is at (0.5, 0.5).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -165,6 +165,17 @@ def up_direction(rotations: np.ndarray, points: np.ndarray) -> np.ndarray:
     return up if ground is None else ground
 
 
+def planes_of_triples(points: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """A point and the unit normal of planes through three of the points, (P, 3), always the same
+    draws: the candidates of RANSAC (Fischler and Bolles 1981)."""
+    draws = np.random.default_rng(0).integers(len(points), size=(_PLANE_TRIALS, 3))
+    for a, b, c in points[draws]:
+        normal = np.cross(b - a, c - a)
+        length = np.linalg.norm(normal)
+        if length >= 1e-12:
+            yield a, normal / length
+
+
 def _ground_normal(points: np.ndarray, up: np.ndarray) -> np.ndarray | None:
     points = points[np.isfinite(points).all(axis=1)]
     points = points[:: max(1, len(points) // _MAX_PLANE_POINTS)].astype(np.float64)
@@ -173,14 +184,11 @@ def _ground_normal(points: np.ndarray, up: np.ndarray) -> np.ndarray | None:
     low, high = np.percentile(points, (5, 95), axis=0)
     width = _PLANE_WIDTH * np.linalg.norm(high - low)
     level = np.cos(np.radians(_MAX_TILT))
-    draws = np.random.default_rng(0).integers(len(points), size=(_PLANE_TRIALS, 3))
     best, best_count = None, MIN_GROUND_SHARE * len(points)
-    for a, b, c in points[draws]:
-        normal = np.cross(b - a, c - a)
-        length = np.linalg.norm(normal)
-        if length < 1e-12 or abs(normal @ up) < level * length:
+    for a, normal in planes_of_triples(points):
+        if abs(normal @ up) < level:
             continue
-        inside = np.abs((points - a) @ (normal / length)) < width
+        inside = np.abs((points - a) @ normal) < width
         if inside.sum() > best_count:
             best, best_count = inside, int(inside.sum())
     if best is None:

@@ -2,8 +2,8 @@
 """The object that all photographs look at: which Gaussians of a model of the whole scene are it.
 
 The optical axes of the cameras cross in the object. The plane that it stands on, or hangs at, has
-all cameras on one side and next to nothing on the other (RANSAC; Fischler and Bolles 1981). What
-hangs together around the crossing after the plane is removed is the object.
+all cameras on one side and next to nothing on the other. What hangs together around the crossing
+after the plane is removed is the object.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gaussian_splatting.cloud import Gaussians
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, planes_of_triples
 from sugar_utils.errors import UserError
 from sugar_utils.quaternions import rotation_matrices
 
@@ -27,7 +27,7 @@ MAX_OFF_AXIS = 15.0  # median angle in degrees between an optical axis and the c
 MOST_AT_BORDER = 0.02  # share of the object that may lie in the outer tenth of the reach
 _MIN_OPACITY, _MAX_SCALE = 0.2, 0.3
 _REACHED = 1.5  # ends of a Gaussian, in standard deviations
-_TRIALS, _REFITS = 500, 3
+_REFITS = 3  # of a plane to all that lies in it
 _CENTRAL = 0.5  # radii: standard deviation of the weight by which the object is chosen
 
 
@@ -100,14 +100,9 @@ def support_plane(
     if len(points) < 3:
         return None
     centers, total = np.stack([camera.center for camera in cameras]), areas.sum()
-    draws = np.random.default_rng(0).integers(len(points), size=(_TRIALS, 3))
     best, most = None, PLANE_SHARE * total
-    for a, b, c in points[draws]:
-        normal = np.cross(b - a, c - a)
-        length = np.linalg.norm(normal)
-        if length < 1e-12:
-            continue
-        normal = normal / length * (1.0 if ((centers - a) @ normal).mean() >= 0 else -1.0)
+    for a, normal in planes_of_triples(points):
+        normal = normal if ((centers - a) @ normal).mean() >= 0 else -normal
         heights = (points - a) @ normal
         own = areas[np.abs(heights) < PLANE_WIDTH * radius].sum()
         behind = areas[heights < -3 * PLANE_WIDTH * radius].sum()
