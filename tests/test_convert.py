@@ -33,9 +33,9 @@ from gaussian_splatting.sfm.photographs import (
     described_photographs,
 )
 from gaussian_splatting.sfm.scene_folder import needs_cameras
-from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from tests.support.command_words import parse
+from tests.support.heard_console import Heard
 from tests.support.photographed_room import (
     FOCAL,
     HEIGHT,
@@ -49,17 +49,6 @@ from tests.support.tiny_scene import finish, start
 
 N = 7
 SMALL = SfmOptions(extraction_size=WIDTH, max_features=500)
-
-
-class Heard(Console):
-    """A console that remembers what it was told."""
-
-    def __init__(self) -> None:
-        super().__init__(stream=Console.silent()._stream, terminal=False)
-        self.lines: list[str] = []
-
-    def info(self, message: str) -> None:
-        self.lines.append(message)
 
 
 @pytest.fixture(scope="module")

@@ -19,10 +19,10 @@ from gaussian_splatting.sfm.convert_run import convert
 from gaussian_splatting.sfm.known_cameras import find_cameras, read_cameras, the_cameras
 from gaussian_splatting.sfm.photographs import described_photographs
 from gaussian_splatting.sfm.scene_folder import needs_cameras
-from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from tests.support.camera_files import CENTERS, POSES, F, H, N, W, metashape, photographs, polycam
 from tests.support.command_words import parse
+from tests.support.heard_console import Heard
 from tests.support.photographed_room import FOCAL, HEIGHT, WIDTH, camera_poses, write_photographs
 
 XML = metashape()
@@ -71,17 +71,6 @@ def test_a_photograph_of_another_shape_is_refused(tmp_path):
 
 SMALL = SfmOptions(extraction_size=WIDTH, max_features=500)
 ROOM = 7
-
-
-class Heard(Console):
-    """A console that remembers what it was told."""
-
-    def __init__(self) -> None:
-        super().__init__(stream=Console.silent()._stream, terminal=False)
-        self.lines: list[str] = []
-
-    def info(self, message: str) -> None:
-        self.lines.append(message)
 
 
 def room_xml(shift=(0.0, 0.0, 0.0), focal: float = FOCAL, n: int = ROOM) -> str:
