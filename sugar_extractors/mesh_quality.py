@@ -97,17 +97,18 @@ class MeshQuality:
     def rows(self) -> list[tuple[str, str]]:
         """Name and value of each figure for people; distances in % of the object's size."""
         scores = zip(THRESHOLDS, self.f_scores, strict=False)
-        rows: dict[str, tuple[float, str]] = {
-            "accuracy": (self.accuracy, ".3%"), "completeness": (self.completeness, ".3%"),
-            "Chamfer distance": (self.chamfer, ".3%"),
-            **{f"F-score at {t:.1%}": (f, ".4f") for t, f in scores},
-            "normal agreement": (self.normal_agreement, ".4f"),
-            "non-manifold edges": (self.non_manifold_edge_share, ".3%"),
-            "open edges": (self.open_edge_share, ".3%"), "connected parts": (self.components, ","),
-            "triangles": (self.triangles, ","),
-            "triangles on the object": (self.object_triangles, ","),
-        }  # fmt: skip
-        return [(name, format(value, how)) for name, (value, how) in rows.items()]
+        return [
+            ("accuracy", f"{self.accuracy:.3%}"),
+            ("completeness", f"{self.completeness:.3%}"),
+            ("Chamfer distance", f"{self.chamfer:.3%}"),
+            *((f"F-score at {t:.1%}", f"{f:.4f}") for t, f in scores),
+            ("normal agreement", f"{self.normal_agreement:.4f}"),
+            ("non-manifold edges", f"{self.non_manifold_edge_share:.3%}"),
+            ("open edges", f"{self.open_edge_share:.3%}"),
+            ("connected parts", f"{self.components:,}"),
+            ("triangles", f"{self.triangles:,}"),
+            ("triangles on the object", f"{self.object_triangles:,}"),
+        ]
 
 
 def read_reference(scene_dir: Path) -> Reference:

@@ -60,8 +60,8 @@ class MultiviewStage(Stage):
         self._config, self._notify, self._rasterizer = config, notify, rasterizer
         self._cameras, self._hull = list(cameras), hull
         compares_views = config.photometric_factor > 0 or config.geometric_factor > 0
-        drawn = config.multiview_pixels if compares_views else 0, config.random_seed
-        self._comparer = ViewComparer(neighbors, images, extent, *drawn, rasterizer)
+        pixels, seed = config.multiview_pixels if compares_views else 0, config.random_seed
+        self._comparer = ViewComparer(neighbors, images, extent, pixels, seed, rasterizer)
         self._watch = DensificationStatistics(len(cloud), self.model.device)
 
     def phase(self, iteration: int) -> str:
@@ -84,8 +84,10 @@ class MultiviewStage(Stage):
         beside = self._comparer.surface_view(leaves, camera, target, split, *drawn)
         seen = self.target(target, camera, *drawn)
         reach = self._comparer.reach if any("plane" in term.maps for term in on["image"]) else None
-        projected, how = project(leaves, camera, plane_reach=reach), (seen.background, split)
-        view = ViewPass(projected, *how, rasterizer=self._rasterizer, pairs=self.pairs)
+        view = ViewPass(
+            project(leaves, camera, plane_reach=reach), seen.background, split,
+            rasterizer=self._rasterizer, pairs=self.pairs,
+        )  # fmt: skip
         near = view.visible & (view.depths <= self._comparer.reach)
         found = backpropagate(on["model"], VisibleGaussians(leaves, near))
         shown = camera, seen.photograph, seen.exposure, seen.inside, beside

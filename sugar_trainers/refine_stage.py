@@ -375,7 +375,7 @@ class RefineOptions(TrainingOptions):
 
         if config.refine_surface_terms:
             neighbors = NeighborViews(cameras, scene.extent, observations=scene.observations)
-            drawn = MultiviewConfig().multiview_pixels, config.random_seed
-            comparer = ViewComparer(neighbors, store, scene.extent, *drawn, rasterizer)
+            pixels, seed = MultiviewConfig().multiview_pixels, config.random_seed
+            comparer = ViewComparer(neighbors, store, scene.extent, pixels, seed, rasterizer)
         exports = export if self.export_ply else None
         return RefineStage(model, config, scene.extent, exports, rasterizer, exposures, comparer)

@@ -237,7 +237,6 @@ def batch_functions(n_channels: int) -> SimpleNamespace:
     pieces = floats // 4 if pitch == floats else floats
     # Lanes that copy one row: as many as it has pieces, rounded up to a power of two.
     team = 8 if pieces > 16 else 1 << (pieces - 1).bit_length()
-    # Names that begin with another one come before it.
     constants = {
         "WARP_LANES": WARP_LANES, "BATCH_PITCH": 4 * pitch, "BATCH_ROW": 4 * floats,
         "BATCH_PIECES": pieces, "BATCH_TEAM": team,
@@ -245,8 +244,9 @@ def batch_functions(n_channels: int) -> SimpleNamespace:
     }  # fmt: skip
 
     def of_width(snippet: str) -> str:
-        for name, value in constants.items():
-            snippet = snippet.replace(name, str(value))
+        # Names that begin with another one come before it.
+        for name in sorted(constants, key=len, reverse=True):
+            snippet = snippet.replace(name, str(constants[name]))
         return snippet
 
     @wp.func_native(of_width(_OPEN))

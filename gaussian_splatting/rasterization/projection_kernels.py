@@ -77,12 +77,14 @@ def linearisation_limits(camera: Camera) -> tuple[float, float, float, float]:
     """Range of x/z and y/z at which a projected covariance is evaluated: the image plus 0.3 half
     fields of view on every side, for a centred principal point the +-1.3 tan(FoV/2) of 3DGS.
     """
-    limits = []
-    lenses = (camera.cx, camera.fx, camera.width), (camera.cy, camera.fy, camera.height)
-    for (c, f, size), tangent in zip(lenses, camera.tan_half_fov, strict=True):
-        margin = FRUSTUM_MARGIN * tangent
-        limits += [-c / f - margin, (size - c) / f + margin]
-    return tuple(limits)
+    tan_x, tan_y = camera.tan_half_fov
+    margin_x, margin_y = FRUSTUM_MARGIN * tan_x, FRUSTUM_MARGIN * tan_y
+    return (
+        -camera.cx / camera.fx - margin_x,
+        (camera.width - camera.cx) / camera.fx + margin_x,
+        -camera.cy / camera.fy - margin_y,
+        (camera.height - camera.cy) / camera.fy + margin_y,
+    )
 
 
 def n_tiles(camera: Camera) -> tuple[int, int]:

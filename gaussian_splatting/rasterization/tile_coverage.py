@@ -25,8 +25,11 @@ from sugar_utils.warp_arrays import Floats, Floats2d, Ints, Vec3s, Vec3s2d, Vec4
 # Counting and listing must agree to the last bit, in whatever kernel the test is inlined: no
 # product and sum may be contracted into one rounding.
 wp.set_module_options(
-    {"enable_backward": False, "fuse_fp": False}
-    | {"cpu_compiler_flags": "-march=native -ffp-contract=off"}
+    {
+        "enable_backward": False,
+        "fuse_fp": False,
+        "cpu_compiler_flags": "-march=native -ffp-contract=off",
+    }
 )
 
 _SIDE = wp.constant(float(TILE))

@@ -41,14 +41,26 @@ WORK, INPUT, INPUT_MASKS, IMAGES = "distorted", "input", "input_masks", "images"
 RECORD, PAGE = "convert.json", "convert.html"
 
 
-_STEPS = ("features", "found", "matches", "matched", "models")
-_NOTED = ("cameras", *_STEPS, *(f"masked_{step}" for step in _STEPS), "flattening", "flattened",
-          "finished", "taken")  # fmt: skip
-# ``convert.json``: where the photographs are, and for each step what its result is made of.
-ConvertRecord = msgspec.defstruct(
-    "ConvertRecord",
-    [("source", FileName, INPUT), *((n, str, "") for n in _NOTED), ("published", bool, False)],
-)
+class ConvertRecord(msgspec.Struct):
+    """``convert.json``: where the photographs are, and for each step what its result is made of."""
+
+    source: FileName = INPUT
+    cameras: str = ""
+    features: str = ""
+    found: str = ""
+    matches: str = ""
+    matched: str = ""
+    models: str = ""
+    masked_features: str = ""
+    masked_found: str = ""
+    masked_matches: str = ""
+    masked_matched: str = ""
+    masked_models: str = ""
+    flattening: str = ""
+    flattened: str = ""
+    finished: str = ""
+    taken: str = ""
+    published: bool = False
 
 
 @dataclass(frozen=True)

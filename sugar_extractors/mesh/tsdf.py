@@ -206,8 +206,9 @@ def _empty_field(
         console.info(f"voxels of {voxel:.4g} would be too many; taking {larger:.4g}")
         voxel = larger
     table = torch.where(marked, marked.cumsum(0).int() - 1, -1).int().reshape(shape)
-    sums = (torch.zeros(*shape, device=device) for shape in ((n,), (n,), (n, 3)))
-    return SparseField(box.low, voxel, table, *sums)
+    distances, weights = torch.zeros(n, device=device), torch.zeros(n, device=device)
+    colors = torch.zeros(n, 3, device=device)
+    return SparseField(box.low, voxel, table, distances, weights, colors)
 
 
 def _mark_view(
@@ -467,8 +468,9 @@ def plane_view(
     cosine = -(plane[..., :3] * rays).sum(dim=-1)
     cosine = cosine / (plane[..., :3].norm(dim=-1) * rays.norm(dim=-1)).clamp_min(1e-12)
     known = (output.alpha >= _MIN_ALPHA) & (cosine > math.cos(math.radians(MAX_ANGLE)))
-    image = output.image if colored else torch.zeros_like(rays)
-    color = (image / output.alpha.clamp_min(1e-6)[..., None]).clamp(0, 1)
+    color = torch.zeros_like(rays)
+    if colored:
+        color = (output.image / output.alpha.clamp_min(1e-6)[..., None]).clamp(0, 1)
     return DepthView(camera, torch.where(known, depth, 0.0), color)
 
 

@@ -221,8 +221,10 @@ def bake_photographs(
     baked = texture_baking.bake_texture(*seen, first, face_colors, config, partial(progress, 0))
     mesh, gains = TexturedMesh(vertices, faces, atlas.uvs, baked.texture), {}
     # In the exposure of the median photograph, whichever views resolve most.
-    lack = lacking, config, median_gain, partial(progress, 1)
-    return replace(baked, texture=texture_baking.add_to_texture(baked.texture, *seen, *lack))
+    texture = texture_baking.add_to_texture(
+        baked.texture, *seen, lacking, config, median_gain, partial(progress, 1)
+    )
+    return replace(baked, texture=texture)
 
 
 def _gradient_energy(image: Tensor, weight: Tensor) -> float:
