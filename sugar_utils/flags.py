@@ -334,6 +334,11 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 def read_config(path: Path) -> dict[str, Any]:
     """What a file of settings holds, by name."""
+    # Here and not above: without such a file, commands start sooner.
+    from sugar_utils.files import require_regular_file
+
+    if not path.is_dir():
+        require_regular_file(path, missing_ok=True)
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

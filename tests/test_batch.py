@@ -109,6 +109,12 @@ def test_a_file_that_is_missing_or_no_text_is_one_line(tmp_path, capsys):
         assert error.count("\n") == 1
 
 
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="has no device files")
+def test_a_device_is_no_file_of_settings(capsys):
+    assert run_cli(train_full_pipeline.main, "--config", "/dev/zero") == 2
+    assert "/dev/zero" in capsys.readouterr().err
+
+
 def test_a_failed_scene_does_not_stop_the_others(scenes, started, capsys):
     missing = scenes / "missing"
     words = [word for name in ("cup", "fox", "missing", "jar") for word in ("-s", scenes / name)]
