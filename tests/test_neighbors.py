@@ -173,6 +173,23 @@ def test_golden_neighbours_are_found():
     torch.testing.assert_close(found.sq_distances, expected, rtol=1e-4, atol=1e-9)
 
 
+@pytest.mark.parametrize("k", [1, 4, 16, 40])
+def test_the_kernel_of_gpus_finds_the_same_bits(k, rng, monkeypatch):
+    size = 10.0 ** torch.randint(-7, 0, (4000, 1), generator=rng)
+    points = torch.randn(50, 3, generator=rng).repeat(80, 1)
+    points += size * torch.randn(4000, 3, generator=rng)
+    points[3000:3500], points[3500:] = points[:500], points[0]
+    queries = torch.cat([points[::7], 2 * torch.randn(300, 3, generator=rng)])
+    here = nearest_neighbors(points, k), nearest_neighbors_of(queries, points, k)
+    plain = lambda tree: [tree.points, tree.rows, tree.boxes, tree.lowest]  # noqa: E731
+    monkeypatch.setattr(module, "_eights", plain)
+    monkeypatch.setattr(module, "_native_query_kernel", module._query_kernel)
+    there = nearest_neighbors(points, k), nearest_neighbors_of(queries, points, k)
+    for one, other in zip(here, there, strict=True):
+        assert torch.equal(one.indices, other.indices)
+        assert torch.equal(one.sq_distances, other.sq_distances)
+
+
 @pytest.mark.parametrize("architecture", [75, pytest.param(120, marks=pytest.mark.slow)])
 def test_kernels_compile_for_cuda(architecture, tmp_path):
     for target in (module, module._query_kernel(16).module):
