@@ -42,6 +42,10 @@ _MIN_ITEMS = 512
 wp.set_module_options(EXACT_OPTIONS)
 
 
+Doubles, Doubles2d = wp.array(dtype=wp.float64), wp.array2d(dtype=wp.float64)
+Longs = wp.array(dtype=wp.int64)
+
+
 class Neighbors(NamedTuple):
     indices: Tensor  # rows of the points, nearest first, (Q, k) int32
     sq_distances: Tensor  # squared distances, (Q, k) float32, world units squared
@@ -53,9 +57,18 @@ class _Tree:
     rows: Tensor  # row of each of them in the caller's order, (N,) int32
     boxes: Tensor  # low and high corner of each node; row 0 unused, (2 P, 6)
     lowest: Tensor  # lowest caller's row below each node, (2 P,) int32
-    codes: Tensor  # places on the curve through the cube of all points, rising, (N,) int64
-    low: Tensor  # corner of that cube, (3,) float64
-    side: Tensor  # its side, () float64
+
+    @functools.cached_property
+    def cube(self) -> tuple[Tensor, Tensor]:
+        return _bounding_cube(self.points)
+
+    @functools.cached_property
+    def codes(self) -> Tensor:
+        """Places on the curve through the cube of all points. (N,) int64
+
+        They rise, because points of refined cells stay in their cells.
+        """
+        return _morton_codes(self.points, *self.cube)
 
     @property
     def first_leaf(self) -> int:
@@ -63,9 +76,9 @@ class _Tree:
 
     def leaves_near(self, queries: Tensor) -> Tensor:
         """Nodes of leaves to begin with: what is found there rules out most of the others."""
-        low = self.low.to(queries)
-        inside = torch.minimum(torch.maximum(queries, low), low + self.side.to(queries))
-        places = torch.searchsorted(self.codes, _morton_codes(inside, self.low, self.side))
+        low, side = (x.to(queries) for x in self.cube)
+        inside = torch.minimum(torch.maximum(queries, low), low + side)
+        places = torch.searchsorted(self.codes, _morton_codes(inside, *self.cube))
         return (self.first_leaf + places.clamp(max=len(self.codes) - 1) // LEAF_SIZE).int()
 
 
@@ -125,22 +138,19 @@ def _bounding_cube(points: Tensor) -> tuple[Tensor, Tensor]:
     return low, (high - low).amax()
 
 
-def _morton_codes(points: Tensor, low: Tensor, extent: Tensor) -> Tensor:
-    """Interleave 21 bits per axis of the position in a cube; ``low`` (..., 3), ``extent`` (...)."""
+def _morton_codes(
+    points: Tensor, low: Tensor, extent: Tensor, group: Tensor | None = None
+) -> Tensor:
+    """Interleave 21 bits per axis of the place in a cube: ``low``, (G, 3), and ``extent``, (G,).
+
+    Points lie in the cube of their ``group``, (N,) int64; if None, all in one.
+    """
+    codes = torch.empty(points.shape[0], dtype=torch.int64, device=points.device)
     step = (2**_MORTON_BITS - 1) / extent.clamp_min(1e-300)
-    code = torch.zeros(points.shape[0], dtype=torch.int64, device=points.device)
-    for axis in range(3):
-        bits = ((points[:, axis] - low[..., axis]) * step).long()
-        for shift, mask in (
-            (32, 0x1F00000000FFFF),
-            (16, 0x1F0000FF0000FF),
-            (8, 0x100F00F00F00F00F),
-            (4, 0x10C30C30C30C30C3),
-            (2, 0x1249249249249249),
-        ):
-            bits = (bits | (bits << shift)) & mask
-        code |= bits << axis
-    return code
+    group = codes.new_empty(0) if group is None else group
+    arguments = [points, group, low.reshape(-1, 3), step.reshape(-1), codes]
+    launch(_interleave, points.shape[0], arguments, min_items=_MIN_ITEMS)
+    return codes
 
 
 def _tree_order(points: Tensor) -> Tensor:
@@ -154,12 +164,12 @@ def _tree_order(points: Tensor) -> Tensor:
         if where.numel() == 0:
             return order
         group = _group_ids(group)
-        members = points[order[where]].double()
+        members = points.index_select(0, order[where])
         size, index = (int(group[-1]) + 1, 3), group[:, None].expand(-1, 3)
         low = members.new_zeros(size).scatter_reduce(0, index, members, "amin", include_self=False)
         high = members.new_zeros(size).scatter_reduce(0, index, members, "amax", include_self=False)
-        extent = (high - low).amax(dim=1)
-        codes = _morton_codes(members, low[group], extent[group])
+        low, extent = low.double(), (high.double() - low.double()).amax(dim=1)
+        codes = _morton_codes(members, low, extent, group)
         permutation = codes.argsort(stable=True)
         permutation = permutation[group[permutation].argsort(stable=True)]
         order[where] = order[where[permutation]]
@@ -180,10 +190,7 @@ def _group_ids(*sorted_keys: Tensor) -> Tensor:
 def _build_tree(points: Tensor) -> _Tree:
     n, device = points.shape[0], points.device
     order = _tree_order(points)
-    rows, sorted_points = order.int(), points[order].contiguous()
-    # Refined cells stay where they are, so these rise.
-    low, side = _bounding_cube(points)
-    codes = _morton_codes(sorted_points, low, side)
+    rows, sorted_points = order.int(), points.index_select(0, order)
     first_leaf = level = 1 << (-(-n // LEAF_SIZE) - 1).bit_length()
     boxes = torch.empty((2 * first_leaf, 6), device=device)
     lowest = torch.empty(2 * first_leaf, dtype=torch.int32, device=device)
@@ -192,7 +199,7 @@ def _build_tree(points: Tensor) -> _Tree:
     while level > 1:
         level //= 2
         launch(_inner_boxes, level, [level, boxes, lowest], min_items=_MIN_ITEMS)
-    return _Tree(sorted_points, rows, boxes, lowest, codes, low, side)
+    return _Tree(sorted_points, rows, boxes, lowest)
 
 
 def _search(
@@ -227,6 +234,26 @@ def _eights(tree: _Tree) -> list[Tensor]:
     boxes = tree.boxes.new_empty((max(sides, 8), 8))
     boxes[:sides, :6], boxes[:sides, 6] = tree.boxes, tree.lowest.view(torch.float32)
     return [x.view(-1, 8, x.shape[1]).transpose(1, 2).contiguous() for x in (points, boxes)]
+
+
+@wp.kernel
+def _interleave(
+    first: int, points: Floats2d, group: Longs, low: Doubles2d, step: Doubles, codes: Longs
+):
+    i = first + wp.tid()
+    cube = wp.int64(0)
+    if group.shape[0] > 0:
+        cube = group[i]
+    code = wp.int64(0)
+    for axis in range(3):
+        bits = wp.int64((wp.float64(points[i, axis]) - low[cube, axis]) * step[cube])
+        bits = (bits | (bits << wp.int64(32))) & wp.int64(0x1F00000000FFFF)
+        bits = (bits | (bits << wp.int64(16))) & wp.int64(0x1F0000FF0000FF)
+        bits = (bits | (bits << wp.int64(8))) & wp.int64(0x100F00F00F00F00F)
+        bits = (bits | (bits << wp.int64(4))) & wp.int64(0x10C30C30C30C30C3)
+        bits = (bits | (bits << wp.int64(2))) & wp.int64(0x1249249249249249)
+        code = code | (bits << wp.int64(axis))
+    codes[i] = code
 
 
 @wp.kernel
