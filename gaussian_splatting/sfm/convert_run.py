@@ -14,6 +14,7 @@ import numpy as np
 
 from gaussian_splatting.data.cameras import Camera, ViewMask
 from gaussian_splatting.data.consistency import sharpness
+from gaussian_splatting.data.masks import FOLDERS as MASK_FOLDERS
 from gaussian_splatting.data.masks import with_masks
 from gaussian_splatting.sfm import mapping, matching
 from gaussian_splatting.sfm import photographs as pictures
@@ -24,6 +25,7 @@ from gaussian_splatting.sfm.known_cameras import KnownCameras, read_cameras, the
 from gaussian_splatting.sfm.mapping import Models
 from gaussian_splatting.sfm.photographs import Photograph
 from gaussian_splatting.sfm.scene_folder import Original, Work, digest, note
+from gaussian_splatting.sfm.turntable import write_turntable_masks
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable, exclusive, file_digest, write_json_atomic
@@ -42,6 +44,7 @@ class Attempt:
     masks: Sequence[ViewMask | None] | None
     content: str
     known: KnownCameras | None = None
+    keeps_focal: bool = False  # a circle of cameras does not tell it
 
     @property
     def prefix(self) -> str:
@@ -73,7 +76,8 @@ class Attempt:
         features = digest(self.content, sfm.camera, sfm.extraction_size, sfm.max_features)
         matches = digest(features, self.matcher, seed)
         mapper = mapping.chosen_mapper(sfm.mapper, len(self.photographs))
-        return {"features": features, "matches": matches, "models": digest(matches, mapper, seed)}
+        models = digest(matches, mapper, seed, self.keeps_focal)
+        return {"features": features, "matches": matches, "models": models}
 
     def noted(self, step: str, key: str) -> bool:
         return self.work.noted(f"{self.prefix}{step}", key)
@@ -174,8 +178,9 @@ def _map(attempt: Attempt) -> Models:
         names, seed = [p.name for p in attempt.photographs], work.options.random_seed
         poses = known and [(camera.rotation, camera.center) for camera in known.cameras]
         models = mapping.map_photographs(
-            attempt.database, names, attempt.models, mapper, seed, poses, advance
-        )
+            attempt.database, names, attempt.models, mapper, seed, poses, attempt.keeps_focal,
+            advance,
+        )  # fmt: skip
     attempt.note(models=key)
     return models
 
@@ -248,18 +253,21 @@ def _convert(work: Work) -> Converted:
         )
     known, content = _known_cameras(work, photographs)
     photographs = known.photographs if known else photographs
+    files = [[p.name, file_digest(p.path)] for p in photographs]
+    rounds = 0 if known else _turntable(work, photographs, digest(files))
     masks, moving = _masks_of(work, photographs)
     named = options.sfm.cameras
     named = str(Path(named).resolve()) if named not in (None, "none") else named
     note(source, cameras=named)
     taken = scene.source_digest(source, moving, named)
-    files = [[p.name, file_digest(p.path)] for p in photographs]
     hidden = [None if mask is None else [file_digest(mask.path), mask.alpha] for mask in masks]
     asked = options.sfm.masked_features
     attempts = [Attempt(work, photographs, None, digest(files, *content), known)]
     if asked is not False and any(masks):
         masked = Attempt(work, photographs, masks, digest(files, hidden, *content), known)
-        attempts = [masked, *attempts] if asked == "auto" else [masked]
+        masked = replace(masked, keeps_focal=rounds == 1)
+        # The background of a turntable says that the camera stood still.
+        attempts = [masked, *attempts] if asked == "auto" and not rounds else [masked]
     ways = [attempt.keys()["models"] for attempt in attempts]
     model = sorted((work.models / "0").glob("*"))
     given = options.skip_matching and [file_digest(path) for path in model if path.is_file()]
@@ -324,6 +332,29 @@ def _known_cameras(
     moved = f"; {known.offset} subtracted from all places" if known.offset else ""
     work.console.info(f"cameras of {files.name}, {len(known.cameras)} of {n} photographs{moved}")
     return known, [file_digest(path) for path in files.files]
+
+
+def _turntable(work: Work, photographs: Sequence[Photograph], files: str) -> int:
+    """Rounds of a turntable, which get masks; 0 if the camera moved, or there are masks."""
+    source, asked, folder = work.source, work.options.masks.masks, MASK_FOLDERS[0]
+    noted, _, rounds = scene.read_record(source.root).get("rounds", "").partition(" ")
+    if noted == files:
+        return int(rounds)
+    if asked is not None or scene.original_masks(source, asked)[0] is not None:
+        return 0
+    n_rounds = write_turntable_masks(photographs, source.root / folder)
+    if n_rounds:
+        work.console.info(
+            f"a turntable, {n_rounds} round{'s' * (n_rounds > 1)}: the background stands still; "
+            f"masks of what moves are in {source.root / folder}; --masks none to do without them"
+        )
+    if n_rounds == 1 and not any(photograph.focal for photograph in photographs):
+        work.console.info(
+            "note: one round does not tell the focal length, and EXIF has none; add a round from "
+            "another height"
+        )
+    note(source, rounds=f"{files} {n_rounds}")
+    return n_rounds
 
 
 def _masks_of(

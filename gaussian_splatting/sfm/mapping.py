@@ -42,11 +42,13 @@ def chosen_mapper(mapper: Mapper, n_photographs: int) -> Mapper:
 
 def map_photographs(
     database: Path, names: Sequence[str], folder: Path, mapper: Mapper, seed: int,
-    poses: Sequence[tuple[np.ndarray, np.ndarray]] | None, advance: Callable[[int], None],
+    poses: Sequence[tuple[np.ndarray, np.ndarray]] | None, keeps_focal: bool,
+    advance: Callable[[int], None],
 ) -> Models:  # fmt: skip
     """Find the models, the largest first as ``0``; on one core, because only then bits repeat.
 
-    Known ``poses``, world-to-camera rotations and centres, are kept.
+    Known ``poses``, world-to-camera rotations and centres, are kept. ``keeps_focal``: focal lengths
+    are those of the database, where the motion does not tell them; not by the global mapper.
     """
     fresh = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
@@ -55,7 +57,7 @@ def map_photographs(
     if poses is not None:
         models = {0: _triangulated(database, scratch, poses, seed)}
     elif mapper == "incremental":
-        models = _incremental(database, scratch, seed, advance)
+        models = _incremental(database, scratch, seed, keeps_focal, advance)
     else:
         pycolmap = load_pycolmap()
         options = pycolmap.GlobalPipelineOptions()
@@ -64,7 +66,7 @@ def map_photographs(
         models = pycolmap.global_mapping(str(database), str(scratch), str(scratch), options)
     found = list(models.values())
     found.sort(key=lambda model: (-model.num_reg_images(), -model.num_points3D()))
-    for model in found[:1] if poses is None else []:
+    for model in found[:1] if poses is None and not keeps_focal else []:
         refine_principal_points(model)
     shutil.rmtree(scratch)
     for number, model in enumerate(found):
@@ -141,10 +143,11 @@ def _triangulated(
 
 
 def _incremental(
-    database: Path, folder: Path, seed: int, advance: Callable[[int], None]
+    database: Path, folder: Path, seed: int, keeps_focal: bool, advance: Callable[[int], None]
 ) -> dict[int, Any]:
     pycolmap = load_pycolmap()
     options = pycolmap.IncrementalPipelineOptions()
+    options.ba_refine_focal_length = not keeps_focal
     options.random_seed, options.num_threads = seed, 1
     options.min_model_size = SMALLEST_MODEL
     # Colours come from the undistorted photographs, which are read anyway.

@@ -60,6 +60,7 @@ class ConvertRecord(msgspec.Struct):
     flattened: str = ""
     finished: str = ""
     taken: str = ""
+    rounds: str = ""  # digest of photographs, and how many rounds of a turntable they are
     published: bool = False
 
 
