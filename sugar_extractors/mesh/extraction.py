@@ -23,6 +23,7 @@ from gaussian_splatting.engine.model import cloud_from_state
 from gaussian_splatting.engine.run_directory import Identity, scene_inputs
 from gaussian_splatting.engine.training_views import at_scale
 from sugar_extractors.mesh import level_sets, meshing_backends, seams, tsdf
+from sugar_extractors.mesh.decimation import decimated_to_error
 from sugar_extractors.mesh.level_sets import Box, LevelSetModel, SurfaceSamples
 from sugar_extractors.mesh.mesh_config import OUTPUT_FLAG, MeshOptions
 from sugar_extractors.mesh.meshing_backends import MIN_POINTS, PoissonConfig
@@ -349,7 +350,13 @@ class _Extraction:
         path = self._options.mesh_path(level, target)
         with self._console.waiting(f"{path.name}: {target:,} triangles"):
             box = self._boxes[0] if self._options.mesh_extractor == "tsdf" else None
-            mesh = meshing_backends.finish_mesh(meshes, target, self._backend, surface, box)
+            decimate = partial(self._backend.decimate, n_faces=target)
+            if (pixels := self._options.mesh_error) is not None:
+                decimate = partial(
+                    decimated_to_error, pixels=pixels, cameras=self._cameras, n_faces=target,
+                    decimate=self._backend.decimate,
+                )  # fmt: skip
+            mesh = meshing_backends.finish_mesh(meshes, decimate, surface, box)
         if self._options.watertight:
             # Decimation tears a few edges open, and Poisson ends at the borders of its cube.
             mesh = triangle_mesh.with_vertex_normals(triangle_mesh.with_holes_filled(mesh))

@@ -21,6 +21,7 @@ from sugar_utils.flags import (
     Automatic,
     boolean,
     non_negative_float,
+    positive_float,
     positive_int,
     positive_or_auto,
     require_box,
@@ -87,6 +88,10 @@ class MeshOptions(CaptureOptions):
         False, "remove triangles that no training view sees, such as surfaces inside an object; "
         "unset: False, True with --preset fast", parse=boolean, modes={"fast": True},
         no_effect_when="with --watertight True",
+    )  # fmt: skip
+    mesh_error: float | None = _flag(
+        None, "leave only as many triangles as keep the surface within so many pixels of the "
+        "nearest photograph; unset: as many as asked for", parse=positive_float,
     )  # fmt: skip
     project_mesh_on_surface_points: bool = _points(
         True, "snap the vertices of the decimated Poisson mesh to the surface points"

@@ -343,7 +343,7 @@ def gaps(vertices: np.ndarray, points: np.ndarray) -> np.ndarray:
 
 
 def finish_mesh(
-    regions: Sequence[TriangleMesh], n_faces: int, backend: MeshingBackend,
+    regions: Sequence[TriangleMesh], decimate: Callable[[TriangleMesh], TriangleMesh],
     surface: SurfaceSamples | None, box: Box | None,
 ) -> TriangleMesh:  # fmt: skip
     """Decimate and clean each region, merge them, and snap vertices to surface points, if any.
@@ -351,7 +351,7 @@ def finish_mesh(
     Args:
         box: Where foreground and background were cut; they are joined there.
     """
-    parts = [clean_mesh(backend.decimate(region, n_faces)) for region in regions]
+    parts = [clean_mesh(decimate(region)) for region in regions]
     joined = box is not None and len(parts) == 2
     mesh = joined_at_box(*parts, box) if joined else merge_meshes(parts)
     if surface is None:
