@@ -15,17 +15,24 @@ import numpy as np
 from gaussian_splatting.data.cameras import Camera, ViewMask
 from gaussian_splatting.data.consistency import sharpness
 from gaussian_splatting.data.masks import with_masks
+from gaussian_splatting.data.observations import ViewOptions
+from gaussian_splatting.data.scene import VanillaSize, load_scene
 from gaussian_splatting.sfm import mapping, matching
 from gaussian_splatting.sfm import photographs as pictures
 from gaussian_splatting.sfm import registration_report as report
 from gaussian_splatting.sfm import scene_folder as scene
+from gaussian_splatting.sfm.capture_check import (
+    CaptureFinding,
+    check_capture,
+    direction_map,
+)
 from gaussian_splatting.sfm.convert_options import ConvertOptions
 from gaussian_splatting.sfm.known_cameras import KnownCameras, read_cameras, the_cameras
 from gaussian_splatting.sfm.mapping import Models
 from gaussian_splatting.sfm.photographs import Photograph
 from gaussian_splatting.sfm.scene_folder import Original, Work, digest, note
 from sugar_utils.console import Console
-from sugar_utils.errors import UserError
+from sugar_utils.errors import UserError, shortened
 from sugar_utils.files import check_writable, exclusive, file_digest, write_json_atomic
 from sugar_utils.html import Page, write_page
 from sugar_utils.libraries import load_pycolmap
@@ -410,16 +417,29 @@ def _report(
     settings = {**asdict(options.sfm), "masks": options.masks.masks,
                 "random_seed": options.random_seed}  # fmt: skip
     files = {name: original.photograph.path for name, original in by_name.items()}
-    made = [folder / "sparse" / "0" for folder in (work.flat, root)]
-    flat_model = next(path for path in made if path.is_dir())
+    made = work.flat if (work.flat / "sparse" / "0").is_dir() else root
     flat_names = [original.flat_name for original in by_name.values()]
+    masks = replace(options.masks, masks="none" if options.masks.masks == "none" else None)
+    with work.step("judging the capture", 1):
+        capture = load_scene(
+            made, size_rule=VanillaSize(), eval_split=False, masks=masks,
+            view_options=ViewOptions(), notify=lambda line: None,
+        )  # fmt: skip
+        found, directions = check_capture(capture)
+    dropped = [f"{name} ({why})" for name, why in capture.dropped_views.items()]
+    if dropped:
+        advice = "training leaves them out; take them again"
+        found.append(CaptureFinding("contradicting photographs", shortened(dropped), advice))
+    for finding in found:
+        work.console.warn(f"{finding.what}: {finding.where}; {finding.advice}")
 
     def page() -> Page:
         # Points of the flat model have the colours of the photographs.
-        above = report.camera_map(load_pycolmap().Reconstruction(str(flat_model)), flat_names)
+        model = load_pycolmap().Reconstruction(str(made / "sparse" / "0"))
+        maps = report.camera_map(model, flat_names), direction_map(directions)
         title = f"Cameras of {root.resolve().name}"
         return report.convert_page(
-            title, evidence, registration, above, files, work.steps, settings
+            title, evidence, registration, found, *maps, files, work.steps, settings
         )
 
     written = write_page(root / scene.PAGE, page, work.console.warn)
@@ -434,6 +454,7 @@ def _report(
             "left_out": dict(registration.left_out),
             "other_models": registration.other_models,
             "advice": registration.advice,
+            "findings": [finding._asdict() for finding in found],
             "reprojection_error": evidence.error,
             "points": evidence.n_points,
             "track_length": evidence.track_length,
