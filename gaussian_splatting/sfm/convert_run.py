@@ -17,7 +17,7 @@ from gaussian_splatting.data.consistency import sharpness
 from gaussian_splatting.data.masks import with_masks
 from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.scene import VanillaSize, load_scene
-from gaussian_splatting.sfm import mapping, matching
+from gaussian_splatting.sfm import mapping, matching, panoramas
 from gaussian_splatting.sfm import photographs as pictures
 from gaussian_splatting.sfm import registration_report as report
 from gaussian_splatting.sfm import scene_folder as scene
@@ -49,6 +49,7 @@ class Attempt:
     masks: Sequence[ViewMask | None] | None
     content: str
     known: KnownCameras | None = None
+    of_panoramas: bool = False  # whether the photographs are views of panoramas
 
     @property
     def prefix(self) -> str:
@@ -136,7 +137,8 @@ def _find_features(attempt: Attempt) -> None:
         for path in attempt.database.parent.glob(f"{attempt.database.name}*"):
             path.unlink()
         lenses = attempt.known and attempt.known.lens_groups()
-        matching.create_database(attempt.database, photographs, sfm.camera, lenses)
+        rigs = panoramas.write_rigs if attempt.of_panoramas else None
+        matching.create_database(attempt.database, photographs, sfm.camera, lenses, rigs)
         attempt.note(features=key, found=None, matches=None, matched=None)
     if attempt.noted("found", key):
         return
@@ -181,8 +183,9 @@ def _map(attempt: Attempt) -> Models:
         names, seed = [p.name for p in attempt.photographs], work.options.random_seed
         poses = known and [(camera.rotation, camera.center) for camera in known.cameras]
         models = mapping.map_photographs(
-            attempt.database, names, attempt.models, mapper, seed, poses, advance
-        )
+            attempt.database, names, attempt.models, mapper, seed, poses, advance,
+            attempt.of_panoramas,
+        )  # fmt: skip
     attempt.note(models=key)
     return models
 
@@ -253,9 +256,12 @@ def _convert(work: Work) -> Converted:
             f"{source.folder}: {len(photographs)} photographs; at least {_FEWEST} are needed, and "
             "some dozens make a good model"
         )
-    known, content = _known_cameras(work, photographs)
+    of_panoramas = panoramas.are_panoramas(photographs, options.sfm.panoramas)
+    known, content = (None, []) if of_panoramas else _known_cameras(work, photographs)
     photographs = known.photographs if known else photographs
     masks, moving = _masks_of(work, photographs)
+    if of_panoramas:
+        photographs, masks = _views_of_panoramas(work, photographs, masks)
     named = options.sfm.cameras
     named = str(Path(named).resolve()) if named not in (None, "none") else named
     note(source, cameras=named)
@@ -263,9 +269,10 @@ def _convert(work: Work) -> Converted:
     files = [[p.name, file_digest(p.path)] for p in photographs]
     hidden = [None if mask is None else [file_digest(mask.path), mask.alpha] for mask in masks]
     asked = options.sfm.masked_features
-    attempts = [Attempt(work, photographs, None, digest(files, *content), known)]
+    same = known, of_panoramas
+    attempts = [Attempt(work, photographs, None, digest(files, *content), *same)]
     if asked is not False and any(masks):
-        masked = Attempt(work, photographs, masks, digest(files, hidden, *content), known)
+        masked = Attempt(work, photographs, masks, digest(files, hidden, *content), *same)
         attempts = [masked, *attempts] if asked == "auto" else [masked]
     ways = [attempt.keys()["models"] for attempt in attempts]
     model = sorted((work.models / "0").glob("*"))
@@ -349,6 +356,25 @@ def _masks_of(
     return masks, moving if any(masks) else None
 
 
+def _views_of_panoramas(
+    work: Work, photographs: Sequence[Photograph], masks: Sequence[ViewMask | None]
+) -> tuple[list[Photograph], list[ViewMask | None]]:
+    angle = work.options.sfm.photographer
+    if angle is not None and work.options.masks.mask_mode != "ignore":
+        raise UserError(
+            "--photographer: what it hides says nothing, while --mask_mode object means that "
+            "nothing is there; pass --mask_mode ignore, in training as well"
+        )
+    files = [[p.name, file_digest(p.path)] for p in photographs]
+    hidden = [mask and [file_digest(mask.path), mask.alpha, mask.mode] for mask in masks]
+    folder = work.source.work / f"views_{digest(files, hidden, angle)}"
+    for other in work.source.work.glob("views_*"):
+        if other != folder:
+            shutil.rmtree(other)
+    with work.step("cutting panoramas into views", len(photographs)) as advance:
+        return panoramas.write_views(photographs, masks, folder, angle, advance)
+
+
 def _models_of_others(work: Work, photographs: Sequence[Photograph]) -> Models:
     place = work.models / "0"
     models = mapping.read_models(work.models) if work.models.is_dir() else Models(None, [])
@@ -399,6 +425,11 @@ def _evidence(
     if model is None:
         return found
     shared, spread = report.model_facts(model)
+    if attempt is not None and attempt.of_panoramas:
+        # One view of a panorama gives all of them their pose.
+        for group in panoramas.grouped(names):
+            most = max(shared.get(name, 0) for name in group)
+            shared |= {name: most for name in group if name in shared}
     longest = max(max(photograph.width, photograph.height) for photograph in photographs)
     scale = min(1.0, work.options.sfm.extraction_size / longest)
     return replace(

@@ -54,7 +54,7 @@ def _photograph(
         depth = -center[2] / rays[..., 2]
     places = (center + depth[..., None] * rays)[..., :2]
     on = (depth > 0) & (np.abs(places) < 4).all(axis=-1)
-    picture[on] = _looked_up(ground, (places[on] + 4) / 8)
+    picture[on] = looked_up(ground, (places[on] + 4) / 8)
     start = center - (0, 0, 1)
     along = (rays * start).sum(axis=-1)
     inner = along**2 - (start @ start - 1)
@@ -62,7 +62,7 @@ def _photograph(
     rays = rays[hit]
     normals = start - (along + np.sqrt(np.maximum(inner, 0)))[hit][:, None] * rays
     mirrored = rays - 2 * (rays * normals).sum(axis=-1, keepdims=True) * normals
-    own, lamp = _looked_up(coat, _on_sphere(normals)), _looked_up(lamps, _on_sphere(mirrored))
+    own, lamp = looked_up(coat, _on_sphere(normals)), looked_up(lamps, _on_sphere(mirrored))
     picture[hit] = (1 - gloss / 2) * own + gloss * lamp
     return picture
 
@@ -74,7 +74,7 @@ def _on_sphere(directions: np.ndarray) -> np.ndarray:
     return np.stack([around, down], axis=-1)
 
 
-def _looked_up(image: np.ndarray, places: np.ndarray) -> np.ndarray:
+def looked_up(image: np.ndarray, places: np.ndarray) -> np.ndarray:
     """Colours between the pixels of a square image. places: (N, 2) in [0, 1]"""
     at = places * (len(image) - 1)
     low = np.minimum(at.astype(int), len(image) - 2)
