@@ -28,6 +28,7 @@ from gaussian_splatting.data.scene import Scene, load_scene
 from gaussian_splatting.engine.memory_plan import surveyed
 from gaussian_splatting.rasterization import project
 from gaussian_splatting.rasterization.backends import choose_rasterizer, reference_test
+from gaussian_splatting.sfm.capture_check import check_capture
 from sugar_extractors.mesh.meshing_backends import choose_backend
 from sugar_pipeline.plan import mode_of, train_plan
 from sugar_pipeline.time_plan import TimePlan
@@ -78,6 +79,7 @@ def _capture_findings(args: argparse.Namespace, console: Console) -> list[Findin
     mode, reason = mode_of(scene)
     found = [*scene_findings(scene), *(Finding("note", note, "warning") for note in notes)]
     found.append(Finding("mode", f"-r {mode} suits this capture: {reason}"))
+    found += [Finding(what, where, "warning", do) for what, where, do in check_capture(scene)[0]]
     show(console, scene.description, found)
     if args.checkpoint_path is None:
         return found

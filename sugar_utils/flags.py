@@ -77,6 +77,7 @@ def _that(parse: Callable[[str], Number], fits: Callable[[Number], bool], must: 
 positive_int = _that(integer, lambda n: n >= 1, "be at least 1")
 non_negative_int = _that(integer, lambda n: n >= 0, "not be negative")
 positive_float = _that(finite_float, lambda x: x > 0, "be greater than 0")
+acute_angle = _that(finite_float, lambda x: 0 < x < 90, "lie between 0 and 90")
 non_negative_float = _that(finite_float, lambda x: x >= 0, "not be negative")
 unit_float = _that(finite_float, lambda x: 0 <= x <= 1, "lie between 0 and 1")
 share = _that(finite_float, lambda x: 0 <= x < 1, "be at least 0 and less than 1")

@@ -47,6 +47,7 @@ STAGES_OF_FLAGS = {
     # Where and by whom things are computed is tested in test_device.py.
     # How cameras are found is tested in test_convert.py, and in test_pipeline.py that it is asked.
     "": "frames camera cameras masked_features extraction_size max_features matcher mapper "
+    "panoramas photographer "
     "device gpu rasterizer stop_after force export_obj gs_output_dir demo doctor config_file "
     "minutes",
 }
@@ -63,7 +64,7 @@ VALUES = {
     "initial_colors": "mesh", "antialiased": "False",
     "square_size": "9", "high_poly": "True", "known_distance": "a.jpg b.jpg 2",
     "scene_path": "other", "checkpoint_path": "other", "gs_output_dir": "None",
-    "masked_features": "True",
+    "masked_features": "True", "panoramas": "True",
 }  # fmt: skip
 """Values that the general rule does not find."""
 

@@ -126,15 +126,20 @@ def _trusted(found: dict[str, str], n: int) -> dict[str, str]:
     return found if len(found) <= MOST_FAILING * n else {}
 
 
-def _measure(camera: Camera, observations: Observations | None) -> ImageStatistics:
-    small = camera.reduced(LONGEST_SIDE)
+def reduced_grey(camera: Camera, longest_side: int) -> tuple[Camera, np.ndarray]:
+    """A camera and its photograph in grey, not larger than asked for. (H, W) uint8"""
+    small = camera.reduced(longest_side)
     with pictures.open_image(camera.image_path) as image:
         # JPEG files are decoded at a fraction of their size, which takes a fraction of the time.
         image.draft("RGB", (small.width, small.height))
         colors = pictures.colors_of(image).convert("RGB")
         if colors.size != (small.width, small.height):
             colors = colors.resize((small.width, small.height), Image.Resampling.BOX)
-        grey = np.asarray(colors.convert("L"))
+        return small, np.asarray(colors.convert("L"))
+
+
+def _measure(camera: Camera, observations: Observations | None) -> ImageStatistics:
+    small, grey = reduced_grey(camera, LONGEST_SIDE)
     correlation = stops = np.nan
     seen = None if observations is None else observations.seen(small)
     if seen is not None and seen.rgb is not None and len(seen.rgb) >= _MIN_SEEN_POINTS:

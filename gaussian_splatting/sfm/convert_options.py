@@ -12,7 +12,13 @@ from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.sfm.mapping import Mapper
 from gaussian_splatting.sfm.matching import MAX_EXHAUSTIVE, Matcher
 from gaussian_splatting.shared_flags import InertFlags, inert
-from sugar_utils.flags import boolean_or_auto, non_negative_int, optional_str, positive_int
+from sugar_utils.flags import (
+    acute_angle,
+    boolean_or_auto,
+    non_negative_int,
+    optional_str,
+    positive_int,
+)
 from sugar_utils.settings import flag
 
 _posing = partial(flag, group="camera positions")
@@ -49,6 +55,17 @@ class SfmOptions:
         "in order, and similar ones; similar: each with the 30 most similar; auto: "
         f"exhaustive up to {MAX_EXHAUSTIVE}, beyond that sequential for videos, else similar",
         choices=get_args(Matcher),
+    )  # fmt: skip
+    panoramas: bool | Literal["auto"] = _posing(
+        "auto", "True: the photographs, or the video, are equirectangular panoramas, which become "
+        "six square views each; False: they are not; auto: where XMP says so, or all are twice as "
+        "wide as high and meet at their borders", parse=boolean_or_auto,
+        metavar="{auto,True,False}",
+    )  # fmt: skip
+    photographer: float | None = _posing(
+        None, "degrees around straight down of a panorama that who carries the camera hides, and "
+        "that do not count; needs --mask_mode ignore", parse=acute_angle,
+        no_effect_when="without panoramas",
     )  # fmt: skip
     mapper: Mapper = _posing(
         "auto", "incremental: one photograph after the other; global: all at once, for thousands; "

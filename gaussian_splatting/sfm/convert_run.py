@@ -16,10 +16,17 @@ from gaussian_splatting.data.cameras import Camera, ViewMask
 from gaussian_splatting.data.consistency import sharpness
 from gaussian_splatting.data.masks import FOLDERS as MASK_FOLDERS
 from gaussian_splatting.data.masks import with_masks
-from gaussian_splatting.sfm import mapping, matching
+from gaussian_splatting.data.observations import ViewOptions
+from gaussian_splatting.data.scene import VanillaSize, load_scene
+from gaussian_splatting.sfm import mapping, matching, panoramas
 from gaussian_splatting.sfm import photographs as pictures
 from gaussian_splatting.sfm import registration_report as report
 from gaussian_splatting.sfm import scene_folder as scene
+from gaussian_splatting.sfm.capture_check import (
+    CaptureFinding,
+    check_capture,
+    direction_map,
+)
 from gaussian_splatting.sfm.convert_options import ConvertOptions
 from gaussian_splatting.sfm.known_cameras import KnownCameras, read_cameras, the_cameras
 from gaussian_splatting.sfm.mapping import Models
@@ -27,7 +34,7 @@ from gaussian_splatting.sfm.photographs import Photograph
 from gaussian_splatting.sfm.scene_folder import Original, Work, digest, note
 from gaussian_splatting.sfm.turntable import write_turntable_masks
 from sugar_utils.console import Console
-from sugar_utils.errors import UserError
+from sugar_utils.errors import UserError, shortened
 from sugar_utils.files import check_writable, exclusive, file_digest, write_json_atomic
 from sugar_utils.html import Page, write_page
 from sugar_utils.libraries import load_pycolmap
@@ -44,6 +51,7 @@ class Attempt:
     masks: Sequence[ViewMask | None] | None
     content: str
     known: KnownCameras | None = None
+    of_panoramas: bool = False  # whether the photographs are views of panoramas
     keeps_focal: bool = False  # a circle of cameras does not tell it
 
     @property
@@ -133,7 +141,8 @@ def _find_features(attempt: Attempt) -> None:
         for path in attempt.database.parent.glob(f"{attempt.database.name}*"):
             path.unlink()
         lenses = attempt.known and attempt.known.lens_groups()
-        matching.create_database(attempt.database, photographs, sfm.camera, lenses)
+        rigs = panoramas.write_rigs if attempt.of_panoramas else None
+        matching.create_database(attempt.database, photographs, sfm.camera, lenses, rigs)
         attempt.note(features=key, found=None, matches=None, matched=None)
     if attempt.noted("found", key):
         return
@@ -178,8 +187,8 @@ def _map(attempt: Attempt) -> Models:
         names, seed = [p.name for p in attempt.photographs], work.options.random_seed
         poses = known and [(camera.rotation, camera.center) for camera in known.cameras]
         models = mapping.map_photographs(
-            attempt.database, names, attempt.models, mapper, seed, poses, attempt.keeps_focal,
-            advance,
+            attempt.database, names, attempt.models, mapper, seed, poses, advance,
+            attempt.of_panoramas, attempt.keeps_focal,
         )  # fmt: skip
     attempt.note(models=key)
     return models
@@ -251,20 +260,24 @@ def _convert(work: Work) -> Converted:
             f"{source.folder}: {len(photographs)} photographs; at least {_FEWEST} are needed, and "
             "some dozens make a good model"
         )
-    known, content = _known_cameras(work, photographs)
+    of_panoramas = panoramas.are_panoramas(photographs, options.sfm.panoramas)
+    known, content = (None, []) if of_panoramas else _known_cameras(work, photographs)
     photographs = known.photographs if known else photographs
-    files = [[p.name, file_digest(p.path)] for p in photographs]
-    rounds = 0 if known else _turntable(work, photographs, digest(files))
+    rounds = 0 if known or of_panoramas else _turntable(work, photographs)
     masks, moving = _masks_of(work, photographs)
+    if of_panoramas:
+        photographs, masks = _views_of_panoramas(work, photographs, masks)
     named = options.sfm.cameras
     named = str(Path(named).resolve()) if named not in (None, "none") else named
     note(source, cameras=named)
     taken = scene.source_digest(source, moving, named)
+    files = [[p.name, file_digest(p.path)] for p in photographs]
     hidden = [None if mask is None else [file_digest(mask.path), mask.alpha] for mask in masks]
     asked = options.sfm.masked_features
-    attempts = [Attempt(work, photographs, None, digest(files, *content), known)]
+    same = known, of_panoramas
+    attempts = [Attempt(work, photographs, None, digest(files, *content), *same)]
     if asked is not False and any(masks):
-        masked = Attempt(work, photographs, masks, digest(files, hidden, *content), known)
+        masked = Attempt(work, photographs, masks, digest(files, hidden, *content), *same)
         masked = replace(masked, keeps_focal=rounds == 1)
         # The background of a turntable says that the camera stood still.
         attempts = [masked, *attempts] if asked == "auto" and not rounds else [masked]
@@ -334,9 +347,10 @@ def _known_cameras(
     return known, [file_digest(path) for path in files.files]
 
 
-def _turntable(work: Work, photographs: Sequence[Photograph], files: str) -> int:
+def _turntable(work: Work, photographs: Sequence[Photograph]) -> int:
     """Rounds of a turntable, which get masks; 0 if the camera moved, or there are masks."""
     source, asked, folder = work.source, work.options.masks.masks, MASK_FOLDERS[0]
+    files = digest([[p.name, file_digest(p.path)] for p in photographs])
     noted, _, rounds = scene.read_record(source.root).get("rounds", "").partition(" ")
     if noted == files:
         return int(rounds)
@@ -371,6 +385,25 @@ def _masks_of(
     found = with_masks(cameras, work.source.root, wanted, work.console.info)
     masks = [camera.mask for camera in found]
     return masks, moving if any(masks) else None
+
+
+def _views_of_panoramas(
+    work: Work, photographs: Sequence[Photograph], masks: Sequence[ViewMask | None]
+) -> tuple[list[Photograph], list[ViewMask | None]]:
+    angle = work.options.sfm.photographer
+    if angle is not None and work.options.masks.mask_mode != "ignore":
+        raise UserError(
+            "--photographer: what it hides says nothing, while --mask_mode object means that "
+            "nothing is there; pass --mask_mode ignore, in training as well"
+        )
+    files = [[p.name, file_digest(p.path)] for p in photographs]
+    hidden = [mask and [file_digest(mask.path), mask.alpha, mask.mode] for mask in masks]
+    folder = work.source.work / f"views_{digest(files, hidden, angle)}"
+    for other in work.source.work.glob("views_*"):
+        if other != folder:
+            shutil.rmtree(other)
+    with work.step("cutting panoramas into views", len(photographs)) as advance:
+        return panoramas.write_views(photographs, masks, folder, angle, advance)
 
 
 def _models_of_others(work: Work, photographs: Sequence[Photograph]) -> Models:
@@ -423,6 +456,11 @@ def _evidence(
     if model is None:
         return found
     shared, spread = report.model_facts(model)
+    if attempt is not None and attempt.of_panoramas:
+        # One view of a panorama gives all of them their pose.
+        for group in panoramas.grouped(names):
+            most = max(shared.get(name, 0) for name in group)
+            shared |= {name: most for name in group if name in shared}
     longest = max(max(photograph.width, photograph.height) for photograph in photographs)
     scale = min(1.0, work.options.sfm.extraction_size / longest)
     return replace(
@@ -441,16 +479,29 @@ def _report(
     settings = {**asdict(options.sfm), "masks": options.masks.masks,
                 "random_seed": options.random_seed}  # fmt: skip
     files = {name: original.photograph.path for name, original in by_name.items()}
-    made = [folder / "sparse" / "0" for folder in (work.flat, root)]
-    flat_model = next(path for path in made if path.is_dir())
+    made = work.flat if (work.flat / "sparse" / "0").is_dir() else root
     flat_names = [original.flat_name for original in by_name.values()]
+    masks = replace(options.masks, masks="none" if options.masks.masks == "none" else None)
+    with work.step("judging the capture", 1):
+        capture = load_scene(
+            made, size_rule=VanillaSize(), eval_split=False, masks=masks,
+            view_options=ViewOptions(), notify=lambda line: None,
+        )  # fmt: skip
+        found, directions = check_capture(capture)
+    dropped = [f"{name} ({why})" for name, why in capture.dropped_views.items()]
+    if dropped:
+        advice = "training leaves them out; take them again"
+        found.append(CaptureFinding("contradicting photographs", shortened(dropped), advice))
+    for finding in found:
+        work.console.warn(f"{finding.what}: {finding.where}; {finding.advice}")
 
     def page() -> Page:
         # Points of the flat model have the colours of the photographs.
-        above = report.camera_map(load_pycolmap().Reconstruction(str(flat_model)), flat_names)
+        model = load_pycolmap().Reconstruction(str(made / "sparse" / "0"))
+        maps = report.camera_map(model, flat_names), direction_map(directions)
         title = f"Cameras of {root.resolve().name}"
         return report.convert_page(
-            title, evidence, registration, above, files, work.steps, settings
+            title, evidence, registration, found, *maps, files, work.steps, settings
         )
 
     written = write_page(root / scene.PAGE, page, work.console.warn)
@@ -465,6 +516,7 @@ def _report(
             "left_out": dict(registration.left_out),
             "other_models": registration.other_models,
             "advice": registration.advice,
+            "findings": [finding._asdict() for finding in found],
             "reprojection_error": evidence.error,
             "points": evidence.n_points,
             "track_length": evidence.track_length,

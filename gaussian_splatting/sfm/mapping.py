@@ -42,13 +42,13 @@ def chosen_mapper(mapper: Mapper, n_photographs: int) -> Mapper:
 
 def map_photographs(
     database: Path, names: Sequence[str], folder: Path, mapper: Mapper, seed: int,
-    poses: Sequence[tuple[np.ndarray, np.ndarray]] | None, keeps_focal: bool,
-    advance: Callable[[int], None],
+    poses: Sequence[tuple[np.ndarray, np.ndarray]] | None, advance: Callable[[int], None],
+    exact: bool = False, keeps_focal: bool = False,
 ) -> Models:  # fmt: skip
     """Find the models, the largest first as ``0``; on one core, because only then bits repeat.
 
-    Known ``poses``, world-to-camera rotations and centres, are kept. ``keeps_focal``: focal lengths
-    are those of the database, where the motion does not tell them; not by the global mapper.
+    Known ``poses``, world-to-camera rotations and centres, are kept; so are lenses and rigs that
+    are ``exact``. ``keeps_focal``: focal lengths, too, but not by the global mapper.
     """
     fresh = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
@@ -57,16 +57,20 @@ def map_photographs(
     if poses is not None:
         models = {0: _triangulated(database, scratch, poses, seed)}
     elif mapper == "incremental":
-        models = _incremental(database, scratch, seed, keeps_focal, advance)
+        models = _incremental(database, scratch, seed, advance, exact, keeps_focal)
     else:
         pycolmap = load_pycolmap()
         options = pycolmap.GlobalPipelineOptions()
         options.random_seed, options.num_threads = seed, 1
         options.min_model_size = SMALLEST_MODEL
+        steps, adjustment = options.mapper, options.mapper.bundle_adjustment
+        adjustment.refine_focal_length = adjustment.refine_extra_params = not exact
+        for step in (steps, steps.rotation_averaging, steps.global_positioning, adjustment):
+            step.refine_sensor_from_rig = not exact
         models = pycolmap.global_mapping(str(database), str(scratch), str(scratch), options)
     found = list(models.values())
     found.sort(key=lambda model: (-model.num_reg_images(), -model.num_points3D()))
-    for model in found[:1] if poses is None and not keeps_focal else []:
+    for model in found[:1] if poses is None and not (exact or keeps_focal) else []:
         refine_principal_points(model)
     shutil.rmtree(scratch)
     for number, model in enumerate(found):
@@ -143,12 +147,15 @@ def _triangulated(
 
 
 def _incremental(
-    database: Path, folder: Path, seed: int, keeps_focal: bool, advance: Callable[[int], None]
-) -> dict[int, Any]:
+    database: Path, folder: Path, seed: int, advance: Callable[[int], None], exact: bool,
+    keeps_focal: bool,
+) -> dict[int, Any]:  # fmt: skip
     pycolmap = load_pycolmap()
     options = pycolmap.IncrementalPipelineOptions()
-    options.ba_refine_focal_length = not keeps_focal
     options.random_seed, options.num_threads = seed, 1
+    options.ba_refine_focal_length = not (exact or keeps_focal)
+    options.ba_refine_extra_params = not exact
+    options.ba_refine_sensor_from_rig = not exact
     options.min_model_size = SMALLEST_MODEL
     # Colours come from the undistorted photographs, which are read anyway.
     options.extract_colors = False

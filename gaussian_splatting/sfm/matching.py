@@ -70,6 +70,7 @@ def is_whole(path: Path, n_photographs: int) -> bool:
 def create_database(
     path: Path, photographs: Sequence[Photograph], camera_model: str | None,
     lenses: Sequence[tuple[Any, Sequence[int]]] | None = None,
+    write_rigs: Callable[[Any, Sequence[Photograph]], None] | None = None,
 ) -> None:  # fmt: skip
     """Write a database of cameras and photographs without features, complete or not at all.
 
@@ -79,12 +80,16 @@ def create_database(
         camera_model: COLMAP's name of the lens model; None for OPENCV, and SIMPLE_RADIAL where a
             camera took fewer than ``SMALL_GROUP``.
         lenses: Known ones, and the places of the photographs that each took.
+        write_rigs: Writes all to a database where one rig took several photographs at once.
     """
     pycolmap = load_pycolmap()
     if camera_model is not None and camera_model not in pycolmap.CameraModelId.__members__:
         known = ", ".join(sorted(pycolmap.CameraModelId.__members__))
         raise UserError(f"--camera {camera_model} is unknown; choose one of {known}")
     with atomic_path(path) as temporary, pycolmap.Database.open(str(temporary)) as database:
+        if write_rigs is not None:
+            write_rigs(database, photographs)
+            return
         numbers = {}
         for camera, group in lenses or _assumed_lenses(photographs, camera_model):
             kind = pycolmap.SensorType.CAMERA

@@ -165,10 +165,6 @@ def _advice(evidence: Evidence, registered: Collection[str]) -> list[str]:
     loose = [name for name in evidence.names if name in loose]
     if loose and not gaps:
         advice.append(f"add photographs around {shortened(loose)}, which hang by few points")
-    sharp = dict(zip(evidence.names, evidence.sharpness, strict=True))
-    blurred = [name for name, x in sharp.items() if x < BLURRED]
-    if blurred:
-        advice.append(f"replace the blurred ones: {shortened(blurred)}")
     if evidence.error > FINE_ERROR:
         given = "check that the cameras belong to these photographs, or pass --cameras none"
         zoomed = "do not zoom between photographs, or try --camera FULL_OPENCV"
@@ -229,10 +225,12 @@ _MEANING = {
 
 
 def convert_page(
-    title: str, evidence: Evidence, registration: Registration, seen_from_above: np.ndarray,
+    title: str, evidence: Evidence, registration: Registration,
+    findings: Sequence[tuple[str, str, str]], seen_from_above: np.ndarray, directions: Picture,
     files: Mapping[str, Path], steps: Sequence[tuple[str, float, int]],
     settings: Mapping[str, object],
 ) -> Page:  # fmt: skip
+    """The page about a registration; findings are what, where, and what to do."""
     n = len(evidence.names)
     page = Page(title, f"{n} photographs")
     page.facts(
@@ -247,12 +245,16 @@ def convert_page(
     page.paragraph(_MEANING[registration.word], note=registration.word == "poor")
     for advice in registration.advice:
         page.paragraph(advice[0].upper() + advice[1:] + ".", note=True)
+    if findings:
+        page.heading("What is likely to go wrong")
+        page.table(("what", "where", "what to do"), findings, text_columns=3)
     page.heading("Where the photographs were taken")
     caption = (
         "From above: the cameras, where they look, and their numbers in the order of the "
         "photographs. Blue is the first one."
     )
     page.wide_picture(Picture(seen_from_above, caption, "Map of the cameras"))
+    page.pictures([directions])
     for number, names in enumerate(registration.other_models, start=2):
         text = f"Part {number}, which shares too little with the rest: {', '.join(names)}"
         page.paragraph(text, note=True)

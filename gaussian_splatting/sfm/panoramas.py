@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Equirectangular panoramas as rigs of six square pinhole views, the faces of a cube.
+
+A panorama shows longitude from left to right and latitude from top to bottom. Its axes are those of
+a camera that looks at its middle: x right, y down, z forward.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from gaussian_splatting.data.cameras import ViewMask
+from gaussian_splatting.data.images import decode_mask, open_image
+from gaussian_splatting.sfm.matching import database_name
+from gaussian_splatting.sfm.photographs import Photograph, output_names, read_grey, read_upright
+from sugar_utils.errors import UserError, shortened
+from sugar_utils.files import atomic_path
+from sugar_utils.libraries import load_pycolmap
+
+FACES = {
+    "front": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+    "right": [[0, 0, -1], [0, 1, 0], [1, 0, 0]],
+    "back": [[-1, 0, 0], [0, 1, 0], [0, 0, -1]],
+    "left": [[0, 0, 1], [0, 1, 0], [-1, 0, 0]],
+    "up": [[1, 0, 0], [0, 0, 1], [0, -1, 0]],
+    "down": [[1, 0, 0], [0, 0, -1], [0, 1, 0]],
+}
+"""Right, down and forward of each view in the axes of the panorama."""
+
+_LOOKED_AT = 512  # pixels, at which the borders of a picture are compared
+_POLE, _SEAM = 0.3, 2.0
+"""Most differences of neighbouring pixels: in the first and the last row, of those in the middle
+row; across the seam, of those beside it. Photographs measured 0.8 and 9; panoramas 0.05 and 1.2."""
+
+
+def are_panoramas(photographs: Sequence[Photograph], asked: bool | str) -> bool:
+    """Whether photographs are equirectangular panoramas; asked: the flag ``--panoramas``.
+
+    Files say so in XMP (GPano); else all must be twice as wide as high and meet at their borders.
+    """
+    if asked is False:
+        return False
+    said = [p for p in photographs if asked is True or _says_so(p.path)]
+    wrong = [p for p in said if p.width != 2 * p.height]
+    if wrong:
+        size = f"{wrong[0].width} x {wrong[0].height} px"
+        raise UserError(
+            f"{wrong[0].path}: {size} is no whole panorama, which is twice as wide as high; export "
+            "it uncropped, or pass --panoramas False for ordinary photographs"
+        )
+    if said and len(said) < len(photographs):
+        raise UserError(
+            f"{len(said)} of {len(photographs)} photographs are panoramas "
+            f"({shortened([p.name for p in said])}); put them into a folder of their own"
+        )
+    return bool(said) or all(p.width == 2 * p.height and _closes(p.path) for p in photographs)
+
+
+def _says_so(path: Path) -> bool:
+    with open_image(path) as image:
+        text = image.info.get("xmp") or image.info.get("XML:com.adobe.xmp") or b""
+    text = text.encode() if isinstance(text, str) else text
+    return b"GPano" in text and b"equirectangular" in text
+
+
+def _closes(path: Path) -> bool:
+    """Whether the first and the last row show one place each, and left and right border meet."""
+    grey = read_grey(path, _LOOKED_AT).astype(float)
+    along = np.abs(np.diff(grey, axis=1)).mean(axis=1)
+    beside, seam = (np.abs(grey[:, 0] - grey[:, k]).mean() for k in (1, -1))
+    # One step of 8 bits is nothing.
+    poles = max(along[0], along[-1]) <= _POLE * np.median(along) + 0.5
+    return bool(poles and seam <= _SEAM * beside + 1)
+
+
+def write_views(
+    panoramas: Sequence[Photograph], masks: Sequence[ViewMask | None], folder: Path,
+    photographer: float | None, advance: Callable[[int], None],
+) -> tuple[list[Photograph], list[ViewMask | None]]:  # fmt: skip
+    """Write the views of panoramas, six of each in the order of ``FACES``, and their masks.
+
+    Args:
+        photographer: Degrees around straight down that do not count; None hides nothing.
+    """
+    views, hidden = [], []
+    names = [PurePosixPath(name) for name in output_names(panoramas)]
+    for done, (panorama, name, mask) in enumerate(zip(panoramas, names, masks, strict=True), 1):
+        size = round(panorama.width / math.pi)
+        own = [name.with_name(f"{name.stem}_{face}{name.suffix}").as_posix() for face in FACES]
+        paths = [folder / "images" / view for view in own]
+        mask_paths = [folder / "masks" / f"{view}.png" for view in own]
+        if not all(path.is_file() for path in paths):
+            _write_views(panorama, mask, photographer, paths, mask_paths)
+        for view, path, mask_path in zip(own, paths, mask_paths, strict=True):
+            same = {"path": path, "width": size, "height": size, "focal": size / 2}
+            plain = {"turned": False, "depth": "", "transparent": False}
+            views.append(replace(panorama, name=view, **same, **plain))
+            mode = "ignore" if mask is None else mask.mode
+            hidden.append(ViewMask(mask_path, mode) if mask_path.is_file() else None)
+        advance(done)
+    return views, hidden
+
+
+def _write_views(
+    panorama: Photograph, mask: ViewMask | None, photographer: float | None,
+    paths: Sequence[Path], mask_paths: Sequence[Path],
+) -> None:  # fmt: skip
+    width, height = panorama.width, panorama.height
+    pixels = np.asarray(read_upright(panorama.path).convert("RGB"))
+    counts = np.full((height, width), 255, np.uint8)
+    if mask is not None:
+        counts = decode_mask(mask, width, height, upright=True)
+    if photographer is not None:
+        counts[round((1 - photographer / 180) * height) :] = 0
+    for rotation, path, mask_path in zip(FACES.values(), paths, mask_paths, strict=True):
+        at = _places(rotation, round(width / math.pi), width)
+        if mask is not None or photographer is not None:
+            _write(_resampled(counts, at), mask_path)
+        # After its mask, which is looked for where the view is there.
+        _write(_resampled(pixels, at), path)
+
+
+def _places(rotation: Sequence[Sequence[int]], size: int, width: int) -> np.ndarray:
+    """Row and column in a panorama, of a pixel's middle at integers, of each pixel of a view.
+    (2, size, size)"""
+    at = (np.arange(size) + 0.5) * 2 / size - 1
+    x, y = np.meshgrid(at, at)
+    rays = np.stack([x, y, np.ones_like(x)], axis=-1) @ np.array(rotation)
+    longitudes = np.arctan2(rays[..., 0], rays[..., 2])
+    latitudes = np.arcsin(rays[..., 1] / np.linalg.norm(rays, axis=-1))
+    rows, columns = latitudes / np.pi + 0.5, longitudes / (2 * np.pi) + 0.5
+    return np.stack([rows * (width / 2), columns * width]) - 0.5
+
+
+def _resampled(panorama: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Values of a panorama at rows and columns, between its pixels. (H, W[, 3]) to (h, w[, 3])"""
+    from scipy.ndimage import map_coordinates
+
+    # Left of the first column is the last one.
+    channels = np.atleast_3d(panorama).transpose(2, 0, 1)
+    channels = np.pad(channels, ((0, 0), (0, 0), (1, 1)), mode="wrap")
+    at = at + np.array([0, 1])[:, None, None]
+    found = [map_coordinates(c, at, np.float32, order=1, mode="nearest") for c in channels]
+    return np.stack(found, -1).round().astype(np.uint8).reshape(*at.shape[1:], *panorama.shape[2:])
+
+
+def _write(pixels: np.ndarray, path: Path) -> None:
+    with atomic_path(path) as temporary:
+        Image.fromarray(pixels).save(temporary, quality=95, subsampling=0, compress_level=1)
+
+
+def grouped(views: Sequence[Any]) -> list[Sequence[Any]]:
+    """Views, or what belongs to them, by panorama."""
+    return [views[k : k + len(FACES)] for k in range(0, len(views), len(FACES))]
+
+
+def write_rigs(database: Any, views: Sequence[Photograph]) -> None:
+    """Write cameras, rigs, frames and views to a database; each panorama is a frame of a rig."""
+    pycolmap = load_pycolmap()
+    rigs: dict[int, tuple[list[Any], int]] = {}
+    for number, group in enumerate(grouped(views)):
+        size = group[0].width
+        if size not in rigs:
+            rigs[size] = _write_rig(database, size)
+        sensors, rig_id = rigs[size]
+        frame = pycolmap.Frame()
+        frame.rig_id = rig_id
+        for index, sensor in enumerate(sensors, start=number * len(FACES)):
+            image = pycolmap.Image(name=database_name(index), camera_id=sensor.id)
+            frame.add_data_id(pycolmap.data_t(sensor, database.write_image(image)))
+        database.write_frame(frame)
+
+
+def _write_rig(database: Any, size: int) -> tuple[list[Any], int]:
+    pycolmap = load_pycolmap()
+    rig, sensors = pycolmap.Rig(), []
+    for rotation in FACES.values():
+        half = size / 2
+        camera = pycolmap.Camera(
+            model="PINHOLE", width=size, height=size, params=[half, half, half, half]
+        )
+        camera.has_prior_focal_length = True
+        kind = pycolmap.SensorType.CAMERA
+        sensors.append(pycolmap.sensor_t(kind, database.write_camera(camera)))
+        if len(sensors) == 1:
+            rig.add_ref_sensor(sensors[0])
+        else:
+            turned = pycolmap.Rotation3d(np.array(rotation, float))
+            rig.add_sensor(sensors[-1], pycolmap.Rigid3d(turned, np.zeros(3)))
+    return sensors, database.write_rig(rig)

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Panoramas become rigs of pinhole views, whose poses are those of the panoramas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pycolmap
+import pytest
+from PIL import Image
+
+import gaussian_splatting.convert as entry
+from gaussian_splatting.data.masks import MaskOptions
+from gaussian_splatting.sfm.convert_options import ConvertOptions, SfmOptions
+from gaussian_splatting.sfm.convert_run import convert
+from gaussian_splatting.sfm.panoramas import FACES, are_panoramas, write_views
+from gaussian_splatting.sfm.photographs import described_photographs
+from sugar_pipeline.commands import run_full
+from sugar_pipeline.pipeline_flags import full_parser
+from sugar_utils.errors import UserError
+from tests.support.panorama_room import TRIPOD, poses, write_panoramas
+from tests.support.photographed_room import write_photographs
+from tests.support.tiny_scene import SHORT_PIPELINE, run_cli
+
+FEATURES = 600
+
+
+def silent(done: int) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("panoramas") / "input"
+    write_panoramas(folder, 4, width=640)
+    return folder
+
+
+def test_panoramas_are_told_from_photographs(room, tmp_path):
+    assert are_panoramas(described_photographs(room, True), "auto")
+    assert not are_panoramas(described_photographs(room, True), False)
+    write_photographs(tmp_path, 3)
+    assert not are_panoramas(described_photographs(tmp_path, True), "auto")
+    for path in tmp_path.iterdir():
+        Image.open(path).crop((0, 0, 240, 120)).save(path)
+    assert not are_panoramas(described_photographs(tmp_path, True), "auto")
+
+
+def test_what_cannot_be_a_whole_panorama_is_refused_in_one_line(room, tmp_path, capsys):
+    write_photographs(tmp_path / "input", 3)
+    assert run_cli(entry.main, "-s", tmp_path, "--panoramas", "True") == 2
+    told = capsys.readouterr().err.strip()
+    assert told.endswith(
+        "IMG 1.png: 240 x 180 px is no whole panorama, which is twice as wide as high; export it "
+        "uncropped, or pass --panoramas False for ordinary photographs"
+    )
+    (tmp_path / "mixed").mkdir()
+    xmp = b'<x:xmpmeta GPano:ProjectionType="equirectangular"/>'
+    Image.open(room / "pano_0.jpg").save(tmp_path / "mixed" / "a.jpg", xmp=xmp)
+    Image.open(room / "pano_1.jpg").crop((0, 0, 320, 320)).save(tmp_path / "mixed" / "b.jpg")
+    with pytest.raises(UserError, match=r"1 of 2 photographs are panoramas \(a.jpg\); put them"):
+        are_panoramas(described_photographs(tmp_path / "mixed", True), "auto")
+
+
+def test_views_show_what_pinhole_cameras_there_would(tmp_path):
+    # A panorama whose colours are the directions that it looks in.
+    latitude, longitude = np.meshgrid(
+        ((np.arange(256) + 0.5) / 256 - 0.5) * np.pi, ((np.arange(512) + 0.5) / 256 - 1) * np.pi,
+        indexing="ij",
+    )  # fmt: skip
+    flat = np.cos(latitude)
+    rays = np.stack([flat * np.sin(longitude), np.sin(latitude), flat * np.cos(longitude)], -1)
+    (tmp_path / "input").mkdir()
+    Image.fromarray((rays * 127 + 128).astype(np.uint8)).save(tmp_path / "input" / "p.png")
+    photographs = described_photographs(tmp_path / "input", True)
+    views, masks = write_views(photographs, [None], tmp_path / "views", 40.0, silent)
+    assert [view.name for view in views] == [f"p_{face}.png" for face in FACES]
+    for view, mask, rotation in zip(views, masks, FACES.values(), strict=True):
+        size, half = view.width, view.focal
+        assert (size, half) == (163, 81.5)
+        at = (np.arange(size) + 0.5 - half) / half
+        x, y = np.meshgrid(at, at)
+        expected = np.stack([x, y, np.ones_like(x)], axis=-1)
+        expected = expected / np.linalg.norm(expected, axis=-1, keepdims=True) @ np.array(rotation)
+        shown = (np.asarray(Image.open(view.path)).astype(float) - 128) / 127
+        assert np.abs(shown - expected).max() < 0.02
+        counts = np.asarray(Image.open(mask.path)) >= 128
+        # Straight down is y.
+        assert (counts == (expected[..., 1] < np.sin(np.radians(50)))).mean() > 0.995
+        assert mask.mode == "ignore"
+
+
+def pose_errors(folder: Path, n: int) -> tuple[float, float]:
+    """Largest distance in metres and angle in degrees of the front views of a model, aligned."""
+    model = pycolmap.Reconstruction(folder)
+    fronts = {image.name: image for image in model.images.values() if "_front" in image.name}
+    found = [fronts[f"pano_{k}_front.jpg"] for k in range(n)]
+    truth = poses(n)
+    places = np.stack([place for _, place in truth])
+    moved = pycolmap.Sim3d()
+    moved = pycolmap.estimate_sim3d(
+        np.stack([image.projection_center() for image in found]), places
+    )
+    model.transform(moved)
+    angles, distances = [], []
+    for image, (rotation, place) in zip(found, truth, strict=True):
+        image = model.images[image.image_id]
+        distances.append(np.linalg.norm(image.projection_center() - place))
+        turn = image.cam_from_world().rotation.matrix() @ rotation.T
+        angles.append(np.degrees(np.arccos(np.clip((np.trace(turn) - 1) / 2, -1, 1))))
+    return max(distances), max(angles)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tripod", [False, True])
+def test_poses_are_found_with_rigs_and_without_who_carries_the_camera(tmp_path, tripod):
+    n = 6
+    write_panoramas(tmp_path / "input", n, tripod=tripod)
+    sfm = SfmOptions(max_features=FEATURES, photographer=TRIPOD + 1 if tripod else None)
+    done = convert(ConvertOptions(tmp_path, sfm=sfm, masks=MaskOptions(mask_mode="ignore")))
+    assert (done.n_registered, done.n_photographs) == (6 * n, 6 * n)
+    distance, angle = pose_errors(tmp_path / "sparse" / "0", n)
+    assert distance < 0.005
+    assert angle < 0.1
+    assert len(list((tmp_path / "masks").glob("*.png")) if tripod else "") == 6 * n * tripod
+
+
+def test_the_photographer_needs_masks_that_say_nothing(room):
+    options = ConvertOptions(room.parent, sfm=SfmOptions(photographer=20.0))
+    with pytest.raises(UserError, match="--photographer: .* pass --mask_mode ignore"):
+        convert(options)
+
+
+@pytest.mark.slow
+def test_from_panoramas_to_a_textured_mesh_in_one_command(tmp_path):
+    write_panoramas(tmp_path / "room" / "input", 6, width=640, tripod=True)
+    words = [
+        *("-s", tmp_path / "room", "--output_dir", tmp_path / "output"),
+        *("--photographer", TRIPOD + 1, "--mask_mode", "ignore", "--max_features", FEATURES),
+        *(*SHORT_PIPELINE, "--vanilla_iterations", 60_000, "--background_mesh", True),
+    ]
+    result = run_full(full_parser(None).parse_args(list(map(str, words))))
+    assert "36 of 36" in result.report.read_text(encoding="utf-8")
+    assert result.mesh.is_file()
