@@ -86,7 +86,7 @@ def test_a_table_has_what_a_field_says():
     parser = Parser()
     add_flags(parser, Outer)
     *_, box = flag_rows(parser, "outer")
-    assert box == "| `--box` | – | its size, &lt; 5. *No effect: with `--scene` x* |"
+    assert box == "| `--box` | – | its size, &lt; 5 |"
     with pytest.raises(ValueError, match="no heading 'x'"):
         flag_rows(parser, "x")
 

@@ -28,6 +28,7 @@ def flag_rows(parser: argparse.ArgumentParser, *titles: str) -> list[str]:
     """The flags below some headings of ``--help`` as rows of a Markdown table.
 
     The value of an unset flag is its default; choices are listed unless the meaning names all.
+    When a flag has no effect is left to ``--help_all``.
 
     Raises:
         ValueError: The parser has no such heading.
@@ -47,8 +48,6 @@ def _row(action: argparse.Action) -> str:
     when_unset = WHEN_UNSET.search(text) if default == "–" else None
     if when_unset:
         default, text = when_unset[1], text[: when_unset.start()]
-    if no_effect := getattr(action, "no_effect_when", ""):
-        rest += f". *No effect: {_quoted(no_effect)}*"
     return f"| `{', '.join(action.option_strings or [action.dest])}` | {default} | {text}{rest} |"
 
 
