@@ -9,15 +9,11 @@
 - ``silhouettes``: silhouettes of meshes against masks. Intersection over union, and the share of
   the mask's area that lies outside of it (stray) or is not covered (missing).
 - ``gaussians``: renders against photographs well inside of the masks.
-
-``held_out.py stamp SCENE OUT`` copies a scene, stamps a grey square that moves from image to image
-into it, and writes masks that are black there.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from pathlib import Path
 
@@ -28,31 +24,24 @@ import sugar_utils  # noqa: F401  before torch
 # isort: split
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from benchmarks.rasterizer import print_machine, print_table
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.images import IMAGE_SUFFIXES, ImageStore, eroded
+from gaussian_splatting.data.images import ImageStore, eroded
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.ply import read_gaussian_ply
 from gaussian_splatting.data.scene import load_scene
 from gaussian_splatting.engine.reporting.evaluation import fitted_to, psnr, to_uint8
 from gaussian_splatting.rasterization import render_view
 from sugar_extractors.mesh_pictures import read_any_mesh
-from sugar_extractors.texture.textured_mesh_io import (
-    read_textured_mesh,
-    render_textured,
-)
+from sugar_extractors.texture.textured_mesh_io import read_textured_mesh, render_textured
 from sugar_scene.triangle_rasterizer import rasterize_triangles
 from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
 from sugar_utils.flags import Parser, positive_float
 from sugar_utils.frame import run_main
 from tests.support.shaded_normals import render_normals
-
-GREY, STEP = 128, 0.618
-"""Value of a stamp, and how far it moves from image to image."""
 
 
 def held_out_views(args: argparse.Namespace) -> list[Camera]:
@@ -161,27 +150,6 @@ def normals(args: argparse.Namespace) -> None:
         print(f"{np.median(degrees):.2f} median, {degrees.mean():.2f} mean degrees: {path}")
 
 
-def stamp(args: argparse.Namespace) -> None:
-    """Copy a scene and stamp its images."""
-    shutil.copytree(args.scene, args.out, ignore=shutil.ignore_patterns("undistorted_cache"))
-    paths = sorted((args.out / "images").iterdir())
-    paths = [path for path in paths if path.suffix.lower() in IMAGE_SUFFIXES]
-    (args.out / "masks").mkdir(exist_ok=True)
-    for number, path in enumerate(paths):
-        image = np.array(Image.open(path).convert("RGB"))
-        height, width = image.shape[:2]
-        side = round(args.side * min(width, height))
-        # Multiples of the golden ratio fall everywhere, and neighbours apart.
-        x = round((number * STEP % 1) * (width - side))
-        y = round((number * STEP * STEP % 1) * (height - side))
-        image[y : y + side, x : x + side] = GREY
-        mask = np.full((height, width), 255, np.uint8)
-        mask[y : y + side, x : x + side] = 0
-        Image.fromarray(image).save(path, quality=95)
-        Image.fromarray(mask).save(args.out / "masks" / f"{path.name}.png")
-    print(f"{len(paths)} images with a stamp of {args.side:.0%} of their shorter side")
-
-
 def parser() -> Parser:
     """The flags."""
     flags = Parser(description="Measure results in held-out views.")
@@ -193,19 +161,13 @@ def parser() -> Parser:
         one.add_argument("models", type=Path, nargs="+", help="meshes, or PLYs")
         one.add_argument("--masks", help="folder of the masks")
         one.add_argument("--resolution_factor", type=positive_float, default=1.0)
-    one = kinds.add_parser("stamp")
-    one.set_defaults(run=stamp)
-    one.add_argument("scene", type=Path)
-    one.add_argument("out", type=Path, help="folder to make")
-    one.add_argument("--side", type=positive_float, default=0.22, help="share of the shorter side")
     return flags
 
 
 def run() -> None:
     """What was asked for."""
     args = parser().parse_args()
-    if args.kind != "stamp":
-        print_machine()
+    print_machine()
     args.run(args)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import multiprocessing
 import os
@@ -78,15 +79,12 @@ def campaign_parser(purpose: str, *, cases: int, seconds: float) -> argparse.Arg
 
 
 def run_cases(
-    script: str,
-    args: argparse.Namespace,
-    begin: Callable[[Path], Worker],
-    cases: Sequence[int],
-    ends: Sequence[str],
+    script: str, args: argparse.Namespace, worker: type[Worker], ends: Sequence[str],
     faults: Sequence[str],
-) -> int:
+) -> int:  # fmt: skip
     """Run cases, print faults and a table, write the results; 1 if there was a fault."""
-    chosen = cases if args.case is None else [args.case]
+    begin = functools.partial(worker, args.seed, Limits(args.limit))
+    chosen = range(args.cases) if args.case is None else [args.case]
     started, results = time.monotonic(), []
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         jobs, work = min(args.jobs, len(chosen)), Path(folder).resolve()

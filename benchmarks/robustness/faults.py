@@ -12,7 +12,6 @@ A case follows from ``--seed`` and its number, except for timing. Linux only.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import shutil
@@ -204,8 +203,7 @@ def _differs(expected: Path, found: Path) -> bool:
 def main() -> int:
     """Run cases, print the faults and the table."""
     args = campaign_parser(__doc__, cases=50, seconds=60.0).parse_args()
-    begin = functools.partial(_Worker, args.seed, Limits(args.limit))
-    return run_cases("faults.py", args, begin, range(args.cases), ENDS, FAULTS)
+    return run_cases("faults.py", args, _Worker, ENDS, FAULTS)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ Linux only.
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from dataclasses import replace
@@ -26,7 +25,6 @@ if __name__ == "__main__":
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.robustness.campaign import Result, Worker, campaign_parser, run_cases
-from benchmarks.robustness.child import Limits
 from benchmarks.robustness.judgement import ENDS, FAULTS, Expectation, judge, snapshot
 from benchmarks.robustness.targets import corrupt, expected_bits, kind_of, parts_of
 from benchmarks.robustness.world import copy_parts, run_command
@@ -34,7 +32,6 @@ from sugar_utils.frame import run_main
 
 INPUTS = ("scene", "text", "nerf", "ngp", "vanilla", "points.ply", "cloud.ply", "mesh.ply",
           "scenes.json", "exports", "path.json", "known.xml")  # fmt: skip
-_LENGTHY_SECONDS = 4.0
 
 
 class _Worker(Worker):
@@ -45,7 +42,7 @@ class _Worker(Worker):
         copy_parts(self.base, root, parts_of(kind))
         plan = corrupt(kind, root, Random(f"{self.seed}/{case}"))
         if plan.lengthy:
-            limits = replace(limits, seconds=_LENGTHY_SECONDS, stacks=False)
+            limits = replace(limits, seconds=4.0, stacks=False)
         same_bits = expected_bits(plan, root, self.base)
         before = snapshot(root)
         outcome = run_command(plan.command, root, self.notes, limits, plan.words)
@@ -58,8 +55,7 @@ class _Worker(Worker):
 def main() -> int:
     """Run cases, print the faults and the table."""
     args = campaign_parser(__doc__, cases=300, seconds=20.0).parse_args()
-    begin = functools.partial(_Worker, args.seed, Limits(args.limit))
-    return run_cases("fuzz.py", args, begin, range(args.cases), ENDS, FAULTS)
+    return run_cases("fuzz.py", args, _Worker, ENDS, FAULTS)
 
 
 if __name__ == "__main__":
