@@ -267,10 +267,10 @@ def _write_model(
 
 
 VANILLA_ITERATIONS = 850
-# Settings of the stages: short schedules, small meshes.
+# Settings of the stages: short schedules, of which none is cut further, and small meshes.
 FLAGS = (
-    "-r multiview --schedule_scale 0.025 -v 46000 -g 1 -f 14000 --test_iterations 20000 "
-    "--checkpoint_interval 4000 --texture_size 1280"
+    "-r multiview --short_multiview False --schedule_scale 0.025 -v 46000 -g 1 -f 14000 "
+    "--test_iterations 20000 --checkpoint_interval 4000 --texture_size 1280"
 )
 
 

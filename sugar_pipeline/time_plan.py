@@ -208,8 +208,8 @@ class TimePlan:
             return self._args.vanilla_iterations
         if stage == "refine":
             return scaled(plan.refine.config.refinement_iterations, 1 / self._args.schedule_scale)
-        whole = type(plan.coarse.config.schedule)()
-        return whole.last - whole.first
+        schedule = plan.coarse.config.schedule
+        return scaled(schedule.last - schedule.first, 1 / schedule.schedule_scale)
 
     def _flags(self, stage: str, n: int, full: int, plan: PipelinePlan) -> dict[str, Any]:
         """Flags with which a stage has so many iterations, and earlier stages those they had."""

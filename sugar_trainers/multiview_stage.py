@@ -53,7 +53,8 @@ class MultiviewStage(Stage):
         hull: VisualHull | None = None, exposures: Exposures | None = None,
     ) -> None:  # fmt: skip
         self.extent, self.exposures = extent, exposures
-        settings = config.rates, extent, config.optimizer, config.random_seed
+        rates = config.rates.times(config.schedule.haste)
+        settings = rates, extent, config.optimizer, config.random_seed
         self.model = TrainableCloud(cloud, *settings)
         self.terms = multiview_terms(config, extent)
         self.memory_plan = MemoryPlan(config.split)
@@ -70,7 +71,7 @@ class MultiviewStage(Stage):
 
     def begin(self, iteration: int) -> None:
         schedule = self._config.schedule
-        self.model.schedule_position_rate(iteration / schedule.schedule_scale)
+        self.model.schedule_position_rate(schedule.paper_iteration(iteration))
         if schedule.trim_due(iteration):
             self._trim(iteration)
 

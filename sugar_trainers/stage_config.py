@@ -45,6 +45,12 @@ LEAST_INTERVALS = {"densification_interval": 50, "trim_interval": 200}
 """However short a schedule is: Gaussians need so long between two rounds of densification, and a
 trim costs as much as an epoch."""
 
+MOST_HASTE = 3.0
+"""However short a schedule is, rates are at most so many times those of the paper."""
+
+SHORT_SCALE = 0.1
+"""Scale of the schedule up to which half of it gave as good views: at 0.3 they lose 0.3 dB."""
+
 MAX_SH_DEGREE = 3
 Corner = tuple[float, float, float]
 AnySchedule = TypeVar("AnySchedule", bound="Schedule")
@@ -67,10 +73,11 @@ class Schedule:
         return cls().scaled(schedule_scale)
 
     def scaled(self: AnySchedule, scale: float) -> AnySchedule:
-        values = {n: scaled(v, scale) for n, v in asdict(self).items() if n != "schedule_scale"}
+        kept = {"schedule_scale", "short_multiview"}
+        values = {n: scaled(v, scale) for n, v in asdict(self).items() if n not in kept}
         for name in values.keys() & LEAST_INTERVALS.keys():
             values[name] = max(values[name], min(getattr(self, name), LEAST_INTERVALS[name]))
-        return type(self)(**values, schedule_scale=self.schedule_scale * scale)
+        return replace(self, **values, schedule_scale=self.schedule_scale * scale)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,12 +192,51 @@ class CoarseConfig(SugarConfig):
         return stage_identity(self, "sample_chunk", "knn_batch_size")
 
 
+_multiview = partial(flag, group="multi-view mode", no_effect_when="unless -r multiview")
+
+
 @dataclass(frozen=True)
 class MultiviewSchedule(Schedule):
     last: int = 20_000
     densify_until: int = 15_000  # exclusive
     densification_interval: int = 100
     trim_interval: int = 1_000  # of what too few views see
+    short_multiview: bool | Literal["auto"] = _multiview(
+        False, "half the iterations, at learning rates that grow by the square root of how much "
+        "shorter than the paper's the schedule is, at most threefold; auto: with --schedule_scale "
+        "of 0.1 or less; unset: off, auto with --preset fast", parse=flags.boolean_or_auto,
+        modes={"fast": flags.AUTO},
+    )  # fmt: skip
+
+    @classmethod
+    def from_flags(
+        cls, schedule_scale: float = 1.0, short_multiview: bool | Literal["auto"] = False
+    ) -> MultiviewSchedule:
+        whole = cls().scaled(schedule_scale)
+        if short_multiview == flags.AUTO:
+            short_multiview = schedule_scale <= SHORT_SCALE
+        if not short_multiview:
+            return whole
+        half = whole.scaled(0.5)
+        later = whole.first - half.first
+        return replace(
+            half, first=whole.first, last=half.last + later,
+            densify_until=half.densify_until + later, schedule_scale=whole.schedule_scale,
+            short_multiview=True,
+        )  # fmt: skip
+
+    @property
+    def haste(self) -> float:
+        """Factor of all rates, so that fewer steps lead as far: a sum of steps, which are mostly
+        noise, grows with the root of their number.
+        """
+        length = 0.5 * self.schedule_scale
+        return min(MOST_HASTE, length**-0.5) if self.short_multiview else 1.0
+
+    def paper_iteration(self, iteration: int) -> float:
+        """Where the paper's schedule is, which the rate of positions follows."""
+        passed = iteration - self.first if self.short_multiview else 0
+        return (iteration + passed) / self.schedule_scale
 
     def densifies(self, iteration: int) -> bool:
         return iteration < self.densify_until
@@ -216,9 +262,6 @@ class DensificationLimit:
         return DensificationConfig(prune_opacity=0.05, max_gaussians=max_gaussians)
 
 
-_multiview = partial(flag, group="multi-view mode", no_effect_when="unless -r multiview")
-
-
 @dataclass(frozen=True)
 class MultiviewConfig(SugarConfig):
     regularization_type: ClassVar[str] = MULTIVIEW
@@ -238,7 +281,8 @@ class MultiviewConfig(SugarConfig):
     exposure: LaterExposure = LaterExposure(exposure_compensation=True)
 
     def identity(self) -> dict[str, Any]:
-        return {"regularization_type": self.regularization_type, **super().identity()}
+        found = {"regularization_type": self.regularization_type, **super().identity()}
+        return found
 
 
 _refine = partial(flag, group="refinement stage")

@@ -33,6 +33,8 @@ STAGES_OF_FLAGS = {
     "vc": "max_gaussians",
     "c": "full_res_normals sdf_samples knn_batch_size checkpoint_milestones test_iterations "
     "multiview_pixels",
+    # Later stages read a file that is named after the last iteration.
+    "cmr": "short_multiview",
     "cmrt": "regularization_type checkpoint_path iteration_to_load",
     "mrt": "low_poly high_poly surface_level n_vertices_in_mesh mesh_extractor",
     "m": "project_mesh_on_surface_points center_bbox background_mesh surface_points "
@@ -61,7 +63,7 @@ VALUES = {
     "refine_surface_terms": "True", "mesh_extractor": "tsdf", "tsdf_depth": "plane",
     "exposure_compensation": "True", "vertices_density_quantile": "0.05", "robust": "False",
     "growing_resolution": "True", "remove_unseen": "False", "keep_background": "False",
-    "initial_colors": "mesh", "antialiased": "False",
+    "initial_colors": "mesh", "antialiased": "False", "short_multiview": "True",
     "square_size": "9", "high_poly": "True", "known_distance": "a.jpg b.jpg 2",
     "scene_path": "other", "checkpoint_path": "other", "gs_output_dir": "None",
     "masked_features": "True", "panoramas": "True",
@@ -73,7 +75,7 @@ BESIDE = {
     "bboxmax": ["--bboxmin", "(-1,-1,-1)"],
     "accumulation_steps": ["--gradient_accumulation", "True"],
     "high_poly": ["-v", "5000", "-g", "3"],
-    **dict.fromkeys(("max_gaussians", "multiview_pixels"), ["-r", "multiview"]),
+    **dict.fromkeys(("max_gaussians", "multiview_pixels", "short_multiview"), ["-r", "multiview"]),
 }
 """Flags that another one acts with only, in both plans that are compared."""
 

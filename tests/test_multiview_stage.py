@@ -225,6 +225,25 @@ def test_densification_ends_and_short_schedules_leave_time():
     assert short.trim_interval == LEAST_INTERVALS["trim_interval"]
 
 
+def test_a_short_stage_takes_half_the_iterations_and_larger_steps(scene):
+    whole, short = (MultiviewSchedule.from_flags(0.1, short) for short in (False, True))
+    assert (whole.first, whole.densify_until, whole.last) == (700, 1_500, 2_000)
+    assert (short.first, short.densify_until, short.last) == (700, 1_100, 1_350)
+    assert (short.trim_interval, short.schedule_scale) == (LEAST_INTERVALS["trim_interval"], 0.1)
+    # The rate of positions goes the same way in half the time, and a whole schedule as it did.
+    for schedule in (whole, short):
+        ends = [schedule.paper_iteration(i) for i in (schedule.first, schedule.last)]
+        assert ends == pytest.approx([7_000, 20_000])
+    assert whole.paper_iteration(1_203) == 1_203 / 0.1
+    assert (whole.haste, short.haste) == (1, 3)
+    assert MultiviewSchedule.from_flags(1.0, True).haste == pytest.approx(2**0.5)
+    usual, hasty = (make_stage(scene, schedule=s) for s in (whole, short))
+    for stage in (usual, hasty):
+        stage.begin(700)
+    for name, rate in usual.model.optimizer.learning_rates().items():
+        assert hasty.model.optimizer.learning_rates()[name] == pytest.approx(3 * rate), name
+
+
 def test_gaussians_grow_while_the_schedule_says_so(scene):
     schedule = MultiviewSchedule(densification_interval=2, densify_until=7_004)
     config = MultiviewConfig()
@@ -351,6 +370,23 @@ def test_a_killed_run_goes_on_with_the_same_bits(run, scene, checkpoint, tmp_pat
     assert_same_bits(run / "60.pt", tmp_path / FOLDER / "60.pt")
 
 
+def test_a_short_run_goes_on_with_the_same_bits(scene, checkpoint, tmp_path):
+    short = "--preset", "fast", "--schedule_scale", 0.002
+    folders = [tmp_path / name / FOLDER for name in ("whole", "killed")]
+    assert run_cli(
+        train_coarse_multiview.main, *flags(scene, checkpoint, folders[0].parent, *short)
+    ) == 0  # fmt: skip
+    folders[1].mkdir(parents=True)
+    record = json.loads((folders[0] / "run.json").read_text(encoding="utf-8"))
+    assert record["settings"]["schedule"]["short_multiview"] is True
+    shutil.copy(folders[0] / "24.pt", folders[1])
+    (folders[1] / "run.json").write_text(json.dumps({**record, "status": "running"}))
+    assert run_cli(
+        train_coarse_multiview.main, *flags(scene, checkpoint, folders[1].parent, *short)
+    ) == 0  # fmt: skip
+    assert_same_bits(*(folder / "27.pt" for folder in folders))
+
+
 def test_a_mesh_of_the_model_is_fused_of_its_planes_by_default(
     run, scene, checkpoint, tmp_path, capsys
 ):
@@ -374,7 +410,7 @@ def test_the_pipeline_takes_the_mode(scene, checkpoint, tmp_path):
         False, "--output_dir", tmp_path,
     )  # fmt: skip
     assert code == 0
-    assert (tmp_path / "coarse" / scene.root.name / FOLDER / "20.pt").is_file()
+    assert (tmp_path / "coarse" / scene.root.name / FOLDER / "13.pt").is_file()
     assert list((tmp_path / "coarse_mesh" / scene.root.name).glob("*multiview_tsdf*.ply"))
 
 

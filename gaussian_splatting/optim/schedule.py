@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 from sugar_utils.flags import positive_float, positive_int
@@ -36,6 +36,10 @@ class LearningRates:
         progress = min(max(iteration / self.position_lr_max_steps, 0.0), 1.0)
         low, high = math.log(self.position_lr_init), math.log(self.position_lr_final)
         return extent * math.exp(low + (high - low) * progress)
+
+    def times(self, factor: float) -> LearningRates:
+        rates = {n: factor * v for n, v in asdict(self).items() if n != "position_lr_max_steps"}
+        return replace(self, **rates)
 
     def by_name(self, iteration: float, extent: float) -> dict[str, float]:
         """Rates of the six Gaussian parameters by attribute name."""
