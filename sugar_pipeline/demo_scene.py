@@ -31,13 +31,7 @@ from gaussian_splatting.optim.densification import DensificationConfig
 from gaussian_splatting.optim.schedule import LearningRates
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from sugar_extractors.mesh_quality import sample_surface
-from sugar_pipeline.demo_surface import (
-    make_disc,
-    make_knot,
-    picture,
-    textured_surface,
-    visible,
-)
+from sugar_pipeline.demo_surface import make_disc, make_knot, picture, textured_surface, visible
 from sugar_pipeline.pipeline_flags import DEMO_FLAGS, full_parser
 from sugar_pipeline.pipeline_run import PipelineResult, run_stages
 from sugar_pipeline.plan import PipelinePlan, full_plan
@@ -306,18 +300,13 @@ def demo_plan(args: argparse.Namespace, scene: Path) -> PipelinePlan:
     own = _full_flags(args, scene, FLAGS)
     own.vanilla_iterations = round(VANILLA_ITERATIONS / own.schedule_scale)
     plan = full_plan(own)
+    until = VANILLA_ITERATIONS * 2 // 3
     config = VanillaConfig(
-        preset=plan.vanilla.config.preset,
-        iterations=VANILLA_ITERATIONS,
+        preset=plan.vanilla.config.preset, iterations=VANILLA_ITERATIONS,
         rates=LearningRates(position_lr_max_steps=VANILLA_ITERATIONS),
-        sh_interval=VANILLA_ITERATIONS // 2,
-        densification=DensificationConfig(
-            densify_from_iter=100,
-            densify_until_iter=VANILLA_ITERATIONS * 2 // 3,
-            densification_interval=100,
-        ),
-        optimizer=plan.vanilla.config.optimizer,
-        random_seed=args.random_seed,
+        sh_interval=VANILLA_ITERATIONS // 2, densification=DensificationConfig(
+            densify_from_iter=100, densify_until_iter=until, densification_interval=100,
+        ), optimizer=plan.vanilla.config.optimizer, random_seed=args.random_seed,
         robustness=plan.vanilla.config.robustness,
-    )
+    )  # fmt: skip
     return replace(plan, vanilla=replace(plan.vanilla, config=config))

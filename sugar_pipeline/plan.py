@@ -20,10 +20,7 @@ from gaussian_splatting.optim.schedule import scaled
 from gaussian_splatting.sfm.convert_options import ConvertOptions
 from gaussian_splatting.sfm.scene_folder import needs_cameras, scene_root
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
-from gaussian_splatting.vanilla.vanilla_run import (
-    VanillaOptions,
-    budget_messages,
-)
+from gaussian_splatting.vanilla.vanilla_run import VanillaOptions, budget_messages
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.texture.texture_atlas import load_xatlas
 from sugar_extractors.texture.texturing import TextureOptions

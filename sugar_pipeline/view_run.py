@@ -165,17 +165,12 @@ def scene_context(
     if not cameras and options.placement.needs_cameras:
         raise UserError("photographs of --known_distance need a capture; name its folder with -s")
     extent = scene.extent if scene is not None and scene.extent > 0 else None
+    scale = scale_of(cameras, options.placement) if options.placement.is_scaled else None
     return SceneContext(
-        scene=scene,
-        extent=extent or float(np.linalg.norm(high - low)),
-        box=(low, high),
-        metres_per_unit=(
-            scale_of(cameras, options.placement) if options.placement.is_scaled else None
-        ),
-        white=options.white_background,
-        path_file=options.path_file,
+        scene=scene, extent=extent or float(np.linalg.norm(high - low)), box=(low, high),
+        metres_per_unit=scale, white=options.white_background, path_file=options.path_file,
         picture_size=options.picture_size,
-    )
+    )  # fmt: skip
 
 
 def first_view(layers: Sequence[Layer], scene: Scene | None) -> tuple[Camera, np.ndarray, float]:

@@ -27,13 +27,10 @@ _CHUNK_ROWS = 16_384
 _HEADER_BYTES = 1 << 16
 
 GAUSSIAN_PROPERTIES = (
-    *("x", "y", "z", "nx", "ny", "nz"),
-    *(f"f_dc_{i}" for i in range(3)),
-    *(f"f_rest_{i}" for i in range(_N_REST)),
-    "opacity",
-    *(f"scale_{i}" for i in range(3)),
+    *("x", "y", "z", "nx", "ny", "nz"), *(f"f_dc_{i}" for i in range(3)),
+    *(f"f_rest_{i}" for i in range(_N_REST)), "opacity", *(f"scale_{i}" for i in range(3)),
     *(f"rot_{i}" for i in range(4)),
-)
+)  # fmt: skip
 
 
 def write_gaussian_ply(path: Path, cloud: GaussianCloud) -> None:

@@ -85,15 +85,11 @@ def write_cfg_args(
 ) -> None:  # fmt: skip
     """Write ``cfg_args``, the settings that viewers of other programs read back."""
     values = {
-        "sh_degree": sh_degree,
-        "source_path": str(source_path),
-        "model_path": str(root),
+        "sh_degree": sh_degree, "source_path": str(source_path), "model_path": str(root),
         "images": images,
         "resolution": int(resolution) if resolution == int(resolution) else resolution,
-        "white_background": white_background,
-        "data_device": "cuda",
-        "eval": eval_split,
-    }
+        "white_background": white_background, "data_device": "cuda", "eval": eval_split,
+    }  # fmt: skip
     text = ", ".join(f"{key}={value!r}" for key, value in values.items())
     write_text_atomic(root / "cfg_args", f"Namespace({text})")
 
@@ -134,14 +130,9 @@ def load_reference_checkpoint(
         root, found = path, _choose_iteration(path, iteration)
         ply_path = point_cloud_path(path, found)
     cameras_path = root / "cameras.json"
-    return ReferenceCheckpoint(
-        root=root,
-        ply_path=ply_path,
-        iteration=found,
-        cameras=read_cameras_json(cameras_path) if cameras_path.is_file() else None,
-        settings=_read_settings(root / "cfg_args", notify),
-        **_recorded_views(root),
-    )
+    cameras = read_cameras_json(cameras_path) if cameras_path.is_file() else None
+    settings = _read_settings(root / "cfg_args", notify)
+    return ReferenceCheckpoint(root, ply_path, found, cameras, settings, **_recorded_views(root))
 
 
 def _recorded_views(root: Path) -> dict[str, Any]:

@@ -130,11 +130,9 @@ def _camera_digest(camera: Camera, role: str) -> str:
     unit = math.ldexp(0.5, math.frexp(float(np.abs(offset).max()))[1])
     lens = (camera.fx, camera.fy, camera.cx, camera.cy)
     numbers = [
-        *(value / camera.width for value in lens),
-        *camera.rotation.flatten(),
-        unit,
+        *(value / camera.width for value in lens), *camera.rotation.flatten(), unit,
         *(offset / unit),
-    ]
+    ]  # fmt: skip
     # Adding zero turns a negative zero into a positive one.
     rounded = [round(float(value), _DIGITS) + 0.0 for value in numbers]
     text = f"{role} {camera.width} {camera.height} {rounded} {camera.lens}"

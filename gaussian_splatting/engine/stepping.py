@@ -24,10 +24,7 @@ from gaussian_splatting.engine.guard import PARAMETER_INTERVAL, check_parameters
 from gaussian_splatting.engine.memory_plan import cheaper, describe
 from gaussian_splatting.engine.stage import Stage, StepResult
 from gaussian_splatting.engine.training_views import SizedViews, ViewSampler
-from gaussian_splatting.rasterization.projection import (
-    IntersectionPrediction,
-    PairsMissed,
-)
+from gaussian_splatting.rasterization.projection import IntersectionPrediction, PairsMissed
 from sugar_utils.console import Console
 from sugar_utils.device import upload
 from sugar_utils.errors import TrainingError, UserError
@@ -188,17 +185,13 @@ class Stepper:
     def _check(self, iteration: int, camera: Camera, result: StepResult, checked: bool) -> bool:
         optimizer = self._stage.model.optimizer
         return check_step(
-            losses=result.terms,
-            gradients=optimizer.gradients(),
-            log_scales=optimizer.parameters["log_scales"],
-            extent=self._stage.extent,
-            radii=result.radii,
-            iteration=iteration,
-            camera_name=camera.name,
+            losses=result.terms, gradients=optimizer.gradients(),
+            log_scales=optimizer.parameters["log_scales"], extent=self._stage.extent,
+            radii=result.radii, iteration=iteration, camera_name=camera.name,
             parameters=optimizer.parameters,
             look_at_parameters=not checked and iteration % PARAMETER_INTERVAL == 0,
             guess=result.guess,
-        )
+        )  # fmt: skip
 
     def _accumulate(
         self, iteration: int, camera: Camera, target: Tensor, view_index: int

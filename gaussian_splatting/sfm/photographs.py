@@ -31,14 +31,10 @@ _EXIF_BLOCK = 0x8769
 _MAKE, _MODEL, _ORIENTATION, _FOCAL_IN_FILM = 0x010F, 0x0110, 0x0112, 0xA405
 _FOCAL, _PLANE_RESOLUTION, _PLANE_UNIT = 0x920A, 0xA20E, 0xA210
 _TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
+    2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM, 5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE, 8: Image.Transpose.ROTATE_90,
+}  # fmt: skip
 """What makes a picture upright, by its orientation in EXIF."""
 
 _ON_ITS_SIDE = (5, 6, 7, 8)
