@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import socket
 import stat
 import tempfile
@@ -135,6 +136,16 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
             # The user knows the file by its final name.
             error.args = (str(error).replace(str(temporary), str(path)),)
         raise
+
+
+@contextlib.contextmanager
+def replaced_folder(folder: Path) -> Iterator[Path]:
+    """Make a folder that takes the place of another one of its name when the body is done."""
+    fresh = folder.with_name(f".{folder.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    yield fresh
+    shutil.rmtree(folder, ignore_errors=True)
+    fresh.rename(folder)
 
 
 def write_text_atomic(path: str | os.PathLike[str], text: str) -> None:

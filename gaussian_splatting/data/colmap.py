@@ -307,18 +307,15 @@ def write_poses(model: Path, target: Path, cameras: Sequence[Camera]) -> Path:
         if camera is not None and image.has_pose and image.is_ref_in_frame():
             pose = pycolmap.Rigid3d(pycolmap.Rotation3d(camera.rotation), camera.translation)
             image.frame.set_cam_from_world(image.camera_id, pose)
-    folder, fresh = target / "0", target / ".new"
     storage.check_writable(target)
     try:
-        shutil.rmtree(fresh, ignore_errors=True)
-        write_model(reconstruction, fresh)
-        shutil.rmtree(folder, ignore_errors=True)
-        fresh.rename(folder)
+        with storage.replaced_folder(target / "0") as fresh:
+            write_model(reconstruction, fresh)
     except OSError as error:
         raise UserError(
             f"{target}: cannot be written ({error}); free space or fix the permissions"
         ) from error
-    return folder
+    return target / "0"
 
 
 PARTS = ("cameras", "images", "points3D", "rigs", "frames")  # files of a model, without the suffix

@@ -32,7 +32,7 @@ from gaussian_splatting.sfm.convert_options import ConvertOptions
 from gaussian_splatting.sfm.known_cameras import capture_folders, find_cameras
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
-from sugar_utils.files import atomic_path, file_digest, write_json_atomic
+from sugar_utils.files import atomic_path, file_digest, replaced_folder, write_json_atomic
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.memory import memory_usage, reset_peak
 from sugar_utils.schemas import FileName, read_checked
@@ -41,27 +41,13 @@ WORK, INPUT, INPUT_MASKS, IMAGES = "distorted", "input", "input_masks", "images"
 RECORD, PAGE = "convert.json", "convert.html"
 
 
-class ConvertRecord(msgspec.Struct):
-    """``convert.json``: where the photographs are, and for each step what its result is made of."""
-
-    source: FileName = INPUT
-    cameras: str = ""
-    features: str = ""
-    found: str = ""
-    matches: str = ""
-    matched: str = ""
-    models: str = ""
-    masked_features: str = ""
-    masked_found: str = ""
-    masked_matches: str = ""
-    masked_matched: str = ""
-    masked_models: str = ""
-    flattening: str = ""
-    flattened: str = ""
-    finished: str = ""
-    taken: str = ""
-    rounds: str = ""  # digest of photographs, and how many rounds of a turntable they are
-    published: bool = False
+_STEPS = ("features", "found", "matches", "matched", "models")  # of finding cameras
+_NOTED = (*_STEPS, *(f"masked_{step}" for step in _STEPS), "flattening", "flattened", "finished")
+_KINDS = {"source": FileName, "published": bool, **dict.fromkeys(_NOTED, str)}
+# Digest of photographs, and how many rounds of a turntable they are.
+_KINDS |= {"cameras": str, "taken": str, "rounds": str}
+ConvertRecord = msgspec.defstruct("ConvertRecord", [(n, kind, None) for n, kind in _KINDS.items()])
+"""``convert.json``: where the photographs are, and for each step what its result is made of."""
 
 
 @dataclass(frozen=True)
@@ -401,8 +387,5 @@ def write_flat_model(source: Path, by_name: Mapping[str, Original], folder: Path
     for number, lens in flat.items():
         model.cameras[number].mergedict(lens.todict())
     model.extract_colors_for_all_images(str(folder / "images"))
-    target, fresh = folder / "sparse", folder / ".sparse.new"
-    shutil.rmtree(fresh, ignore_errors=True)
-    write_model(model, fresh / "0")
-    shutil.rmtree(target, ignore_errors=True)
-    fresh.rename(target)
+    with replaced_folder(folder / "sparse") as fresh:
+        write_model(model, fresh / "0")
