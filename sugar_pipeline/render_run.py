@@ -21,13 +21,8 @@ from gaussian_splatting.compute import Compute, DeviceFlags
 from gaussian_splatting.data.cameras import Camera, pixel_rays, up_direction, upright_rotation
 from gaussian_splatting.data.reference_layout import read_cameras_json
 from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.engine.reporting import view_findings
 from gaussian_splatting.engine.reporting.evaluation import to_uint8
-from gaussian_splatting.engine.reporting.view_findings import (
-    depth_picture,
-    farthest,
-    grey_picture,
-    normal_picture,
-)
 from gaussian_splatting.rasterization import plain_background, render_view
 from gaussian_splatting.shared_flags import white_background
 from sugar_extractors.export.export_run import has_gaussians, read_any_gaussians
@@ -155,16 +150,17 @@ def shown(model: ShownModel, show: str, camera: Camera, far: float) -> np.ndarra
     if show == "clay":
         return shaded_views(model.mesh, [camera], _longer_side(camera))[0]
     if show == "alpha":
-        return grey_picture(model.alpha(camera)).cpu().numpy()
+        return view_findings.grey_picture(model.alpha(camera)).cpu().numpy()
     depth, normal = model.geometry(camera)
-    picture = depth_picture(depth, far) if show == "depth" else normal_picture(normal)
-    return picture.cpu().numpy()
+    if show == "depth":
+        return view_findings.depth_picture(depth, far).cpu().numpy()
+    return view_findings.normal_picture(normal).cpu().numpy()
 
 
 def far_depth(model: ShownModel, cameras: Sequence[Camera]) -> float:
     """The depth to draw white in pictures of several cameras; see :func:`farthest`. World units"""
     depths = [model.geometry(camera)[0].flatten() for camera in cameras]
-    return float(farthest(torch.cat(depths)))
+    return float(view_findings.farthest(torch.cat(depths)))
 
 
 def _longer_side(camera: Camera) -> int:

@@ -29,15 +29,8 @@ from sugar_extractors.mesh import poisson_process
 from sugar_extractors.mesh.level_sets import Box, SurfaceSamples
 from sugar_extractors.mesh.poisson_process import MESH, POINTS
 from sugar_extractors.mesh.seams import joined_at_box
-from sugar_scene.triangle_mesh import (
-    TriangleMesh,
-    clean_mesh,
-    keep_vertices,
-    merge_meshes,
-    read_mesh_ply,
-    with_vertex_normals,
-    write_faces,
-)
+from sugar_scene import triangle_mesh as meshes
+from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.errors import UserError
 from sugar_utils.flags import (
     AUTO,
@@ -196,7 +189,7 @@ class PycolmapBackend:
         middle, size = _cube_of(mesh.vertices)
         places = np.rec.fromarrays(((mesh.vertices - middle) / size).T, dtype=_PLACES)
         with _work_folder() as folder:
-            write_faces(folder / "mesh.ply", places, mesh.faces)
+            meshes.write_faces(folder / "mesh.ply", places, mesh.faces)
             pycolmap.simplify_mesh(folder / "mesh.ply", folder / "small.ply", options)
             small = _read_result(folder / "small.ply")
         vertices = small.vertices * size + middle
@@ -264,7 +257,7 @@ def _read_result(path: Path) -> TriangleMesh:
             "pycolmap made no mesh of the surface points; check free space in the temporary "
             f"folder {tempfile.gettempdir()}, or lower --poisson_depth"
         )
-    return read_mesh_ply(path)
+    return meshes.read_mesh_ply(path)
 
 
 MIN_POINTS = 64  # fewer points in a region count as none: Poisson would make a blob of them
@@ -307,7 +300,7 @@ def reconstruct_region(
         if config.max_gap > 0:
             largest = config.max_gap * cell_size(samples.points, config.poisson_depth)
             keep &= gaps(mesh.vertices, samples.points) <= largest
-        mesh = keep_vertices(mesh, keep)
+        mesh = meshes.keep_vertices(mesh, keep)
     return mesh
 
 
@@ -351,13 +344,13 @@ def finish_mesh(
     Args:
         box: Where foreground and background were cut; they are joined there.
     """
-    parts = [clean_mesh(decimate(region)) for region in regions]
+    parts = [meshes.clean_mesh(decimate(region)) for region in regions]
     joined = box is not None and len(parts) == 2
-    mesh = joined_at_box(*parts, box) if joined else merge_meshes(parts)
+    mesh = joined_at_box(*parts, box) if joined else meshes.merge_meshes(parts)
     if surface is None:
-        return with_vertex_normals(mesh)
+        return meshes.with_vertex_normals(mesh)
     # Normals come before the clean-up, which drops faces that collapsed in the projection.
-    return clean_mesh(with_vertex_normals(project_on_points(mesh, surface)))
+    return meshes.clean_mesh(meshes.with_vertex_normals(project_on_points(mesh, surface)))
 
 
 def project_on_points(mesh: TriangleMesh, surface: SurfaceSamples) -> TriangleMesh:
