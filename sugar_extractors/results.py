@@ -23,7 +23,7 @@ from gaussian_splatting.engine.run_directory import Identity
 from sugar_scene.mesh_bound import state_with_background
 from sugar_trainers.capture import SugarSize
 from sugar_utils import files as storage
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError
 from sugar_utils.schemas import FileName, ResultNote, conform, read_checked
 
 _REPLACES = "replaces"
@@ -144,7 +144,7 @@ def _recorded(record: Path) -> Capture:
 
 
 def scene_of(
-    scene_path: Path, checkpoint_path: Path | None, size: SugarSize, notify: Callable[[str], None]
+    scene_path: Path, checkpoint_path: Path | None, size: SugarSize, notify: Notify
 ) -> Scene:
     """Cameras in the world of the results: of a vanilla checkpoint, or of the scene without one."""
     if checkpoint_path is None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -36,7 +35,7 @@ from sugar_pipeline.pipeline_flags import DEMO_FLAGS, full_parser
 from sugar_pipeline.pipeline_run import PipelineResult, run_stages
 from sugar_pipeline.plan import PipelinePlan, full_plan
 from sugar_scene import triangle_mesh as meshes
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError
 from sugar_utils.files import check_writable, read_json, remove_stale_temporaries, write_json_atomic
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.random import derive_seed, generator
@@ -74,7 +73,7 @@ class _Samples(NamedTuple):
 
 def make_demo_scene(
     root: Path | str, *, n_views: int = 40, width: int = 320, height: int = 240, seed: int = 0,
-    notify: Callable[[str], None] = print,
+    notify: Notify = print,
 ) -> bool:  # fmt: skip
     """Render the demo scene, always the same bytes; False where it was there already."""
     root = Path(root)
@@ -152,9 +151,8 @@ def _build(root: Path, parameters: dict[str, int]) -> None:
     samples = _visible_samples(knot, disc, cameras, seed)
     n_points = _write_model(root / "sparse" / "0", cameras, samples, pictures, seed)
 
-    meshes.write_mesh_ply(
-        root / "gt_mesh.ply", meshes.with_vertex_normals(meshes.merge_meshes([knot, disc]))
-    )
+    both = meshes.with_vertex_normals(meshes.merge_meshes([knot, disc]))
+    meshes.write_mesh_ply(root / "gt_mesh.ply", both)
     meshes.write_mesh_ply(root / "gt_object.ply", knot)
     none, grey = np.zeros((0, 3), np.int64), np.full(samples.points.shape, 128, np.uint8)
     points = meshes.TriangleMesh(samples.points, none, grey, samples.normals)

@@ -51,7 +51,7 @@ from sugar_trainers.naming import (
 from sugar_trainers.stage_config import MODES, MULTIVIEW
 from sugar_utils.console import Console
 from sugar_utils.device import upload
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError
 from sugar_utils.files import read_json, remove_stale_temporaries, write_json_atomic
 from sugar_utils.flags import boolean, non_negative_float, positive_int
 from sugar_utils.schemas import FileName, conform
@@ -163,10 +163,8 @@ class MetricsOptions:
     @property
     def refined_name(self) -> str:
         """Name that the files of a refined model share."""
-        coarse = coarse_name(
-            self.iteration_to_load, self.regularization_type, self.estimation_factor
-        )
-        model = coarse.removeprefix("sugarcoarse_")
+        run = coarse_name(self.iteration_to_load, self.regularization_type, self.estimation_factor)
+        model = run.removeprefix("sugarcoarse_")
         mesh = mesh_name(model, self.surface_level, self.n_vertices_in_mesh, self.variant)
         return refined_name(Path(mesh), NORMAL_CONSISTENCY, self.gaussians_per_triangle)
 
@@ -246,9 +244,8 @@ def _models(
     if options.use_uv_texture:
         mesh = read_textured_mesh(folder / f"{name}.obj").to(device)
         background = plain_background(options.white_background, device)
-        models.append(
-            (options.key, lambda c: render_textured(mesh, c, background, supersampling=2))
-        )
+        render = partial(render_textured, mesh, background=background, supersampling=2)
+        models.append((options.key, render))
     else:
         folder = options.output_dir / "refined" / scene_name(scene_path) / name
         path = folder / f"{options.refinement_iterations}.pt"
@@ -301,7 +298,7 @@ def _score(
 Perceptual = Callable[[Tensor, Tensor], float]  # distance of two (H, W, 3) images in [0, 1]
 
 
-def load_perceptual(notify: Callable[[str], None]) -> Perceptual | None:
+def load_perceptual(notify: Notify) -> Perceptual | None:
     """LPIPS with the VGG network, as papers of the field report it; None if it cannot be had.
 
     Its weights are downloaded by torchvision on first use, which needs a network.

@@ -201,10 +201,8 @@ def _run_of(args: argparse.Namespace, stage: str) -> RunOptions:
 
 def _vanilla_options(args: argparse.Namespace, coarse: CoarseOptions) -> VanillaOptions:
     """The vanilla stage holds out what the others hold out, at the size that they train on."""
-    iterations = scaled(args.vanilla_iterations, args.schedule_scale)
-    config = from_args(
-        VanillaConfig, args, iterations=iterations, optimizer=coarse.config.optimizer
-    )
+    n = scaled(args.vanilla_iterations, args.schedule_scale)
+    config = from_args(VanillaConfig, args, iterations=n, optimizer=coarse.config.optimizer)
     if config.robustness.robust is None:
         config = replace(config, robustness=replace(config.robustness, robust=True))
     # Learning rates per step do not grow when a schedule shrinks: after a reset, opacities take

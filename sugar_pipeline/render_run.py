@@ -40,7 +40,7 @@ from sugar_scene.triangle_rasterizer import rasterize_triangles
 from sugar_trainers.capture import SugarSize
 from sugar_trainers.naming import OUTPUT_ROOT, scene_name
 from sugar_utils.console import Console, Progress
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError
 from sugar_utils.files import atomic_path, check_writable
 from sugar_utils.flags import positive_int
 from sugar_utils.settings import flag, made_of
@@ -62,13 +62,11 @@ class ShownModel:
     mesh: TriangleMesh | None = None  # its triangles, to be shown as clay; None of Gaussians
 
 
-def open_model(
-    path: Path, white: bool, device: torch.device, notify: Callable[[str], None]
-) -> ShownModel:
+def open_model(path: Path, white: bool, device: torch.device, notify: Notify) -> ShownModel:
     return model_of(path.name, read_result(path, notify), white, device)
 
 
-def read_result(path: Path, notify: Callable[[str], None]) -> Result:
+def read_result(path: Path, notify: Notify) -> Result:
     """Read Gaussians as ``read_any_gaussians`` does, a mesh ``.ply``, or a textured ``.obj``."""
     if not path.exists():
         raise UserError(f"{path}: no such file or folder; check the path of the result")
@@ -102,9 +100,7 @@ def model_of(name: str, result: Result, white: bool, device: torch.device) -> Sh
         surface = vertices, torch.tensor(result.faces, device=device)
     geometry = partial(mesh_geometry, *surface)
     # No light goes through a surface.
-    return ShownModel(
-        name, picture, geometry, lambda camera: geometry(camera)[0].isfinite().float(), shape
-    )
+    return ShownModel(name, picture, geometry, lambda c: geometry(c)[0].isfinite().float(), shape)
 
 
 def _of_gaussians(name: str, gaussians: Gaussians, white: bool) -> ShownModel:
@@ -116,12 +112,8 @@ def _of_gaussians(name: str, gaussians: Gaussians, white: bool) -> ShownModel:
         depth = torch.where(seen, output.depth / output.alpha.clamp_min(_SEEN), torch.inf)
         return depth, output.normal * seen[..., None]
 
-    return ShownModel(
-        name,
-        lambda camera: render(camera, geometry=False).image,
-        geometry,
-        lambda camera: render(camera, geometry=False).alpha,
-    )
+    plain = partial(render, geometry=False)
+    return ShownModel(name, lambda c: plain(c).image, geometry, lambda c: plain(c).alpha)
 
 
 def _own_colors(mesh: TriangleMesh, device: torch.device, camera: Camera) -> Tensor:
@@ -316,9 +308,7 @@ def turntable(cameras: Sequence[Camera], points: np.ndarray, n: int) -> list[Cam
     angles = 2 * np.pi * np.arange(n) / n
     level = np.stack([np.sin(angles), np.zeros(n), np.cos(angles)], axis=1)
     places = target + (radius * level + [0.0, height, 0.0]) @ axes
-    return [
-        _placed(cameras[0], k, looking(place, target, up), place) for k, place in enumerate(places)
-    ]
+    return [_placed(cameras[0], k, looking(p, target, up), p) for k, p in enumerate(places)]
 
 
 def looked_at(cameras: Sequence[Camera]) -> np.ndarray:

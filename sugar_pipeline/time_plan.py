@@ -167,9 +167,8 @@ class TimePlan:
                 speed = measure(getattr(plan, stage), images)
             if not {"n_vertices_in_mesh", "low_poly", "high_poly"} & self._given.keys():
                 triangles = round(TRIANGLES_PER_PIXEL * speed.width * speed.height)
-                sizes = sizes | {
-                    "n_vertices_in_mesh": min(triangles, plan.refine.config.n_vertices_in_fg)
-                }
+                most = plan.refine.config.n_vertices_in_fg
+                sizes = sizes | {"n_vertices_in_mesh": min(triangles, most)}
         possible, full = self._possible(stage, plan, speed), self._full_length(stage, plan)
         n = min(full, max(LEAST[stage], int(possible)))
         self._console.info(

@@ -30,7 +30,7 @@ from sugar_pipeline.view_page import Layer, SceneContext, ViewPage
 from sugar_trainers.capture import SugarSize
 from sugar_trainers.naming import OUTPUT_ROOT
 from sugar_utils.console import Console
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError
 from sugar_utils.flags import positive_float, positive_int
 from sugar_utils.settings import flag, made_of, without_flags
 
@@ -205,7 +205,7 @@ class FoundResult:
     path: Path
 
 
-def find_results(paths: Sequence[Path], notify: Callable[[str], None]) -> list[FoundResult]:
+def find_results(paths: Sequence[Path], notify: Notify) -> list[FoundResult]:
     """What is to be shown of files and folders; of several in a folder the newest of each stage."""
     found: list[FoundResult] = []
     for path in paths:
@@ -225,7 +225,7 @@ def find_results(paths: Sequence[Path], notify: Callable[[str], None]) -> list[F
     return found
 
 
-def _newest(folder: Path, notify: Callable[[str], None]) -> list[FoundResult]:
+def _newest(folder: Path, notify: Notify) -> list[FoundResult]:
     own = _stage_of(folder)
     if own is not None:
         return [FoundResult(own, folder)]

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+Notify = Callable[[str], None]  # is told, in one line each, what is worth knowing
 
 
 class UserError(Exception):

@@ -171,11 +171,7 @@ class Repeated(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-class HelpFormatter(argparse.HelpFormatter):
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        """Lines of descriptions and examples stay as they are."""
-        return "\n".join(indent + line for line in text.splitlines())
-
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     def _get_help_string(self, action: argparse.Action) -> str | None:
         text, no_effect_when = action.help, getattr(action, "no_effect_when", "")
         unnamed = (None, False, argparse.SUPPRESS)

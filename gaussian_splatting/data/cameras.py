@@ -130,9 +130,8 @@ def pixels_of(points: Tensor, camera: Camera) -> Pixels:
     rows = (y / depth * camera.fy + camera.cy).floor()
     inside = (z > 0) & (columns >= 0) & (columns < camera.width)
     inside &= (rows >= 0) & (rows < camera.height)
-    return Pixels(
-        rows.clamp(0, camera.height - 1).long(), columns.clamp(0, camera.width - 1).long(), inside
-    )
+    rows, columns = rows.clamp(0, camera.height - 1), columns.clamp(0, camera.width - 1)
+    return Pixels(rows.long(), columns.long(), inside)
 
 
 MIN_GROUND_SHARE = 0.15  # of the points must lie in a plane before it is taken for the ground

@@ -13,7 +13,7 @@ import os
 import shutil
 import struct
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from gaussian_splatting.data.observations import (
     reprojection_errors,
 )
 from sugar_utils import files as storage
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.schemas import FAR
 
@@ -65,7 +65,7 @@ def _format_of(folder: Path) -> str | None:
 
 def read_colmap(
     folder: Path, images: pictures.ImageFolder, *, cache_root: Path | None = None,
-    missing_ok: bool = False, repair: bool = False, notify: Callable[[str], None] = print,
+    missing_ok: bool = False, repair: bool = False, notify: Notify = print,
 ) -> CaptureModel:  # fmt: skip
     """Read a COLMAP model and find its photographs.
 
@@ -102,7 +102,7 @@ def read_colmap(
             f"{len(distorted)} images have a lens distortion ({', '.join(models)}): training on "
             f"undistorted copies in {cache}; the originals stay as they are"
         )
-        _undistort_photographs(cameras, jobs, cache)
+        _undistort_views(cameras, jobs, cache)
     points, points_rgb = _points(reconstruction, folder)
     text = f"COLMAP model {folder}: {len(cameras)} images, {len(points)} points"
     observed = _observations(reconstruction)
@@ -256,9 +256,7 @@ def cache_folder(scene_root: Path) -> Path:
         return storage.check_writable(storage.temporary_cache(_CACHE_FOLDER) / key)
 
 
-def _undistort_photographs(
-    cameras: list[Camera], jobs: Sequence[tuple[int, Any]], cache: Path
-) -> None:
+def _undistort_views(cameras: list[Camera], jobs: Sequence[tuple[int, Any]], cache: Path) -> None:
     """Point the cameras of ``jobs`` at undistorted copies, making those that are not there yet."""
 
     def work(job: tuple[int, Any]) -> None:

@@ -35,7 +35,7 @@ from gaussian_splatting.data.observations import (
     far_below,
     hardly_known,
 )
-from sugar_utils.errors import UserError, shortened
+from sugar_utils.errors import Notify, UserError, shortened
 from sugar_utils.files import file_digest, in_parallel
 from sugar_utils.flags import AUTO
 
@@ -364,7 +364,6 @@ def _outliers(iou: dict[str, float]) -> dict[str, str]:
 
 
 _KEPT = 16  # results of checks
-Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -405,9 +404,8 @@ def checked_views(
         masked, _ = _with_agreement(masked, found, points)
     else:
         found = {**hardly_known(observations, options), **unusable}
-        inconsistent, spread = _kept_result(
-            inconsistent_images, _Inputs.of(masked, found, observations)
-        )
+        inputs = _Inputs.of(masked, found, observations)
+        inconsistent, spread = _kept_result(inconsistent_images, inputs)
         found = {**inconsistent, **found}
         masked, contradictions = _with_agreement(masked, found, points, notify)
         found = {**contradictions, **found}

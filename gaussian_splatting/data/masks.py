@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -32,7 +32,7 @@ from torch.nn import functional
 
 from gaussian_splatting.data import images
 from gaussian_splatting.data.cameras import Camera, MaskMode, ViewMask
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError
 from sugar_utils.files import in_parallel
 from sugar_utils.flags import AUTO
 from sugar_utils.settings import flag
@@ -73,7 +73,7 @@ NO_MASKS = MaskOptions(masks=NONE)
 
 
 def with_masks(
-    cameras: Sequence[Camera], root: Path, options: MaskOptions, notify: Callable[[str], None]
+    cameras: Sequence[Camera], root: Path, options: MaskOptions, notify: Notify
 ) -> list[Camera]:
     found = _find(cameras, root, options)
     if found is None:

@@ -8,7 +8,7 @@ then the other bands channel by channel), opacity logit, log scales and quaterni
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ import torch
 from plyfile import PlyData, PlyElement, PlyParseError
 
 from gaussian_splatting.cloud import ANTIALIASED, GaussianCloud
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError
 from sugar_utils.files import atomic_path, require_regular_file
 from sugar_utils.memory import format_bytes
 
@@ -65,7 +65,7 @@ def holds_gaussians(path: Path) -> bool:
     return "f_dc_0" in _read_ply(path)["vertex"].data.dtype.names
 
 
-def read_gaussian_ply(path: Path, notify: Callable[[str], None] = print) -> GaussianCloud:
+def read_gaussian_ply(path: Path, notify: Notify = print) -> GaussianCloud:
     """Read a Gaussian cloud written by any 3DGS program: on the CPU, float32, degree 3.
 
     Properties are found by name. Spherical harmonics below degree 3 are padded with zeros, other
@@ -216,9 +216,7 @@ def write_point_ply(path: Path, points: np.ndarray, colors: np.ndarray) -> None:
     _write_vertices(path, vertices)
 
 
-def read_point_ply(
-    path: Path, notify: Callable[[str], None] = print
-) -> tuple[np.ndarray, np.ndarray]:
+def read_point_ply(path: Path, notify: Notify = print) -> tuple[np.ndarray, np.ndarray]:
     """Points (N, 3) float32 in world units and colours (N, 3) uint8; grey where there are none."""
     vertices = _read_ply(path)["vertex"].data
     names = vertices.dtype.names

@@ -17,7 +17,7 @@ import contextlib
 import math
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,7 +31,7 @@ from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.ply import read_gaussian_ply
 from sugar_utils import schemas
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError
 from sugar_utils.files import read_json, write_json_atomic, write_text_atomic
 
 CHECKPOINT_FOLDER, RUN_FILE = "checkpoints", "run.json"
@@ -71,7 +71,7 @@ class ReferenceCheckpoint:
         """Folder of the photographs it was trained on, inside the scene folder."""
         return self.settings.get("images", "images")
 
-    def read_cloud(self, notify: Callable[[str], None] = print) -> GaussianCloud:
+    def read_cloud(self, notify: Notify = print) -> GaussianCloud:
         return read_gaussian_ply(self.ply_path, notify)
 
 
@@ -114,7 +114,7 @@ def write_camera_list(path: Path, cameras: Sequence[Camera]) -> None:
 
 
 def load_reference_checkpoint(
-    path: Path | str, iteration: int | None = 7000, notify: Callable[[str], None] = print
+    path: Path | str, iteration: int | None = 7000, notify: Notify = print
 ) -> ReferenceCheckpoint:
     """Find out what a 3DGS checkpoint holds; the Gaussians are read later.
 
@@ -228,7 +228,7 @@ class _Settings(msgspec.Struct):
     white_background: bool | None = None
 
 
-def _read_settings(path: Path, notify: Callable[[str], None]) -> dict[str, Any]:
+def _read_settings(path: Path, notify: Notify) -> dict[str, Any]:
     """Literal values of ``cfg_args``. Nothing is executed; the file may come from anywhere."""
     if not path.is_file():
         return {}
@@ -278,7 +278,7 @@ def write_exposures(path: Path, exposures: Mapping[str, Tensor]) -> None:
     write_json_atomic(path, {name: matrix(*e.tolist()) for name, e in exposures.items()})
 
 
-def read_exposures(path: Path, notify: Callable[[str], None]) -> dict[str, Tensor]:
+def read_exposures(path: Path, notify: Notify) -> dict[str, Tensor]:
     """Read what :func:`write_exposures` wrote; empty where there is no such file."""
     if not path.is_file():
         return {}

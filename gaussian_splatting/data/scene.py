@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,7 +20,7 @@ from gaussian_splatting.data.masks import NO_MASKS, MaskOptions
 from gaussian_splatting.data.observations import KEEP_ALL, CaptureModel, Observations, ViewOptions
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint, StoredCamera
 from gaussian_splatting.data.transforms_json import find_transforms, read_transforms
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError
 from sugar_utils.flags import AUTO
 
 TEST_INTERVAL = 8
@@ -28,7 +28,6 @@ POSE_TOLERANCE = 1e-3
 _SYNTHETIC_SCENES = {"chair", "drums", "ficus", "hotdog", "lego", "materials", "mic", "ship"}
 _SYNTHETIC_TEST_CAMERAS = 200
 _SEEN = "trained on by the checkpoint, so figures on them are too good"
-Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)

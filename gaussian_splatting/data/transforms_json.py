@@ -19,7 +19,7 @@ from gaussian_splatting.data.cameras import Camera, nearest_rotation
 from gaussian_splatting.data.images import ImageFolder, image_size, missing_images
 from gaussian_splatting.data.observations import CaptureModel
 from gaussian_splatting.data.ply import read_point_ply
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError
 from sugar_utils.files import read_json
 from sugar_utils.random import generator
 from sugar_utils.schemas import Coordinate, FileName, PixelCount, conform
@@ -68,15 +68,14 @@ def random_points(seed: int) -> tuple[np.ndarray, np.ndarray]:
     (100000, 3) float32 in [-1.3, 1.3] world units, and (100000, 3) uint8
     """
     draw = generator(seed, "init points")
-    cube = torch.rand((N_RANDOM_POINTS, 3), generator=draw, device="cpu") * 2 - 1
-    colors = torch.randint(
-        0, 256, (N_RANDOM_POINTS, 3), generator=draw, dtype=torch.uint8, device="cpu"
-    )
+    shape = (N_RANDOM_POINTS, 3)
+    cube = torch.rand(shape, generator=draw, device="cpu") * 2 - 1
+    colors = torch.randint(256, shape, generator=draw, dtype=torch.uint8, device="cpu")
     return (cube * RANDOM_POINTS_HALF_SIDE).numpy(), colors.numpy()
 
 
 def read_transforms(
-    root: Path, *, seed: int = 0, missing_ok: bool = False, notify: Callable[[str], None] = print
+    root: Path, *, seed: int = 0, missing_ok: bool = False, notify: Notify = print
 ) -> CaptureModel:
     paths = find_transforms(root)
     if not paths:

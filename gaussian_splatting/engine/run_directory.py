@@ -13,7 +13,7 @@ import hashlib
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from gaussian_splatting.data.reference_layout import RUN_FILE
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import CheckpointStore, load_numbered
 from sugar_utils import files as storage
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError
 from sugar_utils.schemas import RunRecord, read_checked
 
 _NAMED = 3
@@ -50,10 +50,8 @@ class Identity:
         """One line for every setting and kind of input that is not as recorded."""
         known = (recorded.get(name) for name in ("settings", "inputs"))
         settings, inputs = (value if isinstance(value, Mapping) else {} for value in known)
-        return [
-            *settings_differences(settings, self.settings),
-            *input_differences(inputs, self.inputs),
-        ]
+        others = input_differences(inputs, self.inputs)
+        return settings_differences(settings, self.settings) + others
 
 
 def settings_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
@@ -175,9 +173,7 @@ class RunDirectory:
     def _own(self) -> Path:
         return self.path / _STAGING if self.replaces else self.path
 
-    def plan(
-        self, resume: str, overwrite: bool, final: int, notify: Callable[[str], None]
-    ) -> ResumePlan:
+    def plan(self, resume: str, overwrite: bool, final: int, notify: Notify) -> ResumePlan:
         """Decide what to do; what a run made stays as it is.
 
         Args:
@@ -267,7 +263,7 @@ class RunDirectory:
         timings = (self._recorded() or {}).get("timings")
         return timings if isinstance(timings, dict) else {}
 
-    def _explicit(self, source: Path, final: int, notify: Callable[[str], None]) -> ResumePlan:
+    def _explicit(self, source: Path, final: int, notify: Notify) -> ResumePlan:
         if source.is_dir():
             # The folder of a vanilla run holds its checkpoints one floor down.
             nested = source / self.path.name
@@ -296,7 +292,7 @@ class RunDirectory:
             )
         return ResumePlan(payload=payload, source=source)
 
-    def _latest(self, final: int, notify: Callable[[str], None]) -> ResumePlan:
+    def _latest(self, final: int, notify: Notify) -> ResumePlan:
         found = CheckpointStore(self.path).latest_valid(notify)
         if found is None:
             return ResumePlan()

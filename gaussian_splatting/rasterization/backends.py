@@ -13,13 +13,8 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.rasterization import projection_kernels as kernels
 from gaussian_splatting.rasterization.projection import Projection, project
-from gaussian_splatting.rasterization.projection_kernels import (
-    ALPHA_MAX,
-    LOW_PASS,
-    SPLAT_HEADER,
-    TILE,
-)
 from gaussian_splatting.rasterization.rasterizers import (
     WARP,
     BlendedRows,
@@ -53,7 +48,7 @@ class GraphRasterizer(Rasterizer):
         leaf = splats.detach().requires_grad_()
         with torch.enable_grad():
             if splats.shape[0]:
-                top = rows.start // TILE * TILE
+                top = rows.start // kernels.TILE * kernels.TILE
                 images = self.render(leaf, tiles, background, Rows(top, rows.stop))
                 pixels, transmittance = (image[rows.start - top :] for image in images)
             else:
@@ -74,7 +69,7 @@ class GraphRasterizer(Rasterizer):
         gradients.means2d.add_(d_splats[:, :2])
         # Columns before the conic have a sum of their own, those up to the channels no gradient.
         gradients.splats[:, 2:6].add_(d_splats[:, 2:6])
-        gradients.splats[:, SPLAT_HEADER:].add_(d_splats[:, SPLAT_HEADER:])
+        gradients.splats[:, kernels.SPLAT_HEADER :].add_(d_splats[:, kernels.SPLAT_HEADER :])
 
 
 MIN_VERSION = (1, 5)
@@ -103,17 +98,17 @@ class GsplatRasterizer(GraphRasterizer):
     ) -> tuple[Tensor, Tensor]:
         """See :class:`GraphRasterizer`; a strip is an image of its own, its splats moved up."""
         n_rows = rows.stop - rows.start
-        top, down = rows.start // TILE, -(-n_rows // TILE)
+        top, down = rows.start // kernels.TILE, -(-n_rows // kernels.TILE)
         first, last = tiles.starts[top], tiles.starts[top + down]
         offsets = tiles.offsets[top * tiles.across : (top + down) * tiles.across] - first
         # Scalars, because a small tensor would wait for its copy to the device.
         means2d = torch.stack([splats[:, 0] + 0.5, splats[:, 1] + (0.5 - rows.start)], dim=-1)
         opacities = splats[:, 5]
         # Straight through: the cap changes the value, not the gradient.
-        opacities = opacities + (opacities.clamp_max(ALPHA_MAX) - opacities).detach()
+        opacities = opacities + (opacities.clamp_max(kernels.ALPHA_MAX) - opacities).detach()
         pixels, alpha = self._package.rasterize_to_pixels(
-            means2d[None], splats[None, :, 2:5], splats[None, :, SPLAT_HEADER:], opacities[None],
-            tiles.width, n_rows, TILE, offsets.view(1, down, tiles.across),
+            means2d[None], splats[None, :, 2:5], splats[None, :, kernels.SPLAT_HEADER:],
+            opacities[None], tiles.width, n_rows, kernels.TILE, offsets.view(1, down, tiles.across),
             tiles.ids[first:last].contiguous(), backgrounds=background[None],
         )  # fmt: skip
         return pixels[0], 1.0 - alpha[0, ..., 0]
@@ -179,7 +174,7 @@ class InriaRasterizer(GraphRasterizer):
         width, n_rows = tiles.width, rows.stop - rows.start
         centres, covariances = flat_gaussians(splats, tiles, rows)
         ones = torch.ones_like(splats[:, :1])
-        values = torch.cat([splats[:, SPLAT_HEADER:], ones], dim=1)
+        values = torch.cat([splats[:, kernels.SPLAT_HEADER :], ones], dim=1)
         behind = torch.cat([background, background.new_zeros(1)])
         missing = -values.shape[1] % PASS_CHANNELS
         values = torch.nn.functional.pad(values, (0, missing))
@@ -222,8 +217,8 @@ def flat_gaussians(splats: Tensor, listed: SplatList, rows: Rows) -> tuple[Tenso
     zero = torch.zeros_like(depth)
     covariances = torch.stack(
         [
-            (yy / determinant - LOW_PASS) * unit, -xy / determinant * unit, zero,
-            (xx / determinant - LOW_PASS) * unit, zero, zero,
+            (yy / determinant - kernels.LOW_PASS) * unit, -xy / determinant * unit, zero,
+            (xx / determinant - kernels.LOW_PASS) * unit, zero, zero,
         ],
         dim=-1,
     )  # fmt: skip

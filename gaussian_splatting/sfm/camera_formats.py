@@ -161,9 +161,8 @@ def _metashape_lens(sensor: ET.Element, place: str) -> Any:
     found = sensor.find("calibration[@class='adjusted']")
     found = _child(sensor, "calibration", place) if found is None else found
     kind = found.get("type") or sensor.get("type") or "frame"
-    resolution = _child(
-        found if found.find("resolution") is not None else sensor, "resolution", place
-    )
+    holder = sensor if found.find("resolution") is None else found
+    resolution = _child(holder, "resolution", place)
     size = [_number(resolution.get(side), f"{place}, {side}") for side in ("width", "height")]
     f = _number(_child(found, "f", place).text, f"{place}, f")
     cx, cy, b1, b2, p1, p2, p3, p4, *k = (

@@ -37,13 +37,15 @@ from sugar_utils.html import Page, write_page
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.schemas import Coordinate, Count, read_checked
 
+Photographs = Sequence[Photograph]
+
 
 @dataclass(frozen=True)
 class Attempt:
     """One way to find the cameras; its files and notes bear a prefix of its own."""
 
     work: Work
-    photographs: Sequence[Photograph]
+    photographs: Photographs
     # Of each; only where they count features are looked for. None: everywhere.
     masks: Sequence[ViewMask | None] | None
     content: str
@@ -332,9 +334,7 @@ def _flatten(work: Work, models: Models, by_name: dict[str, Original], key: str)
         note(work.source, flattened=key)
 
 
-def _known_cameras(
-    work: Work, photographs: Sequence[Photograph]
-) -> tuple[KnownCameras | None, list[str]]:
+def _known_cameras(work: Work, photographs: Photographs) -> tuple[KnownCameras | None, list[str]]:
     """Cameras of another program, and the digests of their files."""
     source, asked = work.source, work.options.sfm.cameras
     if work.options.skip_matching or (source.video and asked is None):
@@ -348,11 +348,11 @@ def _known_cameras(
     return known, [storage.file_digest(path) for path in files.files]
 
 
-def _contents(photographs: Sequence[Photograph]) -> list[list[str]]:
+def _contents(photographs: Photographs) -> list[list[str]]:
     return [[p.name, storage.file_digest(p.path)] for p in photographs]
 
 
-def _turntable(work: Work, photographs: Sequence[Photograph]) -> int:
+def _turntable(work: Work, photographs: Photographs) -> int:
     """Rounds of a turntable, which get masks; 0 if the camera moved, or there are masks."""
     source, asked, folder = work.source, work.options.masks.masks, MASK_FOLDERS[0]
     files = digest(_contents(photographs))
@@ -376,16 +376,11 @@ def _turntable(work: Work, photographs: Sequence[Photograph]) -> int:
     return n_rounds
 
 
-def _masks_of(
-    work: Work, photographs: Sequence[Photograph]
-) -> tuple[list[ViewMask | None], Path | None]:
+def _masks_of(work: Work, photographs: Photographs) -> tuple[list[ViewMask | None], Path | None]:
     asked, moving = scene.original_masks(work.source, work.options.masks.masks)
     # Cameras without a place, to look masks up.
-    unknown = {"fx": 1.0, "fy": 1.0, "cx": 0.0, "cy": 0.0}
-    pose = {"rotation": np.eye(3), "translation": np.zeros(3)}
-    cameras = [
-        Camera(p.name, p.width, p.height, **unknown, **pose, image_path=p.path) for p in photographs
-    ]
+    nowhere = 1.0, 1.0, 0.0, 0.0, np.eye(3), np.zeros(3)
+    cameras = [Camera(p.name, p.width, p.height, *nowhere, p.path) for p in photographs]
     wanted = replace(work.options.masks, masks=asked)
     found = with_masks(cameras, work.source.root, wanted, work.console.info)
     masks = [camera.mask for camera in found]
@@ -393,7 +388,7 @@ def _masks_of(
 
 
 def _views_of_panoramas(
-    work: Work, photographs: Sequence[Photograph], masks: Sequence[ViewMask | None]
+    work: Work, photographs: Photographs, masks: Sequence[ViewMask | None]
 ) -> tuple[list[Photograph], list[ViewMask | None]]:
     angle = work.options.sfm.photographer
     if angle is not None and work.options.masks.mask_mode != "ignore":
@@ -410,7 +405,7 @@ def _views_of_panoramas(
         return panoramas.write_views(photographs, masks, folder, angle, advance)
 
 
-def _models_of_others(work: Work, photographs: Sequence[Photograph]) -> Models:
+def _models_of_others(work: Work, photographs: Photographs) -> Models:
     place = work.models / "0"
     models = mapping.read_models(work.models) if work.models.is_dir() else Models(None, [])
     model = models.largest
@@ -436,7 +431,7 @@ def _models_of_others(work: Work, photographs: Sequence[Photograph]) -> Models:
 
 
 def _evidence(
-    work: Work, photographs: Sequence[Photograph], models: Models, attempt: Attempt | None
+    work: Work, photographs: Photographs, models: Models, attempt: Attempt | None
 ) -> report.Evidence:
     names, model = [photograph.name for photograph in photographs], models.largest
     sharp, n_features, matches, contradicting = [], [0] * len(names), {}, {}
@@ -445,7 +440,8 @@ def _evidence(
             sharp.append(sharpness(pictures.read_grey(photograph.path, _SHARPNESS_SIDE)))
             advance(done)
     # Unless masked features were asked for, whole photographs were tried as well.
-    masked = attempt is not None and attempt.masks and work.options.sfm.masked_features is True
+    masked = attempt is not None and attempt.masks is not None
+    masked = masked and work.options.sfm.masked_features is True
     if attempt is not None:
         path = attempt.database
         with matching.database_errors(path):
@@ -454,9 +450,7 @@ def _evidence(
             matches = matching.verified_matches(path)
             if model is not None:
                 contradicting = matching.contradicting_pairs(model, path, names, matches)
-    found = report.Evidence(
-        names, sharp, n_features, matches, models.registered, masked=bool(masked)
-    )
+    found = report.Evidence(names, sharp, n_features, matches, models.registered, masked=masked)
     if model is None:
         return found
     shared, spread = report.model_facts(model)

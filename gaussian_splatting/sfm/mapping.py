@@ -77,9 +77,7 @@ def read_models(folder: Path) -> Models:
 
 
 def _models(found: Sequence[Any]) -> Models:
-    registered = [
-        sorted(model.images[number].name for number in model.reg_image_ids()) for model in found
-    ]
+    registered = [sorted(model.images[n].name for n in model.reg_image_ids()) for model in found]
     return Models(found[0] if found else None, registered)
 
 

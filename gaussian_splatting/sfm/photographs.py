@@ -19,7 +19,7 @@ from PIL import Image
 
 from gaussian_splatting.data.consistency import sharpness
 from gaussian_splatting.data.images import IMAGE_SUFFIXES, colors_of, has_alpha, open_image
-from sugar_utils.errors import UserError, shortened
+from sugar_utils.errors import Notify, UserError, shortened
 from sugar_utils.files import atomic_path, file_digest, require_regular_file, write_json_atomic
 from sugar_utils.schemas import Count, read_checked
 
@@ -165,7 +165,7 @@ def camera_groups(photographs: Sequence[Photograph]) -> list[list[int]]:
     return list(groups.values())
 
 
-def told_photographs(photographs: Sequence[Photograph], notify: Callable[[str], None]) -> None:
+def told_photographs(photographs: Sequence[Photograph], notify: Notify) -> None:
     n = len(photographs)
     turned = [p.name for p in photographs if p.turned]
     if turned:

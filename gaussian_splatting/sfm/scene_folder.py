@@ -111,9 +111,8 @@ def _recorded(root: Path, began: str) -> Source:
 
 
 def _taken(source: Source) -> list[Path]:
-    return (
-        [source.video] if source.video else pictures.picture_files(source.folder, source.recursive)
-    )
+    video = source.video
+    return [video] if video else pictures.picture_files(source.folder, source.recursive)
 
 
 def source_digest(source: Source, masks: Path | None = None, cameras: str | None = None) -> str:
@@ -160,11 +159,8 @@ def find_source(path: Path) -> Source:
         raise UserError(f"{root}: {len(videos)} videos ({names}); name one of them with -s")
     if videos:
         return Source(root, root / INPUT, videos[0])
-    raw = [
-        path
-        for name in _places(root)
-        for path in pictures.files_named(root / name, pictures.RAW_SUFFIXES)
-    ]
+    found = (pictures.files_named(root / name, pictures.RAW_SUFFIXES) for name in _places(root))
+    raw = [path for files in found for path in files]
     if raw:
         raise UserError(
             f"{root}: {len(raw)} raw photographs ({raw[0].name}, ...) and no others; develop them "

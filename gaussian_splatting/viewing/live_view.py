@@ -21,7 +21,7 @@ from gaussian_splatting.engine.reporting.view_findings import LIVE_PICTURES
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.viewing import page_server as pages
 from sugar_utils.console import Console
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError
 from sugar_utils.memory import release_cached
 from sugar_utils.process_group import ProcessGroup
 
@@ -43,7 +43,7 @@ class LiveView(contextlib.AbstractContextManager):
     """
 
     def __init__(
-        self, page: TrainingPage | None, warn: Callable[[str], None], may_pause: bool = True,
+        self, page: TrainingPage | None, warn: Notify, may_pause: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._page, self._warn, self._may_pause, self._clock = page, warn, may_pause, clock

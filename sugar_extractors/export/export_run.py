@@ -41,7 +41,7 @@ from sugar_scene.triangle_mesh import open_edge_share
 from sugar_trainers.capture import SugarSize, model_file
 from sugar_trainers.naming import OUTPUT_ROOT
 from sugar_utils.console import Console
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError
 from sugar_utils.files import atomic_path, check_writable, write_json_atomic
 from sugar_utils.flags import positive_int
 from sugar_utils.libraries import load_package
@@ -152,13 +152,13 @@ def export_parser(description: str | None) -> argparse.ArgumentParser:
     return parser_of(description, ExportOptions, **changes)
 
 
-def read_any_gaussians(path: Path, notify: Callable[[str], None]) -> GaussianCloud:
+def read_any_gaussians(path: Path, notify: Notify) -> GaussianCloud:
     """Read a cloud of Gaussians in a capture's axes: :func:`read_as_written`, turned if need be."""
     cloud = read_as_written(path, notify)
     return moved_cloud(cloud, GLB_AXES) if path.suffix.lower() in _Y_UP else cloud
 
 
-def read_as_written(path: Path, notify: Callable[[str], None]) -> GaussianCloud:
+def read_as_written(path: Path, notify: Notify) -> GaussianCloud:
     """Read a cloud of Gaussians in the axes of the file; those bound to a mesh become free ones.
 
     Args:
@@ -248,12 +248,10 @@ def _beside(target: Path, ending: str) -> Path:
     return target.with_name(f"{target.name}.{ending}")
 
 
-TemporaryPaths = Mapping[Path, Path]  # for each file the path to write to
+Paths = Mapping[Path, Path]  # for each file the path to write to
 
 
-def _export_gaussians(
-    options: ExportOptions, temporary: TemporaryPaths, console: Console
-) -> np.ndarray:
+def _export_gaussians(options: ExportOptions, temporary: Paths, console: Console) -> np.ndarray:
     if options.repose is not None:
         bound = read_bound_gaussians(options.result)
         cloud = reposed(bound, read_edited(options.repose, bound)).freed()
@@ -276,7 +274,7 @@ def _export_gaussians(
     return matrix
 
 
-def _export_mesh(options: ExportOptions, temporary: TemporaryPaths, console: Console) -> np.ndarray:
+def _export_mesh(options: ExportOptions, temporary: Paths, console: Console) -> np.ndarray:
     to, upright = options.to, options.placement.orient == "up"
     if options.result.suffix.lower() != ".obj":
         raise UserError(f"{options.result}: --to {to} needs the textured .obj of a refined model")

@@ -31,15 +31,8 @@ from sugar_extractors.mesh.poisson_process import MESH, POINTS
 from sugar_extractors.mesh.seams import joined_at_box
 from sugar_scene import triangle_mesh as meshes
 from sugar_scene.triangle_mesh import TriangleMesh
+from sugar_utils import flags
 from sugar_utils.errors import UserError
-from sugar_utils.flags import (
-    AUTO,
-    Automatic,
-    non_negative_float,
-    non_negative_int,
-    positive_or_auto,
-    share,
-)
 from sugar_utils.libraries import load_pycolmap, run_alone
 from sugar_utils.neighbors import nearest_neighbors_of
 from sugar_utils.settings import flag
@@ -62,30 +55,30 @@ class PoissonConfig:
     gets it.
     """
 
-    poisson_depth: Automatic = _flag(
+    poisson_depth: flags.Automatic = _flag(
         10, "octree depth; 6 to 8 where the mesh is bumpy or full of holes; auto: cells as small "
         "as a pixel on the surface, but not emptier than a point each, at most 10; unset: 10, "
-        "auto with --preset fast", parse=positive_or_auto, metavar="{N,auto}",
-        modes={"fast": AUTO},
+        "auto with --preset fast", parse=flags.positive_or_auto, metavar="{N,auto}",
+        modes={"fast": flags.AUTO},
     )  # fmt: skip
     poisson_threads: int = _flag(
         1, "threads of the Poisson solver, 0 for all cores; with more than 1 no two runs give the "
-        "same bits", parse=non_negative_int,
+        "same bits", parse=flags.non_negative_int,
     )  # fmt: skip
     vertices_density_quantile: float | None = _flag(
         None, "share of badly supported Poisson vertices to cut away; 0 avoids holes; unset: 0.1, "
-        "or 0 where masks say what the object is and cut off the rest", parse=share,
+        "or 0 where masks say what the object is and cut off the rest", parse=flags.share,
     )  # fmt: skip
     max_gap: float = _flag(
         4.0, "cut away Poisson vertices farther than this many octree cells from every surface "
-        "point; 0 keeps them", parse=non_negative_float,
+        "point; 0 keeps them", parse=flags.non_negative_float,
         no_effect_when="with --mesh_extractor tsdf; with "
         "--vertices_density_quantile 0, which asks for a closed surface",
     )  # fmt: skip
 
     def with_depth(self, points: np.ndarray, cameras: Sequence[Camera]) -> PoissonConfig:
         """The same with a number where the depth was left to the program."""
-        if self.poisson_depth != AUTO:
+        if self.poisson_depth != flags.AUTO:
             return self
         return replace(self, poisson_depth=automatic_depth(points, pixel_size(points, cameras)))
 
@@ -105,14 +98,14 @@ class PoissonMesh(NamedTuple):
 
 
 @contextlib.contextmanager
-def _enough_memory(step: str, flags: str) -> Iterator[None]:
+def _enough_memory(step: str, named: str) -> Iterator[None]:
     """Lack of memory in a step in one line that names the flags which ask for less."""
     try:
         yield
     # Native code throws bad_alloc, which arrives as this, too.
     except MemoryError as error:
         raise UserError(
-            f"out of memory in mesh extraction ({step}); lower {flags}, close other programs, or "
+            f"out of memory in mesh extraction ({step}); lower {named}, close other programs, or "
             "use a machine with more memory"
         ) from error
 

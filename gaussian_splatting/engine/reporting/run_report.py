@@ -8,14 +8,14 @@ import functools
 import logging
 import struct
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from gaussian_splatting.engine.reporting.view_findings import FITTED, POSED, WORST_FILE
 from gaussian_splatting.engine.run_directory import RUN_FILE
 from sugar_utils import html
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError
 from sugar_utils.memory import format_bytes
 from sugar_utils.schemas import RunRecord, read_checked
 
@@ -26,7 +26,7 @@ _TOTAL = "Loss/loss"
 Curves = Mapping[str, list[html.Point]]
 
 
-def write_run_report(run_directory: Path, notify: Callable[[str], None]) -> Path | None:
+def write_run_report(run_directory: Path, notify: Notify) -> Path | None:
     def build() -> html.Page:
         folder = run_directory.resolve()
         page = html.Page(f"Training run {folder.parent.name} / {folder.name}", str(folder))
