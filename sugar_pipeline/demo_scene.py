@@ -35,7 +35,7 @@ from sugar_pipeline.pipeline_flags import DEMO_FLAGS, full_parser
 from sugar_pipeline.pipeline_run import PipelineResult, run_stages
 from sugar_pipeline.plan import PipelinePlan, full_plan
 from sugar_scene import triangle_mesh as meshes
-from sugar_utils.errors import Notify, UserError
+from sugar_utils.errors import Notify, UserError, explained
 from sugar_utils.files import check_writable, read_json, remove_stale_temporaries, write_json_atomic
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.random import derive_seed, generator
@@ -92,14 +92,10 @@ def make_demo_scene(
         return False
     notify(f"making the demo scene in {root}: {n_views} views of {width} x {height} pixels")
     _clear(root)
-    try:
+    advice = "free some space or choose another folder"
+    with explained(f"cannot write the demo scene in {root}:", advice):
         _build(root, parameters)
         files = {name: (root / name).stat().st_size for name in names}
-    except OSError as error:
-        raise UserError(
-            f"cannot write the demo scene in {root}: {error.strerror or error}; "
-            "free some space or choose another folder"
-        ) from error
     write_json_atomic(root / _MARKER, {"parameters": parameters, "files": files})
     return True
 
@@ -130,10 +126,8 @@ def _clear(root: Path) -> None:
     # Readers cache the points as a PLY file. The pictures, by which it is known as ours, go last.
     old = [root / name for name in (_MARKER, *_GT_FILES)]
     for path in [*old, *model, sparse / "points3D.ply", *ours]:
-        try:
+        with explained(f"cannot remove {path}:", f"remove {root}"):
             path.unlink(missing_ok=True)
-        except OSError as error:
-            raise UserError(f"cannot remove {path}: {error.strerror}; remove {root}") from error
     remove_stale_temporaries(root)
     for folder in (images, sparse):
         check_writable(folder)

@@ -51,7 +51,7 @@ from sugar_trainers.naming import (
 from sugar_trainers.stage_config import MODES, MULTIVIEW
 from sugar_utils.console import Console
 from sugar_utils.device import upload
-from sugar_utils.errors import Notify, UserError
+from sugar_utils.errors import Notify, UserError, explained
 from sugar_utils.files import read_json, remove_stale_temporaries, write_json_atomic
 from sugar_utils.flags import boolean, non_negative_float, positive_int
 from sugar_utils.schemas import FileName, conform
@@ -335,10 +335,8 @@ def read_scene_config(text: str) -> dict[Path, Path]:
     if not text:
         raise UserError(f"--scene_config is empty; {_ADVICE}")
     if text.lstrip().startswith("{"):
-        try:
+        with explained("--scene_config is not JSON", _ADVICE, ValueError, RecursionError):
             config = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"--scene_config is not JSON ({error}); {_ADVICE}") from error
         text = "the given JSON"
     else:
         config = read_json(Path(text))

@@ -22,7 +22,7 @@ import numpy as np
 from PIL import Image
 
 from gaussian_splatting.data import images as pictures
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, nearest_rotation
 from gaussian_splatting.data.observations import (
     MAX_POINTS,
     CaptureModel,
@@ -32,7 +32,7 @@ from gaussian_splatting.data.observations import (
     reprojection_errors,
 )
 from sugar_utils import files as storage
-from sugar_utils.errors import Notify, UserError
+from sugar_utils.errors import Notify, UserError, explained
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.schemas import FAR
 
@@ -123,7 +123,9 @@ def read_reconstruction(folder: Path) -> Any:
             check_binary(folder / f"{part}.bin", part)
     reconstruction = pycolmap.Reconstruction()
     read = reconstruction.read_binary if kind == "bin" else reconstruction.read_text
-    try:
+    # pycolmap raises whatever the C++ library does.
+    what = f"{folder}: the COLMAP model (.{kind}) is damaged or incomplete"
+    with explained(what, "export it again", Exception):
         if (folder / f"points3D.{kind}").is_file():
             read(str(folder))
         else:
@@ -134,43 +136,27 @@ def read_reconstruction(folder: Path) -> Any:
                 empty = struct.pack("<Q", 0) if kind == "bin" else b""
                 (Path(copy) / f"points3D.{kind}").write_bytes(empty)
                 read(copy)
-    except Exception as error:  # pycolmap raises whatever the C++ library does
-        detail = " ".join(str(error).split())
-        raise UserError(
-            f"{folder}: the COLMAP model (.{kind}) is damaged or incomplete ({detail}); "
-            "export it again"
-        ) from error
     _poses(reconstruction, folder)
     return reconstruction
 
 
 def _poses(reconstruction: Any, folder: Path) -> list[tuple[str, Any, np.ndarray, np.ndarray]]:
     """Name, lens, rotation and translation of every registered image, by name."""
-    try:
+    # Frames may name images that are not there.
+    what = f"{folder}: frames and images of the COLMAP model do not belong together"
+    with explained(what, "export it again", Exception):
         image_ids = reconstruction.reg_image_ids()
-    except Exception as error:  # frames may name images that are not there
-        detail = " ".join(str(error).split())
-        raise UserError(
-            f"{folder}: frames and images of the COLMAP model do not belong together ({detail}); "
-            "export it again"
-        ) from error
     poses = []
     for image_id in image_ids:
-        try:
+        # A bad number or a name that is no text.
+        what = f"{folder}: image {image_id} of the COLMAP model cannot be used"
+        with explained(what, "export the model again", Exception):
             image = reconstruction.images[image_id]
             name, lens = image.name, reconstruction.cameras[image.camera_id]
             matrix = np.array(image.cam_from_world().matrix(), dtype=np.float64)
-        except Exception as error:  # a bad number or a name that is no text
-            raise UserError(
-                f"{folder}: image {image_id} of the COLMAP model cannot be used ({error}); "
-                "export the model again"
-            ) from error
         rotation, translation = matrix[:, :3], matrix[:, 3]
         # A quaternion of zeros passes through pycolmap as a matrix that is no rotation.
-        if (
-            not np.allclose(rotation @ rotation.T, np.eye(3), atol=1e-3)
-            or not np.abs(translation).max() <= FAR
-        ):
+        if nearest_rotation(rotation) is None or not np.abs(translation).max() <= FAR:
             raise UserError(f"{folder}: image {name} has no valid pose; export the model again")
         _check_lens(lens, name, folder)
         poses.append((name, lens, rotation, translation))
@@ -194,13 +180,9 @@ def _check_lens(lens: Any, name: str, folder: Path) -> None:
 
 def _undistorted(lens: Any, folder: Path) -> Any:
     pycolmap = load_pycolmap()
-    try:
+    what = f"{folder}: camera {lens.camera_id} ({lens.model_name}) cannot be undistorted"
+    with explained(what, "convert the images to a perspective camera model first", Exception):
         return pycolmap.undistort_camera(pycolmap.UndistortCameraOptions(), lens)
-    except Exception as error:
-        raise UserError(
-            f"{folder}: camera {lens.camera_id} ({lens.model_name}) cannot be undistorted; "
-            "convert the images to a perspective camera model first"
-        ) from error
 
 
 def _points(reconstruction: Any, folder: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -294,11 +276,7 @@ def write_poses(model: Path, target: Path, cameras: Sequence[Camera]) -> Path:
 
     Of cameras that are mounted together the first one of each mount decides.
     """
-    pycolmap = load_pycolmap()
-    try:
-        reconstruction = pycolmap.Reconstruction(str(model))
-    except Exception as error:  # pycolmap raises what its C++ threw
-        raise UserError(f"{model}: cannot be read again ({error}); export it again") from error
+    pycolmap, reconstruction = load_pycolmap(), read_reconstruction(model)
     by_name = {camera.name: camera for camera in cameras}
     for image in reconstruction.images.values():
         camera = by_name.get(image.name)
@@ -306,13 +284,11 @@ def write_poses(model: Path, target: Path, cameras: Sequence[Camera]) -> Path:
             pose = pycolmap.Rigid3d(pycolmap.Rotation3d(camera.rotation), camera.translation)
             image.frame.set_cam_from_world(image.camera_id, pose)
     storage.check_writable(target)
-    try:
-        with storage.replaced_folder(target / "0") as fresh:
-            write_model(reconstruction, fresh)
-    except OSError as error:
-        raise UserError(
-            f"{target}: cannot be written ({error}); free space or fix the permissions"
-        ) from error
+    with (
+        explained(f"{target}: cannot be written", "free space or fix the permissions"),
+        storage.replaced_folder(target / "0") as fresh,
+    ):
+        write_model(reconstruction, fresh)
     return target / "0"
 
 

@@ -32,7 +32,7 @@ from torch.nn import functional
 
 from gaussian_splatting.data import images
 from gaussian_splatting.data.cameras import Camera, MaskMode, ViewMask
-from sugar_utils.errors import Notify, UserError
+from sugar_utils.errors import Notify, UserError, shortened
 from sugar_utils.files import in_parallel
 from sugar_utils.flags import AUTO
 from sugar_utils.settings import flag
@@ -44,7 +44,6 @@ MAX_BLACK_SHARE = 0.25  # if more masks are all black, they are no masks
 _ENDINGS = ("_mask", "-mask", ".mask")
 """What names of masks may have behind the photograph's name, with its extension or without."""
 
-_NAMED = 3
 _KEPT_OVERVIEWS = 4096
 _MEANING = {
     "object": "outside of them there is nothing (--mask_mode object)",
@@ -97,11 +96,8 @@ def with_masks(
     n, of = len(masked) - len(missing), len(masked)
     notify(f"masks of {n} of {of} photographs: {place}; {_MEANING[options.mask_mode]}")
     if missing:
-        more = ", ..." if len(missing) > _NAMED else ""
-        notify(
-            f"note: {len(missing)} of {of} photographs have no mask and count whole "
-            f"({', '.join(missing[:_NAMED])}{more})"
-        )
+        told = f"{len(missing)} of {of} photographs have no mask and count whole"
+        notify(f"note: {told} ({shortened(missing)})")
     return masked
 
 

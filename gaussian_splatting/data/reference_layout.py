@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, nearest_rotation
 from gaussian_splatting.data.ply import read_gaussian_ply
 from sugar_utils import schemas
 from sugar_utils.errors import Notify, UserError
@@ -122,10 +122,10 @@ def load_reference_checkpoint(
         iteration: Which iteration to take; None takes the last. Unused for a PLY.
     """
     path = Path(path)
+    if (path / _CLOUD_NAME).is_file():
+        path = path / _CLOUD_NAME
     if path.is_file() or path.suffix.lower() == ".ply":
         root, ply_path, found = _locate_ply(path)
-    elif (path / _CLOUD_NAME).is_file():
-        root, ply_path, found = _locate_ply(path / _CLOUD_NAME)
     else:
         root, found = path, _choose_iteration(path, iteration)
         ply_path = point_cloud_path(path, found)
@@ -210,8 +210,7 @@ def _stored_camera(path: Path, number: int, value: Any) -> StoredCamera:
     name = schemas.conform(str(entry.img_name), schemas.FileName, place)
     rotation = np.array(entry.rotation).T.copy()
     width, height = int(entry.width), int(entry.height)
-    rigid = np.allclose(rotation @ rotation.T, np.eye(3), atol=1e-3)
-    if not (rigid and rotation[0] @ np.cross(rotation[1], rotation[2]) > 0):
+    if nearest_rotation(rotation) is None:
         raise UserError(f"{place} ({name}): rotation is no rotation; {schemas.WRITE_AGAIN}")
     has_principal_point = entry.cx is not None and entry.cy is not None
     middle = (entry.cx, entry.cy) if has_principal_point else (width / 2, height / 2)

@@ -25,10 +25,9 @@ from gaussian_splatting.data.reference_layout import RUN_FILE
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import CheckpointStore, load_numbered
 from sugar_utils import files as storage
-from sugar_utils.errors import Notify, UserError
+from sugar_utils.errors import Notify, UserError, explained, shortened
 from sugar_utils.schemas import RunRecord, read_checked
 
-_NAMED = 3
 _DIGITS = 8
 """Decimals that count in a camera: enough for any pose, and no other processor's rounding."""
 
@@ -82,10 +81,7 @@ def input_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> l
             "added": [name for name in new if name not in old],
             "gone": [name for name in old if name not in new],
         }
-        parts = []
-        for what, names in found.items():
-            more = f" and {len(names) - _NAMED} others" if len(names) > _NAMED else ""
-            parts += [f"{', '.join(names[:_NAMED])}{more} {what}"] * bool(names)
+        parts = [f"{shortened(names)} {what}" for what, names in found.items() if names]
         lines.append(f"{kind}: {', '.join(parts)}")
     return lines
 
@@ -247,13 +243,8 @@ class RunDirectory:
             # What a file says must not lead out of the folder.
             if path.parent not in (self.path, self.path / _EVENTS) or not path.is_file():
                 continue
-            try:
+            with explained(f"cannot remove {path}:", "close the program that has it open"):
                 path.unlink(missing_ok=True)
-            except OSError as error:
-                raise UserError(
-                    f"cannot remove {path}: {error.strerror or error}; close the program that has "
-                    "it open"
-                ) from error
         for folder in self._products:
             shutil.rmtree(folder, ignore_errors=True)
         storage.write_json_atomic(self.path / RUN_FILE, recorded)

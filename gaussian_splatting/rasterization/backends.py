@@ -25,7 +25,7 @@ from gaussian_splatting.rasterization.rasterizers import (
     build_tile_lists,
 )
 from gaussian_splatting.rasterization.render import rasterize
-from sugar_utils.errors import UserError
+from sugar_utils.errors import UserError, explained
 from sugar_utils.random import generator
 
 
@@ -125,11 +125,8 @@ def load_gsplat() -> GsplatRasterizer:
 
 
 def _imported(name: str, advice: str) -> Any:
-    try:
+    with explained(f"{name} cannot be imported", advice, ImportError):
         return importlib.import_module(name)
-    except ImportError as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{name} cannot be imported ({reason}); {advice}") from error
 
 
 PASS_CHANNELS = 3

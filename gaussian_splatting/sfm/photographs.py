@@ -19,7 +19,7 @@ from PIL import Image
 
 from gaussian_splatting.data.consistency import sharpness
 from gaussian_splatting.data.images import IMAGE_SUFFIXES, colors_of, has_alpha, open_image
-from sugar_utils.errors import Notify, UserError, shortened
+from sugar_utils.errors import Notify, UserError, explained, shortened
 from sugar_utils.files import atomic_path, file_digest, require_regular_file, write_json_atomic
 from sugar_utils.schemas import Count, read_checked
 
@@ -355,14 +355,9 @@ def _declared_frames(video: Path) -> int:
 @contextlib.contextmanager
 def _opened(video: Path) -> Iterator[Any]:
     require_regular_file(video)
-    try:
+    advice = "copy it from the camera again, or convert it to MP4"
+    with explained(f"{video}: cannot be read as a video", advice, av.error.FFmpegError, ValueError):
         container = av.open(str(video))
-    except (av.error.FFmpegError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(
-            f"{video}: cannot be read as a video ({reason}); copy it from the camera again, or "
-            "convert it to MP4"
-        ) from error
     with container:
         if not container.streams.video:
             raise UserError(f"{video}: there is no picture in it, only sound; choose another file")

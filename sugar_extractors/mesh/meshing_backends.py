@@ -32,7 +32,7 @@ from sugar_extractors.mesh.seams import joined_at_box
 from sugar_scene import triangle_mesh as meshes
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils import flags
-from sugar_utils.errors import UserError
+from sugar_utils.errors import UserError, explained
 from sugar_utils.libraries import load_pycolmap, run_alone
 from sugar_utils.neighbors import nearest_neighbors_of
 from sugar_utils.settings import flag
@@ -222,14 +222,11 @@ def _mesh_of(vertices: np.ndarray, faces: np.ndarray, colors: np.ndarray) -> Tri
 
 @contextlib.contextmanager
 def _work_folder() -> Iterator[Path]:
-    try:
-        with tempfile.TemporaryDirectory(prefix="mesh-", ignore_cleanup_errors=True) as folder:
-            yield Path(folder)
-    except OSError as error:
-        raise UserError(
-            f"cannot write in the temporary folder {tempfile.gettempdir()}: "
-            f"{error.strerror or error}; free some space or set TMPDIR"
-        ) from error
+    what = f"cannot write in the temporary folder {tempfile.gettempdir()}:"
+    how = {"prefix": "mesh-", "ignore_cleanup_errors": True}
+    advice = "free some space or set TMPDIR"
+    with explained(what, advice), tempfile.TemporaryDirectory(**how) as folder:
+        yield Path(folder)
 
 
 def _cube_of(points: np.ndarray) -> tuple[np.ndarray, float]:
