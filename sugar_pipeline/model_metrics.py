@@ -38,16 +38,9 @@ from sugar_extractors.mesh.mesh_config import EXTRACTORS, MeshVariant, mesh_name
 from sugar_extractors.texture.textured_mesh_io import read_textured_mesh, render_textured
 from sugar_pipeline.pipeline_flags import PresetFlags, apply_presets
 from sugar_scene.mesh_bound import LAYOUTS
+from sugar_trainers import naming
 from sugar_trainers.capture import SugarSize
-from sugar_trainers.naming import (
-    NORMAL_CONSISTENCY,
-    NORMAL_FACTOR,
-    OUTPUT_ROOT,
-    coarse_name,
-    number_text,
-    refined_name,
-    scene_name,
-)
+from sugar_trainers.naming import NORMAL_FACTOR, coarse_name, number_text, refined_name, scene_name
 from sugar_trainers.stage_config import MODES, MULTIVIEW
 from sugar_utils.console import Console
 from sugar_utils.device import upload
@@ -62,7 +55,6 @@ PAPER_ITERATION = 30_000
 _flag = partial(flag, group="metrics")
 
 Scores = dict[str, float | list[str] | None]
-
 
 _ADVICE = 'write {"scene folder": "vanilla checkpoint folder", ...}'
 _SceneConfig = Annotated[dict[FileName, FileName], Meta(min_length=1)]
@@ -113,7 +105,7 @@ class MetricsOptions:
         False, "also measure PSNR after a gain and an offset per view and channel, as "
         "psnr_after_gain_and_offset", parse=boolean, nargs="?", const=True,
     )  # fmt: skip
-    output_dir: Path = _flag(OUTPUT_ROOT, "folder above all results", parse=Path)
+    output_dir: Path = _flag(naming.OUTPUT_ROOT, "folder above all results", parse=Path)
     mask_options: MaskOptions = field(default_factory=MaskOptions)
     view_options: ViewOptions = field(default_factory=ViewOptions)
     size: SugarSize = field(default_factory=SugarSize)
@@ -166,7 +158,7 @@ class MetricsOptions:
         run = coarse_name(self.iteration_to_load, self.regularization_type, self.estimation_factor)
         model = run.removeprefix("sugarcoarse_")
         mesh = mesh_name(model, self.surface_level, self.n_vertices_in_mesh, self.variant)
-        return refined_name(Path(mesh), NORMAL_CONSISTENCY, self.gaussians_per_triangle)
+        return refined_name(Path(mesh), naming.NORMAL_CONSISTENCY, self.gaussians_per_triangle)
 
 
 def measure(options: MetricsOptions, console: Console | None = None) -> Path:

@@ -32,12 +32,7 @@ from sugar_extractors.export.export_run import read_bound_gaussians
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
 from sugar_extractors.mesh_pictures import read_any_mesh
 from sugar_extractors.mesh_quality import MeshQuality
-from sugar_extractors.texture.placed_export import (
-    check_names,
-    placed_gaussians,
-    placed_path,
-    scale_of,
-)
+from sugar_extractors.texture import placed_export as placing
 from sugar_extractors.texture.textured_mesh_io import (
     TexturedMesh,
     read_textured_mesh,
@@ -241,7 +236,7 @@ def file_record(name: str, path: Path) -> StageRecord:
     recorded: dict[str, Any] = read_checked(path.with_suffix(".json"), ResultNote)
     figures = dict(recorded.get("result", {}))
     seconds, peak = figures.pop("seconds", 0.0), figures.pop("peak_bytes", 0)
-    names = (path.stem, placed_path(path).stem, placed_gaussians(path).stem)
+    names = (path.stem, placing.placed_path(path).stem, placing.placed_gaussians(path).stem)
     beside = sorted(p for p in path.parent.iterdir() if p.stem in names and p != path)
     outputs = [path, *(p for p in beside if p.suffix != ".json")]
     return StageRecord(name, seconds, peak, tuple(outputs), figures=figures)
@@ -309,10 +304,9 @@ _MIN_PIXELS = 50
 
 
 def mesh_health(
-    mesh: TriangleMesh | TexturedMesh,
-    cameras: Sequence[Camera],
+    mesh: TriangleMesh | TexturedMesh, cameras: Sequence[Camera],
     load_image: Callable[[Camera], Tensor],
-) -> dict[str, float]:
+) -> dict[str, float]:  # fmt: skip
     """Coverage of some views, and of a textured mesh the colour error there.
 
     Returns:
@@ -353,7 +347,7 @@ def check_names_of_photographs(plan: PipelinePlan) -> None:
     source = find_source(plan.convert.source_path)
     if source.video is None and plan.texture.placement.known_distance is not None:
         photographs = described_photographs(source.folder, source.recursive)
-        check_names(plan.texture.placement, list(output_names(photographs)))
+        placing.check_names(plan.texture.placement, list(output_names(photographs)))
 
 
 def check_places(plan: PipelinePlan) -> None:
@@ -361,7 +355,7 @@ def check_places(plan: PipelinePlan) -> None:
     if plan.texture is None or plan.texture.placement.known_distance is None:
         return
     scene = _capture(plan)
-    scale_of(scene.calibrated_cameras, plan.texture.placement)
+    placing.scale_of(scene.calibrated_cameras, plan.texture.placement)
 
 
 def _capture(plan: PipelinePlan) -> Scene:

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.compute import Compute, DeviceFlags
-from gaussian_splatting.data.cameras import Camera, pixel_rays, up_direction, upright_rotation
+from gaussian_splatting.data import cameras as poses
+from gaussian_splatting.data.cameras import Camera, looked_at
 from gaussian_splatting.data.reference_layout import read_cameras_json
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.reporting import view_findings
@@ -29,11 +30,8 @@ from sugar_extractors.export.export_run import has_gaussians, read_any_gaussians
 from sugar_extractors.export.mesh_formats import shape_of
 from sugar_extractors.mesh_pictures import read_any_mesh, shaded_views
 from sugar_extractors.results import scene_of
-from sugar_extractors.texture.textured_mesh_io import (
-    TexturedMesh,
-    read_textured_mesh,
-    render_textured,
-)
+from sugar_extractors.texture import textured_mesh_io as meshes
+from sugar_extractors.texture.textured_mesh_io import TexturedMesh
 from sugar_scene.mesh_bound import face_normals
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_scene.triangle_rasterizer import rasterize_triangles
@@ -72,7 +70,7 @@ def read_result(path: Path, notify: Notify) -> Result:
         raise UserError(f"{path}: no such file or folder; check the path of the result")
     suffix = path.suffix.lower()
     if suffix == ".obj":
-        return read_textured_mesh(path)
+        return meshes.read_textured_mesh(path)
     if has_gaussians(path):
         return read_any_gaussians(path, notify)
     if suffix == ".ply":
@@ -92,7 +90,7 @@ def model_of(name: str, result: Result, white: bool, device: torch.device) -> Sh
         return _of_gaussians(name, result.to(device).activate(), white)
     if isinstance(result, TexturedMesh):
         mesh, background = result.to(device), plain_background(white, device)
-        picture = partial(render_textured, mesh, background=background, supersampling=2)
+        picture = partial(meshes.render_textured, mesh, background=background, supersampling=2)
         surface, shape = (mesh.vertices, mesh.faces), shape_of(mesh)
     else:
         picture, shape = partial(_own_colors, result, device), result
@@ -131,7 +129,7 @@ def mesh_geometry(vertices: Tensor, faces: Tensor, camera: Camera) -> tuple[Tens
     normals = face_normals(vertices[faces]) @ rotation.T
     seen = torch.zeros(*hits.face.shape, 3, device=vertices.device)
     seen[hits.covered] = normals[hits.face[hits.covered].long()]
-    rays = pixel_rays(camera, dtype=seen.dtype, device=seen.device)
+    rays = poses.pixel_rays(camera, dtype=seen.dtype, device=seen.device)
     return hits.depth, torch.where((seen * rays).sum(dim=2, keepdim=True) > 0, -seen, seen)
 
 
@@ -299,9 +297,9 @@ def turntable(cameras: Sequence[Camera], points: np.ndarray, n: int) -> list[Cam
     """A circle around what the cameras look at, upright, at their middle height and distance."""
     target = looked_at(cameras)
     centers = np.stack([camera.center for camera in cameras])
-    up = up_direction(np.stack([camera.rotation for camera in cameras]), points)
+    up = poses.up_direction(np.stack([camera.rotation for camera in cameras]), points)
     # Rows: to the right, up, and towards the first camera.
-    axes = upright_rotation(up, cameras[0].center - target)
+    axes = poses.upright_rotation(up, cameras[0].center - target)
     offsets = (centers - target) @ axes.T
     height = float(np.median(offsets[:, 1]))
     radius = float(np.median(np.hypot(offsets[:, 0], offsets[:, 2])))
@@ -309,22 +307,6 @@ def turntable(cameras: Sequence[Camera], points: np.ndarray, n: int) -> list[Cam
     level = np.stack([np.sin(angles), np.zeros(n), np.cos(angles)], axis=1)
     places = target + (radius * level + [0.0, height, 0.0]) @ axes
     return [_placed(cameras[0], k, looking(p, target, up), p) for k, p in enumerate(places)]
-
-
-def looked_at(cameras: Sequence[Camera]) -> np.ndarray:
-    """The point that is nearest to all lines of sight, in the sense of least squares. (3,)
-
-    Where all look the same way, it is one distance of the outermost cameras ahead of their middle.
-    """
-    centers = np.stack([camera.center for camera in cameras])
-    ahead = np.stack([camera.rotation[2] for camera in cameras])
-    across = np.eye(3) - ahead[:, :, None] * ahead[:, None, :]
-    total = across.sum(axis=0)
-    if np.linalg.eigvalsh(total)[0] > 1e-3 * len(cameras):
-        return np.linalg.solve(total, np.einsum("nij,nj->i", across, centers))
-    middle, mean = centers.mean(axis=0), ahead.mean(axis=0)
-    reach = np.linalg.norm(centers - middle, axis=1).max()
-    return middle + reach * mean / np.linalg.norm(mean)
 
 
 def looking(place: np.ndarray, target: np.ndarray, up: np.ndarray) -> np.ndarray:

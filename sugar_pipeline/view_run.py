@@ -14,7 +14,7 @@ import torch
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.compute import Compute, DeviceFlags
-from gaussian_splatting.data.cameras import Camera, up_direction
+from gaussian_splatting.data.cameras import Camera, looked_at, up_direction
 from gaussian_splatting.data.ply import holds_gaussians
 from gaussian_splatting.data.reference_layout import CHECKPOINT_FOLDER
 from gaussian_splatting.data.scene import Scene
@@ -24,7 +24,7 @@ from sugar_extractors.export.compact_files import holds_gltf_gaussians
 from sugar_extractors.results import capture_of, scene_of
 from sugar_extractors.texture.placed_export import PlacementOptions, scale_of
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh
-from sugar_pipeline.render_run import Result, looked_at, looking, model_of, read_result
+from sugar_pipeline.render_run import Result, looking, model_of, read_result
 from sugar_pipeline.tool_panels import box_around, inside
 from sugar_pipeline.view_page import Layer, SceneContext, ViewPage
 from sugar_trainers.capture import SugarSize

@@ -197,6 +197,22 @@ def _ground_normal(points: np.ndarray, up: np.ndarray) -> np.ndarray | None:
     return normal if normal @ up >= level else None
 
 
+def looked_at(cameras: Sequence[Camera]) -> np.ndarray:
+    """The point that is nearest to all lines of sight, in the sense of least squares. (3,)
+
+    Where all look the same way, it is one distance of the outermost cameras ahead of their middle.
+    """
+    centers = np.stack([camera.center for camera in cameras])
+    ahead = np.stack([camera.rotation[2] for camera in cameras])
+    across = np.eye(3) - ahead[:, :, None] * ahead[:, None, :]
+    total = across.sum(axis=0)
+    if np.linalg.eigvalsh(total)[0] > 1e-3 * len(cameras):
+        return np.linalg.solve(total, np.einsum("nij,nj->i", across, centers))
+    middle, mean = centers.mean(axis=0), ahead.mean(axis=0)
+    reach = np.linalg.norm(centers - middle, axis=1).max()
+    return middle + reach * mean / np.linalg.norm(mean)
+
+
 def upright_rotation(up: np.ndarray, front: np.ndarray) -> np.ndarray:
     """The rotation that brings ``up`` to +y and what of ``front`` is level to +z, as glTF wants.
 

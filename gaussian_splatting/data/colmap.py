@@ -22,15 +22,9 @@ import numpy as np
 from PIL import Image
 
 from gaussian_splatting.data import images as pictures
+from gaussian_splatting.data import observations as tracks
 from gaussian_splatting.data.cameras import Camera, nearest_rotation
-from gaussian_splatting.data.observations import (
-    MAX_POINTS,
-    CaptureModel,
-    Observations,
-    ViewFit,
-    repair_reconstruction,
-    reprojection_errors,
-)
+from gaussian_splatting.data.observations import CaptureModel, Observations, ViewFit
 from sugar_utils import files as storage
 from sugar_utils.errors import Notify, UserError, explained
 from sugar_utils.libraries import load_pycolmap
@@ -75,7 +69,7 @@ def read_colmap(
     """
     reconstruction = read_reconstruction(folder)
     if repair:
-        repair_reconstruction(reconstruction, notify)
+        tracks.repair_reconstruction(reconstruction, notify)
     poses = _poses(reconstruction, folder)
     paths = [images.find(name) for name, *_ in poses]
     missing = [name for (name, *_), path in zip(poses, paths, strict=True) if path is None]
@@ -198,7 +192,7 @@ def _points(reconstruction: Any, folder: Path) -> tuple[np.ndarray, np.ndarray]:
 def _observations(reconstruction: Any) -> Observations | None:
     points, images = reconstruction.points3D, reconstruction.images
     ids = sorted(points)
-    ids = ids[:: -(-len(ids) // MAX_POINTS) or 1]
+    ids = ids[:: -(-len(ids) // tracks.MAX_POINTS) or 1]
     names = {image_id: images[image_id].name for image_id in images}
     rows: dict[str, list[int]] = {}
     for row, number in enumerate(ids):
@@ -225,7 +219,7 @@ def _fit(reconstruction: Any, image_id: int) -> ViewFit:
         return ViewFit(0, math.nan)
     points = np.array([reconstruction.points3D[p.point3D_id].xyz for p in sample])
     keypoints = np.array([p.xy for p in sample])
-    errors = reprojection_errors(reconstruction, image_id, keypoints, points)
+    errors = tracks.reprojection_errors(reconstruction, image_id, keypoints, points)
     return ViewFit(len(seen), float(np.median(errors)))
 
 

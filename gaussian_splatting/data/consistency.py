@@ -27,14 +27,9 @@ from torch.nn import functional
 
 from gaussian_splatting.data import images as pictures
 from gaussian_splatting.data import masks as masking
+from gaussian_splatting.data import observations as tracks
 from gaussian_splatting.data.cameras import Camera, pixels_of
-from gaussian_splatting.data.observations import (
-    ALL_VIEWS,
-    Observations,
-    ViewOptions,
-    far_below,
-    hardly_known,
-)
+from gaussian_splatting.data.observations import Observations, ViewOptions
 from sugar_utils.errors import Notify, UserError, shortened
 from sugar_utils.files import file_digest, in_parallel
 from sugar_utils.flags import AUTO
@@ -164,7 +159,7 @@ def _compare_colors(image: np.ndarray, points: np.ndarray) -> tuple[float, float
 
 def _uncorrelated(measured: dict[str, ImageStatistics]) -> dict[str, str]:
     values = {name: m.correlation for name, m in measured.items()}
-    _, low = far_below(values, CORRELATION_GAP, CORRELATION_SPREAD)
+    _, low = tracks.far_below(values, CORRELATION_GAP, CORRELATION_SPREAD)
     what = "its colours do not match the points it observes, correlation"
     return {name: f"{what} {value:.2f}" for name, value in low.items() if value < MIN_CORRELATION}
 
@@ -358,7 +353,7 @@ def _compare(mask: Tensor, silhouette: Tensor) -> tuple[float, float]:
 
 
 def _outliers(iou: dict[str, float]) -> dict[str, str]:
-    middle, low = far_below(iou, IOU_GAP, IOU_SPREAD)
+    middle, low = tracks.far_below(iou, IOU_GAP, IOU_SPREAD)
     what = "its mask contradicts the others, IoU"
     return {name: f"{what} {value:.2f} instead of {middle:.2f}" for name, value in low.items()}
 
@@ -403,7 +398,7 @@ def checked_views(
         found = {**known, **unusable}
         masked, _ = _with_agreement(masked, found, points)
     else:
-        found = {**hardly_known(observations, options), **unusable}
+        found = {**tracks.hardly_known(observations, options), **unusable}
         inputs = _Inputs.of(masked, found, observations)
         inconsistent, spread = _kept_result(inconsistent_images, inputs)
         found = {**inconsistent, **found}
@@ -422,7 +417,7 @@ def checked_views(
 
 def _check_names(cameras: Sequence[Camera], options: ViewOptions) -> None:
     names = {camera.name for camera in cameras}
-    unknown = [name for name in options.keep_views if name != ALL_VIEWS and name not in names]
+    unknown = [name for name in options.keep_views if name not in {*names, tracks.ALL_VIEWS}]
     if unknown:
         raise UserError(
             f"--keep_views {unknown[0]}: no view has this name; names are those of the "

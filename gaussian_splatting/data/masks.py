@@ -147,12 +147,8 @@ def _find(cameras: Sequence[Camera], root: Path, options: MaskOptions) -> _Found
     if asked in (NONE, AUTO):
         return None
     if asked == ALPHA:
-        masks = [
-            ViewMask(camera.image_path, mode, alpha=True)
-            if camera.image_path is not None and _is_transparent(camera.image_path)
-            else None
-            for camera in cameras
-        ]
+        paths = [camera.image_path for camera in cameras]
+        masks = [ViewMask(p, mode, alpha=True) if _is_transparent(p) else None for p in paths]
         if not any(masks):
             raise UserError(
                 f"--masks alpha: no photograph of {root} has an alpha channel; make masks"
@@ -173,7 +169,9 @@ def _find(cameras: Sequence[Camera], root: Path, options: MaskOptions) -> _Found
     return None
 
 
-def _is_transparent(path: Path) -> bool:
+def _is_transparent(path: Path | None) -> bool:
+    if path is None:
+        return False
     with images.open_image(path) as image:
         return images.has_alpha(image)
 

@@ -30,7 +30,6 @@ _DISTORTION = ("k1", "k2", "k3", "k4", "p1", "p2")
 _PERSPECTIVE_MODELS = ("", "PINHOLE", "SIMPLE_PINHOLE", "OPENCV", "PERSPECTIVE")
 _Row = tuple[Coordinate, Coordinate, Coordinate, Coordinate]
 
-
 _LENS_KINDS = {
     **dict.fromkeys(("w", "h"), PixelCount),
     **dict.fromkeys(("fl_x", "fl_y", "cx", "cy", "camera_angle_x", "camera_angle_y"), Coordinate),
@@ -83,8 +82,8 @@ def read_transforms(
     contents = [conform(read_json(path), _Transforms, path) for path in paths]
     files = _resolve(root, contents, missing_ok)
     sets: list[list[Camera]] = [[], []]
-    for own, path, content, found in zip(sets, paths, contents, files, strict=False):
-        pairs = zip(content.frames, found, strict=True)
+    for own, path, content in zip(sets, paths, contents, strict=False):
+        pairs = ((frame, files[frame.file_path]) for frame in content.frames)
         own += [_camera(root, path, content, frame, file) for frame, file in pairs if file]
     points_path = root / (contents[0].ply_file_path or "")
     if points_path.is_file():
@@ -98,7 +97,8 @@ def read_transforms(
     return CaptureModel(sets[0], test, points, points_rgb, text)
 
 
-def _resolve(root: Path, contents: list[_Transforms], missing_ok: bool) -> list[list[Path | None]]:
+def _resolve(root: Path, contents: list[_Transforms], missing_ok: bool) -> dict[str, Path | None]:
+    """Image files by the paths that frames name."""
     folders: dict[Path, ImageFolder] = {}
 
     def find(file_path: str) -> Path | None:
@@ -106,15 +106,11 @@ def _resolve(root: Path, contents: list[_Transforms], missing_ok: bool) -> list[
         folder = folders.setdefault(target.parent, ImageFolder(target.parent, recursive=False))
         return folder.find(target.name)
 
-    files = [[find(frame.file_path) for frame in content.frames] for content in contents]
-    missing = [
-        frame.file_path
-        for content, found in zip(contents, files, strict=True)
-        for frame, file in zip(content.frames, found, strict=True)
-        if file is None
-    ]
+    paths = [frame.file_path for content in contents for frame in content.frames]
+    files = {path: find(path) for path in paths}
+    missing = [path for path in paths if files[path] is None]
     if missing and not missing_ok:
-        raise missing_images(missing, sum(map(len, files)), root)
+        raise missing_images(missing, len(paths), root)
     return files
 
 

@@ -14,16 +14,9 @@ from torch import Tensor
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization import projection_kernels as kernels
+from gaussian_splatting.rasterization import rasterizers
 from gaussian_splatting.rasterization.projection import Projection, project
-from gaussian_splatting.rasterization.rasterizers import (
-    WARP,
-    BlendedRows,
-    Rasterizer,
-    Rows,
-    SplatGradients,
-    TileLists,
-    build_tile_lists,
-)
+from gaussian_splatting.rasterization.rasterizers import BlendedRows, Rasterizer, Rows, TileLists
 from gaussian_splatting.rasterization.render import rasterize
 from sugar_utils.errors import UserError, explained
 from sugar_utils.random import generator
@@ -89,7 +82,7 @@ class GsplatRasterizer(GraphRasterizer):
         self._package = package
 
     def build_tile_lists(self, projection: Projection) -> RowedLists:
-        lists = build_tile_lists(projection)
+        lists = rasterizers.build_tile_lists(projection)
         # One read for all strips: a strip's list ends where the package is told that it does.
         return RowedLists(**vars(lists), starts=tuple(lists.offsets[:: lists.across].tolist()))
 
@@ -250,9 +243,9 @@ def choose_rasterizer(name: str, device: torch.device) -> tuple[Rasterizer, str]
     ``auto`` is the built-in one: it alone gives the same bits on every run.
     """
     if name == "auto":
-        return WARP, "rasterizer: warp, built in; it gives the same bits on every run"
+        return rasterizers.WARP, "rasterizer: warp, built in; it gives the same bits on every run"
     if name == "warp":
-        return WARP, "rasterizer: warp, by --rasterizer"
+        return rasterizers.WARP, "rasterizer: warp, by --rasterizer"
     if device.type != "cuda":
         raise UserError(
             f"--rasterizer {name} renders on CUDA devices only, and this run computes on the "
@@ -284,7 +277,7 @@ A splat that one of the two just counts and the other just does not makes 1/255 
 @torch.no_grad()
 def self_test(rasterizer: Rasterizer, device: torch.device) -> str | None:
     """Compare with the built-in rasterizer. What is wrong, None if nothing is."""
-    expected = _render(WARP, device)
+    expected = _render(rasterizers.WARP, device)
     try:
         found = _render(rasterizer, device)
     # Another package's failure, whatever it is, is a reason not to use it.
@@ -342,7 +335,7 @@ def _render(rasterizer: Rasterizer, device: torch.device) -> dict[str, Tensor]:
         d_pixels = torch.randn(shape, generator=draws, device="cpu").to(device)
         d_left = torch.randn(shape[:2], generator=draws, device="cpu").to(device)
         pixels, left = blended.pixels.clone(), blended.transmittance.clone()
-        gradients = SplatGradients.zeros(projection)
+        gradients = rasterizers.SplatGradients.zeros(projection)
         rasterizer.backpropagate_rows(
             projection.splats, tiles, background, blended, d_pixels, d_left, gradients
         )

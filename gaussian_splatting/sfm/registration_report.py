@@ -231,15 +231,12 @@ def convert_page(
     """The page about a registration; findings are what, where, and what to do."""
     n = len(evidence.names)
     page = Page(title, f"{n} photographs")
-    page.facts(
-        [
-            ("registered photographs", f"{registration.n_registered} of {n}"),
-            ("quality", registration.word),
-            ("reprojection error", f"{evidence.error:.2f} px"),
-            ("points", evidence.n_points),
-            ("photographs per point", f"{evidence.track_length:.1f}"),
-        ]
-    )
+    page.facts([
+        ("registered photographs", f"{registration.n_registered} of {n}"),
+        ("quality", registration.word), ("reprojection error", f"{evidence.error:.2f} px"),
+        ("points", evidence.n_points),
+        ("photographs per point", f"{evidence.track_length:.1f}"),
+    ])  # fmt: skip
     page.paragraph(_MEANING[registration.word], note=registration.word == "poor")
     for advice in registration.advice:
         page.paragraph(advice[0].upper() + advice[1:] + ".", note=True)

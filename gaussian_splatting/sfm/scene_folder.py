@@ -40,7 +40,6 @@ from sugar_utils.schemas import FileName, read_checked
 WORK, INPUT, INPUT_MASKS, IMAGES = "distorted", "input", "input_masks", "images"
 RECORD, PAGE = "convert.json", "convert.html"
 
-
 _STEPS = ("features", "found", "matches", "matched", "models")  # of finding cameras
 _NOTED = (*_STEPS, *(f"masked_{step}" for step in _STEPS), "flattening", "flattened", "finished")
 _KINDS = {"source": FileName, "published": bool, **dict.fromkeys(_NOTED, str)}

@@ -7,7 +7,6 @@ Whatever fails here ends the showing and not the training.
 from __future__ import annotations
 
 import contextlib
-import io
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -143,8 +142,7 @@ class TrainingPage:
         )
 
     def close(self) -> None:
-        with contextlib.redirect_stdout(io.StringIO()):
-            self._server.stop()
+        pages.stop(self._server)
 
     def _add_pause(self) -> None:
         button = self._server.gui.add_button("Pause")

@@ -217,8 +217,12 @@ def closing(server: viser.ViserServer) -> Iterator[viser.ViserServer]:
     try:
         yield server
     finally:
-        with contextlib.redirect_stdout(io.StringIO()):
-            server.stop()
+        stop(server)
+
+
+def stop(server: viser.ViserServer) -> None:
+    with contextlib.redirect_stdout(io.StringIO()):
+        server.stop()
 
 
 REST_SECONDS = 0.3  # a camera that has not moved for so long is looked through in full size

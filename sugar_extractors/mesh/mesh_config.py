@@ -33,7 +33,6 @@ POINTS_PER_TRIANGLE = 10
 Vector = tuple[float, float, float]
 _flag = partial(flag, group="surface")
 
-
 _points = partial(flag, group="surface", no_effect_when="with --mesh_extractor tsdf")
 _alone = partial(flag, group="only extract_mesh.py")
 

@@ -256,7 +256,6 @@ _SAMPLED_POINTS = 10_000
 LEAST_DEPTH, MOST_DEPTH = 4, 10  # of octrees whose depth is chosen by the program
 _SOLVER = (poisson_process.__name__,)
 
-
 OUTLIER_NEIGHBORS, OUTLIER_RATIO = 20, 20.0
 
 
@@ -274,11 +273,9 @@ def outlier_mask(points: np.ndarray) -> np.ndarray:
 
 
 def reconstruct_region(
-    samples: SurfaceSamples,
-    config: PoissonConfig,
-    backend: MeshingBackend,
+    samples: SurfaceSamples, config: PoissonConfig, backend: MeshingBackend,
     waiting: Waiting = lambda n_bytes: None,
-) -> TriangleMesh:
+) -> TriangleMesh:  # fmt: skip
     """Mesh of one region, before decimation."""
     config = config.resolved(has_hull=False)
     outliers = outlier_mask(samples.points)

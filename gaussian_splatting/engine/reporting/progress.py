@@ -198,21 +198,17 @@ class Reporter(contextlib.AbstractContextManager):
     def log(self, iteration: int, terms: dict[str, Tensor]) -> None:
         model = self._stage.model
         usage = memory_usage(model.device)
-        self.logger.scalars(
-            {
-                **{f"Loss/{name}": value for name, value in terms.items()},
-                **{f"LearningRate/{n}": v for n, v in model.optimizer.learning_rates().items()},
-                "Gaussians/count": float(len(model)),
-                f"Memory/{usage.kind}_GiB": usage.current / 2**30,
-                f"Memory/peak_{self._phase}_GiB": usage.peak / 2**30,
-            },
-            iteration,
-        )
-        self.logger.histograms(
-            {f"Parameters/{name}": values for name, values in model.distributions().items()},
-            iteration,
-            {f"Parameters/{name}": shown for name, shown in SHOWN_VALUES.items()},
-        )
+        scalars = {
+            **{f"Loss/{name}": value for name, value in terms.items()},
+            **{f"LearningRate/{n}": v for n, v in model.optimizer.learning_rates().items()},
+            "Gaussians/count": float(len(model)),
+            f"Memory/{usage.kind}_GiB": usage.current / 2**30,
+            f"Memory/peak_{self._phase}_GiB": usage.peak / 2**30,
+        }
+        self.logger.scalars(scalars, iteration)
+        values = {f"Parameters/{name}": found for name, found in model.distributions().items()}
+        shown = {f"Parameters/{name}": function for name, function in SHOWN_VALUES.items()}
+        self.logger.histograms(values, iteration, shown)
 
     def evaluate(self, iteration: int, images: ImageStore) -> None:
         with torch.no_grad():
