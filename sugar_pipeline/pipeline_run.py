@@ -173,7 +173,7 @@ def _conclude(
         ("report", result.report),
     ):
         if path is not None:
-            console.info(f"{label}: {path}")
+            console.info(f"{label}: {path}")  # fmt: skip
 
 
 def _stages(

@@ -137,13 +137,10 @@ class TimePlan:
             earlier = {name: getattr(plan, name) for name in STAGES[: STAGES.index(stage)]}
             plan = replace(self._make(self._args), given=plan.given, **earlier)
         check_writable(self._file.parent)
-        write_json_atomic(
-            self._file,
-            {
-                "flags": self._identity, "chosen": self._chosen, "spent": self.spent,
-                "step": self._step, "n_views": self._n_views,
-            },
-        )  # fmt: skip
+        write_json_atomic(self._file, {
+            "flags": self._identity, "chosen": self._chosen, "spent": self.spent,
+            "step": self._step, "n_views": self._n_views,
+        })  # fmt: skip
         return plan
 
     def preview(self, images: ImageStore) -> None:

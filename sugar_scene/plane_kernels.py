@@ -22,6 +22,7 @@ from sugar_scene.reprojection import MAX_CYCLE, MIN_DEPTH, MIN_FACING, MIN_SQUAR
 from sugar_utils import warp_launch
 from sugar_utils.device import constants
 from sugar_utils.warp_arrays import Floats, Floats2d, Floats3d, Ints2d
+from sugar_utils.warp_launch import launch, native_kernel, native_source
 
 PATCH_RADIUS = 3  # patches have 7 x 7 pixels
 MIN_VARIANCE = 4e-5  # of grey values in [0, 1]; patches with less have nothing to match
@@ -47,34 +48,34 @@ constexpr float UNCOUNTED = {UNCOUNTED};
 def _source(name: str) -> str:
     """A body for one lane, and for eight where there are vectors."""
     parts = ("one_lane", "eight_lanes", name)
-    one, eight, body = (warp_launch.native_source(__file__, part) for part in parts)
+    one, eight, body = (native_source(__file__, part) for part in parts)
     return (
         f"{_CONSTANTS}if (lanes == 1) {{\n{one}{body}}}\n"
         f"#ifndef __CUDACC__\nelse {{\n{warp_launch.SIMD_SOURCE}{eight}{body}}}\n#endif\n"
     )
 
 
-@warp_launch.native_kernel(_source("plane_maps"))
+@native_kernel(_source("plane_maps"))
 def map_planes(
     item: int, lanes: int, lens: wp.vec4, pad: int, plane_: Floats3d, maps_: Floats3d
 ): ...  # fmt: skip
 
 
-@warp_launch.native_kernel("constexpr bool of_planes = true;\n" + _source("plane_normals"))
+@native_kernel("constexpr bool of_planes = true;\n" + _source("plane_normals"))
 def compare_normals(
     item: int, lanes: int, lens: wp.vec4, scale_: Floats, plane_: Floats3d, maps_: Floats3d,
     gradient_: Floats3d, sums_: Floats,
 ): ...  # fmt: skip
 
 
-@warp_launch.native_kernel("constexpr bool of_planes = false;\n" + _source("plane_normals"))
+@native_kernel("constexpr bool of_planes = false;\n" + _source("plane_normals"))
 def compare_depth_normals(
     item: int, lanes: int, lens: wp.vec4, scale_: Floats, plane_: Floats3d, maps_: Floats3d,
     gradient_: Floats3d, sums_: Floats,
 ): ...  # fmt: skip
 
 
-@warp_launch.native_kernel(_source("compare_pixels"))
+@native_kernel(_source("compare_pixels"))
 def compare_pixels(
     item: int, lanes: int, patches: int, lens: wp.vec4, lens2: wp.vec4, rotation: wp.mat33,
     translation: wp.vec3, pixels_: Ints2d, planes_: Floats2d, gray_: Floats2d, gray2_: Floats2d,
@@ -104,7 +105,7 @@ def depth_of_planes(plane: Tensor, camera: Camera, first_row: int = 0) -> Tensor
 def _map_planes(plane: Tensor, lens: wp.vec4, pad: int, maps: Tensor) -> None:
     lanes = lanes_of(plane.device)
     arguments = [lanes, lens, pad, plane, maps]
-    warp_launch.launch(map_planes, _items(plane.shape, lanes), arguments, min_items=_MIN_ITEMS)
+    launch(map_planes, _items(plane.shape, lanes), arguments, min_items=_MIN_ITEMS)
 
 
 def _items(shape: torch.Size, lanes: int) -> int:
@@ -126,7 +127,7 @@ def _mean_error(kernel: Any, given: Tensor, maps: Tensor, lens: wp.vec4, scale: 
     n_items = _items(given.shape, lanes)
     sums = torch.empty(n_items, device=given.device)
     arguments = [lanes, lens, scale, given, maps, gradient, sums]
-    warp_launch.launch(kernel, n_items, arguments, min_items=_MIN_ITEMS)
+    launch(kernel, n_items, arguments, min_items=_MIN_ITEMS)
     return (sums.sum(dtype=torch.float64) / total).float()
 
 
@@ -225,7 +226,7 @@ class ComparedPixels(torch.autograd.Function):
             found, d_miss, d_mismatch,
         ]  # fmt: skip
         n_items = n if lanes == 1 else -(-n // _RUN)
-        warp_launch.launch(compare_pixels, n_items, arguments)
+        launch(compare_pixels, n_items, arguments)
         weights, misses, mismatches, matched = found.unbind()
         ctx.save_for_backward(d_miss, d_mismatch)
         ctx.mark_non_differentiable(weights, matched)

@@ -7,8 +7,9 @@ then the other bands channel by channel), opacity logit, log scales and quaterni
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from plyfile import PlyData, PlyElement, PlyParseError
 
 from gaussian_splatting.cloud import ANTIALIASED, GaussianCloud
-from sugar_utils.errors import Notify, UserError
+from sugar_utils.errors import Notify, UserError, explained
 from sugar_utils.files import atomic_path, require_regular_file
 from sugar_utils.memory import format_bytes
 
@@ -112,26 +113,28 @@ def read_gaussian_ply(path: Path, notify: Notify = print) -> GaussianCloud:
 
 
 def _read_ply(path: Path) -> PlyData:
-    require_regular_file(path, missing_ok=True)
-    try:
+    if not require_regular_file(path, missing_ok=True).exists():
+        raise UserError(f"{path}: no such PLY file; check the path")
+    with ply_errors(path, "copy or export the file again"):
         data = PlyData.read(str(path))
-    except FileNotFoundError as error:
-        raise UserError(f"{path}: no such PLY file; check the path") from error
-    except PlyParseError as error:
-        raise UserError(
-            f"{path}: damaged or truncated PLY ({error}); copy or export the file again"
-        ) from error
-    # plyfile trusts the header: numbers that make no sense surface as any of these.
-    except MemoryError as error:
-        raise does_not_fit(path) from error
-    except (OSError, ValueError, TypeError, OverflowError) as error:
-        raise UserError(
-            f"{path}: cannot be read as PLY ({error}); export the file again"
-        ) from error
     if "vertex" not in data:
         found = ", ".join(element.name for element in data.elements) or "none"
         raise UserError(f"{path}: has no element 'vertex' (it has: {found}); use another file")
     return data
+
+
+@contextlib.contextmanager
+def ply_errors(path: Path, advice: str) -> Iterator[None]:
+    """A context in which a PLY is read.
+
+    plyfile trusts the header: numbers that make no sense surface as any of these errors.
+    """
+    kinds = PlyParseError, OSError, ValueError, KeyError, TypeError, OverflowError
+    try:
+        with explained(f"{path}: damaged, truncated or no PLY", advice, *kinds):
+            yield
+    except MemoryError as error:
+        raise does_not_fit(path) from error
 
 
 def does_not_fit(path: Path) -> UserError:

@@ -302,11 +302,9 @@ def _check_model(state: Mapping[str, Tensor]) -> None:
     densities = state["all_densities"]
     n, bound = densities.shape[0] if densities.dim() else 0, FACES in state
     shapes: dict[str, tuple[int, ...]] = {
-        "all_densities": (n, 1),
-        "_scales": (n, 2 if bound else 3),
-        "_quaternions": (n, 2 if bound else 4),
-        "_sh_coordinates_dc": (n, 1, 3),
-    }
+        "all_densities": (n, 1), "_scales": (n, 2 if bound else 3),
+        "_quaternions": (n, 2 if bound else 4), "_sh_coordinates_dc": (n, 1, 3),
+    }  # fmt: skip
     points = state.get("_points")
     if points is not None:
         shapes["_points"] = (points.shape[0] if bound and points.dim() else n, 3)

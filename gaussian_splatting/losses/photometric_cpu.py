@@ -12,6 +12,7 @@ from torch import Tensor
 from gaussian_splatting.losses.ssim_reference import gaussian_window, weighted_color_loss
 from sugar_utils import warp_launch
 from sugar_utils.warp_arrays import Floats, Floats2d, Floats3d
+from sugar_utils.warp_launch import launch, native_kernel, native_source
 
 wp.set_module_options(warp_launch.NATIVE_OPTIONS)
 
@@ -20,18 +21,18 @@ _BLOCK = 256
 
 
 def _source(name: str) -> str:
-    common = warp_launch.SIMD_SOURCE + warp_launch.native_source(__file__, "photometric_common")
-    return warp_launch.native_source(__file__, name).replace("PHOTOMETRIC_COMMON", common)
+    common = warp_launch.SIMD_SOURCE + native_source(__file__, "photometric_common")
+    return native_source(__file__, name).replace("PHOTOMETRIC_COMMON", common)
 
 
-@warp_launch.native_kernel(_source("photometric_forward"))
+@native_kernel(_source("photometric_forward"))
 def _forward_rows(
     item: int, top_row: int, width: int, height: int, stride: int, keep_partials: int,
     taps_: Floats, image_: Floats2d, target_: Floats2d, sums_: Floats2d, partials_: Floats3d,
 ): ...  # fmt: skip
 
 
-@warp_launch.native_kernel(_source("photometric_backward"))
+@native_kernel(_source("photometric_backward"))
 def _backward_rows(
     y: int, top_row: int, end_row: int, width: int, height: int, stride: int, taps_: Floats,
     image_: Floats2d, target_: Floats2d, partials_: Floats3d, weights_: Floats, gradient_: Floats3d,
@@ -58,7 +59,7 @@ def compare(
     partials = x.new_zeros((3, height, stride) if keep else (3, 1, 1))
     sums, taps = x.new_zeros(height, 2), gaussian_window(torch.float32, x.device)
     arguments = [rows.start, width, height, stride, int(keep), taps, x, y, sums, partials]
-    warp_launch.launch(_forward_rows, rows.stop - rows.start, arguments)
+    launch(_forward_rows, rows.stop - rows.start, arguments)
     l1, ssim = sums.double().sum(dim=0) / n_values
     loss = weighted_color_loss(l1, ssim, weight, share)
     return (loss.float(), l1.float(), ssim.float()), (x, y, partials)
@@ -72,5 +73,5 @@ def differentiate(
     gradient, taps = x.new_empty(shape), gaussian_window(torch.float32, x.device)
     size = width, height, x.shape[1]
     arguments = [rows.start, rows.stop, *size, taps, x, y, partials, weights, gradient]
-    warp_launch.launch(_backward_rows, height, arguments)
+    launch(_backward_rows, height, arguments)
     return gradient

@@ -340,12 +340,10 @@ def _attributes(cloud: GaussianCloud) -> dict[str, np.ndarray]:
     values = columns(cloud)
     opacities = sigmoid(values["opacity_logits"])
     found = {
-        "POSITION": values["means"],
-        f"{EXTENSION}:ROTATION": np.roll(values["quats"], -1, axis=1),
-        f"{EXTENSION}:SCALE": np.exp(values["log_scales"]),
-        f"{EXTENSION}:OPACITY": opacities,
+        "POSITION": values["means"], f"{EXTENSION}:ROTATION": np.roll(values["quats"], -1, axis=1),
+        f"{EXTENSION}:SCALE": np.exp(values["log_scales"]), f"{EXTENSION}:OPACITY": opacities,
         f"{EXTENSION}:SH_DEGREE_0_COEF_0": values["sh_dc"][:, 0],
-    }
+    }  # fmt: skip
     found |= dict(zip(_COEFFICIENTS, values["sh_rest"].swapaxes(0, 1), strict=True))
     shown = np.clip(sh_to_rgb(values["sh_dc"][:, 0]), 0, 1)
     # Light of colours as screens take them, which is what ``COLOR_0`` holds (IEC 61966-2-1).

@@ -50,21 +50,18 @@ def add_run_section(
     if record.get("held_out_note"):
         page.paragraph(f"Held-out views were {record['held_out_note']}.", note=True)
     timings = record.get("timings", {})
-    page.table(
-        ("phase", "time", "peak memory"),
-        (
-            (name, html.duration_text(phase["seconds"]), format_bytes(phase["peak_bytes"]))
-            for name, phase in timings.items()
-        ),
-    )
+    took = [
+        (name, html.duration_text(phase["seconds"]), format_bytes(phase["peak_bytes"]))
+        for name, phase in timings.items()
+    ]
+    page.table(("phase", "time", "peak memory"), took)
     if timings and len(list((run_directory / "tensorboard").glob("*tfevents*"))) > 1:
         page.paragraph("This run was continued. What a killed process took is not counted.")
     page.charts(_charts(curves))
     pictures = run_directory / "views.png"
     if pictures.is_file():
-        page.wide_picture(
-            html.Picture(pictures, "photograph, render, depth (white is far) and normals")
-        )
+        caption = "photograph, render, depth (white is far) and normals"
+        page.wide_picture(html.Picture(pictures, caption))
     _add_worst(page, record, run_directory)
     chosen = {**record.get("sources", {}), **record.get("settings", {})}
     page.pairs(html.flattened(chosen), folded="Settings of this run")

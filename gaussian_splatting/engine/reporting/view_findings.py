@@ -58,11 +58,9 @@ class Findings:
     def health(self) -> dict[str, float]:
         """Figures that tell whether the run failed, as of :func:`problem_of`."""
         values = {
-            "psnr": self.counted_psnr,
-            "constant_psnr": self.constant_psnr,
-            "mask_iou": self.mask_iou,
-            "gap": self.gap,
-        }
+            "psnr": self.counted_psnr, "constant_psnr": self.constant_psnr,
+            "mask_iou": self.mask_iou, "gap": self.gap,
+        }  # fmt: skip
         return {n: round(v, 4) for n, v in values.items() if v is not None and math.isfinite(v)}
 
     @property
