@@ -113,12 +113,9 @@ class GaussianCloud:
     def activate(self) -> Gaussians:
         """Sigmoid, exponential and normalisation; gradients reach the raw parameters."""
         return Gaussians(
-            self.means,
-            *_Activation.apply(self.quats, self.log_scales, self.opacity_logits),
-            sh_dc=self.sh_dc,
-            sh_rest=self.sh_rest,
-            antialiased=self.antialiased,
-        )
+            self.means, *_Activation.apply(self.quats, self.log_scales, self.opacity_logits),
+            sh_dc=self.sh_dc, sh_rest=self.sh_rest, antialiased=self.antialiased,
+        )  # fmt: skip
 
     def detached(self) -> GaussianCloud:
         """The same values without gradients, sharing memory."""

@@ -24,10 +24,10 @@ import msgspec
 import numpy as np
 import torch
 import warp as wp
-from plyfile import PlyData, PlyParseError
+from plyfile import PlyData
 from torch import Tensor
 
-from gaussian_splatting.data.ply import does_not_fit
+from gaussian_splatting.data.ply import ply_errors
 from sugar_scene import triangle_mesh
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.errors import UserError
@@ -232,17 +232,12 @@ def _with_ground(
 def _read_visible(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Points and unit normals of a PLY. (N, 3) each"""
     require_regular_file(path)
-    try:
+    with ply_errors(path, "make the scene again"):
         table = PlyData.read(str(path))["vertex"].data
         points, normals = (
             np.stack([np.asarray(table[name], dtype=np.float64) for name in names], axis=1)
             for names in _PAIRS
         )
-    except MemoryError as error:
-        raise does_not_fit(path) from error
-    except (PlyParseError, OSError, ValueError, KeyError, TypeError, OverflowError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"{path}: damaged ({reason}); make the scene again") from error
     length = np.linalg.norm(normals, axis=1, keepdims=True)
     return points, normals / np.where(length > 0, length, 1)
 

@@ -22,15 +22,8 @@ from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.run_directory import Identity
 from sugar_scene.mesh_bound import state_with_background
 from sugar_trainers.capture import SugarSize
-from sugar_utils.errors import UserError
-from sugar_utils.files import (
-    atomic_path,
-    check_writable,
-    exclusive,
-    file_digest,
-    read_json,
-    write_json_atomic,
-)
+from sugar_utils import files as storage
+from sugar_utils.errors import Notify, UserError
 from sugar_utils.schemas import FileName, ResultNote, conform, read_checked
 
 _REPLACES = "replaces"
@@ -49,7 +42,7 @@ def read_note(files: Sequence[Path]) -> tuple[dict[str, Any], bool]:
     if not isinstance(replaced, dict) or not isinstance(digests, dict):
         return note, True
     found = [file for file in files if file.is_file()]
-    new = [file_digest(file) == digests.get(file.name) for file in found]
+    new = [storage.file_digest(file) == digests.get(file.name) for file in found]
     return (note, all(new) and len(found) == len(files)) if any(new) else (replaced, True)
 
 
@@ -73,7 +66,8 @@ def is_finished(files: Sequence[Path], identity: Identity, overwrite: bool, flag
 def alone_with(result: Path, flag: str) -> contextlib.AbstractContextManager[None]:
     """A context in which no other process makes the same result."""
     advice = f"wait until it ends, stop it, or choose another {flag}"
-    return exclusive(check_writable(result.parent), advice, name=f".{result.stem}.lock")
+    folder = storage.check_writable(result.parent)
+    return storage.exclusive(folder, advice, name=f".{result.stem}.lock")
 
 
 @contextlib.contextmanager
@@ -85,11 +79,12 @@ def publish(
     old = read_note(files)[0] if replaces else {}
     with contextlib.ExitStack() as stack:
         # The last one to be entered takes its final name first.
-        temporary = {file: stack.enter_context(atomic_path(file)) for file in reversed(files)}
+        enter = stack.enter_context
+        temporary = {file: enter(storage.atomic_path(file)) for file in reversed(files)}
         yield temporary
-        digests = {file.name: file_digest(temporary[file]) for file in files}
+        digests = {file.name: storage.file_digest(temporary[file]) for file in files}
         note = {**identity.record(), "result": dict(result()), "files": digests}
-        write_json_atomic(note_path(last), {**note, _REPLACES: old} if replaces else note)
+        storage.write_json_atomic(note_path(last), {**note, _REPLACES: old} if replaces else note)
     if not replaces:
         return
     names = old.get("files")
@@ -98,7 +93,7 @@ def publish(
         # What a note says must not lead to other results.
         if name not in digests and path.stem == last.stem and path.parent == last.parent:
             path.unlink(missing_ok=True)
-    write_json_atomic(note_path(last), note)
+    storage.write_json_atomic(note_path(last), note)
 
 
 class _Sources(msgspec.Struct):
@@ -139,7 +134,7 @@ def _records(path: Path) -> Iterator[Path]:
 
 
 def _recorded(record: Path) -> Capture:
-    content: Any = read_json(record)
+    content: Any = storage.read_json(record)
     found = content.get("sources") if isinstance(content, dict) else None
     advice = "pass the scene as -s and the vanilla checkpoint as -c"
     sources = conform(found or {}, _Sources, f"{record}, sources", advice)
@@ -149,7 +144,7 @@ def _recorded(record: Path) -> Capture:
 
 
 def scene_of(
-    scene_path: Path, checkpoint_path: Path | None, size: SugarSize, notify: Callable[[str], None]
+    scene_path: Path, checkpoint_path: Path | None, size: SugarSize, notify: Notify
 ) -> Scene:
     """Cameras in the world of the results: of a vanilla checkpoint, or of the scene without one."""
     if checkpoint_path is None:

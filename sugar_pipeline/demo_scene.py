@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -31,18 +30,12 @@ from gaussian_splatting.optim.densification import DensificationConfig
 from gaussian_splatting.optim.schedule import LearningRates
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from sugar_extractors.mesh_quality import sample_surface
-from sugar_pipeline.demo_surface import (
-    make_disc,
-    make_knot,
-    picture,
-    textured_surface,
-    visible,
-)
+from sugar_pipeline.demo_surface import make_disc, make_knot, picture, textured_surface, visible
 from sugar_pipeline.pipeline_flags import DEMO_FLAGS, full_parser
 from sugar_pipeline.pipeline_run import PipelineResult, run_stages
 from sugar_pipeline.plan import PipelinePlan, full_plan
 from sugar_scene import triangle_mesh as meshes
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError, explained
 from sugar_utils.files import check_writable, read_json, remove_stale_temporaries, write_json_atomic
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.random import derive_seed, generator
@@ -80,7 +73,7 @@ class _Samples(NamedTuple):
 
 def make_demo_scene(
     root: Path | str, *, n_views: int = 40, width: int = 320, height: int = 240, seed: int = 0,
-    notify: Callable[[str], None] = print,
+    notify: Notify = print,
 ) -> bool:  # fmt: skip
     """Render the demo scene, always the same bytes; False where it was there already."""
     root = Path(root)
@@ -99,14 +92,10 @@ def make_demo_scene(
         return False
     notify(f"making the demo scene in {root}: {n_views} views of {width} x {height} pixels")
     _clear(root)
-    try:
+    advice = "free some space or choose another folder"
+    with explained(f"cannot write the demo scene in {root}:", advice):
         _build(root, parameters)
         files = {name: (root / name).stat().st_size for name in names}
-    except OSError as error:
-        raise UserError(
-            f"cannot write the demo scene in {root}: {error.strerror or error}; "
-            "free some space or choose another folder"
-        ) from error
     write_json_atomic(root / _MARKER, {"parameters": parameters, "files": files})
     return True
 
@@ -137,10 +126,8 @@ def _clear(root: Path) -> None:
     # Readers cache the points as a PLY file. The pictures, by which it is known as ours, go last.
     old = [root / name for name in (_MARKER, *_GT_FILES)]
     for path in [*old, *model, sparse / "points3D.ply", *ours]:
-        try:
+        with explained(f"cannot remove {path}:", f"remove {root}"):
             path.unlink(missing_ok=True)
-        except OSError as error:
-            raise UserError(f"cannot remove {path}: {error.strerror}; remove {root}") from error
     remove_stale_temporaries(root)
     for folder in (images, sparse):
         check_writable(folder)
@@ -158,9 +145,8 @@ def _build(root: Path, parameters: dict[str, int]) -> None:
     samples = _visible_samples(knot, disc, cameras, seed)
     n_points = _write_model(root / "sparse" / "0", cameras, samples, pictures, seed)
 
-    meshes.write_mesh_ply(
-        root / "gt_mesh.ply", meshes.with_vertex_normals(meshes.merge_meshes([knot, disc]))
-    )
+    both = meshes.with_vertex_normals(meshes.merge_meshes([knot, disc]))
+    meshes.write_mesh_ply(root / "gt_mesh.ply", both)
     meshes.write_mesh_ply(root / "gt_object.ply", knot)
     none, grey = np.zeros((0, 3), np.int64), np.full(samples.points.shape, 128, np.uint8)
     points = meshes.TriangleMesh(samples.points, none, grey, samples.normals)
@@ -306,18 +292,13 @@ def demo_plan(args: argparse.Namespace, scene: Path) -> PipelinePlan:
     own = _full_flags(args, scene, FLAGS)
     own.vanilla_iterations = round(VANILLA_ITERATIONS / own.schedule_scale)
     plan = full_plan(own)
+    until = VANILLA_ITERATIONS * 2 // 3
     config = VanillaConfig(
-        preset=plan.vanilla.config.preset,
-        iterations=VANILLA_ITERATIONS,
+        preset=plan.vanilla.config.preset, iterations=VANILLA_ITERATIONS,
         rates=LearningRates(position_lr_max_steps=VANILLA_ITERATIONS),
-        sh_interval=VANILLA_ITERATIONS // 2,
-        densification=DensificationConfig(
-            densify_from_iter=100,
-            densify_until_iter=VANILLA_ITERATIONS * 2 // 3,
-            densification_interval=100,
-        ),
-        optimizer=plan.vanilla.config.optimizer,
-        random_seed=args.random_seed,
+        sh_interval=VANILLA_ITERATIONS // 2, densification=DensificationConfig(
+            densify_from_iter=100, densify_until_iter=until, densification_interval=100,
+        ), optimizer=plan.vanilla.config.optimizer, random_seed=args.random_seed,
         robustness=plan.vanilla.config.robustness,
-    )
+    )  # fmt: skip
     return replace(plan, vanilla=replace(plan.vanilla, config=config))

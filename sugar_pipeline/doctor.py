@@ -130,11 +130,9 @@ TESTED_TORCH = ((2, 7), (2, 15))  # oldest and newest torch that the tests were 
 LITTLE_MEMORY, LITTLE_DISK = 4 * 2**30, 10 * 2**30
 REQUIRED = ("numpy", "scipy", "pycolmap", "plyfile", "pillow", "rich", "msgspec", "psutil")
 OPTIONAL = {
-    "tensorboard": "curves of a run",
-    "xatlas": "--texture_atlas xatlas",
-    "lpips": "LPIPS in metrics.py",
-    "viser": "view.py and --viewer",
-}
+    "tensorboard": "curves of a run", "xatlas": "--texture_atlas xatlas",
+    "lpips": "LPIPS in metrics.py", "viser": "view.py and --viewer",
+}  # fmt: skip
 BACKENDS = {"gsplat": "gsplat", "inria": "diff_gaussian_rasterization"}
 
 

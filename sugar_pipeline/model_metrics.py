@@ -38,20 +38,13 @@ from sugar_extractors.mesh.mesh_config import EXTRACTORS, MeshVariant, mesh_name
 from sugar_extractors.texture.textured_mesh_io import read_textured_mesh, render_textured
 from sugar_pipeline.pipeline_flags import PresetFlags, apply_presets
 from sugar_scene.mesh_bound import LAYOUTS
+from sugar_trainers import naming
 from sugar_trainers.capture import SugarSize
-from sugar_trainers.naming import (
-    NORMAL_CONSISTENCY,
-    NORMAL_FACTOR,
-    OUTPUT_ROOT,
-    coarse_name,
-    number_text,
-    refined_name,
-    scene_name,
-)
+from sugar_trainers.naming import NORMAL_FACTOR, coarse_name, number_text, refined_name, scene_name
 from sugar_trainers.stage_config import MODES, MULTIVIEW
 from sugar_utils.console import Console
 from sugar_utils.device import upload
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError, explained
 from sugar_utils.files import read_json, remove_stale_temporaries, write_json_atomic
 from sugar_utils.flags import boolean, non_negative_float, positive_int
 from sugar_utils.schemas import FileName, conform
@@ -62,7 +55,6 @@ PAPER_ITERATION = 30_000
 _flag = partial(flag, group="metrics")
 
 Scores = dict[str, float | list[str] | None]
-
 
 _ADVICE = 'write {"scene folder": "vanilla checkpoint folder", ...}'
 _SceneConfig = Annotated[dict[FileName, FileName], Meta(min_length=1)]
@@ -113,7 +105,7 @@ class MetricsOptions:
         False, "also measure PSNR after a gain and an offset per view and channel, as "
         "psnr_after_gain_and_offset", parse=boolean, nargs="?", const=True,
     )  # fmt: skip
-    output_dir: Path = _flag(OUTPUT_ROOT, "folder above all results", parse=Path)
+    output_dir: Path = _flag(naming.OUTPUT_ROOT, "folder above all results", parse=Path)
     mask_options: MaskOptions = field(default_factory=MaskOptions)
     view_options: ViewOptions = field(default_factory=ViewOptions)
     size: SugarSize = field(default_factory=SugarSize)
@@ -163,12 +155,10 @@ class MetricsOptions:
     @property
     def refined_name(self) -> str:
         """Name that the files of a refined model share."""
-        coarse = coarse_name(
-            self.iteration_to_load, self.regularization_type, self.estimation_factor
-        )
-        model = coarse.removeprefix("sugarcoarse_")
+        run = coarse_name(self.iteration_to_load, self.regularization_type, self.estimation_factor)
+        model = run.removeprefix("sugarcoarse_")
         mesh = mesh_name(model, self.surface_level, self.n_vertices_in_mesh, self.variant)
-        return refined_name(Path(mesh), NORMAL_CONSISTENCY, self.gaussians_per_triangle)
+        return refined_name(Path(mesh), naming.NORMAL_CONSISTENCY, self.gaussians_per_triangle)
 
 
 def measure(options: MetricsOptions, console: Console | None = None) -> Path:
@@ -246,9 +236,8 @@ def _models(
     if options.use_uv_texture:
         mesh = read_textured_mesh(folder / f"{name}.obj").to(device)
         background = plain_background(options.white_background, device)
-        models.append(
-            (options.key, lambda c: render_textured(mesh, c, background, supersampling=2))
-        )
+        render = partial(render_textured, mesh, background=background, supersampling=2)
+        models.append((options.key, render))
     else:
         folder = options.output_dir / "refined" / scene_name(scene_path) / name
         path = folder / f"{options.refinement_iterations}.pt"
@@ -301,7 +290,7 @@ def _score(
 Perceptual = Callable[[Tensor, Tensor], float]  # distance of two (H, W, 3) images in [0, 1]
 
 
-def load_perceptual(notify: Callable[[str], None]) -> Perceptual | None:
+def load_perceptual(notify: Notify) -> Perceptual | None:
     """LPIPS with the VGG network, as papers of the field report it; None if it cannot be had.
 
     Its weights are downloaded by torchvision on first use, which needs a network.
@@ -338,10 +327,8 @@ def read_scene_config(text: str) -> dict[Path, Path]:
     if not text:
         raise UserError(f"--scene_config is empty; {_ADVICE}")
     if text.lstrip().startswith("{"):
-        try:
+        with explained("--scene_config is not JSON", _ADVICE, ValueError, RecursionError):
             config = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"--scene_config is not JSON ({error}); {_ADVICE}") from error
         text = "the given JSON"
     else:
         config = read_json(Path(text))

@@ -7,7 +7,7 @@ Photographs are compared with the refined Gaussians and the textured mesh.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from sugar_extractors.mesh_pictures import pick_views, preview_glb, read_any_mes
 from sugar_extractors.mesh_quality import MeshQuality
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, render_textured
 from sugar_scene.triangle_rasterizer import rasterize_triangles
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError
 from sugar_utils.html import Link, Page, Picture, duration_text, flattened, sizes_of, write_page
 from sugar_utils.memory import format_bytes
 
@@ -75,7 +75,7 @@ class Comparison:
 
 
 def write_report(
-    path: Path, title: str, stages: Sequence[StageRecord], *, notify: Callable[[str], None],
+    path: Path, title: str, stages: Sequence[StageRecord], *, notify: Notify,
     settings: Mapping[str, object] | None = None, comparison: Comparison | None = None,
     pictures: Mapping[str, Sequence[np.ndarray]] | None = None, model: bytes | None = None,
     quality: MeshQuality | Mapping[str, MeshQuality] | None = None,
@@ -108,9 +108,8 @@ def write_report(
         for caption, row in (pictures or {}).items():
             if row:
                 page.heading(caption, 3)
-                page.pictures(
-                    Picture(image, alt=f"{caption}, view {k}") for k, image in enumerate(row, 1)
-                )
+                seen = enumerate(row, start=1)
+                page.pictures(Picture(image, alt=f"{caption}, view {k}") for k, image in seen)
         for stage in stages:
             _add_stage(page, stage, path.parent)
         if settings:
@@ -136,24 +135,15 @@ def _add_health(page: Page, stages: Sequence[StageRecord]) -> None:
 
 
 def _add_stages(page: Page, stages: Sequence[StageRecord], root: Path) -> None:
-    page.table(
-        ("stage", "status", "made", "time", "peak memory", "result"),
-        (
-            (
-                stage.name,
-                stage.status,
-                stage.size_text or None,
-                duration_text(stage.seconds) if stage.seconds else None,
-                format_bytes(stage.peak_bytes) if stage.peak_bytes else None,
-                Link.to(stage.outputs[0], root) if stage.outputs else None,
-            )
-            for stage in stages
-        ),
-        text_columns=3,
-    )
-    missing = [
-        str(output) for stage in stages for output in stage.outputs if not sizes_of([output])
-    ]
+    rows = ((
+        stage.name, stage.status, stage.size_text or None,
+        duration_text(stage.seconds) if stage.seconds else None,
+        format_bytes(stage.peak_bytes) if stage.peak_bytes else None,
+        Link.to(stage.outputs[0], root) if stage.outputs else None,
+    ) for stage in stages)  # fmt: skip
+    header = ("stage", "status", "made", "time", "peak memory", "result")
+    page.table(header, rows, text_columns=3)
+    missing = [str(path) for stage in stages for path in stage.outputs if not sizes_of([path])]
     if missing:
         page.paragraph(f"Not there: {', '.join(missing)}", note=True)
 
@@ -199,11 +189,8 @@ def compare_with_photographs(
 ) -> Comparison:  # fmt: skip
     """Four held-out views, training views where there are none, and what renders of them differ."""
     white = scene.white_background
-    rows: dict[str, list[Picture]] = {
-        "Photograph": [],
-        "Refined Gaussians": [],
-        "Textured mesh": [],
-    }
+    rows = {name: [] for name in ("Photograph", "Refined Gaussians", "Textured mesh")}
+    behind = plain_background(white, device)
     covered = shown = 0
     for camera in pick_views(scene.test_cameras or scene.train_cameras, N_VIEWS):
         view, image = smaller(camera, images.shown(camera).cpu(), WIDTH)
@@ -222,9 +209,7 @@ def compare_with_photographs(
             add("Refined Gaussians", render, counted, "")
         if textured is not None:
             hits = rasterize_triangles(textured.vertices, textured.faces, view).covered.cpu()
-            render = render_textured(
-                textured, view, plain_background(white, device), supersampling=2
-            )
+            render = render_textured(textured, view, behind, supersampling=2)
             share = float((hits & counted).sum() / counted.sum().clamp_min(1))
             add("Textured mesh", render, hits & counted, f" on the {share:.0%} that it covers")
             covered, shown = covered + int((hits & counted).sum()), shown + int(counted.sum())
@@ -239,7 +224,7 @@ def compare_with_photographs(
 
 
 def model_to_turn(
-    textured: TexturedMesh | None, cameras: Sequence[Camera], notify: Callable[[str], None]
+    textured: TexturedMesh | None, cameras: Sequence[Camera], notify: Notify
 ) -> bytes | None:
     """The textured mesh, small and upright, for the report."""
     if textured is None:

@@ -27,34 +27,20 @@ from gaussian_splatting.engine.runner import run_stage
 from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.sfm.photographs import described_photographs, output_names
 from gaussian_splatting.sfm.scene_folder import find_source
+from sugar_extractors import mesh_quality
 from sugar_extractors.export.export_run import read_bound_gaussians
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
 from sugar_extractors.mesh_pictures import read_any_mesh
-from sugar_extractors.mesh_quality import (
-    OBJECT_FILE,
-    MeshQuality,
-    compare_surfaces,
-    read_reference,
-)
-from sugar_extractors.texture.placed_export import (
-    check_names,
-    placed_gaussians,
-    placed_path,
-    scale_of,
-)
+from sugar_extractors.mesh_quality import MeshQuality
+from sugar_extractors.texture import placed_export as placing
 from sugar_extractors.texture.textured_mesh_io import (
     TexturedMesh,
     read_textured_mesh,
     render_textured,
 )
 from sugar_extractors.texture.texturing import extract_textured_mesh
-from sugar_pipeline.pipeline_report import (
-    StageRecord,
-    compare_with_photographs,
-    mesh_picture_rows,
-    model_to_turn,
-    write_report,
-)
+from sugar_pipeline import pipeline_report
+from sugar_pipeline.pipeline_report import StageRecord
 from sugar_pipeline.plan import STAGES, PipelinePlan
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_scene.triangle_rasterizer import rasterize_triangles
@@ -187,7 +173,7 @@ def _conclude(
         ("report", result.report),
     ):
         if path is not None:
-            console.info(f"{label}: {path}")
+            console.info(f"{label}: {path}")  # fmt: skip
 
 
 def _stages(
@@ -250,19 +236,19 @@ def file_record(name: str, path: Path) -> StageRecord:
     recorded: dict[str, Any] = read_checked(path.with_suffix(".json"), ResultNote)
     figures = dict(recorded.get("result", {}))
     seconds, peak = figures.pop("seconds", 0.0), figures.pop("peak_bytes", 0)
-    names = (path.stem, placed_path(path).stem, placed_gaussians(path).stem)
+    names = (path.stem, placing.placed_path(path).stem, placing.placed_gaussians(path).stem)
     beside = sorted(p for p in path.parent.iterdir() if p.stem in names and p != path)
     outputs = [path, *(p for p in beside if p.suffix != ".json")]
     return StageRecord(name, seconds, peak, tuple(outputs), figures=figures)
 
 
 def _measure(scene: Path, result: PipelineResult, device: torch.device) -> dict[str, MeshQuality]:
-    if not (scene / OBJECT_FILE).is_file() or result.coarse_mesh is None:
+    if not (scene / mesh_quality.OBJECT_FILE).is_file() or result.coarse_mesh is None:
         return {}
-    reference = read_reference(scene)
+    reference = mesh_quality.read_reference(scene)
     meshes = {"coarse mesh": result.coarse_mesh, "refined mesh": result.refined}
     return {
-        name: compare_surfaces(read_any_mesh(path), reference, device=device)
+        name: mesh_quality.compare_surfaces(read_any_mesh(path), reference, device=device)
         for name, path in meshes.items()
         if path is not None
     }
@@ -298,18 +284,18 @@ def _write_report(
     cameras = scene.test_cameras or scene.train_cameras
     device = last.compute.device
     textured = None if result.textured is None else read_textured_mesh(result.textured)
-    rows = mesh_picture_rows(
+    rows = pipeline_report.mesh_picture_rows(
         cameras, coarse_mesh=result.coarse_mesh, refined=result.refined, device=device
     )
     refined = None
     if result.refined is not None:
         refined = read_bound_gaussians(result.refined).to(device).activate_all()
     placed = None if textured is None else textured.to(device)
-    comparison = compare_with_photographs(scene, images, refined, placed, device)
-    return write_report(
+    comparison = pipeline_report.compare_with_photographs(scene, images, refined, placed, device)
+    return pipeline_report.write_report(
         path, f"{TITLE} {scene_name(last.scene_path)}", result.records, settings=plan.settings(),
-        comparison=comparison, pictures=rows, model=model_to_turn(textured, cameras, console.warn),
-        quality=result.quality or None, notify=console.warn,
+        comparison=comparison, pictures=rows, quality=result.quality or None, notify=console.warn,
+        model=pipeline_report.model_to_turn(textured, cameras, console.warn),
     )  # fmt: skip
 
 
@@ -318,10 +304,9 @@ _MIN_PIXELS = 50
 
 
 def mesh_health(
-    mesh: TriangleMesh | TexturedMesh,
-    cameras: Sequence[Camera],
+    mesh: TriangleMesh | TexturedMesh, cameras: Sequence[Camera],
     load_image: Callable[[Camera], Tensor],
-) -> dict[str, float]:
+) -> dict[str, float]:  # fmt: skip
     """Coverage of some views, and of a textured mesh the colour error there.
 
     Returns:
@@ -362,7 +347,7 @@ def check_names_of_photographs(plan: PipelinePlan) -> None:
     source = find_source(plan.convert.source_path)
     if source.video is None and plan.texture.placement.known_distance is not None:
         photographs = described_photographs(source.folder, source.recursive)
-        check_names(plan.texture.placement, list(output_names(photographs)))
+        placing.check_names(plan.texture.placement, list(output_names(photographs)))
 
 
 def check_places(plan: PipelinePlan) -> None:
@@ -370,7 +355,7 @@ def check_places(plan: PipelinePlan) -> None:
     if plan.texture is None or plan.texture.placement.known_distance is None:
         return
     scene = _capture(plan)
-    scale_of(scene.calibrated_cameras, plan.texture.placement)
+    placing.scale_of(scene.calibrated_cameras, plan.texture.placement)
 
 
 def _capture(plan: PipelinePlan) -> Scene:

@@ -20,10 +20,7 @@ from gaussian_splatting.optim.schedule import scaled
 from gaussian_splatting.sfm.convert_options import ConvertOptions
 from gaussian_splatting.sfm.scene_folder import needs_cameras, scene_root
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
-from gaussian_splatting.vanilla.vanilla_run import (
-    VanillaOptions,
-    budget_messages,
-)
+from gaussian_splatting.vanilla.vanilla_run import VanillaOptions, budget_messages
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.texture.texture_atlas import load_xatlas
 from sugar_extractors.texture.texturing import TextureOptions
@@ -204,10 +201,8 @@ def _run_of(args: argparse.Namespace, stage: str) -> RunOptions:
 
 def _vanilla_options(args: argparse.Namespace, coarse: CoarseOptions) -> VanillaOptions:
     """The vanilla stage holds out what the others hold out, at the size that they train on."""
-    iterations = scaled(args.vanilla_iterations, args.schedule_scale)
-    config = from_args(
-        VanillaConfig, args, iterations=iterations, optimizer=coarse.config.optimizer
-    )
+    n = scaled(args.vanilla_iterations, args.schedule_scale)
+    config = from_args(VanillaConfig, args, iterations=n, optimizer=coarse.config.optimizer)
     if config.robustness.robust is None:
         config = replace(config, robustness=replace(config.robustness, robust=True))
     # Learning rates per step do not grow when a schedule shrinks: after a reset, opacities take

@@ -18,34 +18,27 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.compute import Compute, DeviceFlags
-from gaussian_splatting.data.cameras import Camera, pixel_rays, up_direction, upright_rotation
+from gaussian_splatting.data import cameras as poses
+from gaussian_splatting.data.cameras import Camera, looked_at
 from gaussian_splatting.data.reference_layout import read_cameras_json
 from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.engine.reporting import view_findings
 from gaussian_splatting.engine.reporting.evaluation import to_uint8
-from gaussian_splatting.engine.reporting.view_findings import (
-    depth_picture,
-    farthest,
-    grey_picture,
-    normal_picture,
-)
 from gaussian_splatting.rasterization import plain_background, render_view
 from gaussian_splatting.shared_flags import white_background
 from sugar_extractors.export.export_run import has_gaussians, read_any_gaussians
 from sugar_extractors.export.mesh_formats import shape_of
 from sugar_extractors.mesh_pictures import read_any_mesh, shaded_views
 from sugar_extractors.results import scene_of
-from sugar_extractors.texture.textured_mesh_io import (
-    TexturedMesh,
-    read_textured_mesh,
-    render_textured,
-)
+from sugar_extractors.texture import textured_mesh_io as meshes
+from sugar_extractors.texture.textured_mesh_io import TexturedMesh
 from sugar_scene.mesh_bound import face_normals
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_scene.triangle_rasterizer import rasterize_triangles
 from sugar_trainers.capture import SugarSize
 from sugar_trainers.naming import OUTPUT_ROOT, scene_name
 from sugar_utils.console import Console, Progress
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError
 from sugar_utils.files import atomic_path, check_writable
 from sugar_utils.flags import positive_int
 from sugar_utils.settings import flag, made_of
@@ -67,19 +60,17 @@ class ShownModel:
     mesh: TriangleMesh | None = None  # its triangles, to be shown as clay; None of Gaussians
 
 
-def open_model(
-    path: Path, white: bool, device: torch.device, notify: Callable[[str], None]
-) -> ShownModel:
+def open_model(path: Path, white: bool, device: torch.device, notify: Notify) -> ShownModel:
     return model_of(path.name, read_result(path, notify), white, device)
 
 
-def read_result(path: Path, notify: Callable[[str], None]) -> Result:
+def read_result(path: Path, notify: Notify) -> Result:
     """Read Gaussians as ``read_any_gaussians`` does, a mesh ``.ply``, or a textured ``.obj``."""
     if not path.exists():
         raise UserError(f"{path}: no such file or folder; check the path of the result")
     suffix = path.suffix.lower()
     if suffix == ".obj":
-        return read_textured_mesh(path)
+        return meshes.read_textured_mesh(path)
     if has_gaussians(path):
         return read_any_gaussians(path, notify)
     if suffix == ".ply":
@@ -99,7 +90,7 @@ def model_of(name: str, result: Result, white: bool, device: torch.device) -> Sh
         return _of_gaussians(name, result.to(device).activate(), white)
     if isinstance(result, TexturedMesh):
         mesh, background = result.to(device), plain_background(white, device)
-        picture = partial(render_textured, mesh, background=background, supersampling=2)
+        picture = partial(meshes.render_textured, mesh, background=background, supersampling=2)
         surface, shape = (mesh.vertices, mesh.faces), shape_of(mesh)
     else:
         picture, shape = partial(_own_colors, result, device), result
@@ -107,9 +98,7 @@ def model_of(name: str, result: Result, white: bool, device: torch.device) -> Sh
         surface = vertices, torch.tensor(result.faces, device=device)
     geometry = partial(mesh_geometry, *surface)
     # No light goes through a surface.
-    return ShownModel(
-        name, picture, geometry, lambda camera: geometry(camera)[0].isfinite().float(), shape
-    )
+    return ShownModel(name, picture, geometry, lambda c: geometry(c)[0].isfinite().float(), shape)
 
 
 def _of_gaussians(name: str, gaussians: Gaussians, white: bool) -> ShownModel:
@@ -121,12 +110,8 @@ def _of_gaussians(name: str, gaussians: Gaussians, white: bool) -> ShownModel:
         depth = torch.where(seen, output.depth / output.alpha.clamp_min(_SEEN), torch.inf)
         return depth, output.normal * seen[..., None]
 
-    return ShownModel(
-        name,
-        lambda camera: render(camera, geometry=False).image,
-        geometry,
-        lambda camera: render(camera, geometry=False).alpha,
-    )
+    plain = partial(render, geometry=False)
+    return ShownModel(name, lambda c: plain(c).image, geometry, lambda c: plain(c).alpha)
 
 
 def _own_colors(mesh: TriangleMesh, device: torch.device, camera: Camera) -> Tensor:
@@ -144,7 +129,7 @@ def mesh_geometry(vertices: Tensor, faces: Tensor, camera: Camera) -> tuple[Tens
     normals = face_normals(vertices[faces]) @ rotation.T
     seen = torch.zeros(*hits.face.shape, 3, device=vertices.device)
     seen[hits.covered] = normals[hits.face[hits.covered].long()]
-    rays = pixel_rays(camera, dtype=seen.dtype, device=seen.device)
+    rays = poses.pixel_rays(camera, dtype=seen.dtype, device=seen.device)
     return hits.depth, torch.where((seen * rays).sum(dim=2, keepdim=True) > 0, -seen, seen)
 
 
@@ -155,16 +140,17 @@ def shown(model: ShownModel, show: str, camera: Camera, far: float) -> np.ndarra
     if show == "clay":
         return shaded_views(model.mesh, [camera], _longer_side(camera))[0]
     if show == "alpha":
-        return grey_picture(model.alpha(camera)).cpu().numpy()
+        return view_findings.grey_picture(model.alpha(camera)).cpu().numpy()
     depth, normal = model.geometry(camera)
-    picture = depth_picture(depth, far) if show == "depth" else normal_picture(normal)
-    return picture.cpu().numpy()
+    if show == "depth":
+        return view_findings.depth_picture(depth, far).cpu().numpy()
+    return view_findings.normal_picture(normal).cpu().numpy()
 
 
 def far_depth(model: ShownModel, cameras: Sequence[Camera]) -> float:
     """The depth to draw white in pictures of several cameras; see :func:`farthest`. World units"""
     depths = [model.geometry(camera)[0].flatten() for camera in cameras]
-    return float(farthest(torch.cat(depths)))
+    return float(view_findings.farthest(torch.cat(depths)))
 
 
 def _longer_side(camera: Camera) -> int:
@@ -311,34 +297,16 @@ def turntable(cameras: Sequence[Camera], points: np.ndarray, n: int) -> list[Cam
     """A circle around what the cameras look at, upright, at their middle height and distance."""
     target = looked_at(cameras)
     centers = np.stack([camera.center for camera in cameras])
-    up = up_direction(np.stack([camera.rotation for camera in cameras]), points)
+    up = poses.up_direction(np.stack([camera.rotation for camera in cameras]), points)
     # Rows: to the right, up, and towards the first camera.
-    axes = upright_rotation(up, cameras[0].center - target)
+    axes = poses.upright_rotation(up, cameras[0].center - target)
     offsets = (centers - target) @ axes.T
     height = float(np.median(offsets[:, 1]))
     radius = float(np.median(np.hypot(offsets[:, 0], offsets[:, 2])))
     angles = 2 * np.pi * np.arange(n) / n
     level = np.stack([np.sin(angles), np.zeros(n), np.cos(angles)], axis=1)
     places = target + (radius * level + [0.0, height, 0.0]) @ axes
-    return [
-        _placed(cameras[0], k, looking(place, target, up), place) for k, place in enumerate(places)
-    ]
-
-
-def looked_at(cameras: Sequence[Camera]) -> np.ndarray:
-    """The point that is nearest to all lines of sight, in the sense of least squares. (3,)
-
-    Where all look the same way, it is one distance of the outermost cameras ahead of their middle.
-    """
-    centers = np.stack([camera.center for camera in cameras])
-    ahead = np.stack([camera.rotation[2] for camera in cameras])
-    across = np.eye(3) - ahead[:, :, None] * ahead[:, None, :]
-    total = across.sum(axis=0)
-    if np.linalg.eigvalsh(total)[0] > 1e-3 * len(cameras):
-        return np.linalg.solve(total, np.einsum("nij,nj->i", across, centers))
-    middle, mean = centers.mean(axis=0), ahead.mean(axis=0)
-    reach = np.linalg.norm(centers - middle, axis=1).max()
-    return middle + reach * mean / np.linalg.norm(mean)
+    return [_placed(cameras[0], k, looking(p, target, up), p) for k, p in enumerate(places)]
 
 
 def looking(place: np.ndarray, target: np.ndarray, up: np.ndarray) -> np.ndarray:

@@ -137,13 +137,10 @@ class TimePlan:
             earlier = {name: getattr(plan, name) for name in STAGES[: STAGES.index(stage)]}
             plan = replace(self._make(self._args), given=plan.given, **earlier)
         check_writable(self._file.parent)
-        write_json_atomic(
-            self._file,
-            {
-                "flags": self._identity, "chosen": self._chosen, "spent": self.spent,
-                "step": self._step, "n_views": self._n_views,
-            },
-        )  # fmt: skip
+        write_json_atomic(self._file, {
+            "flags": self._identity, "chosen": self._chosen, "spent": self.spent,
+            "step": self._step, "n_views": self._n_views,
+        })  # fmt: skip
         return plan
 
     def preview(self, images: ImageStore) -> None:
@@ -167,9 +164,8 @@ class TimePlan:
                 speed = measure(getattr(plan, stage), images)
             if not {"n_vertices_in_mesh", "low_poly", "high_poly"} & self._given.keys():
                 triangles = round(TRIANGLES_PER_PIXEL * speed.width * speed.height)
-                sizes = sizes | {
-                    "n_vertices_in_mesh": min(triangles, plan.refine.config.n_vertices_in_fg)
-                }
+                most = plan.refine.config.n_vertices_in_fg
+                sizes = sizes | {"n_vertices_in_mesh": min(triangles, most)}
         possible, full = self._possible(stage, plan, speed), self._full_length(stage, plan)
         n = min(full, max(LEAST[stage], int(possible)))
         self._console.info(

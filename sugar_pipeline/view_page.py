@@ -24,7 +24,7 @@ from sugar_extractors.texture.textured_mesh_io import TexturedMesh, glb_chunks, 
 from sugar_pipeline.render_run import SHOWS, Result, ShownModel, far_depth, shown
 from sugar_pipeline.tool_panels import BoxPanel, MeasurePanel, PathPanel, hit
 from sugar_scene.geometry import covariances
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError
 
 if TYPE_CHECKING:
     import viser
@@ -239,7 +239,7 @@ class ViewPage:
 
     def __init__(
         self, server: viser.ViserServer, layers: Sequence[Layer], around: SceneContext,
-        notify: Callable[[str], None],
+        notify: Notify,
     ) -> None:  # fmt: skip
         self._server, self._around, self._notify = server, around, notify
         self._layers = {one.title: one for one in layers}

@@ -14,7 +14,7 @@ import torch
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.compute import Compute, DeviceFlags
-from gaussian_splatting.data.cameras import Camera, up_direction
+from gaussian_splatting.data.cameras import Camera, looked_at, up_direction
 from gaussian_splatting.data.ply import holds_gaussians
 from gaussian_splatting.data.reference_layout import CHECKPOINT_FOLDER
 from gaussian_splatting.data.scene import Scene
@@ -24,13 +24,13 @@ from sugar_extractors.export.compact_files import holds_gltf_gaussians
 from sugar_extractors.results import capture_of, scene_of
 from sugar_extractors.texture.placed_export import PlacementOptions, scale_of
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh
-from sugar_pipeline.render_run import Result, looked_at, looking, model_of, read_result
+from sugar_pipeline.render_run import Result, looking, model_of, read_result
 from sugar_pipeline.tool_panels import box_around, inside
 from sugar_pipeline.view_page import Layer, SceneContext, ViewPage
 from sugar_trainers.capture import SugarSize
 from sugar_trainers.naming import OUTPUT_ROOT
 from sugar_utils.console import Console
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError
 from sugar_utils.flags import positive_float, positive_int
 from sugar_utils.settings import flag, made_of, without_flags
 
@@ -165,17 +165,12 @@ def scene_context(
     if not cameras and options.placement.needs_cameras:
         raise UserError("photographs of --known_distance need a capture; name its folder with -s")
     extent = scene.extent if scene is not None and scene.extent > 0 else None
+    scale = scale_of(cameras, options.placement) if options.placement.is_scaled else None
     return SceneContext(
-        scene=scene,
-        extent=extent or float(np.linalg.norm(high - low)),
-        box=(low, high),
-        metres_per_unit=(
-            scale_of(cameras, options.placement) if options.placement.is_scaled else None
-        ),
-        white=options.white_background,
-        path_file=options.path_file,
+        scene=scene, extent=extent or float(np.linalg.norm(high - low)), box=(low, high),
+        metres_per_unit=scale, white=options.white_background, path_file=options.path_file,
         picture_size=options.picture_size,
-    )
+    )  # fmt: skip
 
 
 def first_view(layers: Sequence[Layer], scene: Scene | None) -> tuple[Camera, np.ndarray, float]:
@@ -210,7 +205,7 @@ class FoundResult:
     path: Path
 
 
-def find_results(paths: Sequence[Path], notify: Callable[[str], None]) -> list[FoundResult]:
+def find_results(paths: Sequence[Path], notify: Notify) -> list[FoundResult]:
     """What is to be shown of files and folders; of several in a folder the newest of each stage."""
     found: list[FoundResult] = []
     for path in paths:
@@ -230,7 +225,7 @@ def find_results(paths: Sequence[Path], notify: Callable[[str], None]) -> list[F
     return found
 
 
-def _newest(folder: Path, notify: Callable[[str], None]) -> list[FoundResult]:
+def _newest(folder: Path, notify: Notify) -> list[FoundResult]:
     own = _stage_of(folder)
     if own is not None:
         return [FoundResult(own, folder)]

@@ -365,7 +365,6 @@ GROUP_NAMES = {
     for name in ("vertices", "sh_dc", "sh_rest", "opacity_logits", "log_scales", "rotations")
 }
 
-
 BACKGROUND = "background"
 """Key of a ``.pt`` that holds the background as a model of free Gaussians, with its moments."""
 _PREFIX = f"{BACKGROUND}_"

@@ -19,15 +19,10 @@ from torch import Tensor
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization.render import NORMAL_EPS
 from sugar_scene.reprojection import MAX_CYCLE, MIN_DEPTH, MIN_FACING, MIN_SQUARE, ViewPair
+from sugar_utils import warp_launch
 from sugar_utils.device import constants
 from sugar_utils.warp_arrays import Floats, Floats2d, Floats3d, Ints2d
-from sugar_utils.warp_launch import (
-    NATIVE_OPTIONS,
-    SIMD_SOURCE,
-    launch,
-    native_kernel,
-    native_source,
-)
+from sugar_utils.warp_launch import launch, native_kernel, native_source
 
 PATCH_RADIUS = 3  # patches have 7 x 7 pixels
 MIN_VARIANCE = 4e-5  # of grey values in [0, 1]; patches with less have nothing to match
@@ -38,7 +33,7 @@ NO_PATCHES, PATCHES_WHERE_MET, ALL_PATCHES = range(3)
 _PAD, _RUN, _MIN_ITEMS = 2, 64, 8
 
 
-wp.set_module_options(NATIVE_OPTIONS)
+wp.set_module_options(warp_launch.NATIVE_OPTIONS)
 
 _CONSTANTS = f"""
 constexpr int PAD = {_PAD}, RADIUS = {PATCH_RADIUS};
@@ -56,7 +51,7 @@ def _source(name: str) -> str:
     one, eight, body = (native_source(__file__, part) for part in parts)
     return (
         f"{_CONSTANTS}if (lanes == 1) {{\n{one}{body}}}\n"
-        f"#ifndef __CUDACC__\nelse {{\n{SIMD_SOURCE}{eight}{body}}}\n#endif\n"
+        f"#ifndef __CUDACC__\nelse {{\n{warp_launch.SIMD_SOURCE}{eight}{body}}}\n#endif\n"
     )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from plyfile import PlyData, PlyElement, PlyParseError
 
-from gaussian_splatting.data.ply import does_not_fit
+from gaussian_splatting.data.ply import ply_errors
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
 
@@ -286,16 +286,10 @@ def write_faces(path: Path, vertices: np.ndarray, faces: np.ndarray) -> None:
 def read_mesh_ply(path: Path) -> TriangleMesh:
     """Read a mesh, polygons as fans; colours are grey and normals None where there are none."""
     path = require_regular_file(path, missing_ok=True)
-    try:
+    if not path.exists():
+        raise UserError(f"{path}: no such mesh file; check --mesh_path")
+    with ply_errors(path, "extract it again"):
         mesh = _mesh_of(path, _read(path))
-    except FileNotFoundError as error:
-        raise UserError(f"{path}: no such mesh file; check --mesh_path") from error
-    except MemoryError as error:
-        raise does_not_fit(path) from error
-    except (PlyParseError, OSError, ValueError, TypeError, OverflowError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        advice = "extract it again"
-        raise UserError(f"{path}: damaged or truncated mesh ({reason}); {advice}") from error
     if not np.isfinite(mesh.vertices).all():
         raise UserError(f"{path}: has vertices with NaN or infinity; extract it again")
     if mesh.n_faces and not 0 <= mesh.faces.min() <= mesh.faces.max() < mesh.n_vertices:

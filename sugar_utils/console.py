@@ -23,7 +23,7 @@ import rich.progress
 from rich.table import Table
 from rich.text import Text
 
-from sugar_utils.errors import UserError, printable
+from sugar_utils.errors import explained, printable
 from sugar_utils.files import require_regular_file
 from sugar_utils.frame import complain, discard
 
@@ -138,15 +138,11 @@ class Console(contextlib.AbstractContextManager):
     def open_log(self, path: Path) -> None:
         """Go on in a log file, appended to when it exists."""
         self.close()
-        try:
+        advice = "fix the permissions or choose another output folder"
+        with explained(f"cannot write {path}:", advice):
             path.parent.mkdir(parents=True, exist_ok=True)
             require_regular_file(path, missing_ok=True)
             self._log = path.open("a", encoding="utf-8", newline="\n", errors="replace")
-        except OSError as error:
-            raise UserError(
-                f"cannot write {path}: {error.strerror or error}; "
-                "fix the permissions or choose another output folder"
-            ) from error
 
     def close(self) -> None:
         if self._log is not None:

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+
+Notify = Callable[[str], None]  # is told, in one line each, what is worth knowing
 
 
 class UserError(Exception):
@@ -23,6 +26,23 @@ class TrainingError(UserError):
     """Training met numbers it must not train on; the last good checkpoint is kept."""
 
     exit_code = 3
+
+
+@contextlib.contextmanager
+def explained(what: str, advice: str, *kinds: type[Exception]) -> Iterator[None]:
+    """A context whose errors of some kinds, ``OSError`` if none is named, a user can fix.
+
+    Args:
+        what: What cannot be done, and where. After a colon the reason follows without brackets.
+    """
+    kinds = kinds or (OSError,)
+    try:
+        yield
+    except kinds as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        reason = reason or type(error).__name__
+        told = f"{what} {reason}" if what.endswith(":") else f"{what} ({reason})"
+        raise UserError(f"{told}; {advice}") from error
 
 
 # C0 and C1 controls, line and paragraph separators, what turns the direction of text, and the

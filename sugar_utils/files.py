@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import socket
 import stat
 import tempfile
@@ -29,7 +30,7 @@ from typing import Any, TypeVar
 import psutil
 from filelock import FileLock, Timeout
 
-from sugar_utils.errors import UserError
+from sugar_utils.errors import UserError, explained
 
 A, B = TypeVar("A"), TypeVar("B")
 _TEMPORARY = re.compile(r"\.tmp-(\d+)(\.[^.]*)?$")
@@ -72,12 +73,8 @@ def temporary_path(path: Path) -> Path:
 
 
 def _make_directory(directory: Path) -> None:
-    try:
+    with explained(f"cannot create the folder {directory}:", "choose another output folder"):
         directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"cannot create the folder {directory}: {_cause(error)}; choose another output folder"
-        ) from error
 
 
 def _flush(path: Path) -> None:
@@ -137,6 +134,16 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise
 
 
+@contextlib.contextmanager
+def replaced_folder(folder: Path) -> Iterator[Path]:
+    """Make a folder that takes the place of another one of its name when the body is done."""
+    fresh = folder.with_name(f".{folder.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    yield fresh
+    shutil.rmtree(folder, ignore_errors=True)
+    fresh.rename(folder)
+
+
 def write_text_atomic(path: str | os.PathLike[str], text: str) -> None:
     r"""Write a text file in UTF-8 with ``\n`` line ends, complete or not at all."""
     with atomic_path(path) as temporary:
@@ -191,14 +198,12 @@ def check_writable(directory: str | os.PathLike[str]) -> Path:
     """Create a folder if need be and prove that files can be written in it."""
     directory = Path(directory)
     _make_directory(directory)
-    try:
-        with tempfile.TemporaryFile(dir=directory) as file:
-            file.write(b"\0")
-    except OSError as error:
-        raise UserError(
-            f"cannot write in the folder {directory}: {_cause(error)}; "
-            "fix the permissions or choose another output folder"
-        ) from error
+    advice = "fix the permissions or choose another output folder"
+    with (
+        explained(f"cannot write in the folder {directory}:", advice),
+        tempfile.TemporaryFile(dir=directory) as file,
+    ):
+        file.write(b"\0")
     return directory
 
 
@@ -217,10 +222,8 @@ def fingerprint(path: Path) -> str:
 
 def file_digest(path: Path) -> str:
     """Digest of the content of a file; not read again while its size and times stay the same."""
-    try:
+    with explained(f"cannot read {path}:", "check the path"):
         stat = path.stat()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {_cause(error)}; check the path") from error
     # The last of them changes with every write, whatever a copy made of the others.
     return _digest_at(path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
@@ -281,18 +284,14 @@ def temporary_cache(name: str) -> Path:
         user = re.sub(r"[^\w.-]", "_", getpass.getuser())
     except (OSError, KeyError, ImportError):
         user = "user"
-    try:
+    advice = "free some space, or name another one in the variable TMPDIR"
+    with explained("cannot write in the temporary folder", advice):
         path = Path(tempfile.gettempdir()) / f"sugar-{name}-{user}"
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700, exist_ok=True)
             if _is_ours(path):
                 return path
         return Path(tempfile.mkdtemp(prefix=f"sugar-{name}-"))
-    except OSError as error:
-        raise UserError(
-            f"cannot write in the temporary folder ({error.strerror or error}); free some space, "
-            "or name another one in the variable TMPDIR"
-        ) from error
 
 
 def _is_ours(path: Path) -> bool:

@@ -18,7 +18,7 @@ try:
 except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
 
-from sugar_utils.errors import UserError, printable
+from sugar_utils.errors import UserError, explained, printable
 from sugar_utils.torchrun import is_follower
 
 TASKS = ("input", "result", "time and memory", "run")
@@ -171,11 +171,7 @@ class Repeated(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-class HelpFormatter(argparse.HelpFormatter):
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        """Lines of descriptions and examples stay as they are."""
-        return "\n".join(indent + line for line in text.splitlines())
-
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     def _get_help_string(self, action: argparse.Action) -> str | None:
         text, no_effect_when = action.help, getattr(action, "no_effect_when", "")
         unnamed = (None, False, argparse.SUPPRESS)
@@ -340,11 +336,9 @@ def read_config(path: Path) -> dict[str, Any]:
 
     if not path.is_dir():
         require_regular_file(path, missing_ok=True)
-    try:
+    advice = "give a TOML file, name = value"
+    with explained(f"--config {path}:", advice, OSError, ValueError, RecursionError):
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"--config {path}: {reason}; give a TOML file, name = value") from None
 
 
 def config_text(values: Mapping[str, Any], comment: str) -> str:

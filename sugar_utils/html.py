@@ -23,7 +23,7 @@ from urllib.parse import quote
 import numpy as np
 from PIL import Image
 
-from sugar_utils.errors import printable
+from sugar_utils.errors import Notify, printable
 from sugar_utils.files import flat_items, write_text_atomic
 from sugar_utils.memory import format_bytes
 
@@ -289,7 +289,7 @@ class Link:
         return Link(relative, quote(os.fsencode(relative)))
 
 
-def write_page(path: Path, build: Callable[[], Page], notify: Callable[[str], None]) -> Path | None:
+def write_page(path: Path, build: Callable[[], Page], notify: Notify) -> Path | None:
     """Build a report and write it, complete or not at all; None where that failed."""
     try:
         write_text_atomic(path, build().html())

@@ -17,18 +17,16 @@ from types import ModuleType
 
 import psutil
 
-from sugar_utils.errors import UserError
+from sugar_utils.errors import UserError, explained
 
 
 def load_package(
     what: str, package: str, *modules: str, instead: str | None = None
 ) -> tuple[ModuleType, ...]:
     """Import modules of a package that may be missing; ``instead``: what else to do."""
-    try:
+    advice = f"install it with 'pip install {package}'" + (f", or {instead}" if instead else "")
+    with explained(f"{what} needs the package {package}", advice, ImportError):
         return tuple(importlib.import_module(module) for module in modules)
-    except ImportError as error:
-        advice = f"install it with 'pip install {package}'" + (f", or {instead}" if instead else "")
-        raise UserError(f"{what} needs the package {package} ({error}); {advice}") from error
 
 
 _FATAL = 3  # level by which glog, which pycolmap prints with, knows what it dies of

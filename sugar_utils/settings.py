@@ -212,10 +212,8 @@ def given_flags(args: argparse.Namespace, parser: argparse.ArgumentParser) -> di
 
 def write_settings(folder: Path, given: Mapping[str, Any]) -> None:
     """Write ``settings.toml``, which repeats a run: the flags that were given."""
-    text, path = (
-        config_text(given, "--config with this file repeats the run"),
-        folder / SETTINGS_FILE,
-    )
+    text = config_text(given, "--config with this file repeats the run")
+    path = folder / SETTINGS_FILE
     if not path.is_file() or path.read_text(encoding="utf-8", errors="replace") != text:
         with atomic_path(path) as temporary:
             temporary.write_text(text, encoding="utf-8", errors="replace", newline="\n")

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sugar_utils.errors import UserError
+from sugar_utils.errors import UserError, explained
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -24,14 +24,10 @@ class Launch:
         """From the environment; one process where torchrun was not used."""
         if any(name not in environment for name in _VARIABLES):
             return cls()
-        try:
+        what = "the variables RANK, WORLD_SIZE, LOCAL_RANK do not hold numbers"
+        with explained(what, "start with torchrun, or unset them", ValueError):
             rank, size, local = (int(environment[name]) for name in _VARIABLES[:3])
             local_size = int(environment.get("LOCAL_WORLD_SIZE", size))
-        except ValueError as error:
-            raise UserError(
-                f"the variables RANK, WORLD_SIZE, LOCAL_RANK do not hold numbers ({error}); start "
-                "with torchrun, or unset them"
-            ) from None
         return cls(rank, size, local, local_size)
 
 

@@ -274,7 +274,7 @@ def test_whole_photographs_are_taken_where_masks_leave_too_little(room, converte
     monkeypatch.undo()
     console = Heard()
     result = convert(ConvertOptions(room, resize=True, sfm=SMALL), console)
-    assert result.n_registered == N
+    assert result.outcome["registered"] == N
     assert any(f"of {N} photographs: trying whole photographs" in line for line in console.lines)
     assert any(f"whole photographs place {N} of {N}: taken" in x for x in console.lines)
     assert model_bytes(room) == model_bytes(converted)
@@ -290,7 +290,7 @@ def test_masks_that_place_as_many_stay_in_use(room):
     for path in (room / "input").iterdir():
         Image.fromarray(mask).save(room / "masks" / f"{path.name}.png")
     console = Heard()
-    assert convert(ConvertOptions(room, sfm=SMALL), console).n_registered == N - 1
+    assert convert(ConvertOptions(room, sfm=SMALL), console).outcome["registered"] == N - 1
     assert "whole photographs place no more of them; staying with what the masks show" in (
         console.lines
     )
@@ -313,7 +313,7 @@ def test_masks_of_another_shape_are_refused(room):
 def test_global_mapping_finds_the_same_cameras(room):
     console = Heard()
     options = ConvertOptions(room, sfm=replace(SMALL, mapper="global"))
-    assert convert(options, console).n_registered == N
+    assert convert(options, console).outcome["registered"] == N
     assert f"placing {N} photographs at once, which shows no progress" in console.lines
     scene = load_scene(room, size_rule=_AsTheyAre(), eval_split=False, notify=lambda _: None)
     found = {camera.name: camera for camera in scene.train_cameras}
@@ -343,9 +343,9 @@ def test_a_blurred_photograph_is_named_with_the_reason(room):
         blurred = picture.filter(ImageFilter.GaussianBlur(6))
     blurred.save(path)
     result = convert(ConvertOptions(room, sfm=SMALL), Heard())
-    assert result.n_registered == N - 1
-    assert "IMG 4.png (blurred)" in result.line
-    assert "add photographs between IMG 3.png and IMG 5.png" in result.line
+    assert result.outcome["registered"] == N - 1
+    assert "IMG 4.png (blurred)" in result.outcome["line"]
+    assert "add photographs between IMG 3.png and IMG 5.png" in result.outcome["line"]
 
 
 def test_blurred_photographs_alone_are_refused_with_advice(room):

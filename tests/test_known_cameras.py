@@ -174,7 +174,7 @@ def test_cameras_of_other_images_are_refused(room, tmp_path):
     with pytest.raises(UserError, match="cameras.xml: its cameras do not fit the photographs, of"):
         convert(ConvertOptions(root, sfm=SMALL), Heard())
     result = convert(ConvertOptions(root, sfm=replace(SMALL, cameras="none")), Heard())
-    assert result.n_registered == ROOM
+    assert result.outcome["registered"] == ROOM
     assert not needs_cameras(root)
 
 
@@ -184,7 +184,7 @@ def test_cameras_that_a_flag_names(room, tmp_path, monkeypatch):
     other.write_text(room_xml(n=4))
     monkeypatch.chdir(tmp_path)
     options = ConvertOptions(root, sfm=replace(SMALL, cameras="other.xml"))
-    assert convert(options, Heard()).n_photographs == 4
+    assert convert(options, Heard()).outcome["photographs"] == 4
     monkeypatch.chdir(root)
     assert not needs_cameras(root)
     other.write_text(room_xml(n=5))
@@ -229,9 +229,9 @@ def test_a_real_scene_with_the_cameras_of_metashape(scenes_dir, tmp_path):
     (tmp_path / "fox" / "cameras.xml").write_text(text)
     sfm = SfmOptions(extraction_size=800, max_features=2000)
     result = convert(ConvertOptions(tmp_path / "fox", sfm=sfm), Heard())
-    assert result.n_registered == 12
-    assert result.n_points > 500
-    assert result.reprojection_error < 1.5
+    assert result.outcome["registered"] == 12
+    assert result.outcome["points"] > 500
+    assert result.outcome["reprojection_error"] < 1.5
     made = pycolmap.Reconstruction(str(tmp_path / "fox" / "sparse" / "0"))
     found = {image.name: image for image in made.images.values()}
     for image, (rotation, center) in zip(images, poses, strict=True):

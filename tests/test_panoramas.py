@@ -119,7 +119,7 @@ def test_poses_are_found_with_rigs_and_without_who_carries_the_camera(tmp_path, 
     write_panoramas(tmp_path / "input", n, tripod=tripod)
     sfm = SfmOptions(max_features=FEATURES, photographer=TRIPOD + 1 if tripod else None)
     done = convert(ConvertOptions(tmp_path, sfm=sfm, masks=MaskOptions(mask_mode="ignore")))
-    assert (done.n_registered, done.n_photographs) == (6 * n, 6 * n)
+    assert (done.outcome["registered"], done.outcome["photographs"]) == (6 * n, 6 * n)
     distance, angle = pose_errors(tmp_path / "sparse" / "0", n)
     assert distance < 0.005
     assert angle < 0.1

@@ -163,7 +163,7 @@ def test_a_video_becomes_a_scene_beside_it(pictures, tmp_path):
     with Console.silent() as console:
         result = convert(options, console)
         assert result.root == tmp_path / "walk"
-        assert result.n_registered == 8
+        assert result.outcome["registered"] == 8
         assert not needs_cameras(video)
         assert convert(options, console).seconds == 0
     write_video(video, pictures[::-1])

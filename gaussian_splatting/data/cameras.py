@@ -130,9 +130,8 @@ def pixels_of(points: Tensor, camera: Camera) -> Pixels:
     rows = (y / depth * camera.fy + camera.cy).floor()
     inside = (z > 0) & (columns >= 0) & (columns < camera.width)
     inside &= (rows >= 0) & (rows < camera.height)
-    return Pixels(
-        rows.clamp(0, camera.height - 1).long(), columns.clamp(0, camera.width - 1).long(), inside
-    )
+    rows, columns = rows.clamp(0, camera.height - 1), columns.clamp(0, camera.width - 1)
+    return Pixels(rows.long(), columns.long(), inside)
 
 
 MIN_GROUND_SHARE = 0.15  # of the points must lie in a plane before it is taken for the ground
@@ -196,6 +195,22 @@ def _ground_normal(points: np.ndarray, up: np.ndarray) -> np.ndarray | None:
     _, _, axes = np.linalg.svd(points[best] - points[best].mean(axis=0), full_matrices=False)
     normal = axes[2] * (1.0 if axes[2] @ up >= 0 else -1.0)
     return normal if normal @ up >= level else None
+
+
+def looked_at(cameras: Sequence[Camera]) -> np.ndarray:
+    """The point that is nearest to all lines of sight, in the sense of least squares. (3,)
+
+    Where all look the same way, it is one distance of the outermost cameras ahead of their middle.
+    """
+    centers = np.stack([camera.center for camera in cameras])
+    ahead = np.stack([camera.rotation[2] for camera in cameras])
+    across = np.eye(3) - ahead[:, :, None] * ahead[:, None, :]
+    total = across.sum(axis=0)
+    if np.linalg.eigvalsh(total)[0] > 1e-3 * len(cameras):
+        return np.linalg.solve(total, np.einsum("nij,nj->i", across, centers))
+    middle, mean = centers.mean(axis=0), ahead.mean(axis=0)
+    reach = np.linalg.norm(centers - middle, axis=1).max()
+    return middle + reach * mean / np.linalg.norm(mean)
 
 
 def upright_rotation(up: np.ndarray, front: np.ndarray) -> np.ndarray:

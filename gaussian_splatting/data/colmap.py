@@ -13,7 +13,7 @@ import os
 import shutil
 import struct
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,17 +22,11 @@ import numpy as np
 from PIL import Image
 
 from gaussian_splatting.data import images as pictures
-from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.observations import (
-    MAX_POINTS,
-    CaptureModel,
-    Observations,
-    ViewFit,
-    repair_reconstruction,
-    reprojection_errors,
-)
+from gaussian_splatting.data import observations as tracks
+from gaussian_splatting.data.cameras import Camera, nearest_rotation
+from gaussian_splatting.data.observations import CaptureModel, Observations, ViewFit
 from sugar_utils import files as storage
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError, explained
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.schemas import FAR
 
@@ -65,7 +59,7 @@ def _format_of(folder: Path) -> str | None:
 
 def read_colmap(
     folder: Path, images: pictures.ImageFolder, *, cache_root: Path | None = None,
-    missing_ok: bool = False, repair: bool = False, notify: Callable[[str], None] = print,
+    missing_ok: bool = False, repair: bool = False, notify: Notify = print,
 ) -> CaptureModel:  # fmt: skip
     """Read a COLMAP model and find its photographs.
 
@@ -75,7 +69,7 @@ def read_colmap(
     """
     reconstruction = read_reconstruction(folder)
     if repair:
-        repair_reconstruction(reconstruction, notify)
+        tracks.repair_reconstruction(reconstruction, notify)
     poses = _poses(reconstruction, folder)
     paths = [images.find(name) for name, *_ in poses]
     missing = [name for (name, *_), path in zip(poses, paths, strict=True) if path is None]
@@ -102,7 +96,7 @@ def read_colmap(
             f"{len(distorted)} images have a lens distortion ({', '.join(models)}): training on "
             f"undistorted copies in {cache}; the originals stay as they are"
         )
-        _undistort_photographs(cameras, jobs, cache)
+        _undistort_views(cameras, jobs, cache)
     points, points_rgb = _points(reconstruction, folder)
     text = f"COLMAP model {folder}: {len(cameras)} images, {len(points)} points"
     observed = _observations(reconstruction)
@@ -123,7 +117,9 @@ def read_reconstruction(folder: Path) -> Any:
             check_binary(folder / f"{part}.bin", part)
     reconstruction = pycolmap.Reconstruction()
     read = reconstruction.read_binary if kind == "bin" else reconstruction.read_text
-    try:
+    # pycolmap raises whatever the C++ library does.
+    what = f"{folder}: the COLMAP model (.{kind}) is damaged or incomplete"
+    with explained(what, "export it again", Exception):
         if (folder / f"points3D.{kind}").is_file():
             read(str(folder))
         else:
@@ -134,43 +130,27 @@ def read_reconstruction(folder: Path) -> Any:
                 empty = struct.pack("<Q", 0) if kind == "bin" else b""
                 (Path(copy) / f"points3D.{kind}").write_bytes(empty)
                 read(copy)
-    except Exception as error:  # pycolmap raises whatever the C++ library does
-        detail = " ".join(str(error).split())
-        raise UserError(
-            f"{folder}: the COLMAP model (.{kind}) is damaged or incomplete ({detail}); "
-            "export it again"
-        ) from error
     _poses(reconstruction, folder)
     return reconstruction
 
 
 def _poses(reconstruction: Any, folder: Path) -> list[tuple[str, Any, np.ndarray, np.ndarray]]:
     """Name, lens, rotation and translation of every registered image, by name."""
-    try:
+    # Frames may name images that are not there.
+    what = f"{folder}: frames and images of the COLMAP model do not belong together"
+    with explained(what, "export it again", Exception):
         image_ids = reconstruction.reg_image_ids()
-    except Exception as error:  # frames may name images that are not there
-        detail = " ".join(str(error).split())
-        raise UserError(
-            f"{folder}: frames and images of the COLMAP model do not belong together ({detail}); "
-            "export it again"
-        ) from error
     poses = []
     for image_id in image_ids:
-        try:
+        # A bad number or a name that is no text.
+        what = f"{folder}: image {image_id} of the COLMAP model cannot be used"
+        with explained(what, "export the model again", Exception):
             image = reconstruction.images[image_id]
             name, lens = image.name, reconstruction.cameras[image.camera_id]
             matrix = np.array(image.cam_from_world().matrix(), dtype=np.float64)
-        except Exception as error:  # a bad number or a name that is no text
-            raise UserError(
-                f"{folder}: image {image_id} of the COLMAP model cannot be used ({error}); "
-                "export the model again"
-            ) from error
         rotation, translation = matrix[:, :3], matrix[:, 3]
         # A quaternion of zeros passes through pycolmap as a matrix that is no rotation.
-        if (
-            not np.allclose(rotation @ rotation.T, np.eye(3), atol=1e-3)
-            or not np.abs(translation).max() <= FAR
-        ):
+        if nearest_rotation(rotation) is None or not np.abs(translation).max() <= FAR:
             raise UserError(f"{folder}: image {name} has no valid pose; export the model again")
         _check_lens(lens, name, folder)
         poses.append((name, lens, rotation, translation))
@@ -194,13 +174,9 @@ def _check_lens(lens: Any, name: str, folder: Path) -> None:
 
 def _undistorted(lens: Any, folder: Path) -> Any:
     pycolmap = load_pycolmap()
-    try:
+    what = f"{folder}: camera {lens.camera_id} ({lens.model_name}) cannot be undistorted"
+    with explained(what, "convert the images to a perspective camera model first", Exception):
         return pycolmap.undistort_camera(pycolmap.UndistortCameraOptions(), lens)
-    except Exception as error:
-        raise UserError(
-            f"{folder}: camera {lens.camera_id} ({lens.model_name}) cannot be undistorted; "
-            "convert the images to a perspective camera model first"
-        ) from error
 
 
 def _points(reconstruction: Any, folder: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -216,7 +192,7 @@ def _points(reconstruction: Any, folder: Path) -> tuple[np.ndarray, np.ndarray]:
 def _observations(reconstruction: Any) -> Observations | None:
     points, images = reconstruction.points3D, reconstruction.images
     ids = sorted(points)
-    ids = ids[:: -(-len(ids) // MAX_POINTS) or 1]
+    ids = ids[:: -(-len(ids) // tracks.MAX_POINTS) or 1]
     names = {image_id: images[image_id].name for image_id in images}
     rows: dict[str, list[int]] = {}
     for row, number in enumerate(ids):
@@ -243,7 +219,7 @@ def _fit(reconstruction: Any, image_id: int) -> ViewFit:
         return ViewFit(0, math.nan)
     points = np.array([reconstruction.points3D[p.point3D_id].xyz for p in sample])
     keypoints = np.array([p.xy for p in sample])
-    errors = reprojection_errors(reconstruction, image_id, keypoints, points)
+    errors = tracks.reprojection_errors(reconstruction, image_id, keypoints, points)
     return ViewFit(len(seen), float(np.median(errors)))
 
 
@@ -256,9 +232,7 @@ def cache_folder(scene_root: Path) -> Path:
         return storage.check_writable(storage.temporary_cache(_CACHE_FOLDER) / key)
 
 
-def _undistort_photographs(
-    cameras: list[Camera], jobs: Sequence[tuple[int, Any]], cache: Path
-) -> None:
+def _undistort_views(cameras: list[Camera], jobs: Sequence[tuple[int, Any]], cache: Path) -> None:
     """Point the cameras of ``jobs`` at undistorted copies, making those that are not there yet."""
 
     def work(job: tuple[int, Any]) -> None:
@@ -296,29 +270,20 @@ def write_poses(model: Path, target: Path, cameras: Sequence[Camera]) -> Path:
 
     Of cameras that are mounted together the first one of each mount decides.
     """
-    pycolmap = load_pycolmap()
-    try:
-        reconstruction = pycolmap.Reconstruction(str(model))
-    except Exception as error:  # pycolmap raises what its C++ threw
-        raise UserError(f"{model}: cannot be read again ({error}); export it again") from error
+    pycolmap, reconstruction = load_pycolmap(), read_reconstruction(model)
     by_name = {camera.name: camera for camera in cameras}
     for image in reconstruction.images.values():
         camera = by_name.get(image.name)
         if camera is not None and image.has_pose and image.is_ref_in_frame():
             pose = pycolmap.Rigid3d(pycolmap.Rotation3d(camera.rotation), camera.translation)
             image.frame.set_cam_from_world(image.camera_id, pose)
-    folder, fresh = target / "0", target / ".new"
     storage.check_writable(target)
-    try:
-        shutil.rmtree(fresh, ignore_errors=True)
+    with (
+        explained(f"{target}: cannot be written", "free space or fix the permissions"),
+        storage.replaced_folder(target / "0") as fresh,
+    ):
         write_model(reconstruction, fresh)
-        shutil.rmtree(folder, ignore_errors=True)
-        fresh.rename(folder)
-    except OSError as error:
-        raise UserError(
-            f"{target}: cannot be written ({error}); free space or fix the permissions"
-        ) from error
-    return folder
+    return target / "0"
 
 
 PARTS = ("cameras", "images", "points3D", "rigs", "frames")  # files of a model, without the suffix

@@ -27,15 +27,10 @@ from torch.nn import functional
 
 from gaussian_splatting.data import images as pictures
 from gaussian_splatting.data import masks as masking
+from gaussian_splatting.data import observations as tracks
 from gaussian_splatting.data.cameras import Camera, pixels_of
-from gaussian_splatting.data.observations import (
-    ALL_VIEWS,
-    Observations,
-    ViewOptions,
-    far_below,
-    hardly_known,
-)
-from sugar_utils.errors import UserError, shortened
+from gaussian_splatting.data.observations import Observations, ViewOptions
+from sugar_utils.errors import Notify, UserError, shortened
 from sugar_utils.files import file_digest, in_parallel
 from sugar_utils.flags import AUTO
 
@@ -164,7 +159,7 @@ def _compare_colors(image: np.ndarray, points: np.ndarray) -> tuple[float, float
 
 def _uncorrelated(measured: dict[str, ImageStatistics]) -> dict[str, str]:
     values = {name: m.correlation for name, m in measured.items()}
-    _, low = far_below(values, CORRELATION_GAP, CORRELATION_SPREAD)
+    _, low = tracks.far_below(values, CORRELATION_GAP, CORRELATION_SPREAD)
     what = "its colours do not match the points it observes, correlation"
     return {name: f"{what} {value:.2f}" for name, value in low.items() if value < MIN_CORRELATION}
 
@@ -358,13 +353,12 @@ def _compare(mask: Tensor, silhouette: Tensor) -> tuple[float, float]:
 
 
 def _outliers(iou: dict[str, float]) -> dict[str, str]:
-    middle, low = far_below(iou, IOU_GAP, IOU_SPREAD)
+    middle, low = tracks.far_below(iou, IOU_GAP, IOU_SPREAD)
     what = "its mask contradicts the others, IoU"
     return {name: f"{what} {value:.2f} instead of {middle:.2f}" for name, value in low.items()}
 
 
 _KEPT = 16  # results of checks
-Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -404,10 +398,9 @@ def checked_views(
         found = {**known, **unusable}
         masked, _ = _with_agreement(masked, found, points)
     else:
-        found = {**hardly_known(observations, options), **unusable}
-        inconsistent, spread = _kept_result(
-            inconsistent_images, _Inputs.of(masked, found, observations)
-        )
+        found = {**tracks.hardly_known(observations, options), **unusable}
+        inputs = _Inputs.of(masked, found, observations)
+        inconsistent, spread = _kept_result(inconsistent_images, inputs)
         found = {**inconsistent, **found}
         masked, contradictions = _with_agreement(masked, found, points, notify)
         found = {**contradictions, **found}
@@ -424,7 +417,7 @@ def checked_views(
 
 def _check_names(cameras: Sequence[Camera], options: ViewOptions) -> None:
     names = {camera.name for camera in cameras}
-    unknown = [name for name in options.keep_views if name != ALL_VIEWS and name not in names]
+    unknown = [name for name in options.keep_views if name not in {*names, tracks.ALL_VIEWS}]
     if unknown:
         raise UserError(
             f"--keep_views {unknown[0]}: no view has this name; names are those of the "

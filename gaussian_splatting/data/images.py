@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from gaussian_splatting.data.cameras import Camera, ViewMask
 from sugar_utils.device import held_bytes, pinned
-from sugar_utils.errors import UserError
+from sugar_utils.errors import UserError, explained
 from sugar_utils.files import require_regular_file
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.memory import available_bytes
@@ -76,7 +76,6 @@ def outlined(photograph: Tensor) -> Tensor:
 
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".ppm", ".jp2", ".gif")
-_NAMED_IN_ERRORS = 3
 _MAX_SEARCHED = 200_000
 _FALLBACK_BUDGET = 2 << 30
 
@@ -89,11 +88,12 @@ def image_size(path: Path) -> tuple[int, int]:
 @contextlib.contextmanager
 def open_image(path: Path) -> Iterator[Image.Image]:
     require_regular_file(path, missing_ok=True)
-    try:
-        with Image.open(path) as image:
-            yield image
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise UserError(f"cannot read the image {path}: {error}; replace the file") from error
+    kinds = OSError, ValueError, SyntaxError, Image.DecompressionBombError
+    with (
+        explained(f"cannot read the image {path}:", "replace the file", *kinds),
+        Image.open(path) as image,
+    ):
+        yield image
 
 
 def colors_of(image: Image.Image) -> Image.Image:
@@ -254,7 +254,7 @@ def _suffix_rank(path: str) -> tuple[int, str]:
 
 def missing_images(names: Sequence[str], total: int, folder: Path) -> UserError:
     """The one error that reports all cameras whose photograph was not found."""
-    shown = ", ".join(names[:_NAMED_IN_ERRORS]) + (", ..." if len(names) > _NAMED_IN_ERRORS else "")
+    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
     return UserError(
         f"{len(names)} of {total} images are missing in {folder} (cameras {shown}); "
         "put them there or name the right folder with --images"

@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -32,7 +32,7 @@ from torch.nn import functional
 
 from gaussian_splatting.data import images
 from gaussian_splatting.data.cameras import Camera, MaskMode, ViewMask
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError, shortened
 from sugar_utils.files import in_parallel
 from sugar_utils.flags import AUTO
 from sugar_utils.settings import flag
@@ -44,7 +44,6 @@ MAX_BLACK_SHARE = 0.25  # if more masks are all black, they are no masks
 _ENDINGS = ("_mask", "-mask", ".mask")
 """What names of masks may have behind the photograph's name, with its extension or without."""
 
-_NAMED = 3
 _KEPT_OVERVIEWS = 4096
 _MEANING = {
     "object": "outside of them there is nothing (--mask_mode object)",
@@ -73,7 +72,7 @@ NO_MASKS = MaskOptions(masks=NONE)
 
 
 def with_masks(
-    cameras: Sequence[Camera], root: Path, options: MaskOptions, notify: Callable[[str], None]
+    cameras: Sequence[Camera], root: Path, options: MaskOptions, notify: Notify
 ) -> list[Camera]:
     found = _find(cameras, root, options)
     if found is None:
@@ -97,11 +96,8 @@ def with_masks(
     n, of = len(masked) - len(missing), len(masked)
     notify(f"masks of {n} of {of} photographs: {place}; {_MEANING[options.mask_mode]}")
     if missing:
-        more = ", ..." if len(missing) > _NAMED else ""
-        notify(
-            f"note: {len(missing)} of {of} photographs have no mask and count whole "
-            f"({', '.join(missing[:_NAMED])}{more})"
-        )
+        told = f"{len(missing)} of {of} photographs have no mask and count whole"
+        notify(f"note: {told} ({shortened(missing)})")
     return masked
 
 
@@ -151,12 +147,8 @@ def _find(cameras: Sequence[Camera], root: Path, options: MaskOptions) -> _Found
     if asked in (NONE, AUTO):
         return None
     if asked == ALPHA:
-        masks = [
-            ViewMask(camera.image_path, mode, alpha=True)
-            if camera.image_path is not None and _is_transparent(camera.image_path)
-            else None
-            for camera in cameras
-        ]
+        paths = [camera.image_path for camera in cameras]
+        masks = [ViewMask(p, mode, alpha=True) if _is_transparent(p) else None for p in paths]
         if not any(masks):
             raise UserError(
                 f"--masks alpha: no photograph of {root} has an alpha channel; make masks"
@@ -177,7 +169,9 @@ def _find(cameras: Sequence[Camera], root: Path, options: MaskOptions) -> _Found
     return None
 
 
-def _is_transparent(path: Path) -> bool:
+def _is_transparent(path: Path | None) -> bool:
+    if path is None:
+        return False
     with images.open_image(path) as image:
         return images.has_alpha(image)
 

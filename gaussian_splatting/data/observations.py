@@ -7,14 +7,14 @@ RANSAC), and wrong ones are estimated again; so are points that do not fit their
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from gaussian_splatting.data.cameras import Camera
-from sugar_utils.errors import shortened
+from sugar_utils.errors import Notify, shortened
 from sugar_utils.flags import integer, name_list
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.settings import flag
@@ -44,7 +44,7 @@ def far_below(
     return middle, {name: value for name, value in values.items() if value < limit}
 
 
-def repair_reconstruction(model: Any, notify: Callable[[str], None]) -> None:
+def repair_reconstruction(model: Any, notify: Notify) -> None:
     """Estimate poses and points again that do not fit the keypoints.
 
     Args:

@@ -7,8 +7,9 @@ then the other bands channel by channel), opacity logit, log scales and quaterni
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from plyfile import PlyData, PlyElement, PlyParseError
 
 from gaussian_splatting.cloud import ANTIALIASED, GaussianCloud
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError, explained
 from sugar_utils.files import atomic_path, require_regular_file
 from sugar_utils.memory import format_bytes
 
@@ -27,13 +28,10 @@ _CHUNK_ROWS = 16_384
 _HEADER_BYTES = 1 << 16
 
 GAUSSIAN_PROPERTIES = (
-    *("x", "y", "z", "nx", "ny", "nz"),
-    *(f"f_dc_{i}" for i in range(3)),
-    *(f"f_rest_{i}" for i in range(_N_REST)),
-    "opacity",
-    *(f"scale_{i}" for i in range(3)),
+    *("x", "y", "z", "nx", "ny", "nz"), *(f"f_dc_{i}" for i in range(3)),
+    *(f"f_rest_{i}" for i in range(_N_REST)), "opacity", *(f"scale_{i}" for i in range(3)),
     *(f"rot_{i}" for i in range(4)),
-)
+)  # fmt: skip
 
 
 def write_gaussian_ply(path: Path, cloud: GaussianCloud) -> None:
@@ -68,7 +66,7 @@ def holds_gaussians(path: Path) -> bool:
     return "f_dc_0" in _read_ply(path)["vertex"].data.dtype.names
 
 
-def read_gaussian_ply(path: Path, notify: Callable[[str], None] = print) -> GaussianCloud:
+def read_gaussian_ply(path: Path, notify: Notify = print) -> GaussianCloud:
     """Read a Gaussian cloud written by any 3DGS program: on the CPU, float32, degree 3.
 
     Properties are found by name. Spherical harmonics below degree 3 are padded with zeros, other
@@ -115,26 +113,28 @@ def read_gaussian_ply(path: Path, notify: Callable[[str], None] = print) -> Gaus
 
 
 def _read_ply(path: Path) -> PlyData:
-    require_regular_file(path, missing_ok=True)
-    try:
+    if not require_regular_file(path, missing_ok=True).exists():
+        raise UserError(f"{path}: no such PLY file; check the path")
+    with ply_errors(path, "copy or export the file again"):
         data = PlyData.read(str(path))
-    except FileNotFoundError as error:
-        raise UserError(f"{path}: no such PLY file; check the path") from error
-    except PlyParseError as error:
-        raise UserError(
-            f"{path}: damaged or truncated PLY ({error}); copy or export the file again"
-        ) from error
-    # plyfile trusts the header: numbers that make no sense surface as any of these.
-    except MemoryError as error:
-        raise does_not_fit(path) from error
-    except (OSError, ValueError, TypeError, OverflowError) as error:
-        raise UserError(
-            f"{path}: cannot be read as PLY ({error}); export the file again"
-        ) from error
     if "vertex" not in data:
         found = ", ".join(element.name for element in data.elements) or "none"
         raise UserError(f"{path}: has no element 'vertex' (it has: {found}); use another file")
     return data
+
+
+@contextlib.contextmanager
+def ply_errors(path: Path, advice: str) -> Iterator[None]:
+    """A context in which a PLY is read.
+
+    plyfile trusts the header: numbers that make no sense surface as any of these errors.
+    """
+    kinds = PlyParseError, OSError, ValueError, KeyError, TypeError, OverflowError
+    try:
+        with explained(f"{path}: damaged, truncated or no PLY", advice, *kinds):
+            yield
+    except MemoryError as error:
+        raise does_not_fit(path) from error
 
 
 def does_not_fit(path: Path) -> UserError:
@@ -219,9 +219,7 @@ def write_point_ply(path: Path, points: np.ndarray, colors: np.ndarray) -> None:
     _write_vertices(path, vertices)
 
 
-def read_point_ply(
-    path: Path, notify: Callable[[str], None] = print
-) -> tuple[np.ndarray, np.ndarray]:
+def read_point_ply(path: Path, notify: Notify = print) -> tuple[np.ndarray, np.ndarray]:
     """Points (N, 3) float32 in world units and colours (N, 3) uint8; grey where there are none."""
     vertices = _read_ply(path)["vertex"].data
     names = vertices.dtype.names

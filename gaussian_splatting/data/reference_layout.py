@@ -17,7 +17,7 @@ import contextlib
 import math
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,10 +28,10 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, nearest_rotation
 from gaussian_splatting.data.ply import read_gaussian_ply
 from sugar_utils import schemas
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError
 from sugar_utils.files import read_json, write_json_atomic, write_text_atomic
 
 CHECKPOINT_FOLDER, RUN_FILE = "checkpoints", "run.json"
@@ -71,7 +71,7 @@ class ReferenceCheckpoint:
         """Folder of the photographs it was trained on, inside the scene folder."""
         return self.settings.get("images", "images")
 
-    def read_cloud(self, notify: Callable[[str], None] = print) -> GaussianCloud:
+    def read_cloud(self, notify: Notify = print) -> GaussianCloud:
         return read_gaussian_ply(self.ply_path, notify)
 
 
@@ -85,15 +85,11 @@ def write_cfg_args(
 ) -> None:  # fmt: skip
     """Write ``cfg_args``, the settings that viewers of other programs read back."""
     values = {
-        "sh_degree": sh_degree,
-        "source_path": str(source_path),
-        "model_path": str(root),
+        "sh_degree": sh_degree, "source_path": str(source_path), "model_path": str(root),
         "images": images,
         "resolution": int(resolution) if resolution == int(resolution) else resolution,
-        "white_background": white_background,
-        "data_device": "cuda",
-        "eval": eval_split,
-    }
+        "white_background": white_background, "data_device": "cuda", "eval": eval_split,
+    }  # fmt: skip
     text = ", ".join(f"{key}={value!r}" for key, value in values.items())
     write_text_atomic(root / "cfg_args", f"Namespace({text})")
 
@@ -118,7 +114,7 @@ def write_camera_list(path: Path, cameras: Sequence[Camera]) -> None:
 
 
 def load_reference_checkpoint(
-    path: Path | str, iteration: int | None = 7000, notify: Callable[[str], None] = print
+    path: Path | str, iteration: int | None = 7000, notify: Notify = print
 ) -> ReferenceCheckpoint:
     """Find out what a 3DGS checkpoint holds; the Gaussians are read later.
 
@@ -126,22 +122,17 @@ def load_reference_checkpoint(
         iteration: Which iteration to take; None takes the last. Unused for a PLY.
     """
     path = Path(path)
+    if (path / _CLOUD_NAME).is_file():
+        path = path / _CLOUD_NAME
     if path.is_file() or path.suffix.lower() == ".ply":
         root, ply_path, found = _locate_ply(path)
-    elif (path / _CLOUD_NAME).is_file():
-        root, ply_path, found = _locate_ply(path / _CLOUD_NAME)
     else:
         root, found = path, _choose_iteration(path, iteration)
         ply_path = point_cloud_path(path, found)
     cameras_path = root / "cameras.json"
-    return ReferenceCheckpoint(
-        root=root,
-        ply_path=ply_path,
-        iteration=found,
-        cameras=read_cameras_json(cameras_path) if cameras_path.is_file() else None,
-        settings=_read_settings(root / "cfg_args", notify),
-        **_recorded_views(root),
-    )
+    cameras = read_cameras_json(cameras_path) if cameras_path.is_file() else None
+    settings = _read_settings(root / "cfg_args", notify)
+    return ReferenceCheckpoint(root, ply_path, found, cameras, settings, **_recorded_views(root))
 
 
 def _recorded_views(root: Path) -> dict[str, Any]:
@@ -219,8 +210,7 @@ def _stored_camera(path: Path, number: int, value: Any) -> StoredCamera:
     name = schemas.conform(str(entry.img_name), schemas.FileName, place)
     rotation = np.array(entry.rotation).T.copy()
     width, height = int(entry.width), int(entry.height)
-    rigid = np.allclose(rotation @ rotation.T, np.eye(3), atol=1e-3)
-    if not (rigid and rotation[0] @ np.cross(rotation[1], rotation[2]) > 0):
+    if nearest_rotation(rotation) is None:
         raise UserError(f"{place} ({name}): rotation is no rotation; {schemas.WRITE_AGAIN}")
     has_principal_point = entry.cx is not None and entry.cy is not None
     middle = (entry.cx, entry.cy) if has_principal_point else (width / 2, height / 2)
@@ -237,7 +227,7 @@ class _Settings(msgspec.Struct):
     white_background: bool | None = None
 
 
-def _read_settings(path: Path, notify: Callable[[str], None]) -> dict[str, Any]:
+def _read_settings(path: Path, notify: Notify) -> dict[str, Any]:
     """Literal values of ``cfg_args``. Nothing is executed; the file may come from anywhere."""
     if not path.is_file():
         return {}
@@ -287,7 +277,7 @@ def write_exposures(path: Path, exposures: Mapping[str, Tensor]) -> None:
     write_json_atomic(path, {name: matrix(*e.tolist()) for name, e in exposures.items()})
 
 
-def read_exposures(path: Path, notify: Callable[[str], None]) -> dict[str, Tensor]:
+def read_exposures(path: Path, notify: Notify) -> dict[str, Tensor]:
     """Read what :func:`write_exposures` wrote; empty where there is no such file."""
     if not path.is_file():
         return {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,15 +17,10 @@ from gaussian_splatting.data.colmap import find_model, read_colmap
 from gaussian_splatting.data.consistency import checked_views
 from gaussian_splatting.data.images import CamerasByName, ImageFolder, missing_images
 from gaussian_splatting.data.masks import NO_MASKS, MaskOptions
-from gaussian_splatting.data.observations import (
-    KEEP_ALL,
-    CaptureModel,
-    Observations,
-    ViewOptions,
-)
+from gaussian_splatting.data.observations import KEEP_ALL, CaptureModel, Observations, ViewOptions
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint, StoredCamera
 from gaussian_splatting.data.transforms_json import find_transforms, read_transforms
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError
 from sugar_utils.flags import AUTO
 
 TEST_INTERVAL = 8
@@ -33,7 +28,6 @@ POSE_TOLERANCE = 1e-3
 _SYNTHETIC_SCENES = {"chair", "drums", "ficus", "hotdog", "lego", "materials", "mic", "ship"}
 _SYNTHETIC_TEST_CAMERAS = 200
 _SEEN = "trained on by the checkpoint, so figures on them are too good"
-Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -316,6 +310,7 @@ def _finish(
     kept = {name: camera for name, camera in sized.items() if name not in checked.dropped}
     train_cameras = [kept[c.name] for c in train if c.name in kept]
     test_cameras = [kept[c.name] for c in test if c.name in kept]
+    left_out = [sized[c.name] for c in test if c.name in sized and c.name not in kept]
     if not train_cameras:
         raise UserError(f"{root}: no training cameras are left; add images or use --eval False")
     extent = camera_extent(train_cameras)
@@ -323,23 +318,13 @@ def _finish(
         how.notify(f"{root}: all training cameras stand in one place; the scene has no extent")
     counts = f"{len(train_cameras)} to train on, {len(test_cameras)} held out"
     return Scene(
-        root=root,
-        train_cameras=train_cameras,
-        test_cameras=test_cameras,
-        original_train_cameras=train,
-        original_test_cameras=test,
-        points=source.points,
-        points_rgb=source.points_rgb,
-        extent=extent,
-        white_background=how.white_background,
-        description=f"{source.description}; {counts}",
-        observations=source.observations,
-        dropped_views=checked.dropped,
-        exposure_spread=checked.exposure_spread,
-        dropped_test_cameras=[
-            sized[c.name] for c in test if c.name in sized and c.name in checked.dropped
-        ],
-    )
+        root=root, train_cameras=train_cameras, test_cameras=test_cameras,
+        original_train_cameras=train, original_test_cameras=test, points=source.points,
+        points_rgb=source.points_rgb, extent=extent, white_background=how.white_background,
+        description=f"{source.description}; {counts}", observations=source.observations,
+        dropped_views=checked.dropped, exposure_spread=checked.exposure_spread,
+        dropped_test_cameras=left_out,
+    )  # fmt: skip
 
 
 DIVISORS = (1, 2, 4, 8)

@@ -19,7 +19,7 @@ from gaussian_splatting.data.cameras import Camera, nearest_rotation
 from gaussian_splatting.data.images import ImageFolder, image_size, missing_images
 from gaussian_splatting.data.observations import CaptureModel
 from gaussian_splatting.data.ply import read_point_ply
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError
 from sugar_utils.files import read_json
 from sugar_utils.random import generator
 from sugar_utils.schemas import Coordinate, FileName, PixelCount, conform
@@ -30,26 +30,13 @@ _DISTORTION = ("k1", "k2", "k3", "k4", "p1", "p2")
 _PERSPECTIVE_MODELS = ("", "PINHOLE", "SIMPLE_PINHOLE", "OPENCV", "PERSPECTIVE")
 _Row = tuple[Coordinate, Coordinate, Coordinate, Coordinate]
 
-
-class _Lens(msgspec.Struct):
-    """What may be said for one frame or for all."""
-
-    w: PixelCount | None = None
-    h: PixelCount | None = None
-    fl_x: Coordinate | None = None
-    fl_y: Coordinate | None = None
-    cx: Coordinate | None = None
-    cy: Coordinate | None = None
-    camera_angle_x: Coordinate | None = None
-    camera_angle_y: Coordinate | None = None
-    k1: Coordinate | None = None
-    k2: Coordinate | None = None
-    k3: Coordinate | None = None
-    k4: Coordinate | None = None
-    p1: Coordinate | None = None
-    p2: Coordinate | None = None
-    camera_model: str | None = None
-    is_fisheye: bool | int | None = None
+_LENS_KINDS = {
+    **dict.fromkeys(("w", "h"), PixelCount),
+    **dict.fromkeys(("fl_x", "fl_y", "cx", "cy", "camera_angle_x", "camera_angle_y"), Coordinate),
+    **dict.fromkeys(_DISTORTION, Coordinate), "camera_model": str, "is_fisheye": bool | int,
+}  # fmt: skip
+# What may be said for one frame or for all.
+_Lens = msgspec.defstruct("_Lens", [(n, kind | None, None) for n, kind in _LENS_KINDS.items()])
 
 
 class _Frame(_Lens, kw_only=True):
@@ -80,15 +67,14 @@ def random_points(seed: int) -> tuple[np.ndarray, np.ndarray]:
     (100000, 3) float32 in [-1.3, 1.3] world units, and (100000, 3) uint8
     """
     draw = generator(seed, "init points")
-    cube = torch.rand((N_RANDOM_POINTS, 3), generator=draw, device="cpu") * 2 - 1
-    colors = torch.randint(
-        0, 256, (N_RANDOM_POINTS, 3), generator=draw, dtype=torch.uint8, device="cpu"
-    )
+    shape = (N_RANDOM_POINTS, 3)
+    cube = torch.rand(shape, generator=draw, device="cpu") * 2 - 1
+    colors = torch.randint(256, shape, generator=draw, dtype=torch.uint8, device="cpu")
     return (cube * RANDOM_POINTS_HALF_SIDE).numpy(), colors.numpy()
 
 
 def read_transforms(
-    root: Path, *, seed: int = 0, missing_ok: bool = False, notify: Callable[[str], None] = print
+    root: Path, *, seed: int = 0, missing_ok: bool = False, notify: Notify = print
 ) -> CaptureModel:
     paths = find_transforms(root)
     if not paths:
@@ -96,8 +82,8 @@ def read_transforms(
     contents = [conform(read_json(path), _Transforms, path) for path in paths]
     files = _resolve(root, contents, missing_ok)
     sets: list[list[Camera]] = [[], []]
-    for own, path, content, found in zip(sets, paths, contents, files, strict=False):
-        pairs = zip(content.frames, found, strict=True)
+    for own, path, content in zip(sets, paths, contents, strict=False):
+        pairs = ((frame, files[frame.file_path]) for frame in content.frames)
         own += [_camera(root, path, content, frame, file) for frame, file in pairs if file]
     points_path = root / (contents[0].ply_file_path or "")
     if points_path.is_file():
@@ -111,7 +97,8 @@ def read_transforms(
     return CaptureModel(sets[0], test, points, points_rgb, text)
 
 
-def _resolve(root: Path, contents: list[_Transforms], missing_ok: bool) -> list[list[Path | None]]:
+def _resolve(root: Path, contents: list[_Transforms], missing_ok: bool) -> dict[str, Path | None]:
+    """Image files by the paths that frames name."""
     folders: dict[Path, ImageFolder] = {}
 
     def find(file_path: str) -> Path | None:
@@ -119,15 +106,11 @@ def _resolve(root: Path, contents: list[_Transforms], missing_ok: bool) -> list[
         folder = folders.setdefault(target.parent, ImageFolder(target.parent, recursive=False))
         return folder.find(target.name)
 
-    files = [[find(frame.file_path) for frame in content.frames] for content in contents]
-    missing = [
-        frame.file_path
-        for content, found in zip(contents, files, strict=True)
-        for frame, file in zip(content.frames, found, strict=True)
-        if file is None
-    ]
+    paths = [frame.file_path for content in contents for frame in content.frames]
+    files = {path: find(path) for path in paths}
+    missing = [path for path in paths if files[path] is None]
     if missing and not missing_ok:
-        raise missing_images(missing, sum(map(len, files)), root)
+        raise missing_images(missing, len(paths), root)
     return files
 
 

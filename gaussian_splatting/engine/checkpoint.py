@@ -17,7 +17,7 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from gaussian_splatting.engine.model import GROUP_NAMES, STATE_NAMES
 from gaussian_splatting.optim.adam import MOMENTS
 from gaussian_splatting.optim.learned_exposure import KEY as EXPOSURE_KEY
 from sugar_utils import files
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError
 from sugar_utils.memory import out_of_memory
 from sugar_utils.schemas import MAX_DEPTH, Count, is_deeper
 
@@ -70,7 +70,7 @@ class CheckpointStore:
         self._broken.discard(iteration)
         return path
 
-    def latest_valid(self, notify: Callable[[str], None]) -> tuple[Path, dict[str, Any]] | None:
+    def latest_valid(self, notify: Notify) -> tuple[Path, dict[str, Any]] | None:
         """File and contents of the newest checkpoint to continue from; None without one."""
         for iteration in reversed(self.iterations()):
             path = checkpoint_path(self.directory, iteration)
@@ -302,11 +302,9 @@ def _check_model(state: Mapping[str, Tensor]) -> None:
     densities = state["all_densities"]
     n, bound = densities.shape[0] if densities.dim() else 0, FACES in state
     shapes: dict[str, tuple[int, ...]] = {
-        "all_densities": (n, 1),
-        "_scales": (n, 2 if bound else 3),
-        "_quaternions": (n, 2 if bound else 4),
-        "_sh_coordinates_dc": (n, 1, 3),
-    }
+        "all_densities": (n, 1), "_scales": (n, 2 if bound else 3),
+        "_quaternions": (n, 2 if bound else 4), "_sh_coordinates_dc": (n, 1, 3),
+    }  # fmt: skip
     points = state.get("_points")
     if points is not None:
         shapes["_points"] = (points.shape[0] if bound and points.dim() else n, 3)

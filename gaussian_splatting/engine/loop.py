@@ -229,22 +229,14 @@ class Trainer:
         self._check_parameters(iteration)
         # In the order that tools which read these files expect; then what only this program reads.
         state = self._stage.model.state()
-        path = self._store.save(
-            iteration,
-            {
-                "state_dict": state.pop("state_dict"),
-                "train_losses": list(self._losses),
-                "epoch": self._stepper.epoch(iteration),
-                "iteration": iteration,
-                "optimizer_state_dict": state.pop("optimizer_state_dict"),
-                "resume": {
-                    **self._run.identity.record(),
-                    "stage": self._stage.extra_state(),
-                    **({LEFT_OUT: dict(self._left_out)} if self._left_out else {}),
-                },
-                **state,
-            },
-        )
+        left_out = {LEFT_OUT: dict(self._left_out)} if self._left_out else {}
+        stage = {"stage": self._stage.extra_state(), **left_out}
+        path = self._store.save(iteration, {
+            "state_dict": state.pop("state_dict"), "train_losses": list(self._losses),
+            "epoch": self._stepper.epoch(iteration), "iteration": iteration,
+            "optimizer_state_dict": state.pop("optimizer_state_dict"),
+            "resume": {**self._run.identity.record(), **stage}, **state,
+        })  # fmt: skip
         try:
             self._run.check_present()
         except UserError:

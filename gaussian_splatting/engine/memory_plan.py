@@ -149,14 +149,11 @@ def predict(load: StepLoad, plan: MemoryPlan) -> dict[str, int]:
     }
     steps = [image, sampling] if load.samples else [image]
     parts = {
-        "parameters": load.model.parameters,
-        "moments": load.model.moments,
-        "neighbors": 4 * load.neighbors * n,
-        "mesh": load.fixed,
+        "parameters": load.model.parameters, "moments": load.model.moments,
+        "neighbors": 4 * load.neighbors * n, "mesh": load.fixed,
         "image": (_IMAGE_BYTES[view.mask] + compared) * view.width * view.height,
-        "activation": load.activation,
-        **max(steps, key=lambda step: sum(step.values())),
-    }
+        "activation": load.activation, **max(steps, key=lambda step: sum(step.values())),
+    }  # fmt: skip
     return {name: size for name, size in parts.items() if size}
 
 

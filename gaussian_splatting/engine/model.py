@@ -96,13 +96,9 @@ def in_float32(parameter: Tensor) -> Tensor:
 
 
 STATE_NAMES = {
-    "means": "_points",
-    "opacity_logits": "all_densities",
-    "log_scales": "_scales",
-    "quats": "_quaternions",
-    "sh_dc": "_sh_coordinates_dc",
-    "sh_rest": "_sh_coordinates_rest",
-}
+    "means": "_points", "opacity_logits": "all_densities", "log_scales": "_scales",
+    "quats": "_quaternions", "sh_dc": "_sh_coordinates_dc", "sh_rest": "_sh_coordinates_rest",
+}  # fmt: skip
 """Attribute to name in a state dict, in the order of the file."""
 
 GROUP_NAMES = {

@@ -13,7 +13,7 @@ import hashlib
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,9 @@ from gaussian_splatting.data.reference_layout import RUN_FILE
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import CheckpointStore, load_numbered
 from sugar_utils import files as storage
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError, explained, shortened
 from sugar_utils.schemas import RunRecord, read_checked
 
-_NAMED = 3
 _DIGITS = 8
 """Decimals that count in a camera: enough for any pose, and no other processor's rounding."""
 
@@ -50,10 +49,8 @@ class Identity:
         """One line for every setting and kind of input that is not as recorded."""
         known = (recorded.get(name) for name in ("settings", "inputs"))
         settings, inputs = (value if isinstance(value, Mapping) else {} for value in known)
-        return [
-            *settings_differences(settings, self.settings),
-            *input_differences(inputs, self.inputs),
-        ]
+        others = input_differences(inputs, self.inputs)
+        return settings_differences(settings, self.settings) + others
 
 
 def settings_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
@@ -84,10 +81,7 @@ def input_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> l
             "added": [name for name in new if name not in old],
             "gone": [name for name in old if name not in new],
         }
-        parts = []
-        for what, names in found.items():
-            more = f" and {len(names) - _NAMED} others" if len(names) > _NAMED else ""
-            parts += [f"{', '.join(names[:_NAMED])}{more} {what}"] * bool(names)
+        parts = [f"{shortened(names)} {what}" for what, names in found.items() if names]
         lines.append(f"{kind}: {', '.join(parts)}")
     return lines
 
@@ -130,11 +124,9 @@ def _camera_digest(camera: Camera, role: str) -> str:
     unit = math.ldexp(0.5, math.frexp(float(np.abs(offset).max()))[1])
     lens = (camera.fx, camera.fy, camera.cx, camera.cy)
     numbers = [
-        *(value / camera.width for value in lens),
-        *camera.rotation.flatten(),
-        unit,
+        *(value / camera.width for value in lens), *camera.rotation.flatten(), unit,
         *(offset / unit),
-    ]
+    ]  # fmt: skip
     # Adding zero turns a negative zero into a positive one.
     rounded = [round(float(value), _DIGITS) + 0.0 for value in numbers]
     text = f"{role} {camera.width} {camera.height} {rounded} {camera.lens}"
@@ -177,9 +169,7 @@ class RunDirectory:
     def _own(self) -> Path:
         return self.path / _STAGING if self.replaces else self.path
 
-    def plan(
-        self, resume: str, overwrite: bool, final: int, notify: Callable[[str], None]
-    ) -> ResumePlan:
+    def plan(self, resume: str, overwrite: bool, final: int, notify: Notify) -> ResumePlan:
         """Decide what to do; what a run made stays as it is.
 
         Args:
@@ -253,13 +243,8 @@ class RunDirectory:
             # What a file says must not lead out of the folder.
             if path.parent not in (self.path, self.path / _EVENTS) or not path.is_file():
                 continue
-            try:
+            with explained(f"cannot remove {path}:", "close the program that has it open"):
                 path.unlink(missing_ok=True)
-            except OSError as error:
-                raise UserError(
-                    f"cannot remove {path}: {error.strerror or error}; close the program that has "
-                    "it open"
-                ) from error
         for folder in self._products:
             shutil.rmtree(folder, ignore_errors=True)
         storage.write_json_atomic(self.path / RUN_FILE, recorded)
@@ -269,7 +254,7 @@ class RunDirectory:
         timings = (self._recorded() or {}).get("timings")
         return timings if isinstance(timings, dict) else {}
 
-    def _explicit(self, source: Path, final: int, notify: Callable[[str], None]) -> ResumePlan:
+    def _explicit(self, source: Path, final: int, notify: Notify) -> ResumePlan:
         if source.is_dir():
             # The folder of a vanilla run holds its checkpoints one floor down.
             nested = source / self.path.name
@@ -298,7 +283,7 @@ class RunDirectory:
             )
         return ResumePlan(payload=payload, source=source)
 
-    def _latest(self, final: int, notify: Callable[[str], None]) -> ResumePlan:
+    def _latest(self, final: int, notify: Notify) -> ResumePlan:
         found = CheckpointStore(self.path).latest_valid(notify)
         if found is None:
             return ResumePlan()

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, get_args
 import torch
 from torch import Tensor
 
+from gaussian_splatting import rasterization
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine import training_views
@@ -25,13 +26,6 @@ from gaussian_splatting.engine.poses import PoseRefinement
 from gaussian_splatting.engine.strips import ImageTerm, StripMaps, backpropagate_weighted
 from gaussian_splatting.losses.photometric import DSSIM_WEIGHT, SSIM_HALO
 from gaussian_splatting.optim.learned_exposure import Exposures
-from gaussian_splatting.rasterization import (
-    WARP,
-    Rasterizer,
-    RenderOutput,
-    plain_background,
-    render_view,
-)
 from gaussian_splatting.rasterization.projection import (
     IntersectionPrediction,
     PredictedIntersections,
@@ -65,7 +59,7 @@ class Stage(ABC):
 
     name: str
     _config: StageConfig
-    _rasterizer: Rasterizer = WARP
+    _rasterizer: rasterization.Rasterizer = rasterization.WARP
     model: TrainableModel
     extent: float  # camera extent in world units
     memory_plan: MemoryPlan
@@ -122,7 +116,7 @@ class Stage(ABC):
 
     def background(self, iteration: int, view_index: int) -> Tensor:
         """Colour behind the Gaussians of a view in training. (3,)"""
-        return plain_background(self._config.white_background, self.model.device)
+        return rasterization.plain_background(self._config.white_background, self.model.device)
 
     def target(
         self, photograph: Tensor, camera: Camera, iteration: int, view_index: int
@@ -132,9 +126,9 @@ class Stage(ABC):
         plain = self.background(iteration, view_index)
         return training_views.target_of(photograph, plain, camera, self.exposures, **draws)
 
-    def render(self, camera: Camera, *, geometry: bool) -> RenderOutput:
+    def render(self, camera: Camera, *, geometry: bool) -> rasterization.RenderOutput:
         """Render for evaluation, without gradients; ``geometry`` asks for depth and normals."""
-        return render_view(
+        return rasterization.render_view(
             self.gaussians(), camera, white=self._config.white_background, geometry=geometry,
             sh_degree=self.rendered_degree(), rasterizer=self._rasterizer,
         )  # fmt: skip
@@ -143,7 +137,7 @@ class Stage(ABC):
         """A held-out camera, moved to where its photograph fits best where poses are learned."""
         return camera
 
-    def view_metrics(self, camera: Camera, output: RenderOutput) -> dict[str, float]:
+    def view_metrics(self, camera: Camera, output: rasterization.RenderOutput) -> dict[str, float]:
         """Further figures of an evaluated view, rendered with geometry."""
         return {}
 

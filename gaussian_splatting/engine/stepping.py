@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import signal
 import zlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -24,13 +24,10 @@ from gaussian_splatting.engine.guard import PARAMETER_INTERVAL, check_parameters
 from gaussian_splatting.engine.memory_plan import cheaper, describe
 from gaussian_splatting.engine.stage import Stage, StepResult
 from gaussian_splatting.engine.training_views import SizedViews, ViewSampler
-from gaussian_splatting.rasterization.projection import (
-    IntersectionPrediction,
-    PairsMissed,
-)
+from gaussian_splatting.rasterization.projection import IntersectionPrediction, PairsMissed
 from sugar_utils.console import Console
 from sugar_utils.device import upload
-from sugar_utils.errors import TrainingError, UserError
+from sugar_utils.errors import Notify, TrainingError, UserError
 from sugar_utils.frame import EXIT_OF_SIGNAL, signal_handler
 from sugar_utils.memory import out_of_memory, release_cached
 from sugar_utils.process_group import ProcessGroup
@@ -51,7 +48,7 @@ class StepSum:
 class EmptyViews:
     """Views that show no Gaussian: each is named once, and too many in a row end the run."""
 
-    def __init__(self, n_cameras: int, warn: Callable[[str], None]) -> None:
+    def __init__(self, n_cameras: int, warn: Notify) -> None:
         self._n_cameras = n_cameras
         self._warn = warn
         self._named: set[str] = set()
@@ -165,10 +162,8 @@ class Stepper:
         camera, photograph = self._views.get(self.camera(iteration, view_index), scale)
         target, poses = upload(photograph, model.device), stage.poses
         last = view_index + 1 not in self._view_indices
-        following = (
-            (iteration + 1, self._view_indices.start) if last else (iteration, view_index + 1)
-        )
-        self._views.prefetch(self.camera(*following))
+        after = (iteration + 1, self._view_indices.start) if last else (iteration, view_index + 1)
+        self._views.prefetch(self.camera(*after))
         if poses is not None:
             camera = poses.moved(camera)
         result = self._accumulate(iteration, camera, target, view_index)
@@ -188,17 +183,13 @@ class Stepper:
     def _check(self, iteration: int, camera: Camera, result: StepResult, checked: bool) -> bool:
         optimizer = self._stage.model.optimizer
         return check_step(
-            losses=result.terms,
-            gradients=optimizer.gradients(),
-            log_scales=optimizer.parameters["log_scales"],
-            extent=self._stage.extent,
-            radii=result.radii,
-            iteration=iteration,
-            camera_name=camera.name,
+            losses=result.terms, gradients=optimizer.gradients(),
+            log_scales=optimizer.parameters["log_scales"], extent=self._stage.extent,
+            radii=result.radii, iteration=iteration, camera_name=camera.name,
             parameters=optimizer.parameters,
             look_at_parameters=not checked and iteration % PARAMETER_INTERVAL == 0,
             guess=result.guess,
-        )
+        )  # fmt: skip
 
     def _accumulate(
         self, iteration: int, camera: Camera, target: Tensor, view_index: int

@@ -141,9 +141,8 @@ class ViewPass:
         halo = max(term.halo for term in terms)
         totals: dict[str, Tensor] = {}
         for rows in self._split.rows(projection.camera.height):
-            for name, share in self._backpropagate_strip(
-                rows, halo, terms, d_depth, gradients
-            ).items():
+            found = self._backpropagate_strip(rows, halo, terms, d_depth, gradients)
+            for name, share in found.items():
                 totals[name] = totals[name] + share if name in totals else share
         self._projection = self._tiles = self._background = None
         torch.autograd.backward(
@@ -202,7 +201,7 @@ class ViewPass:
             totals.update({name: share.detach() for name, share in shares.items()})
             # Its graph would live on beside that of the next term.
             del loss, shares
-        d_pixels = _pixel_gradients(maps, pixels, layout)
+        d_pixels = _pixel_gradient(maps, pixels, layout)
         if d_depth is not None:
             d_pixels[counted, :, layout.depth] += d_depth[rows.start : rows.stop]
         del maps, leaves, pixels
@@ -222,9 +221,7 @@ def _columns(layout: rasterization.ChannelLayout) -> dict[str, tuple[int, int]]:
     return {name: place for name, place in found.items() if place[0] is not None}
 
 
-def _pixel_gradients(
-    maps: StripMaps, pixels: Tensor, layout: rasterization.ChannelLayout
-) -> Tensor:
+def _pixel_gradient(maps: StripMaps, pixels: Tensor, layout: rasterization.ChannelLayout) -> Tensor:
     """Gradients of all blended channels. (R, W, C)"""
     leaves = [(*place, getattr(maps, name)) for name, place in _columns(layout).items()]
     known = [(start, width, leaf.grad) for start, width, leaf in leaves if leaf.grad is not None]

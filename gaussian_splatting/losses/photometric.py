@@ -13,16 +13,10 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from gaussian_splatting.losses import photometric_cpu, photometric_cuda
-from gaussian_splatting.losses.ssim_reference import (
-    WINDOW_SIZE,
-    gradient_weights,
-    ssim_map_reference,
-    weighted_color_loss,
-)
+from gaussian_splatting.losses import photometric_cpu, photometric_cuda, ssim_reference
 
 DSSIM_WEIGHT = 0.2
-SSIM_HALO = WINDOW_SIZE // 2  # rows on each side that the SSIM of a row depends on
+SSIM_HALO = ssim_reference.WINDOW_SIZE // 2  # rows on each side that the SSIM of a row depends on
 
 
 class FusedPhotometric(torch.autograd.Function):
@@ -41,7 +35,7 @@ class FusedPhotometric(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *gradients: Tensor | None):
-        weights = gradient_weights(gradients, *ctx.factors)
+        weights = ssim_reference.gradient_weights(gradients, *ctx.factors)
         gradient = ctx.kernels.differentiate(*ctx.where, weights, *ctx.saved_tensors)
         return (gradient, *[None] * 6)
 
@@ -72,5 +66,5 @@ def color_terms(
         factors = n_values, weight, share
         return FusedPhotometric.apply(image, target.float(), slice(top, end), *factors, kernels)
     l1 = (image - target)[top:end].abs().sum() / n_values
-    ssim = ssim_map_reference(image, target)[top:end].sum() / n_values
-    return weighted_color_loss(l1, ssim, weight, share), l1, ssim
+    ssim = ssim_reference.ssim_map_reference(image, target)[top:end].sum() / n_values
+    return ssim_reference.weighted_color_loss(l1, ssim, weight, share), l1, ssim

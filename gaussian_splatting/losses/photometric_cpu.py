@@ -10,23 +10,18 @@ import warp as wp
 from torch import Tensor
 
 from gaussian_splatting.losses.ssim_reference import gaussian_window, weighted_color_loss
+from sugar_utils import warp_launch
 from sugar_utils.warp_arrays import Floats, Floats2d, Floats3d
-from sugar_utils.warp_launch import (
-    NATIVE_OPTIONS,
-    SIMD_SOURCE,
-    launch,
-    native_kernel,
-    native_source,
-)
+from sugar_utils.warp_launch import launch, native_kernel, native_source
 
-wp.set_module_options(NATIVE_OPTIONS)
+wp.set_module_options(warp_launch.NATIVE_OPTIONS)
 
 _HALO = 16
 _BLOCK = 256
 
 
 def _source(name: str) -> str:
-    common = SIMD_SOURCE + native_source(__file__, "photometric_common")
+    common = warp_launch.SIMD_SOURCE + native_source(__file__, "photometric_common")
     return native_source(__file__, name).replace("PHOTOMETRIC_COMMON", common)
 
 

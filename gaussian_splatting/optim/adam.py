@@ -242,9 +242,7 @@ class GroupedAdam:
             name: _leaf(value.detach().to(config.value_dtype(name), copy=True))
             for name, value in tensors.items()
         }
-        self._groups = {
-            name: _Group(learning_rates[name], config.moment_dtype(name)) for name in tensors
-        }
+        self._groups = {n: _Group(learning_rates[n], config.moment_dtype(n)) for n in tensors}
         self._seed = seed
         self._unused: set[str] = set()
 

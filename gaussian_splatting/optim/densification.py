@@ -212,9 +212,7 @@ def _within_budget(
 
 def _split(rows: dict[str, Tensor], split: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
     """Children drawn from each split Gaussian's own distribution, a little over half its size."""
-    parents = {
-        name: p[split].repeat(SPLIT_CHILDREN, *([1] * (p.dim() - 1))) for name, p in rows.items()
-    }
+    parents = {n: p[split].repeat(SPLIT_CHILDREN, *([1] * (p.dim() - 1))) for n, p in rows.items()}
     scales = parents["log_scales"].exp()
     # Drawn on the CPU: a GPU's generator gives other numbers on another model.
     noise = torch.randn(scales.shape, generator=generator, device="cpu").to(scales.device)

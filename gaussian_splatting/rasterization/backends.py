@@ -13,24 +13,12 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.rasterization import projection_kernels as kernels
+from gaussian_splatting.rasterization import rasterizers
 from gaussian_splatting.rasterization.projection import Projection, project
-from gaussian_splatting.rasterization.projection_kernels import (
-    ALPHA_MAX,
-    LOW_PASS,
-    SPLAT_HEADER,
-    TILE,
-)
-from gaussian_splatting.rasterization.rasterizers import (
-    WARP,
-    BlendedRows,
-    Rasterizer,
-    Rows,
-    SplatGradients,
-    TileLists,
-    build_tile_lists,
-)
+from gaussian_splatting.rasterization.rasterizers import BlendedRows, Rasterizer, Rows, TileLists
 from gaussian_splatting.rasterization.render import rasterize
-from sugar_utils.errors import UserError
+from sugar_utils.errors import UserError, explained
 from sugar_utils.random import generator
 
 
@@ -53,7 +41,7 @@ class GraphRasterizer(Rasterizer):
         leaf = splats.detach().requires_grad_()
         with torch.enable_grad():
             if splats.shape[0]:
-                top = rows.start // TILE * TILE
+                top = rows.start // kernels.TILE * kernels.TILE
                 images = self.render(leaf, tiles, background, Rows(top, rows.stop))
                 pixels, transmittance = (image[rows.start - top :] for image in images)
             else:
@@ -74,7 +62,7 @@ class GraphRasterizer(Rasterizer):
         gradients.means2d.add_(d_splats[:, :2])
         # Columns before the conic have a sum of their own, those up to the channels no gradient.
         gradients.splats[:, 2:6].add_(d_splats[:, 2:6])
-        gradients.splats[:, SPLAT_HEADER:].add_(d_splats[:, SPLAT_HEADER:])
+        gradients.splats[:, kernels.SPLAT_HEADER :].add_(d_splats[:, kernels.SPLAT_HEADER :])
 
 
 MIN_VERSION = (1, 5)
@@ -94,7 +82,7 @@ class GsplatRasterizer(GraphRasterizer):
         self._package = package
 
     def build_tile_lists(self, projection: Projection) -> RowedLists:
-        lists = build_tile_lists(projection)
+        lists = rasterizers.build_tile_lists(projection)
         # One read for all strips: a strip's list ends where the package is told that it does.
         return RowedLists(**vars(lists), starts=tuple(lists.offsets[:: lists.across].tolist()))
 
@@ -103,17 +91,17 @@ class GsplatRasterizer(GraphRasterizer):
     ) -> tuple[Tensor, Tensor]:
         """See :class:`GraphRasterizer`; a strip is an image of its own, its splats moved up."""
         n_rows = rows.stop - rows.start
-        top, down = rows.start // TILE, -(-n_rows // TILE)
+        top, down = rows.start // kernels.TILE, -(-n_rows // kernels.TILE)
         first, last = tiles.starts[top], tiles.starts[top + down]
         offsets = tiles.offsets[top * tiles.across : (top + down) * tiles.across] - first
         # Scalars, because a small tensor would wait for its copy to the device.
         means2d = torch.stack([splats[:, 0] + 0.5, splats[:, 1] + (0.5 - rows.start)], dim=-1)
         opacities = splats[:, 5]
         # Straight through: the cap changes the value, not the gradient.
-        opacities = opacities + (opacities.clamp_max(ALPHA_MAX) - opacities).detach()
+        opacities = opacities + (opacities.clamp_max(kernels.ALPHA_MAX) - opacities).detach()
         pixels, alpha = self._package.rasterize_to_pixels(
-            means2d[None], splats[None, :, 2:5], splats[None, :, SPLAT_HEADER:], opacities[None],
-            tiles.width, n_rows, TILE, offsets.view(1, down, tiles.across),
+            means2d[None], splats[None, :, 2:5], splats[None, :, kernels.SPLAT_HEADER:],
+            opacities[None], tiles.width, n_rows, kernels.TILE, offsets.view(1, down, tiles.across),
             tiles.ids[first:last].contiguous(), backgrounds=background[None],
         )  # fmt: skip
         return pixels[0], 1.0 - alpha[0, ..., 0]
@@ -130,11 +118,8 @@ def load_gsplat() -> GsplatRasterizer:
 
 
 def _imported(name: str, advice: str) -> Any:
-    try:
+    with explained(f"{name} cannot be imported", advice, ImportError):
         return importlib.import_module(name)
-    except ImportError as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{name} cannot be imported ({reason}); {advice}") from error
 
 
 PASS_CHANNELS = 3
@@ -179,7 +164,7 @@ class InriaRasterizer(GraphRasterizer):
         width, n_rows = tiles.width, rows.stop - rows.start
         centres, covariances = flat_gaussians(splats, tiles, rows)
         ones = torch.ones_like(splats[:, :1])
-        values = torch.cat([splats[:, SPLAT_HEADER:], ones], dim=1)
+        values = torch.cat([splats[:, kernels.SPLAT_HEADER :], ones], dim=1)
         behind = torch.cat([background, background.new_zeros(1)])
         missing = -values.shape[1] % PASS_CHANNELS
         values = torch.nn.functional.pad(values, (0, missing))
@@ -222,8 +207,8 @@ def flat_gaussians(splats: Tensor, listed: SplatList, rows: Rows) -> tuple[Tenso
     zero = torch.zeros_like(depth)
     covariances = torch.stack(
         [
-            (yy / determinant - LOW_PASS) * unit, -xy / determinant * unit, zero,
-            (xx / determinant - LOW_PASS) * unit, zero, zero,
+            (yy / determinant - kernels.LOW_PASS) * unit, -xy / determinant * unit, zero,
+            (xx / determinant - kernels.LOW_PASS) * unit, zero, zero,
         ],
         dim=-1,
     )  # fmt: skip
@@ -258,9 +243,9 @@ def choose_rasterizer(name: str, device: torch.device) -> tuple[Rasterizer, str]
     ``auto`` is the built-in one: it alone gives the same bits on every run.
     """
     if name == "auto":
-        return WARP, "rasterizer: warp, built in; it gives the same bits on every run"
+        return rasterizers.WARP, "rasterizer: warp, built in; it gives the same bits on every run"
     if name == "warp":
-        return WARP, "rasterizer: warp, by --rasterizer"
+        return rasterizers.WARP, "rasterizer: warp, by --rasterizer"
     if device.type != "cuda":
         raise UserError(
             f"--rasterizer {name} renders on CUDA devices only, and this run computes on the "
@@ -292,7 +277,7 @@ A splat that one of the two just counts and the other just does not makes 1/255 
 @torch.no_grad()
 def self_test(rasterizer: Rasterizer, device: torch.device) -> str | None:
     """Compare with the built-in rasterizer. What is wrong, None if nothing is."""
-    expected = _render(WARP, device)
+    expected = _render(rasterizers.WARP, device)
     try:
         found = _render(rasterizer, device)
     # Another package's failure, whatever it is, is a reason not to use it.
@@ -350,7 +335,7 @@ def _render(rasterizer: Rasterizer, device: torch.device) -> dict[str, Tensor]:
         d_pixels = torch.randn(shape, generator=draws, device="cpu").to(device)
         d_left = torch.randn(shape[:2], generator=draws, device="cpu").to(device)
         pixels, left = blended.pixels.clone(), blended.transmittance.clone()
-        gradients = SplatGradients.zeros(projection)
+        gradients = rasterizers.SplatGradients.zeros(projection)
         rasterizer.backpropagate_rows(
             projection.splats, tiles, background, blended, d_pixels, d_left, gradients
         )

@@ -12,14 +12,8 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.rasterization.projection_kernels import (
-    PROJECT_BACKWARD,
-    PROJECT_FORWARD,
-    SPLAT_HEADER,
-    Channels,
-    make_view,
-    vec3bf,
-)
+from gaussian_splatting.rasterization import projection_kernels as kernels
+from gaussian_splatting.rasterization.projection_kernels import Channels, make_view
 from gaussian_splatting.rasterization.tile_coverage import PROJECT_AND_COUNT, count_tiles
 from sugar_utils.warp_launch import as_array, launch
 
@@ -130,7 +124,7 @@ class _Project(torch.autograd.Function):
     def forward(ctx, view, channels, n_channels, means, quats, scales, opacities, sh_dc, sh_rest,
                 features):  # fmt: skip
         n, device = means.shape[0], means.device
-        means2d_splats = torch.empty(n, SPLAT_HEADER + n_channels, device=device)
+        means2d_splats = torch.empty(n, kernels.SPLAT_HEADER + n_channels, device=device)
         depths, sizes = torch.empty(n, device=device), ((n,), (n,), (n, 4))
         radii, counts, rects = (torch.empty(s, dtype=torch.int32, device=device) for s in sizes)
         given = means, quats, scales, opacities, sh_dc, features
@@ -149,7 +143,7 @@ class _Project(torch.autograd.Function):
         if counts_while_projecting(device):
             _launch(PROJECT_AND_COUNT[vector], n, [*inputs, counts])
         else:
-            _launch(PROJECT_FORWARD[vector], n, inputs)
+            _launch(kernels.PROJECT_FORWARD[vector], n, inputs)
             _launch(count_tiles, n, [means2d_splats, as_array(rects, wp.vec4i), counts])
         means2d = means2d_splats[:, :2].contiguous()
         ctx.view, ctx.channels = view, channels
@@ -179,7 +173,7 @@ class _Project(torch.autograd.Function):
             as_array(d_scales, wp.vec3), d_opacities, as_array(d_sh_dc, wp.vec3),
             as_array(d_sh_rest, vector), d_features,
         ]  # fmt: skip
-        _launch(PROJECT_BACKWARD[vector], means.shape[0], inputs)
+        _launch(kernels.PROJECT_BACKWARD[vector], means.shape[0], inputs)
         return (None, None, None, *grads)
 
 
@@ -192,7 +186,7 @@ _launch = functools.partial(launch, min_items=MIN_ITEMS)
 
 
 def _vector_of(sh_rest: Tensor) -> type:
-    return vec3bf if sh_rest.dtype == torch.bfloat16 else wp.vec3
+    return kernels.vec3bf if sh_rest.dtype == torch.bfloat16 else wp.vec3
 
 
 def project(

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from gaussian_splatting.data.cameras import nearest_rotation
-from sugar_utils.errors import UserError
+from sugar_utils.errors import UserError, explained
 from sugar_utils.files import read_json, require_regular_file
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.schemas import FAR, Coordinate, FileName, PixelCount, Positive, conform
@@ -50,10 +50,8 @@ class Format:
 
 
 def _numbers(text: str | None, count: int, place: str) -> np.ndarray:
-    try:
+    with explained(f"{place}:", _AGAIN, ValueError):
         values = np.array([float(word) for word in (text or "").split()])
-    except ValueError as error:
-        raise UserError(f"{place}: {error}; {_AGAIN}") from error
     if len(values) != count or not (np.abs(values) <= FAR).all():
         raise UserError(f"{place}: needs {count} finite numbers, not {text!r:.40}; {_AGAIN}")
     return values
@@ -96,11 +94,11 @@ def _lens(
 
 
 def _bytes(path: Path, count: int = -1) -> bytes:
-    try:
-        with require_regular_file(path).open("rb") as file:
-            return file.read(count)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}; check the path") from error
+    with (
+        explained(f"cannot read {path}:", "check the path"),
+        require_regular_file(path).open("rb") as file,
+    ):
+        return file.read(count)
 
 
 def _text(path: Path, count: int = -1) -> str:
@@ -108,10 +106,8 @@ def _text(path: Path, count: int = -1) -> str:
 
 
 def _xml(path: Path) -> ET.Element:
-    try:
+    with explained(f"{path}: not valid XML", _AGAIN, ET.ParseError, ValueError, LookupError):
         return ET.fromstring(_bytes(path))
-    except (ET.ParseError, ValueError, LookupError) as error:
-        raise UserError(f"{path}: not valid XML ({error}); {_AGAIN}") from error
 
 
 def _child(parent: ET.Element, name: str, place: str) -> ET.Element:
@@ -161,9 +157,8 @@ def _metashape_lens(sensor: ET.Element, place: str) -> Any:
     found = sensor.find("calibration[@class='adjusted']")
     found = _child(sensor, "calibration", place) if found is None else found
     kind = found.get("type") or sensor.get("type") or "frame"
-    resolution = _child(
-        found if found.find("resolution") is not None else sensor, "resolution", place
-    )
+    holder = sensor if found.find("resolution") is None else found
+    resolution = _child(holder, "resolution", place)
     size = [_number(resolution.get(side), f"{place}, {side}") for side in ("width", "height")]
     f = _number(_child(found, "f", place).text, f"{place}, f")
     cx, cy, b1, b2, p1, p2, p3, p4, *k = (
@@ -198,10 +193,8 @@ def _is_reality_csv(path: Path) -> bool:
 def read_reality_csv(files: Sequence[Path], size_of: SizeOf) -> Iterator[KnownCamera]:
     """The list of "Internal/External camera parameters" of RealityScan (RealityCapture)."""
     rotated = load_pycolmap().Rotation3d
-    try:
+    with explained(f"{files[0]}:", _AGAIN, csv.Error):
         rows = [*csv.DictReader(_text(files[0]).splitlines(), skipinitialspace=True)]
-    except csv.Error as error:
-        raise UserError(f"{files[0]}: {error}; {_AGAIN}") from error
     for line, row in enumerate(rows, start=2):
         size, place = size_of(row["#name"] or ""), f"{files[0]}, line {line}"
         if size is None:

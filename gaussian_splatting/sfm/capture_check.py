@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw
 
-from gaussian_splatting.data.cameras import Camera, up_direction, upright_rotation
+from gaussian_splatting.data.cameras import Camera, looked_at, up_direction, upright_rotation
 from gaussian_splatting.data.consistency import reduced_grey, sharpness
 from gaussian_splatting.data.masks import overview
 from gaussian_splatting.data.observations import Observations
@@ -81,11 +81,9 @@ def directions_of(cameras: Sequence[Camera], points: np.ndarray) -> Directions:
     """Directions that cameras see; the points, (P, 3), tell with them what is up."""
     centers = np.stack([camera.center for camera in cameras])
     axes = np.stack([camera.rotation[2] for camera in cameras])
-    # The place nearest to all optical axes.
-    across = np.eye(3) - axes[:, :, None] * axes[:, None]
-    looked_at = np.linalg.lstsq(across.sum(0), (across @ centers[..., None]).sum(0)[:, 0])[0]
-    around = bool((((looked_at - centers) * axes).sum(axis=1) > 0).mean() > 0.8)
-    directions = centers - looked_at if around else axes
+    target = looked_at(cameras)
+    around = bool((((target - centers) * axes).sum(axis=1) > 0).mean() > 0.8)
+    directions = centers - target if around else axes
     directions = directions / np.maximum(np.linalg.norm(directions, axis=1), 1e-12)[:, None]
     up = up_direction(np.stack([camera.rotation for camera in cameras]), points)
     level = upright_rotation(up, directions[0])
@@ -261,11 +259,9 @@ def direction_map(directions: Directions) -> Picture:
     ys = _MARGIN + (90 - directions.elevations) / 180 * height
     for x, y in zip(xs, ys, strict=True):
         draw.ellipse((x - 4, y - 4, x + 4, y + 4), fill=_CAMERA)
-    for degrees in range(0, 361, 90):
-        at = _MARGIN + degrees / 360 * width, _MARGIN + height + 14
-        draw.text(at, f"{degrees}°", fill=_INK, anchor="mm")
-    for degrees in (-90, 0, 90):
-        at = _MARGIN / 2, _MARGIN + (90 - degrees) / 180 * height
+    labels = [(d, _MARGIN + d / 360 * width, _MARGIN + height + 14) for d in range(0, 361, 90)]
+    labels += [(d, _MARGIN / 2, _MARGIN + (90 - d) / 180 * height) for d in (-90, 0, 90)]
+    for degrees, *at in labels:
         draw.text(at, f"{degrees}°", fill=_INK, anchor="mm")
     what = "from which it is seen" if directions.around else "that the photographs look in"
     caption = (

@@ -12,13 +12,7 @@ from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.sfm.mapping import Mapper
 from gaussian_splatting.sfm.matching import MAX_EXHAUSTIVE, Matcher
 from gaussian_splatting.shared_flags import InertFlags, inert
-from sugar_utils.flags import (
-    acute_angle,
-    boolean_or_auto,
-    non_negative_int,
-    optional_str,
-    positive_int,
-)
+from sugar_utils import flags
 from sugar_utils.settings import flag
 
 _posing = partial(flag, group="camera positions")
@@ -30,26 +24,26 @@ _COLMAP = "COLMAP's Python edition does the work"
 class SfmOptions:
     frames: int = _posing(
         150, "frames of a video at most: the sharpest of as many intervals, without those in which "
-        "nothing moved", parse=positive_int, no_effect_when="with photographs",
+        "nothing moved", parse=flags.positive_int, no_effect_when="with photographs",
     )  # fmt: skip
     camera: str | None = _posing(
         None, "COLMAP's model of the lens; unset: OPENCV, and SIMPLE_RADIAL for cameras that took "
-        "fewer than 10 of the photographs", parse=optional_str,
+        "fewer than 10 of the photographs", parse=flags.optional_str,
     )  # fmt: skip
     cameras: str | None = _posing(
         None, "file or folder with the cameras of another program, which are kept; none: ignore "
-        "them; unset: those in the scene folder", parse=optional_str,
+        "them; unset: those in the scene folder", parse=flags.optional_str,
     )  # fmt: skip
     extraction_size: int = _posing(
         1600, "longest side in pixels at which features are looked for; time and memory grow with "
-        "its square", parse=positive_int,
+        "its square", parse=flags.positive_int,
     )  # fmt: skip
     masked_features: bool | Literal["auto"] = _posing(
         "auto", "True: look for features only where masks count; False: everywhere, for an object "
         "that stood still; auto: where masks count, and everywhere if that registers more",
-        parse=boolean_or_auto, metavar="{auto,True,False}", no_effect_when="without masks",
+        parse=flags.boolean_or_auto, metavar="{auto,True,False}", no_effect_when="without masks",
     )  # fmt: skip
-    max_features: int = _posing(8192, "features per photograph at most", parse=positive_int)
+    max_features: int = _posing(8192, "features per photograph at most", parse=flags.positive_int)
     matcher: Matcher = _posing(
         "auto", "which photographs are compared. exhaustive: all with all; sequential: neighbours "
         "in order, and similar ones; similar: each with the 30 most similar; auto: "
@@ -59,12 +53,12 @@ class SfmOptions:
     panoramas: bool | Literal["auto"] = _posing(
         "auto", "True: the photographs, or the video, are equirectangular panoramas, which become "
         "six square views each; False: they are not; auto: where XMP says so, or all are twice as "
-        "wide as high and meet at their borders", parse=boolean_or_auto,
+        "wide as high and meet at their borders", parse=flags.boolean_or_auto,
         metavar="{auto,True,False}",
     )  # fmt: skip
     photographer: float | None = _posing(
         None, "degrees around straight down of a panorama that who carries the camera hides, and "
-        "that do not count; needs --mask_mode ignore", parse=acute_angle,
+        "that do not count; needs --mask_mode ignore", parse=flags.acute_angle,
         no_effect_when="without panoramas",
     )  # fmt: skip
     mapper: Mapper = _posing(
@@ -101,7 +95,7 @@ class ConvertOptions:
         False, "find cameras anew; old ones of other programs are kept in distorted/"
     )  # fmt: skip
     random_seed: int = _convert(0, "of what is drawn while matching and mapping",
-                                parse=non_negative_int)  # fmt: skip
+                                parse=flags.non_negative_int)  # fmt: skip
     sfm: SfmOptions = field(default_factory=SfmOptions)
     masks: MaskOptions = field(default_factory=MaskOptions)
     inert: InertConvertFlags = field(default_factory=InertConvertFlags)

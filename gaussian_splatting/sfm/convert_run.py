@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -22,23 +23,21 @@ from gaussian_splatting.sfm import mapping, matching, panoramas
 from gaussian_splatting.sfm import photographs as pictures
 from gaussian_splatting.sfm import registration_report as report
 from gaussian_splatting.sfm import scene_folder as scene
-from gaussian_splatting.sfm.capture_check import (
-    CaptureFinding,
-    check_capture,
-    direction_map,
-)
+from gaussian_splatting.sfm.capture_check import CaptureFinding, check_capture, direction_map
 from gaussian_splatting.sfm.convert_options import ConvertOptions
 from gaussian_splatting.sfm.known_cameras import KnownCameras, read_cameras, the_cameras
 from gaussian_splatting.sfm.mapping import Models
 from gaussian_splatting.sfm.photographs import Photograph
 from gaussian_splatting.sfm.scene_folder import Original, Work, digest, note
 from gaussian_splatting.sfm.turntable import write_turntable_masks
+from sugar_utils import files as storage
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError, shortened
-from sugar_utils.files import check_writable, exclusive, file_digest, write_json_atomic
 from sugar_utils.html import Page, write_page
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.schemas import Coordinate, Count, read_checked
+
+Photographs = Sequence[Photograph]
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Attempt:
     """One way to find the cameras; its files and notes bear a prefix of its own."""
 
     work: Work
-    photographs: Sequence[Photograph]
+    photographs: Photographs
     # Of each; only where they count features are looked for. None: everywhere.
     masks: Sequence[ViewMask | None] | None
     content: str
@@ -78,13 +77,16 @@ class Attempt:
         asked = self.work.options.sfm.matcher
         return matching.chosen_matcher(asked, len(self.photographs), in_order)
 
+    @property
+    def mapper(self) -> str:
+        return mapping.chosen_mapper(self.work.options.sfm.mapper, len(self.photographs))
+
     def keys(self) -> dict[str, str]:
         """What each step's result depends on."""
         sfm, seed = self.work.options.sfm, self.work.options.random_seed
         features = digest(self.content, sfm.camera, sfm.extraction_size, sfm.max_features)
         matches = digest(features, self.matcher, seed)
-        mapper = mapping.chosen_mapper(sfm.mapper, len(self.photographs))
-        models = digest(matches, mapper, seed, self.keeps_focal)
+        models = digest(matches, self.mapper, seed, self.keeps_focal)
         return {"features": features, "matches": matches, "models": models}
 
     def noted(self, step: str, key: str) -> bool:
@@ -104,8 +106,8 @@ class Attempt:
 def find_cameras(attempts: Sequence[Attempt]) -> tuple[Models, Attempt]:
     """Try the first way, and the second one if that leaves photographs out that this one places."""
     found, work, n = attempts[0], attempts[0].work, len(attempts[0].photographs)
-    pycolmap, mapper = load_pycolmap(), mapping.chosen_mapper(work.options.sfm.mapper, n)
-    if mapper == "global" and not hasattr(pycolmap, "global_mapping"):
+    pycolmap = load_pycolmap()
+    if found.mapper == "global" and not hasattr(pycolmap, "global_mapping"):
         raise UserError(
             f"--mapper global: pycolmap {pycolmap.__version__} has none; use --mapper incremental"
         )
@@ -122,12 +124,9 @@ def find_cameras(attempts: Sequence[Attempt]) -> tuple[Models, Attempt]:
             say("whole photographs place no more of them; staying with what the masks show")
     if found.models != work.models:
         # Where programs look for them.
-        fresh = work.source.work / ".sparse.chosen"
-        shutil.rmtree(fresh, ignore_errors=True)
-        shutil.copytree(found.models, fresh)
-        note(work.source, models=None)
-        shutil.rmtree(work.models, ignore_errors=True)
-        fresh.rename(work.models)
+        with storage.replaced_folder(work.models) as fresh:
+            shutil.copytree(found.models, fresh)
+            note(work.source, models=None)
     return models, found
 
 
@@ -141,7 +140,7 @@ def _find_features(attempt: Attempt) -> None:
         for path in attempt.database.parent.glob(f"{attempt.database.name}*"):
             path.unlink()
         lenses = attempt.known and attempt.known.lens_groups()
-        rigs = panoramas.write_rigs if attempt.of_panoramas else None
+        rigs = panoramas.rigs_of(photographs) if attempt.of_panoramas else None
         matching.create_database(attempt.database, photographs, sfm.camera, lenses, rigs)
         attempt.note(features=key, found=None, matches=None, matched=None)
     if attempt.noted("found", key):
@@ -177,9 +176,8 @@ def _map(attempt: Attempt) -> Models:
             return mapping.read_models(attempt.models)
         except UserError as error:
             work.console.info(f"registering photographs again: {error}")
-    mapper = mapping.chosen_mapper(work.options.sfm.mapper, n)
     known = attempt.known
-    if mapper == "global" and known is None:
+    if attempt.mapper == "global" and known is None:
         work.console.info(f"placing {n} photographs at once, which shows no progress")
     attempt.note(models=None)
     title = "triangulating points" if known else "registering photographs"
@@ -187,7 +185,7 @@ def _map(attempt: Attempt) -> Models:
         names, seed = [p.name for p in attempt.photographs], work.options.random_seed
         poses = known and [(camera.rotation, camera.center) for camera in known.cameras]
         models = mapping.map_photographs(
-            attempt.database, names, attempt.models, mapper, seed, poses, advance,
+            attempt.database, names, attempt.models, attempt.mapper, seed, poses, advance,
             attempt.of_panoramas, attempt.keeps_focal,
         )  # fmt: skip
     attempt.note(models=key)
@@ -213,20 +211,16 @@ class Outcome(msgspec.Struct):
 class Converted:
     root: Path
     page: Path | None  # the page about it; None if it could not be written
-    line: str
-    seconds: float
-    peak_bytes: int
-    n_registered: int
-    n_photographs: int
-    n_points: int
-    reprojection_error: float
+    outcome: dict[str, Any]  # see ``Outcome``
+    seconds: float = 0.0
+    peak_bytes: int = 0
 
     def figures(self) -> dict[str, object]:
+        told = self.outcome
         return {
-            "photographs_with_a_place": f"{self.n_registered} of {self.n_photographs}",
-            "points": self.n_points,
-            "reprojection_error_px": self.reprojection_error,
-        }
+            "photographs_with_a_place": f"{told['registered']} of {told['photographs']}",
+            "points": told["points"], "reprojection_error_px": told["reprojection_error"],
+        }  # fmt: skip
 
 
 def convert(options: ConvertOptions, console: Console | None = None) -> Converted:
@@ -236,8 +230,8 @@ def convert(options: ConvertOptions, console: Console | None = None) -> Converte
     """
     source = scene.find_source(options.source_path)
     scene.require_free(source, options.overwrite)
-    check_writable(source.work)
-    with exclusive(source.work, "wait for it"), contextlib.ExitStack() as stack:
+    storage.check_writable(source.work)
+    with storage.exclusive(source.work, "wait for it"), contextlib.ExitStack() as stack:
         if console is None:
             console = stack.enter_context(Console(source.work / "log.txt"))
         for message in options.inert.messages:
@@ -248,18 +242,7 @@ def convert(options: ConvertOptions, console: Console | None = None) -> Converte
 
 def _convert(work: Work) -> Converted:
     source, options, console = work.source, work.options, work.console
-    if source.video is not None:
-        frames = options.sfm.frames
-        choice = pictures.extract_frames(source.video, source.folder, frames, work.step)
-        repeated = f"; in {choice.repeated} intervals nothing moved" if choice.repeated else ""
-        n_chosen = len(choice.frames)
-        console.info(f"{source.video.name}: {n_chosen} of {choice.of} frames{repeated}")
-    photographs = pictures.described_photographs(source.folder, source.recursive)
-    if len(photographs) < _FEWEST:
-        raise UserError(
-            f"{source.folder}: {len(photographs)} photographs; at least {_FEWEST} are needed, and "
-            "some dozens make a good model"
-        )
+    photographs = _photographs(work)
     of_panoramas = panoramas.are_panoramas(photographs, options.sfm.panoramas)
     known, content = (None, []) if of_panoramas else _known_cameras(work, photographs)
     photographs = known.photographs if known else photographs
@@ -271,25 +254,23 @@ def _convert(work: Work) -> Converted:
     named = str(Path(named).resolve()) if named not in (None, "none") else named
     note(source, cameras=named)
     taken = scene.source_digest(source, moving, named)
-    files = [[p.name, file_digest(p.path)] for p in photographs]
-    hidden = [None if mask is None else [file_digest(mask.path), mask.alpha] for mask in masks]
-    asked = options.sfm.masked_features
-    same = known, of_panoramas
+    files = _contents(photographs)
+    hidden = [mask and [storage.file_digest(mask.path), mask.alpha] for mask in masks]
+    asked, same = options.sfm.masked_features, (known, of_panoramas)
     attempts = [Attempt(work, photographs, None, digest(files, *content), *same)]
     if asked is not False and any(masks):
-        masked = Attempt(work, photographs, masks, digest(files, hidden, *content), *same)
-        masked = replace(masked, keeps_focal=rounds == 1)
+        key = digest(files, hidden, *content)
+        masked = Attempt(work, photographs, masks, key, *same, keeps_focal=rounds == 1)
         # The background of a turntable says that the camera stood still.
         attempts = [masked, *attempts] if asked == "auto" and not rounds else [masked]
     ways = [attempt.keys()["models"] for attempt in attempts]
-    model = sorted((work.models / "0").glob("*"))
-    given = options.skip_matching and [file_digest(path) for path in model if path.is_file()]
+    model = [path for path in sorted((work.models / "0").glob("*")) if path.is_file()]
+    given = options.skip_matching and [storage.file_digest(path) for path in model]
     key = digest(ways, hidden, options.resize, given)
     if work.noted("finished", key) and not work.flat.is_dir():
         told = read_checked(source.work / OUTCOME, Outcome)
         console.info(f"finished before: {told['line']}")
-        facts = [told[name] for name in Outcome.__struct_fields__[1:]]
-        return Converted(source.root, source.root / scene.PAGE, told["line"], 0.0, 0, *facts)
+        return Converted(source.root, source.root / scene.PAGE, told)
     pictures.told_photographs(photographs, console.info)
     if options.skip_matching:
         models, attempt = _models_of_others(work, photographs), None
@@ -306,15 +287,7 @@ def _convert(work: Work) -> Converted:
     evidence = replace(evidence, given=known is not None)
     registration = report.registration_of(evidence)
     by_name = scene.originals(photographs, masks)
-    if not work.noted("flattening", key):
-        shutil.rmtree(work.flat, ignore_errors=True)
-        note(source, flattening=key, finished=None)
-    if not work.noted("flattened", key):
-        with work.step("undistorting photographs", registration.n_registered) as advance:
-            flat = models.largest, by_name, work.flat, options.resize, advance
-            scene.write_flat_pictures(*flat)
-            scene.write_flat_model(work.models / "0", by_name, work.flat)
-        note(source, flattened=key)
+    _flatten(work, models, by_name, key)
     result = _report(work, evidence, registration, by_name, known)
     if work.flat.is_dir():
         now = scene.publish(source, work.flat, moving)
@@ -325,15 +298,43 @@ def _convert(work: Work) -> Converted:
                 f"{source.folder.name}/ has undistorted copies"
             )
         note(now, published=True, finished=key, taken=taken)
-    console.info(result.line)
+    console.info(result.outcome["line"])
     if result.page is not None:
         console.info(f"map and details: {result.page}")
     return result
 
 
-def _known_cameras(
-    work: Work, photographs: Sequence[Photograph]
-) -> tuple[KnownCameras | None, list[str]]:
+def _photographs(work: Work) -> list[Photograph]:
+    """Photographs of the folder, or the frames of the video, which are written into it."""
+    source, frames = work.source, work.options.sfm.frames
+    if source.video is not None:
+        choice = pictures.extract_frames(source.video, source.folder, frames, work.step)
+        repeated = f"; in {choice.repeated} intervals nothing moved" if choice.repeated else ""
+        told = f"{len(choice.frames)} of {choice.of} frames{repeated}"
+        work.console.info(f"{source.video.name}: {told}")
+    photographs = pictures.described_photographs(source.folder, source.recursive)
+    if len(photographs) < _FEWEST:
+        raise UserError(
+            f"{source.folder}: {len(photographs)} photographs; at least {_FEWEST} are needed, and "
+            "some dozens make a good model"
+        )
+    return photographs
+
+
+def _flatten(work: Work, models: Models, by_name: dict[str, Original], key: str) -> None:
+    """Write what is free of the lens's distortion beside the scene, unless that is noted."""
+    if not work.noted("flattening", key):
+        shutil.rmtree(work.flat, ignore_errors=True)
+        note(work.source, flattening=key, finished=None)
+    if not work.noted("flattened", key):
+        with work.step("undistorting photographs", models.n_placed) as advance:
+            flat = models.largest, by_name, work.flat, work.options.resize, advance
+            scene.write_flat_pictures(*flat)
+            scene.write_flat_model(work.models / "0", by_name, work.flat)
+        note(work.source, flattened=key)
+
+
+def _known_cameras(work: Work, photographs: Photographs) -> tuple[KnownCameras | None, list[str]]:
     """Cameras of another program, and the digests of their files."""
     source, asked = work.source, work.options.sfm.cameras
     if work.options.skip_matching or (source.video and asked is None):
@@ -344,13 +345,17 @@ def _known_cameras(
     known, n = read_cameras(files, photographs), len(photographs)
     moved = f"; {known.offset} subtracted from all places" if known.offset else ""
     work.console.info(f"cameras of {files.name}, {len(known.cameras)} of {n} photographs{moved}")
-    return known, [file_digest(path) for path in files.files]
+    return known, [storage.file_digest(path) for path in files.files]
 
 
-def _turntable(work: Work, photographs: Sequence[Photograph]) -> int:
+def _contents(photographs: Photographs) -> list[list[str]]:
+    return [[p.name, storage.file_digest(p.path)] for p in photographs]
+
+
+def _turntable(work: Work, photographs: Photographs) -> int:
     """Rounds of a turntable, which get masks; 0 if the camera moved, or there are masks."""
     source, asked, folder = work.source, work.options.masks.masks, MASK_FOLDERS[0]
-    files = digest([[p.name, file_digest(p.path)] for p in photographs])
+    files = digest(_contents(photographs))
     noted, _, rounds = scene.read_record(source.root).get("rounds", "").partition(" ")
     if noted == files:
         return int(rounds)
@@ -371,16 +376,11 @@ def _turntable(work: Work, photographs: Sequence[Photograph]) -> int:
     return n_rounds
 
 
-def _masks_of(
-    work: Work, photographs: Sequence[Photograph]
-) -> tuple[list[ViewMask | None], Path | None]:
+def _masks_of(work: Work, photographs: Photographs) -> tuple[list[ViewMask | None], Path | None]:
     asked, moving = scene.original_masks(work.source, work.options.masks.masks)
     # Cameras without a place, to look masks up.
-    unknown = {"fx": 1.0, "fy": 1.0, "cx": 0.0, "cy": 0.0}
-    pose = {"rotation": np.eye(3), "translation": np.zeros(3)}
-    cameras = [
-        Camera(p.name, p.width, p.height, **unknown, **pose, image_path=p.path) for p in photographs
-    ]
+    nowhere = 1.0, 1.0, 0.0, 0.0, np.eye(3), np.zeros(3)
+    cameras = [Camera(p.name, p.width, p.height, *nowhere, p.path) for p in photographs]
     wanted = replace(work.options.masks, masks=asked)
     found = with_masks(cameras, work.source.root, wanted, work.console.info)
     masks = [camera.mask for camera in found]
@@ -388,7 +388,7 @@ def _masks_of(
 
 
 def _views_of_panoramas(
-    work: Work, photographs: Sequence[Photograph], masks: Sequence[ViewMask | None]
+    work: Work, photographs: Photographs, masks: Sequence[ViewMask | None]
 ) -> tuple[list[Photograph], list[ViewMask | None]]:
     angle = work.options.sfm.photographer
     if angle is not None and work.options.masks.mask_mode != "ignore":
@@ -396,9 +396,8 @@ def _views_of_panoramas(
             "--photographer: what it hides says nothing, while --mask_mode object means that "
             "nothing is there; pass --mask_mode ignore, in training as well"
         )
-    files = [[p.name, file_digest(p.path)] for p in photographs]
-    hidden = [mask and [file_digest(mask.path), mask.alpha, mask.mode] for mask in masks]
-    folder = work.source.work / f"views_{digest(files, hidden, angle)}"
+    hidden = [mask and [storage.file_digest(mask.path), mask.alpha, mask.mode] for mask in masks]
+    folder = work.source.work / f"views_{digest(_contents(photographs), hidden, angle)}"
     for other in work.source.work.glob("views_*"):
         if other != folder:
             shutil.rmtree(other)
@@ -406,7 +405,7 @@ def _views_of_panoramas(
         return panoramas.write_views(photographs, masks, folder, angle, advance)
 
 
-def _models_of_others(work: Work, photographs: Sequence[Photograph]) -> Models:
+def _models_of_others(work: Work, photographs: Photographs) -> Models:
     place = work.models / "0"
     models = mapping.read_models(work.models) if work.models.is_dir() else Models(None, [])
     model = models.largest
@@ -432,7 +431,7 @@ def _models_of_others(work: Work, photographs: Sequence[Photograph]) -> Models:
 
 
 def _evidence(
-    work: Work, photographs: Sequence[Photograph], models: Models, attempt: Attempt | None
+    work: Work, photographs: Photographs, models: Models, attempt: Attempt | None
 ) -> report.Evidence:
     names, model = [photograph.name for photograph in photographs], models.largest
     sharp, n_features, matches, contradicting = [], [0] * len(names), {}, {}
@@ -441,7 +440,8 @@ def _evidence(
             sharp.append(sharpness(pictures.read_grey(photograph.path, _SHARPNESS_SIDE)))
             advance(done)
     # Unless masked features were asked for, whole photographs were tried as well.
-    masked = attempt is not None and attempt.masks and work.options.sfm.masked_features is True
+    masked = attempt is not None and attempt.masks is not None
+    masked = masked and work.options.sfm.masked_features is True
     if attempt is not None:
         path = attempt.database
         with matching.database_errors(path):
@@ -450,9 +450,7 @@ def _evidence(
             matches = matching.verified_matches(path)
             if model is not None:
                 contradicting = matching.contradicting_pairs(model, path, names, matches)
-    found = report.Evidence(
-        names, sharp, n_features, matches, models.registered, masked=bool(masked)
-    )
+    found = report.Evidence(names, sharp, n_features, matches, models.registered, masked=masked)
     if model is None:
         return found
     shared, spread = report.model_facts(model)
@@ -475,7 +473,7 @@ def _report(
     by_name: dict[str, Original],
     known: KnownCameras | None,
 ) -> Converted:  # fmt: skip
-    root, options, line = work.source.root, work.options, registration.line(evidence)
+    root, options = work.source.root, work.options
     settings = {**asdict(options.sfm), "masks": options.masks.masks,
                 "random_seed": options.random_seed}  # fmt: skip
     files = {name: original.photograph.path for name, original in by_name.items()}
@@ -506,25 +504,16 @@ def _report(
 
     written = write_page(root / scene.PAGE, page, work.console.warn)
     names = ("name", "seconds", "peak_bytes")
-    write_json_atomic(
-        root / scene.WORK / OUTCOME,
-        {
-            "line": line,
-            "quality": registration.word,
-            "photographs": len(evidence.names),
-            "registered": registration.n_registered,
-            "left_out": dict(registration.left_out),
-            "other_models": registration.other_models,
-            "advice": registration.advice,
-            "findings": [finding._asdict() for finding in found],
-            "reprojection_error": evidence.error,
-            "points": evidence.n_points,
-            "track_length": evidence.track_length,
-            "cameras": known.source.name if known else None,
-            "offset": known.offset if known else None,
-            "steps": [dict(zip(names, step, strict=True)) for step in work.steps],
-        },
-    )
+    outcome = {
+        "line": registration.line(evidence), "quality": registration.word,
+        "photographs": len(evidence.names), "registered": registration.n_registered,
+        "left_out": dict(registration.left_out), "other_models": registration.other_models,
+        "advice": registration.advice, "findings": [finding._asdict() for finding in found],
+        "reprojection_error": evidence.error, "points": evidence.n_points,
+        "track_length": evidence.track_length, "cameras": known.source.name if known else None,
+        "offset": known.offset if known else None,
+        "steps": [dict(zip(names, step, strict=True)) for step in work.steps],
+    }  # fmt: skip
+    storage.write_json_atomic(root / scene.WORK / OUTCOME, outcome)
     seconds, peak = sum(step[1] for step in work.steps), max(step[2] for step in work.steps)
-    counts = registration.n_registered, len(evidence.names), evidence.n_points
-    return Converted(root, written, line, seconds, peak, *counts, evidence.error)
+    return Converted(root, written, outcome, seconds, peak)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from gaussian_splatting.data.colmap import read_reconstruction, write_model
+from sugar_utils.files import replaced_folder
 from sugar_utils.libraries import load_pycolmap
 
 Mapper = Literal["auto", "incremental", "global"]
@@ -50,35 +51,23 @@ def map_photographs(
     Known ``poses``, world-to-camera rotations and centres, are kept; so are lenses and rigs that
     are ``exact``. ``keeps_focal``: focal lengths, too, but not by the global mapper.
     """
-    fresh = folder.with_name(f".{folder.name}.new")
-    shutil.rmtree(fresh, ignore_errors=True)
-    scratch = fresh / "scratch"
-    scratch.mkdir(parents=True)
-    if poses is not None:
-        models = {0: _triangulated(database, scratch, poses, seed)}
-    elif mapper == "incremental":
-        models = _incremental(database, scratch, seed, advance, exact, keeps_focal)
-    else:
-        pycolmap = load_pycolmap()
-        options = pycolmap.GlobalPipelineOptions()
-        options.random_seed, options.num_threads = seed, 1
-        options.min_model_size = SMALLEST_MODEL
-        steps, adjustment = options.mapper, options.mapper.bundle_adjustment
-        adjustment.refine_focal_length = adjustment.refine_extra_params = not exact
-        for step in (steps, steps.rotation_averaging, steps.global_positioning, adjustment):
-            step.refine_sensor_from_rig = not exact
-        models = pycolmap.global_mapping(str(database), str(scratch), str(scratch), options)
-    found = list(models.values())
-    found.sort(key=lambda model: (-model.num_reg_images(), -model.num_points3D()))
-    for model in found[:1] if poses is None and not (exact or keeps_focal) else []:
-        refine_principal_points(model)
-    shutil.rmtree(scratch)
-    for number, model in enumerate(found):
-        for image in model.images.values():
-            image.name = names[image.image_id - 1]
-        write_model(model, fresh / str(number))
-    shutil.rmtree(folder, ignore_errors=True)
-    fresh.rename(folder)
+    with replaced_folder(folder) as fresh:
+        scratch = fresh / "scratch"
+        scratch.mkdir(parents=True)
+        if poses is not None:
+            found = [_triangulated(database, scratch, poses, seed)]
+        elif mapper == "incremental":
+            found = _incremental(database, scratch, seed, advance, exact, keeps_focal)
+        else:
+            found = _global(database, scratch, seed, exact)
+        found.sort(key=lambda model: (-model.num_reg_images(), -model.num_points3D()))
+        if found and poses is None and not (exact or keeps_focal):
+            refine_principal_points(found[0])
+        shutil.rmtree(scratch)
+        for number, model in enumerate(found):
+            for image in model.images.values():
+                image.name = names[image.image_id - 1]
+            write_model(model, fresh / str(number))
     return _models(found)
 
 
@@ -88,9 +77,7 @@ def read_models(folder: Path) -> Models:
 
 
 def _models(found: Sequence[Any]) -> Models:
-    registered = [
-        sorted(model.images[number].name for number in model.reg_image_ids()) for model in found
-    ]
+    registered = [sorted(model.images[n].name for n in model.reg_image_ids()) for model in found]
     return Models(found[0] if found else None, registered)
 
 
@@ -146,10 +133,22 @@ def _triangulated(
     return pycolmap.triangulate_points(model, *where, options=options)
 
 
+def _global(database: Path, folder: Path, seed: int, exact: bool) -> list[Any]:
+    pycolmap = load_pycolmap()
+    options = pycolmap.GlobalPipelineOptions()
+    options.random_seed, options.num_threads, options.min_model_size = seed, 1, SMALLEST_MODEL
+    steps, adjustment = options.mapper, options.mapper.bundle_adjustment
+    adjustment.refine_focal_length = adjustment.refine_extra_params = not exact
+    for step in (steps, steps.rotation_averaging, steps.global_positioning, adjustment):
+        step.refine_sensor_from_rig = not exact
+    where = str(database), str(folder), str(folder)
+    return list(pycolmap.global_mapping(*where, options).values())
+
+
 def _incremental(
     database: Path, folder: Path, seed: int, advance: Callable[[int], None], exact: bool,
     keeps_focal: bool,
-) -> dict[int, Any]:  # fmt: skip
+) -> list[Any]:  # fmt: skip
     pycolmap = load_pycolmap()
     options = pycolmap.IncrementalPipelineOptions()
     options.random_seed, options.num_threads = seed, 1
@@ -160,8 +159,9 @@ def _incremental(
     # Colours come from the undistorted photographs, which are read anyway.
     options.extract_colors = False
     placed = itertools.count(1)
-    return pycolmap.incremental_mapping(
+    found = pycolmap.incremental_mapping(
         str(database), str(folder), str(folder), options,
         initial_image_pair_callback=lambda: (next(placed), advance(next(placed))),
         next_image_callback=lambda: advance(next(placed)),
     )  # fmt: skip
+    return list(found.values())

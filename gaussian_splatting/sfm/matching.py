@@ -67,10 +67,15 @@ def is_whole(path: Path, n_photographs: int) -> bool:
     return (checked, found) == (("ok",), (n_photographs,))
 
 
+Rig = tuple[Sequence[tuple[Any, np.ndarray]], Sequence[Sequence[int]]]
+"""Lenses with the rotation from the first one's axes to theirs, (3, 3), and for each moment the
+places of the photographs that they took in it."""
+
+
 def create_database(
     path: Path, photographs: Sequence[Photograph], camera_model: str | None,
     lenses: Sequence[tuple[Any, Sequence[int]]] | None = None,
-    write_rigs: Callable[[Any, Sequence[Photograph]], None] | None = None,
+    rigs: Sequence[Rig] | None = None,
 ) -> None:  # fmt: skip
     """Write a database of cameras and photographs without features, complete or not at all.
 
@@ -80,29 +85,33 @@ def create_database(
         camera_model: COLMAP's name of the lens model; None for OPENCV, and SIMPLE_RADIAL where a
             camera took fewer than ``SMALL_GROUP``.
         lenses: Known ones, and the places of the photographs that each took.
-        write_rigs: Writes all to a database where one rig took several photographs at once.
+        rigs: Where one took several photographs at once.
     """
     pycolmap = load_pycolmap()
     if camera_model is not None and camera_model not in pycolmap.CameraModelId.__members__:
         known = ", ".join(sorted(pycolmap.CameraModelId.__members__))
         raise UserError(f"--camera {camera_model} is unknown; choose one of {known}")
     with atomic_path(path) as temporary, pycolmap.Database.open(str(temporary)) as database:
-        if write_rigs is not None:
-            write_rigs(database, photographs)
-            return
-        numbers = {}
-        for camera, group in lenses or _assumed_lenses(photographs, camera_model):
-            kind = pycolmap.SensorType.CAMERA
-            sensor = pycolmap.sensor_t(kind, database.write_camera(camera))
-            rig = pycolmap.Rig()
-            rig.add_ref_sensor(sensor)
-            numbers |= dict.fromkeys(group, (sensor, database.write_rig(rig)))
-        for index in range(len(photographs)):
-            sensor, rig_id = numbers[index]
-            image = pycolmap.Image(name=database_name(index), camera_id=sensor.id)
+        lenses = lenses or _assumed_lenses(photographs, camera_model)
+        singles = (([(lens, np.eye(3))], [[k] for k in group]) for lens, group in lenses)
+        frames = {}
+        for own, moments in rigs or singles:
+            rig, sensors = pycolmap.Rig(), []
+            for camera, rotation in own:
+                kind = pycolmap.SensorType.CAMERA
+                sensors.append(pycolmap.sensor_t(kind, database.write_camera(camera)))
+                if len(sensors) == 1:
+                    rig.add_ref_sensor(sensors[0])
+                else:
+                    pose = pycolmap.Rigid3d(pycolmap.Rotation3d(rotation), np.zeros(3))
+                    rig.add_sensor(sensors[-1], pose)
+            frames |= dict.fromkeys(map(tuple, moments), (sensors, database.write_rig(rig)))
+        for places, (sensors, rig_id) in sorted(frames.items()):
             frame = pycolmap.Frame()
             frame.rig_id = rig_id
-            frame.add_data_id(pycolmap.data_t(sensor, database.write_image(image)))
+            for index, sensor in zip(places, sensors, strict=True):
+                image = pycolmap.Image(name=database_name(index), camera_id=sensor.id)
+                frame.add_data_id(pycolmap.data_t(sensor, database.write_image(image)))
             database.write_frame(frame)
 
 

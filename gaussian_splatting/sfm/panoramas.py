@@ -18,7 +18,7 @@ from PIL import Image
 
 from gaussian_splatting.data.cameras import ViewMask
 from gaussian_splatting.data.images import decode_mask, open_image
-from gaussian_splatting.sfm.matching import database_name
+from gaussian_splatting.sfm.matching import Rig
 from gaussian_splatting.sfm.photographs import Photograph, output_names, read_grey, read_upright
 from sugar_utils.errors import UserError, shortened
 from sugar_utils.files import atomic_path
@@ -161,37 +161,16 @@ def grouped(views: Sequence[Any]) -> list[Sequence[Any]]:
     return [views[k : k + len(FACES)] for k in range(0, len(views), len(FACES))]
 
 
-def write_rigs(database: Any, views: Sequence[Photograph]) -> None:
-    """Write cameras, rigs, frames and views to a database; each panorama is a frame of a rig."""
-    pycolmap = load_pycolmap()
-    rigs: dict[int, tuple[list[Any], int]] = {}
-    for number, group in enumerate(grouped(views)):
-        size = group[0].width
-        if size not in rigs:
-            rigs[size] = _write_rig(database, size)
-        sensors, rig_id = rigs[size]
-        frame = pycolmap.Frame()
-        frame.rig_id = rig_id
-        for index, sensor in enumerate(sensors, start=number * len(FACES)):
-            image = pycolmap.Image(name=database_name(index), camera_id=sensor.id)
-            frame.add_data_id(pycolmap.data_t(sensor, database.write_image(image)))
-        database.write_frame(frame)
+def rigs_of(views: Sequence[Photograph]) -> list[Rig]:
+    """A rig of six cameras for each size of views."""
+    pycolmap, moments = load_pycolmap(), {}
+    for places in grouped(range(len(views))):
+        moments.setdefault(views[places[0]].width, []).append(places)
 
+    def camera(size: int) -> Any:
+        made = pycolmap.Camera(model="PINHOLE", width=size, height=size, params=[size / 2] * 4)
+        made.has_prior_focal_length = True
+        return made
 
-def _write_rig(database: Any, size: int) -> tuple[list[Any], int]:
-    pycolmap = load_pycolmap()
-    rig, sensors = pycolmap.Rig(), []
-    for rotation in FACES.values():
-        half = size / 2
-        camera = pycolmap.Camera(
-            model="PINHOLE", width=size, height=size, params=[half, half, half, half]
-        )
-        camera.has_prior_focal_length = True
-        kind = pycolmap.SensorType.CAMERA
-        sensors.append(pycolmap.sensor_t(kind, database.write_camera(camera)))
-        if len(sensors) == 1:
-            rig.add_ref_sensor(sensors[0])
-        else:
-            turned = pycolmap.Rotation3d(np.array(rotation, float))
-            rig.add_sensor(sensors[-1], pycolmap.Rigid3d(turned, np.zeros(3)))
-    return sensors, database.write_rig(rig)
+    turns = np.array(list(FACES.values()), float)
+    return [([(camera(size), turn) for turn in turns], own) for size, own in moments.items()]

@@ -19,7 +19,7 @@ from PIL import Image
 
 from gaussian_splatting.data.consistency import sharpness
 from gaussian_splatting.data.images import IMAGE_SUFFIXES, colors_of, has_alpha, open_image
-from sugar_utils.errors import UserError, shortened
+from sugar_utils.errors import Notify, UserError, explained, shortened
 from sugar_utils.files import atomic_path, file_digest, require_regular_file, write_json_atomic
 from sugar_utils.schemas import Count, read_checked
 
@@ -31,14 +31,10 @@ _EXIF_BLOCK = 0x8769
 _MAKE, _MODEL, _ORIENTATION, _FOCAL_IN_FILM = 0x010F, 0x0110, 0x0112, 0xA405
 _FOCAL, _PLANE_RESOLUTION, _PLANE_UNIT = 0x920A, 0xA20E, 0xA210
 _TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
+    2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM, 5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE, 8: Image.Transpose.ROTATE_90,
+}  # fmt: skip
 """What makes a picture upright, by its orientation in EXIF."""
 
 _ON_ITS_SIDE = (5, 6, 7, 8)
@@ -169,7 +165,7 @@ def camera_groups(photographs: Sequence[Photograph]) -> list[list[int]]:
     return list(groups.values())
 
 
-def told_photographs(photographs: Sequence[Photograph], notify: Callable[[str], None]) -> None:
+def told_photographs(photographs: Sequence[Photograph], notify: Notify) -> None:
     n = len(photographs)
     turned = [p.name for p in photographs if p.turned]
     if turned:
@@ -359,14 +355,9 @@ def _declared_frames(video: Path) -> int:
 @contextlib.contextmanager
 def _opened(video: Path) -> Iterator[Any]:
     require_regular_file(video)
-    try:
+    advice = "copy it from the camera again, or convert it to MP4"
+    with explained(f"{video}: cannot be read as a video", advice, av.error.FFmpegError, ValueError):
         container = av.open(str(video))
-    except (av.error.FFmpegError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(
-            f"{video}: cannot be read as a video ({reason}); copy it from the camera again, or "
-            "convert it to MP4"
-        ) from error
     with container:
         if not container.streams.video:
             raise UserError(f"{video}: there is no picture in it, only sound; choose another file")

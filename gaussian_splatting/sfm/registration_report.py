@@ -29,7 +29,6 @@ LOOSE_POINTS = 60  # a photograph that shares fewer points with every other hang
 SPLIT_SHARE = 0.2  # a second model with more of the photographs means two sets
 NARROW = 0.05  # camera path extent / distance to the scene; below, depth is a guess
 
-
 _LESS_MASKED = (
     "the masks leave too little to go by; if the background stood still, pass --masked_features "
     "False, which uses them for all but the cameras"
@@ -158,9 +157,8 @@ def _advice(evidence: Evidence, registered: Collection[str]) -> list[str]:
         advice.append("the camera hardly moved: walk around the object, do not turn on the spot")
     gaps = _gaps(evidence.names, registered)[:3]
     if gaps:
-        advice.append(
-            f"add photographs {' and '.join(filter(None, (', '.join(gaps[:-1]), gaps[-1])))}"
-        )
+        where = " and ".join(filter(None, (", ".join(gaps[:-1]), gaps[-1])))
+        advice.append(f"add photographs {where}")
     loose = [name for name, count in (evidence.shared or {}).items() if count < LOOSE_POINTS]
     loose = [name for name in evidence.names if name in loose]
     if loose and not gaps:
@@ -233,15 +231,12 @@ def convert_page(
     """The page about a registration; findings are what, where, and what to do."""
     n = len(evidence.names)
     page = Page(title, f"{n} photographs")
-    page.facts(
-        [
-            ("registered photographs", f"{registration.n_registered} of {n}"),
-            ("quality", registration.word),
-            ("reprojection error", f"{evidence.error:.2f} px"),
-            ("points", evidence.n_points),
-            ("photographs per point", f"{evidence.track_length:.1f}"),
-        ]
-    )
+    page.facts([
+        ("registered photographs", f"{registration.n_registered} of {n}"),
+        ("quality", registration.word), ("reprojection error", f"{evidence.error:.2f} px"),
+        ("points", evidence.n_points),
+        ("photographs per point", f"{evidence.track_length:.1f}"),
+    ])  # fmt: skip
     page.paragraph(_MEANING[registration.word], note=registration.word == "poor")
     for advice in registration.advice:
         page.paragraph(advice[0].upper() + advice[1:] + ".", note=True)

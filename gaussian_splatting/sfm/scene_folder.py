@@ -32,7 +32,7 @@ from gaussian_splatting.sfm.convert_options import ConvertOptions
 from gaussian_splatting.sfm.known_cameras import capture_folders, find_cameras
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
-from sugar_utils.files import atomic_path, file_digest, write_json_atomic
+from sugar_utils.files import atomic_path, file_digest, replaced_folder, write_json_atomic
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.memory import memory_usage, reset_peak
 from sugar_utils.schemas import FileName, read_checked
@@ -40,28 +40,13 @@ from sugar_utils.schemas import FileName, read_checked
 WORK, INPUT, INPUT_MASKS, IMAGES = "distorted", "input", "input_masks", "images"
 RECORD, PAGE = "convert.json", "convert.html"
 
-
-class ConvertRecord(msgspec.Struct):
-    """``convert.json``: where the photographs are, and for each step what its result is made of."""
-
-    source: FileName = INPUT
-    cameras: str = ""
-    features: str = ""
-    found: str = ""
-    matches: str = ""
-    matched: str = ""
-    models: str = ""
-    masked_features: str = ""
-    masked_found: str = ""
-    masked_matches: str = ""
-    masked_matched: str = ""
-    masked_models: str = ""
-    flattening: str = ""
-    flattened: str = ""
-    finished: str = ""
-    taken: str = ""
-    rounds: str = ""  # digest of photographs, and how many rounds of a turntable they are
-    published: bool = False
+_STEPS = ("features", "found", "matches", "matched", "models")  # of finding cameras
+_NOTED = (*_STEPS, *(f"masked_{step}" for step in _STEPS), "flattening", "flattened", "finished")
+_KINDS = {"source": FileName, "published": bool, **dict.fromkeys(_NOTED, str)}
+# Digest of photographs, and how many rounds of a turntable they are.
+_KINDS |= {"cameras": str, "taken": str, "rounds": str}
+ConvertRecord = msgspec.defstruct("ConvertRecord", [(n, kind, None) for n, kind in _KINDS.items()])
+"""``convert.json``: where the photographs are, and for each step what its result is made of."""
 
 
 @dataclass(frozen=True)
@@ -125,9 +110,8 @@ def _recorded(root: Path, began: str) -> Source:
 
 
 def _taken(source: Source) -> list[Path]:
-    return (
-        [source.video] if source.video else pictures.picture_files(source.folder, source.recursive)
-    )
+    video = source.video
+    return [video] if video else pictures.picture_files(source.folder, source.recursive)
 
 
 def source_digest(source: Source, masks: Path | None = None, cameras: str | None = None) -> str:
@@ -174,11 +158,8 @@ def find_source(path: Path) -> Source:
         raise UserError(f"{root}: {len(videos)} videos ({names}); name one of them with -s")
     if videos:
         return Source(root, root / INPUT, videos[0])
-    raw = [
-        path
-        for name in _places(root)
-        for path in pictures.files_named(root / name, pictures.RAW_SUFFIXES)
-    ]
+    found = (pictures.files_named(root / name, pictures.RAW_SUFFIXES) for name in _places(root))
+    raw = [path for files in found for path in files]
     if raw:
         raise UserError(
             f"{root}: {len(raw)} raw photographs ({raw[0].name}, ...) and no others; develop them "
@@ -401,8 +382,5 @@ def write_flat_model(source: Path, by_name: Mapping[str, Original], folder: Path
     for number, lens in flat.items():
         model.cameras[number].mergedict(lens.todict())
     model.extract_colors_for_all_images(str(folder / "images"))
-    target, fresh = folder / "sparse", folder / ".sparse.new"
-    shutil.rmtree(fresh, ignore_errors=True)
-    write_model(model, fresh / "0")
-    shutil.rmtree(target, ignore_errors=True)
-    fresh.rename(target)
+    with replaced_folder(folder / "sparse") as fresh:
+        write_model(model, fresh / "0")

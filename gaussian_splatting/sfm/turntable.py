@@ -18,7 +18,7 @@ from PIL import Image
 
 from gaussian_splatting.data.masks import object_mask_path
 from gaussian_splatting.sfm.photographs import Photograph, read_upright
-from sugar_utils.files import atomic_path, in_parallel
+from sugar_utils.files import atomic_path, in_parallel, replaced_folder
 
 SIDE = 640  # longest side in pixels of the images that are compared
 FEWEST = 8  # photographs of a round
@@ -147,12 +147,12 @@ def write_turntable_masks(photographs: Sequence[Photograph], folder: Path) -> in
     masks = [moving_masks(images[rows]) for rows in rounds]
     if any(found is None for found in masks):
         return 0
-    fresh = folder.with_name(f".{folder.name}.new")
-    for row, mask in zip(np.concatenate(rounds), np.concatenate(masks), strict=True):
-        photograph = photographs[row]
-        picture = Image.fromarray(mask.astype(np.uint8) * 255)
-        picture = picture.resize((photograph.width, photograph.height), Image.Resampling.BILINEAR)
-        with atomic_path(object_mask_path(fresh, photograph.name)) as temporary:
-            picture.point(lambda value: 255 * (value >= 128)).save(temporary, format="PNG")
-    fresh.rename(folder)
+    with replaced_folder(folder) as fresh:
+        for row, mask in zip(np.concatenate(rounds), np.concatenate(masks), strict=True):
+            photograph = photographs[row]
+            picture = Image.fromarray(mask.astype(np.uint8) * 255)
+            size = photograph.width, photograph.height
+            picture = picture.resize(size, Image.Resampling.BILINEAR)
+            with atomic_path(object_mask_path(fresh, photograph.name)) as temporary:
+                picture.point(lambda value: 255 * (value >= 128)).save(temporary, format="PNG")
     return len(rounds)

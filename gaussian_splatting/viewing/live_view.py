@@ -7,7 +7,6 @@ Whatever fails here ends the showing and not the training.
 from __future__ import annotations
 
 import contextlib
-import io
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -21,7 +20,7 @@ from gaussian_splatting.engine.reporting.view_findings import LIVE_PICTURES
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.viewing import page_server as pages
 from sugar_utils.console import Console
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError
 from sugar_utils.memory import release_cached
 from sugar_utils.process_group import ProcessGroup
 
@@ -43,7 +42,7 @@ class LiveView(contextlib.AbstractContextManager):
     """
 
     def __init__(
-        self, page: TrainingPage | None, warn: Callable[[str], None], may_pause: bool = True,
+        self, page: TrainingPage | None, warn: Notify, may_pause: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._page, self._warn, self._may_pause, self._clock = page, warn, may_pause, clock
@@ -143,8 +142,7 @@ class TrainingPage:
         )
 
     def close(self) -> None:
-        with contextlib.redirect_stdout(io.StringIO()):
-            self._server.stop()
+        pages.stop(self._server)
 
     def _add_pause(self) -> None:
         button = self._server.gui.add_button("Pause")

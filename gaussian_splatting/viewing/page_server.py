@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from gaussian_splatting.data.cameras import Camera
-from sugar_utils.errors import UserError
+from sugar_utils.errors import UserError, explained
 from sugar_utils.flags import integer
 from sugar_utils.libraries import load_package
 from sugar_utils.schemas import FAR
@@ -121,13 +121,8 @@ def check_free(host: str, port: int, flag: str) -> None:
             if os.name != "nt":
                 # A port that was just left may be taken; on Windows it would mean any port.
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
+            with explained(f"port {port} of {host} cannot be had", f"choose another with {flag}"):
                 probe.bind(place)
-            except OSError as error:
-                raise UserError(
-                    f"port {port} of {host} cannot be had ({error.strerror or error}); choose "
-                    f"another with {flag}"
-                ) from error
 
 
 def follow_browsers(server: viser.ViserServer, requests: RenderQueue) -> None:
@@ -222,8 +217,12 @@ def closing(server: viser.ViserServer) -> Iterator[viser.ViserServer]:
     try:
         yield server
     finally:
-        with contextlib.redirect_stdout(io.StringIO()):
-            server.stop()
+        stop(server)
+
+
+def stop(server: viser.ViserServer) -> None:
+    with contextlib.redirect_stdout(io.StringIO()):
+        server.stop()
 
 
 REST_SECONDS = 0.3  # a camera that has not moved for so long is looked through in full size

@@ -27,7 +27,7 @@ import zstandard
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh, sh_to_rgb
 from sugar_extractors.texture.textured_mesh_io import glb_head, gltf_start
-from sugar_utils.errors import UserError
+from sugar_utils.errors import UserError, explained
 from sugar_utils.files import atomic_path, require_regular_file
 from sugar_utils.quaternions import rotation_matrices
 
@@ -249,11 +249,10 @@ def _unpacked_spz(content: bytes) -> bytes:
 
 def read_spz(path: Path) -> GaussianCloud:
     """Read an SPZ file of version 2 to 4: Gaussians in the axes of the format, to degree 3."""
-    try:
+    kinds = OSError, EOFError, zlib.error, struct.error, zstandard.ZstdError
+    with explained(f"{path}: damaged, or no SPZ file", "export it again", *kinds):
         content = _unpacked_spz(require_regular_file(path).read_bytes())
         magic, version, n, degree, fraction_bits, flags, _ = _HEADER.unpack_from(content)
-    except (OSError, EOFError, zlib.error, struct.error, zstandard.ZstdError) as error:
-        raise UserError(f"{path}: damaged, or no SPZ file ({error}); export it again") from error
     if magic != MAGIC or version not in (2, 3, 4) or degree not in _BANDS or fraction_bits > 23:
         raise UserError(f"{path}: not an SPZ file of version 2 to 4 and degree 0 to 4")
     widths = (9, 1, 3, 3, 3 if version == 2 else 4, 3 * _BANDS[degree])
@@ -341,12 +340,10 @@ def _attributes(cloud: GaussianCloud) -> dict[str, np.ndarray]:
     values = columns(cloud)
     opacities = sigmoid(values["opacity_logits"])
     found = {
-        "POSITION": values["means"],
-        f"{EXTENSION}:ROTATION": np.roll(values["quats"], -1, axis=1),
-        f"{EXTENSION}:SCALE": np.exp(values["log_scales"]),
-        f"{EXTENSION}:OPACITY": opacities,
+        "POSITION": values["means"], f"{EXTENSION}:ROTATION": np.roll(values["quats"], -1, axis=1),
+        f"{EXTENSION}:SCALE": np.exp(values["log_scales"]), f"{EXTENSION}:OPACITY": opacities,
         f"{EXTENSION}:SH_DEGREE_0_COEF_0": values["sh_dc"][:, 0],
-    }
+    }  # fmt: skip
     found |= dict(zip(_COEFFICIENTS, values["sh_rest"].swapaxes(0, 1), strict=True))
     shown = np.clip(sh_to_rgb(values["sh_dc"][:, 0]), 0, 1)
     # Light of colours as screens take them, which is what ``COLOR_0`` holds (IEC 61966-2-1).

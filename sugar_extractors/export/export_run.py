@@ -30,18 +30,13 @@ from sugar_extractors.texture.placed_export import (
     sh_rotation,
 )
 from sugar_extractors.texture.textured_mesh_io import GLB_AXES, mesh_files
-from sugar_scene.mesh_bound import (
-    FACES,
-    BoundCloud,
-    bound_cloud_from_state,
-    face_frames,
-    triangle_layout,
-)
+from sugar_scene import mesh_bound
+from sugar_scene.mesh_bound import BoundCloud
 from sugar_scene.triangle_mesh import open_edge_share
 from sugar_trainers.capture import SugarSize, model_file
 from sugar_trainers.naming import OUTPUT_ROOT
 from sugar_utils.console import Console
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError
 from sugar_utils.files import atomic_path, check_writable, write_json_atomic
 from sugar_utils.flags import positive_int
 from sugar_utils.libraries import load_package
@@ -152,13 +147,13 @@ def export_parser(description: str | None) -> argparse.ArgumentParser:
     return parser_of(description, ExportOptions, **changes)
 
 
-def read_any_gaussians(path: Path, notify: Callable[[str], None]) -> GaussianCloud:
+def read_any_gaussians(path: Path, notify: Notify) -> GaussianCloud:
     """Read a cloud of Gaussians in a capture's axes: :func:`read_as_written`, turned if need be."""
     cloud = read_as_written(path, notify)
     return moved_cloud(cloud, GLB_AXES) if path.suffix.lower() in _Y_UP else cloud
 
 
-def read_as_written(path: Path, notify: Callable[[str], None]) -> GaussianCloud:
+def read_as_written(path: Path, notify: Notify) -> GaussianCloud:
     """Read a cloud of Gaussians in the axes of the file; those bound to a mesh become free ones.
 
     Args:
@@ -174,7 +169,9 @@ def read_as_written(path: Path, notify: Callable[[str], None]) -> GaussianCloud:
         return load_reference_checkpoint(path, None, notify).read_cloud(notify)
 
     def build(state: dict[str, torch.Tensor]) -> GaussianCloud:
-        return bound_cloud_from_state(state).freed() if FACES in state else cloud_from_state(state)
+        if mesh_bound.FACES in state:
+            return mesh_bound.bound_cloud_from_state(state).freed()
+        return cloud_from_state(state)
 
     return read_state(model_file(path, "the path"), build)
 
@@ -194,7 +191,7 @@ def read_bound_gaussians(path: Path) -> BoundCloud:
             f"{path}: does not say which triangle carries which Gaussian; pass the .pt of the "
             "refinement, or the folder of its run"
         )
-    return read_state(model_file(path, "the path"), bound_cloud_from_state)
+    return read_state(model_file(path, "the path"), mesh_bound.bound_cloud_from_state)
 
 
 # Writers say in which order they wrote the Gaussians, None for their own.
@@ -248,12 +245,10 @@ def _beside(target: Path, ending: str) -> Path:
     return target.with_name(f"{target.name}.{ending}")
 
 
-TemporaryPaths = Mapping[Path, Path]  # for each file the path to write to
+Paths = Mapping[Path, Path]  # for each file the path to write to
 
 
-def _export_gaussians(
-    options: ExportOptions, temporary: TemporaryPaths, console: Console
-) -> np.ndarray:
+def _export_gaussians(options: ExportOptions, temporary: Paths, console: Console) -> np.ndarray:
     if options.repose is not None:
         bound = read_bound_gaussians(options.result)
         cloud = reposed(bound, read_edited(options.repose, bound)).freed()
@@ -276,7 +271,7 @@ def _export_gaussians(
     return matrix
 
 
-def _export_mesh(options: ExportOptions, temporary: TemporaryPaths, console: Console) -> np.ndarray:
+def _export_mesh(options: ExportOptions, temporary: Paths, console: Console) -> np.ndarray:
     to, upright = options.to, options.placement.orient == "up"
     if options.result.suffix.lower() != ".obj":
         raise UserError(f"{options.result}: --to {to} needs the textured .obj of a refined model")
@@ -344,7 +339,7 @@ def reposed(cloud: BoundCloud, vertices: Tensor) -> BoundCloud:
     """Gaussians on the same triangles with their corners elsewhere. vertices: (V, 3) world units"""
     old, new = cloud.vertices.double()[cloud.faces], vertices.double()[cloud.faces]
     log_scales, rotations = _stretched(cloud, old, new)
-    turns = face_frames(new) @ face_frames(old).transpose(1, 2)
+    turns = mesh_bound.face_frames(new) @ mesh_bound.face_frames(old).transpose(1, 2)
     colors = _turned_colors(cloud.sh_rest, turns, cloud.per_triangle)
     shapes = {"log_scales": log_scales, "rotations": rotations}
     return replace(cloud, vertices=vertices.to(cloud.vertices), **shapes, sh_rest=colors)
@@ -376,7 +371,7 @@ def _stretched(cloud: BoundCloud, old: Tensor, new: Tensor) -> tuple[Tensor, Ten
 
 def _plane_edges(triangles: Tensor) -> Tensor:
     """Two edges of each triangle in the axes of its plane, as columns. (F, 3, 3) -> (F, 2, 2)"""
-    axes = face_frames(triangles)[..., 1:]
+    axes = mesh_bound.face_frames(triangles)[..., 1:]
     return ((triangles[:, 1:] - triangles[:, :1]) @ axes).transpose(1, 2)
 
 
@@ -422,7 +417,7 @@ def write_binding(path: Path, cloud: BoundCloud) -> None:
     units. ``faces`` (F, 3) int32 and ``vertices`` (V, 3) float32 are the mesh itself.
     """
     per_triangle, n_faces = cloud.per_triangle, cloud.faces.shape[0]
-    weights = np.array(triangle_layout(per_triangle).barycentric, np.float32)
+    weights = np.array(mesh_bound.triangle_layout(per_triangle).barycentric, np.float32)
     rotations = torch.nn.functional.normalize(cloud.rotations, dim=1).cpu().numpy()
     with atomic_path(path) as temporary, temporary.open("wb") as file:
         np.savez_compressed(

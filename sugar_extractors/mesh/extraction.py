@@ -253,14 +253,10 @@ class _Extraction:
         options = self._options
         with self._console.progress("surface points", 1, len(self._cameras)) as progress:
             return level_sets.collect_surface_samples(
-                self._model,
-                self._cameras,
-                levels,
-                target=options.n_surface_points,
-                hull=self._hull,
-                seed=options.random_seed,
+                self._model, self._cameras, levels, target=options.n_surface_points,
+                hull=self._hull, seed=options.random_seed,
                 on_view=lambda done, n: progress.update(done, fields={"points": f"{n:,}"}),
-            )
+            )  # fmt: skip
 
     def _poisson_regions(
         self, samples: SurfaceSamples, figures: dict[str, Any]
@@ -370,14 +366,11 @@ class _Extraction:
         usage = memory_usage(self._options.compute.device)
         solver = self._largest_solver if usage.kind == "RSS" else 0
         result = {
-            **figures,
-            "seconds": round(time.monotonic() - self._start, 2),
-            "peak_bytes": max(usage.peak, solver),
-            "backend": self._backend.name,
-            "vertices": mesh.n_vertices,
-            "faces": mesh.n_faces,
+            **figures, "seconds": round(time.monotonic() - self._start, 2),
+            "peak_bytes": max(usage.peak, solver), "backend": self._backend.name,
+            "vertices": mesh.n_vertices, "faces": mesh.n_faces,
             **asdict(triangle_mesh.topology(mesh)),
-        }
+        }  # fmt: skip
         with publish([path], identity, lambda: result) as temporary:
             triangle_mesh.write_mesh_ply(temporary[path], mesh)
         self._console.info(f"{mesh.n_vertices:,} vertices, {mesh.n_faces:,} triangles: {path}")

@@ -15,18 +15,8 @@ from sugar_extractors.mesh.meshing_backends import BACKENDS, PoissonConfig
 from sugar_extractors.mesh.tsdf import TsdfConfig
 from sugar_trainers.capture import CaptureOptions, model_file
 from sugar_trainers.naming import OUTPUT_ROOT, number_text, scene_name
+from sugar_utils import flags
 from sugar_utils.errors import UserError
-from sugar_utils.flags import (
-    AUTO,
-    Automatic,
-    boolean,
-    non_negative_float,
-    positive_float,
-    positive_int,
-    positive_or_auto,
-    require_box,
-    vector3,
-)
 from sugar_utils.schemas import RunRecord, read_checked
 from sugar_utils.settings import flag, from_args
 
@@ -42,7 +32,6 @@ MOST_POINTS = 10_000_000
 POINTS_PER_TRIANGLE = 10
 Vector = tuple[float, float, float]
 _flag = partial(flag, group="surface")
-
 
 _points = partial(flag, group="surface", no_effect_when="with --mesh_extractor tsdf")
 _alone = partial(flag, group="only extract_mesh.py")
@@ -66,13 +55,13 @@ class MeshOptions(CaptureOptions):
     surface_levels: tuple[float, ...] = _alone(
         SURFACE_LEVELS, f"density of the surface; unset: {SURFACE_LEVELS}, a mesh each",
         short="-l", long="--surface_level", unset=True,
-        parse=lambda text: (non_negative_float(text),),
+        parse=lambda text: (flags.non_negative_float(text),),
         no_effect_when="with --mesh_extractor tsdf",
     )  # fmt: skip
     decimation_targets: tuple[int, ...] = _alone(
         DECIMATION_TARGETS, f"triangles of the foreground and of the background; unset: "
         f"{DECIMATION_TARGETS}, a mesh each", short="-d", long="--decimation_target", unset=True,
-        parse=lambda text: (positive_int(text),),
+        parse=lambda text: (flags.positive_int(text),),
     )  # fmt: skip
     mesh_extractor: str = _flag(
         "poisson", "poisson: level sets and screened Poisson, as in the paper; tsdf: fusion of "
@@ -86,33 +75,33 @@ class MeshOptions(CaptureOptions):
     )
     remove_unseen: bool = _flag(
         False, "remove triangles that no training view sees, such as surfaces inside an object; "
-        "unset: False, True with --preset fast", parse=boolean, modes={"fast": True},
+        "unset: False, True with --preset fast", parse=flags.boolean, modes={"fast": True},
         no_effect_when="with --watertight True",
     )  # fmt: skip
     mesh_error: float | None = _flag(
         None, "leave only as many triangles as keep the surface within so many pixels of the "
-        "nearest photograph; unset: as many as asked for", parse=positive_float,
+        "nearest photograph; unset: as many as asked for", parse=flags.positive_float,
     )  # fmt: skip
     project_mesh_on_surface_points: bool = _points(
         True, "snap the vertices of the decimated Poisson mesh to the surface points"
     )
     bboxmin: Vector | None = _flag(
         None, "low corner of the foreground in world coordinates; unset: a cube around the cameras",
-        short="-b", parse=vector3, metavar="(X,Y,Z)", task="result",
+        short="-b", parse=flags.vector3, metavar="(X,Y,Z)", task="result",
     )  # fmt: skip
     bboxmax: Vector | None = _flag(
-        None, "high corner of the foreground", short="-B", parse=vector3, metavar="(X,Y,Z)",
+        None, "high corner of the foreground", short="-B", parse=flags.vector3, metavar="(X,Y,Z)",
         task="result",
     )  # fmt: skip
     center_bbox: bool | None = _flag(
         None, "move the foreground box by the mean camera centre; unset: only the default cube",
-        parse=boolean,
+        parse=flags.boolean,
     )  # fmt: skip
     background_mesh: bool = _flag(True, "mesh what lies outside the foreground, too")
-    surface_points: Automatic = _points(
+    surface_points: flags.Automatic = _points(
         MOST_POINTS, "points sampled on the surface, per level; auto: 10 for each triangle that is "
-        "kept, at most 10000000; unset: 10000000, auto with --preset fast", parse=positive_or_auto,
-        metavar="{N,auto}", modes={"fast": AUTO},
+        "kept, at most 10000000; unset: 10000000, auto with --preset fast",
+        parse=flags.positive_or_auto, metavar="{N,auto}", modes={"fast": flags.AUTO},
     )  # fmt: skip
     poisson: PoissonConfig = field(default_factory=PoissonConfig)
     tsdf: TsdfConfig = field(default_factory=TsdfConfig)
@@ -132,7 +121,7 @@ class MeshOptions(CaptureOptions):
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        require_box(self.bboxmin, self.bboxmax)
+        flags.require_box(self.bboxmin, self.bboxmax)
         for name in ABLATIONS:
             if getattr(self, name):
                 raise UserError(
@@ -142,7 +131,7 @@ class MeshOptions(CaptureOptions):
 
     @property
     def n_surface_points(self) -> int:
-        if self.surface_points == AUTO:
+        if self.surface_points == flags.AUTO:
             return min(MOST_POINTS, POINTS_PER_TRIANGLE * max(self.decimation_targets))
         return self.surface_points
 

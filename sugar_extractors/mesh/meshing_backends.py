@@ -29,24 +29,10 @@ from sugar_extractors.mesh import poisson_process
 from sugar_extractors.mesh.level_sets import Box, SurfaceSamples
 from sugar_extractors.mesh.poisson_process import MESH, POINTS
 from sugar_extractors.mesh.seams import joined_at_box
-from sugar_scene.triangle_mesh import (
-    TriangleMesh,
-    clean_mesh,
-    keep_vertices,
-    merge_meshes,
-    read_mesh_ply,
-    with_vertex_normals,
-    write_faces,
-)
-from sugar_utils.errors import UserError
-from sugar_utils.flags import (
-    AUTO,
-    Automatic,
-    non_negative_float,
-    non_negative_int,
-    positive_or_auto,
-    share,
-)
+from sugar_scene import triangle_mesh as meshes
+from sugar_scene.triangle_mesh import TriangleMesh
+from sugar_utils import flags
+from sugar_utils.errors import UserError, explained
 from sugar_utils.libraries import load_pycolmap, run_alone
 from sugar_utils.neighbors import nearest_neighbors_of
 from sugar_utils.settings import flag
@@ -69,30 +55,30 @@ class PoissonConfig:
     gets it.
     """
 
-    poisson_depth: Automatic = _flag(
+    poisson_depth: flags.Automatic = _flag(
         10, "octree depth; 6 to 8 where the mesh is bumpy or full of holes; auto: cells as small "
         "as a pixel on the surface, but not emptier than a point each, at most 10; unset: 10, "
-        "auto with --preset fast", parse=positive_or_auto, metavar="{N,auto}",
-        modes={"fast": AUTO},
+        "auto with --preset fast", parse=flags.positive_or_auto, metavar="{N,auto}",
+        modes={"fast": flags.AUTO},
     )  # fmt: skip
     poisson_threads: int = _flag(
         1, "threads of the Poisson solver, 0 for all cores; with more than 1 no two runs give the "
-        "same bits", parse=non_negative_int,
+        "same bits", parse=flags.non_negative_int,
     )  # fmt: skip
     vertices_density_quantile: float | None = _flag(
         None, "share of badly supported Poisson vertices to cut away; 0 avoids holes; unset: 0.1, "
-        "or 0 where masks say what the object is and cut off the rest", parse=share,
+        "or 0 where masks say what the object is and cut off the rest", parse=flags.share,
     )  # fmt: skip
     max_gap: float = _flag(
         4.0, "cut away Poisson vertices farther than this many octree cells from every surface "
-        "point; 0 keeps them", parse=non_negative_float,
+        "point; 0 keeps them", parse=flags.non_negative_float,
         no_effect_when="with --mesh_extractor tsdf; with "
         "--vertices_density_quantile 0, which asks for a closed surface",
     )  # fmt: skip
 
     def with_depth(self, points: np.ndarray, cameras: Sequence[Camera]) -> PoissonConfig:
         """The same with a number where the depth was left to the program."""
-        if self.poisson_depth != AUTO:
+        if self.poisson_depth != flags.AUTO:
             return self
         return replace(self, poisson_depth=automatic_depth(points, pixel_size(points, cameras)))
 
@@ -112,14 +98,14 @@ class PoissonMesh(NamedTuple):
 
 
 @contextlib.contextmanager
-def _enough_memory(step: str, flags: str) -> Iterator[None]:
+def _enough_memory(step: str, named: str) -> Iterator[None]:
     """Lack of memory in a step in one line that names the flags which ask for less."""
     try:
         yield
     # Native code throws bad_alloc, which arrives as this, too.
     except MemoryError as error:
         raise UserError(
-            f"out of memory in mesh extraction ({step}); lower {flags}, close other programs, or "
+            f"out of memory in mesh extraction ({step}); lower {named}, close other programs, or "
             "use a machine with more memory"
         ) from error
 
@@ -196,7 +182,7 @@ class PycolmapBackend:
         middle, size = _cube_of(mesh.vertices)
         places = np.rec.fromarrays(((mesh.vertices - middle) / size).T, dtype=_PLACES)
         with _work_folder() as folder:
-            write_faces(folder / "mesh.ply", places, mesh.faces)
+            meshes.write_faces(folder / "mesh.ply", places, mesh.faces)
             pycolmap.simplify_mesh(folder / "mesh.ply", folder / "small.ply", options)
             small = _read_result(folder / "small.ply")
         vertices = small.vertices * size + middle
@@ -236,14 +222,11 @@ def _mesh_of(vertices: np.ndarray, faces: np.ndarray, colors: np.ndarray) -> Tri
 
 @contextlib.contextmanager
 def _work_folder() -> Iterator[Path]:
-    try:
-        with tempfile.TemporaryDirectory(prefix="mesh-", ignore_cleanup_errors=True) as folder:
-            yield Path(folder)
-    except OSError as error:
-        raise UserError(
-            f"cannot write in the temporary folder {tempfile.gettempdir()}: "
-            f"{error.strerror or error}; free some space or set TMPDIR"
-        ) from error
+    what = f"cannot write in the temporary folder {tempfile.gettempdir()}:"
+    how = {"prefix": "mesh-", "ignore_cleanup_errors": True}
+    advice = "free some space or set TMPDIR"
+    with explained(what, advice), tempfile.TemporaryDirectory(**how) as folder:
+        yield Path(folder)
 
 
 def _cube_of(points: np.ndarray) -> tuple[np.ndarray, float]:
@@ -264,7 +247,7 @@ def _read_result(path: Path) -> TriangleMesh:
             "pycolmap made no mesh of the surface points; check free space in the temporary "
             f"folder {tempfile.gettempdir()}, or lower --poisson_depth"
         )
-    return read_mesh_ply(path)
+    return meshes.read_mesh_ply(path)
 
 
 MIN_POINTS = 64  # fewer points in a region count as none: Poisson would make a blob of them
@@ -272,7 +255,6 @@ _QUERY_CHUNK = 1 << 20
 _SAMPLED_POINTS = 10_000
 LEAST_DEPTH, MOST_DEPTH = 4, 10  # of octrees whose depth is chosen by the program
 _SOLVER = (poisson_process.__name__,)
-
 
 OUTLIER_NEIGHBORS, OUTLIER_RATIO = 20, 20.0
 
@@ -291,11 +273,9 @@ def outlier_mask(points: np.ndarray) -> np.ndarray:
 
 
 def reconstruct_region(
-    samples: SurfaceSamples,
-    config: PoissonConfig,
-    backend: MeshingBackend,
+    samples: SurfaceSamples, config: PoissonConfig, backend: MeshingBackend,
     waiting: Waiting = lambda n_bytes: None,
-) -> TriangleMesh:
+) -> TriangleMesh:  # fmt: skip
     """Mesh of one region, before decimation."""
     config = config.resolved(has_hull=False)
     outliers = outlier_mask(samples.points)
@@ -307,7 +287,7 @@ def reconstruct_region(
         if config.max_gap > 0:
             largest = config.max_gap * cell_size(samples.points, config.poisson_depth)
             keep &= gaps(mesh.vertices, samples.points) <= largest
-        mesh = keep_vertices(mesh, keep)
+        mesh = meshes.keep_vertices(mesh, keep)
     return mesh
 
 
@@ -351,13 +331,13 @@ def finish_mesh(
     Args:
         box: Where foreground and background were cut; they are joined there.
     """
-    parts = [clean_mesh(decimate(region)) for region in regions]
+    parts = [meshes.clean_mesh(decimate(region)) for region in regions]
     joined = box is not None and len(parts) == 2
-    mesh = joined_at_box(*parts, box) if joined else merge_meshes(parts)
+    mesh = joined_at_box(*parts, box) if joined else meshes.merge_meshes(parts)
     if surface is None:
-        return with_vertex_normals(mesh)
+        return meshes.with_vertex_normals(mesh)
     # Normals come before the clean-up, which drops faces that collapsed in the projection.
-    return clean_mesh(with_vertex_normals(project_on_points(mesh, surface)))
+    return meshes.clean_mesh(meshes.with_vertex_normals(project_on_points(mesh, surface)))
 
 
 def project_on_points(mesh: TriangleMesh, surface: SurfaceSamples) -> TriangleMesh:

@@ -41,12 +41,10 @@ def by_open3d(folder: Path, options: dict[str, Any]) -> None:
     poisson = open3d.geometry.TriangleMesh.create_from_point_cloud_poisson
     mesh, densities = poisson(cloud, **options)
     np.savez(
-        folder / f"{MESH}.npz",
-        vertices=np.asarray(mesh.vertices),
-        faces=np.asarray(mesh.triangles),
-        colors=np.asarray(mesh.vertex_colors),
+        folder / f"{MESH}.npz", vertices=np.asarray(mesh.vertices),
+        faces=np.asarray(mesh.triangles), colors=np.asarray(mesh.vertex_colors),
         densities=np.asarray(densities),
-    )
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

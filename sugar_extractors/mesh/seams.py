@@ -13,15 +13,8 @@ from dataclasses import replace
 import numpy as np
 
 from sugar_extractors.mesh.level_sets import Box
-from sugar_scene.triangle_mesh import (
-    TriangleMesh,
-    border_edges,
-    border_loops,
-    clean_mesh,
-    merge_meshes,
-    with_loops_filled,
-    without_unused_vertices,
-)
+from sugar_scene import triangle_mesh as meshes
+from sugar_scene.triangle_mesh import TriangleMesh
 
 REACH = 4.0  # largest distance that is bridged, in median edges of the coarser border
 _SLIT = 8.0  # longest border around a slit that is closed, in the distance that is bridged
@@ -37,7 +30,7 @@ def cut_at_box(mesh: TriangleMesh, box: Box, *, inside: bool) -> TriangleMesh:
             mesh = _split(mesh, axis, value, _SNAP * (box.high[axis] - box.low[axis]))
     centers = mesh.vertices[mesh.faces].mean(axis=1)
     kept = box.contains(centers) == inside
-    return without_unused_vertices(replace(mesh, faces=mesh.faces[kept]))
+    return meshes.without_unused_vertices(replace(mesh, faces=mesh.faces[kept]))
 
 
 def _split(mesh: TriangleMesh, axis: int, value: float, snap: float) -> TriangleMesh:
@@ -85,8 +78,8 @@ def joined_at_box(inner: TriangleMesh, outer: TriangleMesh, box: Box) -> Triangl
     # Here and not above: most commands start without it.
     from scipy.spatial import cKDTree
 
-    mesh = merge_meshes([inner, outer])
-    ours, theirs = border_edges(inner), border_edges(outer)
+    mesh = meshes.merge_meshes([inner, outer])
+    ours, theirs = meshes.border_edges(inner), meshes.border_edges(outer)
     lengths = [np.linalg.norm(np.subtract(*m.vertices[e.T]), axis=1)
                for m, e in ((inner, ours), (outer, theirs)) if len(e)]  # fmt: skip
     if len(lengths) < 2:
@@ -107,8 +100,8 @@ def joined_at_box(inner: TriangleMesh, outer: TriangleMesh, box: Box) -> Triangl
     if not faces:
         return mesh
     joined = np.concatenate([mesh.faces, np.array(faces, dtype=np.int64)])
-    mesh = clean_mesh(replace(mesh, faces=joined))
-    return with_loops_filled(mesh, [loop for loop in border_loops(mesh) if _is_slit(
+    mesh = meshes.clean_mesh(replace(mesh, faces=joined))
+    return meshes.with_loops_filled(mesh, [loop for loop in meshes.border_loops(mesh) if _is_slit(
         mesh.vertices[loop], box, reach)])  # fmt: skip
 
 

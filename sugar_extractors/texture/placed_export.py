@@ -23,7 +23,7 @@ from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.poses import rotation_generators
 from sugar_extractors.texture import textured_mesh_io
 from sugar_extractors.texture.textured_mesh_io import GLB_AXES
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError
 from sugar_utils.files import file_digest, read_json, write_json_atomic
 from sugar_utils.flags import positive_float
 from sugar_utils.quaternions import quaternions_of, rotation_matrices
@@ -117,7 +117,7 @@ def placed_gaussians(obj_path: Path) -> Path:
 
 def write_placed(
     obj_path: Path, scene: Scene, gaussians: Callable[[], GaussianCloud],
-    options: PlacementOptions, glb: bool, notify: Callable[[str], None],
+    options: PlacementOptions, glb: bool, notify: Notify,
 ) -> None:  # fmt: skip
     """Write the copy of a textured mesh and its Gaussians, unless it is there as asked for."""
     mesh = textured_mesh_io.read_textured_mesh(obj_path)

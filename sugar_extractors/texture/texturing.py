@@ -36,16 +36,9 @@ from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
 from gaussian_splatting.shared_flags import white_background
 from sugar_extractors.mesh.mesh_config import OUTPUT_FLAG
 from sugar_extractors.results import alone_with, is_finished, publish, read_state
+from sugar_extractors.texture import texture_atlas as atlases
 from sugar_extractors.texture.photo_baking import Resolution, bake_photographs
 from sugar_extractors.texture.placed_export import PlacementOptions, scale_of, write_placed
-from sugar_extractors.texture.texture_atlas import (
-    ATLASES,
-    check_square_size,
-    fitting_square_size,
-    largest_square_size,
-    load_xatlas,
-    make_atlas,
-)
 from sugar_extractors.texture.texture_baking import BakingConfig, ViewSource, bake_texture
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, mesh_files, write_mesh_files
 from sugar_scene.geometry import neighbor_opacities
@@ -150,7 +143,7 @@ class TextureOptions(CaptureOptions):
     )  # fmt: skip
     texture_atlas: str = _flag(
         "squares", "squares: every two triangles fill a square; xatlas: unfold the surface, which "
-        "takes long for large meshes", choices=ATLASES,
+        "takes long for large meshes", choices=atlases.ATLASES,
     )  # fmt: skip
     texture_source: str = _flag(
         "renders", "renders: the refined Gaussians, without view-dependent colour; photos: the "
@@ -177,7 +170,7 @@ class TextureOptions(CaptureOptions):
 
     def __post_init__(self) -> None:
         if self.square_size != AUTO:
-            check_square_size(self.square_size)
+            atlases.check_square_size(self.square_size)
 
     @property
     def model(self) -> Path:
@@ -222,7 +215,7 @@ def extract_textured_mesh(
     """
     console, target = console or Console(), options.obj_path
     if options.texture_atlas == "xatlas":
-        load_xatlas()
+        atlases.load_xatlas()
     # An OBJ refers to its other files in lines of text, where some names cannot stand.
     if printable(target.stem) != target.stem:
         raise UserError(
@@ -368,9 +361,9 @@ def _texture(
     is_photos, size = options.texture_source == "photos", options.square_size
     resolution = Resolution.of(*surface, cameras) if is_photos or size == AUTO else None
     if size == AUTO:
-        size = fitting_square_size(options.texture_atlas, *surface, resolution.best)
-        size = min(size, largest_square_size(len(cloud.faces), options.texture_size))
-    atlas = make_atlas(options.texture_atlas, *surface, size)
+        size = atlases.fitting_square_size(options.texture_atlas, *surface, resolution.best)
+        size = min(size, atlases.largest_square_size(len(cloud.faces), options.texture_size))
+    atlas = atlases.make_atlas(options.texture_atlas, *surface, size)
     unwrapped = time.monotonic()
     own = face_colors(cloud)
     with console.progress("texture, percent", 1, 100) as progress:

@@ -106,16 +106,11 @@ def evaluate(
         rounded = to_uint8 if quantise else to_unit
         as_photographed = rounded(fitted_to(to_unit(image), target)) if fitted else None
         image = rounded(image)
-        scores.append(
-            ViewScore(
-                name=camera.name,
-                l1=l1(image, target),
-                psnr=psnr(image, target),
-                ssim=ssim(image, target),
-                **_counted_scores(image, photograph, camera),
-                fitted_psnr=psnr(as_photographed, target) if fitted else None,
-            )
-        )
+        scores.append(ViewScore(
+            name=camera.name, l1=l1(image, target), psnr=psnr(image, target),
+            ssim=ssim(image, target), **_counted_scores(image, photograph, camera),
+            fitted_psnr=psnr(as_photographed, target) if fitted else None,
+        ))  # fmt: skip
     if not scores:
         raise ValueError("evaluation needs at least one camera")
     return EvaluationResult(tuple(scores))

@@ -22,7 +22,7 @@ from gaussian_splatting.engine.reporting import view_findings
 from gaussian_splatting.engine.reporting.evaluation import to_uint8
 from gaussian_splatting.engine.stage import Stage
 from sugar_utils.console import Console
-from sugar_utils.errors import printable
+from sugar_utils.errors import Notify, printable
 from sugar_utils.memory import format_bytes, memory_usage, reset_peak
 from sugar_utils.random import generator
 
@@ -47,7 +47,7 @@ class RunLogger:
 
     def __init__(
         self, directory: Path, first_iteration: int | None = None,
-        notify: Callable[[str], None] = lambda message: None,
+        notify: Notify = lambda message: None,
     ) -> None:  # fmt: skip
         self._notify = notify
         self._file: BinaryIO | None = None
@@ -81,9 +81,7 @@ class RunLogger:
             return
         numbers = dict(values)
         if tensors:
-            stacked = torch.stack(
-                [value.detach().reshape(()).double() for value in tensors.values()]
-            )
+            stacked = torch.stack([v.detach().reshape(()).double() for v in tensors.values()])
             numbers.update(zip(tensors, stacked.tolist(), strict=True))
         for name, value in numbers.items():
             self._add(iteration, summary=self._summary.scalar(printable(name), float(value)))
@@ -200,21 +198,17 @@ class Reporter(contextlib.AbstractContextManager):
     def log(self, iteration: int, terms: dict[str, Tensor]) -> None:
         model = self._stage.model
         usage = memory_usage(model.device)
-        self.logger.scalars(
-            {
-                **{f"Loss/{name}": value for name, value in terms.items()},
-                **{f"LearningRate/{n}": v for n, v in model.optimizer.learning_rates().items()},
-                "Gaussians/count": float(len(model)),
-                f"Memory/{usage.kind}_GiB": usage.current / 2**30,
-                f"Memory/peak_{self._phase}_GiB": usage.peak / 2**30,
-            },
-            iteration,
-        )
-        self.logger.histograms(
-            {f"Parameters/{name}": values for name, values in model.distributions().items()},
-            iteration,
-            {f"Parameters/{name}": shown for name, shown in SHOWN_VALUES.items()},
-        )
+        scalars = {
+            **{f"Loss/{name}": value for name, value in terms.items()},
+            **{f"LearningRate/{n}": v for n, v in model.optimizer.learning_rates().items()},
+            "Gaussians/count": float(len(model)),
+            f"Memory/{usage.kind}_GiB": usage.current / 2**30,
+            f"Memory/peak_{self._phase}_GiB": usage.peak / 2**30,
+        }
+        self.logger.scalars(scalars, iteration)
+        values = {f"Parameters/{name}": found for name, found in model.distributions().items()}
+        shown = {f"Parameters/{name}": function for name, function in SHOWN_VALUES.items()}
+        self.logger.histograms(values, iteration, shown)
 
     def evaluate(self, iteration: int, images: ImageStore) -> None:
         with torch.no_grad():
@@ -239,9 +233,8 @@ class Reporter(contextlib.AbstractContextManager):
                 output = self._stage.render(camera, geometry=True)
                 pictures = view_findings.view_pictures(output, outlined(images.shown(camera)))
                 pictures |= self._stage.view_maps(camera)
-                self.logger.images(
-                    {f"{camera.name}/{name}": p for name, p in pictures.items()}, iteration
-                )
+                named = {f"{camera.name}/{name}": picture for name, picture in pictures.items()}
+                self.logger.images(named, iteration)
                 self._pictures.append(pictures)
                 for name, value in self._stage.view_metrics(camera, output).items():
                     metrics.setdefault(name, []).append(value)

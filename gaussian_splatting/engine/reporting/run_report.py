@@ -8,14 +8,14 @@ import functools
 import logging
 import struct
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from gaussian_splatting.engine.reporting.view_findings import FITTED, POSED, WORST_FILE
 from gaussian_splatting.engine.run_directory import RUN_FILE
 from sugar_utils import html
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError
 from sugar_utils.memory import format_bytes
 from sugar_utils.schemas import RunRecord, read_checked
 
@@ -26,7 +26,7 @@ _TOTAL = "Loss/loss"
 Curves = Mapping[str, list[html.Point]]
 
 
-def write_run_report(run_directory: Path, notify: Callable[[str], None]) -> Path | None:
+def write_run_report(run_directory: Path, notify: Notify) -> Path | None:
     def build() -> html.Page:
         folder = run_directory.resolve()
         page = html.Page(f"Training run {folder.parent.name} / {folder.name}", str(folder))
@@ -50,21 +50,18 @@ def add_run_section(
     if record.get("held_out_note"):
         page.paragraph(f"Held-out views were {record['held_out_note']}.", note=True)
     timings = record.get("timings", {})
-    page.table(
-        ("phase", "time", "peak memory"),
-        (
-            (name, html.duration_text(phase["seconds"]), format_bytes(phase["peak_bytes"]))
-            for name, phase in timings.items()
-        ),
-    )
+    took = [
+        (name, html.duration_text(phase["seconds"]), format_bytes(phase["peak_bytes"]))
+        for name, phase in timings.items()
+    ]
+    page.table(("phase", "time", "peak memory"), took)
     if timings and len(list((run_directory / "tensorboard").glob("*tfevents*"))) > 1:
         page.paragraph("This run was continued. What a killed process took is not counted.")
     page.charts(_charts(curves))
     pictures = run_directory / "views.png"
     if pictures.is_file():
-        page.wide_picture(
-            html.Picture(pictures, "photograph, render, depth (white is far) and normals")
-        )
+        caption = "photograph, render, depth (white is far) and normals"
+        page.wide_picture(html.Picture(pictures, caption))
     _add_worst(page, record, run_directory)
     chosen = {**record.get("sources", {}), **record.get("settings", {})}
     page.pairs(html.flattened(chosen), folded="Settings of this run")

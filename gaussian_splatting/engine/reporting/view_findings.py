@@ -17,13 +17,8 @@ from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.observations import Observations
-from gaussian_splatting.engine.reporting.evaluation import (
-    EvaluationResult,
-    ViewScore,
-    evaluate,
-    psnr,
-    to_uint8,
-)
+from gaussian_splatting.engine.reporting import evaluation
+from gaussian_splatting.engine.reporting.evaluation import EvaluationResult, ViewScore, psnr
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.rasterization import RenderOutput
@@ -63,11 +58,9 @@ class Findings:
     def health(self) -> dict[str, float]:
         """Figures that tell whether the run failed, as of :func:`problem_of`."""
         values = {
-            "psnr": self.counted_psnr,
-            "constant_psnr": self.constant_psnr,
-            "mask_iou": self.mask_iou,
-            "gap": self.gap,
-        }
+            "psnr": self.counted_psnr, "constant_psnr": self.constant_psnr,
+            "mask_iou": self.mask_iou, "gap": self.gap,
+        }  # fmt: skip
         return {n: round(v, 4) for n, v in values.items() if v is not None and math.isfinite(v)}
 
     @property
@@ -205,7 +198,7 @@ def find(
         if not cameras:
             return None
         fitted = stage.exposures is not None
-        return evaluate(renderer, cameras, load_image, quantise=True, fitted=fitted)
+        return evaluation.evaluate(renderer, cameras, load_image, quantise=True, fitted=fitted)
 
     held_out = score(test_cameras, render_and_look)
     posed = None
@@ -253,9 +246,8 @@ THUMBNAIL = 240  # longest side in pixels
 WORST_FILE = "worst.png"
 _SAMPLED_PIXELS = 1_000_000
 
-
 LIVE_PICTURES: dict[str, Callable[[RenderOutput], Tensor]] = {
-    "image": lambda output: to_uint8(output.image),
+    "image": lambda output: evaluation.to_uint8(output.image),
     "depth": lambda output: depth_picture(output.depth, farthest(output.depth)),
     "normal": lambda output: normal_picture(output.normal),
     "alpha": lambda output: grey_picture(output.alpha),
@@ -272,7 +264,7 @@ def view_pictures(output: RenderOutput, photograph: Tensor) -> dict[str, Tensor]
 
 def grey_picture(values: Tensor) -> Tensor:
     """Values in [0, 1] from black to white. (H, W) -> (H, W, 3) uint8"""
-    return to_uint8(values[..., None].expand(-1, -1, 3))
+    return evaluation.to_uint8(values[..., None].expand(-1, -1, 3))
 
 
 def depth_picture(depth: Tensor, far: Tensor | float) -> Tensor:
@@ -282,7 +274,7 @@ def depth_picture(depth: Tensor, far: Tensor | float) -> Tensor:
 
 def normal_picture(normal: Tensor) -> Tensor:
     """Normals in camera axes as colours: x right red, y up green, towards the camera blue."""
-    return to_uint8((normal * normal.new_tensor([1.0, -1.0, -1.0]) + 1) / 2)
+    return evaluation.to_uint8((normal * normal.new_tensor([1.0, -1.0, -1.0]) + 1) / 2)
 
 
 def farthest(depth: Tensor) -> Tensor:
