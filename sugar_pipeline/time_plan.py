@@ -213,6 +213,9 @@ class TimePlan:
             iterations = scaled(n, 1 / self._args.schedule_scale)
             return {"refinement_iterations": iterations, "refinement_time": None}
         flags: dict[str, Any] = {"schedule_scale": n / full}
+        if "short_multiview" not in self._given:
+            # Its length is that of this plan.
+            flags["short_multiview"] = False
         if stage == "coarse" and plan.vanilla is not None:
             flags["vanilla_iterations"] = scaled(plan.vanilla.config.iterations, full / n)
         if stage == "coarse" and "test_iterations" not in self._given:

@@ -90,7 +90,7 @@ def test_more_time_makes_longer_schedules_and_no_longer_ones_than_the_whole(tmp_
         )
     assert sorted(lengths) == lengths
     assert len(set(lengths)) == 3
-    assert lengths[-1] == (7_000, 13_500, 15_000)
+    assert lengths[-1] == (7_000, 20_000, 15_000)
 
 
 def test_a_machine_that_becomes_slower_gets_shorter_later_stages(tmp_path, monkeypatch):
@@ -169,7 +169,7 @@ def test_without_minutes_the_expected_ones_are_told_once(tmp_path, monkeypatch, 
         assert times(stage, plan, None) is plan
     times.conclude()
     told = capsys.readouterr().out
-    assert told.count("expected minutes: vanilla 7.0, coarse 20.8") == 1
+    assert told.count("expected minutes: vanilla 7.0, coarse 41.6") == 1
     assert told.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
