@@ -233,8 +233,7 @@ def _gltf(mesh: TexturedMesh, sizes: list[int], picture: bytes) -> dict[str, Any
     }  # fmt: skip
     kind = "jpeg" if picture.startswith(_JPEG) else "png"
     return {
-        **gltf_start("KHR_materials_unlit", primitive),
-        "materials": [material],
+        **gltf_start("KHR_materials_unlit", primitive), "materials": [material],
         "textures": [{"sampler": 0, "source": 0}],
         # Smaller copies of the picture would mix the colours of unrelated faces.
         "samplers": [dict(magFilter=_LINEAR, minFilter=_LINEAR, wrapS=_CLAMP, wrapT=_CLAMP)],
@@ -243,9 +242,8 @@ def _gltf(mesh: TexturedMesh, sizes: list[int], picture: bytes) -> dict[str, Any
             {"bufferView": 0, "type": "VEC3", **accessor, **bounds},
             {"bufferView": 1, "type": "VEC2", **accessor},
         ],
-        "bufferViews": views,
-        "buffers": [{"byteLength": -(-sum(sizes) // 4) * 4}],
-    }
+        "bufferViews": views, "buffers": [{"byteLength": -(-sum(sizes) // 4) * 4}],
+    }  # fmt: skip
 
 
 def _add_normal_map(content: dict[str, Any]) -> None:
