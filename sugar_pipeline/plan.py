@@ -208,25 +208,18 @@ def _vanilla_options(args: argparse.Namespace, coarse: CoarseOptions) -> Vanilla
     # Learning rates per step do not grow when a schedule shrinks: after a reset, opacities take
     # some hundred iterations to come back, and the coarse stage would remove what has not.
     rules = config.densification
-    rules = replace(
-        rules,
-        densification_interval=max(rules.densification_interval, MIN_DENSIFICATION_INTERVAL),
-        opacity_reset_interval=max(rules.opacity_reset_interval, MIN_RESET_INTERVAL),
-    )
+    interval = max(rules.densification_interval, MIN_DENSIFICATION_INTERVAL)
+    reset = max(rules.opacity_reset_interval, MIN_RESET_INTERVAL)
+    rules = replace(rules, densification_interval=interval, opacity_reset_interval=reset)
     return from_args(
-        VanillaOptions,
-        args,
-        source_path=args.scene_path,
-        model_path=args.checkpoint_path,
+        VanillaOptions, args, source_path=args.scene_path, model_path=args.checkpoint_path,
         images=args.images or "images",
         # A size that the user asks for is that of all stages; else each keeps the original's rule.
         size=None if coarse.size == SugarSize() else coarse.size,
         config=replace(config, densification=rules),
         checkpoint_interval=scaled(args.checkpoint_interval, args.schedule_scale),
-        test_iterations=(),
-        save_iterations=(),
+        test_iterations=(), save_iterations=(),
         # Gaussians grow in number, which no plan made before can hold to a budget.
-        memory=replace(coarse.memory, vram_budget=None),
-        compute=coarse.compute,
+        memory=replace(coarse.memory, vram_budget=None), compute=coarse.compute,
         run=_run_of(args, "vanilla"),
-    )
+    )  # fmt: skip

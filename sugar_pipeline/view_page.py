@@ -87,7 +87,6 @@ LARGEST_ERROR = 0.25  # mean difference of the colours, of 1, that is drawn whit
 _PAPER = 24
 SMALL_SIDE = 160  # pixels, of photographs in frusta
 _LINE = 255
-_KEPT_PHOTOGRAPHS = 8
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ class OwnPictures:
         self.models, self._white = models, white
         self._cameras = {camera.name: camera for camera in cameras}
         self._far: dict[str, float] = {}
-        self._photograph = lru_cache(maxsize=_KEPT_PHOTOGRAPHS)(self._decode)
+        self._photograph = lru_cache(maxsize=8)(self._decode)
 
     def available(self, title: str) -> tuple[str, ...]:
         missing = set() if self._cameras else {PHOTOGRAPH, ERROR}
@@ -210,9 +209,6 @@ def error_picture(image: np.ndarray, photograph: np.ndarray) -> np.ndarray:
     return (255 * ramp.clip(0, 1)).round().astype(np.uint8)
 
 
-_IDLE_SECONDS = 0.1
-
-
 @dataclass(frozen=True)
 class Layer:
     title: str
@@ -278,7 +274,7 @@ class ViewPage:
             self._tasks.get_nowait()()
         except queue.Empty:
             if not (self._show_picture() or self._show_photograph()):
-                self.requests.wait(_IDLE_SECONDS)
+                self.requests.wait(0.1)
 
     def _show_picture(self) -> bool:
         request = self.requests.due() if self._own.arrangement is not None else None

@@ -26,6 +26,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import normalize
 
 from gaussian_splatting.cloud import ANTIALIASED, GaussianCloud, Gaussians
+from gaussian_splatting.engine.checkpoint import FACES, THICKNESS
 from gaussian_splatting.engine.model import GROUP_NAMES as FREE
 from gaussian_splatting.engine.model import STATE_NAMES as FREE_STATE
 from gaussian_splatting.engine.model import TrainableModel, cloud_from_state, in_float32
@@ -353,8 +354,6 @@ def face_frames(triangles: Tensor) -> Tensor:
     return torch.stack([normal, tangent, bitangent], dim=-1)
 
 
-FACES = "_surface_mesh_faces"
-THICKNESS = "surface_mesh_thickness"
 STATE_NAMES = {
     "vertices": "_points", "opacity_logits": "all_densities", "log_scales": "_scales",
     "rotations": "_quaternions", "sh_dc": "_sh_coordinates_dc", "sh_rest": "_sh_coordinates_rest",

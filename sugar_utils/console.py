@@ -27,7 +27,6 @@ from sugar_utils.errors import explained, printable
 from sugar_utils.files import require_regular_file
 from sugar_utils.frame import complain, discard
 
-PLAIN_INTERVAL_SECONDS = 10.0
 _RATE_MEMORY_SECONDS = 5.0
 _REDRAW_SECONDS = 0.1
 Listener = Callable[[str, int, int], None]
@@ -45,7 +44,7 @@ class Console(contextlib.AbstractContextManager):
 
     def __init__(
         self, log_path: Path | None = None, *, stream: IO[str] | None = None,
-        terminal: bool | None = None, plain_seconds: float = PLAIN_INTERVAL_SECONDS,
+        terminal: bool | None = None, plain_seconds: float = 10.0,
         clock: Callable[[], float] = time.monotonic, listener: Listener | None = None,
     ) -> None:  # fmt: skip
         stream = sys.stdout if stream is None else stream

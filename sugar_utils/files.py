@@ -34,8 +34,6 @@ from sugar_utils.errors import UserError, explained
 
 A, B = TypeVar("A"), TypeVar("B")
 _TEMPORARY = re.compile(r"\.tmp-(\d+)(\.[^.]*)?$")
-_REPLACE_ATTEMPTS = 10
-_REPLACE_PAUSE = 0.1
 FINGERPRINT_BLOCKS = 64
 _KINDS = {
     stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket",
@@ -88,7 +86,7 @@ def _flush(path: Path) -> None:
 
 def _replace(source: Path, target: Path) -> None:
     # Windows refuses to replace a file that a virus scanner or viewer has open for a moment.
-    attempts = _REPLACE_ATTEMPTS if os.name == "nt" else 1
+    attempts = 10 if os.name == "nt" else 1
     for attempt in range(attempts):
         try:
             os.replace(source, target)
@@ -96,7 +94,7 @@ def _replace(source: Path, target: Path) -> None:
         except PermissionError:
             if attempt == attempts - 1:
                 raise
-            time.sleep(_REPLACE_PAUSE)
+            time.sleep(0.1)
 
 
 @contextlib.contextmanager
@@ -271,9 +269,6 @@ def _removed_as_stale(path: Path) -> bool:
     return False
 
 
-_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
-
-
 def temporary_cache(name: str) -> Path:
     """A folder of this user that other runs find again.
 
@@ -302,14 +297,11 @@ def _is_ours(path: Path) -> bool:
     if not hasattr(os, "geteuid"):
         # Windows keeps a temporary folder for each user.
         return True
-    return found.st_uid == os.geteuid() and not found.st_mode & _WRITABLE_BY_OTHERS
-
-
-LOCK_NAME = ".lock"
+    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 @contextlib.contextmanager
-def exclusive(folder: Path, advice: str, name: str = LOCK_NAME) -> Iterator[None]:
+def exclusive(folder: Path, advice: str, name: str = ".lock") -> Iterator[None]:
     """A context in which no other process that asks for the same lock works in a folder.
 
     A note beside the lock names its holder, for messages. A folder without locks is used without.

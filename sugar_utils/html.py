@@ -172,8 +172,6 @@ def _paths(points: Sequence[Point], chart: Chart, frame: _Frame) -> dict[str, An
     return {"paths": paths, "dots": dots}
 
 
-PICTURE_WIDTH = 640
-WIDE_PICTURE_WIDTH = 1600
 _JPEG_QUALITY = 88
 _WEB = Path(__file__).parent / "web"
 
@@ -225,14 +223,14 @@ class Page:
         if figures := [drawn(chart) for chart in charts if chart.drawable()]:
             self._add("charts", charts=figures)
 
-    def pictures(self, pictures: Iterable[Picture], width: int = PICTURE_WIDTH) -> None:
+    def pictures(self, pictures: Iterable[Picture], width: int = 640) -> None:
         """Pictures side by side, four in a row where there is room."""
         if figures := [_figure(picture, width) for picture in pictures]:
             self._add("pictures", figures=figures)
 
     def wide_picture(self, picture: Picture) -> None:
         """One picture over the whole width; narrow screens scroll it."""
-        self._add("wide", figure=_figure(picture, WIDE_PICTURE_WIDTH))
+        self._add("wide", figure=_figure(picture, width=1600))
 
     def model(self, glb: bytes) -> None:
         """A textured mesh that can be turned: a GLB with the variants ``textured`` and ``clay``."""
@@ -260,13 +258,10 @@ def _template() -> Any:
     from jinja2 import Environment, FileSystemLoader
 
     environment = Environment(
-        loader=FileSystemLoader(_WEB),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=FileSystemLoader(_WEB), autoescape=True, trim_blocks=True, lstrip_blocks=True,
         # Text in one line that moves no cursor; what is marked as HTML already stays as it is.
         finalize=lambda value: printable(value) if type(value) is str else value,
-    )
+    )  # fmt: skip
     environment.filters["shown"] = value_text
     return environment.get_template("page.html.j2")
 

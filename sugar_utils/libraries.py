@@ -47,7 +47,6 @@ def load_pycolmap() -> ModuleType:
 
 
 _ROOT = Path(__file__).resolve().parent.parent
-_GLANCE_SECONDS = 0.1
 _KILLED = -9
 _NO_MEMORY = ("MemoryError", "bad_alloc")
 # Reads nothing if the parent was killed; a thread could not end us while the interpreter is held.
@@ -78,7 +77,7 @@ def run_alone(
                     # It may have just ended.
                     with contextlib.suppress(psutil.Error):
                         waiting(psutil.Process(process.pid).memory_info().rss)
-                    time.sleep(_GLANCE_SECONDS)
+                    time.sleep(0.1)
         finally:
             process.kill()
             process.wait()

@@ -22,8 +22,6 @@ from sugar_utils.memory import out_of_memory
 from sugar_utils.torchrun import Launch
 
 TIMEOUT = timedelta(days=7)  # for the others: the first one may extract a mesh meanwhile
-_START_TIMEOUT = timedelta(minutes=10)
-_FAILURE = "first failure"
 _BITS = {2: torch.int16, 4: torch.int32}
 T = TypeVar("T")
 
@@ -58,7 +56,7 @@ class ProcessGroup:
             )
         nccl = cuda and dist.is_nccl_available()
         try:
-            store, _, _ = next(iter(dist.rendezvous("env://", timeout=_START_TIMEOUT)))
+            store, _, _ = next(iter(dist.rendezvous("env://", timeout=timedelta(minutes=10))))
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if nccl else "gloo", store=dist.PrefixStore("group", store),
                 rank=launch.rank, world_size=launch.size, timeout=TIMEOUT,
@@ -155,7 +153,7 @@ class ProcessGroup:
         """Be the one that reports a failure; the exit code of who was first, None if we are."""
         mine = f"{self.rank} {exit_code}"
         try:
-            found = self._store.compare_set(_FAILURE, "", mine).decode()
+            found = self._store.compare_set("first failure", "", mine).decode()
         except RuntimeError:
             # The process that kept the store is gone.
             return None

@@ -80,11 +80,8 @@ def read_colmap(
     for (name, lens, rotation, translation), path in zip(poses, paths, strict=True):
         pinhole = lens.is_perspective_pinhole() and lens.is_undistorted()
         plain = lens if pinhole else _undistorted(lens, folder)
-        focal, middle = (
-            (getattr(plain, f"{part}_x"), getattr(plain, f"{part}_y"))
-            for part in ("focal_length", "principal_point")
-        )
-        numbers = int(plain.width), int(plain.height), *map(float, (*focal, *middle))
+        focal_and_middle = plain.calibration_matrix()[[0, 1, 0, 1], [0, 1, 2, 2]].tolist()
+        numbers = int(plain.width), int(plain.height), *focal_and_middle
         cameras.append(Camera(name, *numbers, rotation, translation, path))
         if plain is not lens:
             distorted.append((len(cameras) - 1, lens))

@@ -34,7 +34,6 @@ from sugar_utils.memory import out_of_memory
 from sugar_utils.schemas import MAX_DEPTH, Count, is_deeper
 
 PAYLOAD_KEYS = ("state_dict", "train_losses", "epoch", "iteration", "optimizer_state_dict")
-RESUME_KEY = "resume"
 _DOS_DIRECTORY = 0x10
 _FILE_NAME = re.compile(r"^(\d+)\.pt$")
 
@@ -80,7 +79,7 @@ class CheckpointStore:
                 self._broken.add(iteration)
                 notify(f"{error}; the checkpoint before it is tried")
                 continue
-            if not isinstance(payload.get(RESUME_KEY), dict) or not payload["optimizer_state_dict"]:
+            if not isinstance(payload.get("resume"), dict) or not payload["optimizer_state_dict"]:
                 notify(f"{path}: has no data to resume from; the checkpoint before it is tried")
                 continue
             return path, payload

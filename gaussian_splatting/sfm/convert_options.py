@@ -17,7 +17,6 @@ from sugar_utils.settings import flag
 
 _posing = partial(flag, group="camera positions")
 _convert = partial(flag, group="scene")
-_COLMAP = "COLMAP's Python edition does the work"
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class InertConvertFlags(InertFlags):
     """Flags of the original that old commands carry; using one says that it does nothing."""
 
     no_gpu: bool = inert(False, "it runs on the processor anyway", action="store_true")
-    colmap_executable: str | None = inert(None, _COLMAP)
+    colmap_executable: str | None = inert(None, "COLMAP's Python edition does the work")
     magick_executable: str | None = inert(None, "Pillow does the resizing")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import av
 import msgspec
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image
 
 from gaussian_splatting.data.consistency import sharpness
 from gaussian_splatting.data.images import IMAGE_SUFFIXES, colors_of, has_alpha, open_image
@@ -27,9 +27,7 @@ HEIF_SUFFIXES = (".heic", ".heif", ".hif")
 RAW_SUFFIXES = (".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2", ".pef")
 VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".mkv", ".avi", ".webm", ".mts", ".m2ts", ".3gp")
 FILM_DIAGONAL = math.hypot(36, 24)  # mm, of "35 mm equivalent" focal lengths (CIPA DCG-001)
-_EXIF_BLOCK = 0x8769
-_MAKE, _MODEL, _ORIENTATION, _FOCAL_IN_FILM = 0x010F, 0x0110, 0x0112, 0xA405
-_FOCAL, _PLANE_RESOLUTION, _PLANE_UNIT = 0x920A, 0xA20E, 0xA210
+_TAGS = ExifTags.Base
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM, 5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270,
@@ -104,21 +102,22 @@ def described_photographs(folder: Path, recursive: bool) -> list[Photograph]:
 def _described(path: Path, folder: Path) -> Photograph:
     with open_image(path) as image:
         exif = image.getexif()
-        orientation = exif.get(_ORIENTATION, 1)
+        orientation = exif.get(_TAGS.Orientation, 1)
         width, height = image.size
-        details = exif.get_ifd(_EXIF_BLOCK)
+        details = exif.get_ifd(ExifTags.IFD.Exif)
         deep = "16-bit" if image.mode.startswith("I") or image.mode == "F" else ""
         depth = image.mode if image.mode in ("CMYK", "LAB", "YCbCr", "HSV") else deep
         transparent = has_alpha(image)
     if orientation in _ON_ITS_SIDE:
         width, height = height, width
-    device = " ".join(str(exif.get(tag, "")).strip(" \0") for tag in (_MAKE, _MODEL)).strip()
-    equivalent = _number(details.get(_FOCAL_IN_FILM))
+    names = (str(exif.get(tag, "")) for tag in (_TAGS.Make, _TAGS.Model))
+    device = " ".join(name.strip(" \0") for name in names).strip()
+    equivalent = _number(details.get(_TAGS.FocalLengthIn35mmFilm))
     focal = equivalent / FILM_DIAGONAL * math.hypot(width, height)
     if not focal:
-        unit = _UNIT_MM.get(details.get(_PLANE_UNIT, 2), 0.0)
-        pitch = _number(details.get(_PLANE_RESOLUTION))
-        focal = _number(details.get(_FOCAL)) * pitch / unit if unit else 0.0
+        unit = _UNIT_MM.get(details.get(_TAGS.FocalPlaneResolutionUnit, 2), 0.0)
+        pitch = _number(details.get(_TAGS.FocalPlaneXResolution))
+        focal = _number(details.get(_TAGS.FocalLength)) * pitch / unit if unit else 0.0
     # Outside of this are fisheyes, telescopes and wrong tags: better no start than a wrong one.
     return Photograph(
         name=path.relative_to(folder).as_posix(), path=path, width=width, height=height,
@@ -138,7 +137,7 @@ def _number(value: object) -> float:
 def read_upright(path: Path, longest_side: int | None = None) -> Image.Image:
     """A photograph as it is meant to be seen, in 8 bits, made smaller where it is longer."""
     with open_image(path) as image:
-        turn = _TURNS.get(image.getexif().get(_ORIENTATION, 1))
+        turn = _TURNS.get(image.getexif().get(_TAGS.Orientation, 1))
         scale = min(1.0, (longest_side or max(image.size)) / max(image.size))
         size = tuple(max(1, round(side * scale)) for side in image.size)
         if scale < 1:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 SHARE = 0.25  # of the time, at most, that goes into pictures while training goes on
 RENEW_SECONDS = 1.0  # how old a picture may get while the model behind it changes
 TELL_SECONDS = 0.5
-_PAUSED_SECONDS = 0.05
 
 _GEOMETRY = ("depth", "normal")
 
@@ -74,7 +73,7 @@ class LiveView(contextlib.AbstractContextManager):
             while self._may_pause and page.paused and len(page.requests) and not stopped():
                 # No iteration waits, so there is time for all pictures.
                 if not self._render(page, stage):
-                    page.requests.wait(_PAUSED_SECONDS)
+                    page.requests.wait(0.05)
         except Exception as error:
             # A lack of memory for a picture, a page that broke: the run is worth more than both.
             reason = f"{type(error).__name__}: {error}".split("\n")[0]

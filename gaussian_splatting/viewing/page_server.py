@@ -63,8 +63,6 @@ _LOCAL = (LOCALHOST, "127.0.0.1", "::1")
 _FOV, _MOST_PIXELS = (1e-3, 3.1), 1 << 20
 """Fields of view in radians, and pixels a side, that a browser may have."""
 
-_FRUSTUM_COLOR = (90, 110, 140)
-
 
 def load_viser() -> ModuleType:
     return load_package("the viewer", "viser", "viser")[0]
@@ -206,7 +204,7 @@ def add_frustum(server: viser.ViserServer, name: str, camera: Camera, size: floa
     # viser reads a vertical field of view.
     return server.scene.add_camera_frustum(
         name, 2 * math.atan(camera.tan_half_fov[1]), camera.width / camera.height,
-        scale=size, thickness=1.5, thickness_units="screen", color=_FRUSTUM_COLOR,
+        scale=size, thickness=1.5, thickness_units="screen", color=(90, 110, 140),
         wxyz=turn_of(camera), position=camera.center, cast_shadow=False, receive_shadow=False,
     )  # fmt: skip
 

@@ -300,7 +300,6 @@ _COEFFICIENTS = [
 ]
 
 _KERNEL, _COLORS = "ellipse", "srgb_rec709_display"
-_MAGIC = b"glTF"
 _WRONG = "damaged, or another kind of glTF; export it again"
 
 
@@ -358,7 +357,7 @@ def holds_gltf_gaussians(path: Path) -> bool:
         return False
     with path.open("rb") as file:
         start = file.read(20)
-        if len(start) < 20 or start[:4] != _MAGIC:
+        if len(start) < 20 or start[:4] != b"glTF":
             return False
         return f'"{EXTENSION}"'.encode() in file.read(struct.unpack_from("<I", start, 12)[0])
 

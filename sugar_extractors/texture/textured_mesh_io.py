@@ -28,8 +28,6 @@ from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
 
 _CHUNK_ROWS = 1 << 16
-_PNG_LEVEL = 4
-_FLOAT32_MAX = np.finfo(np.float32).max
 _GLB_LIMIT = (1 << 32) - 1
 GLB_AXES = np.diag([1.0, -1.0, -1.0, 1.0])  # from those of a capture to glTF's: half a turn about x
 _JPEG = b"\xff\xd8\xff"
@@ -114,7 +112,7 @@ def png_bytes(texture: Tensor) -> bytes:
     """A picture as PNG. (H, W, 3) uint8"""
     buffer = BytesIO()
     pixels = np.ascontiguousarray(texture.cpu().numpy())
-    Image.fromarray(pixels).save(buffer, format="PNG", compress_level=_PNG_LEVEL)
+    Image.fromarray(pixels).save(buffer, format="PNG", compress_level=4)
     return buffer.getvalue()
 
 
@@ -233,8 +231,7 @@ def _gltf(mesh: TexturedMesh, sizes: list[int], picture: bytes) -> dict[str, Any
     }  # fmt: skip
     kind = "jpeg" if picture.startswith(_JPEG) else "png"
     return {
-        **gltf_start("KHR_materials_unlit", primitive),
-        "materials": [material],
+        **gltf_start("KHR_materials_unlit", primitive), "materials": [material],
         "textures": [{"sampler": 0, "source": 0}],
         # Smaller copies of the picture would mix the colours of unrelated faces.
         "samplers": [dict(magFilter=_LINEAR, minFilter=_LINEAR, wrapS=_CLAMP, wrapT=_CLAMP)],
@@ -243,9 +240,8 @@ def _gltf(mesh: TexturedMesh, sizes: list[int], picture: bytes) -> dict[str, Any
             {"bufferView": 0, "type": "VEC3", **accessor, **bounds},
             {"bufferView": 1, "type": "VEC2", **accessor},
         ],
-        "bufferViews": views,
-        "buffers": [{"byteLength": -(-sum(sizes) // 4) * 4}],
-    }
+        "bufferViews": views, "buffers": [{"byteLength": -(-sum(sizes) // 4) * 4}],
+    }  # fmt: skip
 
 
 def _add_normal_map(content: dict[str, Any]) -> None:
@@ -304,7 +300,7 @@ def read_textured_mesh(path: Path) -> TexturedMesh:
             f"{path}: damaged, or not a textured mesh of triangles ({reason}); extract it again"
         ) from error
     # Written so that it is false of NaN; what float32 cannot hold would become infinite below.
-    if not all((np.abs(table) <= _FLOAT32_MAX).all() for table in (vertices, points)):
+    if not all((np.abs(table) <= np.finfo(np.float32).max).all() for table in (vertices, points)):
         raise UserError(f"{path}: has vertices with NaN or infinity; extract it again")
     if not len(rows):
         raise UserError(f"{path}: has no triangles; extract it again")

@@ -108,7 +108,6 @@ def face_density(cloud: BoundCloud) -> FaceDensity:
     return density
 
 
-SOURCES = ("renders", "photos")
 SQUARE_SIZE, TEXTURE_SIZE = 8, 8_192
 MIN_ALPHA = 0.5  # pixels of an object that the Gaussians cover less give no colour
 _flag = partial(flag, group="texture")
@@ -148,7 +147,7 @@ class TextureOptions(CaptureOptions):
     texture_source: str = _flag(
         "renders", "renders: the refined Gaussians, without view-dependent colour; photos: the "
         "photographs, in the exposure of the median one; unset: renders, photos with --preset fast",
-        choices=SOURCES, modes={"fast": "photos"},
+        choices=("renders", "photos"), modes={"fast": "photos"},
     )  # fmt: skip
     baking: BakingConfig = BakingConfig()
     postprocess_mesh: bool = _flag(False, "peel border triangles of low density off")
