@@ -45,10 +45,9 @@ Preset = Literal["reference", "fast"]
 def preset(group: str) -> Any:
     return flag(
         "reference", "reference: as the papers have it; fast: what measured as good in less time: "
-        "--densification scored, --growing_resolution True, --robust True, "
-        "--short_multiview True, and auto for "
-        "--sdf_samples, --surface_points and --poisson_depth; flags that are given "
-        "win; unset: fast in the pipelines, reference in a single stage",
+        "--densification scored, --growing_resolution True, --robust True, and auto for "
+        "--short_multiview, --sdf_samples, --surface_points and --poisson_depth; flags that are "
+        "given win; unset: fast in the pipelines, reference in a single stage",
         group=group, choices=get_args(Preset), unset=True, task="time and memory",
     )  # fmt: skip
 
