@@ -138,8 +138,9 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
     fresh = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     yield fresh
-    shutil.rmtree(folder, ignore_errors=True)
-    fresh.rename(folder)
+    with explained(f"{folder}: cannot be replaced", "free space or fix the permissions"):
+        shutil.rmtree(folder, ignore_errors=True)
+        fresh.rename(folder)
 
 
 def write_text_atomic(path: str | os.PathLike[str], text: str) -> None:

@@ -104,7 +104,7 @@ def test_captures_by_hand_are_no_turntables(name, tmp_path, scenes_dir):
 def test_poses_come_from_the_object_alone(tmp_path):
     known = turntables.write_turntable(tmp_path / "input", 37, [35.0])
     convert(ConvertOptions(tmp_path))
-    scene = load_scene(tmp_path, size_rule=SugarSize(), masks=MaskOptions())
+    scene = load_scene(tmp_path, size_rule=SugarSize(), eval_split=False, masks=MaskOptions())
     found = {camera.name: camera for camera in scene.train_cameras}
     assert len(found) == len(known)
     assert all(camera.shows_object for camera in scene.train_cameras)

@@ -275,10 +275,7 @@ def write_poses(model: Path, target: Path, cameras: Sequence[Camera]) -> Path:
             pose = pycolmap.Rigid3d(pycolmap.Rotation3d(camera.rotation), camera.translation)
             image.frame.set_cam_from_world(image.camera_id, pose)
     storage.check_writable(target)
-    with (
-        explained(f"{target}: cannot be written", "free space or fix the permissions"),
-        storage.replaced_folder(target / "0") as fresh,
-    ):
+    with storage.replaced_folder(target / "0") as fresh:
         write_model(reconstruction, fresh)
     return target / "0"
 
