@@ -11,7 +11,7 @@ from PIL import Image
 
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.scene import load_scene
-from gaussian_splatting.sfm.convert_options import ConvertOptions
+from gaussian_splatting.sfm.convert_options import ConvertOptions, SfmOptions
 from gaussian_splatting.sfm.convert_run import convert
 from gaussian_splatting.sfm.photographs import described_photographs
 from gaussian_splatting.sfm.turntable import moving_masks, rounds_of, write_turntable_masks
@@ -103,7 +103,7 @@ def test_captures_by_hand_are_no_turntables(name, tmp_path, scenes_dir):
 @pytest.mark.slow
 def test_poses_come_from_the_object_alone(tmp_path):
     known = turntables.write_turntable(tmp_path / "input", 37, [35.0])
-    convert(ConvertOptions(tmp_path))
+    convert(ConvertOptions(tmp_path, sfm=SfmOptions(max_features=2_000)))
     scene = load_scene(tmp_path, size_rule=SugarSize(), eval_split=False, masks=MaskOptions())
     found = {camera.name: camera for camera in scene.train_cameras}
     assert len(found) == len(known)
