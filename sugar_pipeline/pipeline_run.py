@@ -173,7 +173,7 @@ def _conclude(
         ("report", result.report),
     ):
         if path is not None:
-            console.info(f"{label}: {path}")  # fmt: skip
+            console.info(f"{label}: {path}")
 
 
 def _stages(

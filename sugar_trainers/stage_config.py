@@ -73,8 +73,8 @@ class Schedule:
         return cls().scaled(schedule_scale)
 
     def scaled(self: AnySchedule, scale: float) -> AnySchedule:
-        kept = {"schedule_scale", "short_multiview"}
-        values = {n: scaled(v, scale) for n, v in asdict(self).items() if n not in kept}
+        # Milestones are the whole numbers.
+        values = {n: scaled(v, scale) for n, v in asdict(self).items() if type(v) is int}
         for name in values.keys() & LEAST_INTERVALS.keys():
             values[name] = max(values[name], min(getattr(self, name), LEAST_INTERVALS[name]))
         return replace(self, **values, schedule_scale=self.schedule_scale * scale)
@@ -281,8 +281,7 @@ class MultiviewConfig(SugarConfig):
     exposure: LaterExposure = LaterExposure(exposure_compensation=True)
 
     def identity(self) -> dict[str, Any]:
-        found = {"regularization_type": self.regularization_type, **super().identity()}
-        return found
+        return {"regularization_type": self.regularization_type, **super().identity()}
 
 
 _refine = partial(flag, group="refinement stage")

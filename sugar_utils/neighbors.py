@@ -23,7 +23,15 @@ import warp as wp
 from torch import Tensor
 
 from sugar_utils.errors import UserError
-from sugar_utils.warp_arrays import Floats2d, Floats3d, Ints, Ints2d
+from sugar_utils.warp_arrays import (
+    Doubles,
+    Doubles2d,
+    Floats2d,
+    Floats3d,
+    Ints,
+    Ints2d,
+    Longs,
+)
 from sugar_utils.warp_launch import (
     EXACT_OPTIONS,
     SIMD_SOURCE,
@@ -40,10 +48,6 @@ _NO_INDEX = 2**31 - 1
 _MIN_ITEMS = 512
 
 wp.set_module_options(EXACT_OPTIONS)
-
-
-Doubles, Doubles2d = wp.array(dtype=wp.float64), wp.array2d(dtype=wp.float64)
-Longs = wp.array(dtype=wp.int64)
 
 
 class Neighbors(NamedTuple):

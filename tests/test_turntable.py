@@ -49,14 +49,17 @@ def iou(a: np.ndarray, b: np.ndarray) -> float:
 @pytest.mark.parametrize("gain", [0.0, 0.15])
 def test_masks_are_where_the_object_is(gain):
     images, inside = turning(gain=gain)
-    assert [len(rows) for rows in rounds_of(images)] == [12]
+    assert [len(rows) for rows in rounds_of(images, len(images))] == [12]
     masks = moving_masks(images)
     assert min(iou(a, b) for a, b in zip(masks, inside, strict=True)) > 0.9
 
 
 def test_rounds_have_their_own_backgrounds():
     images = np.concatenate([turning(seed=0)[0], turning(seed=3)[0]])
-    assert [list(rows) for rows in rounds_of(images)] == [[*range(12)], [*range(12, 24)]]
+    assert [list(rows) for rows in rounds_of(images, len(images))] == [
+        [*range(12)],
+        [*range(12, 24)],
+    ]
 
 
 def test_nothing_moves_in_copies_of_one_photograph():

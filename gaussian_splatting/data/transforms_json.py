@@ -30,13 +30,26 @@ _DISTORTION = ("k1", "k2", "k3", "k4", "p1", "p2")
 _PERSPECTIVE_MODELS = ("", "PINHOLE", "SIMPLE_PINHOLE", "OPENCV", "PERSPECTIVE")
 _Row = tuple[Coordinate, Coordinate, Coordinate, Coordinate]
 
-_LENS_KINDS = {
-    **dict.fromkeys(("w", "h"), PixelCount),
-    **dict.fromkeys(("fl_x", "fl_y", "cx", "cy", "camera_angle_x", "camera_angle_y"), Coordinate),
-    **dict.fromkeys(_DISTORTION, Coordinate), "camera_model": str, "is_fisheye": bool | int,
-}  # fmt: skip
-# What may be said for one frame or for all.
-_Lens = msgspec.defstruct("_Lens", [(n, kind | None, None) for n, kind in _LENS_KINDS.items()])
+
+class _Lens(msgspec.Struct):
+    """What may be said for one frame or for all."""
+
+    w: PixelCount | None = None
+    h: PixelCount | None = None
+    fl_x: Coordinate | None = None
+    fl_y: Coordinate | None = None
+    cx: Coordinate | None = None
+    cy: Coordinate | None = None
+    camera_angle_x: Coordinate | None = None
+    camera_angle_y: Coordinate | None = None
+    k1: Coordinate | None = None
+    k2: Coordinate | None = None
+    k3: Coordinate | None = None
+    k4: Coordinate | None = None
+    p1: Coordinate | None = None
+    p2: Coordinate | None = None
+    camera_model: str | None = None
+    is_fisheye: bool | int | None = None
 
 
 class _Frame(_Lens, kw_only=True):

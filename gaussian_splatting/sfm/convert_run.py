@@ -23,7 +23,12 @@ from gaussian_splatting.sfm import mapping, matching, panoramas
 from gaussian_splatting.sfm import photographs as pictures
 from gaussian_splatting.sfm import registration_report as report
 from gaussian_splatting.sfm import scene_folder as scene
-from gaussian_splatting.sfm.capture_check import CaptureFinding, check_capture, direction_map
+from gaussian_splatting.sfm.capture_check import (
+    CaptureFinding,
+    Directions,
+    check_capture,
+    direction_map,
+)
 from gaussian_splatting.sfm.convert_options import ConvertOptions
 from gaussian_splatting.sfm.known_cameras import KnownCameras, read_cameras, the_cameras
 from gaussian_splatting.sfm.mapping import Models
@@ -468,18 +473,10 @@ def _evidence(
     )  # fmt: skip
 
 
-def _report(
-    work: Work, evidence: report.Evidence, registration: report.Registration,
-    by_name: dict[str, Original],
-    known: KnownCameras | None,
-) -> Converted:  # fmt: skip
-    root, options = work.source.root, work.options
-    settings = {**asdict(options.sfm), "masks": options.masks.masks,
-                "random_seed": options.random_seed}  # fmt: skip
-    files = {name: original.photograph.path for name, original in by_name.items()}
-    made = work.flat if (work.flat / "sparse" / "0").is_dir() else root
-    flat_names = [original.flat_name for original in by_name.values()]
-    masks = replace(options.masks, masks="none" if options.masks.masks == "none" else None)
+def _capture_findings(work: Work, made: Path) -> tuple[list[CaptureFinding], Directions]:
+    """What is likely to go wrong with the scene in a folder, also told on the console."""
+    masks = work.options.masks
+    masks = replace(masks, masks="none" if masks.masks == "none" else None)
     with work.step("judging the capture", 1):
         capture = load_scene(
             made, size_rule=VanillaSize(), eval_split=False, masks=masks,
@@ -492,6 +489,21 @@ def _report(
         found.append(CaptureFinding("contradicting photographs", shortened(dropped), advice))
     for finding in found:
         work.console.warn(f"{finding.what}: {finding.where}; {finding.advice}")
+    return found, directions
+
+
+def _report(
+    work: Work, evidence: report.Evidence, registration: report.Registration,
+    by_name: dict[str, Original],
+    known: KnownCameras | None,
+) -> Converted:  # fmt: skip
+    root, options = work.source.root, work.options
+    settings = {**asdict(options.sfm), "masks": options.masks.masks,
+                "random_seed": options.random_seed}  # fmt: skip
+    files = {name: original.photograph.path for name, original in by_name.items()}
+    made = work.flat if (work.flat / "sparse" / "0").is_dir() else root
+    flat_names = [original.flat_name for original in by_name.values()]
+    found, directions = _capture_findings(work, made)
 
     def page() -> Page:
         # Points of the flat model have the colours of the photographs.

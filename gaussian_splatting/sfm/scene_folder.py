@@ -40,13 +40,28 @@ from sugar_utils.schemas import FileName, read_checked
 WORK, INPUT, INPUT_MASKS, IMAGES = "distorted", "input", "input_masks", "images"
 RECORD, PAGE = "convert.json", "convert.html"
 
-_STEPS = ("features", "found", "matches", "matched", "models")  # of finding cameras
-_NOTED = (*_STEPS, *(f"masked_{step}" for step in _STEPS), "flattening", "flattened", "finished")
-_KINDS = {"source": FileName, "published": bool, **dict.fromkeys(_NOTED, str)}
-# Digest of photographs, and how many rounds of a turntable they are.
-_KINDS |= {"cameras": str, "taken": str, "rounds": str}
-ConvertRecord = msgspec.defstruct("ConvertRecord", [(n, kind, None) for n, kind in _KINDS.items()])
-"""``convert.json``: where the photographs are, and for each step what its result is made of."""
+
+class ConvertRecord(msgspec.Struct):
+    """``convert.json``: where the photographs are, and for each step what its result is made of."""
+
+    source: FileName = INPUT
+    cameras: str = ""
+    features: str = ""
+    found: str = ""
+    matches: str = ""
+    matched: str = ""
+    models: str = ""
+    masked_features: str = ""
+    masked_found: str = ""
+    masked_matches: str = ""
+    masked_matched: str = ""
+    masked_models: str = ""
+    flattening: str = ""
+    flattened: str = ""
+    finished: str = ""
+    taken: str = ""
+    rounds: str = ""  # digest of photographs, and how many rounds of a turntable they are
+    published: bool = False
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ happen to have it are not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -52,26 +53,26 @@ def gain_between(colors: np.ndarray, target: np.ndarray) -> np.ndarray:
     return gain.clip(1 / _MOST_GAIN, _MOST_GAIN).astype(np.float32)
 
 
-def rounds_of(images: np.ndarray) -> list[np.ndarray]:
-    """Photographs with the same border, as rows; none if rounds are too short on average.
+def rounds_of(images: Iterable[np.ndarray], n: int) -> list[list[int]]:
+    """Places of images with the same border; none if rounds are too short on average.
 
-    images: (N, H, W, 3) uint8
+    Of ``n`` images, (H, W, 3) uint8 each, no more are asked for than it takes to know that, and of
+    each the border alone is kept.
     """
-    borders = images[:, border_of(*images.shape[1:3])]
-    borders = borders[:, :: max(1, borders.shape[1] // _COMPARED)].astype(np.float32)
-    rounds: list[list[int]] = []
-    for row, border in enumerate(borders):
-        for members in rounds:
-            first = borders[members[0]]
+    rounds: list[tuple[np.ndarray, list[int]]] = []
+    for place, image in enumerate(images):
+        border = image[border_of(*image.shape[:2])]
+        border = border[:: max(1, len(border) // _COMPARED)].astype(np.float32)
+        for first, members in rounds:
             difference = np.abs(border * gain_between(border, first) - first).max(axis=1)
             if (difference <= 2 * TOLERANCE).mean() >= STILL_SHARE:
-                members.append(row)
+                members.append(place)
                 break
         else:
-            rounds.append([row])
-            if len(rounds) * FEWEST > len(images):
+            rounds.append((border, [place]))
+            if len(rounds) * FEWEST > n:
                 return []
-    return [np.array(members) for members in rounds]
+    return [members for _, members in rounds]
 
 
 def moving_masks(images: np.ndarray) -> np.ndarray | None:
@@ -139,20 +140,22 @@ def write_turntable_masks(photographs: Sequence[Photograph], folder: Path) -> in
     """
     if len({(p.width, p.height) for p in photographs}) > 1 or len(photographs) < FEWEST:
         return 0
-    small = in_parallel(lambda p: np.array(read_upright(p.path, SIDE).convert("RGB")), photographs)
-    images = np.stack(small)
-    rounds = rounds_of(images)
+    rounds = rounds_of(map(_small, photographs), len(photographs))
     if min(map(len, rounds), default=0) < FEWEST:
         return 0
-    masks = [moving_masks(images[rows]) for rows in rounds]
+    taken = [[photographs[place] for place in members] for members in rounds]
+    masks = [moving_masks(np.stack(in_parallel(_small, own))) for own in taken]
     if any(found is None for found in masks):
         return 0
     with replaced_folder(folder) as fresh:
-        for row, mask in zip(np.concatenate(rounds), np.concatenate(masks), strict=True):
-            photograph = photographs[row]
+        for photograph, mask in zip(chain(*taken), chain(*masks), strict=True):
             picture = Image.fromarray(mask.astype(np.uint8) * 255)
             size = photograph.width, photograph.height
             picture = picture.resize(size, Image.Resampling.BILINEAR)
             with atomic_path(object_mask_path(fresh, photograph.name)) as temporary:
                 picture.point(lambda value: 255 * (value >= 128)).save(temporary, format="PNG")
     return len(rounds)
+
+
+def _small(photograph: Photograph) -> np.ndarray:
+    return np.array(read_upright(photograph.path, SIDE).convert("RGB"))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gaussian_splatting.cloud import Gaussians
-from gaussian_splatting.data.cameras import Camera, planes_of_triples
+from gaussian_splatting.data.cameras import Camera, looked_at, planes_of_triples
 from sugar_utils.errors import UserError
 from sugar_utils.quaternions import rotation_matrices
 
@@ -78,8 +78,7 @@ def crossing_of(cameras: Sequence[Camera]) -> tuple[np.ndarray, float]:
     """Point nearest to all optical axes, (3,) world units, and the radius that views show of it."""
     centers = np.stack([camera.center for camera in cameras])
     axes = np.stack([camera.rotation[2] for camera in cameras])
-    across = np.eye(3) - axes[:, :, None] * axes[:, None]
-    center = np.linalg.lstsq(across.sum(axis=0), (across @ centers[..., None]).sum(axis=0)[:, 0])[0]
+    center = looked_at(cameras)
     distances = np.linalg.norm(center - centers, axis=1)
     cosines = ((center - centers) * axes).sum(axis=1) / np.maximum(distances, 1e-12)
     if np.degrees(np.arccos(np.clip(np.median(cosines), -1, 1))) > MAX_OFF_AXIS:

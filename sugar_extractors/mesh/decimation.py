@@ -50,14 +50,17 @@ def decimated_to_error(
         distances = surface.nearest((points - origin) / size).distances * size
         return float((distances <= limits).mean()) >= WITHIN
 
-    best = start = decimate(mesh, n_faces)
-    while (few := best.n_faces // 2) >= FEWEST_FACES:
-        smaller = decimate(start := best, few)
+    best = decimate(mesh, n_faces)
+    while True:
+        few = best.n_faces // 2
+        if few < FEWEST_FACES:
+            return best
+        smaller = decimate(best, few)
         if smaller.n_faces >= best.n_faces or not keeps_error(smaller):
             break
         best = smaller
-    low, high = best.n_faces // 2, best.n_faces
-    for _ in range(_BISECTIONS if high >= 2 * FEWEST_FACES else 0):
+    start, low, high = best, few, best.n_faces
+    for _ in range(_BISECTIONS):
         middle = (low + high) // 2
         smaller = decimate(start, middle)
         if keeps_error(smaller):

@@ -26,6 +26,7 @@ from plyfile import PlyData, PlyElement
 
 from gaussian_splatting.data.cameras import Camera
 from sugar_extractors.mesh import poisson_process
+from sugar_extractors.mesh.decimation import nearest_pixel_sizes
 from sugar_extractors.mesh.level_sets import Box, SurfaceSamples
 from sugar_extractors.mesh.poisson_process import MESH, POINTS
 from sugar_extractors.mesh.seams import joined_at_box
@@ -294,8 +295,7 @@ def reconstruct_region(
 def pixel_size(points: np.ndarray, cameras: Sequence[Camera]) -> float:
     """Median size of a pixel at points, (P, 3), in the view that is nearest to each."""
     some = points[:: max(1, len(points) // _SAMPLED_POINTS)]
-    sizes = [np.linalg.norm(some - camera.center, axis=1) / camera.fx for camera in cameras]
-    return float(np.median(np.min(sizes, axis=0)))
+    return float(np.median(nearest_pixel_sizes(some, cameras)))
 
 
 def automatic_depth(points: np.ndarray, pixel: float) -> int:
