@@ -249,7 +249,7 @@ def convert_page(
         "photographs. Blue is the first one."
     )
     page.wide_picture(Picture(seen_from_above, caption, "Map of the cameras"))
-    page.pictures([directions])
+    page.wide_picture(directions)
     for number, names in enumerate(registration.other_models, start=2):
         text = f"Part {number}, which shares too little with the rest: {', '.join(names)}"
         page.paragraph(text, note=True)
