@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gaussian_splatting.cloud import rotation_matrices
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.strips import ImageTerm, StripMaps
 from gaussian_splatting.engine.training_views import Target, exposed_strip, is_counted
@@ -27,7 +28,6 @@ from gaussian_splatting.shared_flags import max_gaussians
 from gaussian_splatting.sky_sphere import SkySphere
 from sugar_utils.device import constants
 from sugar_utils.flags import positive_float, positive_int
-from sugar_utils.quaternions import rotation_matrices
 from sugar_utils.settings import flag
 
 SPLIT_CHILDREN = 2

@@ -18,7 +18,7 @@ from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.ply import holds_gaussians, read_gaussian_ply, write_gaussian_ply
 from gaussian_splatting.data.reference_layout import load_reference_checkpoint
 from gaussian_splatting.engine.model import cloud_from_state
-from sugar_extractors.export import compact_files, mesh_formats, sog_files
+from sugar_extractors.export import compact_files, mesh_formats
 from sugar_extractors.mesh_pictures import read_any_mesh
 from sugar_extractors.results import capture_of, read_state, scene_of
 from sugar_extractors.texture import textured_mesh_io
@@ -198,7 +198,7 @@ def read_bound_gaussians(path: Path) -> BoundCloud:
 _WRITERS: dict[str, Callable[[Path, GaussianCloud], np.ndarray | None]] = {
     "spz": compact_files.write_spz,
     "spz4": partial(compact_files.write_spz, version=4),
-    "sog": sog_files.write_sog,
+    "sog": compact_files.write_sog,
     "usd": mesh_formats.write_usd_gaussians,
     "splat": compact_files.write_splat,
     "ply": write_gaussian_ply,
@@ -206,7 +206,7 @@ _WRITERS: dict[str, Callable[[Path, GaussianCloud], np.ndarray | None]] = {
 }
 _READERS: dict[str, Callable[[Path], GaussianCloud]] = {
     ".spz": compact_files.read_spz,
-    ".sog": sog_files.read_sog,
+    ".sog": compact_files.read_sog,
     **dict.fromkeys((".usd", ".usda", ".usdc"), mesh_formats.read_usd_gaussians),
     ".splat": compact_files.read_splat,
     ".glb": compact_files.read_gltf_gaussians,

@@ -25,10 +25,9 @@ from torch.nn import functional
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import eroded
 from sugar_extractors.texture import texture_baking
-from sugar_extractors.texture.normal_map import vertex_normals
 from sugar_extractors.texture.texture_atlas import Atlas
 from sugar_extractors.texture.texture_baking import BakingConfig, ViewColors
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh, render_textured
+from sugar_extractors.texture.textured_mesh_io import TexturedMesh, render_textured, vertex_normals
 from sugar_scene.triangle_rasterizer import pixels_of_points, rasterize_triangles, to_camera
 
 FLOW_WINDOW = 6  # radius in pixels of the windows that move together
