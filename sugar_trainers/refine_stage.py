@@ -47,11 +47,7 @@ from sugar_scene.mesh_bound import BoundCloud, TrainableBoundCloud
 from sugar_scene.mesh_normals import PairsOfTriangles, adjacent_face_pairs
 from sugar_scene.reprojection import NeighborViews, triangle_planes
 from sugar_scene.triangle_mesh import edge_keys, read_mesh_ply
-from sugar_scene.triangle_rasterizer import (
-    TriangleHits,
-    pixels_of_points,
-    rasterize_triangles,
-)
+from sugar_scene.triangle_rasterizer import TriangleHits, pixels_of_points, rasterize_triangles
 from sugar_trainers.naming import OUTPUT_ROOT, refined_name, scene_name
 from sugar_trainers.stage_config import MultiviewConfig, RefineConfig
 from sugar_trainers.stage_options import TrainingOptions
