@@ -320,15 +320,6 @@ def _read_model(options: TextureOptions, path: Path, console: Console) -> BoundC
             f"{path}: has {cloud.per_triangle} Gaussians per triangle, not the {per_triangle} of "
             "--n_gaussians_per_surface_triangle; leave that flag out"
         )
-    n_vertices = cloud.vertices.shape[0]
-    if not 0 <= int(cloud.faces.min()) <= int(cloud.faces.max()) < n_vertices:
-        raise UserError(
-            f"{path}: a triangle refers to a vertex that is not there ({n_vertices} vertices); "
-            "refine the mesh again"
-        )
-    for name in ("vertices", "sh_dc", "opacity_logits", "log_scales", "rotations"):
-        if not torch.isfinite(getattr(cloud, name)).all():
-            raise UserError(f"{path}: has {name} of NaN or infinity; refine the mesh again")
     n_faces = cloud.faces.shape[0]
     console.info(f"{path}: {n_faces:,} triangles with {cloud.per_triangle} Gaussians each")
     if not options.postprocess_mesh:
