@@ -91,8 +91,7 @@ class MultiviewStage(Stage):
         )  # fmt: skip
         near = view.visible & (view.depths <= self._comparer.reach)
         found = backpropagate(on["model"], VisibleGaussians(leaves, near))
-        shown = camera, seen.photograph, seen.exposure, seen.inside, beside
-        images = [term.bind(*shown) for term in on["image"]]
+        images = [term.bind(camera, seen, beside) for term in on["image"]]
         of_image, d_means2d = view.backpropagate(images)
         backward_through(gaussians.tensors(), leaves.tensors())
 

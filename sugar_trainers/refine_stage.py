@@ -120,8 +120,7 @@ class RefineStage(Stage):
             projected, seen.background, self.memory_plan.split, rasterizer=self._rasterizer,
             pairs=self.pairs,
         )  # fmt: skip
-        shown = camera, seen.photograph, seen.exposure, seen.inside
-        found, _ = view.backpropagate([term.bind(*shown) for term in on["image"]])
+        found, _ = view.backpropagate([term.bind(camera, seen) for term in on["image"]])
         found.update(backpropagate(on["model"], mesh))
         commit = partial(self.collect_exposure, camera.name, seen.exposure)
         return StepResult(report(self.terms, found), view.radii, view.guess, commit)
