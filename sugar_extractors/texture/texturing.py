@@ -39,7 +39,7 @@ from sugar_extractors.results import alone_with, is_finished, publish, read_stat
 from sugar_extractors.texture import texture_atlas as atlases
 from sugar_extractors.texture.photo_baking import Resolution, bake_photographs
 from sugar_extractors.texture.placed_export import PlacementOptions, scale_of, write_placed
-from sugar_extractors.texture.texture_baking import BakingConfig, ViewSource, bake_texture
+from sugar_extractors.texture.texture_baking import Baker, BakingConfig, ViewSource
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, mesh_files, write_mesh_files
 from sugar_scene.geometry import neighbor_opacities
 from sugar_scene.mesh_bound import LAYOUTS, BoundCloud, bound_cloud_from_state
@@ -361,12 +361,12 @@ def _texture(
         def on_view(done: int, total: int) -> None:
             progress.update(100 * done // total)
 
+        baker = Baker(*surface, atlas, cameras, options.baking, on_view)
         if is_photos:
-            seen = atlas, cameras, photo_source(images, device, exposures), own, resolution
-            baked = bake_photographs(*surface, *seen, options.baking, on_view)
+            photographs = photo_source(images, device, exposures)
+            baked = bake_photographs(baker, photographs, own, resolution)
         else:
-            source = render_source(cloud.activate(), options.white_background)
-            baked = bake_texture(*surface, atlas, cameras, source, own, options.baking, on_view)
+            baked = baker.bake(render_source(cloud.activate(), options.white_background), own)
     finished = time.monotonic()
     mesh = TexturedMesh(*surface, atlas.uvs, baked.texture)
     result = {
