@@ -35,6 +35,7 @@ from sugar_trainers.stage_config import MULTIVIEW, MultiviewConfig
 from sugar_trainers.terms import VisibleGaussians, multiview_terms
 from sugar_trainers.view_comparison import ViewComparer
 from sugar_utils.console import Console
+from sugar_utils.errors import shortened
 from sugar_utils.random import generator
 
 SEEN_PIXELS = 0.5  # sum of blending weights from which a view sees a Gaussian
@@ -161,9 +162,6 @@ def views_that_see(
     return counts
 
 
-_NAMED_VIEWS = 3
-
-
 @dataclass(frozen=True, kw_only=True)
 class MultiviewOptions(CoarseOptions):
     reads_tracks: ClassVar[bool] = True
@@ -177,10 +175,9 @@ class MultiviewOptions(CoarseOptions):
         cameras = scene.train_cameras
         neighbors = NeighborViews(cameras, scene.extent, observations=scene.observations)
         if alone := neighbors.without_neighbors:
-            shown = ", ".join(alone[:_NAMED_VIEWS]) + (", ..." if len(alone) > _NAMED_VIEWS else "")
             console.info(
                 f"{len(alone)} of {len(cameras)} views have no neighbour to be compared with "
-                f"({shown}); they train without the terms that need one"
+                f"({shortened(alone)}); they train without the terms that need one"
             )
         return MultiviewStage(
             model, config, scene.extent, cameras, neighbors, store, console.info,

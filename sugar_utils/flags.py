@@ -204,7 +204,6 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.setdefault("allow_abbrev", True)
         super().__init__(*args, **kwargs)
         self.add_argument("--help_all", action=_HelpAll, help="show all flags and exit")
         self.add_argument(
