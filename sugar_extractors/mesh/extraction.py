@@ -315,8 +315,8 @@ class _Extraction:
             if config.margin is not None:
                 margin = config.margin * scene.extent
                 observed = tsdf.observed_region(scene.observations, box, margin)
-            views = render, self._cameras
-            fused = tsdf.fuse_region(*views, box, config, self._console, observed)
+            fusion = tsdf.Fusion(render, self._cameras, box, config, self._console)
+            fused = fusion.surface(observed)
             figures[f"{name}_voxel"] = fused.voxel_size
             figures[f"{name}_voxels"] = fused.n_voxels
             figures[f"{name}_seconds"] = round(time.monotonic() - start, 2)
