@@ -73,8 +73,9 @@ class CoarseStage(Stage):
     ) -> None:  # fmt: skip
         self.name = f"coarse {config.regularization_type}"
         self.extent, self.exposures, self.terms = extent, exposures, coarse_terms(config)
-        settings = config.rates, extent, config.optimizer, config.random_seed
-        self.model = TrainableCloud(cloud, *settings)
+        self.model = TrainableCloud(
+            cloud, config.rates, extent, config.optimizer, config.random_seed
+        )
         self.neighbors: Tensor | None = None
         self._config, self._notify, self._rasterizer = config, notify, rasterizer
         self._given_samples, self._hull = sample_source, hull
@@ -136,8 +137,9 @@ class CoarseStage(Stage):
             mask = sampling_mask(leaves, camera, view.visible, depth)
             n_candidates = n_visible if depth is None else int(mask.sum())
             samples = self._samples(mask, n_candidates, camera, iteration, view_index)
-            seen_there = *samples, camera, depth, n_candidates
-            found |= self._sampler.backward(on["samples"], leaves, self.neighbors, *seen_there)
+            found |= self._sampler.backward(
+                on["samples"], leaves, self.neighbors, *samples, camera, depth, n_candidates
+            )
         images = [term.bind(camera, seen) for term in on["image"]]
         of_image, _ = view.backpropagate(images, None if depth is None else depth.grad)
         backward_through(gaussians.tensors(), leaves.tensors())

@@ -55,8 +55,7 @@ class MultiviewStage(Stage):
     ) -> None:  # fmt: skip
         self.extent, self.exposures = extent, exposures
         rates = config.rates.times(config.schedule.haste)
-        settings = rates, extent, config.optimizer, config.random_seed
-        self.model = TrainableCloud(cloud, *settings)
+        self.model = TrainableCloud(cloud, rates, extent, config.optimizer, config.random_seed)
         self.terms = multiview_terms(config, extent)
         self.memory_plan = MemoryPlan(config.split)
         self._config, self._notify, self._rasterizer = config, notify, rasterizer

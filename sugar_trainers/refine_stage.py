@@ -78,8 +78,10 @@ class RefineStage(Stage):
         exposures: Exposures | None = None, comparer: ViewComparer | None = None,
     ) -> None:  # fmt: skip
         self.extent, self.exposures = extent, exposures
-        rates, seed = (config.rates, config.vertex_rate_scale(extent)), config.random_seed
-        self.model = TrainableBoundCloud(cloud, *rates, config.optimizer, seed, extent)
+        vertex_scale = config.vertex_rate_scale(extent)
+        self.model = TrainableBoundCloud(
+            cloud, config.rates, vertex_scale, config.optimizer, config.random_seed, extent
+        )
         self.memory_plan = MemoryPlan(config.split)
         self._config, self._export = config, export
         self._rasterizer, self._comparer = rasterizer, comparer
@@ -234,8 +236,8 @@ def with_photograph_colors(cloud: BoundCloud, photographs: Iterable[Photograph])
     solvable = torch.where(seen, normal + ridge.diag(), one)
     band_0, band_1 = torch.linalg.solve(solvable, right).split([1, N_COEFFICIENTS - 1], dim=1)
     rest = torch.cat([band_1, cloud.sh_rest[:, N_COEFFICIENTS - 1 :]], dim=1)
-    colors = torch.where(seen, band_0, cloud.sh_dc), torch.where(seen, rest, cloud.sh_rest)
-    return replace(cloud, sh_dc=colors[0], sh_rest=colors[1])
+    sh_dc = torch.where(seen, band_0, cloud.sh_dc)
+    return replace(cloud, sh_dc=sh_dc, sh_rest=torch.where(seen, rest, cloud.sh_rest))
 
 
 MIN_SHARE = 0.2  # of the blending weights beside the mesh
@@ -335,8 +337,10 @@ class RefineOptions(TrainingOptions):
         config, opacity = self.config, mesh_bound.INITIAL_OPACITY
         if config.keep_background:
             opacity = OPACITY_BEFORE_BACKGROUND
-        start = config.gaussians_per_triangle, scene.extent, opacity
-        cloud = mesh_bound.bind_to_mesh(vertices, faces, colors.float() / 255.0, *start)
+        per_triangle = config.gaussians_per_triangle
+        cloud = mesh_bound.bind_to_mesh(
+            vertices, faces, colors.float() / 255.0, per_triangle, scene.extent, opacity
+        )
         cloud = replace(cloud, antialiased=config.antialiased)
         digests = {"mesh": file_digest(self.mesh_path)}
         if not config.keep_background:

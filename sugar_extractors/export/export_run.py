@@ -278,8 +278,9 @@ def _export_mesh(options: ExportOptions, temporary: Paths, console: Console) -> 
     mesh = textured_mesh_io.read_textured_mesh(options.result)
     matrix = _matrix(options, mesh.vertices.double().numpy(), console)
     if options.max_triangles is not None or options.texture_size is not None:
-        limits = options.max_triangles, options.texture_size
-        mesh = mesh_formats.simplified(mesh, *limits, options.normal_map)
+        mesh = mesh_formats.simplified(
+            mesh, options.max_triangles, options.texture_size, options.normal_map
+        )
     # The writers of OBJ and GLB turn axes on their own.
     total = _axes(to, upright) @ matrix
     own = matrix if to in ("glb", "obj") else total
