@@ -128,7 +128,7 @@ FULL_EXAMPLES = """examples:
   python train_full_pipeline.py -s VIDEO.mp4 -r multiview --high_poly True --refinement_time long
   python train_full_pipeline.py -s SCENE --gs_output_dir CHECKPOINT -r dn_consistency"""
 
-_CAPTURE = ("input", "masks", "image size", "background")
+_CAPTURE = ("input", "masks", "depth maps", "image size", "background")
 _GROUPS: dict[type, tuple[str, ...]] = {
     CoarseOptions: (
         *_CAPTURE, "checkpoint", "coarse stage", "exposure", "memory", "run", "device", "backends"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gaussian_splatting.compute import Compute, DeviceFlags
+from gaussian_splatting.data.depth_maps import NO_DEPTHS, DepthOptions
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint, load_reference_checkpoint
@@ -117,7 +118,7 @@ class CaptureOptions:
 
 def load_views(
     options: CaptureOptions, notify: Callable[[str], None], *, white_background: bool = False,
-    seed: int = 0, require_images: bool = False,
+    seed: int = 0, require_images: bool = False, depths: DepthOptions = NO_DEPTHS,
 ) -> tuple[ReferenceCheckpoint, Scene]:  # fmt: skip
     """Find the checkpoint and read the scene; no Gaussians and no photographs yet."""
     checkpoint = load_reference_checkpoint(
@@ -127,7 +128,8 @@ def load_views(
         options.scene_path, checkpoint, size_rule=options.size,
         images_dir=options.images or checkpoint.images_dir, eval_split=options.eval,
         white_background=white_background, seed=seed, require_images=require_images,
-        masks=options.mask_options, view_options=options.view_options, notify=notify,
+        masks=options.mask_options, depths=depths, view_options=options.view_options,
+        notify=notify,
     )  # fmt: skip
     return checkpoint, scene
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.depth_maps import NOTHING_KNOWN, DepthOptions, KnownDepths
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.masks import VisualHull, hull_of
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
@@ -28,11 +29,13 @@ from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.runner import Messages
 from gaussian_splatting.engine.stage import (
+    SOLID_ALPHA,
     LossTerm,
     Stage,
     StepResult,
     acting,
     backpropagate,
+    later_depth_terms,
     report,
 )
 from gaussian_splatting.engine.strips import ViewPass, backward_through, cut
@@ -56,8 +59,6 @@ from sugar_utils.settings import flag
 
 SampleSource = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]  # mask, n, iteration -> draws
 
-SOLID_ALPHA = 0.5
-
 
 class CoarseStage(Stage):
     """Colour, entropy and geometric terms on free Gaussians.
@@ -69,10 +70,11 @@ class CoarseStage(Stage):
         self, cloud: GaussianCloud, config: CoarseConfig, extent: float,
         notify: Callable[[str], None], sample_source: SampleSource | None = None, *,
         rasterizer: Rasterizer = WARP, hull: VisualHull | None = None,
-        exposures: Exposures | None = None,
+        exposures: Exposures | None = None, depths: KnownDepths = NOTHING_KNOWN,
     ) -> None:  # fmt: skip
         self.name = f"coarse {config.regularization_type}"
-        self.extent, self.exposures, self.terms = extent, exposures, coarse_terms(config)
+        self.extent, self.exposures, self.depths = extent, exposures, depths
+        self.terms = coarse_terms(config) + later_depth_terms(depths)
         self.model = TrainableCloud(
             cloud, config.rates, extent, config.optimizer, config.random_seed
         )
@@ -149,12 +151,13 @@ class CoarseStage(Stage):
 
     def view_metrics(self, camera: Camera, output: RenderOutput) -> dict[str, float]:
         """Mean |cos| between rendered normals and those of the depth map, on solid pixels."""
+        figures = super().view_metrics(camera, output)
         from_depth = normals_from_depth(output.depth, camera.fx, camera.fy, camera.cx, camera.cy)
         counted = (output.alpha > SOLID_ALPHA) & (from_depth.abs().sum(dim=-1) > 0)
         if not bool(counted.any()):
-            return {}
+            return figures
         cosine = (output.normal * from_depth).sum(dim=-1).abs()
-        return {"normal_agreement": float(cosine[counted].mean())}
+        return {**figures, "normal_agreement": float(cosine[counted].mean())}
 
     def extra_state(self) -> dict[str, Any]:
         """Neighbours of the last search, not of the current positions; exposures."""
@@ -229,6 +232,7 @@ class CoarseOptions(TrainingOptions):
     )  # fmt: skip
     preset: Preset = preset("single coarse stage")
     config: CoarseConfig = field(default_factory=CoarseConfig)
+    depth_options: DepthOptions = field(default_factory=DepthOptions)
     checkpoint_interval: int = checkpoint_interval("coarse stage")
     checkpoint_milestones: tuple[int, ...] = _flag(
         (5_000, 7_000, 10_000, 13_000, 15_000), "further checkpoints, never thinned out; those "
@@ -292,6 +296,7 @@ class CoarseOptions(TrainingOptions):
         return CoarseStage(
             model, config, scene.extent, console.info, rasterizer=self.compute.rasterizer,
             hull=hull_of(scene.train_cameras, self.compute.device), exposures=exposures,
+            depths=scene.depths,
         )  # fmt: skip
 
 

@@ -16,13 +16,21 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.depth_maps import NOTHING_KNOWN, KnownDepths
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.masks import VisualHull, hull_of
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.guard import check_population
 from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableCloud
-from gaussian_splatting.engine.stage import Stage, StepResult, acting, backpropagate, report
+from gaussian_splatting.engine.stage import (
+    Stage,
+    StepResult,
+    acting,
+    backpropagate,
+    later_depth_terms,
+    report,
+)
 from gaussian_splatting.engine.strips import ViewPass, backward_through
 from gaussian_splatting.optim.densification import DensificationStatistics, densify_and_prune
 from gaussian_splatting.optim.learned_exposure import Exposures
@@ -52,11 +60,12 @@ class MultiviewStage(Stage):
         cameras: Sequence[Camera], neighbors: NeighborViews, images: ImageStore,
         notify: Callable[[str], None], *, rasterizer: Rasterizer = WARP,
         hull: VisualHull | None = None, exposures: Exposures | None = None,
+        depths: KnownDepths = NOTHING_KNOWN,
     ) -> None:  # fmt: skip
-        self.extent, self.exposures = extent, exposures
+        self.extent, self.exposures, self.depths = extent, exposures, depths
         rates = config.rates.times(config.schedule.haste)
         self.model = TrainableCloud(cloud, rates, extent, config.optimizer, config.random_seed)
-        self.terms = multiview_terms(config, extent)
+        self.terms = multiview_terms(config, extent) + later_depth_terms(depths)
         self.memory_plan = MemoryPlan(config.split)
         self._config, self._notify, self._rasterizer = config, notify, rasterizer
         self._cameras, self._hull = list(cameras), hull
@@ -86,7 +95,8 @@ class MultiviewStage(Stage):
         seen = self.target(target, camera, *drawn)
         reach = self._comparer.reach if any("plane" in term.maps for term in on["image"]) else None
         view = ViewPass(
-            project(leaves, camera, plane_reach=reach), seen.background, split,
+            project(leaves, camera, depth=bool(self.depths.maps), plane_reach=reach),
+            seen.background, split,
             rasterizer=self._rasterizer, pairs=self.pairs,
         )  # fmt: skip
         near = view.visible & (view.depths <= self._comparer.reach)
@@ -181,7 +191,7 @@ class MultiviewOptions(CoarseOptions):
         return MultiviewStage(
             model, config, scene.extent, cameras, neighbors, store, console.info,
             rasterizer=self.compute.rasterizer, hull=hull_of(cameras, self.compute.device),
-            exposures=exposures,
+            exposures=exposures, depths=scene.depths,
         )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeVar
 
 from gaussian_splatting.compute import BackendFlags, Compute
 from gaussian_splatting.data import reference_layout
+from gaussian_splatting.data.depth_maps import NO_DEPTHS, DepthOptions
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.data.scene import Scene
@@ -33,6 +34,7 @@ Model = TypeVar("Model")
 class TrainingOptions(CaptureOptions):
     """Options of a stage, which defines what has no body here."""
 
+    depth_options: ClassVar[DepthOptions] = NO_DEPTHS
     reads_tracks: ClassVar[bool] = False  # whether it depends on which points photographs observe
 
     config: StageSettings
@@ -125,7 +127,7 @@ def load_capture(
     config = options.config
     checkpoint, scene = load_views(
         options, notify, white_background=config.white_background, seed=config.random_seed,
-        require_images=True,
+        require_images=True, depths=options.depth_options,
     )  # fmt: skip
     if scene.extent <= 0:
         raise UserError(

@@ -51,6 +51,7 @@ class Camera:
     source_path: Path | None = None
     lens: str = ""  # camera model and parameters that the copy was undistorted with; else empty
     mask_path: Path | None = None
+    depth_path: Path | None = None  # its depth map, where the scene's files name one
     mask: ViewMask | None = None  # which pixels of the photograph count; None for all
 
     @property

@@ -15,6 +15,13 @@ import numpy as np
 from gaussian_splatting.data.cameras import Camera, camera_extent
 from gaussian_splatting.data.colmap import find_model, read_colmap
 from gaussian_splatting.data.consistency import checked_views
+from gaussian_splatting.data.depth_maps import (
+    NO_DEPTHS,
+    NOTHING_KNOWN,
+    DepthOptions,
+    KnownDepths,
+    known_depths,
+)
 from gaussian_splatting.data.images import CamerasByName, ImageFolder, missing_images
 from gaussian_splatting.data.masks import NO_MASKS, MaskOptions
 from gaussian_splatting.data.observations import KEEP_ALL, CaptureModel, Observations, ViewOptions
@@ -53,6 +60,7 @@ class Scene:
     dropped_test_cameras: list[Camera] = field(default_factory=list)
     object_masks: str = ""
     exposure_spread: float = math.nan  # of the photographs, in stops; nan where it is unknown
+    depths: KnownDepths = NOTHING_KNOWN
 
     @property
     def calibrated_cameras(self) -> list[Camera]:
@@ -84,6 +92,7 @@ class SceneOptions:
     white_background: bool = False  # behind transparent images
     seed: int = 0  # of random points where the scene has none
     masks: MaskOptions = NO_MASKS
+    depths: DepthOptions = NO_DEPTHS
     view_options: ViewOptions = KEEP_ALL  # views to leave out
     notify: Notify = print  # told what is noteworthy
 
@@ -270,7 +279,7 @@ def _observed(cameras: Sequence[Camera], source: CaptureModel | None) -> Observa
 
 
 def _photograph(camera: Camera) -> dict[str, Any]:
-    names = ("name", "image_path", "source_path", "lens", "mask_path")
+    names = ("name", "image_path", "source_path", "lens", "mask_path", "depth_path")
     return {name: getattr(camera, name) for name in names}
 
 
@@ -306,6 +315,7 @@ def _finish(
         masks=how.masks, options=how.view_options, notify=how.notify, known=dropped,
         estimated=object_masks,
     )  # fmt: skip
+    depths = known_depths(checked.cameras, root, how.depths, source.observations, how.notify)
     rule = how.size_rule
     sized = {c.name: c.resized(*rule.target(c.width, c.height)) for c in checked.cameras}
     kept = {name: camera for name, camera in sized.items() if name not in checked.dropped}
@@ -324,7 +334,7 @@ def _finish(
         points_rgb=source.points_rgb, extent=extent, white_background=how.white_background,
         description=f"{source.description}; {counts}", observations=source.observations,
         dropped_views=checked.dropped, exposure_spread=checked.exposure_spread,
-        dropped_test_cameras=left_out,
+        dropped_test_cameras=left_out, depths=depths,
     )  # fmt: skip
 
 

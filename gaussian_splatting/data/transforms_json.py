@@ -57,6 +57,7 @@ class _Frame(_Lens, kw_only=True):
 
     file_path: FileName
     mask_path: FileName | None = None
+    depth_file_path: FileName | None = None
     transform_matrix: Annotated[list[_Row], msgspec.Meta(min_length=3, max_length=4)]
 
 
@@ -154,10 +155,11 @@ def _camera(root: Path, path: Path, content: _Transforms, frame: _Frame, file: P
     middle = width / 2 if cx is None else cx, height / 2 if cy is None else cy
     name = file.relative_to(root).as_posix() if file.is_relative_to(root) else file.name
     pose = rotation, -rotation @ matrix[:3, 3]
-    # The mask that nerfstudio's frames may name; one that is not there is none.
-    mask = root / (frame.mask_path or "").replace("\\", "/")
-    mask_path = mask if frame.mask_path and mask.is_file() else None
-    return Camera(name, width, height, fx, fy, *middle, *pose, file, mask_path=mask_path)
+    # Masks and depth maps that nerfstudio's frames may name; one that is not there is none.
+    beside = {"mask_path": frame.mask_path, "depth_path": frame.depth_file_path}
+    paths = {key: root / text.replace("\\", "/") for key, text in beside.items() if text}
+    paths = {key: path for key, path in paths.items() if path.is_file()}
+    return Camera(name, width, height, fx, fy, *middle, *pose, file, **paths)
 
 
 def _check_lens(place: str, value: Callable[[str], Any]) -> None:

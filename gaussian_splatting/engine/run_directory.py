@@ -104,6 +104,11 @@ def scene_inputs(
         modes = [f"{mask.mode}{' alpha' * mask.alpha}" for mask in masked.values()]
         shown = [f"{mode} {digest}" for mode, digest in zip(modes, digests, strict=True)]
         inputs["masks"] = dict(zip(masked, shown, strict=True))
+    if scene.depths.maps:
+        maps = scene.depths.maps
+        digests = storage.in_parallel(storage.file_digest, [known.path for known in maps.values()])
+        shown = [f"weight {scene.depths.weight:g} {digest}" for digest in digests]
+        inputs["depth maps"] = dict(zip(maps, shown, strict=True))
     if tracks and scene.observations is not None:
         seen = scene.observations
         digest = hashlib.sha256(seen.points.tobytes() + seen.lengths.tobytes())

@@ -18,6 +18,7 @@ from torch import Tensor
 from gaussian_splatting import rasterization
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.depth_maps import NOTHING_KNOWN, KnownDepths
 from gaussian_splatting.engine.guard import TOTAL
 from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableModel
@@ -66,6 +67,7 @@ class Stage(ABC):
     # Poses that are learned beside the model; None where they are taken as they are.
     poses: PoseRefinement | None = None
     exposures: Exposures | None = None
+    depths: KnownDepths = NOTHING_KNOWN
     pairs: IntersectionPrediction | None = None
 
     @abstractmethod
@@ -137,8 +139,16 @@ class Stage(ABC):
         return camera
 
     def view_metrics(self, camera: Camera, output: rasterization.RenderOutput) -> dict[str, float]:
-        """Further figures of an evaluated view, rendered with geometry."""
-        return {}
+        """Further figures of an evaluated view, rendered with geometry.
+
+        The median relative error of depth, where a depth map says what it is.
+        """
+        known = self.depths.of(camera, slice(0, camera.height), output.depth.device)
+        if known is None:
+            return {}
+        solid = (output.alpha > SOLID_ALPHA) & (known > 0)
+        errors = (output.depth / output.alpha / known - 1).abs()[solid]
+        return {"depth_error": float(errors.median())} if len(errors) else {}
 
     def view_maps(self, camera: Camera) -> dict[str, Tensor]:
         """Further pictures of an evaluated view by name, (H, W, 3) uint8 on the CPU."""
@@ -235,6 +245,33 @@ def report(terms: Sequence[LossTerm], found: Mapping[str, Tensor]) -> dict[str, 
 
 def _color(strip: ImageStrip) -> Tensor:
     return color_terms_of(strip.image, strip.maps, strip.target.photograph, DSSIM_WEIGHT)[0]
+
+
+def depth_term(known: KnownDepths, weight: float) -> LossTerm:
+    """Mean relative error of the rendered depth where a depth map says what it is."""
+
+    def value(strip: ImageStrip) -> Tensor:
+        maps = strip.maps
+        depth = known.of(strip.camera, slice(0, maps.height), maps.depth.device)
+        if depth is None:
+            return maps.depth.sum() * 0
+        if strip.counted is not None:
+            depth = depth * strip.counted
+        total = (depth > 0).sum().clamp_min(1)
+        here = depth[maps.shown.start : maps.shown.stop][maps.counted]
+        return (maps.depth[maps.counted][here > 0] / here[here > 0] - 1).abs().sum() / total
+
+    return LossTerm("depth", weight, "image", value, maps=("depth",))
+
+
+SOLID_ALPHA = 0.5  # opacity from which a pixel has a depth
+DEPTH_SHARE = 0.1
+"""Share of the weight of depth maps that is left at the end of the vanilla stage, and later."""
+
+
+def later_depth_terms(known: KnownDepths) -> tuple[LossTerm, ...]:
+    """The term of depth maps in stages after the vanilla one; none without depth maps."""
+    return (depth_term(known, DEPTH_SHARE * known.weight),) if known.maps else ()
 
 
 COLOR = LossTerm("color", 1.0, "image", _color, halo=SSIM_HALO)

@@ -16,6 +16,7 @@ from gaussian_splatting.compute import BackendFlags, Compute
 from gaussian_splatting.data import ply as ply_files
 from gaussian_splatting.data import reference_layout as layout
 from gaussian_splatting.data.colmap import find_model, write_poses
+from gaussian_splatting.data.depth_maps import DepthOptions
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.masks import MaskOptions, VisualHull, hull_of
 from gaussian_splatting.data.observations import ViewOptions
@@ -79,6 +80,7 @@ class VanillaOptions:
         False, "hold out every 8th view, as train.py does by default", action="store_true"
     )
     mask_options: MaskOptions = field(default_factory=MaskOptions)
+    depth_options: DepthOptions = field(default_factory=DepthOptions)
     view_options: ViewOptions = field(default_factory=ViewOptions)
     config: VanillaConfig = field(default_factory=VanillaConfig)
     init_ply: Path | None = flag(
@@ -138,8 +140,8 @@ class VanillaOptions:
         scene = load_scene(
             self.source_path, size_rule=self.size or VanillaSize(self.resolution),
             images_dir=self.images, eval_split=self.eval, white_background=config.white_background,
-            seed=config.random_seed, masks=self.mask_options, view_options=self.view_options,
-            notify=messages,
+            seed=config.random_seed, masks=self.mask_options, depths=self.depth_options,
+            view_options=self.view_options, notify=messages,
         )  # fmt: skip
         settings = {"random_seed": config.random_seed, **config.optimizer.identity()}
         iterations, train = min(ITERATIONS, 2 * config.iterations), partial(_train_whole, self)
@@ -202,7 +204,7 @@ def _stage_run(
         return VanillaStage(
             cloud, replace(config, split=options.memory.split), scene.extent, export,
             options.compute.rasterizer, poses=poses, hull=hull, exposures=exposures, sky=sky,
-            growth=growth,
+            growth=growth, depths=scene.depths,
         )  # fmt: skip
 
     def init_from_images(cloud: GaussianCloud, store: ImageStore, say: Console) -> GaussianCloud:

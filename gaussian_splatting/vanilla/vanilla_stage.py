@@ -12,12 +12,13 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud, opacities_of
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.depth_maps import NOTHING_KNOWN, KnownDepths
 from gaussian_splatting.data.masks import VisualHull
 from gaussian_splatting.engine.guard import TOTAL, check_population
 from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.poses import PoseRefinement, fitted_pose
-from gaussian_splatting.engine.stage import Stage, StepResult
+from gaussian_splatting.engine.stage import DEPTH_SHARE, Stage, StepResult, depth_term
 from gaussian_splatting.engine.strips import ImageTerm, StripMaps, ViewPass
 from gaussian_splatting.engine.training_views import Target, color_terms_of
 from gaussian_splatting.losses.photometric import SSIM_HALO
@@ -72,12 +73,12 @@ class VanillaStage(Stage):
         export: Callable[[int, GaussianCloud], object], rasterizer: Rasterizer = WARP, *,
         poses: PoseRefinement | None = None, hull: VisualHull | None = None,
         exposures: Exposures | None = None, sky: SkySphere | None = None,
-        growth: ResolutionGrowth | None = None,
+        growth: ResolutionGrowth | None = None, depths: KnownDepths = NOTHING_KNOWN,
     ) -> None:  # fmt: skip
         self._growth = growth
         self._budget = None if growth is None else GaussianBudget(growth, len(cloud))
         self.extent, self.exposures, self.poses = extent, exposures, poses
-        self._hull, self._sky = hull, sky
+        self._hull, self._sky, self.depths = hull, sky, depths
         seed = config.random_seed
         self.model = TrainableCloud(cloud, config.rates, extent, config.optimizer, seed)
         self.memory_plan = MemoryPlan(config.split)
@@ -105,6 +106,10 @@ class VanillaStage(Stage):
         probe = self._pruning_scores.probe(iteration, rules, n_views)
         if probe is not None:
             terms.append(self._pruning_scores.term(seen))
+        if self.depths.maps:
+            passed = iteration / self._config.iterations
+            weight = self.depths.weight * DEPTH_SHARE**passed
+            terms.append(depth_term(self.depths, weight).bind(camera, seen))
         projected, split = self._projected(iteration, camera, probe), self.memory_plan.split
         view = ViewPass(
             projected, seen.background, split, rasterizer=self._rasterizer, pairs=self.pairs
@@ -217,7 +222,8 @@ class VanillaStage(Stage):
             self.model.optimizer.mark_unused("sh_rest")
         gaussians = self.gaussians()
         shown = gaussians if degree > 0 else gaussians.without_bands()
-        return project(shown, camera, sh_degree=degree, features=probe)
+        depth = bool(self.depths.maps)
+        return project(shown, camera, sh_degree=degree, depth=depth, features=probe)
 
     def background(self, iteration: int, view_index: int) -> Tensor:
         """The plain colour, or a random one of each view."""

@@ -153,6 +153,7 @@ def _figures(record: Mapping[str, Any], curves: Curves) -> dict[str, object]:
         ("Gaussians", "Gaussians/count", "{:,.0f}"),
         ("held-out pixels in floaters", "Test/floaters", "{:.2%}"),
         ("normal agreement", "View/normal_agreement", "{:.3f}"),
+        ("median error of depth", "View/depth_error", "{:.2%}"),
         ("least gain of a photograph", "Exposure/least gain in stops", "{:+.2f} stops"),
         ("largest gain of a photograph", "Exposure/largest gain in stops", "{:+.2f} stops"),
     ):

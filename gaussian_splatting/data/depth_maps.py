@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Depth maps that a capture has beside its photographs, brought into the units of the scene.
+
+| who | where |
+|---|---|
+| scanning apps, 3DGS data, monocular estimators | ``depths/STEM.*`` or ``depths/NAME.EXT.*`` |
+| nerfstudio | ``depth_file_path`` of each frame in ``transforms.json`` |
+| Polycam and others | ``confidence/STEM.*`` beside the folder: 0 to 2, or 0 to 255 |
+
+Files are 16-bit PNG, TIFF, NPY or EXR of any size with the aspect ratio of the photograph. What is
+0 or not finite is unknown. Values are depths z up to one scale for all (of a sensor), or up to a
+scale and a shift for each image, of the depth or of its reciprocal (of an estimator): what fits the
+points that the photographs observe best is taken. A map that does not fit them is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gaussian_splatting.data import images
+from gaussian_splatting.data.cameras import Camera, pixel_rays
+from gaussian_splatting.data.observations import Observations, median
+from sugar_utils.errors import Notify, UserError, explained, shortened
+from sugar_utils.files import in_parallel
+from sugar_utils.flags import non_negative_float
+from sugar_utils.libraries import load_package
+from sugar_utils.settings import flag
+
+NONE, FOLDER, CONFIDENCE = "none", "depths", "confidence"
+FILES = (".png", ".tif", ".tiff", ".npy", ".exr")
+MAX_SIDE = 512  # of a map that is kept
+MIN_POINTS = 8  # observed points that tell whether a map fits, and scale and shift of one image
+# A map fits if the median relative error of its points is at most this, or this share of the error
+# that one depth for all points would have, and never more than a tenth.
+FINE_ERROR, CONSTANT_SHARE, MAX_ERROR = 0.03, 0.5, 0.1
+MAX_WRONG = 0.5  # if more maps do not fit, the rest fit by chance
+SENSOR_ERROR = 1.5  # times the best fit's error up to which one scale for all is believed
+MILLIMETRES = 0.001  # unit of 16-bit maps where no points tell the scale
+_ROUNDS = 20  # of reweighted least squares
+_flag = partial(flag, group="depth maps")
+
+
+@dataclass(frozen=True)
+class DepthOptions:
+    depths: str | None = _flag(
+        None, "folder of depth maps of the photographs, in the scene folder or anywhere, from a "
+        "sensor or an estimator; none: no depth maps; unset: depths/ of the scene folder, or those "
+        "that transforms*.json names, where they are", metavar="{DIR,none}", task="input",
+    )  # fmt: skip
+    depth_weight: float = _flag(
+        0.15, "weight of the relative error of the depth; falls to a tenth in the vanilla stage and "
+        "stays there", parse=non_negative_float, no_effect_when="without depth maps",
+    )  # fmt: skip
+
+
+NO_DEPTHS = DepthOptions(depths=NONE)
+
+
+@dataclass(frozen=True)
+class DepthMap:
+    path: Path
+    values: Tensor  # along the view axis, world units, 0 where unknown; (h, w) float32
+
+
+@dataclass(frozen=True)
+class KnownDepths:
+    """Depth maps of a scene by the name of the view; ``weight`` is that of their loss term."""
+
+    maps: Mapping[str, DepthMap] = field(default_factory=dict)
+    weight: float = 0.0
+
+    def of(self, camera: Camera, rows: slice, device: torch.device) -> Tensor | None:
+        """Depth in rows of a view, 0 where unknown or masked out; None without a map. (R, W)"""
+        known = self.maps.get(camera.name)
+        if known is None:
+            return None
+        height, width = known.values.shape
+        y = torch.arange(rows.start, rows.stop, device="cpu") * height // camera.height
+        x = torch.arange(camera.width, device="cpu") * width // camera.width
+        values = known.values[y[:, None], x]
+        if camera.shows_object:
+            mask = images.decode_mask(camera.mask, width, height) >= images.COUNTS
+            values = values * torch.from_numpy(mask)[y[:, None], x]
+        return values.to(device)
+
+
+NOTHING_KNOWN = KnownDepths()
+
+
+def known_depths(
+    cameras: Sequence[Camera], root: Path, options: DepthOptions,
+    observations: Observations | None, notify: Notify,
+) -> KnownDepths:  # fmt: skip
+    """Find and read the depth maps of the cameras, at their calibrated size, and align them."""
+    paths = _find(cameras, root, options)
+    if not paths:
+        return NOTHING_KNOWN
+    chosen = [camera for camera in cameras if camera.name in paths]
+    raw = in_parallel(lambda camera: _read(camera, *paths[camera.name]), chosen)
+    by_name = {camera.name: values for camera, values in zip(chosen, raw, strict=True)}
+    if observations is None:
+        kind, wrong = "as they are, because no points tell their scale", {}
+        in_mm = {name: paths[name][0].suffix.lower() == ".png" for name in by_name}
+        depths = {name: v * (MILLIMETRES if in_mm[name] else 1.0) for name, v in by_name.items()}
+    else:
+        kind, depths, wrong = _align(chosen, by_name, observations)
+    told = shortened([f"{name} ({reason})" for name, reason in wrong.items()], 5)
+    if len(wrong) > MAX_WRONG * len(by_name) or not depths:
+        notify(f"left out all depth maps, which do not fit the points: {told or kind}")
+        return NOTHING_KNOWN
+    notify(f"depth maps of {len(depths)} of {len(cameras)} photographs, {kind}")
+    if wrong:
+        notify(f"left out {len(wrong)} depth maps that do not fit the points: {told}")
+    maps = {
+        name: DepthMap(paths[name][0], torch.from_numpy(_clean(values).astype(np.float32)))
+        for name, values in depths.items()
+    }
+    return KnownDepths(maps, options.depth_weight)
+
+
+_Files = tuple[Path, Path | None]  # a depth map and its confidence
+
+
+def _find(cameras: Sequence[Camera], root: Path, options: DepthOptions) -> dict[str, _Files]:
+    asked = options.depths
+    if asked == NONE or options.depth_weight == 0:
+        return {}
+    places = [root / FOLDER] if asked is None else [root / asked, Path(asked)]
+    folder = next((place for place in places if place.is_dir()), None)
+    if folder is None:
+        if asked is not None:
+            raise UserError(f"--depths {asked}: no such folder, in {root} or by itself")
+        named = {c.name: c.depth_path for c in cameras if c.depth_path is not None}
+        return {name: (path, None) for name, path in named.items()}
+    maps, confidences = _by_stem(folder), _by_stem(folder.parent / CONFIDENCE)
+    found = {c.name: (_named(maps, c.name), _named(confidences, c.name)) for c in cameras}
+    found = {name: files for name, files in found.items() if files[0] is not None}
+    if not found and asked is not None:
+        raise UserError(
+            f"{folder}: no depth map belongs to a photograph; name them as {cameras[0].name}.png"
+        )
+    return found
+
+
+def _by_stem(folder: Path) -> dict[str, Path]:
+    files = sorted(folder.rglob("*")) if folder.is_dir() else []
+    kept = (path for path in files if path.suffix.lower() in FILES)
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in kept}
+
+
+def _named(files: Mapping[str, Path], name: str) -> Path | None:
+    path = PurePosixPath(name.replace("\\", "/"))
+    keys = (str(path), str(path.with_suffix("")), path.name, path.stem)
+    return next((files[key] for key in keys if key in files), None)
+
+
+def _read(camera: Camera, path: Path, confidence: Path | None) -> np.ndarray:
+    """Values of a map, without distortion; 0 where they are unknown. (h, w) float64"""
+    values = _clean(_values_of(path))
+    height, width = values.shape
+    source = camera.source_path
+    expected = (camera.width, camera.height) if source is None else images.image_size(source)
+    if abs(width * expected[1] - height * expected[0]) > max(sum(expected), width + height):
+        raise UserError(
+            f"{path}: the depth map is {width} x {height} px, its photograph {camera.name} "
+            f"{expected[0]} x {expected[1]} px, another aspect ratio; replace it, or pass "
+            "--depths none"
+        )
+    if confidence is not None:
+        levels = _values_of(confidence)
+        if levels.shape != values.shape:
+            raise UserError(f"{confidence}: not the size of {path}; replace it, or remove it")
+        values = np.where(levels >= (1 if levels.max() <= 2 else 128), values, 0.0)
+    step = -(-max(width, height) // MAX_SIDE)
+    values = values[step // 2 :: step, step // 2 :: step]
+    return _undistorted(values, camera) if camera.lens else values
+
+
+def _values_of(path: Path) -> np.ndarray:
+    """A file's numbers. (h, w) float64"""
+    advice = "replace the file, or pass --depths none"
+    with explained(f"cannot read the depth map {path}:", advice, OSError, ValueError, SyntaxError):
+        if path.suffix.lower() == ".npy":
+            values = np.load(path, allow_pickle=False)
+        elif path.suffix.lower() == ".exr":
+            (exr,) = load_package(f"reading {path}", "OpenEXR", "OpenEXR")
+            channels = exr.File(str(path)).channels()
+            values = next(iter(channels.values())).pixels
+        else:
+            with images.open_image(path) as image:
+                values = np.asarray(image)
+        values = np.squeeze(values)
+        if values.ndim == 3:
+            values = values[..., 0]
+        if values.ndim != 2 or values.dtype.kind not in "uif" or 0 in values.shape:
+            raise ValueError(f"it holds {values.dtype} of shape {values.shape}, not one channel")
+    return values.astype(np.float64)
+
+
+def _clean(values: np.ndarray) -> np.ndarray:
+    return np.where(np.isfinite(values) & (values > 0), values, 0.0)
+
+
+def _undistorted(values: np.ndarray, camera: Camera) -> np.ndarray:
+    """The nearest value of the map as it was taken, at the pixels of the undistorted view."""
+    height, width = values.shape
+    view = camera.resized(width, height)
+    rays = pixel_rays(view, dtype=torch.float64, device="cpu").reshape(-1, 3).numpy()
+    lens = images.lens_of(camera.lens, width, height)
+    x, y = np.floor(lens.img_from_cam(rays, check_cheirality=False)).T
+    inside = (x >= 0) & (y >= 0) & (x < width) & (y < height)
+    row, column = (np.where(inside, at, 0).astype(int) for at in (y, x))
+    return np.where(inside, values[row, column], 0.0).reshape(height, width)
+
+
+_DepthOf = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """Values of a map and depths of points that its photograph observes. (n,) each"""
+
+    values: np.ndarray
+    depths: np.ndarray
+
+    def error(self, depth_of: _DepthOf) -> float:
+        """Median relative error of the depths that a model makes of the values."""
+        return float(np.median(np.abs(depth_of(self.values) / self.depths - 1)))
+
+    def fit(self, depth_of: _DepthOf) -> bool:
+        constant = self.error(lambda values: np.full_like(values, np.median(self.depths)))
+        limit = min(max(FINE_ERROR, CONSTANT_SHARE * constant), MAX_ERROR)
+        return self.error(depth_of) <= limit
+
+
+def _samples(camera: Camera, values: np.ndarray, observations: Observations) -> _Samples:
+    seen = observations.seen(camera)
+    if seen is None:
+        return _Samples(np.empty(0), np.empty(0))
+    height, width = values.shape
+    column, row = (seen.pixels * (width / camera.width, height / camera.height)).astype(int).T
+    at = values[row.clip(0, height - 1), column.clip(0, width - 1)]
+    return _Samples(at[at > 0], seen.depths[at > 0])
+
+
+def _align(
+    cameras: Sequence[Camera], raw: Mapping[str, np.ndarray], observations: Observations
+) -> tuple[str, dict[str, np.ndarray], dict[str, str]]:
+    """What the values are; depths of the maps that fit; the others with the reason."""
+    samples = {c.name: _samples(c, raw[c.name], observations) for c in cameras}
+    known = {name: s for name, s in samples.items() if len(s.values) >= MIN_POINTS}
+    if not known:
+        return "which no point tells the scale of", {}, {}
+    ratios = np.concatenate([s.depths / s.values for s in known.values()])
+    scale = float(np.median(ratios))
+    fits: dict[str, dict[str, _DepthOf]] = {
+        "in one unit": dict.fromkeys(raw, lambda d: scale * d),
+        "each with a scale and a shift": {n: _fitted(s, False) for n, s in known.items()},
+        "reciprocals, each with a scale and a shift": {
+            n: _fitted(s, True) for n, s in known.items()
+        },
+    }
+    errors = {
+        kind: median(known[name].error(model[name]) for name in known)
+        for kind, model in fits.items()
+    }
+    sensor, best = next(iter(fits)), min(errors, key=errors.__getitem__)
+    kind = sensor if errors[sensor] <= SENSOR_ERROR * errors[best] else best
+    depths, wrong = {}, {}
+    for name, depth_of in fits[kind].items():
+        if name in known and not known[name].fit(depth_of):
+            wrong[name] = f"off by {known[name].error(depth_of):.0%}"
+        else:
+            depths[name] = np.where(raw[name] > 0, depth_of(raw[name]), 0.0)
+    return kind, depths, wrong
+
+
+def _fitted(samples: _Samples, reciprocal: bool) -> _DepthOf:
+    """Scale and shift with the least sum of relative errors, by reweighted least squares."""
+    d, z = samples.values, samples.depths
+    target, relative = (1 / z, z) if reciprocal else (z, 1 / z)
+    weights = np.ones_like(d)
+    for _ in range(_ROUNDS):
+        root = np.sqrt(weights) * relative
+        rows = np.stack([d, np.ones_like(d)], axis=1) * root[:, None]
+        line = np.linalg.lstsq(rows, target * root, rcond=None)[0]
+        weights = 1 / np.maximum(np.abs(line[0] * d + line[1] - target) * relative, 1e-3)
+    scale, shift = float(line[0]), float(line[1])
+
+    def depth_of(values: np.ndarray) -> np.ndarray:
+        found = scale * values + shift
+        with np.errstate(divide="ignore"):
+            return 1 / found if reciprocal else found
+
+    return depth_of

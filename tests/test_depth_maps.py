@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Depth maps beside photographs: found, aligned with the points, checked, and trained with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from gaussian_splatting.data.depth_maps import DepthMap, DepthOptions, KnownDepths
+from gaussian_splatting.data.masks import MaskOptions
+from gaussian_splatting.data.observations import ViewOptions
+from gaussian_splatting.data.scene import VanillaSize, load_scene
+from gaussian_splatting.engine.runner import run_stage
+from gaussian_splatting.engine.stage import ImageStrip, depth_term
+from gaussian_splatting.engine.strips import StripMaps
+from gaussian_splatting.engine.training_views import Target
+from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
+from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
+from sugar_utils.errors import UserError
+from tests.support.room import Room, make_room
+from tests.support.tiny_scene import make_tiny_scene
+
+MILLIMETRES = 700.0
+"""The sensor's unit: a unit of the scene is 0.7 m."""
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory) -> Room:
+    return make_room(tmp_path_factory.mktemp("room") / "scene", n_views=10, width=64, n_points=300)
+
+
+def with_depths(room: Room, root: Path, make, suffix: str = ".png") -> Path:
+    """A copy of the room with depth maps at half the size of the photographs."""
+    shutil.copytree(room.root, root)
+    (root / "depths").mkdir()
+    for number, (name, depth) in enumerate(room.depths.items()):
+        values = make(number, depth[1::2, 1::2])
+        save(root / "depths" / (Path(name).stem + suffix), values)
+    return root
+
+
+def save(path: Path, values: np.ndarray) -> None:
+    if path.suffix == ".npy":
+        np.save(path, values.astype(np.float32))
+    elif path.suffix == ".tif":
+        Image.fromarray(values.astype(np.float32)).save(path)
+    else:
+        Image.fromarray(np.clip(values, 0, 65535).astype(np.uint16)).save(path)
+
+
+def sensor(number: int, depth: np.ndarray) -> np.ndarray:
+    noise = np.random.default_rng(number).normal(size=depth.shape)
+    return MILLIMETRES * depth * (1 + 0.01 * noise)
+
+
+def load(root: Path, **depths) -> tuple[KnownDepths, list[str]]:
+    lines: list[str] = []
+    scene = load_scene(
+        root, size_rule=VanillaSize(), eval_split=False, masks=MaskOptions(),
+        depths=DepthOptions(**depths), view_options=ViewOptions(min_observations=0),
+        notify=lines.append,
+    )  # fmt: skip
+    return scene.depths, [line for line in lines if "depth map" in line]
+
+
+def relative_errors(room: Room, known: KnownDepths) -> np.ndarray:
+    """Median relative error of each map that is left."""
+    errors = []
+    for camera in room.cameras:
+        found = known.of(camera, slice(0, camera.height), torch.device("cpu"))
+        if found is not None:
+            ratio = found.numpy() / room.depths[camera.name]
+            errors.append(np.median(np.abs(ratio - 1)))
+    return np.array(errors)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".npy", ".tif"])
+def test_maps_of_a_sensor_get_the_unit_of_the_scene(room, tmp_path, suffix):
+    known, lines = load(with_depths(room, tmp_path / "scene", sensor, suffix))
+    assert lines == ["depth maps of 10 of 10 photographs, in one unit"]
+    errors = relative_errors(room, known)
+    assert len(errors) == 10
+    assert errors.max() < 0.02
+
+
+def test_maps_of_an_estimator_are_aligned_one_by_one(room, tmp_path):
+    def estimator(number: int, depth: np.ndarray) -> np.ndarray:
+        rng = np.random.default_rng(number)
+        return 40_000 * (rng.uniform(0.3, 0.9) / depth + rng.uniform(0.05, 0.5))
+
+    known, lines = load(with_depths(room, tmp_path / "scene", estimator))
+    assert "reciprocals, each with a scale and a shift" in lines[0]
+    # The white wall has no points and lies behind all that have.
+    assert relative_errors(room, known).max() < 0.04
+
+
+def test_a_map_of_another_view_is_named_and_left_out(room, tmp_path):
+    root = with_depths(room, tmp_path / "scene", sensor)
+    turned = np.asarray(Image.open(root / "depths" / "view_03.png"))[::-1] // 2
+    Image.fromarray(turned.copy()).save(root / "depths" / "view_03.png")
+    known, lines = load(root)
+    assert "view_03.png (off by" in lines[1]
+    assert set(known.maps) == {camera.name for camera in room.cameras} - {"view_03.png"}
+
+
+def test_maps_of_another_capture_are_all_left_out(room, tmp_path):
+    def other(number: int, depth: np.ndarray) -> np.ndarray:
+        return np.random.default_rng(number).uniform(500, 4000, size=depth.shape)
+
+    known, lines = load(with_depths(room, tmp_path / "scene", other))
+    assert not known.maps
+    assert lines[0].startswith("left out all depth maps")
+
+
+def test_unknown_and_doubtful_pixels_are_left_out(room, tmp_path):
+    def partial(number: int, depth: np.ndarray) -> np.ndarray:
+        values = sensor(number, depth)
+        values[0], values[1], values[2] = np.nan, np.inf, -1
+        return values
+
+    root = with_depths(room, tmp_path / "scene", partial, ".npy")
+    (root / "confidence").mkdir()
+    height, width = room.cameras[0].height // 2, room.cameras[0].width // 2
+    levels = np.full((height, width), 2, dtype=np.uint8)
+    levels[-1] = 0
+    for camera in room.cameras:
+        Image.fromarray(levels).save(root / "confidence" / camera.name)
+    known, _ = load(root)
+    for found in known.maps.values():
+        assert (found.values[[0, 1, 2, -1]] == 0).all()
+        assert (found.values[3:-1] > 0).all()
+
+
+def test_frames_of_transforms_json_name_their_depth_maps(room, tmp_path):
+    root = with_depths(room, tmp_path / "scene", lambda n, depth: 1000 * depth)
+    (root / "depths").rename(root / "lidar")
+    shutil.rmtree(root / "sparse")
+    camera = room.cameras[0]
+    frames = []
+    for view in room.cameras:
+        pose = np.eye(4)
+        pose[:3, :3] = view.rotation.T * (1, -1, -1)
+        pose[:3, 3] = view.center
+        frames.append({"file_path": f"images/{view.name}", "transform_matrix": pose.tolist(),
+                       "depth_file_path": f"lidar/{view.name}"})  # fmt: skip
+    lens = {"fl_x": camera.fx, "fl_y": camera.fy, "cx": camera.cx, "cy": camera.cy}
+    (root / "transforms.json").write_text(json.dumps({**lens, "frames": frames}))
+    known, lines = load(root)
+    # Without tracks the unit is a metre.
+    assert "no points tell their scale" in lines[0]
+    values = known.maps[f"images/{camera.name}"].values
+    assert np.allclose(values, room.depths[camera.name][1::2, 1::2], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (np.ones((7, 40)), "another aspect ratio"),
+        (b"no numbers", "cannot read the depth map"),
+        (np.ones((2, 3, 4, 5)), "not one channel"),
+        (np.array([["a", "b"]]), "not one channel"),
+    ],
+    ids=["aspect", "text", "shape", "type"],
+)
+def test_a_file_that_is_no_depth_map_is_one_line(room, tmp_path, content, told):
+    root = with_depths(room, tmp_path / "scene", sensor, ".npy")
+    path = root / "depths" / "view_02.npy"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        np.save(path, content)
+    with pytest.raises(UserError, match=told) as error:
+        load(root)
+    assert "view_02" in str(error.value)
+
+
+def test_a_folder_that_is_not_there_or_has_other_names_is_one_line(room, tmp_path):
+    root = with_depths(room, tmp_path / "scene", sensor)
+    with pytest.raises(UserError, match="no such folder"):
+        load(root, depths="lidar")
+    for path in (root / "depths").iterdir():
+        path.rename(path.with_name(f"other_{path.name}"))
+    with pytest.raises(UserError, match="no depth map belongs to a photograph"):
+        load(root, depths="depths")
+    assert not load(root)[0].maps
+    assert not load(root, depths="none")[0].maps
+
+
+def strip(camera, depth: torch.Tensor, rows: slice, halo: int, counted=None) -> ImageStrip:
+    shown = slice(max(0, rows.start - halo), min(camera.height, rows.stop + halo))
+    here = slice(rows.start - shown.start, rows.stop - shown.start)
+    maps = StripMaps(
+        shown=shown, counted=here, height=camera.height, image=None, depth=depth[shown]
+    )
+    photograph = torch.zeros(camera.height, camera.width, 3, dtype=torch.uint8)
+    if counted is not None:
+        photograph = torch.cat([photograph, 255 * counted[..., None].to(torch.uint8)], dim=-1)
+    return ImageStrip(maps, camera, Target(photograph))
+
+
+def test_the_term_is_the_mean_relative_error_in_strips_as_in_the_whole(room):
+    camera = room.cameras[0]
+    rng = torch.Generator().manual_seed(0)
+    size = camera.height, camera.width
+    truth = torch.rand(size, generator=rng) + 1
+    truth[:5] = 0
+    depth = (torch.rand(size, generator=rng) + 1).requires_grad_(True)
+    term = depth_term(KnownDepths({camera.name: DepthMap(Path(), truth)}), 1.0)
+    whole = term.value(strip(camera, depth, slice(0, camera.height), 0))
+    expected = (depth[5:] / truth[5:] - 1).abs().mean()
+    assert torch.allclose(whole, expected)
+    parts = [slice(0, 20), slice(20, 33), slice(33, camera.height)]
+    values = [term.value(strip(camera, depth, rows, 5)) for rows in parts]
+    assert torch.allclose(sum(values), whole)
+    (d_whole,) = torch.autograd.grad(whole, depth)
+    (d_parts,) = torch.autograd.grad(sum(values), depth)
+    assert torch.allclose(d_whole, d_parts)
+    counted = torch.rand(size, generator=rng) < 0.5
+    masked = term.value(strip(camera, depth, slice(0, camera.height), 0, counted))
+    here = counted & (truth > 0)
+    assert torch.allclose(masked, (depth / truth - 1).abs()[here].mean())
+    unknown = replace(camera, name="another")
+    assert float(term.value(strip(unknown, depth, slice(0, camera.height), 0))) == 0
+
+
+def run(root: Path, model: Path, iterations: int = 12, **flags) -> Path:
+    options = VanillaOptions(
+        source_path=root, model_path=model, config=VanillaConfig(iterations=iterations),
+        view_options=ViewOptions(min_observations=0), checkpoint_interval=6, test_iterations=(),
+        **flags,
+    )  # fmt: skip
+    return run_stage(options)
+
+
+def test_a_run_with_depth_maps_resumes_with_the_same_bits(room, tmp_path, monkeypatch):
+    root = with_depths(room, tmp_path / "scene", sensor)
+    whole = run(root, tmp_path / "whole").read_bytes()
+    assert run(root, tmp_path / "none", depth_options=DepthOptions("none")).read_bytes() != whole
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    for path in (tmp_path / "cut").rglob("*12*"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    assert run(root, tmp_path / "cut").read_bytes() == whole
+    save(root / "depths" / "view_00.png", 1 + np.asarray(Image.open(root / "depths/view_00.png")))
+    with pytest.raises(UserError, match="depth maps"):
+        run(root, tmp_path / "whole")
+
+
+def test_scenes_without_depth_maps_have_none(tmp_path):
+    scene = make_tiny_scene(tmp_path / "scene")
+    assert not load(scene.root)[0].maps
