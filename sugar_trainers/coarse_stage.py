@@ -35,6 +35,7 @@ from gaussian_splatting.engine.stage import (
     StepResult,
     acting,
     backpropagate,
+    inverse_depths,
     later_depth_terms,
     report,
 )
@@ -124,7 +125,10 @@ class CoarseStage(Stage):
         seen = self.target(target, camera, iteration, view_index)
         read = [name for term in on["image"] + on["samples"] for name in term.maps]
         view = ViewPass(
-            project(leaves, camera, depth="depth" in read, normal="normal" in read),
+            project(
+                leaves, camera, depth="depth" in read, normal="normal" in read,
+                features=inverse_depths(leaves, camera) if self.depths.maps else None,
+            ),
             seen.background, self._config.split, farthest_depth_behind=self._config.uses_sdf,
             rasterizer=self._rasterizer, pairs=self.pairs,
         )  # fmt: skip

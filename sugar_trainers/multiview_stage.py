@@ -28,6 +28,7 @@ from gaussian_splatting.engine.stage import (
     StepResult,
     acting,
     backpropagate,
+    inverse_depths,
     later_depth_terms,
     report,
 )
@@ -94,9 +95,9 @@ class MultiviewStage(Stage):
         beside = self._comparer.surface_view(leaves, camera, target, split, *drawn)
         seen = self.target(target, camera, *drawn)
         reach = self._comparer.reach if any("plane" in term.maps for term in on["image"]) else None
+        inverse = inverse_depths(leaves, camera) if self.depths.maps else None
         view = ViewPass(
-            project(leaves, camera, depth=bool(self.depths.maps), plane_reach=reach),
-            seen.background, split,
+            project(leaves, camera, plane_reach=reach, features=inverse), seen.background, split,
             rasterizer=self._rasterizer, pairs=self.pairs,
         )  # fmt: skip
         near = view.visible & (view.depths <= self._comparer.reach)

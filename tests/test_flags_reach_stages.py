@@ -30,7 +30,7 @@ STAGES_OF_FLAGS = {
     # Vanilla Gaussians grow in number, which no plan made before can hold to a budget.
     "cr": "vram_budget",
     "v": "init_ply refine_poses robust init densification growing_resolution",
-    "vc": "max_gaussians",
+    "vc": "max_gaussians depths depth_weight",
     "c": "full_res_normals sdf_samples knn_batch_size checkpoint_milestones test_iterations "
     "multiview_pixels",
     # Later stages read a file that is named after the last iteration.

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
+from torch.nn.functional import huber_loss
 
 from gaussian_splatting import rasterization
 from gaussian_splatting.cloud import Gaussians
@@ -31,6 +32,7 @@ from gaussian_splatting.rasterization.projection import (
     IntersectionPrediction,
     PredictedIntersections,
 )
+from gaussian_splatting.rasterization.projection_kernels import NEAR
 from sugar_utils.device import constants
 
 MAX_DEGREE = 3
@@ -247,24 +249,42 @@ def _color(strip: ImageStrip) -> Tensor:
     return color_terms_of(strip.image, strip.maps, strip.target.photograph, DSSIM_WEIGHT)[0]
 
 
+def inverse_depths(gaussians: Gaussians, camera: Camera) -> Tensor:
+    """Reciprocals of the depths of Gaussians, the first feature that a depth term reads. (N, 1)
+
+    Blended reciprocals are bounded where something far away shines through, blended depths are not.
+    """
+    rotation, offset = camera.rotation[2].tolist(), float(camera.translation[2])
+    x, y, z = gaussians.means.unbind(dim=1)
+    depth = x * rotation[0] + y * rotation[1] + z * rotation[2] + offset
+    return 1 / depth.clamp_min(NEAR)[:, None]
+
+
 def depth_term(known: KnownDepths, weight: float) -> LossTerm:
-    """Mean relative error of the rendered depth where a depth map says what it is."""
+    """Mean relative error of reciprocal depth where a depth map says what it is.
+
+    The first feature of the view is :func:`inverse_depths`.
+    """
 
     def value(strip: ImageStrip) -> Tensor:
         maps = strip.maps
-        depth = known.of(strip.camera, slice(0, maps.height), maps.depth.device)
+        found = maps.features[maps.counted][..., 0]
+        depth = known.of(strip.camera, slice(0, maps.height), found.device)
         if depth is None:
-            return maps.depth.sum() * 0
+            return found.sum() * 0
         if strip.counted is not None:
             depth = depth * strip.counted
-        total = (depth > 0).sum().clamp_min(1)
         here = depth[maps.shown.start : maps.shown.stop][maps.counted]
-        return (maps.depth[maps.counted][here > 0] / here[here > 0] - 1).abs().sum() / total
+        errors = found * here - (here > 0).to(found.dtype)
+        # Quadratic where sensors are no better, or their noise would drive Gaussians apart.
+        errors = huber_loss(errors, torch.zeros_like(errors), reduction="sum", delta=DEPTH_NOISE)
+        return errors / (DEPTH_NOISE * (depth > 0).sum().clamp_min(1))
 
-    return LossTerm("depth", weight, "image", value, maps=("depth",))
+    return LossTerm("depth", weight, "image", value)
 
 
 SOLID_ALPHA = 0.5  # opacity from which a pixel has a depth
+DEPTH_NOISE = 0.1  # relative error up to which depth counts by its square
 DEPTH_SHARE = 0.1
 """Share of the weight of depth maps that is left at the end of the vanilla stage, and later."""
 

@@ -287,7 +287,7 @@ class PruningScores(ViewSums):
                     error = error * counted[maps.shown.start : maps.shown.stop]
                 wrong = (error > self._config.error).to(error.dtype)
                 sent = torch.stack([wrong, torch.ones_like(wrong)], dim=-1)[maps.counted]
-            return (maps.features[maps.counted] * sent).sum(), {}
+            return (maps.features[maps.counted][..., -N_SCORES:] * sent).sum(), {}
 
         return ImageTerm(0, evaluate)
 

@@ -18,7 +18,13 @@ from gaussian_splatting.engine.guard import TOTAL, check_population
 from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.poses import PoseRefinement, fitted_pose
-from gaussian_splatting.engine.stage import DEPTH_SHARE, Stage, StepResult, depth_term
+from gaussian_splatting.engine.stage import (
+    DEPTH_SHARE,
+    Stage,
+    StepResult,
+    depth_term,
+    inverse_depths,
+)
 from gaussian_splatting.engine.strips import ImageTerm, StripMaps, ViewPass
 from gaussian_splatting.engine.training_views import Target, color_terms_of
 from gaussian_splatting.losses.photometric import SSIM_HALO
@@ -222,8 +228,11 @@ class VanillaStage(Stage):
             self.model.optimizer.mark_unused("sh_rest")
         gaussians = self.gaussians()
         shown = gaussians if degree > 0 else gaussians.without_bands()
-        depth = bool(self.depths.maps)
-        return project(shown, camera, sh_degree=degree, depth=depth, features=probe)
+        features = [] if probe is None else [probe]
+        if self.depths.maps:
+            features.insert(0, inverse_depths(shown, camera))
+        features = torch.cat(features, dim=1) if features else None
+        return project(shown, camera, sh_degree=degree, features=features)
 
     def background(self, iteration: int, view_index: int) -> Tensor:
         """The plain colour, or a random one of each view."""
