@@ -136,8 +136,6 @@ def read_any_mesh(path: Path) -> TriangleMesh:
     path, suffix = Path(path), Path(path).suffix.lower()
     if suffix not in MESH_SUFFIXES:
         raise UserError(f"{path}: not a mesh; pass one of {', '.join(MESH_SUFFIXES)}")
-    if not path.exists():
-        raise UserError(f"{path}: no such mesh file; check the path")
     require_regular_file(path)
     if suffix == ".ply":
         return read_mesh_ply(path)

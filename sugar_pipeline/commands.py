@@ -23,7 +23,7 @@ from sugar_trainers.naming import scene_name
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.frame import report
-from sugar_utils.settings import given_flags
+from sugar_utils.settings import given_flags, with_flags
 from sugar_utils.torchrun import Launch
 
 
@@ -48,7 +48,7 @@ def run_full(args: argparse.Namespace, console: Console | None = None) -> Pipeli
     scenes = [scene for path in getattr(args, "all_scene_path", []) for scene in _scenes_in(path)]
     if len(scenes) > 1:
         return _run_each(args, scenes, console)
-    return run_scene(_with_scene(args, *scenes), console)
+    return run_scene(with_flags(args, scene_path=scenes[0] if scenes else None), console)
 
 
 def run_scene(args: argparse.Namespace, console: Console) -> PipelineResult:
@@ -71,10 +71,6 @@ def _run(
     result = run_stages(plan, console, times)
     times.conclude()
     return result
-
-
-def _with_scene(args: argparse.Namespace, scene: Path | None = None) -> argparse.Namespace:
-    return argparse.Namespace(**{**vars(args), "scene_path": scene})
 
 
 def _scenes_in(path: Path) -> Iterator[Path]:
@@ -102,7 +98,7 @@ def _run_each(args: argparse.Namespace, scenes: list[Path], console: Console) ->
         console.info(f"scene {len(rows) + 1} of {len(scenes)}: {scene}")
         start, code = time.monotonic(), 0
         try:
-            made = run_scene(_with_scene(args, scene), console)
+            made = run_scene(with_flags(args, scene_path=scene), console)
             outcome = f"{made.report or made.mesh}"
         except Interrupted:
             raise

@@ -41,7 +41,7 @@ from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.memory import available_bytes, format_bytes
 from sugar_utils.neighbors import nearest_neighbors
-from sugar_utils.settings import from_args
+from sugar_utils.settings import from_args, with_flags
 from sugar_utils.warp_launch import WARP_VERSION
 
 
@@ -92,8 +92,8 @@ def _capture_findings(args: argparse.Namespace, console: Console) -> list[Findin
         of_cloud.append(memory_finding(cloud, options, scene))
     show(console, str(checkpoint.ply_path), of_cloud)
     if args.minutes is not None:
-        chosen = {"regularization_type": args.regularization_type or mode, "stop_after": None}
-        chosen = argparse.Namespace(**{**vars(args), **chosen})
+        mode = args.regularization_type or mode
+        chosen = with_flags(args, regularization_type=mode, stop_after=None)
         with ImageStore(options.config.white_background) as images:
             TimePlan(chosen, train_plan, {}, console).preview(images)
     return [*found, *of_cloud]

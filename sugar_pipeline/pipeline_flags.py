@@ -21,7 +21,7 @@ from sugar_trainers.refine_stage import RefineOptions
 from sugar_trainers.stage_config import MODES, MULTIVIEW, CoarseConfig
 from sugar_utils.errors import UserError
 from sugar_utils.flags import Repeated, open_share, optional_str, positive_float, positive_int
-from sugar_utils.settings import add_flags, flag, flags_of, parser_of
+from sugar_utils.settings import add_flags, flag, flags_of, parser_of, with_flags
 
 STAGES = ("coarse", "mesh", "refine", "texture")
 REFINEMENT_TIMES = {"short": 2_000, "medium": 7_000, "long": 15_000}
@@ -178,15 +178,10 @@ def apply_presets(args: argparse.Namespace) -> argparse.Namespace:
     As in the original, they win over ``-v``, ``-g`` and ``-f``, and high over low. Without
     ``--preset``, pipelines are fast.
     """
-    resolved = argparse.Namespace(
-        **{**vars(args), "preset": getattr(args, "preset", None) or "fast"}
-    )
-    for wanted, (triangles, per_triangle) in (
-        (args.low_poly, LOW_POLY), (args.high_poly, HIGH_POLY)
-    ):  # fmt: skip
-        if wanted:
-            resolved.n_vertices_in_mesh = triangles
-            resolved.gaussians_per_triangle = per_triangle
+    resolved = with_flags(args, preset=getattr(args, "preset", None) or "fast")
+    if args.low_poly or args.high_poly:
+        counts = HIGH_POLY if args.high_poly else LOW_POLY
+        resolved.n_vertices_in_mesh, resolved.gaussians_per_triangle = counts
     if args.refinement_time is not None:
         if args.refinement_time not in REFINEMENT_TIMES:
             raise UserError(

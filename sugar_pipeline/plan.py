@@ -34,7 +34,7 @@ from sugar_trainers.refine_stage import RefineOptions
 from sugar_trainers.stage_config import MODES, MULTIVIEW, RefineConfig
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
-from sugar_utils.settings import from_args, require_given
+from sugar_utils.settings import from_args, require_given, with_flags
 from sugar_utils.torchrun import Launch
 
 STAGES = ("convert", "vanilla", "coarse", "mesh", "refine", "texture")  # in their order
@@ -154,7 +154,7 @@ def with_mode(args: argparse.Namespace, console: Console) -> argparse.Namespace:
     )  # fmt: skip
     mode, reason = mode_of(scene)
     console.info(f"--regularization_type {mode}: {reason}")
-    return argparse.Namespace(**{**vars(args), "regularization_type": mode})
+    return with_flags(args, regularization_type=mode)
 
 
 def mode_of(scene: Scene) -> tuple[str, str]:

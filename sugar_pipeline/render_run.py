@@ -358,8 +358,10 @@ def render_results(options: RenderOptions, console: Console | None = None) -> Pa
     check_writable(target.parent if is_video else target)
     scene = scene_of(options.scene_path, options.checkpoint_path, options.size, console.info)
     cameras = film_cameras(scene, options)
-    look = options.white_background, options.compute.device, console.info
-    models = [open_model(path, *look) for path in options.results]
+    models = [
+        open_model(path, options.white_background, options.compute.device, console.info)
+        for path in options.results
+    ]
     bare = [model.name for model in models if model.mesh is None]
     if "clay" in options.show and bare:
         raise UserError(f"--show clay: {bare[0]} has no mesh; show image, depth or normal of it")

@@ -29,6 +29,7 @@ from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable, read_json, write_json_atomic
 from sugar_utils.process_group import ALONE
+from sugar_utils.settings import with_flags
 
 SHARES = {"vanilla": 0.2, "coarse": 0.3, "refine": 0.5}  # of the time for training
 LEAST = {"vanilla": 200, "coarse": 100, "refine": 60}  # iterations
@@ -133,7 +134,7 @@ class TimePlan:
                 self._chosen[stage] = self._choose(stage, plan, images)
             for name, values in self._chosen.items():
                 if STAGES.index(name) <= STAGES.index(stage):
-                    self._args = argparse.Namespace(**{**vars(self._args), **values})
+                    self._args = with_flags(self._args, **values)
             earlier = {name: getattr(plan, name) for name in STAGES[: STAGES.index(stage)]}
             plan = replace(self._make(self._args), given=plan.given, **earlier)
         check_writable(self._file.parent)
@@ -160,7 +161,7 @@ class TimePlan:
                 if side < SMALLEST_IMAGE or plan.coarse.size != SugarSize(**sizes):
                     break
                 sizes = {"img_size_limit": side}
-                plan = self._make(argparse.Namespace(**{**vars(self._args), **sizes}))
+                plan = self._make(with_flags(self._args, **sizes))
                 speed = measure(getattr(plan, stage), images)
             if not {"n_vertices_in_mesh", "low_poly", "high_poly"} & self._given.keys():
                 triangles = round(TRIANGLES_PER_PIXEL * speed.width * speed.height)

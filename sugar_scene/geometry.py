@@ -18,7 +18,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from sugar_utils.quaternions import rotation_matrices
+from gaussian_splatting.cloud import rotation_matrices
 from sugar_utils.warp_arrays import Floats, Vec3s
 from sugar_utils.warp_launch import as_array, launch
 from sugar_utils.warp_math import hashed

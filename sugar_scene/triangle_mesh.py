@@ -285,9 +285,7 @@ def write_faces(path: Path, vertices: np.ndarray, faces: np.ndarray) -> None:
 
 def read_mesh_ply(path: Path) -> TriangleMesh:
     """Read a mesh, polygons as fans; colours are grey and normals None where there are none."""
-    path = require_regular_file(path, missing_ok=True)
-    if not path.exists():
-        raise UserError(f"{path}: no such mesh file; check --mesh_path")
+    path = require_regular_file(path)
     with ply_errors(path, "extract it again"):
         mesh = _mesh_of(path, _read(path))
     if not np.isfinite(mesh.vertices).all():

@@ -120,8 +120,9 @@ def load_views(
     seed: int = 0, require_images: bool = False,
 ) -> tuple[ReferenceCheckpoint, Scene]:  # fmt: skip
     """Find the checkpoint and read the scene; no Gaussians and no photographs yet."""
-    wanted = options.checkpoint_path, options.iteration_to_load
-    checkpoint = load_reference_checkpoint(*wanted, notify)
+    checkpoint = load_reference_checkpoint(
+        options.checkpoint_path, options.iteration_to_load, notify
+    )
     scene = load_scene_for_checkpoint(
         options.scene_path, checkpoint, size_rule=options.size,
         images_dir=options.images or checkpoint.images_dir, eval_split=options.eval,

@@ -36,7 +36,7 @@ from gaussian_splatting.engine.stage import (
     report,
 )
 from gaussian_splatting.engine.strips import ViewPass, backward_through, cut
-from gaussian_splatting.engine.training_views import halved_mask
+from gaussian_splatting.engine.training_views import Target, halved_mask
 from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.optim.schedule import scaled, scaled_all
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
@@ -73,8 +73,9 @@ class CoarseStage(Stage):
     ) -> None:  # fmt: skip
         self.name = f"coarse {config.regularization_type}"
         self.extent, self.exposures, self.terms = extent, exposures, coarse_terms(config)
-        settings = config.rates, extent, config.optimizer, config.random_seed
-        self.model = TrainableCloud(cloud, *settings)
+        self.model = TrainableCloud(
+            cloud, config.rates, extent, config.optimizer, config.random_seed
+        )
         self.neighbors: Tensor | None = None
         self._config, self._notify, self._rasterizer = config, notify, rasterizer
         self._given_samples, self._hull = sample_source, hull
@@ -136,10 +137,10 @@ class CoarseStage(Stage):
             mask = sampling_mask(leaves, camera, view.visible, depth)
             n_candidates = n_visible if depth is None else int(mask.sum())
             samples = self._samples(mask, n_candidates, camera, iteration, view_index)
-            seen_there = *samples, camera, depth, n_candidates
-            found |= self._sampler.backward(on["samples"], leaves, self.neighbors, *seen_there)
-        shown = camera, seen.photograph, seen.exposure, seen.inside
-        images = [term.bind(*shown) for term in on["image"]]
+            found |= self._sampler.backward(
+                on["samples"], leaves, self.neighbors, *samples, camera, depth, n_candidates
+            )
+        images = [term.bind(camera, seen) for term in on["image"]]
         of_image, _ = view.backpropagate(images, None if depth is None else depth.grad)
         backward_through(gaussians.tensors(), leaves.tensors())
         commit = partial(self.collect_exposure, camera.name, seen.exposure)
@@ -188,7 +189,7 @@ class CoarseStage(Stage):
         shapes = replace(leaves, sh_dc=leaves.sh_dc.detach(), sh_rest=leaves.sh_rest.detach())
         projected = project(shapes, half, rgb=False, depth=True, normal=True)
         view = ViewPass(projected, None, self._config.split, rasterizer=self._rasterizer)
-        counted = halved_mask(target, half)
+        counted = Target(halved_mask(target, half))
         found, _ = view.backpropagate([term.bind(half, counted) for term in terms])
         return found
 

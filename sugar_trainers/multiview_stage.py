@@ -35,6 +35,7 @@ from sugar_trainers.stage_config import MULTIVIEW, MultiviewConfig
 from sugar_trainers.terms import VisibleGaussians, multiview_terms
 from sugar_trainers.view_comparison import ViewComparer
 from sugar_utils.console import Console
+from sugar_utils.errors import shortened
 from sugar_utils.random import generator
 
 SEEN_PIXELS = 0.5  # sum of blending weights from which a view sees a Gaussian
@@ -54,8 +55,7 @@ class MultiviewStage(Stage):
     ) -> None:  # fmt: skip
         self.extent, self.exposures = extent, exposures
         rates = config.rates.times(config.schedule.haste)
-        settings = rates, extent, config.optimizer, config.random_seed
-        self.model = TrainableCloud(cloud, *settings)
+        self.model = TrainableCloud(cloud, rates, extent, config.optimizer, config.random_seed)
         self.terms = multiview_terms(config, extent)
         self.memory_plan = MemoryPlan(config.split)
         self._config, self._notify, self._rasterizer = config, notify, rasterizer
@@ -91,8 +91,7 @@ class MultiviewStage(Stage):
         )  # fmt: skip
         near = view.visible & (view.depths <= self._comparer.reach)
         found = backpropagate(on["model"], VisibleGaussians(leaves, near))
-        shown = camera, seen.photograph, seen.exposure, seen.inside, beside
-        images = [term.bind(*shown) for term in on["image"]]
+        images = [term.bind(camera, seen, beside) for term in on["image"]]
         of_image, d_means2d = view.backpropagate(images)
         backward_through(gaussians.tensors(), leaves.tensors())
 
@@ -162,9 +161,6 @@ def views_that_see(
     return counts
 
 
-_NAMED_VIEWS = 3
-
-
 @dataclass(frozen=True, kw_only=True)
 class MultiviewOptions(CoarseOptions):
     reads_tracks: ClassVar[bool] = True
@@ -178,10 +174,9 @@ class MultiviewOptions(CoarseOptions):
         cameras = scene.train_cameras
         neighbors = NeighborViews(cameras, scene.extent, observations=scene.observations)
         if alone := neighbors.without_neighbors:
-            shown = ", ".join(alone[:_NAMED_VIEWS]) + (", ..." if len(alone) > _NAMED_VIEWS else "")
             console.info(
                 f"{len(alone)} of {len(cameras)} views have no neighbour to be compared with "
-                f"({shown}); they train without the terms that need one"
+                f"({shortened(alone)}); they train without the terms that need one"
             )
         return MultiviewStage(
             model, config, scene.extent, cameras, neighbors, store, console.info,

@@ -47,11 +47,7 @@ from sugar_scene.mesh_bound import BoundCloud, TrainableBoundCloud
 from sugar_scene.mesh_normals import PairsOfTriangles, adjacent_face_pairs
 from sugar_scene.reprojection import NeighborViews, triangle_planes
 from sugar_scene.triangle_mesh import edge_keys, read_mesh_ply
-from sugar_scene.triangle_rasterizer import (
-    TriangleHits,
-    pixels_of_points,
-    rasterize_triangles,
-)
+from sugar_scene.triangle_rasterizer import TriangleHits, pixels_of_points, rasterize_triangles
 from sugar_trainers.naming import OUTPUT_ROOT, refined_name, scene_name
 from sugar_trainers.stage_config import MultiviewConfig, RefineConfig
 from sugar_trainers.stage_options import TrainingOptions
@@ -82,8 +78,10 @@ class RefineStage(Stage):
         exposures: Exposures | None = None, comparer: ViewComparer | None = None,
     ) -> None:  # fmt: skip
         self.extent, self.exposures = extent, exposures
-        rates, seed = (config.rates, config.vertex_rate_scale(extent)), config.random_seed
-        self.model = TrainableBoundCloud(cloud, *rates, config.optimizer, seed, extent)
+        vertex_scale = config.vertex_rate_scale(extent)
+        self.model = TrainableBoundCloud(
+            cloud, config.rates, vertex_scale, config.optimizer, config.random_seed, extent
+        )
         self.memory_plan = MemoryPlan(config.split)
         self._config, self._export = config, export
         self._rasterizer, self._comparer = rasterizer, comparer
@@ -124,8 +122,7 @@ class RefineStage(Stage):
             projected, seen.background, self.memory_plan.split, rasterizer=self._rasterizer,
             pairs=self.pairs,
         )  # fmt: skip
-        shown = camera, seen.photograph, seen.exposure, seen.inside
-        found, _ = view.backpropagate([term.bind(*shown) for term in on["image"]])
+        found, _ = view.backpropagate([term.bind(camera, seen) for term in on["image"]])
         found.update(backpropagate(on["model"], mesh))
         commit = partial(self.collect_exposure, camera.name, seen.exposure)
         return StepResult(report(self.terms, found), view.radii, view.guess, commit)
@@ -239,8 +236,8 @@ def with_photograph_colors(cloud: BoundCloud, photographs: Iterable[Photograph])
     solvable = torch.where(seen, normal + ridge.diag(), one)
     band_0, band_1 = torch.linalg.solve(solvable, right).split([1, N_COEFFICIENTS - 1], dim=1)
     rest = torch.cat([band_1, cloud.sh_rest[:, N_COEFFICIENTS - 1 :]], dim=1)
-    colors = torch.where(seen, band_0, cloud.sh_dc), torch.where(seen, rest, cloud.sh_rest)
-    return replace(cloud, sh_dc=colors[0], sh_rest=colors[1])
+    sh_dc = torch.where(seen, band_0, cloud.sh_dc)
+    return replace(cloud, sh_dc=sh_dc, sh_rest=torch.where(seen, rest, cloud.sh_rest))
 
 
 MIN_SHARE = 0.2  # of the blending weights beside the mesh
@@ -340,8 +337,10 @@ class RefineOptions(TrainingOptions):
         config, opacity = self.config, mesh_bound.INITIAL_OPACITY
         if config.keep_background:
             opacity = OPACITY_BEFORE_BACKGROUND
-        start = config.gaussians_per_triangle, scene.extent, opacity
-        cloud = mesh_bound.bind_to_mesh(vertices, faces, colors.float() / 255.0, *start)
+        per_triangle = config.gaussians_per_triangle
+        cloud = mesh_bound.bind_to_mesh(
+            vertices, faces, colors.float() / 255.0, per_triangle, scene.extent, opacity
+        )
         cloud = replace(cloud, antialiased=config.antialiased)
         digests = {"mesh": file_digest(self.mesh_path)}
         if not config.keep_background:

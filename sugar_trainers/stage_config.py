@@ -25,9 +25,8 @@ from gaussian_splatting.shared_flags import (
     schedule_scale,
     white_background,
 )
-from sugar_scene.mesh_bound import LAYOUTS, triangle_layout
+from sugar_scene.mesh_bound import LAYOUTS
 from sugar_utils import flags
-from sugar_utils.errors import UserError
 from sugar_utils.flags import AUTO, Automatic
 from sugar_utils.settings import flag, made_of, without_flags
 
@@ -149,13 +148,6 @@ class CoarseConfig(SugarConfig):
         "False: in a pass of its own at half the size, which needs less memory and time",
         no_effect_when="unless -r dn_consistency",
     )  # fmt: skip
-
-    def __post_init__(self) -> None:
-        if self.regularization_type not in REGULARIZATIONS:
-            raise UserError(
-                f"--regularization_type {self.regularization_type} is unknown; choose one of "
-                f"{', '.join(REGULARIZATIONS)} (dn_consistency is the recommended one)"
-            )
 
     @property
     def messages(self) -> tuple[str, ...]:
@@ -345,7 +337,6 @@ class RefineConfig(SugarConfig):
     schedule_scale: float = schedule_scale()  # of lengths; rates follow the paper's clock
 
     def __post_init__(self) -> None:
-        triangle_layout(self.gaussians_per_triangle)
         flags.require_box(self.bboxmin, self.bboxmax)
 
     @classmethod

@@ -23,22 +23,8 @@ import warp as wp
 from torch import Tensor
 
 from sugar_utils.errors import UserError
-from sugar_utils.warp_arrays import (
-    Doubles,
-    Doubles2d,
-    Floats2d,
-    Floats3d,
-    Ints,
-    Ints2d,
-    Longs,
-)
-from sugar_utils.warp_launch import (
-    EXACT_OPTIONS,
-    SIMD_SOURCE,
-    launch,
-    native_kernel,
-    native_source,
-)
+from sugar_utils.warp_arrays import Doubles, Doubles2d, Floats2d, Floats3d, Ints, Ints2d, Longs
+from sugar_utils.warp_launch import EXACT_OPTIONS, SIMD_SOURCE, launch, native_kernel, native_source
 
 BATCH = 100_000  # default number of queries per launch
 LEAF_SIZE = 16  # points per leaf. From 8 to 32 the time on a CPU differs by less than a tenth.

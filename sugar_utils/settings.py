@@ -203,6 +203,11 @@ def require_given(args: argparse.Namespace, cls: type, *names: str) -> None:
             raise UserError(f"{spelled} is missing; {advice}")
 
 
+def with_flags(args: argparse.Namespace, **values: Any) -> argparse.Namespace:
+    """What was parsed, with other values of some flags."""
+    return argparse.Namespace(**{**vars(args), **values})
+
+
 def given_flags(args: argparse.Namespace, parser: argparse.ArgumentParser) -> dict[str, Any]:
     """Values that are not the defaults of a parser, by name."""
     unset = [action for action in parser._actions if action.dest != argparse.SUPPRESS]

@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.cloud import GaussianCloud, rotation_matrices
 from sugar_scene.geometry import (
     covariances,
     diamond_faces,
@@ -14,7 +14,6 @@ from sugar_scene.geometry import (
     smallest_scales,
     std_along_view,
 )
-from sugar_utils.quaternions import rotation_matrices
 from tests.support.field_reference import smallest_axis_normals
 from tests.support.golden import golden_cloud, load_golden
 

@@ -28,6 +28,7 @@ from gaussian_splatting.engine.run_directory import Identity, RunDirectory, scen
 from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun, run_stage
 from gaussian_splatting.engine.stage import COLOR, Stage, StepResult, report
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ViewPass
+from gaussian_splatting.engine.training_views import Target
 from gaussian_splatting.optim.schedule import LearningRates
 from gaussian_splatting.rasterization import plain_background, project
 from sugar_trainers.capture import SugarSize
@@ -94,7 +95,7 @@ class ColorStage(Stage):
             plain_background(False, self.model.device),
             self.memory_plan.split,
         )
-        found, _ = view.backpropagate([COLOR.bind(camera, target)])
+        found, _ = view.backpropagate([COLOR.bind(camera, Target(target))])
         self.n_views += 1
         return StepResult(report([COLOR], found), view.radii)
 

@@ -192,7 +192,7 @@ VANILLA = [
     Mistake("degree 4", ("--sh_degree", "4"), flags=("--sh_degree", 4)),
     Mistake("weight above 1", ("--lambda_dssim", "'2'", "0 and 1"), flags=("--lambda_dssim", 2)),
     Mistake("negative size", ("--resolution", "-3"), flags=("--resolution", -3)),
-    Mistake("missing start", ("start.ply", "no such PLY"), flags=("--init_ply", "start.ply")),
+    Mistake("missing start", ("start.ply", "no such file"), flags=("--init_ply", "start.ply")),
     Mistake("folder of images", ("images_4: no such",), flags=("--images", "images_4")),
 ]  # fmt: skip
 

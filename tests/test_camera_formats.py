@@ -10,7 +10,7 @@ import numpy as np
 import pycolmap
 import pytest
 
-from gaussian_splatting.sfm.camera_formats import KnownCamera
+from gaussian_splatting.sfm.known_cameras import KnownCamera
 from sugar_utils.errors import UserError
 from tests.support.camera_files import (
     CENTERS,

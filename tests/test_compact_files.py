@@ -23,12 +23,12 @@ from sugar_extractors.export.compact_files import (
     shares,
     smallest_three,
     write_gltf_gaussians,
+    write_sog,
     write_splat,
     write_spz,
 )
 from sugar_extractors.export.export_run import has_gaussians, read_any_gaussians
 from sugar_extractors.export.mesh_formats import write_usd_gaussians
-from sugar_extractors.export.sog_files import write_sog
 from sugar_extractors.texture.placed_export import moved_cloud
 from sugar_extractors.texture.textured_mesh_io import GLB_AXES
 from sugar_utils.errors import UserError

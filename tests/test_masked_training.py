@@ -18,7 +18,7 @@ from gaussian_splatting.data.cameras import ViewMask
 from gaussian_splatting.data.masks import VisualHull, distance_outside
 from gaussian_splatting.engine.reporting.evaluation import evaluate
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit, StripMaps
-from gaussian_splatting.engine.training_views import color_terms_of, halved_mask, on_background
+from gaussian_splatting.engine.training_views import color_terms_of, halved_mask, target_of
 from gaussian_splatting.rasterization import Rows, rasterize
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
@@ -113,9 +113,10 @@ def test_the_background_follows_from_seed_iteration_and_view():
 
     def color(seed, iteration, view_index):
         black = torch.zeros(3)
-        return on_background(
+        target = target_of(
             photograph, black, camera, seed=seed, iteration=iteration, view_index=view_index
-        )[1].tolist()
+        )
+        return target.background.tolist()
 
     labels = [(0, 1, 0), (0, 2, 0), (0, 1, 1), (1, 1, 0)]
     colors = [color(*one) for one in labels]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from gaussian_splatting.cloud import quaternions_of, rotation_matrices
 from gaussian_splatting.rasterization import rasterize
 from sugar_scene.geometry import covariances
 from sugar_scene.mesh_bound import (
@@ -21,7 +22,6 @@ from sugar_scene.mesh_bound import (
 )
 from sugar_scene.mesh_normals import PairsOfTriangles, adjacent_face_pairs
 from sugar_utils.errors import UserError
-from sugar_utils.quaternions import quaternions_of, rotation_matrices
 from tests.support.bound_reference import normal_consistency as reference_consistency
 from tests.support.golden import golden_cameras, load_golden
 

@@ -231,7 +231,7 @@ def test_meshes_of_all_kinds_are_read(tmp_path):
             read_any_mesh(obj)
     with pytest.raises(UserError, match="not a mesh"):
         read_any_mesh(tmp_path / "a.stl")
-    with pytest.raises(UserError, match="no such mesh file"):
+    with pytest.raises(UserError, match="no such file"):
         read_any_mesh(tmp_path / "b.ply")
     (tmp_path / "c.pt").write_bytes(b"malformed")
     with pytest.raises(UserError, match=r"c\.pt"):

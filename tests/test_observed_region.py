@@ -17,8 +17,8 @@ from sugar_extractors.mesh.tsdf import (
     PLANE_FILL,
     PLANE_MARGIN,
     DepthView,
+    Fusion,
     TsdfConfig,
-    fuse_region,
     observed_region,
 )
 from sugar_scene.triangle_mesh import TriangleMesh, keep_vertices, topology, with_holes_filled
@@ -84,10 +84,10 @@ def test_depth_of_a_dome_behind_the_scene_makes_no_surface():
     cameras = cameras_around()
     config = TsdfConfig(tsdf_depth="plane", tsdf_voxel_size=0.08, min_component=10)
     box = Box.cube(np.zeros(3), 6.0)
-    console = Console.silent()
-    everything = fuse_region(render, cameras, box, config, console)
+    fusion = Fusion(render, cameras, box, config, Console.silent())
+    everything = fusion.surface()
     region = observed_region(observed(cube_of_points() * 0.8), box, 0.3)
-    near = fuse_region(render, cameras, box, config, console, region)
+    near = fusion.surface(region)
     assert np.linalg.norm(everything.mesh.vertices, axis=1).max() > 2
     assert np.linalg.norm(near.mesh.vertices, axis=1).max() < 1.1
     assert near.mesh.n_faces > 1_000

@@ -20,7 +20,7 @@ from sugar_extractors.texture.texture_atlas import (
     largest_square_size,
     make_atlas,
 )
-from sugar_extractors.texture.texture_baking import BakingConfig
+from sugar_extractors.texture.texture_baking import Baker
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, render_textured
 from sugar_scene.triangle_rasterizer import rasterize_triangles
 from sugar_utils.errors import UserError
@@ -74,9 +74,8 @@ def bake(photograph, cameras=CAMERAS):
     size = fitting_square_size("squares", vertices, faces, resolution.best)
     atlas = make_atlas("squares", vertices, faces, size)
     own = torch.full((len(faces), 3), 0.5)
-    baked = bake_photographs(
-        vertices, faces, atlas, cameras, photograph, own, resolution, BakingConfig()
-    )
+    baker = Baker(vertices, faces, atlas, cameras)
+    baked = bake_photographs(baker, photograph, own, resolution)
     return TexturedMesh(vertices, faces, atlas.uvs, baked.texture)
 
 

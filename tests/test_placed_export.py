@@ -14,6 +14,7 @@ import torch
 import trimesh
 from scipy.spatial.transform import Rotation
 
+from gaussian_splatting.cloud import rotation_matrices
 from gaussian_splatting.data.cameras import Camera, up_direction, upright_rotation
 from gaussian_splatting.data.ply import read_gaussian_ply
 from gaussian_splatting.data.scene import Scene
@@ -26,7 +27,6 @@ from sugar_extractors.texture.placed_export import (
 )
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
 from sugar_utils.errors import UserError
-from sugar_utils.quaternions import rotation_matrices
 from tests.support.photographed_room import camera_poses
 from tests.test_moved_cloud import cloud_of
 

@@ -12,6 +12,7 @@ import torch
 
 from gaussian_splatting.engine.stage import COLOR
 from gaussian_splatting.engine.strips import ImageSplit, ViewPass
+from gaussian_splatting.engine.training_views import Target
 from gaussian_splatting.rasterization import WARP, Rows, backends, project, rasterize, render_view
 from gaussian_splatting.rasterization.backends import (
     GsplatRasterizer,
@@ -105,7 +106,7 @@ def test_strips_add_up_to_the_whole_image(make):
         view = ViewPass(projected, torch.ones(3), how, rasterizer=rasterizer)
         depth = view.depth()
         terms, d_means2d = view.backpropagate(
-            [COLOR.bind(camera, photograph)], torch.ones_like(depth)
+            [COLOR.bind(camera, Target(photograph))], torch.ones_like(depth)
         )
         gradients = [tensor.grad for tensor in gaussians.tensors()]
         results.append([depth, terms["color"], d_means2d, *gradients])

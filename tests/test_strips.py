@@ -17,6 +17,7 @@ from gaussian_splatting.engine.strips import (
     ViewPass,
     backpropagate_weighted,
 )
+from gaussian_splatting.engine.training_views import Target
 from gaussian_splatting.losses.photometric import SSIM_HALO
 from gaussian_splatting.rasterization import (
     Rasterizer,
@@ -255,7 +256,7 @@ def test_a_photograph_of_bytes_gives_the_bits_of_one_of_floats(strips):
     for target in (photo, photo.to(torch.float32) / 255.0):
         leaves = disturbed_cloud(tiny_cloud()).activate().as_leaves()
         image = ViewPass(project(leaves, camera), None, ImageSplit(strips))
-        terms, _ = image.backpropagate([COLOR.bind(camera, target)])
+        terms, _ = image.backpropagate([COLOR.bind(camera, Target(target))])
         gradients.append([terms["color"], leaves.means.grad])
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
@@ -270,7 +271,7 @@ def test_a_strip_is_as_large_as_its_rows_and_freed_before_the_next():
     def evaluate(maps):
         assert all(earlier() is None for earlier, _ in seen)
         seen.append((weakref.ref(maps.image), maps.image.shape[0]))
-        loss, shares = COLOR.bind(camera, photograph(camera)).evaluate(maps)
+        loss, shares = COLOR.bind(camera, Target(photograph(camera))).evaluate(maps)
         return loss, shares
 
     image = ViewPass(project(leaves, camera), None, ImageSplit(4))
@@ -286,7 +287,7 @@ def test_gaussians_are_sorted_once(monkeypatch):
     leaves, camera = random_gaussians(50, 5, torch.float32).as_leaves(), view()
 
     image = ViewPass(project(leaves, camera), None, ImageSplit(6))
-    image.backpropagate([COLOR.bind(camera, picture)])
+    image.backpropagate([COLOR.bind(camera, Target(picture))])
     assert len(sorted_views) == 1
 
 
@@ -297,7 +298,10 @@ def test_a_view_of_nothing_can_be_split():
     leaves, camera = random_gaussians(0, 0, torch.float32).as_leaves(), view()
     image = ViewPass(project(leaves, camera, depth=True, normal=True), None, ImageSplit(3))
     terms, d_means2d = image.backpropagate(
-        [COLOR.bind(camera, torch.zeros(HEIGHT, WIDTH, 3)), DEPTH_NORMALS.bind(camera, None)]
+        [
+            COLOR.bind(camera, Target(torch.zeros(HEIGHT, WIDTH, 3))),
+            DEPTH_NORMALS.bind(camera, Target(None)),
+        ]
     )
     assert d_means2d.shape == (0, 2)
     assert float(terms["color"]) == pytest.approx(0.0, abs=1e-6)
@@ -309,7 +313,7 @@ def test_the_depth_normal_term_of_strips_is_that_of_the_whole_map():
     image = ViewPass(
         project(leaves, camera, rgb=False, depth=True, normal=True), None, ImageSplit(7)
     )
-    terms, _ = image.backpropagate([DEPTH_NORMALS.bind(camera, None)])
+    terms, _ = image.backpropagate([DEPTH_NORMALS.bind(camera, Target(None))])
     maps = rasterize(leaves, camera, rgb=False, depth=True, normal=True)
     intrinsics = camera.fx, camera.fy, camera.cx, camera.cy
     expected = depth_normal_consistency(maps.depth, maps.normal, *intrinsics)

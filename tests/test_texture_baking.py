@@ -11,9 +11,9 @@ from sugar_extractors.texture import texture_baking
 from sugar_extractors.texture.texture_atlas import make_atlas
 from sugar_extractors.texture.texture_baking import (
     BYTES_PER_TEXEL,
+    Baker,
     BakingConfig,
     _bands,
-    bake_texture,
 )
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, render_textured, sample_texture
 from sugar_scene.triangle_rasterizer import rasterize_triangles
@@ -21,6 +21,7 @@ from tests.support.mesh_scenes import cameras_around
 from tests.support.random_scenes import look_at
 
 CAMERAS = cameras_around(8, width=128)
+BAKING = BakingConfig()
 
 
 def sphere(n: int = 14) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,13 +67,13 @@ def painted_source(vertices, faces, color=paint):
     return picture
 
 
-def bake(vertices, faces, kind="squares", size=10, cameras=CAMERAS, color=paint, config=None):
+def bake(vertices, faces, kind="squares", size=10, cameras=CAMERAS, color=paint, config=BAKING):
     if kind == "xatlas":
         pytest.importorskip("xatlas")
     atlas = make_atlas(kind, vertices, faces, size)
     own = torch.full((len(faces), 3), 0.5)
     source = painted_source(vertices, faces, color)
-    return atlas, bake_texture(vertices, faces, atlas, cameras, source, own, config)
+    return atlas, Baker(vertices, faces, atlas, cameras, config).bake(source, own)
 
 
 def test_pixels_that_do_not_count_give_no_colour():
@@ -86,8 +87,8 @@ def test_pixels_that_do_not_count_give_no_colour():
         image[:, :64, :3] = 0
         return image
 
-    baked = bake_texture(vertices, faces, atlas, [camera], half, own)
-    whole = bake_texture(vertices, faces, atlas, [camera], lambda _: half(_)[..., :3], own)
+    baker = Baker(vertices, faces, atlas, [camera])
+    baked, whole = baker.bake(half, own), baker.bake(lambda _: half(_)[..., :3], own)
     assert 0.3 < baked.seen_texels / whole.seen_texels < 0.6
     # White where it was seen, else the faces' own grey: nowhere black.
     assert int(baked.texture.min()) > 100
@@ -166,9 +167,8 @@ def test_what_no_view_shows_gets_the_colour_of_its_face_or_of_its_gaussians():
     atlas = make_atlas("squares", vertices, faces, 40)
     own = torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
     red = torch.tensor([1.0, 0.0, 0.0])
-    baked = bake_texture(
-        vertices, faces, atlas, [camera], lambda c: red.expand(c.height, c.width, 3), own
-    )
+    baker = Baker(vertices, faces, atlas, [camera])
+    baked = baker.bake(lambda c: red.expand(c.height, c.width, 3), own)
     owners = atlas.texel_faces(0, atlas.side).flip(0)
     assert 0 < baked.seen_texels < int((owners == 0).sum())
     assert (baked.texture[owners == 0] == torch.tensor([255, 0, 0])).all()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from gaussian_splatting.data import images as pictures
 from gaussian_splatting.data import masks as masking
 from gaussian_splatting.data import observations as tracks
 from gaussian_splatting.data.cameras import Camera, pixels_of
-from gaussian_splatting.data.observations import Observations, ViewOptions
+from gaussian_splatting.data.observations import Observations, ViewOptions, deviation, median
 from sugar_utils.errors import Notify, UserError, shortened
 from sugar_utils.files import file_digest, in_parallel
 
@@ -108,12 +108,12 @@ def inconsistent_images(
     measured = in_parallel(lambda camera: _measure(camera, observations), cameras)
     by_name = {c.name: m for c, m in zip(cameras, measured, strict=True)}
     checks = [_copies(cameras, by_name), _blurred(by_name)]
-    if _median(m.correlation for m in measured) >= MIN_MEDIAN_CORRELATION:
+    if median(m.correlation for m in measured) >= MIN_MEDIAN_CORRELATION:
         checks = [_uncorrelated(by_name), _other_exposure(by_name), *checks]
     found: dict[str, str] = {}
     for check in checks:
         found = {**_trusted(check, len(cameras)), **found}
-    return found, _spread(_relative_stops(by_name).values())
+    return found, deviation(_relative_stops(by_name).values())
 
 
 def _trusted(found: dict[str, str], n: int) -> dict[str, str]:
@@ -165,7 +165,7 @@ def _uncorrelated(measured: dict[str, ImageStatistics]) -> dict[str, str]:
 
 def _other_exposure(measured: dict[str, ImageStatistics]) -> dict[str, str]:
     apart = _relative_stops(measured)
-    limit = max(MAX_STOPS, STOPS_SPREAD * _spread(apart.values()))
+    limit = max(MAX_STOPS, STOPS_SPREAD * deviation(apart.values()))
     return {
         name: f"exposed {stops:+.1f} stops beside the others"
         for name, stops in apart.items()
@@ -174,18 +174,13 @@ def _other_exposure(measured: dict[str, ImageStatistics]) -> dict[str, str]:
 
 
 def _relative_stops(measured: dict[str, ImageStatistics]) -> dict[str, float]:
-    middle = _median(m.stops for m in measured.values())
+    middle = median(m.stops for m in measured.values())
     return {name: m.stops - middle for name, m in measured.items()}
-
-
-def _spread(apart: Iterable[float]) -> float:
-    """Standard deviation of differences from the median, by their median."""
-    return 1.4826 * _median(map(abs, apart))
 
 
 def _blurred(measured: dict[str, ImageStatistics]) -> dict[str, str]:
     values = {name: m.sharpness for name, m in measured.items()}
-    middle = _median(values.values())
+    middle = median(values.values())
     limit = MIN_SHARPNESS * middle if middle >= MIN_MEDIAN_SHARPNESS else 0.0
     return {name: f"blurred, sharpness {x:.2f}" for name, x in values.items() if x < limit}
 
@@ -204,11 +199,6 @@ def _copies(cameras: Sequence[Camera], measured: dict[str, ImageStatistics]) -> 
         kept = max(names, key=lambda name: np.nan_to_num(measured[name].correlation))
         found |= {name: f"the same file as {kept}" for name in names if name != kept}
     return found
-
-
-def _median(values: object) -> float:
-    found = [value for value in values if np.isfinite(value)]
-    return float(np.median(found)) if found else np.nan
 
 
 SIDE = 256  # longest side in pixels of the masks that are compared

@@ -26,21 +26,29 @@ _MIN_TRACK = 3
 _MAX_OBSERVATIONS = 1_000_000
 
 
-def error_limit(errors: Any) -> float:
+def median(values: Iterable[float]) -> float:
+    """Median of those that are finite; nan where none is."""
+    finite = [value for value in values if np.isfinite(value)]
+    return float(np.median(finite)) if finite else np.nan
+
+
+def deviation(apart: Iterable[float]) -> float:
+    """Standard deviation of differences from the median, by their median."""
+    return 1.4826 * median(map(abs, apart))
+
+
+def error_limit(errors: Iterable[float]) -> float:
     """Largest median reprojection error in pixels of an image that agrees with the others."""
-    errors = np.asarray(errors, dtype=np.float64)
-    finite = errors[np.isfinite(errors)]
-    return max(WORSE * float(np.median(finite)), WORST_PIXELS) if len(finite) else np.inf
+    middle = median(errors)
+    return np.inf if np.isnan(middle) else max(WORSE * middle, WORST_PIXELS)
 
 
 def far_below(
     values: Mapping[Any, float], gap: float, spread: float
 ) -> tuple[float, dict[Any, float]]:
     """Median, and what lies further below it than a gap, and than so many standard deviations."""
-    finite = np.array([value for value in values.values() if np.isfinite(value)])
-    middle = float(np.median(finite)) if len(finite) else np.nan
-    deviation = 1.4826 * float(np.median(np.abs(finite - middle))) if len(finite) else np.nan
-    limit = middle - max(gap, spread * deviation)
+    middle = median(values.values())
+    limit = middle - max(gap, spread * deviation(value - middle for value in values.values()))
     return middle, {name: value for name, value in values.items() if value < limit}
 
 
@@ -56,7 +64,7 @@ def repair_reconstruction(model: Any, notify: Notify) -> None:
     if not tracks.images:
         return
     medians = {i: float(np.median(tracks.errors(i))) for i in tracks.images}
-    limit = error_limit(list(medians.values()))
+    limit = error_limit(medians.values())
     repaired = [
         f"{model.images[i].name} ({median:.1f} pixels off)"
         for i, median in medians.items()
@@ -274,7 +282,7 @@ def hardly_known(observations: Observations | None, options: ViewOptions) -> dic
         return {}
     if np.median([fit.n_points for fit in fits.values()]) < DENSE * least:
         return {}
-    limit = error_limit([fit.error for fit in fits.values()])
+    limit = error_limit(fit.error for fit in fits.values())
     few = {n: f"{f.n_points} points" for n, f in fits.items() if f.n_points < least}
     far = {n: f"{f.error:.1f} pixels off" for n, f in fits.items() if f.error > limit}
     return {**far, **few}

@@ -113,8 +113,7 @@ def read_gaussian_ply(path: Path, notify: Notify = print) -> GaussianCloud:
 
 
 def _read_ply(path: Path) -> PlyData:
-    if not require_regular_file(path, missing_ok=True).exists():
-        raise UserError(f"{path}: no such PLY file; check the path")
+    require_regular_file(path)
     with ply_errors(path, "copy or export the file again"):
         data = PlyData.read(str(path))
     if "vertex" not in data:

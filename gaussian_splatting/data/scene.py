@@ -155,8 +155,9 @@ def load_scene_for_checkpoint(
     described = f"{len(cameras)} cameras of {checkpoint.root / 'cameras.json'}"
     seen = _observed(cameras, source)
     merged = CaptureModel(cameras, None, points, points_rgb, described, seen)
-    earlier = checkpoint.dropped_views, checkpoint.object_masks
-    scene = _finish(root, train, test, merged, how, *earlier)
+    scene = _finish(
+        root, train, test, merged, how, checkpoint.dropped_views, checkpoint.object_masks
+    )
     if not test or checkpoint.settings.get("eval") is not False:
         return scene
     advice = "train the checkpoint with --eval, or pass --eval False"

@@ -89,8 +89,10 @@ def run_stage(
                 del initial
                 viewer, scene = options.run.watching, run.scene
                 with open_live_view(viewer, stage.name, last, scene, group, console) as live:
-                    parts = stage, run.loop, scene, store, run.directory, console, group, live
-                    Trainer(*parts).run(plan)
+                    trainer = Trainer(
+                        stage, run.loop, scene, store, run.directory, console, group, live
+                    )
+                    trainer.run(plan)
             if group.is_first:
                 write_run_report(run.directory.path, console.warn)
             console.info(f"finished: {run.results[0]}")

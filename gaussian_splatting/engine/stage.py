@@ -18,12 +18,12 @@ from torch import Tensor
 from gaussian_splatting import rasterization
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.engine import training_views
 from gaussian_splatting.engine.guard import TOTAL
 from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableModel
 from gaussian_splatting.engine.poses import PoseRefinement
 from gaussian_splatting.engine.strips import ImageTerm, StripMaps, backpropagate_weighted
+from gaussian_splatting.engine.training_views import Target, color_terms_of, target_of
 from gaussian_splatting.losses.photometric import DSSIM_WEIGHT, SSIM_HALO
 from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.rasterization.projection import (
@@ -118,13 +118,12 @@ class Stage(ABC):
         """Colour behind the Gaussians of a view in training. (3,)"""
         return rasterization.plain_background(self._config.white_background, self.model.device)
 
-    def target(
-        self, photograph: Tensor, camera: Camera, iteration: int, view_index: int
-    ) -> training_views.Target:
+    def target(self, photograph: Tensor, camera: Camera, iteration: int, view_index: int) -> Target:
         """What the loss terms of a view are given besides the rendered image."""
+        exposures, plain = self.exposures, self.background(iteration, view_index)
+        exposure = None if exposures is None else exposures.leaf(camera.name, iteration)
         draws = {"seed": self._config.random_seed, "iteration": iteration, "view_index": view_index}
-        plain = self.background(iteration, view_index)
-        return training_views.target_of(photograph, plain, camera, self.exposures, **draws)
+        return target_of(photograph, plain, camera, exposure, **draws)
 
     def render(self, camera: Camera, *, geometry: bool) -> rasterization.RenderOutput:
         """Render for evaluation, without gradients; ``geometry`` asks for depth and normals."""
@@ -177,15 +176,11 @@ class LossTerm:
     maps: tuple[str, ...] = ()
     halo: int = 0
 
-    def bind(
-        self, camera: Camera, photograph: Tensor | None, exposure: Tensor | None = None,
-        inside: Tensor | None = None, beside: Any = None,
-    ) -> ImageTerm:  # fmt: skip
+    def bind(self, camera: Camera, target: Target, beside: Any = None) -> ImageTerm:
         """The term of one view's image; see :class:`ImageStrip`."""
 
         def evaluate(maps: StripMaps) -> tuple[Tensor, dict[str, Tensor]]:
-            strip = ImageStrip(maps, camera, photograph, exposure, inside, beside)
-            value = self.value(strip)
+            value = self.value(ImageStrip(maps, camera, target, beside))
             return value, {self.name: value}
 
         return ImageTerm(self.halo, evaluate, self.weight)
@@ -197,24 +192,18 @@ class ImageStrip:
 
     maps: StripMaps
     camera: Camera
-    # Photograph of the view, (H, W, 3) bytes or floats, or (H, W, 4) bytes with a mask of what to
-    # ignore. At half its size only what the mask says, None without one.
-    photograph: Tensor | None
-    # Its exposure; None where it has none. See :func:`exposed`. (2, 3).
-    exposure: Tensor | None = None
-    # Pixels of the whole image that say what the exposure is; None for all, (H, W) bool.
-    inside: Tensor | None = None
+    target: Target
     beside: Any = None
 
     @property
     def image(self) -> Tensor:
         """The strip as a photograph of this exposure shows it. (R, W, 3)"""
-        return training_views.exposed_strip(self.maps, self.exposure, self.inside)
+        return self.target.exposed(self.maps)
 
     @property
     def counted(self) -> Tensor | None:
         """Pixels of the whole image that count. (H, W) bool; None for all"""
-        return None if self.photograph is None else training_views.is_counted(self.photograph)
+        return self.target.counted
 
 
 def acting(terms: Iterable[LossTerm], iteration: int) -> dict[Place, list[LossTerm]]:
@@ -245,7 +234,7 @@ def report(terms: Sequence[LossTerm], found: Mapping[str, Tensor]) -> dict[str, 
 
 
 def _color(strip: ImageStrip) -> Tensor:
-    return training_views.color_terms_of(strip.image, strip.maps, strip.photograph, DSSIM_WEIGHT)[0]
+    return color_terms_of(strip.image, strip.maps, strip.target.photograph, DSSIM_WEIGHT)[0]
 
 
 COLOR = LossTerm("color", 1.0, "image", _color, halo=SSIM_HALO)

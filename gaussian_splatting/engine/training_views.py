@@ -20,72 +20,59 @@ from gaussian_splatting.data.images import COUNTS, ImageStore, composited
 from gaussian_splatting.engine.strips import StripMaps
 from gaussian_splatting.losses.photometric import color_terms
 from gaussian_splatting.losses.ssim_reference import weighted_color_loss
-from gaussian_splatting.optim.learned_exposure import Exposures, exposed
+from gaussian_splatting.optim.learned_exposure import exposed
 from sugar_utils.random import draw_labels, generator
 
 
 @dataclass(frozen=True)
 class Target:
-    # (H, W, 3), or (H, W, 4) uint8 with weights of the pixels, of which 255 is 1
-    photograph: Tensor
-    background: Tensor  # colour behind the render, (3,)
-    exposure: Tensor | None  # leaf of the photograph's exposure; None where it has none, (2, 3)
-    inside: Tensor | None  # pixels that say what the exposure is; None for all, (H, W) bool
+    """What a view of a step is compared with."""
+
+    # (H, W, 3), or (H, W, 4) uint8 with weights of the pixels, of which 255 is 1. At half its size
+    # only what the mask says, None without one.
+    photograph: Tensor | None
+    background: Tensor | None = None  # colour behind the render, (3,)
+    exposure: Tensor | None = None  # leaf of the photograph's exposure; None without one, (2, 3)
+    inside: Tensor | None = None  # pixels that say what the exposure is; None for all, (H, W) bool
+
+    @property
+    def counted(self) -> Tensor | None:
+        """Pixels of the whole image that count. (H, W) bool; None for all"""
+        return None if self.photograph is None else is_counted(self.photograph)
+
+    def exposed(self, maps: StripMaps) -> Tensor:
+        """A strip as a photograph of this exposure shows it. (R, W, 3)"""
+        here = None if self.inside is None else self.inside[maps.shown.start : maps.shown.stop]
+        return exposed(maps.image, self.exposure, here)
 
 
 def target_of(
-    photograph: Tensor, plain: Tensor, camera: Camera, exposures: Exposures | None, *, seed: int,
-    iteration: int, view_index: int = 0,
+    photograph: Tensor, plain: Tensor, camera: Camera, exposure: Tensor | None = None, *,
+    seed: int, iteration: int, view_index: int = 0,
 ) -> Target:  # fmt: skip
     """What a view of a step is compared with, on its background and with its exposure.
-
-    Arguments as of :func:`on_background`.
-    """
-    exposure = None if exposures is None else exposures.leaf(camera.name, iteration)
-    labels = {"seed": seed, "iteration": iteration, "view_index": view_index}
-    shown, background = on_background(photograph, plain, camera, exposure=exposure, **labels)
-    # Only exposures need to know which pixels are the object's.
-    asked = exposure is not None and _has_object_mask(photograph, camera)
-    return Target(shown, background, exposure, is_counted(photograph) if asked else None)
-
-
-def on_background(
-    photograph: Tensor, plain: Tensor, camera: Camera, *, seed: int, iteration: int,
-    view_index: int = 0, exposure: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """What a render is to be compared with, and the colour behind it.
 
     Args:
         photograph: As the image store gives it. (H, W, 3), or (H, W, 4) uint8 with a mask
         plain: Colour behind the render of a view without a mask. (3,)
         exposure: Exposure that the render will get, background and all; None for none. (2, 3)
-
-    Returns:
-        Photograph, (H, W, 3), or (H, W, 4) with weights of the pixels; and colour. (3,)
     """
-    if not _has_object_mask(photograph, camera):
-        if photograph.shape[-1] == 3:
-            return photograph, plain
-        return without_uncovered(photograph[..., :3], is_counted(photograph)), plain
+    if photograph.shape[-1] == 3:
+        return Target(photograph, plain, exposure)
+    if not camera.shows_object:
+        whole = without_uncovered(photograph[..., :3], is_counted(photograph))
+        return Target(whole, plain, exposure)
     rng = generator(seed, "mask background", *draw_labels(iteration, view_index))
     # Whole bytes, so that the photograph's background is the render's to the bit.
     color = torch.randint(0, 256, (3,), generator=rng, dtype=torch.uint8, device="cpu")
     color = color.to(photograph.device)
     behind = color.to(plain.dtype) / 255.0
-    if exposure is not None:
-        shown = exposed(behind[None, None], exposure.detach())[0, 0]
-        color = (shown.clamp(0, 1) * 255).round().to(torch.uint8)
-    return composited(photograph, color), behind
-
-
-def _has_object_mask(photograph: Tensor, camera: Camera) -> bool:
-    return camera.shows_object and photograph.shape[-1] == 4
-
-
-def exposed_strip(maps: StripMaps, exposure: Tensor | None, inside: Tensor | None = None) -> Tensor:
-    """A strip as a photograph of this exposure shows it; arguments as of :func:`exposed`."""
-    here = None if inside is None else inside[maps.shown.start : maps.shown.stop]
-    return exposed(maps.image, exposure, here)
+    if exposure is None:
+        return Target(composited(photograph, color), behind)
+    shown = exposed(behind[None, None], exposure.detach())[0, 0]
+    color = (shown.clamp(0, 1) * 255).round().to(torch.uint8)
+    # Only exposures need to know which pixels are the object's.
+    return Target(composited(photograph, color), behind, exposure, is_counted(photograph))
 
 
 def is_counted(photograph: Tensor) -> Tensor | None:

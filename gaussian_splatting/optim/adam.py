@@ -275,8 +275,9 @@ class GroupedAdam:
                 parameter.grad = torch.zeros_like(parameter)
             group.moved = True
             seed = derive_seed(self._seed, "rounding", name, group.steps)
-            step = group.rate, group.steps, seed
-            stepped = Stepped(parameter, parameter.grad, group.moments, *step)
+            stepped = Stepped(
+                parameter, parameter.grad, group.moments, group.rate, group.steps, seed
+            )
             if not stepped.is_float32:
                 step_rounding(stepped)
             elif in_one_launch(parameter.device):

@@ -19,15 +19,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gaussian_splatting.cloud import rotation_matrices
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.strips import ImageTerm, StripMaps
-from gaussian_splatting.engine.training_views import Target, exposed_strip, is_counted
+from gaussian_splatting.engine.training_views import Target
 from gaussian_splatting.optim.adam import GroupedAdam
 from gaussian_splatting.shared_flags import max_gaussians
 from gaussian_splatting.sky_sphere import SkySphere
 from sugar_utils.device import constants
 from sugar_utils.flags import positive_float, positive_int
-from sugar_utils.quaternions import rotation_matrices
 from sugar_utils.settings import flag
 
 SPLIT_CHILDREN = 2
@@ -280,9 +280,9 @@ class PruningScores(ViewSums):
 
         def evaluate(maps: StripMaps) -> tuple[Tensor, dict[str, Tensor]]:
             with torch.no_grad():
-                image = exposed_strip(maps, seen.exposure, seen.inside)
+                image = seen.exposed(maps)
                 error = (image - maps.part_of(seen.photograph[..., :3])).abs().mean(dim=-1)
-                counted = is_counted(seen.photograph)
+                counted = seen.counted
                 if counted is not None:
                     error = error * counted[maps.shown.start : maps.shown.stop]
                 wrong = (error > self._config.error).to(error.dtype)

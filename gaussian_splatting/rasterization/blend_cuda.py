@@ -19,7 +19,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import warp as wp
-from torch import Tensor
 
 from gaussian_splatting.rasterization.gradient_sums_cuda import (
     SPLAT_COLUMNS,
@@ -36,7 +35,7 @@ from gaussian_splatting.rasterization.projection_kernels import (
     TRANSMITTANCE_MIN,
 )
 from sugar_utils.warp_arrays import Floats2d, Floats3d, Ints, Ints2d
-from sugar_utils.warp_launch import TypedTensor, as_array, known_options, launch_blocks
+from sugar_utils.warp_launch import as_array, known_options, launch_blocks
 from sugar_utils.warp_math import (
     SUM_COLUMNS,
     WARP_LANES,
@@ -314,12 +313,12 @@ def _launch_on_tiles(kernel: Any, n_tiles: int, inputs: list[Any]) -> None:
 
 
 def _with_rows(inputs: list[Any], *places: int) -> list[Any]:
-    return [as_rows(x) if place in places else x for place, x in enumerate(inputs)]
-
-
-def as_rows(table: Tensor) -> TypedTensor:
-    """A table of floats to Warp as one vector per row."""
-    return as_array(table, wp.types.vector(length=table.shape[1], dtype=wp.float32))
+    """The inputs, where those at some places, tables of floats, are one vector per row to Warp."""
+    inputs = list(inputs)
+    for place in places:
+        row = wp.types.vector(length=inputs[place].shape[1], dtype=wp.float32)
+        inputs[place] = as_array(inputs[place], row)
+    return inputs
 
 
 def _options(n_channels: int, limits: tuple[tuple[int, int], ...]) -> dict[str, Any]:

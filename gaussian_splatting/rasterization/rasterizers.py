@@ -262,8 +262,9 @@ class _Blend(torch.autograd.Function):
         splats, background, transmittance, last = ctx.saved_tensors
         gradients = SplatGradients(splats.new_zeros(ctx.n_splats, 2), torch.zeros_like(splats))
         blended = replace(ctx.kept, pixels=d_pixels, transmittance=transmittance, last=last)
-        given = blended, d_pixels, d_transmittance, gradients
-        ctx.rasterizer.backpropagate_rows(splats, ctx.tiles, background, *given)
+        ctx.rasterizer.backpropagate_rows(
+            splats, ctx.tiles, background, blended, d_pixels, d_transmittance, gradients
+        )
         return gradients.means2d, gradients.splats, None, None, None
 
 
@@ -271,6 +272,6 @@ def blend(
     projection: Projection, background: Tensor, rasterizer: Rasterizer = WARP
 ) -> tuple[Tensor, Tensor]:
     """Blend a whole image: pixels (H, W, C) and transmittance (H, W), differentiable."""
-    tiles, behind = rasterizer.build_tile_lists(projection), background.detach().float()
-    splats = projection.means2d, projection.splats
-    return _Blend.apply(*splats, behind.contiguous(), tiles, rasterizer)
+    tiles = rasterizer.build_tile_lists(projection)
+    behind = background.detach().float().contiguous()
+    return _Blend.apply(projection.means2d, projection.splats, behind, tiles, rasterizer)

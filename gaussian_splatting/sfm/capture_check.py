@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw
 from gaussian_splatting.data.cameras import Camera, looked_at, up_direction, upright_rotation
 from gaussian_splatting.data.consistency import reduced_grey, sharpness
 from gaussian_splatting.data.masks import overview
-from gaussian_splatting.data.observations import Observations
+from gaussian_splatting.data.observations import Observations, median
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.sfm.registration_report import BLURRED
 from sugar_utils.errors import shortened
@@ -185,13 +185,12 @@ def _surface(looks: Sequence[_Look]) -> list[CaptureFinding]:
     What a shiny surface mirrors slides over it when the camera moves. Its features match and then
     fit no point well, so that a surface with detail and without points is left.
     """
-    bare = float(np.median([look.bare for look in looks])) if looks else 0.0
+    bare = median(look.bare for look in looks)
     if bare > MAX_BARE:
         where = f"{bare:.0%} of the subject, in the median photograph, shows no detail"
         advice = "depth is a guess there: matt chalk spray or small stickers help, or side light"
         return [CaptureFinding("little texture", where, advice)]
-    told = [look.lost for look in looks if not np.isnan(look.lost)]
-    lost = float(np.median(told)) if told else 0.0
+    lost = median(look.lost for look in looks)
     if lost > MAX_LOST:
         where = f"{lost:.0%} of the subject, in the median photograph, has detail but no points"
         advice = (

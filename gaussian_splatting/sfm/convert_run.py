@@ -333,8 +333,9 @@ def _flatten(work: Work, models: Models, by_name: dict[str, Original], key: str)
         note(work.source, flattening=key, finished=None)
     if not work.noted("flattened", key):
         with work.step("undistorting photographs", models.n_placed) as advance:
-            flat = models.largest, by_name, work.flat, work.options.resize, advance
-            scene.write_flat_pictures(*flat)
+            scene.write_flat_pictures(
+                models.largest, by_name, work.flat, work.options.resize, advance
+            )
             scene.write_flat_model(work.models / "0", by_name, work.flat)
         note(work.source, flattened=key)
 
@@ -383,9 +384,11 @@ def _turntable(work: Work, photographs: Photographs) -> int:
 
 def _masks_of(work: Work, photographs: Photographs) -> tuple[list[ViewMask | None], Path | None]:
     asked, moving = scene.original_masks(work.source, work.options.masks.masks)
-    # Cameras without a place, to look masks up.
-    nowhere = 1.0, 1.0, 0.0, 0.0, np.eye(3), np.zeros(3)
-    cameras = [Camera(p.name, p.width, p.height, *nowhere, p.path) for p in photographs]
+    # Cameras without lens and place, to look masks up.
+    cameras = [
+        Camera(p.name, p.width, p.height, 1.0, 1.0, 0.0, 0.0, np.eye(3), np.zeros(3), p.path)
+        for p in photographs
+    ]
     wanted = replace(work.options.masks, masks=asked)
     found = with_masks(cameras, work.source.root, wanted, work.console.info)
     masks = [camera.mask for camera in found]
@@ -508,10 +511,10 @@ def _report(
     def page() -> Page:
         # Points of the flat model have the colours of the photographs.
         model = load_pycolmap().Reconstruction(str(made / "sparse" / "0"))
-        maps = report.camera_map(model, flat_names), direction_map(directions)
         title = f"Cameras of {root.resolve().name}"
+        from_above, around = report.camera_map(model, flat_names), direction_map(directions)
         return report.convert_page(
-            title, evidence, registration, found, *maps, files, work.steps, settings
+            title, evidence, registration, found, from_above, around, files, work.steps, settings
         )
 
     written = write_page(root / scene.PAGE, page, work.console.warn)

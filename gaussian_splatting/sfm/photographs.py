@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ from gaussian_splatting.data.consistency import sharpness
 from gaussian_splatting.data.images import IMAGE_SUFFIXES, colors_of, has_alpha, open_image
 from sugar_utils.errors import Notify, UserError, explained, shortened
 from sugar_utils.files import atomic_path, file_digest, require_regular_file, write_json_atomic
+from sugar_utils.libraries import load_package
 from sugar_utils.schemas import Count, read_checked
 
 HEIF_SUFFIXES = (".heic", ".heif", ".hif")
@@ -37,7 +37,6 @@ _TURNS = {
 
 _ON_ITS_SIDE = (5, 6, 7, 8)
 _UNIT_MM = {2: 25.4, 3: 10.0, 4: 1.0, 5: 0.001}
-_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -89,13 +88,11 @@ def described_photographs(folder: Path, recursive: bool) -> list[Photograph]:
             ) from error
     heif = [path for path in files if path.suffix.lower() in HEIF_SUFFIXES]
     if heif:
-        try:
-            importlib.import_module("pillow_heif").register_heif_opener()
-        except ImportError as error:
-            raise UserError(
-                f"{heif[0]}: {len(heif)} of {len(files)} photographs are HEIC, which needs one "
-                "more package: pip install pillow-heif (or export them as JPEG)"
-            ) from error
+        what = f"{heif[0]}: {len(heif)} of {len(files)} photographs are HEIC, which"
+        (pillow_heif,) = load_package(
+            what, "pillow-heif", "pillow_heif", instead="export them as JPEG"
+        )
+        pillow_heif.register_heif_opener()
     return [_described(path, folder) for path in files]
 
 
@@ -175,10 +172,12 @@ def told_photographs(photographs: Sequence[Photograph], notify: Notify) -> None:
         notify(f"note: {told} ({shortened(names)})")
     groups = camera_groups(photographs)
     if len(groups) > 1:
-        shown = [(len(group), photographs[group[0]]) for group in groups[:_NAMED]]
-        sizes = [f"{n} of{' ' * bool(p.device)}{p.device} {p.width} x {p.height}" for n, p in shown]
-        more = ["..."] * (len(groups) > _NAMED)
-        notify(f"note: {len(groups)} cameras or lens settings ({', '.join(sizes + more)})")
+        kinds = []
+        for group in groups:
+            first = photographs[group[0]]
+            device = f"{first.device} " if first.device else ""
+            kinds.append(f"{len(group)} of {device}{first.width} x {first.height}")
+        notify(f"note: {len(groups)} cameras or lens settings ({shortened(kinds)})")
 
 
 def output_names(photographs: Sequence[Photograph]) -> Iterator[str]:

@@ -42,24 +42,10 @@ RECORD, PAGE = "convert.json", "convert.html"
 
 
 class ConvertRecord(msgspec.Struct):
-    """``convert.json``: where the photographs are, and for each step what its result is made of."""
+    """``convert.json``: where the photographs are; beside it, what each step is made of."""
 
     source: FileName = INPUT
     cameras: str = ""
-    features: str = ""
-    found: str = ""
-    matches: str = ""
-    matched: str = ""
-    models: str = ""
-    masked_features: str = ""
-    masked_found: str = ""
-    masked_matches: str = ""
-    masked_matched: str = ""
-    masked_models: str = ""
-    flattening: str = ""
-    flattened: str = ""
-    finished: str = ""
-    taken: str = ""
     rounds: str = ""  # digest of photographs, and how many rounds of a turntable they are
     published: bool = False
 

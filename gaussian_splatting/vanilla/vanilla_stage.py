@@ -19,7 +19,7 @@ from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.poses import PoseRefinement, fitted_pose
 from gaussian_splatting.engine.stage import Stage, StepResult
 from gaussian_splatting.engine.strips import ImageTerm, StripMaps, ViewPass
-from gaussian_splatting.engine.training_views import Target, color_terms_of, exposed_strip
+from gaussian_splatting.engine.training_views import Target, color_terms_of
 from gaussian_splatting.losses.photometric import SSIM_HALO
 from gaussian_splatting.optim import densification
 from gaussian_splatting.optim.learned_exposure import Exposures
@@ -204,7 +204,7 @@ class VanillaStage(Stage):
         weight = self._config.lambda_dssim
 
         def evaluate(maps: StripMaps) -> tuple[Tensor, dict[str, Tensor]]:
-            image = exposed_strip(maps, seen.exposure, seen.inside)
+            image = seen.exposed(maps)
             loss, l1, ssim = color_terms_of(image, maps, seen.photograph, weight)
             return loss, {TOTAL: loss, "l1": l1, "ssim": ssim}
 

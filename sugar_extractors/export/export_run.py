@@ -18,7 +18,7 @@ from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.ply import holds_gaussians, read_gaussian_ply, write_gaussian_ply
 from gaussian_splatting.data.reference_layout import load_reference_checkpoint
 from gaussian_splatting.engine.model import cloud_from_state
-from sugar_extractors.export import compact_files, mesh_formats, sog_files
+from sugar_extractors.export import compact_files, mesh_formats
 from sugar_extractors.mesh_pictures import read_any_mesh
 from sugar_extractors.results import capture_of, read_state, scene_of
 from sugar_extractors.texture import textured_mesh_io
@@ -198,7 +198,7 @@ def read_bound_gaussians(path: Path) -> BoundCloud:
 _WRITERS: dict[str, Callable[[Path, GaussianCloud], np.ndarray | None]] = {
     "spz": compact_files.write_spz,
     "spz4": partial(compact_files.write_spz, version=4),
-    "sog": sog_files.write_sog,
+    "sog": compact_files.write_sog,
     "usd": mesh_formats.write_usd_gaussians,
     "splat": compact_files.write_splat,
     "ply": write_gaussian_ply,
@@ -206,7 +206,7 @@ _WRITERS: dict[str, Callable[[Path, GaussianCloud], np.ndarray | None]] = {
 }
 _READERS: dict[str, Callable[[Path], GaussianCloud]] = {
     ".spz": compact_files.read_spz,
-    ".sog": sog_files.read_sog,
+    ".sog": compact_files.read_sog,
     **dict.fromkeys((".usd", ".usda", ".usdc"), mesh_formats.read_usd_gaussians),
     ".splat": compact_files.read_splat,
     ".glb": compact_files.read_gltf_gaussians,
@@ -278,8 +278,9 @@ def _export_mesh(options: ExportOptions, temporary: Paths, console: Console) -> 
     mesh = textured_mesh_io.read_textured_mesh(options.result)
     matrix = _matrix(options, mesh.vertices.double().numpy(), console)
     if options.max_triangles is not None or options.texture_size is not None:
-        limits = options.max_triangles, options.texture_size
-        mesh = mesh_formats.simplified(mesh, *limits, options.normal_map)
+        mesh = mesh_formats.simplified(
+            mesh, options.max_triangles, options.texture_size, options.normal_map
+        )
     # The writers of OBJ and GLB turn axes on their own.
     total = _axes(to, upright) @ matrix
     own = matrix if to in ("glb", "obj") else total

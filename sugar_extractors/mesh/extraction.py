@@ -23,10 +23,9 @@ from gaussian_splatting.engine.model import cloud_from_state
 from gaussian_splatting.engine.run_directory import Identity, scene_inputs
 from gaussian_splatting.engine.training_views import at_scale
 from sugar_extractors.mesh import level_sets, meshing_backends, seams, tsdf
-from sugar_extractors.mesh.decimation import decimated_to_error
 from sugar_extractors.mesh.level_sets import Box, LevelSetModel, SurfaceSamples
 from sugar_extractors.mesh.mesh_config import OUTPUT_FLAG, MeshOptions
-from sugar_extractors.mesh.meshing_backends import MIN_POINTS, PoissonConfig
+from sugar_extractors.mesh.meshing_backends import MIN_POINTS, PoissonConfig, decimated_to_error
 from sugar_extractors.results import alone_with, is_finished, publish, read_state
 from sugar_scene import triangle_mesh
 from sugar_scene.reprojection import NeighborViews
@@ -316,8 +315,8 @@ class _Extraction:
             if config.margin is not None:
                 margin = config.margin * scene.extent
                 observed = tsdf.observed_region(scene.observations, box, margin)
-            views = render, self._cameras
-            fused = tsdf.fuse_region(*views, box, config, self._console, observed)
+            fusion = tsdf.Fusion(render, self._cameras, box, config, self._console)
+            fused = fusion.surface(observed)
             figures[f"{name}_voxel"] = fused.voxel_size
             figures[f"{name}_voxels"] = fused.n_voxels
             figures[f"{name}_seconds"] = round(time.monotonic() - start, 2)

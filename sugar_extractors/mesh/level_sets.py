@@ -268,8 +268,8 @@ def collect_surface_samples(
         pixels = hits.covered.flatten().nonzero()[:, 0]
         pixels = _random_rows(pixels, CANDIDATES_PER_POINT * per_view, seed, "pixels", view)
         centers, depths = pixel_centers(pixels, camera.width), hits.depth.flatten()[pixels]
-        rays = centers, depths, hits.face.flatten()[pixels] // 2
-        found = march_rays(model, camera, *rays, levels)
+        owners = hits.face.flatten()[pixels] // 2
+        found = march_rays(model, camera, centers, depths, owners, levels)
         image = rasterize(model.gaussians, camera, sh_degree=0).image.reshape(-1, 3)
         colors = (image[pixels].clamp(0, 1) * 255).round().to(torch.uint8)
         for index, (level, store) in enumerate(zip(levels, stores, strict=True)):
@@ -279,8 +279,8 @@ def collect_surface_samples(
             if hull is not None:
                 good &= hull.contains(found.points[index])
             # By the level itself: a mesh must not depend on which others are made beside it.
-            labels = ("points", view, repr(float(level)))
-            rows = _random_rows(good.nonzero()[:, 0], per_view, seed, *labels)
+            candidates, name = good.nonzero()[:, 0], repr(float(level))
+            rows = _random_rows(candidates, per_view, seed, "points", view, name)
             at = slice(filled[index], filled[index] + rows.shape[0])
             store.points[at] = found.points[index, rows].cpu().numpy()
             store.normals[at] = found.normals[index, rows].cpu().numpy()

@@ -140,26 +140,6 @@ def carved_renderer(render: Renderer, hull: VisualHull | None) -> Renderer:
     return render if hull is None else carved
 
 
-def fuse_region(
-    render: Renderer, cameras: Sequence[Camera], box: Box, config: TsdfConfig, console: Console,
-    region: ObservedRegion | None = None,
-) -> FusedRegion:  # fmt: skip
-    """Fuse all views within a box and extract the surface within a region."""
-    with torch.no_grad():
-        voxel = config.tsdf_voxel_size or _automatic_voxel(render, cameras, box, config)
-        if voxel is None:
-            return FusedRegion(_EMPTY, 0.0, 0)
-        field = _empty_field(render, cameras, box, voxel, config, console)
-        _fuse(render, cameras, field, config, console)
-    mesh = extract_surface(field, min(config.min_views, 1 + len(cameras) // 2))
-    if region is not None and mesh.n_faces:
-        mesh = triangle_mesh.keep_vertices(mesh, region.contains(mesh.vertices))
-    mesh = triangle_mesh.without_small_components(mesh, config.min_component)
-    if config.fill:
-        mesh = triangle_mesh.with_holes_filled(mesh, config.fill)
-    return FusedRegion(mesh, field.voxel, field.distances.numel())
-
-
 def _world_points(view: DepthView, depth: Tensor) -> Tensor:
     """Points of all pixels at the given depths. (H, W) -> (H W, 3) world units"""
     camera = view.camera
@@ -168,62 +148,98 @@ def _world_points(view: DepthView, depth: Tensor) -> Tensor:
     return local @ depth.new_tensor(camera.rotation) + depth.new_tensor(camera.center)
 
 
-def _automatic_voxel(
-    render: Renderer, cameras: Sequence[Camera], box: Box, config: TsdfConfig
-) -> float | None:
-    parts = []
-    for camera in cameras[:: max(1, len(cameras) // _N_FOOTPRINT_VIEWS)]:
-        view = render(camera)
-        points, depths = _world_points(view, view.depth), view.depth.flatten()
-        low, high = points.new_tensor(box.low), points.new_tensor(box.high)
-        good = ((points > low) & (points < high)).all(dim=-1) & (depths > 0)
-        parts.append(depths[good] / math.sqrt(camera.fx * camera.fy))
-    pixel_sizes = torch.cat(parts)
-    if len(pixel_sizes) == 0:
-        return None
-    median = float(pixel_sizes.sort().values[len(pixel_sizes) // 2])
-    return max(config.pixels_per_voxel * median, max(np.subtract(box.high, box.low)) / 2048)
+@dataclass(frozen=True)
+class Fusion:
+    """The views that are fused, and the box within which they are."""
 
+    render: Renderer
+    cameras: Sequence[Camera]
+    box: Box
+    config: TsdfConfig
+    console: Console
 
-def _empty_field(
-    render: Renderer, cameras: Sequence[Camera], box: Box, voxel: float,
-    config: TsdfConfig, console: Console,
-) -> SparseField:  # fmt: skip
-    """Blocks within the truncation distance of some depth, in larger voxels if too many."""
-    device = render(cameras[0]).depth.device
-    while True:
-        sides = (high - low for low, high in zip(box.low, box.high, strict=True))
-        shape = tuple(max(1, math.ceil(side / (voxel * BLOCK))) for side in sides)
-        marked = torch.zeros(math.prod(shape), dtype=torch.bool, device=device)
-        with console.progress("blocks", 1, len(cameras)) as progress:
-            for done, camera in enumerate(cameras, start=1):
-                _mark_view(render(camera), box.low, voxel, shape, marked, config)
-                progress.update(done)
-        n = int(marked.sum()) * BLOCK**3
-        if n <= config.max_voxels:
-            break
-        larger = voxel * max(_COARSER, math.sqrt(n / config.max_voxels))
-        console.info(f"voxels of {voxel:.4g} would be too many; taking {larger:.4g}")
-        voxel = larger
-    table = torch.where(marked, marked.cumsum(0).int() - 1, -1).int().reshape(shape)
-    distances, weights = torch.zeros(n, device=device), torch.zeros(n, device=device)
-    colors = torch.zeros(n, 3, device=device)
-    return SparseField(box.low, voxel, table, distances, weights, colors)
+    def surface(self, region: ObservedRegion | None = None) -> FusedRegion:
+        """Fuse all views within the box and extract the surface within a region."""
+        config = self.config
+        with torch.no_grad():
+            voxel = config.tsdf_voxel_size or self._automatic_voxel()
+            if voxel is None:
+                return FusedRegion(_EMPTY, 0.0, 0)
+            field = self._empty_field(voxel)
+            self._fill(field)
+        mesh = extract_surface(field, min(config.min_views, 1 + len(self.cameras) // 2))
+        if region is not None and mesh.n_faces:
+            mesh = triangle_mesh.keep_vertices(mesh, region.contains(mesh.vertices))
+        mesh = triangle_mesh.without_small_components(mesh, config.min_component)
+        if config.fill:
+            mesh = triangle_mesh.with_holes_filled(mesh, config.fill)
+        return FusedRegion(mesh, field.voxel, field.distances.numel())
 
+    def _automatic_voxel(self) -> float | None:
+        box, parts = self.box, []
+        for camera in self.cameras[:: max(1, len(self.cameras) // _N_FOOTPRINT_VIEWS)]:
+            view = self.render(camera)
+            points, depths = _world_points(view, view.depth), view.depth.flatten()
+            low, high = points.new_tensor(box.low), points.new_tensor(box.high)
+            good = ((points > low) & (points < high)).all(dim=-1) & (depths > 0)
+            parts.append(depths[good] / math.sqrt(camera.fx * camera.fy))
+        pixel_sizes = torch.cat(parts)
+        if len(pixel_sizes) == 0:
+            return None
+        median = float(pixel_sizes.sort().values[len(pixel_sizes) // 2])
+        smallest = max(np.subtract(box.high, box.low)) / 2048
+        return max(self.config.pixels_per_voxel * median, smallest)
 
-def _mark_view(
-    view: DepthView, origin: Sequence[float], voxel: float, shape: Sequence[int], marked: Tensor,
-    config: TsdfConfig,
-) -> None:  # fmt: skip
-    reach = config.truncation * voxel
-    n_steps = math.ceil(2 * reach / (voxel * BLOCK / 2)) + 1
-    known = view.depth.flatten() > 0
-    shape = torch.tensor(shape, device=marked.device)
-    for offset in torch.linspace(-reach, reach, n_steps, device="cpu").tolist():
-        points = _world_points(view, view.depth + offset)[known]
-        blocks = ((points - points.new_tensor(origin)) / (voxel * BLOCK)).floor().long()
-        blocks = blocks[((blocks >= 0) & (blocks < shape)).all(dim=1)]
-        marked[(blocks[:, 0] * shape[1] + blocks[:, 1]) * shape[2] + blocks[:, 2]] = True
+    def _empty_field(self, voxel: float) -> SparseField:
+        """Blocks within the truncation distance of some depth, in larger voxels if too many."""
+        box, config = self.box, self.config
+        device = self.render(self.cameras[0]).depth.device
+        while True:
+            sides = (high - low for low, high in zip(box.low, box.high, strict=True))
+            shape = tuple(max(1, math.ceil(side / (voxel * BLOCK))) for side in sides)
+            marked = torch.zeros(math.prod(shape), dtype=torch.bool, device=device)
+            with self.console.progress("blocks", 1, len(self.cameras)) as progress:
+                for done, camera in enumerate(self.cameras, start=1):
+                    self._mark(self.render(camera), voxel, shape, marked)
+                    progress.update(done)
+            n = int(marked.sum()) * BLOCK**3
+            if n <= config.max_voxels:
+                break
+            larger = voxel * max(_COARSER, math.sqrt(n / config.max_voxels))
+            self.console.info(f"voxels of {voxel:.4g} would be too many; taking {larger:.4g}")
+            voxel = larger
+        table = torch.where(marked, marked.cumsum(0).int() - 1, -1).int().reshape(shape)
+        distances, weights = torch.zeros(n, device=device), torch.zeros(n, device=device)
+        colors = torch.zeros(n, 3, device=device)
+        return SparseField(box.low, voxel, table, distances, weights, colors)
+
+    def _mark(self, view: DepthView, voxel: float, shape: Sequence[int], marked: Tensor) -> None:
+        """Mark the blocks that the depth of a view reaches. marked: (prod(shape),) bool"""
+        reach = self.config.truncation * voxel
+        n_steps = math.ceil(2 * reach / (voxel * BLOCK / 2)) + 1
+        known = view.depth.flatten() > 0
+        shape = torch.tensor(shape, device=marked.device)
+        for offset in torch.linspace(-reach, reach, n_steps, device="cpu").tolist():
+            points = _world_points(view, view.depth + offset)[known]
+            blocks = (points - points.new_tensor(self.box.low)) / (voxel * BLOCK)
+            blocks = blocks.floor().long()
+            blocks = blocks[((blocks >= 0) & (blocks < shape)).all(dim=1)]
+            marked[(blocks[:, 0] * shape[1] + blocks[:, 1]) * shape[2] + blocks[:, 2]] = True
+
+    def _fill(self, field: SparseField) -> None:
+        """Average all views into a field."""
+        n, blocks = field.distances.numel(), (field.table >= 0).nonzero().int().contiguous()
+        if n == 0:
+            return
+        place = wp.vec3(*field.origin), field.voxel, self.config.truncation * field.voxel
+        sums = field.distances, field.weights, as_array(field.colors, wp.vec3)
+        with self.console.progress("fusion", 1, len(self.cameras)) as progress:
+            for done, camera in enumerate(self.cameras, start=1):
+                view = self.render(camera)
+                maps = view.depth.contiguous(), as_array(view.color.contiguous(), wp.vec3)
+                arguments = [make_view(camera), *place, as_array(blocks, wp.vec3i), *maps, *sums]
+                launch(integrate, n, arguments, min_items=_MIN_ITEMS)
+                progress.update(done, fields={"voxels": f"{n:,}"})
 
 
 @wp.kernel
@@ -258,24 +274,6 @@ def integrate(
     distances[i] += (wp.min(distance / truncation, 1.0) - distances[i]) * share
     colors[i] += (color[int(y), int(x)] - colors[i]) * share
     weights[i] = weight + 1.0
-
-
-def _fuse(
-    render: Renderer, cameras: Sequence[Camera], field: SparseField, config: TsdfConfig,
-    console: Console,
-) -> None:  # fmt: skip
-    n, blocks = field.distances.numel(), (field.table >= 0).nonzero().int().contiguous()
-    if n == 0:
-        return
-    place = wp.vec3(*field.origin), field.voxel, config.truncation * field.voxel
-    sums = field.distances, field.weights, as_array(field.colors, wp.vec3)
-    with console.progress("fusion", 1, len(cameras)) as progress:
-        for done, camera in enumerate(cameras, start=1):
-            view = render(camera)
-            maps = view.depth.contiguous(), as_array(view.color.contiguous(), wp.vec3)
-            arguments = [make_view(camera), *place, as_array(blocks, wp.vec3i), *maps, *sums]
-            launch(integrate, n, arguments, min_items=_MIN_ITEMS)
-            progress.update(done, fields={"voxels": f"{n:,}"})
 
 
 try:

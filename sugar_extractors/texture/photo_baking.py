@@ -24,11 +24,8 @@ from torch.nn import functional
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import eroded
-from sugar_extractors.texture import texture_baking
-from sugar_extractors.texture.normal_map import vertex_normals
-from sugar_extractors.texture.texture_atlas import Atlas
-from sugar_extractors.texture.texture_baking import BakingConfig, ViewColors
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh, render_textured
+from sugar_extractors.texture.texture_baking import BakedTexture, Baker, ViewColors
+from sugar_extractors.texture.textured_mesh_io import TexturedMesh, render_textured, vertex_normals
 from sugar_scene.triangle_rasterizer import pixels_of_points, rasterize_triangles, to_camera
 
 FLOW_WINDOW = 6  # radius in pixels of the windows that move together
@@ -179,15 +176,11 @@ class Resolution:
 
 @torch.no_grad()
 def bake_photographs(
-    vertices: Tensor, faces: Tensor, atlas: Atlas, cameras: Sequence[Camera],
-    photograph: Callable[[Camera], Tensor], face_colors: Tensor, resolution: Resolution,
-    config: BakingConfig, on_view: Callable[[int, int], None] = lambda done, total: None,
-) -> texture_baking.BakedTexture:  # fmt: skip
-    """Colour a mesh from photographs.
-
-    Args:
-        vertices, faces, atlas, face_colors, on_view: As of :func:`bake_texture`.
-        photograph: Colours and how much each pixel counts. (H, W, 4) in [0, 1]
+    baker: Baker, photograph: Callable[[Camera], Tensor], face_colors: Tensor,
+    resolution: Resolution,
+) -> BakedTexture:  # fmt: skip
+    """Colour a mesh from photographs: ``photograph`` gives their colours, and how much each pixel
+    counts, (H, W, 4) in [0, 1]. face_colors: as of :meth:`Baker.bake`
     """
 
     def first(camera: Camera) -> ViewColors:
@@ -195,7 +188,7 @@ def bake_photographs(
 
     def lacking(camera: Camera) -> ViewColors:
         target = render_textured(mesh, camera, supersampling=2).permute(2, 0, 1)
-        covered = rasterize_triangles(vertices, faces, camera).covered
+        covered = rasterize_triangles(baker.vertices, baker.faces, camera).covered
         image = photograph(camera).permute(2, 0, 1)
         gain = gains[camera.name] = gain_between(image, target, covered)
         colors, weight = aligned(image, target, covered, gain).split([3, 1])
@@ -215,16 +208,13 @@ def bake_photographs(
         return torch.stack(list(gains.values())).median(dim=0).values.flatten()
 
     def progress(n: int, done: int, total: int) -> None:
-        on_view(n * total + done, 2 * total)
+        baker.on_view(n * total + done, 2 * total)
 
-    seen = vertices, faces, atlas, cameras
-    baked = texture_baking.bake_texture(*seen, first, face_colors, config, partial(progress, 0))
-    mesh, gains = TexturedMesh(vertices, faces, atlas.uvs, baked.texture), {}
+    baked = replace(baker, on_view=partial(progress, 0)).bake(first, face_colors)
+    mesh, gains = TexturedMesh(baker.vertices, baker.faces, baker.atlas.uvs, baked.texture), {}
     # In the exposure of the median photograph, whichever views resolve most.
-    texture = texture_baking.add_to_texture(
-        baked.texture, *seen, lacking, config, median_gain, partial(progress, 1)
-    )
-    return replace(baked, texture=texture)
+    adding = replace(baker, on_view=partial(progress, 1))
+    return replace(baked, texture=adding.add(baked.texture, lacking, median_gain))
 
 
 def _gradient_energy(image: Tensor, weight: Tensor) -> float:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.cloud import GaussianCloud, quaternions_of, rotation_matrices
 from gaussian_splatting.data.cameras import Camera, middle_of, up_direction, upright_rotation
 from gaussian_splatting.data.images import NameIndex
 from gaussian_splatting.data.ply import write_gaussian_ply
@@ -26,7 +26,6 @@ from sugar_extractors.texture.textured_mesh_io import GLB_AXES
 from sugar_utils.errors import Notify, UserError
 from sugar_utils.files import file_digest, read_json, write_json_atomic
 from sugar_utils.flags import positive_float
-from sugar_utils.quaternions import quaternions_of, rotation_matrices
 from sugar_utils.schemas import FAR
 from sugar_utils.settings import flag
 

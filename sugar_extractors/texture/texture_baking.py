@@ -253,105 +253,99 @@ def gather_view(
         sums[i] = sums[i] + weight / float(samples * samples) * sum
 
 
-@torch.no_grad()
-def bake_texture(
-    vertices: Tensor, faces: Tensor, atlas: Atlas, cameras: Sequence[Camera], source: ViewSource,
-    face_colors: Tensor, config: BakingConfig | None = None,
-    on_view: Callable[[int, int], None] = lambda done, total: None,
-) -> BakedTexture:  # fmt: skip
-    """Colour a mesh from pictures. vertices: (V, 3); faces: (F, 3); face_colors: (F, 3) in [0, 1]
+@dataclass(frozen=True)
+class Baker:
+    """A mesh that is coloured from pictures of it, some rows of its texture at a time."""
 
-    A texel that no view shows gets the mean colour of its face's texels, and a face that no view
-    shows its own colour.
-    """
-    config = config or BakingConfig()
-    bands = _bands(atlas.side, config.budget_bytes)
-    device, shape = vertices.device, (atlas.side, atlas.side)
-    texture = torch.zeros(*shape, 3, dtype=torch.uint8, device=device)
-    seen = torch.zeros(shape, dtype=torch.bool, device=device)
-    face_sums = torch.zeros(4, atlas.n_faces, dtype=torch.int64, device=device)
-    views = cameras, source, config, on_view
-    for rows, owners, colors, found in _gathered(vertices, faces, atlas, *views):
-        seen[rows], texture[rows] = found, to_uint8(colors)
-        owners, colors = owners[found].long(), texture[rows][found].long()
-        for channel in range(3):
-            face_sums[channel].scatter_add_(0, owners, colors[:, channel])
-        face_sums[3].scatter_add_(0, owners, torch.ones_like(owners))
-    # Faces of which no texel is seen have their own colours.
-    counts = face_sums[3]
-    means = (face_sums[:3].double() / counts.clamp_min(1)).T.round().to(torch.uint8)
-    means = torch.where(counts[:, None] > 0, means, to_uint8(face_colors.to(device)))
-    n_seen, n_faces = int(seen.sum()), int((counts > 0).sum())
-    n_texels = _fill_unseen(texture, seen, atlas, bands, means)
-    return BakedTexture(texture.flip(0), n_seen, n_texels, n_faces, len(bands))
+    vertices: Tensor  # (V, 3) world units
+    faces: Tensor  # (F, 3)
+    atlas: Atlas
+    cameras: Sequence[Camera]
+    config: BakingConfig = BakingConfig()
+    on_view: Callable[[int, int], None] = lambda done, total: None  # how many views of how many
 
+    @torch.no_grad()
+    def bake(self, source: ViewSource, face_colors: Tensor) -> BakedTexture:
+        """The texture; ``face_colors``, (F, 3) in [0, 1], are for faces that no view shows.
 
-@torch.no_grad()
-def add_to_texture(
-    texture: Tensor, vertices: Tensor, faces: Tensor, atlas: Atlas, cameras: Sequence[Camera],
-    source: ViewSource, config: BakingConfig, exposure: Callable[[], Tensor],
-    on_view: Callable[[int, int], None],
-) -> Tensor:  # fmt: skip
-    """Add to a baked texture, (side, side, 3) uint8, what views lack, which may be negative.
+        A texel that no view shows gets the mean colour of its face's texels.
+        """
+        atlas, device = self.atlas, self.vertices.device
+        shape = (atlas.side, atlas.side)
+        texture = torch.zeros(*shape, 3, dtype=torch.uint8, device=device)
+        seen = torch.zeros(shape, dtype=torch.bool, device=device)
+        face_sums = torch.zeros(4, atlas.n_faces, dtype=torch.int64, device=device)
+        for rows, owners, colors, found in self._gathered(source):
+            seen[rows], texture[rows] = found, to_uint8(colors)
+            owners, colors = owners[found].long(), texture[rows][found].long()
+            for channel in range(3):
+                face_sums[channel].scatter_add_(0, owners, colors[:, channel])
+            face_sums[3].scatter_add_(0, owners, torch.ones_like(owners))
+        # Faces of which no texel is seen have their own colours.
+        counts = face_sums[3]
+        means = (face_sums[:3].double() / counts.clamp_min(1)).T.round().to(torch.uint8)
+        means = torch.where(counts[:, None] > 0, means, to_uint8(face_colors.to(device)))
+        n_seen, n_faces = int(seen.sum()), int((counts > 0).sum())
+        bands = _bands(atlas.side, self.config.budget_bytes)
+        n_texels = _fill_unseen(texture, seen, atlas, bands, means)
+        return BakedTexture(texture.flip(0), n_seen, n_texels, n_faces, len(bands))
 
-    The sum is divided by the exposure, (3,), which is asked when all views were read.
-    """
-    texture = texture.flip(0)
-    for rows, _, colors, _ in _gathered(vertices, faces, atlas, cameras, source, config, on_view):
-        texture[rows] = to_uint8((texture[rows] / 255 + colors) / exposure())
-    return texture.flip(0)
+    @torch.no_grad()
+    def add(self, texture: Tensor, source: ViewSource, exposure: Callable[[], Tensor]) -> Tensor:
+        """Add to a baked texture, (side, side, 3) uint8, what views lack, which may be negative.
 
+        The sum is divided by the exposure, (3,), which is asked when all views were read.
+        """
+        texture = texture.flip(0)
+        for rows, _, colors, _ in self._gathered(source):
+            texture[rows] = to_uint8((texture[rows] / 255 + colors) / exposure())
+        return texture.flip(0)
 
-def _gathered(
-    vertices: Tensor, faces: Tensor, atlas: Atlas, cameras: Sequence[Camera], source: ViewSource,
-    config: BakingConfig, on_view: Callable[[int, int], None],
-) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:  # fmt: skip
-    """Some rows of the texture at a time: (R, side) faces, (R, side, 3) colours, whether seen."""
-    bands = _bands(atlas.side, config.budget_bytes)
-    faces = faces.to(torch.int32).contiguous()
-    for band, part in enumerate(bands):
-        first, end = part.start, part.stop
-        texel_faces = atlas.texel_faces(first, end)
-        sums = torch.zeros(texel_faces.numel(), 4, device=vertices.device)
-        for index, camera in enumerate(cameras):
-            shown = source(camera)
-            shown = ViewColors(shown) if isinstance(shown, Tensor) else shown
-            _gather(vertices, faces, atlas, first, texel_faces, camera, shown, config, sums)
-            on_view(band * len(cameras) + index + 1, len(bands) * len(cameras))
-        for rows in _chunks(end - first, atlas.side):
-            chunk = sums.view(end - first, atlas.side, 4)[rows]
-            colors = chunk[..., :3] / chunk[..., 3:].clamp_min(1e-30)
-            at = slice(first + rows.start, first + rows.stop)
-            yield at, texel_faces[rows], colors, chunk[..., 3] > 0
-        del sums, texel_faces
+    def _gathered(self, source: ViewSource) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+        """Some rows at a time: (R, side) faces, (R, side, 3) colours, whether seen."""
+        side, n_views = self.atlas.side, len(self.cameras)
+        bands = _bands(side, self.config.budget_bytes)
+        for number, band in enumerate(bands):
+            texel_faces = self.atlas.texel_faces(band.start, band.stop)
+            sums = torch.zeros(texel_faces.numel(), 4, device=self.vertices.device)
+            for index, camera in enumerate(self.cameras):
+                shown = source(camera)
+                shown = ViewColors(shown) if isinstance(shown, Tensor) else shown
+                self._gather(band.start, texel_faces, camera, shown, sums)
+                self.on_view(number * n_views + index + 1, len(bands) * n_views)
+            for rows in _chunks(len(texel_faces), side):
+                chunk = sums.view(-1, side, 4)[rows]
+                colors = chunk[..., :3] / chunk[..., 3:].clamp_min(1e-30)
+                at = slice(band.start + rows.start, band.start + rows.stop)
+                yield at, texel_faces[rows], colors, chunk[..., 3] > 0
+            del sums, texel_faces
 
-
-def _gather(
-    vertices: Tensor, faces: Tensor, atlas: Atlas, first_row: int, texel_faces: Tensor,
-    camera: Camera, shown: ViewColors, config: BakingConfig, sums: Tensor,
-) -> None:  # fmt: skip
-    """Add one view to the sums of a band. texel_faces: (R, side) int32, sums: (R side, 4)"""
-    moved = to_camera(vertices, camera)
-    depths = rasterize_camera_triangles(moved, faces, camera).depth
-    image, preferred = shown
-    if image.shape[-1] == 3:
-        image = torch.nn.functional.pad(image, (0, 1), value=1.0)
-    else:
-        # No surface lies where nothing counts, so no colour is taken from there.
-        depths = torch.where(image[..., 3] > 0, depths, torch.inf)
-    preferred = vertices.new_zeros(len(vertices)) if preferred is None else preferred
-    view, depths = make_view(camera), depths.contiguous()
-    corners = as_array(atlas.corners.reshape(-1, 2).contiguous(), wp.vec2)
-    surface = [as_array(moved, wp.vec3), as_array(faces, wp.vec3i)]
-    reached = torch.empty(len(faces), dtype=torch.uint8, device=vertices.device)
-    arguments = [view, config.depth_tolerance, corners, *surface, depths, reached]
-    launch(find_shown, len(faces), arguments, min_items=_MIN_ITEMS)
-    arguments = [
-        view, first_row, atlas.side, config.depth_tolerance, config.cosine_power,
-        texel_faces.view(-1), corners, *surface, preferred.contiguous(), config.floor,
-        as_array(image.float().contiguous(), wp.vec4), depths, reached, as_array(sums, wp.vec4),
-    ]  # fmt: skip
-    launch(gather_view, texel_faces.numel(), arguments, min_items=_MIN_ITEMS)
+    def _gather(
+        self, first_row: int, texel_faces: Tensor, camera: Camera, shown: ViewColors, sums: Tensor
+    ) -> None:
+        """Add one view to the sums of a band. texel_faces: (R, side) int32, sums: (R side, 4)"""
+        config, faces = self.config, self.faces.to(torch.int32).contiguous()
+        moved = to_camera(self.vertices, camera)
+        depths = rasterize_camera_triangles(moved, faces, camera).depth
+        image, preferred = shown
+        if image.shape[-1] == 3:
+            image = torch.nn.functional.pad(image, (0, 1), value=1.0)
+        else:
+            # No surface lies where nothing counts, so no colour is taken from there.
+            depths = torch.where(image[..., 3] > 0, depths, torch.inf)
+        preferred = moved.new_zeros(len(moved)) if preferred is None else preferred
+        view, depths = make_view(camera), depths.contiguous()
+        corners = as_array(self.atlas.corners.reshape(-1, 2).contiguous(), wp.vec2)
+        surface = [as_array(moved, wp.vec3), as_array(faces, wp.vec3i)]
+        reached = torch.empty(len(faces), dtype=torch.uint8, device=moved.device)
+        arguments = [view, config.depth_tolerance, corners, *surface, depths, reached]
+        launch(find_shown, len(faces), arguments, min_items=_MIN_ITEMS)
+        arguments = [
+            view, first_row, self.atlas.side, config.depth_tolerance, config.cosine_power,
+            texel_faces.view(-1), corners, *surface, preferred.contiguous(), config.floor,
+            as_array(image.float().contiguous(), wp.vec4), depths, reached, as_array(sums, wp.vec4),
+        ]  # fmt: skip
+        launch(gather_view, texel_faces.numel(), arguments, min_items=_MIN_ITEMS)
 
 
 def _bands(side: int, budget_bytes: int) -> list[slice]:

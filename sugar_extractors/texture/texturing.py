@@ -39,7 +39,7 @@ from sugar_extractors.results import alone_with, is_finished, publish, read_stat
 from sugar_extractors.texture import texture_atlas as atlases
 from sugar_extractors.texture.photo_baking import Resolution, bake_photographs
 from sugar_extractors.texture.placed_export import PlacementOptions, scale_of, write_placed
-from sugar_extractors.texture.texture_baking import BakingConfig, ViewSource, bake_texture
+from sugar_extractors.texture.texture_baking import Baker, BakingConfig, ViewSource
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, mesh_files, write_mesh_files
 from sugar_scene.geometry import neighbor_opacities
 from sugar_scene.mesh_bound import LAYOUTS, BoundCloud, bound_cloud_from_state
@@ -320,15 +320,6 @@ def _read_model(options: TextureOptions, path: Path, console: Console) -> BoundC
             f"{path}: has {cloud.per_triangle} Gaussians per triangle, not the {per_triangle} of "
             "--n_gaussians_per_surface_triangle; leave that flag out"
         )
-    n_vertices = cloud.vertices.shape[0]
-    if not 0 <= int(cloud.faces.min()) <= int(cloud.faces.max()) < n_vertices:
-        raise UserError(
-            f"{path}: a triangle refers to a vertex that is not there ({n_vertices} vertices); "
-            "refine the mesh again"
-        )
-    for name in ("vertices", "sh_dc", "opacity_logits", "log_scales", "rotations"):
-        if not torch.isfinite(getattr(cloud, name)).all():
-            raise UserError(f"{path}: has {name} of NaN or infinity; refine the mesh again")
     n_faces = cloud.faces.shape[0]
     console.info(f"{path}: {n_faces:,} triangles with {cloud.per_triangle} Gaussians each")
     if not options.postprocess_mesh:
@@ -370,12 +361,12 @@ def _texture(
         def on_view(done: int, total: int) -> None:
             progress.update(100 * done // total)
 
+        baker = Baker(*surface, atlas, cameras, options.baking, on_view)
         if is_photos:
-            seen = atlas, cameras, photo_source(images, device, exposures), own, resolution
-            baked = bake_photographs(*surface, *seen, options.baking, on_view)
+            photographs = photo_source(images, device, exposures)
+            baked = bake_photographs(baker, photographs, own, resolution)
         else:
-            source = render_source(cloud.activate(), options.white_background)
-            baked = bake_texture(*surface, atlas, cameras, source, own, options.baking, on_view)
+            baked = baker.bake(render_source(cloud.activate(), options.white_background), own)
     finished = time.monotonic()
     mesh = TexturedMesh(*surface, atlas.uvs, baked.texture)
     result = {

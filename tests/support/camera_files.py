@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pycolmap
 
-from gaussian_splatting.sfm.camera_formats import KnownCamera
-from gaussian_splatting.sfm.known_cameras import read_cameras, the_cameras
+from gaussian_splatting.sfm.known_cameras import KnownCamera, read_cameras, the_cameras
 from gaussian_splatting.sfm.photographs import Photograph
 
 W, H, F = 640, 480, 500.0

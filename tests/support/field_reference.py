@@ -3,6 +3,7 @@
 
 from torch import Tensor
 
+from gaussian_splatting.cloud import rotation_matrices
 from sugar_scene.geometry import (
     MIN_NORMAL_SCALE,
     MIN_WEIGHT_SUM,
@@ -12,7 +13,6 @@ from sugar_scene.geometry import (
     smallest_axis,
     smallest_scales,
 )
-from sugar_utils.quaternions import rotation_matrices
 
 
 def smallest_axis_normals(quats: Tensor, scales: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.cloud import GaussianCloud, quaternions_of
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.data.reference_layout import (
@@ -21,7 +21,6 @@ from gaussian_splatting.engine.checkpoint import save_payload
 from gaussian_splatting.engine.model import STATE_NAMES
 from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
 from sugar_scene.triangle_mesh import TriangleMesh
-from sugar_utils.quaternions import quaternions_of
 from tests.support.random_scenes import look_at
 
 ITERATION = 30

@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import logging
 import struct
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -83,31 +80,24 @@ def read_curves(tensorboard_dir: Path) -> Curves:
 def _curves_of(*files: tuple[Path, int]) -> Curves:
     """Kept, because the page of a pipeline asks for those of each stage several times."""
     try:
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
     except ImportError:
         return {}
-    with tempfile.TemporaryDirectory() as folder, _quiet_tensorboard():
-        # The reader checks every byte in Python, 8 MB a second. Pictures are nearly all of a
-        # file, so it gets a copy without them.
-        for file, _ in files:
-            (Path(folder) / file.name).write_bytes(_small_records(file))
-        events = EventAccumulator(folder, size_guidance={"scalars": 0}).Reload()
-        return {
-            name: [(float(e.step), float(e.value)) for e in events.Scalars(name)]
-            for name in events.Tags()["scalars"]
-        }
-
-
-@contextlib.contextmanager
-def _quiet_tensorboard() -> Iterator[None]:
-    """Resumed runs have points to be left out, which the reader would warn of at length."""
-    logger = logging.getLogger("tensorboard")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
+    curves: dict[str, list[html.Point]] = {}
+    for file, _ in files:
+        for content, checksum in _small_records(file):
+            if struct.pack("<I", masked_crc32c(content)) != checksum:
+                break
+            event = Event.FromString(content)
+            if event.session_log.status == SessionLog.START:
+                for points in curves.values():
+                    points[:] = [point for point in points if point[0] < event.step]
+            for value in event.summary.value:
+                if value.HasField("simple_value"):
+                    point = float(event.step), value.simple_value
+                    curves.setdefault(value.tag, []).append(point)
+    return curves
 
 
 def last_value(curves: Curves, name: str) -> float | None:
@@ -115,22 +105,22 @@ def last_value(curves: Curves, name: str) -> float | None:
     return points[-1][1] if points else None
 
 
-def _small_records(path: Path) -> bytes:
-    """The records of an event file that may hold scalars, up to the first incomplete one."""
-    kept, size = [], path.stat().st_size
+def _small_records(path: Path) -> Iterator[tuple[bytes, bytes]]:
+    """Content and checksum of each record of an event file that may hold scalars.
+
+    TensorBoard's own reader checks every byte in Python, 8 MB a second, and pictures are nearly all
+    of a file. Of one that was cut off the whole records are read.
+    """
+    size = path.stat().st_size
     with path.open("rb") as file:
-        while True:
-            head = file.read(_HEAD_BYTES)
-            if len(head) < _HEAD_BYTES:
-                break
-            n_bytes = struct.unpack_from("<Q", head)[0] + _TAIL_BYTES
-            if file.tell() + n_bytes > size:
-                break
+        while len(head := file.read(_HEAD_BYTES)) == _HEAD_BYTES:
+            (n_bytes,) = struct.unpack_from("<Q", head)
+            if file.tell() + n_bytes + _TAIL_BYTES > size:
+                return
             if n_bytes > _MAX_RECORD_BYTES:
-                file.seek(n_bytes, 1)
+                file.seek(n_bytes + _TAIL_BYTES, 1)
             else:
-                kept += [head, file.read(n_bytes)]
-    return b"".join(kept)
+                yield file.read(n_bytes), file.read(_TAIL_BYTES)
 
 
 def _record(run_directory: Path, page: html.Page) -> dict[str, Any]:
