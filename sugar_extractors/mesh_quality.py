@@ -16,9 +16,9 @@ Only the object counts. What is compared, and where:
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
@@ -90,9 +90,6 @@ class MeshQuality:
             2 * p * r / (p + r) if p + r > 0 else 0.0
             for p, r in zip(self.precisions, self.recalls, strict=True)
         )
-
-    def record(self) -> dict[str, Any]:
-        return {**asdict(self), "chamfer": self.chamfer, "f_scores": self.f_scores}
 
     def rows(self) -> list[tuple[str, str]]:
         """Name and value of each figure for people; distances in % of the object's size."""

@@ -172,11 +172,9 @@ class Repeated(argparse.Action):
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    def _get_help_string(self, action: argparse.Action) -> str | None:
+    def _get_help_string(self, action: argparse.Action) -> str:
         text, no_effect_when = action.help, getattr(action, "no_effect_when", "")
         unnamed = (None, False, argparse.SUPPRESS)
-        if text is None:
-            return None
         if no_effect_when:
             text = f"{text}; without effect: {no_effect_when}"
         if action.default in unnamed or action.default == []:

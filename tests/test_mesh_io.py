@@ -77,7 +77,7 @@ def test_float_positions_polygons_and_missing_colours_are_read(tmp_path, text):
 
 def test_damaged_files_are_user_errors(tmp_path):
     path = tmp_path / "mesh.ply"
-    with pytest.raises(UserError, match="no such mesh"):
+    with pytest.raises(UserError, match="no such file"):
         read_mesh_ply(path)
     write_mesh_ply(path, tetrahedron())
     whole = path.read_bytes()

@@ -4,17 +4,21 @@
 from __future__ import annotations
 
 import math
+import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.masks import MaskOptions, overview
 from gaussian_splatting.data.observations import ViewOptions
-from gaussian_splatting.data.reference_layout import load_reference_checkpoint
+from gaussian_splatting.data.reference_layout import OBJECT_MASKS, load_reference_checkpoint
 from gaussian_splatting.data.scene import VanillaSize, load_scene, load_scene_for_checkpoint
 from gaussian_splatting.engine.runner import run_stage
 from gaussian_splatting.vanilla.estimated_masks import crossing_of, object_rows, support_plane
@@ -116,18 +120,24 @@ def test_nothing_there_is_refused():
         found(sphere() + 30.0)
 
 
+def scene_without_masks(folder: Path) -> Path:
+    root = copy_scene(make_observed_scene(folder / "observed").root, folder / "scene")
+    shutil.rmtree(root / "masks")
+    return root
+
+
+def options_of(root: Path, model: Path, masks: str, iterations: int) -> VanillaOptions:
+    return VanillaOptions(
+        source_path=root, model_path=model, config=VanillaConfig(iterations=iterations),
+        mask_options=MaskOptions(masks=masks),
+    )  # fmt: skip
+
+
 @pytest.mark.slow
 def test_masks_are_made_once_and_later_stages_use_them(tmp_path):
-    masked = make_observed_scene(tmp_path / "observed").root
-    root = copy_scene(masked, tmp_path / "scene")
-    for path in (root / "masks").iterdir():
-        path.unlink()
-    (root / "masks").rmdir()
-    asked = MaskOptions(masks="auto")
-    options = VanillaOptions(
-        source_path=root, model_path=tmp_path / "model", config=VanillaConfig(iterations=200),
-        mask_options=asked,
-    )  # fmt: skip
+    root, masked = scene_without_masks(tmp_path), tmp_path / "observed"
+    options = options_of(root, tmp_path / "model", "auto", 200)
+    asked = options.mask_options
     run_stage(options)
     how = {"size_rule": VanillaSize(), "view_options": ViewOptions(), "eval_split": False,
            "notify": lambda line: None}  # fmt: skip
@@ -144,3 +154,37 @@ def test_masks_are_made_once_and_later_stages_use_them(tmp_path):
     with pytest.raises(UserError, match="has no estimated masks"):
         load_scene_for_checkpoint(root, other, masks=asked, **how)
     assert not Path(root / "masks").exists()
+    (page,) = (options.model_path / OBJECT_MASKS).glob("*/masks.html")
+    assert page.read_text(encoding="utf-8").count("<img") == len(scene.train_cameras)
+
+
+def test_another_package_finds_the_foreground(tmp_path, monkeypatch):
+    """A stand-in: what is brighter than the mean of a photograph is its foreground."""
+
+    def remove(photograph, session, only_mask):
+        assert only_mask
+        assert session == "session"
+        gray = photograph.mean(axis=2)
+        return ((gray > gray.mean()) * 255).astype(np.uint8)
+
+    package = SimpleNamespace(new_session=lambda: "session", remove=remove)
+    monkeypatch.setitem(sys.modules, "rembg", package)
+    options = options_of(scene_without_masks(tmp_path), tmp_path / "model", "rembg", 2)
+    run_stage(options)
+    (folder,) = (options.model_path / OBJECT_MASKS).iterdir()
+    scene = load_scene_for_checkpoint(
+        options.source_path, load_reference_checkpoint(options.model_path, 2),
+        size_rule=VanillaSize(), masks=options.mask_options, view_options=ViewOptions(),
+        notify=lambda line: None,
+    )  # fmt: skip
+    camera = scene.train_cameras[0]
+    gray = np.asarray(Image.open(camera.image_path)).mean(axis=2)
+    assert np.array_equal(overview(camera) >= 128, gray > gray.mean())
+    assert camera.mask.path.parent == folder
+
+
+def test_a_missing_package_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "rembg", None)
+    options = options_of(scene_without_masks(tmp_path), tmp_path / "model", "rembg", 2)
+    with pytest.raises(UserError, match="pip install rembg"):
+        run_stage(options)

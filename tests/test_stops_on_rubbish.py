@@ -12,7 +12,7 @@ import train
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.data.reference_layout import point_cloud_path
-from gaussian_splatting.engine import training_views
+from gaussian_splatting.engine import stage
 from gaussian_splatting.vanilla import vanilla_stage
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_trainers import losses
@@ -139,7 +139,7 @@ def test_parameters_that_a_step_spoiled_are_not_saved(
 @pytest.mark.parametrize(
     ("module", "function", "term", "iteration"),
     [
-        (training_views, "color_terms_of", "color", FIRST),
+        (stage, "color_terms_of", "color", FIRST),
         (losses, "opacity_entropy", "entropy", FIRST + 1),
         (losses, "fused_depth_normal_consistency", "dn", PRUNED),
     ],

@@ -32,7 +32,6 @@ from gaussian_splatting.data.cameras import Camera, pixels_of
 from gaussian_splatting.data.observations import Observations, ViewOptions, deviation, median
 from sugar_utils.errors import Notify, UserError, shortened
 from sugar_utils.files import file_digest, in_parallel
-from sugar_utils.flags import AUTO
 
 LONGEST_SIDE = 640  # pixels, at which images are compared
 MIN_CORRELATION, CORRELATION_GAP, CORRELATION_SPREAD = 0.75, 0.15, 8.0
@@ -380,7 +379,7 @@ def checked_views(
     fitted = [pictures.fit_to_file(camera) for camera in cameras if camera.name not in unusable]
     masked = masking.with_masks(fitted, root, masks, notify)
     given = any(camera.mask is not None for camera in masked)
-    if estimated is not None and (given or masks.masks == AUTO):
+    if estimated is not None and (given or masks.masks in masking.FOUND):
         masked = masking.with_object_masks(masked, estimated)
         notify(f"masks that the checkpoint's training estimated: {estimated}")
     spread = math.nan

@@ -37,7 +37,8 @@ from sugar_utils.files import in_parallel
 from sugar_utils.flags import AUTO
 from sugar_utils.settings import flag
 
-NONE, ALPHA = "none", "alpha"
+NONE, ALPHA, REMBG = "none", "alpha", "rembg"
+FOUND = (AUTO, REMBG)  # masks that the vanilla stage makes; later stages find them
 FOLDERS = ("masks", "mask")  # folders of a scene that are taken for masks unasked
 OVERVIEW_SIDE = 512  # longest side in pixels of the small masks that are checked and carve the hull
 MAX_BLACK_SHARE = 0.25  # if more masks are all black, they are no masks
@@ -57,8 +58,9 @@ class MaskOptions:
     masks: str | None = _flag(
         None, "folder of the masks, in the scene folder or anywhere; alpha: the transparency of "
         "the photographs; auto: the object that all photographs look at, estimated by the "
-        "vanilla stage; none: no masks; unset: masks/ or mask/ of the scene folder, or those "
-        "that transforms*.json names, where they are", metavar="{DIR,alpha,auto,none}",
+        "vanilla stage; rembg: the foreground that this package finds in each photograph, if it is "
+        "installed; none: no masks; unset: masks/ or mask/ of the scene folder, or those "
+        "that transforms*.json names, where they are", metavar="{DIR,alpha,auto,rembg,none}",
         task="input",
     )  # fmt: skip
     mask_mode: MaskMode = _flag(
@@ -108,10 +110,7 @@ def is_all_black(camera: Camera) -> bool:
 def overview(camera: Camera) -> np.ndarray:
     """The mask of a camera, ``OVERVIEW_SIDE`` long; above 0 where any of it counts. (H, W) uint8"""
     small = camera.reduced(OVERVIEW_SIDE)
-    try:
-        status = camera.mask.path.stat()
-    except OSError as error:
-        raise UserError(f"cannot read the mask {camera.mask.path}: {error.strerror}") from error
+    status = camera.mask.path.stat()
     return _overview(camera.mask, small.width, small.height, (status.st_mtime_ns, status.st_size))
 
 
@@ -144,7 +143,7 @@ _Found = tuple[str, list["ViewMask | None"]]
 
 def _find(cameras: Sequence[Camera], root: Path, options: MaskOptions) -> _Found | None:
     asked, mode = options.masks, options.mask_mode
-    if asked in (NONE, AUTO):
+    if asked in (NONE, *FOUND):
         return None
     if asked == ALPHA:
         paths = [camera.image_path for camera in cameras]

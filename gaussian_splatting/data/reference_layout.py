@@ -34,10 +34,9 @@ from sugar_utils import schemas
 from sugar_utils.errors import Notify, UserError
 from sugar_utils.files import read_json, write_json_atomic, write_text_atomic
 
-CHECKPOINT_FOLDER, RUN_FILE = "checkpoints", "run.json"
+CHECKPOINT_FOLDER = "checkpoints"  # of the vanilla stage, to resume from
+RUN_FILE = "run.json"  # the record of a run
 OBJECT_MASKS = "object_masks"  # folder of estimated masks in a checkpoint folder
-"""Folder of the vanilla stage's resumable checkpoints, and the record of a run."""
-
 _CLOUD_NAME = "point_cloud.ply"
 _ITERATION = re.compile(r"iteration_(\d{1,18})")
 _Entry = Annotated[float, msgspec.Meta(ge=-2, le=2)]

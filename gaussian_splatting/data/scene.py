@@ -23,12 +23,11 @@ from gaussian_splatting.data.depth_maps import (
     known_depths,
 )
 from gaussian_splatting.data.images import CamerasByName, ImageFolder, missing_images
-from gaussian_splatting.data.masks import NO_MASKS, MaskOptions
+from gaussian_splatting.data.masks import FOUND, NO_MASKS, MaskOptions
 from gaussian_splatting.data.observations import KEEP_ALL, CaptureModel, Observations, ViewOptions
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint, StoredCamera
 from gaussian_splatting.data.transforms_json import find_transforms, read_transforms
 from sugar_utils.errors import Notify, UserError
-from sugar_utils.flags import AUTO
 
 TEST_INTERVAL = 8
 POSE_TOLERANCE = 1e-3
@@ -136,10 +135,10 @@ def load_scene_for_checkpoint(
     """
     root, how = _checked_root(root), SceneOptions(**options)
     notify = how.notify
-    if how.masks.masks == AUTO and checkpoint.object_masks is None:
+    if how.masks.masks in FOUND and checkpoint.object_masks is None:
         raise UserError(
-            f"--masks auto: {checkpoint.root} has no estimated masks; train it with --masks auto, "
-            "as train_full_pipeline.py does"
+            f"--masks {how.masks.masks}: {checkpoint.root} has no estimated masks; train it with "
+            "this flag, as train_full_pipeline.py does"
         )
     if checkpoint.cameras is None:
         notify(f"{checkpoint.root} has no cameras.json; taking the cameras of {root}")

@@ -91,8 +91,6 @@ def read_transforms(
     root: Path, *, seed: int = 0, missing_ok: bool = False, notify: Notify = print
 ) -> CaptureModel:
     paths = find_transforms(root)
-    if not paths:
-        raise UserError(f"{root}: no transforms_train.json and no transforms.json; check the path")
     contents = [conform(read_json(path), _Transforms, path) for path in paths]
     files = _resolve(root, contents, missing_ok)
     sets: list[list[Camera]] = [[], []]

@@ -22,6 +22,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,11 @@ from torch.nn import functional
 from gaussian_splatting.cloud import Gaussians, rotation_matrices
 from gaussian_splatting.compute import Compute
 from gaussian_splatting.data.cameras import Camera, looked_at, planes_of_triples
-from gaussian_splatting.data.images import COUNTS
+from gaussian_splatting.data.images import COUNTS, decode_image, decode_view, outlined
 from gaussian_splatting.data.masks import (
+    FOUND,
     OVERVIEW_SIDE,
+    REMBG,
     object_mask_path,
     overview,
     with_object_masks,
@@ -47,8 +50,11 @@ from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.run_directory import points_digest, scene_inputs
 from gaussian_splatting.rasterization import WARP, Rasterizer, rasterize
 from gaussian_splatting.rasterization.render import masked_shares
+from sugar_utils import html
 from sugar_utils.errors import Notify, UserError
 from sugar_utils.files import atomic_path, write_json_atomic
+from sugar_utils.flags import AUTO
+from sugar_utils.libraries import load_package
 
 # Lengths are in the radius of the sphere around the crossing that the median view shows whole.
 REACH = 1.5  # what is farther from the crossing belongs to the surroundings
@@ -187,7 +193,9 @@ def render_mask(
 ITERATIONS = 700  # iterations of the model of the whole scene at most
 MIN_IOU = 0.7  # median IoU with the given masks; below, those stay
 MIN_MASKS = 6  # fewer masks do not tell what the object is in other views
-_RECORD = "estimate.json"
+_RECORD, OUTLINES = "estimate.json", "masks.html"
+_SHOWN = 60  # photographs on the page of outlines, evenly spread over all
+_SHOWN_SIDE = 320
 Train = Callable[[Scene, Path, int], Path]
 
 
@@ -205,34 +213,29 @@ class MaskEstimation:
     settings: dict[str, Any]  # what else decides the training
     iterations: int  # of the training on whole photographs
     train: Train  # trains a scene into a folder for so many iterations, and returns the PLY
-    finds_object: bool = False  # without given masks (--masks auto)
+    asked: str | None = None  # --masks
 
     def __call__(self, scene: Scene, notify: Notify) -> Scene:
         """The scene with estimated masks, if it needs them and they agree with the given ones."""
-        if not (self.finds_object or needs_masks(scene.train_cameras)):
+        found = self.asked in FOUND
+        if not (found or needs_masks(scene.train_cameras)):
             return scene
-        decisive = self.settings, self.iterations, self.finds_object
+        decisive = self.settings, self.iterations, self.asked if found else None
         inputs = [scene_inputs(scene), points_digest(scene), *decisive]
         key = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
         folder = self.model_path / OBJECT_MASKS / key
         group = self.compute.group
         if not group.broadcast((folder / _RECORD).is_file()):
-            model = folder / "model"
-            # No masks, small images, nothing held out to measure.
-            small = [replace(c.reduced(OVERVIEW_SIDE), mask=None) for c in scene.train_cameras]
-            bare = {"test_cameras": [], "dropped_test_cameras": []}
-            whole = replace(scene, train_cameras=small, **bare)
-            ply = self.train(whole, model, self.iterations)
-            cloud = read_gaussian_ply(ply, notify).to(self.compute.device).activate()
-            iou = self._write(cloud, scene, folder)
+            iou = self._write_masks(scene, folder, notify)
             if group.is_first:
+                page = partial(_outlines, with_object_masks(scene.train_cameras, folder))
+                html.write_page(folder / OUTLINES, page, notify)
                 write_json_atomic(folder / _RECORD, {"median_iou": iou})
-                shutil.rmtree(model, ignore_errors=True)
             group.broadcast(True)
         iou = json.loads((folder / _RECORD).read_text(encoding="utf-8"))["median_iou"]
-        if self.finds_object:
+        if found:
             notify(
-                f"masks of the object that all photographs look at: {folder}; to correct them, "
+                f"masks of the object: {folder}, as outlines in {OUTLINES} there; to correct them, "
                 "copy that folder and pass it with --masks"
             )
         elif iou < MIN_IOU:
@@ -244,12 +247,28 @@ class MaskEstimation:
         masked = {role: with_object_masks(getattr(scene, role), folder) for role in roles}
         return replace(scene, **masked, object_masks=key)
 
+    def _write_masks(self, scene: Scene, folder: Path, notify: Notify) -> float:
+        if self.asked == REMBG:
+            if self.compute.group.is_first:
+                write_foregrounds(scene, folder)
+            return 1.0
+        model = folder / "model"
+        # No masks, small images, nothing held out to measure.
+        small = [replace(c.reduced(OVERVIEW_SIDE), mask=None) for c in scene.train_cameras]
+        bare = {"test_cameras": [], "dropped_test_cameras": []}
+        ply = self.train(replace(scene, train_cameras=small, **bare), model, self.iterations)
+        cloud = read_gaussian_ply(ply, notify).to(self.compute.device).activate()
+        iou = self._write(cloud, scene, folder)
+        if self.compute.group.is_first:
+            shutil.rmtree(model, ignore_errors=True)
+        return iou
+
     def _write(self, gaussians: Gaussians, scene: Scene, folder: Path) -> float:
         """Write the masks of all views that need one; their median IoU with given ones, or 1."""
         rasterizer = self.compute.rasterizer
         masked = [camera for camera in scene.train_cameras if camera.mask is not None]
         views = [(c.reduced(OVERVIEW_SIDE), torch.from_numpy(overview(c).copy())) for c in masked]
-        if self.finds_object:
+        if self.asked == AUTO:
             rows = object_rows(gaussians, scene.train_cameras)
             shares = torch.from_numpy(rows).to(gaussians.means)
         else:
@@ -265,6 +284,30 @@ class MaskEstimation:
                 small = camera.reduced(OVERVIEW_SIDE)
                 values = render_mask(gaussians, shares, small, size, rasterizer)
                 if self.compute.group.is_first:
-                    with atomic_path(object_mask_path(folder, camera.name)) as temporary:
-                        Image.fromarray(values).save(temporary, format="PNG")
+                    _write_mask(folder, camera, values)
         return float(np.median(iou)) if iou else 1.0
+
+
+def write_foregrounds(scene: Scene, folder: Path) -> None:
+    """Masks of all views by the package rembg, which looks at each photograph by itself."""
+    (rembg,) = load_package("--masks rembg", "rembg", "rembg", instead="use --masks auto")
+    session = rembg.new_session()
+    for camera in (*scene.train_cameras, *scene.test_cameras, *scene.dropped_test_cameras):
+        photograph = decode_image(camera.image_path, camera.width, camera.height)
+        values = rembg.remove(photograph, session=session, only_mask=True)
+        _write_mask(folder, camera, np.asarray(values).astype(np.uint8))
+
+
+def _write_mask(folder: Path, camera: Camera, values: np.ndarray) -> None:
+    with atomic_path(object_mask_path(folder, camera.name)) as temporary:
+        Image.fromarray(values).save(temporary, format="PNG")
+
+
+def _outlines(cameras: Sequence[Camera]) -> html.Page:
+    page = html.Page("Masks of the object", "photographs of the training views with outlines")
+    shown = cameras[:: -(-len(cameras) // _SHOWN)]
+    views = (torch.from_numpy(decode_view(camera.reduced(_SHOWN_SIDE))) for camera in shown)
+    drawn = (outlined(view).numpy() for view in views)
+    pictures = (html.Picture(v, camera.name) for v, camera in zip(drawn, shown, strict=True))
+    page.pictures(pictures, width=_SHOWN_SIDE)
+    return page

@@ -145,9 +145,9 @@ class VanillaOptions:
         )  # fmt: skip
         settings = {"random_seed": config.random_seed, **config.optimizer.identity()}
         iterations, train = min(ITERATIONS, 2 * config.iterations), partial(_train_whole, self)
-        found = self.mask_options.masks == AUTO
+        asked = self.mask_options.masks
         estimation = MaskEstimation(
-            self.model_path, self.compute, settings, iterations, train, found
+            self.model_path, self.compute, settings, iterations, train, asked
         )
         return _stage_run(estimation(scene, messages), self, messages)
 

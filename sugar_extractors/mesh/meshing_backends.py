@@ -269,8 +269,6 @@ def outlier_mask(points: np.ndarray) -> np.ndarray:
         chunk = cloud[first : first + _QUERY_CHUNK]
         squares = nearest_neighbors_of(chunk, cloud, OUTLIER_NEIGHBORS).sq_distances
         distances[first : first + len(chunk)] = squares.double().sqrt().mean(dim=1).numpy()
-    if len(points) < 2:
-        return np.zeros(len(points), dtype=bool)
     return distances > distances.mean() + OUTLIER_RATIO * distances.std(ddof=1)
 
 

@@ -170,13 +170,11 @@ def ssim(image: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
 
 
 def to_unit(image: Tensor) -> Tensor:
-    """Float image in [0, 1] from uint8 or float. Same shape, float32 or wider."""
+    """Float image in [0, 1] from uint8 or float. Same shape"""
     if image.dtype == torch.uint8:
         return image.float() / 255
     if not image.dtype.is_floating_point:
         raise ValueError(f"an image is uint8 or float, not {image.dtype}")
-    if image.element_size() < 4:
-        image = image.float()
     return image.clamp(0, 1)
 
 

@@ -222,8 +222,6 @@ def find(
 def constant_psnr(photograph: Tensor, counted: Tensor | None = None) -> float:
     """PSNR of the best image of one colour for (H, W, 3) uint8, in dB; at most 100."""
     pixels = photograph.reshape(-1, 3) if counted is None else photograph[counted]
-    if len(pixels) == 0:
-        return 100.0
     variance = float(pixels.double().div(255).var(dim=0, correction=0).mean())
     return 100.0 if variance < 1e-10 else -10 * math.log10(variance)
 
