@@ -18,14 +18,15 @@ from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.scene import VanillaSize, load_scene
 from gaussian_splatting.engine.runner import run_stage
-from gaussian_splatting.engine.stage import ImageStrip, depth_term
-from gaussian_splatting.engine.strips import StripMaps
+from gaussian_splatting.engine.stage import DEPTH_NOISE, ImageStrip, depth_term, inverse_depths
+from gaussian_splatting.engine.strips import ImageSplit, StripMaps, ViewPass
 from gaussian_splatting.engine.training_views import Target
+from gaussian_splatting.rasterization import project
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from sugar_utils.errors import UserError
 from tests.support.room import Room, make_room
-from tests.support.tiny_scene import make_tiny_scene
+from tests.support.tiny_scene import make_tiny_scene, tiny_cloud
 
 MILLIMETRES = 700.0
 """The sensor's unit: a unit of the scene is 0.7 m."""
@@ -193,11 +194,15 @@ def test_a_folder_that_is_not_there_or_has_other_names_is_one_line(room, tmp_pat
     assert not load(root, depths="none")[0].maps
 
 
-def strip(camera, depth: torch.Tensor, rows: slice, halo: int, counted=None) -> ImageStrip:
+def strip(camera, inverse: torch.Tensor, rows: slice, halo: int, counted=None) -> ImageStrip:
     shown = slice(max(0, rows.start - halo), min(camera.height, rows.stop + halo))
     here = slice(rows.start - shown.start, rows.stop - shown.start)
     maps = StripMaps(
-        shown=shown, counted=here, height=camera.height, image=None, depth=depth[shown]
+        shown=shown,
+        counted=here,
+        height=camera.height,
+        image=None,
+        features=inverse[shown, :, None],
     )
     photograph = torch.zeros(camera.height, camera.width, 3, dtype=torch.uint8)
     if counted is not None:
@@ -205,29 +210,54 @@ def strip(camera, depth: torch.Tensor, rows: slice, halo: int, counted=None) -> 
     return ImageStrip(maps, camera, Target(photograph))
 
 
-def test_the_term_is_the_mean_relative_error_in_strips_as_in_the_whole(room):
+def test_the_term_is_a_mean_error_in_strips_as_in_the_whole(room):
     camera = room.cameras[0]
     rng = torch.Generator().manual_seed(0)
     size = camera.height, camera.width
     truth = torch.rand(size, generator=rng) + 1
     truth[:5] = 0
-    depth = (torch.rand(size, generator=rng) + 1).requires_grad_(True)
+    inverse = (torch.rand(size, generator=rng) + 0.2).requires_grad_(True)
     term = depth_term(KnownDepths({camera.name: DepthMap(Path(), truth)}), 1.0)
-    whole = term.value(strip(camera, depth, slice(0, camera.height), 0))
-    expected = (depth[5:] / truth[5:] - 1).abs().mean()
-    assert torch.allclose(whole, expected)
+    whole = term.value(strip(camera, inverse, slice(0, camera.height), 0))
+    errors = (inverse * truth - 1).abs()
+    near = errors < DEPTH_NOISE
+    errors = torch.where(near, errors**2 / (2 * DEPTH_NOISE), errors - DEPTH_NOISE / 2)
+    assert 0 < int(near[5:].sum()) < near[5:].numel()
+    assert torch.allclose(whole, errors[5:].mean())
     parts = [slice(0, 20), slice(20, 33), slice(33, camera.height)]
-    values = [term.value(strip(camera, depth, rows, 5)) for rows in parts]
+    values = [term.value(strip(camera, inverse, rows, 5)) for rows in parts]
     assert torch.allclose(sum(values), whole)
-    (d_whole,) = torch.autograd.grad(whole, depth)
-    (d_parts,) = torch.autograd.grad(sum(values), depth)
+    (d_whole,) = torch.autograd.grad(whole, inverse)
+    (d_parts,) = torch.autograd.grad(sum(values), inverse)
     assert torch.allclose(d_whole, d_parts)
     counted = torch.rand(size, generator=rng) < 0.5
-    masked = term.value(strip(camera, depth, slice(0, camera.height), 0, counted))
-    here = counted & (truth > 0)
-    assert torch.allclose(masked, (depth / truth - 1).abs()[here].mean())
+    masked = term.value(strip(camera, inverse, slice(0, camera.height), 0, counted))
+    assert torch.allclose(masked, errors[counted & (truth > 0)].mean())
     unknown = replace(camera, name="another")
-    assert float(term.value(strip(unknown, depth, slice(0, camera.height), 0))) == 0
+    assert term.value(strip(unknown, inverse, slice(0, camera.height), 0)).item() == 0
+
+
+def test_blended_reciprocals_have_the_gradient_of_finite_differences(room):
+    camera = room.cameras[0]
+    rng = torch.Generator().manual_seed(1)
+    means = torch.rand(40, 3, generator=rng) * torch.tensor([2.0, 1.0, 1.0]) - 0.5
+    cloud = tiny_cloud(40)
+    truth = torch.full((camera.height, camera.width), 2.0)
+    term = depth_term(KnownDepths({camera.name: DepthMap(Path(), truth)}), 1.0)
+
+    def loss(moved: torch.Tensor, backward: bool = False) -> float:
+        leaves = replace(cloud, means=moved).activate().as_leaves()
+        view = ViewPass(
+            project(leaves, camera, features=inverse_depths(leaves, camera)), None, ImageSplit()
+        )
+        found, _ = view.backpropagate([term.bind(camera, Target(None))])
+        return leaves.means.grad if backward else float(found["depth"])
+
+    gradient = loss(means, backward=True)
+    direction = torch.nn.functional.normalize(gradient, dim=None)
+    step = 1e-3 * direction
+    measured = (loss(means + step) - loss(means - step)) / 2e-3
+    assert measured == pytest.approx(float((gradient * direction).sum()), rel=0.03)
 
 
 def run(root: Path, model: Path, iterations: int = 12, **flags) -> Path:

@@ -45,6 +45,7 @@ class _Swept:
     neighbors: list[int]
     depth: Tensor
     believed: Tensor
+    known: Tensor  # pixels whose depth a depth map says
 
 
 def with_dense_points(
@@ -82,7 +83,8 @@ def with_dense_points(
 def dense_points(
     scene: Scene, load_image: Callable[[Camera], Tensor], device: torch.device | str = "cpu"
 ) -> tuple[Tensor, Tensor]:
-    """Points that at least two photographs agree on, on the CPU, in the order of the views.
+    """Points that at least two photographs agree on, or that depth maps say, on the CPU, in the
+    order of the views.
 
     (P, 3) float32 world units, and their colours, (P, 3) uint8.
     """
@@ -94,7 +96,12 @@ def dense_points(
         depth = agreement = torch.full_like(view.grey, NOWHERE)
         if chosen:
             depth, agreement = sweep(view, [smaller[i][0] for i in chosen], *ranges[index])
-        swept.append(_Swept(view, colors, chosen, depth, counted & (agreement > AGREEMENT)))
+        believed, known = counted & (agreement > AGREEMENT), torch.zeros_like(counted)
+        given = scene.depths.of(view.camera, slice(0, view.camera.height), depth.device)
+        if given is not None:
+            known = counted & (given > 0)
+            depth, believed = torch.where(known, given, depth), believed | known
+        swept.append(_Swept(view, colors, chosen, depth, believed, known))
     found = [_points_of(one, swept) for one in swept]
     if not found:
         return torch.zeros(0, 3, device="cpu"), torch.zeros(0, 3, dtype=torch.uint8, device="cpu")
@@ -154,10 +161,10 @@ def _neighbors(cameras: Sequence[Camera], index: int, depth: float) -> list[int]
 
 
 def _points_of(one: _Swept, swept: Sequence[_Swept]) -> tuple[Tensor, Tensor]:
-    """Points of a view that one of its neighbours has found as well, and their colours."""
+    """Points of a view that a depth map or one of its neighbours confirms, and their colours."""
     beside = [swept[i] for i in one.neighbors]
     others = [(s.view, torch.where(s.believed, s.depth, torch.inf)) for s in beside]
-    kept = one.believed & consistent(one.view, one.depth, others, TOLERANCE)
+    kept = one.believed & (one.known | consistent(one.view, one.depth, others, TOLERANCE))
     every = torch.zeros_like(kept)
     every[::STRIDE, ::STRIDE] = True
     kept = (kept & every).cpu()

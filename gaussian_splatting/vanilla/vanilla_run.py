@@ -213,7 +213,7 @@ def _stage_run(
             return cloud
         if sky is not None and hull is None:
             cloud = with_sky_colors(cloud, sky, scene.train_cameras, store.shown)
-        if config.starts_dense:
+        if config.starts_dense or scene.depths.maps:
             limit = config.densification.max_gaussians
             cloud = with_dense_points(cloud, scene, store.shown, hull, limit, say.info)
         return cloud
