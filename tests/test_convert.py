@@ -332,7 +332,9 @@ def test_without_a_global_mapper_it_is_one_line(room, monkeypatch):
 @pytest.mark.slow
 def test_two_unrelated_sets_are_told_apart(room):
     write_photographs(room / "input", N, seed=5, name="other {}.png")
-    with pytest.raises(UserError, match=f"fall into sets that share nothing: {N} from .* and {N} from"):
+    with pytest.raises(
+        UserError, match=f"fall into sets that share nothing: {N} from .* and {N} from"
+    ):
         convert(ConvertOptions(room, sfm=SMALL), Heard())
     assert not (room / "sparse").exists()
 

@@ -114,7 +114,9 @@ def assert_given_poses(root: Path, shift=(0.0, 0.0, 0.0), n: int = ROOM - 1) -> 
 
 def test_poses_are_kept_and_points_are_triangulated(converted):
     root, lines = converted
-    assert f"cameras of Metashape: {root / 'cameras.xml'}, {ROOM - 1} of {ROOM} photographs" in lines
+    assert (
+        f"cameras of Metashape: {root / 'cameras.xml'}, {ROOM - 1} of {ROOM} photographs" in lines
+    )
     assert_given_poses(root)
     outcome = json.loads((root / "distorted" / "outcome.json").read_text())
     assert outcome["cameras"] == f"Metashape: {root / 'cameras.xml'}"
