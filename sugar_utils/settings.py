@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
@@ -104,6 +105,12 @@ def made_of(source: type, default: Callable[[], Any]) -> Any:
     return dataclasses.field(default_factory=default, metadata={_SOURCE: source})
 
 
+@functools.cache
+def _types_of(cls: type) -> dict[str, Any]:
+    """Types of the fields of a dataclass; to evaluate them takes longer than all else here."""
+    return typing.get_type_hints(cls)
+
+
 def _nested(field: dataclasses.Field, hints: dict[str, Any]) -> type | None:
     """The dataclass whose flags stand for a field that is no flag; None if there are none."""
     nested = field.metadata.get(_SOURCE, hints[field.name])
@@ -116,7 +123,7 @@ def flags_of(cls: type, *groups: str) -> Iterator[Flag]:
 
     Only those under the given headings; all if none is named.
     """
-    hints = typing.get_type_hints(cls)
+    hints = _types_of(cls)
     for field in dataclasses.fields(cls):
         declared = field.metadata.get(_KEY)
         if declared is None:
@@ -170,7 +177,7 @@ def from_args(cls: type[Settings], args: argparse.Namespace, **given: Any) -> Se
     A flag that the script does not have leaves its field alone, and so do fields that are neither
     flags nor dataclasses of such. ``given`` are fields that follow from something else.
     """
-    hints = typing.get_type_hints(cls)
+    hints = _types_of(cls)
     values, nested = dict(given), {}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         declared = field.metadata.get(_KEY)

@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures shared by all tests."""
 
+from __future__ import annotations
+
 import gc
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from sugar_extractors.mesh import meshing_backends, poisson_process
 from sugar_utils.errors import UserError
-from sugar_utils.libraries import run_alone
-from sugar_utils.warp_launch import HAS_FIBERS
-from tests.support import checksums
-from tests.support.tiny_scene import TinyScene, make_tiny_checkpoint, make_tiny_scene
+
+# Torch and Warp are imported where they are used: with several processes, the one that hands out
+# the tests, which all others wait for, runs none itself.
+if TYPE_CHECKING:
+    from tests.support.tiny_scene import TinyScene
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -31,6 +34,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function):
     try:
         return (yield)
     except UserError as error:
+        from sugar_utils.warp_launch import HAS_FIBERS
+
         if HAS_FIBERS or "thread blocks" not in str(error):
             raise
         pytest.skip(str(error))
@@ -49,6 +54,8 @@ def scenes_dir() -> Path:
 @pytest.fixture(scope="session", autouse=True)
 def fast_checksums() -> None:
     """Sums of TensorBoard's files without a loop in Python over their bytes."""
+    from tests.support import checksums
+
     checksums.install()
 
 
@@ -62,6 +69,8 @@ def no_waiting_for_the_disk() -> Iterator[None]:
 
 def solve_here(module: str, arguments: Sequence[str], waiting: Callable[[int], None]) -> None:
     """Poisson as its process does it, without the process."""
+    from sugar_extractors.mesh import poisson_process
+
     library, folder, options = arguments
     solve = {"pycolmap": poisson_process.by_pycolmap, "open3d": poisson_process.by_open3d}[library]
     solve(Path(folder), json.loads(options))
@@ -70,6 +79,8 @@ def solve_here(module: str, arguments: Sequence[str], waiting: Callable[[int], N
 @pytest.fixture(scope="session", autouse=True)
 def poisson_in_this_process() -> Iterator[None]:
     """To start a process takes longer than small meshes; ``own_process`` brings it back."""
+    from sugar_extractors.mesh import meshing_backends
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(meshing_backends, "run_alone", solve_here)
         yield
@@ -78,6 +89,9 @@ def poisson_in_this_process() -> Iterator[None]:
 @pytest.fixture
 def own_process(monkeypatch) -> None:
     """Poisson in a process of its own, as in the program."""
+    from sugar_extractors.mesh import meshing_backends
+    from sugar_utils.libraries import run_alone
+
     monkeypatch.setattr(meshing_backends, "run_alone", run_alone)
 
 
@@ -92,10 +106,14 @@ def small_pictures() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory) -> TinyScene:
     """A tiny COLMAP scene, one for each test module."""
+    from tests.support.tiny_scene import make_tiny_scene
+
     return make_tiny_scene(tmp_path_factory.mktemp("tiny") / "scene")
 
 
 @pytest.fixture(scope="module")
 def checkpoint(scene, tmp_path_factory) -> Path:
     """A vanilla checkpoint of it."""
+    from tests.support.tiny_scene import make_tiny_checkpoint
+
     return make_tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "checkpoint", scene)

@@ -28,7 +28,7 @@ from gaussian_splatting.sfm.convert_options import ConvertOptions, SfmOptions
 from gaussian_splatting.sfm.convert_run import convert
 from tests.support import glossy_sphere
 from tests.support.random_scenes import look_at
-from tests.support.tiny_scene import run_cli
+from tests.support.tiny_scene import run_cli, save_png
 from tests.support.tracks import make_observed_scene
 
 
@@ -53,7 +53,7 @@ def changed(good: Path, root: Path, change: Callable[[int, np.ndarray], np.ndarr
     shutil.copytree(good, root)
     for number, path in enumerate(sorted((root / "images").iterdir())):
         pixels = change(number, np.asarray(Image.open(path)).astype(float))
-        Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(path)
+        save_png(path, np.clip(pixels, 0, 255).astype(np.uint8))
     return root
 
 

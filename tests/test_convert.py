@@ -47,8 +47,8 @@ from tests.support.photographed_room import (
 from tests.support.pose_errors import pose_errors
 from tests.support.tiny_scene import finish, start
 
-N = 7
-SMALL = SfmOptions(extraction_size=WIDTH, max_features=500)
+N = 6
+SMALL = SfmOptions(extraction_size=WIDTH, max_features=600)
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +163,7 @@ def test_what_was_cut_short_goes_on_to_the_same_bits(place, name, room, converte
         raise KeyboardInterrupt
 
     monkeypatch.setattr(place, name, dies)
-    monkeypatch.setattr(matching, "_PART", 5)
+    monkeypatch.setattr(matching, "_PART", 4)
     options = ConvertOptions(room, resize=True, sfm=SMALL)
     with pytest.raises(KeyboardInterrupt):
         convert(options, Heard())
@@ -212,7 +212,7 @@ def test_results_take_their_places_also_after_a_kill_between_two_renames(tmp_pat
 
 @pytest.mark.slow
 def test_a_killed_process_goes_on(room, converted):
-    words = ("-s", room, "--resize", "--extraction_size", WIDTH, "--max_features", 500)
+    words = ("-s", room, "--resize", "--extraction_size", WIDTH, "--max_features", 600)
     process = start("gaussian_splatting/convert.py", *words)
     database = room / "distorted" / "database.db"
     while not database.is_file():
@@ -332,20 +332,22 @@ def test_without_a_global_mapper_it_is_one_line(room, monkeypatch):
 @pytest.mark.slow
 def test_two_unrelated_sets_are_told_apart(room):
     write_photographs(room / "input", N, seed=5, name="other {}.png")
-    with pytest.raises(UserError, match="fall into sets that share nothing: 7 from .* and 7 from"):
+    with pytest.raises(
+        UserError, match=f"fall into sets that share nothing: {N} from .* and {N} from"
+    ):
         convert(ConvertOptions(room, sfm=SMALL), Heard())
     assert not (room / "sparse").exists()
 
 
 def test_a_blurred_photograph_is_named_with_the_reason(room):
-    path = room / "input" / "IMG 4.png"
+    path = room / "input" / "IMG 3.png"
     with Image.open(path) as picture:
         blurred = picture.filter(ImageFilter.GaussianBlur(6))
     blurred.save(path)
     result = convert(ConvertOptions(room, sfm=SMALL), Heard())
     assert result.outcome["registered"] == N - 1
-    assert "IMG 4.png (blurred)" in result.outcome["line"]
-    assert "add photographs between IMG 3.png and IMG 5.png" in result.outcome["line"]
+    assert "IMG 3.png (blurred)" in result.outcome["line"]
+    assert "add photographs between IMG 2.png and IMG 4.png" in result.outcome["line"]
 
 
 def test_blurred_photographs_alone_are_refused_with_advice(room):
@@ -353,7 +355,7 @@ def test_blurred_photographs_alone_are_refused_with_advice(room):
         with Image.open(path) as picture:
             blurred = picture.filter(ImageFilter.GaussianBlur(8))
         blurred.save(path)
-    with pytest.raises(UserError, match="7 of them are blurred; hold the camera still"):
+    with pytest.raises(UserError, match=f"{N} of them are blurred; hold the camera still"):
         convert(ConvertOptions(room, sfm=SMALL), Heard())
 
 

@@ -28,6 +28,7 @@ from sugar_utils.errors import UserError
 from tests.support.limits import largest_file
 from tests.support.photographed_room import HEIGHT, WIDTH, write_photographs
 
+N = 5
 SMALL = SfmOptions(extraction_size=WIDTH, max_features=500)
 
 FULL_AT = (50_000, 200_000, 500_000)
@@ -37,7 +38,7 @@ FULL_AT = (50_000, 200_000, 500_000)
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("room")
-    write_photographs(root / "input", 7)
+    write_photographs(root / "input", N)
     convert(ConvertOptions(root, sfm=SMALL), Console.silent())
     return root
 
@@ -46,8 +47,8 @@ def test_cameras_are_needed_again_once_photographs_or_masks_change(converted, tm
     root = tmp_path / "scene"
     shutil.copytree(converted, root)
     assert not needs_cameras(root)
-    added = root / "input" / "IMG 8.png"
-    shutil.copy(root / "input" / "IMG 7.png", added)
+    added = root / "input" / f"IMG {N + 1}.png"
+    shutil.copy(root / "input" / f"IMG {N}.png", added)
     assert needs_cameras(root)
     added.unlink()
     assert not needs_cameras(root)
@@ -133,7 +134,7 @@ def test_matches_of_features_that_are_not_there_are_a_damaged_database(converted
         geometry.inlier_matches = rows
         database.update_two_view_geometry(1, 2, geometry)
     model = pycolmap.Reconstruction(str(converted / "distorted" / "sparse" / "0"))
-    names = [f"IMG {k}.png" for k in range(1, 8)]
+    names = [f"IMG {k}.png" for k in range(1, N + 1)]
     with pytest.raises(UserError, match=r"database\.db: damaged, the matches of IMG 1\.png and"):
         contradicting_pairs(model, path, names, verified_matches(path))
 

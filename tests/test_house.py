@@ -46,6 +46,13 @@ SHARED_NAMES = {"__init__.py", "train.py", "metrics.py", "render.py", "view.py"}
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "DOCS").glob("*.md"))]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forget_trees() -> Iterator[None]:
+    """Parsed files are millions of objects, through which every garbage collection goes."""
+    yield
+    tree_of.cache_clear()
+
+
 def requirement_lines(name: str) -> list[str]:
     lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
     return [line for line in lines if line and not line.startswith("#")]

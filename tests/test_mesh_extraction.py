@@ -105,7 +105,7 @@ def test_a_sphere_comes_back_closed_outward_and_coloured(options, backend, proje
         options,
         meshing_backend=backend,
         project_mesh_on_surface_points=project,
-        poisson=PoissonConfig(poisson_depth=6, vertices_density_quantile=0.0),
+        poisson=PoissonConfig(poisson_depth=5, vertices_density_quantile=0.0),
     )
     (path,) = extract_coarse_mesh(options)
     assert path.name == "sugarmesh_3Dgs30_densityestim02_sdfnorm02_level03_decim3000.ply"
@@ -194,7 +194,7 @@ def test_background_is_meshed_unless_it_is_empty_or_unwanted(tmp_path, options, 
 
 def coarser(options: MeshOptions, **changes) -> MeshOptions:
     """Settings for where it does not matter how good the surface is."""
-    solver = PoissonConfig(poisson_depth=5)
+    solver = PoissonConfig(poisson_depth=4)
     return replace(options, surface_points=10_000, poisson=solver, **changes)
 
 

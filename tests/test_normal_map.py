@@ -34,7 +34,7 @@ def fine() -> TexturedMesh:
     ball = trimesh.creation.icosphere(subdivisions=5)
     points = ball.vertices * (1 + 0.01 * np.sin(20 * ball.vertices).sum(axis=1, keepdims=True))
     uvs = torch.rand(len(ball.faces), 3, 2, generator=torch.Generator().manual_seed(0))
-    grey = torch.full((1024, 1024, 3), 128, dtype=torch.uint8)
+    grey = torch.full((512, 512, 3), 128, dtype=torch.uint8)
     vertices = torch.from_numpy(points.astype(np.float32))
     return TexturedMesh(vertices, torch.from_numpy(ball.faces.astype(np.int64)), uvs, grey)
 
@@ -50,7 +50,7 @@ def degrees_between(one: TexturedMesh, other: TexturedMesh) -> torch.Tensor:
 
 
 def test_a_coarse_mesh_with_the_map_is_shaded_like_the_fine_one(fine):
-    coarse = simplified(fine, 500, 1024, normal_map=True)
+    coarse = simplified(fine, 500, 512, normal_map=True)
     assert coarse.n_faces <= 500
     without = TexturedMesh(*(getattr(coarse, n) for n in ("vertices", "faces", "uvs", "texture")))
     assert float(degrees_between(fine, without).median()) > 2

@@ -423,12 +423,19 @@ def test_the_demo_runs_all_stages_on_short_schedules(tmp_path):
     assert plan.texture.obj_path.is_relative_to(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def observed(tmp_path_factory) -> Path:
+    """A scene of 24 views that overlap."""
+    return make_observed_scene(tmp_path_factory.mktemp("observed") / "scene").root
+
+
 @pytest.mark.parametrize(
     ("n_views", "far", "mode"),
     [(24, False, "multiview"), (8, False, "dn_consistency"), (24, True, "dn_consistency")],
 )
-def test_the_mode_follows_from_the_overlap_of_the_views(n_views, far, mode, tmp_path):
-    scene = load_scene(make_observed_scene(tmp_path / "scene", n_views).root, eval_split=False,
+def test_the_mode_follows_from_the_overlap_of_the_views(observed, n_views, far, mode, tmp_path):
+    root = observed if n_views == 24 else make_observed_scene(tmp_path / "scene", n_views).root
+    scene = load_scene(root, eval_split=False,
                        size_rule=VanillaSize(), notify=lambda line: None)  # fmt: skip
     if far:
         # Each looks in a direction of its own.
@@ -446,20 +453,19 @@ def test_a_mode_that_is_given_wins():
     assert with_mode(args, Console.silent()) is args
 
 
-def test_the_chosen_mode_is_named(tmp_path, capsys):
-    scene = make_observed_scene(tmp_path / "scene")
-    args = full_parser(None).parse_args(["-s", str(scene.root)])
+def test_the_chosen_mode_is_named(observed, capsys):
+    args = full_parser(None).parse_args(["-s", str(observed)])
     assert with_mode(args, Console()).regularization_type == "multiview"
     assert "--regularization_type multiview: 21 of 21 training views" in capsys.readouterr().out
 
 
-def test_cameras_are_found_before_the_mode_is_chosen(tmp_path, monkeypatch, capsys):
-    scene, photographs = make_observed_scene(tmp_path / "scene"), tmp_path / "photographs"
-    shutil.copytree(scene.root / "images", photographs)
+def test_cameras_are_found_before_the_mode_is_chosen(observed, tmp_path, monkeypatch, capsys):
+    photographs = tmp_path / "photographs"
+    shutil.copytree(observed / "images", photographs)
 
     def find_cameras(options, console):
         shutil.rmtree(options.source_path)
-        shutil.copytree(scene.root, options.source_path)
+        shutil.copytree(observed, options.source_path)
 
     monkeypatch.setattr("gaussian_splatting.sfm.convert_run.convert", find_cameras)
     args = full_parser(None).parse_args(["-s", str(photographs)])

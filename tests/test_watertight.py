@@ -55,7 +55,7 @@ def test_a_watertight_mesh_is_closed_where_nobody_looked(tmp_path, extractor):
         surface_levels=(0.3,),
         decimation_targets=(3_000,),
         surface_points=20_000,
-        poisson=PoissonConfig(poisson_depth=6),
+        poisson=PoissonConfig(poisson_depth=5),
         meshing_backend="pycolmap",
         mesh_extractor=extractor,
         background_mesh=False,

@@ -169,11 +169,11 @@ def planes_of_triples(points: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarr
     """A point and the unit normal of planes through three of the points, (P, 3), always the same
     draws: the candidates of RANSAC (Fischler and Bolles 1981)."""
     draws = np.random.default_rng(0).integers(len(points), size=(_PLANE_TRIALS, 3))
-    for a, b, c in points[draws]:
-        normal = np.cross(b - a, c - a)
+    a, b, c = points[draws].swapaxes(0, 1)
+    for corner, normal in zip(a, np.cross(b - a, c - a), strict=True):
         length = np.linalg.norm(normal)
         if length >= 1e-12:
-            yield a, normal / length
+            yield corner, normal / length
 
 
 def _ground_normal(points: np.ndarray, up: np.ndarray) -> np.ndarray | None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from PIL import Image
 WIDTH, HEIGHT, FOCAL = 240, 180, 220.0
 
 
+@functools.cache
 def poster(seed: int, size: int = 192) -> np.ndarray:
     """Blotches of many sizes, which features are found on. (size, size, 3) float in [0, 255]"""
     rng = np.random.default_rng(seed)

@@ -42,7 +42,7 @@ PRINCIPAL = (3.0, -2.0)
 N_FAINT = 40
 SHORT_PIPELINE = (
     "-r", "dn_consistency", "--schedule_scale", 0.002, "--sdf_samples", 300, "-v", 300, "-f", 3000,
-    "--surface_points", 4000, "--poisson_depth", 5, "--meshing_backend", "pycolmap",
+    "--surface_points", 4000, "--poisson_depth", 4, "--meshing_backend", "pycolmap",
     "--background_mesh", False, "--square_size", 6, "--force", True,
 )  # fmt: skip
 """All stages in seconds."""
@@ -193,7 +193,7 @@ def render_8_bit(cloud: GaussianCloud, camera: Camera) -> np.ndarray:
 
 def save_png(path: Path, pixels: np.ndarray) -> None:
     """Write an 8-bit image."""
-    Image.fromarray(pixels).save(path)
+    Image.fromarray(pixels).save(path, compress_level=1)
 
 
 def psnr_of_files(a: Path, b: Path) -> float:

@@ -15,7 +15,7 @@ from PIL import Image
 from gaussian_splatting.rasterization import rasterize
 from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
 from tests.support.random_scenes import look_at
-from tests.support.tiny_scene import TinyScene, tiny_cloud, write_scene
+from tests.support.tiny_scene import TinyScene, save_png, tiny_cloud, write_scene
 
 FACING = 0.3
 """Least cosine between normal and view direction at which a point of the sphere is observed."""
@@ -47,24 +47,26 @@ def make_observed_scene(root: Path, n_views: int = 24) -> TinyScene:
         # Sensor noise, without which smooth renders have no detail to lose.
         clean = np.asarray(Image.open(view.image_path)).astype(float)
         noisy = np.clip(clean + rng.normal(size=clean.shape) * 6 + 3, 0, 255).astype(np.uint8)
-        Image.fromarray(noisy).save(view.image_path)
+        save_png(view.image_path, noisy)
         pictures[view.name] = noisy
     colors: dict[int, list[np.ndarray]] = {}
     folder = root / "sparse" / "0"
     model = pycolmap.Reconstruction(folder)
+    numbers = sorted(model.points3D)
+    points = np.array([model.points3D[point].xyz for point in numbers])
+    normals = points - middle.numpy()
     for number, image in sorted(model.images.items()):
         camera, pose = model.cameras[image.camera_id], image.cam_from_world()
-        for point in sorted(model.points3D):
-            xyz = model.points3D[point].xyz
-            away, normal = image.projection_center() - xyz, xyz - middle.numpy()
-            if normal @ away < FACING * np.linalg.norm(normal) * np.linalg.norm(away):
-                continue
-            pixel = camera.img_from_cam((pose * xyz)[None])[0] + rng.normal(size=2) * 0.3
+        away = image.projection_center() - points
+        lengths = np.linalg.norm(normals, axis=1) * np.linalg.norm(away, axis=1)
+        seen = ((normals * away).sum(axis=1) >= FACING * lengths).nonzero()[0]
+        pixels = camera.img_from_cam(pose * points[seen]) + rng.normal(size=(len(seen), 2)) * 0.3
+        corners = np.clip(pixels.astype(int), 0, (camera.width - 1, camera.height - 1))
+        for k, pixel, (column, row) in zip(seen, pixels, corners, strict=True):
             image.points2D.append(pycolmap.Point2D(pixel))
             element = pycolmap.TrackElement(number, len(image.points2D) - 1)
-            model.add_observation(point, element)
-            column, row = np.clip(pixel.astype(int), 0, (camera.width - 1, camera.height - 1))
-            colors.setdefault(point, []).append(pictures[image.name][row, column])
+            model.add_observation(numbers[k], element)
+            colors.setdefault(numbers[k], []).append(pictures[image.name][row, column])
     for point, seen in colors.items():
         model.points3D[point].color = np.mean(seen, axis=0).astype(np.uint8)
     model.write_binary(str(folder))
@@ -73,7 +75,7 @@ def make_observed_scene(root: Path, n_views: int = 24) -> TinyScene:
         with torch.no_grad():
             alpha = rasterize(cloud.activate(), view).alpha
         mask = (alpha.numpy() >= 0.5).astype(np.uint8) * 255
-        Image.fromarray(mask).save(root / "masks" / view.name)
+        save_png(root / "masks" / view.name, mask)
     return scene
 
 
