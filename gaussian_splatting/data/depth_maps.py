@@ -55,7 +55,7 @@ class DepthOptions:
         "that transforms*.json names, where they are", metavar="{DIR,none}", task="input",
     )  # fmt: skip
     depth_weight: float = _flag(
-        0.3, "weight of the relative error of the depth; falls to a tenth in the vanilla stage "
+        0.1, "weight of the relative error of the depth; falls to a tenth in the vanilla stage "
         "and stays there", parse=non_negative_float, no_effect_when="without depth maps",
     )  # fmt: skip
 
