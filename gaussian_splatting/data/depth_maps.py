@@ -52,7 +52,7 @@ class DepthOptions:
     depths: str | None = _flag(
         None, "folder of depth maps of the photographs, in the scene folder or anywhere, from a "
         "sensor or an estimator; none: no depth maps; unset: depths/ of the scene folder, or those "
-        "that transforms*.json names, where they are", metavar="{DIR,none}", task="input",
+        "that transforms*.json names, where they are", metavar="{DIR,none}",
     )  # fmt: skip
     depth_weight: float = _flag(
         0.1, "weight of the relative error of the depth; falls to a tenth in the vanilla stage "
