@@ -79,6 +79,7 @@ class Disturbance:
     at_start: Callable[[], None] | None = None
     meanwhile: Callable[[int], None] | None = None
     may_be_killed: bool = False
+    takes_memory: bool = False
     may_lose_output: bool = False
     others: list[Outcome] = field(default_factory=list)
 
@@ -176,10 +177,9 @@ def _deleted(draw: Random, event: int, folder: Path, *_: object) -> Disturbance:
 
 
 def _memory(draw: Random, event: int, *_: object) -> Disturbance:
-    # Without any room Python itself waits forever for threads that could not start.
     room = draw.choice((1 << 20, 4 << 20, 16 << 20))
     action = doing(event, lambda: limit("AS", address_space() + room))
-    return Disturbance(f"{room >> 20} MiB more at event {event}", action)
+    return Disturbance(f"{room >> 20} MiB more at event {event}", action, takes_memory=True)
 
 
 def _second(

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -151,6 +152,24 @@ def test_what_a_fault_destroyed_is_noticed(tmp_path):
     faults = {}
     judge_again(refused, folder, known, faults)
     assert list(faults) == ["again"]
+
+
+def test_a_thread_that_python_could_not_start_is_no_hang_of_ours(tmp_path):
+    """As Python 3.11 dumps it, where a new thread found no memory."""
+    frames = [("wait", 327), ("wait", 629), ("start", 969)]
+    lines = [f'  File "/lib/python3.11/threading.py", line {n} in {name}' for name, n in frames]
+    ours = '  File "/sugar/engine/loop.py", line 90 in run'
+    stacks = "\n".join(["Thread 0x7f (most recent call first):", *lines, ours, ""])
+    folder = folder_with(tmp_path / "v")
+    rest = Scenario("resume vanilla", "v", "half"), folder, {}, Undisturbed(folder, 10, 1.0)
+    late = outcome(130, "MemoryError\n" + TRACE, late=True)
+    waiting = replace(late, stacks=stacks)
+    memory = Disturbance("1 MiB more", takes_memory=True)
+    assert judge_disturbed(waiting, memory, *rest) == ("killed", {})
+    assert "hang" in judge_disturbed(late, memory, *rest)[1]
+    assert "hang" in judge_disturbed(waiting, Disturbance("x"), *rest)[1]
+    elsewhere = replace(late, stacks=stacks.replace("in start", "in join"))
+    assert "hang" in judge_disturbed(elsewhere, memory, *rest)[1]
 
 
 def in_child(tmp_path: Path, work, happening=None, seconds: float = 20.0) -> Outcome:
