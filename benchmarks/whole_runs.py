@@ -4,9 +4,8 @@
 From known cameras to a textured mesh, in turns on the same capture: this program's multi-view mode,
 and where their binaries are given, OpenMVS (``--openmvs``, a folder) and OpenSplat
 (``--opensplat``, Gaussians alone). Seconds of CPU are those of all processes of a run; its memory
-is that of the largest, at
-least that of this script. Meshes are compared with the known surface, where the scene has one.
-Nothing is held out.
+is that of the largest, at least that of this script. Meshes are compared with the known surface,
+where the scene has one. Nothing is held out.
 """
 
 from __future__ import annotations
