@@ -35,7 +35,6 @@ from gaussian_splatting.engine.stage import (
     StepResult,
     acting,
     backpropagate,
-    inverse_depths,
     later_depth_terms,
     report,
 )
@@ -127,7 +126,7 @@ class CoarseStage(Stage):
         view = ViewPass(
             project(
                 leaves, camera, depth="depth" in read, normal="normal" in read,
-                features=inverse_depths(leaves, camera) if self.depths.maps else None,
+                features=self.depth_feature(leaves, camera),
             ),
             seen.background, self._config.split, farthest_depth_behind=self._config.uses_sdf,
             rasterizer=self._rasterizer, pairs=self.pairs,

@@ -28,7 +28,6 @@ from gaussian_splatting.engine.stage import (
     StepResult,
     acting,
     backpropagate,
-    inverse_depths,
     later_depth_terms,
     report,
 )
@@ -95,7 +94,7 @@ class MultiviewStage(Stage):
         beside = self._comparer.surface_view(leaves, camera, target, split, *drawn)
         seen = self.target(target, camera, *drawn)
         reach = self._comparer.reach if any("plane" in term.maps for term in on["image"]) else None
-        inverse = inverse_depths(leaves, camera) if self.depths.maps else None
+        inverse = self.depth_feature(leaves, camera)
         view = ViewPass(
             project(leaves, camera, plane_reach=reach, features=inverse), seen.background, split,
             rasterizer=self._rasterizer, pairs=self.pairs,

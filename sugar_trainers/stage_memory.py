@@ -36,8 +36,9 @@ four corners each; the order of both by vertex."""
 
 
 def stage_loads(
-    cloud: GaussianCloud | BoundCloud, config: StageSettings, views: Sequence[memory_plan.ViewLoad]
-) -> memory_plan.LoadsOf:
+    cloud: GaussianCloud | BoundCloud, config: StageSettings,
+    views: Sequence[memory_plan.ViewLoad], features: int = 0,
+) -> memory_plan.LoadsOf:  # fmt: skip
     """The step of each phase on the view that needs most, for a format of the optimiser."""
     n, tensors = len(cloud), cloud.tensors()
     if isinstance(config, MultiviewConfig):
@@ -49,7 +50,7 @@ def stage_loads(
 
     def loads(optimizer: OptimizerConfig) -> Mapping[str, StepLoad]:
         model = memory_plan.ModelLoad.of(tensors, optimizer)
-        step = StepLoad(n, model, views[0], activation=_ACTIVATION_BYTES * n)
+        step = StepLoad(n, model, views[0], activation=_ACTIVATION_BYTES * n, features=features)
         if isinstance(cloud, BoundCloud):
             phases = {"refine": _refinement_load(step, cloud, config)}
         elif isinstance(config, MultiviewConfig):
@@ -124,7 +125,7 @@ def predict_coarse(
     # Those of a GPU wait on the host, which is other memory.
     cameras = [*scene.train_cameras, *scene.test_cameras] if device.type == "cpu" else []
     images = [(3 + (c.mask is not None)) * c.width * c.height for c in cameras]
-    loads = stage_loads(cloud, config, views)
+    loads = stage_loads(cloud, config, views, features=int(bool(scene.depths.maps)))
     first = _first_plan(cloud, config, options)
     return memory_plan.choose(loads, config.optimizer, first, options, budget, images)
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from gaussian_splatting.data.depth_maps import DepthMap, DepthOptions, KnownDepths
+from gaussian_splatting.data.depth_maps import DepthMap, DepthOptions, KnownDepths, known_depths
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.scene import VanillaSize, load_scene
@@ -75,11 +75,42 @@ def relative_errors(room: Room, known: KnownDepths) -> np.ndarray:
     """Median relative error of each map that is left."""
     errors = []
     for camera in room.cameras:
-        found = known.of(camera, slice(0, camera.height), torch.device("cpu"))
+        found = known.of(camera, torch.device("cpu"))
         if found is not None:
             ratio = found.numpy() / room.depths[camera.name]
             errors.append(np.median(np.abs(ratio - 1)))
     return np.array(errors)
+
+
+def test_maps_end_where_masks_do(room, tmp_path):
+    root = with_depths(room, tmp_path / "scene", sensor)
+    (root / "masks").mkdir()
+    camera = room.cameras[0]
+    mask = np.zeros((camera.height, camera.width), dtype=np.uint8)
+    mask[:, : camera.width // 2] = 255
+    for view in room.cameras:
+        Image.fromarray(mask).save(root / "masks" / view.name)
+    scene = load_scene(
+        root, size_rule=VanillaSize(), eval_split=False, masks=MaskOptions(), depths=DepthOptions(),
+        notify=lambda line: None,
+    )  # fmt: skip
+    found = scene.depths.of(scene.train_cameras[0], torch.device("cpu"))
+    assert bool((found[:, : camera.width // 2] > 0).all())
+    assert bool((found[:, camera.width // 2 :] == 0).all())
+
+
+def test_maps_of_folders_with_equal_names_are_told_apart(room, tmp_path):
+    root = with_depths(room, tmp_path / "scene", sensor)
+    first, second = (replace(room.cameras[0], name=f"{folder}/a.png") for folder in "xy")
+    for folder, values in (("x", 2000.0), ("y", 3000.0)):
+        (root / "depths" / folder).mkdir()
+        depth = np.full((first.height, first.width), values)
+        save(root / "depths" / folder / "a.png", depth)
+    told: list[str] = []
+    known = known_depths([first, second], root, DepthOptions(), None, told.append)
+    assert [float(m.values[0, 0]) for m in known.maps.values()] == pytest.approx([2.0, 3.0])
+    outside = replace(first, name="z/a.png")
+    assert not known_depths([outside], root, DepthOptions(), None, told.append).maps
 
 
 @pytest.mark.parametrize("suffix", [".png", ".npy", ".tif"])

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from torch import Tensor
 
 from gaussian_splatting.data import images
 from gaussian_splatting.data.cameras import Camera, pixel_rays
+from gaussian_splatting.data.masks import overview
 from gaussian_splatting.data.observations import Observations, median
 from sugar_utils.errors import Notify, UserError, explained, shortened
 from sugar_utils.files import in_parallel
@@ -76,19 +77,23 @@ class KnownDepths:
     maps: Mapping[str, DepthMap] = field(default_factory=dict)
     weight: float = 0.0
 
-    def of(self, camera: Camera, rows: slice, device: torch.device) -> Tensor | None:
-        """Depth in rows of a view, 0 where unknown or masked out; None without a map. (R, W)"""
+    def of(self, camera: Camera, device: torch.device) -> Tensor | None:
+        """Depth of a view, 0 where unknown or masked out; None without a map. (H, W)"""
         known = self.maps.get(camera.name)
         if known is None:
             return None
-        height, width = known.values.shape
-        y = torch.arange(rows.start, rows.stop, device="cpu") * height // camera.height
-        x = torch.arange(camera.width, device="cpu") * width // camera.width
-        values = known.values[y[:, None], x]
+        depth = _nearest(known.values, camera)
         if camera.shows_object:
-            mask = images.decode_mask(camera.mask, width, height) >= images.COUNTS
-            values = values * torch.from_numpy(mask)[y[:, None], x]
-        return values.to(device)
+            depth = depth * _nearest(torch.from_numpy(overview(camera) >= images.COUNTS), camera)
+        return depth.to(device)
+
+
+def _nearest(values: Tensor, camera: Camera) -> Tensor:
+    """The value at each pixel of a view, of a map of any size. (h, w) -> (H, W)"""
+    height, width = values.shape
+    y = torch.arange(camera.height, device="cpu") * height // camera.height
+    x = torch.arange(camera.width, device="cpu") * width // camera.width
+    return values[y[:, None], x]
 
 
 NOTHING_KNOWN = KnownDepths()
@@ -139,8 +144,9 @@ def _find(cameras: Sequence[Camera], root: Path, options: DepthOptions) -> dict[
             raise UserError(f"--depths {asked}: no such folder, in {root} or by itself")
         named = {c.name: c.depth_path for c in cameras if c.depth_path is not None}
         return {name: (path, None) for name, path in named.items()}
-    maps, confidences = _by_stem(folder), _by_stem(folder.parent / CONFIDENCE)
-    found = {c.name: (_named(maps, c.name), _named(confidences, c.name)) for c in cameras}
+    places = (folder, folder.parent / CONFIDENCE)
+    maps, confidences = (images.ImageFolder(place, suffixes=FILES) for place in places)
+    found = {c.name: (maps.find(c.name), confidences.find(c.name)) for c in cameras}
     found = {name: files for name, files in found.items() if files[0] is not None}
     if not found and asked is not None:
         raise UserError(
@@ -149,30 +155,12 @@ def _find(cameras: Sequence[Camera], root: Path, options: DepthOptions) -> dict[
     return found
 
 
-def _by_stem(folder: Path) -> dict[str, Path]:
-    files = sorted(folder.rglob("*")) if folder.is_dir() else []
-    kept = (path for path in files if path.suffix.lower() in FILES)
-    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in kept}
-
-
-def _named(files: Mapping[str, Path], name: str) -> Path | None:
-    path = PurePosixPath(name.replace("\\", "/"))
-    keys = (str(path), str(path.with_suffix("")), path.name, path.stem)
-    return next((files[key] for key in keys if key in files), None)
-
-
 def _read(camera: Camera, path: Path, confidence: Path | None) -> np.ndarray:
     """Values of a map, without distortion; 0 where they are unknown. (h, w) float64"""
     values = _clean(_values_of(path))
     height, width = values.shape
-    source = camera.source_path
-    expected = (camera.width, camera.height) if source is None else images.image_size(source)
-    if abs(width * expected[1] - height * expected[0]) > max(sum(expected), width + height):
-        raise UserError(
-            f"{path}: the depth map is {width} x {height} px, its photograph {camera.name} "
-            f"{expected[0]} x {expected[1]} px, another aspect ratio; replace it, or pass "
-            "--depths none"
-        )
+    advice = "replace it, or pass --depths none"
+    images.require_aspect(path, "depth map", (width, height), camera, advice)
     if confidence is not None:
         levels = _values_of(confidence)
         if levels.shape != values.shape:

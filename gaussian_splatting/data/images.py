@@ -178,9 +178,11 @@ class ImageFolder:
     subfolder, if there is just one.
     """
 
-    def __init__(self, root: Path, recursive: bool = True) -> None:
+    def __init__(
+        self, root: Path, recursive: bool = True, suffixes: Sequence[str] = IMAGE_SUFFIXES
+    ) -> None:
         self.root = root
-        self._recursive = recursive
+        self._recursive, self._suffixes = recursive, suffixes
         self._folders: dict[str, NameIndex] = {}
         self._tree: tuple[NameIndex, NameIndex] | None = None
 
@@ -202,7 +204,8 @@ class ImageFolder:
         if key not in self._folders:
             folder = self.root / parent
             found = folder.iterdir() if folder.is_dir() else ()
-            self._folders[key] = NameIndex([(parent / path.name).as_posix() for path in found])
+            paths = [(parent / path.name).as_posix() for path in found]
+            self._folders[key] = NameIndex(paths, suffixes=self._suffixes)
         return self._folders[key]
 
     def _whole_tree(self) -> tuple[NameIndex, NameIndex]:
@@ -216,20 +219,27 @@ class ImageFolder:
                     "photographs with --images"
                 )
             paths = [path.relative_to(self.root).as_posix() for path in found]
-            self._tree = NameIndex(paths), NameIndex(paths, lambda path: path.rpartition("/")[2])
+            self._tree = (
+                NameIndex(paths, suffixes=self._suffixes),
+                NameIndex(paths, lambda path: path.rpartition("/")[2], self._suffixes),
+            )
         return self._tree
 
 
 class NameIndex:
     """Image paths by the names they may be asked for under, without regard to case."""
 
-    def __init__(self, paths: Iterable[str], name_of: Callable[[str], str] = str) -> None:
+    def __init__(
+        self, paths: Iterable[str], name_of: Callable[[str], str] = str,
+        suffixes: Sequence[str] = IMAGE_SUFFIXES,
+    ) -> None:  # fmt: skip
+        self._suffixes = suffixes
         # By whole names, names without extension, and names up to the first dot.
         self._tables: tuple[dict[str, list[str]], ...] = ({}, {}, {})
         for path in sorted(paths):
             pure = PurePosixPath(name_of(path).lower())
             # Hidden files are left out: archives from macOS carry a ._name.jpg for every image.
-            if pure.suffix not in IMAGE_SUFFIXES or pure.name.startswith("."):
+            if pure.suffix not in suffixes or pure.name.startswith("."):
                 continue
             first_dot = pure.with_name(pure.name.split(".")[0])
             keys = pure, pure.with_suffix(""), first_dot
@@ -244,12 +254,11 @@ class NameIndex:
         ):  # fmt: skip
             hits = self._tables[table].get(key, [])
             if len(hits) == 1 or (hits and not one_only):
-                return min(hits, key=_suffix_rank)
+                return min(hits, key=self._suffix_rank)
         return None
 
-
-def _suffix_rank(path: str) -> tuple[int, str]:
-    return IMAGE_SUFFIXES.index(PurePosixPath(path).suffix.lower()), path
+    def _suffix_rank(self, path: str) -> tuple[int, str]:
+        return self._suffixes.index(PurePosixPath(path).suffix.lower()), path
 
 
 def missing_images(names: Sequence[str], total: int, folder: Path) -> UserError:
@@ -276,6 +285,21 @@ def fit_to_file(camera: Camera) -> Camera:
             "that the cameras were computed from, not cropped and not rotated"
         )
     return camera.resized(width, height)
+
+
+def require_aspect(path: Path, what: str, size: tuple[int, int], camera: Camera, help: str) -> None:
+    """Check that what belongs to a photograph, of a size in pixels, has its aspect ratio."""
+    width, height = size
+    # Of an undistorted copy it may be that of the original, which has another size.
+    source = camera.source_path
+    expected = (camera.width, camera.height) if source is None else image_size(source)
+    # Each side of a scaled image is off by less than one pixel of the scaled size.
+    slack = max(sum(expected), width + height)
+    if abs(width * expected[1] - height * expected[0]) > slack:
+        raise UserError(
+            f"{path}: the {what} is {width} x {height} px, its photograph {camera.name} "
+            f"{expected[0]} x {expected[1]} px, another aspect ratio; {help}"
+        )
 
 
 class ImageStore(contextlib.AbstractContextManager):

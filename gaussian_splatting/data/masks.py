@@ -219,18 +219,9 @@ def _check(camera: Camera) -> None:
     mask = camera.mask
     if mask is None:
         return
-    width, height = images.image_size(mask.path)
-    # Of an undistorted copy the mask may be that of the original, which has another size.
-    source = camera.source_path
-    expected = (camera.width, camera.height) if source is None else images.image_size(source)
-    # Each side of a scaled image is off by less than one pixel of the scaled size.
-    slack = max(sum(expected), width + height)
-    if abs(width * expected[1] - height * expected[0]) > slack and not mask.alpha:
-        raise UserError(
-            f"{mask.path}: the mask is {width} x {height} px, its photograph {camera.name} "
-            f"{expected[0]} x {expected[1]} px, another aspect ratio; make masks of the "
-            "photographs as they are, or switch them off with --masks none"
-        )
+    if not mask.alpha:
+        advice = "make masks of the photographs as they are, or switch them off with --masks none"
+        images.require_aspect(mask.path, "mask", images.image_size(mask.path), camera, advice)
     overview(camera)
 
 

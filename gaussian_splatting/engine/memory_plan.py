@@ -101,6 +101,7 @@ class StepLoad:
     geometry: Geometry = "none"
     activation: int = 0
     samples: int = 0
+    features: int = 0  # free channels
     neighbors: int = 0  # neighbours of each Gaussian; 0 where none are needed
     pair_bytes: int = 64 * 2**20
     fixed: int = 0
@@ -120,7 +121,7 @@ def predict(load: StepLoad, plan: MemoryPlan) -> dict[str, int]:
     The peak is while samples are evaluated, or while it goes backward through an image.
     """
     n, view, geometry = load.n, load.view, load.geometry
-    channels = _CHANNELS[geometry]
+    channels = _CHANNELS[geometry] + load.features
     compared = 17 if geometry == "planes" else 0
     rows = min(view.height, -(-view.height // plan.split.strips) + 2 * SSIM_HALO)
     # Splats are not spread evenly over the strips.

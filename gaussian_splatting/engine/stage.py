@@ -115,6 +115,10 @@ class Stage(ABC):
     def gaussians(self) -> Gaussians:
         return self.model.cloud.activate()
 
+    def depth_feature(self, gaussians: Gaussians, camera: Camera) -> Tensor | None:
+        """The feature that :func:`depth_term` reads; None where no depth is known. (N, 1)"""
+        return inverse_depths(gaussians, camera) if self.depths.maps else None
+
     def rendered_degree(self) -> int:
         return MAX_DEGREE
 
@@ -145,7 +149,7 @@ class Stage(ABC):
 
         The median relative error of depth, where a depth map says what it is.
         """
-        known = self.depths.of(camera, slice(0, camera.height), output.depth.device)
+        known = self.depths.of(camera, output.depth.device)
         if known is None:
             return {}
         solid = (output.alpha > SOLID_ALPHA) & (known > 0)
@@ -269,7 +273,7 @@ def depth_term(known: KnownDepths, weight: float) -> LossTerm:
     def value(strip: ImageStrip) -> Tensor:
         maps = strip.maps
         found = maps.features[maps.counted][..., 0]
-        depth = known.of(strip.camera, slice(0, maps.height), found.device)
+        depth = known.of(strip.camera, found.device)
         if depth is None:
             return found.sum() * 0
         if strip.counted is not None:

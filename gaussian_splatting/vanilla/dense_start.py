@@ -97,7 +97,7 @@ def dense_points(
         if chosen:
             depth, agreement = sweep(view, [smaller[i][0] for i in chosen], *ranges[index])
         believed, known = counted & (agreement > AGREEMENT), torch.zeros_like(counted)
-        given = scene.depths.of(view.camera, slice(0, view.camera.height), depth.device)
+        given = scene.depths.of(view.camera, depth.device)
         if given is not None:
             known = counted & (given > 0)
             depth, believed = torch.where(known, given, depth), believed | known

@@ -227,7 +227,8 @@ def _stage_run(
         products=(options.model_path / "point_cloud",),
     )
     results = (layout.point_cloud_path(options.model_path, config.iterations),)
-    channels = (3 + N_SCORES,) if config.scores else ()
+    base = 4 if scene.depths.maps else 3
+    channels = (base, base + N_SCORES) if config.scores else (base,)
     run = StageRun(
         "vanilla 3DGS", scene, directory, _loop(options), build, results, init_from_images, channels
     )

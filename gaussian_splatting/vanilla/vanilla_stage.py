@@ -23,7 +23,6 @@ from gaussian_splatting.engine.stage import (
     Stage,
     StepResult,
     depth_term,
-    inverse_depths,
 )
 from gaussian_splatting.engine.strips import ImageTerm, StripMaps, ViewPass
 from gaussian_splatting.engine.training_views import Target, color_terms_of
@@ -228,11 +227,9 @@ class VanillaStage(Stage):
             self.model.optimizer.mark_unused("sh_rest")
         gaussians = self.gaussians()
         shown = gaussians if degree > 0 else gaussians.without_bands()
-        features = [] if probe is None else [probe]
-        if self.depths.maps:
-            features.insert(0, inverse_depths(shown, camera))
-        features = torch.cat(features, dim=1) if features else None
-        return project(shown, camera, sh_degree=degree, features=features)
+        features = [f for f in (self.depth_feature(shown, camera), probe) if f is not None]
+        joined = torch.cat(features, dim=1) if features else None
+        return project(shown, camera, sh_degree=degree, features=joined)
 
     def background(self, iteration: int, view_index: int) -> Tensor:
         """The plain colour, or a random one of each view."""
