@@ -23,7 +23,6 @@ CHANNELS = (3, 4, 6)
 CPU_ONLY = {
     "gaussian_splatting/losses/photometric_cpu.py",
     "gaussian_splatting/rasterization/blend_cpu.py",
-    "gaussian_splatting/vanilla/plane_agreement_cpu.py",
     "sugar_scene/field_cpu.py",
 }
 """Bodies in C++ with CPU vectors, which no launch on a GPU reaches."""

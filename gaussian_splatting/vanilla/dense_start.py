@@ -24,7 +24,6 @@ from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh, sh_to_rgb
 from gaussian_splatting.sky_sphere import SkySphere
-from gaussian_splatting.vanilla.plane_agreement_cpu import MIN_WIDTH, agreement_on_planes
 from gaussian_splatting.vanilla.vanilla_stage import initial_cloud
 
 LONG_SIDE = 240  # pixels, of the small copies
@@ -250,37 +249,20 @@ def _agreement(
     turn, shift = _relative(view.camera, camera)
     rays = _rays(view.camera).to(view.grey) @ turn.to(view.grey).T
     # Points times 1 / depth: the projection is the same.
-    width, height = camera.width, camera.height
-    scale = 2 * camera.fx / width, 2 * camera.fy / height
-    lens = *scale, 2 * camera.cx / width - 1, 2 * camera.cy / height - 1
-    on_cpu = view.grey.device.type == "cpu" and view.camera.width >= MIN_WIDTH
-    on_planes = agreement_on_planes if on_cpu else _torch_agreement
-    return on_planes(
-        view.grey, mean, deviation, other.grey, rays, tuple(shift.tolist()), lens, inverse,
-        WINDOW, NOWHERE,
-    )  # fmt: skip
-
-
-def _torch_agreement(
-    grey: Tensor, mean: Tensor, deviation: Tensor, other: Tensor, rays: Tensor,
-    shift: tuple[float, float, float], lens: tuple[float, float, float, float], inverse: Tensor,
-    window: int, nowhere: float,
-) -> Tensor:  # fmt: skip
-    """Same as :func:`agreement_on_planes`, on any device."""
-    x, y, z = rays.unbind(dim=-1)
-    depth = z + shift[2] * inverse
-    scale = 1 / depth.clamp_min(1e-6)
-    u = (x + shift[0] * inverse) * scale * lens[0]
-    v = (y + shift[1] * inverse) * scale * lens[1]
-    u += lens[2]
-    v += lens[3]
-    inside = (u.abs() < 1) & (v.abs() < 1) & (depth > 0)
-    images = other[None, None].expand(len(u), -1, -1, -1)
+    pairs = zip(rays.unbind(dim=-1), shift.tolist(), strict=True)
+    x, y, z = (ray + offset * inverse for ray, offset in pairs)
+    scale = 1 / z.clamp_min(1e-6)
+    u = x * scale * (2 * camera.fx / camera.width)
+    v = y * scale * (2 * camera.fy / camera.height)
+    u += 2 * camera.cx / camera.width - 1
+    v += 2 * camera.cy / camera.height - 1
+    inside = (u.abs() < 1) & (v.abs() < 1) & (z > 0)
+    images = other.grey[None, None].expand(len(u), -1, -1, -1)
     warped = F.grid_sample(images, torch.stack([u, v], dim=-1), align_corners=False)[:, 0]
     other_mean, other_deviation = _moments(warped)
-    covariance = _windows(grey * warped) - mean * other_mean
+    covariance = _windows(view.grey * warped) - mean * other_mean
     correlation = covariance / (deviation * other_deviation).clamp_min(1e-6)
-    return torch.where(inside, correlation, nowhere)
+    return torch.where(inside, correlation, NOWHERE)
 
 
 def _medians(values: Tensor) -> Tensor:
