@@ -322,8 +322,6 @@ class ImageStore(contextlib.AbstractContextManager):
         self._images: OrderedDict[tuple, Tensor] = OrderedDict()
         self._pending: dict[tuple, Future[Tensor]] = {}
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="image-prefetch")
-        self.hits = 0  # images that were there, or already on their way, when asked for
-        self.misses = 0  # images that had to be decoded while the caller waited
         self.n_bytes = 0  # of decoded images held now
         self._device: torch.device | None = None
 
@@ -338,16 +336,10 @@ class ImageStore(contextlib.AbstractContextManager):
         """
         key = _store_key(camera)
         if key in self._images:
-            self.hits += 1
             self._images.move_to_end(key)
             return self._images[key]
         future = self._pending.pop(key, None)
-        if future is not None:
-            image = future.result()
-            self.hits += 1
-        else:
-            image = self._decode(camera)
-            self.misses += 1
+        image = self._decode(camera) if future is None else future.result()
         self._keep(key, image)
         return image
 
