@@ -130,7 +130,6 @@ def measure(out: Path, clean: Scene, root: Path, faulty: set[str]) -> Row:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run all faults and print the table."""
     args.out.mkdir(parents=True, exist_ok=True)
     clean = load_scene(
         args.scene, size_rule=SugarSize(resolution_factor=args.resolution_factor),
@@ -181,7 +180,6 @@ def _verdict(row: Row) -> str:
 
 
 def main() -> None:
-    """Parse the flags."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scene", type=Path)
     parser.add_argument("--out", type=Path, required=True)

@@ -151,7 +151,6 @@ def normals(args: argparse.Namespace) -> None:
 
 
 def parser() -> Parser:
-    """The flags."""
     flags = Parser(description="Measure results in held-out views.")
     kinds = flags.add_subparsers(dest="kind", required=True, parser_class=Parser)
     for function in (textures, normals, silhouettes, gaussians):
@@ -165,7 +164,6 @@ def parser() -> Parser:
 
 
 def run() -> None:
-    """What was asked for."""
     args = parser().parse_args()
     print_machine()
     args.run(args)

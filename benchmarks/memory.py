@@ -83,16 +83,13 @@ class Setting:
 
     @property
     def split(self) -> ImageSplit:
-        """How the memory of one view is saved."""
         return ImageSplit(self.strips)
 
     @property
     def iteration(self) -> int:
-        """One of the phase."""
         return ITERATIONS.get(self.phase, 9_100)
 
     def config(self) -> CoarseConfig | MultiviewConfig | RefineConfig:
-        """Settings of the stage."""
         common = {"split": self.split, "optimizer": self.optimizer}
         if self.phase == "refine":
             return RefineConfig(**common)
@@ -193,7 +190,6 @@ def standing_tensors(stage: CoarseStage | RefineStage) -> list[Tensor]:
 
 
 def predict_step(stage: CoarseStage | RefineStage, setting: Setting, camera: Camera) -> int:
-    """Bytes that the planner expects."""
     with torch.no_grad():
         views = survey(stage.model.cloud.activate(), [camera])
     loads = stage_loads(stage.model.cloud, setting.config(), views)(setting.optimizer)
@@ -258,7 +254,6 @@ def describe_setting(setting: Setting) -> str:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Weigh every setting in a process of its own and print the table."""
     print_machine()
     rows, naive = [], 0
     for setting in table_settings(args):
@@ -281,7 +276,6 @@ def run(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Parse the flags and run."""
     parser = Parser(
         description="Peak memory of a step of each phase.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

@@ -40,7 +40,6 @@ def names_of(paths: list[Path]) -> list[str]:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Measure and print."""
     print_machine()
     reference = read_reference(args.scene)
     qualities, seconds = [], []
@@ -59,7 +58,6 @@ def run(args: argparse.Namespace) -> None:
 
 
 def parser() -> Parser:
-    """The flags."""
     flags = Parser(
         description="Measure meshes against a known surface.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

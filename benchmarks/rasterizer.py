@@ -117,14 +117,12 @@ def describe_machine() -> dict[str, str | int]:
 
 
 def print_machine() -> dict[str, str | int]:
-    """Print :func:`describe_machine`, and return it."""
     about = describe_machine()
     print(*(f"{name}: {value}" for name, value in about.items()), sep="\n")
     return about
 
 
 def _commit() -> str:
-    """Commit of the working tree; "unknown" outside a clone."""
     command = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -143,7 +141,6 @@ def print_table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Measure what was asked for and print it."""
     print_machine()
     for case in CASES:
         if args.case not in ("all", case.name):
@@ -160,7 +157,6 @@ def run(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Parse the flags and run."""
     parser = Parser(
         description="Time the rasterizer.", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )

@@ -90,7 +90,6 @@ def distances(scene: Path, folder: Path) -> list[str]:
 
 
 def main() -> None:
-    """Parse the flags, run, and print."""
     flags = Parser(description="Time photographs with cameras to a textured mesh.")
     flags.add_argument("scene", type=Path, help="scene folder with images/ and sparse/0/")
     flags.add_argument("--out", type=Path, required=True, help="new folder for all results")

@@ -138,7 +138,6 @@ def check_all(
 
 
 def print_summary(rows: Sequence[Row]) -> None:
-    """One line per section, then what failed once more."""
     print(f"\n| section{'':11} | ok | FAILED | skipped |\n|{'-' * 20}|---:|-------:|--------:|")
     for name in dict.fromkeys(row.section for row in rows):
         counts = Counter(row.status for row in rows if row.section == name)
@@ -149,7 +148,6 @@ def print_summary(rows: Sequence[Row]) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """All flags."""
     names = ", ".join(section.name for section in SECTIONS)
     result = Parser(
         description="Check everything on a GPU.",
@@ -167,7 +165,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Parse the flags and run."""
     flags = parser()
     args = flags.parse_args()
     if args.worker:

@@ -45,11 +45,9 @@ class Setup:
 
     @property
     def on_cuda(self) -> bool:
-        """Whether it is a GPU."""
         return self.place.type == "cuda"
 
     def size(self, full: Size, quick: Size) -> Size:
-        """One of two sizes."""
         return quick if self.quick else full
 
     def need_cuda(self) -> None:
@@ -125,7 +123,6 @@ def equal(what: str, found: Tensor, expected: Tensor) -> Finding:
 
 
 def on_device(gaussians: Gaussians, device: torch.device | str) -> Gaussians:
-    """A copy elsewhere."""
     return Gaussians(*(t.detach().to(device) for t in gaussians.tensors()))
 
 

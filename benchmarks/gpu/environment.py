@@ -16,13 +16,11 @@ from sugar_utils.memory import available_bytes, format_bytes
 
 
 def machine(setup: Setup) -> Iterator[Finding]:
-    """Host and versions."""
     for name, value in describe_machine().items():
         yield Finding(name, True, str(value))
 
 
 def gpu(setup: Setup) -> Iterator[Finding]:
-    """The device as torch and Warp see it."""
     setup.need_cuda()
     facts, index = cuda_facts(), setup.place.index or 0
     device = facts.gpus[index]

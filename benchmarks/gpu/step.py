@@ -43,7 +43,6 @@ def _peak_of(setup: Setup, work: Callable[[], object]) -> int:
 
 
 def _measure(setup: Setup, setting: Setting) -> Finding:
-    """One setting: neighbour search, terms, and the optimiser's step."""
     made = large_cloud(setting.n, setting.width, setting.height, setup.place)
     started = time.perf_counter()
     stage, camera = memory.make_stage(setting, made)

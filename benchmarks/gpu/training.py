@@ -45,7 +45,6 @@ def _vanilla(setup: Setup, folder: Path, more: str) -> Path:
 
 
 def vanilla(setup: Setup) -> Iterator[Finding]:
-    """Held-out PSNR and speed of the vanilla stage."""
     n, started = setup.size(1_000, 40), time.perf_counter()
     # In so few iterations no Gaussian gets opaque enough to outlive the prune.
     quick = " --opacity_lr 0.4" if setup.quick else ""

@@ -36,11 +36,9 @@ class Result:
     outcomes: tuple[Outcome, ...]
 
     def title(self) -> str:
-        """What was run and what was done to it."""
         return f"{self.group}, {self.what!r}"
 
     def said(self) -> str:
-        """Output of all processes."""
         return "\n".join(
             f"exit code {one.code}, {one.seconds:.1f} s\n{one.out}\n---\n{one.err}\n{one.stacks}"
             for one in self.outcomes
@@ -56,7 +54,6 @@ class Worker:
         self.base = make_base(own)
 
     def clear(self) -> None:
-        """Forget the case before."""
         for folder in (self.root, self.notes):
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
@@ -66,7 +63,6 @@ _WORKER: list[Worker] = []
 
 
 def campaign_parser(purpose: str, *, cases: int, seconds: float) -> argparse.ArgumentParser:
-    """The flags of every campaign."""
     result = Parser(description=purpose, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = result.add_argument
     add("--cases", type=positive_int, default=cases, help="number of cases")

@@ -77,7 +77,6 @@ def run_child(
 
 
 def address_space() -> int:
-    """Bytes of address space that this process has."""
     pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
     return pages * os.sysconf("SC_PAGESIZE")
 
@@ -95,7 +94,6 @@ def _be_child(
     main: Main, argv: list[str], folder: Path, notes: Path, limits: Limits,
     prepare: Callable[[], None] | None,
 ) -> None:  # fmt: skip
-    """Never returns."""
     code = 1
     try:
         os.setsid()

@@ -30,11 +30,9 @@ class Scenario:
 
     @property
     def name(self) -> str:
-        """In reports, and of folders."""
         return f"{self.command}, {self.start}"
 
     def words(self, root: Path) -> list[str]:
-        """Its flags."""
         words = words_of(COMMANDS[self.command], root)
         if self.command.startswith("export"):
             return [*words, "--overwrite", "True"]
@@ -104,7 +102,6 @@ class Place:
     def run(
         self, scenario: Scenario, disturbance: Disturbance | None = None, notes: str = ""
     ) -> Outcome:
-        """Run a scenario's command in the world as it is."""
         disturbance = disturbance or Disturbance("nothing")
 
         def prepare() -> None:
@@ -120,7 +117,6 @@ class Place:
         )  # fmt: skip
 
     def count_events(self, scenario: Scenario) -> tuple[Outcome, int]:
-        """Run a scenario and count its events."""
         tally = self.notes / "events"
 
         def count(now: int, kind: str, path: object) -> None:

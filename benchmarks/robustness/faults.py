@@ -54,7 +54,6 @@ class _Worker(Worker):
         self._known: dict[str, Undisturbed] = {}
 
     def run(self, case: int) -> Result:
-        """Disturb a run, look, and repeat it."""
         draw, scenario = Random(f"{self.seed}/{case}"), SCENARIOS[case % len(SCENARIOS)]
         known = self._undisturbed(scenario)
         self.clear()
@@ -210,7 +209,6 @@ def _differs(expected: Path, found: Path) -> bool:
 
 
 def main() -> int:
-    """Run cases, print the faults and the table."""
     args = campaign_parser(__doc__, cases=50, seconds=60.0).parse_args()
     return run_cases("faults.py", args, _Worker, ENDS, FAULTS)
 

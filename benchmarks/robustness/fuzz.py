@@ -36,7 +36,6 @@ INPUTS = ("scene", "text", "nerf", "ngp", "vanilla", "points.ply", "cloud.ply", 
 
 class _Worker(Worker):
     def run(self, case: int) -> Result:
-        """Corrupt, run, judge."""
         self.clear()
         root, kind, limits = self.root, kind_of(case), self.limits
         copy_parts(self.base, root, parts_of(kind))
@@ -53,7 +52,6 @@ class _Worker(Worker):
 
 
 def main() -> int:
-    """Run cases, print the faults and the table."""
     args = campaign_parser(__doc__, cases=300, seconds=20.0).parse_args()
     return run_cases("fuzz.py", args, _Worker, ENDS, FAULTS)
 

@@ -127,7 +127,6 @@ def mutate_json(text: str, draw: Random) -> str:
 
 
 def _places(value: Any, path: tuple, draw: Random) -> Iterator[tuple]:
-    """Paths of entries; of long lists only some."""
     keys: Any = list(value) if isinstance(value, dict) else ()
     if isinstance(value, list):
         keys = sorted(draw.sample(range(len(value)), min(len(value), 12)))

@@ -172,7 +172,6 @@ TURNS = (*KINDS, "flags", "flags", "names", "in place")
 
 
 def kind_of(case: int) -> str:
-    """Kind of a case."""
     return TURNS[case % len(TURNS)]
 
 

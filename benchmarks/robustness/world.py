@@ -58,7 +58,6 @@ SCRIPTS = (
 
 
 def main_of(script: str) -> Main:
-    """The function of an entry point."""
     module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
     return module.main if script != "view.py" else functools.partial(_view, module.main)
 
@@ -172,7 +171,6 @@ class Command:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Parts of the world that it reads."""
         named = [flag.split("/")[0] for flag in self.flags]
         parts = [part for part in named if part in PARTS]
         parts += [also for part in parts for also in _ALSO.get(part, ())]
@@ -221,7 +219,6 @@ def words_of(command: Command, root: Path) -> list[str]:
 def run_command(
     command: Command, root: Path, notes: Path, limits: Limits, words: Sequence[str] | None = None
 ) -> Outcome:
-    """Run an entry point in a world, in a child."""
     words = words_of(command, root) if words is None else words
     return run_child(main_of(command.script), words, root, notes, limits, script=command.script)
 
@@ -294,7 +291,6 @@ def make_world(root: Path, run: Callable[[Command, Path], None]) -> None:
 
 
 def newest_checkpoint(folder: Path) -> Path:
-    """The checkpoint of the highest iteration."""
     return max(folder.rglob("*.pt"), key=lambda path: int(path.stem))
 
 
