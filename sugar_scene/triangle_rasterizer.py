@@ -22,9 +22,9 @@ from torch import Tensor
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization.projection_kernels import TILE, View, make_view, n_tiles
 from sugar_utils.warp_arrays import Floats2d, Ints, Ints2d, Vec3s, Vec3s2d
-from sugar_utils.warp_launch import as_array, launch
+from sugar_utils.warp_launch import EXACT_OPTIONS, as_array, launch, native_kernel, native_source
 
-wp.set_module_options({"enable_backward": False})
+wp.set_module_options(EXACT_OPTIONS)
 
 MAX_PAIRS = 1 << 24  # (tile, face) pairs sorted at a time, which bounds the memory
 _CPU_CELL = TILE
@@ -128,56 +128,12 @@ def tiles_of_pairs(
     tiles[i] = (rect[2] / _TILE_SIDE + k / across) * view.tiles_x + left + k % across
 
 
-@wp.kernel
+@native_kernel(f"constexpr int TILE = {TILE};\n" + native_source(__file__, "hit_faces"))
 def hit_faces(
-    first: int, view: View, cell: int, offsets: Ints, ids: Ints, vertices: Vec3s, faces: Faces,
-    rects: Rects, hits: Ints2d, depths: Floats2d,
+    item: int, tiles_x: int, lens: wp.vec4, cell: int, offsets_: Ints, ids_: Ints, vertices_: Vec3s,
+    faces_: Faces, rects_: Rects, hits_: Ints2d, depths_: Floats2d,
 ):  # fmt: skip
     """Work off a tile's faces within one square cell of the tile."""
-    item = first + wp.tid()
-    per_side = _TILE_SIDE / cell
-    tile = item / (per_side * per_side)
-    part = item % (per_side * per_side)
-    left = (tile % view.tiles_x) * _TILE_SIDE + (part % per_side) * cell
-    top = (tile / view.tiles_x) * _TILE_SIDE + (part / per_side) * cell
-    zero = wp.float64(0.0)
-    for k in range(offsets[tile], offsets[tile + 1]):
-        f = ids[k]
-        rect = rects[f]
-        x0 = wp.max(rect[0], left)
-        x1 = wp.min(rect[1], left + cell)
-        y0 = wp.max(rect[2], top)
-        y1 = wp.min(rect[3], top + cell)
-        if x0 >= x1 or y0 >= y1:
-            continue
-        face = faces[f]
-        a = widen(vertices[face[0]])
-        b = widen(vertices[face[1]])
-        c = widen(vertices[face[2]])
-        bc = wp.cross(b, c)
-        ca = wp.cross(c, a)
-        ab = wp.cross(a, b)
-        volume = wp.dot(a, bc)
-        # Seen from behind all signs change; edge-on there is nothing to see.
-        if volume < zero:
-            volume = -volume
-            bc = -bc
-            ca = -ca
-            ab = -ab
-        if not (volume > zero):
-            continue
-        for y in range(y0, y1):
-            for x in range(x0, x1):
-                ray = pixel_ray(view, x, y)
-                u = wp.dot(ray, bc)
-                v = wp.dot(ray, ca)
-                w = wp.dot(ray, ab)
-                if u >= zero and v >= zero and w >= zero:
-                    # Both are positive here, because the volume is.
-                    z = float(volume / (u + v + w))
-                    if z > 0.0 and (z < depths[y, x] or (z == depths[y, x] and f < hits[y, x])):
-                        depths[y, x] = z
-                        hits[y, x] = f
 
 
 @wp.kernel
@@ -258,6 +214,7 @@ def rasterize_camera_triangles(vertices: Tensor, faces: Tensor, camera: Camera) 
     rect_array = as_array(rects, wp.vec4i)
     launch(bound_faces, n_faces, [view, *mesh, rect_array, counts], min_items=_MIN_ITEMS)
     across, down = n_tiles(camera)
+    lens = wp.vec4(camera.fx, camera.fy, camera.cx, camera.cy)
     cell = _CPU_CELL if device.type == "cpu" else _GPU_CELL
     # Faces on screen, in groups of at most so many pairs (or one face).
     on_screen = counts.nonzero()[:, 0]
@@ -265,7 +222,7 @@ def rasterize_camera_triangles(vertices: Tensor, faces: Tensor, camera: Camera) 
     sizes = group.unique_consecutive(return_counts=True)[1].tolist()
     for chunk in on_screen.split(sizes):
         offsets, ids = _tile_lists(view, chunk, counts, rects, across * down)
-        arguments = [view, cell, offsets, ids, *mesh, rect_array, hits, depths]
+        arguments = [across, lens, cell, offsets, ids, *mesh, rect_array, hits, depths]
         launch(hit_faces, across * down * (TILE // cell) ** 2, arguments)
     arguments = [view, *mesh, hits, as_array(weights, wp.vec3)]
     launch(weigh_corners, camera.height, arguments, min_items=16)

@@ -41,7 +41,7 @@ from gaussian_splatting.engine.stage import (
 from gaussian_splatting.engine.strips import ViewPass, backward_through, cut
 from gaussian_splatting.engine.training_views import Target, halved_mask
 from gaussian_splatting.optim.learned_exposure import Exposures
-from gaussian_splatting.optim.schedule import scaled, scaled_all
+from gaussian_splatting.optim.schedule import scaled, scaled_all, spaced
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
 from gaussian_splatting.shared_flags import Preset, checkpoint_interval, preset
 from sugar_scene.geometry import draw_samples
@@ -218,6 +218,7 @@ class CoarseStage(Stage):
 
 
 INTENDED_START = 7_000
+LEAST_BETWEEN_TESTS = 500  # iterations; to measure all held-out views takes as long as some dozens
 _flag = partial(flag, group="coarse stage")
 
 
@@ -243,7 +244,7 @@ class CoarseOptions(TrainingOptions):
     )  # fmt: skip
     test_iterations: tuple[int, ...] = _flag(
         (7_000, 8_000, 9_000, 10_000, 12_000, 15_000), "when to measure the held-out views and "
-        "picture some; the last iteration always",
+        "picture some; the last iteration always; on short schedules no closer than 500",
         no_effect_when="with --eval False nothing is measured; pictures are then of training views",
     )  # fmt: skip
 
@@ -271,13 +272,16 @@ class CoarseOptions(TrainingOptions):
     @property
     def loop(self) -> LoopConfig:
         schedule, scale = self.config.schedule, self.config.schedule.schedule_scale
+        tests = scaled_all(self.test_iterations, scale)
+        if self.test_iterations == CoarseOptions.test_iterations:
+            tests = spaced(tests, schedule.last, LEAST_BETWEEN_TESTS)
         return LoopConfig(
             first=schedule.first, last=schedule.last, seed=self.config.random_seed,
             log_interval=schedule.log_interval,
             checkpoint_interval=scaled(self.checkpoint_interval, scale),
             checkpoint_milestones=scaled_all(self.checkpoint_milestones, scale),
             keep_checkpoints=self.run.keep_checkpoints,
-            test_iterations=scaled_all(self.test_iterations, scale),
+            test_iterations=tests,
         )  # fmt: skip
 
     def initial(

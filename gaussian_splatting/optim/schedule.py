@@ -58,3 +58,12 @@ def scaled(iterations: int, scale: float) -> int:
 def scaled_all(iterations: Iterable[int], scale: float) -> tuple[int, ...]:
     """Milestones scaled, in order, without duplicates."""
     return tuple(sorted({scaled(i, scale) for i in iterations}))
+
+
+def spaced(iterations: Iterable[int], last: int, least: int) -> tuple[int, ...]:
+    """The last iteration and those that lie at least so far before it and before each other."""
+    kept = [last]
+    for iteration in sorted(iterations, reverse=True):
+        if kept[-1] - iteration >= least:
+            kept.append(iteration)
+    return tuple(reversed(kept))
