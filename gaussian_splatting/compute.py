@@ -54,7 +54,6 @@ class DeviceFlags:
         return cls(**flags).choose()
 
     def choose(self) -> Compute:
-        """The device of a script that works in one process."""
         if Launch.read().size > 1:
             raise UserError("this script works in one process: start it without torchrun")
         chosen = choose_device(self.device, self.gpu)
@@ -64,8 +63,6 @@ class DeviceFlags:
 
 @dataclass(frozen=True)
 class BackendFlags(DeviceFlags):
-    """Device and rasterizer of every script that trains."""
-
     rasterizer: str = flag(
         "auto", "rendering backend. auto and warp: the built-in rasterizer, the same bits on every "
         "run; gsplat (1.5 or newer) and inria (diff_gaussian_rasterization): that package, if it "

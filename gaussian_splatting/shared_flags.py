@@ -62,7 +62,6 @@ class InertFlags:
 
     @property
     def messages(self) -> tuple[str, ...]:
-        """One line for each that was given."""
         return tuple(
             f"--{one.name} has no effect: {one.help}"
             for one in flags_of(type(self))

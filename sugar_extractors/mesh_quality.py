@@ -157,7 +157,6 @@ def compare_surfaces(
     mesh: TriangleMesh, reference: Reference, *, n_samples: int = N_SAMPLES, seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> MeshQuality:  # fmt: skip
-    """Measure a mesh by the rules at the top of this file."""
     # The object is brought to size 1 at the origin, where float32 resolves it best.
     origin, size = (reference.low + reference.high) / 2, reference.size
     low, high, vertices, true_vertices, visible = (

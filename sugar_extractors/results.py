@@ -47,7 +47,6 @@ def read_note(files: Sequence[Path]) -> tuple[dict[str, Any], bool]:
 
 
 def is_finished(files: Sequence[Path], identity: Identity, overwrite: bool, flag: str) -> bool:
-    """Whether a complete result of this identity exists."""
     if not files[-1].exists():
         return False
     note, whole = read_note(files)

@@ -50,7 +50,6 @@ class Program:
         self.call(parser, parser.parse_args(words))
 
     def call(self, parser: argparse.ArgumentParser, args: argparse.Namespace, **more: Any) -> Any:
-        """Run with what was parsed; more: further arguments."""
         from sugar_utils.settings import from_args, given_flags, write_settings
 
         made = _named(self.settings) if self.settings else lambda args: args

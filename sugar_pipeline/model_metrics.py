@@ -154,7 +154,6 @@ class MetricsOptions:
 
     @property
     def refined_name(self) -> str:
-        """Name that the files of a refined model share."""
         run = coarse_name(self.iteration_to_load, self.regularization_type, self.estimation_factor)
         model = run.removeprefix("sugarcoarse_")
         mesh = mesh_name(model, self.surface_level, self.n_vertices_in_mesh, self.variant)

@@ -56,8 +56,6 @@ class PresetFlags:
 
 @dataclass(frozen=True)
 class PipelineFlags:
-    """What both pipelines ask beside the flags of their stages."""
-
     regularization_type: str | None = _pipeline(
         None, "how the surface is regularised: multiview gives the best surfaces where photographs "
         "overlap, dn_consistency is the recommended one of SuGaR; unset: in train_full_pipeline.py "

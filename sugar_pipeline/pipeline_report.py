@@ -67,8 +67,6 @@ class StageRecord:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Photographs above renders of what was made of them."""
-
     title: str
     rows: Mapping[str, Sequence[Picture]]
     coverage: str  # what the mesh does not cover, in a sentence

@@ -158,7 +158,6 @@ def with_mode(args: argparse.Namespace, console: Console) -> argparse.Namespace:
 
 
 def mode_of(scene: Scene) -> tuple[str, str]:
-    """The mode that suits a capture, and why."""
     cameras = scene.train_cameras
     if len(cameras) < MIN_VIEWS:
         return "dn_consistency", f"there are only {len(cameras)} training views"

@@ -50,8 +50,6 @@ _SEEN = 0.5
 
 @dataclass(frozen=True)
 class ShownModel:
-    """A result that can be looked at: functions of a camera."""
-
     name: str
     picture: Callable[[Camera], Tensor]  # (H, W, 3) in [0, 1]
     # Depth, infinite where there is nothing, (H, W); normals in camera axes, zero there, (H, W, 3).

@@ -192,7 +192,6 @@ class TimePlan:
         return self._seconds(stage, plan)[stage] / (speed.seconds * GROWTH[stage])
 
     def _seconds(self, stage: str, plan: PipelinePlan) -> dict[str, float]:
-        """How long a stage and those after it may take, by name."""
         costs, after = _costs(plan), STAGES[STAGES.index(stage) :]
         after = [name for name in after if getattr(plan, name) is not None]
         shares = {name: SHARES.get(name, 0.0) for name in after}

@@ -167,7 +167,6 @@ class PathPanel:
             _add_lines(self._server.scene, "/path", lines, _PATH_COLOR)
 
     def save(self, client: Any) -> None:
-        """Write the path, and offer it to the browser for download."""
         try:
             frames = min(max(int(self._frames.value), 2), _MOST_FRAMES)
             write_camera_list(self._file, between(self.views, frames))

@@ -231,8 +231,6 @@ class SceneContext:
 
 
 class ViewPage:
-    """The page; all rendering is done by who calls :meth:`work`."""
-
     def __init__(
         self, server: viser.ViserServer, layers: Sequence[Layer], around: SceneContext,
         notify: Notify,

@@ -44,7 +44,6 @@ def quat_of(quats: Floats2d, row: int) -> wp.vec4:
 
 @wp.func
 def sign_of(x: float) -> float:
-    """Sign with 0 for 0."""
     if x > 0.0:
         return 1.0
     if x < 0.0:

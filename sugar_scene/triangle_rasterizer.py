@@ -119,7 +119,6 @@ def bound_faces(first: int, view: View, vertices: Vec3s, faces: Faces, rects: Re
 def tiles_of_pairs(
     first: int, view: View, pair_faces: Ints, pair_numbers: Ints, rects: Rects, tiles: Ints
 ):  # fmt: skip
-    """Tile of the k-th pair of a face."""
     i = first + wp.tid()
     rect = rects[pair_faces[i]]
     left = rect[0] / _TILE_SIDE

@@ -135,7 +135,6 @@ def load_views(
 
 
 def model_file(path: Path, flag: str) -> Path:
-    """The ``.pt`` itself, or the last one of a run's folder."""
     if path.is_dir():
         files = [p for p in path.glob("*.pt") if p.stem.isdigit()]
         if not files:

@@ -100,8 +100,6 @@ class SugarConfig:
 
 @dataclass(frozen=True)
 class CoarseSchedule(Schedule):
-    """Milestones of SuGaR's own modes."""
-
     entropy_start: int = 7_000  # exclusive
     entropy_stop: int = 9_000  # exclusive
     prune: int = 9_000  # after it, faint Gaussians are removed
@@ -245,8 +243,6 @@ class MultiviewSchedule(Schedule):
 
 @dataclass(frozen=True)
 class DensificationLimit:
-    """What users choose of the densification."""
-
     max_gaussians: int | None = max_gaussians()
 
     @classmethod

@@ -59,7 +59,6 @@ class TrainingOptions(CaptureOptions):
 
     @property
     def results(self) -> tuple[Path, ...]:
-        """All files that a finished run has written."""
         return (self.result,)
 
     @property

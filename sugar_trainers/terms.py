@@ -174,7 +174,6 @@ def _depth_normals(strip: ImageStrip) -> Tensor:
 
 
 def _n_counted(strip: ImageStrip) -> int | Tensor:
-    """How many pixels of the whole image count."""
     if strip.counted is None:
         return strip.maps.height * strip.camera.width
     return strip.counted.sum().clamp_min(1)

@@ -51,7 +51,6 @@ class Comparison:
         return (self.pixels[:, 1] * self.gray.shape[1] + self.pixels[:, 0]).long()
 
     def of(self, planes: Tensor, pixels: Tensor, patches: int) -> tuple[Tensor, ...]:
-        """See :class:`ComparedPixels`."""
         maps = (self.gray, self.neighbor_gray, self.neighbor_depth)
         return ComparedPixels.apply(planes, pixels, *maps, self.pair, patches)
 

@@ -80,7 +80,6 @@ class Console(contextlib.AbstractContextManager):
         self._say(Text(printable(message)))
 
     def warn(self, message: str) -> None:
-        """Print a message after ``warning:``."""
         self._say(Text.assemble(("warning: ", "bold yellow"), printable(message)))
 
     def table(self, title: str, rows: Iterable[tuple[str, object]]) -> None:
@@ -201,8 +200,6 @@ class _Terminal(rich.console.Console):
 
 
 class Progress:
-    """Progress of one loop; ``Console.progress`` makes it."""
-
     def __init__(self, console: Console, description: str, last: int, bar: _Bar) -> None:
         self._console, self._description, self._last, self._bar = console, description, last, bar
         self._marks: deque[tuple[float, int]] = deque()

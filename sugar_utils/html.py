@@ -131,8 +131,6 @@ def drawn(chart: Chart) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Frame:
-    """Ranges of the axes, and where their values lie on the canvas."""
-
     x: tuple[float, float]
     y: tuple[float, float]
     log_y: bool

@@ -201,7 +201,6 @@ def from_args(cls: type[Settings], args: argparse.Namespace, **given: Any) -> Se
 
 
 def require_given(args: argparse.Namespace, cls: type, *names: str) -> None:
-    """Check that flags, which a dataclass declares, were given."""
     declared = {one.name: one for one in flags_of(cls)}
     for name in names:
         if getattr(args, name, None) is None:

@@ -260,8 +260,6 @@ class SeenPoints:
 
 @dataclass(frozen=True)
 class CaptureModel:
-    """Cameras and points that a scene folder holds."""
-
     train_cameras: list[Camera]
     test_cameras: list[Camera] | None  # None: no split of its own
     points: np.ndarray  # ordered by their COLMAP number, (P, 3) float32 world units; P may be 0

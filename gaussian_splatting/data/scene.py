@@ -347,7 +347,6 @@ class SizeRule(Protocol):
 
 
 def whole_pixels(width: float, height: float) -> tuple[int, int]:
-    """Whole pixels, at least one a side."""
     if max(width, height) > _MAX_SIDE:
         raise UserError(
             f"images of {width:.6g} x {height:.6g} px cannot be worked at, a side has at most "
@@ -358,8 +357,6 @@ def whole_pixels(width: float, height: float) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class VanillaSize:
-    """The size rule of the plain 3DGS trainer."""
-
     resolution: float = -1
     """-1: at most 1600 px wide; 1, 2, 4, 8: divisor; another positive number: width in pixels."""
 

@@ -110,7 +110,6 @@ def read_transforms(
 
 
 def _resolve(root: Path, contents: list[_Transforms], missing_ok: bool) -> dict[str, Path | None]:
-    """Image files by the paths that frames name."""
     folders: dict[Path, ImageFolder] = {}
 
     def find(file_path: str) -> Path | None:

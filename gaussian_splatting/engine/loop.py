@@ -110,7 +110,6 @@ class Trainer:
         return checkpoint_path(self._run.path, self._config.last)
 
     def _lead(self, start: int, timings: dict[str, dict[str, float]]) -> None:
-        """Train, and do all that is done once: show, measure, save."""
         if self._run.replaces:
             self._console.info(f"reading all photographs before the run in {self._run.path} goes")
             for camera in [*self._cameras, *self._scene.test_cameras]:

@@ -90,7 +90,6 @@ class TrainableModel(ABC):
 
 
 def in_float32(parameter: Tensor) -> Tensor:
-    """The values as files hold them."""
     values = parameter.detach()
     return values if values.dtype == torch.float32 else values.cpu().float()
 

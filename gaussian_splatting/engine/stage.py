@@ -193,8 +193,6 @@ class LossTerm:
     halo: int = 0
 
     def bind(self, camera: Camera, target: Target, beside: Any = None) -> ImageTerm:
-        """The term of one view's image; see :class:`ImageStrip`."""
-
         def evaluate(maps: StripMaps) -> tuple[Tensor, dict[str, Tensor]]:
             value = self.value(ImageStrip(maps, camera, target, beside))
             return value, {self.name: value}

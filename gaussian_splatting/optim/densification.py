@@ -131,7 +131,6 @@ class DensificationStatistics(ViewSums):
         return dict(zip(("gradient_sum", "views"), self.total.unbind(dim=1), strict=True))
 
     def restore(self, state: dict[str, Any], n: int) -> None:
-        """What a checkpoint of N Gaussians has, or fresh ones."""
         self.restart(n)
         if "gradient_sum" in state:
             saved = torch.stack([state["gradient_sum"], state["views"]], dim=1)

@@ -109,7 +109,6 @@ def _runs_by_sort(projection: Projection) -> tuple[Tensor, Tensor, int]:
 def _sort_natively(
     order: Tensor, counts: Tensor, pair_tiles: Tensor, n_all: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Offsets, ids and places."""
     n_pairs, device = pair_tiles.shape[0], pair_tiles.device
     offsets, ids, places = _ints(n_all + 1, device), _ints(n_pairs, device), _ints(n_pairs, device)
     cursor = _ints(n_all + 1, device)

@@ -68,12 +68,10 @@ class Attempt:
 
     @property
     def models(self) -> Path:
-        """Folder of the models that it led to."""
         return self.work.source.work / f"{self.prefix}sparse"
 
     @property
     def where(self) -> str:
-        """What titles of its steps end with."""
         return "" if self.masks is None else " in the masks"
 
     @property
@@ -98,7 +96,6 @@ class Attempt:
         return self.work.noted(f"{self.prefix}{step}", key)
 
     def note(self, **steps: str | None) -> None:
-        """Note steps; None takes one out."""
         note(self.work.source, **{f"{self.prefix}{step}": key for step, key in steps.items()})
 
     def run(self) -> Models:
@@ -341,7 +338,6 @@ def _flatten(work: Work, models: Models, by_name: dict[str, Original], key: str)
 
 
 def _known_cameras(work: Work, photographs: Photographs) -> tuple[KnownCameras | None, list[str]]:
-    """Cameras of another program, and the digests of their files."""
     source, asked = work.source, work.options.sfm.cameras
     if work.options.skip_matching or (source.video and asked is None):
         return None, []

@@ -35,7 +35,6 @@ class Models:
 
 
 def chosen_mapper(mapper: Mapper, n_photographs: int) -> Mapper:
-    """What ``auto`` means for so many photographs."""
     if mapper != "auto":
         return mapper
     return "incremental" if n_photographs <= MAX_INCREMENTAL else "global"

@@ -210,7 +210,6 @@ _PART = 64
 
 
 def chosen_matcher(matcher: Matcher, n_photographs: int, in_order: bool) -> Matcher:
-    """What ``auto`` means for so many photographs."""
     if matcher != "auto":
         return matcher
     if n_photographs <= MAX_EXHAUSTIVE:

@@ -76,7 +76,6 @@ def files_named(folder: Path, suffixes: Sequence[str], recursive: bool = False) 
 
 
 def described_photographs(folder: Path, recursive: bool) -> list[Photograph]:
-    """All photographs of a folder, from their headers alone."""
     files = picture_files(folder, recursive)
     for path in files:
         try:

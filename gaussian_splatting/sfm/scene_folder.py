@@ -62,7 +62,6 @@ class Source:
 
     @property
     def recursive(self) -> bool:
-        """Whether folders in the folder hold photographs, too."""
         return self.folder != self.root
 
 
@@ -99,7 +98,6 @@ def needs_cameras(path: Path) -> bool:
 
 
 def _places(root: Path) -> tuple[str, ...]:
-    """Where photographs are looked for."""
     return (INPUT, IMAGES, *capture_folders(root), ".")
 
 
@@ -366,7 +364,6 @@ def _save(picture: Image.Image, path: Path) -> None:
 
 
 def write_flat_model(source: Path, by_name: Mapping[str, Original], folder: Path) -> None:
-    """Write the model of the flat photographs, coloured by them."""
     pycolmap = load_pycolmap()
     model, options = read_reconstruction(source), pycolmap.UndistortCameraOptions()
     lenses = {number: lens for number, lens in model.cameras.items() if not lens.is_undistorted()}

@@ -232,7 +232,6 @@ class VanillaStage(Stage):
         return project(shown, camera, sh_degree=degree, features=joined)
 
     def background(self, iteration: int, view_index: int) -> Tensor:
-        """The plain colour, or a random one of each view."""
         if not self._config.random_background:
             return super().background(iteration, view_index)
         rng = generator(self._config.random_seed, "background", *draw_labels(iteration, view_index))

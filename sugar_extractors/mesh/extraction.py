@@ -164,7 +164,6 @@ class _Extraction:
                 self._finish(jobs[level, target], level, target, meshes, surface, figures)
 
     def _cut(self, meshes: Sequence[TriangleMesh]) -> list[TriangleMesh]:
-        """What of the meshes lies within the hull of the masks."""
         if self._hull is None:
             return list(meshes)
         kept = []

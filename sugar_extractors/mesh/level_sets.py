@@ -67,7 +67,6 @@ class LevelSetPoints(NamedTuple):
 
 
 def build_model(cloud: GaussianCloud) -> LevelSetModel:
-    """Drop Gaussians that are not opaque and prepare the rest."""
     opaque = opacities_of(cloud.opacity_logits.detach()) > MIN_OPACITY
     gaussians = cloud.select(opaque).activate()
     gaussians = Gaussians(*(t.float().contiguous() for t in gaussians.tensors()))

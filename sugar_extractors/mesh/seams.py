@@ -34,7 +34,6 @@ def cut_at_box(mesh: TriangleMesh, box: Box, *, inside: bool) -> TriangleMesh:
 
 
 def _split(mesh: TriangleMesh, axis: int, value: float, snap: float) -> TriangleMesh:
-    """Split the triangles that a plane across an axis crosses."""
     vertices = mesh.vertices.copy()
     near = np.abs(vertices[:, axis] - value) <= snap
     vertices[near, axis] = value

@@ -227,7 +227,6 @@ class Fusion:
             marked[(blocks[:, 0] * shape[1] + blocks[:, 1]) * shape[2] + blocks[:, 2]] = True
 
     def _fill(self, field: SparseField) -> None:
-        """Average all views into a field."""
         n, blocks = field.distances.numel(), (field.table >= 0).nonzero().int().contiguous()
         if n == 0:
             return

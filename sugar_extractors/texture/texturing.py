@@ -178,7 +178,6 @@ class TextureOptions(CaptureOptions):
 
     @property
     def obj_path(self) -> Path:
-        """The mesh; its other files lie beside it under the same name."""
         folder = self.mesh_output_dir or OUTPUT_ROOT / "refined_mesh" / scene_name(self.scene_path)
         model = self.refined_model_path
         name = (model if model.is_dir() else model.resolve().parent).resolve().name

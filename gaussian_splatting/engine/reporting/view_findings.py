@@ -103,7 +103,6 @@ class Findings:
         return [(tag, name, value) for tag, name, value in rows if value is not None]
 
     def record(self) -> dict[str, Any]:
-        """Values for ``run.json``, by what they are."""
         # JSON has no infinity, which is the PSNR of equal images.
         finite = {name: value for _, name, value in self.values() if math.isfinite(value)}
         worst = {s.name: round(_decibels(s), 2) for s in self.worst() if math.isfinite(s.psnr)}
