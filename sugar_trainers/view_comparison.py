@@ -36,6 +36,8 @@ from sugar_trainers.losses import edge_weights, gray_values
 from sugar_utils.device import upload
 from sugar_utils.random import draw_labels, generator
 
+USUAL_MISMATCH = 0.3  # 1 - NCC of patches, above which they count less
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -56,9 +58,14 @@ class Comparison:
 
 
 def photometric_errors(comparison: Comparison, planes: Tensor, pixels: Tensor) -> Tensor:
-    """1 - NCC of the patches at pixels, by how well the views agree there. (n,)"""
+    """1 - NCC of the patches at pixels, by how well the views agree there. (n,)
+
+    Where a highlight moves, patches differ whatever the surface is: gradients fade there.
+    """
     weights, _, mismatches, _ = comparison.of(planes, pixels, PATCHES_WHERE_MET)
-    return weights * mismatches
+    values = mismatches.detach()
+    fading = torch.exp(-(values / USUAL_MISMATCH).square())
+    return weights * torch.lerp(values, mismatches, fading)
 
 
 def geometric_errors(comparison: Comparison, planes: Tensor, pixels: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -36,7 +37,13 @@ from sugar_trainers.stage_config import (
     MultiviewSchedule,
     RefineConfig,
 )
-from sugar_trainers.view_comparison import ViewComparer, gray_of, spread_pixels
+from sugar_trainers.view_comparison import (
+    USUAL_MISMATCH,
+    ViewComparer,
+    gray_of,
+    photometric_errors,
+    spread_pixels,
+)
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import (
     assert_same_bits,
@@ -130,6 +137,31 @@ def test_a_view_without_neighbours_trains_without_their_terms(scene):
     assert float(result.terms["photometric"]) == 0 == float(result.terms["geometric"])
     assert float(result.terms["plane_normal"]) > 0
     assert gradients["means"].any()
+
+
+def test_patches_of_a_moving_highlight_pull_little():
+    """However much they differ; those of a surface that is almost right pull as ever."""
+    mismatches = torch.tensor([0.02, 0.2, 1.5], requires_grad=True)
+    found = torch.ones(3), torch.zeros(3), mismatches, torch.ones(3)
+    comparison = SimpleNamespace(of=lambda planes, pixels, patches: found)
+    errors = photometric_errors(comparison, torch.zeros(3, 4), torch.zeros(3, 2))
+    assert torch.equal(errors, mismatches)
+    errors.sum().backward()
+    expected = [math.exp(-((c / USUAL_MISMATCH) ** 2)) for c in (0.02, 0.2, 1.5)]
+    assert mismatches.grad.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-9)
+    assert expected[0] > 0.99
+    assert expected[2] < 1e-6
+
+
+def test_short_schedules_measure_the_views_seldom():
+    def tests_of(*words: str) -> tuple[int, ...]:
+        args = train_parser(None).parse_args(["-s", "scene", "-c", "checkpoint", *words])
+        return train_plan(args).coarse.loop.test_iterations
+
+    assert tests_of("-r", "sdf") == (7_000, 8_000, 9_000, 10_000, 12_000, 15_000)
+    assert tests_of("-r", "sdf", "--schedule_scale", "0.1") == (1_000, 1_500)
+    given = ("--test_iterations", "7000", "8000")
+    assert tests_of("-r", "sdf", "--schedule_scale", "0.1", *given) == (700, 800)
 
 
 def test_training_brings_planes_together(scene):
