@@ -69,9 +69,10 @@ class MultiviewStage(Stage):
         self.memory_plan = MemoryPlan(config.split)
         self._config, self._notify, self._rasterizer = config, notify, rasterizer
         self._cameras, self._hull = list(cameras), hull
-        compares_views = config.photometric_factor > 0 or config.geometric_factor > 0
-        pixels, seed = config.multiview_pixels if compares_views else 0, config.random_seed
-        self._comparer = ViewComparer(neighbors, images, extent, pixels, seed, rasterizer)
+        pixels = config.multiview_pixels if any(config.view_factors) else 0
+        self._comparer = ViewComparer(
+            neighbors, images, extent, pixels, config.random_seed, rasterizer
+        )
         self._watch = DensificationStatistics(len(cloud), self.model.device)
 
     def phase(self, iteration: int) -> str:

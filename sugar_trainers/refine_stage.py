@@ -51,12 +51,7 @@ from sugar_scene.triangle_rasterizer import TriangleHits, pixels_of_points, rast
 from sugar_trainers.naming import OUTPUT_ROOT, refined_name, scene_name
 from sugar_trainers.stage_config import MultiviewConfig, RefineConfig
 from sugar_trainers.stage_options import TrainingOptions
-from sugar_trainers.view_comparison import (
-    Comparison,
-    ViewComparer,
-    geometric_errors,
-    photometric_errors,
-)
+from sugar_trainers.view_comparison import Comparison, ViewComparer, view_errors
 from sugar_utils.console import Console
 from sugar_utils.device import upload
 from sugar_utils.errors import UserError
@@ -167,30 +162,26 @@ class MeshView:
         hits = self.hits(camera)
         return torch.where(hits.covered, hits.depth, 0.0)
 
-    def mean(self, errors: Callable[[Comparison, Tensor, Tensor], Tensor]) -> Tensor | None:
+    def view_errors(self) -> Tensor | None:
         """Mean error of the compared pixels, whose planes are those of their triangles."""
         if self.comparison is None or not len(self.comparison.pixels):
             return None
         pixels = self.comparison.pixels
         faces = self.faces[pixels[:, 1].long(), pixels[:, 0].long()]
         planes = triangle_planes(self.cloud.vertices, self.cloud.faces, self.camera, faces)
-        return errors(self.comparison, planes, pixels).mean()
+        return view_errors(self.comparison, planes, pixels, *MultiviewConfig().view_factors).mean()
 
 
 def refine_terms(config: RefineConfig, pairs: PairsOfTriangles) -> tuple[LossTerm, ...]:
     """Every term of the stage; ``"model"`` terms are given a :class:`MeshView`."""
-    weight, compared = config.normal_consistency_factor, MultiviewConfig()
+    weight = config.normal_consistency_factor
 
     def normal_consistency(seen: MeshView) -> Tensor:
         return pairs.normal_consistency(seen.cloud.vertices)
 
     terms = [COLOR]
     if config.refine_surface_terms:
-        photo, cycle = compared.photometric_factor, compared.geometric_factor
-        photometric = partial(MeshView.mean, errors=photometric_errors)
-        terms.append(LossTerm("photometric", photo, "model", photometric))
-        geometric = partial(MeshView.mean, errors=geometric_errors)
-        terms.append(LossTerm("geometric", cycle, "model", geometric))
+        terms.append(LossTerm("views", 1.0, "model", MeshView.view_errors))
     if weight > 0:
         terms.append(LossTerm("normal_consistency", weight, "model", normal_consistency))
     return tuple(terms)

@@ -268,6 +268,11 @@ class MultiviewConfig(SugarConfig):
     min_views: int = 2  # Gaussians that fewer training views see are dropped
     exposure: LaterExposure = LaterExposure(exposure_compensation=True)
 
+    @property
+    def view_factors(self) -> tuple[float, float]:
+        """Photometric and geometric."""
+        return self.photometric_factor, self.geometric_factor
+
     def identity(self) -> dict[str, Any]:
         return {"regularization_type": self.regularization_type, **super().identity()}
 

@@ -5,7 +5,7 @@ drawn in Gaussians, and what terms see at them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,7 +23,7 @@ from sugar_scene.plane_kernels import NormalErrors, PlanesAt
 from sugar_trainers import losses
 from sugar_trainers.losses import MIN_VIEW_Z
 from sugar_trainers.stage_config import CoarseConfig, MultiviewConfig
-from sugar_trainers.view_comparison import Comparison, geometric_errors, photometric_errors
+from sugar_trainers.view_comparison import view_errors
 from sugar_utils.device import upload
 
 
@@ -211,16 +211,12 @@ def multiview_terms(config: MultiviewConfig, extent: float) -> tuple[LossTerm, .
     def flatten(seen: VisibleGaussians) -> Tensor:
         return losses.flatness_loss(seen.gaussians.scales, extent, seen.visible)
 
-    normal, photo, cycle = (
-        config.plane_normal_factor, config.photometric_factor, config.geometric_factor
-    )  # fmt: skip
-    photometric = partial(_mean_over_pixels, value=photometric_errors)
-    geometric = partial(_mean_over_pixels, value=geometric_errors)
+    weight, factors = config.plane_normal_factor, config.view_factors
+    views = partial(_view_errors, factors=factors)
     terms = (
         COLOR,
-        LossTerm("plane_normal", normal, "image", _normals, maps=(PLANE,), halo=1),
-        LossTerm("photometric", photo, "image", photometric, maps=(PLANE,)),
-        LossTerm("geometric", cycle, "image", geometric, maps=(PLANE,)),
+        LossTerm("plane_normal", weight, "image", _normals, maps=(PLANE,), halo=1),
+        LossTerm("views", float(any(factors)), "image", views, maps=(PLANE,)),
         LossTerm("flatten", config.flatten_factor, "model", flatten),
     )
     return tuple(term for term in terms if term.weight > 0)
@@ -231,9 +227,7 @@ def _normals(strip: ImageStrip) -> Tensor:
     return NormalErrors.apply(maps.plane, strip.camera, maps.shown.start, edges, maps.counted, n)
 
 
-def _mean_over_pixels(
-    strip: ImageStrip, value: Callable[[Comparison, Tensor, Tensor], Tensor]
-) -> Tensor:
+def _view_errors(strip: ImageStrip, factors: tuple[float, float]) -> Tensor:
     """The strip's share of a mean over all compared pixels."""
     maps, comparison = strip.maps, strip.beside.comparison
     if comparison is None or not comparison.pixels.shape[0]:
@@ -244,4 +238,5 @@ def _mean_over_pixels(
         here = (pixels[:, 1] >= top) & (pixels[:, 1] < maps.shown.start + maps.counted.stop)
         pixels, places = pixels[here], places[here] - maps.shown.start * strip.camera.width
     planes = PlanesAt.apply(maps.plane, places)
-    return value(comparison, planes, pixels).sum() / comparison.pixels.shape[0]
+    errors = view_errors(comparison, planes, pixels, *factors)
+    return errors.sum() / comparison.pixels.shape[0]

@@ -57,21 +57,20 @@ class Comparison:
         return ComparedPixels.apply(planes, pixels, *maps, self.pair, patches)
 
 
-def photometric_errors(comparison: Comparison, planes: Tensor, pixels: Tensor) -> Tensor:
-    """1 - NCC of the patches at pixels, by how well the views agree there. (n,)
+def view_errors(
+    comparison: Comparison, planes: Tensor, pixels: Tensor, photometric: float, geometric: float
+) -> Tensor:
+    """Errors of pixels times two factors, and by how well the views agree there. (n,)
 
-    Where a highlight moves, patches differ whatever the surface is: gradients fade there.
+    Photometric is 1 - NCC of the patches, geometric the pixels by which the way to the neighbour
+    and back misses. Where a highlight moves, patches differ whatever the surface is: the
+    photometric gradient fades there.
     """
-    weights, _, mismatches, _ = comparison.of(planes, pixels, PATCHES_WHERE_MET)
+    patches = PATCHES_WHERE_MET if photometric > 0 else NO_PATCHES
+    weights, misses, mismatches, _ = comparison.of(planes, pixels, patches)
     values = mismatches.detach()
     fading = torch.exp(-(values / USUAL_MISMATCH).square())
-    return weights * torch.lerp(values, mismatches, fading)
-
-
-def geometric_errors(comparison: Comparison, planes: Tensor, pixels: Tensor) -> Tensor:
-    """Pixels by which the way to the neighbour and back misses, where both see the same. (n,)"""
-    weights, misses, _, _ = comparison.of(planes, pixels, NO_PATCHES)
-    return weights * misses
+    return weights * (photometric * torch.lerp(values, mismatches, fading) + geometric * misses)
 
 
 @dataclass(frozen=True)

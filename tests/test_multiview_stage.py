@@ -41,8 +41,8 @@ from sugar_trainers.view_comparison import (
     USUAL_MISMATCH,
     ViewComparer,
     gray_of,
-    photometric_errors,
     spread_pixels,
+    view_errors,
 )
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import (
@@ -58,7 +58,7 @@ from tests.support.tiny_scene import (
 EXTENT = 3.3
 ITERATION = 7_001
 FOLDER = "sugarcoarse_3Dgs7000_multiview"
-TERMS = {"loss", "color", "plane_normal", "photometric", "geometric", "flatten"}
+TERMS = {"loss", "color", "plane_normal", "views", "flatten"}
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +98,7 @@ def test_all_terms_act_and_pull_at_the_geometry(scene):
     expected = (
         result.terms["color"]
         + weights.plane_normal_factor * result.terms["plane_normal"]
-        + weights.photometric_factor * result.terms["photometric"]
-        + weights.geometric_factor * result.terms["geometric"]
+        + result.terms["views"]
         + weights.flatten_factor * result.terms["flatten"]
     )
     assert float(result.terms["loss"]) == pytest.approx(float(expected), rel=1e-5)
@@ -123,18 +122,36 @@ def test_a_step_has_the_same_bits_every_time(scene):
 
 
 @pytest.mark.parametrize(
-    "name", ["plane_normal_factor", "photometric_factor", "geometric_factor", "flatten_factor"]
+    ("names", "term"),
+    [
+        (["plane_normal_factor"], "plane_normal"),
+        (["photometric_factor", "geometric_factor"], "views"),
+        (["flatten_factor"], "flatten"),
+    ],
 )
-def test_a_term_without_weight_is_left_out(scene, name):
-    result, _ = see(make_stage(scene, **{name: 0.0}), scene)
-    assert set(result.terms) == TERMS - {name.removesuffix("_factor")}
+def test_a_term_without_weight_is_left_out(scene, names, term):
+    result, _ = see(make_stage(scene, **dict.fromkeys(names, 0.0)), scene)
+    assert set(result.terms) == TERMS - {term}
+
+
+def test_errors_of_views_are_the_sum_of_both_kinds(scene):
+    both, gradients = see(make_stage(scene), scene)
+    photometric, by_patches = see(make_stage(scene, geometric_factor=0.0), scene)
+    geometric, by_places = see(make_stage(scene, photometric_factor=0.0), scene)
+    parts = [float(result.terms["views"]) for result in (photometric, geometric)]
+    assert min(parts) > 0
+    assert float(both.terms["views"]) == pytest.approx(sum(parts), rel=1e-5)
+    neither, rest = see(make_stage(scene, geometric_factor=0.0, photometric_factor=0.0), scene)
+    assert "views" not in neither.terms
+    expected = by_patches["means"] + by_places["means"] - rest["means"]
+    torch.testing.assert_close(gradients["means"], expected, rtol=1e-3, atol=1e-7)
 
 
 def test_a_view_without_neighbours_trains_without_their_terms(scene):
     stage = make_stage(scene)
     stranger = replace(scene.cameras[3], name="alone.png")
     result, gradients = see(stage, scene, stranger)
-    assert float(result.terms["photometric"]) == 0 == float(result.terms["geometric"])
+    assert float(result.terms["views"]) == 0
     assert float(result.terms["plane_normal"]) > 0
     assert gradients["means"].any()
 
@@ -144,7 +161,7 @@ def test_patches_of_a_moving_highlight_pull_little():
     mismatches = torch.tensor([0.02, 0.2, 1.5], requires_grad=True)
     found = torch.ones(3), torch.zeros(3), mismatches, torch.ones(3)
     comparison = SimpleNamespace(of=lambda planes, pixels, patches: found)
-    errors = photometric_errors(comparison, torch.zeros(3, 4), torch.zeros(3, 2))
+    errors = view_errors(comparison, torch.zeros(3, 4), torch.zeros(3, 2), 1.0, 0.0)
     assert torch.equal(errors, mismatches)
     errors.sum().backward()
     expected = [math.exp(-((c / USUAL_MISMATCH) ** 2)) for c in (0.02, 0.2, 1.5)]
@@ -172,7 +189,7 @@ def test_training_brings_planes_together(scene):
         see(stage, scene, scene.cameras[(7 * step) % 40], ITERATION + step)
         stage.apply(ITERATION + step)
     last, _ = see(stage, scene)
-    for name in ("plane_normal", "photometric"):
+    for name in ("plane_normal", "views"):
         assert float(last.terms[name]) < 0.95 * float(first.terms[name]), name
 
 
@@ -216,7 +233,7 @@ def test_terms_look_only_where_the_mask_counts(scene, tmp_path, mode):
     stage = make_stage(scene)
     masked = replace(camera, mask=ViewMask(path, mode))
     result, _ = see(stage, scene, masked)
-    for name in ("plane_normal", "photometric", "geometric"):
+    for name in ("plane_normal", "views"):
         assert float(result.terms[name]) == 0, name
 
 
@@ -328,8 +345,7 @@ def bound_stage(scene, **settings) -> RefineStage:
 
 def test_the_refinement_compares_views_too(scene):
     result, gradients = see(bound_stage(scene, refine_surface_terms=True), scene, iteration=1)
-    assert {"photometric", "geometric"} <= set(result.terms)
-    assert float(result.terms["photometric"]) > 0
+    assert float(result.terms["views"]) > 0
     assert gradients["vertices"].any()
 
 
@@ -337,7 +353,7 @@ def test_comparing_views_moves_the_mesh_and_nothing_else(scene):
     """Opacity must not be a way to make views agree: a transparent mesh would."""
     with_terms = see(bound_stage(scene, refine_surface_terms=True), scene, iteration=1)[1]
     stage = bound_stage(scene, refine_surface_terms=True)
-    stage.terms = tuple(t for t in stage.terms if t.name not in ("photometric", "geometric"))
+    stage.terms = tuple(t for t in stage.terms if t.name != "views")
     without = see(stage, scene, iteration=1)[1]
     assert not torch.equal(with_terms.pop("vertices"), without.pop("vertices"))
     for name, gradient in without.items():
