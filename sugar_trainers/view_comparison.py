@@ -36,7 +36,7 @@ from sugar_trainers.losses import edge_weights, gray_values
 from sugar_utils.device import upload
 from sugar_utils.random import draw_labels, generator
 
-USUAL_MISMATCH = 0.3  # 1 - NCC of patches, above which they count less
+LARGE_MISMATCH = 0.5  # 1 - NCC of patches, around which gradients fade
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def view_errors(
     patches = PATCHES_WHERE_MET if photometric > 0 else NO_PATCHES
     weights, misses, mismatches, _ = comparison.of(planes, pixels, patches)
     values = mismatches.detach()
-    fading = torch.exp(-(values / USUAL_MISMATCH).square())
+    fading = torch.exp(-((values / LARGE_MISMATCH) ** 4))
     return weights * (photometric * torch.lerp(values, mismatches, fading) + geometric * misses)
 
 

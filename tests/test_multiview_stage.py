@@ -38,7 +38,7 @@ from sugar_trainers.stage_config import (
     RefineConfig,
 )
 from sugar_trainers.view_comparison import (
-    USUAL_MISMATCH,
+    LARGE_MISMATCH,
     ViewComparer,
     gray_of,
     spread_pixels,
@@ -164,7 +164,7 @@ def test_patches_of_a_moving_highlight_pull_little():
     errors = view_errors(comparison, torch.zeros(3, 4), torch.zeros(3, 2), 1.0, 0.0)
     assert torch.equal(errors, mismatches)
     errors.sum().backward()
-    expected = [math.exp(-((c / USUAL_MISMATCH) ** 2)) for c in (0.02, 0.2, 1.5)]
+    expected = [math.exp(-((c / LARGE_MISMATCH) ** 4)) for c in (0.02, 0.2, 1.5)]
     assert mismatches.grad.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-9)
     assert expected[0] > 0.99
     assert expected[2] < 1e-6
