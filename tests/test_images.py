@@ -40,11 +40,12 @@ def save_noise(path: Path, width: int = 8, height: int = 6, channels: int = 3) -
 def decodings(monkeypatch) -> list[str]:
     """Names of the cameras whose photographs are decoded from now on."""
     names, decode = [], images.decode_view
-    monkeypatch.setattr(
-        images,
-        "decode_view",
-        lambda camera, white: names.append(camera.name) or decode(camera, white),
-    )
+
+    def noted(camera, white):
+        names.append(camera.name)
+        return decode(camera, white)
+
+    monkeypatch.setattr(images, "decode_view", noted)
     return names
 
 
@@ -198,7 +199,8 @@ def test_another_aspect_ratio_is_an_error_with_both_sizes(tmp_path, size):
         fit_to_file(camera_for(tmp_path / "a.png", 100, 75))
 
 
-def test_the_store_decodes_each_image_once(tmp_path):
+def test_the_store_decodes_each_image_once(tmp_path, monkeypatch):
+    decoded = decodings(monkeypatch)
     pixels = save_noise(tmp_path / "a.png")
     camera = camera_for(tmp_path / "a.png")
     with ImageStore() as store:
@@ -207,22 +209,25 @@ def test_the_store_decodes_each_image_once(tmp_path):
         assert first.shape == (6, 8, 3)
         np.testing.assert_array_equal(first.numpy(), pixels)
         assert store.get(camera) is first
+        assert decoded == ["a.png"]
         assert store.n_bytes == 6 * 8 * 3
         assert store.get(camera.resized(4, 3)).shape == (3, 4, 3)
 
 
-def test_the_least_recently_used_image_leaves_first(tmp_path):
+def test_the_least_recently_used_image_leaves_first(tmp_path, monkeypatch):
+    decoded = decodings(monkeypatch)
     cameras = []
     for name in "abc":
         save_noise(tmp_path / f"{name}.png")
         cameras.append(camera_for(tmp_path / f"{name}.png"))
     a, b, c = cameras
     with ImageStore(budget_bytes=2 * 6 * 8 * 3) as store:
-        first = store.get(a)
-        for camera in (b, a, c, a):
-            image = store.get(camera)
+        for camera in (a, b, a, c, a):
+            store.get(camera)
             assert store.n_bytes <= 2 * 6 * 8 * 3
-        assert image is first
+        assert decoded == ["a.png", "b.png", "c.png"]
+        store.get(b)
+        assert decoded[3:] == ["b.png"]
 
 
 def test_a_prefetched_image_is_decoded_once_even_without_a_budget(tmp_path, monkeypatch):
