@@ -24,6 +24,7 @@ from gaussian_splatting.rasterization.projection_kernels import TILE, View, make
 from sugar_utils.warp_arrays import Floats2d, Ints, Ints2d, Vec3s, Vec3s2d
 from sugar_utils.warp_launch import EXACT_OPTIONS, as_array, launch, native_kernel, native_source
 
+# An edge function has to round the same wherever it is computed.
 wp.set_module_options(EXACT_OPTIONS)
 
 MAX_PAIRS = 1 << 24  # (tile, face) pairs sorted at a time, which bounds the memory

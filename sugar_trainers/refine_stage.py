@@ -162,14 +162,14 @@ class MeshView:
         hits = self.hits(camera)
         return torch.where(hits.covered, hits.depth, 0.0)
 
-    def view_errors(self) -> Tensor | None:
+    def view_errors(self, factors: tuple[float, float]) -> Tensor | None:
         """Mean error of the compared pixels, whose planes are those of their triangles."""
         if self.comparison is None or not len(self.comparison.pixels):
             return None
         pixels = self.comparison.pixels
         faces = self.faces[pixels[:, 1].long(), pixels[:, 0].long()]
         planes = triangle_planes(self.cloud.vertices, self.cloud.faces, self.camera, faces)
-        return view_errors(self.comparison, planes, pixels, *MultiviewConfig().view_factors).mean()
+        return view_errors(self.comparison, planes, pixels, *factors).mean()
 
 
 def refine_terms(config: RefineConfig, pairs: PairsOfTriangles) -> tuple[LossTerm, ...]:
@@ -181,7 +181,8 @@ def refine_terms(config: RefineConfig, pairs: PairsOfTriangles) -> tuple[LossTer
 
     terms = [COLOR]
     if config.refine_surface_terms:
-        terms.append(LossTerm("views", 1.0, "model", MeshView.view_errors))
+        views = partial(MeshView.view_errors, factors=MultiviewConfig().view_factors)
+        terms.append(LossTerm("views", 1.0, "model", views))
     if weight > 0:
         terms.append(LossTerm("normal_consistency", weight, "model", normal_consistency))
     return tuple(terms)
