@@ -6,8 +6,6 @@ scene with that fault, and on the clean scene. All models are measured on the he
 clean scene without the faulty ones: PSNR of the vanilla and of the refined Gaussians (of the masked
 pixels where there are masks), and the Chamfer distance of the coarse mesh where the geometry is
 known. Shown beside them are the views that the program named.
-
-``--checks`` only reads the captures, which takes a second each.
 """
 
 from __future__ import annotations
@@ -80,16 +78,6 @@ def named_views(lines: list[str], every: list[str]) -> set[str]:
     return {name for name in every if any(name in line for line in told)}
 
 
-def check(scene: Path) -> list[str]:
-    """What loading a scene says."""
-    lines: list[str] = []
-    load_scene(
-        scene, size_rule=SugarSize(), masks=MaskOptions(), view_options=ViewOptions(),
-        notify=lines.append,
-    )  # fmt: skip
-    return lines
-
-
 def train(scene: Path, out: Path, args: argparse.Namespace) -> tuple[int, list[str]]:
     """Run the pipeline; returns its exit code and output."""
     command = [
@@ -144,12 +132,8 @@ def run(args: argparse.Namespace) -> None:
         shutil.rmtree(capture, ignore_errors=True)
         faulty = add_fault(args.scene, name, capture, args.foreign, args.seed)
         start = time.monotonic()
-        if args.checks:
-            row: Row = {"exit": 0}
-            lines = check(capture)
-        else:
-            code, lines = train(capture, capture / "output", args)
-            row = {"exit": code, **measure(capture / "output", clean, args.scene, faulty)}
+        code, lines = train(capture, capture / "output", args)
+        row = {"exit": code, **measure(capture / "output", clean, args.scene, faulty)}
         named = named_views(lines, every)
         right, wrong = right + len(named & faulty), wrong + len(named - faulty)
         missed += len(faulty - named)
@@ -189,7 +173,6 @@ def main() -> None:
     parser.add_argument("--schedule_scale", type=positive_float, default=0.05)
     parser.add_argument("--resolution_factor", type=positive_float, default=0.5)
     parser.add_argument("--seed", type=integer, default=0)
-    parser.add_argument("--checks", action="store_true", help="read the captures only")
     parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="of the pipeline")
     run(parser.parse_args())
 

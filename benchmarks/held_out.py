@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results in the held-out views: textures, silhouettes, and Gaussians where masks count.
+"""Textures and silhouettes of meshes in the held-out views.
 
 ``python benchmarks/held_out.py KIND SCENE RESULT [RESULT...]``:
 
 - ``textures``: textured OBJs without light against the photographs, where mesh and mask cover
   them. Sharpness is the energy of the gradients over that of the photographs.
-- ``normals``: angles between the normals of the first textured OBJ and those of others.
 - ``silhouettes``: silhouettes of meshes against masks. Intersection over union, and the share of
   the mask's area that lies outside of it (stray) or is not covered (missing).
-- ``gaussians``: renders against photographs well inside of the masks.
 """
 
 from __future__ import annotations
@@ -30,10 +28,8 @@ from benchmarks.rasterizer import print_machine, print_table
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore, eroded
 from gaussian_splatting.data.masks import MaskOptions
-from gaussian_splatting.data.ply import read_gaussian_ply
 from gaussian_splatting.data.scene import load_scene
 from gaussian_splatting.engine.reporting.evaluation import fitted_to, psnr, to_uint8
-from gaussian_splatting.rasterization import render_view
 from sugar_extractors.mesh_pictures import read_any_mesh
 from sugar_extractors.texture.textured_mesh_io import read_textured_mesh, render_textured
 from sugar_scene.triangle_rasterizer import rasterize_triangles
@@ -41,14 +37,13 @@ from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
 from sugar_utils.flags import Parser, positive_float
 from sugar_utils.frame import run_main
-from tests.support.shaded_normals import render_normals
 
 
 def held_out_views(args: argparse.Namespace) -> list[Camera]:
     """Views of a scene that no run trained on, with their masks."""
     size = SugarSize(resolution_factor=args.resolution_factor)
     scene = load_scene(args.scene, size_rule=size, masks=MaskOptions(args.masks, "ignore"))
-    if args.run in (textures, normals):
+    if args.run is textures:
         return scene.test_cameras
     views = [camera for camera in scene.test_cameras if camera.mask is not None]
     if not views:
@@ -78,24 +73,6 @@ def silhouettes(args: argparse.Namespace) -> None:
         )  # fmt: skip
     print()
     print_table(["mesh", "triangles", "IoU", "smallest", "stray", "missing"], rows)
-
-
-def gaussians(args: argparse.Namespace) -> None:
-    """Compare renders with images where masks count."""
-    views, rows = held_out_views(args), []
-    with ImageStore() as images:
-        photographs = [images.get(view) for view in views]
-    for number, path in enumerate(args.models, start=1):
-        cloud = read_gaussian_ply(path, print).activate()
-        figures = []
-        for view, photograph in zip(views, photographs, strict=True):
-            image = to_uint8(render_view(cloud, view, white=False, geometry=False).image)
-            inside = eroded(photograph[..., 3] == 255, 1).double()
-            figures.append(psnr(image, photograph[..., :3], inside))
-        print(f"[{number}] {path}")
-        rows.append([f"[{number}]", f"{len(cloud):,}", f"{np.mean(figures):.2f} dB"])
-    print()
-    print_table(["Gaussians", "number", "PSNR where masks count"], rows)
 
 
 def gradient_energy(image: Tensor, inside: Tensor) -> Tensor:
@@ -136,28 +113,14 @@ def textures(args: argparse.Namespace) -> None:
     print_table(head, rows)
 
 
-def normals(args: argparse.Namespace) -> None:
-    """Compare the normals that textured meshes are shaded with with those of the first one."""
-    views, meshes = held_out_views(args), [read_textured_mesh(path) for path in args.models]
-    fine = [render_normals(meshes[0], view) for view in views]
-    for path, mesh in zip(args.models[1:], meshes[1:], strict=True):
-        angles = []
-        for (expected, covered), view in zip(fine, views, strict=True):
-            found, shown = render_normals(mesh, view)
-            both = covered & shown
-            angles.append((found[both] * expected[both]).sum(dim=1).clamp(-1, 1).acos())
-        degrees = torch.rad2deg(torch.cat(angles)).numpy()
-        print(f"{np.median(degrees):.2f} median, {degrees.mean():.2f} mean degrees: {path}")
-
-
 def parser() -> Parser:
     flags = Parser(description="Measure results in held-out views.")
     kinds = flags.add_subparsers(dest="kind", required=True, parser_class=Parser)
-    for function in (textures, normals, silhouettes, gaussians):
+    for function in (textures, silhouettes):
         one = kinds.add_parser(function.__name__)
         one.set_defaults(run=function)
         one.add_argument("scene", type=Path, help="scene folder")
-        one.add_argument("models", type=Path, nargs="+", help="meshes, or PLYs")
+        one.add_argument("models", type=Path, nargs="+", help="meshes")
         one.add_argument("--masks", help="folder of the masks")
         one.add_argument("--resolution_factor", type=positive_float, default=1.0)
     return flags

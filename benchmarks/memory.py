@@ -17,9 +17,11 @@ the resident set of a process that does nothing else, with one setting changed a
 from __future__ import annotations
 
 import argparse
+import gc
 import multiprocessing
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,7 +33,6 @@ import sugar_utils  # noqa: F401  before torch
 import torch
 from torch import Tensor
 
-from benchmarks.live_bytes import peak_bytes
 from benchmarks.rasterizer import print_machine, print_table
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
@@ -187,6 +188,31 @@ def standing_tensors(stage: CoarseStage | RefineStage) -> list[Tensor]:
         owners = stage._placement, stage._placement.sums, stage._pairs, stage._pairs.sums
         found += [stage.model.cloud.faces, *(v for o in owners for v in vars(o).values())]
     return [tensor for tensor in found if isinstance(tensor, Tensor)]
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """Run ``work``; the most bytes of tensors that were alive beyond those before it.
+
+    The profiler of torch records every allocation and release, those inside operators included.
+    Warp works on the memory of tensors, so this is all there is but for native stacks.
+    """
+    # Garbage of earlier work that is freed during the count would be subtracted.
+    gc.collect()
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    ) as profiler:
+        work()
+    changes, stack = [], list(profiler.profiler.kineto_results.experimental_event_tree())
+    while stack:
+        node = stack.pop()
+        stack += node.children
+        if hasattr(node.extra_fields, "alloc_size"):
+            changes.append((node.start_time_ns, node.extra_fields.alloc_size))
+    now = most = 0
+    for _, n_bytes in sorted(changes, key=lambda change: change[0]):
+        now += n_bytes
+        most = max(most, now)
+    return most
 
 
 def predict_step(stage: CoarseStage | RefineStage, setting: Setting, camera: Camera) -> int:

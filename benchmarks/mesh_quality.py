@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -30,30 +29,16 @@ from sugar_utils.flags import Parser, integer, positive_int
 from sugar_utils.frame import run_main
 
 
-def names_of(paths: list[Path]) -> list[str]:
-    """Column titles: the file's name, with its folder's where names repeat or say little."""
-    names = [path.name for path in paths]
-    return [
-        f"{path.parent.name}/{name}" if names.count(name) > 1 or path.suffix == ".pt" else name
-        for path, name in zip(paths, names, strict=True)
-    ]
-
-
 def run(args: argparse.Namespace) -> None:
     print_machine()
     reference = read_reference(args.scene)
-    qualities, seconds = [], []
-    for path in args.meshes:
-        mesh = read_any_mesh(path)
-        start = time.perf_counter()
-        qualities.append(compare_surfaces(mesh, reference, n_samples=args.samples, seed=args.seed))
-        seconds.append(time.perf_counter() - start)
+    sampling = {"n_samples": args.samples, "seed": args.seed}
+    meshes = [read_any_mesh(path) for path in args.meshes]
+    columns = [compare_surfaces(mesh, reference, **sampling).rows() for mesh in meshes]
     print(f"scene: {args.scene}, object of size {reference.size:g}, {args.samples:,} samples\n")
     labels = [f"[{k}]" for k in range(1, len(args.meshes) + 1)]
-    print(*map("{} {}".format, labels, names_of(args.meshes)), "", sep="\n")
-    columns = [quality.rows() for quality in qualities]
+    print(*map("{} {}".format, labels, args.meshes), "", sep="\n")
     rows = [[cells[0][0], *(value for _, value in cells)] for cells in zip(*columns, strict=True)]
-    rows.append(["seconds to measure", *(f"{value:.1f}" for value in seconds)])
     print_table(["", *labels], rows)
 
 

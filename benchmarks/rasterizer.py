@@ -9,7 +9,6 @@ medians after a warm-up; compare ratios within one run.
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import os
 import platform
@@ -32,7 +31,6 @@ import warp as wp
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization import blend, build_tile_lists, project, rasterize
-from sugar_utils.flags import Parser
 from sugar_utils.frame import run_main
 from sugar_utils.memory import format_bytes, memory_usage
 from tests.support.step_scenes import Case, make_scene
@@ -140,11 +138,9 @@ def print_table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
         print(f"| {' | '.join([row[0].ljust(widths[0]), *cells])} |")
 
 
-def run(args: argparse.Namespace) -> None:
+def run() -> None:
     print_machine()
     for case in CASES:
-        if args.case not in ("all", case.name):
-            continue
         scene, camera = make_scene(case)
         times, visible, intersections = time_steps(scene, camera, case.repeats)
         print(f"\n{case.title}: {visible:,} visible, {intersections:,} tile intersections\n")
@@ -156,14 +152,5 @@ def run(args: argparse.Namespace) -> None:
     print(f"\nmemory: {format_bytes(memory_usage('cpu').peak)} resident at most")
 
 
-def main() -> None:
-    parser = Parser(
-        description="Time the rasterizer.", formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    names = ["all", *(case.name for case in CASES)]
-    parser.add_argument("--case", choices=names, default="all", help="what to measure")
-    run(parser.parse_args())
-
-
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    sys.exit(run_main(run))
