@@ -71,7 +71,7 @@ class MultiviewStage(Stage):
         self._cameras, self._hull = list(cameras), hull
         pixels = config.multiview_pixels if any(config.view_factors) else 0
         self._comparer = ViewComparer(
-            neighbors, images, extent, pixels, config.random_seed, rasterizer
+            neighbors, images, extent, pixels, config.random_seed, rasterizer, config.schedule.first
         )
         self._watch = DensificationStatistics(len(cloud), self.model.device)
 

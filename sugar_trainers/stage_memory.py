@@ -24,12 +24,9 @@ StageSettings = CoarseConfig | MultiviewConfig | RefineConfig
 Settings = TypeVar("Settings", CoarseConfig, MultiviewConfig, RefineConfig)
 
 _ACTIVATION_BYTES = 36  # per Gaussian: scales, opacities, unit quaternions and their lengths
-_BOUND_ACTIVATION_BYTES = (36, 44)
-"""Per triangle, gradients of its corners; per Gaussian, centre, quaternion, scales, opacity."""
-
-_JOINED_BYTES = 236
-"""Per Gaussian, all values of those on the mesh and of the background in one tensor each."""
-
+_BOUND_BYTES = 44  # per Gaussian on a mesh: centre, quaternion, scales, opacity
+_JOINED_BYTES = 236  # per Gaussian, with a background: all values of both in one tensor each
+_TRIANGLE_BYTES = 36  # gradients of its corners
 _TOPOLOGY_BYTES = 26 + 50
 """Per triangle, as kernels take it: its corners; one and a half pairs of adjacent triangles, with
 four corners each; the order of both by vertex."""
@@ -76,13 +73,12 @@ def _surface_load(step: StepLoad, cloud: GaussianCloud, config: CoarseConfig) ->
 
 def _refinement_load(step: StepLoad, cloud: BoundCloud, config: RefineConfig) -> StepLoad:
     n, n_faces = len(cloud), cloud.faces.shape[0]
-    per_face, per_gaussian = _BOUND_ACTIVATION_BYTES
-    joined = 0 if cloud.background is None else _JOINED_BYTES * n
+    joined = 0 if cloud.background is None else _JOINED_BYTES
     return replace(
         step,
         # More than comparing views takes: no planes are rendered, two meshes are.
         geometry="planes" if config.refine_surface_terms else "none",
-        activation=per_face * n_faces + per_gaussian * n + joined,
+        activation=_TRIANGLE_BYTES * n_faces + (_BOUND_BYTES + joined) * n,
         fixed=cloud.faces.nbytes + _TOPOLOGY_BYTES * n_faces,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -36,7 +36,10 @@ from sugar_trainers.losses import edge_weights, gray_values
 from sugar_utils.device import upload
 from sugar_utils.random import draw_labels, generator
 
-LARGE_MISMATCH = 0.5  # 1 - NCC of patches, around which gradients fade
+# 1 - NCC of patches around which gradients fade. It starts larger, as in graduated non-convexity:
+# at first planes are off, and patches differ much because of them.
+LARGE_MISMATCH = 0.5
+GRADUATION = 500  # iterations until it is reached
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class Comparison:
     neighbor_gray: Tensor  # (H', W')
     neighbor_depth: Tensor  # 0 where unknown. (H', W') world units
     pixels: Tensor  # columns and rows, in the order of rows. (n, 2) int32
+    large_mismatch: float = LARGE_MISMATCH
 
     @functools.cached_property
     def places(self) -> Tensor:
@@ -69,7 +73,7 @@ def view_errors(
     patches = PATCHES_WHERE_MET if photometric > 0 else NO_PATCHES
     weights, misses, mismatches, _ = comparison.of(planes, pixels, patches)
     values = mismatches.detach()
-    fading = torch.exp(-((values / LARGE_MISMATCH) ** 4))
+    fading = torch.exp(-((values / comparison.large_mismatch) ** 4))
     return weights * (photometric * torch.lerp(values, mismatches, fading) + geometric * misses)
 
 
@@ -84,11 +88,11 @@ class ViewComparer:
 
     def __init__(
         self, neighbors: NeighborViews, images: ImageStore, extent: float, pixels: int, seed: int,
-        rasterizer: Rasterizer = WARP,
+        rasterizer: Rasterizer = WARP, first: int = 0,
     ) -> None:  # fmt: skip
         self.reach = REACH * extent  # Gaussians up to this depth are planes
         self._neighbors, self._images, self._rasterizer = neighbors, images, rasterizer
-        self._pixels, self._seed = pixels, seed
+        self._pixels, self._seed, self._first = pixels, seed, first
 
     def surface_view(
         self, gaussians: Gaussians, camera: Camera, photograph: Tensor, split: ImageSplit,
@@ -117,7 +121,9 @@ class ViewComparer:
         gray, counted = gray_of(photograph), is_counted(photograph)
         rng = generator(self._seed, "compared pixels", *draw_labels(iteration, view_index))
         pixels = spread_pixels(counted, gray, self._pixels, rng)
-        return self._compared(camera, gray, neighbor, pixels, depth_of(neighbor))
+        found = self._compared(camera, gray, neighbor, pixels, depth_of(neighbor))
+        larger = max(1.0, GRADUATION / max(1, iteration - self._first))
+        return replace(found, large_mismatch=LARGE_MISMATCH * larger)
 
     @torch.no_grad()
     def pictures(

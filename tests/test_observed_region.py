@@ -79,7 +79,8 @@ def test_depth_of_a_dome_behind_the_scene_makes_no_surface():
         root = b**2 - a * (middle @ middle - 1)
         depth = np.where(root > 0, (b - np.sqrt(np.maximum(root, 0))) / a, middle[2] + 3)
         color = torch.zeros(camera.height, camera.width, 3)
-        return DepthView(camera, torch.tensor(depth, dtype=torch.float32), color)
+        depth = torch.tensor(depth, dtype=torch.float32)
+        return DepthView(camera, depth, color, torch.ones_like(depth))
 
     cameras = cameras_around()
     config = TsdfConfig(tsdf_depth="plane", tsdf_voxel_size=0.08, min_component=10)

@@ -47,10 +47,10 @@ _LOSS_BYTES = 84
 _IMAGE_BYTES = {"": 3, "object": 7, "ignore": 29}
 """Of a pixel: colours; with mask and on the background; with both images once more as floats."""
 
-_GAUSSIAN_BYTES = {"none": 192, "full": 192, "half": 236, "depth": 236, "planes": 204}
+_GAUSSIAN_BYTES = 236
 """Of a Gaussian, beside channels: projection, its gradients, and those that other terms left."""
 
-_SAMPLING_BYTES = {"none": 260, "full": 300, "half": 260, "depth": 260, "planes": 260}
+_SAMPLING_BYTES = 300
 """Of a Gaussian while fields are evaluated at samples."""
 
 
@@ -129,7 +129,7 @@ def predict(load: StepLoad, plan: MemoryPlan) -> dict[str, int]:
     pixels = rows * view.width
     blended = pixels * (4 * channels + 8)
     image = {
-        "Gaussians": (_GAUSSIAN_BYTES[geometry] + 8 * channels) * n,
+        "Gaussians": (_GAUSSIAN_BYTES + 8 * channels) * n,
         "tile intersections": 8 * view.intersections,
         "pixels": blended,
         "backward": max(
@@ -140,10 +140,9 @@ def predict(load: StepLoad, plan: MemoryPlan) -> dict[str, int]:
     }
     chunk = min(plan.sample_chunk or load.samples, load.samples)
     owners = min(chunk, view.visible * chunk // max(load.samples, 1))
-    depth_bytes = (32 if plan.split.strips == 1 else 8) if geometry == "depth" else 0
     sampling = {
-        "Gaussians": _SAMPLING_BYTES[geometry] * n,
-        "pixels": depth_bytes * view.width * view.height,
+        "Gaussians": _SAMPLING_BYTES * n,
+        "pixels": (32 if geometry == "depth" else 0) * view.width * view.height,
         "samples": 52 * load.samples + (140 if geometry == "depth" else 96) * chunk,
         # With the copies that sorting their targets takes.
         "neighbor gradients": round(1.6 * min(load.pair_bytes, owners * (load.neighbors + 1) * 44)),
@@ -252,10 +251,11 @@ def describe(plan: MemoryPlan) -> str:
     return ", ".join(words)
 
 
-def cheaper(plan: MemoryPlan) -> MemoryPlan | None:
+def cheaper(plan: MemoryPlan, fixed_split: bool = False) -> MemoryPlan | None:
     """The next plan that needs less memory, all that can be smaller at once; None at the end."""
-    split, chunk = plan.split, plan.sample_chunk
-    strips = min(2 * split.strips, max(MAX_STRIPS, split.strips))
+    strips, chunk = plan.split.strips, plan.sample_chunk
+    if not fixed_split:
+        strips = min(2 * strips, max(MAX_STRIPS, strips))
     if chunk is not None and chunk > MIN_CHUNK:
         chunk = max(MIN_CHUNK, chunk // 2)
     smaller = MemoryPlan(ImageSplit(strips), chunk)
@@ -329,10 +329,7 @@ def choose(
 
 
 def _plans(first: MemoryPlan, options: MemoryOptions) -> list[MemoryPlan]:
-    chunks: list[int | None] = [first.sample_chunk]
-    while chunks[-1] is not None and chunks[-1] > MIN_CHUNK:
-        chunks.append(max(MIN_CHUNK, chunks[-1] // 2))
-    splits = [first.split]
-    while not options.fixed_split and splits[-1].strips < MAX_STRIPS:
-        splits.append(ImageSplit(2 * splits[-1].strips))
-    return [MemoryPlan(split, chunk) for split in splits for chunk in chunks]
+    plans = [first]
+    while (plan := cheaper(plans[-1], options.fixed_split)) is not None:
+        plans.append(plan)
+    return plans

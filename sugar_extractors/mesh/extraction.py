@@ -26,6 +26,7 @@ from sugar_extractors.mesh import level_sets, meshing_backends, seams, tsdf
 from sugar_extractors.mesh.level_sets import Box, LevelSetModel, SurfaceSamples
 from sugar_extractors.mesh.mesh_config import OUTPUT_FLAG, MeshOptions
 from sugar_extractors.mesh.meshing_backends import MIN_POINTS, PoissonConfig, decimated_to_error
+from sugar_extractors.mesh.subdivision import split_to_pixels
 from sugar_extractors.results import alone_with, is_finished, publish, read_state
 from sugar_scene import triangle_mesh
 from sugar_scene.reprojection import NeighborViews
@@ -344,7 +345,9 @@ class _Extraction:
         path = self._options.mesh_path(level, target)
         with self._console.waiting(f"{path.name}: {target:,} triangles"):
             box = self._boxes[0] if self._options.mesh_extractor == "tsdf" else None
-            decimate = partial(self._backend.decimate, n_faces=target)
+            splits = self._options.splits_triangles
+            n_faces = target // 2 if splits else target  # splitting takes the rest
+            decimate = partial(self._backend.decimate, n_faces=n_faces)
             if (pixels := self._options.mesh_error) is not None:
                 decimate = partial(
                     decimated_to_error, pixels=pixels, cameras=self._cameras, n_faces=target,
@@ -356,6 +359,10 @@ class _Extraction:
             mesh = triangle_mesh.with_vertex_normals(triangle_mesh.with_holes_filled(mesh))
         elif self._options.remove_unseen:
             mesh = self._without_unseen(mesh)
+        if splits:
+            limits = self._options.triangle_pixels, target * len(meshes)
+            mesh = split_to_pixels(mesh, self._cameras, *limits, self._options.compute.device)
+            mesh = triangle_mesh.with_vertex_normals(mesh)
         if mesh.n_faces == 0:
             raise UserError(
                 f"{path.name}: no triangle is left after the clean-up; use more --surface_points "

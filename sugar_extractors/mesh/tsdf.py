@@ -77,9 +77,6 @@ class TsdfConfig:
     )  # fmt: skip
     truncation: float = 4.0  # reach of the fused distances, in voxels
     min_alpha: float = 0.5
-    # Voxels seen by fewer views count as unknown; more than 1 opens holes where views are sparse,
-    # and never is it more than half of the views.
-    min_views: int = 1
     min_component: int = 300
     # Ceiling of the voxels stored; where it is met, voxels are made larger.
     max_voxels: int = 40_000_000
@@ -104,11 +101,10 @@ class FusedRegion:
 
 @dataclass(frozen=True)
 class DepthView:
-    """Depth (0 where unknown, (H, W) world units) and colour (H, W, 3) of one view."""
-
     camera: Camera
-    depth: Tensor
-    color: Tensor
+    depth: Tensor  # 0 where unknown. (H, W) world units
+    color: Tensor  # (H, W, 3)
+    weight: Tensor  # of the view in means over views. (H, W)
 
 
 Renderer = Callable[[Camera], DepthView]
@@ -125,7 +121,8 @@ def view_renderer(cloud: GaussianCloud, config: TsdfConfig) -> Renderer:
         alpha = output.alpha.clamp_min(1e-6)
         # Expected depth: blended depth by alpha.
         depth = torch.where(output.alpha >= config.min_alpha, output.depth / alpha, 0.0)
-        return DepthView(camera, depth, (output.image / alpha[..., None]).clamp(0, 1))
+        color = (output.image / alpha[..., None]).clamp(0, 1)
+        return DepthView(camera, depth, color, torch.ones_like(depth))
 
     return render
 
@@ -167,7 +164,7 @@ class Fusion:
                 return FusedRegion(_EMPTY, 0.0, 0)
             field = self._empty_field(voxel)
             self._fill(field)
-        mesh = extract_surface(field, min(config.min_views, 1 + len(self.cameras) // 2))
+        mesh = extract_surface(field)
         if region is not None and mesh.n_faces:
             mesh = triangle_mesh.keep_vertices(mesh, region.contains(mesh.vertices))
         mesh = triangle_mesh.without_small_components(mesh, config.min_component)
@@ -235,7 +232,8 @@ class Fusion:
         with self.console.progress("fusion", 1, len(self.cameras)) as progress:
             for done, camera in enumerate(self.cameras, start=1):
                 view = self.render(camera)
-                maps = view.depth.contiguous(), as_array(view.color.contiguous(), wp.vec3)
+                colors = as_array(view.color.contiguous(), wp.vec3)
+                maps = view.depth.contiguous(), colors, view.weight.contiguous()
                 arguments = [make_view(camera), *place, as_array(blocks, wp.vec3i), *maps, *sums]
                 launch(integrate, n, arguments, min_items=_MIN_ITEMS)
                 progress.update(done, fields={"voxels": f"{n:,}"})
@@ -244,8 +242,8 @@ class Fusion:
 @wp.kernel
 def integrate(
     first: int, view: View, origin: wp.vec3, voxel: float, truncation: float,
-    blocks: wp.array(dtype=wp.vec3i), depth: Floats2d, color: Vec3s2d, distances: Floats,
-    weights: Floats, colors: Vec3s,
+    blocks: wp.array(dtype=wp.vec3i), depth: Floats2d, color: Vec3s2d, weight: Floats2d,
+    distances: Floats, weights: Floats, colors: Vec3s,
 ):  # fmt: skip
     """Average one view into the field; a work item is one voxel corner."""
     i = first + wp.tid()
@@ -268,11 +266,11 @@ def integrate(
     distance = seen - point[2]
     if seen <= 0.0 or distance < -truncation:
         return
-    weight = weights[i]
-    share = 1.0 / (weight + 1.0)
+    own = weight[int(y), int(x)]
+    share = own / (weights[i] + own)
     distances[i] += (wp.min(distance / truncation, 1.0) - distances[i]) * share
     colors[i] += (color[int(y), int(x)] - colors[i]) * share
-    weights[i] = weight + 1.0
+    weights[i] += own
 
 
 try:
@@ -311,11 +309,10 @@ class SparseField:
         return round((self.distances.shape[0] / n_blocks) ** (1 / 3))
 
 
-def extract_surface(field: SparseField, min_weight: float = 1.0) -> TriangleMesh:
-    """Zero level set; cells with a corner of less than the weight asked for are left open."""
+def extract_surface(field: SparseField) -> TriangleMesh:
+    """Zero level set; cells with a corner that no view sees are left open."""
     table, distances = field.table.cpu().numpy(), field.distances.cpu().numpy()
-    is_known = field.weights.cpu().numpy() >= min_weight
-    colors = field.colors.cpu().numpy()
+    is_known, colors = field.weights.cpu().numpy() > 0, field.colors.cpu().numpy()
     places = np.argwhere(table >= 0)
     parts = [
         _chunk_cells(table, places[first : first + _CHUNK_BLOCKS], distances, is_known, field.side)
@@ -449,7 +446,7 @@ def plane_renderer(
         view = plane_view(gaussians, camera, reach)
         others = [(other, depth_of(other)) for other in neighbors.of(camera.name)[:MAX_NEIGHBORS]]
         confirmed = confirmed_depth(view.depth, camera, others)
-        return DepthView(camera, torch.where(confirmed, view.depth, 0.0), view.color)
+        return replace(view, depth=torch.where(confirmed, view.depth, 0.0))
 
     return render
 
@@ -457,7 +454,12 @@ def plane_renderer(
 def plane_view(
     gaussians: Gaussians, camera: Camera, reach: float, *, colored: bool = True
 ) -> DepthView:
-    """Depth of the planes up to a distance and, if wanted, colour of degree 0."""
+    """Depth of the planes up to a distance and, if wanted, colour of degree 0.
+
+    Errors of depth grow with the distance, and move the surface along its normal by their cosine.
+    With weights of 1 / (z^2 cosine), distances along the line of sight have the mean that errors
+    of this size, independent of each other, ask for.
+    """
     output = rasterize(gaussians, camera, rgb=colored, plane_reach=reach, sh_degree=0)
     plane = output.plane
     rays = pixel_rays(camera, dtype=plane.dtype, device=plane.device)
@@ -468,7 +470,8 @@ def plane_view(
     color = torch.zeros_like(rays)
     if colored:
         color = (output.image / output.alpha.clamp_min(1e-6)[..., None]).clamp(0, 1)
-    return DepthView(camera, torch.where(known, depth, 0.0), color)
+    depth = torch.where(known, depth, 0.0)
+    return DepthView(camera, depth, color, torch.where(known, 1 / (depth**2 * cosine), 0.0))
 
 
 def confirmed_depth(
