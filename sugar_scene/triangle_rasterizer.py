@@ -12,7 +12,6 @@ The winner at a pixel is the smallest depth, then the smallest face index, in an
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -161,14 +160,6 @@ def weigh_corners(
 def rasterize_triangles(vertices: Tensor, faces: Tensor, camera: Camera) -> TriangleHits:
     """Find the first triangle on every pixel's ray. vertices: (V, 3) world units; faces: (F, 3)"""
     return rasterize_camera_triangles(to_camera(vertices, camera), faces, camera)
-
-
-def seen_vertices(vertices: Tensor, faces: Tensor, cameras: Iterable[Camera]) -> Tensor:
-    """Vertices that nothing hides from every view, to within the size of a pixel. (V,) bool"""
-    seen = torch.zeros(len(vertices), dtype=torch.bool, device=vertices.device)
-    for camera in cameras:
-        seen |= pixels_of_points(vertices, vertices, faces, camera)[0]
-    return seen
 
 
 def pixels_of_points(

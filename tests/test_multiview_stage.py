@@ -160,7 +160,8 @@ def test_patches_of_a_moving_highlight_pull_little():
     """However much they differ; those of a surface that is almost right pull as ever."""
     mismatches = torch.tensor([0.02, 0.2, 1.5], requires_grad=True)
     found = torch.ones(3), torch.zeros(3), mismatches, torch.ones(3)
-    comparison = SimpleNamespace(of=lambda planes, pixels, patches: found)
+    of = lambda planes, pixels, patches: found  # noqa: E731
+    comparison = SimpleNamespace(of=of, large_mismatch=LARGE_MISMATCH)
     errors = view_errors(comparison, torch.zeros(3, 4), torch.zeros(3, 2), 1.0, 0.0)
     assert torch.equal(errors, mismatches)
     errors.sum().backward()
@@ -168,6 +169,21 @@ def test_patches_of_a_moving_highlight_pull_little():
     assert mismatches.grad.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-9)
     assert expected[0] > 0.99
     assert expected[2] < 1e-6
+
+
+def test_large_mismatches_fade_little_by_little(scene):
+    """At first patches differ because planes are off."""
+    with ImageStore() as store:
+        neighbors = NeighborViews(scene.cameras, EXTENT)
+        comparer = ViewComparer(neighbors, store, EXTENT, 100, 0, first=700)
+        camera = scene.cameras[0]
+        photograph, depth = store.get(camera), torch.ones(camera.height, camera.width)
+        found = [
+            comparer.comparison(camera, photograph, lambda other: depth, iteration, 0)
+            for iteration in (700, 950, 1_200, 9_000)
+        ]
+    scales = [comparison.large_mismatch / LARGE_MISMATCH for comparison in found]
+    assert scales == [500, 2, 1, 1]
 
 
 def test_short_schedules_measure_the_views_seldom():

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from gaussian_splatting.data.observations import Observations
 from sugar_extractors.mesh.level_sets import Box
@@ -69,8 +70,6 @@ def test_depth_of_a_dome_behind_the_scene_makes_no_surface():
     """Every view sees a sphere of radius 1, and beside it a plane 3 behind the middle."""
 
     def render(camera) -> DepthView:
-        import torch
-
         y, x = np.mgrid[: camera.height, : camera.width] + 0.5
         rays = np.stack([(x - camera.cx) / camera.fx, (y - camera.cy) / camera.fy,
                          np.ones_like(x)], axis=-1)  # fmt: skip
@@ -100,6 +99,24 @@ def sheet(n=12) -> TriangleMesh:
     k = np.arange(n * n).reshape(n, n)[:-1, :-1].ravel()
     faces = np.concatenate([np.stack([k, k + 1, k + n], 1), np.stack([k + 1, k + n + 1, k + n], 1)])
     return TriangleMesh(vertices, faces, np.zeros((n * n, 3), dtype=np.uint8))
+
+
+def test_views_count_by_their_weights():
+    camera = cameras_around()[0]
+    shape = camera.height, camera.width
+
+    def render(view) -> DepthView:
+        depth, weight = (2.0, 1.0) if view is camera else (2.1, 3.0)
+        return DepthView(
+            view, torch.full(shape, depth), torch.zeros(*shape, 3), torch.full(shape, weight)
+        )
+
+    config = TsdfConfig(tsdf_depth="plane", tsdf_voxel_size=0.05, min_component=1)
+    views = [camera, replace(camera, name="other")]
+    box = Box.cube(np.zeros(3), 6.0)
+    mesh = Fusion(render, views, box, config, Console.silent()).surface().mesh
+    depths = mesh.vertices @ camera.rotation[2] + camera.translation[2]
+    assert np.median(depths) == pytest.approx(2.075, abs=2e-3)
 
 
 def test_pinholes_are_closed_and_the_border_stays():

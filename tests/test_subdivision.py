@@ -3,13 +3,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
 from sugar_extractors.mesh.subdivision import covered_pixels, split_to_pixels, with_split_faces
-from sugar_scene.triangle_mesh import TriangleMesh, doubled_area_normals, open_edge_share
-from tests.support.mesh_scenes import cameras_around, icosahedron
+from sugar_scene.triangle_mesh import (
+    TriangleMesh,
+    doubled_area_normals,
+    merge_meshes,
+    open_edge_share,
+)
+from tests.support.mesh_scenes import cameras_around, icosahedron, sphere
+from tests.support.random_scenes import look_at
 
 CPU = torch.device("cpu")
 
@@ -43,12 +51,28 @@ def test_midpoints_have_the_mean_colour_of_their_edge():
 
 
 def test_the_largest_are_split_until_they_are_small_or_many():
-    mesh, cameras = icosahedron(), cameras_around()
-    covered = covered_pixels(mesh, cameras, CPU)
-    fine = split_to_pixels(mesh, cameras, 6.0, 100_000, CPU)
-    assert (covered_pixels(fine, cameras, CPU) > 6).mean() < 0.01 < (covered > 6).mean()
+    mesh, covered_by = icosahedron(), partial(covered_pixels, cameras=cameras_around(), device=CPU)
+    covered = covered_by(mesh)
+    fine = split_to_pixels(mesh, covered_by, 6.0, 100_000)
+    assert (covered_by(fine) > 6).mean() < 0.01 < (covered > 6).mean()
     for n_faces in (20, 26, 100, 500):
-        some = split_to_pixels(mesh, cameras, 6.0, n_faces, CPU)
+        some = split_to_pixels(mesh, covered_by, 6.0, n_faces)
         assert some.n_faces <= n_faces
-        assert covered_pixels(some, cameras, CPU).max() <= covered.max()
-    assert split_to_pixels(mesh, cameras, float(covered.max()), 100_000, CPU) is mesh
+        assert covered_by(some).max() <= covered.max()
+    assert split_to_pixels(mesh, covered_by, float(covered.max()), 100_000) is mesh
+
+
+def test_pixels_are_covered_by_what_nothing_hides():
+    outer, inner = sphere(1.0), sphere(0.5)
+    mesh = merge_meshes([outer, inner])
+    eyes = [sign * axis + 0.1 for axis in 4 * np.eye(3) for sign in (1, -1)]
+    around = [look_at(eye, width=160, height=120, focal=130.0) for eye in eyes]
+    covered, middles = covered_pixels(mesh, around, CPU), mesh.vertices[mesh.faces].mean(axis=1)
+    n = outer.n_faces
+    assert (covered[:n] > 0).mean() > 0.9
+    assert not covered[n:].any()
+    # One view sees the half of the sphere that faces it.
+    one = covered_pixels(mesh, around[:1], CPU)
+    assert not one[middles[:, 0] < 0].any()
+    assert (one[:n][middles[:n, 0] > 0.7] > 0).mean() > 0.9
+    assert not covered_pixels(mesh, [], CPU).any()

@@ -12,11 +12,8 @@ from sugar_scene import triangle_rasterizer
 from sugar_scene.triangle_rasterizer import (
     rasterize_camera_triangles,
     rasterize_triangles,
-    seen_vertices,
     to_camera,
 )
-from tests.support.mesh_scenes import sphere
-from tests.support.random_scenes import look_at
 
 
 def camera(width=70, height=51, fx=60.0, fy=65.0, cx=31.0, cy=28.0) -> Camera:
@@ -139,20 +136,3 @@ def test_threads_do_not_change_bits():
         torch.set_num_threads(before)
     for name in ("face", "depth", "barycentrics"):
         assert torch.equal(getattr(results[0], name), getattr(results[1], name))
-
-
-def test_vertices_are_seen_unless_the_mesh_hides_them_from_every_view():
-    outer, inner = sphere(1.0), sphere(0.5)
-    n = len(outer.vertices)
-    vertices = torch.tensor(np.concatenate([outer.vertices, inner.vertices])).float()
-    faces = torch.tensor(np.concatenate([outer.faces, inner.faces + n]))
-    eyes = [sign * axis + 0.1 for axis in 4 * np.eye(3) for sign in (1, -1)]
-    around = [look_at(eye, width=160, height=120, focal=130.0) for eye in eyes]
-    seen = seen_vertices(vertices, faces, around)
-    assert seen[:n].float().mean() > 0.99
-    assert not seen[n:].any()
-    # One view sees the half of the sphere that faces it.
-    one = seen_vertices(vertices, faces, around[:1])
-    assert not one[vertices[:, 0] < 0].any()
-    assert one[:n][vertices[:n, 0] > 0.7].all()
-    assert not seen_vertices(vertices, faces, []).any()

@@ -21,17 +21,15 @@ from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.model import cloud_from_state
 from gaussian_splatting.engine.run_directory import Identity, scene_inputs
-from gaussian_splatting.engine.training_views import at_scale
 from sugar_extractors.mesh import level_sets, meshing_backends, seams, tsdf
 from sugar_extractors.mesh.level_sets import Box, LevelSetModel, SurfaceSamples
 from sugar_extractors.mesh.mesh_config import OUTPUT_FLAG, MeshOptions
 from sugar_extractors.mesh.meshing_backends import MIN_POINTS, PoissonConfig, decimated_to_error
-from sugar_extractors.mesh.subdivision import split_to_pixels
+from sugar_extractors.mesh.subdivision import covered_pixels, split_to_pixels
 from sugar_extractors.results import alone_with, is_finished, publish, read_state
 from sugar_scene import triangle_mesh
 from sugar_scene.reprojection import NeighborViews
 from sugar_scene.triangle_mesh import TriangleMesh
-from sugar_scene.triangle_rasterizer import seen_vertices
 from sugar_trainers.capture import load_views
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
@@ -118,9 +116,6 @@ def extract_coarse_mesh(options: MeshOptions, console: Console | None = None) ->
     return options.mesh_paths
 
 
-CULLING_SIDE = 640  # longest side in pixels of the views that say which triangles are seen
-
-
 class _Extraction:
     def __init__(
         self, options: MeshOptions, console: Console, checkpoint: ReferenceCheckpoint, scene: Scene
@@ -137,6 +132,7 @@ class _Extraction:
             cloud = read_state(path, partial(cloud_from_state, kind="coarse SuGaR model"))
         self._cloud = cloud.to(device)
         self._hull = hull_of(self._cameras, device)
+        self._covered_pixels = partial(covered_pixels, cameras=self._cameras, device=device)
         self._model = self._build_model(path)
         console.info(f"foreground {self._boxes[0]}, background {self._boxes[1]}")
         self._backend = meshing_backends.choose_backend(options.meshing_backend)
@@ -184,16 +180,10 @@ class _Extraction:
         return kept
 
     def _without_unseen(self, mesh: TriangleMesh) -> TriangleMesh:
-        """What some training view sees of the mesh."""
-        device = self._options.compute.device
-        vertices = torch.from_numpy(mesh.vertices.astype(np.float32)).to(device)
-        sides = [max(camera.width, camera.height) for camera in self._cameras]
-        cameras = [
-            at_scale(camera, min(1.0, CULLING_SIDE / side))
-            for camera, side in zip(self._cameras, sides, strict=True)
-        ]
-        seen = seen_vertices(vertices, torch.from_numpy(mesh.faces).to(device), cameras)
-        kept = triangle_mesh.with_corners_in(mesh, seen.cpu().numpy())
+        """The triangles that some training view sees, and those that touch them."""
+        seen = np.zeros(mesh.n_vertices, dtype=bool)
+        seen[mesh.faces[self._covered_pixels(mesh) > 0]] = True
+        kept = triangle_mesh.with_corners_in(mesh, seen)
         self._console.info(f"{mesh.n_faces - kept.n_faces:,} triangles that no view sees removed")
         return kept
 
@@ -361,7 +351,7 @@ class _Extraction:
             mesh = self._without_unseen(mesh)
         if splits:
             limits = self._options.triangle_pixels, target * len(meshes)
-            mesh = split_to_pixels(mesh, self._cameras, *limits, self._options.compute.device)
+            mesh = split_to_pixels(mesh, self._covered_pixels, *limits)
             mesh = triangle_mesh.with_vertex_normals(mesh)
         if mesh.n_faces == 0:
             raise UserError(

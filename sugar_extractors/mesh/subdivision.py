@@ -7,7 +7,7 @@ are split have one or two such edges and become two or three, so that no gap ope
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -29,16 +29,12 @@ _ENOUGH = 0.01  # share of the triangles to split in the last round
 
 
 def split_to_pixels(
-    mesh: TriangleMesh, cameras: Sequence[Camera], pixels: float, n_faces: int,
-    device: torch.device,
+    mesh: TriangleMesh, covered_pixels: Callable[[TriangleMesh], np.ndarray], pixels: float,
+    n_faces: int,
 ) -> TriangleMesh:  # fmt: skip
-    """Split triangles that cover more pixels of some photograph, largest first.
-
-    Args:
-        n_faces: Triangles at most.
-    """
+    """Split triangles that cover more pixels of some photograph, largest first; n_faces at most."""
     while (room := (n_faces - mesh.n_faces) // _MOST_ADDED) > 0:
-        covered = covered_pixels(mesh, cameras, device)
+        covered = covered_pixels(mesh)
         largest = np.argsort(-covered, kind="stable")[:room]
         marked = largest[covered[largest] > pixels]
         if len(marked) <= _ENOUGH * mesh.n_faces:
