@@ -296,11 +296,9 @@ class RefineConfig(SugarConfig):
         1, "Gaussians bound to each triangle", short="-g", choices=tuple(LAYOUTS)
     )
     normal_consistency_factor: float = _alone(
-        0.1,
-        "weight of the normal consistency of the mesh",
-        short="-n",
+        0.1, "weight of the normal consistency of the mesh", short="-n",
         parse=flags.non_negative_float,
-    )
+    )  # fmt: skip
     n_vertices_in_fg: int = _alone(
         1_000_000, "nominal number of foreground vertices; sets the learning rate of vertices only",
         short="-v", parse=flags.positive_int,

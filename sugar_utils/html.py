@@ -57,21 +57,6 @@ class Chart:
         return [s for s in self.series if any(map(self.can_draw, s.points))]
 
 
-def thinned(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
-    """At most ``limit`` points of a line: the first, the last, and the extremes of each stretch."""
-    if len(points) <= limit:
-        return list(points)
-    inner, n_stretches = points[1:-1], (limit - 2) // 2
-    kept = [points[0]]
-    for k in range(n_stretches):
-        first = k * len(inner) // n_stretches
-        rows = range(first, (k + 1) * len(inner) // n_stretches)
-        low = min(rows, key=lambda row: inner[row][1])
-        high = max(rows, key=lambda row: inner[row][1])
-        kept += [inner[row] for row in sorted({low, high})]
-    return [*kept, points[-1]]
-
-
 def nice_ticks(low: float, high: float, n: int = 5) -> list[float]:
     """About ``n`` round numbers (steps of 1, 2 or 5 times a power of ten) in [low, high]."""
     if not high > low:
@@ -163,7 +148,7 @@ def _paths(points: Sequence[Point], chart: Chart, frame: _Frame) -> dict[str, An
     total = sum(map(len, runs))
     paths, dots = [], []
     for run in runs:
-        places = [frame.at(*p) for p in thinned(run, max(4, MAX_POINTS * len(run) // total))]
+        places = [frame.at(*point) for point in run[:: -(-len(run) // MAX_POINTS)]]
         paths.append("L".join(f"{x:.1f} {y:.1f}" for x, y in places))
         if total <= _MARKED or len(run) == 1:
             dots += places

@@ -130,10 +130,8 @@ class VanillaConfig:
                  "opacity_reset_interval")  # fmt: skip
         milestones = {n: scaled(getattr(self.densification, n), scale) for n in names}
         return replace(
-            self,
-            rates=replace(self.rates, position_lr_max_steps=steps),
+            self, rates=replace(self.rates, position_lr_max_steps=steps),
             densification=replace(self.densification, **milestones),
             exposure=self.exposure.with_schedule(scale),
-            sh_interval=scaled(self.sh_interval, scale),
-            schedule_scale=self.schedule_scale * scale,
-        )
+            sh_interval=scaled(self.sh_interval, scale), schedule_scale=self.schedule_scale * scale,
+        )  # fmt: skip

@@ -154,14 +154,11 @@ class VanillaOptions:
 
 def _train_whole(options: VanillaOptions, scene: Scene, folder: Path, iterations: int) -> Path:
     config = options.config
+    limit = DensificationConfig(max_gaussians=config.densification.max_gaussians)
     whole = VanillaConfig(
-        preset="fast",
-        iterations=iterations,
-        densification=DensificationConfig(max_gaussians=config.densification.max_gaussians),
-        exposure=config.exposure,
-        optimizer=config.optimizer,
-        random_seed=config.random_seed,
-    )
+        preset="fast", iterations=iterations, densification=limit, exposure=config.exposure,
+        optimizer=config.optimizer, random_seed=config.random_seed,
+    )  # fmt: skip
     short = replace(
         options, model_path=folder, config=whole, init_ply=None, test_iterations=(),
         save_iterations=(), checkpoint_iterations=(), inert=InertVanillaFlags(),

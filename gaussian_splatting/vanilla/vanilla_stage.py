@@ -59,13 +59,11 @@ def initial_cloud(points: Tensor, colors: Tensor) -> GaussianCloud:
     quats[:, 0] = 1.0
     logit = torch.logit(points.new_tensor(INITIAL_OPACITY))
     return GaussianCloud(
-        means=points.float(),
-        sh_dc=rgb_to_sh(colors.float() / 255.0)[:, None, :],
-        sh_rest=points.new_zeros(n, (SH_DEGREE + 1) ** 2 - 1, 3),
+        means=points.float(), sh_dc=rgb_to_sh(colors.float() / 255.0)[:, None, :],
+        sh_rest=points.new_zeros(n, (SH_DEGREE + 1) ** 2 - 1, 3), quats=quats,
         opacity_logits=logit.expand(n, 1).clone(),
         log_scales=distance.log()[:, None].expand(n, 3).clone(),
-        quats=quats,
-    )
+    )  # fmt: skip
 
 
 class VanillaStage(Stage):

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import functools
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ from sugar_utils.memory import format_bytes
 from sugar_utils.schemas import RunRecord, read_checked
 
 REPORT_FILE = "report.html"
-_MAX_RECORD_BYTES = 1024  # a scalar takes some 60 bytes; histograms and pictures take kilobytes
-_HEAD_BYTES, _TAIL_BYTES = 12, 4
 _TOTAL = "Loss/loss"
 Curves = Mapping[str, list[html.Point]]
 
@@ -80,16 +77,13 @@ def read_curves(tensorboard_dir: Path) -> Curves:
 def _curves_of(*files: tuple[Path, int]) -> Curves:
     """Kept, because the page of a pipeline asks for those of each stage several times."""
     try:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+        from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+        from tensorboard.compat.proto.event_pb2 import SessionLog
     except ImportError:
         return {}
     curves: dict[str, list[html.Point]] = {}
     for file, _ in files:
-        for content, checksum in _small_records(file):
-            if struct.pack("<I", masked_crc32c(content)) != checksum:
-                break
-            event = Event.FromString(content)
+        for event in LegacyEventFileLoader(str(file)).Load():
             if event.session_log.status == SessionLog.START:
                 for points in curves.values():
                     points[:] = [point for point in points if point[0] < event.step]
@@ -103,24 +97,6 @@ def _curves_of(*files: tuple[Path, int]) -> Curves:
 def last_value(curves: Curves, name: str) -> float | None:
     points = curves.get(name)
     return points[-1][1] if points else None
-
-
-def _small_records(path: Path) -> Iterator[tuple[bytes, bytes]]:
-    """Content and checksum of each record of an event file that may hold scalars.
-
-    TensorBoard's own reader checks every byte in Python, 8 MB a second, and pictures are nearly all
-    of a file. Of one that was cut off the whole records are read.
-    """
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        while len(head := file.read(_HEAD_BYTES)) == _HEAD_BYTES:
-            (n_bytes,) = struct.unpack_from("<Q", head)
-            if file.tell() + n_bytes + _TAIL_BYTES > size:
-                return
-            if n_bytes > _MAX_RECORD_BYTES:
-                file.seek(n_bytes + _TAIL_BYTES, 1)
-            else:
-                yield file.read(n_bytes), file.read(_TAIL_BYTES)
 
 
 def _record(run_directory: Path, page: html.Page) -> dict[str, Any]:
@@ -179,11 +155,9 @@ def _charts(curves: Curves) -> list[html.Chart]:
     losses = [name for name in curves if name.startswith("Loss/")]
     losses.sort(key=lambda name: name != _TOTAL)
     shown = {
-        "Test/PSNR": "held-out",
-        f"Test/{FITTED}": "held-out after gain and offset",
-        f"Test/{POSED}": "held-out after fitted poses",
-        "Training/PSNR": "training",
-    }
+        "Test/PSNR": "held-out", f"Test/{FITTED}": "held-out after gain and offset",
+        f"Test/{POSED}": "held-out after fitted poses", "Training/PSNR": "training",
+    }  # fmt: skip
     charts = [
         html.Chart("Loss and its terms", _series(curves, losses), y_label="loss", log_y=True),
         html.Chart(
