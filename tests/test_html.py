@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from sugar_utils.html import (
+    MAX_POINTS,
     Chart,
     Link,
     Page,
