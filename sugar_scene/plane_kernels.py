@@ -24,7 +24,7 @@ from sugar_utils.device import constants
 from sugar_utils.warp_arrays import Floats, Floats2d, Floats3d, Ints2d
 from sugar_utils.warp_launch import launch, native_kernel, native_source
 
-PATCH_RADIUS = 3  # patches have 7 x 7 pixels
+PATCH_RADIUS = 2  # 5 x 5 pixels; larger planes lie inside of what is curved
 MIN_VARIANCE = 4e-5  # of grey values in [0, 1]; patches with less have nothing to match
 EPSILON = 1e-6  # added to both variances
 UNCOUNTED = -1.0  # grey value of masked pixels; patches that touch one do not count

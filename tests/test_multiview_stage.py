@@ -201,7 +201,7 @@ def test_training_brings_planes_together(scene):
     stage = make_stage(scene)
     first, _ = see(stage, scene)
     stage.model.optimizer.zero_grad()
-    for step in range(60):
+    for step in range(90):
         see(stage, scene, scene.cameras[(7 * step) % 40], ITERATION + step)
         stage.apply(ITERATION + step)
     last, _ = see(stage, scene)

@@ -31,7 +31,7 @@ DISTANCE, TILT = 3.0, 0.3
 def texture(points: Tensor) -> Tensor:
     """Grey values of a smooth solid texture. (..., 3) -> (...)"""
     x, y, z = points.unbind(-1)
-    waves = torch.sin(3 * x + 1) * torch.cos(2.5 * y) + torch.sin(2 * (x + y) + z)
+    waves = torch.sin(4.2 * x + 1) * torch.cos(3.5 * y) + torch.sin(2.8 * (x + y) + z)
     return 0.5 + 0.2 * waves
 
 
