@@ -82,10 +82,11 @@ class MeshOptions(CaptureOptions):
         None, "leave only as many triangles as keep the surface within so many pixels of the "
         "nearest photograph; unset: as many as asked for", parse=flags.positive_float,
     )  # fmt: skip
-    triangle_pixels: float | None = _flag(
-        None, "split triangles that cover more pixels of a photograph, largest first, into as many "
-        "as asked for at most, of which decimation leaves half; unset: off, 6 with --preset fast",
-        parse=flags.positive_float, modes={"fast": 6.0}, no_effect_when="with --mesh_error",
+    triangle_pixels: float = _flag(
+        0.0, "split triangles that cover more pixels of a photograph, largest first, into as many "
+        "as asked for at most, of which decimation leaves half; 0: none; unset: 0, 6 with --preset "
+        "fast", parse=flags.non_negative_float, modes={"fast": 6.0},
+        no_effect_when="with --mesh_error",
     )  # fmt: skip
     project_mesh_on_surface_points: bool = _points(
         True, "snap the vertices of the decimated Poisson mesh to the surface points"
@@ -136,7 +137,7 @@ class MeshOptions(CaptureOptions):
 
     @property
     def splits_triangles(self) -> bool:
-        return self.triangle_pixels is not None and self.mesh_error is None
+        return self.triangle_pixels > 0 and self.mesh_error is None
 
     @property
     def n_surface_points(self) -> int:
