@@ -58,7 +58,7 @@ from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest
 from sugar_utils.settings import flag
 
-LARGEST_AT_BORDERS = 2.0  # initial sizes
+LARGEST_AT_BORDERS, LARGEST_BESIDE = 2.0, 1.5  # initial sizes, on the mesh and of the background
 OPACITY_BEFORE_BACKGROUND = 0.9  # initial one; what is behind the mesh would show through 0.1
 
 
@@ -84,7 +84,10 @@ class RefineStage(Stage):
         self._placement = mesh_bound.Placement(cloud)
         self._pairs = PairsOfTriangles(adjacent_face_pairs(cloud.faces), len(cloud.vertices))
         self.terms = refine_terms(config, self._pairs)
-        self._largest = None if cloud.background is None else largest_at_borders(cloud)
+        self._largest = ()
+        if cloud.background is not None:
+            largest = cloud.background.log_scales.detach() + math.log(LARGEST_BESIDE)
+            self._largest = largest_at_borders(cloud), largest
         self._iteration = 0
 
     def phase(self, iteration: int) -> str:
@@ -93,9 +96,11 @@ class RefineStage(Stage):
     def begin(self, iteration: int) -> None:
         self._iteration = iteration
         self.model.schedule_vertex_rate(iteration / self._config.schedule_scale)
-        if self._largest is not None:
-            # What is beside the mesh is for the background to show.
-            self.model.optimizer.parameters["log_scales"].detach().clamp_(max=self._largest)
+        # What is beside the mesh is for the background to show; and where a distant Gaussian grows,
+        # its linear projection covers views that it lies beside.
+        both = self.model.cloud, self.model.cloud.background
+        for cloud, largest in zip(both, self._largest, strict=False):
+            cloud.log_scales.detach().clamp_(max=largest)
 
     def accumulate(
         self, iteration: int, camera: Camera, target: Tensor, view_index: int = 0

@@ -36,10 +36,9 @@ from sugar_trainers.losses import edge_weights, gray_values
 from sugar_utils.device import upload
 from sugar_utils.random import draw_labels, generator
 
-# 1 - NCC of patches around which gradients fade. It starts larger, as in graduated non-convexity:
-# at first planes are off, and patches differ much because of them.
-LARGE_MISMATCH = 0.5
-GRADUATION = 500  # iterations until it is reached
+LARGE_MISMATCH = 0.5  # 1 - NCC of patches, around which gradients fade
+# Iterations until that is reached from above, as in graduated non-convexity: first, planes are off.
+GRADUATION = 500
 
 
 @dataclass(frozen=True)

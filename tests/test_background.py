@@ -27,7 +27,14 @@ from sugar_scene.mesh_bound import (
     state_with_background,
 )
 from sugar_scene.triangle_mesh import write_mesh_ply
-from sugar_trainers.refine_stage import LARGEST_AT_BORDERS, background_rows, largest_at_borders
+from sugar_trainers.refine_stage import (
+    LARGEST_AT_BORDERS,
+    LARGEST_BESIDE,
+    RefineStage,
+    background_rows,
+    largest_at_borders,
+)
+from sugar_trainers.stage_config import RefineConfig
 from sugar_utils.errors import UserError
 from tests.support.mesh_scenes import icosahedron
 from tests.support.random_scenes import look_at
@@ -136,6 +143,23 @@ def test_gaussians_at_open_edges_stay_small():
         torch.rand(len(ball.vertices), 3), 6, 1.0,
     )  # fmt: skip
     assert bool(largest_at_borders(closed).isinf().all())
+
+
+def test_the_background_grows_little():
+    """What is far away would cover views that it lies beside."""
+    cloud = bound()
+    stage = RefineStage(cloud, RefineConfig(), 1.0)
+    sizes = stage.model.cloud.log_scales, stage.model.cloud.background.log_scales
+    before = [size.detach().clone() for size in sizes]
+    with torch.no_grad():
+        for size in sizes:
+            size[::2] += 1.0
+            size[1::2] -= 1.0
+    stage.begin(1)
+    on_mesh, beside = (now - then for now, then in zip(sizes, before, strict=True))
+    torch.testing.assert_close(on_mesh[::2], torch.ones_like(on_mesh[::2]))
+    torch.testing.assert_close(beside[::2], torch.full_like(beside[::2], math.log(LARGEST_BESIDE)))
+    torch.testing.assert_close(beside[1::2], -torch.ones_like(beside[1::2]))
 
 
 @pytest.fixture(scope="module")

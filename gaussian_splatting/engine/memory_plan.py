@@ -47,11 +47,9 @@ _LOSS_BYTES = 84
 _IMAGE_BYTES = {"": 3, "object": 7, "ignore": 29}
 """Of a pixel: colours; with mask and on the background; with both images once more as floats."""
 
+# Of a Gaussian, beside channels: projection, its gradients, and those that other terms left.
 _GAUSSIAN_BYTES = 236
-"""Of a Gaussian, beside channels: projection, its gradients, and those that other terms left."""
-
-_SAMPLING_BYTES = 300
-"""Of a Gaussian while fields are evaluated at samples."""
+_SAMPLING_BYTES = 300  # of a Gaussian while fields are evaluated at samples
 
 
 @dataclass(frozen=True)

@@ -456,9 +456,8 @@ def plane_view(
 ) -> DepthView:
     """Depth of the planes up to a distance and, if wanted, colour of degree 0.
 
-    Errors of depth grow with the distance, and move the surface along its normal by their cosine.
-    With weights of 1 / (z^2 cosine), distances along the line of sight have the mean that errors
-    of this size, independent of each other, ask for.
+    Errors of depth grow with it, and move the surface along its normal by their cosine. Weights of
+    1 / (z^2 cosine) give distances along the line of sight the mean of least variance.
     """
     output = rasterize(gaussians, camera, rgb=colored, plane_reach=reach, sh_degree=0)
     plane = output.plane
