@@ -143,7 +143,7 @@ export placed     @export @refined --to ply @in --orient up --known_distance vie
 export cloud      @export cloud.ply --to gltf
 export vanilla    @export vanilla --to ply
 export glb        @export @textured --to glb --max_triangles 60
-export obj        @export @textured --to obj --texture_size 32
+export obj        @export @textured --to obj --texture_size 64
 export stl        @export @textured --to stl --scale_factor 2
 export usdz       @export @textured --to usdz --orient up @in
 render model      @render @refined --path test --show image depth normal alpha
