@@ -271,7 +271,7 @@ class BoundCloud:
         """What is optimised, by name; those of the background have a prefix."""
         own = {name: getattr(self, name) for name in GROUP_NAMES}
         free = {} if self.background is None else self.background.tensors()
-        return {**own, **{_PREFIX + name: tensor for name, tensor in free.items()}}
+        return {**own, **{PREFIX + name: tensor for name, tensor in free.items()}}
 
     @property
     def per_triangle(self) -> int:
@@ -366,7 +366,7 @@ GROUP_NAMES = {
 
 BACKGROUND = "background"
 """Key of a ``.pt`` that holds the background as a model of free Gaussians, with its moments."""
-_PREFIX = f"{BACKGROUND}_"
+PREFIX = f"{BACKGROUND}_"
 _BACKGROUND_CLOCK = 15_000  # iteration of the paper's schedule whose rate its positions have
 
 
@@ -387,9 +387,9 @@ class TrainableBoundCloud(TrainableModel):
         same = {"vertices": "means", "rotations": "quats"}
         own_rates = {name: by_name[same.get(name, name)] for name in GROUP_NAMES}
         if cloud.background is not None:
-            self.group_names = {**GROUP_NAMES, **{_PREFIX + name: n for name, n in FREE.items()}}
+            self.group_names = {**GROUP_NAMES, **{PREFIX + name: n for name, n in FREE.items()}}
             free_rates = rates.by_name(_BACKGROUND_CLOCK, extent)
-            own_rates |= {_PREFIX + name: rate for name, rate in free_rates.items()}
+            own_rates |= {PREFIX + name: rate for name, rate in free_rates.items()}
         super().__init__(cloud.tensors(), own_rates, optimizer, seed)
         # The optimiser has copies of its own; of the start only faces and thickness are kept.
         nothing = cloud.thickness.new_empty(0)
@@ -407,9 +407,9 @@ class TrainableBoundCloud(TrainableModel):
     @property
     def _background(self) -> GaussianCloud | None:
         parameters = self.optimizer.parameters
-        if _PREFIX + "means" not in parameters:
+        if PREFIX + "means" not in parameters:
             return None
-        return GaussianCloud(**{name: parameters[_PREFIX + name] for name in FREE})
+        return GaussianCloud(**{name: parameters[PREFIX + name] for name in FREE})
 
     def buffers(self) -> dict[str, Tensor]:
         return {FACES: self._start.faces.int(), THICKNESS: self._start.thickness}

@@ -43,7 +43,7 @@ from gaussian_splatting.rasterization.render import masked_shares
 from gaussian_splatting.rasterization.spherical_harmonics import SH_C0, sh_basis_of
 from gaussian_splatting.shared_flags import Preset, checkpoint_interval, preset
 from sugar_scene import mesh_bound
-from sugar_scene.mesh_bound import BoundCloud, TrainableBoundCloud
+from sugar_scene.mesh_bound import PREFIX, BoundCloud, TrainableBoundCloud
 from sugar_scene.mesh_normals import PairsOfTriangles, adjacent_face_pairs
 from sugar_scene.reprojection import NeighborViews, triangle_planes
 from sugar_scene.triangle_mesh import edge_keys, read_mesh_ply
@@ -84,10 +84,10 @@ class RefineStage(Stage):
         self._placement = mesh_bound.Placement(cloud)
         self._pairs = PairsOfTriangles(adjacent_face_pairs(cloud.faces), len(cloud.vertices))
         self.terms = refine_terms(config, self._pairs)
-        self._largest = ()
+        self._largest = {}
         if cloud.background is not None:
-            largest = cloud.background.log_scales.detach() + math.log(LARGEST_BESIDE)
-            self._largest = largest_at_borders(cloud), largest
+            beside = cloud.background.log_scales.detach() + math.log(LARGEST_BESIDE)
+            self._largest = {"log_scales": largest_at_borders(cloud), PREFIX + "log_scales": beside}
         self._iteration = 0
 
     def phase(self, iteration: int) -> str:
@@ -98,9 +98,8 @@ class RefineStage(Stage):
         self.model.schedule_vertex_rate(iteration / self._config.schedule_scale)
         # What is beside the mesh is for the background to show; and where a distant Gaussian grows,
         # its linear projection covers views that it lies beside.
-        both = self.model.cloud, self.model.cloud.background
-        for cloud, largest in zip(both, self._largest, strict=False):
-            cloud.log_scales.detach().clamp_(max=largest)
+        for name, largest in self._largest.items():
+            self.model.optimizer.parameters[name].detach().clamp_(max=largest)
 
     def accumulate(
         self, iteration: int, camera: Camera, target: Tensor, view_index: int = 0

@@ -27,9 +27,8 @@ _ACTIVATION_BYTES = 36  # per Gaussian: scales, opacities, unit quaternions and 
 _BOUND_BYTES = 44  # per Gaussian on a mesh: centre, quaternion, scales, opacity
 _JOINED_BYTES = 236  # per Gaussian, with a background: all values of both in one tensor each
 _TRIANGLE_BYTES = 36  # gradients of its corners
+# As kernels take them: corners; pairs of adjacent triangles with theirs; both orders by vertex.
 _TOPOLOGY_BYTES = 26 + 50
-"""Per triangle, as kernels take it: its corners; one and a half pairs of adjacent triangles, with
-four corners each; the order of both by vertex."""
 
 
 def stage_loads(

@@ -57,6 +57,17 @@ class Chart:
         return [s for s in self.series if any(map(self.can_draw, s.points))]
 
 
+def thinned(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
+    """At most ``limit`` points of a line: the first, the last, and the extremes of each stretch."""
+    if len(points) <= limit:
+        return list(points)
+    kept = [points[0]]
+    for stretch in np.array_split(np.array(points[1:-1]), (limit - 2) // 2):
+        extremes = {int(stretch[:, 1].argmin()), int(stretch[:, 1].argmax())}
+        kept += [tuple(stretch[row].tolist()) for row in sorted(extremes)]
+    return [*kept, points[-1]]
+
+
 def nice_ticks(low: float, high: float, n: int = 5) -> list[float]:
     """About ``n`` round numbers (steps of 1, 2 or 5 times a power of ten) in [low, high]."""
     if not high > low:
@@ -148,7 +159,7 @@ def _paths(points: Sequence[Point], chart: Chart, frame: _Frame) -> dict[str, An
     total = sum(map(len, runs))
     paths, dots = [], []
     for run in runs:
-        places = [frame.at(*point) for point in run[:: -(-len(run) // MAX_POINTS)]]
+        places = [frame.at(*p) for p in thinned(run, max(4, MAX_POINTS * len(run) // total))]
         paths.append("L".join(f"{x:.1f} {y:.1f}" for x, y in places))
         if total <= _MARKED or len(run) == 1:
             dots += places

@@ -26,6 +26,7 @@ from sugar_utils.html import (
     flattened,
     log_ticks,
     nice_ticks,
+    thinned,
     tick_text,
     value_text,
     write_page,
@@ -208,6 +209,17 @@ def test_a_report_where_a_folder_is_in_the_way_is_only_told(tmp_path):
     (tmp_path / "r.html").mkdir()
     assert write_page(tmp_path / "r.html", lambda: Page("t"), said.append) is None
     assert len(said) == 1
+
+
+def test_thinning_keeps_peaks_and_ends():
+    points = [(float(x), math.sin(x / 900)) for x in range(30_000)]
+    points[12_345] = (12_345.0, 9.0)
+    points[777] = (777.0, -5.0)
+    few = thinned(points)
+    assert len(few) <= MAX_POINTS
+    assert {points[0], points[-1], (12_345.0, 9.0), (777.0, -5.0)} <= set(few)
+    assert [x for x, _ in few] == sorted(x for x, _ in few)
+    assert thinned(points[:MAX_POINTS]) == points[:MAX_POINTS]
 
 
 @pytest.mark.parametrize(

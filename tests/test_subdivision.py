@@ -71,6 +71,9 @@ def test_pixels_are_covered_by_what_nothing_hides():
     n = outer.n_faces
     assert (covered[:n] > 0).mean() > 0.9
     assert not covered[n:].any()
+    seen = np.isin(np.arange(mesh.n_vertices), mesh.faces[covered > 0])
+    assert seen[: outer.n_vertices].mean() > 0.99
+    assert not seen[outer.n_vertices :].any()
     # One view sees the half of the sphere that faces it.
     one = covered_pixels(mesh, around[:1], CPU)
     assert not one[middles[:, 0] < 0].any()

@@ -33,20 +33,17 @@ MIN_CHUNK = 50_000
 STRIPS = 4
 SURVEYED_VIEWS = 4
 MIN_IMAGES = 2  # the one that is trained on and the next one
-_FREE_SHARE = 0.8
-"""Of the free memory; the rest is for what is not in tensors, and for other programs."""
+_FREE_SHARE = 0.8  # of free memory; the rest is for what is not in tensors, and other programs
 
 Geometry = Literal["none", "full", "half", "depth", "planes"]
 """What a step renders beside colour: nothing; depth and normals with it; in a pass of their own at
 half the size; depth only; planes, which are compared with a neighbouring view."""
 
 _CHANNELS = {"none": 3, "full": 6, "half": 3, "depth": 4, "planes": 7}
+# Of a pixel, for the losses that are evaluated on it; SSIM keeps five maps of three channels.
 _LOSS_BYTES = 84
-"""Of a pixel, for the losses that are evaluated on it; SSIM keeps five maps of three channels."""
-
+# Of a pixel: colours; with mask and on the background; with both images once more as floats.
 _IMAGE_BYTES = {"": 3, "object": 7, "ignore": 29}
-"""Of a pixel: colours; with mask and on the background; with both images once more as floats."""
-
 # Of a Gaussian, beside channels: projection, its gradients, and those that other terms left.
 _GAUSSIAN_BYTES = 236
 _SAMPLING_BYTES = 300  # of a Gaussian while fields are evaluated at samples

@@ -335,9 +335,8 @@ class _Extraction:
         path = self._options.mesh_path(level, target)
         with self._console.waiting(f"{path.name}: {target:,} triangles"):
             box = self._boxes[0] if self._options.mesh_extractor == "tsdf" else None
-            splits = self._options.splits_triangles
-            n_faces = target // 2 if splits else target  # splitting takes the rest
-            decimate = partial(self._backend.decimate, n_faces=n_faces)
+            splits = self._options.triangle_pixels > 0 and self._options.mesh_error is None
+            decimate = partial(self._backend.decimate, n_faces=target // 2 if splits else target)
             if (pixels := self._options.mesh_error) is not None:
                 decimate = partial(
                     decimated_to_error, pixels=pixels, cameras=self._cameras, n_faces=target,

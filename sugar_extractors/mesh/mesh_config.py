@@ -136,10 +136,6 @@ class MeshOptions(CaptureOptions):
                 )
 
     @property
-    def splits_triangles(self) -> bool:
-        return self.triangle_pixels > 0 and self.mesh_error is None
-
-    @property
     def n_surface_points(self) -> int:
         if self.surface_points == flags.AUTO:
             return min(MOST_POINTS, POINTS_PER_TRIANGLE * max(self.decimation_targets))
