@@ -34,7 +34,11 @@ def area(mesh: TriangleMesh) -> float:
 @pytest.mark.parametrize("marked", [[3], [0, 1], [0, 7, 12], list(range(20))])
 def test_splitting_opens_no_gap_and_moves_nothing(marked):
     mesh = icosahedron()
-    split = with_split_faces(mesh, np.array(marked))
+    split, shares, parents = with_split_faces(mesh, np.array(marked))
+    areas, before = (
+        np.linalg.norm(doubled_area_normals(m.vertices, m.faces), axis=1) for m in (split, mesh)
+    )
+    np.testing.assert_allclose(areas, shares * before[parents])
     assert split.n_faces >= mesh.n_faces + 3 * len(marked)
     assert open_edge_share(split) == 0
     assert volume(split) == pytest.approx(volume(mesh))
@@ -45,7 +49,7 @@ def test_splitting_opens_no_gap_and_moves_nothing(marked):
 
 def test_midpoints_have_the_mean_colour_of_their_edge():
     triangle = TriangleMesh(np.eye(3), np.array([[0, 1, 2]]), np.diag([200, 100, 50]).astype("u1"))
-    split = with_split_faces(triangle, np.array([0]))
+    split, _, _ = with_split_faces(triangle, np.array([0]))
     assert split.vertices[3:].tolist() == [[0.5, 0.5, 0], [0.5, 0, 0.5], [0, 0.5, 0.5]]
     assert split.colors[3:].tolist() == [[100, 50, 0], [100, 0, 25], [0, 50, 25]]
 
@@ -53,13 +57,13 @@ def test_midpoints_have_the_mean_colour_of_their_edge():
 def test_the_largest_are_split_until_they_are_small_or_many():
     mesh, covered_by = icosahedron(), partial(covered_pixels, cameras=cameras_around(), device=CPU)
     covered = covered_by(mesh)
-    fine = split_to_pixels(mesh, covered_by, 6.0, 100_000)
+    fine = split_to_pixels(mesh, covered, 6.0, 100_000)
     assert (covered_by(fine) > 6).mean() < 0.01 < (covered > 6).mean()
     for n_faces in (20, 26, 100, 500):
-        some = split_to_pixels(mesh, covered_by, 6.0, n_faces)
+        some = split_to_pixels(mesh, covered, 6.0, n_faces)
         assert some.n_faces <= n_faces
         assert covered_by(some).max() <= covered.max()
-    assert split_to_pixels(mesh, covered_by, float(covered.max()), 100_000) is mesh
+    assert split_to_pixels(mesh, covered, float(covered.max()), 100_000) is mesh
 
 
 def test_pixels_are_covered_by_what_nothing_hides():
@@ -79,3 +83,10 @@ def test_pixels_are_covered_by_what_nothing_hides():
     assert not one[middles[:, 0] < 0].any()
     assert (one[:n][middles[:n, 0] > 0.7] > 0).mean() > 0.9
     assert not covered_pixels(mesh, [], CPU).any()
+
+
+def test_large_photographs_are_counted_in_smaller_views():
+    mesh, (camera,) = icosahedron(), cameras_around()[:1]
+    small, large = camera.resized(1280, 960), camera.resized(5120, 3840)
+    counted = covered_pixels(mesh, [small], CPU)
+    np.testing.assert_allclose(covered_pixels(mesh, [large], CPU), 16 * counted)

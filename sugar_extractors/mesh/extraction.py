@@ -350,7 +350,7 @@ class _Extraction:
             mesh = self._without_unseen(mesh)
         if splits:
             limits = self._options.triangle_pixels, target * len(meshes)
-            mesh = split_to_pixels(mesh, self._covered_pixels, *limits)
+            mesh = split_to_pixels(mesh, self._covered_pixels(mesh), *limits)
             mesh = triangle_mesh.with_vertex_normals(mesh)
         if mesh.n_faces == 0:
             raise UserError(
