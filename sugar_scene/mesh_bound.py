@@ -462,9 +462,7 @@ class TrainableBoundCloud(TrainableModel):
 
 
 def state_with_background(payload: dict[str, Any]) -> dict[str, Any]:
-    """The ``state_dict`` of a ``.pt``, and in it what stands beside it: its background, if there is
-    one, and whether it is antialiased.
-    """
+    """The ``state_dict`` of a ``.pt`` with its background and whether it is antialiased."""
     state, free = payload["state_dict"], payload.get(BACKGROUND)
     antialiased = {ANTIALIASED: True} if payload.get(ANTIALIASED) else {}
     return {**state, **antialiased, **({} if free is None else {BACKGROUND: free["state_dict"]})}

@@ -128,9 +128,7 @@ class ViewComparer:
     def pictures(
         self, gaussians: Gaussians, camera: Camera, split: ImageSplit
     ) -> dict[str, Tensor]:
-        """Where the best neighbour's photograph and depth agree with a view: white is agreement.
-        (H, W, 3) uint8 each, on the CPU
-        """
+        """Agreement of the best neighbour with a view, white is best. (H, W, 3) uint8 on the CPU"""
         gray = gray_of(upload(self._images.get(camera), gaussians.means.device))
         correlation, weights = torch.zeros_like(gray), torch.zeros_like(gray)
         neighbors = self._neighbors.of(camera.name) or self._neighbors.among(camera)

@@ -17,9 +17,7 @@ _rate = partial(flag, group="vanilla trainer", parse=positive_float)
 
 @dataclass(frozen=True)
 class LearningRates:
-    """Rates of 3DGS (Kerbl et al. 2023): all constant but that of the positions, which falls
-    log-linearly.
-    """
+    """Rates of 3DGS (Kerbl et al. 2023): constant, but that of the positions falls log-linearly."""
 
     position_lr_init: float = _rate(1.6e-4, "first learning rate of positions, times camera extent")
     position_lr_final: float = _rate(1.6e-6, "their last learning rate")

@@ -74,9 +74,7 @@ class View:
 
 
 def linearisation_limits(camera: Camera) -> tuple[float, float, float, float]:
-    """Range of x/z and y/z at which a projected covariance is evaluated: the image plus 0.3 half
-    fields of view on every side, for a centred principal point the +-1.3 tan(FoV/2) of 3DGS.
-    """
+    """Range of x/z and y/z of projected covariances: 0.3 half fields of view around the image."""
     tan_x, tan_y = camera.tan_half_fov
     margin_x, margin_y = FRUSTUM_MARGIN * tan_x, FRUSTUM_MARGIN * tan_y
     return (

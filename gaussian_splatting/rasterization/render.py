@@ -133,9 +133,7 @@ def weight_sums(
 def masked_shares(
     gaussians: Gaussians, views: Iterable[tuple[Camera, Tensor]], rasterizer: Rasterizer = WARP
 ) -> Tensor:
-    """Share of each Gaussian's blending weights inside masks, (H, W) in [0, 1]; 0 where no view
-    shows it. (N,)
-    """
+    """Share of each Gaussian's blending weights in masks, (H, W) 0 to 1; 0 where unseen. (N,)"""
     sums = torch.zeros(len(gaussians), 2, device=gaussians.means.device)
     for camera, mask in views:
         inside = mask.to(sums)
