@@ -135,7 +135,7 @@ MIN_VIEWS, MIN_OVERLAP = 12, 0.9
 
 
 def with_mode(args: argparse.Namespace, console: Console) -> argparse.Namespace:
-    """The flags with ``-r``, given or as suits the capture, whose cameras are found first."""
+    """The flags with ``-r``: given, or what suits the capture; missing cameras are found first."""
     if args.regularization_type is not None:
         return args
     args = apply_presets(args)

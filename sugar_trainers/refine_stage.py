@@ -138,7 +138,7 @@ class RefineStage(Stage):
 
 
 def largest_at_borders(cloud: BoundCloud) -> Tensor:
-    """Logarithm of the largest sizes: twice that of now at open edges, infinite else. (G, 1)"""
+    """Log of largest sizes: at open edges twice the present one, elsewhere infinite. (G, 1)"""
     keys = torch.from_numpy(edge_keys(cloud.faces.cpu().numpy()))
     _, edge, count = keys.unique(return_inverse=True, return_counts=True)
     inner = (count[edge] > 1).all(dim=1).repeat_interleave(cloud.per_triangle)

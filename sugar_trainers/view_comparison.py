@@ -128,7 +128,7 @@ class ViewComparer:
     def pictures(
         self, gaussians: Gaussians, camera: Camera, split: ImageSplit
     ) -> dict[str, Tensor]:
-        """Agreement of the best neighbour with a view, white is best. (H, W, 3) uint8 on the CPU"""
+        """Agreement of colour and depth with the best neighbour; white is best. (H, W, 3) uint8"""
         gray = gray_of(upload(self._images.get(camera), gaussians.means.device))
         correlation, weights = torch.zeros_like(gray), torch.zeros_like(gray)
         neighbors = self._neighbors.of(camera.name) or self._neighbors.among(camera)

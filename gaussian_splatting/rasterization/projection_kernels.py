@@ -74,7 +74,7 @@ class View:
 
 
 def linearisation_limits(camera: Camera) -> tuple[float, float, float, float]:
-    """Range of x/z and y/z of projected covariances: 0.3 half fields of view around the image."""
+    """Image plus 0.3 half fields of view on each side (3DGS), in x/z and y/z, for covariances."""
     tan_x, tan_y = camera.tan_half_fov
     margin_x, margin_y = FRUSTUM_MARGIN * tan_x, FRUSTUM_MARGIN * tan_y
     return (
