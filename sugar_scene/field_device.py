@@ -376,10 +376,15 @@ def sample_gradients_kernel(gradient_sums: Any = _add_up_pairs) -> Any:
 
 @wp.kernel
 def add_up_pairs(
-    first: int, targets: Ints, order: wp.array(dtype=wp.int64), gradient_rows: Floats2d,
-    mean_grads: Floats2d, quat_grads: Floats2d, scale_grads: Floats2d, opacity_grads: Floats,
+    first: int, targets: Ints, order: wp.array(dtype=wp.int64), starts: Ints, per_owner: int,
+    gradient_rows: Floats2d, mean_grads: Floats2d, quat_grads: Floats2d, scale_grads: Floats2d,
+    opacity_grads: Floats,
 ):  # fmt: skip
-    """The first entry of each run of equal targets adds the whole run to its row."""
+    """The first entry of each run of equal targets adds the whole run to its row.
+
+    Owners without samples, which are the last, all have the same targets: without the break, one
+    thread would add up their zeros.
+    """
     entry = first + wp.tid()
     row = targets[entry]
     if entry > 0 and targets[wp.max(entry - 1, 0)] == row:
@@ -390,6 +395,9 @@ def add_up_pairs(
     opacity = opacity_grads[row]
     while entry < targets.shape[0] and targets[wp.min(entry, targets.shape[0] - 1)] == row:
         pair = int(order[entry])
+        owner = pair / per_owner
+        if starts[owner] == starts[owner + 1]:
+            break
         mean += vec3_of(gradient_rows, pair)
         for c in range(4):
             quat[c] += gradient_rows[pair, 3 + c]

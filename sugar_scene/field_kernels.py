@@ -97,11 +97,14 @@ class _Fields(torch.autograd.Function):
         for first, gradient_rows in _chunks(owners.shape[0], neighbors.shape[1] + 1, noise):
             chunk = owners[first : first + gradient_rows.shape[0]]
             kernel = add_up_samples_native if ctx.native else field_device.sample_gradients_kernel()
-            arguments = [chunk, starts[first:], *inputs, gradient_rows]
+            begins = starts[first:]
+            arguments = [chunk, begins, *inputs, gradient_rows]
             launch(kernel, chunk.shape[0], arguments, min_items=_MIN_ITEMS // 8)
-            targets = torch.cat([neighbors[chunk.long()], chunk[:, None]], dim=1).flatten()
-            targets, order = targets.sort(stable=True)
-            arguments = [targets, order, gradient_rows.view(-1, field_device.PAIR_SIZE), *grads]
+            targets = torch.cat([neighbors[chunk.long()], chunk[:, None]], dim=1)
+            per_owner = targets.shape[1]
+            targets, order = targets.flatten().sort(stable=True)
+            rows = gradient_rows.view(-1, field_device.PAIR_SIZE)
+            arguments = [targets, order, begins, per_owner, rows, *grads]
             launch(field_device.add_up_pairs, targets.shape[0], arguments, min_items=_MIN_ITEMS)
         return (*grads, *[None] * 6)
 

@@ -216,8 +216,9 @@ def launch_blocks(
 def _prepare(kernel: Any, dim: Any, inputs: Sequence[Any], **how: Any) -> PreparedLaunch:
     """A launch with these arguments; this thread's own, from when it met the kernel first."""
     kept = _PREPARED.__dict__.setdefault("launches", {})
-    # A stream is an argument of every launch, its device one of the recorded one.
-    where = how["stream"].device if "stream" in how else None
+    # A stream is an argument of every launch, its device one of the recorded one. Warp's devices
+    # have no hash.
+    where = how["stream"].device.alias if "stream" in how else None
     key = (kernel, where, how.get("block_dim"))
     prepared = kept.get(key)
     if prepared is None:

@@ -6,11 +6,13 @@ from __future__ import annotations
 import ctypes
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
 import warp as wp
 
+from sugar_utils import warp_launch
 from sugar_utils.errors import UserError
 from sugar_utils.warp_launch import MAX_ROWS, PreparedLaunch, as_array, describe, launch
 
@@ -91,6 +93,18 @@ def test_tensors_of_another_layout_are_described_anew():
         torch.testing.assert_close(launched(given), expected(given))
     described = torch.rand(4, 3, requires_grad=True)
     torch.testing.assert_close(launched(described), expected(described.detach()))
+
+
+def test_a_launch_on_a_stream_is_recorded_once(monkeypatch):
+    """The path of GPUs, with Warp's device of the CPU, which like all of them has no hash."""
+    stream = SimpleNamespace(device=wp.get_device("cpu"))
+    monkeypatch.setattr(warp_launch, "_torch_stream", lambda device: stream)
+    points = torch.rand(40, 3)
+    for slope in (2.0, -1.0):
+        moved = torch.full((40, 3), torch.nan)
+        inputs = [line_of(slope, 0.5), 3, wp.vec3(0.25), as_array(points, wp.vec3), moved]
+        launch(move_points, 40, inputs, device=torch.device("cuda"))
+        torch.testing.assert_close(moved, expected(points, slope=slope))
 
 
 def test_a_struct_that_was_an_argument_stays_as_it_was():
