@@ -12,21 +12,30 @@ The winner at a pixel is the smallest depth, then the smallest face index, in an
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import warp as wp
 from torch import Tensor
 
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.rasterization.projection_kernels import TILE, View, make_view, n_tiles
-from sugar_utils.warp_arrays import Floats2d, Ints, Ints2d, Vec3s, Vec3s2d
-from sugar_utils.warp_launch import EXACT_OPTIONS, as_array, launch, native_kernel, native_source
+from sugar_utils.warp_arrays import Floats2d, Ints, Ints2d, Vec3s
+from sugar_utils.warp_launch import (
+    EXACT_OPTIONS,
+    as_array,
+    launch,
+    native_kernel,
+    native_source,
+)
 
 # An edge function has to round the same wherever it is computed.
 wp.set_module_options(EXACT_OPTIONS)
 
 MAX_PAIRS = 1 << 24  # (tile, face) pairs sorted at a time, which bounds the memory
+MAX_PIXELS = 1 << 18  # pixels whose barycentric coordinates are found at a time
 _CPU_CELL = TILE
 _GPU_CELL = 2
 _MIN_ITEMS = 4096
@@ -40,27 +49,29 @@ Faces, Rects = wp.array(dtype=wp.vec3i), wp.array(dtype=wp.vec4i)
 class TriangleHits:
     face: Tensor  # row of the face; -1 where there is none, (H, W) int32
     depth: Tensor  # depth along the view axis; infinite where there is none, (H, W) world units
-    # Weights of the face's three corners, perspective-correct; zero where there is none, (H, W, 3).
-    barycentrics: Tensor
+    mesh: tuple[Tensor, Tensor]  # vertices in camera coordinates, (V, 3), and faces, (F, 3) int32
+    camera: Camera
 
     @property
     def covered(self) -> Tensor:
         return self.face >= 0
 
+    @functools.cached_property
+    def barycentrics(self) -> Tensor:
+        """Weights of the face's corners, perspective-correct; zero where there is none. (H, W, 3)
 
-@wp.func
-def pixel_ray(view: View, x: int, y: int) -> wp.vec3d:
-    """Camera-space direction through the centre of a pixel, of depth 1."""
-    return wp.vec3d(
-        (wp.float64(x) + wp.float64(0.5) - wp.float64(view.cx)) / wp.float64(view.fx),
-        (wp.float64(y) + wp.float64(0.5) - wp.float64(view.cy)) / wp.float64(view.fy),
-        wp.float64(1.0),
-    )
-
-
-@wp.func
-def widen(v: wp.vec3) -> wp.vec3d:
-    return wp.vec3d(wp.float64(v[0]), wp.float64(v[1]), wp.float64(v[2]))
+        Most callers need faces and depths alone.
+        """
+        vertices, faces = self.mesh
+        weights = vertices.new_zeros(*self.face.shape, 3)
+        rays = pixel_rays(self.camera, dtype=torch.float64, device=vertices.device)
+        for at in self.covered.nonzero().split(MAX_PIXELS):
+            at = tuple(at.unbind(1))
+            a, b, c = vertices[faces[self.face[at]]].double().unbind(1)
+            sides = torch.stack([torch.linalg.cross(*pair) for pair in ((b, c), (c, a), (a, b))])
+            signed = (sides * rays[at]).sum(dim=-1)
+            weights[at] = (signed / signed.sum(dim=0)).T.float()
+        return weights
 
 
 @wp.kernel
@@ -135,28 +146,6 @@ def hit_faces(
     """Work off a tile's faces within one square cell of the tile."""
 
 
-@wp.kernel
-def weigh_corners(
-    first: int, view: View, vertices: Vec3s, faces: Faces, hits: Ints2d, weights: Vec3s2d
-):  # fmt: skip
-    """Barycentric coordinates of the hits; one work item per image row."""
-    y = first + wp.tid()
-    for x in range(view.width):
-        f = hits[y, x]
-        weights[y, x] = wp.vec3(0.0, 0.0, 0.0)
-        if f >= 0:
-            face = faces[f]
-            a = widen(vertices[face[0]])
-            b = widen(vertices[face[1]])
-            c = widen(vertices[face[2]])
-            ray = pixel_ray(view, x, y)
-            u = wp.dot(ray, wp.cross(b, c))
-            v = wp.dot(ray, wp.cross(c, a))
-            w = wp.dot(ray, wp.cross(a, b))
-            total = u + v + w
-            weights[y, x] = wp.vec3(float(u / total), float(v / total), float(w / total))
-
-
 def rasterize_triangles(vertices: Tensor, faces: Tensor, camera: Camera) -> TriangleHits:
     """Find the first triangle on every pixel's ray. vertices: (V, 3) world units; faces: (F, 3)"""
     return rasterize_camera_triangles(to_camera(vertices, camera), faces, camera)
@@ -198,7 +187,6 @@ def rasterize_camera_triangles(vertices: Tensor, faces: Tensor, camera: Camera) 
     faces = faces.to(device=device, dtype=torch.int32).contiguous()
     hits = torch.full((camera.height, camera.width), -1, dtype=torch.int32, device=device)
     depths = torch.full(hits.shape, torch.inf, device=device)
-    weights = torch.empty(*hits.shape, 3, device=device)
     rects = torch.empty(n_faces, 4, dtype=torch.int32, device=device)
     counts = torch.empty(n_faces, dtype=torch.int32, device=device)
     mesh = [as_array(vertices, wp.vec3), as_array(faces, wp.vec3i)]
@@ -207,29 +195,33 @@ def rasterize_camera_triangles(vertices: Tensor, faces: Tensor, camera: Camera) 
     across, down = n_tiles(camera)
     lens = wp.vec4(camera.fx, camera.fy, camera.cx, camera.cy)
     cell = _CPU_CELL if device.type == "cpu" else _GPU_CELL
-    # Faces on screen, in groups of at most so many pairs (or one face).
-    on_screen = counts.nonzero()[:, 0]
-    group = (counts[on_screen].long().cumsum(0) - 1) // MAX_PAIRS
-    sizes = group.unique_consecutive(return_counts=True)[1].tolist()
-    for chunk in on_screen.split(sizes):
-        offsets, ids = _tile_lists(view, chunk, counts, rects, across * down)
+    for span in _spans(counts):
+        offsets, ids = _tile_lists(view, *span, counts, rects, across * down)
         arguments = [across, lens, cell, offsets, ids, *mesh, rect_array, hits, depths]
         launch(hit_faces, across * down * (TILE // cell) ** 2, arguments)
-    arguments = [view, *mesh, hits, as_array(weights, wp.vec3)]
-    launch(weigh_corners, camera.height, arguments, min_items=16)
-    return TriangleHits(hits, depths, weights)
+    return TriangleHits(hits, depths, (vertices, faces), camera)
+
+
+def _spans(counts: Tensor) -> list[tuple[int, int, int]]:
+    """First face, end and number of pairs of groups of faces, of about ``MAX_PAIRS`` pairs each."""
+    ends = counts.cumsum(0)
+    total = int(ends[-1]) if len(counts) else 0
+    if total <= MAX_PAIRS:
+        return [(0, len(counts), total)] if total else []
+    starts = torch.arange(0, total, MAX_PAIRS, device=counts.device)
+    firsts = torch.searchsorted(ends, starts, right=True).unique().tolist()
+    return [(a, b, int(counts[a:b].sum())) for a, b in pairwise([*firsts, len(counts)])]
 
 
 def _tile_lists(
-    view: View, chunk: Tensor, counts: Tensor, rects: Tensor, n_all: int
+    view: View, first: int, end: int, n_pairs: int, counts: Tensor, rects: Tensor, n_all: int
 ) -> tuple[Tensor, Tensor]:
     """Faces by tile: start of each tile's run (tiles + 1,), and the faces (pairs,)."""
-    device, sizes = chunk.device, counts[chunk].long()
-    ends = sizes.cumsum(0)
-    n_pairs = int(ends[-1])
+    device, sizes = counts.device, counts[first:end].long()
+    own = torch.arange(first, end, dtype=torch.int32, device=device)
     faces, starts = (
         torch.repeat_interleave(values, sizes, output_size=n_pairs)
-        for values in (chunk.int(), ends - sizes)
+        for values in (own, sizes.cumsum(0) - sizes)
     )
     numbers = (torch.arange(n_pairs, device=device) - starts).int()
     tiles = torch.empty(n_pairs, dtype=torch.int32, device=device)

@@ -254,11 +254,9 @@ class NameIndex:
         ):  # fmt: skip
             hits = self._tables[table].get(key, [])
             if len(hits) == 1 or (hits and not one_only):
-                return min(hits, key=self._suffix_rank)
+                rank = self._suffixes.index
+                return min(hits, key=lambda path: (rank(PurePosixPath(path).suffix.lower()), path))
         return None
-
-    def _suffix_rank(self, path: str) -> tuple[int, str]:
-        return self._suffixes.index(PurePosixPath(path).suffix.lower()), path
 
 
 def missing_images(names: Sequence[str], total: int, folder: Path) -> UserError:
