@@ -7,6 +7,7 @@ On a CUDA device the figures are those of torch's allocator there, else the resi
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import sys
 from dataclasses import dataclass
@@ -84,6 +85,15 @@ def release_cached(device: torch.device | str) -> None:
     gc.collect()
     if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()
+
+
+def trim_heap() -> None:
+    """Give free pages between used ones back to the system; glibc gives back those at the end.
+
+    Photographs that are kept among larger, temporary tensors leave gaps that nothing fits into.
+    """
+    if sys.platform == "linux":
+        getattr(ctypes.CDLL(None), "malloc_trim", int)(0)
 
 
 def format_bytes(n_bytes: int) -> str:

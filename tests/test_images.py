@@ -285,6 +285,20 @@ class PinnedByHand:
         return found
 
 
+def test_the_heap_is_trimmed_after_so_many_bytes(tmp_path, monkeypatch):
+    n_trims = []
+    monkeypatch.setattr(images, "trim_heap", lambda: n_trims.append(1))
+    cameras = []
+    for name in "abcde":
+        save_noise(tmp_path / f"{name}.png")
+        cameras.append(camera_for(tmp_path / f"{name}.png"))
+    with ImageStore() as store:
+        monkeypatch.setattr(images, "_TRIM_BYTES", 2 * store.get(cameras[0]).nbytes)
+        for camera in (*cameras, *cameras):
+            store.get(camera)
+    assert len(n_trims) == 2
+
+
 def test_for_a_gpu_photographs_are_decoded_into_pinned_memory(tmp_path, monkeypatch):
     cameras = []
     for name in "abc":

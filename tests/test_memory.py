@@ -5,11 +5,12 @@ import mmap
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from sugar_utils import memory
-from sugar_utils.memory import available_bytes, format_bytes, memory_usage, reset_peak
+from sugar_utils.memory import available_bytes, format_bytes, memory_usage, reset_peak, trim_heap
 
 MIB = 2**20
 
@@ -30,6 +31,19 @@ def test_peak_follows_an_allocation_and_can_be_reset():
     assert after.peak >= after.current
     assert reset_peak(torch.device("cpu"))
     assert memory_usage("cpu").peak < after.peak - 30 * MIB
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only glibc keeps gaps")
+def test_gaps_between_what_is_kept_go_back_to_the_system():
+    large, kept = [], []
+    for _ in range(1_000):
+        large.append(np.ones(60_000, np.uint8))
+        kept.append(np.ones(600, np.uint8))
+    large.clear()
+    before = memory_usage("cpu").current
+    trim_heap()
+    assert before - memory_usage("cpu").current > 30 * MIB
+    assert all(array.all() for array in kept)
 
 
 def test_reset_failure_is_reported_and_harmless(monkeypatch, tmp_path):

@@ -26,11 +26,12 @@ from sugar_utils.device import held_bytes, pinned
 from sugar_utils.errors import UserError, explained
 from sugar_utils.files import require_regular_file
 from sugar_utils.libraries import load_pycolmap
-from sugar_utils.memory import available_bytes
+from sugar_utils.memory import available_bytes, trim_heap
 
 COUNTS = 128  # from this value of the mask's byte on, a pixel counts where it must count or not
 OUTLINE = (255, 0, 200)
 _ROWS = 64
+_TRIM_BYTES = 1 << 28  # decoded between two times that the heap is trimmed
 
 
 def composited(photograph: Tensor, color: Tensor) -> Tensor:
@@ -321,6 +322,7 @@ class ImageStore(contextlib.AbstractContextManager):
         self._pending: dict[tuple, Future[Tensor]] = {}
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="image-prefetch")
         self.n_bytes = 0  # of decoded images held now
+        self._untrimmed = 0
         self._device: torch.device | None = None
 
     def serve(self, device: torch.device) -> None:
@@ -384,6 +386,10 @@ class ImageStore(contextlib.AbstractContextManager):
 
     def _decode(self, camera: Camera) -> Tensor:
         image = torch.from_numpy(decode_view(camera, self._white_background))
+        self._untrimmed += image.nbytes
+        if self._untrimmed >= _TRIM_BYTES:
+            self._untrimmed = 0
+            trim_heap()
         return pinned(image, self._device)
 
     def _keep(self, key: tuple, image: Tensor) -> None:

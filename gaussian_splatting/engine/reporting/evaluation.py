@@ -224,14 +224,13 @@ def contradicting_views(
         return {}
     if stage.poses is not None:
         cameras = [stage.poses.moved(camera) for camera in cameras]
-    views = [smaller(camera, load_image(camera)) for camera in cameras]
-    found = {row: _decibels(stage, *view) for row, view in enumerate(views)}
+    found = {row: _decibels(stage, *smaller(c, load_image(c))) for row, c in enumerate(cameras)}
     middle, suspects = far_below(found, MIN_GAP, SPREAD)
     if len(suspects) > MAX_SHARE * len(cameras):
         return {}
     contradicting = {}
     for row in suspects:
-        view, image = views[row]
+        view, image = smaller(cameras[row], load_image(cameras[row]))
         gaussians = stage.gaussians()
         background = plain_background(white_background, stage.model.device)
         moved = fitted_pose(gaussians, view, image, stage.extent, background, exposed=True)
