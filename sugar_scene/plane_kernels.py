@@ -30,6 +30,8 @@ EPSILON = 1e-6  # added to both variances
 UNCOUNTED = -1.0  # grey value of masked pixels; patches that touch one do not count
 MIN_SQUARED_CROSS = 1e-24  # of two differences of points; with less they span no surface
 NO_PATCHES, PATCHES_WHERE_MET, ALL_PATCHES = range(3)
+# Of 1 - NCC: gradients of patches below the first count three times, above the second they fade.
+SMALL_MISMATCH, LARGE_MISMATCH, RELIABLE_GAIN = 0.1, 0.5, 2.0
 _PAD, _RUN, _MIN_ITEMS = 2, 64, 8
 
 
@@ -77,9 +79,9 @@ def compare_depth_normals(
 
 @native_kernel(_source("compare_pixels"))
 def compare_pixels(
-    item: int, lanes: int, patches: int, lens: wp.vec4, lens2: wp.vec4, rotation: wp.mat33,
-    translation: wp.vec3, pixels_: Ints2d, planes_: Floats2d, gray_: Floats2d, gray2_: Floats2d,
-    depth2_: Floats2d, found_: Floats2d, d_miss_: Floats2d, d_mismatch_: Floats2d,
+    item: int, lanes: int, patches: int, falloff: wp.vec3, lens: wp.vec4, lens2: wp.vec4,
+    rotation: wp.mat33, translation: wp.vec3, pixels_: Ints2d, planes_: Floats2d, gray_: Floats2d,
+    gray2_: Floats2d, depth2_: Floats2d, found_: Floats2d, d_miss_: Floats2d, d_mismatch_: Floats2d,
 ): ...  # fmt: skip
 
 
@@ -203,8 +205,9 @@ class ComparedPixels(torch.autograd.Function):
     """How a neighbour sees what planes, N and D, (n, 4), say that pixels show.
 
     Pixels are columns and rows, (n, 2) int32. Grey values of both views, in [0, 1] or ``UNCOUNTED``
-    outside of masks, and the depth of the neighbour's planes, 0 where unknown, are whole maps. The
-    last argument says whose patches are compared.
+    outside of masks, and the depth of the neighbour's planes, 0 where unknown, are whole maps.
+    ``patches`` says whose patches are compared. With a ``tolerance`` t, gradients of 1 - NCC = m
+    are multiplied by exp(-(m / (t LARGE_MISMATCH))^4) (1 + 2 / (1 + (m / SMALL_MISMATCH)^2)).
 
     Returns weights exp(-error) of pixels that the way to the neighbour and back misses by less than
     ``MAX_CYCLE``; the errors of all that have a depth there, in pixels, above 0; 1 - NCC of
@@ -214,15 +217,19 @@ class ComparedPixels(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, planes: Tensor, pixels: Tensor, gray: Tensor, gray2: Tensor, depth2: Tensor,
-                pair: ViewPair, patches: int):  # fmt: skip
+                pair: ViewPair, patches: int, tolerance: float | None = None):  # fmt: skip
         n, device, lanes = planes.shape[0], planes.device, lanes_of(planes.device)
         found = torch.zeros(4, n, device=device)
         d_miss, d_mismatch = torch.zeros(2, n, 4, device=device).unbind()
         rotation = wp.mat33(*(float(value) for value in pair.rotation.ravel()))
         translation = wp.vec3(*(float(value) for value in pair.translation))
+        falloff = wp.vec3(0.0)
+        if tolerance is not None:
+            falloff = wp.vec3(RELIABLE_GAIN, 1 / SMALL_MISMATCH, 1 / (LARGE_MISMATCH * tolerance))
+        maps = pixels, planes, gray, gray2, depth2
         arguments: list[Any] = [
-            lanes, patches, _lens(pair.reference), _lens(pair.neighbor), rotation, translation,
-            *(tensor.detach().contiguous() for tensor in (pixels, planes, gray, gray2, depth2)),
+            lanes, patches, falloff, _lens(pair.reference), _lens(pair.neighbor),
+            rotation, translation, *(tensor.detach().contiguous() for tensor in maps),
             found, d_miss, d_mismatch,
         ]  # fmt: skip
         n_items = n if lanes == 1 else -(-n // _RUN)
@@ -236,4 +243,4 @@ class ComparedPixels(torch.autograd.Function):
     def backward(ctx, _, d_misses: Tensor, d_mismatches: Tensor, __):
         d_miss, d_mismatch = ctx.saved_tensors
         gradient = d_miss * d_misses[:, None] + d_mismatch * d_mismatches[:, None]
-        return gradient, None, None, None, None, None, None
+        return gradient, None, None, None, None, None, None, None

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -36,9 +36,7 @@ from sugar_trainers.losses import edge_weights, gray_values
 from sugar_utils.device import upload
 from sugar_utils.random import draw_labels, generator
 
-LARGE_MISMATCH = 0.5  # 1 - NCC of patches, around which gradients fade
-# Iterations until that is reached from above, as in graduated non-convexity: first, planes are off.
-GRADUATION = 500
+GRADUATION = 500  # iterations until the tolerance is 1: at first, planes are off
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class Comparison:
     neighbor_gray: Tensor  # (H', W')
     neighbor_depth: Tensor  # 0 where unknown. (H', W') world units
     pixels: Tensor  # columns and rows, in the order of rows. (n, 2) int32
-    large_mismatch: float = LARGE_MISMATCH
+    tolerance: float | None = None  # see ComparedPixels
 
     @functools.cached_property
     def places(self) -> Tensor:
@@ -57,7 +55,7 @@ class Comparison:
 
     def of(self, planes: Tensor, pixels: Tensor, patches: int) -> tuple[Tensor, ...]:
         maps = (self.gray, self.neighbor_gray, self.neighbor_depth)
-        return ComparedPixels.apply(planes, pixels, *maps, self.pair, patches)
+        return ComparedPixels.apply(planes, pixels, *maps, self.pair, patches, self.tolerance)
 
 
 def view_errors(
@@ -67,13 +65,11 @@ def view_errors(
 
     Photometric is 1 - NCC of the patches, geometric the pixels by which the way to the neighbour
     and back misses. Where a highlight moves, patches differ whatever the surface is: the
-    photometric gradient fades there.
+    photometric gradient fades there. Where they agree, there is little noise in it: it grows.
     """
     patches = PATCHES_WHERE_MET if photometric > 0 else NO_PATCHES
     weights, misses, mismatches, _ = comparison.of(planes, pixels, patches)
-    values = mismatches.detach()
-    fading = torch.exp(-((values / comparison.large_mismatch) ** 4))
-    return weights * (photometric * torch.lerp(values, mismatches, fading) + geometric * misses)
+    return weights * (photometric * mismatches + geometric * misses)
 
 
 @dataclass(frozen=True)
@@ -120,9 +116,8 @@ class ViewComparer:
         gray, counted = gray_of(photograph), is_counted(photograph)
         rng = generator(self._seed, "compared pixels", *draw_labels(iteration, view_index))
         pixels = spread_pixels(counted, gray, self._pixels, rng)
-        found = self._compared(camera, gray, neighbor, pixels, depth_of(neighbor))
-        larger = max(1.0, GRADUATION / max(1, iteration - self._first))
-        return replace(found, large_mismatch=LARGE_MISMATCH * larger)
+        tolerance = max(1.0, GRADUATION / max(1, iteration - self._first))
+        return self._compared(camera, gray, neighbor, pixels, depth_of(neighbor), tolerance)
 
     @torch.no_grad()
     def pictures(
@@ -157,10 +152,11 @@ class ViewComparer:
         return depth
 
     def _compared(
-        self, camera: Camera, gray: Tensor, neighbor: Camera, pixels: Tensor, depth: Tensor
-    ) -> Comparison:
+        self, camera: Camera, gray: Tensor, neighbor: Camera, pixels: Tensor, depth: Tensor,
+        tolerance: float | None = None,
+    ) -> Comparison:  # fmt: skip
         other = gray_of(upload(self._images.get(neighbor), gray.device))
-        return Comparison(ViewPair.of(camera, neighbor), gray, other, depth, pixels)
+        return Comparison(ViewPair.of(camera, neighbor), gray, other, depth, pixels, tolerance)
 
 
 def gray_of(photograph: Tensor) -> Tensor:

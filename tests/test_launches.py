@@ -14,7 +14,7 @@ LIMITS = {
     "sdf": (16, 380, 2),
     "entropy": (11, 86, 2),
     "vanilla": (11, 60, 1),
-    "multiview": (20, 180, 2),
+    "multiview": (20, 174, 2),
 }
 """Launches of Warp, operations of torch and waits of the host in one iteration."""
 

@@ -14,10 +14,13 @@ from gaussian_splatting.data.cameras import Camera
 from sugar_scene import plane_kernels
 from sugar_scene.plane_kernels import (
     ALL_PATCHES,
+    LARGE_MISMATCH,
     MIN_VARIANCE,
     NO_PATCHES,
     PATCH_RADIUS,
     PATCHES_WHERE_MET,
+    RELIABLE_GAIN,
+    SMALL_MISMATCH,
     UNCOUNTED,
     ComparedPixels,
 )
@@ -180,6 +183,31 @@ def test_masks_and_flat_patches_do_not_count(case):
     flat = 0.5 + 0.5 * MIN_VARIANCE * gray.float()
     _, none = compared(planes, pixels, flat, gray2.float(), pair)
     assert not none.any()
+
+
+@pytest.mark.parametrize("tolerance", [1.0, 2.5])
+def test_gradients_grow_where_patches_agree_and_fade_where_highlights_move(case, tolerance):
+    pair, gray, gray2, pixels = case
+    maps = (gray.float(), (1 - gray2).float(), torch.zeros_like(gray2).float())
+    maps[1][:, 30:] = gray2[:, 30:]
+    start = (
+        true_planes(pixels, pair.reference).float() * torch.linspace(1, 1.5, len(pixels))[:, None]
+    )
+    values, gradients = [], []
+    for given in (None, tolerance):
+        planes = torch.cat([-start, -torch.ones_like(start[:, :1])], dim=1).requires_grad_(True)
+        found = ComparedPixels.apply(planes, pixels, *maps, pair, ALL_PATCHES, given)[2]
+        found.sum().backward()
+        values.append(found.detach())
+        gradients.append(planes.grad.double())
+    assert torch.equal(*values)
+    mismatches = values[0].double()
+    small, large = mismatches / SMALL_MISMATCH, mismatches / (LARGE_MISMATCH * tolerance)
+    factors = torch.exp(-(large**4)) * (1 + RELIABLE_GAIN / (1 + small**2))
+    assert float(factors[mismatches > 0].min()) < 0.01
+    assert float(factors[mismatches > 0].max()) > 2.9
+    expected = factors[:, None] * gradients[0]
+    torch.testing.assert_close(gradients[1], expected, rtol=1e-4, atol=1e-9)
 
 
 @pytest.mark.parametrize("plane", [(0.0, 0.0, -0.3), (0.0, 0.0, 0.0), (math.nan, 0.0, 0.3)])
