@@ -36,11 +36,11 @@ from torch import Tensor
 from benchmarks.rasterizer import print_machine, print_table
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.engine.memory_plan import MemoryPlan, predicted_bytes, survey
+from gaussian_splatting.engine.memory_plan import MemoryPlan, ViewLoad, predicted_bytes
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.optim.learned_exposure import Exposures, LaterExposure
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
-from gaussian_splatting.rasterization import rasterize
+from gaussian_splatting.rasterization import project, rasterize
 from sugar_scene.field_kernels import evaluate_fields
 from sugar_scene.geometry import draw_samples
 from sugar_scene.mesh_bound import bind_to_mesh
@@ -217,7 +217,7 @@ def peak_bytes(work: Callable[[], object]) -> int:
 
 def predict_step(stage: CoarseStage | RefineStage, setting: Setting, camera: Camera) -> int:
     with torch.no_grad():
-        views = survey(stage.model.cloud.activate(), [camera])
+        views = [ViewLoad.of(project(stage.model.cloud.activate(), camera))]
     loads = stage_loads(stage.model.cloud, setting.config(), views)(setting.optimizer)
     load = loads.get(setting.phase, loads.get("geometry"))
     return predicted_bytes(load, MemoryPlan(setting.split, setting.sample_chunk))

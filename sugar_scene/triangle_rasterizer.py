@@ -23,13 +23,7 @@ from torch import Tensor
 from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.rasterization.projection_kernels import TILE, View, make_view, n_tiles
 from sugar_utils.warp_arrays import Floats2d, Ints, Ints2d, Vec3s
-from sugar_utils.warp_launch import (
-    EXACT_OPTIONS,
-    as_array,
-    launch,
-    native_kernel,
-    native_source,
-)
+from sugar_utils.warp_launch import EXACT_OPTIONS, as_array, launch, native_kernel, native_source
 
 # An edge function has to round the same wherever it is computed.
 wp.set_module_options(EXACT_OPTIONS)

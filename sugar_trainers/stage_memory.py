@@ -15,6 +15,7 @@ from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine import memory_plan
 from gaussian_splatting.engine.memory_plan import MemoryOptions, MemoryPlan, StepLoad
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
+from gaussian_splatting.rasterization import project
 from sugar_scene.field_kernels import pair_bytes
 from sugar_scene.mesh_bound import BoundCloud
 from sugar_trainers.stage_config import CoarseConfig, MultiviewConfig, RefineConfig
@@ -116,7 +117,8 @@ def predict_coarse(
     with torch.no_grad():
         bound = isinstance(cloud, BoundCloud)
         gaussians = cloud.activate_all() if bound else cloud.activate()
-        views = memory_plan.survey(gaussians, memory_plan.surveyed(scene.train_cameras))
+        chosen = memory_plan.surveyed(scene.train_cameras)
+        views = [memory_plan.ViewLoad.of(project(gaussians, camera)) for camera in chosen]
     # Those of a GPU wait on the host, which is other memory.
     cameras = [*scene.train_cameras, *scene.test_cameras] if device.type == "cpu" else []
     images = [(3 + (c.mask is not None)) * c.width * c.height for c in cameras]

@@ -13,7 +13,7 @@ import os
 import shutil
 import struct
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -351,11 +351,6 @@ def _skip_image(data: mmap.mmap, at: int) -> int:
     return name_end + 9 + 24 * n_points
 
 
-def _skip_point(data: mmap.mmap, at: int) -> int:
-    (track_length,) = struct.unpack_from("<Q", data, at + 43)
-    return at + 51 + 8 * track_length
-
-
 def _skip_rig(data: mmap.mmap, at: int) -> int:
     (n_sensors,) = struct.unpack_from("<I", data, at + 4)
     at += 8 + (8 if n_sensors else 0)
@@ -365,9 +360,10 @@ def _skip_rig(data: mmap.mmap, at: int) -> int:
     return at
 
 
-def _skip_frame(data: mmap.mmap, at: int) -> int:
-    (n_data,) = struct.unpack_from("<I", data, at + 64)
-    return at + 68 + 16 * n_data
+def _skip_list(form: str, start: int, size: int) -> Callable[[mmap.mmap, int], int]:
+    """Of a record that ends with a list; ``start`` is where the length of that stands."""
+    head = start + struct.calcsize(form)
+    return lambda data, at: at + head + size * struct.unpack_from(form, data, at + start)[0]
 
 
-_SKIPS = (_skip_camera, _skip_image, _skip_point, _skip_rig, _skip_frame)  # of PARTS
+_SKIPS = (_skip_camera, _skip_image, _skip_list("<Q", 43, 8), _skip_rig, _skip_list("<I", 64, 16))

@@ -379,12 +379,15 @@ def _check_resume(resume: _Resume, raw: Mapping[str, Any], state: Mapping[str, T
         raise ValueError(f"pruning scores of the stage are not those of {n} Gaussians")
     if "gaussian_budget" in resume.stage and resume.stage["gaussian_budget"].shape != (2,):
         raise ValueError("the budget of the stage is not of two numbers")
-    found = resume.stage.get("neighbors")
-    if found is None:
-        return
-    fits = found.dtype == torch.int32 and found.dim() == 2 and found.shape[0] == n
-    if not (fits and found.numel() and 0 <= int(found.min()) <= int(found.max()) < n):
+    neighbors = resume.stage.get("neighbors")
+    if neighbors is not None and not _are_rows(neighbors, n):
         raise ValueError(f"neighbors of the stage are not those of {n} Gaussians")
+
+
+def _are_rows(neighbors: Tensor, n: int) -> bool:
+    if neighbors.dtype != torch.int32 or neighbors.dim() != 2 or neighbors.shape[0] != n:
+        return False
+    return bool(neighbors.numel()) and 0 <= int(neighbors.min()) <= int(neighbors.max()) < n
 
 
 def _check_dense(name: str, tensor: Tensor, *, floating: bool) -> None:

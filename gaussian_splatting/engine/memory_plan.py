@@ -15,12 +15,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
 from gaussian_splatting.losses.photometric import SSIM_HALO
 from gaussian_splatting.optim.optimizer_config import STATE_FORMATS, OptimizerConfig
-from gaussian_splatting.rasterization import Projection, project
+from gaussian_splatting.rasterization import Projection
 from gaussian_splatting.shared_flags import optional_boolean
 from sugar_utils.errors import UserError
 from sugar_utils.flags import positive_float, positive_int
@@ -261,11 +260,6 @@ def surveyed(cameras: Sequence[Camera]) -> list[Camera]:
     """Some evenly spaced views, and before them the one with the largest image."""
     stride = max(1, len(cameras) // SURVEYED_VIEWS)
     return [max(cameras, key=lambda camera: camera.width * camera.height), *cameras[::stride]]
-
-
-def survey(gaussians: Gaussians, cameras: Sequence[Camera]) -> list[ViewLoad]:
-    with torch.no_grad():
-        return [ViewLoad.of(project(gaussians, camera)) for camera in cameras]
 
 
 def worst_view(load: StepLoad, views: Sequence[ViewLoad]) -> StepLoad:

@@ -60,10 +60,6 @@ class Stepped:
         size = self.rate / (1.0 - ADAM_BETAS[0] ** self.count)
         return size, (1.0 - ADAM_BETAS[1] ** self.count) ** 0.5
 
-    @property
-    def is_float32(self) -> bool:
-        return all(t.dtype == torch.float32 for t in (self.value, *self.moments.values()))
-
 
 # The shares of what is new come from the host: 1 - 0.999 in float32 is wrong in its sixth digit.
 # Arrays of several types and sizes would be a kernel argument each; addresses are one for all.
@@ -278,7 +274,7 @@ class GroupedAdam:
             stepped = Stepped(
                 parameter, parameter.grad, group.moments, group.rate, group.steps, seed
             )
-            if not stepped.is_float32:
+            if any(t.dtype != torch.float32 for t in (parameter, *group.moments.values())):
                 step_rounding(stepped)
             elif in_one_launch(parameter.device):
                 together.append(stepped)

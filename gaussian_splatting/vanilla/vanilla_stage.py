@@ -18,12 +18,7 @@ from gaussian_splatting.engine.guard import TOTAL, check_population
 from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.poses import PoseRefinement, fitted_pose
-from gaussian_splatting.engine.stage import (
-    DEPTH_SHARE,
-    Stage,
-    StepResult,
-    depth_term,
-)
+from gaussian_splatting.engine.stage import DEPTH_SHARE, Stage, StepResult, depth_term
 from gaussian_splatting.engine.strips import ImageTerm, StripMaps, ViewPass
 from gaussian_splatting.engine.training_views import Target, color_terms_of
 from gaussian_splatting.losses.photometric import SSIM_HALO
