@@ -141,18 +141,20 @@ class NeighborViews:
         self, cameras: Sequence[Camera], extent: float, rule: NeighborRule = NeighborRule(),
         observations: Observations | None = None,
     ) -> None:  # fmt: skip
+        from scipy.sparse import csr_array
+
         self._cameras, self._extent, self._rule = list(cameras), extent, rule
         self._centers = np.stack([camera.center for camera in cameras])
         self._directions = np.stack([camera.rotation[2] for camera in cameras])
         points, none = {} if observations is None else observations.rows, np.zeros(0, np.int32)
         rows = [points.get(camera.name, none) for camera in cameras]
-        seen = np.zeros(0 if observations is None else len(observations.points), dtype=bool)
+        places, starts = np.concatenate([none, *rows]), np.cumsum([0, *map(len, rows)])
+        shape = len(rows), int(places.max(initial=0)) + 1
+        seen = csr_array((np.ones(len(places), np.int32), places, starts), shape=shape)
+        common = seen @ seen.T
         self._by_name = {}
-        for camera, own in zip(cameras, rows, strict=True):
-            seen[own] = True
-            common = np.array([int(seen[others].sum()) for others in rows])
-            seen[own] = False
-            self._by_name[camera.name] = self.among(camera, common)
+        for row, camera in enumerate(cameras):
+            self._by_name[camera.name] = self.among(camera, common[[row]].toarray()[0])
 
     def of(self, name: str) -> tuple[Camera, ...]:
         """Neighbours of a training view, the best first; none if it has none."""
