@@ -88,10 +88,7 @@ def release_cached(device: torch.device | str) -> None:
 
 
 def trim_heap() -> None:
-    """Give free pages between used ones back to the system; glibc gives back those at the end.
-
-    Photographs that are kept among larger, temporary tensors leave gaps that nothing fits into.
-    """
+    """Give free pages between used ones back to the system; glibc gives back those at the end."""
     if sys.platform == "linux":
         getattr(ctypes.CDLL(None), "malloc_trim", int)(0)
 

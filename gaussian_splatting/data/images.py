@@ -31,7 +31,7 @@ from sugar_utils.memory import available_bytes, trim_heap
 COUNTS = 128  # from this value of the mask's byte on, a pixel counts where it must count or not
 OUTLINE = (255, 0, 200)
 _ROWS = 64
-_TRIM_BYTES = 1 << 28  # decoded between two times that the heap is trimmed
+_TRIM_BYTES = 1 << 28  # decoded between two trims: photographs that leave make gaps in the heap
 
 
 def composited(photograph: Tensor, color: Tensor) -> Tensor:
