@@ -141,6 +141,7 @@ class NeighborViews:
         self, cameras: Sequence[Camera], extent: float, rule: NeighborRule = NeighborRule(),
         observations: Observations | None = None,
     ) -> None:  # fmt: skip
+        # Here and not above: most commands start without it.
         from scipy.sparse import csr_array
 
         self._cameras, self._extent, self._rule = list(cameras), extent, rule

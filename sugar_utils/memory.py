@@ -88,9 +88,9 @@ def release_cached(device: torch.device | str) -> None:
 
 
 def trim_heap() -> None:
-    """Give free pages between used ones back to the system; glibc gives back those at the end."""
+    """Return free pages between used ones, which glibc keeps, to the system."""
     if sys.platform == "linux":
-        getattr(ctypes.CDLL(None), "malloc_trim", int)(0)
+        getattr(ctypes.CDLL(None), "malloc_trim", int)(0)  # musl has no such function
 
 
 def format_bytes(n_bytes: int) -> str:
