@@ -20,7 +20,7 @@ from gaussian_splatting.optim.schedule import scaled
 from gaussian_splatting.sfm.convert_options import ConvertOptions
 from gaussian_splatting.sfm.scene_folder import needs_cameras, scene_root
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
-from gaussian_splatting.vanilla.vanilla_run import VanillaOptions, budget_messages
+from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.texture.texture_atlas import load_xatlas
 from sugar_extractors.texture.texturing import TextureOptions
@@ -126,9 +126,7 @@ def full_plan(args: argparse.Namespace) -> PipelinePlan:
     args.checkpoint_path = args.output_dir / "vanilla_gs" / scene_name(args.scene_path)
     args.iteration_to_load = scaled(args.vanilla_iterations, args.schedule_scale)
     plan = train_plan(args)
-    vanilla = _vanilla_options(args, plan.coarse)
-    lines = (*plan.messages, *budget_messages(plan.coarse.memory))
-    return replace(plan, convert=convert, vanilla=vanilla, messages=lines)
+    return replace(plan, convert=convert, vanilla=_vanilla_options(args, plan.coarse))
 
 
 MIN_VIEWS, MIN_OVERLAP = 12, 0.9
@@ -216,7 +214,5 @@ def _vanilla_options(args: argparse.Namespace, coarse: CoarseOptions) -> Vanilla
         config=replace(config, densification=rules),
         checkpoint_interval=scaled(args.checkpoint_interval, args.schedule_scale),
         test_iterations=(), save_iterations=(),
-        # Gaussians grow in number, which no plan made before can hold to a budget.
-        memory=replace(coarse.memory, vram_budget=None), compute=coarse.compute,
-        run=_run_of(args, "vanilla"),
+        memory=coarse.memory, compute=coarse.compute, run=_run_of(args, "vanilla"),
     )  # fmt: skip

@@ -26,9 +26,7 @@ STAGES_OF_FLAGS = {
     "vcrt": "white_background",
     "vcr": "checkpoint_interval optimizer_state use_bfloat16 resume keep_checkpoints "
     "views_per_step gradient_accumulation accumulation_steps use_gradient_checkpointing "
-    "exposure_compensation viewer viewer_host",
-    # Vanilla Gaussians grow in number, which no plan made before can hold to a budget.
-    "cr": "vram_budget",
+    "exposure_compensation viewer viewer_host vram_budget",
     "v": "init_ply refine_poses robust init densification growing_resolution",
     "vc": "max_gaussians depths depth_weight",
     "c": "full_res_normals sdf_samples knn_batch_size checkpoint_milestones test_iterations "
@@ -88,8 +86,6 @@ OWN_MEANING = {
     ("vanilla", "test_iterations"), ("vanilla", "images"),
     # Only the stage that made a checkpoint continues it.
     ("vanilla", "resume"), ("refine", "resume"),
-    # Gaussians that grow in number cannot be held to a budget.
-    ("vanilla", "vram_budget"),
     # When and how the number of Gaussians changes; the flag is a field of the score's settings.
     ("vanilla", "densification"),
 }  # fmt: skip

@@ -26,6 +26,7 @@ from gaussian_splatting.engine.memory_plan import (
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.rasterization import project
+from gaussian_splatting.train import main as train_vanilla
 from sugar_scene.field_kernels import pair_bytes
 from sugar_trainers.stage_config import DensificationLimit, MultiviewConfig
 from sugar_trainers.stage_memory import stage_loads
@@ -180,6 +181,17 @@ def test_a_run_prints_its_plan_before_it_trains(scene, checkpoint, tmp_path, cap
     out = capsys.readouterr().out
     assert "memory plan: whole images, 100 samples at once; 1.00 GiB to use" in out
     assert "memory of geometry:" in out
+
+
+def test_vanilla_training_bounds_photographs_alone(scene, tmp_path, monkeypatch, capsys):
+    limits, limit = [], ImageStore.limit
+    monkeypatch.setattr(
+        ImageStore, "limit", lambda store, n: (limits.append(n), limit(store, n))[1]
+    )
+    flags = ("-s", scene.root, "-m", tmp_path / "vanilla", "--iterations", 4)
+    assert run_cli(train_vanilla, *flags, "--vram_budget", 1e-5) == 0
+    assert limits == [round(1e-5 * 2**30) // 2]
+    assert "--vram_budget bounds photographs alone" in capsys.readouterr().out
 
 
 def test_a_run_without_memory_is_refused_in_one_line(scene, checkpoint, tmp_path, capsys):

@@ -166,8 +166,8 @@ class MemoryOptions:
     vram_budget: float | None = flag(
         None, "GiB for tensors on the training device, and on the CPU for photographs as well; "
         "unset: four fifths of what is free there. Strips, chunks of samples and the photographs "
-        "in memory follow from it; see below", group="memory", parse=positive_float,
-        no_effect_when="in vanilla training; it says so", task="time and memory",
+        "in memory follow from it, in vanilla training the last alone", group="memory",
+        parse=positive_float, task="time and memory",
     )  # fmt: skip
     gradient_accumulation: bool | None = optional_boolean(
         None, "work on one image in horizontal strips, which bounds the memory of pixels; the "

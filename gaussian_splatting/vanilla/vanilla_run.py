@@ -118,8 +118,13 @@ class VanillaOptions:
 
     @property
     def messages(self) -> tuple[str, ...]:
-        """One line for each flag that was given but cannot act."""
-        return *self.memory.messages, *budget_messages(self.memory), *self.inert.messages
+        """One line for each flag that was given but cannot act, or acts in part."""
+        budget = (
+            "--vram_budget bounds photographs alone in vanilla training, whose Gaussians grow in "
+            "number: bound them with --max_gaussians",
+        )
+        lines = () if self.memory.vram_budget is None else budget
+        return *self.memory.messages, *lines, *self.inert.messages
 
     def identity(self) -> dict[str, Any]:
         size = {"resolution": self.resolution} if self.size is None else asdict(self.size)
@@ -195,6 +200,8 @@ def _stage_run(
                 turn, shift = poses.size()
                 console.info(f"poses moved by {turn:.3f} degrees and {shift:.4g} units (rms)")
 
+        if options.memory.budget is not None and device.type == "cpu":
+            store.limit(options.memory.budget // 2)  # the other half is for tensors
         growth, until = None, config.densifies_until
         if config.growth.growing_resolution:
             growth = measured_growth(scene.train_cameras, store.shown, config.growth, until)
@@ -340,12 +347,3 @@ def vanilla_parser(description: str | None) -> argparse.ArgumentParser:
     free = {"no_effect_when": ""}
     changes = {"white_background": switch, "init_ply": free, "max_gaussians": free}
     return parser_of(description, VanillaOptions, **changes)
-
-
-def budget_messages(memory: MemoryOptions) -> tuple[str, ...]:
-    if memory.vram_budget is None:
-        return ()
-    return (
-        "--vram_budget has no effect on vanilla training, whose Gaussians grow in number: bound "
-        "them with --max_gaussians",
-    )
