@@ -80,7 +80,14 @@ class MultiviewStage(Stage):
         return "densify" if self._config.schedule.densifies(iteration) else "settle"
 
     def begin(self, iteration: int) -> None:
+        """Densify where the previous iteration left it due; set the rate; trim.
+
+        A round of densification comes this late so that an iteration is measured and saved with
+        the model that was trained.
+        """
         schedule = self._config.schedule
+        if schedule.densification_due(iteration - 1):
+            self._densify(iteration - 1)
         self.model.schedule_position_rate(schedule.paper_iteration(iteration))
         if schedule.trim_due(iteration):
             self._trim(iteration)
@@ -118,10 +125,10 @@ class MultiviewStage(Stage):
         return *self._watch.step_statistics(), *super().step_statistics()
 
     def apply(self, iteration: int) -> None:
-        """Densify where due, then step; what has just been changed sits that step out."""
+        """Count the step's statistics, then step; before a round all tensors sit it out."""
         self._watch.count_step()
         if self._config.schedule.densification_due(iteration):
-            self._densify(iteration)
+            self.model.optimizer.zero_grad()
         super().apply(iteration)
 
     def view_maps(self, camera: Camera) -> dict[str, Tensor]:

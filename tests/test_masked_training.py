@@ -187,6 +187,8 @@ def test_gaussians_outside_of_the_hull_go_with_a_densification():
         stage.begin(iteration)
         stage.accumulate(iteration, camera, photograph).commit()
         stage.apply(iteration)
+    assert len(stage.model) == len(tiny_cloud())
+    stage.begin(3)
     assert 0 < len(stage.model) < len(tiny_cloud())
     assert hull.contains(stage.model.cloud.means).all()
     assert stage.extra_state()["views"].shape == (len(stage.model),)

@@ -195,6 +195,8 @@ def test_gaussians_grow_where_pixels_are_wrong_and_nowhere_else():
         target[:, camera.width // 2 :] = 255 - target[:, camera.width // 2 :]
         look(stage, camera, target)
         stage.apply(ROUND)
+        assert len(stage.model) == n
+        stage.begin(ROUND + 1)
         grown[name] = len(stage.model) - n
     right = int((places > camera.width / 2 - 10).sum())
     assert 0 < grown["scored"] <= right < grown["reference"]

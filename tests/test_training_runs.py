@@ -169,6 +169,26 @@ def test_vanilla_densifies_and_its_export_is_its_last_state(vanilla_run):
         assert torch.equal(getattr(exported, name), value), name
 
 
+def test_vanilla_exports_the_model_that_was_trained_and_not_the_one_that_follows(scene, tmp_path):
+    """At a round of densification, at a reset of opacities, and where no step would follow."""
+    rounds = ("--densify_from_iter", 2, "--densification_interval", 4, "--densify_grad_threshold")
+    save = ("--save_iterations", 4, 8, "--opacity_reset_interval")
+    changed, plain = tmp_path / "changed", tmp_path / "plain"
+    assert short_vanilla(scene, changed, "--iterations", 9, *rounds, 1e-9, *save, 8) == 0
+    assert short_vanilla(scene, plain, "--iterations", 9, *rounds, 1e-9, *save, 99) == 0
+    first, second, last = (
+        {folder: read_gaussian_ply(point_cloud_path(folder, i)) for folder in (changed, plain)}
+        for i in (4, 8, 9)
+    )
+    n_points = len(scene.points)
+    assert len(first[changed]) == n_points
+    assert len(second[changed]) > n_points
+    # The reset of iteration 8 would be followed by iteration 9, which makes no step.
+    assert len(last[changed]) == len(second[changed])
+    for clouds in (second, last):
+        assert clouds[changed].opacity_logits.sigmoid().max() > 0.05
+
+
 @pytest.mark.parametrize("limit", [320, 120])
 def test_vanilla_never_exceeds_the_number_allowed(scene, tmp_path, limit):
     code = short_vanilla(

@@ -78,7 +78,12 @@ class Stage(ABC):
 
     @abstractmethod
     def begin(self, iteration: int) -> None:
-        """Set learning rates, prune, refresh neighbours: all that comes before rendering."""
+        """Change what has to change before rendering: rates, population, neighbours.
+
+        Whatever adds, removes or resets Gaussians belongs here and not into :meth:`apply`: after
+        a step the loop measures, exports and saves the model, which has to be the one that was
+        trained.
+        """
 
     def view_scale(self, iteration: int) -> float:
         """Size of the images of an iteration, as a share of the full width and height."""
@@ -107,7 +112,7 @@ class Stage(ABC):
         return () if self.exposures is None else self.exposures.step_statistics()
 
     def apply(self, iteration: int) -> None:
-        """Change the parameters: densification where there is any, then the optimiser step."""
+        """Make the optimiser step."""
         self.model.optimizer.step()
         if self.exposures is not None:
             self.exposures.step(iteration)

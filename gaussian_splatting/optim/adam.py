@@ -289,6 +289,11 @@ class GroupedAdam:
             parameter.grad = None
         self._unused.clear()
 
+    def drop_gradient(self, name: str) -> None:
+        """Let one parameter sit the next step out."""
+        self.parameters[name].grad = None
+        self._unused.discard(name)
+
     def take_gradients(self) -> dict[str, Tensor]:
         """Gradients by parameter name, where there are any; the parameters have none then."""
         found = self.gradients()

@@ -90,6 +90,14 @@ class VanillaStage(Stage):
         return "densify" if iteration < self._config.densification.densify_until_iter else "refine"
 
     def begin(self, iteration: int) -> None:
+        """Change the population where the previous iteration left a change due; set the rate.
+
+        The change comes this late so that an iteration is measured, exported and saved with the
+        model that was trained, as in 3DGS. The last iteration makes no step, so nothing that is
+        changed for it could recover.
+        """
+        if iteration < self._config.iterations:
+            self._change_population(iteration - 1)
         self.model.schedule_position_rate(iteration)
 
     def view_scale(self, iteration: int) -> float:
@@ -128,25 +136,22 @@ class VanillaStage(Stage):
         return *own, *super().step_statistics()
 
     def apply(self, iteration: int) -> None:
-        """Densify where due, then step.
+        """Count the step's statistics, then step.
 
-        As in 3DGS, changed tensors sit out the step, and the last iteration makes none.
+        As in 3DGS, tensors that change after this iteration sit the step out, and the last
+        iteration makes none.
         """
-        rules = self._config.densification
-        optimizer = self.model.optimizer
         self._watch.count_step()
         self._pruning_scores.count_step()
-        if rules.due(iteration):
-            self._densify(iteration)
-        white_reset = self._config.white_background and iteration == rules.densify_from_iter
-        if rules.reset_due(iteration) or white_reset:
-            densification.reset_opacity(optimizer, self._sky)
-        if iteration < self._config.iterations:
-            optimizer.step()
-            if self.exposures is not None:
-                self.exposures.step(iteration)
-        else:
+        optimizer = self.model.optimizer
+        last = iteration == self._config.iterations
+        if last or self._config.densification.due(iteration):
             optimizer.zero_grad()
+        elif self._reset_due(iteration):
+            optimizer.drop_gradient("opacity_logits")
+        optimizer.step()
+        if not last and self.exposures is not None:
+            self.exposures.step(iteration)
 
     def rendered_degree(self) -> int:
         return self._config.sh_degree
@@ -177,6 +182,20 @@ class VanillaStage(Stage):
 
     def export(self, iteration: int) -> None:
         self._export(iteration, self.model.cloud.detached())
+
+    def _change_population(self, iteration: int) -> None:
+        """Densify, prune and reset opacities as the schedule asks for after an iteration."""
+        if iteration < 1:
+            return
+        if self._config.densification.due(iteration):
+            self._densify(iteration)
+        if self._reset_due(iteration):
+            densification.reset_opacity(self.model.optimizer, self._sky)
+
+    def _reset_due(self, iteration: int) -> bool:
+        rules = self._config.densification
+        white_reset = self._config.white_background and iteration == rules.densify_from_iter
+        return rules.reset_due(iteration) or white_reset
 
     def _densify(self, iteration: int) -> None:
         rules = self._config.densification
