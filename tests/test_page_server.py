@@ -65,7 +65,7 @@ def test_a_foreign_name_that_leads_to_this_machine_gets_403(port):
 
 def camera(**changes) -> SimpleNamespace:
     usual = {
-        "position": (0.0, 0.0, 1.0), "wxyz": (1.0, 0.0, 0.0, 0.0), "fov": 0.8,
+        "position": (0.0, 0.0, 1.0), "wxyz": (1.0, 0.0, 0.0, 0.0), "fov": 0.8, "near": 0.01,
         "image_width": 640, "image_height": 480,
     }  # fmt: skip
     return SimpleNamespace(**(usual | changes))

@@ -4,6 +4,8 @@
 import ast
 import json
 import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -45,10 +47,12 @@ from tests.support.tiny_scene import (
     events,
     load_pt,
     make_tiny_checkpoint,
+    make_tiny_scene,
     psnr_of_files,
     render_8_bit,
     run_cli,
     save_png,
+    write_model,
 )
 
 DENSITY_FOLDER = "sugarcoarse_3Dgs7000_densityestim02_sdfnorm02"
@@ -201,6 +205,24 @@ def test_vanilla_never_exceeds_the_number_allowed(scene, tmp_path, limit):
         for path in (tmp_path / "checkpoints").glob("*.pt")
     }
     assert max(numbers) == limit
+
+
+@pytest.mark.parametrize("scale", [0.03, 0.001, 300.0])
+def test_a_capture_in_other_units_is_learned_as_well(tmp_path, scale):
+    """Nothing depends on the length of a world unit: no near plane, no least size."""
+    psnr = []
+    for factor in (1.0, scale):
+        scene = make_tiny_scene(tmp_path / f"scene{factor}")
+        cameras = [replace(c, translation=factor * c.translation) for c in scene.cameras]
+        model = scene.root / "sparse" / "0"
+        shutil.rmtree(model)
+        write_model(model, cameras, factor * scene.points, scene.points_rgb)
+        output = tmp_path / f"out{factor}"
+        short = ("-s", scene.root, "-m", output, "--eval", "--iterations", 60)
+        rounds = ("--densify_from_iter", 10, "--densification_interval", 20)
+        assert run_cli(vanilla_train.main, *short, *rounds) == 0
+        psnr.append(events(output / "checkpoints").Scalars("Test/PSNR")[-1].value)
+    assert psnr[1] == pytest.approx(psnr[0], abs=0.5)
 
 
 def test_vanilla_starts_from_points_of_a_ply(scene, tmp_path):

@@ -18,6 +18,9 @@ from torch import Tensor
 
 MaskMode = Literal["object", "ignore"]
 
+REFERENCE_NEAR = 0.2
+"""Near plane of 3DGS in world units; see :func:`near_plane` for captures of what is nearer."""
+
 
 @dataclass(frozen=True)
 class ViewMask:
@@ -53,6 +56,8 @@ class Camera:
     mask_path: Path | None = None
     depth_path: Path | None = None  # its depth map, where the scene's files name one
     mask: ViewMask | None = None  # which pixels of the photograph count; None for all
+    # Gaussians whose centre is not farther than this along the view axis are culled, world units.
+    near: float = REFERENCE_NEAR
 
     @property
     def center(self) -> np.ndarray:
@@ -102,6 +107,51 @@ def camera_extent(cameras: Sequence[Camera]) -> float:
     """1.1 times the largest distance of a camera from their mean, in world units."""
     centers = np.stack([camera.center for camera in cameras])
     return float(1.1 * np.linalg.norm(centers - centers.mean(axis=0), axis=1).max())
+
+
+_NEAR_SHARE = 0.5  # of the depth of the nearest points
+_NEAR_QUANTILE = 0.01  # of a camera's points may lie nearer: single points are often wrong
+_LEAST_NEAR = 1e-3  # of the median depth of what a camera sees
+_NEAR_OF_EXTENT = 0.02  # where there are no points
+_MAX_NEAR_CAMERAS = 500
+_MAX_NEAR_POINTS = 20_000
+
+
+def near_plane(cameras: Sequence[Camera], points: np.ndarray) -> float:
+    """Depth up to which nothing is rendered, in world units: half as far as the nearest points.
+
+    At most the 0.2 units of 3DGS, so that captures in usual units are rendered as there.
+
+    Args:
+        cameras: All cameras of the capture.
+        points: Points of the reconstruction, (P, 3); where there are none the camera extent counts.
+    """
+    points = points[:: -(-len(points) // _MAX_NEAR_POINTS)] if len(points) else points
+    nearest = [
+        depth
+        for camera in cameras[:: -(-len(cameras) // _MAX_NEAR_CAMERAS)]
+        if (depth := _nearest_depth(camera, points)) is not None
+    ]
+    if nearest:
+        return min(REFERENCE_NEAR, _NEAR_SHARE * min(nearest))
+    extent = camera_extent(cameras)
+    return min(REFERENCE_NEAR, _NEAR_OF_EXTENT * extent) if extent > 0 else REFERENCE_NEAR
+
+
+def _nearest_depth(camera: Camera, points: np.ndarray) -> float | None:
+    """Depth of the nearest points in the image of a camera; None where there are no points."""
+    view = points @ camera.rotation.T + camera.translation
+    view = view[view[:, 2] > 0]
+    if not len(view):
+        return None
+    x = view[:, 0] / view[:, 2] * camera.fx + camera.cx
+    y = view[:, 1] / view[:, 2] * camera.fy + camera.cy
+    inside = (x >= 0) & (x < camera.width) & (y >= 0) & (y < camera.height)
+    depths = view[inside, 2]
+    if not len(depths):
+        return None
+    least = _LEAST_NEAR * float(np.median(depths))
+    return max(float(np.quantile(depths, _NEAR_QUANTILE)), least)
 
 
 _SMALLEST = torch.finfo(torch.float32).tiny

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gaussian_splatting.data.cameras import Camera, camera_extent
+from gaussian_splatting.data.cameras import Camera, camera_extent, near_plane
 from gaussian_splatting.data.colmap import find_model, read_colmap
 from gaussian_splatting.data.consistency import checked_views
 from gaussian_splatting.data.depth_maps import (
@@ -309,6 +309,9 @@ def _finish(
     dropped: dict[str, str] | None = None, object_masks: Path | None = None,
 ) -> Scene:  # fmt: skip
     """Check the views, and bring all cameras to their training size, with their masks."""
+    near = near_plane([*train, *test], source.points)
+    train = [replace(camera, near=near) for camera in train]
+    test = [replace(camera, near=near) for camera in test]
     checked = checked_views(
         [*train, *test], root, points=source.points, observations=source.observations,
         masks=how.masks, options=how.view_options, notify=how.notify, known=dropped,

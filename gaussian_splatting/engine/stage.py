@@ -32,7 +32,6 @@ from gaussian_splatting.rasterization.projection import (
     IntersectionPrediction,
     PredictedIntersections,
 )
-from gaussian_splatting.rasterization.projection_kernels import NEAR
 from sugar_utils.device import constants
 
 MAX_DEGREE = 3
@@ -264,7 +263,7 @@ def inverse_depths(gaussians: Gaussians, camera: Camera) -> Tensor:
     rotation, offset = camera.rotation[2].tolist(), float(camera.translation[2])
     x, y, z = gaussians.means.unbind(dim=1)
     depth = x * rotation[0] + y * rotation[1] + z * rotation[2] + offset
-    return 1 / depth.clamp_min(NEAR)[:, None]
+    return 1 / depth.clamp_min(camera.near)[:, None]
 
 
 def depth_term(known: KnownDepths, weight: float) -> LossTerm:

@@ -37,9 +37,6 @@ from sugar_utils.warp_math import (
 
 wp.set_module_options({"enable_backward": False})
 
-NEAR = 0.2
-"""Gaussians whose centre is not farther than this along the view axis are culled. World units"""
-
 LOW_PASS = 0.3
 """Added to both variances of a projected Gaussian, so that none is thinner than a pixel. px^2"""
 
@@ -71,6 +68,7 @@ class View:
     height: int
     tiles_x: int
     tiles_y: int
+    near: float
 
 
 def linearisation_limits(camera: Camera) -> tuple[float, float, float, float]:
@@ -99,13 +97,13 @@ def make_view(camera: Camera) -> Any:
     view.x_min, view.x_max, view.y_min, view.y_max = linearisation_limits(camera)
     view.width, view.height = camera.width, camera.height
     view.tiles_x, view.tiles_y = n_tiles(camera)
+    view.near = camera.near
     return view
 
 
 SPLAT_HEADER = 9
 HEADER = wp.constant(SPLAT_HEADER)
 INVERSE_ALPHA_MIN = wp.constant(1.0 / ALPHA_MIN)
-NEAR_PLANE = wp.constant(NEAR)
 BLUR = wp.constant(LOW_PASS)
 TILE_SIDE = wp.constant(float(TILE))
 UNBOUNDED = wp.constant(1.0e9)
@@ -222,7 +220,7 @@ def project_one(
     mean = means[i]
     t = view.rotation * mean + view.translation
     depths[i] = t[2]
-    if not (t[2] > NEAR_PLANE):
+    if not (t[2] > view.near):
         return
     scale = scales[i]
     opacity = opacities[i]

@@ -34,6 +34,8 @@ from sugar_utils.neighbors import mean_sq_distance_to_nearest
 from sugar_utils.random import draw_labels, generator
 
 INITIAL_OPACITY = 0.1
+LEAST_SQ_DISTANCE = 1e-7  # between points, of 3DGS, in square world units
+LEAST_SHARE = 1e-4  # the same as a share of the spread of all points, for captures in large units
 
 
 def initial_cloud(points: Tensor, colors: Tensor) -> GaussianCloud:
@@ -49,7 +51,11 @@ def initial_cloud(points: Tensor, colors: Tensor) -> GaussianCloud:
         )
     if not torch.isfinite(points).all():
         raise UserError("the scene's 3D points have non-finite coordinates; remove those points")
-    distance = mean_sq_distance_to_nearest(points).clamp_min(1e-7).sqrt()
+    least = LEAST_SQ_DISTANCE
+    spread = float(points.float().std(dim=0).norm()) if n > 1 else 0.0
+    if spread > 0:
+        least = min(least, (LEAST_SHARE * spread) ** 2)
+    distance = mean_sq_distance_to_nearest(points).clamp_min(least).sqrt()
     quats = points.new_zeros(n, 4)
     quats[:, 0] = 1.0
     logit = torch.logit(points.new_tensor(INITIAL_OPACITY))

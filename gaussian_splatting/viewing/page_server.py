@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import REFERENCE_NEAR, Camera
 from sugar_utils.errors import UserError, explained
 from sugar_utils.flags import integer
 from sugar_utils.libraries import load_package
@@ -62,6 +62,7 @@ _EVERYWHERE = ("0.0.0.0", "::", "")
 _LOCAL = (LOCALHOST, "127.0.0.1", "::1")
 _FOV, _MOST_PIXELS = (1e-3, 3.1), 1 << 20
 """Fields of view in radians, and pixels a side, that a browser may have."""
+_NEAR_FACTOR = 10.0  # depth up to which Gaussians are culled, in near planes of the browser
 
 
 def load_viser() -> ModuleType:
@@ -146,7 +147,9 @@ def view_of(camera: Any) -> BrowserView | None:
     try:
         position, wxyz = (np.array(part, float) for part in (camera.position, camera.wxyz))
         size = camera.image_width, camera.image_height
-        view = BrowserView(position, wxyz, float(camera.fov), *(max(1, int(n)) for n in size))
+        width, height = (max(1, int(pixels)) for pixels in size)
+        near = min(REFERENCE_NEAR, _NEAR_FACTOR * float(camera.near))
+        view = BrowserView(position, wxyz, float(camera.fov), width, height, near)
     except (TypeError, ValueError, OverflowError):
         return None
     if (position.shape, wxyz.shape) != ((3,), (4,)) or not _FOV[0] <= view.fov <= _FOV[1]:
@@ -237,6 +240,7 @@ class BrowserView:
     fov: float  # vertical field of view in radians
     width: int
     height: int
+    near: float = REFERENCE_NEAR  # depth up to which Gaussians are culled, world units
 
     def camera(self, longest_side: int) -> Camera:
         """The camera to render with, no side longer than so many pixels."""
@@ -248,7 +252,8 @@ class BrowserView:
         focal = height / (2 * math.tan(self.fov / 2))
         rotation = Rotation.from_quat(np.roll(self.wxyz, -1)).as_matrix().T
         pose = rotation, -rotation @ np.asarray(self.position, dtype=np.float64)
-        return Camera("browser", width, height, focal, focal, width / 2, height / 2, *pose)
+        middle = width / 2, height / 2
+        return Camera("browser", width, height, focal, focal, *middle, *pose, near=self.near)
 
 
 @dataclass(frozen=True, eq=False)

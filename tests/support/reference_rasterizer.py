@@ -19,7 +19,6 @@ from gaussian_splatting.rasterization.projection_kernels import (
     ALPHA_MIN,
     LOW_PASS,
     MIN_COVERAGE,
-    NEAR,
     TILE,
     TRANSMITTANCE_MIN,
     linearisation_limits,
@@ -84,7 +83,7 @@ def project_reference(gaussians: Gaussians, camera: Camera) -> ReferenceSplats:
     )
     middle = 0.5 * (a + c)
     radii = torch.ceil(3 * (middle + (middle**2 - det).clamp_min(0.1).sqrt()).sqrt()).detach()
-    valid = (z > NEAR) & (det > 0) & torch.isfinite(gaussians.opacities)
+    valid = (z > camera.near) & (det > 0) & torch.isfinite(gaussians.opacities)
     across, down = n_tiles(camera)
     u, v = means2d.unbind(-1)
     corners = [
