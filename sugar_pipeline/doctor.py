@@ -77,7 +77,11 @@ def _capture_findings(args: argparse.Namespace, console: Console) -> list[Findin
         options = from_args(mode, args, output_dir=args.output_dir)
         checkpoint, scene = load_views(options, notes.append, require_images=True)
     mode, reason = mode_of(scene)
-    found = [*scene_findings(scene), *(Finding("note", note, "warning") for note in notes)]
+    starts_here = args.checkpoint_path is None
+    found = [
+        *scene_findings(scene, starts_here),
+        *(Finding("note", note, "warning") for note in notes),
+    ]
     found.append(Finding("mode", f"-r {mode} suits this capture: {reason}"))
     found += [Finding(what, where, "warning", do) for what, where, do in check_capture(scene)[0]]
     show(console, scene.description, found)
@@ -240,7 +244,12 @@ PERCENTILES = (1, 50, 99)
 _NAMED = f"(percentiles {', '.join(map(str, PERCENTILES))})"
 
 
-def scene_findings(scene: Scene) -> list[Finding]:
+def scene_findings(scene: Scene, starts_from_points: bool = False) -> list[Finding]:
+    """Report cameras, photographs, masks and points of a scene.
+
+    Args:
+        starts_from_points: Whether there is no checkpoint, so that training needs points.
+    """
     n, points = len(scene.train_cameras), scene.points
     advice = f"fewer than {FEW_VIEWS} views seldom determine a surface; take more"
     value = f"{n} to train on, {len(scene.test_cameras)} held out"
@@ -249,9 +258,14 @@ def scene_findings(scene: Scene) -> list[Finding]:
     value = f"{scene.extent:.3g} world units"
     found.append(Finding.unless(scene.extent <= 0, "camera extent", value, "problem", advice))
     found += [*_photographs(scene), *_masks(scene)]
-    advice = "vanilla training starts from them; let COLMAP triangulate again"
-    what, value = "points of the reconstruction", f"{len(points):,}"
-    found.append(Finding.unless(len(points) < FEW_POINTS, what, value, "warning", advice))
+    advice = (
+        "vanilla training starts from them; let COLMAP triangulate again, or pass a point cloud "
+        "with --init_ply"
+    )
+    what = "points of the reconstruction"
+    value = f"{len(points):,}"
+    state: State = "problem" if starts_from_points and not len(points) else "warning"
+    found.append(Finding.unless(len(points) < FEW_POINTS, what, value, state, advice))
     if len(points) > 1:
         distances = nearest_neighbors(torch.from_numpy(points), 2).sq_distances[:, 1].sqrt()
         value = f"{_percentiles(distances)} world units {_NAMED}"

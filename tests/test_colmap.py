@@ -12,11 +12,15 @@ import pycolmap
 import pytest
 from PIL import Image
 
-from gaussian_splatting.data.colmap import find_model, read_colmap
-from gaussian_splatting.data.images import ImageFolder, decode_image
+from gaussian_splatting.data.colmap import find_model, larger_model, read_colmap
+from gaussian_splatting.data.images import decode_image
+from gaussian_splatting.data.names import ImageFolder
+from gaussian_splatting.data.scene import load_scene
+from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
 from sugar_utils.files import temporary_cache
 from tests.support.captures import PINHOLE, make_scene
+from tests.support.tracks import make_observed_scene
 
 
 def ignore(_message: str) -> None:
@@ -321,3 +325,75 @@ def test_a_scene_that_cannot_be_written_uses_a_temporary_folder(tmp_path, monkey
     camera = read(tmp_path, notify=ignore).cameras[0]
     assert camera.image_path.is_relative_to(elsewhere)
     shutil.rmtree(elsewhere)
+
+
+def write_names(root: Path, names: dict[str, bytes], binary: bool) -> None:
+    """Write other names into images.bin or images.txt, as bytes of any encoding."""
+    path = root / "sparse/0" / ("images.bin" if binary else "images.txt")
+    end = b"\0" if binary else b"\n"
+    content = path.read_bytes()
+    for name, raw in names.items():
+        assert name.encode() + end in content
+        content = content.replace(name.encode() + end, raw + end)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_a_name_is_the_rest_of_its_line(tmp_path, binary):
+    names = ["scan 1 (0001), north #2.jpg", "a  b.png", "left side/c d.png"]
+    make_scene(tmp_path, dict.fromkeys(names, PINHOLE), binary=binary)
+    cameras = read(tmp_path, notify=pytest.fail).cameras
+    assert sorted(camera.name for camera in cameras) == sorted(names)
+    assert all(camera.image_path == tmp_path / "images" / camera.name for camera in cameras)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+@pytest.mark.parametrize(
+    ("encoding", "name"), [("gbk", "中1.png"), ("cp1252", "Straße é.png"), ("cp932", "写真ぱ.png")]
+)
+def test_names_in_other_encodings_are_read_as_the_files_are_called(
+    tmp_path, encoding, name, binary
+):
+    make_scene(tmp_path, {"one.png": PINHOLE, "two.png": PINHOLE}, binary=binary)
+    write_names(tmp_path, {"one.png": name.encode(encoding)}, binary)
+    (tmp_path / "images/one.png").rename(tmp_path / "images" / name)
+    cameras = read(tmp_path, notify=pytest.fail).cameras
+    assert {camera.name: camera.image_path.name for camera in cameras} == {
+        name: name,
+        "two.png": "two.png",
+    }
+
+
+def test_names_in_an_encoding_that_fits_no_file_are_told(tmp_path):
+    make_scene(tmp_path, {"one.png": PINHOLE, "two.png": PINHOLE})
+    write_names(tmp_path, {"one.png": "中1.png".encode("gbk")}, True)
+    with pytest.raises(UserError, match="1 of 2 images are missing.*not UTF-8: rename"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_keypoints_of_points_that_are_not_there_count_for_nothing(tmp_path, binary):
+    scene = make_observed_scene(tmp_path / "scene", n_views=4)
+    model = pycolmap.Reconstruction(str(scene.root / "sparse/0"))
+    write = model.write_binary if binary else model.write_text
+    other = tmp_path / "other"
+    other.mkdir()
+    write(str(other))
+    kind = "bin" if binary else "txt"
+    (other / f"points3D.{kind}").unlink()
+    found = read_colmap(other, ImageFolder(scene.root / "images"), repair=True, notify=pytest.fail)
+    assert len(found.cameras) == 4
+    assert len(found.points) == 0
+    assert found.observations is None
+
+
+def test_a_larger_model_beside_the_one_that_is_read_is_told(tmp_path):
+    names = [f"{i}.png" for i in range(5)]
+    make_scene(tmp_path, dict.fromkeys(names[:2], PINHOLE))
+    make_scene(tmp_path, dict.fromkeys(names[:1], PINHOLE), sparse="sparse/1")
+    assert larger_model(find_model(tmp_path)) is None
+    make_scene(tmp_path, dict.fromkeys(names, PINHOLE), sparse="sparse/2", binary=False)
+    said = []
+    scene = load_scene(tmp_path, size_rule=SugarSize(), eval_split=False, notify=said.append)
+    assert len(scene.train_cameras) == 2
+    assert any("sparse/2 has 5 images" in line and "only 2" in line for line in said)

@@ -147,6 +147,8 @@ def test_few_views_few_points_and_no_extent_are_named(scene):
     found = by_name(scene_findings(bare))
     assert found["cameras"].state == "warning"
     assert found["points of the reconstruction"].state == "warning"
+    bare_start = by_name(scene_findings(bare, starts_from_points=True))
+    assert bare_start["points of the reconstruction"].state == "problem"
     assert found["camera extent"].state == "problem"
 
 

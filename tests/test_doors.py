@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from gaussian_splatting.data.colmap import read_colmap
-from gaussian_splatting.data.images import ImageFolder, decode_image, image_size
+from gaussian_splatting.data.images import decode_image, image_size
+from gaussian_splatting.data.names import ImageFolder
 from gaussian_splatting.data.ply import read_gaussian_ply, read_point_ply
 from gaussian_splatting.engine.checkpoint import load_payload
 from sugar_extractors.mesh_pictures import read_any_mesh

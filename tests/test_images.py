@@ -11,12 +11,11 @@ from PIL import Image
 from gaussian_splatting.data import images
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import (
-    ImageFolder,
     ImageStore,
     decode_image,
     fit_to_file,
-    missing_images,
 )
+from gaussian_splatting.data.names import ImageFolder, missing_images
 from gaussian_splatting.data.scene import VanillaSize
 from sugar_trainers.capture import SugarSize
 from sugar_utils import device

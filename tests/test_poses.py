@@ -12,7 +12,7 @@ import torch
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.colmap import read_colmap
-from gaussian_splatting.data.images import ImageFolder
+from gaussian_splatting.data.names import ImageFolder
 from gaussian_splatting.data.reference_layout import read_cameras_json
 from gaussian_splatting.engine.poses import (
     PoseConfig,

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gaussian_splatting.data import images
+from gaussian_splatting.data import names
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.images import ImageFolder
+from gaussian_splatting.data.names import ImageFolder
 from gaussian_splatting.data.reference_layout import (
     load_reference_checkpoint,
     point_cloud_path,
@@ -183,7 +183,7 @@ def test_photographs_outside_of_the_scene_are_found_where_their_names_say(tmp_pa
 
 
 def test_a_search_in_a_scene_has_an_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(images, "_MAX_SEARCHED", 20)
+    monkeypatch.setattr(names, "_MAX_SEARCHED", 20)
     for number in range(30):
         (tmp_path / f"{number}.txt").touch()
     with pytest.raises(UserError, match="more than 20 files.*--images"):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gaussian_splatting.data.colmap import read_colmap
-from gaussian_splatting.data.images import ImageFolder
+from gaussian_splatting.data.names import ImageFolder
 from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.engine.reporting.evaluation import EvaluationResult, ViewScore
 from gaussian_splatting.engine.reporting.view_findings import Findings, farthest, find, fog_share

@@ -24,6 +24,7 @@ from PIL import Image
 from gaussian_splatting.data import images as pictures
 from gaussian_splatting.data import observations as tracks
 from gaussian_splatting.data.cameras import Camera, nearest_rotation
+from gaussian_splatting.data.names import ImageFolder, missing_images, readable_name
 from gaussian_splatting.data.observations import CaptureModel, Observations, ViewFit
 from sugar_utils import files as storage
 from sugar_utils.errors import Notify, UserError, explained
@@ -38,7 +39,11 @@ _CACHE_VERSION = 2
 
 
 def find_model(root: Path) -> Path | None:
-    """Folder of the COLMAP model of a scene; of numbered models without a ``0`` the lowest one."""
+    """Folder of the COLMAP model of a scene; of numbered models without a ``0`` the lowest one.
+
+    A larger model beside it is not taken, because checkpoints of other programs live in the world
+    of this one; :func:`larger_model` tells of it.
+    """
     for name in _MODEL_FOLDERS:
         if _format_of(root / name):
             return root / name
@@ -47,6 +52,80 @@ def find_model(root: Path) -> Path | None:
         if numbered:
             return min(numbered, key=lambda p: int(p.name))
     return None
+
+
+def larger_model(model: Path) -> str | None:
+    """Describe the numbered model beside ``model`` that has most images, if it has more of them."""
+    if not model.name.isdigit():
+        return None
+    models = [path for path in model.parent.glob("*") if path.name.isdigit() and _format_of(path)]
+    counts = {path: _n_images(path) for path in models}
+    largest = max(counts, key=lambda path: counts[path], default=model)
+    n_images = counts.get(model, 0)
+    if counts.get(largest, 0) <= n_images:
+        return None
+    return (
+        f"{largest} has {counts[largest]} images, {model} only {n_images}, which is used as in the "
+        f"original; to use the larger one, rename {model.name} and then {largest.name} to "
+        f"{model.name}"
+    )
+
+
+def _n_images(folder: Path) -> int:
+    """Number of registered images of a model; 0 where the file is damaged."""
+    kind = _format_of(folder)
+    path = folder / f"images.{kind}"
+    if kind == "txt":
+        return len(_image_names(folder))
+    with explained(f"cannot read {path}:", "check the path"), path.open("rb") as file:
+        head = file.read(8)
+    return struct.unpack("<Q", head)[0] if len(head) == 8 else 0
+
+
+def _image_names(folder: Path) -> dict[int, bytes]:
+    """Names of the images of a model as they stand in its file, by the number of the image.
+
+    pycolmap cuts names in text files at their first space, and raises for those that are not UTF-8.
+    """
+    kind = _format_of(folder)
+    names: dict[int, bytes] = {}
+    with explained(f"{folder}: cannot read images.{kind}", "export the model again"):
+        content = (folder / f"images.{kind}").read_bytes()
+    if kind == "bin":
+        at = 8
+        while at + 64 < len(content):
+            (number,) = struct.unpack_from("<I", content, at)
+            end = content.index(b"\0", at + 64)
+            names[number] = content[at + 64 : end]
+            at = _skip_image(content, at)
+        return names
+    lines = iter(content.splitlines())
+    for line in lines:
+        if not line.strip() or line.lstrip().startswith(b"#"):
+            continue
+        # Number, quaternion, translation, number of the camera, and the name to the end.
+        fields = line.split(maxsplit=9)
+        if len(fields) == 10 and fields[0].isdigit():
+            names[int(fields[0])] = fields[9].strip()
+        # The line of keypoints, which may be empty.
+        next(lines, b"")
+    return names
+
+
+def _repair_names(reconstruction: Any, folder: Path, exists: Callable[[str], bool] | None) -> None:
+    """Give images the names that pycolmap does not read right."""
+    kind = _format_of(folder)
+    for number, raw in _image_names(folder).items():
+        if number in reconstruction.images and (kind == "txt" or not _is_utf8(raw)):
+            reconstruction.images[number].name = readable_name(raw, exists)
+
+
+def _is_utf8(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _format_of(folder: Path) -> str | None:
@@ -58,7 +137,7 @@ def _format_of(folder: Path) -> str | None:
 
 
 def read_colmap(
-    folder: Path, images: pictures.ImageFolder, *, cache_root: Path | None = None,
+    folder: Path, images: ImageFolder, *, cache_root: Path | None = None,
     missing_ok: bool = False, repair: bool = False, notify: Notify = print,
 ) -> CaptureModel:  # fmt: skip
     """Read a COLMAP model and find its photographs.
@@ -67,14 +146,19 @@ def read_colmap(
         cache_root: Scene folder that keeps undistorted photographs; None: that of the image folder.
         missing_ok: Leave ``image_path`` empty where a photograph is missing.
     """
-    reconstruction = read_reconstruction(folder)
+    reconstruction = read_reconstruction(folder, images.has)
     if repair:
         tracks.repair_reconstruction(reconstruction, notify)
     poses = _poses(reconstruction, folder)
-    paths = [images.find(name) for name, *_ in poses]
-    missing = [name for (name, *_), path in zip(poses, paths, strict=True) if path is None]
+    names = [name for name, *_ in poses]
+    by_name = images.find_all(names)
+    missing = [name for name in names if by_name[name] is None]
     if missing and not missing_ok:
-        raise pictures.missing_images(missing, len(poses), images.root)
+        if all(map(_is_utf8, _image_names(folder).values())):
+            raise missing_images(missing, len(poses), images)
+        advice = "the model's names are not UTF-8: rename the photographs, and export it again"
+        raise missing_images(missing, len(poses), images, advice)
+    paths = [by_name[name] for name in names]
 
     cameras, distorted = [], []
     for (name, lens, rotation, translation), path in zip(poses, paths, strict=True):
@@ -100,7 +184,13 @@ def read_colmap(
     return CaptureModel(cameras, None, points, points_rgb, text, observed)
 
 
-def read_reconstruction(folder: Path) -> Any:
+def read_reconstruction(folder: Path, exists: Callable[[str], bool] | None = None) -> Any:
+    """Read a COLMAP model as a ``pycolmap.Reconstruction``.
+
+    Args:
+        exists: Whether there is a photograph of a name; names that are not UTF-8 are read in an
+            encoding in which there is one.
+    """
     pycolmap = load_pycolmap()
     kind = _format_of(folder)
     if kind is None:
@@ -127,8 +217,17 @@ def read_reconstruction(folder: Path) -> Any:
                 empty = struct.pack("<Q", 0) if kind == "bin" else b""
                 (Path(copy) / f"points3D.{kind}").write_bytes(empty)
                 read(copy)
+            _forget_points(reconstruction)
+    _repair_names(reconstruction, folder, exists)
     _poses(reconstruction, folder)
     return reconstruction
+
+
+def _forget_points(reconstruction: Any) -> None:
+    """Detach keypoints from points that are not there."""
+    for image in reconstruction.images.values():
+        for index in image.get_observation_point2D_idxs():
+            image.reset_point3D_for_point2D(index)
 
 
 def _poses(reconstruction: Any, folder: Path) -> list[tuple[str, Any, np.ndarray, np.ndarray]]:
@@ -210,11 +309,14 @@ def _observations(reconstruction: Any) -> Observations | None:
 
 
 def _fit(reconstruction: Any, image_id: int) -> ViewFit:
-    seen = reconstruction.images[image_id].get_observation_points2D()
+    points3d = reconstruction.points3D
+    observed = reconstruction.images[image_id].get_observation_points2D()
+    # Points of a damaged model may be missing.
+    seen = [p for p in observed if p.point3D_id in points3d]
     sample = seen[:: -(-len(seen) // _FIT_POINTS) or 1]
     if not sample:
         return ViewFit(0, math.nan)
-    points = np.array([reconstruction.points3D[p.point3D_id].xyz for p in sample])
+    points = np.array([points3d[p.point3D_id].xyz for p in sample])
     keypoints = np.array([p.xy for p in sample])
     errors = tracks.reprojection_errors(reconstruction, image_id, keypoints, points)
     return ViewFit(len(seen), float(np.median(errors)))
@@ -267,8 +369,9 @@ def write_poses(model: Path, target: Path, cameras: Sequence[Camera]) -> Path:
 
     Of cameras that are mounted together the first one of each mount decides.
     """
-    pycolmap, reconstruction = load_pycolmap(), read_reconstruction(model)
+    pycolmap = load_pycolmap()
     by_name = {camera.name: camera for camera in cameras}
+    reconstruction = read_reconstruction(model, by_name.__contains__)
     for image in reconstruction.images.values():
         camera = by_name.get(image.name)
         if camera is not None and image.has_pose and image.is_ref_in_frame():
@@ -343,7 +446,7 @@ def _skip_camera(data: mmap.mmap, at: int) -> int:
     return at + 24 + 8 * n_params
 
 
-def _skip_image(data: mmap.mmap, at: int) -> int:
+def _skip_image(data: mmap.mmap | bytes, at: int) -> int:
     name_end = data.find(b"\0", at + 64)
     if name_end < 0:
         raise ValueError("image name without an end")

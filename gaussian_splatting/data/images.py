@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Photographs: where they lie, under which names, freed of a lens's distortion, kept decoded.
+"""Photographs: decoded at a size, freed of a lens's distortion, kept decoded.
 
 Images stay 8-bit until the device needs them; the next one is decoded on a background thread.
 """
@@ -7,13 +7,12 @@ Images stay 8-bit until the device needs them; the next one is decoded on a back
 from __future__ import annotations
 
 import contextlib
-import itertools
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path, PurePosixPath
-from typing import Any, Generic, TypeVar
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -76,8 +75,6 @@ def outlined(photograph: Tensor) -> Tensor:
     return torch.where(edge[..., None], color, photograph[..., :3])
 
 
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".ppm", ".jp2", ".gif")
-_MAX_SEARCHED = 200_000
 _FALLBACK_BUDGET = 2 << 30
 
 
@@ -168,105 +165,6 @@ def decode_view(camera: Camera, white_background: bool = False) -> np.ndarray:
         straight = colors.astype(np.uint16) * 255 // np.maximum(values, 1)
         colors = straight.clip(0, 255).astype(np.uint8)
     return np.concatenate([colors, values], axis=2)
-
-
-class ImageFolder:
-    """Finds image files by the names that reconstructions and checkpoints give them.
-
-    Looked for in this order, the later ones without regard to case: the exact path; the name plus
-    a known image extension; another extension in place of the name's own; a file whose name up to
-    the first dot is the name (older 3DGS releases store names so); a file of that name in any
-    subfolder, if there is just one.
-    """
-
-    def __init__(
-        self, root: Path, recursive: bool = True, suffixes: Sequence[str] = IMAGE_SUFFIXES
-    ) -> None:
-        self.root = root
-        self._recursive, self._suffixes = recursive, suffixes
-        self._folders: dict[str, NameIndex] = {}
-        self._tree: tuple[NameIndex, NameIndex] | None = None
-
-    def find(self, name: str) -> Path | None:
-        """Path of the image called ``name``; None if there is none or the choice is unclear."""
-        if (self.root / name).is_file():
-            return self.root / name
-        name = name.replace("\\", "/")
-        match = self._folder(PurePosixPath(name).parent).find(name)
-        if match is None and self._recursive:
-            by_path, by_basename = self._whole_tree()
-            match = by_path.find(name)
-            if match is None and "/" not in name:
-                match = by_basename.find(name, unique=True)
-        return None if match is None else self.root / match
-
-    def _folder(self, parent: PurePosixPath) -> NameIndex:
-        key = parent.as_posix()
-        if key not in self._folders:
-            folder = self.root / parent
-            found = folder.iterdir() if folder.is_dir() else ()
-            paths = [(parent / path.name).as_posix() for path in found]
-            self._folders[key] = NameIndex(paths, suffixes=self._suffixes)
-        return self._folders[key]
-
-    def _whole_tree(self) -> tuple[NameIndex, NameIndex]:
-        """All images below the root, by path and by name alone."""
-        if self._tree is None:
-            found = self.root.rglob("*") if self.root.is_dir() else ()
-            found = list(itertools.islice(found, _MAX_SEARCHED + 1))
-            if len(found) > _MAX_SEARCHED:
-                raise UserError(
-                    f"{self.root} holds more than {_MAX_SEARCHED:,} files; name the folder of the "
-                    "photographs with --images"
-                )
-            paths = [path.relative_to(self.root).as_posix() for path in found]
-            self._tree = (
-                NameIndex(paths, suffixes=self._suffixes),
-                NameIndex(paths, lambda path: path.rpartition("/")[2], self._suffixes),
-            )
-        return self._tree
-
-
-class NameIndex:
-    """Image paths by the names they may be asked for under, without regard to case."""
-
-    def __init__(
-        self, paths: Iterable[str], name_of: Callable[[str], str] = str,
-        suffixes: Sequence[str] = IMAGE_SUFFIXES,
-    ) -> None:  # fmt: skip
-        self._suffixes = suffixes
-        # By whole names, names without extension, and names up to the first dot.
-        self._tables: tuple[dict[str, list[str]], ...] = ({}, {}, {})
-        for path in sorted(paths):
-            pure = PurePosixPath(name_of(path).lower())
-            # Hidden files are left out: archives from macOS carry a ._name.jpg for every image.
-            if pure.suffix not in suffixes or pure.name.startswith("."):
-                continue
-            first_dot = pure.with_name(pure.name.split(".")[0])
-            keys = pure, pure.with_suffix(""), first_dot
-            for table, key in zip(self._tables, keys, strict=True):
-                table.setdefault(key.as_posix(), []).append(path)
-
-    def find(self, name: str, unique: bool = False) -> str | None:
-        """The path that fits ``name`` best; among equals, extensions have a fixed order."""
-        wanted = name.lower()
-        for table, key, one_only in (
-            (0, wanted, unique), (1, wanted, unique), (1, _stem(wanted), unique), (2, wanted, True)
-        ):  # fmt: skip
-            hits = self._tables[table].get(key, [])
-            if len(hits) == 1 or (hits and not one_only):
-                rank = self._suffixes.index
-                return min(hits, key=lambda path: (rank(PurePosixPath(path).suffix.lower()), path))
-        return None
-
-
-def missing_images(names: Sequence[str], total: int, folder: Path) -> UserError:
-    """The one error that reports all cameras whose photograph was not found."""
-    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-    return UserError(
-        f"{len(names)} of {total} images are missing in {folder} (cameras {shown}); "
-        "put them there or name the right folder with --images"
-    )
 
 
 def fit_to_file(camera: Camera) -> Camera:
@@ -470,33 +368,3 @@ def undistorted(pixels: np.ndarray, lens: Any) -> np.ndarray:
     bitmap = pycolmap.Bitmap.from_array(np.ascontiguousarray(pixels))
     options = pycolmap.UndistortCameraOptions()
     return pycolmap.undistort_image(options, bitmap, lens)[0].to_array()
-
-
-Named = TypeVar("Named", bound=Any)  # cameras, or other things that have a name
-
-
-class CamerasByName(Generic[Named]):
-    def __init__(self, train: Sequence[Named], test: Sequence[Named]) -> None:
-        self._exact = {camera.name: camera for camera in (*train, *test)}
-        self._loose: dict[str, list[Named]] = {}
-        for camera in train:
-            pure = PurePosixPath(camera.name)
-            keys = {_stem(camera.name), _stem(pure.name), pure.name.split(".")[0]}
-            for key in {key.lower() for key in keys}:
-                self._loose.setdefault(key, []).append(camera)
-
-    def __call__(self, name: str) -> Named | None:
-        """The camera; None if there is none or the choice is unclear."""
-        if name in self._exact:
-            return self._exact[name]
-        for key in (name.lower(), _stem(name).lower()):
-            found = self._loose.get(key, [])
-            if len(found) == 1:
-                return found[0]
-        return None
-
-
-def _stem(name: str) -> str:
-    """The name without a known image extension."""
-    pure = PurePosixPath(name)
-    return pure.with_suffix("").as_posix() if pure.suffix.lower() in IMAGE_SUFFIXES else name

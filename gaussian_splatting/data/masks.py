@@ -32,6 +32,7 @@ from torch.nn import functional
 
 from gaussian_splatting.data import images
 from gaussian_splatting.data.cameras import Camera, MaskMode, ViewMask
+from gaussian_splatting.data.names import IMAGE_SUFFIXES, ImageFolder
 from sugar_utils.errors import Notify, UserError, shortened
 from sugar_utils.files import in_parallel
 from sugar_utils.flags import AUTO
@@ -181,7 +182,7 @@ def _of_file(camera: Camera, path: Path | None, mode: MaskMode) -> ViewMask | No
 
 
 def _in_folder(cameras: Sequence[Camera], folder: Path, mode: MaskMode) -> _Found:
-    by_name = images.ImageFolder(folder)
+    by_name = ImageFolder(folder)
     names = [PurePosixPath(camera.name.replace("\\", "/")) for camera in cameras]
     alike = Counter(name.name for name in names)
 
@@ -211,7 +212,7 @@ def _by_number(cameras: Sequence[Camera], folder: Path) -> list[Path | None]:
 
 
 def _images_in(folder: Path) -> list[Path]:
-    found = (p for p in folder.iterdir() if p.suffix.lower() in images.IMAGE_SUFFIXES)
+    found = (p for p in folder.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES)
     return sorted(path for path in found if not path.name.startswith("."))
 
 

@@ -105,9 +105,12 @@ class _Tracks:
         self.images: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         for image_id in model.reg_image_ids():
             seen = model.images[image_id].get_observation_points2D()
-            if seen:
-                rows = np.searchsorted(self._ids, [p.point3D_id for p in seen])
-                self.images[image_id] = np.array([p.xy for p in seen]), rows
+            numbers = np.array([p.point3D_id for p in seen], dtype=np.int64)
+            # Points of a damaged model may be missing.
+            present = np.isin(numbers, self._ids)
+            if present.any():
+                keypoints = np.array([p.xy for p in seen])[present]
+                self.images[image_id] = keypoints, np.searchsorted(self._ids, numbers[present])
 
     def errors(self, image_id: int) -> np.ndarray:
         """As of :func:`reprojection_errors`. (n,)"""

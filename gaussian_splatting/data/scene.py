@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from gaussian_splatting.data.cameras import Camera, camera_extent, near_plane
-from gaussian_splatting.data.colmap import find_model, read_colmap
+from gaussian_splatting.data.colmap import find_model, larger_model, read_colmap
 from gaussian_splatting.data.consistency import checked_views
 from gaussian_splatting.data.depth_maps import (
     NO_DEPTHS,
@@ -22,8 +22,8 @@ from gaussian_splatting.data.depth_maps import (
     KnownDepths,
     known_depths,
 )
-from gaussian_splatting.data.images import CamerasByName, ImageFolder, missing_images
 from gaussian_splatting.data.masks import FOUND, NO_MASKS, MaskOptions
+from gaussian_splatting.data.names import CamerasByName, ImageFolder, missing_images
 from gaussian_splatting.data.observations import KEEP_ALL, CaptureModel, Observations, ViewOptions
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint, StoredCamera
 from gaussian_splatting.data.transforms_json import find_transforms, read_transforms
@@ -194,6 +194,9 @@ def _read_source(root: Path, how: SceneOptions, missing_ok: bool = False) -> Cap
         folder = _image_folder(root, how.images_dir)
         if not folder.root.is_dir() and not missing_ok:
             raise UserError(f"{folder.root}: no such image folder; name it with --images")
+        larger = larger_model(place)
+        if larger is not None:
+            how.notify(f"note: {larger}")
         return read_colmap(
             place, folder, cache_root=root, missing_ok=missing_ok,
             repair=not how.view_options.keeps_all, notify=how.notify,
@@ -300,7 +303,7 @@ def _with_images(
     found = {name: next(filter(None, (f.find(name) for f in folders)), None) for name in absent}
     missing = [name for name, path in found.items() if path is None]
     if missing and required:
-        raise missing_images(missing, len(cameras), folders[0].root)
+        raise missing_images(missing, len(cameras), folders[0])
     return [replace(c, image_path=c.image_path or found.get(c.name)) for c in cameras]
 
 

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from gaussian_splatting.data.cameras import Camera, nearest_rotation
-from gaussian_splatting.data.images import ImageFolder, image_size, missing_images
+from gaussian_splatting.data.images import image_size
+from gaussian_splatting.data.names import ImageFolder, missing_images
 from gaussian_splatting.data.observations import CaptureModel
 from gaussian_splatting.data.ply import read_point_ply
 from sugar_utils.errors import Notify, UserError

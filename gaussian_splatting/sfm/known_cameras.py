@@ -20,7 +20,8 @@ import msgspec
 import numpy as np
 
 from gaussian_splatting.data.cameras import nearest_rotation
-from gaussian_splatting.data.images import CamerasByName, lens_at
+from gaussian_splatting.data.images import lens_at
+from gaussian_splatting.data.names import CamerasByName
 from gaussian_splatting.sfm.photographs import Photograph
 from sugar_utils.errors import UserError, explained, shortened
 from sugar_utils.files import read_json, require_regular_file

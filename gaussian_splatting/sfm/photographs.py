@@ -17,7 +17,8 @@ import numpy as np
 from PIL import ExifTags, Image
 
 from gaussian_splatting.data.consistency import sharpness
-from gaussian_splatting.data.images import IMAGE_SUFFIXES, colors_of, has_alpha, open_image
+from gaussian_splatting.data.images import colors_of, has_alpha, open_image
+from gaussian_splatting.data.names import IMAGE_SUFFIXES
 from sugar_utils.errors import Notify, UserError, explained, shortened
 from sugar_utils.files import atomic_path, file_digest, require_regular_file, write_json_atomic
 from sugar_utils.libraries import load_package

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud, quaternions_of, rotation_matrices
 from gaussian_splatting.data.cameras import Camera, middle_of, up_direction, upright_rotation
-from gaussian_splatting.data.images import NameIndex
+from gaussian_splatting.data.names import NameIndex
 from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.poses import rotation_generators

@@ -1,0 +1,376 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lookup of files, photographs and cameras by the names that other programs give them.
+
+All readers look names up here: of COLMAP models, of ``transforms*.json``, of cameras of other
+programs, of masks and of depth maps. A name is tried as it is given, then without its first
+folders, and in each case with another case, Unicode form or extension. A name that is not ASCII is
+tried again in the encodings of other systems, see :func:`other_spellings`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, Generic, TypeVar
+
+from sugar_utils.errors import UserError
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".ppm", ".jp2", ".gif")
+ENCODINGS = ("utf-8", "gbk", "cp1252", "cp932", "cp949", "big5", "cp1251", "cp437", "cp850")
+"""Encodings of file names: of Linux and macOS, then of Windows and of ZIP files by region."""
+
+_MAX_SEARCHED = 200_000  # files of a folder and of all folders in it
+_MAX_COMPARED = 5_000  # names among which the nearest one is looked for
+_NEAR_ENOUGH = 0.5  # least similarity of a name that is proposed, from 0 to 1
+_DRIVE = re.compile(r"[A-Za-z]:/")
+
+Match = TypeVar("Match")
+Named = TypeVar("Named", bound=Any)  # cameras, or other things that have a name
+
+
+def normalized(name: str) -> str:
+    """Spell a name with ``/`` between folders, without ``.`` folders."""
+    path = PurePosixPath(name.replace("\\", "/"))
+    return path.as_posix()
+
+
+def other_spellings(name: str) -> Iterator[str]:
+    """Yield a name that is not ASCII as it reads where its bytes are taken for another encoding.
+
+    Bytes that are no UTF-8 are escaped in ``name`` and in the results as by :func:`os.fsdecode`.
+    """
+    if name.isascii():
+        return
+    earlier = {name}
+    for source, target in itertools.permutations(ENCODINGS, 2):
+        try:
+            raw = name.encode(source, _on_error(source))
+            spelling = raw.decode(target, _on_error(target))
+        except UnicodeError:
+            continue
+        if spelling not in earlier:
+            earlier.add(spelling)
+            yield spelling
+
+
+def first_match(name: str, lookup: Callable[[str], Match | None]) -> Match | None:
+    """Look a name up as it is given, then in its other spellings.
+
+    None where nothing matches, or where several spellings match different things.
+    """
+    match = lookup(name)
+    if match is not None:
+        return match
+    matches = {lookup(spelling) for spelling in other_spellings(name)}
+    matches.discard(None)
+    return matches.pop() if len(matches) == 1 else None
+
+
+def readable_name(raw: bytes, exists: Callable[[str], bool] | None = None) -> str:
+    """Decode a name of unknown encoding.
+
+    Bytes that are no UTF-8 are read in the first encoding in which ``exists`` knows the name; where
+    there is none, in the first one that has all characters.
+    """
+    name = raw.decode("utf-8", "surrogateescape")
+    spellings = [name, *other_spellings(name)]
+    if exists is not None:
+        for spelling in spellings:
+            if _is_text(spelling) and exists(spelling):
+                return spelling
+    return next(filter(_is_text, spellings), ascii(name)[1:-1])
+
+
+def nearest_name(name: str, candidates: Iterable[str]) -> str | None:
+    """Return the candidate whose last part resembles that of a name most; None if none does."""
+    by_key: dict[str, str] = {}
+    for candidate in itertools.islice(candidates, _MAX_COMPARED):
+        by_key.setdefault(_key(PurePosixPath(candidate).name), candidate)
+    target = _key(PurePosixPath(normalized(name)).name)
+    near = difflib.get_close_matches(target, by_key, n=1, cutoff=_NEAR_ENOUGH)
+    return by_key[near[0]] if near else None
+
+
+class NameIndex:
+    """Paths by the names under which they may be asked for.
+
+    The last part of a name decides, then its folders: they must end as those of the path do, or
+    be left out. A name that begins at the root of another machine may have any folders.
+
+    Args:
+        paths: Relative, with ``/`` between folders.
+        suffixes: Extensions of the files to find, in the order in which they are preferred; None
+            for names of any kind.
+    """
+
+    def __init__(
+        self, paths: Iterable[str], suffixes: Sequence[str] | None = IMAGE_SUFFIXES
+    ) -> None:
+        self._suffixes = suffixes
+        self._paths: list[str] = []
+        # By last parts: whole, without extension, and up to the first dot, as older 3DGS releases
+        # store them.
+        self._whole: dict[str, list[str]] = {}
+        self._stems: dict[str, list[str]] = {}
+        self._beginnings: dict[str, list[str]] = {}
+        for path in sorted(paths):
+            name = _key(PurePosixPath(normalized(path)).name)
+            if suffixes is not None:
+                # Archives from macOS carry a hidden ._name.jpg for every image.
+                if PurePosixPath(name).suffix not in suffixes or name.startswith("."):
+                    continue
+                stem = PurePosixPath(name).stem
+            else:
+                stem = _stem(name)
+            self._paths.append(path)
+            self._whole.setdefault(name, []).append(path)
+            self._stems.setdefault(stem, []).append(path)
+            self._beginnings.setdefault(name.split(".")[0], []).append(path)
+
+    @property
+    def paths(self) -> Sequence[str]:
+        """The paths that can be found, sorted."""
+        return self._paths
+
+    def find(self, name: str) -> str | None:
+        """Return the path that a name means; None if there is none or the choice is unclear."""
+        return first_match(name, self.find_as_spelt)
+
+    def find_as_spelt(self, name: str) -> str | None:
+        """Return the path that a name means in the encoding in which it is given."""
+        folders, last = _split(name)
+        tables = (
+            (self._whole, last),
+            (self._stems, last),
+            (self._stems, _stem(last)),
+            (self._beginnings, last),
+        )
+        for table, key in tables:
+            candidates = _best(folders, _is_absolute(name), table.get(key, []))
+            if not candidates:
+                continue
+            if len(candidates) == 1:
+                return candidates[0]
+            one_file = len({_split(path)[0] for path in candidates}) == 1
+            if one_file and table is not self._beginnings:
+                return min(candidates, key=self._rank)
+            return None
+        return None
+
+    def _rank(self, path: str) -> tuple[int, str]:
+        suffixes = self._suffixes or ()
+        suffix = PurePosixPath(path).suffix.lower()
+        rank = suffixes.index(suffix) if suffix in suffixes else len(suffixes)
+        return rank, path
+
+
+class ImageFolder:
+    """Finds image files below a folder by the names that programs and checkpoints give them.
+
+    Folders are listed when a name leads there, and all folders in them when nothing else helps.
+
+    Args:
+        recursive: Whether to look in folders that the name does not have.
+        suffixes: Extensions of the files, the preferred one first.
+    """
+
+    def __init__(
+        self, root: Path, recursive: bool = True, suffixes: Sequence[str] = IMAGE_SUFFIXES
+    ) -> None:
+        self.root = root
+        self._recursive = recursive
+        self._suffixes = suffixes
+        self._folders: dict[str, NameIndex] = {}
+        self._tree: NameIndex | None = None
+
+    def find(self, name: str) -> Path | None:
+        """Path of the image called ``name``; None if there is none or the choice is unclear."""
+        if (self.root / name).is_file():
+            return self.root / name
+        match = first_match(name, self._find_as_spelt)
+        return None if match is None else self.root / match
+
+    def has(self, name: str) -> bool:
+        """Whether there is an image called ``name`` in the encoding in which that is given."""
+        return (self.root / name).is_file() or self._find_as_spelt(name) is not None
+
+    def find_all(self, names: Iterable[str]) -> dict[str, Path | None]:
+        """Path of each name, or None.
+
+        Where several names lead to one file it belongs to the one that is spelt like it; if there
+        is none, to none of them.
+        """
+        paths = {name: self.find(name) for name in names}
+        times = Counter(path for path in paths.values() if path is not None)
+        for name, path in paths.items():
+            if path is not None and times[path] > 1 and not _ends_with(path, name):
+                paths[name] = None
+        return paths
+
+    def nearest(self, name: str) -> str | None:
+        """Return the image file whose name resembles a name that was not found most."""
+        folder = PurePosixPath(normalized(name)).parent
+        known = self._folder(folder).paths
+        if not known and self._recursive:
+            known = self._whole_tree().paths
+        return nearest_name(name, known or self._folder(PurePosixPath()).paths)
+
+    def _find_as_spelt(self, name: str) -> str | None:
+        path = PurePosixPath(normalized(name))
+        if path.is_absolute():
+            match = self._folder(path.parent).find_as_spelt(path.as_posix())
+            if match is not None:
+                return match
+        parts = [part for part in path.parts if part != "/"]
+        for first in range(len(parts)):
+            shorter = PurePosixPath(*parts[first:])
+            match = self._folder(shorter.parent).find_as_spelt(shorter.as_posix())
+            if match is not None:
+                return match
+        return self._whole_tree().find_as_spelt(name) if self._recursive else None
+
+    def _folder(self, parent: PurePosixPath) -> NameIndex:
+        key = parent.as_posix()
+        if key not in self._folders:
+            folder = self.root / parent
+            files = folder.iterdir() if folder.is_dir() else ()
+            paths = [(parent / path.name).as_posix() for path in files]
+            self._folders[key] = NameIndex(paths, self._suffixes)
+        return self._folders[key]
+
+    def _whole_tree(self) -> NameIndex:
+        """All images below the root."""
+        if self._tree is None:
+            files = self.root.rglob("*") if self.root.is_dir() else ()
+            files = list(itertools.islice(files, _MAX_SEARCHED + 1))
+            if len(files) > _MAX_SEARCHED:
+                raise UserError(
+                    f"{self.root} holds more than {_MAX_SEARCHED:,} files; name the folder of the "
+                    "photographs with --images"
+                )
+            paths = [path.relative_to(self.root).as_posix() for path in files]
+            self._tree = NameIndex(paths, self._suffixes)
+        return self._tree
+
+
+class CamerasByName(Generic[Named]):
+    """Cameras, or other things with a ``name``, found by the names that other programs give them.
+
+    Those of ``test`` are found by their exact names only: their last parts are often those of the
+    training views.
+    """
+
+    def __init__(self, train: Sequence[Named], test: Sequence[Named] = ()) -> None:
+        self._exact = {camera.name: camera for camera in (*train, *test)}
+        self._train = {camera.name: camera for camera in train}
+        self._index = NameIndex(self._train, suffixes=None)
+
+    def __call__(self, name: str) -> Named | None:
+        """The camera; None if there is none or the choice is unclear."""
+        if name in self._exact:
+            return self._exact[name]
+        match = self._index.find(name)
+        return None if match is None else self._train[match]
+
+    def nearest(self, name: str) -> str | None:
+        """Name of the camera that resembles a name which was not found most."""
+        return nearest_name(name, self._index.paths)
+
+
+def missing_images(
+    names: Sequence[str],
+    total: int,
+    folder: ImageFolder | Path,
+    advice: str = "put them there or name the right folder with --images",
+) -> UserError:
+    """The one error that reports all cameras whose photograph was not found.
+
+    Args:
+        folder: Where they were looked for; it is asked for the file that comes nearest.
+    """
+    files = folder if isinstance(folder, ImageFolder) else ImageFolder(folder, recursive=False)
+    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    near = files.nearest(names[0])
+    hint = f"nearest to {names[0]} is {near}" if near else f"no file is called like {names[0]}"
+    return UserError(
+        f"{len(names)} of {total} images are missing in {files.root} (cameras {shown}; {hint}); "
+        f"{advice}"
+    )
+
+
+def unknown_names(
+    names: Sequence[str], items: Mapping[str, Any] | Sequence[str], place: str, advice: str
+) -> UserError:
+    """The error for names in a list that mean nothing there is."""
+    near = nearest_name(names[0], items)
+    hint = f"; nearest to {names[0]} is {near}" if near else ""
+    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    return UserError(f"{place}: no such photographs: {shown}{hint}; {advice}")
+
+
+def _on_error(encoding: str) -> str:
+    return "surrogateescape" if encoding == "utf-8" else "strict"
+
+
+def _is_text(name: str) -> bool:
+    """Whether a name can be written as UTF-8, and printed."""
+    return not any("\ud800" <= character <= "\udfff" for character in name) and name.isprintable()
+
+
+def _key(name: str) -> str:
+    """Spelling in which names are compared: composed characters, in lower case."""
+    return unicodedata.normalize("NFC", name.lower())
+
+
+def _split(name: str) -> tuple[tuple[str, ...], str]:
+    """Folders of a name, without ``.`` and ``..``, and its last part, as they are compared."""
+    path = PurePosixPath(_key(normalized(name)))
+    folders = tuple(part for part in path.parts[:-1] if part not in ("/", ".."))
+    return folders, path.name
+
+
+def _is_absolute(name: str) -> bool:
+    """Whether a name begins at the root of a disk, or outside of the folder it is looked for in."""
+    path = normalized(name)
+    return path.startswith(("/", "../")) or _DRIVE.match(path) is not None
+
+
+def _best(folders: tuple[str, ...], absolute: bool, paths: Sequence[str]) -> list[str]:
+    """Those of some paths, which have the right last part, whose folders agree best with a name's.
+
+    Args:
+        absolute: Whether the name may have folders that are none here.
+    """
+    agreeing: dict[int, list[str]] = {}
+    others: dict[int, list[str]] = {}
+    for path in paths:
+        candidate = _split(path)[0]
+        if candidate == folders:
+            # More than the number of folders that any other path can share.
+            agreeing.setdefault(len(folders) + 1, []).append(path)
+            continue
+        pairs = zip(reversed(folders), reversed(candidate), strict=False)
+        n_shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        if n_shared in (len(folders), len(candidate)):
+            agreeing.setdefault(n_shared, []).append(path)
+        elif absolute:
+            others.setdefault(n_shared, []).append(path)
+    group = agreeing or others
+    return group[max(group)] if group else []
+
+
+def _ends_with(path: Path, name: str) -> bool:
+    """Whether a path ends as a name does."""
+    parts = PurePosixPath(_key(normalized(name))).parts
+    return PurePosixPath(_key(path.as_posix())).parts[-len(parts) :] == parts
+
+
+def _stem(name: str) -> str:
+    """The name without a known image extension."""
+    path = PurePosixPath(name)
+    return path.stem if path.suffix.lower() in IMAGE_SUFFIXES else name
