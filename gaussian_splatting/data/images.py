@@ -22,13 +22,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from gaussian_splatting.data.cameras import Camera, ViewMask
+from gaussian_splatting.data.mask_levels import (
+    COUNTS,
+    MaskLevels,
+    brightness_of,
+    counted,
+    levels_of,
+)
 from sugar_utils.device import held_bytes, pinned
 from sugar_utils.errors import UserError, explained
 from sugar_utils.files import require_regular_file
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.memory import available_bytes, trim_heap
 
-COUNTS = 128  # from this value of the mask's byte on, a pixel counts where it must count or not
 OUTLINE = (255, 0, 200)
 _ROWS = 64
 _TRIM_BYTES = 1 << 28  # decoded between two trims: photographs that leave make gaps in the heap
@@ -130,22 +136,46 @@ def decode_image(path: Path, width: int, height: int, white_background: bool = F
 
 
 def decode_mask(mask: ViewMask, width: int, height: int, upright: bool = False) -> np.ndarray:
-    """Decode a mask, each pixel the mean of what it covers. (height, width) uint8, 255 counts
+    """Decode a mask, each pixel the mean of what it covers. (height, width) uint8, 255 counts"""
+    values, _ = read_mask(mask, upright)
+    return resized_mask(values, width, height)
 
-    Of colours the brightest counts. A file that holds nothing above 1 counts in ones, not in 255s.
+
+def read_mask(mask: ViewMask, upright: bool = False) -> tuple[np.ndarray, MaskLevels | None]:
+    """A mask at the size of its file, (H, W) uint8, 255 counts; and the values of the file.
+
+    Values of a photograph's transparency mean themselves, so there are no levels of them.
     """
     with open_image(mask.path) as image:
-        pixels = np.asarray(colors_of(ImageOps.exif_transpose(image) if upright else image))
-    if mask.alpha:
-        values = pixels[..., 3] if pixels.shape[2] == 4 else np.full(pixels.shape[:2], 255)
-    else:
-        values = pixels[..., :3].max(axis=2).astype(np.uint16)
-        values = values * 255 if values.max(initial=0) <= 1 else values
-        values = values if pixels.shape[2] == 3 else values * pixels[..., 3] // 255
-    values = values.astype(np.uint8)
+        oriented = ImageOps.exif_transpose(image) if upright else image
+        oriented.format = image.format
+        levels = None
+        if mask.alpha:
+            values = _alpha_of(oriented)
+            if values is None:
+                values = np.full(oriented.size[::-1], 255, np.uint8)
+        else:
+            brightness = brightness_of(oriented)
+            levels = levels_of(oriented, brightness)
+            values = counted(brightness, levels, mask.white)
+            alpha = _alpha_of(oriented)
+            if alpha is not None:
+                values = (values.astype(np.uint16) * alpha // 255).astype(np.uint8)
     if mask.lens:
         values = undistorted(values, lens_of(mask.lens, values.shape[1], values.shape[0]))
-    flat = Image.fromarray(np.ascontiguousarray(values))
+    return np.ascontiguousarray(values), levels
+
+
+def _alpha_of(image: Image.Image) -> np.ndarray | None:
+    """The transparency of an image; None where it has none. (H, W) uint8, 255 is opaque"""
+    if not has_alpha(image):
+        return None
+    return np.asarray(image.convert("RGBA").getchannel("A"))
+
+
+def resized_mask(values: np.ndarray, width: int, height: int) -> np.ndarray:
+    """A mask of another size, each pixel the mean of what it covers. (height, width) uint8"""
+    flat = Image.fromarray(values)
     if flat.size != (width, height):
         flat = flat.resize((width, height), Image.Resampling.BOX)
     return np.array(flat)
