@@ -37,6 +37,15 @@ from sugar_utils.memory import available_bytes, trim_heap
 
 OUTLINE = (255, 0, 200)
 _ROWS = 64
+_TWO_FOCALS = {
+    "SIMPLE_PINHOLE": ("PINHOLE", 4),
+    "SIMPLE_RADIAL": ("OPENCV", 8),
+    "RADIAL": ("OPENCV", 8),
+    "SIMPLE_RADIAL_FISHEYE": ("OPENCV_FISHEYE", 8),
+    "RADIAL_FISHEYE": ("OPENCV_FISHEYE", 8),
+}
+"""COLMAP's lenses with one focal length: which one with two, and how many parameters, is equal."""
+
 _TRIM_BYTES = 1 << 28  # decoded between two trims: photographs that leave make gaps in the heap
 
 
@@ -467,28 +476,44 @@ def lens_text(lens: Any) -> str:
 
 def lens_of(text: str, width: int, height: int) -> Any:
     """The pycolmap camera of a :func:`lens_text`, for pictures of another size."""
-    pycolmap = load_pycolmap()
     model, own_width, own_height, rest = text.split(" ", 3)
     # Lists of numpy's numbers name their type.
     numbers = re.findall(r"[-+]?\d[\d.]*(?:e[-+]?\d+)?", rest.replace("float64", ""))
-    lens = pycolmap.Camera(
+    lens = load_pycolmap().Camera(
         model=model, width=int(own_width), height=int(own_height), params=list(map(float, numbers))
     )
-    if (width, height) != (lens.width, lens.height):
-        lens.rescale(width, height)
-    return lens
+    return _scaled_lens(lens, width, height)
 
 
 def lens_at(lens: Any, width: int, height: int) -> Any | None:
     """A pycolmap camera for pictures of another size; None if that has another aspect ratio."""
-    if (width, height) == (lens.width, lens.height):
-        return lens
     # Each side of a scaled picture is off by less than one pixel.
     if abs(width * lens.height - height * lens.width) > lens.width + lens.height:
         return None
-    scaled = load_pycolmap().Camera(lens.todict())
+    return _scaled_lens(lens, width, height)
+
+
+def _scaled_lens(lens: Any, width: int, height: int) -> Any:
+    """A pycolmap camera whose pictures were scaled to a size in whole pixels."""
+    if (width, height) == (lens.width, lens.height):
+        return lens
+    pycolmap = load_pycolmap()
+    scaled = pycolmap.Camera(lens.todict())
+    if lens.model_name in _TWO_FOCALS and width * lens.height != height * lens.width:
+        # Sides that were rounded scale by different factors, so there are two focal lengths.
+        focal, *rest = lens.params
+        model, n_params = _TWO_FOCALS[lens.model_name]
+        params = [focal, focal, *rest]
+        params += [0.0] * (n_params - len(params))
+        scaled = pycolmap.Camera(model=model, width=lens.width, height=lens.height, params=params)
     scaled.rescale(width, height)
     return scaled
+
+
+def undistorted_camera(lens: Any) -> Any:
+    """The pycolmap camera of :func:`undistorted` pictures: a pinhole, with their size."""
+    pycolmap = load_pycolmap()
+    return pycolmap.undistort_camera(pycolmap.UndistortCameraOptions(), lens)
 
 
 def undistorted(pixels: np.ndarray, lens: Any) -> np.ndarray:
