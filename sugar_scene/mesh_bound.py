@@ -409,7 +409,8 @@ class TrainableBoundCloud(TrainableModel):
         parameters = self.optimizer.parameters
         if PREFIX + "means" not in parameters:
             return None
-        return GaussianCloud(**{name: parameters[PREFIX + name] for name in FREE})
+        tensors = {name: parameters[PREFIX + name] for name in FREE}
+        return GaussianCloud(**tensors, antialiased=self._start.antialiased)
 
     def buffers(self) -> dict[str, Tensor]:
         return {FACES: self._start.faces.int(), THICKNESS: self._start.thickness}
@@ -473,12 +474,16 @@ def bound_cloud_from_state(state: dict[str, Any]) -> BoundCloud:
     missing = [n for n in (FACES, THICKNESS, *STATE_NAMES.values()) if n not in state]
     if missing:
         raise UserError(f"the checkpoint lacks {', '.join(missing)}: not a refined SuGaR model")
+    antialiased = ANTIALIASED in state
+    background = None
+    if BACKGROUND in state:
+        background = replace(cloud_from_state(state[BACKGROUND]), antialiased=antialiased)
     cloud = BoundCloud(
         **{own: state[file].float().contiguous() for own, file in STATE_NAMES.items()},
         faces=state[FACES].long(),
         thickness=state[THICKNESS].float(),
-        background=cloud_from_state(state[BACKGROUND]) if BACKGROUND in state else None,
-        antialiased=ANTIALIASED in state,
+        background=background,
+        antialiased=antialiased,
     )
     n_faces, n = cloud.faces.shape[0], cloud.opacity_logits.shape[0]
     if n_faces == 0 or n % n_faces:

@@ -322,7 +322,8 @@ class RefineConfig(SugarConfig):
     )  # fmt: skip
     antialiased: bool = _refine(
         False, "shrink the opacity of splats below a pixel as the rasterizer widens them, so that "
-        "surfaces do not move inwards; kept in .pt, PLY and SPZ; unset: off, on with --preset fast",
+        "surfaces do not move inwards; kept in .pt and in all files of Gaussians but .splat; "
+        "unset: off, on with --preset fast",
         parse=flags.boolean, modes={"fast": True},
     )  # fmt: skip
     initial_colors: str = _refine(

@@ -4,25 +4,42 @@
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
 from gaussian_splatting.cloud import ANTIALIASED
 from gaussian_splatting.data.ply import read_gaussian_ply, write_gaussian_ply
+from gaussian_splatting.engine.model import TrainableCloud, cloud_from_state
 from gaussian_splatting.optim.schedule import LearningRates
-from sugar_extractors.export.compact_files import read_spz, write_spz
+from sugar_extractors.export.compact_files import (
+    read_gltf_gaussians,
+    read_sog,
+    read_spz,
+    write_gltf_gaussians,
+    write_sog,
+    write_spz,
+)
+from sugar_extractors.export.export_run import GAUSSIANS, ExportOptions, export
+from sugar_extractors.export.mesh_formats import read_usd_gaussians, write_usd_gaussians
+from sugar_extractors.mesh.level_sets import build_model
+from sugar_extractors.texture.placed_export import moved_cloud
 from sugar_scene.mesh_bound import (
     TrainableBoundCloud,
     bind_to_mesh,
     bound_cloud_from_state,
     state_with_background,
 )
+from tests.support.heard_console import Heard
 from tests.support.tiny_scene import tiny_cloud
 
 FILES = {
     "ply": (write_gaussian_ply, read_gaussian_ply),
     "spz": (write_spz, read_spz),
     "spz4": (partial(write_spz, version=4), read_spz),
+    "sog": (write_sog, read_sog),
+    "glb": (write_gltf_gaussians, read_gltf_gaussians),
+    "usd": (write_usd_gaussians, read_usd_gaussians),
 }
 
 
@@ -37,13 +54,38 @@ def test_files_keep_it(tmp_path, name, antialiased):
 def test_clouds_that_are_made_of_others_keep_it():
     cloud = replace(tiny_cloud(20), antialiased=True)
     rows = torch.arange(5)
-    for made in (cloud.detached(), cloud.select(rows), cloud.joined(cloud), cloud.to("cpu")):
+    turn = np.diag([2.0, -2.0, -2.0, 1.0])
+    for made in (
+        cloud.detached(), cloud.select(rows), cloud.joined(cloud), cloud.to("cpu"),
+        moved_cloud(cloud, turn), TrainableCloud(cloud, LearningRates(), 1.0).cloud,
+    ):  # fmt: skip
         assert made.antialiased
+    opaque = replace(cloud, opacity_logits=cloud.opacity_logits.abs() + 1)
+    assert build_model(opaque).gaussians.antialiased
     gaussians = cloud.activate()
     for made in (gaussians, gaussians.joined(gaussians), gaussians.as_leaves()):
         assert made.antialiased
     assert gaussians.without_bands().antialiased
     assert not tiny_cloud(20).activate().antialiased
+
+
+@pytest.mark.parametrize("antialiased", [False, True])
+def test_a_model_of_free_gaussians_keeps_it(antialiased):
+    cloud = replace(tiny_cloud(6), antialiased=antialiased)
+    payload = TrainableCloud(cloud, LearningRates(), 1.0).state()
+    assert payload.get(ANTIALIASED, False) is antialiased
+    assert ANTIALIASED not in payload["state_dict"]
+    assert cloud_from_state(state_with_background(payload)).antialiased is antialiased
+
+
+@pytest.mark.parametrize("name", GAUSSIANS)
+@pytest.mark.parametrize("antialiased", [False, True])
+def test_formats_without_a_word_for_it_are_said_in_a_line(tmp_path, name, antialiased):
+    write_gaussian_ply(tmp_path / "in.ply", replace(tiny_cloud(20), antialiased=antialiased))
+    console = Heard()
+    export(ExportOptions(tmp_path / "in.ply", name, tmp_path / "out"), console)
+    notes = [line for line in console.lines if "antialiased" in line]
+    assert len(notes) == (antialiased and name in ("splat", "ply", "gltf", "usd"))
 
 
 @pytest.mark.parametrize("antialiased", [False, True])
@@ -58,3 +100,4 @@ def test_a_refined_model_keeps_it_beside_what_other_readers_read(antialiased):
     assert found.antialiased is antialiased
     assert found.activate_all().antialiased is antialiased
     assert found.freed().antialiased is antialiased
+    assert found.background.antialiased is antialiased

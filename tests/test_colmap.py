@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from gaussian_splatting.data.colmap import find_model, larger_model, read_colmap
-from gaussian_splatting.data.images import decode_image
+from gaussian_splatting.data.images import decode_image, fit_to_file
 from gaussian_splatting.data.names import ImageFolder
 from gaussian_splatting.data.scene import load_scene
 from sugar_trainers.capture import SugarSize
@@ -143,6 +143,35 @@ def test_undistortion_puts_a_scene_point_where_the_pinhole_expects_it(tmp_path):
     seen = np.array([(flat * xs).sum(), (flat * ys).sum()]) / flat.sum()
     expected = [camera.fx * ray[0] + camera.cx, camera.fy * ray[1] + camera.cy]
     np.testing.assert_allclose(seen, expected, atol=0.3)
+
+
+@pytest.mark.parametrize("size", [(1013, 757), (127, 95), (101, 76)])
+@pytest.mark.parametrize("model", ["SIMPLE_RADIAL", "OPENCV"])
+def test_a_reduced_photograph_is_undistorted_where_its_camera_expects_it(tmp_path, model, size):
+    """Sides of the photograph and of its copy are rounded, each on its own."""
+    width, height = 1013, 757
+    focal = [900.0] if model == "SIMPLE_RADIAL" else [900.0, 930.0]
+    params = [*focal, 500.0, 380.0, 0.25, *([0.0] * 3 if model == "OPENCV" else [])]
+    make_scene(tmp_path, {"a.png": (model, width, height, params)})
+    distorted = pycolmap.Camera(model=model, width=width, height=height, params=params)
+    # Near three corners, where sizes that are wrong show most.
+    rays = np.array([[0.36, 0.28, 1.0], [-0.38, 0.28, 1.0], [0.36, -0.3, 1.0]])
+    places = distorted.img_from_cam(rays) * (size[0] / width, size[1] / height)
+    ys, xs = np.mgrid[: size[1], : size[0]] + 0.5
+    pixels = np.zeros((*size[::-1], 3), np.uint8)
+    for channel, (u, v) in enumerate(places):
+        pixels[..., channel] = 255 * np.exp(-((xs - u) ** 2 + (ys - v) ** 2) / 8)
+    Image.fromarray(pixels).save(tmp_path / "images/a.png")
+
+    camera = fit_to_file(read(tmp_path, notify=ignore).cameras[0])
+    with Image.open(camera.image_path) as image:
+        flat = np.asarray(image, float)
+    ys, xs = np.mgrid[: camera.height, : camera.width] + 0.5
+    for channel, ray in enumerate(rays):
+        weights = flat[..., channel] / flat[..., channel].sum()
+        seen = [(weights * xs).sum(), (weights * ys).sum()]
+        expected = [camera.fx * ray[0] + camera.cx, camera.fy * ray[1] + camera.cy]
+        np.testing.assert_allclose(seen, expected, atol=0.1)
 
 
 def test_alpha_survives_undistortion(tmp_path):

@@ -170,8 +170,8 @@ def test_unknown_and_doubtful_pixels_are_left_out(room, tmp_path):
         assert (found.values[3:-1] > 0).all()
 
 
-def test_frames_of_transforms_json_name_their_depth_maps(room, tmp_path):
-    root = with_depths(room, tmp_path / "scene", lambda n, depth: 1000 * depth)
+def without_tracks(room: Room, root: Path, ending: str) -> None:
+    """Make the cameras of a copy of the room those of a transforms.json, which names its maps."""
     (root / "depths").rename(root / "lidar")
     shutil.rmtree(root / "sparse")
     camera = room.cameras[0]
@@ -181,14 +181,45 @@ def test_frames_of_transforms_json_name_their_depth_maps(room, tmp_path):
         pose[:3, :3] = view.rotation.T * (1, -1, -1)
         pose[:3, 3] = view.center
         frames.append({"file_path": f"images/{view.name}", "transform_matrix": pose.tolist(),
-                       "depth_file_path": f"lidar/{view.name}"})  # fmt: skip
+                       "depth_file_path": f"lidar/{Path(view.name).stem}{ending}"})  # fmt: skip
     lens = {"fl_x": camera.fx, "fl_y": camera.fy, "cx": camera.cx, "cy": camera.cy}
     (root / "transforms.json").write_text(json.dumps({**lens, "frames": frames}))
-    known, lines = load(root)
-    # Without tracks the unit is a metre.
-    assert "no points tell their scale" in lines[0]
-    values = known.maps[f"images/{camera.name}"].values
-    assert np.allclose(values, room.depths[camera.name][1::2, 1::2], atol=1e-3)
+
+
+UNITS = [
+    (".png", np.uint16, "auto", 1000),
+    (".tif", np.uint16, "auto", 1000),
+    (".npy", np.uint16, "auto", 1000),
+    (".npy", np.int32, "auto", 1000),
+    (".tif", np.float32, "auto", 1),
+    (".npy", np.float32, "auto", 1),
+    (".npy", np.float64, "mm", 1000),
+    (".png", np.uint16, "m", 1),
+]
+
+
+@pytest.mark.parametrize(("ending", "kind", "unit", "per_metre"), UNITS)
+def test_whole_numbers_are_millimetres_where_no_points_tell_the_unit(
+    room, tmp_path, ending, kind, unit, per_metre
+):
+    root = tmp_path / "scene"
+    shutil.copytree(room.root, root)
+    (root / "depths").mkdir()
+    for name, depth in room.depths.items():
+        values = (per_metre * depth[1::2, 1::2]).astype(kind)
+        path = root / "depths" / (Path(name).stem + ending)
+        np.save(path, values) if ending == ".npy" else Image.fromarray(values).save(path)
+    without_tracks(room, root, ending)
+    known, lines = load(root, depth_unit=unit)
+    if unit == "auto":
+        numbers = "floats as metres" if per_metre == 1 else "whole numbers as millimetres"
+        assert f"{numbers}, because no points tell their scale (--depth_unit)" in lines[0]
+    else:
+        assert f"in {unit} by --depth_unit" in lines[0]
+    name = room.cameras[0].name
+    values = known.maps[f"images/{name}"].values.numpy()
+    expected = (per_metre * room.depths[name][1::2, 1::2]).astype(kind) / per_metre
+    assert np.allclose(values, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(

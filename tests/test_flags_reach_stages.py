@@ -28,7 +28,7 @@ STAGES_OF_FLAGS = {
     "views_per_step gradient_accumulation accumulation_steps use_gradient_checkpointing "
     "exposure_compensation viewer viewer_host vram_budget",
     "v": "init_ply refine_poses robust init densification growing_resolution",
-    "vc": "max_gaussians depths depth_weight",
+    "vc": "max_gaussians depths depth_weight depth_unit",
     "c": "full_res_normals sdf_samples knn_batch_size checkpoint_milestones test_iterations "
     "multiview_pixels",
     # Later stages read a file that is named after the last iteration.

@@ -145,10 +145,87 @@ def test_masks_of_another_size_are_resized_by_means(capture):
     assert ImageStore().get(load(capture, divisor=2).train_cameras[0]).shape == (15, 20, 4)
 
 
-def test_masks_in_ones_count_as_much_as_in_255s(capture):
-    write_mask(capture / "masks" / "IMG_1.png", value=1)
-    camera = load(capture).train_cameras[0]
+@pytest.mark.parametrize("value", [1, 2, 100, 127, 128, 255])
+@pytest.mark.parametrize("kind", ["L", "I;16", "P"])
+def test_masks_of_two_values_count_where_they_are_not_0(capture, value, kind):
+    path = write_mask(capture / "masks" / "IMG_1.png", value=value)
+    pixels = np.asarray(Image.open(path))
+    image = Image.fromarray(pixels.astype(np.uint16) if kind == "I;16" else pixels)
+    if kind == "P":
+        image.putpalette([0, 0, 0, *[value, 0, value // 2] * 255])
+    image.save(path)
+    notes = []
+    camera = load(capture, notes=notes).train_cameras[0]
     assert ImageStore().get(camera)[0, :, 3].tolist() == [0] * 10 + [255] * 30
+    said = f"masks hold labels (IMG_1.png: 0, {value}): all but 0 counts"
+    assert (said in notes) is (value != 255)
+
+
+def write_values(path, values):
+    """A mask of vertical stripes of these values, as wide as each other."""
+    rows = np.tile(np.repeat(np.array(values, np.uint8), SIZE[0] // len(values), axis=0), (30, 1))
+    if rows.ndim == 3:
+        rows = rows.reshape(30, -1, 3)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(rows).save(path, quality=95)
+
+
+def counted_stripes(scene, number=0):
+    """Whether the middle column of each of four stripes counts."""
+    values = ImageStore().get(scene.train_cameras[number])[15, 5::10, 3]
+    return (values >= 128).tolist()
+
+
+MEANINGS = {
+    "labels": ([0, 1, 2, 7], [False, True, True, True], "labels (IMG_1.png: 0, 1, 2, 7)"),
+    "brightness": ([0, 127, 128, 255], [False, False, True, True], None),
+    "dim.jpg": ([0, 40, 60, 100], [False, False, True, True], "masks are dim: the brightest"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MEANINGS)
+def test_the_values_of_masks_are_labels_or_brightness(capture, kind):
+    values, expected, line = MEANINGS[kind]
+    ending = "jpg" if kind.endswith("jpg") else "png"
+    write_values(capture / "masks" / f"IMG_1.{ending}", values)
+    notes = []
+    assert counted_stripes(load(capture, notes=notes)) == expected
+    unusual = [note for note in notes if note.startswith(("masks hold", "masks are dim"))]
+    assert [line in note for note in unusual] == [True] * (line is not None)
+
+
+def test_masks_in_colours_are_labels(capture):
+    path = capture / "masks" / "IMG_1.png"
+    write_values(path, [0, 64, 128, 192])
+    grey = np.asarray(Image.open(path))
+    Image.fromarray(np.stack([grey, 0 * grey, grey // 2], axis=2)).save(path)
+    assert counted_stripes(load(capture)) == [False, True, True, True]
+
+
+def test_one_meaning_holds_for_all_masks_of_a_capture(capture):
+    write_values(capture / "masks" / "IMG_1.png", [0, 30, 100, 120])
+    write_mask(capture / "masks" / "IMG_2.png", 255)
+    write_mask(capture / "masks" / "other" / "IMG_3.png", 255)
+    with pytest.raises(UserError, match=r"IMG_1.png: no pixel of the mask is at least 128 of 255"):
+        load(capture)
+    write_mask(capture / "masks" / "IMG_2.png", 2)
+    write_mask(capture / "masks" / "other" / "IMG_3.png", 3)
+    assert counted_stripes(load(capture)) == [False, True, True, True]
+
+
+@pytest.mark.parametrize("mode", ["object", "ignore"])
+def test_no_training_begins_where_no_pixel_counts(capture, tmp_path, capsys, mode):
+    """Lines of one pixel are lost in images of an eighth of the size."""
+    for name in NAMES:
+        pixels = np.zeros(SIZE[::-1], np.uint8)
+        pixels[:, 20] = 255
+        path = capture / "masks" / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+    flags = ("-s", capture, "-m", tmp_path / "model", "--iterations", 1, "--mask_mode", mode)
+    assert run_cli(vanilla_train.main, *flags, "--resolution", 8) == 2
+    assert "no pixel of any training view counts" in capsys.readouterr().err
+    assert not (tmp_path / "model").exists()
 
 
 def test_masks_of_a_distorted_photograph_are_undistorted_with_it(tmp_path):
@@ -179,6 +256,7 @@ def test_photographs_without_a_mask_are_named(capture):
 
 BAD = {
     "all black": (lambda folder: write_mask(folder / "IMG_1.png", 0), "IMG_1.png: .*all black"),
+    "dark": (lambda folder: write_values(folder / "IMG_1.jpg", [0, 3, 9, 14]), "at least 128"),
     "size": (lambda f: write_mask(f / "IMG_1.png", size=(40, 40)), "40 x 40 px.*40 x 30 px"),
     "no image": (lambda f: (f / "IMG_1.png").write_bytes(b"nothing"), "cannot read the image"),
 }

@@ -47,6 +47,38 @@ def test_panoramas_are_told_from_photographs(room, tmp_path):
     assert not are_panoramas(described_photographs(tmp_path, True), "auto")
 
 
+def write_objects(folder: Path, table: bool, noise: float) -> None:
+    """Three photographs of 2:1 of a patterned disc on a plain background, or on a level table."""
+    rng = np.random.default_rng(0)
+    y, x = np.mgrid[:320, :640]
+    folder.mkdir(parents=True)
+    for number in range(3):
+        pixels = np.full((320, 640), 225.0)
+        if table:
+            pixels[200:] = 90.0
+        disc = (x - 320) ** 2 + (y - 160) ** 2 < 140**2
+        pixels[disc] = rng.uniform(0, 255, size=(64, 128)).repeat(5, 0).repeat(5, 1)[disc]
+        pixels += rng.normal(size=pixels.shape) * noise
+        picture = Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).convert("RGB")
+        picture.save(folder / f"{number}.jpg", quality=95)
+
+
+@pytest.mark.parametrize("table", [False, True])
+@pytest.mark.parametrize("noise", [0.0, 3.0])
+def test_photographs_of_2_to_1_on_a_plain_background_are_no_panoramas(tmp_path, table, noise):
+    """Their borders meet without showing the same place."""
+    write_objects(tmp_path / "input", table, noise)
+    photographs = described_photographs(tmp_path / "input", True)
+    notes = []
+    assert not are_panoramas(photographs, "auto", notes.append)
+    assert "pass --panoramas True if they show all directions" in notes[0]
+    assert are_panoramas(photographs, True)
+    xmp = b'<x:xmpmeta GPano:ProjectionType="equirectangular"/>'
+    for path in (tmp_path / "input").iterdir():
+        Image.open(path).save(path, xmp=xmp)
+    assert are_panoramas(described_photographs(tmp_path / "input", True), "auto")
+
+
 def test_what_cannot_be_a_whole_panorama_is_refused_in_one_line(room, tmp_path, capsys):
     write_photographs(tmp_path / "input", 3)
     assert run_cli(entry.main, "-s", tmp_path, "--panoramas", "True") == 2

@@ -48,17 +48,17 @@ def assert_close_to_maximum(actual, expected, tolerance):
 
 
 @pytest.mark.parametrize(
-    ("seed", "antialiased"), [*((seed, False) for seed in range(8)), (0, True), (1, True)]
+    ("seed", "size"), [*((seed, None) for seed in range(8)), (0, 0.3), (1, 0.3), (0, 0.05)]
 )
-def test_values_and_gradients_match_the_dense_float64_reference(seed, antialiased):
+def test_values_and_gradients_match_the_dense_float64_reference(seed, size):
+    """Antialiased if a size is named, by which splats shrink below a pixel."""
     width, height = [(70, 50), (33, 65), (16, 16), (100, 7)][seed % 4]
     camera = look_at(
         (2.5, 1.2, 0.3 * seed), width=width, height=height, principal=(3.0 * seed, -2.0 * seed)
     )
     gaussians = random_gaussians(250, seed)
-    if antialiased:
-        # Some are smaller than a pixel.
-        gaussians = replace(gaussians, scales=gaussians.scales * 0.3, antialiased=True)
+    if size is not None:
+        gaussians = replace(gaussians, scales=gaussians.scales * size, antialiased=True)
     features = torch.randn(250, 2, generator=torch.Generator().manual_seed(seed))
     options = {"sh_degree": seed % 4, "farthest_depth_behind": seed % 2 == 0,
                "plane_reach": 2.5 if seed % 2 else math.inf}  # fmt: skip
@@ -97,12 +97,36 @@ def test_an_antialiased_splat_adds_as_much_to_an_image_at_every_size():
     assert sums[False, 0.02] > 1.3 * sums[True, 0.02]
 
 
-def test_gradients_of_the_reference_match_finite_differences():
+@pytest.mark.parametrize("size", [1.0, 1e-3, 1e-8])
+def test_an_antialiased_splat_far_below_a_pixel_keeps_what_other_programs_leave_of_it(size):
+    """Opacities shrink with the area on the image, down to 0.005."""
+    camera = look_at((0.0, -3.0, 0.0), width=33, height=33)
+    one = random_gaussians(1, 0)
+    one = replace(
+        one, means=torch.zeros(1, 3).double(), scales=torch.full((1, 3), size).double(),
+        opacities=torch.full((1,), 0.98).double(), antialiased=True,
+    )  # fmt: skip
+    leaves = leaves_of(one, torch.float32)
+    alpha = rasterize(leaves, camera).alpha[16, 16]
+    deviation = np.array([camera.fx, camera.fy]) * size / 3
+    share = np.sqrt(np.prod(deviation**2 / (deviation**2 + 0.3)))
+    assert float(alpha.detach()) == pytest.approx(0.98 * max(share, 0.005), rel=1e-3)
+    alpha.backward()
+    assert float(leaves.opacities.grad) == pytest.approx(max(share, 0.005), rel=1e-3)
+    if share < 0.005:
+        assert not leaves.scales.grad.any()
+
+
+@pytest.mark.parametrize("size", [None, 0.1])
+def test_gradients_of_the_reference_match_finite_differences(size):
+    """Antialiased if a size is named, by which splats shrink below a pixel."""
     camera = look_at((2.5, 1.2, 0.8), width=20, height=16, focal=20.0)
     gaussians = random_gaussians(12, 3)
     # Away from the cap and the cut-off, where the image is smooth.
     gaussians.opacities.clamp_(0.2, 0.6)
     gaussians.means *= 0.3
+    if size is not None:
+        gaussians = replace(gaussians, scales=gaussians.scales * size, antialiased=True)
     weights = torch.randn(
         16, 20, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     )

@@ -123,7 +123,8 @@ def equal(what: str, found: Tensor, expected: Tensor) -> Finding:
 
 
 def on_device(gaussians: Gaussians, device: torch.device | str) -> Gaussians:
-    return Gaussians(*(t.detach().to(device) for t in gaussians.tensors()))
+    values = (t.detach().to(device) for t in gaussians.tensors())
+    return Gaussians(*values, antialiased=gaussians.antialiased)
 
 
 def milliseconds(

@@ -34,6 +34,7 @@ class ViewMask:
     # precise as can be measured.
     outline_error: float = 0.0
     weight: float = 1.0
+    white: int = 255  # the brightness that counts fully; 1 for masks that hold labels
 
 
 @dataclass(frozen=True, eq=False)

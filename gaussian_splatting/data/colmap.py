@@ -34,7 +34,7 @@ from sugar_utils.schemas import FAR
 _MODEL_FOLDERS = ("sparse/0", "sparse", "colmap/sparse/0", "colmap/sparse")
 _CACHE_FOLDER = "undistorted_cache"
 _FIT_POINTS = 300  # observed points of an image whose reprojection is looked at
-_CACHE_VERSION = 2
+_CACHE_VERSION = 3
 """Counts the ways in which copies were made; those of an earlier way are made again."""
 
 
@@ -164,9 +164,9 @@ def read_colmap(
     for (name, lens, rotation, translation), path in zip(poses, paths, strict=True):
         pinhole = lens.is_perspective_pinhole() and lens.is_undistorted()
         plain = lens if pinhole else _undistorted(lens, folder)
-        focal_and_middle = plain.calibration_matrix()[[0, 1, 0, 1], [0, 1, 2, 2]].tolist()
-        numbers = int(plain.width), int(plain.height), *focal_and_middle
-        cameras.append(Camera(name, *numbers, rotation, translation, path))
+        numbers = _pinhole_numbers(plain)
+        pose = {"rotation": rotation, "translation": translation}
+        cameras.append(Camera(name, **numbers, **pose, image_path=path))
         if plain is not lens:
             distorted.append((len(cameras) - 1, lens))
     if distorted:
@@ -268,11 +268,23 @@ def _check_lens(lens: Any, name: str, folder: Path) -> None:
         )
 
 
+def _pinhole_numbers(lens: Any) -> dict[str, Any]:
+    """Size and intrinsics of a pycolmap camera without distortion, as of a ``Camera``."""
+    matrix = lens.calibration_matrix()
+    return {
+        "width": int(lens.width),
+        "height": int(lens.height),
+        "fx": float(matrix[0, 0]),
+        "fy": float(matrix[1, 1]),
+        "cx": float(matrix[0, 2]),
+        "cy": float(matrix[1, 2]),
+    }
+
+
 def _undistorted(lens: Any, folder: Path) -> Any:
-    pycolmap = load_pycolmap()
     what = f"{folder}: camera {lens.camera_id} ({lens.model_name}) cannot be undistorted"
     with explained(what, "convert the images to a perspective camera model first", Exception):
-        return pycolmap.undistort_camera(pycolmap.UndistortCameraOptions(), lens)
+        return pictures.undistorted_camera(lens)
 
 
 def _points(reconstruction: Any, folder: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -342,14 +354,20 @@ def _undistort_views(cameras: list[Camera], jobs: Sequence[tuple[int, Any]], cac
         file_text = f"{_CACHE_VERSION} {camera.name} {storage.file_digest(source)}"
         file_key = hashlib.blake2b(os.fsencode(file_text), digest_size=8).hexdigest()
         target = cache / f"{lens_key}/{source.stem}-{file_key}.png"
+        own = _lens_of_file(source, lens, camera.name)
         if not target.is_file():
-            _undistort_file(source, lens, camera.name, target)
-        cameras[index] = replace(camera, image_path=target, source_path=source, lens=text)
+            _undistort_file(source, own, target)
+        # Of a photograph that was reduced, the copy has rounded sides of its own.
+        numbers = _pinhole_numbers(pictures.undistorted_camera(own))
+        cameras[index] = replace(
+            camera, **numbers, image_path=target, source_path=source, lens=text
+        )
 
     storage.in_parallel(work, jobs)
 
 
-def _undistort_file(source: Path, lens: Any, name: str, target: Path) -> None:
+def _lens_of_file(source: Path, lens: Any, name: str) -> Any:
+    """The lens of a camera at the size of its photograph, which may have been reduced."""
     width, height = pictures.image_size(source)
     own = pictures.lens_at(lens, width, height)
     if own is None:
@@ -358,8 +376,13 @@ def _undistort_file(source: Path, lens: Any, name: str, target: Path) -> None:
             f"{width} x {height} px, another aspect ratio; use the images that the cameras were "
             "computed from"
         )
+    return own
+
+
+def _undistort_file(source: Path, lens: Any, target: Path) -> None:
+    """Write an undistorted copy of a photograph; the lens is that of its size."""
     with pictures.open_image(source) as image:
-        flat = pictures.undistorted(np.asarray(pictures.colors_of(image)), own)
+        flat = pictures.undistorted(np.asarray(pictures.colors_of(image)), lens)
     with storage.atomic_path(target) as temporary:
         Image.fromarray(flat).save(temporary, compress_level=1)
 

@@ -450,7 +450,7 @@ def _with_agreement(
     notify: Notify = lambda line: None,
 ) -> tuple[list[Camera], dict[str, str]]:  # fmt: skip
     """The cameras with what the comparison of their masks tells, and views that contradict."""
-    black = {c.name: "its mask is all black" for c in cameras if masking.is_all_black(c)}
+    black = {c.name: "nothing of its mask counts" for c in cameras if masking.counts_nowhere(c)}
     if not any(c.shows_object for c in cameras):
         return list(cameras), black
     found = _kept_result(mask_agreement, _Inputs.of(cameras, {*dropped, *black}, points))

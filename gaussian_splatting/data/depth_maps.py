@@ -8,9 +8,11 @@
 | Polycam and others | ``confidence/STEM.*`` beside the folder: 0 to 2, or 0 to 255 |
 
 Files are 16-bit PNG, TIFF, NPY or EXR of any size with the aspect ratio of the photograph. What is
-0 or not finite is unknown. Values are depths z up to one scale for all (of a sensor), or up to a
-scale and a shift for each image, of the depth or of its reciprocal (of an estimator): what fits the
-points that the photographs observe best is taken. A map that does not fit them is left out.
+0 or not finite is unknown. Where no points tell the scale, whole numbers are millimetres and floats
+are metres, whatever the file format. Values are depths z up to one scale for all (of a sensor), or
+up to a scale and a shift for each image, of the depth or of its reciprocal (of an estimator): what
+fits the points that the photographs observe best is taken. A map that does not fit them is left
+out.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from gaussian_splatting.data.names import ImageFolder
 from gaussian_splatting.data.observations import Observations, median
 from sugar_utils.errors import Notify, UserError, explained, shortened
 from sugar_utils.files import in_parallel
-from sugar_utils.flags import non_negative_float
+from sugar_utils.flags import AUTO, non_negative_float
 from sugar_utils.libraries import load_package
 from sugar_utils.settings import flag
 
@@ -44,7 +46,7 @@ MIN_POINTS = 8  # observed points that tell whether a map fits, and scale and sh
 FINE_ERROR, CONSTANT_SHARE, MAX_ERROR = 0.03, 0.5, 0.1
 MAX_WRONG = 0.5  # if more maps do not fit, the rest fit by chance
 SENSOR_ERROR = 1.5  # times the best fit's error up to which one scale for all is believed
-MILLIMETRES = 0.001  # unit of 16-bit maps where no points tell the scale
+UNITS = {"mm": 0.001, "m": 1.0}  # in metres, which are the scene's units where no points tell
 _ROUNDS = 20  # of reweighted least squares
 _flag = partial(flag, group="depth maps")
 
@@ -60,6 +62,13 @@ class DepthOptions:
         0.1, "weight of the relative error of the depth; falls to a tenth in the vanilla stage "
         "and stays there", parse=non_negative_float, no_effect_when="without depth maps",
     )  # fmt: skip
+    depth_unit: str = _flag(
+        AUTO,
+        "mm or m: unit of the depth maps of a scene in metres; auto: millimetres for whole "
+        "numbers, metres for floats",
+        choices=(AUTO, *UNITS),
+        no_effect_when="where observed points tell the scale",
+    )
 
 
 NO_DEPTHS = DepthOptions(depths=NONE)
@@ -77,6 +86,7 @@ class KnownDepths:
 
     maps: Mapping[str, DepthMap] = field(default_factory=dict)
     weight: float = 0.0
+    unit: str = AUTO  # of ``UNITS``, if it was named
 
     def of(self, camera: Camera, device: torch.device) -> Tensor | None:
         """Depth of a view, 0 where unknown or masked out; None without a map. (H, W)"""
@@ -110,11 +120,11 @@ def known_depths(
         return NOTHING_KNOWN
     chosen = [camera for camera in cameras if camera.name in paths]
     raw = in_parallel(lambda camera: _read(camera, *paths[camera.name]), chosen)
-    by_name = {camera.name: values for camera, values in zip(chosen, raw, strict=True)}
+    by_name = {camera.name: one.values for camera, one in zip(chosen, raw, strict=True)}
     if observations is None:
-        kind, wrong = "as they are, because no points tell their scale", {}
-        in_mm = {name: paths[name][0].suffix.lower() == ".png" for name in by_name}
-        depths = {name: v * (MILLIMETRES if in_mm[name] else 1.0) for name, v in by_name.items()}
+        whole = {camera.name: one.is_whole for camera, one in zip(chosen, raw, strict=True)}
+        kind, depths = _in_metres(by_name, whole, options.depth_unit)
+        wrong = {}
     else:
         kind, depths, wrong = _align(chosen, by_name, observations)
     told = shortened([f"{name} ({reason})" for name, reason in wrong.items()], 5)
@@ -128,7 +138,28 @@ def known_depths(
         name: DepthMap(paths[name][0], torch.from_numpy(_clean(values).astype(np.float32)))
         for name, values in depths.items()
     }
-    return KnownDepths(maps, options.depth_weight)
+    unit = options.depth_unit if observations is None else AUTO
+    return KnownDepths(maps, options.depth_weight, unit)
+
+
+def _in_metres(
+    values: Mapping[str, np.ndarray], is_whole: Mapping[str, bool], unit: str
+) -> tuple[str, dict[str, np.ndarray]]:
+    """What the values are taken for, and depths in metres, where no points tell the scale.
+
+    Args:
+        is_whole: Whether a map holds whole numbers, by its name.
+        unit: One of ``UNITS``, or ``AUTO``.
+    """
+    units = {name: "mm" if is_whole[name] else "m" for name in values}
+    if unit != AUTO:
+        units = dict.fromkeys(values, unit)
+        kind = f"in {unit} by --depth_unit"
+    else:
+        counts = {"mm": "whole numbers as millimetres", "m": "floats as metres"}
+        parts = [text for name, text in counts.items() if name in units.values()]
+        kind = f"{' and '.join(parts)}, because no points tell their scale (--depth_unit)"
+    return kind, {name: UNITS[units[name]] * depth for name, depth in values.items()}
 
 
 _Files = tuple[Path, Path | None]  # a depth map and its confidence
@@ -156,9 +187,19 @@ def _find(cameras: Sequence[Camera], root: Path, options: DepthOptions) -> dict[
     return found
 
 
-def _read(camera: Camera, path: Path, confidence: Path | None) -> np.ndarray:
-    """Values of a map, without distortion; 0 where they are unknown. (h, w) float64"""
-    values = _clean(_values_of(path))
+@dataclass(frozen=True)
+class _RawMap:
+    """What a file says, before its unit is known."""
+
+    values: np.ndarray  # 0 where unknown, (h, w) float64
+    is_whole: bool  # whole numbers, as opposed to floats
+
+
+def _read(camera: Camera, path: Path, confidence: Path | None) -> _RawMap:
+    """Values of a map, without distortion."""
+    numbers = _values_of(path)
+    is_whole = numbers.dtype.kind in "ui"
+    values = _clean(numbers.astype(np.float64))
     height, width = values.shape
     advice = "replace it, or pass --depths none"
     images.require_aspect(path, "depth map", (width, height), camera, advice)
@@ -169,11 +210,11 @@ def _read(camera: Camera, path: Path, confidence: Path | None) -> np.ndarray:
         values = np.where(levels >= (1 if levels.max() <= 2 else 128), values, 0.0)
     step = -(-max(width, height) // MAX_SIDE)
     values = values[step // 2 :: step, step // 2 :: step]
-    return _undistorted(values, camera) if camera.lens else values
+    return _RawMap(_undistorted(values, camera) if camera.lens else values, is_whole)
 
 
 def _values_of(path: Path) -> np.ndarray:
-    """A file's numbers. (h, w) float64"""
+    """A file's numbers, of its type. (h, w)"""
     advice = "replace the file, or pass --depths none"
     with explained(f"cannot read the depth map {path}:", advice, OSError, ValueError, SyntaxError):
         if path.suffix.lower() == ".npy":
@@ -190,7 +231,7 @@ def _values_of(path: Path) -> np.ndarray:
             values = values[..., 0]
         if values.ndim != 2 or values.dtype.kind not in "uif" or 0 in values.shape:
             raise ValueError(f"it holds {values.dtype} of shape {values.shape}, not one channel")
-    return values.astype(np.float64)
+    return values
 
 
 def _clean(values: np.ndarray) -> np.ndarray:

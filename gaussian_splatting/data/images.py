@@ -21,15 +21,30 @@ from torch import Tensor
 from torch.nn import functional
 
 from gaussian_splatting.data.cameras import Camera, ViewMask
+from gaussian_splatting.data.mask_levels import (
+    COUNTS,
+    MaskLevels,
+    brightness_of,
+    counted,
+    levels_of,
+)
 from sugar_utils.device import held_bytes, pinned
 from sugar_utils.errors import UserError, explained
 from sugar_utils.files import require_regular_file
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.memory import available_bytes, trim_heap
 
-COUNTS = 128  # from this value of the mask's byte on, a pixel counts where it must count or not
 OUTLINE = (255, 0, 200)
 _ROWS = 64
+_TWO_FOCALS = {
+    "SIMPLE_PINHOLE": ("PINHOLE", 4),
+    "SIMPLE_RADIAL": ("OPENCV", 8),
+    "RADIAL": ("OPENCV", 8),
+    "SIMPLE_RADIAL_FISHEYE": ("OPENCV_FISHEYE", 8),
+    "RADIAL_FISHEYE": ("OPENCV_FISHEYE", 8),
+}
+"""COLMAP's lenses with one focal length: which one with two, and how many parameters, is equal."""
+
 _TRIM_BYTES = 1 << 28  # decoded between two trims: photographs that leave make gaps in the heap
 
 
@@ -127,22 +142,46 @@ def decode_image(path: Path, width: int, height: int, white_background: bool = F
 
 
 def decode_mask(mask: ViewMask, width: int, height: int, upright: bool = False) -> np.ndarray:
-    """Decode a mask, each pixel the mean of what it covers. (height, width) uint8, 255 counts
+    """Decode a mask, each pixel the mean of what it covers. (height, width) uint8, 255 counts"""
+    values, _ = read_mask(mask, upright)
+    return resized_mask(values, width, height)
 
-    Of colours the brightest counts. A file that holds nothing above 1 counts in ones, not in 255s.
+
+def read_mask(mask: ViewMask, upright: bool = False) -> tuple[np.ndarray, MaskLevels | None]:
+    """A mask at the size of its file, (H, W) uint8, 255 counts; and the values of the file.
+
+    Values of a photograph's transparency mean themselves, so there are no levels of them.
     """
     with open_image(mask.path) as image:
-        pixels = np.asarray(colors_of(ImageOps.exif_transpose(image) if upright else image))
-    if mask.alpha:
-        values = pixels[..., 3] if pixels.shape[2] == 4 else np.full(pixels.shape[:2], 255)
-    else:
-        values = pixels[..., :3].max(axis=2).astype(np.uint16)
-        values = values * 255 if values.max(initial=0) <= 1 else values
-        values = values if pixels.shape[2] == 3 else values * pixels[..., 3] // 255
-    values = values.astype(np.uint8)
+        oriented = ImageOps.exif_transpose(image) if upright else image
+        oriented.format = image.format
+        levels = None
+        if mask.alpha:
+            values = _alpha_of(oriented)
+            if values is None:
+                values = np.full(oriented.size[::-1], 255, np.uint8)
+        else:
+            brightness = brightness_of(oriented)
+            levels = levels_of(oriented, brightness)
+            values = counted(brightness, levels, mask.white)
+            alpha = _alpha_of(oriented)
+            if alpha is not None:
+                values = (values.astype(np.uint16) * alpha // 255).astype(np.uint8)
     if mask.lens:
         values = undistorted(values, lens_of(mask.lens, values.shape[1], values.shape[0]))
-    flat = Image.fromarray(np.ascontiguousarray(values))
+    return np.ascontiguousarray(values), levels
+
+
+def _alpha_of(image: Image.Image) -> np.ndarray | None:
+    """The transparency of an image; None where it has none. (H, W) uint8, 255 is opaque"""
+    if not has_alpha(image):
+        return None
+    return np.asarray(image.convert("RGBA").getchannel("A"))
+
+
+def resized_mask(values: np.ndarray, width: int, height: int) -> np.ndarray:
+    """A mask of another size, each pixel the mean of what it covers. (height, width) uint8"""
+    flat = Image.fromarray(values)
     if flat.size != (width, height):
         flat = flat.resize((width, height), Image.Resampling.BOX)
     return np.array(flat)
@@ -335,28 +374,44 @@ def lens_text(lens: Any) -> str:
 
 def lens_of(text: str, width: int, height: int) -> Any:
     """The pycolmap camera of a :func:`lens_text`, for pictures of another size."""
-    pycolmap = load_pycolmap()
     model, own_width, own_height, rest = text.split(" ", 3)
     # Lists of numpy's numbers name their type.
     numbers = re.findall(r"[-+]?\d[\d.]*(?:e[-+]?\d+)?", rest.replace("float64", ""))
-    lens = pycolmap.Camera(
+    lens = load_pycolmap().Camera(
         model=model, width=int(own_width), height=int(own_height), params=list(map(float, numbers))
     )
-    if (width, height) != (lens.width, lens.height):
-        lens.rescale(width, height)
-    return lens
+    return _scaled_lens(lens, width, height)
 
 
 def lens_at(lens: Any, width: int, height: int) -> Any | None:
     """A pycolmap camera for pictures of another size; None if that has another aspect ratio."""
-    if (width, height) == (lens.width, lens.height):
-        return lens
     # Each side of a scaled picture is off by less than one pixel.
     if abs(width * lens.height - height * lens.width) > lens.width + lens.height:
         return None
-    scaled = load_pycolmap().Camera(lens.todict())
+    return _scaled_lens(lens, width, height)
+
+
+def _scaled_lens(lens: Any, width: int, height: int) -> Any:
+    """A pycolmap camera whose pictures were scaled to a size in whole pixels."""
+    if (width, height) == (lens.width, lens.height):
+        return lens
+    pycolmap = load_pycolmap()
+    scaled = pycolmap.Camera(lens.todict())
+    if lens.model_name in _TWO_FOCALS and width * lens.height != height * lens.width:
+        # Sides that were rounded scale by different factors, so there are two focal lengths.
+        focal, *rest = lens.params
+        model, n_params = _TWO_FOCALS[lens.model_name]
+        params = [focal, focal, *rest]
+        params += [0.0] * (n_params - len(params))
+        scaled = pycolmap.Camera(model=model, width=lens.width, height=lens.height, params=params)
     scaled.rescale(width, height)
     return scaled
+
+
+def undistorted_camera(lens: Any) -> Any:
+    """The pycolmap camera of :func:`undistorted` pictures: a pinhole, with their size."""
+    pycolmap = load_pycolmap()
+    return pycolmap.undistort_camera(pycolmap.UndistortCameraOptions(), lens)
 
 
 def undistorted(pixels: np.ndarray, lens: Any) -> np.ndarray:

@@ -11,7 +11,7 @@ checking them before anything is written.
 | nerfstudio | ``mask_path`` of each frame in ``transforms.json`` |
 | NeRF-synthetic, cut-outs | alpha channel of the photograph |
 
-In all of them black is what does not count.
+In all of them black is what does not count; see :mod:`~gaussian_splatting.data.mask_levels`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gaussian_splatting.data import images
+from gaussian_splatting.data import images, mask_levels
 from gaussian_splatting.data.cameras import Camera, MaskMode, ViewMask
+from gaussian_splatting.data.mask_levels import MaskLevels
 from gaussian_splatting.data.names import IMAGE_SUFFIXES, ImageFolder
 from sugar_utils.errors import Notify, UserError, shortened
 from sugar_utils.files import in_parallel
@@ -42,7 +43,7 @@ NONE, ALPHA, REMBG = "none", "alpha", "rembg"
 FOUND = (AUTO, REMBG)  # masks that the vanilla stage makes; later stages find them
 FOLDERS = ("masks", "mask")  # folders of a scene that are taken for masks unasked
 OVERVIEW_SIDE = 512  # longest side in pixels of the small masks that are checked and carve the hull
-MAX_BLACK_SHARE = 0.25  # if more masks are all black, they are no masks
+MAX_BLACK_SHARE = 0.25  # if of more masks nothing counts, they are no masks
 _ENDINGS = ("_mask", "-mask", ".mask")
 """What names of masks may have behind the photograph's name, with its extension or without."""
 
@@ -89,11 +90,16 @@ def with_masks(
         return list(cameras)
     masked = [replace(c, mask=mask) for c, mask in zip(cameras, masks, strict=True)]
     in_parallel(_check, masked)
-    black = [camera for camera in masked if is_all_black(camera)]
-    if len(black) > MAX_BLACK_SHARE * len(masked):
+    masked = _with_white(masked, notify)
+    empty = [camera for camera in masked if counts_nowhere(camera)]
+    if len(empty) > MAX_BLACK_SHARE * len(masked):
+        mask = empty[0].mask
+        reason = "the mask is all black"
+        if _file_overview(empty[0]).values.any():
+            reason = f"no pixel of the mask is at least {images.COUNTS} of 255"
         raise UserError(
-            f"{black[0].mask.path}: the mask is all black, so nothing of {black[0].name} would "
-            "count; remove the mask, or the photograph"
+            f"{mask.path}: {reason}, so nothing of {empty[0].name} would count; remove the mask, "
+            "or the photograph"
         )
     missing = [camera.name for camera in masked if camera.mask is None]
     n, of = len(masked) - len(missing), len(masked)
@@ -104,23 +110,76 @@ def with_masks(
     return masked
 
 
-def is_all_black(camera: Camera) -> bool:
-    return camera.mask is not None and overview(camera).max() == 0
+def _with_white(cameras: Sequence[Camera], notify: Notify) -> list[Camera]:
+    """The cameras with masks that know which brightness is white in those of the capture."""
+    masked = [camera for camera in cameras if camera.mask is not None and not camera.mask.alpha]
+    levels = [(camera.mask.path.name, _file_overview(camera).levels) for camera in masked]
+    white = mask_levels.white_of([level for _, level in levels])
+    line = mask_levels.description(levels, white)
+    if line is not None:
+        notify(line)
+    if white == mask_levels.WHITE:
+        return list(cameras)
+    renewed = []
+    for camera in cameras:
+        mask = camera.mask
+        if mask is not None and not mask.alpha:
+            mask = replace(mask, white=white)
+        renewed.append(replace(camera, mask=mask))
+    in_parallel(overview, [camera for camera in renewed if camera.mask is not None])
+    return renewed
+
+
+def counts_nowhere(camera: Camera) -> bool:
+    """Whether a view has a mask of which no pixel counts."""
+    return camera.mask is not None and not _file_overview(camera).counts_somewhere
+
+
+def require_counted_pixels(cameras: Sequence[Camera]) -> None:
+    """Raise a ``UserError`` if no pixel of any view counts at the size of the cameras."""
+    if all(_is_empty(camera) for camera in cameras):
+        first = cameras[0]
+        raise UserError(
+            f"{first.mask.path}: at {first.width} x {first.height} px no pixel of any training "
+            "view counts in the masks; use larger images or other masks, or --masks none"
+        )
+
+
+def _is_empty(camera: Camera) -> bool:
+    if camera.mask is None or (overview(camera) >= images.COUNTS).any():
+        return False
+    # What is thin is lost in a small mask only.
+    values = images.decode_mask(camera.mask, camera.width, camera.height)
+    return not (values >= images.COUNTS).any()
+
+
+@dataclass(frozen=True, eq=False)
+class _Overview:
+    """A mask file, seen small."""
+
+    values: np.ndarray  # above 0 where any of it counts, (H, W) uint8
+    levels: MaskLevels | None  # values of the file; None of a photograph's transparency
+    counts_somewhere: bool  # at the size of the file
 
 
 def overview(camera: Camera) -> np.ndarray:
     """The mask of a camera, ``OVERVIEW_SIDE`` long; above 0 where any of it counts. (H, W) uint8"""
+    return _file_overview(camera).values
+
+
+def _file_overview(camera: Camera) -> _Overview:
     small = camera.reduced(OVERVIEW_SIDE)
     status = camera.mask.path.stat()
     return _overview(camera.mask, small.width, small.height, (status.st_mtime_ns, status.st_size))
 
 
 @functools.lru_cache(maxsize=_KEPT_OVERVIEWS)
-def _overview(mask: ViewMask, width: int, height: int, version: Any) -> np.ndarray:
+def _overview(mask: ViewMask, width: int, height: int, version: Any) -> _Overview:
     """Kept, because every stage of a pipeline looks at the same masks; ``version`` of the file."""
-    values = images.decode_mask(mask, width, height)
+    whole, levels = images.read_mask(mask)
+    values = images.resized_mask(whole, width, height)
     values.setflags(write=False)
-    return values
+    return _Overview(values, levels, bool((whole >= images.COUNTS).any()))
 
 
 def object_mask_path(folder: Path, name: str) -> Path:

@@ -22,7 +22,7 @@ from gaussian_splatting.data.depth_maps import (
     KnownDepths,
     known_depths,
 )
-from gaussian_splatting.data.masks import FOUND, NO_MASKS, MaskOptions
+from gaussian_splatting.data.masks import FOUND, NO_MASKS, MaskOptions, require_counted_pixels
 from gaussian_splatting.data.names import CamerasByName, ImageFolder, missing_images
 from gaussian_splatting.data.observations import KEEP_ALL, CaptureModel, Observations, ViewOptions
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint, StoredCamera
@@ -329,6 +329,7 @@ def _finish(
     left_out = [sized[c.name] for c in test if c.name in sized and c.name not in kept]
     if not train_cameras:
         raise UserError(f"{root}: no training cameras are left; add images or use --eval False")
+    require_counted_pixels(train_cameras)
     extent = camera_extent(train_cameras)
     if extent == 0:
         how.notify(f"{root}: all training cameras stand in one place; the scene has no extent")

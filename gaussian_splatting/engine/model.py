@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.cloud import ANTIALIASED, GaussianCloud
 from gaussian_splatting.optim.adam import GroupedAdam
 from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
 from gaussian_splatting.optim.schedule import LearningRates
@@ -117,6 +117,7 @@ class TrainableCloud(TrainableModel):
     ) -> None:  # fmt: skip
         """Start optimising a copy of ``cloud``; ``extent`` scales the position rate."""
         super().__init__(cloud.detached().tensors(), rates.by_name(0, extent), optimizer, seed)
+        self._antialiased = cloud.antialiased
         self._rates = rates
         self._extent = extent
 
@@ -125,7 +126,12 @@ class TrainableCloud(TrainableModel):
 
     @property
     def cloud(self) -> GaussianCloud:
-        return GaussianCloud(**self.optimizer.parameters)
+        return GaussianCloud(**self.optimizer.parameters, antialiased=self._antialiased)
+
+    def state(self) -> dict[str, Any]:
+        """As of every model; whether it is antialiased stands beside what other readers read."""
+        antialiased = {ANTIALIASED: True} if self._antialiased else {}
+        return {**super().state(), **antialiased}
 
     def schedule_position_rate(self, iteration: float) -> None:
         self.optimizer.set_learning_rate("means", self._rates.position(iteration, self._extent))
@@ -140,7 +146,8 @@ def cloud_from_state(
     missing = [name for name in STATE_NAMES.values() if name not in state]
     if missing:
         raise UserError(f"the checkpoint lacks {', '.join(missing)}: not a {kind}")
-    cloud = GaussianCloud(**{own: state[file].float() for own, file in STATE_NAMES.items()})
+    tensors = {own: state[file].float() for own, file in STATE_NAMES.items()}
+    cloud = GaussianCloud(**tensors, antialiased=ANTIALIASED in state)
     shapes = {"means": (3,), "opacity_logits": (1,), "log_scales": (3,), "quats": (4,),
               "sh_dc": (1, 3)}  # fmt: skip
     for name, width in shapes.items():

@@ -26,6 +26,7 @@ from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import CheckpointStore, load_numbered
 from sugar_utils import files as storage
 from sugar_utils.errors import Notify, UserError, explained, shortened
+from sugar_utils.flags import AUTO
 from sugar_utils.schemas import RunRecord, read_checked
 
 _DIGITS = 8
@@ -107,7 +108,8 @@ def scene_inputs(
     if scene.depths.maps:
         maps = scene.depths.maps
         digests = storage.in_parallel(storage.file_digest, [known.path for known in maps.values()])
-        shown = [f"weight {scene.depths.weight:g} {digest}" for digest in digests]
+        unit = "" if scene.depths.unit == AUTO else f"{scene.depths.unit} "
+        shown = [f"weight {scene.depths.weight:g} {unit}{digest}" for digest in digests]
         inputs["depth maps"] = dict(zip(maps, shown, strict=True))
     if tracks and scene.observations is not None:
         seen = scene.observations

@@ -127,27 +127,42 @@ class Channels:
     antialiased: int
 
 
-MIN_COVERAGE = wp.constant(0.01)  # below, as of flat splats seen edge-on, it has no gradient
+MIN_COVERAGE = wp.constant(0.000025)
+"""Least squared share that an antialiased splat keeps: opacities shrink to 0.005 at most, as in
+3DGS. Below it, as of flat splats seen edge-on, the share is a constant."""
 
 
 @wp.func
-def coverage(a: float, b: float, c: float) -> float:
-    """Area of a splat over that of the widened one with the covariance (a, b; b, c), squared.
+def squared_area(v: mat23) -> float:
+    """Determinant of v v^T, without the cancellation of a difference of products."""
+    xy = v[0, 0] * v[1, 1] - v[0, 1] * v[1, 0]
+    yz = v[0, 1] * v[1, 2] - v[0, 2] * v[1, 1]
+    zx = v[0, 2] * v[1, 0] - v[0, 0] * v[1, 2]
+    return xy * xy + yz * yz + zx * zx
+
+
+@wp.func
+def coverage(area: float, widened_area: float) -> float:
+    """Area of a splat over that of the widened one, squared; both areas are squares.
 
     Widened splats keep their sum over the pixels if opacities shrink by its root (Mip-Splatting, Yu
     et al., CVPR 2024, section 5.2).
     """
-    return wp.max(((a - BLUR) * (c - BLUR) - b * b) / (a * c - b * b), MIN_COVERAGE)
+    return wp.max(area / widened_area, MIN_COVERAGE)
 
 
 @wp.func
-def coverage_gradient(a: float, b: float, c: float, square: float) -> wp.vec3:
-    """Gradient of the root's logarithm with respect to (a, b, c); b stands for both its places."""
-    if square <= MIN_COVERAGE:
+def coverage_gradient(a: float, b: float, c: float, area: float, widened_area: float) -> wp.vec3:
+    """Gradient of the root's logarithm with respect to the covariance (a, b; b, c) of the splat.
+
+    b stands for both its places. Areas are squares, as in :func:`coverage`.
+    """
+    if area <= MIN_COVERAGE * widened_area:
         return wp.vec3()
-    det = a * c - b * b
-    own = det * square
-    return 0.5 * wp.vec3((c - BLUR) / own - c / det, b / det - b / own, (a - BLUR) / own - a / det)
+    across = b / widened_area - b / area
+    return 0.5 * wp.vec3(
+        c / area - (c + BLUR) / widened_area, across, a / area - (a + BLUR) / widened_area
+    )
 
 
 @wp.func
@@ -235,7 +250,7 @@ def project_one(
     if not (det > 0.0 and det < 1.0e30 and wp.isfinite(opacity)):
         return
     if channels.antialiased > 0:
-        opacity = opacity * wp.sqrt(coverage(a, b, c))
+        opacity = opacity * wp.sqrt(coverage(squared_area(v), det))
     px = view.fx * t[0] / t[2] + view.cx - 0.5
     py = view.fy * t[1] / t[2] + view.cy - 0.5
     middle = 0.5 * (a + c)
@@ -389,12 +404,13 @@ def project_backward(
     d_cov = conic_gradient(i, splats, wp.vec3(d_splats[i, 2], d_splats[i, 3], d_splats[i, 4]))
     d_opacity = d_splats[i, 5]
     if channels.antialiased > 0:
-        a = v[0, 0] * v[0, 0] + v[0, 1] * v[0, 1] + v[0, 2] * v[0, 2] + BLUR
+        a = v[0, 0] * v[0, 0] + v[0, 1] * v[0, 1] + v[0, 2] * v[0, 2]
         b = v[0, 0] * v[1, 0] + v[0, 1] * v[1, 1] + v[0, 2] * v[1, 2]
-        c = v[1, 0] * v[1, 0] + v[1, 1] * v[1, 1] + v[1, 2] * v[1, 2] + BLUR
-        square = coverage(a, b, c)
-        d_cov += d_opacity * splats[i, 5] * coverage_gradient(a, b, c, square)
-        d_opacity *= wp.sqrt(square)
+        c = v[1, 0] * v[1, 0] + v[1, 1] * v[1, 1] + v[1, 2] * v[1, 2]
+        area = squared_area(v)
+        widened_area = (a + BLUR) * (c + BLUR) - b * b
+        d_cov += d_opacity * splats[i, 5] * coverage_gradient(a, b, c, area, widened_area)
+        d_opacity *= wp.sqrt(coverage(area, widened_area))
     d_v = mat23()
     for k in range(3):
         d_v[0, k] = 2.0 * (d_cov[0] * v[0, k] + d_cov[1] * v[1, k])

@@ -52,8 +52,8 @@ class SfmOptions:
     panoramas: bool | Literal["auto"] = _posing(
         "auto", "True: the photographs, or the video, are equirectangular panoramas, which become "
         "six square views each; False: they are not; auto: where XMP says so, or all are twice as "
-        "wide as high and meet at their borders", parse=flags.boolean_or_auto,
-        metavar="{auto,True,False}",
+        "wide as high and show the same texture at their left and right border",
+        parse=flags.boolean_or_auto, metavar="{auto,True,False}",
     )  # fmt: skip
     photographer: float | None = _posing(
         None, "degrees around straight down of a panorama that who carries the camera hides, and "

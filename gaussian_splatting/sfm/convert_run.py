@@ -245,7 +245,8 @@ def convert(options: ConvertOptions, console: Console | None = None) -> Converte
 def _convert(work: Work) -> Converted:
     source, options, console = work.source, work.options, work.console
     photographs = _photographs(work)
-    of_panoramas = panoramas.are_panoramas(photographs, options.sfm.panoramas)
+    asked_panoramas = options.sfm.panoramas
+    of_panoramas = panoramas.are_panoramas(photographs, asked_panoramas, console.info)
     known, content = (None, []) if of_panoramas else _known_cameras(work, photographs)
     photographs = known.photographs if known else photographs
     rounds = 0 if known or of_panoramas else _turntable(work, photographs)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from gaussian_splatting.data.cameras import ViewMask
-from gaussian_splatting.data.images import decode_mask
+from gaussian_splatting.data.images import COUNTS, decode_mask
 from gaussian_splatting.sfm.photographs import Photograph, camera_groups, read_grey
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path
@@ -178,7 +178,7 @@ def _features_of(
     found, descriptors = extractor.extract_from_uint8_array(grey)
     keypoints = pycolmap.keypoints_to_matrix(found).reshape(-1, 4)
     if mask is not None:
-        counts = decode_mask(mask, width, height, upright=True) >= 128
+        counts = decode_mask(mask, width, height, upright=True) >= COUNTS
         x, y = keypoints[:, :2].astype(int).T
         kept = counts[y.clip(0, height - 1), x.clip(0, width - 1)]
         keypoints = keypoints[kept]

@@ -20,7 +20,7 @@ from gaussian_splatting.data.cameras import ViewMask
 from gaussian_splatting.data.images import decode_mask, open_image
 from gaussian_splatting.sfm.matching import Rig
 from gaussian_splatting.sfm.photographs import Photograph, output_names, read_grey, read_upright
-from sugar_utils.errors import UserError, shortened
+from sugar_utils.errors import Notify, UserError, shortened
 from sugar_utils.files import atomic_path
 from sugar_utils.libraries import load_pycolmap
 
@@ -39,11 +39,21 @@ _POLE, _SEAM = 0.3, 2.0
 """Most differences of neighbouring pixels: in the first and the last row, of those in the middle
 row; across the seam, of those beside it. Photographs measured 0.8 and 9; panoramas 0.05 and 1.2."""
 
+_STEP = 3.0  # of 255: differences of neighbours along the seam above it are texture, not noise
+_TEXTURED_SHARE = 0.1  # of the seam: a plain background has none, a level horizon is one step
+_SEAM_CORRELATION = 0.4  # least, of those differences on both sides; larger ones count as 3 steps
+_TEXTURED_PANORAMAS = 0.5  # share of the pictures that must have texture there; a wall has none
 
-def are_panoramas(photographs: Sequence[Photograph], asked: bool | str) -> bool:
+
+def are_panoramas(
+    photographs: Sequence[Photograph],
+    asked: bool | str,
+    notify: Notify = lambda line: None,
+) -> bool:
     """Whether photographs are equirectangular panoramas; asked: the flag ``--panoramas``.
 
-    Files say so in XMP (GPano); else all must be twice as wide as high and meet at their borders.
+    Files say so in XMP (GPano); else all must be twice as wide as high and meet at their borders,
+    and in half of them at least the same texture must be on both sides: plain backgrounds meet too.
     """
     if asked is False:
         return False
@@ -60,7 +70,23 @@ def are_panoramas(photographs: Sequence[Photograph], asked: bool | str) -> bool:
             f"{len(said)} of {len(photographs)} photographs are panoramas "
             f"({shortened([p.name for p in said])}); put them into a folder of their own"
         )
-    return bool(said) or all(p.width == 2 * p.height and _closes(p.path) for p in photographs)
+    if said:
+        return True
+    if any(p.width != 2 * p.height for p in photographs):
+        return False
+    textured = 0
+    for photograph in photographs:
+        grey = read_grey(photograph.path, _LOOKED_AT).astype(float)
+        if not _closes(grey):
+            return False
+        textured += _has_texture_at_seam(grey)
+    if textured >= _TEXTURED_PANORAMAS * len(photographs):
+        return True
+    notify(
+        "note: the photographs are twice as wide as high and plain at their borders; taken for "
+        "ordinary ones; pass --panoramas True if they show all directions"
+    )
+    return False
 
 
 def _says_so(path: Path) -> bool:
@@ -70,14 +96,26 @@ def _says_so(path: Path) -> bool:
     return b"GPano" in text and b"equirectangular" in text
 
 
-def _closes(path: Path) -> bool:
-    """Whether the first and the last row show one place each, and left and right border meet."""
-    grey = read_grey(path, _LOOKED_AT).astype(float)
+def _closes(grey: np.ndarray) -> bool:
+    """Whether the first and the last row of a picture, (H, W), show one place each, and its left
+    and right border meet."""
     along = np.abs(np.diff(grey, axis=1)).mean(axis=1)
     beside, seam = (np.abs(grey[:, 0] - grey[:, k]).mean() for k in (1, -1))
     # One step of 8 bits is nothing.
     poles = max(along[0], along[-1]) <= _POLE * np.median(along) + 0.5
     return bool(poles and seam <= _SEAM * beside + 1)
+
+
+def _has_texture_at_seam(grey: np.ndarray) -> bool:
+    """Whether the left and the right border of a picture, (H, W), show the same texture."""
+    left = np.diff(grey[:, 0])
+    right = np.diff(grey[:, -1])
+    textured = np.minimum(np.abs(left), np.abs(right)) >= _STEP
+    if textured.mean() < _TEXTURED_SHARE:
+        return False
+    # A horizon on both sides is a large step, which alone would be a correlation.
+    sides = np.clip([left, right], -3 * _STEP, 3 * _STEP)
+    return bool(np.corrcoef(sides)[0, 1] >= _SEAM_CORRELATION)
 
 
 def write_views(

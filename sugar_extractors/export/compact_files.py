@@ -32,7 +32,7 @@ import zstandard
 from PIL import Image
 from torch import Tensor
 
-from gaussian_splatting.cloud import GaussianCloud, rotation_matrices
+from gaussian_splatting.cloud import ANTIALIASED, GaussianCloud, rotation_matrices
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh, sh_to_rgb
 from sugar_extractors.texture.textured_mesh_io import glb_head, gltf_start
 from sugar_utils.errors import UserError, explained
@@ -333,6 +333,9 @@ def write_gltf_gaussians(path: Path, cloud: GaussianCloud) -> None:
     }  # fmt: skip
     numbers = {name: number for number, name in enumerate(attributes)}
     primitive = {"attributes": numbers, "mode": _POINTS, "extensions": {EXTENSION: kernel}}
+    if cloud.antialiased:
+        # The extension has no word for it.
+        primitive["extras"] = {ANTIALIASED: True}
     content = {
         **gltf_start(EXTENSION, primitive), "accessors": accessors, "bufferViews": views,
         "buffers": [{"byteLength": start}],
@@ -398,7 +401,10 @@ def read_gltf_gaussians(path: Path) -> GaussianCloud:
         raise UserError(f"{path}: {_WRONG} ({type(error).__name__}: {error})") from error
     quats = np.roll(rotation, 1, axis=1)
     harmonics = np.stack(rest, axis=1) if rest else None
-    return cloud_of(path, position, quats, logarithms(scale), opacity[:, 0], color, harmonics)
+    cloud = cloud_of(path, position, quats, logarithms(scale), opacity[:, 0], color, harmonics)
+    extras = primitive.get("extras")
+    antialiased = isinstance(extras, dict) and extras.get(ANTIALIASED) is True
+    return replace(cloud, antialiased=antialiased)
 
 
 def _values(content: dict[str, Any], binary: bytes, number: int) -> np.ndarray:
@@ -433,7 +439,7 @@ def write_sog(path: Path, cloud: GaussianCloud) -> None:
               "sh0": np.column_stack([colors, opacities])}  # fmt: skip
     meta: dict[str, Any] = {
         "version": 2, "asset": {"generator": "sugar-trainer"}, "count": len(cloud),
-        "antialias": False, "means": {"mins": low.tolist(), "maxs": high.tolist()},
+        "antialias": cloud.antialiased, "means": {"mins": low.tolist(), "maxs": high.tolist()},
         "scales": {"codebook": scale_book}, "quats": {}, "sh0": {"codebook": color_book},
     }  # fmt: skip
     side = int(np.ceil(np.sqrt(len(cloud))))
@@ -527,9 +533,10 @@ def _cloud_of_images(path: Path, archive: zipfile.ZipFile, meta: dict[str, Any])
         bands, labels = _BANDS[meta["shN"]["bands"]], texels("shN", 1)[:n].astype(np.int64)
         palette = numbers("shN", texels("shN")[:, :3]).reshape(-1, bands, 3)
         rest = palette[labels[:, 0] + 256 * labels[:, 1]]
-    return cloud_of(
+    cloud = cloud_of(
         path, np.sign(places) * np.expm1(np.abs(places)),
         from_smallest_three(quats[:, 3].astype(np.int64) - _LARGEST, three),
         numbers("scales", texels("scales")[:n, :3]), colors[:, 3] / 255,
         numbers("sh0", colors[:, :3]), rest,
     )  # fmt: skip
+    return replace(cloud, antialiased=bool(meta.get("antialias", False)))

@@ -211,6 +211,9 @@ _READERS: dict[str, Callable[[Path], GaussianCloud]] = {
     ".splat": compact_files.read_splat,
     ".glb": compact_files.read_gltf_gaussians,
 }
+_WITHOUT_ANTIALIASING = ("splat", "ply", "gltf", "usd")
+"""Formats that have no word for it; all but ``splat`` keep it where this program reads it."""
+
 _Y_UP = (".spz", ".glb", ".usd", ".usda", ".usdc")  # files whose y points up
 
 
@@ -263,6 +266,11 @@ def _export_gaussians(options: ExportOptions, temporary: Paths, console: Console
     matrix = _axes(options.to, options.placement.orient == "up") @ matrix
     cloud = cloud if np.array_equal(matrix, np.eye(4)) else moved_cloud(cloud, matrix)
     path = temporary[options.target]
+    if cloud.antialiased and options.to in _WITHOUT_ANTIALIASING:
+        console.info(
+            f"note: these Gaussians are antialiased, which other programs cannot read from "
+            f"{options.to}: they show those below a pixel too large; use --to spz or sog"
+        )
     order = _WRITERS[options.to](path, cloud)
     found = read_as_written(path, console.info)
     if len(found) == len(cloud):

@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 
 from gaussian_splatting.cloud import GaussianCloud
 from sugar_extractors.export import compact_files
-from sugar_extractors.export.usd_process import WIDTHS
+from sugar_extractors.export.usd_process import ANTIALIASED_KEY, WIDTHS
 from sugar_extractors.mesh.meshing_backends import choose_backend
 from sugar_extractors.mesh_quality import Surface
 from sugar_extractors.texture import texture_atlas
@@ -112,6 +112,8 @@ def write_usd_gaussians(path: Path, cloud: GaussianCloud) -> None:
     ends = (values["means"] - reach).min(axis=0), (values["means"] + reach).max(axis=0)
     field.GetAttribute("extent").Set(kinds[3].FromNumpy(np.stack(ends).astype(np.float32)))
     field.GetAttribute("sortingModeHint").Set("cameraDistance")
+    if cloud.antialiased:
+        field.SetCustomDataByKey(ANTIALIASED_KEY, True)
     with tempfile.TemporaryDirectory() as folder, atomic_path(path) as temporary:
         # The suffix decides what kind of file it is, and the temporary file has none.
         file = Path(folder) / "gaussians.usdc"
@@ -130,6 +132,7 @@ def read_usd_gaussians(path: Path) -> GaussianCloud:
             with np.load(file) as found:
                 means, quats, scales, opacities, harmonics = (found[name] for name in WIDTHS)
                 bands = (int(found["degree"]) + 1) ** 2
+                antialiased = bool(found["antialiased"])
             harmonics = harmonics.reshape(len(means), bands, 3)[:, :16]
             quats = np.roll(quats.reshape(len(means), 4), 1, axis=1)
             logs = compact_files.logarithms(scales.reshape(len(means), 3))
@@ -137,7 +140,8 @@ def read_usd_gaussians(path: Path) -> GaussianCloud:
             reason = " ".join(str(error).split())[:200]
             raise UserError(f"{path}: damaged, or no field of Gaussians ({reason})") from error
     dc, rest = harmonics[:, 0], harmonics[:, 1:]
-    return compact_files.cloud_of(path, means, quats, logs, opacities, dc, rest)
+    cloud = compact_files.cloud_of(path, means, quats, logs, opacities, dc, rest)
+    return replace(cloud, antialiased=antialiased)
 
 
 def _write_scene(usd: Any, path: Path, mesh: TexturedMesh) -> None:

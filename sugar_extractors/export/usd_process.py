@@ -19,9 +19,14 @@ WIDTHS = {
 }  # fmt: skip
 """Attributes of a field of Gaussians, and how many numbers an element has; also in halves."""
 
+ANTIALIASED_KEY = "antialiased"  # of the field's custom data, for which there is no attribute
+
 
 def save_arrays(path: str, target: str) -> None:
-    """Save the attributes of the first field of Gaussians, and its degree, as float64."""
+    """Save the attributes of the first field of Gaussians as float64.
+
+    And its degree, and whether it is antialiased.
+    """
     usd, vol, sdf = load_package(path, "usd-core", "pxr.Usd", "pxr.UsdVol", "pxr.Sdf")
     stage = usd.Stage.Open(sdf.Layer.OpenAsAnonymous(path))
     prims = (p for p in stage.Traverse() if p.IsA(vol.ParticleField3DGaussianSplat))
@@ -33,7 +38,9 @@ def save_arrays(path: str, target: str) -> None:
         return field.GetAttribute(name).Get()
 
     found = {name: np.array(value(name) or value(f"{name}h"), float) for name in WIDTHS}
-    np.savez(target, degree=int(value("radiance:sphericalHarmonicsDegree")), **found)
+    degree = int(value("radiance:sphericalHarmonicsDegree"))
+    antialiased = field.GetCustomDataByKey(ANTIALIASED_KEY) is True
+    np.savez(target, degree=degree, antialiased=antialiased, **found)
 
 
 if __name__ == "__main__":

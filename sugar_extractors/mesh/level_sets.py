@@ -69,8 +69,8 @@ class LevelSetPoints(NamedTuple):
 def build_model(cloud: GaussianCloud) -> LevelSetModel:
     opaque = opacities_of(cloud.opacity_logits.detach()) > MIN_OPACITY
     gaussians = cloud.select(opaque).activate()
-    gaussians = Gaussians(*(t.float().contiguous() for t in gaussians.tensors()))
-    gaussians.sh_rest = gaussians.sh_rest[:, :0].contiguous()
+    values = (t.float().contiguous() for t in gaussians.tensors())
+    gaussians = Gaussians(*values, antialiased=cloud.antialiased).without_bands()
     n, device = len(gaussians), gaussians.means.device
     packed = torch.empty(n, PACK_SIZE, device=device)
     shape = (gaussians.means, gaussians.quats, gaussians.scales)
