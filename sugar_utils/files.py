@@ -22,7 +22,7 @@ import stat
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -176,10 +176,16 @@ def write_json_atomic(path: str | os.PathLike[str], value: Any) -> None:
     write_text_atomic(path, text + "\n")
 
 
-def read_json(path: str | os.PathLike[str]) -> Any:
+def read_json(path: str | os.PathLike[str], encodings: Sequence[str] = ()) -> Any:
+    """Read a JSON file in UTF-8, or else in the first of other encodings in which it is JSON."""
     path = require_regular_file(path, missing_ok=True)
     try:
-        return json.loads(path.read_bytes().decode("utf-8-sig"))
+        content = path.read_bytes()
+        if encodings and not _is_utf8(content):
+            for encoding in encodings:
+                with contextlib.suppress(ValueError, RecursionError):
+                    return json.loads(content.decode(encoding))
+        return json.loads(content.decode("utf-8-sig"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {_cause(error)}; check the path") from error
     except json.JSONDecodeError as error:
@@ -191,6 +197,14 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         # A number of thousands of digits, or brackets of thousands of levels.
         reason = f"{path}: a number too long or values nested too deep"
         raise UserError(f"{reason}; the file is damaged, write it again") from error
+
+
+def _is_utf8(content: bytes) -> bool:
+    try:
+        content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def check_writable(directory: str | os.PathLike[str]) -> Path:

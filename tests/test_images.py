@@ -15,7 +15,7 @@ from gaussian_splatting.data.images import (
     decode_image,
     fit_to_file,
 )
-from gaussian_splatting.data.names import ImageFolder, missing_images
+from gaussian_splatting.data.names import ImageFolder, ImagePlaces, missing_images
 from gaussian_splatting.data.scene import VanillaSize
 from sugar_trainers.capture import SugarSize
 from sugar_utils import device
@@ -177,7 +177,7 @@ def test_images_are_found_by_all_the_names_in_use(tmp_path, name, found):
 
 
 def test_missing_images_name_three_of_all(tmp_path):
-    error = missing_images(["a", "b", "c", "d"], 9, tmp_path)
+    error = missing_images(["a", "b", "c", "d"], 9, ImagePlaces(ImageFolder(tmp_path)))
     assert "4 of 9" in str(error)
     assert "a, b, c, ..." in str(error)
     assert str(tmp_path) in str(error)

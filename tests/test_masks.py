@@ -85,6 +85,34 @@ def test_numbered_masks_belong_to_the_sorted_photographs(tmp_path):
     assert mask_names(load(tmp_path)) == ["001.png", "002.png"]
 
 
+def test_numbers_of_masks_are_no_text(tmp_path):
+    names = [f"{number:02}.png" for number in range(1, 13)]
+    make_scene(tmp_path, dict.fromkeys(names, PINHOLE))
+    for number in range(12):
+        write_mask(tmp_path / "masks" / f"{number}.png")
+    assert mask_names(load(tmp_path)) == [f"{number}.png" for number in range(12)]
+    (tmp_path / "masks" / "11.png").unlink()
+    with pytest.raises(UserError, match="unclear which of the 11 numbered masks"):
+        load(tmp_path)
+
+
+def test_a_mask_of_a_name_without_folder_belongs_to_none_of_two(tmp_path):
+    make_scene(tmp_path, dict.fromkeys(["a/1.png", "b/1.png", "b/2.png"], PINHOLE))
+    for name in ("x1.jpg", "1.jpg", "2.jpg"):
+        write_mask(tmp_path / "masks" / name)
+    assert mask_names(load(tmp_path)) == [None, None, "2.jpg"]
+
+
+def test_masks_that_frames_name_win_over_a_folder(tmp_path):
+    path = write_scene(tmp_path)
+    content = json.loads(path.read_text())
+    for number, frame in enumerate(content["frames"]):
+        write_mask(tmp_path / "masks/deep" / f"m{number}.png", size=(20, 16))
+        frame["mask_path"] = f"C:\\scan\\masks\\deep\\m{number}.jpg"
+    path.write_text(json.dumps(content))
+    assert mask_names(load(tmp_path)) == ["m0.png", "m1.png", "m2.png"]
+
+
 def test_transforms_name_their_masks(tmp_path):
     path = write_scene(tmp_path)
     content = json.loads(path.read_text())

@@ -11,8 +11,10 @@ import pytest
 from gaussian_splatting.data.names import (
     CamerasByName,
     ImageFolder,
+    ImagePlaces,
     NameIndex,
     missing_images,
+    paired_by_number,
     readable_name,
 )
 
@@ -82,12 +84,12 @@ def test_files_whose_names_are_no_text_are_found(tmp_path):
 
 def test_two_names_are_not_given_one_file(tmp_path):
     images = folder_with(tmp_path, "a.jpg", "b.jpg")
-    paths = images.find_all(["a.jpg", "a.png", "x/b.jpg", "y/b.jpg"])
+    paths = ImagePlaces(images).find_all(["a.jpg", "a.png", "x/b.jpg", "y/b.jpg"])
     assert paths == {"a.jpg": tmp_path / "a.jpg", "a.png": None, "x/b.jpg": None, "y/b.jpg": None}
 
 
 def test_the_nearest_file_is_named(tmp_path):
-    images = folder_with(tmp_path, "IMG_0012.jpg", "other.jpg")
+    images = ImagePlaces(folder_with(tmp_path, "IMG_0012.jpg", "other.jpg"))
     text = str(missing_images(["IMG_012.jpg", "q.jpg"], 9, images))
     assert "2 of 9 images are missing" in text
     assert "nearest to IMG_012.jpg is IMG_0012.jpg" in text
@@ -99,3 +101,31 @@ def test_bytes_are_read_in_the_encoding_that_exists():
     assert readable_name(raw, lambda name: name == "写真ぱ") == "写真ぱ"
     assert readable_name("写真".encode()) == "写真"
     assert readable_name(raw).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("masks", "photographs", "first_and_last"),
+    [
+        # Numbers are numbers, whatever their zeros.
+        (range(12), [f"{i:02}.jpg" for i in range(1, 13)], ("0.png", "11.png")),
+        (range(1, 13), [f"{i:02}.jpg" for i in range(1, 13)], ("1.png", "12.png")),
+        (range(12), [f"IMG_{i}.jpg" for i in range(12)], ("0.png", "11.png")),
+        (range(20), [f"{i:03}.jpg" for i in range(5, 17)], ("5.png", "16.png")),
+        (range(2, 4), [f"{i:03}.jpg" for i in (2, 5, 3)], ("2.png", "3.png")),
+        # Places, as DTU counts them.
+        (range(3), [f"rect_{i}_3_r5000.png" for i in ("001", "002", "007")], ("0.png", "2.png")),
+        (range(4), ["01.jpg", "02.jpg", "05.jpg", "06.jpg"], ("0.png", "3.png")),
+        # By number or by text, the photographs stand in different orders.
+        (range(12), [f"{i}.jpg" for i in range(1, 13)], None),
+        ((1, 2, 3, 5), ["01.jpg", "02.jpg", "04.jpg", "05.jpg"], None),
+        (range(11), [f"{i:02}.jpg" for i in range(1, 13)], None),
+    ],
+)
+def test_files_named_by_numbers_are_paired_as_numbers(masks, photographs, first_and_last):
+    pairs = paired_by_number([f"{number}.png" for number in masks], photographs)
+    ends = pairs and (pairs[photographs[0]], pairs[photographs[-1]])
+    assert ends == first_and_last
+
+
+def test_one_number_twice_is_ambiguous():
+    assert paired_by_number(["1.png", "01.png"], ["a.jpg", "b.jpg"]) is None

@@ -15,13 +15,13 @@ from PIL import Image, ImageFilter
 
 from gaussian_splatting.data.cameras import ViewMask
 from gaussian_splatting.data.consistency import sharpness
+from gaussian_splatting.data.names import natural_order
 from gaussian_splatting.sfm.convert_options import ConvertOptions
 from gaussian_splatting.sfm.convert_run import convert
 from gaussian_splatting.sfm.matching import create_database, extract_features
 from gaussian_splatting.sfm.photographs import (
     camera_groups,
     described_photographs,
-    natural_order,
     output_names,
     read_upright,
 )

@@ -24,7 +24,12 @@ from PIL import Image
 from gaussian_splatting.data import images as pictures
 from gaussian_splatting.data import observations as tracks
 from gaussian_splatting.data.cameras import Camera, nearest_rotation
-from gaussian_splatting.data.names import ImageFolder, missing_images, readable_name
+from gaussian_splatting.data.names import (
+    ImageFolder,
+    ImagePlaces,
+    missing_images,
+    readable_name,
+)
 from gaussian_splatting.data.observations import CaptureModel, Observations, ViewFit
 from sugar_utils import files as storage
 from sugar_utils.errors import Notify, UserError, explained
@@ -151,13 +156,14 @@ def read_colmap(
         tracks.repair_reconstruction(reconstruction, notify)
     poses = _poses(reconstruction, folder)
     names = [name for name, *_ in poses]
-    by_name = images.find_all(names)
+    places = ImagePlaces(images)
+    by_name = places.find_all(names)
     missing = [name for name in names if by_name[name] is None]
     if missing and not missing_ok:
         if all(map(_is_utf8, _image_names(folder).values())):
-            raise missing_images(missing, len(poses), images)
+            raise missing_images(missing, len(poses), places)
         advice = "the model's names are not UTF-8: rename the photographs, and export it again"
-        raise missing_images(missing, len(poses), images, advice)
+        raise missing_images(missing, len(poses), places, advice)
     paths = [by_name[name] for name in names]
 
     cameras, distorted = [], []

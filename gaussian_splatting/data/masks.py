@@ -7,7 +7,7 @@ checking them before anything is written.
 | COLMAP | ``masks/NAME.EXT.png`` |
 | Brush and many apps | ``masks/STEM.*`` |
 | others | ``masks/STEM_mask.*``, ``STEM-mask.*``, ``STEM.mask.*``, ``NAME.EXT.mask.*`` |
-| 2DGS, PGSR, GOF, DTU data | ``mask/000.png``, numbered as the photographs are sorted |
+| 2DGS, PGSR, GOF, DTU data | ``mask/000.png``, by the photographs' numbers or order |
 | nerfstudio | ``mask_path`` of each frame in ``transforms.json`` |
 | NeRF-synthetic, cut-outs | alpha channel of the photograph |
 
@@ -33,7 +33,12 @@ from torch.nn import functional
 from gaussian_splatting.data import images, mask_levels
 from gaussian_splatting.data.cameras import Camera, MaskMode, ViewMask
 from gaussian_splatting.data.mask_levels import MaskLevels
-from gaussian_splatting.data.names import IMAGE_SUFFIXES, ImageFolder
+from gaussian_splatting.data.names import (
+    IMAGE_SUFFIXES,
+    ImageFolder,
+    natural_order,
+    paired_by_number,
+)
 from sugar_utils.errors import Notify, UserError, shortened
 from sugar_utils.files import in_parallel
 from sugar_utils.flags import AUTO
@@ -218,13 +223,13 @@ def _find(cameras: Sequence[Camera], root: Path, options: MaskOptions) -> _Found
         if folder is None:
             raise UserError(f"--masks {asked}: no such folder, in {root} or by itself")
         return _in_folder(cameras, folder, mode)
-    for name in FOLDERS:
-        if (root / name).is_dir():
-            return _in_folder(cameras, root / name, mode)
     named = [camera.mask_path for camera in cameras]
     if any(named):
         place = f"named by transforms*.json of {root}"
         return place, [_of_file(c, path, mode) for c, path in zip(cameras, named, strict=True)]
+    for name in FOLDERS:
+        if (root / name).is_dir():
+            return _in_folder(cameras, root / name, mode)
     return None
 
 
@@ -252,27 +257,38 @@ def _in_folder(cameras: Sequence[Camera], folder: Path, mode: MaskMode) -> _Foun
         return next(filter(None, map(by_name.find, wanted)), None)
 
     paths = [find(name) for name in names]
-    if not any(paths):
-        paths = _by_number(cameras, folder)
+    # A mask that several photographs of one name lead to belongs to none of them.
+    times = Counter(path for path, name in zip(paths, names, strict=True) if alike[name.name] > 1)
+    paths = [None if times[path] > 1 else path for path in paths]
+    if not all(paths):
+        paths = _by_number(cameras, folder) or paths
     return str(folder), [_of_file(c, path, mode) for c, path in zip(cameras, paths, strict=True)]
 
 
-def _by_number(cameras: Sequence[Camera], folder: Path) -> list[Path | None]:
-    """The n-th of numbered masks for the n-th photograph of its folder, as DTU's are named."""
+def _by_number(cameras: Sequence[Camera], folder: Path) -> list[Path | None] | None:
+    """Masks that are named by numbers alone, as DTU's are; None where there are others."""
     masks = _images_in(folder)
     photographs = [camera.source_path or camera.image_path for camera in cameras]
     if not masks or None in photographs or not all(path.stem.isdecimal() for path in masks):
-        return [None] * len(cameras)
-    sorted_files = _images_in(photographs[0].parent)
-    place = {path.name: index for index, path in enumerate(sorted_files)}
-    if len(masks) != len(sorted_files) or any(path.name not in place for path in photographs):
-        return [None] * len(cameras)
-    return [masks[place[path.name]] for path in photographs]
+        return None
+    if len({path.parent for path in photographs}) > 1:
+        return None
+    files = [path.name for path in _images_in(photographs[0].parent)]
+    pairs = paired_by_number([path.name for path in masks], files)
+    if pairs is None:
+        raise UserError(
+            f"{folder}: it is unclear which of the {len(masks)} numbered masks belongs to which of "
+            f"the {len(files)} photographs ({masks[0].name} to {masks[-1].name}, {files[0]} to "
+            f"{files[-1]}); name masks like their photographs, or pass --masks none"
+        )
+    names = [pairs.get(path.name) for path in photographs]
+    return [None if name is None else folder / name for name in names]
 
 
 def _images_in(folder: Path) -> list[Path]:
     found = (p for p in folder.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES)
-    return sorted(path for path in found if not path.name.startswith("."))
+    visible = (path for path in found if not path.name.startswith("."))
+    return sorted(visible, key=lambda path: natural_order(path.name))
 
 
 def _check(camera: Camera) -> None:

@@ -96,6 +96,48 @@ def nearest_name(name: str, candidates: Iterable[str]) -> str | None:
     return by_key[near[0]] if near else None
 
 
+def natural_order(name: str) -> list[tuple[int, int | str]]:
+    """Sorting key by which ``IMG_9`` comes before ``IMG_10``."""
+    parts = re.split(r"(\d+)", name.lower())
+    return [(0, int(part)) if part.isdecimal() else (1, part) for part in parts if part]
+
+
+def paired_by_number(numbered: Sequence[str], photographs: Sequence[str]) -> dict[str, str] | None:
+    """Pair files that are named by numbers alone with the photographs of a folder.
+
+    A number means the photograph that has it in its name, or, where names do not have all numbers
+    and there are as many files as photographs, its place in their order.
+
+    Args:
+        numbered: Names of the files, such as ``007.png``.
+        photographs: Names of all photographs of the folder, those without a camera included.
+
+    Returns:
+        The name of the file of each photograph that has one; None where it is unclear.
+    """
+    by_number = {int(PurePosixPath(name).stem): name for name in numbered}
+    if len(by_number) < len(numbered):
+        return None
+    digits = {name: re.findall(r"\d+", PurePosixPath(name).stem) for name in photographs}
+    numbers = {name: int(found[-1]) for name, found in digits.items() if found}
+    distinct = len(set(numbers.values())) == len(photographs)
+    values = set(numbers.values())
+    if distinct and (values <= by_number.keys() or by_number.keys() <= values):
+        return {name: by_number[n] for name, n in numbers.items() if n in by_number}
+    # By place: sorted as text or as numbers, the photographs must stand in one order.
+    in_order = sorted(photographs, key=natural_order)
+    if len(numbered) != len(photographs) or in_order != sorted(photographs):
+        return None
+    places = sorted(by_number)
+    pairs = dict(zip(in_order, places, strict=True))
+    counts_places = places[-1] - places[0] == len(places) - 1 and places[0] in (0, 1)
+    if not counts_places:
+        shifts = {numbers[name] - place for name, place in pairs.items()} if distinct else set()
+        if len(shifts) != 1:
+            return None
+    return {name: by_number[place] for name, place in pairs.items()}
+
+
 class NameIndex:
     """Paths by the names under which they may be asked for.
 
@@ -199,19 +241,6 @@ class ImageFolder:
         """Whether there is an image called ``name`` in the encoding in which that is given."""
         return (self.root / name).is_file() or self._find_as_spelt(name) is not None
 
-    def find_all(self, names: Iterable[str]) -> dict[str, Path | None]:
-        """Path of each name, or None.
-
-        Where several names lead to one file it belongs to the one that is spelt like it; if there
-        is none, to none of them.
-        """
-        paths = {name: self.find(name) for name in names}
-        times = Counter(path for path in paths.values() if path is not None)
-        for name, path in paths.items():
-            if path is not None and times[path] > 1 and not _ends_with(path, name):
-                paths[name] = None
-        return paths
-
     def nearest(self, name: str) -> str | None:
         """Return the image file whose name resembles a name that was not found most."""
         folder = PurePosixPath(normalized(name)).parent
@@ -258,6 +287,41 @@ class ImageFolder:
         return self._tree
 
 
+class ImagePlaces:
+    """Folders in which image files are looked for one after the other."""
+
+    def __init__(self, *folders: ImageFolder) -> None:
+        self._folders = folders
+
+    @property
+    def root(self) -> Path:
+        """The first folder, where the files belong."""
+        return self._folders[0].root
+
+    def find(self, name: str) -> Path | None:
+        """Path of the image called ``name`` in the first folder that has it."""
+        paths = (folder.find(name) for folder in self._folders)
+        return next((path for path in paths if path is not None), None)
+
+    def find_all(self, names: Iterable[str]) -> dict[str, Path | None]:
+        """Path of each name, or None.
+
+        Where several names lead to one file it belongs to the one that is spelt like it; if there
+        is none, to none of them.
+        """
+        paths = {name: self.find(name) for name in names}
+        times = Counter(path for path in paths.values() if path is not None)
+        for name, path in paths.items():
+            if path is not None and times[path] > 1 and not _ends_with(path, name):
+                paths[name] = None
+        return paths
+
+    def nearest(self, name: str) -> str | None:
+        """Return the image file whose name resembles a name that was not found most."""
+        names = (folder.nearest(name) for folder in self._folders)
+        return nearest_name(name, [near for near in names if near is not None])
+
+
 class CamerasByName(Generic[Named]):
     """Cameras, or other things with a ``name``, found by the names that other programs give them.
 
@@ -285,20 +349,19 @@ class CamerasByName(Generic[Named]):
 def missing_images(
     names: Sequence[str],
     total: int,
-    folder: ImageFolder | Path,
+    places: ImagePlaces,
     advice: str = "put them there or name the right folder with --images",
 ) -> UserError:
     """The one error that reports all cameras whose photograph was not found.
 
     Args:
-        folder: Where they were looked for; it is asked for the file that comes nearest.
+        places: Where they were looked for.
     """
-    files = folder if isinstance(folder, ImageFolder) else ImageFolder(folder, recursive=False)
     shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-    near = files.nearest(names[0])
+    near = places.nearest(names[0])
     hint = f"nearest to {names[0]} is {near}" if near else f"no file is called like {names[0]}"
     return UserError(
-        f"{len(names)} of {total} images are missing in {files.root} (cameras {shown}; {hint}); "
+        f"{len(names)} of {total} images are missing in {places.root} (cameras {shown}; {hint}); "
         f"{advice}"
     )
 

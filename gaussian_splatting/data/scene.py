@@ -23,7 +23,7 @@ from gaussian_splatting.data.depth_maps import (
     known_depths,
 )
 from gaussian_splatting.data.masks import FOUND, NO_MASKS, MaskOptions, require_counted_pixels
-from gaussian_splatting.data.names import CamerasByName, ImageFolder, missing_images
+from gaussian_splatting.data.names import CamerasByName, ImageFolder, ImagePlaces, missing_images
 from gaussian_splatting.data.observations import KEEP_ALL, CaptureModel, Observations, ViewOptions
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint, StoredCamera
 from gaussian_splatting.data.transforms_json import find_transforms, read_transforms
@@ -203,7 +203,13 @@ def _read_source(root: Path, how: SceneOptions, missing_ok: bool = False) -> Cap
         )  # fmt: skip
     if not find_transforms(root):
         return None
-    return read_transforms(root, seed=how.seed, missing_ok=missing_ok, notify=how.notify)
+    return read_transforms(
+        root,
+        seed=how.seed,
+        images_dir=how.images_dir,
+        missing_ok=missing_ok,
+        notify=how.notify,
+    )
 
 
 def _image_folder(root: Path, images_dir: str) -> ImageFolder:
@@ -294,16 +300,15 @@ def _with_images(
     cameras: Sequence[Camera], root: Path, images_dir: str, required: bool
 ) -> list[Camera]:
     """Find the photographs that are not known yet; all that are missing make one error."""
-    folders = [
+    places = ImagePlaces(
         _image_folder(root, images_dir),
         ImageFolder(root, recursive=False),
         ImageFolder(root / "train", recursive=False),
-    ]
-    absent = [camera.name for camera in cameras if camera.image_path is None]
-    found = {name: next(filter(None, (f.find(name) for f in folders)), None) for name in absent}
+    )
+    found = places.find_all(camera.name for camera in cameras if camera.image_path is None)
     missing = [name for name, path in found.items() if path is None]
     if missing and required:
-        raise missing_images(missing, len(cameras), folders[0])
+        raise missing_images(missing, len(cameras), places)
     return [replace(c, image_path=c.image_path or found.get(c.name)) for c in cameras]
 
 

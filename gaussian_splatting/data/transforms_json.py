@@ -7,20 +7,29 @@ Their cameras look along -z with y up (OpenGL); they are turned to COLMAP's axes
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 import torch
 
 from gaussian_splatting.data.cameras import Camera, nearest_rotation
+from gaussian_splatting.data.depth_maps import FILES as DEPTH_SUFFIXES
 from gaussian_splatting.data.images import image_size
-from gaussian_splatting.data.names import ImageFolder, missing_images
+from gaussian_splatting.data.names import (
+    ENCODINGS,
+    IMAGE_SUFFIXES,
+    ImageFolder,
+    ImagePlaces,
+    NameIndex,
+    missing_images,
+    unknown_names,
+)
 from gaussian_splatting.data.observations import CaptureModel
 from gaussian_splatting.data.ply import read_point_ply
-from sugar_utils.errors import Notify, UserError
+from sugar_utils.errors import Notify, UserError, shortened
 from sugar_utils.files import read_json
 from sugar_utils.random import generator
 from sugar_utils.schemas import Coordinate, FileName, PixelCount, conform
@@ -29,6 +38,16 @@ N_RANDOM_POINTS = 100_000
 RANDOM_POINTS_HALF_SIDE = 1.3
 _DISTORTION = ("k1", "k2", "k3", "k4", "p1", "p2")
 _PERSPECTIVE_MODELS = ("", "PINHOLE", "SIMPLE_PINHOLE", "OPENCV", "PERSPECTIVE")
+_UNUSED = (
+    *("aabb_scale", "applied_scale", "applied_transform", "black_transparent", "bg_color"),
+    *("depth_unit_scale_factor", "enable_depth_loading", "envmap", "fisheye_crop_radius"),
+    *("fix_premult", "from_na", "importance_sampling", "integer_depth_scale", "is_hdr", "k5", "k6"),
+    *("light_dir", "motion_mask_path", "n_frames", "normal_file_path", "offset", "orientation"),
+    *("orientation_override", "panoptic_file_path", "render_aabb", "rolling_shutter", "scale"),
+    *("auto_scale_poses_override", "semantic_path", "time", "timestamp", "up", "white_transparent"),
+)
+"""Keys that nerfstudio and instant-ngp know and that change nothing here."""
+
 _Row = tuple[Coordinate, Coordinate, Coordinate, Coordinate]
 
 
@@ -65,6 +84,9 @@ class _Frame(_Lens, kw_only=True):
 class _Transforms(_Lens, kw_only=True):
     frames: Annotated[list[_Frame], msgspec.Meta(min_length=1)]
     ply_file_path: FileName | None = None
+    train_filenames: list[FileName] | None = None
+    val_filenames: list[FileName] | None = None
+    test_filenames: list[FileName] | None = None
 
 
 def find_transforms(root: Path) -> list[Path]:
@@ -89,15 +111,42 @@ def random_points(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_transforms(
-    root: Path, *, seed: int = 0, missing_ok: bool = False, notify: Notify = print
+    root: Path,
+    *,
+    seed: int = 0,
+    images_dir: str = "images",
+    missing_ok: bool = False,
+    notify: Notify = print,
 ) -> CaptureModel:
+    """Read the cameras of ``transforms*.json`` and find their photographs, masks and depth maps.
+
+    Args:
+        images_dir: Folder in the scene folder in which photographs are looked for that are not
+            where the file says.
+        missing_ok: Leave out cameras whose photograph is missing.
+    """
     paths = find_transforms(root)
-    contents = [conform(read_json(path), _Transforms, path) for path in paths]
-    files = _resolve(root, contents, missing_ok)
+    values = [read_json(path, ENCODINGS) for path in paths]
+    contents = [
+        conform(value, _Transforms, path) for value, path in zip(values, paths, strict=True)
+    ]
+    for value, path in zip(values, paths, strict=True):
+        _tell_unused(value, path, notify)
+    places = ImagePlaces(
+        ImageFolder(root, recursive=False),
+        ImageFolder(root / images_dir, recursive=False),
+        ImageFolder(root / "images", recursive=False),
+    )
+    files = _resolve(places, contents, missing_ok)
+    contents = [_with_found_maps(content, root, files, notify) for content in contents]
+    split = _declared_split(contents[0], paths[0], notify) if len(paths) == 1 else None
     sets: list[list[Camera]] = [[], []]
-    for own, path, content in zip(sets, paths, contents, strict=False):
-        pairs = ((frame, files[frame.file_path]) for frame in content.frames)
-        own += [_camera(root, path, content, frame, file) for frame, file in pairs if file]
+    for number, (path, content) in enumerate(zip(paths, contents, strict=True)):
+        for frame in content.frames:
+            file = files[frame.file_path]
+            target = number if split is None else split[frame.file_path]
+            if file is not None and target is not None:
+                sets[target].append(_camera(root, path, content, frame, file))
     points_path = root / (contents[0].ply_file_path or "")
     if points_path.is_file():
         points, points_rgb = read_point_ply(points_path, notify)
@@ -106,24 +155,96 @@ def read_transforms(
         points, points_rgb = random_points(seed)
     names = " and ".join(path.name for path in paths)
     text = f"{root / names}: {sum(map(len, sets))} images"
-    test = sets[1] if len(paths) > 1 else None
+    test = sets[1] if len(paths) > 1 or split is not None else None
     return CaptureModel(sets[0], test, points, points_rgb, text)
 
 
-def _resolve(root: Path, contents: list[_Transforms], missing_ok: bool) -> dict[str, Path | None]:
-    folders: dict[Path, ImageFolder] = {}
+def _tell_unused(value: Any, path: Path, notify: Notify) -> None:
+    """Name the keys of a file, and of its frames, that other programs would follow."""
+    keys = set(value).union(*value["frames"])
+    unused = [key for key in _UNUSED if key in keys]
+    if unused:
+        notify(f"note: {path}: not used: {', '.join(sorted(unused))}")
 
-    def find(file_path: str) -> Path | None:
-        target = root / file_path.replace("\\", "/")
-        folder = folders.setdefault(target.parent, ImageFolder(target.parent, recursive=False))
-        return folder.find(target.name)
 
+def _resolve(
+    places: ImagePlaces, contents: list[_Transforms], missing_ok: bool
+) -> dict[str, Path | None]:
     paths = [frame.file_path for content in contents for frame in content.frames]
-    files = {path: find(path) for path in paths}
+    files = places.find_all(paths)
     missing = [path for path in paths if files[path] is None]
     if missing and not missing_ok:
-        raise missing_images(missing, len(paths), root)
+        advice = "put them there or into images/, or fix file_path"
+        raise missing_images(missing, len(paths), places, advice)
     return files
+
+
+def _with_found_maps(
+    content: _Transforms, root: Path, files: Mapping[str, Path | None], notify: Notify
+) -> _Transforms:
+    """Put the paths of masks and depth maps in place of the names that frames give them.
+
+    One that is not there is none; how many there are of those is told in one line for each kind.
+    """
+    photographs = set(files.values())
+    frames = content.frames
+    for key, what, suffixes in (
+        ("mask_path", "masks", IMAGE_SUFFIXES),
+        ("depth_file_path", "depth maps", DEPTH_SUFFIXES),
+    ):
+        places = ImagePlaces(ImageFolder(root, recursive=False, suffixes=suffixes))
+        names = [name for name in (getattr(frame, key) for frame in frames) if name is not None]
+        paths = {name: places.find(name) for name in names}
+        found = {n: str(p) for n, p in paths.items() if p is not None and p not in photographs}
+        missing = [name for name in names if name not in found]
+        if missing:
+            near = places.nearest(missing[0])
+            hint = f"; nearest to {missing[0]} is {near}" if near else ""
+            count = f"{len(missing)} of the {len(names)} {what}"
+            notify(f"note: {count} that frames name are not there ({shortened(missing)}{hint})")
+        frames = [
+            msgspec.structs.replace(frame, **{key: found.get(getattr(frame, key))})
+            for frame in frames
+        ]
+    return msgspec.structs.replace(content, frames=frames)
+
+
+def _declared_split(
+    content: _Transforms, path: Path, notify: Notify
+) -> dict[str, Literal[0, 1] | None] | None:
+    """Read which frames the lists of nerfstudio train on and hold out.
+
+    Frames of ``test_filenames`` and ``val_filenames`` are held out, and without these lists those
+    that ``train_filenames`` leaves out.
+
+    Returns:
+        By ``file_path`` 0 for training, 1 for held out, None for neither; None without lists.
+    """
+    names = [frame.file_path for frame in content.frames]
+    index = NameIndex(names, suffixes=None)
+
+    def frames_of(key: str) -> set[str] | None:
+        listed = getattr(content, key)
+        if listed is None:
+            return None
+        matches = {name: name if name in names else index.find(name) for name in listed}
+        unknown = [name for name, match in matches.items() if match is None]
+        if unknown:
+            raise unknown_names(unknown, names, f"{path}, {key}", "fix the list, or remove it")
+        return set(matches.values())
+
+    train = frames_of("train_filenames")
+    held_out = (frames_of("test_filenames") or set()) | (frames_of("val_filenames") or set())
+    if not train and not held_out:
+        return None
+    train = set(names) - held_out if train is None else train - held_out
+    if not held_out:
+        held_out = set(names) - train
+    neither = [name for name in names if name not in train | held_out]
+    notify(f"{path}: its lists hold {len(held_out)} of {len(names)} views out")
+    if neither:
+        notify(f"note: {len(neither)} views are in no list and not used ({shortened(neither)})")
+    return {name: 0 if name in train else 1 if name in held_out else None for name in names}
 
 
 def _camera(root: Path, path: Path, content: _Transforms, frame: _Frame, file: Path) -> Camera:
@@ -153,11 +274,18 @@ def _camera(root: Path, path: Path, content: _Transforms, frame: _Frame, file: P
     middle = width / 2 if cx is None else cx, height / 2 if cy is None else cy
     name = file.relative_to(root).as_posix() if file.is_relative_to(root) else file.name
     pose = rotation, -rotation @ matrix[:3, 3]
-    # Masks and depth maps that nerfstudio's frames may name; one that is not there is none.
-    beside = {"mask_path": frame.mask_path, "depth_path": frame.depth_file_path}
-    paths = {key: root / text.replace("\\", "/") for key, text in beside.items() if text}
-    paths = {key: path for key, path in paths.items() if path.is_file()}
-    return Camera(name, width, height, fx, fy, *middle, *pose, file, **paths)
+    return Camera(
+        name,
+        width,
+        height,
+        fx,
+        fy,
+        *middle,
+        *pose,
+        file,
+        mask_path=Path(frame.mask_path) if frame.mask_path else None,
+        depth_path=Path(frame.depth_file_path) if frame.depth_file_path else None,
+    )
 
 
 def _check_lens(place: str, value: Callable[[str], Any]) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 
 from gaussian_splatting.data.cameras import nearest_rotation
 from gaussian_splatting.data.images import lens_at
-from gaussian_splatting.data.names import CamerasByName
+from gaussian_splatting.data.names import ENCODINGS, CamerasByName
 from gaussian_splatting.sfm.photographs import Photograph
 from sugar_utils.errors import UserError, explained, shortened
 from sugar_utils.files import read_json, require_regular_file
@@ -292,7 +292,7 @@ _OPENMVG = _record(
 def read_openmvg(files: Sequence[Path], size_of: SizeOf) -> Iterator[KnownCamera]:
     """``sfm_data.json`` of OpenMVG, whose pixels have their middles at whole numbers."""
     path = files[0]
-    found = conform(read_json(path), _OPENMVG, path, _AGAIN)
+    found = conform(read_json(path, ENCODINGS), _OPENMVG, path, _AGAIN)
     poses, lenses = {entry.key: entry.value for entry in found.extrinsics}, {}
     for entry in found.intrinsics:
         data, place = entry.value.ptr_wrapper.data, f"{path}, intrinsic {entry.key}"
@@ -332,7 +332,7 @@ _FISHEYE = ("fisheye", "fisheye_opencv")
 def read_opensfm(files: Sequence[Path], size_of: SizeOf) -> Iterator[KnownCamera]:
     """``reconstruction.json`` of OpenSfM and OpenDroneMap; of several parts the largest."""
     path, lenses = files[0], {}
-    parts = conform(read_json(path), _OPENSFM, path, _AGAIN)
+    parts = conform(read_json(path, ENCODINGS), _OPENSFM, path, _AGAIN)
     part = max(parts, key=lambda part: len(part.shots))
     for name, camera in part.cameras.items():
         kind, place = camera.projection_type, f"{path}, camera {name}"
@@ -364,7 +364,7 @@ _KEYFRAME = _record(
 def read_polycam(files: Sequence[Path], size_of: SizeOf) -> Iterator[KnownCamera]:
     """``keyframes`` of Polycam's raw data, one file per image: camera to world."""
     for path in files:
-        frame = conform(read_json(path), _KEYFRAME, path, _AGAIN)
+        frame = conform(read_json(path, ENCODINGS), _KEYFRAME, path, _AGAIN)
         pose = np.array([[getattr(frame, f"t_{i}{j}") for j in range(4)] for i in range(3)])
         rotation = _FLIP @ _rotation(pose[:, :3], f"{path}, t_00 to t_22").T
         size, focal = (frame.width, frame.height), (frame.fx, frame.fy)
@@ -380,7 +380,7 @@ _RECORD3D = _record(
 
 def read_record3d(files: Sequence[Path], size_of: SizeOf) -> Iterator[KnownCamera]:
     """``metadata.json`` of Record3D: quaternions x, y, z, w and centres, camera to world."""
-    found = conform(read_json(files[0]), _RECORD3D, files[0], _AGAIN)
+    found = conform(read_json(files[0], ENCODINGS), _RECORD3D, files[0], _AGAIN)
     own, shared = found.perFrameIntrinsicCoeffs, [found.K[i] for i in (0, 4, 6, 7)]
     for n, pose in enumerate(found.poses):
         fx, fy, cx, cy = own[n] if n < len(own) else shared

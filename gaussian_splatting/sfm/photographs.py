@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -18,7 +17,7 @@ from PIL import ExifTags, Image
 
 from gaussian_splatting.data.consistency import sharpness
 from gaussian_splatting.data.images import colors_of, has_alpha, open_image
-from gaussian_splatting.data.names import IMAGE_SUFFIXES
+from gaussian_splatting.data.names import IMAGE_SUFFIXES, natural_order
 from sugar_utils.errors import Notify, UserError, explained, shortened
 from sugar_utils.files import atomic_path, file_digest, require_regular_file, write_json_atomic
 from sugar_utils.libraries import load_package
@@ -51,12 +50,6 @@ class Photograph:
     turned: bool
     depth: str  # what is not 8-bit RGB or grey, in words; else empty
     transparent: bool
-
-
-def natural_order(name: str) -> list[tuple[int, int | str]]:
-    """Sorting key by which ``IMG_9`` comes before ``IMG_10``."""
-    parts = re.split(r"(\d+)", name.lower())
-    return [(0, int(part)) if part.isdecimal() else (1, part) for part in parts if part]
 
 
 def picture_files(folder: Path, recursive: bool = True) -> list[Path]:
