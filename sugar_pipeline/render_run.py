@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, field, replace
 from functools import partial
@@ -216,11 +217,37 @@ def _fitted(picture: np.ndarray, width: int, height: int) -> np.ndarray:
 
 
 def write_pictures(folder: Path, names: Iterable[str], pictures: Iterable[np.ndarray]) -> None:
-    """Write PNG files, each complete or not at all. pictures: (H, W, 3) uint8 each, as many"""
+    """Write ``NAME.png`` files, each complete or not at all. pictures: (H, W, 3) uint8, as many"""
     for name, picture in zip(names, pictures, strict=True):
-        file = name.replace("/", "_").replace("\\", "_")
-        with atomic_path(folder / f"{file}.png") as temporary:
+        with atomic_path(folder / f"{name}.png") as temporary:
             Image.fromarray(picture).save(temporary, format="PNG")
+
+
+def _flat(name: str) -> str:
+    return name.replace("/", "_").replace("\\", "_")
+
+
+def picture_names(views: Sequence[str]) -> list[str]:
+    """A file name without extension for each view, no two alike on any file system.
+
+    That of the photograph, with its folders: ``a/1.jpg`` makes ``a_1``. Where two views would have
+    the same name both keep their extension, and those still alike are numbered in their order.
+    """
+    flat = [_flat(view) for view in views]
+    short = [_flat(Path(view).with_suffix("").as_posix()) for view in views]
+    counts = Counter(name.lower() for name in short)
+    taken = {name for name, count in counts.items() if count == 1}
+    names = []
+    for whole, name in zip(flat, short, strict=True):
+        if counts[name.lower()] > 1:
+            name = whole
+            number = 1
+            while name.lower() in taken:
+                number += 1
+                name = f"{whole}_{number}"
+            taken.add(name.lower())
+        names.append(name)
+    return names
 
 
 VIEWS = ("test", "train", "all")
@@ -368,7 +395,7 @@ def render_results(options: RenderOptions, console: Console | None = None) -> Pa
         if is_video:
             write_video(target, pictures, options.fps)
         else:
-            names = [Path(camera.name).with_suffix("").as_posix() for camera in cameras]
+            names = picture_names([camera.name for camera in cameras])
             write_pictures(target, names, pictures)
     console.info(f"{len(cameras)} pictures: {target}")
     return target

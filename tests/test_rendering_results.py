@@ -153,6 +153,34 @@ def test_held_out_views_are_named_as_their_photographs(inputs, tmp_path):
     assert np.abs(found - photograph).mean() < 20
 
 
+NAMES = [
+    (["2.jpg", "3.png", "a/1.jpg", "b.c/4"], ["2", "3", "a_1", "b.c_4"]),
+    (["2.jpg", "2.png", "3.png"], ["2.jpg", "2.png", "3"]),
+    (["a/1.jpg", "a_1.jpg", "a_1.png"], ["a_1.jpg", "a_1.jpg_2", "a_1.png"]),
+    (["1.JPG", "1.jpg", "1.jpg_2"], ["1.JPG", "1.jpg_2", "1.jpg_2_2"]),
+    (["x.jpg", "x.png", "x.jpg.png"], ["x.jpg_2", "x.png", "x.jpg"]),
+]
+
+
+@pytest.mark.parametrize(("views", "expected"), NAMES)
+def test_pictures_have_names_of_their_own(views, expected):
+    """On file systems that do not tell upper case apart as well."""
+    names = shown_models.picture_names(views)
+    assert len({name.lower() for name in names}) == len(views)
+    assert names == expected
+
+
+def test_photographs_that_differ_in_their_extension_have_a_picture_each(inputs, tmp_path):
+    source = json.loads((inputs["vanilla"] / "cameras.json").read_text())
+    for number, name in enumerate(("2.jpg", "2.png", "3.png")):
+        source[number]["img_name"] = name
+    (tmp_path / "path.json").write_text(json.dumps(source[:3]))
+    words = (inputs["ply"], "--path", tmp_path / "path.json")
+    assert render_results(inputs, tmp_path / "views", *words) == 0
+    files = sorted(path.name for path in (tmp_path / "views").iterdir())
+    assert files == ["2.jpg.png", "2.png.png", "3.png"]
+
+
 def test_a_path_may_come_from_a_file(inputs, tmp_path, capsys):
     path = inputs["vanilla"] / "cameras.json"
     assert render_results(inputs, tmp_path / "a.mp4", inputs["ply"], "--path", path) == 0
