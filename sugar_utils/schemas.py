@@ -46,6 +46,7 @@ class RunRecord(msgspec.Struct):
     held_out_views: list[FileName] | None = None
     dropped_views: dict[FileName, str] | None = None
     object_masks: Annotated[str, Meta(pattern=r"^[0-9a-f]{16}$")] | None = None
+    world_offset: tuple[Coordinate, Coordinate, Coordinate] | None = None
 
 
 class Figures(msgspec.Struct):

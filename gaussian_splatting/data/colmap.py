@@ -31,6 +31,7 @@ from gaussian_splatting.data.names import (
     readable_name,
 )
 from gaussian_splatting.data.observations import CaptureModel, Observations, ViewFit
+from gaussian_splatting.data.world_offset import describe_offset, world_offset
 from sugar_utils import files as storage
 from sugar_utils.errors import Notify, UserError, explained
 from sugar_utils.libraries import load_pycolmap
@@ -152,6 +153,10 @@ def read_colmap(
         missing_ok: Leave ``image_path`` empty where a photograph is missing.
     """
     reconstruction = read_reconstruction(folder, images.has)
+    offset = model_offset(reconstruction, folder)
+    if offset.any():
+        notify(describe_offset(offset))
+        move_model(reconstruction, -offset)
     if repair:
         tracks.repair_reconstruction(reconstruction, notify)
     poses = _poses(reconstruction, folder)
@@ -187,7 +192,19 @@ def read_colmap(
     points, points_rgb = _points(reconstruction, folder)
     text = f"COLMAP model {folder}: {len(cameras)} images, {len(points)} points"
     observed = _observations(reconstruction)
-    return CaptureModel(cameras, None, points, points_rgb, text, observed)
+    return CaptureModel(cameras, None, points, points_rgb, text, observed, offset)
+
+
+def model_offset(reconstruction: Any, folder: Path) -> np.ndarray:
+    """What to subtract from all places of a model; zeros where it is near the origin. (3,)"""
+    poses = _poses(reconstruction, folder)
+    return world_offset(np.stack([-rotation.T @ shift for _, _, rotation, shift in poses]))
+
+
+def move_model(reconstruction: Any, shift: np.ndarray) -> None:
+    """Shift a ``pycolmap.Reconstruction``, changed in place, by (3,) world units."""
+    pycolmap = load_pycolmap()
+    reconstruction.transform(pycolmap.Sim3d(1.0, pycolmap.Rotation3d(), shift))
 
 
 def read_reconstruction(folder: Path, exists: Callable[[str], bool] | None = None) -> Any:
@@ -396,16 +413,22 @@ def _undistort_file(source: Path, lens: Any, target: Path) -> None:
 def write_poses(model: Path, target: Path, cameras: Sequence[Camera]) -> Path:
     """Copy a COLMAP model with the poses of the images that the cameras are named after replaced.
 
-    Of cameras that are mounted together the first one of each mount decides.
+    The copy has the coordinates of the model, whatever was subtracted for the cameras. Of cameras
+    that are mounted together the first one of each mount decides.
     """
     pycolmap = load_pycolmap()
     by_name = {camera.name: camera for camera in cameras}
     reconstruction = read_reconstruction(model, by_name.__contains__)
+    offset = model_offset(reconstruction, model)
+    if offset.any():
+        move_model(reconstruction, -offset)
     for image in reconstruction.images.values():
         camera = by_name.get(image.name)
         if camera is not None and image.has_pose and image.is_ref_in_frame():
             pose = pycolmap.Rigid3d(pycolmap.Rotation3d(camera.rotation), camera.translation)
             image.frame.set_cam_from_world(image.camera_id, pose)
+    if offset.any():
+        move_model(reconstruction, offset)
     storage.check_writable(target)
     with storage.replaced_folder(target / "0") as fresh:
         write_model(reconstruction, fresh)

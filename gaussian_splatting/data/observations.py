@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -233,6 +234,10 @@ class Observations:
         rows = {n: self.rows[n] for n in names if n in self.rows}
         return replace(self, rows=rows, fits={n: self.fits[n] for n in names if n in self.fits})
 
+    def moved_back(self, offset: np.ndarray) -> Observations:
+        """The same in a world from which an offset, (3,), is subtracted."""
+        return replace(self, points=(self.points - offset).astype(np.float32))
+
     def seen(self, camera: Camera) -> SeenPoints | None:
         """What a camera sees of the points that its photograph observes; None for nothing."""
         rows = self.rows.get(camera.name)
@@ -269,6 +274,8 @@ class CaptureModel:
     points_rgb: np.ndarray  # their colours, (P, 3) uint8
     description: str
     observations: Observations | None = None  # None where no tracks are kept
+    # What was subtracted from the coordinates of the files, in world units. (3,) float64
+    offset: np.ndarray = field(default_factory=partial(np.zeros, 3))
 
     @property
     def cameras(self) -> list[Camera]:

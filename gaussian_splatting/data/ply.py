@@ -17,6 +17,7 @@ import torch
 from plyfile import PlyData, PlyElement, PlyParseError
 
 from gaussian_splatting.cloud import ANTIALIASED, GaussianCloud
+from gaussian_splatting.data.world_offset import offset_for
 from sugar_utils.errors import Notify, UserError, explained
 from sugar_utils.files import atomic_path, require_regular_file
 from sugar_utils.memory import format_bytes
@@ -66,7 +67,9 @@ def holds_gaussians(path: Path) -> bool:
     return "f_dc_0" in _read_ply(path)["vertex"].data.dtype.names
 
 
-def read_gaussian_ply(path: Path, notify: Notify = print) -> GaussianCloud:
+def read_gaussian_ply(
+    path: Path, notify: Notify = print, offset: np.ndarray | None = None
+) -> GaussianCloud:
     """Read a Gaussian cloud written by any 3DGS program: on the CPU, float32, degree 3.
 
     Properties are found by name. Spherical harmonics below degree 3 are padded with zeros, other
@@ -74,6 +77,10 @@ def read_gaussian_ply(path: Path, notify: Notify = print) -> GaussianCloud:
     quaternions of length zero become the identity. The smoothing filter of a Mip-Splatting cloud
     (``filter_3D``, a standard deviation f) is fused: variances become s^2 + f^2 and opacities
     shrink by the ratio of the volumes (Yu et al., CVPR 2024, section 5).
+
+    Args:
+        offset: Of a capture far from the origin, in world units, (3,); it is subtracted, before
+            anything is rounded to float32, from files in the original coordinates.
     """
     data = _read_ply(path)
     vertices = data["vertex"].data
@@ -82,7 +89,7 @@ def read_gaussian_ply(path: Path, notify: Notify = print) -> GaussianCloud:
     f_dc, scale, rot = (_numbered(vertices, prefix) for prefix in _REQUIRED)
     extra = ["filter_3D"] if "filter_3D" in vertices.dtype.names else []
     names = ["x", "y", "z", *f_dc, "opacity", *scale, *rot, *rest, *extra]
-    table = _columns(vertices, names)
+    table = _columns(vertices, names, offset)
     finite = np.isfinite(table).all(axis=1)
     if not finite.all():
         n_dropped = int((~finite).sum())
@@ -181,14 +188,26 @@ def _check_gaussian_properties(path: Path, vertices: np.ndarray, n_rest: int) ->
         )
 
 
-def _columns(vertices: np.ndarray, names: Sequence[str]) -> np.ndarray:
-    """Named properties side by side. (N, len(names)) float32"""
+def _columns(
+    vertices: np.ndarray, names: Sequence[str], offset: np.ndarray | None = None
+) -> np.ndarray:
+    """Named properties side by side. (N, len(names)) float32
+
+    Args:
+        offset: See :func:`read_gaussian_ply`.
+    """
     table = np.empty((len(vertices), len(names)), dtype=np.float32)
+    shifts = dict.fromkeys(names, np.float64(0))
+    if offset is not None and offset.any():
+        places = np.stack([vertices[axis] for axis in "xyz"], axis=1).astype(np.float64)
+        shifts |= zip("xyz", offset_for(places, offset), strict=True)
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, len(vertices), _CHUNK_ROWS):
             rows = np.array(vertices[start : start + _CHUNK_ROWS])
             for column, name in enumerate(names):
-                table[start : start + len(rows), column] = rows[name]
+                shift = shifts[name]
+                values = rows[name] - shift if shift else rows[name]
+                table[start : start + len(rows), column] = values
     return table
 
 
@@ -218,14 +237,20 @@ def write_point_ply(path: Path, points: np.ndarray, colors: np.ndarray) -> None:
     _write_vertices(path, vertices)
 
 
-def read_point_ply(path: Path, notify: Notify = print) -> tuple[np.ndarray, np.ndarray]:
-    """Points (N, 3) float32 in world units and colours (N, 3) uint8; grey where there are none."""
+def read_point_ply(
+    path: Path, notify: Notify = print, offset: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Points (N, 3) float32 in world units and colours (N, 3) uint8; grey where there are none.
+
+    Args:
+        offset: See :func:`read_gaussian_ply`.
+    """
     vertices = _read_ply(path)["vertex"].data
     names = vertices.dtype.names
     missing = [name for name in ("x", "y", "z") if name not in names]
     if missing:
         raise UserError(f"{path}: lacks the properties {', '.join(missing)}; use a point cloud")
-    points = _columns(vertices, ["x", "y", "z"])
+    points = _columns(vertices, ["x", "y", "z"], offset)
     trios = [[f"{prefix}{c}" for c in ("red", "green", "blue")] for prefix in ("", "diffuse_")]
     trios = [trio for trio in trios if set(trio) <= set(names)]
     if not trios:

@@ -18,7 +18,8 @@ import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,6 +31,7 @@ from torch import Tensor
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera, nearest_rotation
 from gaussian_splatting.data.ply import read_gaussian_ply
+from gaussian_splatting.data.world_offset import moved_back, offset_of, read_offset
 from sugar_utils import schemas
 from sugar_utils.errors import Notify, UserError
 from sugar_utils.files import read_json, write_json_atomic, write_text_atomic
@@ -64,6 +66,10 @@ class ReferenceCheckpoint:
     dropped_views: dict[str, str] | None = None
     # Folder of the masks that its training estimated; None if it did not.
     object_masks: Path | None = None
+    # What its world lacks for the coordinates of the original; None where it does not say. (3,)
+    recorded_offset: np.ndarray | None = None
+    # What was subtracted from its cameras, and will be from its Gaussians, when it was read. (3,)
+    subtracted: np.ndarray = field(default_factory=partial(np.zeros, 3))
 
     @property
     def images_dir(self) -> str:
@@ -71,7 +77,7 @@ class ReferenceCheckpoint:
         return self.settings.get("images", "images")
 
     def read_cloud(self, notify: Notify = print) -> GaussianCloud:
-        return read_gaussian_ply(self.ply_path, notify)
+        return read_gaussian_ply(self.ply_path, notify, self.subtracted)
 
 
 def point_cloud_path(root: Path, iteration: int) -> Path:
@@ -130,8 +136,24 @@ def load_reference_checkpoint(
         ply_path = point_cloud_path(path, found)
     cameras_path = root / "cameras.json"
     cameras = read_cameras_json(cameras_path) if cameras_path.is_file() else None
-    settings = _read_settings(root / "cfg_args", notify)
-    return ReferenceCheckpoint(root, ply_path, found, cameras, settings, **_recorded_views(root))
+    subtracted = np.zeros(3)
+    if cameras:
+        subtracted = offset_of([stored.camera for stored in cameras])
+    if subtracted.any():
+        moved = moved_back([stored.camera for stored in cameras], subtracted)
+        cameras = tuple(
+            replace(stored, camera=camera) for stored, camera in zip(cameras, moved, strict=True)
+        )
+    return ReferenceCheckpoint(
+        root,
+        ply_path,
+        found,
+        cameras,
+        _read_settings(root / "cfg_args", notify),
+        **_recorded_views(root),
+        recorded_offset=read_offset(root),
+        subtracted=subtracted,
+    )
 
 
 def _recorded_views(root: Path) -> dict[str, Any]:

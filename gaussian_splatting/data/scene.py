@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,10 +28,12 @@ from gaussian_splatting.data.names import CamerasByName, ImageFolder, ImagePlace
 from gaussian_splatting.data.observations import KEEP_ALL, CaptureModel, Observations, ViewOptions
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint, StoredCamera
 from gaussian_splatting.data.transforms_json import find_transforms, read_transforms
+from gaussian_splatting.data.world_offset import moved_back, read_offset
 from sugar_utils.errors import Notify, UserError
 
 TEST_INTERVAL = 8
 POSE_TOLERANCE = 1e-3
+_SAME_OFFSET = 1e-6  # world units; offsets have few digits
 _SYNTHETIC_SCENES = {"chair", "drums", "ficus", "hotdog", "lego", "materials", "mic", "ship"}
 _SYNTHETIC_TEST_CAMERAS = 200
 _SEEN = "trained on by the checkpoint, so figures on them are too good"
@@ -60,6 +63,8 @@ class Scene:
     object_masks: str = ""
     exposure_spread: float = math.nan  # of the photographs, in stops; nan where it is unknown
     depths: KnownDepths = NOTHING_KNOWN
+    # What results lack for the coordinates of the original capture, world units. (3,) float64
+    offset: np.ndarray = field(default_factory=partial(np.zeros, 3))
 
     @property
     def calibrated_cameras(self) -> list[Camera]:
@@ -73,7 +78,11 @@ class Scene:
         return sorted(camera.name for camera in self.original_test_cameras)
 
     def record(self) -> dict[str, Any]:
-        optional = {"held_out_note": self.held_out_note, "object_masks": self.object_masks}
+        optional: dict[str, Any] = {
+            "held_out_note": self.held_out_note,
+            "object_masks": self.object_masks,
+            "world_offset": self.offset.tolist() if self.offset.any() else None,
+        }
         return {
             "held_out_views": self.held_out_views,
             "dropped_views": self.dropped_views,
@@ -149,6 +158,8 @@ def load_scene_for_checkpoint(
     except UserError as error:
         notify(f"{error}; going on with the cameras of {checkpoint.root} alone")
         source = None
+    if source is not None:
+        source = _in_world_of(source, checkpoint, read_offset(root))
     cameras, own = _merge(stored, source, notify)
     cameras = _with_images(cameras, root, how.images_dir, require_images)
     held_out = checkpoint.held_out_views or frozenset()
@@ -163,7 +174,8 @@ def load_scene_for_checkpoint(
     points, points_rgb = (source.points, source.points_rgb) if source else empty
     described = f"{len(cameras)} cameras of {checkpoint.root / 'cameras.json'}"
     seen = _observed(cameras, source)
-    merged = CaptureModel(cameras, None, points, points_rgb, described, seen)
+    offset = source.offset if source is not None else checkpoint.subtracted
+    merged = CaptureModel(cameras, None, points, points_rgb, described, seen, offset)
     scene = _finish(
         root, train, test, merged, how, checkpoint.dropped_views, checkpoint.object_masks
     )
@@ -172,6 +184,35 @@ def load_scene_for_checkpoint(
     advice = "train the checkpoint with --eval, or pass --eval False"
     notify(f"note: the held-out views were {_SEEN}; {advice}")
     return replace(scene, held_out_note=_SEEN)
+
+
+def _in_world_of(
+    source: CaptureModel, checkpoint: ReferenceCheckpoint, of_scene: np.ndarray | None
+) -> CaptureModel:
+    """Shift a scene's own cameras and points to where a checkpoint's cameras and Gaussians are.
+
+    Both had an offset subtracted, of the same kind but perhaps of other cameras.
+
+    Args:
+        of_scene: What the coordinates of the scene folder lack themselves, (3,); None: nothing.
+    """
+    if checkpoint.recorded_offset is None:
+        offset = checkpoint.subtracted
+    else:
+        offset = checkpoint.recorded_offset - (np.zeros(3) if of_scene is None else of_scene)
+    if np.allclose(offset, source.offset, rtol=0, atol=_SAME_OFFSET):
+        return source
+    shift = offset - source.offset
+    test = source.test_cameras
+    observations = source.observations
+    return replace(
+        source,
+        train_cameras=moved_back(source.train_cameras, shift),
+        test_cameras=None if test is None else moved_back(test, shift),
+        points=(source.points - shift).astype(np.float32),
+        observations=None if observations is None else observations.moved_back(shift),
+        offset=offset,
+    )
 
 
 def split_cameras(cameras: Sequence[Camera], eval_split: bool) -> tuple[list[Camera], list[Camera]]:
@@ -336,6 +377,9 @@ def _finish(
         raise UserError(f"{root}: no training cameras are left; add images or use --eval False")
     require_counted_pixels(train_cameras)
     extent = camera_extent(train_cameras)
+    of_scene = read_offset(root)
+    if of_scene is None:
+        of_scene = np.zeros(3)
     if extent == 0:
         how.notify(f"{root}: all training cameras stand in one place; the scene has no extent")
     counts = f"{len(train_cameras)} to train on, {len(test_cameras)} held out"
@@ -345,7 +389,7 @@ def _finish(
         points_rgb=source.points_rgb, extent=extent, white_background=how.white_background,
         description=f"{source.description}; {counts}", observations=source.observations,
         dropped_views=checked.dropped, exposure_spread=checked.exposure_spread,
-        dropped_test_cameras=left_out, depths=depths,
+        dropped_test_cameras=left_out, depths=depths, offset=source.offset + of_scene,
     )  # fmt: skip
 
 

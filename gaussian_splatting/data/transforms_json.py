@@ -29,6 +29,7 @@ from gaussian_splatting.data.names import (
 )
 from gaussian_splatting.data.observations import CaptureModel
 from gaussian_splatting.data.ply import read_point_ply
+from gaussian_splatting.data.world_offset import describe_offset, moved_back, offset_of
 from sugar_utils.errors import Notify, UserError, shortened
 from sugar_utils.files import read_json
 from sugar_utils.random import generator
@@ -147,16 +148,20 @@ def read_transforms(
             target = number if split is None else split[frame.file_path]
             if file is not None and target is not None:
                 sets[target].append(_camera(root, path, content, frame, file))
+    offset = offset_of([*sets[0], *sets[1]])
+    if offset.any():
+        notify(describe_offset(offset))
+        sets = [moved_back(cameras, offset) for cameras in sets]
     points_path = root / (contents[0].ply_file_path or "")
     if points_path.is_file():
-        points, points_rgb = read_point_ply(points_path, notify)
+        points, points_rgb = read_point_ply(points_path, notify, offset)
         notify(f"starting from the {len(points)} points of {points_path}")
     else:
         points, points_rgb = random_points(seed)
     names = " and ".join(path.name for path in paths)
     text = f"{root / names}: {sum(map(len, sets))} images"
     test = sets[1] if len(paths) > 1 or split is not None else None
-    return CaptureModel(sets[0], test, points, points_rgb, text)
+    return CaptureModel(sets[0], test, points, points_rgb, text, offset=offset)
 
 
 def _tell_unused(value: Any, path: Path, notify: Notify) -> None:

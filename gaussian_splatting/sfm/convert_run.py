@@ -19,6 +19,7 @@ from gaussian_splatting.data.masks import FOLDERS as MASK_FOLDERS
 from gaussian_splatting.data.masks import with_masks
 from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.scene import VanillaSize, load_scene
+from gaussian_splatting.data.world_offset import write_offset
 from gaussian_splatting.sfm import mapping, matching, panoramas
 from gaussian_splatting.sfm import photographs as pictures
 from gaussian_splatting.sfm import registration_report as report
@@ -526,6 +527,8 @@ def _report(
         "offset": known.offset if known else None,
         "steps": [dict(zip(names, step, strict=True)) for step in work.steps],
     }  # fmt: skip
+    subtracted = known.offset if known else None
+    write_offset(root, np.zeros(3) if subtracted is None else np.array(subtracted))
     storage.write_json_atomic(root / scene.WORK / OUTCOME, outcome)
     seconds, peak = sum(step[1] for step in work.steps), max(step[2] for step in work.steps)
     return Converted(root, written, outcome, seconds, peak)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import itertools
-import math
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ import numpy as np
 from gaussian_splatting.data.cameras import nearest_rotation
 from gaussian_splatting.data.images import lens_at
 from gaussian_splatting.data.names import ENCODINGS, CamerasByName
+from gaussian_splatting.data.world_offset import world_offset
 from gaussian_splatting.sfm.photographs import Photograph
 from sugar_utils.errors import UserError, explained, shortened
 from sugar_utils.files import read_json, require_regular_file
@@ -411,7 +411,6 @@ FORMATS = (
 
 
 FEWEST = 3
-FAR_AWAY, FAR_RATIO = 1e4, 1e3  # from the origin, in world units and in extents of the cameras
 _CAPTURES = {"keyframes/corrected_images": "keyframes/corrected_cameras",
              "keyframes/images": "keyframes/cameras", "rgb": "metadata.json"}  # fmt: skip
 
@@ -510,7 +509,7 @@ def read_cameras(source: CameraFiles, photographs: Sequence[Photograph]) -> Know
             f"at least {FEWEST} are needed; check the names, or pass --cameras none"
         )
     chosen = [p for p in photographs if p.name in matched]
-    offset = _offset(np.stack([camera.center for camera in matched.values()]))
+    offset = world_offset(np.stack([camera.center for camera in matched.values()]))
     moved = [replace(matched[p.name], center=matched[p.name].center - offset) for p in chosen]
     return KnownCameras(source, chosen, moved, offset.tolist() if offset.any() else None)
 
@@ -527,11 +526,3 @@ def _fitted(camera: KnownCamera, photograph: Photograph, path: Path) -> Any:
             "were computed from, without EXIF rotation"
         )
     return own
-
-
-def _offset(centers: np.ndarray) -> np.ndarray:
-    """What to subtract from places that are far from the origin: whole units of their extent."""
-    mean, extent = centers.mean(axis=0), float(np.ptp(centers, axis=0).max())
-    if np.linalg.norm(mean) <= min(FAR_AWAY, FAR_RATIO * extent or FAR_AWAY):
-        return np.zeros(3)
-    return np.round(mean, -math.floor(math.log10(extent)) if extent else 0)

@@ -21,6 +21,7 @@ from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.masks import MaskOptions, VisualHull, hull_of
 from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.scene import Scene, SizeRule, VanillaSize, load_scene
+from gaussian_splatting.data.world_offset import write_offset
 from gaussian_splatting.engine import run_directory as runs
 from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.memory_plan import MemoryOptions
@@ -261,11 +262,12 @@ def _start(
     points, colors = torch.from_numpy(scene.points), torch.from_numpy(scene.points_rgb)
     limit, device = options.config.densification.max_gaussians, options.compute.device
     if options.init_ply is not None and ply_files.holds_gaussians(options.init_ply):
-        cloud = ply_files.read_gaussian_ply(options.init_ply, messages)
+        cloud = ply_files.read_gaussian_ply(options.init_ply, messages, scene.offset)
         cloud = cloud.select(_carved(cloud.means, hull, messages))
         return cloud.select(_thinned(len(cloud), limit, messages)).to(device)
     if options.init_ply is not None:
-        points, colors = map(torch.from_numpy, ply_files.read_point_ply(options.init_ply, messages))
+        start = ply_files.read_point_ply(options.init_ply, messages, scene.offset)
+        points, colors = map(torch.from_numpy, start)
     # Chosen before the sizes are: those fill the gaps between the points that stay.
     inside = _carved(points, hull, messages)
     points, colors = points[inside], colors[inside]
@@ -337,6 +339,7 @@ def _write_layout(scene: Scene, options: VanillaOptions, poses: PoseRefinement |
         white_background=options.config.white_background, eval_split=options.eval,
     )  # fmt: skip
     layout.write_cameras_json(options.model_path, train_cameras, scene.original_test_cameras)
+    write_offset(options.model_path, scene.offset)
     ply_files.write_point_ply(options.model_path / "input.ply", scene.points, scene.points_rgb)
 
 

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Captures far from the origin, as in UTM or ECEF coordinates: what is subtracted from all places.
+
+float32 has seven digits. Where coordinates are a million times larger than what they describe, none
+are left for the scene itself, so a capture is moved to the origin wherever it enters, in float64.
+Results stay there; ``world_offset.json`` beside them says what to add for the original coordinates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from gaussian_splatting.data.cameras import Camera
+from sugar_utils.files import read_json, write_json_atomic
+from sugar_utils.schemas import Coordinate, conform
+
+OFFSET_FILE = "world_offset.json"
+FAR_AWAY = 1e4  # distance of the cameras from the origin in world units
+FAR_RATIO = 1e3  # the same in extents of the cameras
+MEANING = "coordinates of the original = coordinates of the results + offset"
+
+
+class _OffsetFile(msgspec.Struct):
+    offset: tuple[Coordinate, Coordinate, Coordinate]
+
+
+def world_offset(centers: np.ndarray) -> np.ndarray:
+    """What to subtract from places around camera centres, (N, 3) float64. (3,) float64
+
+    Zeros where the cameras are near the origin; else a number with few digits, so that it can be
+    copied by hand and two subsets of the cameras mostly have the same one.
+    """
+    mean = centers.mean(axis=0)
+    extent = float(np.ptp(centers, axis=0).max())
+    if np.linalg.norm(mean) <= min(FAR_AWAY, FAR_RATIO * extent or FAR_AWAY):
+        return np.zeros(3)
+    return np.round(mean, -math.floor(math.log10(extent)) if extent else 0)
+
+
+def offset_of(cameras: Sequence[Camera]) -> np.ndarray:
+    """:func:`world_offset` of cameras; zeros without cameras. (3,)"""
+    if not cameras:
+        return np.zeros(3)
+    return world_offset(np.stack([camera.center for camera in cameras]))
+
+
+def moved_back(cameras: Sequence[Camera], offset: np.ndarray) -> list[Camera]:
+    """Cameras in a world from which an offset, (3,), is subtracted."""
+    if not offset.any():
+        return list(cameras)
+    return [
+        replace(camera, translation=camera.translation + camera.rotation @ offset)
+        for camera in cameras
+    ]
+
+
+def offset_for(points: np.ndarray, offset: np.ndarray) -> np.ndarray:
+    """What to subtract from points whose coordinates may be the original or the moved ones. (3,)
+
+    They are the original ones where the median point lies nearer to the offset than to the origin.
+
+    Args:
+        points: (P, 3), may be none.
+        offset: Of the capture. (3,)
+    """
+    finite = points[np.isfinite(points).all(axis=1)]
+    if not offset.any() or not len(finite):
+        return np.zeros(3)
+    middle = np.median(finite, axis=0)
+    is_original = np.linalg.norm(middle - offset) < np.linalg.norm(middle)
+    return offset if is_original else np.zeros(3)
+
+
+def describe_offset(offset: np.ndarray) -> str:
+    """One line for the user."""
+    numbers = ", ".join(f"{value:.10g}" for value in offset)
+    return (
+        f"the capture lies far from the origin: ({numbers}) is subtracted from all coordinates, "
+        f"and kept as {OFFSET_FILE} beside the results"
+    )
+
+
+def write_offset(folder: Path, offset: np.ndarray) -> None:
+    """Write ``world_offset.json`` into a folder; remove it where there is no offset."""
+    path = folder / OFFSET_FILE
+    if offset.any():
+        write_json_atomic(path, {"offset": offset.tolist(), "meaning": MEANING})
+    else:
+        path.unlink(missing_ok=True)
+
+
+def read_offset(folder: Path) -> np.ndarray | None:
+    """The offset that a folder's file holds, (3,); None where it has none."""
+    path = folder / OFFSET_FILE
+    if not path.is_file():
+        return None
+    return np.array(conform(read_json(path), _OffsetFile, path).offset)

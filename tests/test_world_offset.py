@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Captures far from the origin, as in UTM coordinates, are as good as those around it."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pycolmap
+import pytest
+from numpy.lib import recfunctions
+from plyfile import PlyData, PlyElement
+
+import train
+from gaussian_splatting import train as vanilla_train
+from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.data.colmap import write_poses
+from gaussian_splatting.data.ply import read_gaussian_ply, read_point_ply, write_gaussian_ply
+from gaussian_splatting.data.reference_layout import (
+    load_reference_checkpoint,
+    point_cloud_path,
+    write_cameras_json,
+)
+from gaussian_splatting.data.scene import VanillaSize, load_scene, load_scene_for_checkpoint
+from gaussian_splatting.data.world_offset import read_offset, world_offset
+from tests.support.tiny_scene import TinyScene, events, make_tiny_scene, run_cli, write_model
+
+UTM = np.array([655_321.25, 4_215_678.5, 312.75])
+FULL = VanillaSize(1)
+
+
+def moved_scene(root: Path) -> TinyScene:
+    """The tiny scene in UTM coordinates."""
+    scene = make_tiny_scene(root)
+    cameras = [replace(c, translation=c.translation - c.rotation @ UTM) for c in scene.cameras]
+    model = scene.root / "sparse" / "0"
+    shutil.rmtree(model)
+    write_model(model, cameras, scene.points + UTM, scene.points_rgb)
+    return replace(scene, cameras=cameras, points=scene.points + UTM)
+
+
+def write_wide_ply(path: Path, cloud: GaussianCloud, shift: np.ndarray) -> None:
+    """Write a cloud as a PLY with float64 positions."""
+    write_gaussian_ply(path, cloud)
+    vertices = PlyData.read(path)["vertex"].data
+    wide = np.dtype([(n, "<f8" if n in "xyz" else "<f4") for n in vertices.dtype.names])
+    vertices = recfunctions.repack_fields(vertices).astype(wide)
+    for axis, value in zip("xyz", shift, strict=True):
+        vertices[axis] = cloud.means[:, "xyz".index(axis)].double().numpy() + value
+    PlyData([PlyElement.describe(vertices, "vertex")]).write(str(path))
+
+
+@pytest.fixture(scope="module")
+def far_scene(tmp_path_factory) -> TinyScene:
+    return moved_scene(tmp_path_factory.mktemp("far") / "scene")
+
+
+@pytest.mark.parametrize(
+    ("shift", "moves"),
+    [((0, 0, 0), False), ((500, 0, 0), False), ((2e4, 0, 0), True), ((5e3, 0, 0), True)],
+)
+def test_only_what_is_far_from_the_origin_is_moved(shift, moves):
+    centers = np.array([[0.0, 0, 0], [1, 0, 0], [0, 2, 0]]) + shift
+    offset = world_offset(centers)
+    assert offset.any() == moves
+    if moves:
+        assert np.linalg.norm((centers - offset).mean(axis=0)) < 2
+
+
+def test_points_keep_their_digits_and_one_line_says_what_was_subtracted(far_scene):
+    messages = []
+    scene = load_scene(far_scene.root, size_rule=FULL, notify=messages.append)
+    np.testing.assert_allclose(scene.points + scene.offset, far_scene.points, atol=1e-6)
+    # The camera's own place is known to fewer digits where its translation is large.
+    centers = [camera.center + scene.offset for camera in scene.original_train_cameras]
+    names = {camera.name: camera for camera in far_scene.cameras}
+    expected = [names[camera.name].center for camera in scene.original_train_cameras]
+    np.testing.assert_allclose(centers, expected, atol=1e-6)
+    assert scene.extent < 10
+    assert any("far from the origin" in message for message in messages)
+
+
+def test_training_is_as_good_as_at_the_origin(far_scene, tmp_path):
+    scenes = {"near": make_tiny_scene(tmp_path / "scene"), "far": far_scene}
+    psnr = {}
+    for name, scene in scenes.items():
+        output = tmp_path / name
+        short = ("-s", scene.root, "-m", output, "--eval", "--iterations", 60)
+        assert run_cli(vanilla_train.main, *short) == 0
+        psnr[name] = events(output / "checkpoints").Scalars("Test/PSNR")[-1].value
+    assert psnr["far"] == pytest.approx(psnr["near"], abs=0.2)
+    offset = read_offset(tmp_path / "far")
+    cloud = read_gaussian_ply(point_cloud_path(tmp_path / "far", 60))
+    middle = cloud.means.double().mean(dim=0).numpy() + offset
+    np.testing.assert_allclose(middle, UTM, atol=0.5)
+    assert read_offset(tmp_path / "near") is None
+    record = json.loads((tmp_path / "far" / "checkpoints" / "run.json").read_text())
+    assert record["world_offset"] == offset.tolist()
+    # The next stage finds cameras, points and Gaussians in one world.
+    checkpoint = load_reference_checkpoint(tmp_path / "far", 60)
+    again = load_scene_for_checkpoint(far_scene.root, checkpoint, size_rule=FULL, notify=print)
+    np.testing.assert_allclose(again.points + again.offset, far_scene.points, atol=1e-6)
+    assert run_cli(
+        train.main, "-s", far_scene.root, "-c", tmp_path / "far", "-i", 60, "-r", "density",
+        "--stop_after", "coarse", "--output_dir", tmp_path / "sugar", "--schedule_scale", 0.0003,
+        "--sdf_samples", 100, "--force", True,
+    ) == 0  # fmt: skip
+
+
+def test_a_checkpoint_of_another_program_is_moved_with_its_cameras(far_scene, tmp_path):
+    """It was trained in the original coordinates, so its Gaussians have what digits are left."""
+    shutil.copytree(far_scene.root / "images", tmp_path / "scene" / "images")
+    points = make_tiny_scene(tmp_path / "near")
+    ply = point_cloud_path(tmp_path / "checkpoint", 7000)
+    cloud = points.cloud
+    write_wide_ply(ply, cloud, UTM)
+    write_cameras_json(tmp_path / "checkpoint", far_scene.cameras, [])
+    checkpoint = load_reference_checkpoint(tmp_path / "checkpoint", 7000)
+    for root in (far_scene.root, tmp_path / "scene"):
+        scene = load_scene_for_checkpoint(root, checkpoint, size_rule=FULL, notify=print)
+        found = checkpoint.read_cloud().means.double().numpy() + scene.offset
+        np.testing.assert_allclose(found, cloud.means.double().numpy() + UTM, atol=1e-6)
+        assert np.linalg.norm(scene.train_cameras[0].center) < 10
+
+
+def test_points_to_start_from_may_be_in_either_coordinates(far_scene, tmp_path):
+    offset = world_offset(np.stack([camera.center for camera in far_scene.cameras]))
+    cloud = make_tiny_scene(tmp_path / "near").cloud
+    read = {}
+    for name, shift in (("original", UTM), ("moved", UTM - offset)):
+        write_wide_ply(tmp_path / f"{name}.ply", cloud, shift)
+        read[name], _ = read_point_ply(tmp_path / f"{name}.ply", print, offset)
+    np.testing.assert_allclose(read["original"], read["moved"], atol=1e-6)
+
+
+def test_poses_are_written_in_the_coordinates_of_the_model(far_scene, tmp_path):
+    scene = load_scene(far_scene.root, size_rule=FULL, eval_split=False, notify=print)
+    folder = write_poses(far_scene.root / "sparse/0", tmp_path / "model", scene.train_cameras)
+    model = pycolmap.Reconstruction(str(folder))
+    expected = {camera.name: camera.center for camera in far_scene.cameras}
+    for image in model.images.values():
+        np.testing.assert_allclose(image.projection_center(), expected[image.name], atol=1e-5)
+    points = np.array([model.points3D[i].xyz for i in sorted(model.points3D)])
+    np.testing.assert_allclose(points, far_scene.points, atol=1e-6)
+
+
+def test_transforms_far_away_are_moved_with_their_points(far_scene, tmp_path):
+    shutil.copytree(far_scene.root / "images", tmp_path / "images")
+    flip = np.diag([1.0, -1.0, -1.0])
+    frames = []
+    for camera in far_scene.cameras:
+        matrix = np.eye(4)
+        matrix[:3, :3] = camera.rotation.T @ flip
+        matrix[:3, 3] = camera.center
+        frames.append({"file_path": f"images/{camera.name}", "transform_matrix": matrix.tolist()})
+    first = far_scene.cameras[0]
+    lens = {"fl_x": first.fx, "fl_y": first.fy, "cx": first.cx, "cy": first.cy}
+    cloud = make_tiny_scene(tmp_path / "near").cloud
+    write_wide_ply(tmp_path / "points.ply", cloud, UTM)
+    content = {**lens, "frames": frames, "ply_file_path": "points.ply"}
+    (tmp_path / "transforms.json").write_text(json.dumps(content))
+    scene = load_scene(tmp_path, size_rule=FULL, notify=print)
+    expected = cloud.means.double().numpy() + UTM
+    np.testing.assert_allclose(scene.points + scene.offset, expected, atol=1e-6)
+    assert np.linalg.norm(scene.train_cameras[0].center) < 10
