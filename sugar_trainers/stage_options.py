@@ -19,7 +19,7 @@ from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.run_directory import Identity, RunDirectory, scene_inputs
 from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun
 from gaussian_splatting.engine.stage import Stage
-from gaussian_splatting.optim.learned_exposure import MIN_SPREAD, Exposures
+from gaussian_splatting.optim.learned_exposure import MIN_NOISE, Exposures
 from sugar_trainers.capture import CaptureOptions, load_views
 from sugar_trainers.stage_memory import StageSettings, with_memory_plan
 from sugar_utils.console import Console
@@ -83,7 +83,7 @@ class TrainingOptions(CaptureOptions):
         """The run and the initial model; the run's folder is not touched yet."""
         checkpoint, scene = load_capture(self, messages)
         learned = checkpoint.ply_path.with_name(reference_layout.EXPOSURE_FILE).is_file()
-        exposure = self.config.exposure.resolved(learned or scene.exposure_spread >= MIN_SPREAD)
+        exposure = self.config.exposure.resolved(learned or scene.exposure_noise >= MIN_NOISE)
         run = replace(self, config=replace(self.config, exposure=exposure))
         # Read before the run's folder is touched: a damaged file must not leave one behind.
         initial, digests = run.initial(checkpoint, scene, messages)

@@ -12,7 +12,7 @@ import pycolmap
 import pytest
 from PIL import Image
 
-from gaussian_splatting.data.consistency import inconsistent_images, mask_agreement
+from gaussian_splatting.data.consistency import _exposure_noise, inconsistent_images, mask_agreement
 from gaussian_splatting.data.masks import NO_MASKS, MaskOptions
 from gaussian_splatting.data.observations import ViewOptions, repair_reconstruction
 from gaussian_splatting.data.ply import write_gaussian_ply
@@ -31,7 +31,7 @@ from tests.support.faulty_captures import (
     faults,
     view_names,
 )
-from tests.support.tiny_scene import tiny_cloud
+from tests.support.tiny_scene import tiny_cameras, tiny_cloud
 from tests.support.tracks import make_observed_scene
 
 SPOILT = "view_05.png"
@@ -142,13 +142,25 @@ def test_the_spread_of_exposures_is_measured(capture, tmp_path):
             linear = (np.asarray(image) / 255.0) ** 2.2 * 2**stops
         Image.fromarray(np.uint8(255 * linear.clip(0, 1) ** (1 / 2.2))).save(path)
 
-    def spread(root: Path, *keep: str) -> float:
-        return load(root, *keep, masks=False)[0].exposure_spread
-
+    loaded = load(scene, masks=False)[0]
     # The median difference from the middle is half the stops.
-    assert spread(scene) == pytest.approx(1.4826 * stops / 2, rel=0.25)
-    assert spread(capture) < 0.3
-    assert np.isnan(spread(capture, "all"))
+    assert loaded.exposure_spread == pytest.approx(1.4826 * stops / 2, rel=0.25)
+    # Of the three nearest views in a ring at two heights one or two have the other exposure.
+    assert loaded.exposure_noise > 0.25 * stops
+    as_taken = load(capture, masks=False)[0]
+    assert as_taken.exposure_spread < 0.3
+    assert as_taken.exposure_noise < 0.3
+    unchecked = load(capture, "all", masks=False)[0]
+    assert np.isnan([unchecked.exposure_spread, unchecked.exposure_noise]).all()
+
+
+def test_an_exposure_that_follows_the_direction_of_view_is_no_noise():
+    cameras = tiny_cameras(40)
+    smooth = {c.name: np.sin(2 * np.pi * n / 40) for n, c in enumerate(cameras)}
+    jumping = {c.name: float(n % 4 < 2) for n, c in enumerate(cameras)}
+    assert np.std(list(smooth.values())) > 0.5
+    assert _exposure_noise(cameras, smooth) < 0.2
+    assert _exposure_noise(cameras, jumping) > 0.3
 
 
 def test_copies_leave_the_image_that_fits_its_points(capture, tmp_path):

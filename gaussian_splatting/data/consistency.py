@@ -14,10 +14,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from torch.nn import functional
 from gaussian_splatting.data import images as pictures
 from gaussian_splatting.data import masks as masking
 from gaussian_splatting.data import observations as tracks
-from gaussian_splatting.data.cameras import Camera, pixels_of
+from gaussian_splatting.data.cameras import Camera, camera_extent, pixels_of
 from gaussian_splatting.data.observations import Observations, ViewOptions, deviation, median
 from sugar_utils.errors import Notify, UserError, shortened
 from sugar_utils.files import file_digest, in_parallel
@@ -40,6 +40,7 @@ many standard deviations."""
 
 MIN_MEDIAN_CORRELATION = 0.6  # if the median image is below, the colours of the points tell nothing
 MAX_STOPS, STOPS_SPREAD = 1.25, 5.0  # of the exposure: stops, standard deviations
+N_EXPOSURE_NEIGHBORS = 3  # neighbouring views with whose mean exposure a view is compared
 MIN_SHARPNESS = 0.5  # least sharpness, as a share of that of the median image
 MIN_MEDIAN_SHARPNESS = 0.25  # if the median image is below, there is too little detail to tell
 MOST_FAILING = 0.25  # if a check fails for more of the images, it is the check that does not apply
@@ -94,11 +95,20 @@ def wrong_shapes(cameras: Sequence[Camera]) -> dict[str, str]:
     return _trusted(found, len(cameras))
 
 
+class ImageFindings(NamedTuple):
+    """What a comparison of images with the points they observe tells."""
+
+    # Reasons by name of the images that do not show what their cameras see.
+    inconsistent: dict[str, str]
+    # Standard deviations in stops; nan where they cannot be measured.
+    exposure_spread: float  # of all exposures
+    exposure_noise: float  # of what neighbouring views do not share
+
+
 def inconsistent_images(
     cameras: Sequence[Camera], observations: Observations | None
-) -> tuple[dict[str, str], float]:
-    """Images that do not show what their cameras see, by name, with the reason; and the standard
-    deviation of the exposures of all in stops, nan where it cannot be measured.
+) -> ImageFindings:
+    """Compare images with the points they observe, and with each other.
 
     Args:
         cameras: At the size of their images. Those without an image are passed over.
@@ -113,7 +123,30 @@ def inconsistent_images(
     found: dict[str, str] = {}
     for check in checks:
         found = {**_trusted(check, len(cameras)), **found}
-    return found, deviation(_relative_stops(by_name).values())
+    relative = _relative_stops(by_name)
+    return ImageFindings(found, deviation(relative.values()), _exposure_noise(cameras, relative))
+
+
+def _exposure_noise(cameras: Sequence[Camera], stops: Mapping[str, float]) -> float:
+    """Standard deviation in stops of what the exposures of neighbouring views do not share.
+
+    An automatic exposure that follows the direction of view is a part of what a model with
+    view-dependent colours learns by itself; one that jumps from view to view is not.
+    """
+    measured = [camera for camera in cameras if np.isfinite(stops[camera.name])]
+    if len(measured) <= N_EXPOSURE_NEIGHBORS:
+        return math.nan
+    centers = np.stack([camera.center for camera in measured])
+    axes = np.stack([camera.rotation[2] for camera in measured])
+    apart = np.linalg.norm(centers[:, None] - centers, axis=2) / (camera_extent(measured) or 1.0)
+    apart += np.arccos(np.clip(axes @ axes.T, -1.0, 1.0))
+    np.fill_diagonal(apart, np.inf)
+    values = np.array([stops[camera.name] for camera in measured])
+    neighbors = apart.argsort(axis=1, kind="stable")[:, :N_EXPOSURE_NEIGHBORS]
+    differences = values - values[neighbors].mean(axis=1)
+    # Mean absolute deviation to standard deviation of a normal distribution, of a view and a mean.
+    factor = math.sqrt(math.pi / 2.0) / math.sqrt(1.0 + 1.0 / N_EXPOSURE_NEIGHBORS)
+    return float(np.abs(differences).mean() * factor)
 
 
 def _trusted(found: dict[str, str], n: int) -> dict[str, str]:
@@ -355,7 +388,9 @@ class CheckedViews:
     cameras: list[Camera]  # at the size of their images, with masks, in the given order
     # Reasons by name; those whose image does not fit are not in cameras.
     dropped: dict[str, str] = field(default_factory=dict)
-    exposure_spread: float = math.nan  # standard deviation in stops; nan where it is unknown
+    # Of the images' exposures, see :class:`ImageFindings`; nan where they are unknown.
+    exposure_spread: float = math.nan
+    exposure_noise: float = math.nan
 
 
 def checked_views(
@@ -383,13 +418,14 @@ def checked_views(
         masked = masking.with_object_masks(masked, estimated)
         notify(f"masks that the checkpoint's training estimated: {estimated}")
     spread = math.nan
+    noise = math.nan
     if known is not None:
         found = {**known, **unusable}
         masked, _ = _with_agreement(masked, found, points)
     else:
         found = {**tracks.hardly_known(observations, options), **unusable}
         inputs = _Inputs.of(masked, found, observations)
-        inconsistent, spread = _kept_result(inconsistent_images, inputs)
+        inconsistent, spread, noise = _kept_result(inconsistent_images, inputs)
         found = {**inconsistent, **found}
         masked, contradictions = _with_agreement(masked, found, points, notify)
         found = {**contradictions, **found}
@@ -401,7 +437,7 @@ def checked_views(
             f"left out {len(named)} of {len(cameras)} views that contradict the rest: "
             f"{shortened(named, 5)}; --keep_views NAME, or all, keeps them"
         )
-    return CheckedViews(masked, dropped, spread)
+    return CheckedViews(masked, dropped, spread, noise)
 
 
 def _check_names(cameras: Sequence[Camera], options: ViewOptions) -> None:

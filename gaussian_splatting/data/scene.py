@@ -61,7 +61,9 @@ class Scene:
     dropped_views: dict[str, str] = field(default_factory=dict)
     dropped_test_cameras: list[Camera] = field(default_factory=list)
     object_masks: str = ""
-    exposure_spread: float = math.nan  # of the photographs, in stops; nan where it is unknown
+    # Of the photographs' exposures, standard deviations in stops; nan where they are unknown.
+    exposure_spread: float = math.nan  # of all
+    exposure_noise: float = math.nan  # of what neighbouring views do not share
     depths: KnownDepths = NOTHING_KNOWN
     # What results lack for the coordinates of the original capture, world units. (3,) float64
     offset: np.ndarray = field(default_factory=partial(np.zeros, 3))
@@ -389,6 +391,7 @@ def _finish(
         points_rgb=source.points_rgb, extent=extent, white_background=how.white_background,
         description=f"{source.description}; {counts}", observations=source.observations,
         dropped_views=checked.dropped, exposure_spread=checked.exposure_spread,
+        exposure_noise=checked.exposure_noise,
         dropped_test_cameras=left_out, depths=depths, offset=source.offset + of_scene,
     )  # fmt: skip
 

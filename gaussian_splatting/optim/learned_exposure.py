@@ -20,7 +20,7 @@ from sugar_utils.flags import AUTO, boolean_or_auto
 from sugar_utils.settings import flag
 
 AnyExposure = TypeVar("AnyExposure", bound="ExposureConfig")
-MIN_SPREAD = 0.06  # stops; standard deviation from which exposures of photographs differ
+MIN_NOISE = 0.1  # stops; standard deviation from which exposures of neighbouring views differ
 MAX_RATE = 0.05  # of the shortest runs, which show each photograph some ten times
 KEY, STEPS = "exposure of ", "exposure steps"  # names in checkpoints: per photograph, for all
 
@@ -30,8 +30,8 @@ class ExposureConfig:
     exposure_compensation: bool | Literal["auto"] = flag(
         False, "learn a gain and an offset per colour channel for each training photograph, for "
         "cameras that change exposure or white balance between photographs; auto: where exposures "
-        "differ by 0.06 stops, or the checkpoint has some; unset: auto with --preset fast, on with "
-        "-r multiview, else off", group="exposure", parse=boolean_or_auto,
+        "of neighbouring views differ by 0.1 stops, or the checkpoint has some; unset: auto with "
+        "--preset fast, on with -r multiview, else off", group="exposure", parse=boolean_or_auto,
         nargs="?", const=True, task="result", modes={"fast": AUTO, "multiview": True},
     )  # fmt: skip
     start: int = 1_000
@@ -73,8 +73,8 @@ NO_EXPOSURE, NO_LATER_EXPOSURE = ExposureConfig(), LaterExposure()
 class Exposures:
     """Adam on (2, 3) values per photograph: logarithms of gains, then offsets, per channel.
 
-    Their mean is kept at no change: the model's colours are those of the mean photograph. Those
-    that ``initial``, of an earlier stage, does not have begin with no change.
+    Mean gain and mean offset are kept at no change: the model's colours are those of the mean
+    photograph. Those that ``initial``, of an earlier stage, does not have begin with no change.
     """
 
     def __init__(
@@ -142,7 +142,19 @@ class Exposures:
             adam.steps = state[STEPS].to(device, copy=True)
 
     def _anchor(self) -> None:
-        self.values -= self.values.mean(dim=0, dtype=torch.float64).to(self.values.dtype)
+        """Bring the mean gain to 1 and the mean offset to 0, per channel."""
+        self.values -= mean_exposure(self.values)
+
+
+def mean_exposure(values: Tensor) -> Tensor:
+    """The exposure with the mean gain and the mean offset of some, per channel. (V, 2, 3) -> (2, 3)
+
+    The mean of photographs is that of a model in this exposure; with the mean logarithm of gains
+    the model would be darker where they differ much.
+    """
+    wide = values.double()
+    log_gain = wide[:, 0].exp().mean(dim=0).log()
+    return torch.stack([log_gain, wide[:, 1].mean(dim=0)]).to(values.dtype)
 
 
 def saved_exposures(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -28,7 +28,7 @@ from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.poses import PoseConfig, PoseRefinement
 from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun, run_stage
 from gaussian_splatting.optim.densification import N_SCORES, DensificationConfig
-from gaussian_splatting.optim.learned_exposure import MIN_SPREAD, Exposures
+from gaussian_splatting.optim.learned_exposure import MIN_NOISE, Exposures
 from gaussian_splatting.shared_flags import InertFlags, checkpoint_interval, inert
 from gaussian_splatting.sky_sphere import SKY_SHARE, SkySphere, opaque_sky, sky_of, with_sky
 from gaussian_splatting.vanilla.dense_start import with_dense_points, with_sky_colors
@@ -177,10 +177,11 @@ def _stage_run(
     scene: Scene, options: VanillaOptions, messages: Messages
 ) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
     config = options.config.resolved(any(c.shows_object for c in scene.train_cameras))
-    spread = scene.exposure_spread
-    if config.exposure.exposure_compensation == AUTO and spread >= MIN_SPREAD:
-        messages(f"exposures differ by {spread:.2f} stops: --exposure_compensation True")
-    config = replace(config, exposure=config.exposure.resolved(spread >= MIN_SPREAD))
+    noise = scene.exposure_noise
+    differ = noise >= MIN_NOISE
+    if config.exposure.exposure_compensation == AUTO and differ:
+        messages(f"exposures differ by {noise:.2f} stops: --exposure_compensation True")
+    config = replace(config, exposure=config.exposure.resolved(differ))
     options = replace(options, config=config)
     names, device = [camera.name for camera in scene.train_cameras], options.compute.device
     poses, hull = _poses(scene, config), hull_of(scene.train_cameras, device)

@@ -30,7 +30,12 @@ from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.run_directory import Identity, scene_inputs
 from gaussian_splatting.engine.training_views import is_counted
-from gaussian_splatting.optim.learned_exposure import exposed, saved_exposures, unexposed
+from gaussian_splatting.optim.learned_exposure import (
+    exposed,
+    mean_exposure,
+    saved_exposures,
+    unexposed,
+)
 from gaussian_splatting.rasterization import render_view
 from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
 from gaussian_splatting.shared_flags import white_background
@@ -276,7 +281,10 @@ def render_source(gaussians: Gaussians, white_background: bool = False) -> ViewS
 def photo_source(
     images: ImageStore, device: torch.device, exposures: Mapping[str, Tensor]
 ) -> Callable[[Camera], Tensor]:
-    """The photographs, and how much each pixel counts; exposures are replaced by the median one."""
+    """The photographs, and how much each pixel counts; exposures are replaced by the mean one.
+
+    A texture has the colours of the mean photograph then, as the Gaussians have.
+    """
 
     def read(camera: Camera) -> Tensor:
         image = upload(images.get(camera), device)
@@ -284,13 +292,13 @@ def photo_source(
         colors = image[..., :3].float() / 255
         if camera.name in exposures:
             colors = unexposed(colors, exposures[camera.name].to(device))
-            colors = exposed(colors, median.to(device)).clamp(0, 1)
+            colors = exposed(colors, mean.to(device)).clamp(0, 1)
         if counted is None:
             return functional.pad(colors, (0, 1), value=1.0)
         # A pixel on the outline shows what is behind it, too.
         return torch.cat([colors, eroded(counted, 1)[..., None].float()], dim=2)
 
-    median = torch.stack(list(exposures.values())).median(dim=0).values if exposures else None
+    mean = mean_exposure(torch.stack(list(exposures.values()))) if exposures else None
     return read
 
 
