@@ -21,6 +21,8 @@ from typing import Any, Generic, TypeVar
 from sugar_utils.errors import UserError
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".ppm", ".jp2", ".gif")
+HEIF_SUFFIXES = (".heic", ".heif", ".hif")
+RAW_SUFFIXES = (".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2", ".pef")
 ENCODINGS = ("utf-8", "gbk", "cp1252", "cp932", "cp949", "big5", "cp1251", "cp437", "cp850")
 """Encodings of file names: of Linux and macOS, then of Windows and of ZIP files by region."""
 
@@ -434,6 +436,7 @@ def _ends_with(path: Path, name: str) -> bool:
 
 
 def _stem(name: str) -> str:
-    """The name without a known image extension."""
+    """The name without the extension of a photograph."""
     path = PurePosixPath(name)
-    return path.stem if path.suffix.lower() in IMAGE_SUFFIXES else name
+    known = (*IMAGE_SUFFIXES, *HEIF_SUFFIXES, *RAW_SUFFIXES)
+    return path.stem if path.suffix.lower() in known else name

@@ -26,6 +26,7 @@ from gaussian_splatting.data.cameras import ViewMask
 from gaussian_splatting.data.colmap import find_model, read_reconstruction, write_model
 from gaussian_splatting.data.images import decode_mask, undistorted
 from gaussian_splatting.data.masks import FOLDERS as MASK_FOLDERS
+from gaussian_splatting.data.names import RAW_SUFFIXES
 from gaussian_splatting.data.transforms_json import find_transforms
 from gaussian_splatting.sfm import photographs as pictures
 from gaussian_splatting.sfm.convert_options import ConvertOptions
@@ -157,7 +158,7 @@ def find_source(path: Path) -> Source:
         raise UserError(f"{root}: {len(videos)} videos ({names}); name one of them with -s")
     if videos:
         return Source(root, root / INPUT, videos[0])
-    found = (pictures.files_named(root / name, pictures.RAW_SUFFIXES) for name in _places(root))
+    found = (pictures.files_named(root / name, RAW_SUFFIXES) for name in _places(root))
     raw = [path for files in found for path in files]
     if raw:
         raise UserError(
