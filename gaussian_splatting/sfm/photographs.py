@@ -23,7 +23,6 @@ from sugar_utils.files import atomic_path, file_digest, require_regular_file, wr
 from sugar_utils.libraries import load_package
 from sugar_utils.schemas import Count, read_checked
 
-VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".mkv", ".avi", ".webm", ".mts", ".m2ts", ".3gp")
 FILM_DIAGONAL = math.hypot(36, 24)  # mm, of "35 mm equivalent" focal lengths (CIPA DCG-001)
 _TAGS = ExifTags.Base
 _TURNS = {
