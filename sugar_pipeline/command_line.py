@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import itertools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ class Program:
     settings: str = ""  # a dataclass, or a function of what was parsed; unset: ``run`` gets that
     parser: str = ""  # a dataclass of flags, or makes the parser of a description; unset: settings
     chosen: Mapping[str, Any] = field(default_factory=dict)  # values that its flags begin with
+    takes_results: bool = False  # whether words without a flag are results, and not the scene
 
     def make_parser(self, description: str | None) -> argparse.ArgumentParser:
         from sugar_utils.settings import parser_of
@@ -42,16 +44,19 @@ class Program:
 
     def start(self, description: str | None, verb: str = "") -> None:
         """Parse the flags of the command line and run; a verb is its first word."""
+        words = sys.argv[2:] if verb else sys.argv[1:]
+        check_early(words, self)
         parser = self.make_parser(description)
-        words = sys.argv[1:]
         if verb:
-            parser.prog, words = f"sugar {verb}", words[1:]
+            parser.prog = f"sugar {verb}"
             parser.epilog = (parser.epilog or "").replace(f"python {self.script}", parser.prog)
         self.call(parser, parser.parse_args(words))
 
     def call(self, parser: argparse.ArgumentParser, args: argparse.Namespace, **more: Any) -> Any:
         from sugar_utils.settings import from_args, given_flags, write_settings
 
+        if not getattr(args, "demo", False):
+            args = with_scene_folders(args)
         made = _named(self.settings) if self.settings else lambda args: args
         settings = from_args(made, args) if isinstance(made, type) else made(args)
         result = _named(self.run)(settings, **more)
@@ -62,11 +67,58 @@ class Program:
         return result
 
 
+def check_early(words: Sequence[str], program: Program) -> None:
+    """Refuse scenes that are not there before torch is loaded, which takes seconds.
+
+    What is a flag and what is its value only the parser knows, so this looks at plain cases alone.
+    """
+    from gaussian_splatting.data.scene_path import check_scene_path
+
+    without_scene = {"--demo", "-h", "--help", "--help_all"} & set(words)
+    if program.takes_results or program.chosen.get("demo") or without_scene:
+        return
+    # Words before the first flag are scenes, too.
+    scenes = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
+    scenes += [
+        value
+        for word, value in itertools.pairwise(words)
+        if word in _SCENE_FLAGS and not value.startswith("-")
+    ]
+    # Of several scenes one that is not there stops none of the others.
+    if len(scenes) == 1:
+        check_scene_path(Path(scenes[0]))
+
+
+def with_scene_folders(args: argparse.Namespace) -> argparse.Namespace:
+    """What was parsed, with the folder of a ZIP file in place of that, after a check of paths.
+
+    Several scenes are looked at when their turn comes.
+    """
+    from gaussian_splatting.data.scene_path import ZIP_SUFFIX, output_folders, scene_folder
+    from sugar_utils.settings import with_flags
+
+    # Pages and exports of results do without their scene.
+    needs_scene = not hasattr(args, "results") and not hasattr(args, "result")
+    every = getattr(args, "all_scene_path", [])
+    if len(every) > 1:
+        return args
+    notify = (lambda line: None) if is_follower() else print
+    changes: dict[str, Any] = {}
+    for name in ("scene_path", "source_path"):
+        path = getattr(args, name, None)
+        if isinstance(path, Path) and (needs_scene or path.suffix.lower() == ZIP_SUFFIX):
+            changes[name] = scene_folder(path, output_folders(args), notify)
+    if every:
+        changes["all_scene_path"] = [changes["scene_path"]]
+    return with_flags(args, **changes)
+
+
 def _named(place: str) -> Any:
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
+_SCENE_FLAGS = ("-s", "--scene_path", "--scene-path", "--source_path", "--source-path")
 _COMMANDS, _FLAGS = "sugar_pipeline.commands", "sugar_pipeline.pipeline_flags"
 _STAGE = "gaussian_splatting.engine.runner:run_stage"
 _COARSE = "sugar_trainers.coarse_stage:CoarseOptions"
@@ -109,22 +161,22 @@ VERBS: dict[str, Program] = {
     ),
     "view": Program(
         "view.py", "results on a page in the browser", "sugar_pipeline.view_run:view",
-        "sugar_pipeline.view_run:ViewOptions",
+        "sugar_pipeline.view_run:ViewOptions", takes_results=True,
     ),
     "render": Program(
         "render.py", "pictures or a video of results", "sugar_pipeline.render_run:render_results",
-        "sugar_pipeline.render_run:RenderOptions",
+        "sugar_pipeline.render_run:RenderOptions", takes_results=True,
     ),
     "export": Program(
         "export.py", "a result in the format of another program",
         "sugar_extractors.export.export_run:export",
         "sugar_extractors.export.export_run:ExportOptions",
-        "sugar_extractors.export.export_run:export_parser",
+        "sugar_extractors.export.export_run:export_parser", takes_results=True,
     ),
     "metrics": Program(
         "metrics.py", "measure refined models on held-out views",
         "sugar_pipeline.model_metrics:measure", "sugar_pipeline.model_metrics:metrics_options",
-        "sugar_pipeline.model_metrics:metrics_parser",
+        "sugar_pipeline.model_metrics:metrics_parser", takes_results=True,
     ),
     "doctor": Program(
         "train.py", "check the installation, and scene and checkpoint if given",

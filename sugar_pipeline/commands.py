@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gaussian_splatting.data.scene_path import output_folders, scene_folder
 from gaussian_splatting.engine.loop import Interrupted
 from gaussian_splatting.sfm.scene_folder import is_scene
 from sugar_pipeline.demo_scene import run_demo, timed_demo
@@ -98,7 +99,8 @@ def _run_each(args: argparse.Namespace, scenes: list[Path], console: Console) ->
         console.info(f"scene {len(rows) + 1} of {len(scenes)}: {scene}")
         start, code = time.monotonic(), 0
         try:
-            made = run_scene(with_flags(args, scene_path=scene), console)
+            folder = scene_folder(scene, output_folders(args), console.info)
+            made = run_scene(with_flags(args, scene_path=folder), console)
             outcome = f"{made.report or made.mesh}"
         except Interrupted:
             raise

@@ -233,6 +233,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]
         """As in argparse, after dashes inside flag names became underscores."""
         words = [self._underscored(word) for word in (sys.argv[1:] if args is None else args)]
+        words = self._with_scene_flags(words)
         found, extra = super().parse_known_args(words, namespace)
         file = getattr(found, "config_file", None)
         if file is None:
@@ -311,6 +312,20 @@ class Parser(argparse.ArgumentParser):
             self._check_value(action, value)
             return value
         return super()._get_values(action, arg_strings)
+
+    def _with_scene_flags(self, words: list[str]) -> list[str]:
+        """Put ``-s`` before words without a flag that come first: ``sugar run SCENE``.
+
+        One word only, where ``-s`` takes no more; not where such words have a meaning of their own.
+        """
+        action = self._option_string_actions.get("-s")
+        if action is None or any(not other.option_strings for other in self._actions):
+            return words
+        n_scenes = next((n for n, word in enumerate(words) if word.startswith("-")), len(words))
+        if not isinstance(action, Repeated):
+            n_scenes = min(n_scenes, 1)
+        scenes = [word for scene in words[:n_scenes] for word in ("-s", scene)]
+        return [*scenes, *words[n_scenes:]]
 
     def _underscored(self, word: str) -> str:
         if not word.startswith("--") or word == "--":

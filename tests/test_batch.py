@@ -117,6 +117,7 @@ def test_a_device_is_no_file_of_settings(capsys):
 
 def test_a_failed_scene_does_not_stop_the_others(scenes, started, capsys):
     missing = scenes / "missing"
+    missing.mkdir()
     words = [word for name in ("cup", "fox", "missing", "jar") for word in ("-s", scenes / name)]
     assert run_cli(train_full_pipeline.main, *words) == FailedResult.exit_code
     assert started == [scenes / "cup", scenes / "fox", missing, scenes / "jar"]

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import shutil
+import xml.etree.ElementTree as ET
 from collections.abc import Callable
 
 import numpy as np
 import pycolmap
 import pytest
 
-from gaussian_splatting.sfm.known_cameras import KnownCamera
+from gaussian_splatting.sfm.known_cameras import KnownCamera, read_cameras, the_cameras
 from sugar_utils.errors import UserError
 from tests.support.camera_files import (
     CENTERS,
@@ -28,6 +31,7 @@ from tests.support.camera_files import (
     metashape,
     openmvg,
     opensfm,
+    photographs,
     polycam,
     read,
     text_of,
@@ -125,6 +129,12 @@ def film_pixels(x, y):
 
 
 def test_reality_scan_csv(tmp_path):
+    (tmp_path / "cameras.csv").write_text(CSV_HEADER + reality_rows())
+    (tmp_path / "other.csv").write_text("name,value\na,1\n")
+    assert_same_pixels(read(tmp_path), film_pixels)
+
+
+def reality_rows(separator=","):
     rows = ""
     for name, (rotation, center) in zip(NAMES, POSES, strict=True):
         c2w = rotation.T * (1, -1, -1)  # looking along -z: Rz(-heading) Rx(pitch) Ry(roll)
@@ -133,10 +143,108 @@ def test_reality_scan_csv(tmp_path):
         roll = np.arctan2(-c2w[2, 0], c2w[2, 2])
         angles = np.degrees([heading, pitch, roll])
         values = [*center, *angles, 27, 0.01, -0.02, *K, 0, *P]
-        rows += f"{name}," + ",".join(f"{x:.17g}" for x in values) + "\n"
-    (tmp_path / "cameras.csv").write_text(CSV_HEADER + rows)
-    (tmp_path / "other.csv").write_text("name,value\na,1\n")
+        rows += separator.join([name, *(f"{x:.17g}" for x in values)]) + "\n"
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("header", "separator", "decimal"),
+    [
+        ("Name,X,Y,Altitude,Yaw,Pitch,Roll,Focal Length,PX,PY,K1,K2,K3,K4,T1,T2", ",", "."),
+        ("#Image Name; easting (m); northing (m); height [m]; heading (deg); pitch; roll; f; px;"
+         " py; k1; k2; k3; k4; t1; t2", ";", ","),
+        ("label\tx\ty\tz\tyaw\tpitch\troll\tf35\tppx\tppy\tk1\tk2\tk3\tk4\tt1\tt2", "\t", "."),
+    ],
+)  # fmt: skip
+def test_columns_by_other_names_and_separators(tmp_path, header, separator, decimal):
+    rows = reality_rows(separator).replace(".jpg", "_jpg").replace(".", decimal)
+    (tmp_path / "cameras.csv").write_text(f"{header}\n{rows.replace('_jpg', '.jpg')}")
     assert_same_pixels(read(tmp_path), film_pixels)
+
+
+def test_rows_without_a_rotation_are_left_out_and_told(tmp_path):
+    rows = reality_rows() + "IMG_4.jpg,1,2,3,,,,27,0,0,0,0,0,0,0,0\nIMG_5.jpg\n,,,\nelse.jpg,1\n"
+    (tmp_path / "cameras.csv").write_text(CSV_HEADER + rows)
+    images = photographs([*NAMES, "IMG_4.jpg", "IMG_5.jpg"])
+    known = read_cameras(the_cameras(None, tmp_path), images)
+    assert [photograph.name for photograph in known.photographs] == NAMES
+    assert known.notes[0].endswith("are without a position or rotation: IMG_4.jpg, IMG_5.jpg")
+    assert "of images that are not here: else.jpg" in known.notes[1]
+
+
+def test_a_table_of_places_alone_is_refused_by_the_names_of_its_columns(tmp_path):
+    table = tmp_path / "gps.csv"
+    table.write_text("name,x,y,alt\nIMG_0.jpg,1,2,3\n")
+    assert the_cameras(None, tmp_path) is None
+    with pytest.raises(UserError, match="gps.csv: the table has no columns heading, pitch, roll"):
+        the_cameras(str(table), tmp_path)
+
+
+def test_names_with_spaces_in_a_list_of_bundler(tmp_path):
+    bundler(tmp_path)
+    listed = (tmp_path / "list.txt").read_text()
+    (tmp_path / "list.txt").write_text(listed.replace("IMG_", "scan 1 "))
+    names = [name.replace("IMG_", "scan 1 ") for name in NAMES]
+    assert sorted(read(tmp_path, names)) == sorted(names)
+
+
+def rig_xml():
+    """The file of :func:`metashape`, whose last camera belongs to a rig with the first one."""
+    (r, c), (r_slave, c_slave) = POSES[0], POSES[-1]
+    # Slave to master: both look from their places in the chunk.
+    turn = r @ r_slave.T
+    place = r @ (c_slave - c)
+    root = ET.fromstring(metashape())
+    cameras = {camera.get("label"): camera for camera in root.iter("camera")}
+    slave = cameras[NAMES[-1]]
+    slave.remove(slave.find("transform"))
+    del slave.attrib["component_id"]
+    slave.set("master_id", cameras[NAMES[0]].get("id"))
+    slave.set("sensor_id", "1")
+    sensors = root.find("chunk/sensors")
+    sensor = copy.deepcopy(sensors[0])
+    sensor.set("id", "1")
+    sensor.set("master_id", "0")
+    ET.SubElement(sensor, "rotation").text = text_of(turn)
+    ET.SubElement(sensor, "location").text = text_of(place)
+    sensors.append(sensor)
+    return root
+
+
+def test_cameras_of_a_rig_have_the_pose_of_their_master_and_their_sensor(tmp_path):
+    root = rig_xml()
+    (tmp_path / "cameras.xml").write_bytes(ET.tostring(root))
+    found = read(tmp_path)
+    for name, (rotation, center) in zip(NAMES, POSES, strict=True):
+        np.testing.assert_allclose(found[name].rotation, rotation, atol=1e-9)
+        np.testing.assert_allclose(found[name].center, center, atol=1e-9)
+
+
+def test_a_camera_of_a_rig_without_a_place_in_it_is_told(tmp_path):
+    root = rig_xml()
+    sensor = root.find("chunk/sensors")[1]
+    sensor.remove(sensor.find("location"))
+    (tmp_path / "cameras.xml").write_bytes(ET.tostring(root))
+    known = read_cameras(the_cameras(None, tmp_path), photographs())
+    assert len(known.cameras) == N - 1
+    assert known.notes[0].startswith("2 of 5 cameras are without a position or rotation: IMG_3.jpg")
+
+
+def test_keyframes_of_polycam_without_a_size(tmp_path):
+    polycam(tmp_path)
+    polycam(tmp_path, corrected=False)
+    folder = tmp_path / "keyframes"
+    for path in (folder / "corrected_cameras").iterdir():
+        frame = json.loads(path.read_text())
+        del frame["width"], frame["height"]
+        path.write_text(json.dumps(frame))
+    # Photographs at half their size: that of the frame as taken fits the principal point.
+    small = photographs(width=W // 2, height=H // 2)
+    found = read_cameras(the_cameras(None, tmp_path), small).cameras
+    assert all((c.lens.width, c.lens.params[0]) == (W / 2, F / 2) for c in found)
+    shutil.rmtree(folder / "cameras")
+    found = read_cameras(the_cameras(None, tmp_path), photographs()).cameras
+    assert all((c.lens.width, c.lens.params[0]) == (W, F) for c in found)
 
 
 def test_reality_scan_angles_by_hand(tmp_path):
@@ -296,7 +404,8 @@ BAD = {
                   r"0 of its 4 cameras \(a, b, c and 1 more\) have an image"),
     "csv number": ("a.csv", CSV_HEADER + "IMG_0.jpg,1,2,3,4,5,6,x,0,0,0,0,0,0,0,0",
                    "a.csv, line 2, f: could not convert"),
-    "csv short": ("a.csv", CSV_HEADER + "IMG_0.jpg,1,2,3", "line 2, heading: needs 1 finite"),
+    "csv short": ("a.csv", CSV_HEADER + "IMG_0.jpg,1,2,3",
+                  "1 of 1 cameras are without a position or rotation: IMG_0.jpg"),
     "xmp model": ("IMG_0.xmp", xmp(*POSES[0], model="division"), "division is not supported"),
     "xmp rotation": ("IMG_0.xmp", xmp(2 * ROTATIONS[0], CENTERS[0]), "xcr:Rotation: is no rotat"),
     "xmp field": ("IMG_0.xmp", damaged("FocalLength35mm", "x", xmp(*POSES[0])),

@@ -69,6 +69,26 @@ def test_a_photograph_of_another_shape_is_refused(tmp_path):
         read_cameras(the_cameras(None, tmp_path), upright)
 
 
+def test_photographs_that_exif_turns_by_half_a_turn_are_refused(tmp_path):
+    (tmp_path / "cameras.xml").write_text(XML)
+    images = photographs()
+    turned = replace(images[1], turned=True, keeps_size=True)
+    with pytest.raises(UserError, match=r"turn 1 photographs by 180 degrees \(IMG_1.jpg\)"):
+        read_cameras(the_cameras(None, tmp_path), [images[0], turned, *images[2:]])
+    # The size of another one fits only if the program turned photographs as EXIF says.
+    on_its_side = replace(images[0], turned=True)
+    known = read_cameras(the_cameras(None, tmp_path), [on_its_side, turned, *images[2:]])
+    assert len(known.cameras) == 4
+
+
+@pytest.mark.parametrize(("orientation", "keeps"), [(1, False), (3, True), (6, False), (2, True)])
+def test_which_turns_keep_the_size(tmp_path, orientation, keeps):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.new("RGB", (8, 6)).save(tmp_path / "a.jpg", exif=exif)
+    assert described_photographs(tmp_path, False)[0].keeps_size == keeps
+
+
 SMALL = SfmOptions(extraction_size=WIDTH, max_features=500)
 ROOM = 5
 

@@ -21,6 +21,9 @@ from typing import Any, Generic, TypeVar
 from sugar_utils.errors import UserError
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".ppm", ".jp2", ".gif")
+HEIF_SUFFIXES = (".heic", ".heif", ".hif")
+RAW_SUFFIXES = (".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2", ".pef")
+VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".mkv", ".avi", ".webm", ".mts", ".m2ts", ".3gp")
 ENCODINGS = ("utf-8", "gbk", "cp1252", "cp932", "cp949", "big5", "cp1251", "cp437", "cp850")
 """Encodings of file names: of Linux and macOS, then of Windows and of ZIP files by region."""
 
@@ -86,13 +89,17 @@ def readable_name(raw: bytes, exists: Callable[[str], bool] | None = None) -> st
     return next(filter(_is_text, spellings), ascii(name)[1:-1])
 
 
-def nearest_name(name: str, candidates: Iterable[str]) -> str | None:
-    """Return the candidate whose last part resembles that of a name most; None if none does."""
+def nearest_name(name: str, candidates: Iterable[str], least: float = _NEAR_ENOUGH) -> str | None:
+    """Return the candidate whose last part resembles that of a name most.
+
+    Args:
+        least: Similarity from 0 to 1 that it must have; None is returned where none has.
+    """
     by_key: dict[str, str] = {}
     for candidate in itertools.islice(candidates, _MAX_COMPARED):
         by_key.setdefault(_key(PurePosixPath(candidate).name), candidate)
     target = _key(PurePosixPath(normalized(name)).name)
-    near = difflib.get_close_matches(target, by_key, n=1, cutoff=_NEAR_ENOUGH)
+    near = difflib.get_close_matches(target, by_key, n=1, cutoff=least)
     return by_key[near[0]] if near else None
 
 
@@ -434,6 +441,7 @@ def _ends_with(path: Path, name: str) -> bool:
 
 
 def _stem(name: str) -> str:
-    """The name without a known image extension."""
+    """The name without the extension of a photograph."""
     path = PurePosixPath(name)
-    return path.stem if path.suffix.lower() in IMAGE_SUFFIXES else name
+    known = (*IMAGE_SUFFIXES, *HEIF_SUFFIXES, *RAW_SUFFIXES)
+    return path.stem if path.suffix.lower() in known else name

@@ -24,7 +24,13 @@ from gaussian_splatting.data.depth_maps import (
     known_depths,
 )
 from gaussian_splatting.data.masks import FOUND, NO_MASKS, MaskOptions, require_counted_pixels
-from gaussian_splatting.data.names import CamerasByName, ImageFolder, ImagePlaces, missing_images
+from gaussian_splatting.data.names import (
+    VIDEO_SUFFIXES,
+    CamerasByName,
+    ImageFolder,
+    ImagePlaces,
+    missing_images,
+)
 from gaussian_splatting.data.observations import KEEP_ALL, CaptureModel, Observations, ViewOptions
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint, StoredCamera
 from gaussian_splatting.data.transforms_json import find_transforms, read_transforms
@@ -225,6 +231,11 @@ def split_cameras(cameras: Sequence[Camera], eval_split: bool) -> tuple[list[Cam
 
 def _checked_root(root: Path | str) -> Path:
     root = Path(root)
+    if root.suffix.lower() in VIDEO_SUFFIXES and root.is_file():
+        raise UserError(
+            f"{root}: a video has no cameras yet; find them with gaussian_splatting/convert.py -s "
+            f"{root}, then use -s {root.with_suffix('')}"
+        )
     if not root.is_dir():
         raise UserError(f"{root}: no such scene folder; check -s")
     return root

@@ -349,6 +349,8 @@ def _known_cameras(work: Work, photographs: Photographs) -> tuple[KnownCameras |
     known, n = read_cameras(files, photographs), len(photographs)
     moved = f"; {known.offset} subtracted from all places" if known.offset else ""
     work.console.info(f"cameras of {files.name}, {len(known.cameras)} of {n} photographs{moved}")
+    for line in known.notes:
+        work.console.info(f"note: {line}")
     return known, [storage.file_digest(path) for path in files.files]
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import csv
 import itertools
+import re
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,6 +33,9 @@ MAX_MISFIT = 0.1  # pixels by which a lens may differ from that of the file
 _FLIP = np.diag([1.0, -1.0, -1.0])  # to COLMAP's axes from cameras that look along -z with y up
 _AGAIN = "export the cameras again"
 _XCR = "{http://www.capturingreality.com/ns/xcr/1.1#}"
+_NO_POSE = "without a position or rotation"
+_NO_IMAGE = "of images that are not here"
+_DISABLED = "disabled"
 Size = tuple[int, int]  # width and height in pixels
 SizeOf = Callable[[str], Size | None]  # size of the image that a name means; None: there is none
 
@@ -45,11 +49,22 @@ class KnownCamera:
 
 
 @dataclass(frozen=True)
+class SkippedCamera:
+    """A camera of a file that cannot be used; how many there are is told for each reason."""
+
+    name: str  # of the image, as the file has it
+    reason: str  # completes "cameras are ..."
+
+
+Entries = Iterator[KnownCamera | SkippedCamera]
+
+
+@dataclass(frozen=True)
 class Format:
     program: str
     places: tuple[str, ...]  # patterns in a folder; the first that finds files counts
     accepts: Callable[[Path], bool]  # whether a file is of this format
-    read: Callable[[Sequence[Path], SizeOf], Iterator[KnownCamera]]
+    read: Callable[[Sequence[Path], SizeOf], Entries]
     many: bool = False  # all files together are one set of cameras
 
 
@@ -106,7 +121,9 @@ def _bytes(path: Path, count: int = -1) -> bytes:
 
 
 def _text(path: Path, count: int = -1) -> str:
-    return _bytes(path, count).decode("utf-8-sig", "replace").replace("\0", "")
+    """The text of a file; bytes that are no UTF-8 are kept as :func:`os.fsdecode` keeps them."""
+    text = _bytes(path, count).decode("utf-8-sig", "surrogateescape")
+    return text.replace("\0", "")
 
 
 def _xml(path: Path) -> ET.Element:
@@ -121,7 +138,7 @@ def _child(parent: ET.Element, name: str, place: str) -> ET.Element:
     return found
 
 
-def read_metashape(files: Sequence[Path], size_of: SizeOf) -> Iterator[KnownCamera]:
+def read_metashape(files: Sequence[Path], size_of: SizeOf) -> Entries:
     """``cameras.xml`` of Metashape; cameras that are disabled or not aligned are left out."""
     path = files[0]
     chunks = [chunk for chunk in _xml(path).iterfind("chunk") if chunk.find("cameras") is not None]
@@ -129,19 +146,27 @@ def read_metashape(files: Sequence[Path], size_of: SizeOf) -> Iterator[KnownCame
         raise UserError(f"{path}: {len(chunks)} chunks with cameras; export a single chunk")
     chunk, lenses = chunks[0], {}
     sensors = {sensor.get("id"): sensor for sensor in chunk.iterfind("sensors/sensor")}
+    cameras = {camera.get("id"): camera for camera in chunk.iterfind("cameras//camera")}
     worlds = {c.get("id"): c.find("transform") for c in chunk.iterfind("components/component")}
-    for camera in chunk.iterfind("cameras//camera"):
+    for camera in cameras.values():
         place, sensor = f"{path}, camera {camera.get('label')}", camera.get("sensor_id")
-        pose, enabled = camera.find("transform"), camera.get("enabled", "true").lower()
-        if pose is None or enabled in ("false", "0"):
+        label = camera.get("label", "")
+        if camera.get("enabled", "true").lower() in ("false", "0"):
+            yield SkippedCamera(label, _DISABLED)
             continue
         if sensor not in sensors:
             raise UserError(f"{place}: sensor_id {sensor} is not among the sensors; {_AGAIN}")
+        matrix = _metashape_pose(camera, cameras, sensors, place)
+        if matrix is None:
+            yield SkippedCamera(label, _NO_POSE)
+            continue
         if sensor not in lenses:
             lenses[sensor] = _metashape_lens(sensors[sensor], f"{path}, sensor {sensor}")
-        matrix = _numbers(pose.text, 16, f"{place}, transform").reshape(4, 4)
         rotation, center = _rotation(matrix[:3, :3], f"{place}, transform").T, matrix[:3, 3]
-        world = worlds.get(camera.get("component_id"))
+        # Cameras of a rig may name the component at their master only.
+        master = cameras.get(camera.get("master_id"), camera)
+        component = camera.get("component_id") or master.get("component_id")
+        world = worlds.get(component)
         world = chunk.find("transform") if world is None else world
         if world is not None:
             where = f"{path}, transform of the chunk"
@@ -153,7 +178,34 @@ def read_metashape(files: Sequence[Path], size_of: SizeOf) -> Iterator[KnownCame
             rotation, center = rotation @ turn.T, scale * (turn @ center) + shift
         elif len(worlds) > 1:
             raise UserError(f"{path}: {len(worlds)} components without a common world; merge them")
-        yield KnownCamera(camera.get("label", ""), lenses[sensor], rotation, center)
+        yield KnownCamera(label, lenses[sensor], rotation, center)
+
+
+def _metashape_pose(
+    camera: ET.Element,
+    cameras: Mapping[str | None, ET.Element],
+    sensors: Mapping[str | None, ET.Element],
+    place: str,
+) -> np.ndarray | None:
+    """Camera to chunk, (4, 4); None for a camera that is not aligned.
+
+    A camera of a rig has the pose of its master, moved as its sensor lies beside the master's.
+    """
+    pose = camera.find("transform")
+    if pose is not None:
+        return _numbers(pose.text, 16, f"{place}, transform").reshape(4, 4)
+    master = cameras.get(camera.get("master_id"))
+    sensor = sensors[camera.get("sensor_id")]
+    rotation = sensor.find("rotation")
+    location = sensor.find("location")
+    pose = None if master is None else master.find("transform")
+    if pose is None or rotation is None or location is None:
+        return None
+    where = f"{place}, sensor {camera.get('sensor_id')}"
+    in_rig = np.eye(4)
+    in_rig[:3, :3] = _rotation(_numbers(rotation.text, 9, f"{where}, rotation"), where)
+    in_rig[:3, 3] = _numbers(location.text, 3, f"{where}, location")
+    return _numbers(pose.text, 16, f"{place}, transform of the master").reshape(4, 4) @ in_rig
 
 
 def _metashape_lens(sensor: ET.Element, place: str) -> Any:
@@ -185,25 +237,74 @@ def _lens_35mm(size: Size, f: float, u: float, v: float, k: Any, place: str) -> 
     return _lens(size, (f / 36 * n, f / 36 * n), middle, place, k[:4], (k[5], k[4]))
 
 
-_POSE = ("x", "y", "alt", "heading", "pitch", "roll", "f")
+_PLACE = ("x", "y", "alt")
+_ROTATION = ("heading", "pitch", "roll")
+_POSE = (*_PLACE, *_ROTATION, "f")
 _OPTIONAL = ("px", "py", "k1", "k2", "k3", "k4", "t1", "t2")
+_COLUMNS = {
+    "name": ("image", "image_name", "imagename", "label", "file", "filename", "file_name"),
+    "x": ("easting", "east", "pos_x", "position_x", "x_m"),
+    "y": ("northing", "north", "pos_y", "position_y", "y_m"),
+    "alt": ("z", "altitude", "height", "elevation", "pos_z", "position_z", "z_m"),
+    "heading": ("yaw", "azimuth"),
+    "f": ("focal", "focal_length", "focallength", "focal35mm", "focallength35mm", "f35"),
+    "px": ("ppx", "principal_point_u", "principalpointu"),
+    "py": ("ppy", "principal_point_v", "principalpointv"),
+}
+"""Other names of columns than RealityScan's, by its own."""
+
+
+def _table(text: str) -> csv.DictReader:
+    """A table whose columns have the names of RealityScan, where they mean the same."""
+    lines = text.splitlines()
+    header = lines[0] if lines else ""
+    delimiter = max(",;\t", key=header.count)
+    names = [_column(name) for name in header.split(delimiter)]
+    return csv.DictReader(lines[1:], names, delimiter=delimiter, skipinitialspace=True)
+
+
+def _column(text: str) -> str:
+    """RealityScan's name for a column: in lower case, without units in brackets."""
+    name = re.sub(r"[\[(].*?[\])]", "", text.strip().strip('"').lstrip("#")).strip().lower()
+    name = re.sub(r"[\s-]+", "_", name)
+    return next((known for known, others in _COLUMNS.items() if name in others), name)
 
 
 def _is_reality_csv(path: Path) -> bool:
-    header = csv.reader(_text(path, 4096).splitlines(), skipinitialspace=True)
-    return {"#name", *_POSE} <= {*next(header, ())}
+    return not _lacking_columns(path)
 
 
-def read_reality_csv(files: Sequence[Path], size_of: SizeOf) -> Iterator[KnownCamera]:
-    """The list of "Internal/External camera parameters" of RealityScan (RealityCapture)."""
+def _lacking_columns(path: Path) -> list[str]:
+    """Columns that a table of cameras needs and that a file does not have."""
+    names = _table(_text(path, 4096)).fieldnames or ()
+    return [name for name in ("name", *_POSE) if name not in names]
+
+
+def read_reality_csv(files: Sequence[Path], size_of: SizeOf) -> Entries:
+    """The list of "Internal/External camera parameters" of RealityScan (RealityCapture).
+
+    Rows without a position or a rotation, of images that were not aligned, are skipped.
+    """
     rotated = load_pycolmap().Rotation3d
     with explained(f"{files[0]}:", _AGAIN, csv.Error):
-        rows = [*csv.DictReader(_text(files[0]).splitlines(), skipinitialspace=True)]
+        table = _table(_text(files[0]))
+        rows = [*table]
     for line, row in enumerate(rows, start=2):
-        size, place = size_of(row["#name"] or ""), f"{files[0]}, line {line}"
-        if size is None:
+        name = (row["name"] or "").strip()
+        size = size_of(name)
+        place = f"{files[0]}, line {line}"
+        if not any(row.get(column) for column in table.fieldnames or ()):
             continue
-        row = dict.fromkeys(_OPTIONAL, "0") | row
+        if size is None:
+            yield SkippedCamera(name, _NO_IMAGE)
+            continue
+        if not all((row[column] or "").strip() for column in (*_PLACE, *_ROTATION)):
+            yield SkippedCamera(name, _NO_POSE)
+            continue
+        if table.reader.dialect.delimiter == ";":
+            # Where commas separate decimals.
+            row = {column: (row[column] or "").replace(",", ".") for column in _with_values(row)}
+        row = dict.fromkeys(_OPTIONAL, "0") | _with_values(row)
         values = (_number(row[name], f"{place}, {name}") for name in (*_POSE, *_OPTIONAL))
         x, y, z, heading, pitch, roll, f, u, v, *k = values
         about_z, about_x, about_y = (
@@ -212,15 +313,24 @@ def read_reality_csv(files: Sequence[Path], size_of: SizeOf) -> Iterator[KnownCa
         )
         rotation = _FLIP @ (about_z @ about_x @ about_y).T
         lens = _lens_35mm(size, f, u, v, k, place)
-        yield KnownCamera(row["#name"], lens, rotation, np.array([x, y, z]))
+        yield KnownCamera(name, lens, rotation, np.array([x, y, z]))
 
 
-def read_reality_xmp(files: Sequence[Path], size_of: SizeOf) -> Iterator[KnownCamera]:
+def _with_values(row: Mapping[str, Any]) -> dict[str, str]:
+    """The columns of a row that are not empty."""
+    return {name: text for name, text in row.items() if isinstance(text, str) and text.strip()}
+
+
+def read_reality_xmp(files: Sequence[Path], size_of: SizeOf) -> Entries:
     """XMP files of RealityScan (RealityCapture), one beside each image."""
     for path in files:
         texts = dict(pair for e in _xml(path).iter() for pair in (*e.items(), (e.tag, e.text)))
         size, model = size_of(path.stem), texts.get(f"{_XCR}DistortionModel", "perspective")
-        if size is None or f"{_XCR}Rotation" not in texts:
+        if size is None:
+            yield SkippedCamera(path.stem, _NO_IMAGE)
+            continue
+        if not {f"{_XCR}Rotation", f"{_XCR}Position"} <= texts.keys():
+            yield SkippedCamera(path.stem, _NO_POSE)
             continue
 
         def values(name: str, count: int = 1, unset: str | None = None,
@@ -242,12 +352,17 @@ def read_reality_xmp(files: Sequence[Path], size_of: SizeOf) -> Iterator[KnownCa
         yield KnownCamera(path.stem, lens, rotation, values("Position", 3))
 
 
-def read_bundler(files: Sequence[Path], size_of: SizeOf) -> Iterator[KnownCamera]:
+def read_bundler(files: Sequence[Path], size_of: SizeOf) -> Entries:
     """``bundle.out`` of Bundler, and ``list.txt`` beside it or above."""
     path, lines = files[0], iter(_text(files[0]).splitlines()[1:])
     lists = [folder / "list.txt" for folder in (path.parent, path.parent.parent)]
     listed = next((file for file in lists if file.is_file()), lists[0])
-    names = [line.split()[0] for line in _text(listed).splitlines() if line.strip()]
+    # After a name, which may have spaces, there may be a zero and the focal length.
+    names = [
+        re.sub(r"\s+[-+\d.]+\s+[-+\d.eE]+\s*$", "", line).strip().strip('"')
+        for line in _text(listed).splitlines()
+        if line.strip()
+    ]
     count = _numbers(next(lines, ""), 2, f"{path}, line 2")[0]
     if count != len(names):
         raise UserError(f"{path}: {count:g} cameras, but {listed} has {len(names)}; {_AGAIN}")
@@ -255,6 +370,7 @@ def read_bundler(files: Sequence[Path], size_of: SizeOf) -> Iterator[KnownCamera
         place, size = f"{path}, camera of {name}", size_of(name)
         f, *values = _numbers(" ".join(itertools.islice(lines, 5)), 15, place)
         if size is None or f == 0:
+            yield SkippedCamera(name, _NO_IMAGE if size is None else _NO_POSE)
             continue
         lens = _lens(size, (f, f), (size[0] / 2, size[1] / 2), place, values[:2])
         rotation = _rotation(values[2:11], f"{place}, R")
@@ -289,7 +405,7 @@ _OPENMVG = _record(
 )
 
 
-def read_openmvg(files: Sequence[Path], size_of: SizeOf) -> Iterator[KnownCamera]:
+def read_openmvg(files: Sequence[Path], size_of: SizeOf) -> Entries:
     """``sfm_data.json`` of OpenMVG, whose pixels have their middles at whole numbers."""
     path = files[0]
     found = conform(read_json(path, ENCODINGS), _OPENMVG, path, _AGAIN)
@@ -307,6 +423,7 @@ def read_openmvg(files: Sequence[Path], size_of: SizeOf) -> Iterator[KnownCamera
     for view in (entry.value.ptr_wrapper.data for entry in found.views):
         pose, place = poses.get(view.id_pose), f"{path}, view of {view.filename}"
         if pose is None:
+            yield SkippedCamera(view.filename, _NO_POSE)
             continue
         if view.id_intrinsic not in lenses:
             raise UserError(f"{place}: id_intrinsic {view.id_intrinsic} is missing; {_AGAIN}")
@@ -329,7 +446,7 @@ _BROWN = ("perspective", "simple_radial", "radial", "brown")
 _FISHEYE = ("fisheye", "fisheye_opencv")
 
 
-def read_opensfm(files: Sequence[Path], size_of: SizeOf) -> Iterator[KnownCamera]:
+def read_opensfm(files: Sequence[Path], size_of: SizeOf) -> Entries:
     """``reconstruction.json`` of OpenSfM and OpenDroneMap; of several parts the largest."""
     path, lenses = files[0], {}
     parts = conform(read_json(path, ENCODINGS), _OPENSFM, path, _AGAIN)
@@ -354,22 +471,47 @@ def read_opensfm(files: Sequence[Path], size_of: SizeOf) -> Iterator[KnownCamera
         yield KnownCamera(name, lenses[shot.camera], rotation, center)
 
 
+_SIDES = dict.fromkeys(("width", "height"), (PixelCount | None, None))
+_FRAME_SIZE = _record(**_SIDES)
 _KEYFRAME = _record(
-    **dict.fromkeys(("width", "height"), PixelCount),
     **dict.fromkeys(("fx", "fy", "cx", "cy"), Coordinate),
     **{f"t_{i}{j}": Coordinate for i in range(3) for j in range(4)},
+    **_SIDES,
 )
+_UNCORRECTED = "cameras"  # folder beside that of the corrected cameras
 
 
-def read_polycam(files: Sequence[Path], size_of: SizeOf) -> Iterator[KnownCamera]:
+def read_polycam(files: Sequence[Path], size_of: SizeOf) -> Entries:
     """``keyframes`` of Polycam's raw data, one file per image: camera to world."""
     for path in files:
         frame = conform(read_json(path, ENCODINGS), _KEYFRAME, path, _AGAIN)
         pose = np.array([[getattr(frame, f"t_{i}{j}") for j in range(4)] for i in range(3)])
         rotation = _FLIP @ _rotation(pose[:, :3], f"{path}, t_00 to t_22").T
-        size, focal = (frame.width, frame.height), (frame.fx, frame.fy)
-        lens = _lens(size, focal, (frame.cx, frame.cy), str(path))
+        size = _frame_size(frame, path, size_of)
+        lens = _lens(size, (frame.fx, frame.fy), (frame.cx, frame.cy), str(path))
         yield KnownCamera(path.stem, lens, rotation, pose[:, 3])
+
+
+def _frame_size(frame: Any, path: Path, size_of: SizeOf) -> tuple[float, float]:
+    """Width and height of a keyframe: its own, or those of the image or of the frame as taken.
+
+    Where both are known the one counts whose middle is nearer to the principal point.
+    """
+    if frame.width is not None and frame.height is not None:
+        return frame.width, frame.height
+    sizes = [size_of(path.stem)]
+    uncorrected = path.parent.parent / _UNCORRECTED / path.name
+    if uncorrected.is_file():
+        other = conform(read_json(uncorrected, ENCODINGS), _FRAME_SIZE, uncorrected, _AGAIN)
+        sizes.append((other.width, other.height))
+    known_sizes = [size for size in sizes if size is not None and None not in size]
+    if not known_sizes:
+        raise UserError(f"{path}: has no width and height, and there is no image of it; {_AGAIN}")
+
+    def offset(size: tuple[float, float]) -> float:
+        return abs(frame.cx / size[0] - 0.5) + abs(frame.cy / size[1] - 0.5)
+
+    return min(known_sizes, key=offset)
 
 
 _RECORD3D = _record(
@@ -378,7 +520,7 @@ _RECORD3D = _record(
 )  # fmt: skip
 
 
-def read_record3d(files: Sequence[Path], size_of: SizeOf) -> Iterator[KnownCamera]:
+def read_record3d(files: Sequence[Path], size_of: SizeOf) -> Entries:
     """``metadata.json`` of Record3D: quaternions x, y, z, w and centres, camera to world."""
     found = conform(read_json(files[0], ENCODINGS), _RECORD3D, files[0], _AGAIN)
     own, shared = found.perFrameIntrinsicCoeffs, [found.K[i] for i in (0, 4, 6, 7)]
@@ -438,6 +580,7 @@ class KnownCameras:
     cameras: list[KnownCamera]  # of each photograph
     # What was subtracted from all places, to be added for the coordinates of the other program.
     offset: list[float] | None
+    notes: tuple[str, ...] = ()  # a line for each reason for which cameras were left out
 
     def lens_groups(self) -> list[tuple[Any, list[int]]]:
         """Lenses, and the indices of the photographs that each took."""
@@ -467,6 +610,9 @@ def find_cameras(asked: str | None, *folders: Path) -> list[CameraFiles]:
             files = [file for file in next(filter(None, places), []) if kind.accepts(file)]
             for own in [tuple(files)] if kind.many and files else [(file,) for file in files]:
                 found.setdefault(own, CameraFiles(kind, own))
+    if asked and not found and path.suffix.lower() == ".csv" and path.is_file():
+        columns = ", ".join(_lacking_columns(path))
+        raise UserError(f"--cameras {asked}: the table has no columns {columns}; {_AGAIN}")
     if asked and not found:
         programs = ", ".join(dict.fromkeys(kind.program for kind in FORMATS))
         raise UserError(f"--cameras {asked}: has no cameras of {programs}; check the path")
@@ -484,17 +630,16 @@ def the_cameras(asked: str | None, *folders: Path) -> CameraFiles | None:
 
 def read_cameras(source: CameraFiles, photographs: Sequence[Photograph]) -> KnownCameras:
     """Read cameras and match them with photographs; those without a camera are left out."""
-    by_name, path = CamerasByName(photographs, []), source.path
-
-    def find(name: str) -> Photograph | None:
-        name = name.replace("\\", "/")
-        return by_name(name) or by_name(name.rpartition("/")[2])
+    find = CamerasByName(photographs)
+    path = source.path
 
     def size_of(name: str) -> tuple[int, int] | None:
         photograph = find(name)
         return None if photograph is None else (photograph.width, photograph.height)
 
-    cameras = list(source.kind.read(source.files, size_of))
+    entries = list(source.kind.read(source.files, size_of))
+    cameras = [entry for entry in entries if isinstance(entry, KnownCamera)]
+    skipped = [entry for entry in entries if isinstance(entry, SkippedCamera)]
     matched: dict[str, KnownCamera] = {}
     for camera in cameras:
         photograph = find(camera.name)
@@ -502,16 +647,58 @@ def read_cameras(source: CameraFiles, photographs: Sequence[Photograph]) -> Know
             if photograph.name in matched:
                 raise UserError(f"{path}: has several cameras of the image {photograph.name}")
             matched[photograph.name] = replace(camera, lens=_fitted(camera, photograph, path))
+        else:
+            skipped.append(SkippedCamera(camera.name, _NO_IMAGE))
+    notes = _notes_of(skipped, find, len(entries))
     if len(matched) < FEWEST:
-        names = shortened([camera.name for camera in cameras])
+        names = f" ({shortened([camera.name for camera in cameras])})" if cameras else ""
+        reasons = f" ({'; '.join(notes)})" if notes else ""
         raise UserError(
-            f"{path}: {len(matched)} of its {len(cameras)} cameras ({names}) have an image here, "
-            f"at least {FEWEST} are needed; check the names, or pass --cameras none"
+            f"{path}: {len(matched)} of its {len(cameras)} cameras{names} have an image here, at "
+            f"least {FEWEST} are needed{reasons}; check the names, or pass --cameras none"
         )
     chosen = [p for p in photographs if p.name in matched]
+    _refuse_half_turns(chosen, source)
     offset = world_offset(np.stack([camera.center for camera in matched.values()]))
     moved = [replace(matched[p.name], center=matched[p.name].center - offset) for p in chosen]
-    return KnownCameras(source, chosen, moved, offset.tolist() if offset.any() else None)
+    shift = offset.tolist() if offset.any() else None
+    return KnownCameras(source, chosen, moved, shift, tuple(notes))
+
+
+def _notes_of(
+    skipped: Sequence[SkippedCamera], find: CamerasByName[Photograph], n_cameras: int
+) -> list[str]:
+    """Tell for each reason how many cameras were skipped, and what comes near a missing image."""
+    names: dict[str, list[str]] = {}
+    for camera in skipped:
+        names.setdefault(camera.reason, []).append(camera.name)
+    notes = [
+        f"{len(group)} of {n_cameras} cameras are {reason}: {shortened(group)}"
+        for reason, group in names.items()
+    ]
+    if _NO_IMAGE in names:
+        name = names[_NO_IMAGE][0]
+        near = find.nearest(name)
+        index = list(names).index(_NO_IMAGE)
+        notes[index] += f" (nearest to {name} is {near})" if near else ""
+    return notes
+
+
+def _refuse_half_turns(photographs: Sequence[Photograph], source: CameraFiles) -> None:
+    """Refuse photographs that EXIF turns upside down, unless it is known that the program did.
+
+    The sizes of those that EXIF turns on their side fit only if it did; here no size tells.
+    """
+    unclear = [photograph for photograph in photographs if photograph.keeps_size]
+    on_their_side = (p for p in photographs if p.turned and not p.keeps_size)
+    if not unclear or any(p.width != p.height for p in on_their_side):
+        return
+    names = shortened([photograph.name for photograph in unclear])
+    raise UserError(
+        f"{source.path}: EXIF data turn {len(unclear)} photographs by 180 degrees ({names}), and "
+        f"nothing tells whether {source.kind.program} did; if not, remove the orientation tag, "
+        "else save them turned, without it"
+    )
 
 
 def _fitted(camera: KnownCamera, photograph: Photograph, path: Path) -> Any:

@@ -17,15 +17,12 @@ from PIL import ExifTags, Image
 
 from gaussian_splatting.data.consistency import sharpness
 from gaussian_splatting.data.images import colors_of, has_alpha, open_image
-from gaussian_splatting.data.names import IMAGE_SUFFIXES, natural_order
+from gaussian_splatting.data.names import HEIF_SUFFIXES, IMAGE_SUFFIXES, natural_order
 from sugar_utils.errors import Notify, UserError, explained, shortened
 from sugar_utils.files import atomic_path, file_digest, require_regular_file, write_json_atomic
 from sugar_utils.libraries import load_package
 from sugar_utils.schemas import Count, read_checked
 
-HEIF_SUFFIXES = (".heic", ".heif", ".hif")
-RAW_SUFFIXES = (".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2", ".pef")
-VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".mkv", ".avi", ".webm", ".mts", ".m2ts", ".3gp")
 FILM_DIAGONAL = math.hypot(36, 24)  # mm, of "35 mm equivalent" focal lengths (CIPA DCG-001)
 _TAGS = ExifTags.Base
 _TURNS = {
@@ -50,6 +47,8 @@ class Photograph:
     turned: bool
     depth: str  # what is not 8-bit RGB or grey, in words; else empty
     transparent: bool
+    # Turned by EXIF so that width and height stay: by half a turn, or mirrored.
+    keeps_size: bool = False
 
 
 def picture_files(folder: Path, recursive: bool = True) -> list[Path]:
@@ -113,6 +112,7 @@ def _described(path: Path, folder: Path) -> Photograph:
         name=path.relative_to(folder).as_posix(), path=path, width=width, height=height,
         focal=focal if 0.2 < focal / max(width, height) < 20 else None, device=device,
         turned=orientation in _TURNS, depth=depth, transparent=transparent,
+        keeps_size=orientation in _TURNS and orientation not in _ON_ITS_SIDE,
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from gaussian_splatting.data.cameras import ViewMask
 from gaussian_splatting.data.colmap import find_model, read_reconstruction, write_model
 from gaussian_splatting.data.images import decode_mask, undistorted
 from gaussian_splatting.data.masks import FOLDERS as MASK_FOLDERS
+from gaussian_splatting.data.names import RAW_SUFFIXES, VIDEO_SUFFIXES
 from gaussian_splatting.data.transforms_json import find_transforms
 from gaussian_splatting.sfm import photographs as pictures
 from gaussian_splatting.sfm.convert_options import ConvertOptions
@@ -67,7 +68,7 @@ class Source:
 
 def scene_root(path: Path) -> Path:
     """The scene folder of what ``-s`` names: itself, or for a video the folder beside it."""
-    is_video = path.suffix.lower() in pictures.VIDEO_SUFFIXES and not path.is_dir()
+    is_video = path.suffix.lower() in VIDEO_SUFFIXES and not path.is_dir()
     return path.with_suffix("") if is_video else path
 
 
@@ -143,7 +144,7 @@ def find_source(path: Path) -> Source:
     if not root.exists():
         raise UserError(f"{root}: no such folder; check -s")
     if not root.is_dir():
-        known = " ".join(pictures.VIDEO_SUFFIXES)
+        known = " ".join(VIDEO_SUFFIXES)
         raise UserError(f"{root}: neither a folder of photographs nor a video ({known})")
     began = read_record(root).get("source")
     if isinstance(began, str) and began not in ("", INPUT, IMAGES):
@@ -157,7 +158,7 @@ def find_source(path: Path) -> Source:
         raise UserError(f"{root}: {len(videos)} videos ({names}); name one of them with -s")
     if videos:
         return Source(root, root / INPUT, videos[0])
-    found = (pictures.files_named(root / name, pictures.RAW_SUFFIXES) for name in _places(root))
+    found = (pictures.files_named(root / name, RAW_SUFFIXES) for name in _places(root))
     raw = [path for files in found for path in files]
     if raw:
         raise UserError(
@@ -175,7 +176,7 @@ def _pictures_in(root: Path, name: str) -> bool:
 
 
 def _videos_of(root: Path) -> list[Path]:
-    suffixes = pictures.VIDEO_SUFFIXES
+    suffixes = VIDEO_SUFFIXES
     return pictures.files_named(root / INPUT, suffixes) or pictures.files_named(root, suffixes)
 
 
