@@ -54,6 +54,9 @@ def quaternions_of(matrices: Tensor) -> Tensor:
 ANTIALIASED = "antialiased"
 """Key of a ``.pt``, and comment of a PLY, of Gaussians that are to be rendered so."""
 
+OPAQUE_LOGIT = 15.0
+"""Logit that stands for the infinite one of opacity 1: 3e-7 below it, which float32 tells apart."""
+
 _MIN_LENGTH = 1e-12  # of a quaternion that is divided by its length
 
 
@@ -97,6 +100,11 @@ class Gaussians:
             ),
             antialiased=self.antialiased,
         )
+
+
+def finite_logits(logits: Tensor) -> Tensor:
+    """Opacity logits with those of opacities 1 and 0 made finite; others, and NaN, stay."""
+    return torch.where(logits.isinf(), logits.clamp(-OPAQUE_LOGIT, OPAQUE_LOGIT), logits)
 
 
 def opacities_of(logits: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from gaussian_splatting.data.reference_layout import CHECKPOINT_FOLDER
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.shared_flags import white_background
 from gaussian_splatting.viewing import page_server as pages
-from sugar_extractors.export.compact_files import holds_gltf_gaussians
+from sugar_extractors.export.gltf_gaussians import holds_gltf_gaussians
 from sugar_extractors.results import capture_of, scene_of
 from sugar_extractors.texture.placed_export import PlacementOptions, scale_of
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import normalize
 
-from gaussian_splatting.cloud import ANTIALIASED, GaussianCloud, Gaussians
+from gaussian_splatting.cloud import ANTIALIASED, GaussianCloud, Gaussians, finite_logits
 from gaussian_splatting.engine.checkpoint import FACES, THICKNESS
 from gaussian_splatting.engine.model import GROUP_NAMES as FREE
 from gaussian_splatting.engine.model import STATE_NAMES as FREE_STATE
@@ -478,8 +478,10 @@ def bound_cloud_from_state(state: dict[str, Any]) -> BoundCloud:
     background = None
     if BACKGROUND in state:
         background = replace(cloud_from_state(state[BACKGROUND]), antialiased=antialiased)
+    tensors = {own: state[file].float().contiguous() for own, file in STATE_NAMES.items()}
+    tensors["opacity_logits"] = finite_logits(tensors["opacity_logits"])
     cloud = BoundCloud(
-        **{own: state[file].float().contiguous() for own, file in STATE_NAMES.items()},
+        **tensors,
         faces=state[FACES].long(),
         thickness=state[THICKNESS].float(),
         background=background,

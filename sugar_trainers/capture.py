@@ -84,7 +84,8 @@ class CaptureOptions:
         parse=Path, no_effect_when="with --demo", task="input",
     )  # fmt: skip
     checkpoint_path: Path = flag(
-        MISSING, "vanilla 3DGS checkpoint folder, or a PLY; needed", group="checkpoint",
+        MISSING, "vanilla 3DGS checkpoint folder, or its Gaussians as .ply, .spz, .sog or .splat; "
+        "needed", group="checkpoint",
         short="-c", parse=Path, no_effect_when="with --demo", task="input",
     )  # fmt: skip
     iteration_to_load: int = flag(

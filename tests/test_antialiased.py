@@ -11,19 +11,14 @@ import torch
 from gaussian_splatting.cloud import ANTIALIASED
 from gaussian_splatting.data.ply import read_gaussian_ply, write_gaussian_ply
 from gaussian_splatting.engine.model import TrainableCloud, cloud_from_state
+from gaussian_splatting.formats.moved import moved_cloud
+from gaussian_splatting.formats.sog import read_sog, write_sog
+from gaussian_splatting.formats.spz import read_spz, write_spz
 from gaussian_splatting.optim.schedule import LearningRates
-from sugar_extractors.export.compact_files import (
-    read_gltf_gaussians,
-    read_sog,
-    read_spz,
-    write_gltf_gaussians,
-    write_sog,
-    write_spz,
-)
 from sugar_extractors.export.export_run import GAUSSIANS, ExportOptions, export
+from sugar_extractors.export.gltf_gaussians import read_gltf_gaussians, write_gltf_gaussians
 from sugar_extractors.export.mesh_formats import read_usd_gaussians, write_usd_gaussians
 from sugar_extractors.mesh.level_sets import build_model
-from sugar_extractors.texture.placed_export import moved_cloud
 from sugar_scene.mesh_bound import (
     TrainableBoundCloud,
     bind_to_mesh,

@@ -15,22 +15,21 @@ import pytest
 import torch
 
 from gaussian_splatting.cloud import GaussianCloud
-from sugar_extractors.export.compact_files import (
-    EXTENSION,
-    fidelity,
-    from_smallest_three,
-    read_gltf_gaussians,
-    shares,
-    smallest_three,
-    write_gltf_gaussians,
-    write_sog,
-    write_splat,
-    write_spz,
-)
+from gaussian_splatting.data.ply import write_gaussian_ply
+from gaussian_splatting.data.reference_layout import load_reference_checkpoint
+from gaussian_splatting.formats.fidelity import fidelity
+from gaussian_splatting.formats.moved import GLB_AXES, moved_cloud
+from gaussian_splatting.formats.packing import from_smallest_three, shares, smallest_three
+from gaussian_splatting.formats.sog import write_sog
+from gaussian_splatting.formats.splat_file import write_splat
+from gaussian_splatting.formats.spz import write_spz
 from sugar_extractors.export.export_run import has_gaussians, read_any_gaussians
+from sugar_extractors.export.gltf_gaussians import (
+    EXTENSION,
+    read_gltf_gaussians,
+    write_gltf_gaussians,
+)
 from sugar_extractors.export.mesh_formats import write_usd_gaussians
-from sugar_extractors.texture.placed_export import moved_cloud
-from sugar_extractors.texture.textured_mesh_io import GLB_AXES
 from sugar_utils.errors import UserError
 
 WRITERS = {
@@ -111,6 +110,39 @@ def test_the_same_gaussians_give_the_same_bytes(name, tmp_path):
     first = (tmp_path / name).read_bytes()
     WRITERS[name](tmp_path / name, random_cloud())
     assert (tmp_path / name).read_bytes() == first
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_no_gaussians_are_one_line(name, tmp_path):
+    nothing = random_cloud(0)
+    with pytest.raises(UserError, match=f"{name}: there are no Gaussians to write"):
+        WRITERS[name](tmp_path / name, nothing)
+    assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize("name", ["a.spz", "b.spz", "a.splat", "a.sog", "a.ply"])
+def test_a_file_of_gaussians_is_a_checkpoint(name, tmp_path):
+    """It is read in the axes of the capture."""
+    cloud = random_cloud()
+    if name == "a.ply":
+        write_gaussian_ply(tmp_path / name, cloud)
+        order = None
+    else:
+        y_up = name.endswith(".spz")
+        order = WRITERS[name](tmp_path / name, moved_cloud(cloud, GLB_AXES) if y_up else cloud)
+    found = load_reference_checkpoint(tmp_path / name).read_cloud(pytest.fail)
+    written = cloud if order is None else cloud.select(torch.from_numpy(order))
+    assert fidelity(written, found).position < 3e-4
+    assert fidelity(written, found).rotation < 0.8
+    with pytest.raises(UserError, match="no such file"):
+        load_reference_checkpoint(tmp_path / f"absent-{name}")
+
+
+def test_a_file_that_is_no_checkpoint_says_how_to_make_one(tmp_path):
+    write_gltf_gaussians(tmp_path / "a.glb", random_cloud())
+    checkpoint = load_reference_checkpoint(tmp_path / "a.glb")
+    with pytest.raises(UserError, match=r"not one of .ply, .spz, .sog, .splat; .* --to ply"):
+        checkpoint.read_cloud(pytest.fail)
 
 
 @pytest.mark.parametrize("name", WRITERS)

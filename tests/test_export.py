@@ -16,10 +16,10 @@ from scipy.spatial.transform import Rotation
 
 import export
 from gaussian_splatting.data.ply import read_gaussian_ply
-from sugar_extractors.export.compact_files import read_gltf_gaussians
+from gaussian_splatting.formats.moved import moved_cloud
 from sugar_extractors.export.export_run import read_any_gaussians, read_bound_gaussians, reposed
+from sugar_extractors.export.gltf_gaussians import read_gltf_gaussians
 from sugar_extractors.export.mesh_formats import simplified
-from sugar_extractors.texture.placed_export import moved_cloud
 from sugar_extractors.texture.textured_mesh_io import (
     TexturedMesh,
     render_textured,

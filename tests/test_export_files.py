@@ -15,8 +15,8 @@ import torch
 
 import export
 from gaussian_splatting.data.ply import write_gaussian_ply
+from gaussian_splatting.formats.splat_file import ROW, write_splat
 from sugar_extractors.export import export_run
-from sugar_extractors.export.compact_files import ROW, write_splat
 from sugar_extractors.export.export_run import read_any_gaussians
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
 from sugar_utils.errors import UserError

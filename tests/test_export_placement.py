@@ -22,13 +22,11 @@ import export
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import up_direction
 from gaussian_splatting.data.ply import write_gaussian_ply
-from sugar_extractors.export.compact_files import (
-    cloud_of,
-    fidelity,
-    read_gltf_gaussians,
-    read_splat,
-)
-from sugar_extractors.texture.placed_export import moved_cloud
+from gaussian_splatting.formats.fidelity import fidelity
+from gaussian_splatting.formats.moved import moved_cloud
+from gaussian_splatting.formats.packing import cloud_of
+from gaussian_splatting.formats.splat_file import read_splat
+from sugar_extractors.export.gltf_gaussians import read_gltf_gaussians
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
 from tests.support.random_scenes import random_gaussians
 from tests.support.refined_models import refined_state, save_model

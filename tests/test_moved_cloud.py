@@ -10,8 +10,8 @@ from scipy.spatial.transform import Rotation
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.formats.moved import moved_cloud, sh_rotation
 from gaussian_splatting.rasterization.spherical_harmonics import sh_basis_of
-from sugar_extractors.texture.placed_export import moved_cloud, sh_rotation
 from tests.support.reference_rasterizer import rasterize_reference
 
 VIEW = Camera("a", 40, 32, 40.0, 40.0, 20.0, 16.0, np.eye(3), np.array([0.1, -0.2, 3.0]))

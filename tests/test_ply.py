@@ -111,7 +111,7 @@ def test_bad_rows_are_dropped_and_zero_quaternions_mended(tmp_path):
     cloud = random_cloud()
     cloud.quats[2] = 0
     cloud.means[3, 1] = float("nan")
-    cloud.opacity_logits[5] = float("inf")
+    cloud.log_scales[5, 2] = float("inf")
     write_gaussian_ply(tmp_path / "a.ply", cloud)
     messages = []
     read = read_gaussian_ply(tmp_path / "a.ply", messages.append)

@@ -9,21 +9,24 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from plyfile import PlyData, PlyElement, PlyParseError
 
-from gaussian_splatting.cloud import ANTIALIASED, GaussianCloud
+from gaussian_splatting.cloud import ANTIALIASED, GaussianCloud, finite_logits
+from gaussian_splatting.data.compressed_ply import is_compressed, uncompressed
 from gaussian_splatting.data.world_offset import offset_for
+from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
 from sugar_utils.errors import Notify, UserError, explained
 from sugar_utils.files import atomic_path, require_regular_file
 from sugar_utils.memory import format_bytes
 
 MAX_SH_DEGREE = 3
 _N_REST = 3 * ((MAX_SH_DEGREE + 1) ** 2 - 1)
+_PLAIN_COLORS = ("red", "green", "blue")
 _REQUIRED = {"f_dc": 3, "scale": 3, "rot": 4}
 _CHUNK_ROWS = 16_384
 _HEADER_BYTES = 1 << 16
@@ -64,7 +67,15 @@ def _write_vertices(path: Path, vertices: np.ndarray, comments: Sequence[str] = 
 
 
 def holds_gaussians(path: Path) -> bool:
-    return "f_dc_0" in _read_ply(path)["vertex"].data.dtype.names
+    """Whether a PLY holds Gaussians, compressed or not, as opposed to points or a mesh."""
+    data = _read_ply(path)
+    names = set(data["vertex"].data.dtype.names)
+    return is_compressed(data) or "f_dc_0" in names or _has_plain_colors(names)
+
+
+def _has_plain_colors(names: Collection[str]) -> bool:
+    """Whether Gaussians have colours in place of coefficients of spherical harmonics."""
+    return {*_PLAIN_COLORS, "opacity", "scale_0", "rot_0"} <= set(names)
 
 
 def read_gaussian_ply(
@@ -72,11 +83,13 @@ def read_gaussian_ply(
 ) -> GaussianCloud:
     """Read a Gaussian cloud written by any 3DGS program: on the CPU, float32, degree 3.
 
-    Properties are found by name. Spherical harmonics below degree 3 are padded with zeros, other
-    properties and the normals are ignored. Rows with numbers that are not finite are dropped, and
-    quaternions of length zero become the identity. The smoothing filter of a Mip-Splatting cloud
-    (``filter_3D``, a standard deviation f) is fused: variances become s^2 + f^2 and opacities
-    shrink by the ratio of the volumes (Yu et al., CVPR 2024, section 5).
+    Properties are found by name; compressed files of SuperSplat are uncompressed, and colours in
+    place of ``f_dc_*`` become those. Infinite opacity logits become finite, see
+    :func:`~gaussian_splatting.cloud.finite_logits`. Spherical harmonics below degree 3 are padded
+    with zeros, other properties and the normals are ignored. Rows with numbers that are not finite
+    are dropped, and quaternions of length zero become the identity. The smoothing filter of a
+    Mip-Splatting cloud (``filter_3D``, a standard deviation f) is fused: variances become s^2 + f^2
+    and opacities shrink by the ratio of the volumes (Yu et al., CVPR 2024, section 5).
 
     Args:
         offset: Of a capture far from the origin, in world units, (3,); it is subtracted, before
@@ -84,12 +97,22 @@ def read_gaussian_ply(
     """
     data = _read_ply(path)
     vertices = data["vertex"].data
+    if is_compressed(data):
+        with ply_errors(path, "export it again, as an uncompressed 3DGS PLY"):
+            vertices = uncompressed(data)
     rest = _numbered(vertices, "f_rest")
-    _check_gaussian_properties(path, vertices, len(rest))
-    f_dc, scale, rot = (_numbered(vertices, prefix) for prefix in _REQUIRED)
+    has_plain_colors = "f_dc_0" not in vertices.dtype.names
+    has_plain_colors = has_plain_colors and _has_plain_colors(vertices.dtype.names)
+    _check_gaussian_properties(path, vertices, len(rest), has_plain_colors)
+    scale, rot = (_numbered(vertices, prefix) for prefix in ("scale", "rot"))
+    f_dc = _PLAIN_COLORS if has_plain_colors else _numbered(vertices, "f_dc")
     extra = ["filter_3D"] if "filter_3D" in vertices.dtype.names else []
     names = ["x", "y", "z", *f_dc, "opacity", *scale, *rot, *rest, *extra]
     table = _columns(vertices, names, offset)
+    if has_plain_colors:
+        most = 255.0 if vertices.dtype["red"].kind in "ui" else 1.0
+        table[:, 3:6] = rgb_to_sh(table[:, 3:6] / most)
+    table[:, 6] = finite_logits(torch.from_numpy(table[:, 6])).numpy()
     finite = np.isfinite(table).all(axis=1)
     if not finite.all():
         n_dropped = int((~finite).sum())
@@ -166,9 +189,13 @@ def _numbered(vertices: np.ndarray, prefix: str) -> list[str]:
     return sorted(found, key=lambda name: int(name.rsplit("_", 1)[1]))
 
 
-def _check_gaussian_properties(path: Path, vertices: np.ndarray, n_rest: int) -> None:
+def _check_gaussian_properties(
+    path: Path, vertices: np.ndarray, n_rest: int, has_plain_colors: bool
+) -> None:
     wanted = ["x", "y", "z", "opacity"]
     wanted += [f"{prefix}_{i}" for prefix, count in _REQUIRED.items() for i in range(count)]
+    if has_plain_colors:
+        wanted = [*(name for name in wanted if not name.startswith("f_dc_")), *_PLAIN_COLORS]
     missing = [name for name in wanted if name not in vertices.dtype.names]
     if missing:
         hint = "export it as an uncompressed 3DGS PLY"

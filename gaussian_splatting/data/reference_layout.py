@@ -30,7 +30,6 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera, nearest_rotation
-from gaussian_splatting.data.ply import read_gaussian_ply
 from gaussian_splatting.data.world_offset import moved_back, offset_of, read_offset
 from sugar_utils import schemas
 from sugar_utils.errors import Notify, UserError
@@ -40,6 +39,7 @@ CHECKPOINT_FOLDER = "checkpoints"  # of the vanilla stage, to resume from
 RUN_FILE = "run.json"  # the record of a run
 OBJECT_MASKS = "object_masks"  # folder of estimated masks in a checkpoint folder
 _CLOUD_NAME = "point_cloud.ply"
+_CLOUD_FILES = (".ply", ".spz", ".sog", ".splat")  # that may stand for a folder
 _ITERATION = re.compile(r"iteration_(\d{1,18})")
 _Entry = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 _Row = tuple[_Entry, _Entry, _Entry]
@@ -77,7 +77,11 @@ class ReferenceCheckpoint:
         return self.settings.get("images", "images")
 
     def read_cloud(self, notify: Notify = print) -> GaussianCloud:
-        return read_gaussian_ply(self.ply_path, notify, self.subtracted)
+        """Read the Gaussians, in the axes of the capture."""
+        # Here and not above: what turns Gaussians is part of the engine, which imports this module.
+        from gaussian_splatting.formats.readers import read_gaussians
+
+        return read_gaussians(self.ply_path, notify, self.subtracted)
 
 
 def point_cloud_path(root: Path, iteration: int) -> Path:
@@ -124,12 +128,12 @@ def load_reference_checkpoint(
     """Find out what a 3DGS checkpoint holds; the Gaussians are read later.
 
     Args:
-        iteration: Which iteration to take; None takes the last. Unused for a PLY.
+        iteration: Which iteration to take; None takes the last. Unused for a file of Gaussians.
     """
     path = Path(path)
     if (path / _CLOUD_NAME).is_file():
         path = path / _CLOUD_NAME
-    if path.is_file() or path.suffix.lower() == ".ply":
+    if path.is_file() or path.suffix.lower() in _CLOUD_FILES:
         root, ply_path, found = _locate_ply(path)
     else:
         root, found = path, _choose_iteration(path, iteration)
@@ -172,7 +176,7 @@ def _recorded_views(root: Path) -> dict[str, Any]:
 
 def _locate_ply(path: Path) -> tuple[Path, Path, int | None]:
     if not path.is_file():
-        raise UserError(f"{path}: no such PLY file; check --checkpoint_path")
+        raise UserError(f"{path}: no such file; check --checkpoint_path")
     match = _ITERATION.fullmatch(path.parent.name)
     if match and path.parent.parent.name == "point_cloud":
         return path.parent.parent.parent, path, int(match.group(1))
@@ -191,7 +195,7 @@ def _choose_iteration(root: Path, iteration: int | None) -> int:
     if not numbers:
         raise UserError(
             f"{root}: no point_cloud/iteration_N/{_CLOUD_NAME}; --checkpoint_path must name the "
-            "output folder of a 3DGS training, or a PLY"
+            "output folder of a 3DGS training, or a .ply, .spz, .sog or .splat"
         )
     if iteration is None:
         return numbers[-1]

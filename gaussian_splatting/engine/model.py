@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gaussian_splatting.cloud import ANTIALIASED, GaussianCloud
+from gaussian_splatting.cloud import ANTIALIASED, GaussianCloud, finite_logits
 from gaussian_splatting.optim.adam import GroupedAdam
 from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
 from gaussian_splatting.optim.schedule import LearningRates
@@ -147,6 +147,7 @@ def cloud_from_state(
     if missing:
         raise UserError(f"the checkpoint lacks {', '.join(missing)}: not a {kind}")
     tensors = {own: state[file].float() for own, file in STATE_NAMES.items()}
+    tensors["opacity_logits"] = finite_logits(tensors["opacity_logits"])
     cloud = GaussianCloud(**tensors, antialiased=ANTIALIASED in state)
     shapes = {"means": (3,), "opacity_logits": (1,), "log_scales": (3,), "quats": (4,),
               "sh_dc": (1, 3)}  # fmt: skip

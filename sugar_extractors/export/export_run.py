@@ -15,21 +15,25 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.data.ply import holds_gaussians, read_gaussian_ply, write_gaussian_ply
+from gaussian_splatting.data.ply import holds_gaussians, write_gaussian_ply
 from gaussian_splatting.data.reference_layout import load_reference_checkpoint
 from gaussian_splatting.engine.model import cloud_from_state
-from sugar_extractors.export import compact_files, mesh_formats
+from gaussian_splatting.formats import readers, spz
+from gaussian_splatting.formats.fidelity import fidelity
+from gaussian_splatting.formats.moved import GLB_AXES, moved_cloud, sh_rotation
+from gaussian_splatting.formats.packing import require_gaussians
+from gaussian_splatting.formats.sog import write_sog
+from gaussian_splatting.formats.splat_file import write_splat
+from sugar_extractors.export import gltf_gaussians, mesh_formats
 from sugar_extractors.mesh_pictures import read_any_mesh
 from sugar_extractors.results import capture_of, read_state, scene_of
 from sugar_extractors.texture import textured_mesh_io
 from sugar_extractors.texture.placed_export import (
     PlacementOptions,
-    moved_cloud,
     moved_points,
     placement,
-    sh_rotation,
 )
-from sugar_extractors.texture.textured_mesh_io import GLB_AXES, mesh_files
+from sugar_extractors.texture.textured_mesh_io import mesh_files
 from sugar_scene import mesh_bound
 from sugar_scene.mesh_bound import BoundCloud
 from sugar_scene.triangle_mesh import open_edge_share
@@ -161,8 +165,8 @@ def read_as_written(path: Path, notify: Notify) -> GaussianCloud:
             folder of its run; or the folder of a vanilla checkpoint, whose last iteration is taken.
     """
     suffix = path.suffix.lower()
-    if suffix == ".ply":
-        return read_gaussian_ply(path, notify)
+    if suffix in readers.READERS:
+        return readers.READERS[suffix](path, notify)
     if suffix in _READERS:
         return _READERS[suffix](path)
     if path.is_dir() and not any(p.stem.isdigit() for p in path.glob("*.pt")):
@@ -181,8 +185,8 @@ def has_gaussians(path: Path) -> bool:
     suffix = path.suffix.lower()
     if suffix == ".ply":
         return holds_gaussians(path)
-    known = suffix in (*_READERS, ".pt") and suffix != ".glb" or path.is_dir()
-    return known or compact_files.holds_gltf_gaussians(path)
+    known = suffix in (*_READERS, *readers.READERS, ".pt") and suffix != ".glb" or path.is_dir()
+    return known or gltf_gaussians.holds_gltf_gaussians(path)
 
 
 def read_bound_gaussians(path: Path) -> BoundCloud:
@@ -196,25 +200,22 @@ def read_bound_gaussians(path: Path) -> BoundCloud:
 
 # Writers say in which order they wrote the Gaussians, None for their own.
 _WRITERS: dict[str, Callable[[Path, GaussianCloud], np.ndarray | None]] = {
-    "spz": compact_files.write_spz,
-    "spz4": partial(compact_files.write_spz, version=4),
-    "sog": compact_files.write_sog,
+    "spz": spz.write_spz,
+    "spz4": partial(spz.write_spz, version=4),
+    "sog": write_sog,
     "usd": mesh_formats.write_usd_gaussians,
-    "splat": compact_files.write_splat,
+    "splat": write_splat,
     "ply": write_gaussian_ply,
-    "gltf": compact_files.write_gltf_gaussians,
+    "gltf": gltf_gaussians.write_gltf_gaussians,
 }
 _READERS: dict[str, Callable[[Path], GaussianCloud]] = {
-    ".spz": compact_files.read_spz,
-    ".sog": compact_files.read_sog,
     **dict.fromkeys((".usd", ".usda", ".usdc"), mesh_formats.read_usd_gaussians),
-    ".splat": compact_files.read_splat,
-    ".glb": compact_files.read_gltf_gaussians,
+    ".glb": gltf_gaussians.read_gltf_gaussians,
 }
 _WITHOUT_ANTIALIASING = ("splat", "ply", "gltf", "usd")
 """Formats that have no word for it; all but ``splat`` keep it where this program reads it."""
 
-_Y_UP = (".spz", ".glb", ".usd", ".usda", ".usdc")  # files whose y points up
+_Y_UP = (*readers.Y_UP, ".glb", ".usd", ".usda", ".usdc")  # files whose y points up
 
 
 def export(options: ExportOptions, console: Console | None = None) -> Path:
@@ -262,6 +263,7 @@ def _export_gaussians(options: ExportOptions, temporary: Paths, console: Console
         cloud = read_any_gaussians(options.result, console.info)
     else:
         raise UserError(f"{options.result}: holds no Gaussians; choose --to glb or obj for a mesh")
+    require_gaussians(options.result, cloud)
     matrix = _matrix(options, cloud.means.double().numpy(), console)
     matrix = _axes(options.to, options.placement.orient == "up") @ matrix
     cloud = cloud if np.array_equal(matrix, np.eye(4)) else moved_cloud(cloud, matrix)
@@ -271,11 +273,19 @@ def _export_gaussians(options: ExportOptions, temporary: Paths, console: Console
             f"note: these Gaussians are antialiased, which other programs cannot read from "
             f"{options.to}: they show those below a pixel too large; use --to spz or sog"
         )
+    is_held = np.ones(len(cloud), bool)
+    if options.to in ("spz", "spz4"):
+        fit = spz.spz_fit(options.target, cloud)
+        is_held = fit.is_held
+        for line in fit.notes:
+            console.info(line)
     order = _WRITERS[options.to](path, cloud)
     found = read_as_written(path, console.info)
-    if len(found) == len(cloud):
+    if len(found) == len(cloud) and is_held.any():
         written = cloud if order is None else cloud.select(torch.from_numpy(order))
-        console.info(f"{len(cloud):,} Gaussians; {compact_files.fidelity(written, found).line()}")
+        rows = torch.from_numpy(is_held)
+        errors = fidelity(written.select(rows), found.select(rows))
+        console.info(f"{len(cloud):,} Gaussians; {errors.line()}")
     return matrix
 
 

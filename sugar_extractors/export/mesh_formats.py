@@ -13,7 +13,13 @@ import torch
 from torch.nn.functional import normalize
 
 from gaussian_splatting.cloud import GaussianCloud
-from sugar_extractors.export import compact_files
+from gaussian_splatting.formats.packing import (
+    cloud_of,
+    columns,
+    logarithms,
+    require_gaussians,
+    sigmoid,
+)
 from sugar_extractors.export.usd_process import ANTIALIASED_KEY, WIDTHS
 from sugar_extractors.mesh.meshing_backends import choose_backend
 from sugar_extractors.mesh_quality import Surface
@@ -96,7 +102,8 @@ def write_usdz(path: Path, mesh: TexturedMesh) -> None:
 
 def write_usd_gaussians(path: Path, cloud: GaussianCloud) -> None:
     """Write a USD crate file with a ``ParticleField3DGaussianSplat``, complete or not at all."""
-    usd, values = load_usd("--to usd"), compact_files.columns(cloud)
+    require_gaussians(path, cloud)
+    usd, values = load_usd("--to usd"), columns(cloud)
     stage, scales = usd.Usd.Stage.CreateInMemory(), np.exp(values["log_scales"])
     usd.UsdGeom.SetStageUpAxis(stage, usd.UsdGeom.Tokens.y)
     usd.UsdGeom.SetStageMetersPerUnit(stage, 1.0)
@@ -105,7 +112,7 @@ def write_usd_gaussians(path: Path, cloud: GaussianCloud) -> None:
     harmonics = np.concatenate([values["sh_dc"], values["sh_rest"]], axis=1).reshape(-1, 3)
     quats, opacities = np.roll(values["quats"], -1, axis=1), values["opacity_logits"][:, 0]
     kinds = {1: usd.Vt.FloatArray, 3: usd.Vt.Vec3fArray, 4: usd.Vt.QuatfArray}
-    arrays = values["means"], quats, scales, compact_files.sigmoid(opacities), harmonics
+    arrays = values["means"], quats, scales, sigmoid(opacities), harmonics
     for (name, width), array in zip(WIDTHS.items(), arrays, strict=True):
         field.GetAttribute(name).Set(kinds[width].FromNumpy(array.astype(np.float32)))
     reach = 3 * scales.max(axis=1, keepdims=True)
@@ -135,12 +142,12 @@ def read_usd_gaussians(path: Path) -> GaussianCloud:
                 antialiased = bool(found["antialiased"])
             harmonics = harmonics.reshape(len(means), bands, 3)[:, :16]
             quats = np.roll(quats.reshape(len(means), 4), 1, axis=1)
-            logs = compact_files.logarithms(scales.reshape(len(means), 3))
+            logs = logarithms(scales.reshape(len(means), 3))
         except (OSError, TypeError, UserError, ValueError) as error:
             reason = " ".join(str(error).split())[:200]
             raise UserError(f"{path}: damaged, or no field of Gaussians ({reason})") from error
     dc, rest = harmonics[:, 0], harmonics[:, 1:]
-    cloud = compact_files.cloud_of(path, means, quats, logs, opacities, dc, rest)
+    cloud = cloud_of(path, means, quats, logs, opacities, dc, rest)
     return replace(cloud, antialiased=antialiased)
 
 

@@ -13,54 +13,19 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from gaussian_splatting.cloud import GaussianCloud, quaternions_of, rotation_matrices
+from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera, middle_of, up_direction, upright_rotation
 from gaussian_splatting.data.names import NameIndex
 from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.data.scene import Scene
-from gaussian_splatting.engine.poses import rotation_generators
+from gaussian_splatting.formats.moved import GLB_AXES, moved_cloud
 from sugar_extractors.texture import textured_mesh_io
-from sugar_extractors.texture.textured_mesh_io import GLB_AXES
 from sugar_utils.errors import Notify, UserError
 from sugar_utils.files import file_digest, read_json, write_json_atomic
 from sugar_utils.flags import positive_float
 from sugar_utils.schemas import FAR
 from sugar_utils.settings import flag
-
-
-def moved_cloud(cloud: GaussianCloud, matrix: np.ndarray) -> GaussianCloud:
-    """The cloud after a similarity, (4, 4): a camera that moves along sees the same picture."""
-    scale = float(np.cbrt(np.linalg.det(matrix[:3, :3])))
-    rotation, device = matrix[:3, :3] / scale, cloud.means.device
-    arrays = matrix[:3, :3], matrix[:3, 3], rotation
-    linear, shift, turn = (torch.as_tensor(a, dtype=torch.float64, device=device) for a in arrays)
-    n_bands = cloud.sh_rest.shape[1]
-    bands = sh_rotation(rotation).to(device)[:n_bands, :n_bands]
-    own = rotation_matrices(torch.nn.functional.normalize(cloud.quats.double(), dim=-1))
-    moved = {
-        "means": cloud.means.double() @ linear.T + shift,
-        "log_scales": cloud.log_scales.double() + np.log(scale),
-        "quats": quaternions_of(turn @ own),
-        "sh_rest": bands @ cloud.sh_rest.double(),
-    }
-    return replace(cloud, **{name: t.to(getattr(cloud, name).dtype) for name, t in moved.items()})
-
-
-def sh_rotation(rotation: np.ndarray) -> Tensor:
-    """How coefficients of the bands 1 to 3 of spherical harmonics change when colours turn.
-
-    To be multiplied with columns of them. (..., 3, 3) -> (..., 15, 15) float64 on the CPU
-    """
-    # A tenth of a program's start, and few programs move Gaussians.
-    from scipy.spatial.transform import Rotation
-
-    flat = Rotation.from_matrix(rotation.reshape(-1, 3, 3)).as_rotvec()
-    generators = rotation_generators().reshape(3, -1)
-    total = torch.as_tensor(flat, device="cpu") @ generators
-    return torch.linalg.matrix_exp(total.reshape(*rotation.shape[:-2], 15, 15))
-
 
 ORIENTATIONS = ("none", "up")
 _LOWEST = 0.01

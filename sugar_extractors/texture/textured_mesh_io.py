@@ -28,13 +28,13 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.formats.moved import GLB_AXES
 from sugar_scene.triangle_rasterizer import rasterize_triangles
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
 
 _CHUNK_ROWS = 1 << 16
 _GLB_LIMIT = (1 << 32) - 1
-GLB_AXES = np.diag([1.0, -1.0, -1.0, 1.0])  # from those of a capture to glTF's: half a turn about x
 _JPEG = b"\xff\xd8\xff"
 _LARGE_PNG, _JPEG_QUALITY = 8 << 20, 95
 _FLOAT32, _ARRAY_BUFFER, _TRIANGLES, _LINEAR, _CLAMP = 5126, 34962, 4, 9729, 33071

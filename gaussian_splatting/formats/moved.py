@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gaussians in other axes: centres, shapes and view-dependent colours move together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gaussian_splatting.cloud import GaussianCloud, quaternions_of, rotation_matrices
+from gaussian_splatting.engine.poses import rotation_generators
+
+GLB_AXES = np.diag([1.0, -1.0, -1.0, 1.0])  # from those of a capture to glTF's: half a turn about x
+_REFLECTED_BANDS = np.repeat([-1.0, 1.0, -1.0], (3, 5, 7))  # of degree 1 to 3, at the origin
+
+
+def moved_cloud(cloud: GaussianCloud, matrix: np.ndarray) -> GaussianCloud:
+    """The cloud after a similarity, (4, 4), which may mirror it.
+
+    A camera that moves along sees the same picture.
+    """
+    linear = matrix[:3, :3]
+    factor = float(np.cbrt(np.linalg.det(linear)))
+    # A mirror is a rotation after a reflection at the origin, which has a negative factor.
+    rotation = linear / factor
+    n_bands = cloud.sh_rest.shape[1]
+    bands = sh_rotation(rotation)
+    if factor < 0:
+        bands = torch.from_numpy(_REFLECTED_BANDS)[:, None] * bands
+    device = cloud.means.device
+
+    def tensor(array: np.ndarray) -> Tensor:
+        return torch.as_tensor(array, dtype=torch.float64, device=device)
+
+    own = rotation_matrices(torch.nn.functional.normalize(cloud.quats.double(), dim=-1))
+    moved = {
+        "means": cloud.means.double() @ tensor(linear).T + tensor(matrix[:3, 3]),
+        "log_scales": cloud.log_scales.double() + np.log(abs(factor)),
+        "quats": quaternions_of(tensor(rotation) @ own),
+        "sh_rest": bands.to(device)[:n_bands, :n_bands] @ cloud.sh_rest.double(),
+    }
+    return replace(cloud, **{name: t.to(getattr(cloud, name).dtype) for name, t in moved.items()})
+
+
+def sh_rotation(rotation: np.ndarray) -> Tensor:
+    """How coefficients of the bands 1 to 3 of spherical harmonics change when colours turn.
+
+    To be multiplied with columns of them. (..., 3, 3) -> (..., 15, 15) float64 on the CPU
+    """
+    # A tenth of a program's start, and few programs move Gaussians.
+    from scipy.spatial.transform import Rotation
+
+    flat = Rotation.from_matrix(rotation.reshape(-1, 3, 3)).as_rotvec()
+    generators = rotation_generators().reshape(3, -1)
+    total = torch.as_tensor(flat, device="cpu") @ generators
+    return torch.linalg.matrix_exp(total.reshape(*rotation.shape[:-2], 15, 15))

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``.splat`` files: 3 + 3 float32 for position and scale, bytes for colour, opacity and rotation.
+
+Those that cover most come first, because pages show what has arrived. Axes as in a PLY.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.formats.packing import (
+    cloud_of,
+    columns,
+    logarithms,
+    require_gaussians,
+    shares,
+    sigmoid,
+)
+from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh, sh_to_rgb
+from sugar_utils.errors import UserError
+from sugar_utils.files import atomic_path, require_regular_file
+
+ROW = np.dtype([("mean", "<f4", 3), ("scale", "<f4", 3), ("rgba", "u1", 4), ("rotation", "u1", 4)])
+
+
+def write_splat(path: Path, cloud: GaussianCloud) -> np.ndarray:
+    """Write a ``.splat`` file, complete or not at all; rows of the cloud in its order. (N,)"""
+    require_gaussians(path, cloud)
+    values = columns(cloud)
+    opacities = sigmoid(values["opacity_logits"][:, 0])
+    rows = np.zeros(len(cloud), ROW)
+    rows["mean"], rows["scale"] = values["means"], np.exp(values["log_scales"])
+    rows["rgba"] = shares(np.column_stack([sh_to_rgb(values["sh_dc"][:, 0]), opacities]), 8)
+    rows["rotation"] = np.clip(np.rint(values["quats"] * 128) + 128, 0, 255)
+    weight = values["log_scales"].sum(axis=1) + np.log(np.maximum(opacities, 1e-12))
+    order = np.argsort(-weight, kind="stable")
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(rows[order].tobytes())
+    return order
+
+
+def read_splat(path: Path) -> GaussianCloud:
+    """Read a ``.splat`` file."""
+    content = require_regular_file(path).read_bytes()
+    if not content or len(content) % ROW.itemsize:
+        raise UserError(f"{path}: damaged, or no .splat file (rows have 32 bytes); export it again")
+    rows = np.frombuffer(content, ROW)
+    means, scales, rgba = rows["mean"].astype(float), rows["scale"].astype(float), rows["rgba"]
+    quats = (rows["rotation"].astype(float) - 128) / 128
+    quats[~quats.any(axis=1)] = (1, 0, 0, 0)
+    colors = rgb_to_sh(rgba[:, :3] / 255)
+    return cloud_of(path, means, quats, logarithms(scales), rgba[:, 3] / 255, colors)

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gaussians as binary glTF with ``KHR_gaussian_splatting``: y up, float32."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gaussian_splatting.cloud import ANTIALIASED, GaussianCloud
+from gaussian_splatting.formats.packing import (
+    BANDS,
+    cloud_of,
+    columns,
+    logarithms,
+    require_gaussians,
+    sigmoid,
+)
+from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
+from sugar_extractors.texture.textured_mesh_io import glb_head, gltf_start
+from sugar_utils.errors import UserError
+from sugar_utils.files import atomic_path, require_regular_file
+
+EXTENSION = "KHR_gaussian_splatting"
+_FLOAT32, _UNSIGNED_BYTE, _POINTS, _ARRAY_BUFFER = 5126, 5121, 0, 34962
+_NUMBERS = {5120: "i1", _UNSIGNED_BYTE: "u1", 5122: "<i2", 5123: "<u2", _FLOAT32: "<f4"}
+_TYPES = {"SCALAR": 1, "VEC3": 3, "VEC4": 4}
+# Attributes beyond band 0, in the order of the rows of coefficients.
+_COEFFICIENTS = [
+    f"{EXTENSION}:SH_DEGREE_{degree}_COEF_{number}"
+    for degree in (1, 2, 3)
+    for number in range(2 * degree + 1)
+]
+
+_KERNEL, _COLORS = "ellipse", "srgb_rec709_display"
+_WRONG = "damaged, or another kind of glTF; export it again"
+
+
+def write_gltf_gaussians(path: Path, cloud: GaussianCloud) -> None:
+    """Write a binary glTF with ``KHR_gaussian_splatting``, complete or not at all."""
+    require_gaussians(path, cloud)
+    attributes = _attributes(cloud)
+    views, accessors, start = [], [], 0
+    for number, (name, values) in enumerate(attributes.items()):
+        kind = next(kind for kind, width in _TYPES.items() if width == values.shape[1])
+        accessor = {"bufferView": number, "count": len(values), "type": kind}
+        if values.dtype == np.uint8:
+            accessor |= {"componentType": _UNSIGNED_BYTE, "normalized": True}
+        else:
+            accessor["componentType"] = _FLOAT32
+        if name == "POSITION":
+            accessor |= {"min": values.min(axis=0).tolist(), "max": values.max(axis=0).tolist()}
+        accessors.append(accessor)
+        place = {"buffer": 0, "byteOffset": start, "byteLength": values.nbytes}
+        views.append({**place, "target": _ARRAY_BUFFER})
+        start += values.nbytes
+    kernel = {
+        "kernel": _KERNEL, "colorSpace": _COLORS, "projection": "perspective",
+        "sortingMethod": "cameraDistance",
+    }  # fmt: skip
+    numbers = {name: number for number, name in enumerate(attributes)}
+    primitive = {"attributes": numbers, "mode": _POINTS, "extensions": {EXTENSION: kernel}}
+    if cloud.antialiased:
+        # The extension has no word for it.
+        primitive["extras"] = {ANTIALIASED: True}
+    content = {
+        **gltf_start(EXTENSION, primitive), "accessors": accessors, "bufferViews": views,
+        "buffers": [{"byteLength": start}],
+    }  # fmt: skip
+    head = glb_head(content, path, "use --to spz")
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        file.write(head)
+        file.writelines(values.tobytes() for values in attributes.values())
+
+
+def _attributes(cloud: GaussianCloud) -> dict[str, np.ndarray]:
+    values = columns(cloud)
+    opacities = sigmoid(values["opacity_logits"])
+    found = {
+        "POSITION": values["means"], f"{EXTENSION}:ROTATION": np.roll(values["quats"], -1, axis=1),
+        f"{EXTENSION}:SCALE": np.exp(values["log_scales"]), f"{EXTENSION}:OPACITY": opacities,
+        f"{EXTENSION}:SH_DEGREE_0_COEF_0": values["sh_dc"][:, 0],
+    }  # fmt: skip
+    found |= dict(zip(_COEFFICIENTS, values["sh_rest"].swapaxes(0, 1), strict=True))
+    shown = np.clip(sh_to_rgb(values["sh_dc"][:, 0]), 0, 1)
+    # Light of colours as screens take them, which is what ``COLOR_0`` holds (IEC 61966-2-1).
+    linear = np.where(shown <= 0.04045, shown / 12.92, ((shown + 0.055) / 1.055) ** 2.4)
+    fallback = np.rint(255 * np.concatenate([linear, opacities], axis=1))
+    numbers = {name: array.astype("<f4") for name, array in found.items()}
+    return numbers | {"COLOR_0": fallback.astype(np.uint8)}
+
+
+def holds_gltf_gaussians(path: Path) -> bool:
+    """Whether a file is a binary glTF that names the extension."""
+    if path.suffix.lower() != ".glb" or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        start = file.read(20)
+        if len(start) < 20 or start[:4] != b"glTF":
+            return False
+        return f'"{EXTENSION}"'.encode() in file.read(struct.unpack_from("<I", start, 12)[0])
+
+
+def read_gltf_gaussians(path: Path) -> GaussianCloud:
+    """Read the Gaussians of a binary glTF, in its axes; of several primitives there is one."""
+    file = require_regular_file(path).read_bytes()
+    try:
+        total, length = struct.unpack_from("<II", file, 8)
+        if total != len(file):
+            raise ValueError(f"has {len(file)} bytes, not {total}")
+        content, binary = json.loads(file[20 : 20 + length]), file[28 + length :]
+        (primitive,) = content["meshes"][0]["primitives"]
+        names, kernel = primitive["attributes"], primitive["extensions"][EXTENSION]
+        if (kernel["kernel"], kernel["colorSpace"]) != (_KERNEL, _COLORS):
+            raise ValueError(f"not of kernel {_KERNEL} and colour space {_COLORS}")
+        if any({"matrix", "rotation", "scale", "translation"} & {*n} for n in content["nodes"]):
+            raise ValueError("its node is moved")
+        read = {name: _values(content, binary, names[name]) for name in names if name != "COLOR_0"}
+        own = ("SCALE", "ROTATION", "OPACITY", "SH_DEGREE_0_COEF_0")
+        # Bands are whole, and those below them are there.
+        n_rest = sum(name in read for name in _COEFFICIENTS)
+        whole = _COEFFICIENTS[: n_rest if n_rest in BANDS.values() else 15]
+        position, rest = read["POSITION"], [read[name] for name in whole]
+        scale, rotation, opacity, color = (read[f"{EXTENSION}:{name}"] for name in own)
+        widths = [values.shape[1] for values in (rotation, opacity, position, scale, color, *rest)]
+        if widths[:2] != [4, 1] or {*widths[2:]} != {3} or len({*map(len, read.values())}) > 1:
+            raise ValueError("its attributes have other types or lengths than Gaussians have")
+    except (LookupError, TypeError, ValueError, RecursionError, struct.error) as error:
+        raise UserError(f"{path}: {_WRONG} ({type(error).__name__}: {error})") from error
+    quats = np.roll(rotation, 1, axis=1)
+    harmonics = np.stack(rest, axis=1) if rest else None
+    cloud = cloud_of(path, position, quats, logarithms(scale), opacity[:, 0], color, harmonics)
+    extras = primitive.get("extras")
+    antialiased = isinstance(extras, dict) and extras.get(ANTIALIASED) is True
+    return replace(cloud, antialiased=antialiased)
+
+
+def _values(content: dict[str, Any], binary: bytes, number: int) -> np.ndarray:
+    accessor = content["accessors"][number]
+    view = content["bufferViews"][accessor["bufferView"]]
+    kind, width = np.dtype(_NUMBERS[accessor["componentType"]]), _TYPES[accessor["type"]]
+    start = view.get("byteOffset", 0) + accessor.get("byteOffset", 0)
+    stride = view.get("byteStride", width * kind.itemsize)
+    shape, strides = (int(accessor["count"]), width), (stride, kind.itemsize)
+    values = np.ndarray(shape, kind, binary, start, strides).astype(np.float64)
+    if not accessor.get("normalized", False):
+        return values
+    return np.maximum(values / np.iinfo(kind).max, -1)
