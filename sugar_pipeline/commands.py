@@ -34,18 +34,20 @@ def run_train(args: argparse.Namespace) -> PipelineResult | None:
         return None
     given = given_flags(args, train_parser(None))
     if not args.demo:
-        return _run(args, train_plan, given, Console())
+        return _run(args, train_plan, given, Console(verbose=args.verbose))
     ignored = [f"--{name}" for name in given if name not in DEMO_FLAGS]
     if ignored and Launch.read().rank == 0:
         print(f"{', '.join(ignored)}: no effect with --demo, which chooses its own settings")
     if args.minutes is None:
         return run_demo(args)
-    return run_scene(timed_demo(args), Console())
+    return run_scene(timed_demo(args), Console(verbose=args.verbose))
 
 
 def run_full(args: argparse.Namespace, console: Console | None = None) -> PipelineResult | None:
     """Run ``train_full_pipeline.py``: from photographs on, one scene or one after the other."""
-    console = console or (Console() if Launch.read().rank == 0 else Console.silent())
+    if console is None:
+        first = Launch.read().rank == 0
+        console = Console(verbose=args.verbose) if first else Console.silent()
     scenes = [scene for path in getattr(args, "all_scene_path", []) for scene in _scenes_in(path)]
     if len(scenes) > 1:
         return _run_each(args, scenes, console)
@@ -96,7 +98,7 @@ def _run_each(args: argparse.Namespace, scenes: list[Path], console: Console) ->
         )
     rows, codes = [], []
     for scene in scenes:
-        console.info(f"scene {len(rows) + 1} of {len(scenes)}: {scene}")
+        console.headline(f"scene {len(rows) + 1} of {len(scenes)}: {scene}")
         start, code = time.monotonic(), 0
         try:
             folder = scene_folder(scene, output_folders(args), console.info)

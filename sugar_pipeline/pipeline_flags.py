@@ -29,7 +29,7 @@ LOW_POLY, HIGH_POLY = (200_000, 6), (1_000_000, 1)  # triangles, Gaussians per t
 
 DEMO_FLAGS = (
     "demo", "output_dir", "minutes", "force", "stop_after", "resume", "overwrite",
-    "keep_checkpoints", "random_seed", "device", "gpu", "rasterizer", "views_per_step",
+    "keep_checkpoints", "verbose", "random_seed", "device", "gpu", "rasterizer", "views_per_step",
 )  # fmt: skip
 
 _pipeline = partial(flag, group="pipeline")

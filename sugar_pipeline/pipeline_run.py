@@ -115,7 +115,7 @@ def _run_stages(
         if revise is not None:
             plan = revise(name, plan, images)
         title, trains, run = _stages(plan, result, images, console)[name]
-        console.info(f"stage {number} of {plan.n_stages}: {title}")
+        console.headline(f"stage {number} of {plan.n_stages}: {title}")
         problem = None
         if trains or group.is_first:
             record = _with_health(run(), plan, result, images)

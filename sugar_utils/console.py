@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run says: to the terminal in colour, to pipes in plain lines, and to ``log.txt``.
 
-A string is one line and no more: a path such as ``scans/[old]/fox`` is not taken for markup, and a
-control character in a file's name is spelled.
+A console that is not verbose prints headlines, warnings and how far a loop is; all else goes to the
+log alone. A string is one line and no more: a path such as ``scans/[old]/fox`` is not taken for
+markup, and a control character in a file's name is spelled.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ from sugar_utils.errors import explained, printable
 from sugar_utils.files import require_regular_file
 from sugar_utils.frame import complain, discard
 
-_RATE_MEMORY_SECONDS = 5.0
+_RATE_SECONDS = 10.0  # a rate is that of the last seconds, at least so many,
+_RATE_SHARE = 0.2  # and of at least this share of the iterations so far: a stall is averaged out
 _REDRAW_SECONDS = 0.1
+_QUIET_STEPS = 10  # lines that a loop prints where there is neither a bar nor --verbose
 Listener = Callable[[str, int, int], None]
 
 
@@ -39,6 +42,7 @@ class Console(contextlib.AbstractContextManager):
         log_path: Log file, continued when it exists; None for no log.
         stream: Where to print; the standard output if None.
         terminal: Treat the stream as a terminal or not; found out if None.
+        verbose: Print what else goes to the log alone.
         listener: Called with the name of a loop, its iteration and its last one.
     """
 
@@ -46,6 +50,7 @@ class Console(contextlib.AbstractContextManager):
         self, log_path: Path | None = None, *, stream: IO[str] | None = None,
         terminal: bool | None = None, plain_seconds: float = 10.0,
         clock: Callable[[], float] = time.monotonic, listener: Listener | None = None,
+        verbose: bool = True,
     ) -> None:  # fmt: skip
         stream = sys.stdout if stream is None else stream
         if hasattr(stream, "reconfigure"):
@@ -55,6 +60,7 @@ class Console(contextlib.AbstractContextManager):
             # Variables such as FORCE_COLOR ask for colours, not for bars in a log of a build.
             terminal = bool(getattr(stream, "isatty", lambda: False)())
         self._stream = stream
+        self.verbose = verbose
         self.rich = _Terminal(
             file=stream, force_terminal=terminal, markup=False, highlight=False, emoji=False
         )
@@ -69,15 +75,20 @@ class Console(contextlib.AbstractContextManager):
 
     def with_log(self, path: Path) -> Console:
         """Another console that says the same in the same place, and has a log."""
-        return Console(path, stream=self._stream, listener=self.listener)
+        return Console(path, stream=self._stream, listener=self.listener, verbose=self.verbose)
 
     @property
     def is_terminal(self) -> bool:
         """Whether the output is a terminal: bars and colours are drawn then."""
         return self.rich.is_terminal and not self.rich.is_dumb_terminal
 
-    def info(self, message: str) -> None:
+    def headline(self, message: str) -> None:
+        """Say what everybody should read: what begins, what it made, where it is."""
         self._say(Text(printable(message)))
+
+    def info(self, message: str) -> None:
+        """Say what only the log, or who asked for it with ``--verbose``, needs."""
+        self._say(Text(printable(message)), printed=self.verbose)
 
     def warn(self, message: str) -> None:
         self._say(Text.assemble(("warning: ", "bold yellow"), printable(message)))
@@ -87,7 +98,7 @@ class Console(contextlib.AbstractContextManager):
         title = printable(title)
         texts = [(printable(name), printable(str(value))) for name, value in rows]
         width = max((len(name) for name, _ in texts), default=0)
-        if self.is_terminal:
+        if self.is_terminal and self.verbose:
             table = Table(title=Text(title), title_justify="left", show_header=False)
             table.add_column(style="cyan", no_wrap=True)
             table.add_column(overflow="fold")
@@ -95,14 +106,14 @@ class Console(contextlib.AbstractContextManager):
                 table.add_row(Text(name), Text(value))
             self._print(table)
         for line in (title, *(f"  {name:<{width}}  {value}" for name, value in texts)):
-            self.plain_line(line)
+            self._say(Text(line), printed=self.verbose and not self.is_terminal)
 
     @contextlib.contextmanager
     def progress(self, description: str, first: int, last: int) -> Iterator[Progress]:
         """A loop's bar on a terminal, below the messages; a line now and then elsewhere."""
         description = printable(description)
         with _Bar(self, description, first, last) as bar:
-            progress = Progress(self, description, last, bar)
+            progress = Progress(self, description, first, last, bar)
             try:
                 yield progress
             finally:
@@ -110,7 +121,7 @@ class Console(contextlib.AbstractContextManager):
 
     @contextlib.contextmanager
     def waiting(self, description: str) -> Iterator[Callable[[Mapping[str, str]], None]]:
-        """Show for how long something has been going on that does not say how far it is."""
+        """Show a spinner with the elapsed time of work that does not say how far it is."""
         description, column = printable(description), rich.progress.TextColumn
         live = rich.progress.Progress(
             rich.progress.SpinnerColumn(), column("{task.description}", markup=False),
@@ -128,7 +139,9 @@ class Console(contextlib.AbstractContextManager):
             live.update(task, words=printable(words))
             if now - said >= self.plain_seconds:
                 said = now
-                self.plain_line(f"{description} {_clock_text(now - start)} so far {words}")
+                self.plain_line(
+                    f"{description} {duration_text(now - start)} so far {words}", self.verbose
+                )
 
         with live:
             yield show
@@ -150,9 +163,9 @@ class Console(contextlib.AbstractContextManager):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def plain_line(self, line: str) -> None:
-        """Log a line, and print it where nothing livelier is drawn."""
-        self._say(Text(printable(line)), printed=not self.is_terminal)
+    def plain_line(self, line: str, printed: bool = True) -> None:
+        """Log a line, and print it, if it is to be, where nothing livelier is drawn."""
+        self._say(Text(printable(line)), printed=printed and not self.is_terminal)
 
     def _say(self, what: Text, printed: bool = True) -> None:
         if printed:
@@ -200,10 +213,20 @@ class _Terminal(rich.console.Console):
 
 
 class Progress:
-    def __init__(self, console: Console, description: str, last: int, bar: _Bar) -> None:
-        self._console, self._description, self._last, self._bar = console, description, last, bar
+    """How far a loop has come: its bar, its lines in the log, and the time that is left."""
+
+    def __init__(
+        self, console: Console, description: str, first: int, last: int, bar: _Bar
+    ) -> None:
+        self._console = console
+        self._description = description
+        self._first = first
+        self._last = last
+        self._bar = bar
         self._marks: deque[tuple[float, int]] = deque()
-        self._line_time = self._bar_time = -math.inf
+        self._line_time = -math.inf
+        self._bar_time = -math.inf
+        self._printed_step = 0
         self._iteration: int | None = None
         self._timing: tuple[str, ...] = ()
         self._fields: Mapping[str, str] = {}
@@ -224,14 +247,17 @@ class Progress:
         if self._console.listener is not None:
             self._console.listener(self._description, iteration, self._last)
         rate = self._measured_rate(iteration, now)
-        self._iteration, self._is_printed = iteration, False
+        if iteration != self._iteration:
+            self._is_printed = False
+        self._iteration = iteration
         if rate is not None:
-            speed = f"{rate:.1f} it/s" if rate >= 1 else f"{1 / max(rate, 1e-9):.1f} s/it"
+            speed = f"{rate:.1f} it/s" if rate >= 1 else f"{1 / rate:.1f} s/it"
             left = max(0, self._last - iteration)
-            self._timing = (speed, f"eta {_clock_text(left / rate) if rate > 0 else '?'}")
+            self._timing = (speed, f"eta {duration_text(left / rate)}")
         if fields is not None:
             self._fields = fields
-        if self._line_is_due(now) or iteration >= self._last:
+        due = iteration >= self._last or self._line_is_due(now)
+        if due and not self._is_printed:
             self._print_line(now)
         if self._bar_is_due(now):
             self._bar_time = now
@@ -244,11 +270,16 @@ class Progress:
             self._print_line(self._console.clock())
 
     def _measured_rate(self, iteration: int, now: float) -> float | None:
+        """Iterations per second of the last while; None before there was a second iteration."""
         self._marks.append((now, iteration))
-        while len(self._marks) > 2 and now - self._marks[1][0] >= _RATE_MEMORY_SECONDS:
+        enough = _RATE_SHARE * (iteration - self._first)
+        while len(self._marks) > 2:
+            then, earlier = self._marks[1]
+            if now - then < _RATE_SECONDS or iteration - earlier < enough:
+                break
             self._marks.popleft()
         then, earlier = self._marks[0]
-        return (iteration - earlier) / (now - then) if now > then else None
+        return (iteration - earlier) / (now - then) if now > then and iteration > earlier else None
 
     def _line_is_due(self, now: float) -> bool:
         return now - self._line_time >= self._console.plain_seconds
@@ -260,7 +291,11 @@ class Progress:
         self._line_time, self._is_printed = now, True
         fields = (f"{name} {value}" for name, value in self._fields.items())
         count = f"{self._description} {self._iteration}/{self._last}"
-        self._console.plain_line(" ".join([count, *self._timing, *fields]))
+        total = max(1, self._last - self._first + 1)
+        step = _QUIET_STEPS * (self._iteration - self._first + 1) // total
+        printed = self._console.verbose or step > self._printed_step
+        self._printed_step = max(step, self._printed_step)
+        self._console.plain_line(" ".join([count, *self._timing, *fields]), printed)
 
 
 class _Bar(rich.progress.Progress):
@@ -292,7 +327,8 @@ class _Bar(rich.progress.Progress):
         )  # fmt: skip
 
 
-def _clock_text(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
+    """Seconds as ``m:ss`` or ``h:mm:ss``."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -250,3 +250,51 @@ def test_log_that_fills_the_disk_is_given_up_with_one_warning(tmp_path, monkeypa
         "warning: log.txt is not continued: No space left on device",
         "two",
     ]
+
+
+def test_a_quiet_console_prints_headlines_warnings_and_tenths_of_a_loop(tmp_path):
+    stream, clock = io.StringIO(), Clock()
+    log = tmp_path / "log.txt"
+    with Console(log, stream=stream, clock=clock, plain_seconds=1, verbose=False) as console:
+        console.headline("stage 1 of 2: coarse")
+        console.table("settings", [("seed", 0)])
+        console.info("saved 100.pt")
+        console.warn("few photographs")
+        with console.progress("coarse", 1, 1000) as progress:
+            for iteration in range(1, 1001):
+                clock.now += 0.5
+                progress.update(iteration)
+    lines = stream.getvalue().splitlines()
+    assert lines[:2] == ["stage 1 of 2: coarse", "warning: few photographs"]
+    assert len(lines) == 2 + 10
+    done = [int(line.split()[1].removesuffix("/1000")) for line in lines[2:]]
+    assert done == pytest.approx(range(100, 1001, 100), abs=2)
+    logged = log_lines(log)
+    assert "saved 100.pt" in logged
+    assert "  seed  0" in logged
+    assert len([line for line in logged if line.startswith("coarse ")]) > 400
+
+
+def test_a_rate_needs_two_iterations_and_an_end_is_printed_once():
+    stream, clock = io.StringIO(), Clock()
+    console = Console(stream=stream, clock=clock, plain_seconds=0)
+    with console.progress("photographs", 1, 135) as progress:
+        progress.update(135)
+        for _ in range(240):
+            clock.now += 1.0
+            progress.update(135)
+    assert stream.getvalue() == "photographs 135/135\n"
+
+
+def test_a_short_stall_does_not_upset_the_time_that_is_left():
+    stream, clock = io.StringIO(), Clock()
+    console = Console(stream=stream, clock=clock, plain_seconds=0)
+    with console.progress("coarse", 1, 2000) as progress:
+        for iteration in range(1, 1501):
+            # An evaluation stops the loop for 20 seconds.
+            clock.now += 20.0 if iteration == 1000 else 0.1
+            progress.update(iteration)
+    etas = [line.rsplit("eta ", 1)[1] for line in stream.getvalue().splitlines()[1:]]
+    seconds = [int(m) * 60 + int(s) for m, s in (eta.split(":") for eta in etas)]
+    assert seconds[997] == pytest.approx(100, abs=2)
+    assert max(seconds[998:]) < 250

@@ -111,7 +111,9 @@ class Trainer:
 
     def _lead(self, start: int, timings: dict[str, dict[str, float]]) -> None:
         if self._run.replaces:
-            self._console.info(f"reading all photographs before the run in {self._run.path} goes")
+            self._console.headline(
+                f"reading all photographs before the run in {self._run.path} goes"
+            )
             for camera in [*self._cameras, *self._scene.test_cameras]:
                 self._images.get(camera)
         self._record("running", timings)
@@ -249,7 +251,7 @@ class Trainer:
             finally:
                 self._console.open_log(self._run.log)
                 reporter.logger = RunLogger(self._run.tensorboard, notify=self._console.warn)
-            self._console.info(f"the run that was in {self._run.path} is replaced")
+            self._console.headline(f"the run that was in {self._run.path} is replaced")
         self._store.prune()
         self._console.info(f"saved {path}")
         return path
@@ -273,7 +275,9 @@ class Trainer:
         self._left_out = dict(resumed.get(LEFT_OUT, {}))
         self._stepper.exclude(self._left_out)
         self._losses = list(payload["train_losses"])
-        self._console.info(f"continuing after iteration {payload['iteration']} of {plan.source}")
+        self._console.headline(
+            f"continuing after iteration {payload['iteration']} of {plan.source}"
+        )
         return payload["iteration"] + 1
 
     def _interrupted(self, iteration: int, signal_name: str) -> Interrupted:

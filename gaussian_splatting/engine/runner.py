@@ -20,17 +20,18 @@ from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.loop import LoopConfig, Trainer
 from gaussian_splatting.engine.reporting.run_report import write_run_report
-from gaussian_splatting.engine.run_directory import ResumePlan, RunDirectory
+from gaussian_splatting.engine.run_directory import RUN_FILE, ResumePlan, RunDirectory
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.rasterization.blend_cpu import tile_kernels
 from gaussian_splatting.rasterization.blend_cuda import block_kernels
 from gaussian_splatting.viewing.live_view import open_live_view
 from gaussian_splatting.viewing.page_server import ViewerOptions
-from sugar_utils.console import Console
+from sugar_utils.console import Console, duration_text
 from sugar_utils.errors import UserError, printable
 from sugar_utils.files import check_writable, exclusive, flat_items
-from sugar_utils.flags import positive_int
+from sugar_utils.flags import boolean, positive_int
 from sugar_utils.process_group import ProcessGroup
+from sugar_utils.schemas import RunRecord, read_checked
 from sugar_utils.settings import flag
 
 Model = TypeVar("Model")
@@ -74,11 +75,15 @@ def run_stage(
         messages = Messages([*options.compute.reasons, *options.messages])
         run, initial = (prepare or options.prepare)(messages)
         last = run.loop.last
+        alone = console is None
         with open_session(run, options.run, messages, group, console) as (console, plan):
-            console.info(run.scene.description)
+            say = console.headline if alone else console.info
+            for reason in options.compute.reasons if alone else ():
+                console.headline(reason)
+            say(f"{run.title}: {run.scene.description}")
             there = plan.finished and all(path.is_file() for path in run.results)
             if group.broadcast(there):
-                console.info(f"finished already: {run.results[0]}")
+                console.headline(f"finished already: {run.results[0]}")
                 return run.results[0]
             compile_ahead(options.compute.device, console, run.channels)
             with shared_or_own_store(images, white, group.size) as store:
@@ -93,10 +98,22 @@ def run_stage(
                         stage, run.loop, scene, store, run.directory, console, group, live
                     )
                     trainer.run(plan)
+                outcome = f"{len(stage.model):,} Gaussians"
             if group.is_first:
                 write_run_report(run.directory.path, console.warn)
-            console.info(f"finished: {run.results[0]}")
+                console.headline(f"{run.title}: {outcome}, {_quality_and_time(run.directory)}")
+            say(f"finished: {run.results[0]}")
     return run.results[0]
+
+
+def _quality_and_time(directory: RunDirectory) -> str:
+    """How good a finished run is on held-out views, or else training views, and its duration."""
+    record = read_checked(directory.path / RUN_FILE, RunRecord)
+    psnr = record.get("health", {}).get("psnr")
+    views = "held-out" if record.get("held_out_views") else "training"
+    quality = "" if psnr is None else f"{views} views {psnr:.1f} dB, "
+    seconds = sum(phase["seconds"] for phase in record.get("timings", {}).values())
+    return f"{quality}{duration_text(seconds)}"
 
 
 @dataclass(frozen=True)
@@ -116,6 +133,10 @@ class RunOptions:
     keep_checkpoints: int | None = flag(
         3, "interval checkpoints to keep; milestones and the last one always stay", group="run",
         parse=positive_int,
+    )  # fmt: skip
+    verbose: bool = flag(
+        False, "also print settings, figures, file names and losses, which else are in log.txt "
+        "alone", group="run", parse=boolean, nargs="?", const=True, task="run",
     )  # fmt: skip
     watching: ViewerOptions = field(default_factory=ViewerOptions)
 
@@ -143,8 +164,10 @@ def open_session(
             for message in messages if group.is_first else ():
                 print(printable(message))
             raise
-        told = console or (Console() if group.is_first else Console.silent())
-        console = told.with_log(directory.log) if group.is_first else told
+        if console is None:
+            console = Console(verbose=options.verbose) if group.is_first else Console.silent()
+        if group.is_first:
+            console = console.with_log(directory.log)
         stack.enter_context(console)
         identity = directory.identity
         console.table(run.title, flat_items({**identity.sources, **identity.settings}))
