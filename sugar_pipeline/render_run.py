@@ -236,16 +236,16 @@ def picture_names(views: Sequence[str]) -> list[str]:
     flat = [_flat(view) for view in views]
     short = [_flat(Path(view).with_suffix("").as_posix()) for view in views]
     counts = Counter(name.lower() for name in short)
-    taken = {name for name, count in counts.items() if count == 1}
+    used_names = {name for name, count in counts.items() if count == 1}
     names = []
     for whole, name in zip(flat, short, strict=True):
         if counts[name.lower()] > 1:
             name = whole
             number = 1
-            while name.lower() in taken:
+            while name.lower() in used_names:
                 number += 1
                 name = f"{whole}_{number}"
-            taken.add(name.lower())
+            used_names.add(name.lower())
         names.append(name)
     return names
 

@@ -377,11 +377,11 @@ def _undistort_views(cameras: list[Camera], jobs: Sequence[tuple[int, Any]], cac
         file_text = f"{_CACHE_VERSION} {camera.name} {storage.file_digest(source)}"
         file_key = hashlib.blake2b(os.fsencode(file_text), digest_size=8).hexdigest()
         target = cache / f"{lens_key}/{source.stem}-{file_key}.png"
-        own = _lens_of_file(source, lens, camera.name)
+        file_lens = _lens_of_file(source, lens, camera.name)
         if not target.is_file():
-            _undistort_file(source, own, target)
+            _undistort_file(source, file_lens, target)
         # Of a photograph that was reduced, the copy has rounded sides of its own.
-        numbers = _pinhole_numbers(pictures.undistorted_camera(own))
+        numbers = _pinhole_numbers(pictures.undistorted_camera(file_lens))
         cameras[index] = replace(
             camera, **numbers, image_path=target, source_path=source, lens=text
         )
@@ -392,14 +392,14 @@ def _undistort_views(cameras: list[Camera], jobs: Sequence[tuple[int, Any]], cac
 def _lens_of_file(source: Path, lens: Any, name: str) -> Any:
     """The lens of a camera at the size of its photograph, which may have been reduced."""
     width, height = pictures.image_size(source)
-    own = pictures.lens_at(lens, width, height)
-    if own is None:
+    scaled = pictures.lens_at(lens, width, height)
+    if scaled is None:
         raise UserError(
             f"camera {name} is {lens.width} x {lens.height} px, but its image {source} is "
             f"{width} x {height} px, another aspect ratio; use the images that the cameras were "
             "computed from"
         )
-    return own
+    return scaled
 
 
 def _undistort_file(source: Path, lens: Any, target: Path) -> None:

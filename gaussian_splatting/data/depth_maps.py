@@ -122,8 +122,8 @@ def known_depths(
     raw = in_parallel(lambda camera: _read(camera, *paths[camera.name]), chosen)
     by_name = {camera.name: one.values for camera, one in zip(chosen, raw, strict=True)}
     if observations is None:
-        whole = {camera.name: one.is_whole for camera, one in zip(chosen, raw, strict=True)}
-        kind, depths = _in_metres(by_name, whole, options.depth_unit)
+        is_whole = {camera.name: one.is_whole for camera, one in zip(chosen, raw, strict=True)}
+        kind, depths = _in_metres(by_name, is_whole, options.depth_unit)
         wrong = {}
     else:
         kind, depths, wrong = _align(chosen, by_name, observations)
@@ -145,7 +145,7 @@ def known_depths(
 def _in_metres(
     values: Mapping[str, np.ndarray], is_whole: Mapping[str, bool], unit: str
 ) -> tuple[str, dict[str, np.ndarray]]:
-    """What the values are taken for, and depths in metres, where no points tell the scale.
+    """Say what the values are taken for, and return depths in metres, where no points tell.
 
     Args:
         is_whole: Whether a map holds whole numbers, by its name.
@@ -189,7 +189,7 @@ def _find(cameras: Sequence[Camera], root: Path, options: DepthOptions) -> dict[
 
 @dataclass(frozen=True)
 class _RawMap:
-    """What a file says, before its unit is known."""
+    """The numbers of a file, before their unit is known."""
 
     values: np.ndarray  # 0 where unknown, (h, w) float64
     is_whole: bool  # whole numbers, as opposed to floats

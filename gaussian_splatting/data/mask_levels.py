@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the numbers of mask files mean: brightness, or labels.
+"""The meaning of the numbers of mask files: brightness, or labels.
 
 A pixel counts where a mask is at least half as bright as white. White is 255, except where
 
@@ -92,7 +92,7 @@ def white_of(levels: Sequence[MaskLevels]) -> int:
 
 
 def counted(brightness: np.ndarray, levels: MaskLevels, white: int) -> np.ndarray:
-    """How much each pixel counts. (H, W) uint8 -> (H, W) uint8, from ``COUNTS`` on it counts"""
+    """Weight of each pixel. (H, W) uint8 -> (H, W) uint8, from ``COUNTS`` on it counts"""
     if levels.is_two_valued or white == LABELS:
         return np.where(brightness > 0, WHITE, 0).astype(np.uint8)
     if white == WHITE:
@@ -102,7 +102,7 @@ def counted(brightness: np.ndarray, levels: MaskLevels, white: int) -> np.ndarra
 
 
 def description(levels: Sequence[tuple[str, MaskLevels]], white: int) -> str | None:
-    """What is unusual about the masks of a capture, by name, in a line; None: nothing."""
+    """A line about what is unusual in the masks of a capture, by name; None: nothing."""
     if white not in (WHITE, LABELS):
         return (
             f"masks are dim: the brightest value, {white}, is white; from half of it on they count"
@@ -115,6 +115,6 @@ def description(levels: Sequence[tuple[str, MaskLevels]], white: int) -> str | N
     if not unusual:
         return None
     name, level = max(unusual, key=lambda pair: len(pair[1].values))
-    shown = ", ".join(map(str, (0, *level.values[:3])))
+    values = ", ".join(map(str, (0, *level.values[:3])))
     more = ", ..." if len(level.values) > 3 else ""
-    return f"masks hold labels ({name}: {shown}{more}): all but 0 counts"
+    return f"masks hold labels ({name}: {values}{more}): all but 0 counts"

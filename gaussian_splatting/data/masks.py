@@ -181,10 +181,10 @@ def _file_overview(camera: Camera) -> _Overview:
 @functools.lru_cache(maxsize=_KEPT_OVERVIEWS)
 def _overview(mask: ViewMask, width: int, height: int, version: Any) -> _Overview:
     """Kept, because every stage of a pipeline looks at the same masks; ``version`` of the file."""
-    whole, levels = images.read_mask(mask)
-    values = images.resized_mask(whole, width, height)
+    file_values, levels = images.read_mask(mask)
+    values = images.resized_mask(file_values, width, height)
     values.setflags(write=False)
-    return _Overview(values, levels, bool((whole >= images.COUNTS).any()))
+    return _Overview(values, levels, bool((file_values >= images.COUNTS).any()))
 
 
 def object_mask_path(folder: Path, name: str) -> Path:

@@ -192,11 +192,11 @@ def _numbered(vertices: np.ndarray, prefix: str) -> list[str]:
 def _check_gaussian_properties(
     path: Path, vertices: np.ndarray, n_rest: int, has_plain_colors: bool
 ) -> None:
-    wanted = ["x", "y", "z", "opacity"]
-    wanted += [f"{prefix}_{i}" for prefix, count in _REQUIRED.items() for i in range(count)]
+    required = ["x", "y", "z", "opacity"]
+    required += [f"{prefix}_{i}" for prefix, count in _REQUIRED.items() for i in range(count)]
     if has_plain_colors:
-        wanted = [*(name for name in wanted if not name.startswith("f_dc_")), *_PLAIN_COLORS]
-    missing = [name for name in wanted if name not in vertices.dtype.names]
+        required = [*(name for name in required if not name.startswith("f_dc_")), *_PLAIN_COLORS]
+    missing = [name for name in required if name not in vertices.dtype.names]
     if missing:
         hint = "export it as an uncompressed 3DGS PLY"
         if missing == ["scale_2"]:
@@ -204,7 +204,7 @@ def _check_gaussian_properties(
         elif "f_dc_0" in missing and "red" in vertices.dtype.names:
             hint = "it is a point cloud, not Gaussians; use point_cloud/iteration_N/point_cloud.ply"
         raise UserError(f"{path}: lacks the properties {', '.join(missing)}; {hint}")
-    lists = [name for name in wanted if vertices.dtype[name].kind == "O"]
+    lists = [name for name in required if vertices.dtype[name].kind == "O"]
     if lists:
         raise UserError(f"{path}: {lists[0]} is a list; export it as an uncompressed 3DGS PLY")
     degrees = {3 * ((degree + 1) ** 2 - 1): degree for degree in range(MAX_SH_DEGREE + 1)}

@@ -129,7 +129,7 @@ class TrainableCloud(TrainableModel):
         return GaussianCloud(**self.optimizer.parameters, antialiased=self._antialiased)
 
     def state(self) -> dict[str, Any]:
-        """As of every model; whether it is antialiased stands beside what other readers read."""
+        """The state of every model, with a key beside the parameters if it is antialiased."""
         antialiased = {ANTIALIASED: True} if self._antialiased else {}
         return {**super().state(), **antialiased}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far the Gaussians of a file are from those that were written."""
+"""Largest errors of the Gaussians of a file."""
 
 from __future__ import annotations
 

@@ -34,11 +34,11 @@ def moved_cloud(cloud: GaussianCloud, matrix: np.ndarray) -> GaussianCloud:
     def tensor(array: np.ndarray) -> Tensor:
         return torch.as_tensor(array, dtype=torch.float64, device=device)
 
-    own = rotation_matrices(torch.nn.functional.normalize(cloud.quats.double(), dim=-1))
+    frames = rotation_matrices(torch.nn.functional.normalize(cloud.quats.double(), dim=-1))
     moved = {
         "means": cloud.means.double() @ tensor(linear).T + tensor(matrix[:3, 3]),
         "log_scales": cloud.log_scales.double() + np.log(abs(factor)),
-        "quats": quaternions_of(tensor(rotation) @ own),
+        "quats": quaternions_of(tensor(rotation) @ frames),
         "sh_rest": bands.to(device)[:n_bands, :n_bands] @ cloud.sh_rest.double(),
     }
     return replace(cloud, **{name: t.to(getattr(cloud, name).dtype) for name, t in moved.items()})

@@ -45,8 +45,8 @@ def from_smallest_three(largest: np.ndarray, three: np.ndarray) -> np.ndarray:
 
 def columns(cloud: GaussianCloud) -> dict[str, np.ndarray]:
     """Parameters of a cloud by name, float64 on the host; quaternions of unit length."""
-    found = {name: tensor.cpu().double().numpy() for name, tensor in cloud.tensors().items()}
-    return {**found, "quats": _unit(found["quats"])}
+    values = {name: tensor.cpu().double().numpy() for name, tensor in cloud.tensors().items()}
+    return {**values, "quats": _unit(values["quats"])}
 
 
 def require_gaussians(path: Path, cloud: GaussianCloud) -> None:

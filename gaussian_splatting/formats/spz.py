@@ -58,14 +58,18 @@ _SCALE_ERROR = 0.04  # of the longest axis: more than half a step, so a size bey
 _VISIBLE = 5e-4  # of the spread of a scene: half a pixel of a picture of a thousand
 _MAX_OUTSIDE = 0.01  # share of Gaussians whose sizes may be beyond the ends
 _LETTERS = {
-    "R": (1, 0, 0), "L": (-1, 0, 0), "U": (0, 1, 0), "D": (0, -1, 0), "B": (0, 0, 1),
+    "R": (1, 0, 0),
+    "L": (-1, 0, 0),
+    "U": (0, 1, 0),
+    "D": (0, -1, 0),
+    "B": (0, 0, 1),
     "F": (0, 0, -1),
-}  # fmt: skip
+}
 _SYSTEMS = (
-    "RUB", "LDB", "RDB", "LUB", "RUB", "LDF", "RDF", "LUF", "RUF", "LFD", "RFD", "LFU", "RFU",
-    "LBD", "RBD", "LBU", "RBU",
-)  # fmt: skip
-"""What x, y and z are, by the number in the record: right or left, up or down, back or front.
+    *("RUB", "LDB", "RDB", "LUB", "RUB", "LDF", "RDF", "LUF", "RUF"),
+    *("LFD", "RFD", "LFU", "RFU", "LBD", "RBD", "LBU", "RBU"),
+)
+"""Directions of x, y and z by the number in the record: right, left, up, down, back, front.
 Number 0 is none, which means the axes of the format."""
 
 
@@ -136,7 +140,7 @@ def spz_fit(path: Path, cloud: GaussianCloud) -> SpzFit:
 
 
 def _fraction_bits(reach: float) -> int:
-    """As many bits behind the point of positions as the farthest one leaves room for."""
+    """Bits behind the point of positions: as many as the farthest one leaves room for."""
     most = _MAX_FRACTION_BITS if reach >= 1 else _SMALL_FRACTION_BITS
     return int(np.clip(np.floor(np.log2(_MOST_FIXED / max(reach, 1e-9))), 0, most))
 
@@ -217,16 +221,16 @@ def _unpacked_spz(content: bytes) -> _Unpacked:
 
 def _records(block: bytes) -> dict[int, bytes]:
     """Extension records by their type; what is cut off at the end is left out."""
-    found = {}
+    records = {}
     place = 0
     while place + _RECORD.size <= len(block):
         kind, length = _RECORD.unpack_from(block, place)
         place += _RECORD.size
         if place + length > len(block):
             break
-        found[kind] = block[place : place + length]
+        records[kind] = block[place : place + length]
         place += length
-    return found
+    return records
 
 
 def _to_format_axes(path: Path, payload: bytes, notify: Notify) -> np.ndarray:

@@ -108,13 +108,13 @@ def _closes(grey: np.ndarray) -> bool:
 
 def _has_texture_at_seam(grey: np.ndarray) -> bool:
     """Whether the left and the right border of a picture, (H, W), show the same texture."""
-    left = np.diff(grey[:, 0])
-    right = np.diff(grey[:, -1])
-    textured = np.minimum(np.abs(left), np.abs(right)) >= _STEP
+    first = np.diff(grey[:, 0])
+    last = np.diff(grey[:, -1])
+    textured = np.minimum(np.abs(first), np.abs(last)) >= _STEP
     if textured.mean() < _TEXTURED_SHARE:
         return False
     # A horizon on both sides is a large step, which alone would be a correlation.
-    sides = np.clip([left, right], -3 * _STEP, 3 * _STEP)
+    sides = np.clip([first, last], -3 * _STEP, 3 * _STEP)
     return bool(np.corrcoef(sides)[0, 1] >= _SEAM_CORRELATION)
 
 
