@@ -29,11 +29,12 @@ class Compute:
     group: ProcessGroup = field(default=ALONE, compare=False)
 
     @property
-    def reasons(self) -> tuple[str, ...]:
+    def notes(self) -> tuple[str, ...]:
+        """Lines about the device and the processes that a user should read."""
         together = ""
         if not self.group.is_alone:
             together = f"{self.group.size} processes share the views of each step"
-        return tuple(filter(None, (self.device_reason, together, self.rasterizer_reason)))
+        return tuple(filter(None, (self.device_reason, together)))
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from gaussian_splatting.rasterization import plain_background, render_view
 from sugar_extractors.mesh_pictures import pick_views, preview_glb, read_any_mesh, shaded_views
 from sugar_extractors.mesh_quality import MeshQuality
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, render_textured
+from sugar_pipeline.judgement import Verdict
 from sugar_scene.triangle_rasterizer import rasterize_triangles
 from sugar_utils.errors import Notify, UserError
 from sugar_utils.html import Link, Page, Picture, duration_text, flattened, sizes_of, write_page
@@ -54,6 +55,8 @@ class StageRecord:
     status: str = "finished"
     problem: str | None = None  # why the result is a failure; None if it is not
     dropped_views: Mapping[str, str] = field(default_factory=dict)
+    health: Mapping[str, float] = field(default_factory=dict)  # of a training run's record
+    verdict: Verdict | None = None  # None where nothing was measured
 
     @property
     def size_text(self) -> str:
@@ -66,7 +69,19 @@ class StageRecord:
 
 
 @dataclass(frozen=True)
+class Summary:
+    """What a run hands out and how good that is."""
+
+    verdict: Verdict | None  # of the whole; None where nothing was measured
+    notes: Sequence[str] = ()  # sentences that a user should read
+    files: Sequence[Path] = ()  # in the folder of results, those for people first
+    command: str = ""  # shows them
+
+
+@dataclass(frozen=True)
 class Comparison:
+    """Photographs beside renders of the results."""
+
     title: str
     rows: Mapping[str, Sequence[Picture]]
     coverage: str  # what the mesh does not cover, in a sentence
@@ -77,6 +92,7 @@ def write_report(
     settings: Mapping[str, object] | None = None, comparison: Comparison | None = None,
     pictures: Mapping[str, Sequence[np.ndarray]] | None = None, model: bytes | None = None,
     quality: MeshQuality | Mapping[str, MeshQuality] | None = None,
+    summary: Summary | None = None,
 ) -> Path | None:  # fmt: skip
     """Write the report of a pipeline; None if it cannot be written.
 
@@ -89,6 +105,8 @@ def write_report(
         now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
         total = sum(stage.seconds or 0.0 for stage in stages)
         page = Page(title, f"{now}, {duration_text(total)}")
+        if summary is not None:
+            _add_summary(page, summary, path.parent)
         _add_health(page, stages)
         _add_stages(page, stages, path.parent)
         if quality is not None:
@@ -120,12 +138,21 @@ def write_report(
     return write_page(path, build, notify)
 
 
+def _add_summary(page: Page, summary: Summary, root: Path) -> None:
+    if summary.verdict is not None:
+        word, reason = summary.verdict
+        page.paragraph(f"The result is {word}: {reason}.", note=word == "poor")
+    for line in summary.notes:
+        page.paragraph(line, note=True)
+    if summary.files:
+        page.files(summary.files, root)
+        page.paragraph(f"To look at it: {summary.command}")
+
+
 def _add_health(page: Page, stages: Sequence[StageRecord]) -> None:
     failed = [stage for stage in stages if stage.problem]
     for stage in failed:
         page.paragraph(f"Failed: {stage.name}: {stage.problem}", note=True)
-    if not failed:
-        page.paragraph("No stage failed its checks.")
     dropped = {name: why for stage in stages for name, why in stage.dropped_views.items()}
     if dropped:
         named = "; ".join(f"{name}: {why}" for name, why in dropped.items())
@@ -135,12 +162,13 @@ def _add_health(page: Page, stages: Sequence[StageRecord]) -> None:
 def _add_stages(page: Page, stages: Sequence[StageRecord], root: Path) -> None:
     rows = ((
         stage.name, stage.status, stage.size_text or None,
+        None if stage.verdict is None else str(stage.verdict),
         duration_text(stage.seconds) if stage.seconds else None,
         format_bytes(stage.peak_bytes) if stage.peak_bytes else None,
         Link.to(stage.outputs[0], root) if stage.outputs else None,
     ) for stage in stages)  # fmt: skip
-    header = ("stage", "status", "made", "time", "peak memory", "result")
-    page.table(header, rows, text_columns=3)
+    header = ("stage", "status", "made", "quality", "time", "peak memory", "result")
+    page.table(header, rows, text_columns=4)
     missing = [str(path) for stage in stages for path in stage.outputs if not sizes_of([path])]
     if missing:
         page.paragraph(f"Not there: {', '.join(missing)}", note=True)

@@ -3,57 +3,64 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.reference_layout import CHECKPOINT_FOLDER
 from gaussian_splatting.data.scene import Scene, load_scene
-from gaussian_splatting.engine.reporting.evaluation import psnr, smaller
 from gaussian_splatting.engine.reporting.run_report import REPORT_FILE
-from gaussian_splatting.engine.reporting.view_findings import (
-    FailedResult,
-    constant_psnr,
-    problem_of,
-)
+from gaussian_splatting.engine.reporting.view_findings import FailedResult, problem_of
 from gaussian_splatting.engine.run_directory import RUN_FILE
 from gaussian_splatting.engine.runner import run_stage
-from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.sfm.photographs import described_photographs, output_names
 from gaussian_splatting.sfm.scene_folder import find_source
 from sugar_extractors import mesh_quality
-from sugar_extractors.export.export_run import read_bound_gaussians
+from sugar_extractors.export.export_run import read_any_gaussians, read_bound_gaussians
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
 from sugar_extractors.mesh_pictures import read_any_mesh
 from sugar_extractors.mesh_quality import MeshQuality
+from sugar_extractors.result_folder import LOG, HandedOut, write_result_folder
 from sugar_extractors.texture import placed_export as placing
-from sugar_extractors.texture.textured_mesh_io import (
-    TexturedMesh,
-    read_textured_mesh,
-    render_textured,
-)
+from sugar_extractors.texture.placed_export import PlacementOptions
+from sugar_extractors.texture.textured_mesh_io import read_textured_mesh
 from sugar_extractors.texture.texturing import extract_textured_mesh
 from sugar_pipeline import pipeline_report
-from sugar_pipeline.pipeline_report import StageRecord
+from sugar_pipeline.judgement import (
+    MAX_LOSS,
+    Verdict,
+    judge_mesh,
+    judge_model,
+    loses,
+    mesh_health,
+    worst,
+)
+from sugar_pipeline.pipeline_report import StageRecord, Summary
 from sugar_pipeline.plan import STAGES, PipelinePlan
-from sugar_scene.triangle_mesh import TriangleMesh
-from sugar_scene.triangle_rasterizer import rasterize_triangles
 from sugar_trainers.capture import SugarSize, load_views
 from sugar_trainers.naming import scene_name
 from sugar_trainers.stage_options import load_capture
-from sugar_utils.console import Console
-from sugar_utils.errors import UserError
+from sugar_utils.console import Console, duration_text
+from sugar_utils.errors import UserError, shortened
+from sugar_utils.files import check_writable
 from sugar_utils.process_group import ProcessGroup
 from sugar_utils.schemas import ResultNote, RunRecord, read_checked
 from sugar_utils.settings import write_settings
 
 TITLE = "SuGaR of"  # begins the title of a pipeline's report, not of a single run's
+# Names of stages in messages and reports; that of the coarse stage goes on with its mode.
+VANILLA = "vanilla 3DGS"
+COARSE = "coarse SuGaR"
+COARSE_MESH = "coarse mesh"
+REFINEMENT = "refinement"
+TEXTURED = "textured mesh"
 
 
 @dataclass
@@ -65,6 +72,11 @@ class PipelineResult:
     textured: Path | None = None
     quality: dict[str, MeshQuality] = field(default_factory=dict)
     report: Path | None = None  # HTML file; None if it could not be written
+    # Whether the refinement is worse than what it began with, so that this is handed out.
+    splats_are_coarse: bool = False
+    # Files of the folder of results, those for people first.
+    files: list[Path] = field(default_factory=list)
+    verdict: Verdict | None = None
 
     @property
     def mesh(self) -> Path | None:
@@ -91,6 +103,7 @@ def run_stages(
         plan, result = _run_stages(plan, images, console, group, revise)
         if group.is_first:
             _conclude(plan, result, images, console)
+            console.close()
         group.barrier()
     failed = group.broadcast(next((r for r in result.records if r.problem), None))
     if failed is not None and not plan.force:
@@ -105,7 +118,7 @@ def _run_stages(
     revise: Revise | None,
 ) -> tuple[PipelinePlan, PipelineResult]:  # fmt: skip
     for message in plan.messages:
-        console.info(message)
+        console.note(message)
     result = PipelineResult()
     check_names_of_photographs(plan)
     if plan.convert is None:
@@ -119,8 +132,14 @@ def _run_stages(
         problem = None
         if trains or group.is_first:
             record = _with_health(run(), plan, result, images)
+            if group.is_first:
+                record = _compared(record, result, console)
+                console.headline(_outcome(record))
             result.records.append(record)
             problem = record.problem
+        if number == 1 and group.is_first:
+            # Not before a stage has accepted its inputs: what is refused leaves nothing behind.
+            console.open_log(check_writable(plan.result_folder) / LOG)
         # What a stage wrote is there before the next one reads it.
         problem = group.broadcast(problem)
         if problem is not None:
@@ -130,14 +149,48 @@ def _run_stages(
     return plan, result
 
 
+def _outcome(record: StageRecord) -> str:
+    """One line about a stage that ended: what it made, in what time, and how good it is."""
+    facts = [record.size_text, "" if record.seconds is None else duration_text(record.seconds)]
+    made = ", ".join(filter(None, facts))
+    verdict = "" if record.verdict is None else f"; {record.verdict}"
+    if record.problem is not None:
+        # The reason is said in a warning of its own.
+        verdict = "; poor"
+    return f"  {record.name}: {made}{verdict}" if made or verdict else f"  {record.name}: ended"
+
+
+def _compared(record: StageRecord, result: PipelineResult, console: Console) -> StageRecord:
+    """The record of a refinement, judged against the model that it began with."""
+    coarse = next((one for one in result.records if one.name.startswith(COARSE)), None)
+    if record.name != REFINEMENT or coarse is None:
+        return record
+    loss = loses(record.health, coarse.health)
+    if loss <= MAX_LOSS:
+        return record
+    result.splats_are_coarse = True
+    reason = (
+        f"views are {loss:.1f} dB worse than with the coarse model, whose Gaussians are handed "
+        "out instead"
+    )
+    console.warn(f"{record.name}: {reason}", "more iterations: --refinement_time, -f or --minutes")
+    return replace(record, verdict=Verdict("poor", reason))
+
+
 def _with_health(
     record: StageRecord, plan: PipelinePlan, result: PipelineResult, images: ImageStore
 ) -> StageRecord:
     """The record with what is wrong with the result, and the views that were left out."""
     if record.run_directory is not None:
         recorded = read_checked(record.run_directory / RUN_FILE, RunRecord)
-        problem, dropped = problem_of(recorded.get("health", {})), recorded.get("dropped_views", {})
-        return replace(record, problem=problem, dropped_views=dropped)
+        health = recorded.get("health", {})
+        return replace(
+            record,
+            problem=problem_of(health),
+            dropped_views=recorded.get("dropped_views", {}),
+            health=health,
+            verdict=judge_model(health, bool(recorded.get("held_out_views"))),
+        )
     if result.coarse_mesh is None or plan.mesh.bboxmin is not None:
         return record
     _, scene = load_views(plan.mesh, _silent)
@@ -146,7 +199,12 @@ def _with_health(
     textured = result.textured is not None
     mesh = read_textured_mesh(result.textured) if textured else read_any_mesh(result.coarse_mesh)
     figures = mesh_health(mesh, scene.test_cameras or scene.train_cameras, images.shown)
-    return replace(record, figures={**record.figures, **figures}, problem=problem_of(figures))
+    return replace(
+        record,
+        figures={**record.figures, **figures},
+        problem=problem_of(figures),
+        verdict=judge_mesh(figures),
+    )
 
 
 def _conclude(
@@ -154,6 +212,8 @@ def _conclude(
 ) -> None:
     try:
         result.quality = _measure(plan.coarse.scene_path, result, plan.coarse.compute.device)
+        result.verdict = worst(_verdicts_of_what_is_handed_out(result))
+        result.files = _write_result_folder(plan, result)
         result.report = _write_report(plan, result, images, console)
     except UserError as error:
         # All results are there; a page about them is not worth an error.
@@ -174,13 +234,67 @@ def _conclude(
     ):
         if path is not None:
             console.info(f"{label}: {path}")
+    _tell_result(result, console)
+
+
+def _tell_result(result: PipelineResult, console: Console) -> None:
+    """Say how good the result is, what was left out, where it is and what shows it."""
+    if result.verdict is not None:
+        console.headline(f"the result is {result.verdict}")
+    dropped = {name: why for one in result.records for name, why in one.dropped_views.items()}
+    if dropped:
+        named = shortened([f"{name} ({why})" for name, why in dropped.items()])
+        console.headline(f"left out: {len(dropped)} photographs: {named}")
+    files = [path.name for path in result.files]
+    if result.report is not None and result.report.name not in files:
+        files.append(result.report.name)
+    if result.files:
+        folder = result.files[0].parent
+        console.headline(f"results in {folder}: {', '.join(files)}")
+        console.headline(f"to look at them: {_show_command(folder)}")
+
+
+def _show_command(folder: Path) -> str:
+    program = "sugar view" if Path(sys.argv[0]).stem == "sugar" else "python view.py"
+    return f"{program} {shlex.quote(str(folder))}"
+
+
+def _verdicts_of_what_is_handed_out(result: PipelineResult) -> list[Verdict]:
+    """Verdicts of the last mesh, and of the Gaussians that are handed out."""
+    by_name = {record.name: record for record in result.records}
+    models = [record for record in result.records if record.run_directory is not None]
+    if result.splats_are_coarse:
+        models = [record for record in models if record.name != REFINEMENT]
+    meshes = [by_name[name] for name in (COARSE_MESH, TEXTURED) if name in by_name]
+    last = [*models[-1:], *meshes[-1:]]
+    return [record.verdict for record in last if record.verdict is not None]
+
+
+def _write_result_folder(plan: PipelinePlan, result: PipelineResult) -> list[Path]:
+    """Copy what is handed out into one folder, under plain names and upright."""
+    splats = result.refined
+    if splats is None or result.splats_are_coarse:
+        coarse = [one for one in result.records if one.name.startswith(COARSE)]
+        splats = coarse[0].outputs[0] if coarse else None
+    if splats is None:
+        return []
+    last = plan.texture or plan.refine or plan.mesh or plan.coarse
+    _, scene = load_views(last, _silent)
+    options = PlacementOptions() if plan.texture is None else plan.texture.placement
+    handed_out = HandedOut(
+        result.mesh,
+        splats,
+        partial(read_any_gaussians, splats, _silent),
+        glb=plan.texture is None or plan.texture.export_glb,
+    )
+    return write_result_folder(plan.result_folder, handed_out, scene, options)
 
 
 def _stages(
     plan: PipelinePlan, result: PipelineResult, images: ImageStore, console: Console
 ) -> dict[str, tuple[str, bool, Callable[[], StageRecord]]]:
     """Title, whether all processes take part, and what to call, by name."""
-    coarse_title = f"coarse SuGaR, {plan.coarse.config.regularization_type}"
+    coarse_title = f"{COARSE}, {plan.coarse.config.regularization_type}"
 
     def cameras() -> StageRecord:
         # Most scenes have cameras, and what reads videos is slow to load.
@@ -194,7 +308,7 @@ def _stages(
 
     def vanilla() -> StageRecord:
         ply = run_stage(plan.vanilla, images, console=console)
-        return training_record("vanilla 3DGS", plan.vanilla.model_path / CHECKPOINT_FOLDER, [ply])
+        return training_record(VANILLA, plan.vanilla.model_path / CHECKPOINT_FOLDER, [ply])
 
     def coarse() -> StageRecord:
         path = run_stage(plan.coarse, images, console=console)
@@ -202,23 +316,23 @@ def _stages(
 
     def mesh() -> StageRecord:
         result.coarse_mesh = extract_coarse_mesh(plan.mesh, console)[0]
-        return file_record("coarse mesh", result.coarse_mesh)
+        return file_record(COARSE_MESH, result.coarse_mesh)
 
     def refine() -> StageRecord:
         result.refined = run_stage(plan.refine, images, console=console)
         outputs = [result.refined, *([plan.refine.ply_path] if plan.refine.export_ply else [])]
-        return training_record("refinement", result.refined.parent, outputs)
+        return training_record(REFINEMENT, result.refined.parent, outputs)
 
     def texture() -> StageRecord:
         result.textured = extract_textured_mesh(plan.texture, console, images)
-        return file_record("textured mesh", result.textured)
+        return file_record(TEXTURED, result.textured)
 
     return {
         "convert": ("camera positions", False, cameras),
-        "vanilla": ("vanilla 3DGS", True, vanilla),
+        "vanilla": (VANILLA, True, vanilla),
         "coarse": (coarse_title, True, coarse),
-        "mesh": ("coarse mesh", False, mesh),
-        "refine": ("refinement", True, refine),
+        "mesh": (COARSE_MESH, False, mesh),
+        "refine": (REFINEMENT, True, refine),
         "texture": ("texture", False, texture),
     }
 
@@ -284,6 +398,12 @@ def _write_report(
     cameras = scene.test_cameras or scene.train_cameras
     device = last.compute.device
     textured = None if result.textured is None else read_textured_mesh(result.textured)
+    summary = Summary(
+        result.verdict,
+        [str(one.verdict.reason) for one in result.records if _is_replaced(one, result)],
+        result.files,
+        _show_command(plan.result_folder),
+    )
     rows = pipeline_report.mesh_picture_rows(
         cameras, coarse_mesh=result.coarse_mesh, refined=result.refined, device=device
     )
@@ -292,49 +412,25 @@ def _write_report(
         refined = read_bound_gaussians(result.refined).to(device).activate_all()
     placed = None if textured is None else textured.to(device)
     comparison = pipeline_report.compare_with_photographs(scene, images, refined, placed, device)
-    return pipeline_report.write_report(
-        path, f"{TITLE} {scene_name(last.scene_path)}", result.records, settings=plan.settings(),
-        comparison=comparison, pictures=rows, quality=result.quality or None, notify=console.warn,
-        model=pipeline_report.model_to_turn(textured, cameras, console.warn),
-    )  # fmt: skip
+    title = f"{TITLE} {scene_name(last.scene_path)}"
+    content: dict[str, Any] = {
+        "settings": plan.settings(),
+        "comparison": comparison,
+        "pictures": rows,
+        "quality": result.quality or None,
+        "notify": console.warn,
+        "model": pipeline_report.model_to_turn(textured, cameras, console.warn),
+        "summary": summary,
+    }
+    if result.files:
+        # The same page; its links lead from there.
+        copy = plan.result_folder / REPORT_FILE
+        pipeline_report.write_report(copy, title, result.records, **content)
+    return pipeline_report.write_report(path, title, result.records, **content)
 
 
-N_VIEWS = 8
-_MIN_PIXELS = 50
-
-
-def mesh_health(
-    mesh: TriangleMesh | TexturedMesh, cameras: Sequence[Camera],
-    load_image: Callable[[Camera], Tensor],
-) -> dict[str, float]:  # fmt: skip
-    """Coverage of some views, and of a textured mesh the colour error there.
-
-    Returns:
-        ``mask_iou`` where there are object masks, else ``covered_share``; of a textured mesh also
-        ``psnr`` and ``constant_psnr`` of the covered pixels.
-    """
-    chosen = cameras[:: -(-len(cameras) // N_VIEWS)]
-    vertices = torch.as_tensor(mesh.vertices, dtype=torch.float32, device="cpu")
-    faces = torch.as_tensor(mesh.faces, device="cpu")
-    textured = mesh.to("cpu") if isinstance(mesh, TexturedMesh) else None
-    figures: dict[str, list[float]] = {}
-    for camera in chosen:
-        view, image = smaller(camera, load_image(camera).cpu())
-        covered = rasterize_triangles(vertices, faces, view).covered
-        mask = is_counted(image) if camera.shows_object else None
-        if mask is None:
-            figures.setdefault("covered_share", []).append(float(covered.float().mean()))
-        else:
-            union = max(1, int((covered | mask).sum()))
-            figures.setdefault("mask_iou", []).append(int((covered & mask).sum()) / union)
-            covered = covered & mask
-        if textured is not None and int(covered.sum()) >= _MIN_PIXELS:
-            colors = render_textured(textured, view)
-            target = image[..., :3].float() / 255
-            value = min(psnr(colors, target, covered.double()), 100.0)
-            figures.setdefault("psnr", []).append(value)
-            figures.setdefault("constant_psnr", []).append(constant_psnr(image[..., :3], covered))
-    return {name: round(sum(values) / len(values), 4) for name, values in figures.items()}
+def _is_replaced(record: StageRecord, result: PipelineResult) -> bool:
+    return record.name == REFINEMENT and result.splats_are_coarse
 
 
 def check_names_of_photographs(plan: PipelinePlan) -> None:

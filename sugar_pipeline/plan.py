@@ -29,7 +29,7 @@ from sugar_scene.reprojection import NeighborViews
 from sugar_trainers.capture import SugarSize
 from sugar_trainers.coarse_stage import CoarseOptions
 from sugar_trainers.multiview_stage import options_of_mode
-from sugar_trainers.naming import scene_name
+from sugar_trainers.naming import OUTPUT_ROOT, scene_name
 from sugar_trainers.refine_stage import RefineOptions
 from sugar_trainers.stage_config import MODES, MULTIVIEW, RefineConfig
 from sugar_utils.console import Console
@@ -38,6 +38,18 @@ from sugar_utils.settings import from_args, require_given, with_flags
 from sugar_utils.torchrun import Launch
 
 STAGES = ("convert", "vanilla", "coarse", "mesh", "refine", "texture")  # in their order
+STAGE_FOLDERS = (
+    "vanilla_gs",
+    "coarse",
+    "coarse_mesh",
+    "refined",
+    "refined_ply",
+    "refined_mesh",
+    "metrics",
+    "exports",
+    "renders",
+)
+"""Folders of the original's tree, and of programs beside it, in the output folder."""
 MIN_DENSIFICATION_INTERVAL, MIN_RESET_INTERVAL = 50, 1_000
 
 
@@ -52,6 +64,8 @@ class PipelinePlan:
     messages: tuple[str, ...] = ()
     force: bool = False  # whether stages follow on a failed one
     given: Mapping[str, Any] = field(default_factory=dict)  # flags that repeat the run
+    # Folder that gets what is handed out under plain names.
+    result_folder: Path = OUTPUT_ROOT
 
     @property
     def n_stages(self) -> int:
@@ -103,7 +117,19 @@ def train_plan(args: argparse.Namespace) -> PipelinePlan:
     running = {name: options for name, options in later.items() if runs_stage(args, name)}
     if "texture" in running and texture.texture_atlas == "xatlas":
         load_xatlas()
-    return PipelinePlan(coarse, messages=messages(args), force=args.force, **running)
+    return PipelinePlan(
+        coarse,
+        messages=messages(args),
+        force=args.force,
+        result_folder=result_folder(args),
+        **running,
+    )
+
+
+def result_folder(args: argparse.Namespace) -> Path:
+    """Folder with the results of a scene under plain names; never one of the original's tree."""
+    name = scene_name(args.scene_path)
+    return Path(args.output_dir) / (f"{name}_result" if name in STAGE_FOLDERS else name)
 
 
 def full_plan(args: argparse.Namespace) -> PipelinePlan:

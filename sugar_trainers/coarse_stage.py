@@ -293,7 +293,7 @@ class CoarseOptions(TrainingOptions):
             raise UserError(
                 f"{checkpoint.ply_path} holds no Gaussians; train the vanilla stage again"
             )
-        messages(f"{len(cloud):,} Gaussians of {checkpoint.ply_path}")
+        messages.detail(f"{len(cloud):,} Gaussians of {checkpoint.ply_path}")
         return cloud.to(self.compute.device), {"Gaussians": file_digest(checkpoint.ply_path)}
 
     def stage(

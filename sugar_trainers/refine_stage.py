@@ -325,7 +325,9 @@ class RefineOptions(TrainingOptions):
         if not self.mesh_path.is_file():
             raise UserError(f"--mesh_path {self.mesh_path}: no such file; pass the coarse mesh PLY")
         mesh, device = read_mesh_ply(self.mesh_path), self.compute.device
-        messages(f"{mesh.n_vertices:,} vertices and {mesh.n_faces:,} triangles of {self.mesh_path}")
+        messages.detail(
+            f"{mesh.n_vertices:,} vertices and {mesh.n_faces:,} triangles of {self.mesh_path}"
+        )
         vertices = torch.tensor(mesh.vertices, dtype=torch.float32, device=device)
         faces, colors = (torch.tensor(array, device=device) for array in (mesh.faces, mesh.colors))
         config, opacity = self.config, mesh_bound.INITIAL_OPACITY
@@ -347,7 +349,7 @@ class RefineOptions(TrainingOptions):
         free = free.to(device)
         surface, cameras = (cloud.vertices, cloud.faces), scene.train_cameras
         rows = background_rows(free.activate(), *surface, cameras, self.compute.rasterizer)
-        messages(f"background: {int(rows.sum()):,} of {len(free):,} Gaussians of {path}")
+        messages.detail(f"background: {int(rows.sum()):,} of {len(free):,} Gaussians of {path}")
         if rows.any():
             cloud = replace(cloud, background=free.select(rows))
         return cloud, {**digests, "background": file_digest(path)}

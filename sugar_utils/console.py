@@ -61,6 +61,7 @@ class Console(contextlib.AbstractContextManager):
             terminal = bool(getattr(stream, "isatty", lambda: False)())
         self._stream = stream
         self.verbose = verbose
+        self._notes: set[str] = set()
         self.rich = _Terminal(
             file=stream, force_terminal=terminal, markup=False, highlight=False, emoji=False
         )
@@ -75,7 +76,9 @@ class Console(contextlib.AbstractContextManager):
 
     def with_log(self, path: Path) -> Console:
         """Another console that says the same in the same place, and has a log."""
-        return Console(path, stream=self._stream, listener=self.listener, verbose=self.verbose)
+        console = Console(path, stream=self._stream, listener=self.listener, verbose=self.verbose)
+        console._notes = self._notes
+        return console
 
     @property
     def is_terminal(self) -> bool:
@@ -86,12 +89,20 @@ class Console(contextlib.AbstractContextManager):
         """Say what everybody should read: what begins, what it made, where it is."""
         self._say(Text(printable(message)))
 
+    def note(self, message: str) -> None:
+        """Say what is noteworthy about the inputs; in a run of several stages once."""
+        self._say(Text(printable(message)), printed=message not in self._notes or self.verbose)
+        self._notes.add(message)
+
     def info(self, message: str) -> None:
         """Say what only the log, or who asked for it with ``--verbose``, needs."""
         self._say(Text(printable(message)), printed=self.verbose)
 
-    def warn(self, message: str) -> None:
+    def warn(self, message: str, advice: str | None = None) -> None:
+        """Say what may be wrong and, on a line of its own, what helps."""
         self._say(Text.assemble(("warning: ", "bold yellow"), printable(message)))
+        if advice is not None:
+            self._say(Text(f"  what helps: {printable(advice)}"))
 
     def table(self, title: str, rows: Iterable[tuple[str, object]]) -> None:
         """Print names and values below each other, for example the resolved configuration."""

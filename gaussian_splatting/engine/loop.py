@@ -19,7 +19,6 @@ from gaussian_splatting.engine.checkpoint import CheckpointStore, checkpoint_pat
 from gaussian_splatting.engine.guard import check_parameters
 from gaussian_splatting.engine.reporting.evaluation import contradicting_views
 from gaussian_splatting.engine.reporting.progress import Reporter, RunLogger
-from gaussian_splatting.engine.reporting.view_findings import problem_of
 from gaussian_splatting.engine.run_directory import ResumePlan, RunDirectory
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.stepping import Stepper, StopRequest
@@ -146,9 +145,6 @@ class Trainer:
         if start > self._config.last:
             # The run was finished, but what it exported is gone.
             self._stage.export(self._config.last)
-        problem = problem_of(reporter.health)
-        if problem is not None:
-            self._console.warn(f"{self._stage.name}: {problem}")
         found = {name: getattr(reporter, name) for name in ("figures", "held_out", "health")}
         found = {name: value for name, value in found.items() if value}
         self._record("finished", reporter.summary(), **found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +20,7 @@ from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.loop import LoopConfig, Trainer
 from gaussian_splatting.engine.reporting.run_report import write_run_report
+from gaussian_splatting.engine.reporting.view_findings import problem_of
 from gaussian_splatting.engine.run_directory import RUN_FILE, ResumePlan, RunDirectory
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.rasterization.blend_cpu import tile_kernels
@@ -72,18 +73,18 @@ def run_stage(
     """
     group, white = options.compute.group, options.config.white_background
     with group.single_report():
-        messages = Messages([*options.compute.reasons, *options.messages])
+        messages = Messages([*options.compute.notes, *options.messages])
+        if options.compute.rasterizer_reason:
+            messages.detail(options.compute.rasterizer_reason)
+        alone = console is None
         run, initial = (prepare or options.prepare)(messages)
         last = run.loop.last
-        alone = console is None
         with open_session(run, options.run, messages, group, console) as (console, plan):
             say = console.headline if alone else console.info
-            for reason in options.compute.reasons if alone else ():
-                console.headline(reason)
             say(f"{run.title}: {run.scene.description}")
             there = plan.finished and all(path.is_file() for path in run.results)
             if group.broadcast(there):
-                console.headline(f"finished already: {run.results[0]}")
+                say(f"finished already: {run.results[0]}")
                 return run.results[0]
             compile_ahead(options.compute.device, console, run.channels)
             with shared_or_own_store(images, white, group.size) as store:
@@ -101,14 +102,21 @@ def run_stage(
                 outcome = f"{len(stage.model):,} Gaussians"
             if group.is_first:
                 write_run_report(run.directory.path, console.warn)
-                console.headline(f"{run.title}: {outcome}, {_quality_and_time(run.directory)}")
+                say(f"{run.title}: {outcome}, {_quality_and_time(run.directory)}")
+                problem = problem_of(_record_of(run.directory).get("health", {}))
+                if alone and problem is not None:
+                    console.warn(f"{run.title}: {problem}")
             say(f"finished: {run.results[0]}")
     return run.results[0]
 
 
+def _record_of(directory: RunDirectory) -> dict[str, Any]:
+    return read_checked(directory.path / RUN_FILE, RunRecord)
+
+
 def _quality_and_time(directory: RunDirectory) -> str:
     """How good a finished run is on held-out views, or else training views, and its duration."""
-    record = read_checked(directory.path / RUN_FILE, RunRecord)
+    record = _record_of(directory)
     psnr = record.get("health", {}).get("psnr")
     views = "held-out" if record.get("held_out_views") else "training"
     quality = "" if psnr is None else f"{views} views {psnr:.1f} dB, "
@@ -142,9 +150,17 @@ class RunOptions:
 
 
 class Messages(list[str]):
-    """Keeps what it is called with before there is a console."""
+    """Keeps notes, which it is called with, and details, before there is a console."""
 
     __call__ = list.append
+
+    def __init__(self, notes: Iterable[str] = ()) -> None:
+        super().__init__(notes)
+        self.details: list[str] = []
+
+    def detail(self, message: str) -> None:
+        """Keep what only the log needs."""
+        self.details.append(message)
 
 
 @contextmanager
@@ -172,6 +188,8 @@ def open_session(
         identity = directory.identity
         console.table(run.title, flat_items({**identity.sources, **identity.settings}))
         for message in messages:
+            console.note(message)
+        for message in messages.details:
             console.info(message)
         yield console, plan
 

@@ -92,8 +92,8 @@ def extract_coarse_mesh(options: MeshOptions, console: Console | None = None) ->
         )
     model = options.model
     if options.compute.device_reason:
-        console.info(options.compute.device_reason)
-    checkpoint, scene = load_views(options, console.info, seed=options.random_seed)
+        console.note(options.compute.device_reason)
+    checkpoint, scene = load_views(options, console.note, seed=options.random_seed)
     poisson = options.poisson.resolved(any(c.shows_object for c in scene.train_cameras))
     options = replace(options, poisson=poisson)
     # Cameras and Gaussians; no photographs are read.
@@ -127,7 +127,7 @@ class _Extraction:
         self._boxes = region_boxes(options, scene)
         path = options.model
         if path is None:
-            path, cloud = checkpoint.ply_path, checkpoint.read_cloud(console.info)
+            path, cloud = checkpoint.ply_path, checkpoint.read_cloud(console.note)
         else:
             cloud = read_state(path, partial(cloud_from_state, kind="coarse SuGaR model"))
         self._cloud = cloud.to(device)

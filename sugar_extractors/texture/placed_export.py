@@ -35,9 +35,10 @@ _flag = partial(flag, group="texture")
 
 @dataclass(frozen=True)
 class PlacementOptions:
-    orient: str = _flag(
-        "none", "up: also write the textured mesh and the refined Gaussians upright, y up and "
-        "standing on 0, as NAME_placed, with the matrix in NAME_placed.json", choices=ORIENTATIONS,
+    orient: str | None = _flag(
+        None, "up: also write the textured mesh and the refined Gaussians upright, y up and "
+        "standing on 0, as NAME_placed, with the matrix in NAME_placed.json; unset: up in the "
+        "folder of results of a pipeline, none elsewhere", choices=ORIENTATIONS,
     )  # fmt: skip
     scale_factor: float | None = _flag(
         None, "also write it so many times as large, as NAME_placed", parse=positive_float
@@ -58,7 +59,7 @@ class PlacementOptions:
 
     @property
     def wanted(self) -> bool:
-        return self.is_scaled or self.orient != "none"
+        return self.is_scaled or self.orient == "up"
 
     @property
     def is_scaled(self) -> bool:

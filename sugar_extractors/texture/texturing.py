@@ -226,10 +226,10 @@ def extract_textured_mesh(
             "refined model's folder"
         )
     if options.compute.device_reason:
-        console.info(options.compute.device_reason)
+        console.note(options.compute.device_reason)
     model = options.model
     checkpoint, scene = load_views(
-        options, console.info, white_background=options.white_background, seed=options.random_seed,
+        options, console.note, white_background=options.white_background, seed=options.random_seed,
         require_images=options.texture_source == "photos",
     )  # fmt: skip
     exposures, known = _exposures(options, model, checkpoint, console)

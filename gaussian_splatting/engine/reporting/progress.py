@@ -222,7 +222,8 @@ class Reporter(contextlib.AbstractContextManager):
                 self._console.info(f"iteration {iteration}: {line}")
             advice = found.advice()
             if advice is not None:
-                self._console.warn(f"iteration {iteration}: {advice}")
+                finding, remedy = advice
+                self._console.warn(f"iteration {iteration}: {finding}", remedy)
             self.figures = found.record()
             self.health = found.health()
             self._picture_worst(found, images)

@@ -143,16 +143,16 @@ class Findings:
         whole = {"psnr": self.held_out.psnr, "ssim": self.held_out.ssim}
         return {"whole": whole, "counted": self.held_out.counted}
 
-    def advice(self) -> str | None:
-        """One line about a large gap; None where there is none."""
+    def advice(self) -> tuple[str, str] | None:
+        """A line about a large gap, and one about what helps; None where there is no such gap."""
         gap = self.gap
         if gap is None or gap < LARGE_GAP:
             return None
         robust = "--robust in the vanilla stage, " if (self.floaters or 0.0) > MANY_FLOATERS else ""
         return (
             f"training views are {gap:.1f} dB better than held-out ones: the model explains each "
-            f"photograph by itself; {robust}more photographs, --masks, --exposure_compensation or "
-            "better poses help"
+            "photograph by itself",
+            f"{robust}more photographs, --masks, --exposure_compensation or better poses",
         )
 
 

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One folder to take away: what a run made, under plain names, upright and centred.
+
+The tree of the original stays beside it, in the world of the capture::
+
+    mesh.obj, mesh.mtl, mesh.png    textured mesh (mesh.ply with vertex colours where none was made)
+    mesh.glb                        the same in one file
+    splats.ply                      Gaussians
+    transform.json                  the matrix from the scene to these files, and back
+    report.html                     the report, written by the pipeline
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.data.ply import write_gaussian_ply
+from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.data.world_offset import MEANING
+from gaussian_splatting.formats.moved import GLB_AXES, moved_cloud
+from sugar_extractors.mesh_pictures import read_any_mesh
+from sugar_extractors.texture import textured_mesh_io
+from sugar_extractors.texture.placed_export import PlacementOptions, moved_points, placement
+from sugar_scene.triangle_mesh import write_mesh_ply
+from sugar_utils.files import check_writable, file_digest, read_json, write_json_atomic
+
+MESH = "mesh"
+SPLATS = "splats.ply"
+TRANSFORM = "transform.json"
+REPORT = "report.html"
+LOG = "log.txt"
+
+
+@dataclass(frozen=True)
+class HandedOut:
+    """What a run hands out; None where it made none."""
+
+    # The textured OBJ, else the coarse mesh, a PLY.
+    mesh: Path | None
+    # The file that the Gaussians were read from, and what reads them.
+    splats: Path | None
+    read_splats: Callable[[], GaussianCloud]
+    glb: bool = True  # whether a textured mesh is written as GLB, too
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Digests of the files, by what is made of them."""
+        paths = {"mesh": self.mesh, "splats": self.splats}
+        return {name: file_digest(path) for name, path in paths.items() if path is not None}
+
+
+def write_result_folder(
+    folder: Path, results: HandedOut, scene: Scene, options: PlacementOptions
+) -> list[Path]:
+    """Write mesh, Gaussians and the matrix, unless they are there; return the files.
+
+    Args:
+        options: Where the copies stand; upright where they do not say.
+    """
+    check_writable(folder)
+    if options.orient is None:
+        options = replace(options, orient="up")
+    upright = options.orient == "up"
+    files = _files(folder, results)
+    note_file = folder / TRANSFORM
+    known = read_json(note_file) if note_file.is_file() else {}
+    identity = {"sources": results.sources, "placement": _identity(options)}
+    current = isinstance(known, dict) and {key: known.get(key) for key in identity} == identity
+    if current and all(path.is_file() for path in files):
+        return files
+    # Without it nobody takes files of two runs for one.
+    note_file.unlink(missing_ok=True)
+    for path in _all_files(folder):
+        path.unlink(missing_ok=True)
+    cloud = None if results.splats is None else results.read_splats()
+    vertices = _places(results, cloud)
+    matrix = placement(scene.calibrated_cameras, scene.points, vertices, options)
+    if results.mesh is not None:
+        _write_mesh(folder, results, matrix, upright)
+    if cloud is not None:
+        write_gaussian_ply(folder / SPLATS, moved_cloud(cloud, matrix))
+    write_json_atomic(note_file, {**_transform(matrix, scene, options), **identity})
+    return files
+
+
+def _identity(options: PlacementOptions) -> dict[str, object]:
+    distance = options.known_distance
+    return {
+        "orient": options.orient,
+        "scale_factor": options.scale_factor,
+        "known_distance": None if distance is None else list(distance),
+    }
+
+
+def _transform(matrix: np.ndarray, scene: Scene, options: PlacementOptions) -> dict[str, object]:
+    upright = options.orient == "up"
+    return {
+        "matrix": matrix.tolist(),
+        "matrix_to_scene": np.linalg.inv(matrix).tolist(),
+        "glb_matrix": (matrix if upright else GLB_AXES @ matrix).tolist(),
+        "meaning": "file = matrix x (x, y, z, 1) of the scene; rows of 4; glb_matrix: of mesh.glb; "
+        "the coarse, refined and vanilla folders are in the world of the scene",
+        "up": "+y" if upright else None,
+        "unit": "metre" if options.known_distance is not None else None,
+        "world_offset": scene.offset.tolist(),
+        "world_offset_meaning": MEANING,
+    }
+
+
+def _files(folder: Path, results: HandedOut) -> list[Path]:
+    """The files that will be there, those for people first."""
+    files = []
+    if _is_textured(results):
+        files += textured_mesh_io.mesh_files(folder / f"{MESH}.obj", results.glb)[::-1]
+    elif results.mesh is not None:
+        files.append(folder / f"{MESH}.ply")
+    if results.splats is not None:
+        files.append(folder / SPLATS)
+    return [*files, folder / TRANSFORM]
+
+
+def _all_files(folder: Path) -> Sequence[Path]:
+    textured = textured_mesh_io.mesh_files(folder / f"{MESH}.obj", glb=True)
+    return [*textured, folder / f"{MESH}.ply", folder / SPLATS]
+
+
+def _is_textured(results: HandedOut) -> bool:
+    return results.mesh is not None and results.mesh.suffix.lower() == ".obj"
+
+
+def _places(results: HandedOut, cloud: GaussianCloud | None) -> np.ndarray:
+    """Points that say where the results stand. (N, 3) float64"""
+    if _is_textured(results):
+        return textured_mesh_io.read_textured_mesh(results.mesh).vertices.double().numpy()
+    if results.mesh is not None:
+        return read_any_mesh(results.mesh).vertices.astype(np.float64)
+    return np.zeros((0, 3)) if cloud is None else cloud.means.double().numpy()
+
+
+def _write_mesh(folder: Path, results: HandedOut, matrix: np.ndarray, upright: bool) -> None:
+    if _is_textured(results):
+        mesh = textured_mesh_io.read_textured_mesh(results.mesh)
+        moved = moved_points(mesh.vertices.double().numpy(), matrix).astype(np.float32)
+        placed = replace(mesh, vertices=torch.from_numpy(moved))
+        target = folder / f"{MESH}.obj"
+        textured_mesh_io.write_textured_mesh(target, placed, glb=results.glb, y_up=upright)
+        return
+    mesh = read_any_mesh(results.mesh)
+    moved = moved_points(mesh.vertices.astype(np.float64), matrix)
+    # Normals are computed anew.
+    write_mesh_ply(folder / f"{MESH}.ply", replace(mesh, vertices=moved, normals=None))

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How good the results of a pipeline are, in a word and a reason, from figures of their views.
+
+A word is about what a stage made; that of the whole is the worst of what is handed out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.engine.reporting.evaluation import psnr, smaller
+from gaussian_splatting.engine.reporting.view_findings import LARGE_GAP, constant_psnr, problem_of
+from gaussian_splatting.engine.training_views import is_counted
+from sugar_extractors.texture.textured_mesh_io import TexturedMesh, render_textured
+from sugar_scene.triangle_mesh import TriangleMesh
+from sugar_scene.triangle_rasterizer import rasterize_triangles
+
+Word = Literal["good", "usable", "poor"]
+WORDS: tuple[Word, ...] = ("good", "usable", "poor")  # from best to worst
+
+GOOD_PSNR = 23.0  # of held-out views, over the pixels that count, in dB
+USABLE_PSNR = 18.0  # below, shapes are recognised and little else
+TRAINING_BONUS = 2.0  # dB by which views that were trained on are better
+TEXTURE_MALUS = 3.0  # dB by which a mesh without view-dependent colour is worse
+GOOD_HOLES = 0.01  # share of holes in what a mesh covers of the views
+USABLE_HOLES = 0.05
+GOOD_IOU = 0.9  # intersection over union with the object masks
+USABLE_IOU = 0.75
+MAX_LOSS = 1.0  # dB by which a refinement may be worse than the model it began with
+N_VIEWS = 8  # views on which a mesh is measured
+_MIN_PIXELS = 50
+
+
+class Verdict(NamedTuple):
+    """A word and the figure, or figures, that it comes from."""
+
+    word: Word
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.word}: {self.reason}"
+
+
+def worst(verdicts: Sequence[Verdict]) -> Verdict | None:
+    """The verdict with the worst word; the first of several. None where there is none."""
+    return max(verdicts, key=lambda one: WORDS.index(one.word), default=None)
+
+
+def judge_model(health: Mapping[str, Any], held_out: bool) -> Verdict | None:
+    """Judge trained Gaussians by their views; None where nothing was measured.
+
+    Args:
+        health: Of the run's record: ``psnr``, and ``gap``, ``mask_iou`` where they are known.
+        held_out: Whether these are views that were not trained on.
+    """
+    problem = problem_of(health)
+    if problem is not None:
+        return Verdict("poor", problem)
+    value = health.get("psnr")
+    if value is None:
+        return None
+    verdicts = [_by_psnr(value, 0.0 if held_out else TRAINING_BONUS, _views(held_out))]
+    gap = health.get("gap")
+    if gap is not None and gap >= LARGE_GAP:
+        reason = f"views that were trained on are {gap:.1f} dB better than held-out ones"
+        verdicts.append(Verdict("usable", reason))
+    return worst(verdicts)
+
+
+def judge_mesh(figures: Mapping[str, Any]) -> Verdict | None:
+    """Judge a mesh by :func:`mesh_health`; None where nothing was measured."""
+    problem = problem_of(figures)
+    if problem is not None:
+        return Verdict("poor", problem)
+    verdicts = []
+    iou = figures.get("mask_iou")
+    if iou is not None:
+        words = f"the mesh fills the masks to {iou:.0%} (intersection over union)"
+        verdicts.append(Verdict(_word(iou, GOOD_IOU, USABLE_IOU), words))
+    holes = figures.get("hole_share")
+    if holes is not None:
+        words = f"holes are {holes:.1%} of what the views show of the mesh"
+        verdicts.append(Verdict(_word(-holes, -GOOD_HOLES, -USABLE_HOLES), words))
+    value = figures.get("psnr")
+    if value is not None:
+        verdicts.append(_by_psnr(value, -TEXTURE_MALUS, "the textured mesh against photographs"))
+    return worst(verdicts)
+
+
+def loses(refined: Mapping[str, Any], coarse: Mapping[str, Any]) -> float:
+    """Decibels by which the views of a refined model are worse than the coarse model's."""
+    if "psnr" not in refined or "psnr" not in coarse:
+        return 0.0
+    return max(0.0, coarse["psnr"] - refined["psnr"])
+
+
+def mesh_health(
+    mesh: TriangleMesh | TexturedMesh,
+    cameras: Sequence[Camera],
+    load_image: Callable[[Camera], Tensor],
+) -> dict[str, float]:
+    """Coverage of some views, and of a textured mesh the colour error there.
+
+    Returns:
+        ``mask_iou`` where there are object masks, else ``covered_share``; ``hole_share``, pixels
+        enclosed by what the mesh covers over covered pixels; of a textured mesh also ``psnr`` and
+        ``constant_psnr`` of the covered pixels.
+    """
+    chosen = cameras[:: -(-len(cameras) // N_VIEWS)]
+    vertices = torch.as_tensor(mesh.vertices, dtype=torch.float32, device="cpu")
+    faces = torch.as_tensor(mesh.faces, device="cpu")
+    textured = mesh.to("cpu") if isinstance(mesh, TexturedMesh) else None
+    figures: dict[str, list[float]] = {}
+    n_holes = n_covered = 0
+    for camera in chosen:
+        view, image = smaller(camera, load_image(camera).cpu())
+        covered = rasterize_triangles(vertices, faces, view).covered
+        mask = is_counted(image) if camera.shows_object else None
+        n_holes += int(holes_in(covered, mask).sum())
+        n_covered += int(covered.sum())
+        if mask is None:
+            figures.setdefault("covered_share", []).append(float(covered.float().mean()))
+        else:
+            union = max(1, int((covered | mask).sum()))
+            figures.setdefault("mask_iou", []).append(int((covered & mask).sum()) / union)
+            covered = covered & mask
+        if textured is not None and int(covered.sum()) >= _MIN_PIXELS:
+            colors = render_textured(textured, view)
+            target = image[..., :3].float() / 255
+            value = min(psnr(colors, target, covered.double()), 100.0)
+            figures.setdefault("psnr", []).append(value)
+            figures.setdefault("constant_psnr", []).append(constant_psnr(image[..., :3], covered))
+    means = {name: round(sum(values) / len(values), 4) for name, values in figures.items()}
+    return {**means, "hole_share": round(n_holes / max(1, n_covered), 4)}
+
+
+def holes_in(covered: Tensor, mask: Tensor | None) -> Tensor:
+    """Pixels that a mesh does not cover although it does all around them. (H, W) bool
+
+    Args:
+        covered: Pixels that show the mesh. (H, W) bool
+        mask: Pixels of the object; a hole outside of them is one of the object. None: unknown
+    """
+    # Here and not above: it takes a tenth of the time in which a command starts.
+    from scipy.ndimage import binary_fill_holes
+
+    filled = torch.from_numpy(np.asarray(binary_fill_holes(covered.numpy())))
+    holes = filled & ~covered
+    return holes if mask is None else holes & mask
+
+
+def _by_psnr(value: float, shift: float, views: str) -> Verdict:
+    word = _word(value, GOOD_PSNR + shift, USABLE_PSNR + shift)
+    return Verdict(word, f"{views} {value:.1f} dB")
+
+
+def _views(held_out: bool) -> str:
+    return "held-out views" if held_out else "training views"
+
+
+def _word(value: float, good: float, usable: float) -> Word:
+    if value >= good:
+        return "good"
+    return "usable" if value >= usable else "poor"
