@@ -108,7 +108,7 @@ def extract_coarse_mesh(options: MeshOptions, console: Console | None = None) ->
         for job, path in zip(options.jobs, options.mesh_paths, strict=True):
             identity = Identity(options.identity(*job), inputs, options.sources())
             if is_finished([path], identity, options.overwrite, OUTPUT_FLAG):
-                console.info(f"exists already: {path}")
+                console.headline(f"exists already: {path}")
             else:
                 missing[job] = identity
         if missing:
