@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -24,6 +25,14 @@ from sugar_utils.memory import format_bytes
 MAX_SH_DEGREE = 3
 _N_REST = 3 * ((MAX_SH_DEGREE + 1) ** 2 - 1)
 _REQUIRED = {"f_dc": 3, "scale": 3, "rot": 4}
+COLOR_NAMES = (
+    ("red", "green", "blue"),
+    ("diffuse_red", "diffuse_green", "diffuse_blue"),
+    ("r", "g", "b"),
+    ("ambient_red", "ambient_green", "ambient_blue"),
+    ("color_r", "color_g", "color_b"),
+    ("scalar_red", "scalar_green", "scalar_blue"),
+)
 _CHUNK_ROWS = 16_384
 _HEADER_BYTES = 1 << 16
 
@@ -128,7 +137,10 @@ def ply_errors(path: Path, advice: str) -> Iterator[None]:
 
     plyfile trusts the header: numbers that make no sense surface as any of these errors.
     """
-    kinds = PlyParseError, OSError, ValueError, KeyError, TypeError, OverflowError
+    kinds = (
+        *(PlyParseError, OSError, ValueError, LookupError, TypeError, OverflowError),
+        *(AttributeError, EOFError, RecursionError, struct.error),
+    )
     try:
         with explained(f"{path}: damaged, truncated or no PLY", advice, *kinds):
             yield
@@ -170,7 +182,8 @@ def _check_gaussian_properties(path: Path, vertices: np.ndarray, n_rest: int) ->
         elif "f_dc_0" in missing and "red" in vertices.dtype.names:
             hint = "it is a point cloud, not Gaussians; use point_cloud/iteration_N/point_cloud.ply"
         raise UserError(f"{path}: lacks the properties {', '.join(missing)}; {hint}")
-    lists = [name for name in wanted if vertices.dtype[name].kind == "O"]
+    columns = (*wanted, *_numbered(vertices, "f_rest"), "filter_3D")
+    lists = [name for name in columns if _is_list(vertices, name)]
     if lists:
         raise UserError(f"{path}: {lists[0]} is a list; export it as an uncompressed 3DGS PLY")
     degrees = {3 * ((degree + 1) ** 2 - 1): degree for degree in range(MAX_SH_DEGREE + 1)}
@@ -179,6 +192,20 @@ def _check_gaussian_properties(path: Path, vertices: np.ndarray, n_rest: int) ->
             f"{path}: {n_rest} properties f_rest_*, but spherical harmonics of degree 0 to "
             f"{MAX_SH_DEGREE} have {', '.join(map(str, degrees))}; export it with degree 3"
         )
+
+
+def _is_list(vertices: np.ndarray, name: str) -> bool:
+    """Whether a property, which may be missing, has a list in each row."""
+    return name in vertices.dtype.names and vertices.dtype[name].kind == "O"
+
+
+def color_properties(vertices: np.ndarray) -> list[str] | None:
+    """Names of the properties with red, green and blue, as several programs call them."""
+    by_key = {name.lower(): name for name in vertices.dtype.names}
+    for red, green, blue in COLOR_NAMES:
+        if {red, green, blue} <= by_key.keys():
+            return [by_key[red], by_key[green], by_key[blue]]
+    return None
 
 
 def _columns(vertices: np.ndarray, names: Sequence[str]) -> np.ndarray:
@@ -221,18 +248,21 @@ def write_point_ply(path: Path, points: np.ndarray, colors: np.ndarray) -> None:
 def read_point_ply(path: Path, notify: Notify = print) -> tuple[np.ndarray, np.ndarray]:
     """Points (N, 3) float32 in world units and colours (N, 3) uint8; grey where there are none."""
     vertices = _read_ply(path)["vertex"].data
-    names = vertices.dtype.names
+    names = {name.lower(): name for name in vertices.dtype.names}
     missing = [name for name in ("x", "y", "z") if name not in names]
     if missing:
         raise UserError(f"{path}: lacks the properties {', '.join(missing)}; use a point cloud")
-    points = _columns(vertices, ["x", "y", "z"])
-    trios = [[f"{prefix}{c}" for c in ("red", "green", "blue")] for prefix in ("", "diffuse_")]
-    trios = [trio for trio in trios if set(trio) <= set(names)]
-    if not trios:
+    places = [names[axis] for axis in ("x", "y", "z")]
+    trio = color_properties(vertices)
+    lists = [name for name in (*places, *(trio or ())) if _is_list(vertices, name)]
+    if lists:
+        raise UserError(f"{path}: {lists[0]} is a list in each row; use a point cloud")
+    points = _columns(vertices, places)
+    if trio is None:
         notify(f"{path}: has no colours; the points start grey")
         colors = np.full(points.shape, 128, dtype=np.uint8)
     else:
-        raw = np.stack([np.asarray(vertices[name]) for name in trios[0]], axis=1)
+        raw = np.stack([np.asarray(vertices[name]) for name in trio], axis=1)
         if raw.dtype.kind == "f":
             raw = np.rint(np.nan_to_num(raw) * 255)
         elif raw.dtype.itemsize > 1 and raw.max(initial=0) > 255:

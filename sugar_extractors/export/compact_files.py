@@ -33,6 +33,7 @@ from PIL import Image
 from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud, rotation_matrices
+from gaussian_splatting.data.images import IMAGE_ERRORS
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh, sh_to_rgb
 from sugar_extractors.texture.textured_mesh_io import glb_head, gltf_start
 from sugar_utils.errors import UserError, explained
@@ -257,7 +258,10 @@ def _unpacked_spz(content: bytes) -> bytes:
 
 def read_spz(path: Path) -> GaussianCloud:
     """Read an SPZ file of version 2 to 4: Gaussians in the axes of the format, to degree 3."""
-    kinds = OSError, EOFError, zlib.error, struct.error, zstandard.ZstdError
+    kinds = (
+        *(OSError, EOFError, LookupError, ValueError, OverflowError, MemoryError),
+        *(zlib.error, struct.error, zstandard.ZstdError),
+    )
     with explained(f"{path}: damaged, or no SPZ file", "export it again", *kinds):
         content = _unpacked_spz(require_regular_file(path).read_bytes())
         magic, version, n, degree, fraction_bits, flags, _ = _HEADER.unpack_from(content)
@@ -394,7 +398,10 @@ def read_gltf_gaussians(path: Path) -> GaussianCloud:
         widths = [values.shape[1] for values in (rotation, opacity, position, scale, color, *rest)]
         if widths[:2] != [4, 1] or {*widths[2:]} != {3} or len({*map(len, read.values())}) > 1:
             raise ValueError("its attributes have other types or lengths than Gaussians have")
-    except (LookupError, TypeError, ValueError, RecursionError, struct.error) as error:
+    except (
+        *(LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError),
+        *(MemoryError, struct.error),
+    ) as error:
         raise UserError(f"{path}: {_WRONG} ({type(error).__name__}: {error})") from error
     quats = np.roll(rotation, 1, axis=1)
     harmonics = np.stack(rest, axis=1) if rest else None
@@ -499,8 +506,7 @@ def read_sog(path: Path) -> GaussianCloud:
             if meta["version"] != 2:
                 raise ValueError(f"version {meta['version']}, not 2")
             return _cloud_of_images(path, archive, meta)
-    except (zipfile.BadZipFile, LookupError, TypeError, ValueError, OSError, RecursionError,
-            Image.DecompressionBombError, OverflowError) as error:  # fmt: skip
+    except (*IMAGE_ERRORS, zipfile.BadZipFile) as error:
         reason = f"{type(error).__name__}: {error}"
         raise UserError(f"{path}: damaged, or no SOG file ({reason}); export it again") from error
 

@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.images import IMAGE_ERRORS
 from sugar_scene.triangle_rasterizer import rasterize_triangles
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
@@ -299,7 +300,7 @@ def read_textured_mesh(path: Path) -> TexturedMesh:
         raise UserError(
             f"{error.filename}: no such file; extract the textured mesh again"
         ) from error
-    except (OSError, ValueError, OverflowError, SyntaxError, Image.DecompressionBombError) as error:
+    except IMAGE_ERRORS as error:
         reason = " ".join(str(error).split())
         raise UserError(
             f"{path}: damaged, or not a textured mesh of triangles ({reason}); extract it again"
