@@ -13,7 +13,10 @@ from typing import Any
 
 import torch
 
+from gaussian_splatting.data.consistency import check_view_names
+from gaussian_splatting.data.depth_maps import NO_DEPTHS
 from gaussian_splatting.data.images import ImageStore
+from gaussian_splatting.data.observations import ALL_VIEWS
 from gaussian_splatting.data.reference_layout import CHECKPOINT_FOLDER
 from gaussian_splatting.data.scene import Scene, load_scene
 from gaussian_splatting.engine.reporting.run_report import REPORT_FILE
@@ -21,7 +24,7 @@ from gaussian_splatting.engine.reporting.view_findings import FailedResult, prob
 from gaussian_splatting.engine.run_directory import RUN_FILE
 from gaussian_splatting.engine.runner import run_stage
 from gaussian_splatting.sfm.photographs import described_photographs, output_names
-from gaussian_splatting.sfm.scene_folder import find_source
+from gaussian_splatting.sfm.scene_folder import DIVISORS, find_source, scene_root
 from sugar_extractors import mesh_quality
 from sugar_extractors.export.export_run import read_any_gaussians, read_bound_gaussians
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
@@ -49,7 +52,7 @@ from sugar_trainers.naming import scene_name
 from sugar_trainers.stage_options import load_capture
 from sugar_utils.console import Console, duration_text
 from sugar_utils.errors import UserError, shortened
-from sugar_utils.files import check_writable
+from sugar_utils.files import check_writable, require_regular_file
 from sugar_utils.process_group import ProcessGroup
 from sugar_utils.schemas import ResultNote, RunRecord, read_checked
 from sugar_utils.settings import write_settings
@@ -434,17 +437,43 @@ def _is_replaced(record: StageRecord, result: PipelineResult) -> bool:
     return record.name == REFINEMENT and result.splats_are_coarse
 
 
+def check_files_of_flags(plan: PipelinePlan) -> None:
+    """Before cameras are looked for: whether files and folders that later stages read are there."""
+    vanilla = plan.vanilla
+    if plan.convert is None or vanilla is None:
+        return
+    root = scene_root(plan.convert.source_path)
+    if vanilla.init_ply is not None:
+        require_regular_file(vanilla.init_ply)
+    depths = vanilla.depth_options.depths
+    places = [] if depths in (None, NO_DEPTHS.depths) else [root / depths, Path(depths)]
+    if places and not any(place.is_dir() for place in places):
+        raise UserError(f"--depths {depths}: no such folder, in {root} or by itself")
+    # Copies at other sizes are made with the cameras.
+    made = ("images", *(f"images_{divisor}" for divisor in DIVISORS if plan.convert.resize))
+    if vanilla.images not in made and not (root / vanilla.images).is_dir():
+        raise UserError(f"--images {vanilla.images}: no such folder in {root}")
+    cameras = plan.convert.sfm.cameras
+    if cameras not in (None, "none") and not Path(cameras).exists():
+        raise UserError(f"--cameras {cameras}: no such file or folder; check the path")
+
+
 def check_names_of_photographs(plan: PipelinePlan) -> None:
-    """Before cameras are looked for: whether the photographs that give the scale exist at all.
+    """Before cameras are looked for: whether the photographs that flags name exist at all.
 
     Those of a video are frames that are not known yet.
     """
-    if plan.convert is None or plan.texture is None:
+    if plan.convert is None:
         return
     source = find_source(plan.convert.source_path)
-    if source.video is None and plan.texture.placement.known_distance is not None:
-        photographs = described_photographs(source.folder, source.recursive)
-        placing.check_names(plan.texture.placement, list(output_names(photographs)))
+    distance = None if plan.texture is None else plan.texture.placement.known_distance
+    views = () if plan.vanilla is None else plan.vanilla.view_options.keep_views
+    if source.video is not None or (distance is None and not set(views) - {ALL_VIEWS}):
+        return
+    names = list(output_names(described_photographs(source.folder, source.recursive)))
+    if plan.texture is not None and distance is not None:
+        placing.check_names(plan.texture.placement, names)
+    check_view_names(views, names)
 
 
 def check_places(plan: PipelinePlan) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import difflib
 import json
 import math
@@ -119,7 +120,9 @@ def vector3(text: str) -> tuple[float, float, float] | None:
 
 
 def name_list(text: str) -> tuple[str, ...]:
-    return tuple(name for name in (part.strip() for part in text.split(",")) if name)
+    """Names separated by commas; one that has a comma stands in quotes."""
+    row = next(csv.reader([text], skipinitialspace=True), [])
+    return tuple(name for name in (part.strip() for part in row) if name)
 
 
 def require_box(low: Sequence[float] | None, high: Sequence[float] | None) -> None:
@@ -283,7 +286,8 @@ class Parser(argparse.ArgumentParser):
         words = [str(item) for item in items]
         several = isinstance(action, Repeated)
         if action.nargs is None and not several:
-            words = [",".join(words)]
+            quoted = [f'"{word}"' if "," in word and len(words) > 1 else word for word in words]
+            words = [",".join(quoted)]
         for part in [[word] for word in words] if several else [words]:
             if self._match_argument(action, "A" * len(part)) != len(part):
                 raise argparse.ArgumentError(action, f"takes other than {len(part)} values")

@@ -12,6 +12,7 @@ from sugar_utils.flags import (
     boolean,
     finite_float,
     integer,
+    name_list,
     non_negative_float,
     non_negative_int,
     optional_str,
@@ -22,6 +23,18 @@ from sugar_utils.flags import (
 )
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("a.jpg,scan 1 (2).jpg , b.jpg,", ("a.jpg", "scan 1 (2).jpg", "b.jpg")),
+        ('"scan 1, north #2.jpg", b.jpg', ("scan 1, north #2.jpg", "b.jpg")),
+        ("", ()),
+    ],
+)
+def test_names_in_a_list_may_have_spaces_and_in_quotes_commas(text, names):
+    assert name_list(text) == names
 
 
 def make_parser() -> Parser:

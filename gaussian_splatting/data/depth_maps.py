@@ -17,6 +17,8 @@ out.
 
 from __future__ import annotations
 
+import tokenize
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,7 +34,7 @@ from gaussian_splatting.data.masks import overview
 from gaussian_splatting.data.names import ImageFolder
 from gaussian_splatting.data.observations import Observations, median
 from sugar_utils.errors import Notify, UserError, explained, shortened
-from sugar_utils.files import in_parallel
+from sugar_utils.files import in_parallel, require_regular_file
 from sugar_utils.flags import AUTO, non_negative_float
 from sugar_utils.libraries import load_package
 from sugar_utils.settings import flag
@@ -216,9 +218,12 @@ def _read(camera: Camera, path: Path, confidence: Path | None) -> _RawMap:
 def _values_of(path: Path) -> np.ndarray:
     """A file's numbers, of its type. (h, w)"""
     advice = "replace the file, or pass --depths none"
-    with explained(f"cannot read the depth map {path}:", advice, OSError, ValueError, SyntaxError):
+    kinds = (*images.IMAGE_ERRORS, tokenize.TokenError, zipfile.BadZipFile, StopIteration)
+    with explained(f"cannot read the depth map {path}:", advice, *kinds):
         if path.suffix.lower() == ".npy":
-            values = np.load(path, allow_pickle=False)
+            values = np.load(require_regular_file(path), allow_pickle=False)
+            if not isinstance(values, np.ndarray):
+                raise ValueError("it is a ZIP file of arrays, not one array")
         elif path.suffix.lower() == ".exr":
             (exr,) = load_package(f"reading {path}", "OpenEXR", "OpenEXR")
             channels = exr.File(str(path)).channels()

@@ -71,7 +71,7 @@ class VanillaOptions:
     model_path: Path = _flag(MISSING, "checkpoint folder to write; needed", short="-m", parse=Path)
     images: str = _flag(
         "images", "folder of the photographs in the scene folder", short="-i",
-        no_effect_when="for transforms*.json, which names its files",
+        no_effect_when="where transforms*.json names its files as they lie",
     )  # fmt: skip
     resolution: float = _flag(
         -1.0, "-1: at most 1600 px wide; 1, 2, 4, 8: divisor; other: width in pixels", short="-r"

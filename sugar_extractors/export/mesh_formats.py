@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import tempfile
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -143,7 +144,10 @@ def read_usd_gaussians(path: Path) -> GaussianCloud:
             harmonics = harmonics.reshape(len(means), bands, 3)[:, :16]
             quats = np.roll(quats.reshape(len(means), 4), 1, axis=1)
             logs = logarithms(scales.reshape(len(means), 3))
-        except (OSError, TypeError, UserError, ValueError) as error:
+        except (
+            *(OSError, TypeError, UserError, ValueError, LookupError, EOFError),
+            zipfile.BadZipFile,
+        ) as error:
             reason = " ".join(str(error).split())[:200]
             raise UserError(f"{path}: damaged, or no field of Gaussians ({reason})") from error
     dc, rest = harmonics[:, 0], harmonics[:, 1:]

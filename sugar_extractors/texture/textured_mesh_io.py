@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -28,7 +28,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.images import IMAGE_ERRORS
 from gaussian_splatting.formats.moved import GLB_AXES
+from sugar_extractors.texture import materials
+from sugar_extractors.texture.materials import Material
 from sugar_scene.triangle_rasterizer import rasterize_triangles
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
@@ -278,7 +281,10 @@ def _add_clay(content: dict[str, Any]) -> None:
 
 
 def read_textured_mesh(path: Path) -> TexturedMesh:
-    """Read an OBJ of triangles with texture coordinates, and the picture of its material file."""
+    """Read an OBJ of triangles with texture coordinates, and the picture of its material file.
+
+    The pictures of several materials are put together into one.
+    """
     path = Path(path)
     try:
         lines = require_regular_file(path, missing_ok=True).read_bytes().split(b"\n")
@@ -289,17 +295,22 @@ def read_textured_mesh(path: Path) -> TexturedMesh:
         rows = _table(lines, b"f ", 3 * width, np.int64).reshape(-1, 3, width)[..., :2] - 1
         material = _value(lines, b"mtllib ", path)
         material_path = require_regular_file(path.parent / material, missing_ok=True)
-        material_lines, pictures = material_path.read_bytes().split(b"\n"), []
-        has_normals = any(line.startswith(b"norm ") for line in material_lines)
-        for name in (b"map_Kd ", b"norm ")[: 1 + has_normals]:
-            picture = path.parent / _value(material_lines, name, path)
-            with Image.open(require_regular_file(picture, missing_ok=True)) as image:
-                pictures.append(torch.from_numpy(np.array(image.convert("RGB"))))
+        known = materials.materials_of(material_path.read_bytes().split(b"\n"))
+        names, of_faces = materials.materials_of_faces(lines)
+        layout = None
+        if len(names) > 1:
+            chosen = [known.get(name, materials.Material()) for name in names]
+            colors, normals = materials.read_pictures(path.parent, chosen)
+            layout = materials.Layout.of([(c.shape[1], c.shape[0]) for c in colors])
+            pictures = [layout.filled(colors)]
+            pictures += [] if normals is None else [layout.filled(normals)]
+        else:
+            pictures = _pictures_of(path, known, names)
     except FileNotFoundError as error:
         raise UserError(
             f"{error.filename}: no such file; extract the textured mesh again"
         ) from error
-    except (OSError, ValueError, OverflowError, SyntaxError, Image.DecompressionBombError) as error:
+    except IMAGE_ERRORS as error:
         reason = " ".join(str(error).split())
         raise UserError(
             f"{path}: damaged, or not a textured mesh of triangles ({reason}); extract it again"
@@ -312,9 +323,25 @@ def read_textured_mesh(path: Path) -> TexturedMesh:
     for values, table in ((rows[..., 0], vertices), (rows[..., 1], points)):
         if values.size and not 0 <= values.min() <= values.max() < len(table):
             raise UserError(f"{path}: a face refers to a row that is not there; extract it again")
-    uvs = points[rows[..., 1]].astype(np.float32)
-    arrays = vertices.astype(np.float32), rows[..., 0].copy(), uvs
-    return TexturedMesh(*(torch.from_numpy(array) for array in arrays), *pictures)
+    uvs = points[rows[..., 1]]
+    if layout is not None:
+        uvs = layout.moved(uvs, of_faces, path)
+    arrays = vertices.astype(np.float32), rows[..., 0].copy(), uvs.astype(np.float32), *pictures
+    return TexturedMesh(*(torch.from_numpy(array) for array in arrays))
+
+
+def _pictures_of(
+    path: Path, known: Mapping[str, Material], names: Sequence[str]
+) -> list[np.ndarray]:
+    """The picture of the only material of a mesh, and its normals if it has some."""
+    with_picture = [material for material in known.values() if material.picture is not None]
+    material = known.get(names[0]) if names else None
+    if material is None or material.picture is None:
+        material = next(iter(with_picture), None)
+    if material is None:
+        raise UserError(f"{path}: has no texture; pass a mesh that the texture stage wrote")
+    pictures = (material.picture, material.normals)
+    return [materials.read_picture(path.parent, name) for name in pictures if name is not None]
 
 
 def _table(lines: list[bytes], prefix: bytes, width: int, dtype: type) -> np.ndarray:
