@@ -291,7 +291,7 @@ def test_masks_that_place_as_many_stay_in_use(room):
         Image.fromarray(mask).save(room / "masks" / f"{path.name}.png")
     console = Heard()
     assert convert(ConvertOptions(room, sfm=SMALL), console).outcome["registered"] == N - 1
-    assert "whole photographs place no more of them; staying with what the masks show" in (
+    assert "no more whole photographs are registered: poses from inside the masks are taken" in (
         console.lines
     )
     # Where programs look for it lies what was chosen.

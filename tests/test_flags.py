@@ -181,3 +181,16 @@ def test_errors_are_one_line_that_names_the_flag(capsys):
     assert "'8k' is not a whole number" in fails(capsys, "-s", "x", "--test_iterations", "8k")
     assert "could match" in fails(capsys, "-s", "x", "--refinement", "1")
     assert "unexpected argument 'stray'" in fails(capsys, "-s", "x", "stray")
+
+
+def test_the_beginning_of_a_flag_is_taken_for_it_and_that_is_said(capsys):
+    args = make_parser().parse_args(["-s", "a", "--refinement_iter", "7"])
+    assert args.refinement_iterations == 7
+    note = "note: --refinement_iter is taken for --refinement_iterations\n"
+    assert capsys.readouterr().err == note
+    make_parser().parse_args(["-s", "a", "--refinement_iterations", "7"])
+    assert capsys.readouterr().err == ""
+
+
+def test_a_truth_value_that_is_missing_is_named(capsys):
+    assert "argument --eval: needs True or False behind it" in fails(capsys, "-s", "a", "--eval")
