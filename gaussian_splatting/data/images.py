@@ -36,7 +36,7 @@ IMAGE_ERRORS = (
     *(ArithmeticError, RuntimeError, MemoryError, struct.error, zlib.error),
     Image.DecompressionBombError,
 )
-"""What Pillow and its plugins raise for damaged files."""
+"""Exceptions that Pillow and its plugins raise for damaged files."""
 
 _ROWS = 64
 _TRIM_BYTES = 1 << 28  # decoded between two trims: photographs that leave make gaps in the heap
