@@ -450,8 +450,8 @@ def check_files_of_flags(plan: PipelinePlan) -> None:
     if places and not any(place.is_dir() for place in places):
         raise UserError(f"--depths {depths}: no such folder, in {root} or by itself")
     # Copies at other sizes are made with the cameras.
-    made = ("images", *(f"images_{divisor}" for divisor in DIVISORS if plan.convert.resize))
-    if vanilla.images not in made and not (root / vanilla.images).is_dir():
+    outputs = ("images", *(f"images_{divisor}" for divisor in DIVISORS if plan.convert.resize))
+    if vanilla.images not in outputs and not (root / vanilla.images).is_dir():
         raise UserError(f"--images {vanilla.images}: no such folder in {root}")
     cameras = plan.convert.sfm.cameras
     if cameras not in (None, "none") and not Path(cameras).exists():

@@ -114,6 +114,14 @@ def test_pictures_that_are_too_large_together_become_smaller(tmp_path, monkeypat
     assert colors[1:] == [[0, 0, 255], [255, 255, 0]]
 
 
+@pytest.mark.parametrize("face", ["f 1/1 2/2 3/3 4/1 5/2 1/3", "f 1/1 2/2 3/3 4/1"])
+def test_faces_with_more_corners_are_refused(tmp_path, face):
+    path = write_materials(tmp_path)
+    path.write_text(path.read_text() + face + "\n")
+    with pytest.raises(UserError, match="mesh.obj: damaged, or not a textured mesh of triangles"):
+        read_textured_mesh(path)
+
+
 def test_the_material_that_is_used_decides_which_picture_counts(tmp_path):
     path = write_materials(tmp_path)
     text = path.read_text()

@@ -449,10 +449,10 @@ def check_view_names(views: Sequence[str], names: Sequence[str]) -> None:
     """
     unknown = [view for view in views if view not in {*names, tracks.ALL_VIEWS}]
     if unknown:
-        near = nearest_name(unknown[0], names) or min(names)
+        nearest = nearest_name(unknown[0], names) or min(names)
         raise UserError(
             f"--keep_views {unknown[0]}: no view has this name; names are those of the "
-            f"reconstruction, for example {near}; one with a comma stands in quotes"
+            f"reconstruction, for example {nearest}; one with a comma stands in quotes"
         )
 
 

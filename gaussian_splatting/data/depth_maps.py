@@ -31,7 +31,7 @@ from torch import Tensor
 from gaussian_splatting.data import images
 from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.data.masks import overview
-from gaussian_splatting.data.names import ImageFolder
+from gaussian_splatting.data.names import ImageFolder, ImagePlaces
 from gaussian_splatting.data.observations import Observations, median
 from sugar_utils.errors import Notify, UserError, explained, shortened
 from sugar_utils.files import in_parallel, require_regular_file
@@ -179,8 +179,11 @@ def _find(cameras: Sequence[Camera], root: Path, options: DepthOptions) -> dict[
         named = {c.name: c.depth_path for c in cameras if c.depth_path is not None}
         return {name: (path, None) for name, path in named.items()}
     places = (folder, folder.parent / CONFIDENCE)
-    maps, confidences = (ImageFolder(place, suffixes=FILES) for place in places)
-    found = {c.name: (maps.find(c.name), confidences.find(c.name)) for c in cameras}
+    maps, confidences = (
+        ImagePlaces(ImageFolder(place, suffixes=FILES)).find_all(camera.name for camera in cameras)
+        for place in places
+    )
+    found = {name: (path, confidences[name]) for name, path in maps.items()}
     found = {name: files for name, files in found.items() if files[0] is not None}
     if not found and asked is not None:
         raise UserError(

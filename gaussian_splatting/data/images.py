@@ -42,7 +42,7 @@ IMAGE_ERRORS = (
     *(ArithmeticError, RuntimeError, MemoryError, struct.error, zlib.error),
     Image.DecompressionBombError,
 )
-"""What Pillow and its plugins raise for damaged files."""
+"""Exceptions that Pillow and its plugins raise for damaged files."""
 
 _ROWS = 64
 _TWO_FOCALS = {

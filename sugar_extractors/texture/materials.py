@@ -125,7 +125,7 @@ class Layout:
 
     def filled(self, pictures: Sequence[np.ndarray]) -> np.ndarray:
         """The large picture. (height, width, 3) uint8"""
-        whole = np.zeros((self.height, self.width, 3), np.uint8)
+        canvas = np.zeros((self.height, self.width, 3), np.uint8)
         for picture, size, corner in zip(pictures, self.sizes, self.corners, strict=True):
             scaled = picture
             if (picture.shape[1], picture.shape[0]) != size:
@@ -134,8 +134,8 @@ class Layout:
             padded = np.pad(scaled, (margin, margin, (0, 0)), mode="edge")
             column = corner[0] - _PADDING
             row = corner[1] - _PADDING
-            whole[row : row + padded.shape[0], column : column + padded.shape[1]] = padded
-        return whole
+            canvas[row : row + padded.shape[0], column : column + padded.shape[1]] = padded
+        return canvas
 
     def moved(self, uvs: np.ndarray, indices: np.ndarray, path: Path) -> np.ndarray:
         """Texture coordinates, v upwards, in the large picture instead of each face's own.
@@ -149,34 +149,34 @@ class Layout:
             UserError: Where a face repeats its picture.
         """
         # Whole steps mean the same place.
-        own = uvs - np.floor(uvs.min(axis=1, keepdims=True) + _OUTSIDE)
-        if (own > 1 + _OUTSIDE).any():
+        local = uvs - np.floor(uvs.min(axis=1, keepdims=True) + _OUTSIDE)
+        if (local > 1 + _OUTSIDE).any():
             raise UserError(
                 f"{path}: has several materials, and faces that repeat their pictures; bake them "
                 "into one texture first"
             )
-        own = own.clip(0, 1)
+        local = local.clip(0, 1)
         sizes = np.array(self.sizes, np.float64)[indices][:, None]
         corners = np.array(self.corners, np.float64)[indices][:, None]
-        columns = corners[..., 0] + own[..., 0] * sizes[..., 0]
-        rows = corners[..., 1] + (1 - own[..., 1]) * sizes[..., 1]
+        columns = corners[..., 0] + local[..., 0] * sizes[..., 0]
+        rows = corners[..., 1] + (1 - local[..., 1]) * sizes[..., 1]
         return np.stack([columns / self.width, 1 - rows / self.height], axis=2)
 
 
 def _in_columns(sizes: Sequence[tuple[int, int]]) -> Layout:
     """Put pictures below each other, and into a new column where one is full."""
     corners: list[tuple[int, int]] = []
-    left = 0  # column at which the current column of pictures begins
+    first_column = 0  # column at which the current column of pictures begins
     right = 0
     top = 0
     height = 0
     for picture_width, picture_height in sizes:
         needed = picture_height + 2 * _PADDING
         if top and top + needed > LARGEST_PICTURE:
-            left = right
+            first_column = right
             top = 0
-        corners.append((left + _PADDING, top + _PADDING))
+        corners.append((first_column + _PADDING, top + _PADDING))
         top += needed
         height = max(height, top)
-        right = max(right, left + picture_width + 2 * _PADDING)
+        right = max(right, first_column + picture_width + 2 * _PADDING)
     return Layout(right, height, list(sizes), corners)

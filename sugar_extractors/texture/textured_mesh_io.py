@@ -295,17 +295,19 @@ def read_textured_mesh(path: Path) -> TexturedMesh:
         rows = _table(lines, b"f ", 3 * width, np.int64).reshape(-1, 3, width)[..., :2] - 1
         material = _value(lines, b"mtllib ", path)
         material_path = require_regular_file(path.parent / material, missing_ok=True)
-        known = materials.materials_of(material_path.read_bytes().split(b"\n"))
+        by_name = materials.materials_of(material_path.read_bytes().split(b"\n"))
         names, of_faces = materials.materials_of_faces(lines)
+        if len(of_faces) != len(rows):
+            raise ValueError(f"{len(of_faces)} faces are {len(rows)} triangles")
         layout = None
         if len(names) > 1:
-            chosen = [known.get(name, materials.Material()) for name in names]
+            chosen = [by_name.get(name, materials.Material()) for name in names]
             colors, normals = materials.read_pictures(path.parent, chosen)
             layout = materials.Layout.of([(c.shape[1], c.shape[0]) for c in colors])
             pictures = [layout.filled(colors)]
             pictures += [] if normals is None else [layout.filled(normals)]
         else:
-            pictures = _pictures_of(path, known, names)
+            pictures = _pictures_of(path, by_name, names)
     except FileNotFoundError as error:
         raise UserError(
             f"{error.filename}: no such file; extract the textured mesh again"
@@ -331,11 +333,11 @@ def read_textured_mesh(path: Path) -> TexturedMesh:
 
 
 def _pictures_of(
-    path: Path, known: Mapping[str, Material], names: Sequence[str]
+    path: Path, by_name: Mapping[str, Material], names: Sequence[str]
 ) -> list[np.ndarray]:
     """The picture of the only material of a mesh, and its normals if it has some."""
-    with_picture = [material for material in known.values() if material.picture is not None]
-    material = known.get(names[0]) if names else None
+    with_picture = [material for material in by_name.values() if material.picture is not None]
+    material = by_name.get(names[0]) if names else None
     if material is None or material.picture is None:
         material = next(iter(with_picture), None)
     if material is None:
