@@ -181,7 +181,7 @@ def _locate_ply(path: Path) -> tuple[Path, Path, int | None]:
     if path.suffix.lower() in _OTHER_FORMATS:
         raise UserError(
             f"{path}: Gaussians in the format of another program; make a PLY of them with: python "
-            f"export.py {path} --to ply -o {path.with_suffix(.ply)}"
+            f"export.py {path} --to ply -o {path.with_suffix('.ply')}"
         )
     match = _ITERATION.fullmatch(path.parent.name)
     if match and path.parent.parent.name == "point_cloud":
