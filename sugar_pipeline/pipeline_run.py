@@ -226,7 +226,7 @@ def _conclude(
     if trained and plan.given:
         write_settings(trained[-1], plan.given)
     for name, quality in result.quality.items():
-        console.info(
+        console.headline(
             f"{name} against the known geometry: Chamfer distance {quality.chamfer:.2%} of the "
             f"object's size, F-score at 1 % {quality.f_scores[-1]:.3f}"
         )
