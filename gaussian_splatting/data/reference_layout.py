@@ -40,7 +40,6 @@ RUN_FILE = "run.json"  # the record of a run
 OBJECT_MASKS = "object_masks"  # folder of estimated masks in a checkpoint folder
 _CLOUD_NAME = "point_cloud.ply"
 _CLOUD_FILES = (".ply", ".spz", ".sog", ".splat")  # that may stand for a folder
-_OTHER_FORMATS = (".glb", ".usd", ".usda", ".usdc", ".usdz")
 _ITERATION = re.compile(r"iteration_(\d{1,18})")
 _Entry = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 _Row = tuple[_Entry, _Entry, _Entry]
@@ -178,11 +177,6 @@ def _recorded_views(root: Path) -> dict[str, Any]:
 def _locate_ply(path: Path) -> tuple[Path, Path, int | None]:
     if not path.is_file():
         raise UserError(f"{path}: no such file; check --checkpoint_path")
-    if path.suffix.lower() in _OTHER_FORMATS:
-        raise UserError(
-            f"{path}: Gaussians in the format of another program; make a PLY of them with: python "
-            f"export.py {path} --to ply -o {path.with_suffix('.ply')}"
-        )
     match = _ITERATION.fullmatch(path.parent.name)
     if match and path.parent.parent.name == "point_cloud":
         return path.parent.parent.parent, path, int(match.group(1))
