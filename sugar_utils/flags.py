@@ -374,7 +374,7 @@ def read_config(path: Path) -> dict[str, Any]:
         require_regular_file(path, missing_ok=True)
     advice = "give a TOML file, name = value"
     with explained(f"--config {path}:", advice, OSError, ValueError, RecursionError):
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
 
 
 def config_text(values: Mapping[str, Any], comment: str) -> str:
@@ -390,5 +390,5 @@ def config_text(values: Mapping[str, Any], comment: str) -> str:
 def _line_of(name: str, file: Path) -> int | str:
     """The line in which a name is given its value, or opens a table."""
     pattern = re.compile(rf"""\s*\[*\s*["']?{re.escape(name)}["']?\s*[].=]""")
-    lines = enumerate(file.read_text(encoding="utf-8").splitlines(), start=1)
+    lines = enumerate(file.read_text(encoding="utf-8-sig").splitlines(), start=1)
     return next((number for number, line in lines if pattern.match(line)), "?")

@@ -260,7 +260,7 @@ def _read_settings(path: Path, notify: Notify) -> dict[str, Any]:
         with warnings.catch_warnings():
             # Folders of Windows hold what looks like unknown escapes.
             warnings.simplefilter("ignore")
-            call = ast.parse(path.read_text(encoding="utf-8").strip(), mode="eval").body
+            call = ast.parse(path.read_text(encoding="utf-8-sig").strip(), mode="eval").body
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         call = None
     if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
