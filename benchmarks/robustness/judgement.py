@@ -93,10 +93,16 @@ def judge(outcome: Outcome, case: Expectation) -> Judgement:
     after = snapshot(case.root)
     found = {
         "lost": list(_lost(case, after, end)),
-        "leftover": sorted(path for path in after if ".tmp-" in path and path not in case.before),
+        "leftover": sorted(
+            path for path in after if _is_temporary(path) and path not in case.before
+        ),
         "wrong": list(_wrong_results(case, after, outcome)) if end == "accepted" else [],
     }
     return Judgement(end, faults | {k: "; ".join(what[:3]) for k, what in found.items() if what})
+
+
+def _is_temporary(path: str) -> bool:
+    return ".tmp-" in path or ".unpacking-" in path
 
 
 def end_of(outcome: Outcome) -> str:
