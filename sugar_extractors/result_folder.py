@@ -89,6 +89,13 @@ def write_result_folder(
     return files
 
 
+def is_upright(folder: Path) -> bool:
+    """Whether a folder is one of results whose y points up."""
+    path = folder / TRANSFORM
+    content = read_json(path) if path.is_file() else None
+    return isinstance(content, dict) and content.get("up") == "+y"
+
+
 def _identity(options: PlacementOptions) -> dict[str, object]:
     distance = options.known_distance
     return {

@@ -21,6 +21,7 @@ from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.shared_flags import white_background
 from gaussian_splatting.viewing import page_server as pages
 from sugar_extractors.export.gltf_gaussians import holds_gltf_gaussians
+from sugar_extractors.result_folder import MESH, SPLATS, TRANSFORM, is_upright
 from sugar_extractors.results import capture_of, scene_of
 from sugar_extractors.texture.placed_export import PlacementOptions, scale_of
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh
@@ -96,7 +97,13 @@ def view(
     found = find_results(options.results, console.info)
     paths = [one.path for one in found]
     capture, scene = capture_of(paths, options.scene_path, options.checkpoint_path), None
-    if capture.scene is None:
+    upright = all(is_upright(path.parent) for path in paths)
+    if upright:
+        console.info(
+            "these copies stand upright, not where the cameras are; for cameras pass the folders "
+            "of the run, such as output/refined"
+        )
+    elif capture.scene is None:
         console.info("no capture is known, so there are no cameras; name its folder with -s")
     else:
         if options.scene_path is None:
@@ -106,7 +113,7 @@ def view(
     around = scene_context(layers, scene, options)
     place = pages.address(options.host, options.port)
     with pages.closing(pages.open_server(options.host, options.port, "SuGaR")) as server:
-        pages.stand_at(server, *first_view(layers, scene))
+        pages.stand_at(server, *first_view(layers, scene, upright))
         page = ViewPage(server, layers, around, console.warn)
         console.info(f"viewer: {place} (Ctrl-C ends it)")
         if not options.no_open:
@@ -173,8 +180,14 @@ def scene_context(
     )  # fmt: skip
 
 
-def first_view(layers: Sequence[Layer], scene: Scene | None) -> tuple[Camera, np.ndarray, float]:
-    """First camera of the browser, what is up, (3,), and the distance that it turns around."""
+def first_view(
+    layers: Sequence[Layer], scene: Scene | None, upright: bool = False
+) -> tuple[Camera, np.ndarray, float]:
+    """First camera of the browser, what is up, (3,), and the distance that it turns around.
+
+    Args:
+        upright: Whether y points up and the front is towards +z; else y points down.
+    """
     if scene is not None and scene.train_cameras:
         cameras = scene.train_cameras
         up = up_direction(np.stack([camera.rotation for camera in cameras]), scene.points)
@@ -184,14 +197,17 @@ def first_view(layers: Sequence[Layer], scene: Scene | None) -> tuple[Camera, np
     low, high = box_around(layers[-1].points)
     distance = 1.5 * max(float(np.linalg.norm(high - low)), 1e-3)
     target = (low + high) / 2
-    place = target + distance * np.array([0.0, -0.3, -1.0]) / np.hypot(0.3, 1.0)
-    rotation = looking(place, target, _UP_WITHOUT_CAMERAS)
+    up = -_UP_WITHOUT_CAMERAS if upright else _UP_WITHOUT_CAMERAS
+    ahead = np.array([0.0, 0.0, 1.0 if upright else -1.0])
+    place = target + distance * (0.3 * up + ahead) / np.hypot(0.3, 1.0)
+    rotation = looking(place, target, up)
     camera = Camera("first", 640, 480, 600, 600, 320, 240, rotation, -rotation @ place)
-    return camera, _UP_WITHOUT_CAMERAS, distance
+    return camera, up, distance
 
 
 VANILLA, COARSE, COARSE_MESH = "vanilla Gaussians", "coarse Gaussians", "coarse mesh"
 REFINED, TEXTURED = "refined Gaussians", "textured mesh"
+GAUSSIANS = "Gaussians"  # of a folder of results, whichever stage made them
 # What a folder of results holds at most one of each, in the order in which they are made.
 STAGES = (VANILLA, COARSE, COARSE_MESH, REFINED, TEXTURED)
 FILES = (".ply", ".pt", ".spz", ".splat", ".obj", ".glb")
@@ -226,6 +242,10 @@ def find_results(paths: Sequence[Path], notify: Notify) -> list[FoundResult]:
 
 
 def _newest(folder: Path, notify: Notify) -> list[FoundResult]:
+    if (folder / TRANSFORM).is_file():
+        names = {SPLATS: GAUSSIANS, f"{MESH}.ply": COARSE_MESH, f"{MESH}.obj": TEXTURED}
+        files = {folder / name: title for name, title in names.items()}
+        return [FoundResult(title, path) for path, title in files.items() if path.is_file()]
     own = _stage_of(folder)
     if own is not None:
         return [FoundResult(own, folder)]
@@ -245,6 +265,9 @@ def _newest(folder: Path, notify: Notify) -> list[FoundResult]:
 def _results_below(folder: Path, depth: int) -> Iterator[Path]:
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or path.name in _PASSED_OVER:
+            continue
+        if (path / TRANSFORM).is_file():
+            # Upright copies of what is found elsewhere.
             continue
         if _stage_of(path) is not None:
             yield path
