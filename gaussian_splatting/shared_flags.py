@@ -60,7 +60,7 @@ def scaled_checkpoint_interval(interval: int, scale: float, length: int) -> int:
 
 
 def least_checkpoint_interval(length: int) -> int:
-    """Fewest iterations between two checkpoints that nobody asked for, in a stage of a length."""
+    """Fewest iterations between two checkpoints by default, in a stage of a length."""
     if length < _FEW_ITERATIONS:
         return 1
     return min(LEAST_CHECKPOINT_INTERVAL, length // _LEAST_SHARE)

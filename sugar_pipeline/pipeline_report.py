@@ -70,7 +70,7 @@ class StageRecord:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run hands out and how good that is."""
+    """The results that a run hands out, and their quality."""
 
     verdict: Verdict | None  # of the whole; None where nothing was measured
     notes: Sequence[str] = ()  # sentences that a user should read

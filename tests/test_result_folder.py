@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder to take away: plain names, upright and alike, with the way back to the scene."""
+"""The folder to take away: plain names, upright and alike, with the matrix to the scene."""
 
 import json
 from dataclasses import replace
