@@ -173,7 +173,8 @@ def _train_whole(options: VanillaOptions, scene: Scene, folder: Path, iterations
         # The run that needs the masks says where it computes.
         compute=replace(options.compute, device_reason=""),
     )  # fmt: skip
-    console = Console(verbose=options.run.verbose)
+    first = options.compute.group.is_first
+    console = Console(verbose=options.run.verbose) if first else Console.silent()
     console.headline(f"estimating masks: {iterations:,} iterations on the whole scene")
     return run_stage(short, prepare=partial(_stage_run, scene, short), console=console)
 
