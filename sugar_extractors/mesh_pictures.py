@@ -16,7 +16,12 @@ from gaussian_splatting.data.cameras import Camera
 from sugar_extractors.export.mesh_formats import simplified
 from sugar_extractors.results import read_state
 from sugar_extractors.texture.placed_export import PlacementOptions, moved_points, placement
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh, glb_chunks, jpeg_bytes
+from sugar_extractors.texture.textured_mesh_io import (
+    MeshStyle,
+    TexturedMesh,
+    glb_chunks,
+    jpeg_bytes,
+)
 from sugar_scene.mesh_bound import bound_cloud_from_state
 from sugar_scene.triangle_mesh import TriangleMesh, read_mesh_ply
 from sugar_scene.triangle_rasterizer import rasterize_triangles
@@ -123,8 +128,9 @@ def preview_glb(mesh: TexturedMesh, cameras: Sequence[Camera]) -> bytes:
     matrix = placement(cameras, np.zeros((0, 3)), vertices, upright)
     moved = torch.from_numpy(moved_points(vertices, matrix).astype(np.float32))
     small = replace(small, vertices=moved, faces=small.faces.cpu(), uvs=small.uvs.cpu())
-    how = {"y_up": True, "variants": True}
-    return b"".join(glb_chunks(small, jpeg_bytes(small.texture), Path("preview"), **how))
+    picture = jpeg_bytes(small.texture)
+    style = MeshStyle(y_up=True)
+    return b"".join(glb_chunks(small, picture, Path("preview"), style, variants=True))
 
 
 _GREY = 128

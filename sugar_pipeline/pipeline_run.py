@@ -286,6 +286,7 @@ def _write_result_folder(plan: PipelinePlan, result: PipelineResult) -> list[Pat
         splats,
         partial(read_any_gaussians, splats, _silent),
         glb=plan.texture is None or plan.texture.export_glb,
+        lit=plan.texture is not None and plan.texture.lit,
     )
     return write_result_folder(plan.result_folder, handed_out, scene, options)
 

@@ -20,7 +20,12 @@ from gaussian_splatting.data.images import decode_view
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
 from gaussian_splatting.viewing import page_server
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh, glb_chunks, jpeg_bytes
+from sugar_extractors.texture.textured_mesh_io import (
+    MeshStyle,
+    TexturedMesh,
+    glb_chunks,
+    jpeg_bytes,
+)
 from sugar_pipeline.render_run import SHOWS, Result, ShownModel, far_depth, shown
 from sugar_pipeline.tool_panels import BoxPanel, MeasurePanel, PathPanel, hit
 from sugar_scene.geometry import covariances
@@ -77,7 +82,7 @@ def textured_glb(mesh: TexturedMesh) -> bytes:
     # What browsers take at most; the file on the disk keeps all of it.
     stride = -(-side // _LARGEST_TEXTURE)
     picture = jpeg_bytes(mesh.texture[::stride, ::stride])
-    return b"".join(glb_chunks(mesh, picture, Path("mesh"), y_up=True))
+    return b"".join(glb_chunks(mesh, picture, Path("mesh"), MeshStyle(y_up=True)))
 
 
 PHOTOGRAPH, ERROR = "photograph", "error"
