@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
+from gaussian_splatting.optim.schedule import scaled
 from sugar_utils.flags import boolean, positive_float, positive_int
 from sugar_utils.settings import flag, flags_of
 
@@ -33,10 +34,21 @@ schedule_scale = partial(
 optional_boolean = partial(flag, group="memory", parse=boolean, nargs="?", const=True)
 
 
+CHECKPOINT_INTERVAL = 1_000  # iterations
+LEAST_CHECKPOINT_INTERVAL = 250  # on short schedules; a checkpoint may have hundreds of megabytes
+
+
 def checkpoint_interval(group: str) -> Any:
     return flag(
-        1_000, "iterations between two checkpoints to resume from", group=group, parse=positive_int
-    )
+        CHECKPOINT_INTERVAL, "iterations between two checkpoints to resume from; on short "
+        "schedules no fewer than 250 where this is unset", group=group, parse=positive_int,
+    )  # fmt: skip
+
+
+def scaled_checkpoint_interval(interval: int, scale: float) -> int:
+    """Iterations between two checkpoints of a schedule that is so many times as long."""
+    least = LEAST_CHECKPOINT_INTERVAL if interval == CHECKPOINT_INTERVAL else 1
+    return max(least, scaled(interval, scale))
 
 
 Preset = Literal["reference", "fast"]

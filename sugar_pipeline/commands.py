@@ -116,7 +116,7 @@ def _run_each(args: argparse.Namespace, scenes: list[Path], console: Console) ->
         minutes = (time.monotonic() - start) / 60
         rows.append((str(scene), f"{code or 'ok':>2}  {minutes:6.1f} min  {outcome}"))
         codes += [code] if code else []
-    console.table("scenes: exit code or ok, time, result", rows)
+    console.table("scenes: exit code or ok, time, result", rows, headline=True)
     if codes:
         failed = UserError(f"{len(codes)} of {len(scenes)} scenes failed, see the table")
         failed.exit_code = codes[0]

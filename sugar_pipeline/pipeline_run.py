@@ -213,7 +213,8 @@ def _conclude(
     try:
         result.quality = _measure(plan.coarse.scene_path, result, plan.coarse.compute.device)
         result.verdict = worst(_verdicts_of_what_is_handed_out(result))
-        result.files = _write_result_folder(plan, result)
+        if plan.force or not any(record.problem for record in result.records):
+            result.files = _write_result_folder(plan, result)
         result.report = _write_report(plan, result, images, console)
     except UserError as error:
         # All results are there; a page about them is not worth an error.

@@ -19,6 +19,7 @@ from gaussian_splatting.engine.runner import RunOptions
 from gaussian_splatting.optim.schedule import scaled
 from gaussian_splatting.sfm.convert_options import ConvertOptions
 from gaussian_splatting.sfm.scene_folder import needs_cameras, scene_root
+from gaussian_splatting.shared_flags import scaled_checkpoint_interval
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from sugar_extractors.mesh.mesh_config import MeshOptions
@@ -238,7 +239,9 @@ def _vanilla_options(args: argparse.Namespace, coarse: CoarseOptions) -> Vanilla
         # A size that the user asks for is that of all stages; else each keeps the original's rule.
         size=None if coarse.size == SugarSize() else coarse.size,
         config=replace(config, densification=rules),
-        checkpoint_interval=scaled(args.checkpoint_interval, args.schedule_scale),
+        checkpoint_interval=scaled_checkpoint_interval(
+            args.checkpoint_interval, args.schedule_scale
+        ),
         test_iterations=(), save_iterations=(),
         memory=coarse.memory, compute=coarse.compute, run=_run_of(args, "vanilla"),
     )  # fmt: skip

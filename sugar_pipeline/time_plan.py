@@ -9,6 +9,7 @@ The chosen lengths are kept in a file, so that a run that is continued has the s
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -115,7 +116,10 @@ class TimePlan:
             self._chosen, self._step = known["chosen"], known["step"]
             self._n_views, spent = known["n_views"], known["spent"]
             self._start -= spent
-            console.info(f"going on after {spent / 60:.1f} of {args.minutes:g} minutes")
+            console.headline(
+                f"going on after {spent / 60:.1f} minutes of an earlier process; the plan is "
+                f"{args.minutes:g}"
+            )
 
     @property
     def spent(self) -> float:
@@ -150,7 +154,9 @@ class TimePlan:
 
     def conclude(self) -> None:
         if self._args.minutes is not None:
-            self._console.info(f"took {self.spent / 60:.1f} of {self._args.minutes:g} minutes")
+            self._console.headline(
+                f"took {self.spent / 60:.1f} minutes; the plan was {self._args.minutes:g}"
+            )
 
     def _choose(self, stage: str, plan: PipelinePlan, images: ImageStore) -> dict[str, Any]:
         """Flags that give a stage its length; those of the first one also give sizes."""
@@ -177,13 +183,25 @@ class TimePlan:
         for name, seconds in self._seconds(stage, plan).items():
             end += timedelta(seconds=max(0.0, seconds))
             ends.append(f"{name} {end:%H:%M:%S}")
-        self._console.info(f"expected ends: {', '.join(ends)}")
-        if possible < LEAST[stage]:
+        self._console.headline(f"expected ends: {', '.join(ends)}")
+        if not self._chosen and self._minutes_of(LEAST, plan) > self._args.minutes:
+            enough = math.ceil(self._minutes_of(ENOUGH, plan))
             self._console.warn(
-                f"{self._args.minutes:g} minutes are too short for this capture; the shortest "
-                "schedules take longer"
+                f"{self._args.minutes:g} minutes are too short for this capture, so the run takes "
+                "longer and may be poor",
+                f"--minutes {enough}, or fewer photographs",
             )
         return sizes | self._flags(stage, n, full, plan)
+
+    def _minutes_of(self, iterations: Mapping[str, int], plan: PipelinePlan) -> float:
+        """Minutes of a whole run whose stages have so many iterations."""
+        costs = _costs(plan)
+        seconds = self.spent
+        for name in STAGES:
+            if name in costs and getattr(plan, name) is not None:
+                n = iterations[name] * GROWTH[name] if name in iterations else self._n_views
+                seconds += n * costs[name] * self._step
+        return seconds / 60
 
     def _possible(self, stage: str, plan: PipelinePlan, speed: Speed) -> float:
         """Iterations of a stage in its share of the time that is left."""
@@ -240,7 +258,7 @@ class TimePlan:
                     n = options.loop.last - options.loop.first
                 minutes[name] = n * costs[name] * step / 60
         stages = ", ".join(f"{name} {time:.1f}" for name, time in minutes.items())
-        self._console.info(
+        self._console.headline(
             f"expected minutes: {stages}, together {sum(minutes.values()):.0f}; --minutes N "
             "chooses lengths and sizes for N minutes"
         )

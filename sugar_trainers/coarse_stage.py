@@ -41,9 +41,15 @@ from gaussian_splatting.engine.stage import (
 from gaussian_splatting.engine.strips import ViewPass, backward_through, cut
 from gaussian_splatting.engine.training_views import Target, halved_mask
 from gaussian_splatting.optim.learned_exposure import Exposures
-from gaussian_splatting.optim.schedule import scaled, scaled_all, spaced
+from gaussian_splatting.optim.schedule import scaled_all, spaced
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
-from gaussian_splatting.shared_flags import Preset, checkpoint_interval, preset
+from gaussian_splatting.shared_flags import (
+    LEAST_CHECKPOINT_INTERVAL,
+    Preset,
+    checkpoint_interval,
+    preset,
+    scaled_checkpoint_interval,
+)
 from sugar_scene.geometry import draw_samples
 from sugar_trainers.losses import normals_from_depth
 from sugar_trainers.naming import OUTPUT_ROOT, coarse_name, scene_name
@@ -275,11 +281,14 @@ class CoarseOptions(TrainingOptions):
         tests = scaled_all(self.test_iterations, scale)
         if self.test_iterations == CoarseOptions.test_iterations:
             tests = spaced(tests, schedule.last, LEAST_BETWEEN_TESTS)
+        milestones = scaled_all(self.checkpoint_milestones, scale)
+        if self.checkpoint_milestones == CoarseOptions.checkpoint_milestones:
+            milestones = spaced(milestones, schedule.last, LEAST_CHECKPOINT_INTERVAL)
         return LoopConfig(
             first=schedule.first, last=schedule.last, seed=self.config.random_seed,
             log_interval=schedule.log_interval,
-            checkpoint_interval=scaled(self.checkpoint_interval, scale),
-            checkpoint_milestones=scaled_all(self.checkpoint_milestones, scale),
+            checkpoint_interval=scaled_checkpoint_interval(self.checkpoint_interval, scale),
+            checkpoint_milestones=milestones,
             keep_checkpoints=self.run.keep_checkpoints,
             test_iterations=tests,
         )  # fmt: skip

@@ -41,7 +41,12 @@ from gaussian_splatting.optim.schedule import scaled
 from gaussian_splatting.rasterization import WARP, Rasterizer, project
 from gaussian_splatting.rasterization.render import masked_shares
 from gaussian_splatting.rasterization.spherical_harmonics import SH_C0, sh_basis_of
-from gaussian_splatting.shared_flags import Preset, checkpoint_interval, preset
+from gaussian_splatting.shared_flags import (
+    Preset,
+    checkpoint_interval,
+    preset,
+    scaled_checkpoint_interval,
+)
 from sugar_scene import mesh_bound
 from sugar_scene.mesh_bound import PREFIX, BoundCloud, TrainableBoundCloud
 from sugar_scene.mesh_normals import PairsOfTriangles, adjacent_face_pairs
@@ -311,7 +316,9 @@ class RefineOptions(TrainingOptions):
         test_interval = scaled(TEST_INTERVAL, config.schedule_scale)
         return LoopConfig(
             first=1, last=last, seed=config.random_seed, log_interval=config.log_interval,
-            checkpoint_interval=scaled(self.checkpoint_interval, config.schedule_scale),
+            checkpoint_interval=scaled_checkpoint_interval(
+                self.checkpoint_interval, config.schedule_scale
+            ),
             keep_checkpoints=self.run.keep_checkpoints,
             test_iterations=tuple(range(test_interval, last, test_interval)),
         )  # fmt: skip

@@ -104,12 +104,17 @@ class Console(contextlib.AbstractContextManager):
         if advice is not None:
             self._say(Text(f"  what helps: {printable(advice)}"))
 
-    def table(self, title: str, rows: Iterable[tuple[str, object]]) -> None:
-        """Print names and values below each other, for example the resolved configuration."""
+    def table(self, title: str, rows: Iterable[tuple[str, object]], headline: bool = False) -> None:
+        """Print names and values below each other, for example the resolved configuration.
+
+        Args:
+            headline: Print it even if the console is not verbose.
+        """
+        printed = headline or self.verbose
         title = printable(title)
         texts = [(printable(name), printable(str(value))) for name, value in rows]
         width = max((len(name) for name, _ in texts), default=0)
-        if self.is_terminal and self.verbose:
+        if self.is_terminal and printed:
             table = Table(title=Text(title), title_justify="left", show_header=False)
             table.add_column(style="cyan", no_wrap=True)
             table.add_column(overflow="fold")
@@ -117,7 +122,7 @@ class Console(contextlib.AbstractContextManager):
                 table.add_row(Text(name), Text(value))
             self._print(table)
         for line in (title, *(f"  {name:<{width}}  {value}" for name, value in texts)):
-            self._say(Text(line), printed=self.verbose and not self.is_terminal)
+            self._say(Text(line), printed=printed and not self.is_terminal)
 
     @contextlib.contextmanager
     def progress(self, description: str, first: int, last: int) -> Iterator[Progress]:

@@ -115,7 +115,7 @@ def test_a_value_of_none_leaves_the_term_out(monkeypatch):
 def test_an_entry_is_in_the_log_and_in_the_curves(scene, checkpoint, tmp_path, monkeypatch):
     add(monkeypatch, ENTRIES["model"](active=lambda iteration: iteration > START + 2))
     assert train_coarse(scene, checkpoint, tmp_path) == 0
-    [log] = tmp_path.rglob("log.txt")
+    [log] = [path for path in tmp_path.rglob("log.txt") if (path.parent / "run.json").is_file()]
     shown = re.findall(r" (\d+)/30 .* loss .* added (\d\.\d{4}) ", log.read_text())
     curve = {point.step: point.value for point in events(log.parent).Scalars("Loss/added")}
     assert list(curve) == list(range(START + 3, 31))

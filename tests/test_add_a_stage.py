@@ -113,7 +113,7 @@ def test_a_new_stage_trains_writes_and_is_not_repeated(scene, tmp_path, capsys):
     options = ColorOptions(scene, tmp_path)
     path = run_stage(options)
     out = capsys.readouterr().out
-    assert "held-out views" in out
+    assert "held-out PSNR" in out
     assert "colors 12/12" in out
     losses = load_pt(path)["train_losses"]
     assert losses[-1] < losses[0]

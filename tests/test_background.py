@@ -182,7 +182,7 @@ def refine(inputs, output, *flags) -> dict:
 
 
 def test_a_run_keeps_trains_and_exports_the_background(inputs, tmp_path, capsys):
-    payload = refine(inputs, tmp_path, "--keep_background", True)
+    payload = refine(inputs, tmp_path, "--keep_background", True, "--verbose")
     cloud = bound_cloud_from_state(state_with_background(payload))
     n = len(cloud.background)
     assert n > 0

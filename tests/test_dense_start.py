@@ -205,7 +205,7 @@ def run(scene, output, *more: object) -> int:
 
 def test_a_run_starts_with_them_and_resumes_with_the_same_bits(tmp_path, capsys):
     scene = make_tiny_scene(tmp_path / "scene", n_views=12).root
-    assert run(scene, tmp_path / "whole", "--robust") == 0
+    assert run(scene, tmp_path / "whole", "--robust", "--verbose") == 0
     assert "dense start: " in capsys.readouterr().out
     assert run(scene, tmp_path / "parts", "--robust") == 0
     last = tmp_path / "parts" / "checkpoints" / "12.pt"

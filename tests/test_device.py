@@ -184,8 +184,8 @@ def test_all_stages_of_a_pipeline_get_the_same_device(monkeypatch, tmp_path):
         assert stage.compute.device == chosen.device
     demo = demo_plan(train_parser(None).parse_args(["--demo", "--gpu", "1"]), tmp_path)
     assert demo.vanilla.compute.device == chosen.device
-    assert plan.coarse.compute.reasons[0] == "computing on cuda:1"
-    assert "warp" in plan.coarse.compute.reasons[1]
+    assert plan.coarse.compute.notes == ("computing on cuda:1",)
+    assert "warp" in plan.coarse.compute.rasterizer_reason
 
 
 def test_a_device_is_no_part_of_what_identifies_a_run(monkeypatch, tmp_path):

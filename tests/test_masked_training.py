@@ -261,7 +261,7 @@ def copy_with_other_background(scene: TinyScene, root: Path) -> Path:
 def test_resume_equals_uninterrupted_with_masks(masked_scene, tmp_path, mode, capsys):
     straight, resumed = tmp_path / "straight", tmp_path / "resumed"
     flags = ("--mask_mode", mode, "--views_per_step", 2)
-    assert vanilla_run(masked_scene.root, straight, *flags) == 0
+    assert vanilla_run(masked_scene.root, straight, *flags, "--verbose") == 0
     out = capsys.readouterr().out
     assert "masks of 10 of 10 photographs" in out
     assert "of these only what the masks count, PSNR" in out
@@ -319,7 +319,7 @@ def test_a_pipeline_with_masks_makes_a_mesh_of_the_object(
 ):
     code = run_cli(
         train.main, "-s", masked_scene.root, "-c", checkpoint, *SHORT_PIPELINE,
-        "--texture_source", "photos", "--output_dir", tmp_path,
+        "--texture_source", "photos", "--output_dir", tmp_path, "--verbose",
     )  # fmt: skip
     assert code == 0, capsys.readouterr().err
     assert "outside of the masks cut off" in capsys.readouterr().out

@@ -177,7 +177,7 @@ def coarse(scene, checkpoint, output, *flags) -> int:
 
 
 def test_a_run_prints_its_plan_before_it_trains(scene, checkpoint, tmp_path, capsys):
-    assert coarse(scene, checkpoint, tmp_path, "--vram_budget", 1) == 0
+    assert coarse(scene, checkpoint, tmp_path, "--vram_budget", 1, "--verbose") == 0
     out = capsys.readouterr().out
     assert "memory plan: whole images, 100 samples at once; 1.00 GiB to use" in out
     assert "memory of geometry:" in out

@@ -248,7 +248,7 @@ def test_pixels_that_do_not_count_do_not_move_a_held_out_view():
 
 def test_held_out_views_are_also_measured_in_the_poses_that_fit_best(disturbed, tmp_path, capsys):
     scene, _ = disturbed
-    trained(scene, tmp_path, 60, "--eval")
+    trained(scene, tmp_path, 60, "--eval", "--verbose")
     assert "of these in the poses that fit best, PSNR" in capsys.readouterr().out
     curves = read_curves(tmp_path / "checkpoints" / "tensorboard")
     assert last_value(curves, f"Test/{POSED}") > last_value(curves, "Test/PSNR")

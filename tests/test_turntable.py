@@ -90,6 +90,22 @@ def test_a_camera_that_moves_is_no_turntable(tmp_path):
     assert list(tmp_path.iterdir()) == [tmp_path / "input"]
 
 
+@pytest.mark.parametrize("frame", ["circle", "border"])
+@pytest.mark.parametrize("color", [0, 255])
+def test_a_frame_around_photographs_of_a_moving_camera_is_no_turntable(tmp_path, frame, color):
+    y, x = np.mgrid[:480, :640]
+    outside = (x - 320) ** 2 + (y - 240) ** 2 > 235**2
+    if frame == "border":
+        outside = (np.minimum(x, 639 - x) < 40) | (np.minimum(y, 479 - y) < 40)
+    write_photographs(tmp_path / "input", 12)
+    for path in sorted((tmp_path / "input").iterdir()):
+        pixels = np.array(Image.open(path).convert("RGB").resize((640, 480)))
+        pixels[outside] = color
+        Image.fromarray(pixels).save(path)
+    photographs = described_photographs(tmp_path / "input", recursive=True)
+    assert write_turntable_masks(photographs, tmp_path / "masks") == 0
+
+
 def test_a_round_of_few_photographs_is_not_told_from_a_moving_camera(tmp_path):
     (tmp_path / "input").mkdir()
     images = np.concatenate([turning(seed=0)[0], turning(seed=3, n=4)[0]])

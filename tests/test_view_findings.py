@@ -117,11 +117,11 @@ def test_held_out_views_that_contradict_the_rest_are_measured_beside_the_others(
 def test_a_large_gap_is_named_with_advice():
     assert Findings(scores(25.0), scores(27.0)).advice() is None
     assert Findings(None, scores(27.0)).advice() is None
-    advice = Findings(scores(17.0), scores(29.0)).advice()
-    assert "12.0 dB" in advice
+    finding, advice = Findings(scores(17.0), scores(29.0)).advice()
+    assert "12.0 dB" in finding
     assert "--exposure_compensation" in advice
     assert "--robust" not in advice
-    assert "--robust" in Findings(scores(17.0), scores(29.0), floaters=0.3).advice()
+    assert "--robust" in Findings(scores(17.0), scores(29.0), floaters=0.3).advice()[1]
     # What exposures explain is no gap.
     assert Findings(scores(17.0, fitted=28.0), scores(25.0, fitted=29.0)).advice() is None
 

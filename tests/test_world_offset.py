@@ -5,6 +5,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pycolmap
@@ -24,6 +25,7 @@ from gaussian_splatting.data.reference_layout import (
 )
 from gaussian_splatting.data.scene import VanillaSize, load_scene, load_scene_for_checkpoint
 from gaussian_splatting.data.world_offset import read_offset, world_offset
+from sugar_extractors.mesh.extraction import region_boxes
 from tests.support.tiny_scene import TinyScene, events, make_tiny_scene, run_cli, write_model
 
 UTM = np.array([655_321.25, 4_215_678.5, 312.75])
@@ -164,3 +166,15 @@ def test_transforms_far_away_are_moved_with_their_points(far_scene, tmp_path):
     expected = cloud.means.double().numpy() + UTM
     np.testing.assert_allclose(scene.points + scene.offset, expected, atol=1e-6)
     assert np.linalg.norm(scene.train_cameras[0].center) < 10
+
+
+def test_a_box_may_be_in_either_coordinates(far_scene):
+    scene = load_scene(far_scene.root, size_rule=FULL, notify=print)
+    half = np.ones(3)
+    middle = UTM - scene.offset
+    boxes = [
+        region_boxes(SimpleNamespace(bboxmin=c - half, bboxmax=c + half, center_bbox=None), scene)
+        for c in (UTM, middle)
+    ]
+    assert boxes[0] == boxes[1]
+    np.testing.assert_allclose(boxes[0][0].low, middle - half)

@@ -84,7 +84,7 @@ def run_stage(
             say(f"{run.title}: {run.scene.description}")
             there = plan.finished and all(path.is_file() for path in run.results)
             if group.broadcast(there):
-                say(f"finished already: {run.results[0]}")
+                console.headline(f"finished already: {run.results[0]}")
                 return run.results[0]
             compile_ahead(options.compute.device, console, run.channels)
             with shared_or_own_store(images, white, group.size) as store:
@@ -119,7 +119,7 @@ def _quality_and_time(directory: RunDirectory) -> str:
     record = _record_of(directory)
     psnr = record.get("health", {}).get("psnr")
     views = "held-out" if record.get("held_out_views") else "training"
-    quality = "" if psnr is None else f"{views} views {psnr:.1f} dB, "
+    quality = "" if psnr is None else f"{views} PSNR {psnr:.1f} dB, "
     seconds = sum(phase["seconds"] for phase in record.get("timings", {}).values())
     return f"{quality}{duration_text(seconds)}"
 
@@ -144,7 +144,7 @@ class RunOptions:
     )  # fmt: skip
     verbose: bool = flag(
         False, "also print settings, figures, file names and losses, which else are in log.txt "
-        "alone", group="run", parse=boolean, nargs="?", const=True, task="run",
+        "alone", group="run", parse=boolean, nargs="?", const=True,
     )  # fmt: skip
     watching: ViewerOptions = field(default_factory=ViewerOptions)
 

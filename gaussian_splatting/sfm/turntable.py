@@ -2,7 +2,9 @@
 """Masks of an object that turns in front of a camera that stands still.
 
 Features of the background say that the camera did not move, so poses come from the object alone.
-Photographs of one round have the same border, up to the exposure of each. The background of a round
+Photographs of one round have the same border, up to the exposure of each. It has to show something:
+the black around a fisheye's circle, or a frame around a picture, is the same wherever the camera
+stands. The background of a round
 is what has the same colour in half of its photographs. A pixel of a photograph belongs to it if it
 has that colour, and is connected with the border through pixels that have: those of the object that
 happen to have it are not.
@@ -24,7 +26,10 @@ from sugar_utils.files import atomic_path, in_parallel, replaced_folder
 SIDE = 640  # longest side in pixels of the images that are compared
 FEWEST = 8  # photographs of a round
 BORDER = 0.05  # width of the border of an image, of its longest side
-STILL_SHARE = 0.8  # of the border that has to be equal
+STILL_SHARE = 0.8  # of the textured border that has to be equal
+TEXTURED_SHARE = 0.02  # of the border that has to have texture
+TEXTURE = 12.0  # of 255: range of the colours around a pixel that has texture
+_TEXTURE_SIDE = 5  # pixels
 SEEN_SHARE = 0.5  # of the photographs, in which the background has to be seen to be known
 MOVING_SHARE = 0.02  # of the image that has to change
 TOLERANCE = 6.0  # of 255: smallest difference that counts as one
@@ -44,6 +49,23 @@ def border_of(height: int, width: int) -> np.ndarray:
     return border
 
 
+def textured_border(image: np.ndarray) -> np.ndarray:
+    """Pixels of the border around which the border itself is not of one colour. (H, W) bool
+
+    Args:
+        image: (H, W, 3) uint8
+    """
+    # Here and not above: most commands start without it.
+    from scipy.ndimage import maximum_filter, minimum_filter, uniform_filter
+
+    border = border_of(*image.shape[:2])
+    smooth = uniform_filter(image.astype(np.float32), (3, 3, 1)).mean(axis=2)
+    # What lies inside of the border says nothing about it.
+    highest = maximum_filter(np.where(border, smooth, -np.inf), _TEXTURE_SIDE)
+    lowest = minimum_filter(np.where(border, smooth, np.inf), _TEXTURE_SIDE)
+    return border & (highest - lowest >= TEXTURE)
+
+
 def gain_between(colors: np.ndarray, target: np.ndarray) -> np.ndarray:
     """Gain per channel that brings colours to others. (P, 3), (P, 3) -> (3,)"""
     bright = np.minimum(colors, target).min(axis=1) > _DARK
@@ -59,20 +81,25 @@ def rounds_of(images: Iterable[np.ndarray], n: int) -> list[list[int]]:
     Of ``n`` images, (H, W, 3) uint8 each, no more are asked for than it takes to know that, and of
     each the border alone is kept.
     """
-    rounds: list[tuple[np.ndarray, list[int]]] = []
+    rounds: list[tuple[np.ndarray, np.ndarray, list[int]]] = []
     for place, image in enumerate(images):
-        border = image[border_of(*image.shape[:2])]
-        border = border[:: max(1, len(border) // _COMPARED)].astype(np.float32)
-        for first, members in rounds:
+        where = border_of(*image.shape[:2])
+        step = max(1, int(where.sum()) // _COMPARED)
+        border = image[where][::step].astype(np.float32)
+        for first, textured, members in rounds:
             difference = np.abs(border * gain_between(border, first) - first).max(axis=1)
-            if (difference <= 2 * TOLERANCE).mean() >= STILL_SHARE:
+            if (difference[textured] <= 2 * TOLERANCE).mean() >= STILL_SHARE:
                 members.append(place)
                 break
         else:
-            rounds.append((border, [place]))
+            textured = textured_border(image)[where][::step]
+            if textured.mean() < TEXTURED_SHARE:
+                # Nothing tells whether the camera stood still.
+                return []
+            rounds.append((border, textured, [place]))
             if len(rounds) * FEWEST > n:
                 return []
-    return [members for _, members in rounds]
+    return [members for _, _, members in rounds]
 
 
 def moving_masks(images: np.ndarray) -> np.ndarray | None:

@@ -200,7 +200,7 @@ def _stage_run(
             ply_files.write_gaussian_ply(ply, trained)
             if poses is not None:
                 turn, shift = poses.size()
-                console.info(f"poses moved by {turn:.3f} degrees and {shift:.4g} units (rms)")
+                console.headline(f"poses moved by {turn:.3f} degrees and {shift:.4g} units (rms)")
 
         if options.memory.budget is not None and device.type == "cpu":
             store.limit(options.memory.budget // 2)  # the other half is for tensors

@@ -194,5 +194,5 @@ def open_live_view(
     except Exception as error:
         say.warn(f"no viewer ({type(error).__name__}: {error}); training goes on")
     else:
-        say.info(f"viewer: {pages.address(options.viewer_host, options.viewer)}")
+        say.headline(f"viewer: {pages.address(options.viewer_host, options.viewer)}")
     return LiveView(page, say.warn, group.is_alone)

@@ -19,6 +19,7 @@ from gaussian_splatting.data.cameras import middle_of
 from gaussian_splatting.data.masks import hull_of
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.data.world_offset import offset_for
 from gaussian_splatting.engine.model import cloud_from_state
 from gaussian_splatting.engine.run_directory import Identity, scene_inputs
 from sugar_extractors.mesh import level_sets, meshing_backends, seams, tsdf
@@ -52,10 +53,14 @@ def region_boxes(options: MeshOptions, scene: Scene) -> tuple[Box, Box]:
     background = Box.cube(at, BACKGROUND_HALF_SIDE * scene.extent)
     if options.bboxmin is None:
         return Box.cube(at, scene.extent), background
-    shift = center if options.center_bbox else np.zeros(3)
-    corners = (tuple(map(float, np.add(corner, shift)))
-               for corner in (options.bboxmin, options.bboxmax))  # fmt: skip
-    return Box(*corners), background
+    corners = np.array([options.bboxmin, options.bboxmax], dtype=np.float64)
+    if options.center_bbox:
+        corners = corners + center
+    else:
+        # Of captures far from the origin the user may know the original coordinates alone.
+        corners = corners - offset_for(corners, scene.offset)
+    low, high = (tuple(map(float, corner)) for corner in corners)
+    return Box(low, high), background
 
 
 def left_out(options: MeshOptions, name: str, n: int, points: np.ndarray) -> str:
@@ -108,7 +113,7 @@ def extract_coarse_mesh(options: MeshOptions, console: Console | None = None) ->
         for job, path in zip(options.jobs, options.mesh_paths, strict=True):
             identity = Identity(options.identity(*job), inputs, options.sources())
             if is_finished([path], identity, options.overwrite, OUTPUT_FLAG):
-                console.info(f"exists already: {path}")
+                console.headline(f"exists already: {path}")
             else:
                 missing[job] = identity
         if missing:

@@ -254,7 +254,7 @@ def extract_textured_mesh(
     with alone_with(target, OUTPUT_FLAG):
         files = mesh_files(target, options.export_glb)
         if is_finished(files, identity, options.overwrite, OUTPUT_FLAG):
-            console.info(f"exists already: {target}")
+            console.headline(f"exists already: {target}")
         else:
             remove_stale_temporaries(target.parent)
             with shared_or_own_store(images, options.white_background) as store:
