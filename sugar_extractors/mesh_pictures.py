@@ -120,12 +120,20 @@ MAX_TRIANGLES = 30_000
 TEXTURE_SIDE = 1_024
 
 
-def preview_glb(mesh: TexturedMesh, cameras: Sequence[Camera]) -> bytes:
-    """A GLB of 3 MB at most, upright, with the variants ``textured`` and ``clay``."""
+def preview_glb(
+    mesh: TexturedMesh, cameras: Sequence[Camera], points: np.ndarray | None = None
+) -> bytes:
+    """A GLB of 3 MB at most, upright, with the variants ``textured`` and ``clay``.
+
+    Args:
+        cameras: All cameras of the capture.
+        points: Points of the reconstruction, which may show the ground; None without. (P, 3)
+    """
     small = simplified(mesh, MAX_TRIANGLES, TEXTURE_SIDE)
     vertices = small.vertices.double().cpu().numpy()
     upright = PlacementOptions(orient="up")
-    matrix = placement(cameras, np.zeros((0, 3)), vertices, upright)
+    known = np.zeros((0, 3)) if points is None else points
+    matrix = placement(cameras, known, vertices, upright)
     moved = torch.from_numpy(moved_points(vertices, matrix).astype(np.float32))
     small = replace(small, vertices=moved, faces=small.faces.cpu(), uvs=small.uvs.cpu())
     picture = jpeg_bytes(small.texture)

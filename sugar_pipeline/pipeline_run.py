@@ -421,7 +421,7 @@ def _write_report(
         "pictures": rows,
         "quality": result.quality or None,
         "notify": console.warn,
-        "model": pipeline_report.model_to_turn(textured, cameras, console.warn),
+        "model": pipeline_report.model_to_turn(textured, scene, console.warn),
         "summary": summary,
     }
     if result.files:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.data.cameras import Camera, middle_of, up_direction, upright_rotation
+from gaussian_splatting.data.cameras import Camera, upright_axes
 from gaussian_splatting.data.names import NameIndex
 from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.data.scene import Scene
@@ -125,13 +125,12 @@ def placement(
 ) -> np.ndarray:
     """The (4, 4) matrix from the world of the capture to where the copy stands, for (x, y, z, 1).
 
-    Upright meshes stand on y = 0, the middle of their base at the origin, and face the first camera
-    (+z). Others stay where they are, but for the scale.
+    Upright meshes stand on y = 0, the middle of their base at the origin, and show +z the side that
+    the photographs show. Others stay where they are, but for the scale.
     """
     matrix = np.eye(4)
     if options.orient == "up":
-        up = up_direction(np.stack([camera.rotation for camera in cameras]), points)
-        rotation = upright_rotation(up, cameras[0].center - middle_of(cameras))
+        rotation = upright_axes(cameras, points)
         turned = vertices @ rotation.T
         low, high = np.quantile(turned, (_LOWEST, 1 - _LOWEST), axis=0)
         base = np.array([(low[0] + high[0]) / 2, turned[:, 1].min(), (low[2] + high[2]) / 2])
