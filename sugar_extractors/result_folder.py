@@ -27,6 +27,7 @@ from gaussian_splatting.formats.moved import GLB_AXES, moved_cloud
 from sugar_extractors.mesh_pictures import read_any_mesh
 from sugar_extractors.texture import textured_mesh_io
 from sugar_extractors.texture.placed_export import PlacementOptions, moved_points, placement
+from sugar_extractors.texture.textured_mesh_io import MeshStyle
 from sugar_scene.triangle_mesh import write_mesh_ply
 from sugar_utils.files import check_writable, file_digest, read_json, write_json_atomic
 
@@ -47,6 +48,7 @@ class HandedOut:
     splats: Path | None
     read_splats: Callable[[], GaussianCloud]
     glb: bool = True  # whether a textured mesh is written as GLB, too
+    lit: bool = False  # whether viewers light that GLB
 
     @property
     def sources(self) -> dict[str, str]:
@@ -70,7 +72,11 @@ def write_result_folder(
     files = _files(folder, results)
     note_file = folder / TRANSFORM
     known = read_json(note_file) if note_file.is_file() else {}
-    identity = {"sources": results.sources, "placement": _identity(options)}
+    identity = {
+        "sources": results.sources,
+        "placement": _identity(options),
+        "lit": results.lit,
+    }
     current = isinstance(known, dict) and {key: known.get(key) for key in identity} == identity
     if current and all(path.is_file() for path in files):
         return files
@@ -87,13 +93,6 @@ def write_result_folder(
         write_gaussian_ply(folder / SPLATS, moved_cloud(cloud, matrix))
     write_json_atomic(note_file, {**_transform(matrix, scene, options), **identity})
     return files
-
-
-def is_upright(folder: Path) -> bool:
-    """Whether a folder is one of results whose y points up."""
-    path = folder / TRANSFORM
-    content = read_json(path) if path.is_file() else None
-    return isinstance(content, dict) and content.get("up") == "+y"
 
 
 def _identity(options: PlacementOptions) -> dict[str, object]:
@@ -156,7 +155,8 @@ def _write_mesh(folder: Path, results: HandedOut, matrix: np.ndarray, upright: b
         moved = moved_points(mesh.vertices.double().numpy(), matrix).astype(np.float32)
         placed = replace(mesh, vertices=torch.from_numpy(moved))
         target = folder / f"{MESH}.obj"
-        textured_mesh_io.write_textured_mesh(target, placed, glb=results.glb, y_up=upright)
+        style = MeshStyle(y_up=upright, lit=results.lit, obj_normals=True)
+        textured_mesh_io.write_textured_mesh(target, placed, glb=results.glb, style=style)
         return
     mesh = read_any_mesh(results.mesh)
     moved = moved_points(mesh.vertices.astype(np.float64), matrix)

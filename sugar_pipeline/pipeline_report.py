@@ -99,12 +99,15 @@ def write_report(
     Args:
         pictures: Rows of (H, W, 3) uint8 pictures by caption. Rows of the same views stand above
             each other, so that they can be compared.
+        model: A GLB to be turned, at the top of the page.
     """
 
     def build() -> Page:
         now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
         total = sum(stage.seconds or 0.0 for stage in stages)
         page = Page(title, f"{now}, {duration_text(total)}")
+        if model is not None:
+            page.model(model)
         if summary is not None:
             _add_summary(page, summary, path.parent)
         _add_health(page, stages)
@@ -117,10 +120,8 @@ def write_report(
             for caption, row in comparison.rows.items():
                 page.heading(caption, 3)
                 page.pictures(row)
-        if any((pictures or {}).values()) or model is not None:
+        if any((pictures or {}).values()):
             page.heading("The mesh")
-        if model is not None:
-            page.model(model)
         for caption, row in (pictures or {}).items():
             if row:
                 page.heading(caption, 3)
@@ -249,14 +250,12 @@ def compare_with_photographs(
     return Comparison(f"{kind} views", {n: row for n, row in rows.items() if row}, coverage)
 
 
-def model_to_turn(
-    textured: TexturedMesh | None, cameras: Sequence[Camera], notify: Notify
-) -> bytes | None:
-    """The textured mesh, small and upright, for the report."""
+def model_to_turn(textured: TexturedMesh | None, scene: Scene, notify: Notify) -> bytes | None:
+    """Return the textured mesh for the report, small and as upright as in the folder of results."""
     if textured is None:
         return None
     try:
-        return preview_glb(textured, cameras)
+        return preview_glb(textured, scene.calibrated_cameras, scene.points)
     except UserError as error:
         notify(f"the report has no model to turn: {error}")
         return None

@@ -290,6 +290,7 @@ def _write_result_folder(plan: PipelinePlan, result: PipelineResult) -> list[Pat
         splats,
         partial(read_any_gaussians, splats, _silent),
         glb=plan.texture is None or plan.texture.export_glb,
+        lit=plan.texture is not None and plan.texture.lit,
     )
     return write_result_folder(plan.result_folder, handed_out, scene, options)
 
@@ -423,7 +424,7 @@ def _write_report(
         "pictures": rows,
         "quality": result.quality or None,
         "notify": console.warn,
-        "model": pipeline_report.model_to_turn(textured, cameras, console.warn),
+        "model": pipeline_report.model_to_turn(textured, scene, console.warn),
         "summary": summary,
     }
     if result.files:

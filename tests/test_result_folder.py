@@ -11,7 +11,7 @@ import trimesh
 
 from gaussian_splatting.data.ply import read_gaussian_ply
 from gaussian_splatting.data.scene import VanillaSize, load_scene
-from sugar_extractors.result_folder import HandedOut, is_upright, write_result_folder
+from sugar_extractors.result_folder import HandedOut, write_result_folder
 from sugar_extractors.texture.placed_export import PlacementOptions
 from sugar_extractors.texture.textured_mesh_io import read_textured_mesh, write_textured_mesh
 from sugar_pipeline.view_run import find_results
@@ -55,7 +55,7 @@ def test_mesh_and_gaussians_stand_upright_in_one_place(made, tmp_path):
     expected = mesh.vertices.double().numpy() @ matrix[:3, :3].T + matrix[:3, 3]
     np.testing.assert_allclose(vertices, expected, atol=1e-5)
     assert vertices[:, 1].min() == pytest.approx(0.0, abs=1e-5)
-    assert is_upright(tmp_path)
+    assert note["up"] == "+y"
     parts = trimesh.load(tmp_path / "mesh.glb", process=False, force="scene").dump()
     corners = np.concatenate([np.asarray(part.vertices) for part in parts])
     np.testing.assert_allclose(corners.min(axis=0), vertices.min(axis=0), atol=1e-5)
@@ -88,7 +88,7 @@ def test_files_of_an_earlier_run_do_not_stay_beside_those_of_this_one(made, tmp_
 def test_coordinates_of_the_scene_are_kept_where_that_is_asked_for(made, tmp_path):
     note = written(made, tmp_path, PlacementOptions(orient="none"))
     np.testing.assert_array_equal(note["matrix"], np.eye(4))
-    assert not is_upright(tmp_path)
+    assert note["up"] is None
 
 
 def test_the_viewer_shows_the_folder_and_passes_it_over_among_others(made, tmp_path):
