@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import torch
 
-from sugar_pipeline.judgement import (
-    Verdict,
+from sugar_pipeline.grading import (
+    Grade,
+    grade_mesh,
+    grade_model,
     holes_in,
-    judge_mesh,
-    judge_model,
     loses,
     mesh_health,
     worst,
@@ -22,36 +22,36 @@ from tests.support.tiny_scene import tiny_cameras
     ("psnr", "held_out", "word"),
     [(30.0, True, "good"), (20.0, True, "usable"), (12.0, True, "poor"), (24.0, False, "usable")],
 )
-def test_models_are_judged_by_their_views(psnr, held_out, word):
-    verdict = judge_model({"psnr": psnr}, held_out)
-    assert verdict.word == word
-    assert f"{psnr:.1f} dB" in verdict.reason
+def test_models_are_graded_by_their_views(psnr, held_out, word):
+    grade = grade_model({"psnr": psnr}, held_out)
+    assert grade.word == word
+    assert f"{psnr:.1f} dB" in grade.reason
 
 
 def test_nothing_is_said_where_nothing_was_measured():
-    assert judge_model({}, True) is None
-    assert judge_mesh({}) is None
+    assert grade_model({}, True) is None
+    assert grade_mesh({}) is None
     assert worst([]) is None
 
 
 def test_a_large_gap_makes_a_good_model_usable():
-    verdict = judge_model({"psnr": 28.0, "gap": 7.0}, True)
-    assert verdict.word == "usable"
-    assert "7.0 dB better" in verdict.reason
+    grade = grade_model({"psnr": 28.0, "gap": 7.0}, True)
+    assert grade.word == "usable"
+    assert "7.0 dB better" in grade.reason
 
 
 def test_what_fails_its_checks_is_poor():
-    assert judge_model({"psnr": 5.0, "constant_psnr": 12.0}, True).word == "poor"
-    assert judge_mesh({"covered_share": 0.001}).word == "poor"
+    assert grade_model({"psnr": 5.0, "constant_psnr": 12.0}, True).word == "poor"
+    assert grade_mesh({"covered_share": 0.001}).word == "poor"
 
 
 def test_the_worst_figure_of_a_mesh_decides():
     figures = {"mask_iou": 0.95, "hole_share": 0.03, "psnr": 24.0}
-    verdict = judge_mesh(figures)
-    assert verdict.word == "usable"
-    assert "holes are 3.0%" in verdict.reason
-    assert judge_mesh(figures | {"hole_share": 0.002}).word == "good"
-    assert worst([Verdict("good", "a"), Verdict("poor", "b"), Verdict("usable", "c")]).reason == "b"
+    grade = grade_mesh(figures)
+    assert grade.word == "usable"
+    assert "holes are 3.0%" in grade.reason
+    assert grade_mesh(figures | {"hole_share": 0.002}).word == "good"
+    assert worst([Grade("good", "a"), Grade("poor", "b"), Grade("usable", "c")]).reason == "b"
 
 
 def test_a_refinement_loses_what_its_views_are_worse():
