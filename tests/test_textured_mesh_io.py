@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from sugar_extractors.texture import materials, textured_mesh_io
+from sugar_extractors.texture.tangent_space import vertex_normals
 from sugar_extractors.texture.textured_mesh_io import (
     MeshStyle,
     TexturedMesh,
@@ -20,7 +21,6 @@ from sugar_extractors.texture.textured_mesh_io import (
     png_bytes,
     read_textured_mesh,
     render_textured,
-    vertex_normals,
     write_textured_mesh,
 )
 from sugar_utils import files

@@ -25,16 +25,9 @@ from sugar_extractors.export.usd_process import ANTIALIASED_KEY, WIDTHS
 from sugar_extractors.mesh.meshing_backends import choose_backend
 from sugar_extractors.mesh_quality import Surface
 from sugar_extractors.texture import texture_atlas
+from sugar_extractors.texture.tangent_space import FLAT, encoded, tangent_frames, vertex_normals
 from sugar_extractors.texture.texture_atlas import Atlas
-from sugar_extractors.texture.textured_mesh_io import (
-    FLAT,
-    TexturedMesh,
-    encoded,
-    png_bytes,
-    sample_texture,
-    tangent_frames,
-    vertex_normals,
-)
+from sugar_extractors.texture.textured_mesh_io import TexturedMesh, png_bytes, sample_texture
 from sugar_scene import triangle_mesh
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.errors import UserError
