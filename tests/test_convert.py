@@ -347,7 +347,7 @@ def test_a_blurred_photograph_is_named_with_the_reason(room):
     result = convert(ConvertOptions(room, sfm=SMALL), Heard())
     assert result.outcome["registered"] == N - 1
     assert "IMG 3.png (blurred)" in result.outcome["line"]
-    assert "add photographs between IMG 2.png and IMG 4.png" in result.outcome["line"]
+    assert "add photographs between IMG 2.png and IMG 4.png" in result.outcome["advice"][0]
 
 
 def test_blurred_photographs_alone_are_refused_with_advice(room):
