@@ -16,7 +16,12 @@ from gaussian_splatting.data.cameras import Camera
 from sugar_extractors.export.mesh_formats import simplified
 from sugar_extractors.results import read_state
 from sugar_extractors.texture.placed_export import PlacementOptions, moved_points, placement
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh, glb_chunks, jpeg_bytes
+from sugar_extractors.texture.textured_mesh_io import (
+    MeshStyle,
+    TexturedMesh,
+    glb_chunks,
+    jpeg_bytes,
+)
 from sugar_scene.mesh_bound import bound_cloud_from_state
 from sugar_scene.triangle_mesh import TriangleMesh, read_mesh_ply
 from sugar_scene.triangle_rasterizer import rasterize_triangles
@@ -115,16 +120,25 @@ MAX_TRIANGLES = 30_000
 TEXTURE_SIDE = 1_024
 
 
-def preview_glb(mesh: TexturedMesh, cameras: Sequence[Camera]) -> bytes:
-    """A GLB of 3 MB at most, upright, with the variants ``textured`` and ``clay``."""
+def preview_glb(
+    mesh: TexturedMesh, cameras: Sequence[Camera], points: np.ndarray | None = None
+) -> bytes:
+    """A GLB of 3 MB at most, upright, with the variants ``textured`` and ``clay``.
+
+    Args:
+        cameras: All cameras of the capture.
+        points: Points of the reconstruction, which may show the ground; None without. (P, 3)
+    """
     small = simplified(mesh, MAX_TRIANGLES, TEXTURE_SIDE)
     vertices = small.vertices.double().cpu().numpy()
     upright = PlacementOptions(orient="up")
-    matrix = placement(cameras, np.zeros((0, 3)), vertices, upright)
+    known = np.zeros((0, 3)) if points is None else points
+    matrix = placement(cameras, known, vertices, upright)
     moved = torch.from_numpy(moved_points(vertices, matrix).astype(np.float32))
     small = replace(small, vertices=moved, faces=small.faces.cpu(), uvs=small.uvs.cpu())
-    how = {"y_up": True, "variants": True}
-    return b"".join(glb_chunks(small, jpeg_bytes(small.texture), Path("preview"), **how))
+    picture = jpeg_bytes(small.texture)
+    style = MeshStyle(y_up=True)
+    return b"".join(glb_chunks(small, picture, Path("preview"), style, variants=True))
 
 
 _GREY = 128

@@ -29,6 +29,7 @@ from gaussian_splatting.formats.moved import GLB_AXES, moved_cloud
 from sugar_extractors.mesh_pictures import read_any_mesh
 from sugar_extractors.texture import textured_mesh_io
 from sugar_extractors.texture.placed_export import PlacementOptions, moved_points, placement
+from sugar_extractors.texture.textured_mesh_io import MeshStyle
 from sugar_scene.triangle_mesh import write_mesh_ply
 from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable, file_digest, write_json_atomic
@@ -58,7 +59,7 @@ class _Transform(msgspec.Struct):
 
 @dataclass(frozen=True)
 class HandedOut:
-    """What a run hands out; None where it made none."""
+    """Results that a run hands out; None where it made none."""
 
     # The textured OBJ, else the coarse mesh, a PLY.
     mesh: Path | None
@@ -66,6 +67,7 @@ class HandedOut:
     splats: Path | None
     read_splats: Callable[[], GaussianCloud]
     glb: bool = True  # whether a textured mesh is written as GLB, too
+    lit: bool = False  # whether viewers light that GLB
 
     @property
     def sources(self) -> dict[str, str]:
@@ -88,11 +90,15 @@ def write_result_folder(
     upright = options.orient == "up"
     files = _files(folder, results)
     note_file = folder / TRANSFORM
-    identity = {"sources": results.sources, "placement": _identity(options)}
+    identity = {
+        "sources": results.sources,
+        "placement": _identity(options),
+        "lit": results.lit,
+    }
     current = _is_current(note_file, identity)
     if current and all(path.is_file() for path in files):
         return files
-    # Without it nobody takes files of two runs for one.
+    # Without it the files of two runs are not taken for one.
     note_file.unlink(missing_ok=True)
     for path in _all_files(folder):
         path.unlink(missing_ok=True)
@@ -178,7 +184,8 @@ def _write_mesh(folder: Path, results: HandedOut, matrix: np.ndarray, upright: b
         moved = moved_points(mesh.vertices.double().numpy(), matrix).astype(np.float32)
         placed = replace(mesh, vertices=torch.from_numpy(moved))
         target = folder / f"{MESH}.obj"
-        textured_mesh_io.write_textured_mesh(target, placed, glb=results.glb, y_up=upright)
+        style = MeshStyle(y_up=upright, lit=results.lit, obj_normals=True)
+        textured_mesh_io.write_textured_mesh(target, placed, glb=results.glb, style=style)
         return
     mesh = read_any_mesh(results.mesh)
     moved = moved_points(mesh.vertices.astype(np.float64), matrix)

@@ -87,7 +87,7 @@ def _run(
     if plan.coarse.compute.group.size > 1:
         if args.minutes is not None:
             raise UserError("--minutes needs one process; run without torchrun")
-        return run_stages(plan)
+        return run_stages(plan, console)
     times = TimePlan(args, make, given, console)
     result = run_stages(plan, console, times)
     times.conclude()

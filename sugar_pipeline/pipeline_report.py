@@ -26,7 +26,7 @@ from gaussian_splatting.rasterization import plain_background, render_view
 from sugar_extractors.mesh_pictures import pick_views, preview_glb, read_any_mesh, shaded_views
 from sugar_extractors.mesh_quality import MeshQuality
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, render_textured
-from sugar_pipeline.judgement import Verdict
+from sugar_pipeline.grading import Grade
 from sugar_scene.triangle_rasterizer import rasterize_triangles
 from sugar_utils.errors import Notify, UserError
 from sugar_utils.html import Link, Page, Picture, duration_text, flattened, sizes_of, write_page
@@ -56,7 +56,7 @@ class StageRecord:
     problem: str | None = None  # why the result is a failure; None if it is not
     dropped_views: Mapping[str, str] = field(default_factory=dict)
     health: Mapping[str, float] = field(default_factory=dict)  # of a training run's record
-    verdict: Verdict | None = None  # None where nothing was measured
+    grade: Grade | None = None  # None where nothing was measured
 
     @property
     def size_text(self) -> str:
@@ -70,9 +70,9 @@ class StageRecord:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run hands out and how good that is."""
+    """The results that a run hands out, and their quality."""
 
-    verdict: Verdict | None  # of the whole; None where nothing was measured
+    grade: Grade | None  # of the whole; None where nothing was measured
     notes: Sequence[str] = ()  # sentences that a user should read
     files: Sequence[Path] = ()  # in the folder of results, those for people first
     command: str = ""  # shows them
@@ -99,12 +99,15 @@ def write_report(
     Args:
         pictures: Rows of (H, W, 3) uint8 pictures by caption. Rows of the same views stand above
             each other, so that they can be compared.
+        model: A GLB to be turned, at the top of the page.
     """
 
     def build() -> Page:
         now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
         total = sum(stage.seconds or 0.0 for stage in stages)
         page = Page(title, f"{now}, {duration_text(total)}")
+        if model is not None:
+            page.model(model)
         if summary is not None:
             _add_summary(page, summary, path.parent)
         _add_health(page, stages)
@@ -117,10 +120,8 @@ def write_report(
             for caption, row in comparison.rows.items():
                 page.heading(caption, 3)
                 page.pictures(row)
-        if any((pictures or {}).values()) or model is not None:
+        if any((pictures or {}).values()):
             page.heading("The mesh")
-        if model is not None:
-            page.model(model)
         for caption, row in (pictures or {}).items():
             if row:
                 page.heading(caption, 3)
@@ -139,8 +140,8 @@ def write_report(
 
 
 def _add_summary(page: Page, summary: Summary, root: Path) -> None:
-    if summary.verdict is not None:
-        word, reason = summary.verdict
+    if summary.grade is not None:
+        word, reason = summary.grade
         page.paragraph(f"The result is {word}: {reason}.", note=word == "poor")
     for line in summary.notes:
         page.paragraph(line, note=True)
@@ -162,7 +163,7 @@ def _add_health(page: Page, stages: Sequence[StageRecord]) -> None:
 def _add_stages(page: Page, stages: Sequence[StageRecord], root: Path) -> None:
     rows = ((
         stage.name, stage.status, stage.size_text or None,
-        None if stage.verdict is None else str(stage.verdict),
+        None if stage.grade is None else str(stage.grade),
         duration_text(stage.seconds) if stage.seconds else None,
         format_bytes(stage.peak_bytes) if stage.peak_bytes else None,
         Link.to(stage.outputs[0], root) if stage.outputs else None,
@@ -249,14 +250,12 @@ def compare_with_photographs(
     return Comparison(f"{kind} views", {n: row for n, row in rows.items() if row}, coverage)
 
 
-def model_to_turn(
-    textured: TexturedMesh | None, cameras: Sequence[Camera], notify: Notify
-) -> bytes | None:
-    """The textured mesh, small and upright, for the report."""
+def model_to_turn(textured: TexturedMesh | None, scene: Scene, notify: Notify) -> bytes | None:
+    """Return the textured mesh for the report, small and as upright as in the folder of results."""
     if textured is None:
         return None
     try:
-        return preview_glb(textured, cameras)
+        return preview_glb(textured, scene.calibrated_cameras, scene.points)
     except UserError as error:
         notify(f"the report has no model to turn: {error}")
         return None

@@ -36,11 +36,11 @@ from sugar_extractors.texture.placed_export import PlacementOptions
 from sugar_extractors.texture.textured_mesh_io import read_textured_mesh
 from sugar_extractors.texture.texturing import extract_textured_mesh
 from sugar_pipeline import pipeline_report
-from sugar_pipeline.judgement import (
+from sugar_pipeline.grading import (
     MAX_LOSS,
-    Verdict,
-    judge_mesh,
-    judge_model,
+    Grade,
+    grade_mesh,
+    grade_model,
     loses,
     mesh_health,
     worst,
@@ -79,7 +79,7 @@ class PipelineResult:
     splats_are_coarse: bool = False
     # Files of the folder of results, those for people first.
     files: list[Path] = field(default_factory=list)
-    verdict: Verdict | None = None
+    grade: Grade | None = None
 
     @property
     def mesh(self) -> Path | None:
@@ -156,15 +156,15 @@ def _outcome(record: StageRecord) -> str:
     """One line about a stage that ended: what it made, in what time, and how good it is."""
     facts = [record.size_text, "" if record.seconds is None else duration_text(record.seconds)]
     made = ", ".join(filter(None, facts))
-    verdict = "" if record.verdict is None else f"; {record.verdict}"
+    grade = "" if record.grade is None else f"; {record.grade}"
     if record.problem is not None:
         # The reason is said in a warning of its own.
-        verdict = "; poor"
-    return f"  {record.name}: {made}{verdict}" if made or verdict else f"  {record.name}: ended"
+        grade = "; poor"
+    return f"  {record.name}: {made}{grade}" if made or grade else f"  {record.name}: ended"
 
 
 def _compared(record: StageRecord, result: PipelineResult, console: Console) -> StageRecord:
-    """The record of a refinement, judged against the model that it began with."""
+    """The record of a refinement, graded against the model that it began with."""
     coarse = next((one for one in result.records if one.name.startswith(COARSE)), None)
     if record.name != REFINEMENT or coarse is None:
         return record
@@ -177,7 +177,7 @@ def _compared(record: StageRecord, result: PipelineResult, console: Console) -> 
         "out instead"
     )
     console.warn(f"{record.name}: {reason}", "more iterations: --refinement_time, -f or --minutes")
-    return replace(record, verdict=Verdict("poor", reason))
+    return replace(record, grade=Grade("poor", reason))
 
 
 def _with_health(
@@ -192,7 +192,7 @@ def _with_health(
             problem=problem_of(health),
             dropped_views=recorded.get("dropped_views", {}),
             health=health,
-            verdict=judge_model(health, bool(recorded.get("held_out_views"))),
+            grade=grade_model(health, bool(recorded.get("held_out_views"))),
         )
     if result.coarse_mesh is None or plan.mesh.bboxmin is not None:
         return record
@@ -206,7 +206,7 @@ def _with_health(
         record,
         figures={**record.figures, **figures},
         problem=problem_of(figures),
-        verdict=judge_mesh(figures),
+        grade=grade_mesh(figures),
     )
 
 
@@ -215,7 +215,7 @@ def _conclude(
 ) -> None:
     try:
         result.quality = _measure(plan.coarse.scene_path, result, plan.coarse.compute.device)
-        result.verdict = worst(_verdicts_of_what_is_handed_out(result))
+        result.grade = worst(_grades_of_what_is_handed_out(result))
         if plan.force or not any(record.problem for record in result.records):
             result.files = _write_result_folder(plan, result)
         result.report = _write_report(plan, result, images, console)
@@ -243,8 +243,8 @@ def _conclude(
 
 def _tell_result(result: PipelineResult, console: Console) -> None:
     """Say how good the result is, what was left out, where it is and what shows it."""
-    if result.verdict is not None:
-        console.headline(f"the result is {result.verdict}")
+    if result.grade is not None:
+        console.headline(f"the result is {result.grade}")
     dropped = {name: why for one in result.records for name, why in one.dropped_views.items()}
     if dropped:
         named = shortened([f"{name} ({why})" for name, why in dropped.items()])
@@ -263,15 +263,15 @@ def _show_command(folder: Path) -> str:
     return f"{program} {shlex.quote(str(folder))}"
 
 
-def _verdicts_of_what_is_handed_out(result: PipelineResult) -> list[Verdict]:
-    """Verdicts of the last mesh, and of the Gaussians that are handed out."""
+def _grades_of_what_is_handed_out(result: PipelineResult) -> list[Grade]:
+    """Grades of the last mesh, and of the Gaussians that are handed out."""
     by_name = {record.name: record for record in result.records}
     models = [record for record in result.records if record.run_directory is not None]
     if result.splats_are_coarse:
         models = [record for record in models if record.name != REFINEMENT]
     meshes = [by_name[name] for name in (COARSE_MESH, TEXTURED) if name in by_name]
     last = [*models[-1:], *meshes[-1:]]
-    return [record.verdict for record in last if record.verdict is not None]
+    return [record.grade for record in last if record.grade is not None]
 
 
 def _write_result_folder(plan: PipelinePlan, result: PipelineResult) -> list[Path]:
@@ -290,6 +290,7 @@ def _write_result_folder(plan: PipelinePlan, result: PipelineResult) -> list[Pat
         splats,
         partial(read_any_gaussians, splats, _silent),
         glb=plan.texture is None or plan.texture.export_glb,
+        lit=plan.texture is not None and plan.texture.lit,
     )
     return write_result_folder(plan.result_folder, handed_out, scene, options)
 
@@ -403,8 +404,8 @@ def _write_report(
     device = last.compute.device
     textured = None if result.textured is None else read_textured_mesh(result.textured)
     summary = Summary(
-        result.verdict,
-        [str(one.verdict.reason) for one in result.records if _is_replaced(one, result)],
+        result.grade,
+        [str(one.grade.reason) for one in result.records if _is_replaced(one, result)],
         result.files,
         _show_command(plan.result_folder),
     )
@@ -423,7 +424,7 @@ def _write_report(
         "pictures": rows,
         "quality": result.quality or None,
         "notify": console.warn,
-        "model": pipeline_report.model_to_turn(textured, cameras, console.warn),
+        "model": pipeline_report.model_to_turn(textured, scene, console.warn),
         "summary": summary,
     }
     if result.files:

@@ -319,12 +319,14 @@ class RenderOptions:
 
 
 def turntable(cameras: Sequence[Camera], points: np.ndarray, n: int) -> list[Camera]:
-    """A circle around what the cameras look at, upright, at their middle height and distance."""
+    """A circle around what the cameras look at, upright, at their middle height and distance.
+
+    It begins at the front.
+    """
     target = looked_at(cameras)
     centers = np.stack([camera.center for camera in cameras])
-    up = poses.up_direction(np.stack([camera.rotation for camera in cameras]), points)
-    # Rows: to the right, up, and towards the first camera.
-    axes = poses.upright_rotation(up, cameras[0].center - target)
+    axes = poses.upright_axes(cameras, points)
+    up = axes[1]
     offsets = (centers - target) @ axes.T
     height = float(np.median(offsets[:, 1]))
     radius = float(np.median(np.hypot(offsets[:, 0], offsets[:, 2])))

@@ -20,7 +20,12 @@ from gaussian_splatting.data.images import decode_view
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
 from gaussian_splatting.viewing import page_server
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh, glb_chunks, jpeg_bytes
+from sugar_extractors.texture.textured_mesh_io import (
+    MeshStyle,
+    TexturedMesh,
+    glb_chunks,
+    jpeg_bytes,
+)
 from sugar_pipeline.render_run import SHOWS, Result, ShownModel, far_depth, shown
 from sugar_pipeline.tool_panels import BoxPanel, MeasurePanel, PathPanel, hit
 from sugar_scene.geometry import covariances
@@ -37,9 +42,19 @@ GLB_TURN = (0.0, 1.0, 0.0, 0.0)  # from glTF's axes back to those of a capture, 
 _NO_SHADOW = {"cast_shadow": False, "receive_shadow": False}
 
 
-def add_result(server: viser.ViserServer, name: str, result: Result | bytes) -> Any:
-    if isinstance(result, bytes):
-        return server.scene.add_glb(name, result, wxyz=GLB_TURN, **_NO_SHADOW)
+@dataclass(frozen=True)
+class GlbFile:
+    """A GLB file, which the browser alone can draw."""
+
+    content: bytes
+    upright: bool  # whether the page shows a world whose y is up, as that of the file is
+
+
+def add_result(server: viser.ViserServer, name: str, result: Result | GlbFile) -> Any:
+    """Show a result under a name of viser's scene."""
+    if isinstance(result, GlbFile):
+        turn = (1.0, 0.0, 0.0, 0.0) if result.upright else GLB_TURN
+        return server.scene.add_glb(name, result.content, wxyz=turn, **_NO_SHADOW)
     if isinstance(result, GaussianCloud):
         return server.scene.add_gaussian_splats(name, **splat_values(result))
     if isinstance(result, TexturedMesh):
@@ -77,7 +92,7 @@ def textured_glb(mesh: TexturedMesh) -> bytes:
     # What browsers take at most; the file on the disk keeps all of it.
     stride = -(-side // _LARGEST_TEXTURE)
     picture = jpeg_bytes(mesh.texture[::stride, ::stride])
-    return b"".join(glb_chunks(mesh, picture, Path("mesh"), y_up=True))
+    return b"".join(glb_chunks(mesh, picture, Path("mesh"), MeshStyle(y_up=True)))
 
 
 PHOTOGRAPH, ERROR = "photograph", "error"
@@ -212,7 +227,7 @@ def error_picture(image: np.ndarray, photograph: np.ndarray) -> np.ndarray:
 @dataclass(frozen=True)
 class Layer:
     title: str
-    result: Result | bytes
+    result: Result | GlbFile
     model: ShownModel | None  # what our renderer draws; None of a GLB file
     points: np.ndarray  # that say where it is, (P, 3) world units
     # The same, cut to a box of two corners; None where nothing of it is in there.
@@ -305,7 +320,7 @@ class ViewPage:
         server, around = self._server, self._around
         switches: dict[str, Any] = {}
         last, self._points = list(self._layers)[-1], None
-        with server.gui.add_folder("Shown by the browser"):
+        with server.gui.add_folder("Drawn by the browser (fast)"):
             for title in self._layers:
                 switches[title] = server.gui.add_checkbox(title, title == last)
             self._frusta = [
@@ -380,8 +395,12 @@ class OwnPanel:
             return
         gui = server.gui
         kinds = PICTURES if cameras else PICTURES[:-2]
-        with gui.add_folder("Own renderer"):
-            self._on = gui.add_checkbox("On", False, hint="view-dependent colours, depth, errors")
+        with gui.add_folder("Rendered by SuGaR (exact)"):
+            self._on = gui.add_checkbox(
+                "On",
+                False,
+                hint="as the results are measured: view-dependent colours, depth, errors",
+            )
             self._layout = gui.add_dropdown("Layout", LAYOUTS)
             self._left = gui.add_dropdown("Result", titles, initial_value=titles[-1])
             self._left_kind = gui.add_dropdown("Picture", kinds)

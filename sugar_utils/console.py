@@ -233,7 +233,7 @@ class _Terminal(rich.console.Console):
 
 
 class Progress:
-    """How far a loop has come: its bar, its lines in the log, and the time that is left."""
+    """The progress of a loop: its bar, its lines in the log, and the time that is left."""
 
     def __init__(
         self, console: Console, description: str, first: int, last: int, bar: _Bar

@@ -311,7 +311,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, None if is_follower() else f"error: {line}\n")
 
     def _match_argument(self, action: argparse.Action, arg_strings_pattern: str) -> int:
-        """As in argparse; where a truth value is missing, the error says which there are."""
+        """Match as argparse does; the error about a missing truth value names both values."""
         try:
             return super()._match_argument(action, arg_strings_pattern)
         except argparse.ArgumentError as error:

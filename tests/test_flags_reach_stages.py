@@ -42,7 +42,7 @@ STAGES_OF_FLAGS = {
     "rt": "refinement_time gaussians_per_triangle refinement_iterations",
     "r": "export_ply refine_surface_terms keep_background initial_colors antialiased",
     "t": "square_size texture_size texture_atlas texture_source postprocess_mesh "
-    "postprocess_density_threshold postprocess_iterations export_glb orient scale_factor "
+    "postprocess_density_threshold postprocess_iterations export_glb lit orient scale_factor "
     "known_distance",
     # Where and by whom things are computed is tested in test_device.py.
     # How cameras are found is tested in test_convert.py, and in test_pipeline.py that it is asked.

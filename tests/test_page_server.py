@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+import functools
+import gzip
 import http.client
+import json
+import re
 import socket
 from types import SimpleNamespace
 
 import pytest
 
+from gaussian_splatting.viewing import page_corrections
 from gaussian_splatting.viewing.page_server import (
     RenderQueue,
     closing,
@@ -61,6 +66,41 @@ def test_a_foreign_name_that_leads_to_this_machine_gets_403(port):
         connection.request("GET", "/", headers={"Host": place, "Origin": f"http://{place}"})
         assert connection.getresponse().status == status
         connection.close()
+
+
+def unpacked(page: str) -> str:
+    """The program in viser's page: base 88, then Zstandard, after the style sheet."""
+    zstandard = pytest.importorskip("zstandard")
+    alphabet = json.loads(re.search(r'const A=("(?:[^"\\]|\\.)*");', page).group(1))
+    packed = re.search(r'data-p="([^"]*)"', page).group(1)
+    style = int(re.search(r'data-ss="(\d+)"', page).group(1))
+    digits = {letter: value for value, letter in enumerate(alphabet)}
+    content = bytearray()
+    for first in range(0, len(packed), 5):
+        group = packed[first : first + 5]
+        value = functools.reduce(lambda total, letter: 88 * total + digits[letter], group, 0)
+        content += value.to_bytes(8, "big")[-(len(group) - 1) :]
+    whole = zstandard.ZstdDecompressor().decompress(bytes(content), max_output_size=1 << 28)
+    return whole[style:].decode()
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "identity"])
+def test_the_page_is_served_with_its_corrections(port, encoding):
+    """Each of them has exactly one place in the program of this version of viser."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request("GET", "/", headers={"Accept-Encoding": encoding})
+    response = connection.getresponse()
+    body = response.read()
+    assert len(body) == int(response.headers["Content-Length"])
+    page = (gzip.decompress(body) if encoding == "gzip" else body).decode()
+    program = unpacked(page)
+    for old, new in page_corrections._CORRECTIONS:
+        assert program.count(old) == 1
+        assert page.count(f".replace({json.dumps(old)},{json.dumps(new)})") == 1
+
+
+def test_a_page_of_another_version_is_left_as_it_is():
+    assert page_corrections.corrected_page("<html>other</html>") == "<html>other</html>"
 
 
 def camera(**changes) -> SimpleNamespace:

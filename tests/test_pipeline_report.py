@@ -112,6 +112,16 @@ def test_photographs_stand_above_what_was_made_of_them(tmp_path, monkeypatch, ev
     assert list(nothing.rows) == ["Photograph"]
 
 
+def test_the_model_to_turn_stands_at_the_top(tmp_path):
+    path = write_report(
+        tmp_path / "report.html", "A run", stages_in(tmp_path), model=b"glTF", notify=pytest.fail
+    )
+    text = path.read_text(encoding="utf-8")
+    body = text[text.index("<body>") :]
+    assert body.index("<model-viewer") < body.index("<table")
+    assert body.index("<model-viewer") < body.index("<h2>")
+
+
 def test_several_meshes_stand_side_by_side(tmp_path):
     quality = {"coarse": QUALITY, "refined": QUALITY}
     path = write_report(tmp_path / "r.html", "t", [], quality=quality, notify=pytest.fail)

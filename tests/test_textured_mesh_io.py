@@ -13,15 +13,19 @@ import torch
 from PIL import Image
 
 from sugar_extractors.texture import materials, textured_mesh_io
+from sugar_extractors.texture.tangent_space import vertex_normals
 from sugar_extractors.texture.textured_mesh_io import (
+    MeshStyle,
     TexturedMesh,
     glb_chunks,
     png_bytes,
     read_textured_mesh,
+    render_textured,
     write_textured_mesh,
 )
 from sugar_utils import files
 from sugar_utils.errors import UserError
+from tests.support.random_scenes import look_at
 
 NAME = "sugarfine_3Dgs7000.obj"
 
@@ -282,3 +286,159 @@ def test_coordinates_that_are_no_numbers_are_refused(tmp_path, number, kind):
     path.write_text("\n".join(lines))
     with pytest.raises(UserError, match="NaN or infinity"):
         read_textured_mesh(path)
+
+
+def seamed_ball(rings: int = 12, radius: float = 2.0) -> TexturedMesh:
+    """A ball of positions that are shared, whose texture coordinates part along one meridian."""
+    around = 2 * rings
+    ring, step = np.mgrid[1:rings, :around].reshape(2, -1)
+    theta = np.pi * ring / rings
+    phi = 2 * np.pi * step / around
+    middle = np.stack(
+        [np.sin(theta) * np.cos(phi), np.sin(theta) * np.sin(phi), np.cos(theta)], axis=1
+    )
+    points = np.concatenate([middle, [[0, 0, 1], [0, 0, -1]]]) * radius
+    faces = []
+    uvs = []
+
+    def add(*corners: tuple[int, int]) -> None:
+        """A face of (ring, step) corners; rings 0 and ``rings`` are the poles."""
+        rows = {0: len(middle), rings: len(middle) + 1}
+        faces.append([rows.get(r, (r - 1) * around + s % around) for r, s in corners])
+        uvs.append([(s / around, r / rings) for r, s in corners])
+
+    for s in range(around):
+        add((0, s), (1, s), (1, s + 1))
+        add((rings, s), (rings - 1, s + 1), (rings - 1, s))
+        for r in range(1, rings - 1):
+            add((r, s), (r + 1, s), (r + 1, s + 1))
+            add((r, s), (r + 1, s + 1), (r, s + 1))
+    picture = np.random.default_rng(0).integers(0, 256, (64, 128, 3), dtype=np.uint8)
+    return TexturedMesh(
+        torch.tensor(points, dtype=torch.float32),
+        torch.tensor(faces),
+        torch.tensor(uvs, dtype=torch.float32),
+        torch.from_numpy(picture),
+    )
+
+
+def parts_of(content: bytes) -> tuple[dict, bytes]:
+    """The JSON and the binary part of a GLB."""
+    length = int.from_bytes(content[12:16], "little")
+    return json.loads(content[20 : 20 + length]), content[28 + length :]
+
+
+def distinct_corners(mesh: TexturedMesh) -> int:
+    corners = zip(mesh.faces.reshape(-1).tolist(), mesh.uvs.reshape(-1, 2).tolist(), strict=True)
+    return len({(vertex, *uv) for vertex, uv in corners})
+
+
+def test_vertices_are_shared_except_where_texture_coordinates_differ(tmp_path):
+    trimesh = pytest.importorskip("trimesh")
+    mesh = seamed_ball()
+    style = MeshStyle(y_up=True, obj_normals=True)
+    write_textured_mesh(tmp_path / "ball.obj", mesh, style=style)
+    expected = distinct_corners(mesh)
+    # The seam doubles a meridian; at each pole every face has its own place in the picture.
+    assert len(mesh.vertices) < expected < len(mesh.vertices) + 70
+    (from_glb,) = trimesh.load(tmp_path / "ball.glb", process=False).geometry.values()
+    for found in (from_glb, trimesh.load(tmp_path / "ball.obj", process=False)):
+        assert len(found.vertices) == expected
+        outward = found.vertices / np.linalg.norm(found.vertices, axis=1, keepdims=True)
+        np.testing.assert_allclose(np.linalg.norm(found.vertex_normals, axis=1), 1, atol=1e-5)
+        assert (found.vertex_normals * outward).sum(axis=1).min() > 0.98
+        # Both sides of the seam are shaded alike.
+        places, group = np.unique(found.vertices.round(5), axis=0, return_inverse=True)
+        assert len(places) == len(mesh.vertices)
+        first = np.zeros((len(places), 3))
+        first[group.ravel()] = found.vertex_normals
+        np.testing.assert_allclose(found.vertex_normals, first[group.ravel()], atol=1e-5)
+    assert_same(read_textured_mesh(tmp_path / "ball.obj"), mesh)
+
+
+def test_another_program_shows_the_same_picture(tmp_path):
+    """Rendered from the arrays that trimesh reads."""
+    trimesh = pytest.importorskip("trimesh")
+    mesh = seamed_ball()
+    write_textured_mesh(tmp_path / "ball.obj", mesh, style=MeshStyle(y_up=True, obj_normals=True))
+    view = look_at((5.0, 3.0, 2.0), width=96, height=80, focal=90.0, name="a")
+    expected = render_textured(mesh, view)
+    for suffix in (".glb", ".obj"):
+        found = trimesh.load(tmp_path / f"ball{suffix}", force="mesh", process=False)
+        uvs = torch.tensor(np.array(found.visual.uv), dtype=torch.float32)
+        faces = torch.tensor(np.array(found.faces))
+        material = found.visual.material
+        image = material.baseColorTexture if suffix == ".glb" else material.image
+        again = TexturedMesh(
+            torch.tensor(np.array(found.vertices), dtype=torch.float32),
+            faces,
+            uvs[faces],
+            torch.from_numpy(np.array(image.convert("RGB"))),
+        )
+        assert (render_textured(again, view) - expected).abs().max() < 1e-3
+
+
+def test_normals_do_not_depend_on_the_size_of_the_scene():
+    mesh = seamed_ball()
+    normals = vertex_normals(mesh.vertices, mesh.faces)
+    for scale in (1e-7, 1e6):
+        found = vertex_normals(mesh.vertices * scale, mesh.faces)
+        torch.testing.assert_close(found, normals, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("rings", "component"), [(20, 5123), (186, 5125)])
+def test_a_glb_is_what_the_format_asks_for(rings, component):
+    """Indices are of 32 bits where there are more than 65,535 vertices."""
+    mesh = seamed_ball(rings)
+    picture = png_bytes(mesh.texture)
+    content = b"".join(glb_chunks(mesh, picture, Path("out/scan.glb"), MeshStyle(y_up=True)))
+    told, binary = parts_of(content)
+    (primitive,) = told["meshes"][0]["primitives"]
+    assert set(primitive["attributes"]) == {"POSITION", "NORMAL", "TEXCOORD_0"}
+    assert told["nodes"][0]["name"] == told["meshes"][0]["name"] == "scan"
+    assert told["materials"][0]["name"]
+    assert told["samplers"][0]["minFilter"] == 9987
+    end = 0
+    for view in told["bufferViews"]:
+        assert view["byteOffset"] % 4 == 0
+        assert view["byteOffset"] >= end
+        end = view["byteOffset"] + view["byteLength"]
+    assert end <= told["buffers"][0]["byteLength"] == len(binary)
+
+    def numbers(accessor: dict, target: int) -> np.ndarray:
+        view = told["bufferViews"][accessor["bufferView"]]
+        assert view["target"] == target
+        kind = {5123: "<u2", 5125: "<u4", 5126: "<f4"}[accessor["componentType"]]
+        width = {"SCALAR": 1, "VEC2": 2, "VEC3": 3}[accessor["type"]]
+        array = np.frombuffer(binary, kind, view["byteLength"] // int(kind[2]), view["byteOffset"])
+        assert len(array) == width * accessor["count"]
+        return array.reshape(-1, width)
+
+    attributes = {
+        name: numbers(told["accessors"][row], 34962)
+        for name, row in primitive["attributes"].items()
+    }
+    n_vertices = distinct_corners(mesh)
+    assert {len(values) for values in attributes.values()} == {n_vertices}
+    places = told["accessors"][primitive["attributes"]["POSITION"]]
+    assert places["min"] == attributes["POSITION"].min(axis=0).tolist()
+    assert places["max"] == attributes["POSITION"].max(axis=0).tolist()
+    indices = told["accessors"][primitive["indices"]]
+    assert indices["componentType"] == component
+    assert (n_vertices > 65_535) == (component == 5125)
+    rows = numbers(indices, 34963).ravel()
+    assert np.array_equal(np.unique(rows), np.arange(n_vertices))
+    corners = attributes["POSITION"][rows].reshape(-1, 3, 3)
+    assert np.array_equal(corners, mesh.vertices[mesh.faces].numpy())
+
+
+def test_a_lit_glb_has_a_plain_material():
+    mesh = textured(3)
+    picture = png_bytes(mesh.texture)
+    for lit in (False, True):
+        content = b"".join(glb_chunks(mesh, picture, Path("a.glb"), MeshStyle(lit=lit)))
+        told, _ = parts_of(content)
+        (material,) = told["materials"]
+        assert material["pbrMetallicRoughness"]["roughnessFactor"] == 1.0
+        assert material["pbrMetallicRoughness"]["metallicFactor"] == 0.0
+        assert ("extensions" in material) == ("extensionsUsed" in told) == (not lit)

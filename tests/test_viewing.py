@@ -18,16 +18,22 @@ import pytest
 import torch
 
 import view
+from gaussian_splatting.data.cameras import Camera, front_direction, upright_axes
 from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.data.reference_layout import read_cameras_json, write_camera_list
-from gaussian_splatting.data.scene import load_scene
+from gaussian_splatting.data.scene import Scene, load_scene
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.optim.schedule import LearningRates
 from gaussian_splatting.viewing.page_server import BrowserView, closing, look_through, open_server
 from sugar_extractors.results import Capture, capture_of
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
+from sugar_extractors.texture.placed_export import PlacementOptions, placement
+from sugar_extractors.texture.textured_mesh_io import (
+    MeshStyle,
+    TexturedMesh,
+    write_textured_mesh,
+)
 from sugar_pipeline.pipeline_flags import train_parser
-from sugar_pipeline.render_run import between, model_of, read_result
+from sugar_pipeline.render_run import between, looking, model_of, read_result
 from sugar_pipeline.tool_panels import (
     box_around,
     box_edges,
@@ -45,10 +51,13 @@ from sugar_pipeline.view_run import (
     TEXTURED,
     VANILLA,
     ViewOptions,
+    common_placement,
     cut_result,
     find_results,
     first_view,
+    glb_points,
     layer_of,
+    moved_scene,
     scene_context,
 )
 from sugar_scene.geometry import covariances
@@ -56,7 +65,7 @@ from sugar_scene.triangle_mesh import write_mesh_ply
 from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
 from tests.support.command_words import parse
-from tests.support.mesh_scenes import icosahedron, sphere
+from tests.support.mesh_scenes import cameras_around, icosahedron, sphere
 from tests.support.refined_models import NAME, refined_state, save_model
 from tests.support.tiny_scene import (
     make_tiny_checkpoint,
@@ -64,6 +73,7 @@ from tests.support.tiny_scene import (
     tiny_cameras,
     tiny_cloud,
 )
+from tests.test_placed_export import scene_of
 
 CPU = torch.device("cpu")
 COARSE_RUN = "sugarcoarse_3Dgs7000_densityestim02_sdfnorm02"
@@ -343,17 +353,142 @@ def test_a_path_of_too_few_views_is_told_on_the_page(page):
     assert len(read_cameras_json(page._around.path_file)) == 120
 
 
-def test_the_first_view_looks_at_the_result(scene):
+def stays_in_view(camera: Camera, points: np.ndarray) -> bool:
+    moved = points @ camera.rotation.T + camera.translation
+    x = moved[:, 0] / moved[:, 2] * camera.fx + camera.cx
+    y = moved[:, 1] / moved[:, 2] * camera.fy + camera.cy
+    sides = (x > 0) & (x < camera.width) & (y > 0) & (y < camera.height)
+    return bool((sides & (moved[:, 2] > 0)).mean() > 0.98)
+
+
+def test_the_first_view_shows_all_of_the_result_from_the_front(scene):
     layer = layer_of("ball", icosahedron(), False, CPU)
-    camera, up, distance = first_view([layer], None)
-    ahead = camera.rotation @ np.zeros(3) + camera.translation
-    assert abs(ahead[0]) < 0.05 * ahead[2]
-    assert ahead[2] == pytest.approx(distance, rel=0.05)
     views = load_scene(scene.root, size_rule=SugarSize(), notify=lambda _: None)
-    camera, up, distance = first_view([layer], views)
-    assert camera is views.train_cameras[0]
+    for capture in (None, views):
+        camera, up, distance = first_view([layer], capture)
+        middle = camera.rotation @ layer.points.mean(axis=0) + camera.translation
+        assert np.abs(middle[:2]).max() < 0.05 * middle[2]
+        assert middle[2] == pytest.approx(distance, rel=0.05)
+        assert stays_in_view(camera, layer.points)
+        # Up is up, and nothing leans.
+        assert camera.rotation[1] @ up < -0.7
+        assert abs(camera.rotation[0] @ up) < 1e-6
     assert up[2] == pytest.approx(1, abs=0.02)
-    assert distance == pytest.approx(3, abs=0.3)
+
+
+def wall(n: int = 9) -> Scene:
+    """Cameras in a row along x before a wall at z = 5, of which the first looks along it."""
+    cameras = []
+    up = np.array([0.0, -1.0, 0.0])
+    for k in range(n):
+        place = np.array([k - 4.0, 0.3 * (k % 2), 0.0])
+        target = np.array([20.0, 0, 1]) if k == 0 else np.array([0.2 * place[0], 0, 5.0])
+        rotation = looking(place, target, up)
+        pose = {"rotation": rotation, "translation": -rotation @ place}
+        cameras.append(Camera(f"{k}.jpg", 64, 48, 50, 50, 32, 24, **pose))
+    return scene_of(cameras)
+
+
+def test_viewer_report_and_upright_files_have_the_same_front():
+    capture = wall()
+    axes = upright_axes(capture.calibrated_cameras, capture.points)
+    # Who stands before the wall looks along +z.
+    assert np.degrees(np.arccos(axes[2] @ [0, 0, -1])) < 20
+    np.testing.assert_allclose(axes[1], [0, -1, 0], atol=1e-6)
+    mesh = icosahedron()
+    mesh = replace(mesh, vertices=mesh.vertices + [0, 0, 5.0])
+    matrix = placement(
+        capture.calibrated_cameras, capture.points, mesh.vertices, PlacementOptions(orient="up")
+    )
+    np.testing.assert_allclose(matrix[:3, :3], axes, atol=1e-9)
+    layer = layer_of("wall", mesh, False, CPU)
+    camera, up, _ = first_view([layer], capture)
+    level = camera.rotation[2] - camera.rotation[2] @ up * up
+    np.testing.assert_allclose(-level / np.linalg.norm(level), axes[2], atol=1e-6)
+    np.testing.assert_allclose(up, axes[1], atol=1e-9)
+    assert stays_in_view(camera, mesh.vertices)
+
+
+def test_cameras_all_around_have_a_front_that_does_not_lean():
+    cameras = cameras_around(12)
+    for some in (cameras, cameras[:1]):
+        axes = upright_axes(some, np.zeros((0, 3)))
+        np.testing.assert_allclose(axes @ axes.T, np.eye(3), atol=1e-9)
+        assert np.linalg.det(axes) == pytest.approx(1)
+        front = front_direction(some, axes[1])
+        assert abs(front @ axes[1]) < 1e-9
+        assert front @ some[0].rotation[2] < 0
+
+
+def test_a_room_is_shown_from_inside():
+    """Cameras in its middle turn their backs to it."""
+    cameras = []
+    for k in range(8):
+        ahead = np.array([np.cos(k * np.pi / 4), 0, np.sin(k * np.pi / 4)])
+        rotation = looking(0.1 * ahead, 2 * ahead, np.array([0.0, -1.0, 0.0]))
+        pose = {"rotation": rotation, "translation": -rotation @ (0.1 * ahead)}
+        cameras.append(Camera(f"{k}.jpg", 64, 48, 50, 50, 32, 24, **pose))
+    room = icosahedron()
+    layer = layer_of("room", replace(room, vertices=5 * room.vertices), False, CPU)
+    camera, _, _ = first_view([layer], scene_of(cameras))
+    assert np.linalg.norm(camera.center) < 1
+
+
+@pytest.fixture
+def results(tmp_path):
+    """A folder as a pipeline hands it out, of a capture in COLMAP's axes."""
+    matrix = np.diag([2.0, -2.0, -2.0, 1.0])
+    matrix[:3, 3] = 0.5, 1.0, 0.0
+    folder = tmp_path / "output" / "scan"
+    folder.mkdir(parents=True)
+    mesh = textured()
+    moved = mesh.vertices.double() @ torch.from_numpy(matrix[:3, :3]).T + torch.tensor(
+        matrix[:3, 3]
+    )
+    style = MeshStyle(y_up=True)
+    write_textured_mesh(folder / "mesh.obj", replace(mesh, vertices=moved.float()), style=style)
+    write_gaussian_ply(folder / "splats.ply", tiny_cloud())
+    told = {"up": "+y", "matrix": matrix.tolist()}
+    (folder / "transform.json").write_text(json.dumps(told))
+    return SimpleNamespace(folder=folder, matrix=matrix, mesh=mesh)
+
+
+def test_a_folder_of_results_is_shown_upright(results, capsys):
+    found = find_results([results.folder], print)
+    assert [one.path.name for one in found] == ["splats.ply", "mesh.obj"]
+    np.testing.assert_array_equal(common_placement([one.path for one in found]), results.matrix)
+    mesh = read_result(results.folder / "mesh.obj", print)
+    layer = layer_of("mesh", mesh, False, CPU)
+    camera, up, _ = first_view([layer], None, np.eye(3))
+    np.testing.assert_allclose(up, [0, 1, 0])
+    assert camera.center[2] > mesh.vertices[:, 2].max()
+    assert stays_in_view(camera, layer.points)
+    # The browser turns a GLB back to the axes of a capture, but not here.
+    corners = glb_points((results.folder / "mesh.glb").read_bytes())
+    found, expected = ({tuple(row) for row in places.round(4).tolist()}
+                       for places in (corners, layer.points))  # fmt: skip
+    assert found == expected
+
+
+def test_results_in_different_places_are_not_shown_together(results, output):
+    with pytest.raises(UserError, match="stand in different places"):
+        common_placement([output.obj, results.folder / "mesh.obj"])
+    write_textured_mesh(results.folder.parent / "refined_mesh.obj", textured())
+    # Of a tree of results the copies that were turned are passed over.
+    found = find_results([results.folder.parent], print)
+    assert [one.path.name for one in found] == ["refined_mesh.obj"]
+
+
+def test_cameras_move_along_with_upright_results(results, scene):
+    still = load_scene(scene.root, size_rule=SugarSize(), notify=lambda _: None)
+    capture = moved_scene(still, results.matrix)
+    assert capture.extent == pytest.approx(2 * still.extent)
+    for before, after in zip(still.train_cameras, capture.train_cameras, strict=True):
+        points = np.random.default_rng(0).normal(size=(5, 3)) + [0, 0, 5]
+        moved = points @ results.matrix[:3, :3].T + results.matrix[:3, 3]
+        seen = points @ before.rotation.T + before.translation
+        again = moved @ after.rotation.T + after.translation
+        np.testing.assert_allclose(again, 2 * seen, atol=1e-6)
 
 
 def test_a_missing_package_and_a_taken_port_are_one_line(output, monkeypatch, capsys):

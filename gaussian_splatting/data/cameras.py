@@ -192,6 +192,7 @@ _PLANE_TRIALS = 500
 _PLANE_WIDTH = 0.01
 _MAX_PLANE_POINTS = 20_000
 _LEVEL_SPREAD = 0.3
+_LEAST_LEVEL = 0.1  # length of the level part of a direction of view, below which it has no front
 
 
 def up_direction(rotations: np.ndarray, points: np.ndarray) -> np.ndarray:
@@ -278,3 +279,36 @@ def upright_rotation(up: np.ndarray, front: np.ndarray) -> np.ndarray:
         z = np.cross(up, np.eye(3)[np.abs(up).argmin()])
     z = z / np.linalg.norm(z)
     return np.stack([np.cross(up, z), up, z])
+
+
+def front_direction(cameras: Sequence[Camera], up: np.ndarray) -> np.ndarray:
+    """The level direction from which a capture shows its object. (3,) of length 1
+
+    It is opposite the mean direction of view. Where views from all around cancel each other, and
+    where all look straight down, the first camera that looks level enough decides.
+
+    Args:
+        cameras: All cameras of the capture.
+        up: What is up in the world. (3,) of length 1
+    """
+    ahead = np.stack([camera.rotation[2] for camera in cameras])
+    for direction in (ahead.mean(axis=0), *ahead):
+        level = direction - (direction @ up) * up
+        length = np.linalg.norm(level)
+        if length > _LEAST_LEVEL:
+            return -level / length
+    # Any level direction will do: that of the upper side of the first picture.
+    return upright_rotation(up, cameras[0].rotation[1])[2]
+
+
+def upright_axes(cameras: Sequence[Camera], points: np.ndarray) -> np.ndarray:
+    """The rotation that brings what is up to +y and the front of the object to +z. (3, 3)
+
+    Rows are the directions to the right, up, and towards who looks at the front.
+
+    Args:
+        cameras: All cameras of the capture.
+        points: Points of the reconstruction, which may show the ground; may be none. (P, 3)
+    """
+    up = up_direction(np.stack([camera.rotation for camera in cameras]), points)
+    return upright_rotation(up, front_direction(cameras, up))

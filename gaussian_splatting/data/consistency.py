@@ -97,7 +97,7 @@ def wrong_shapes(cameras: Sequence[Camera]) -> dict[str, str]:
 
 
 class ImageFindings(NamedTuple):
-    """What a comparison of images with the points they observe tells."""
+    """Results of comparing images with the points they observe."""
 
     # Reasons by name of the images that do not show what their cameras see.
     inconsistent: dict[str, str]

@@ -195,6 +195,7 @@ def _map(attempt: Attempt) -> Models:
     return models
 
 
+_MOST_ADVICE = 2  # lines on the console; the page has all of them
 OUTCOME = "outcome.json"  # what came out, for programs, in the folder of work
 _SHARPNESS_SIDE = 800
 _FEWEST = 3
@@ -302,7 +303,9 @@ def _convert(work: Work) -> Converted:
                 f"{source.folder.name}/ has undistorted copies"
             )
         note(now, published=True, finished=key, taken=taken)
-    console.info(result.outcome["line"])
+    console.headline(result.outcome["line"])
+    for advice in result.outcome["advice"][:_MOST_ADVICE]:
+        console.headline(f"  what helps: {advice}")
     if result.page is not None:
         console.info(f"map and details: {result.page}")
     return result

@@ -70,7 +70,7 @@ class Registration:
             told = [f"{name} ({reason})" for name, reason in self.left_out]
             parts.append(f"left out: {shortened(told, 5)}")
         parts += [f"reprojection error {evidence.error:.2f} px", f"{evidence.n_points:,} points"]
-        return "; ".join([*parts, f"quality: {self.word}", *self.advice[:2]])
+        return "; ".join([*parts, f"quality: {self.word}"])
 
 
 def registration_of(evidence: Evidence) -> Registration:

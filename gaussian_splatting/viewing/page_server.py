@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import http
+import inspect
 import io
 import logging
 import math
@@ -22,6 +23,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from gaussian_splatting.data.cameras import REFERENCE_NEAR, Camera
+from gaussian_splatting.viewing.page_corrections import correct_response
 from sugar_utils.errors import UserError, explained
 from sugar_utils.flags import integer
 from sugar_utils.libraries import load_package
@@ -74,26 +76,33 @@ def open_server(host: str, port: int, label: str, flag: str = "--port") -> viser
     check_free(host, port, flag)
     # Its messages are for who writes programs with it.
     logging.getLogger("websockets").setLevel(logging.CRITICAL)
-    with contextlib.redirect_stdout(io.StringIO()), _same_origin_only(host):
+    with contextlib.redirect_stdout(io.StringIO()), _guarded_pages(host):
         server = module.ViserServer(host=host, port=port, label=label, verbose=False)
     server.gui.configure_theme(control_width="large", show_share_button=False)
     return server
 
 
 @contextlib.contextmanager
-def _same_origin_only(host: str) -> Iterator[None]:
-    """Servers that start in this context answer requests of other origins with 403."""
+def _guarded_pages(host: str) -> Iterator[None]:
+    """Servers that start in this context answer requests of other origins with 403.
+
+    What they serve is corrected.
+    """
     server = load_package("the viewer", "viser", "websockets.asyncio.server")[0]
     serve = server.serve
 
     def guarded(*arguments: Any, process_request: Callable[..., Any], **how: Any) -> Any:
-        def process(connection: Any, request: Any) -> Any:
+        async def process(connection: Any, request: Any) -> Any:
             origin, asked = request.headers.get("Origin"), request.headers.get("Host", "")
             own = urlsplit(origin or "").netloc == asked
             loopback = host not in _LOCAL or urlsplit(f"//{asked}").hostname in _LOCAL
             if origin is not None and not (own and loopback):
                 return connection.respond(http.HTTPStatus.FORBIDDEN, "foreign origin\n")
-            return process_request(connection, request)
+            response = process_request(connection, request)
+            if inspect.isawaitable(response):
+                response = await response
+            correct_response(response)
+            return response
 
         return serve(*arguments, process_request=process, **how)
 

@@ -35,7 +35,7 @@ from sugar_extractors.texture.placed_export import (
     moved_points,
     placement,
 )
-from sugar_extractors.texture.textured_mesh_io import mesh_files
+from sugar_extractors.texture.textured_mesh_io import MeshStyle, mesh_files
 from sugar_scene import mesh_bound
 from sugar_scene.mesh_bound import BoundCloud
 from sugar_scene.triangle_mesh import open_edge_share
@@ -91,6 +91,10 @@ class ExportOptions:
     normal_map: bool = _flag(
         False, "write the normals of the mesh with all its triangles as a picture, for programs "
         "that light it", no_effect_when="it is an error without --max_triangles",
+    )  # fmt: skip
+    lit: bool = _flag(
+        False, "viewers light the mesh, by a plain material (roughness 1, metallic 0); else they "
+        "show the colours of the texture as they are", no_effect_when="unless --to glb",
     )  # fmt: skip
     repose: Path | None = _flag(
         None, "edited mesh of the refined model, an .obj with the same triangles: its Gaussians "
@@ -333,10 +337,12 @@ def _export_mesh(options: ExportOptions, temporary: Paths, console: Console) -> 
     elif to == "usdz":
         mesh_formats.write_usdz(path, mesh)
     elif to == "glb":
-        textured_mesh_io.write_glb(path, mesh, path, upright)
+        style = MeshStyle(y_up=upright, lit=options.lit)
+        textured_mesh_io.write_glb(path, mesh, options.target, style)
     else:
         files = mesh_files(options.target, glb=False, normal_map=options.normal_map)
-        textured_mesh_io.write_mesh_files({file: temporary[file] for file in files}, mesh)
+        targets = {file: temporary[file] for file in files}
+        textured_mesh_io.write_mesh_files(targets, mesh, MeshStyle(obj_normals=True))
     side, name = mesh.texture.shape[1], options.target.name
     console.info(f"{name}: {mesh.n_faces:,} triangles, {side} texels a side")
     return total

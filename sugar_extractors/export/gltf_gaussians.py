@@ -68,9 +68,11 @@ def write_gltf_gaussians(path: Path, cloud: GaussianCloud) -> None:
         # The extension has no word for it.
         primitive["extras"] = {ANTIALIASED: True}
     content = {
-        **gltf_start(EXTENSION, primitive), "accessors": accessors, "bufferViews": views,
+        **gltf_start(path.name.split(".")[0], primitive, [EXTENSION]),
+        "accessors": accessors,
+        "bufferViews": views,
         "buffers": [{"byteLength": start}],
-    }  # fmt: skip
+    }
     head = glb_head(content, path, "use --to spz")
     with atomic_path(path) as temporary, temporary.open("wb") as file:
         file.write(head)

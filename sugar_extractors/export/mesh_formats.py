@@ -25,16 +25,9 @@ from sugar_extractors.export.usd_process import ANTIALIASED_KEY, WIDTHS
 from sugar_extractors.mesh.meshing_backends import choose_backend
 from sugar_extractors.mesh_quality import Surface
 from sugar_extractors.texture import texture_atlas
+from sugar_extractors.texture.tangent_space import FLAT, encoded, tangent_frames, vertex_normals
 from sugar_extractors.texture.texture_atlas import Atlas
-from sugar_extractors.texture.textured_mesh_io import (
-    FLAT,
-    TexturedMesh,
-    encoded,
-    png_bytes,
-    sample_texture,
-    tangent_frames,
-    vertex_normals,
-)
+from sugar_extractors.texture.textured_mesh_io import TexturedMesh, png_bytes, sample_texture
 from sugar_scene import triangle_mesh
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.errors import UserError
@@ -252,6 +245,7 @@ def transferred(
     fine_normals = vertex_normals(mesh.vertices.float().cpu(), fine_faces)
     picture = torch.full((atlas.side, atlas.side, 3), _GREY, dtype=torch.uint8, device="cpu")
     normals = torch.tensor(FLAT, dtype=torch.uint8, device="cpu").repeat(atlas.side, atlas.side, 1)
+    axes = target.corner_axes() if normal_map else None
     step = max(1, _CHUNK_TEXELS // atlas.side)
     for first in range(0, atlas.side, step):
         end = min(first + step, atlas.side)
@@ -268,8 +262,8 @@ def transferred(
         picture[first:end][at_texels] = (sample_texture(texture, at) * 255).round().to(torch.uint8)
         if normal_map:
             fine = (weights[..., None] * fine_normals[fine_faces[found]]).sum(dim=1)
-            axes = target.corner_axes(torch.from_numpy(rows).long())
-            frames = tangent_frames(*axes, torch.from_numpy(own).float())
+            at_rows = (values[torch.from_numpy(rows).long()] for values in axes)
+            frames = tangent_frames(*at_rows, torch.from_numpy(own).float())
             normals[first:end][at_texels] = encoded(normalize(fine, dim=1), frames)
     # Rows of texels run with v, those of the picture against it.
     kept = normals.flip(0) if normal_map else None

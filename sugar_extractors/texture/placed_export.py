@@ -15,12 +15,13 @@ import numpy as np
 import torch
 
 from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.data.cameras import Camera, middle_of, up_direction, upright_rotation
+from gaussian_splatting.data.cameras import Camera, upright_axes
 from gaussian_splatting.data.names import NameIndex
 from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.formats.moved import GLB_AXES, moved_cloud
 from sugar_extractors.texture import textured_mesh_io
+from sugar_extractors.texture.textured_mesh_io import MeshStyle
 from sugar_utils.errors import Notify, UserError
 from sugar_utils.files import file_digest, read_json, write_json_atomic
 from sugar_utils.flags import positive_float
@@ -81,9 +82,14 @@ def placed_gaussians(obj_path: Path) -> Path:
 
 
 def write_placed(
-    obj_path: Path, scene: Scene, gaussians: Callable[[], GaussianCloud],
-    options: PlacementOptions, glb: bool, notify: Notify,
-) -> None:  # fmt: skip
+    obj_path: Path,
+    scene: Scene,
+    gaussians: Callable[[], GaussianCloud],
+    options: PlacementOptions,
+    glb: bool,
+    notify: Notify,
+    lit: bool = False,
+) -> None:
     """Write the copy of a textured mesh and its Gaussians, unless it is there as asked for."""
     mesh = textured_mesh_io.read_textured_mesh(obj_path)
     vertices = mesh.vertices.numpy().astype(np.float64)
@@ -99,6 +105,7 @@ def write_placed(
         "GLB, whose format wants y up",
         "up": "+y" if upright else None, "unit": "metre" if metric else None,
         "size": size.tolist(), "source": obj_path.name, "source_digest": file_digest(obj_path),
+        "lit": lit,
     }  # fmt: skip
     files = [*textured_mesh_io.mesh_files(target, glb), placed_gaussians(obj_path), note_file]
     if not (all(path.is_file() for path in files) and read_json(note_file) == note):
@@ -106,7 +113,8 @@ def write_placed(
         note_file.unlink(missing_ok=True)
         write_gaussian_ply(placed_gaussians(obj_path), moved_cloud(gaussians(), matrix))
         placed = replace(mesh, vertices=vertices)
-        textured_mesh_io.write_textured_mesh(target, placed, glb=glb, y_up=upright)
+        style = MeshStyle(y_up=upright, lit=lit, obj_normals=True)
+        textured_mesh_io.write_textured_mesh(target, placed, glb=glb, style=style)
         write_json_atomic(note_file, note)
     sides, unit = " x ".join(f"{side:.3g}" for side in size), " m" if metric else ""
     notify(f"placed mesh and Gaussians, {sides}{unit}: {target}")
@@ -117,13 +125,12 @@ def placement(
 ) -> np.ndarray:
     """The (4, 4) matrix from the world of the capture to where the copy stands, for (x, y, z, 1).
 
-    Upright meshes stand on y = 0, the middle of their base at the origin, and face the first camera
-    (+z). Others stay where they are, but for the scale.
+    Upright meshes stand on y = 0, the middle of their base at the origin, and show +z the side that
+    the photographs show. Others stay where they are, but for the scale.
     """
     matrix = np.eye(4)
     if options.orient == "up":
-        up = up_direction(np.stack([camera.rotation for camera in cameras]), points)
-        rotation = upright_rotation(up, cameras[0].center - middle_of(cameras))
+        rotation = upright_axes(cameras, points)
         turned = vertices @ rotation.T
         low, high = np.quantile(turned, (_LOWEST, 1 - _LOWEST), axis=0)
         base = np.array([(low[0] + high[0]) / 2, turned[:, 1].min(), (low[2] + high[2]) / 2])

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Textured meshes as OBJ with MTL and PNG, as one GLB file, and rendered without lighting.
 
-The OBJ is laid out as SuGaR's tools exchange it: positions, three texture coordinates per face,
-then faces, without normals. Face i uses the texture coordinates 3 i + 1 to 3 i + 3.
-
-Normal maps hold normals of a fine mesh in the tangent space of a coarse one, as glTF has it. At
-each corner stand the vertex normal N, the tangent T along u, and the bitangent w N x T along v,
-which points upwards in the picture; in between they are interpolated. T is that of MikkTSpace: as
-no two faces share texture coordinates, the direction of u in the face, made perpendicular to N.
+The OBJ is laid out as SuGaR's tools exchange it: positions, texture coordinates, then faces, and
+normals of the vertices where they are wanted. Corners of faces with the same vertex and the same
+texture coordinate share one line; in the atlas of the original none do, so that face i uses the
+texture coordinates 3 i + 1 to 3 i + 3. The GLB has one vertex per such corner.
 """
 
 from __future__ import annotations
@@ -25,13 +22,17 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import IMAGE_ERRORS
 from gaussian_splatting.formats.moved import GLB_AXES
 from sugar_extractors.texture import materials
 from sugar_extractors.texture.materials import Material
+from sugar_extractors.texture.tangent_space import (
+    corner_tangents,
+    shared_corners,
+    vertex_normals,
+)
 from sugar_scene.triangle_rasterizer import rasterize_triangles
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
@@ -40,7 +41,20 @@ _CHUNK_ROWS = 1 << 16
 _GLB_LIMIT = (1 << 32) - 1
 _JPEG = b"\xff\xd8\xff"
 _LARGE_PNG, _JPEG_QUALITY = 8 << 20, 95
-_FLOAT32, _ARRAY_BUFFER, _TRIANGLES, _LINEAR, _CLAMP = 5126, 34962, 4, 9729, 33071
+
+# Numbers of the glTF 2.0 specification.
+_UINT16 = 5123
+_UINT32 = 5125
+_FLOAT32 = 5126
+_ARRAY_BUFFER = 34962
+_ELEMENT_ARRAY_BUFFER = 34963
+_TRIANGLES = 4
+_LINEAR = 9729
+_LINEAR_MIPMAP_LINEAR = 9987
+_CLAMP = 33071
+_LARGEST_UINT16 = 65_535  # vertices that indices of 16 bits reach: the last number ends a strip
+_UNLIT = "KHR_materials_unlit"
+_VARIANTS = "KHR_materials_variants"
 
 
 @dataclass(frozen=True)
@@ -60,11 +74,13 @@ class TexturedMesh:
     def to(self, device: torch.device | str) -> TexturedMesh:
         return TexturedMesh(*(t if t is None else t.to(device) for t in vars(self).values()))
 
-    def corner_axes(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Vertex normals and tangents at the corners of some faces. (R, 3, 3), (R, 3, 4)"""
-        vertices, faces = self.vertices.float(), self.faces[rows]
-        normals = vertex_normals(vertices, self.faces)
-        return normals[faces], corner_tangents(vertices, faces, self.uvs[rows], normals)
+    def corner_axes(self, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Vertex normals and tangents at the corners of all or some faces. (R, 3, 3), (R, 3, 4)"""
+        normals = written_normals(self)
+        tangents = corner_tangents(self.vertices.float(), self.faces, self.uvs, normals)
+        if rows is None:
+            return normals[self.faces], tangents
+        return normals[self.faces[rows]], tangents[rows]
 
 
 def mesh_files(obj_path: Path, glb: bool, normal_map: bool = False) -> list[Path]:
@@ -74,19 +90,31 @@ def mesh_files(obj_path: Path, glb: bool, normal_map: bool = False) -> list[Path
     return [*normals, *(obj_path.with_suffix(suffix) for suffix in suffixes)]
 
 
+@dataclass(frozen=True)
+class MeshStyle:
+    """How the files of a textured mesh are written."""
+
+    y_up: bool = False  # whether y is up already; else the GLB is turned from the capture's axes
+    lit: bool = False  # whether viewers light the GLB; else they show the colours of the texture
+    # Whether the OBJ has normals of the vertices, which the original does not write.
+    obj_normals: bool = False
+
+
 def write_textured_mesh(
-    obj_path: Path, mesh: TexturedMesh, *, glb: bool = True, y_up: bool = False
+    obj_path: Path, mesh: TexturedMesh, *, glb: bool = True, style: MeshStyle = MeshStyle()
 ) -> list[Path]:
     """Write OBJ, MTL, PNG and, if wanted, GLB; the OBJ last, so that its picture is there."""
     paths = mesh_files(obj_path, glb)
     with ExitStack() as stack:
         # The last one to be entered takes its final name first.
         targets = {path: stack.enter_context(atomic_path(path)) for path in reversed(paths)}
-        write_mesh_files(targets, mesh, y_up)
+        write_mesh_files(targets, mesh, style)
     return paths
 
 
-def write_mesh_files(targets: Mapping[Path, Path], mesh: TexturedMesh, y_up: bool = False) -> None:
+def write_mesh_files(
+    targets: Mapping[Path, Path], mesh: TexturedMesh, style: MeshStyle = MeshStyle()
+) -> None:
     """Write the files of a textured mesh under other names than they will have."""
     # Of two pictures the texture is the last.
     names = {path.suffix: path for path in sorted(targets, key=lambda path: -len(path.name))}
@@ -100,20 +128,20 @@ def write_mesh_files(targets: Mapping[Path, Path], mesh: TexturedMesh, y_up: boo
         material += f"\nmap_Bump {picture.name}\nnorm {picture.name}"
     targets[names[".mtl"]].write_bytes(material.encode())
     with targets[names[".obj"]].open("wb") as file:
-        file.writelines(obj_chunks(mesh, names[".mtl"].name))
+        file.writelines(obj_chunks(mesh, names[".mtl"].name, style.obj_normals))
     if ".glb" in names:
-        write_glb(targets[names[".glb"]], mesh, names[".glb"], y_up, png)
+        write_glb(targets[names[".glb"]], mesh, names[".glb"], style, png)
 
 
 def write_glb(
-    target: Path, mesh: TexturedMesh, path: Path, y_up: bool, png: bytes | None = None
+    target: Path, mesh: TexturedMesh, path: Path, style: MeshStyle, png: bytes | None = None
 ) -> None:
     """Write the one-file form; ``path`` is what errors call it."""
     png = png or png_bytes(mesh.texture)
     # Web pages load it: JPEG where PNG is large.
     small = png if len(png) <= _LARGE_PNG else jpeg_bytes(mesh.texture, _JPEG_QUALITY)
     with target.open("wb") as file:
-        file.writelines(glb_chunks(mesh, small, path, y_up))
+        file.writelines(glb_chunks(mesh, small, path, style))
 
 
 def png_bytes(texture: Tensor) -> bytes:
@@ -132,22 +160,26 @@ def jpeg_bytes(texture: Tensor, quality: int = 85) -> bytes:
     return buffer.getvalue()
 
 
-def obj_chunks(mesh: TexturedMesh, material_name: str) -> Iterator[bytes]:
+def obj_chunks(mesh: TexturedMesh, material_name: str, normals: bool = False) -> Iterator[bytes]:
+    """The text of an OBJ in parts; normals of the vertices where wanted, or for a normal map."""
     yield f"\nmtllib {material_name}\nusemtl mesh\n\n".encode()
+    shared = shared_corners(mesh.faces, mesh.uvs)
     # Nine digits give every float32 back as it was.
     yield from _lines("v %.9g %.9g %.9g\n", mesh.vertices.cpu().numpy())
-    yield from _lines("vt %.9g %.9g\n", mesh.uvs.reshape(-1, 2).cpu().numpy())
-    faces, columns, line = mesh.faces.cpu().numpy(), [0, 1], "f %d/%d %d/%d %d/%d\n"
-    if mesh.normal_map is not None:
-        normals = vertex_normals(mesh.vertices.float(), mesh.faces)
-        yield from _lines("vn %.6g %.6g %.6g\n", normals.cpu().numpy())
-        columns, line = [0, 1, 0], "f %d/%d/%d %d/%d/%d %d/%d/%d\n"
+    yield from _lines("vt %.9g %.9g\n", shared.uvs.cpu().numpy())
+    faces = mesh.faces.cpu().numpy()
+    columns = [faces, shared.rows.cpu().numpy()]
+    corner = "%d/%d"
+    if normals or mesh.normal_map is not None:
+        yield from _lines("vn %.6g %.6g %.6g\n", written_normals(mesh).cpu().numpy())
+        columns.append(faces)
+        corner = "%d/%d/%d"
+    line = f"f {corner} {corner} {corner}\n"
     for first in range(0, len(faces), _CHUNK_ROWS):
-        chunk = faces[first : first + _CHUNK_ROWS]
-        corners = np.arange(3 * first, 3 * (first + len(chunk))).reshape(-1, 3)
-        table = np.stack([(chunk, corners)[k] for k in columns], axis=2).reshape(len(chunk), -1) + 1
+        chunks = [column[first : first + _CHUNK_ROWS] + 1 for column in columns]
+        table = np.stack(chunks, axis=2)
         text = line * len(table) % tuple(table.ravel().tolist())
-        yield (text if first + len(chunk) < len(faces) else text[:-1]).encode()
+        yield (text if first + len(table) < len(faces) else text[:-1]).encode()
 
 
 def _lines(pattern: str, rows: np.ndarray) -> Iterator[bytes]:
@@ -157,44 +189,151 @@ def _lines(pattern: str, rows: np.ndarray) -> Iterator[bytes]:
 
 
 def glb_chunks(
-    mesh: TexturedMesh, picture: bytes, path: Path, y_up: bool = False, *, variants: bool = False
+    mesh: TexturedMesh,
+    picture: bytes,
+    path: Path,
+    style: MeshStyle = MeshStyle(),
+    *,
+    variants: bool = False,
 ) -> Iterator[bytes]:
-    """A binary glTF 2.0 file in parts: one mesh, its picture inside, no lighting.
+    """A binary glTF 2.0 file in parts: one mesh, its picture inside.
 
     glTF wants y up and z towards the viewer, a capture in COLMAP's axes has y down and z forward.
-    Corners are not shared, because every face has its own place in the picture.
-    ``KHR_materials_unlit`` shows the colours of the photographs; normals need light.
+    ``KHR_materials_unlit`` shows the colours of the photographs; a mesh with a normal map is lit.
+
+    Args:
+        picture: The texture as PNG or JPEG.
+        path: What the mesh is called after, and what errors call the file.
+        variants: Add a second material, grey clay that is lit.
     """
-    if not y_up:
+    if not style.y_up:
         turn = mesh.vertices.new_tensor(np.diag(GLB_AXES)[:3])
         mesh = replace(mesh, vertices=mesh.vertices.float() * turn)
-    n_corners, normals = 3 * mesh.n_faces, b""
-    sizes = [12 * n_corners, 8 * n_corners, len(picture)]
+    binary = _BinaryPart()
+    material, extensions = _material(lit=style.lit or mesh.normal_map is not None)
+    primitive = {
+        "attributes": _add_corners(binary, mesh),
+        "indices": len(binary.accessors) - 1,
+        "material": 0,
+        "mode": _TRIANGLES,
+    }
+    content = gltf_start(path.stem, primitive, extensions)
+    content["materials"] = [material]
+    content["samplers"] = [
+        {
+            "magFilter": _LINEAR,
+            "minFilter": _LINEAR_MIPMAP_LINEAR,
+            "wrapS": _CLAMP,
+            "wrapT": _CLAMP,
+        }
+    ]
+    content["textures"] = [{"sampler": 0, "source": 0}]
+    content["images"] = [binary.add_picture(picture)]
     if mesh.normal_map is not None:
-        # Numbers begin at multiples of four bytes.
-        n_picture, picture = len(picture), picture + b"\0" * (-len(picture) % 4)
-        normals = png_bytes(mesh.normal_map)
-        sizes = [*sizes[:2], len(picture), 12 * n_corners, 16 * n_corners, len(normals)]
-    content = _gltf(mesh, sizes, picture)
-    if normals:
-        _add_normal_map(content)
-        content["bufferViews"][2]["byteLength"] = n_picture
+        content["textures"].append({"sampler": 0, "source": 1})
+        content["images"].append(binary.add_picture(png_bytes(mesh.normal_map)))
+        material["normalTexture"] = {"index": 1}
     if variants:
         _add_clay(content)
+    content["accessors"] = binary.accessors
+    content["bufferViews"] = binary.views
+    content["buffers"] = [{"byteLength": binary.size}]
     yield glb_head(content, path, "use --export_glb False")
-    vertices = mesh.vertices.float().cpu()
-    for faces in mesh.faces.cpu().split(_CHUNK_ROWS):
-        yield vertices[faces].numpy().astype("<f4").tobytes()
-    for uvs in mesh.uvs.cpu().split(_CHUNK_ROWS):
-        # The picture's first row is v = 0 here.
-        yield (uvs.numpy() * (1, -1) + (0, 1)).astype("<f4").tobytes()
-    yield picture
-    if normals:
-        axes = mesh.corner_axes(torch.arange(mesh.n_faces, device=mesh.faces.device))
-        for values in axes:
-            yield values.cpu().numpy().astype("<f4").tobytes()
-        yield normals
-    yield b"\0" * (-sum(sizes) % 4)
+    yield from binary.parts
+
+
+class _BinaryPart:
+    """The binary part of a GLB under construction, and what the JSON part says of it."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self.size = 0
+        self.views: list[dict[str, Any]] = []
+        self.accessors: list[dict[str, Any]] = []
+
+    def add_view(self, content: bytes, target: int | None = None) -> int:
+        """Append bytes and return the number of their view; all begin at multiples of four."""
+        view = {"buffer": 0, "byteOffset": self.size, "byteLength": len(content)}
+        if target is not None:
+            view["target"] = target
+        padding = b"\0" * (-len(content) % 4)
+        self.parts += [content, padding]
+        self.size += len(content) + len(padding)
+        self.views.append(view)
+        return len(self.views) - 1
+
+    def add_floats(self, values: Tensor, bounds: bool = False) -> int:
+        """Append one vector per vertex, (C, N), and return the number of its accessor."""
+        array = values.float().cpu().numpy().astype("<f4")
+        accessor = {
+            "bufferView": self.add_view(array.tobytes(), _ARRAY_BUFFER),
+            "componentType": _FLOAT32,
+            "count": len(array),
+            "type": f"VEC{array.shape[1]}",
+        }
+        if bounds:
+            accessor["min"] = array.min(axis=0).tolist()
+            accessor["max"] = array.max(axis=0).tolist()
+        self.accessors.append(accessor)
+        return len(self.accessors) - 1
+
+    def add_indices(self, rows: Tensor, n_vertices: int) -> int:
+        """Append the vertices of triangles, (F, 3), and return the number of the accessor."""
+        short = n_vertices <= _LARGEST_UINT16
+        array = rows.cpu().numpy().astype("<u2" if short else "<u4")
+        self.accessors.append(
+            {
+                "bufferView": self.add_view(array.tobytes(), _ELEMENT_ARRAY_BUFFER),
+                "componentType": _UINT16 if short else _UINT32,
+                "count": array.size,
+                "type": "SCALAR",
+            }
+        )
+        return len(self.accessors) - 1
+
+    def add_picture(self, picture: bytes) -> dict[str, Any]:
+        """Append a PNG or JPEG and return its entry among the images."""
+        kind = "jpeg" if picture.startswith(_JPEG) else "png"
+        return {"bufferView": self.add_view(picture), "mimeType": f"image/{kind}"}
+
+
+def _add_corners(binary: _BinaryPart, mesh: TexturedMesh) -> dict[str, int]:
+    """Append the vertices and, last, the indices; return the accessors of the attributes."""
+    tangents = sides = None
+    if mesh.normal_map is not None:
+        tangents = mesh.corner_axes()[1]
+        sides = tangents[:, 0, 3]
+    shared = shared_corners(mesh.faces, mesh.uvs, sides)
+    # The picture's first row is v = 0 here.
+    places = shared.uvs * shared.uvs.new_tensor([1, -1]) + shared.uvs.new_tensor([0, 1])
+    attributes = {
+        "POSITION": binary.add_floats(mesh.vertices[shared.vertices], bounds=True),
+        "NORMAL": binary.add_floats(written_normals(mesh)[shared.vertices]),
+        "TEXCOORD_0": binary.add_floats(places),
+    }
+    if tangents is not None:
+        at_corners = tangents.new_empty(len(shared.vertices), 4)
+        at_corners[shared.rows.reshape(-1)] = tangents.reshape(-1, 4)
+        attributes["TANGENT"] = binary.add_floats(at_corners)
+    binary.add_indices(shared.rows, len(shared.vertices))
+    return attributes
+
+
+def _material(lit: bool) -> tuple[dict[str, Any], list[str]]:
+    """The material of the texture, and the extensions that it uses."""
+    material: dict[str, Any] = {
+        "name": "mesh",
+        "doubleSided": True,
+        "pbrMetallicRoughness": {
+            "baseColorTexture": {"index": 0},
+            "metallicFactor": 0.0,
+            "roughnessFactor": 1.0,
+        },
+    }
+    if lit:
+        return material, []
+    material["extensions"] = {_UNLIT: {}}
+    return material, [_UNLIT]
 
 
 def glb_head(content: dict[str, Any], path: Path, instead: str) -> bytes:
@@ -209,75 +348,37 @@ def glb_head(content: dict[str, Any], path: Path, instead: str) -> bytes:
     return head + text + struct.pack("<I4s", n_binary, b"BIN\0")
 
 
-def gltf_start(extension: str, primitive: dict[str, Any]) -> dict[str, Any]:
-    """What a glTF of one mesh begins with."""
-    return {
-        "asset": {"version": "2.0", "generator": "sugar-trainer"}, "extensionsUsed": [extension],
-        "scene": 0, "scenes": [{"nodes": [0]}], "nodes": [{"mesh": 0}],
-        "meshes": [{"primitives": [primitive]}],
-    }  # fmt: skip
-
-
-def _gltf(mesh: TexturedMesh, sizes: list[int], picture: bytes) -> dict[str, Any]:
-    """The JSON part of a GLB: positions, texture coordinates and picture, in this order."""
-    views = [
-        {"buffer": 0, "byteOffset": sum(sizes[:k]), "byteLength": size}
-        for k, size in enumerate(sizes)
-    ]
-    for view in views[:2]:
-        view["target"] = _ARRAY_BUFFER
-    corners = mesh.vertices[mesh.faces.unique()].float()
-    accessor = {"componentType": _FLOAT32, "count": 3 * mesh.n_faces}
-    bounds = {"min": corners.amin(dim=0).tolist(), "max": corners.amax(dim=0).tolist()}
-    primitive = {
-        "attributes": {"POSITION": 0, "TEXCOORD_0": 1}, "material": 0, "mode": _TRIANGLES
-    }  # fmt: skip
-    metal = {"baseColorTexture": {"index": 0}, "metallicFactor": 0.0, "roughnessFactor": 1.0}
-    material = {
-        "name": "mesh", "doubleSided": True, "pbrMetallicRoughness": metal,
-        "extensions": {"KHR_materials_unlit": {}},
-    }  # fmt: skip
-    kind = "jpeg" if picture.startswith(_JPEG) else "png"
-    return {
-        **gltf_start("KHR_materials_unlit", primitive), "materials": [material],
-        "textures": [{"sampler": 0, "source": 0}],
-        # Smaller copies of the picture would mix the colours of unrelated faces.
-        "samplers": [dict(magFilter=_LINEAR, minFilter=_LINEAR, wrapS=_CLAMP, wrapT=_CLAMP)],
-        "images": [{"bufferView": 2, "mimeType": f"image/{kind}"}],
-        "accessors": [
-            {"bufferView": 0, "type": "VEC3", **accessor, **bounds},
-            {"bufferView": 1, "type": "VEC2", **accessor},
-        ],
-        "bufferViews": views, "buffers": [{"byteLength": -(-sum(sizes) // 4) * 4}],
-    }  # fmt: skip
-
-
-def _add_normal_map(content: dict[str, Any]) -> None:
-    """Normals, tangents and their picture: the last three parts of the file; lit by the viewer."""
-    count = content["accessors"][0]["count"]
-    kinds = ("NORMAL", "VEC3"), ("TANGENT", "VEC4")
-    for view, (name, kind) in enumerate(kinds, start=3):
-        content["meshes"][0]["primitives"][0]["attributes"][name] = len(content["accessors"])
-        content["bufferViews"][view]["target"] = _ARRAY_BUFFER
-        accessor = {"bufferView": view, "type": kind, "componentType": _FLOAT32, "count": count}
-        content["accessors"].append(accessor)
-    content["images"].append({"bufferView": 5, "mimeType": "image/png"})
-    content["textures"].append({"sampler": 0, "source": 1})
-    content["materials"][0]["normalTexture"] = {"index": 1}
-    del content["extensionsUsed"], content["materials"][0]["extensions"]
+def gltf_start(name: str, primitive: dict[str, Any], extensions: Sequence[str]) -> dict[str, Any]:
+    """The JSON part of a glTF of one mesh, without its buffers."""
+    content: dict[str, Any] = {
+        "asset": {"version": "2.0", "generator": "sugar-trainer"},
+        "scene": 0,
+        "scenes": [{"nodes": [0]}],
+        "nodes": [{"name": name, "mesh": 0}],
+        "meshes": [{"name": name, "primitives": [primitive]}],
+    }
+    if extensions:
+        content["extensionsUsed"] = list(extensions)
+    return content
 
 
 def _add_clay(content: dict[str, Any]) -> None:
     """A second material, lit by the viewer, and names for both."""
-    color, variants = [0.6, 0.6, 0.58, 1.0], "KHR_materials_variants"
-    metal = {"baseColorFactor": color, "metallicFactor": 0.0, "roughnessFactor": 0.9}
-    clay = {"name": "clay", "doubleSided": True, "pbrMetallicRoughness": metal}
+    clay = {
+        "name": "clay",
+        "doubleSided": True,
+        "pbrMetallicRoughness": {
+            "baseColorFactor": [0.6, 0.6, 0.58, 1.0],
+            "metallicFactor": 0.0,
+            "roughnessFactor": 0.9,
+        },
+    }
     content["materials"].append(clay)
-    content["extensionsUsed"].append(variants)
-    content["extensions"] = {variants: {"variants": [{"name": "textured"}, {"name": "clay"}]}}
+    content.setdefault("extensionsUsed", []).append(_VARIANTS)
+    content["extensions"] = {_VARIANTS: {"variants": [{"name": "textured"}, {"name": "clay"}]}}
     mappings = [{"material": k, "variants": [k]} for k in range(2)]
     (primitive,) = content["meshes"][0]["primitives"]
-    primitive["extensions"] = {variants: {"mappings": mappings}}
+    primitive["extensions"] = {_VARIANTS: {"mappings": mappings}}
 
 
 def read_textured_mesh(path: Path) -> TexturedMesh:
@@ -409,47 +510,8 @@ def sample_texture(texture: Tensor, uvs: Tensor) -> Tensor:
     return (along(y0) * (1 - y_share) + along(y1) * y_share) / 255
 
 
-FLAT = 128, 128, 255  # a normal that does not differ from the mesh's own
-
-
-def vertex_normals(vertices: Tensor, faces: Tensor) -> Tensor:
-    """Unit normals, those of adjacent faces weighted by area. (V, 3), (F, 3) -> (V, 3)"""
-    a, b, c = vertices[faces].unbind(1)
-    sums = torch.zeros_like(vertices)
-    sums.index_add_(0, faces.flatten(), torch.linalg.cross(b - a, c - a).repeat_interleave(3, 0))
-    return normalize(sums, dim=1)
-
-
-def corner_tangents(vertices: Tensor, faces: Tensor, uvs: Tensor, normals: Tensor) -> Tensor:
-    """Tangents at the corners, and w, the side of the bitangent. (F, 3, 4)
-
-    Texture coordinates, v upwards, (F, 3, 2), are of no two faces the same. normals: (V, 3)
-    """
-    corners, normals = vertices[faces], normals[faces]
-    (e1, e2), (d1, d2) = ((x[:, 1:] - x[:, :1]).unbind(1) for x in (corners, uvs))
-    side = torch.where(d1[:, 0] * d2[:, 1] < d1[:, 1] * d2[:, 0], -1.0, 1.0)
-    along_u = (e1 * d2[:, 1:] - e2 * d1[:, 1:]) * side[:, None]
-    along_u = along_u[:, None].expand_as(normals)
-    tangents = normalize(along_u - normals * (normals * along_u).sum(dim=2, keepdim=True), dim=2)
-    return torch.cat([tangents, side[:, None, None].expand(-1, 3, 1)], dim=2)
-
-
-def tangent_frames(normals: Tensor, tangents: Tensor, weights: Tensor) -> Tensor:
-    """Axes T, B and N as columns at places of faces. (P, 3, 3)
-
-    normals, tangents: at the corners of their faces, (P, 3, 3) and (P, 3, 4); weights: barycentric
-    coordinates, (P, 3)
-    """
-    normal = normalize((normals * weights[..., None]).sum(dim=1), dim=1)
-    tangent = normalize((tangents[..., :3] * weights[..., None]).sum(dim=1), dim=1)
-    bitangent = torch.linalg.cross(normal, tangent) * tangents[:, 0, 3:]
-    return torch.stack([tangent, bitangent, normal], dim=2)
-
-
-def encoded(normals: Tensor, frames: Tensor) -> Tensor:
-    """World normals as colours of a normal map. (P, 3), (P, 3, 3) -> (P, 3) uint8"""
-    one = torch.eye(3, dtype=frames.dtype, device=frames.device)
-    usable = torch.linalg.det(frames).abs() > 1e-3
-    own = torch.linalg.solve(torch.where(usable[:, None, None], frames, one), normals)
-    colors = ((normalize(own, dim=1) + 1) * 127.5).round().to(torch.uint8)
-    return torch.where(usable[:, None], colors, colors.new_tensor(FLAT))
+def written_normals(mesh: TexturedMesh) -> Tensor:
+    """Vertex normals as files want them, all of length 1. (V, 3) float32"""
+    normals = vertex_normals(mesh.vertices.float(), mesh.faces)
+    missing = normals.norm(dim=1) < 0.5
+    return torch.where(missing[:, None], normals.new_tensor([0.0, 0.0, 1.0]), normals)

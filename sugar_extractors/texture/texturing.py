@@ -45,7 +45,12 @@ from sugar_extractors.texture import texture_atlas as atlases
 from sugar_extractors.texture.photo_baking import Resolution, bake_photographs
 from sugar_extractors.texture.placed_export import PlacementOptions, scale_of, write_placed
 from sugar_extractors.texture.texture_baking import Baker, BakingConfig, ViewSource
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh, mesh_files, write_mesh_files
+from sugar_extractors.texture.textured_mesh_io import (
+    MeshStyle,
+    TexturedMesh,
+    mesh_files,
+    write_mesh_files,
+)
 from sugar_scene.geometry import neighbor_opacities
 from sugar_scene.mesh_bound import LAYOUTS, BoundCloud, bound_cloud_from_state
 from sugar_scene.triangle_mesh import edge_keys
@@ -165,6 +170,10 @@ class TextureOptions(CaptureOptions):
         ITERATIONS, "rings of border triangles to peel off", parse=flags.non_negative_int
     )
     export_glb: bool = _flag(True, "write the textured mesh as one .glb file, too")
+    lit: bool = _flag(
+        False, "viewers light the .glb, by a plain material (roughness 1, metallic 0); else they "
+        "show the colours of the texture as they are", no_effect_when="with --export_glb False",
+    )  # fmt: skip
     placement: PlacementOptions = PlacementOptions()
     white_background: bool = white_background()
     random_seed: int = _alone(
@@ -198,6 +207,7 @@ class TextureOptions(CaptureOptions):
             "depth_tolerance": self.baking.depth_tolerance,
             "cosine_power": self.baking.cosine_power, **size, "postprocess": self.postprocess_mesh,
             "white_background": self.white_background, **peeling,
+            **({"lit": True} if self.lit else {}),
         }  # fmt: skip
 
     def inputs(self, scene: Scene) -> dict[str, Any]:
@@ -252,7 +262,7 @@ def extract_textured_mesh(
                 _texture(options, identity, cloud, scene, store, exposures, console)
         if options.placement.wanted:
             how = options.placement, options.export_glb, console.info
-            write_placed(target, scene, lambda: read().freed(), *how)
+            write_placed(target, scene, lambda: read().freed(), *how, lit=options.lit)
     return target
 
 
@@ -389,7 +399,8 @@ def _texture(
         return {**result, "write_seconds": round(time.monotonic() - finished, 2)}
 
     with publish(mesh_files(options.obj_path, options.export_glb), identity, figures) as targets:
-        write_mesh_files(targets, mesh)
+        # The OBJ of this folder is laid out as the original's, which has no normals.
+        write_mesh_files(targets, mesh, MeshStyle(lit=options.lit))
     console.info(
         f"texture {atlas.side} x {atlas.side}, {100 * result['seen_face_share']:.1f} % of the "
         f"triangles seen ({time.monotonic() - start:.1f} s): {options.obj_path}"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How good the results of a pipeline are, in a word and a reason, from figures of their views.
 
-A word is about what a stage made; that of the whole is the worst of what is handed out.
+A grade is about what a stage made; that of the whole is the worst of what is handed out.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ N_VIEWS = 8  # views on which a mesh is measured
 _MIN_PIXELS = 50
 
 
-class Verdict(NamedTuple):
-    """A word and the figure, or figures, that it comes from."""
+class Grade(NamedTuple):
+    """A word for the quality and the figure, or figures, that it comes from."""
 
     word: Word
     reason: str
@@ -47,13 +47,13 @@ class Verdict(NamedTuple):
         return f"{self.word}: {self.reason}"
 
 
-def worst(verdicts: Sequence[Verdict]) -> Verdict | None:
-    """The verdict with the worst word; the first of several. None where there is none."""
-    return max(verdicts, key=lambda one: WORDS.index(one.word), default=None)
+def worst(grades: Sequence[Grade]) -> Grade | None:
+    """The grade with the worst word; the first of several. None where there is none."""
+    return max(grades, key=lambda one: WORDS.index(one.word), default=None)
 
 
-def judge_model(health: Mapping[str, Any], held_out: bool) -> Verdict | None:
-    """Judge trained Gaussians by their views; None where nothing was measured.
+def grade_model(health: Mapping[str, Any], held_out: bool) -> Grade | None:
+    """Grade trained Gaussians by their views; None where nothing was measured.
 
     Args:
         health: Of the run's record: ``psnr``, and ``gap``, ``mask_iou`` where they are known.
@@ -61,36 +61,36 @@ def judge_model(health: Mapping[str, Any], held_out: bool) -> Verdict | None:
     """
     problem = problem_of(health)
     if problem is not None:
-        return Verdict("poor", problem)
+        return Grade("poor", problem)
     value = health.get("psnr")
     if value is None:
         return None
-    verdicts = [_by_psnr(value, 0.0 if held_out else TRAINING_BONUS, _views(held_out))]
+    grades = [_by_psnr(value, 0.0 if held_out else TRAINING_BONUS, _views(held_out))]
     gap = health.get("gap")
     if gap is not None and gap >= LARGE_GAP:
         reason = f"views that were trained on are {gap:.1f} dB better than held-out ones"
-        verdicts.append(Verdict("usable", reason))
-    return worst(verdicts)
+        grades.append(Grade("usable", reason))
+    return worst(grades)
 
 
-def judge_mesh(figures: Mapping[str, Any]) -> Verdict | None:
-    """Judge a mesh by :func:`mesh_health`; None where nothing was measured."""
+def grade_mesh(figures: Mapping[str, Any]) -> Grade | None:
+    """Grade a mesh by :func:`mesh_health`; None where nothing was measured."""
     problem = problem_of(figures)
     if problem is not None:
-        return Verdict("poor", problem)
-    verdicts = []
+        return Grade("poor", problem)
+    grades = []
     iou = figures.get("mask_iou")
     if iou is not None:
         words = f"the mesh fills the masks to {iou:.0%} (intersection over union)"
-        verdicts.append(Verdict(_word(iou, GOOD_IOU, USABLE_IOU), words))
+        grades.append(Grade(_word(iou, GOOD_IOU, USABLE_IOU), words))
     holes = figures.get("hole_share")
     if holes is not None:
         words = f"holes are {holes:.1%} of what the views show of the mesh"
-        verdicts.append(Verdict(_word(-holes, -GOOD_HOLES, -USABLE_HOLES), words))
+        grades.append(Grade(_word(-holes, -GOOD_HOLES, -USABLE_HOLES), words))
     value = figures.get("psnr")
     if value is not None:
-        verdicts.append(_by_psnr(value, -TEXTURE_MALUS, "the textured mesh against photographs"))
-    return worst(verdicts)
+        grades.append(_by_psnr(value, -TEXTURE_MALUS, "the textured mesh against photographs"))
+    return worst(grades)
 
 
 def loses(refined: Mapping[str, Any], coarse: Mapping[str, Any]) -> float:
@@ -155,9 +155,9 @@ def holes_in(covered: Tensor, mask: Tensor | None) -> Tensor:
     return holes if mask is None else holes & mask
 
 
-def _by_psnr(value: float, shift: float, views: str) -> Verdict:
+def _by_psnr(value: float, shift: float, views: str) -> Grade:
     word = _word(value, GOOD_PSNR + shift, USABLE_PSNR + shift)
-    return Verdict(word, f"{views} {value:.1f} dB")
+    return Grade(word, f"{views} {value:.1f} dB")
 
 
 def _views(held_out: bool) -> str:
