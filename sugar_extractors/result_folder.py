@@ -98,9 +98,12 @@ def write_result_folder(
     current = _is_current(note_file, identity)
     if current and all(path.is_file() for path in files):
         return files
-    # Without it the files of two runs are not taken for one.
-    note_file.unlink(missing_ok=True)
-    for path in _all_files(folder):
+    earlier_files = [note_file, *_all_files(folder)]
+    for path in earlier_files:
+        if path.is_dir():
+            raise UserError(f"{path}: is a folder; move it away")
+    # Without the first one the files of two runs are not taken for one.
+    for path in earlier_files:
         path.unlink(missing_ok=True)
     cloud = None if results.splats is None else results.read_splats()
     vertices = _places(results, cloud)

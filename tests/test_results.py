@@ -156,6 +156,17 @@ def test_a_folder_without_locks_is_used_all_the_same(tmp_path, monkeypatch):
         pass
 
 
+@pytest.mark.parametrize("name", ["transform.json", "splats.ply"])
+def test_a_folder_in_the_place_of_a_file_to_take_away_is_one_line(tmp_path, name):
+    tiny = make_tiny_scene(tmp_path / "scene", 4)
+    write_gaussian_ply(tmp_path / "a.ply", tiny.cloud)
+    scene = load_scene(tiny.root, size_rule=VanillaSize(-1), notify=pytest.fail)
+    results = HandedOut(None, tmp_path / "a.ply", lambda: tiny.cloud)
+    (tmp_path / "out" / name).mkdir(parents=True)
+    with pytest.raises(UserError, match=f"{name}: is a folder; move it away"):
+        write_result_folder(tmp_path / "out", results, scene, PlacementOptions())
+
+
 @pytest.mark.parametrize("damage", ["", "[1, 2]", '{"matrix": [[1]]}', "another matrix"])
 def test_a_damaged_transform_is_written_again(tmp_path, damage):
     tiny = make_tiny_scene(tmp_path / "scene", 4)

@@ -37,6 +37,7 @@ _NOISE = re.compile(
     re.MULTILINE,
 )
 _WARNING_LINE = re.compile(r"^warning: .*\n", re.MULTILINE)
+_NOTE_LINE = re.compile(r"^note: .* is taken for --.*\n", re.MULTILINE)
 _FALLBACK = "the checkpoint before it is tried"
 
 
@@ -122,7 +123,9 @@ def judge_output(
     noise = _NOISE.search(both)
     if noise:
         faults["noise"] = repr(both[max(0, noise.start() - 60) : noise.start() + 200])
-    err = _WARNING_LINE.sub("", outcome.err) if warnings else outcome.err
+    err = _NOTE_LINE.sub("", outcome.err)
+    if warnings:
+        err = _WARNING_LINE.sub("", err)
     # str.splitlines would also split at separators that terminals do not know.
     one_line = err.startswith("error: ") and err.count("\n") == 1 and err.endswith("\n")
     if faults:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -177,6 +178,10 @@ def gaussians_variant(name: str) -> Callable[[Path, Random], Variant]:
             return _ply_variant(root, path, draw)
         if name.endswith(".spz"):
             return _spz_variant(path, cloud, draw)
+        if name == "b.compressed.ply":
+            return _compressed_variant(path, cloud, draw)
+        if name.endswith(".glb"):
+            return _gltf_variant(path, cloud, draw)
         FORMATS[name](path, cloud)
         return Variant("as it was")
 
@@ -198,6 +203,58 @@ def _without_gaussians(path: Path, cloud: GaussianCloud) -> Variant:
     else:
         path.write_bytes(b"")
     return Variant("no Gaussians", ends=REFUSED)
+
+
+def _compressed_variant(path: Path, cloud: GaussianCloud, draw: Random) -> Variant:
+    bands = draw.randrange(4)
+    cloud.sh_rest[:, (bands + 1) ** 2 - 1 :] = 0
+    with_bounds = draw.random() < 0.5
+    changed: Facts = {"bands": facts_of_cloud(cloud, np.zeros(3))["bands"]}
+    if not with_bounds:
+        # Colours without bounds are from 0 to 1.
+        cloud.sh_dc.clamp_(-1.7, 1.7)
+    write_compressed(path, cloud, bands, with_bounds)
+    return Variant(f"{bands} bands, bounds of colours: {with_bounds}", changed=changed)
+
+
+def _gltf_variant(path: Path, cloud: GaussianCloud, draw: Random) -> Variant:
+    """A glTF whose opacities and rotations are whole numbers, or whose JSON is spaced."""
+    write_gltf_gaussians(path, cloud)
+    data = path.read_bytes()
+    (length,) = struct.unpack_from("<I", data, 12)
+    content = json.loads(data[20 : 20 + length])
+    binary = bytearray(data[28 + length :])
+    form = draw.choice(("bytes", "shorts", "spaces", "names", "moved", "two"))
+    attributes = content["meshes"][0]["primitives"][0]["attributes"]
+    ends = ("accepted",)
+    if form in ("bytes", "shorts"):
+        kind, number, most = (np.uint8, 5121, 255) if form == "bytes" else (np.uint16, 5123, 65535)
+        values = torch.sigmoid(cloud.opacity_logits).numpy().ravel()
+        raw = np.rint(values * most).astype(kind).tobytes()
+        view = {"buffer": 0, "byteOffset": len(binary), "byteLength": len(raw)}
+        accessor = {"bufferView": len(content["bufferViews"]), "componentType": number,
+                    "count": len(values), "type": "SCALAR", "normalized": True}  # fmt: skip
+        opacity = next(name for name in attributes if name.endswith("OPACITY"))
+        attributes[opacity] = len(content["accessors"])
+        content["bufferViews"].append(view)
+        content["accessors"].append(accessor)
+        binary += raw + b"\0" * (-len(raw) % 4)
+        content["buffers"][0]["byteLength"] = len(binary)
+    elif form == "names":
+        content["nodes"][0]["name"] = "Größe 写真"
+        content["extras"] = {"a": [None, {}]}
+    elif form == "moved":
+        content["nodes"][0]["translation"] = [1.0, 2.0, 3.0]
+        ends = REFUSED
+    elif form == "two":
+        content["meshes"][0]["primitives"] *= 2
+        ends = REFUSED
+    text = json.dumps(content, indent=2 if form == "spaces" else None, ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 4)
+    chunks = struct.pack("<I", len(text)) + b"JSON" + text
+    chunks += struct.pack("<I", len(binary)) + b"BIN\0" + binary
+    path.write_bytes(data[:8] + struct.pack("<I", 12 + len(chunks)) + chunks)
+    return Variant(f"glTF: {form}", ends=ends)
 
 
 def _spz_variant(path: Path, cloud: GaussianCloud, draw: Random) -> Variant:

@@ -23,6 +23,7 @@ from benchmarks.robustness.facts import Facts
 from gaussian_splatting.data.depth_maps import DepthOptions
 from gaussian_splatting.data.images import decode_image, decode_mask
 from gaussian_splatting.data.masks import MaskOptions
+from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.ply import write_point_ply
 from gaussian_splatting.data.scene import Scene, VanillaSize, load_scene
 from sugar_utils.errors import Notify
@@ -223,7 +224,11 @@ def write_zip(path: Path, folder: Path, compression: int = zipfile.ZIP_DEFLATED)
 
 def read_scene(root: Path, notify: Notify, **options: Any) -> Facts:
     """Facts of a scene: of each view, called by its pixels, and of the points."""
-    options = {"masks": MaskOptions(), "depths": DepthOptions(), **options}
+    options = {
+        "masks": MaskOptions(),
+        "depths": DepthOptions(),
+        "view_options": ViewOptions(),
+    } | options
     has_split = (root / "transforms.json").is_file()
     size = VanillaSize(-1)
     scene = load_scene(root, size_rule=size, eval_split=has_split, notify=notify, **options)

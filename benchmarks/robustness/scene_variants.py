@@ -21,6 +21,7 @@ from PIL import Image
 
 from benchmarks.robustness.facts import EITHER, REFUSED, Variant
 from benchmarks.robustness.reader_scenes import (
+    FOCAL,
     HEIGHT,
     N_VIEWS,
     NAMES,
@@ -52,9 +53,10 @@ _FOREIGN = {
 def drawn_names(draw: Random, ascii_only: bool = False) -> tuple[str, Capture]:
     """Photographs by other names than the cameras have, and how they differ."""
     kinds = ["spaces", "case", "extension", "no extension", "folders", "root", "windows", "dots"]
-    kinds += ["brackets", "long"]
+    kinds += ["brackets", "long", "numbers", "one letter"]
     if not ascii_only:
-        kinds += ["decomposed", "composed", "encoding", "encoding", "no utf-8"]
+        kinds += ["decomposed", "composed", "encoding", "encoding", "no utf-8", "upper umlauts"]
+        kinds += ["no-break spaces", "right to left"]
     kind = draw.choice(kinds)
     files = list(NAMES)
     stored = [name.encode() for name in NAMES]
@@ -66,6 +68,22 @@ def drawn_names(draw: Random, ascii_only: bool = False) -> tuple[str, Capture]:
         stored = [name.encode() for name in files]
     elif kind == "long":
         files = [f"{'x' * 200}{k}.png" for k in range(N_VIEWS)]
+        stored = [name.encode() for name in files]
+    elif kind == "numbers":
+        # 10 comes after 9, and stands before 2 as text.
+        files = [f"{7 + k}.png" for k in range(N_VIEWS)]
+        stored = [name.encode() for name in files]
+    elif kind == "one letter":
+        files = [f"{'aBcDeF'[k]}.png" for k in range(N_VIEWS)]
+        stored = [name.swapcase().encode() for name in files]
+    elif kind == "upper umlauts":
+        files = [f"ÄÖÜ ÉÇ_{k}.PNG" for k in range(N_VIEWS)]
+        stored = [name.lower().encode() for name in files]
+    elif kind == "no-break spaces":
+        files = [f"scan\u00a0{k}\u3000a.png" for k in range(N_VIEWS)]
+        stored = [name.encode() for name in files]
+    elif kind == "right to left":
+        files = [f"صورة {k}.png" for k in range(N_VIEWS)]
         stored = [name.encode() for name in files]
     elif kind == "case":
         stored = [name.upper().encode() for name in files]
@@ -102,11 +120,37 @@ def drawn_names(draw: Random, ascii_only: bool = False) -> tuple[str, Capture]:
     return f"names: {kind}", Capture(files=tuple(files), stored=tuple(stored))
 
 
+def _reduced(root: Path, draw: Random) -> str:
+    """Halve the photographs after their cameras were found, or give them another mode."""
+    form = draw.choice(("half", "RGBA", "P", "16 bits", "JPEG"))
+    for path in sorted((root / "images").iterdir()):
+        with Image.open(path) as image:
+            image.load()
+        if form == "half":
+            image.resize((WIDTH // 2, HEIGHT // 2)).save(path, "PNG")
+        elif form == "JPEG":
+            image.save(path, "JPEG", quality=95)
+        elif form == "16 bits":
+            # Red alone tells the views apart.
+            red = np.asarray(image)[..., 0].astype(np.uint16) * 257
+            Image.fromarray(red).save(path, "PNG")
+        else:
+            image.convert(form).save(path, "PNG")
+    return form
+
+
 def colmap_variant(kind: str) -> Callable[[Path, Random], Variant]:
     """Writers of variants of COLMAP models, ``bin`` or ``txt``."""
 
     def write(root: Path, draw: Random) -> Variant:
-        chosen = draw.randrange(4)
+        chosen = draw.randrange(5)
+        if chosen == 4:
+            write_colmap(root, Capture(), kind)
+            _write_maps(root, Capture())
+            form = _reduced(root, draw)
+            lens = [WIDTH // 2, HEIGHT // 2, FOCAL / 2, FOCAL / 2]
+            changed = {f"view {k} lens": lens for k in range(N_VIEWS)} if form == "half" else {}
+            return Variant(f"photographs: {form}", changed=changed)
         if chosen < 2:
             what, capture = drawn_names(draw)
             write_colmap(root, capture, kind)
