@@ -368,13 +368,13 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 def read_config(path: Path) -> dict[str, Any]:
     """What a file of settings holds, by name."""
     # Here and not above: without such a file, commands start sooner.
-    from sugar_utils.files import require_regular_file
+    from sugar_utils.files import decoded, require_regular_file
 
     if not path.is_dir():
         require_regular_file(path, missing_ok=True)
     advice = "give a TOML file, name = value"
     with explained(f"--config {path}:", advice, OSError, ValueError, RecursionError):
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return tomllib.loads(decoded(path.read_bytes()))
 
 
 def config_text(values: Mapping[str, Any], comment: str) -> str:
@@ -390,5 +390,7 @@ def config_text(values: Mapping[str, Any], comment: str) -> str:
 def _line_of(name: str, file: Path) -> int | str:
     """The line in which a name is given its value, or opens a table."""
     pattern = re.compile(rf"""\s*\[*\s*["']?{re.escape(name)}["']?\s*[].=]""")
-    lines = enumerate(file.read_text(encoding="utf-8-sig").splitlines(), start=1)
+    from sugar_utils.files import decoded
+
+    lines = enumerate(decoded(file.read_bytes()).splitlines(), start=1)
     return next((number for number, line in lines if pattern.match(line)), "?")

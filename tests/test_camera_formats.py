@@ -150,6 +150,13 @@ def test_columns_by_other_names_and_separators(tmp_path, header, separator, deci
     assert_same_pixels(read(tmp_path), film_pixels)
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_tables_in_the_encodings_of_windows(tmp_path, encoding):
+    rows = (CSV_HEADER + reality_rows()).replace(",", "\t")
+    (tmp_path / "cameras.csv").write_text(rows, encoding=encoding)
+    assert_same_pixels(read(tmp_path), film_pixels)
+
+
 def test_rows_without_a_rotation_are_left_out_and_told(tmp_path):
     rows = reality_rows() + "IMG_4.jpg,1,2,3,,,,27,0,0,0,0,0,0,0,0\nIMG_5.jpg\n,,,\nelse.jpg,1\n"
     (tmp_path / "cameras.csv").write_text(CSV_HEADER + rows)

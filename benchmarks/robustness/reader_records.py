@@ -144,7 +144,6 @@ def checkpoint_variant(root: Path, draw: Random) -> Variant:
     elif form == "encoding":
         text = cameras.read_text(encoding="utf-8")
         cameras.write_text(text, encoding=draw.choice(("utf-8-sig", "utf-16")))
-        ends = EITHER
     elif form == "exposures":
         path = folder / "exposure.json"
         values = draw.choice(({}, {"a": [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]]}))
@@ -152,7 +151,9 @@ def checkpoint_variant(root: Path, draw: Random) -> Variant:
         changed = {"exposures": len(values), "gain": 0.0 if values else None}
     else:
         text = "Namespace(eval=False, images='images', source_path='C:\\\\Users\\\\x\\\\scene')"
-        (folder / "cfg_args").write_text(text, encoding=draw.choice(("utf-8", "utf-8-sig")))
+        (folder / "cfg_args").write_text(
+            text, encoding=draw.choice(("utf-8", "utf-8-sig", "utf-16"))
+        )
     return Variant(f"checkpoint: {form}", changed=changed, ends=ends)
 
 
@@ -226,7 +227,7 @@ def settings_variant(root: Path, draw: Random) -> Variant:
         path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n") + b"# end")
         return Variant("settings: crlf")
     if form == "bom":
-        _write_toml(path, values, "utf-8-sig")
+        _write_toml(path, values, draw.choice(("utf-8-sig", "utf-16")))
         return Variant("settings: bom", ends=("accepted",))
     if form == "dashes":
         values = {name.replace("_", "-"): value for name, value in values.items()}

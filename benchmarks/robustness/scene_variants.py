@@ -204,7 +204,6 @@ def transforms_variant(root: Path, draw: Random) -> Variant:
         encoding = "utf-8-sig"
     elif form == "utf-16":
         encoding = "utf-16"
-        ends = EITHER
     elif form == "rows":
         for frame in content["frames"]:
             frame["transform_matrix"] = frame["transform_matrix"][:3]

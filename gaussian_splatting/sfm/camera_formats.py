@@ -7,6 +7,7 @@ corner of the image.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import itertools
 import re
@@ -22,7 +23,7 @@ import numpy as np
 from gaussian_splatting.data.cameras import nearest_rotation
 from gaussian_splatting.data.names import ENCODINGS
 from sugar_utils.errors import UserError, explained
-from sugar_utils.files import read_json, require_regular_file
+from sugar_utils.files import decoded, read_json, require_regular_file
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.schemas import FAR, Coordinate, FileName, PixelCount, Positive, conform
 
@@ -119,8 +120,17 @@ def _bytes(path: Path, count: int = -1) -> bytes:
 
 def _text(path: Path, count: int = -1) -> str:
     """The text of a file; bytes that are no UTF-8 are kept as :func:`os.fsdecode` keeps them."""
-    text = _bytes(path, count).decode("utf-8-sig", "surrogateescape")
-    return text.replace("\0", "")
+    content = _bytes(path, count)
+    if count >= 0:
+        # Not half of a character of 16 bits.
+        content = content[: len(content) // 2 * 2]
+    return _decoded(content).replace("\0", "")
+
+
+def _decoded(content: bytes) -> str:
+    with contextlib.suppress(UnicodeError):
+        return decoded(content, "surrogateescape")
+    return content.decode("utf-8", "surrogateescape")
 
 
 def _xml(path: Path) -> ET.Element:
