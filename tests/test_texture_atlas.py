@@ -12,6 +12,7 @@ import torch
 from sugar_extractors.texture.charts import cells_inside
 from sugar_extractors.texture.texture_atlas import (
     MAX_SIDE,
+    fitting_square_size,
     make_atlas,
     squares_atlas,
     squares_per_axis,
@@ -170,6 +171,20 @@ def test_charts_fill_the_square_and_share_their_corners(kind):
     shared = shared_corners(faces, atlas.uvs)
     assert len(shared.vertices) < 1.5 * len(vertices)
     assert len(shared_corners(faces, squares.uvs).vertices) == 3 * len(faces)
+
+
+def test_charts_have_at_least_the_texels_of_squares_where_the_size_is_automatic():
+    vertices, faces = blob(2, 4)
+    resolution = 3e3 * (1.5 + vertices[:, 0]).square()
+    found = {}
+    for kind in ("squares", "charts"):
+        size = fitting_square_size(kind, vertices, faces, resolution)
+        atlas = make_atlas(kind, vertices, faces, size)
+        found[kind] = atlas.filled_share * atlas.side**2
+    assert found["charts"] >= found["squares"]
+    a, b, c = vertices[faces].unbind(1)
+    areas = torch.linalg.cross(b - a, c - a).norm(dim=1) / 2
+    assert found["charts"] >= float((areas * resolution[faces].mean(dim=1)).sum())
 
 
 def test_texels_of_charts_are_of_about_the_same_size():

@@ -29,6 +29,7 @@ from sugar_utils.errors import UserError
 from sugar_utils.libraries import load_package
 
 ATLASES = ("squares", "charts", "xatlas")
+SQUARE_MARGIN = 4  # texels of the side of a square that its triangles do not cover
 MIN_SQUARE_SIZE = 5  # below this, the margins of a square leave its triangles no area
 MAX_SIDE = 32_768  # larger textures are refused by graphics hardware and by many programs
 FITTING_SHARE = 0.9  # of the triangles that a square is large enough for
@@ -165,21 +166,18 @@ def fitting_square_size(kind: str, vertices: Tensor, faces: Tensor, resolution: 
     """
     a, b, c = vertices[faces].unbind(1)
     pixels = resolution[faces].mean(dim=1)
+    # Of the smaller sides, because the two that fill a square's are not the longest in general.
+    sides = torch.stack([a - b, b - c, c - a], dim=1).norm(dim=2).median(dim=1).values
+    finest = (sides * pixels.sqrt())[pixels > 0].sort().values
+    texels = float(finest[int(FITTING_SHARE * len(finest))]) if len(finest) else 0.0
+    square_size = SQUARE_MARGIN + max(1, math.ceil(texels))
     if kind == "squares":
-        # Of the smaller sides, because the two that fill a square's are not the longest in general.
-        sides = torch.stack([a - b, b - c, c - a], dim=1).norm(dim=2).median(dim=1).values
-        finest = (sides * pixels.sqrt())[pixels > 0].sort().values
-        texels = float(finest[int(FITTING_SHARE * len(finest))]) if len(finest) else 0.0
-        return MIN_SQUARE_SIZE - 1 + max(1, math.ceil(texels))
+        return square_size
     areas = torch.linalg.cross(b - a, c - a).norm(dim=1).double() / 2
-    total = float(areas.sum())
-    density = float((areas * pixels).sum()) / max(total, 1e-300)
-    # Texels are alike everywhere, so that most of the surface has as many as it has pixels.
-    order = pixels.argsort()
-    shares = areas[order].cumsum(0) / max(total, 1e-300)
-    place = min(int((shares < FITTING_SHARE).sum()), len(order) - 1)
-    density = max(density, float(pixels[order[place]]))
-    side = math.sqrt(total * density / CHARTS_FILLED)
+    pixels_needed = float((areas * pixels).sum())
+    # The same surface has at least as many texels as in squares.
+    texels_needed = max(pixels_needed, faces.shape[0] * (square_size - SQUARE_MARGIN) ** 2 / 2)
+    side = math.sqrt(texels_needed / CHARTS_FILLED)
     return max(MIN_SQUARE_SIZE, math.ceil(side / squares_per_axis(faces.shape[0])))
 
 

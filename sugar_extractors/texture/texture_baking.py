@@ -67,6 +67,7 @@ class BakedTexture:
     seen_texels: int
     face_texels: int
     seen_faces: int
+    face_count: int  # faces that have texels; charts give none to those far below a texel
     n_bands: int
 
 
@@ -287,8 +288,8 @@ class Baker:
         means = torch.where(counts[:, None] > 0, means, to_uint8(face_colors.to(device)))
         n_seen, n_faces = int(seen.sum()), int((counts > 0).sum())
         bands = _bands(atlas.side, self.config.budget_bytes)
-        n_texels = _fill_unseen(texture, seen, atlas, bands, means)
-        return BakedTexture(texture.flip(0), n_seen, n_texels, n_faces, len(bands))
+        n_texels, face_count = _fill_unseen(texture, seen, atlas, bands, means)
+        return BakedTexture(texture.flip(0), n_seen, n_texels, n_faces, face_count, len(bands))
 
     @torch.no_grad()
     def add(self, texture: Tensor, source: ViewSource, exposure: Callable[[], Tensor]) -> Tensor:
@@ -365,10 +366,11 @@ def _parts(n_rows: int, most: int) -> list[slice]:
 
 def _fill_unseen(
     texture: Tensor, seen: Tensor, atlas: Atlas, bands: Sequence[slice], means: Tensor
-) -> int:
-    """Colour the texels that no view shows; returns the number of texels of faces."""
+) -> tuple[int, int]:
+    """Colour the texels that no view shows; returns how many texels are of faces, of how many."""
     between = means.double().mean(dim=0).round().to(torch.uint8)
     n_face_texels = 0
+    has_texels = torch.zeros(atlas.n_faces, dtype=torch.bool, device=texture.device)
     for band in bands:
         first, end = band.start, band.stop
         texel_faces = atlas.texel_faces(first, end)
@@ -380,7 +382,8 @@ def _fill_unseen(
             missing &= has_face
             texture[at][missing] = means[owners[missing].long()]
             n_face_texels += int(has_face.sum())
-    return n_face_texels
+            has_texels[owners[has_face].long()] = True
+    return n_face_texels, int(has_texels.sum())
 
 
 def with_filled_gaps(texture: Tensor, atlas: Atlas) -> Tensor:

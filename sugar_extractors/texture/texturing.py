@@ -407,7 +407,7 @@ def _texture(
         "texture_side": atlas.side, "bands": baked.n_bands, "atlas": atlas.kind,
         "filled_share": round(atlas.filled_share, 4),
         "seen_texel_share": round(baked.seen_texels / max(1, baked.face_texels), 4),
-        "seen_face_share": round(baked.seen_faces / atlas.n_faces, 4),
+        "seen_face_share": round(baked.seen_faces / baked.face_count, 4),
         "unwrap_seconds": round(unwrapped - start, 2), "seconds": round(finished - start, 2),
         "bake_seconds": round(finished - unwrapped, 2), "peak_bytes": memory_usage(device).peak,
     }  # fmt: skip
