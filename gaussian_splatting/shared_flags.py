@@ -36,19 +36,34 @@ optional_boolean = partial(flag, group="memory", parse=boolean, nargs="?", const
 
 CHECKPOINT_INTERVAL = 1_000  # iterations
 LEAST_CHECKPOINT_INTERVAL = 250  # on short schedules; a checkpoint may have hundreds of megabytes
+_LEAST_SHARE = 3  # parts into which checkpoints divide a stage that is even shorter
+_FEW_ITERATIONS = 100  # a stage of fewer has checkpoints as its schedule says
 
 
 def checkpoint_interval(group: str) -> Any:
     return flag(
-        CHECKPOINT_INTERVAL, "iterations between two checkpoints to resume from; on short "
-        "schedules no fewer than 250 where this is unset", group=group, parse=positive_int,
+        CHECKPOINT_INTERVAL, "iterations between two checkpoints to resume from; where unset at "
+        "least 250, or a third of a short stage", group=group, parse=positive_int,
     )  # fmt: skip
 
 
-def scaled_checkpoint_interval(interval: int, scale: float) -> int:
-    """Iterations between two checkpoints of a schedule that is so many times as long."""
-    least = LEAST_CHECKPOINT_INTERVAL if interval == CHECKPOINT_INTERVAL else 1
+def scaled_checkpoint_interval(interval: int, scale: float, length: int) -> int:
+    """Iterations between two checkpoints of a stage on a scaled schedule.
+
+    Args:
+        interval: Of the whole schedule.
+        scale: Length of the schedule over that of the whole one.
+        length: Iterations of the stage.
+    """
+    least = least_checkpoint_interval(length) if interval == CHECKPOINT_INTERVAL else 1
     return max(least, scaled(interval, scale))
+
+
+def least_checkpoint_interval(length: int) -> int:
+    """Fewest iterations between two checkpoints by default, in a stage of a length."""
+    if length < _FEW_ITERATIONS:
+        return 1
+    return min(LEAST_CHECKPOINT_INTERVAL, length // _LEAST_SHARE)
 
 
 Preset = Literal["reference", "fast"]

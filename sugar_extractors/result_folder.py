@@ -40,7 +40,7 @@ LOG = "log.txt"
 
 @dataclass(frozen=True)
 class HandedOut:
-    """What a run hands out; None where it made none."""
+    """Results that a run hands out; None where it made none."""
 
     # The textured OBJ, else the coarse mesh, a PLY.
     mesh: Path | None
@@ -80,7 +80,7 @@ def write_result_folder(
     current = isinstance(known, dict) and {key: known.get(key) for key in identity} == identity
     if current and all(path.is_file() for path in files):
         return files
-    # Without it nobody takes files of two runs for one.
+    # Without it the files of two runs are not taken for one.
     note_file.unlink(missing_ok=True)
     for path in _all_files(folder):
         path.unlink(missing_ok=True)

@@ -126,5 +126,8 @@ def _call(script: str, progress: Listener | None = None, **flags: Any) -> Any:
     """Run a program with flags as keywords; None is a flag that is not given."""
     parser = PROGRAMS[script].make_parser(None)
     values = parser.with_values({k: v for k, v in flags.items() if v is not None})
-    console = Console() if progress is None else Console.silent(progress)
-    return PROGRAMS[script].call(parser, parser.parse_args([], values), console=console)
+    args = parser.parse_args([], values)
+    # Programs without training have nothing to leave out.
+    verbose = getattr(args, "verbose", True)
+    console = Console(verbose=verbose) if progress is None else Console.silent(progress)
+    return PROGRAMS[script].call(parser, args, console=console)

@@ -90,7 +90,7 @@ def check_early(words: Sequence[str], program: Program) -> None:
 
 
 def with_scene_folders(args: argparse.Namespace) -> argparse.Namespace:
-    """What was parsed, with the folder of a ZIP file in place of that, after a check of paths.
+    """Check the paths of scenes, and put the folder of a ZIP file in place of that.
 
     Several scenes are looked at when their turn comes.
     """

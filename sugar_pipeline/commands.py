@@ -17,7 +17,12 @@ from gaussian_splatting.sfm.scene_folder import is_scene
 from sugar_pipeline.demo_scene import run_demo, timed_demo
 from sugar_pipeline.doctor import run_doctor
 from sugar_pipeline.pipeline_flags import DEMO_FLAGS, full_parser, train_parser
-from sugar_pipeline.pipeline_run import PipelineResult, run_stages
+from sugar_pipeline.pipeline_run import (
+    PipelineResult,
+    check_files_of_flags,
+    check_names_of_photographs,
+    run_stages,
+)
 from sugar_pipeline.plan import PipelinePlan, full_plan, train_plan, with_mode
 from sugar_pipeline.time_plan import TimePlan
 from sugar_trainers.naming import scene_name
@@ -55,9 +60,22 @@ def run_full(args: argparse.Namespace, console: Console | None = None) -> Pipeli
 
 
 def run_scene(args: argparse.Namespace, console: Console) -> PipelineResult:
+    _check_before_cameras(args)
     args = with_mode(args, console)
     given = given_flags(args, full_parser(None))
     return _run(args, full_plan, given, console)
+
+
+def _check_before_cameras(args: argparse.Namespace) -> None:
+    """Refuse flags and files of all stages before cameras are looked for, which takes minutes.
+
+    Which mode suits the capture is not known then, so the plan is made with one that always fits.
+    """
+    mode = args.regularization_type or "dn_consistency"
+    plan = full_plan(with_flags(args, regularization_type=mode))
+    if plan.convert is not None:
+        check_files_of_flags(plan)
+        check_names_of_photographs(plan)
 
 
 def _run(
@@ -69,7 +87,7 @@ def _run(
     if plan.coarse.compute.group.size > 1:
         if args.minutes is not None:
             raise UserError("--minutes needs one process; run without torchrun")
-        return run_stages(plan)
+        return run_stages(plan, console)
     times = TimePlan(args, make, given, console)
     result = run_stages(plan, console, times)
     times.conclude()

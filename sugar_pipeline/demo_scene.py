@@ -35,6 +35,7 @@ from sugar_pipeline.pipeline_flags import DEMO_FLAGS, full_parser
 from sugar_pipeline.pipeline_run import PipelineResult, run_stages
 from sugar_pipeline.plan import PipelinePlan, full_plan
 from sugar_scene import triangle_mesh as meshes
+from sugar_utils.console import Console
 from sugar_utils.errors import Notify, UserError, explained
 from sugar_utils.files import check_writable, read_json, remove_stale_temporaries, write_json_atomic
 from sugar_utils.libraries import load_pycolmap
@@ -269,7 +270,9 @@ def run_demo(args: argparse.Namespace) -> PipelineResult:
         if group.is_first:
             make_demo_scene(root, seed=args.random_seed)
         group.barrier()
-    return run_stages(plan)
+    first = plan.coarse.compute.group.is_first
+    console = Console(verbose=args.verbose) if first else Console.silent()
+    return run_stages(plan, console)
 
 
 def timed_demo(args: argparse.Namespace) -> argparse.Namespace:

@@ -26,7 +26,7 @@ from gaussian_splatting.rasterization import plain_background, render_view
 from sugar_extractors.mesh_pictures import pick_views, preview_glb, read_any_mesh, shaded_views
 from sugar_extractors.mesh_quality import MeshQuality
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, render_textured
-from sugar_pipeline.judgement import Verdict
+from sugar_pipeline.grading import Grade
 from sugar_scene.triangle_rasterizer import rasterize_triangles
 from sugar_utils.errors import Notify, UserError
 from sugar_utils.html import Link, Page, Picture, duration_text, flattened, sizes_of, write_page
@@ -56,7 +56,7 @@ class StageRecord:
     problem: str | None = None  # why the result is a failure; None if it is not
     dropped_views: Mapping[str, str] = field(default_factory=dict)
     health: Mapping[str, float] = field(default_factory=dict)  # of a training run's record
-    verdict: Verdict | None = None  # None where nothing was measured
+    grade: Grade | None = None  # None where nothing was measured
 
     @property
     def size_text(self) -> str:
@@ -70,9 +70,9 @@ class StageRecord:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run hands out and how good that is."""
+    """The results that a run hands out, and their quality."""
 
-    verdict: Verdict | None  # of the whole; None where nothing was measured
+    grade: Grade | None  # of the whole; None where nothing was measured
     notes: Sequence[str] = ()  # sentences that a user should read
     files: Sequence[Path] = ()  # in the folder of results, those for people first
     command: str = ""  # shows them
@@ -140,8 +140,8 @@ def write_report(
 
 
 def _add_summary(page: Page, summary: Summary, root: Path) -> None:
-    if summary.verdict is not None:
-        word, reason = summary.verdict
+    if summary.grade is not None:
+        word, reason = summary.grade
         page.paragraph(f"The result is {word}: {reason}.", note=word == "poor")
     for line in summary.notes:
         page.paragraph(line, note=True)
@@ -163,7 +163,7 @@ def _add_health(page: Page, stages: Sequence[StageRecord]) -> None:
 def _add_stages(page: Page, stages: Sequence[StageRecord], root: Path) -> None:
     rows = ((
         stage.name, stage.status, stage.size_text or None,
-        None if stage.verdict is None else str(stage.verdict),
+        None if stage.grade is None else str(stage.grade),
         duration_text(stage.seconds) if stage.seconds else None,
         format_bytes(stage.peak_bytes) if stage.peak_bytes else None,
         Link.to(stage.outputs[0], root) if stage.outputs else None,

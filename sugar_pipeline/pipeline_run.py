@@ -13,7 +13,10 @@ from typing import Any
 
 import torch
 
+from gaussian_splatting.data.consistency import check_view_names
+from gaussian_splatting.data.depth_maps import NO_DEPTHS
 from gaussian_splatting.data.images import ImageStore
+from gaussian_splatting.data.observations import ALL_VIEWS
 from gaussian_splatting.data.reference_layout import CHECKPOINT_FOLDER
 from gaussian_splatting.data.scene import Scene, load_scene
 from gaussian_splatting.engine.reporting.run_report import REPORT_FILE
@@ -21,7 +24,7 @@ from gaussian_splatting.engine.reporting.view_findings import FailedResult, prob
 from gaussian_splatting.engine.run_directory import RUN_FILE
 from gaussian_splatting.engine.runner import run_stage
 from gaussian_splatting.sfm.photographs import described_photographs, output_names
-from gaussian_splatting.sfm.scene_folder import find_source
+from gaussian_splatting.sfm.scene_folder import DIVISORS, find_source, scene_root
 from sugar_extractors import mesh_quality
 from sugar_extractors.export.export_run import read_any_gaussians, read_bound_gaussians
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
@@ -33,11 +36,11 @@ from sugar_extractors.texture.placed_export import PlacementOptions
 from sugar_extractors.texture.textured_mesh_io import read_textured_mesh
 from sugar_extractors.texture.texturing import extract_textured_mesh
 from sugar_pipeline import pipeline_report
-from sugar_pipeline.judgement import (
+from sugar_pipeline.grading import (
     MAX_LOSS,
-    Verdict,
-    judge_mesh,
-    judge_model,
+    Grade,
+    grade_mesh,
+    grade_model,
     loses,
     mesh_health,
     worst,
@@ -49,7 +52,7 @@ from sugar_trainers.naming import scene_name
 from sugar_trainers.stage_options import load_capture
 from sugar_utils.console import Console, duration_text
 from sugar_utils.errors import UserError, shortened
-from sugar_utils.files import check_writable
+from sugar_utils.files import check_writable, require_regular_file
 from sugar_utils.process_group import ProcessGroup
 from sugar_utils.schemas import ResultNote, RunRecord, read_checked
 from sugar_utils.settings import write_settings
@@ -76,7 +79,7 @@ class PipelineResult:
     splats_are_coarse: bool = False
     # Files of the folder of results, those for people first.
     files: list[Path] = field(default_factory=list)
-    verdict: Verdict | None = None
+    grade: Grade | None = None
 
     @property
     def mesh(self) -> Path | None:
@@ -153,15 +156,15 @@ def _outcome(record: StageRecord) -> str:
     """One line about a stage that ended: what it made, in what time, and how good it is."""
     facts = [record.size_text, "" if record.seconds is None else duration_text(record.seconds)]
     made = ", ".join(filter(None, facts))
-    verdict = "" if record.verdict is None else f"; {record.verdict}"
+    grade = "" if record.grade is None else f"; {record.grade}"
     if record.problem is not None:
         # The reason is said in a warning of its own.
-        verdict = "; poor"
-    return f"  {record.name}: {made}{verdict}" if made or verdict else f"  {record.name}: ended"
+        grade = "; poor"
+    return f"  {record.name}: {made}{grade}" if made or grade else f"  {record.name}: ended"
 
 
 def _compared(record: StageRecord, result: PipelineResult, console: Console) -> StageRecord:
-    """The record of a refinement, judged against the model that it began with."""
+    """The record of a refinement, graded against the model that it began with."""
     coarse = next((one for one in result.records if one.name.startswith(COARSE)), None)
     if record.name != REFINEMENT or coarse is None:
         return record
@@ -174,7 +177,7 @@ def _compared(record: StageRecord, result: PipelineResult, console: Console) -> 
         "out instead"
     )
     console.warn(f"{record.name}: {reason}", "more iterations: --refinement_time, -f or --minutes")
-    return replace(record, verdict=Verdict("poor", reason))
+    return replace(record, grade=Grade("poor", reason))
 
 
 def _with_health(
@@ -189,7 +192,7 @@ def _with_health(
             problem=problem_of(health),
             dropped_views=recorded.get("dropped_views", {}),
             health=health,
-            verdict=judge_model(health, bool(recorded.get("held_out_views"))),
+            grade=grade_model(health, bool(recorded.get("held_out_views"))),
         )
     if result.coarse_mesh is None or plan.mesh.bboxmin is not None:
         return record
@@ -203,7 +206,7 @@ def _with_health(
         record,
         figures={**record.figures, **figures},
         problem=problem_of(figures),
-        verdict=judge_mesh(figures),
+        grade=grade_mesh(figures),
     )
 
 
@@ -212,7 +215,7 @@ def _conclude(
 ) -> None:
     try:
         result.quality = _measure(plan.coarse.scene_path, result, plan.coarse.compute.device)
-        result.verdict = worst(_verdicts_of_what_is_handed_out(result))
+        result.grade = worst(_grades_of_what_is_handed_out(result))
         if plan.force or not any(record.problem for record in result.records):
             result.files = _write_result_folder(plan, result)
         result.report = _write_report(plan, result, images, console)
@@ -223,7 +226,7 @@ def _conclude(
     if trained and plan.given:
         write_settings(trained[-1], plan.given)
     for name, quality in result.quality.items():
-        console.info(
+        console.headline(
             f"{name} against the known geometry: Chamfer distance {quality.chamfer:.2%} of the "
             f"object's size, F-score at 1 % {quality.f_scores[-1]:.3f}"
         )
@@ -240,8 +243,8 @@ def _conclude(
 
 def _tell_result(result: PipelineResult, console: Console) -> None:
     """Say how good the result is, what was left out, where it is and what shows it."""
-    if result.verdict is not None:
-        console.headline(f"the result is {result.verdict}")
+    if result.grade is not None:
+        console.headline(f"the result is {result.grade}")
     dropped = {name: why for one in result.records for name, why in one.dropped_views.items()}
     if dropped:
         named = shortened([f"{name} ({why})" for name, why in dropped.items()])
@@ -260,15 +263,15 @@ def _show_command(folder: Path) -> str:
     return f"{program} {shlex.quote(str(folder))}"
 
 
-def _verdicts_of_what_is_handed_out(result: PipelineResult) -> list[Verdict]:
-    """Verdicts of the last mesh, and of the Gaussians that are handed out."""
+def _grades_of_what_is_handed_out(result: PipelineResult) -> list[Grade]:
+    """Grades of the last mesh, and of the Gaussians that are handed out."""
     by_name = {record.name: record for record in result.records}
     models = [record for record in result.records if record.run_directory is not None]
     if result.splats_are_coarse:
         models = [record for record in models if record.name != REFINEMENT]
     meshes = [by_name[name] for name in (COARSE_MESH, TEXTURED) if name in by_name]
     last = [*models[-1:], *meshes[-1:]]
-    return [record.verdict for record in last if record.verdict is not None]
+    return [record.grade for record in last if record.grade is not None]
 
 
 def _write_result_folder(plan: PipelinePlan, result: PipelineResult) -> list[Path]:
@@ -401,8 +404,8 @@ def _write_report(
     device = last.compute.device
     textured = None if result.textured is None else read_textured_mesh(result.textured)
     summary = Summary(
-        result.verdict,
-        [str(one.verdict.reason) for one in result.records if _is_replaced(one, result)],
+        result.grade,
+        [str(one.grade.reason) for one in result.records if _is_replaced(one, result)],
         result.files,
         _show_command(plan.result_folder),
     )
@@ -435,17 +438,43 @@ def _is_replaced(record: StageRecord, result: PipelineResult) -> bool:
     return record.name == REFINEMENT and result.splats_are_coarse
 
 
+def check_files_of_flags(plan: PipelinePlan) -> None:
+    """Before cameras are looked for: whether files and folders that later stages read are there."""
+    vanilla = plan.vanilla
+    if plan.convert is None or vanilla is None:
+        return
+    root = scene_root(plan.convert.source_path)
+    if vanilla.init_ply is not None:
+        require_regular_file(vanilla.init_ply)
+    depths = vanilla.depth_options.depths
+    places = [] if depths in (None, NO_DEPTHS.depths) else [root / depths, Path(depths)]
+    if places and not any(place.is_dir() for place in places):
+        raise UserError(f"--depths {depths}: no such folder, in {root} or by itself")
+    # Copies at other sizes are made with the cameras.
+    outputs = ("images", *(f"images_{divisor}" for divisor in DIVISORS if plan.convert.resize))
+    if vanilla.images not in outputs and not (root / vanilla.images).is_dir():
+        raise UserError(f"--images {vanilla.images}: no such folder in {root}")
+    cameras = plan.convert.sfm.cameras
+    if cameras not in (None, "none") and not Path(cameras).exists():
+        raise UserError(f"--cameras {cameras}: no such file or folder; check the path")
+
+
 def check_names_of_photographs(plan: PipelinePlan) -> None:
-    """Before cameras are looked for: whether the photographs that give the scale exist at all.
+    """Before cameras are looked for: whether the photographs that flags name exist at all.
 
     Those of a video are frames that are not known yet.
     """
-    if plan.convert is None or plan.texture is None:
+    if plan.convert is None:
         return
     source = find_source(plan.convert.source_path)
-    if source.video is None and plan.texture.placement.known_distance is not None:
-        photographs = described_photographs(source.folder, source.recursive)
-        placing.check_names(plan.texture.placement, list(output_names(photographs)))
+    distance = None if plan.texture is None else plan.texture.placement.known_distance
+    views = () if plan.vanilla is None else plan.vanilla.view_options.keep_views
+    if source.video is not None or (distance is None and not set(views) - {ALL_VIEWS}):
+        return
+    names = list(output_names(described_photographs(source.folder, source.recursive)))
+    if plan.texture is not None and distance is not None:
+        placing.check_names(plan.texture.placement, names)
+    check_view_names(views, names)
 
 
 def check_places(plan: PipelinePlan) -> None:

@@ -240,7 +240,7 @@ def _vanilla_options(args: argparse.Namespace, coarse: CoarseOptions) -> Vanilla
         size=None if coarse.size == SugarSize() else coarse.size,
         config=replace(config, densification=rules),
         checkpoint_interval=scaled_checkpoint_interval(
-            args.checkpoint_interval, args.schedule_scale
+            args.checkpoint_interval, args.schedule_scale, n
         ),
         test_iterations=(), save_iterations=(),
         memory=coarse.memory, compute=coarse.compute, run=_run_of(args, "vanilla"),

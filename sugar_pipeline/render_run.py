@@ -287,7 +287,7 @@ class RenderOptions:
         no_effect_when="with --path test, train, all and NAME.json",
     )  # fmt: skip
     every: int = _flag(
-        1, "pass through every so manieth photograph only: calmer where they were taken in zigzag",
+        1, "pass through every Nth photograph only, which calms paths that were taken in zigzag",
         parse=positive_int, no_effect_when="without --path between",
     )  # fmt: skip
     fps: int = _flag(

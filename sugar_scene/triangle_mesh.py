@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from plyfile import PlyData, PlyElement, PlyParseError
 
-from gaussian_splatting.data.ply import ply_errors
+from gaussian_splatting.data.ply import color_properties, ply_errors
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
 
@@ -321,10 +321,11 @@ def _mesh_of(path: Path, data: PlyData) -> TriangleMesh:
             return None
         return np.stack([np.asarray(vertex[name], dtype=np.float64) for name in wanted], axis=1)
 
-    colors = columns(_COLOR)
+    color_names = color_properties(vertex)
+    colors = None if color_names is None else columns(tuple(color_names))
     if colors is None:
         colors = np.full((len(vertex), 3), _DEFAULT_COLOR)
-    elif vertex["red"].dtype.kind == "f":
+    elif vertex[color_names[0]].dtype.kind == "f":
         colors = colors * 255
     colors, faces = np.clip(np.rint(colors), 0, 255), _triangles(path, data["face"].data)
     return TriangleMesh(columns(_POSITION), faces, colors.astype(np.uint8), columns(_NORMAL))

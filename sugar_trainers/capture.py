@@ -41,8 +41,8 @@ class SugarSize:
         no_effect_when="with --resolution_factor",
     )  # fmt: skip
     resolution_factor: float | None = _flag(
-        None, "divide the size of the original images by this number, and lift the limit above",
-        parse=positive_float, task="input",
+        None, "divide the size of the original images by this number; --img_size_limit has no "
+        "effect then", parse=positive_float, task="input",
     )  # fmt: skip
 
     def __post_init__(self) -> None:

@@ -44,9 +44,9 @@ from gaussian_splatting.optim.learned_exposure import Exposures
 from gaussian_splatting.optim.schedule import scaled_all, spaced
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
 from gaussian_splatting.shared_flags import (
-    LEAST_CHECKPOINT_INTERVAL,
     Preset,
     checkpoint_interval,
+    least_checkpoint_interval,
     preset,
     scaled_checkpoint_interval,
 )
@@ -281,13 +281,16 @@ class CoarseOptions(TrainingOptions):
         tests = scaled_all(self.test_iterations, scale)
         if self.test_iterations == CoarseOptions.test_iterations:
             tests = spaced(tests, schedule.last, LEAST_BETWEEN_TESTS)
+        length = schedule.last - schedule.first
         milestones = scaled_all(self.checkpoint_milestones, scale)
         if self.checkpoint_milestones == CoarseOptions.checkpoint_milestones:
-            milestones = spaced(milestones, schedule.last, LEAST_CHECKPOINT_INTERVAL)
+            milestones = spaced(milestones, schedule.last, least_checkpoint_interval(length))
         return LoopConfig(
             first=schedule.first, last=schedule.last, seed=self.config.random_seed,
             log_interval=schedule.log_interval,
-            checkpoint_interval=scaled_checkpoint_interval(self.checkpoint_interval, scale),
+            checkpoint_interval=scaled_checkpoint_interval(
+                self.checkpoint_interval, scale, length
+            ),
             checkpoint_milestones=milestones,
             keep_checkpoints=self.run.keep_checkpoints,
             test_iterations=tests,

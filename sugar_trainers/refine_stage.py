@@ -317,7 +317,7 @@ class RefineOptions(TrainingOptions):
         return LoopConfig(
             first=1, last=last, seed=config.random_seed, log_interval=config.log_interval,
             checkpoint_interval=scaled_checkpoint_interval(
-                self.checkpoint_interval, config.schedule_scale
+                self.checkpoint_interval, config.schedule_scale, last
             ),
             keep_checkpoints=self.run.keep_checkpoints,
             test_iterations=tuple(range(test_interval, last, test_interval)),

@@ -155,9 +155,7 @@ class Console(contextlib.AbstractContextManager):
             live.update(task, words=printable(words))
             if now - said >= self.plain_seconds:
                 said = now
-                self.plain_line(
-                    f"{description} {duration_text(now - start)} so far {words}", self.verbose
-                )
+                self.plain_line(f"{description} {duration_text(now - start)} so far {words}")
 
         with live:
             yield show
@@ -179,9 +177,15 @@ class Console(contextlib.AbstractContextManager):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def plain_line(self, line: str, printed: bool = True) -> None:
-        """Log a line, and print it, if it is to be, where nothing livelier is drawn."""
-        self._say(Text(printable(line)), printed=printed and not self.is_terminal)
+    def plain_line(self, line: str, short: str | None = None) -> None:
+        """Log a line, and print it where nothing livelier is drawn.
+
+        Args:
+            short: What a console that is not verbose prints instead; None: nothing.
+        """
+        self._say(Text(printable(line)), printed=self.verbose and not self.is_terminal)
+        if short is not None and not self.verbose and not self.is_terminal:
+            self._print(Text(printable(short)))
 
     def _say(self, what: Text, printed: bool = True) -> None:
         if printed:
@@ -229,7 +233,7 @@ class _Terminal(rich.console.Console):
 
 
 class Progress:
-    """How far a loop has come: its bar, its lines in the log, and the time that is left."""
+    """The progress of a loop: its bar, its lines in the log, and the time that is left."""
 
     def __init__(
         self, console: Console, description: str, first: int, last: int, bar: _Bar
@@ -277,13 +281,16 @@ class Progress:
             self._print_line(now)
         if self._bar_is_due(now):
             self._bar_time = now
-            self._bar.show(iteration, self._timing, self._fields)
+            self._bar.show(iteration, self._timing, self._shown_fields())
 
     def finish(self) -> None:
         if self._iteration is not None:
-            self._bar.show(self._iteration, self._timing, self._fields)
+            self._bar.show(self._iteration, self._timing, self._shown_fields())
         if not self._is_printed:
             self._print_line(self._console.clock())
+
+    def _shown_fields(self) -> Mapping[str, str]:
+        return self._fields if self._console.verbose else {}
 
     def _measured_rate(self, iteration: int, now: float) -> float | None:
         """Iterations per second of the last while; None before there was a second iteration."""
@@ -309,9 +316,10 @@ class Progress:
         count = f"{self._description} {self._iteration}/{self._last}"
         total = max(1, self._last - self._first + 1)
         step = _QUIET_STEPS * (self._iteration - self._first + 1) // total
-        printed = self._console.verbose or step > self._printed_step
+        line = " ".join([count, *self._timing])
+        printed = not self._console.verbose and step > self._printed_step
         self._printed_step = max(step, self._printed_step)
-        self._console.plain_line(" ".join([count, *self._timing, *fields]), printed)
+        self._console.plain_line(" ".join([line, *fields]), line if printed else None)
 
 
 class _Bar(rich.progress.Progress):

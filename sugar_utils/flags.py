@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import difflib
 import json
 import math
@@ -119,7 +120,9 @@ def vector3(text: str) -> tuple[float, float, float] | None:
 
 
 def name_list(text: str) -> tuple[str, ...]:
-    return tuple(name for name in (part.strip() for part in text.split(",")) if name)
+    """Names separated by commas; one that has a comma stands in quotes."""
+    row = next(csv.reader([text], skipinitialspace=True), [])
+    return tuple(name for name in (part.strip() for part in row) if name)
 
 
 def require_box(low: Sequence[float] | None, high: Sequence[float] | None) -> None:
@@ -234,6 +237,7 @@ class Parser(argparse.ArgumentParser):
         """As in argparse, after dashes inside flag names became underscores."""
         words = [self._underscored(word) for word in (sys.argv[1:] if args is None else args)]
         words = self._with_scene_flags(words)
+        self._tell_beginnings(words)
         found, extra = super().parse_known_args(words, namespace)
         file = getattr(found, "config_file", None)
         if file is None:
@@ -283,7 +287,8 @@ class Parser(argparse.ArgumentParser):
         words = [str(item) for item in items]
         several = isinstance(action, Repeated)
         if action.nargs is None and not several:
-            words = [",".join(words)]
+            quoted = [f'"{word}"' if "," in word and len(words) > 1 else word for word in words]
+            words = [",".join(quoted)]
         for part in [[word] for word in words] if several else [words]:
             if self._match_argument(action, "A" * len(part)) != len(part):
                 raise argparse.ArgumentError(action, f"takes other than {len(part)} values")
@@ -304,6 +309,25 @@ class Parser(argparse.ArgumentParser):
         """Print one line and exit with code 2; of several processes the first one prints."""
         line = printable(" ".join(message.split()))
         self.exit(2, None if is_follower() else f"error: {line}\n")
+
+    def _match_argument(self, action: argparse.Action, arg_strings_pattern: str) -> int:
+        """Match as argparse does; the error about a missing truth value names both values."""
+        try:
+            return super()._match_argument(action, arg_strings_pattern)
+        except argparse.ArgumentError as error:
+            if action.type is boolean and action.nargs is None:
+                raise argparse.ArgumentError(action, "needs True or False behind it") from error
+            raise
+
+    def _tell_beginnings(self, words: Sequence[str]) -> None:
+        """Say which flags are taken for words that are only the beginning of one."""
+        for word in words:
+            name = word.split("=", 1)[0]
+            if not name.startswith("--") or name == "--" or name in self._option_string_actions:
+                continue
+            flags = [flag for flag in self._option_string_actions if flag.startswith(name)]
+            if len(flags) == 1 and not is_follower():
+                print(f"note: {printable(name)} is taken for {flags[0]}", file=sys.stderr)
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         """As in argparse, but ``--flag=--`` is a value; Pythons before 3.13 make an empty list."""

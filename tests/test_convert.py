@@ -275,8 +275,8 @@ def test_whole_photographs_are_taken_where_masks_leave_too_little(room, converte
     console = Heard()
     result = convert(ConvertOptions(room, resize=True, sfm=SMALL), console)
     assert result.outcome["registered"] == N
-    assert any(f"of {N} photographs: trying whole photographs" in line for line in console.lines)
-    assert any(f"whole photographs place {N} of {N}: taken" in x for x in console.lines)
+    assert any("registered inside the masks: trying whole ones" in x for x in console.lines)
+    assert any(f"{N} of {N} whole photographs are registered" in x for x in console.lines)
     assert model_bytes(room) == model_bytes(converted)
     assert len(list((room / "masks").iterdir())) == N
 
@@ -291,7 +291,7 @@ def test_masks_that_place_as_many_stay_in_use(room):
         Image.fromarray(mask).save(room / "masks" / f"{path.name}.png")
     console = Heard()
     assert convert(ConvertOptions(room, sfm=SMALL), console).outcome["registered"] == N - 1
-    assert "whole photographs place no more of them; staying with what the masks show" in (
+    assert "no more whole photographs are registered: poses from inside the masks are taken" in (
         console.lines
     )
     # Where programs look for it lies what was chosen.
@@ -347,7 +347,7 @@ def test_a_blurred_photograph_is_named_with_the_reason(room):
     result = convert(ConvertOptions(room, sfm=SMALL), Heard())
     assert result.outcome["registered"] == N - 1
     assert "IMG 3.png (blurred)" in result.outcome["line"]
-    assert "add photographs between IMG 2.png and IMG 4.png" in result.outcome["line"]
+    assert "add photographs between IMG 2.png and IMG 4.png" in result.outcome["advice"][0]
 
 
 def test_blurred_photographs_alone_are_refused_with_advice(room):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -222,6 +223,12 @@ def test_whole_numbers_are_millimetres_where_no_points_tell_the_unit(
     assert np.allclose(values, expected, atol=1e-6)
 
 
+def npy_with(header: str) -> bytes:
+    """An NPY file of version 1 with a header and a few bytes of content."""
+    text = f"{header}\n".encode()
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + bytes(64)
+
+
 @pytest.mark.parametrize(
     ("content", "told"),
     [
@@ -229,16 +236,32 @@ def test_whole_numbers_are_millimetres_where_no_points_tell_the_unit(
         (b"no numbers", "cannot read the depth map"),
         (np.ones((2, 3, 4, 5)), "not one channel"),
         (np.array([["a", "b"]]), "not one channel"),
+        (b"", "cannot read the depth map"),
+        (npy_with("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3"), "cannot read"),
+        (npy_with("{'descr': '<f4', 'shape': (((((((((((2,)"), "cannot read"),
+        (npy_with("{'descr': '<f4', 'fortran_order': False, 'shape': (10**9,)}"), "cannot read"),
+        (
+            npy_with("{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000, 1000000000)}"),
+            "cannot read the depth map",
+        ),
+        (b"PK" + bytes(100), "cannot read the depth map"),
+        (b"PK\5\6" + bytes(18), "a ZIP file of arrays"),
     ],
-    ids=["aspect", "text", "shape", "type"],
+    ids=[
+        *("aspect", "text", "shape", "type", "empty", "header", "brackets", "no literal", "huge"),
+        *("PK", "archive"),
+    ],
 )
-def test_a_file_that_is_no_depth_map_is_one_line(room, tmp_path, content, told):
+@pytest.mark.parametrize("folder", ["depths", "confidence"])
+def test_a_file_that_is_no_depth_map_is_one_line(room, tmp_path, content, told, folder):
     root = with_depths(room, tmp_path / "scene", sensor, ".npy")
-    path = root / "depths" / "view_02.npy"
+    path = root / folder / "view_02.npy"
+    path.parent.mkdir(exist_ok=True)
     if isinstance(content, bytes):
         path.write_bytes(content)
     else:
         np.save(path, content)
+        told = told if folder == "depths" else f"{told}|not the size of"
     with pytest.raises(UserError, match=told) as error:
         load(root)
     assert "view_02" in str(error.value)

@@ -162,6 +162,8 @@ def test_every_entry_point_says_in_one_line_that_there_is_no_gpu(
     monkeypatch.setattr(
         compute, "choose_device", lambda kind, gpu: choose_device(kind, gpu, CudaFacts(True, None))
     )
+    (tmp_path / "a").mkdir()
+    monkeypatch.chdir(tmp_path)
     given = words.format(mesh=mesh).split()
     assert run_cli(main, *given, "--device", "cuda", "--gpu", 0) == 2
     error = capsys.readouterr().err
@@ -201,8 +203,8 @@ def test_a_device_is_no_part_of_what_identifies_a_run(monkeypatch, tmp_path):
     ).identity(*job)
 
 
-def test_asking_for_a_rasterizer_without_a_gpu_is_an_error(capsys):
-    code = run_cli(train.main, "-s", "a", "-c", "b", "-r", "sdf", "--rasterizer", "gsplat",
+def test_asking_for_a_rasterizer_without_a_gpu_is_an_error(capsys, tmp_path):
+    code = run_cli(train.main, "-s", tmp_path, "-c", "b", "-r", "sdf", "--rasterizer", "gsplat",
                    "--device", "cpu")  # fmt: skip
     assert code == 2
     assert "error: --rasterizer gsplat renders on CUDA devices only" in capsys.readouterr().err

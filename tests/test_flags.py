@@ -12,6 +12,7 @@ from sugar_utils.flags import (
     boolean,
     finite_float,
     integer,
+    name_list,
     non_negative_float,
     non_negative_int,
     optional_str,
@@ -22,6 +23,18 @@ from sugar_utils.flags import (
 )
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("a.jpg,scan 1 (2).jpg , b.jpg,", ("a.jpg", "scan 1 (2).jpg", "b.jpg")),
+        ('"scan 1, north #2.jpg", b.jpg', ("scan 1, north #2.jpg", "b.jpg")),
+        ("", ()),
+    ],
+)
+def test_names_in_a_list_may_have_spaces_and_in_quotes_commas(text, names):
+    assert name_list(text) == names
 
 
 def make_parser() -> Parser:
@@ -168,3 +181,16 @@ def test_errors_are_one_line_that_names_the_flag(capsys):
     assert "'8k' is not a whole number" in fails(capsys, "-s", "x", "--test_iterations", "8k")
     assert "could match" in fails(capsys, "-s", "x", "--refinement", "1")
     assert "unexpected argument 'stray'" in fails(capsys, "-s", "x", "stray")
+
+
+def test_the_beginning_of_a_flag_is_taken_for_it_and_that_is_said(capsys):
+    args = make_parser().parse_args(["-s", "a", "--refinement_iter", "7"])
+    assert args.refinement_iterations == 7
+    note = "note: --refinement_iter is taken for --refinement_iterations\n"
+    assert capsys.readouterr().err == note
+    make_parser().parse_args(["-s", "a", "--refinement_iterations", "7"])
+    assert capsys.readouterr().err == ""
+
+
+def test_a_truth_value_that_is_missing_is_named(capsys):
+    assert "argument --eval: needs True or False behind it" in fails(capsys, "-s", "a", "--eval")

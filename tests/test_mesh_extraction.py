@@ -380,6 +380,7 @@ def test_ablations_of_the_original_are_refused_in_one_line(flag):
 
 def test_the_entry_point_reports_errors_in_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "s").mkdir()
     assert run_cli(extract_mesh.main, "-s", "s", "-c", "none", "-m", "m.pt") == 2
     error = capsys.readouterr().err
     assert error.startswith("error: m.pt: no such file")

@@ -16,11 +16,10 @@ from torch.nn.functional import normalize
 
 import export
 from sugar_extractors.export.mesh_formats import simplified
+from sugar_extractors.texture.tangent_space import corner_tangents, vertex_normals
 from sugar_extractors.texture.textured_mesh_io import (
     TexturedMesh,
-    corner_tangents,
     read_textured_mesh,
-    vertex_normals,
     write_textured_mesh,
 )
 from tests.support.random_scenes import look_at

@@ -71,6 +71,25 @@ def test_a_scale_by_a_photograph_that_is_not_there_is_refused_before_the_cameras
     assert sorted(path.name for path in room.iterdir()) == ["images"]
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--init_ply", "gone.ply"], "gone.ply: no such file"),
+        (["--depths", "gone"], "--depths gone: no such folder"),
+        (["--images", "gone"], "--images gone: no such folder"),
+        (["--cameras", "gone.xml"], "--cameras gone.xml: no such file"),
+        (["--keep_views", "IMG 11.png"], "--keep_views IMG 11.png: .* for example IMG 1.png"),
+        (["--gpu", "7", "--device", "cuda"], "--device cuda|GPU"),
+    ],
+)
+@pytest.mark.parametrize("mode", [[], ["-r", "density"]])
+def test_flags_of_later_stages_are_refused_before_the_cameras(room, words, message, mode):
+    args = full_parser(None).parse_args(["-s", str(room), *words, *mode])
+    with pytest.raises(UserError, match=message):
+        run_full(args)
+    assert sorted(path.name for path in room.iterdir()) == ["images"]
+
+
 def test_a_scale_by_a_photograph_that_got_no_place_is_refused_before_training(tmp_path):
     root, output = tmp_path / "room", tmp_path / "output"
     write_photographs(root / "images", 7)

@@ -8,6 +8,7 @@ from plyfile import PlyData, PlyElement
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.ply import (
+    COLOR_NAMES,
     GAUSSIAN_PROPERTIES,
     read_gaussian_ply,
     read_point_ply,
@@ -176,6 +177,47 @@ def test_missing_properties_are_listed(tmp_path, drop, message):
     write_table(tmp_path / "b.ply", columns)
     with pytest.raises(UserError, match=message):
         read_gaussian_ply(tmp_path / "b.ply")
+
+
+@pytest.mark.parametrize("name", ["x", "opacity", "rot_3", "f_rest_3", "filter_3D"])
+def test_a_property_that_is_a_list_is_named(tmp_path, name):
+    write_gaussian_ply(tmp_path / "a.ply", random_cloud())
+    columns = columns_of(tmp_path / "a.ply")
+    n = len(next(iter(columns.values())))
+    columns[name] = np.array([np.zeros(2, np.float32)] * n + [None], dtype=object)[:-1]
+    table = np.empty(n, dtype=[(k, v.dtype) for k, v in columns.items()])
+    for key, values in columns.items():
+        table[key] = values
+    element = PlyElement.describe(table, "vertex", val_types={name: "f4"}, len_types={name: "u1"})
+    PlyData([element]).write(str(tmp_path / "b.ply"))
+    with pytest.raises(UserError, match=f"b.ply: {name} is a list"):
+        read_gaussian_ply(tmp_path / "b.ply")
+
+
+@pytest.mark.parametrize("name", ["y", "green"])
+def test_a_list_in_a_point_cloud_is_named(tmp_path, name):
+    columns = dict.fromkeys(["x", "y", "z"], np.zeros(2, np.float32))
+    columns |= dict.fromkeys(["red", "green", "blue"], np.zeros(2, np.uint8))
+    columns[name] = np.array([np.zeros(2, np.float32), np.zeros(3, np.float32)], dtype=object)
+    table = np.empty(2, dtype=[(k, v.dtype) for k, v in columns.items()])
+    for key, values in columns.items():
+        table[key] = values
+    element = PlyElement.describe(table, "vertex", val_types={name: "f4"}, len_types={name: "u1"})
+    PlyData([element]).write(str(tmp_path / "b.ply"))
+    with pytest.raises(UserError, match=f"b.ply: {name} is a list"):
+        read_point_ply(tmp_path / "b.ply")
+
+
+@pytest.mark.parametrize(
+    "names", [*COLOR_NAMES, ("Red", "Green", "Blue")], ids=lambda names: names[0]
+)
+def test_colours_by_other_names(tmp_path, names):
+    places = dict.fromkeys(["X", "Y", "Z"], np.ones(2, np.float32))
+    colors = {name: np.array([k, 7], np.uint8) for k, name in enumerate(names)}
+    write_table(tmp_path / "a.ply", places | colors)
+    points, read_colors = read_point_ply(tmp_path / "a.ply", pytest.fail)
+    np.testing.assert_array_equal(points, np.ones((2, 3)))
+    np.testing.assert_array_equal(read_colors, [[0, 1, 2], [7, 7, 7]])
 
 
 def test_empty_absent_and_point_clouds_are_refused(tmp_path):

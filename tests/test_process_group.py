@@ -215,13 +215,15 @@ def test_views_per_step_follow_the_number_of_processes(launched):
         from_args(OptimizerConfig, vanilla_args("--views_per_step", "6"))
 
 
-def test_only_the_first_process_prints_errors_that_all_know(launched, monkeypatch, capsys):
+def test_only_the_first_process_prints_errors_that_all_know(
+    launched, monkeypatch, capsys, tmp_path
+):
     monkeypatch.setattr("sugar_utils.frame._SILENT_SECONDS", 0.0)
     assert run_cli(vanilla_train.main, "--no_such_flag", 1) == 2
-    assert run_cli(vanilla_train.main, "-s", "a", "-m", "b", "--views_per_step", 3) == 2
+    assert run_cli(vanilla_train.main, "-s", tmp_path, "-m", "b", "--views_per_step", 3) == 2
     assert capsys.readouterr().err == ""
     monkeypatch.setenv("RANK", "0")
-    assert run_cli(vanilla_train.main, "-s", "a", "-m", "b", "--views_per_step", 3) == 2
+    assert run_cli(vanilla_train.main, "-s", tmp_path, "-m", "b", "--views_per_step", 3) == 2
     assert capsys.readouterr().err.startswith("error: --views_per_step 3")
 
 

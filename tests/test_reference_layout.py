@@ -142,7 +142,7 @@ def test_folders_that_are_no_checkpoint_are_refused(tmp_path):
         load_reference_checkpoint(tmp_path)
     with pytest.raises(UserError, match="no such checkpoint folder"):
         load_reference_checkpoint(tmp_path / "absent")
-    with pytest.raises(UserError, match="no such PLY"):
+    with pytest.raises(UserError, match="absent.ply: no such file; check --checkpoint_path"):
         load_reference_checkpoint(tmp_path / "absent.ply")
 
 

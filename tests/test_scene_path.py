@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What -s may name: refused at once where it is no scene, unpacked where it is a ZIP file."""
+"""Paths for -s: refused at once where they are no scenes, unpacked where they are ZIP files."""
 
 from __future__ import annotations
 
@@ -187,8 +187,8 @@ def test_what_is_no_scene_is_said_as_it_is(tmp_path, name, message):
 
 def test_scenes_videos_and_their_folders_are_taken(tmp_path):
     (tmp_path / "walk").mkdir()
-    (tmp_path / "film.MP4").touch()
-    for name in ("walk", "film.MP4", "walk.mp4"):
+    (tmp_path / "walk2.MP4").touch()
+    for name in ("walk", "walk2.MP4", "walk.mp4"):
         check_scene_path(tmp_path / name)
 
 

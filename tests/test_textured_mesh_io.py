@@ -12,7 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from sugar_extractors.texture import textured_mesh_io
+from sugar_extractors.texture import materials, textured_mesh_io
+from sugar_extractors.texture.tangent_space import vertex_normals
 from sugar_extractors.texture.textured_mesh_io import (
     MeshStyle,
     TexturedMesh,
@@ -20,7 +21,6 @@ from sugar_extractors.texture.textured_mesh_io import (
     png_bytes,
     read_textured_mesh,
     render_textured,
-    vertex_normals,
     write_textured_mesh,
 )
 from sugar_utils import files
@@ -73,6 +73,66 @@ def test_what_is_written_is_read_back_to_the_last_bit(tmp_path, monkeypatch):
 def corner_table(mesh, faces) -> np.ndarray:
     """Position and texture coordinate of each corner of each face. (F, 3, 5)"""
     return np.concatenate([mesh.vertices, mesh.visual.uv], axis=1)[faces]
+
+
+def write_materials(folder: Path, uvs: str = "vt 0 0\nvt 1 0\nvt 0.5 1\n") -> Path:
+    """Three triangles: on a red and green picture, on a blue one, and in plain yellow."""
+    two = np.zeros((2, 4, 3), np.uint8)
+    two[0], two[1] = (0, 255, 0), (255, 0, 0)  # green above red
+    Image.fromarray(two).save(folder / "two colours.png")
+    Image.new("RGB", (8, 8), (0, 0, 255)).save(folder / "blue.PNG")
+    (folder / "all.mtl").write_text(
+        "newmtl unused\nKd 0 0 0\n\nnewmtl first one\nmap_Kd C:\\me\\two colours.jpg\n"
+        "newmtl b\nmap_Kd blue.png\nnewmtl c\nKd 1 1 0\n"
+    )
+    vertices = "".join(f"v {k} {k % 2} 0\n" for k in range(5))
+    path = folder / "mesh.obj"
+    path.write_text(
+        f"mtllib all.mtl\n{vertices}{uvs}usemtl first one\nf 1/1 2/2 3/3\nusemtl b\n"
+        "f 2/1 3/2 4/3\nusemtl c\nf 3/1 4/2 5/3\n"
+    )
+    return path
+
+
+def test_pictures_of_several_materials_become_one(tmp_path):
+    mesh = read_textured_mesh(write_materials(tmp_path))
+    assert mesh.n_faces == 3
+    assert float(mesh.uvs.min()) >= 0
+    assert float(mesh.uvs.max()) <= 1
+    colors = textured_mesh_io.sample_texture(mesh.texture, mesh.uvs.reshape(-1, 2)) * 255
+    red, green, blue, yellow = [255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 0]
+    assert colors.round().int().tolist() == [red, red, green, *[blue] * 3, *[yellow] * 3]
+
+
+def test_pictures_of_several_materials_that_repeat_are_refused(tmp_path):
+    with pytest.raises(UserError, match="mesh.obj: has several materials, and faces that repeat"):
+        read_textured_mesh(write_materials(tmp_path, "vt 0 0\nvt 3 0\nvt 0.5 1\n"))
+
+
+def test_pictures_that_are_too_large_together_become_smaller(tmp_path, monkeypatch):
+    monkeypatch.setattr(materials, "LARGEST_PICTURE", 16)
+    mesh = read_textured_mesh(write_materials(tmp_path))
+    assert max(mesh.texture.shape[:2]) <= 16
+    middle = mesh.uvs.mean(dim=1)
+    colors = (textured_mesh_io.sample_texture(mesh.texture, middle) * 255).round().int().tolist()
+    assert colors[1:] == [[0, 0, 255], [255, 255, 0]]
+
+
+@pytest.mark.parametrize("face", ["f 1/1 2/2 3/3 4/1 5/2 1/3", "f 1/1 2/2 3/3 4/1"])
+def test_faces_with_more_corners_are_refused(tmp_path, face):
+    path = write_materials(tmp_path)
+    path.write_text(path.read_text() + face + "\n")
+    with pytest.raises(UserError, match="mesh.obj: damaged, or not a textured mesh of triangles"):
+        read_textured_mesh(path)
+
+
+def test_the_material_that_is_used_decides_which_picture_counts(tmp_path):
+    path = write_materials(tmp_path)
+    text = path.read_text()
+    path.write_text(text.replace("usemtl first one", "usemtl b").replace("usemtl c", "usemtl b"))
+    mesh = read_textured_mesh(path)
+    assert mesh.texture.shape == (8, 8, 3)
+    assert mesh.texture[0, 0].tolist() == [0, 0, 255]
 
 
 def test_obj_is_read_by_trimesh(tmp_path):

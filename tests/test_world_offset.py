@@ -10,9 +10,12 @@ from types import SimpleNamespace
 import numpy as np
 import pycolmap
 import pytest
+import trimesh
 from numpy.lib import recfunctions
 from plyfile import PlyData, PlyElement
+from pxr import Usd, UsdGeom
 
+import export
 import train
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.cloud import GaussianCloud
@@ -25,8 +28,11 @@ from gaussian_splatting.data.reference_layout import (
 )
 from gaussian_splatting.data.scene import VanillaSize, load_scene, load_scene_for_checkpoint
 from gaussian_splatting.data.world_offset import read_offset, world_offset
+from sugar_extractors.export.original_frame import to_original_frame
 from sugar_extractors.mesh.extraction import region_boxes
+from sugar_extractors.texture.textured_mesh_io import write_textured_mesh
 from tests.support.tiny_scene import TinyScene, events, make_tiny_scene, run_cli, write_model
+from tests.test_export_placement import four_colored_faces
 
 UTM = np.array([655_321.25, 4_215_678.5, 312.75])
 FULL = VanillaSize(1)
@@ -178,3 +184,55 @@ def test_a_box_may_be_in_either_coordinates(far_scene):
     ]
     assert boxes[0] == boxes[1]
     np.testing.assert_allclose(boxes[0][0].low, middle - half)
+
+
+@pytest.fixture(scope="module")
+def far_result(far_scene, tmp_path_factory) -> Path:
+    output = tmp_path_factory.mktemp("far_result") / "vanilla"
+    assert run_cli(vanilla_train.main, "-s", far_scene.root, "-m", output, "--iterations", 2) == 0
+    return output
+
+
+@pytest.mark.parametrize("to", ["ply", "gltf", "usd"])
+def test_gaussians_are_exported_in_the_coordinates_of_the_original(far_result, tmp_path, to):
+    target = tmp_path / {"gltf": "out.gltf.glb"}.get(to, f"out.{to}")
+    words = (far_result, "--to", to, "-o", target, "--original_frame")
+    assert run_cli(export.main, *words) == 0
+    local = read_gaussian_ply(point_cloud_path(far_result, 2)).means.double().numpy()
+    expected = local + read_offset(far_result)
+    if to == "ply":
+        vertices = PlyData.read(target)["vertex"].data
+        found = np.stack([vertices[axis] for axis in "xyz"], axis=1)
+    elif to == "gltf":
+        scene = trimesh.load(target)
+        (cloud,) = scene.dump()
+        found = np.asarray(cloud.vertices) * (1, -1, -1)
+    else:
+        stage = Usd.Stage.Open(str(target))
+        prim = stage.GetDefaultPrim()
+        shift = UsdGeom.Xformable(prim).GetLocalTransformation().ExtractTranslation()
+        found = (np.array(prim.GetAttribute("positions").Get()) + np.array(shift)) * (1, -1, -1)
+    order = np.lexsort(expected.T), np.lexsort(found.T)
+    np.testing.assert_allclose(found[order[1]], expected[order[0]], atol=1e-5)
+
+
+def test_formats_without_digits_for_it_are_refused(far_result, tmp_path, capsys):
+    words = (far_result, "--to", "splat", "-o", tmp_path / "out.splat", "--original_frame")
+    assert run_cli(export.main, *words) == 2
+    assert "choose --to ply, obj, glb, gltf, usd" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_meshes_are_moved_to_the_coordinates_of_the_original(tmp_path):
+    mesh = four_colored_faces()
+    write_textured_mesh(tmp_path / "mesh.obj", mesh)
+    for to in ("obj", "glb"):
+        path = tmp_path / f"mesh.{to}"
+        to_original_frame(path, to, UTM)
+        scene = trimesh.load(path, process=False, force="scene")
+        found = np.concatenate([np.asarray(part.vertices) for part in scene.dump()])
+        if to == "glb":
+            found = found * (1, -1, -1)
+        low, high = mesh.vertices.numpy().min(axis=0), mesh.vertices.numpy().max(axis=0)
+        np.testing.assert_allclose(found.min(axis=0), low + UTM, atol=1e-5)
+        np.testing.assert_allclose(found.max(axis=0), high + UTM, atol=1e-5)

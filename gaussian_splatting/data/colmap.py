@@ -196,7 +196,7 @@ def read_colmap(
 
 
 def model_offset(reconstruction: Any, folder: Path) -> np.ndarray:
-    """What to subtract from all places of a model; zeros where it is near the origin. (3,)"""
+    """Offset to subtract from all places of a model; zeros near the origin. (3,)"""
     poses = _poses(reconstruction, folder)
     return world_offset(np.stack([-rotation.T @ shift for _, _, rotation, shift in poses]))
 

@@ -29,6 +29,7 @@ from gaussian_splatting.data import images as pictures
 from gaussian_splatting.data import masks as masking
 from gaussian_splatting.data import observations as tracks
 from gaussian_splatting.data.cameras import Camera, camera_extent, pixels_of
+from gaussian_splatting.data.names import nearest_name
 from gaussian_splatting.data.observations import Observations, ViewOptions, deviation, median
 from sugar_utils.errors import Notify, UserError, shortened
 from sugar_utils.files import file_digest, in_parallel
@@ -96,7 +97,7 @@ def wrong_shapes(cameras: Sequence[Camera]) -> dict[str, str]:
 
 
 class ImageFindings(NamedTuple):
-    """What a comparison of images with the points they observe tells."""
+    """Results of comparing images with the points they observe."""
 
     # Reasons by name of the images that do not show what their cameras see.
     inconsistent: dict[str, str]
@@ -406,7 +407,7 @@ def checked_views(
         known: Views that an earlier stage left out; None looks for some.
         estimated: Folder of masks that an earlier stage estimated, which replace the given ones.
     """
-    _check_names(cameras, options)
+    check_view_names(options.keep_views, [camera.name for camera in cameras])
     if options.keeps_all:
         fitted = [pictures.fit_to_file(camera) for camera in cameras]
         return CheckedViews(masking.with_masks(fitted, root, masks, notify))
@@ -440,13 +441,18 @@ def checked_views(
     return CheckedViews(masked, dropped, spread, noise)
 
 
-def _check_names(cameras: Sequence[Camera], options: ViewOptions) -> None:
-    names = {camera.name for camera in cameras}
-    unknown = [name for name in options.keep_views if name not in {*names, tracks.ALL_VIEWS}]
+def check_view_names(views: Sequence[str], names: Sequence[str]) -> None:
+    """Check that there are views of all names that ``--keep_views`` gives.
+
+    Args:
+        names: Of the views of the capture.
+    """
+    unknown = [view for view in views if view not in {*names, tracks.ALL_VIEWS}]
     if unknown:
+        nearest = nearest_name(unknown[0], names) or min(names)
         raise UserError(
             f"--keep_views {unknown[0]}: no view has this name; names are those of the "
-            f"reconstruction, for example {min(names)}"
+            f"reconstruction, for example {nearest}; one with a comma stands in quotes"
         )
 
 

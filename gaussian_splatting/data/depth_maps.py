@@ -17,6 +17,8 @@ out.
 
 from __future__ import annotations
 
+import tokenize
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,10 +31,10 @@ from torch import Tensor
 from gaussian_splatting.data import images
 from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.data.masks import overview
-from gaussian_splatting.data.names import ImageFolder
+from gaussian_splatting.data.names import ImageFolder, ImagePlaces
 from gaussian_splatting.data.observations import Observations, median
 from sugar_utils.errors import Notify, UserError, explained, shortened
-from sugar_utils.files import in_parallel
+from sugar_utils.files import in_parallel, require_regular_file
 from sugar_utils.flags import AUTO, non_negative_float
 from sugar_utils.libraries import load_package
 from sugar_utils.settings import flag
@@ -177,8 +179,11 @@ def _find(cameras: Sequence[Camera], root: Path, options: DepthOptions) -> dict[
         named = {c.name: c.depth_path for c in cameras if c.depth_path is not None}
         return {name: (path, None) for name, path in named.items()}
     places = (folder, folder.parent / CONFIDENCE)
-    maps, confidences = (ImageFolder(place, suffixes=FILES) for place in places)
-    found = {c.name: (maps.find(c.name), confidences.find(c.name)) for c in cameras}
+    maps, confidences = (
+        ImagePlaces(ImageFolder(place, suffixes=FILES)).find_all(camera.name for camera in cameras)
+        for place in places
+    )
+    found = {name: (path, confidences[name]) for name, path in maps.items()}
     found = {name: files for name, files in found.items() if files[0] is not None}
     if not found and asked is not None:
         raise UserError(
@@ -216,9 +221,12 @@ def _read(camera: Camera, path: Path, confidence: Path | None) -> _RawMap:
 def _values_of(path: Path) -> np.ndarray:
     """A file's numbers, of its type. (h, w)"""
     advice = "replace the file, or pass --depths none"
-    with explained(f"cannot read the depth map {path}:", advice, OSError, ValueError, SyntaxError):
+    kinds = (*images.IMAGE_ERRORS, tokenize.TokenError, zipfile.BadZipFile, StopIteration)
+    with explained(f"cannot read the depth map {path}:", advice, *kinds):
         if path.suffix.lower() == ".npy":
-            values = np.load(path, allow_pickle=False)
+            values = np.load(require_regular_file(path), allow_pickle=False)
+            if not isinstance(values, np.ndarray):
+                raise ValueError("it is a ZIP file of arrays, not one array")
         elif path.suffix.lower() == ".exr":
             (exr,) = load_package(f"reading {path}", "OpenEXR", "OpenEXR")
             channels = exr.File(str(path)).channels()

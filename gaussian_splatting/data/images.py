@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import re
+import struct
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -35,6 +37,13 @@ from sugar_utils.libraries import load_pycolmap
 from sugar_utils.memory import available_bytes, trim_heap
 
 OUTLINE = (255, 0, 200)
+IMAGE_ERRORS = (
+    *(OSError, ValueError, SyntaxError, EOFError, LookupError, TypeError, AttributeError),
+    *(ArithmeticError, RuntimeError, MemoryError, struct.error, zlib.error),
+    Image.DecompressionBombError,
+)
+"""Exceptions that Pillow and its plugins raise for damaged files."""
+
 _ROWS = 64
 _TWO_FOCALS = {
     "SIMPLE_PINHOLE": ("PINHOLE", 4),
@@ -101,9 +110,8 @@ def image_size(path: Path) -> tuple[int, int]:
 @contextlib.contextmanager
 def open_image(path: Path) -> Iterator[Image.Image]:
     require_regular_file(path, missing_ok=True)
-    kinds = OSError, ValueError, SyntaxError, Image.DecompressionBombError
     with (
-        explained(f"cannot read the image {path}:", "replace the file", *kinds),
+        explained(f"cannot read the image {path}:", "replace the file", *IMAGE_ERRORS),
         Image.open(path) as image,
     ):
         yield image

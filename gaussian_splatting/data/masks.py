@@ -54,8 +54,8 @@ _ENDINGS = ("_mask", "-mask", ".mask")
 
 _KEPT_OVERVIEWS = 4096
 _MEANING = {
-    "object": "outside of them there is nothing (--mask_mode object)",
-    "ignore": "what they hide counts nowhere (--mask_mode ignore)",
+    "object": "the background is ignored (--mask_mode object)",
+    "ignore": "what is black in them is ignored (--mask_mode ignore)",
 }
 _flag = partial(flag, group="masks")
 

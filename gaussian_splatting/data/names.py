@@ -99,8 +99,8 @@ def nearest_name(name: str, candidates: Iterable[str], least: float = _NEAR_ENOU
     for candidate in itertools.islice(candidates, _MAX_COMPARED):
         by_key.setdefault(_key(PurePosixPath(candidate).name), candidate)
     target = _key(PurePosixPath(normalized(name)).name)
-    near = difflib.get_close_matches(target, by_key, n=1, cutoff=least)
-    return by_key[near[0]] if near else None
+    matches = difflib.get_close_matches(target, by_key, n=1, cutoff=least)
+    return by_key[matches[0]] if matches else None
 
 
 def natural_order(name: str) -> list[tuple[int, int | str]]:
@@ -251,10 +251,10 @@ class ImageFolder:
     def nearest(self, name: str) -> str | None:
         """Return the image file whose name resembles a name that was not found most."""
         folder = PurePosixPath(normalized(name)).parent
-        known = self._folder(folder).paths
-        if not known and self._recursive:
-            known = self._whole_tree().paths
-        return nearest_name(name, known or self._folder(PurePosixPath()).paths)
+        paths = self._folder(folder).paths
+        if not paths and self._recursive:
+            paths = self._whole_tree().paths
+        return nearest_name(name, paths or self._folder(PurePosixPath()).paths)
 
     def _find_as_spelt(self, name: str) -> str | None:
         path = PurePosixPath(normalized(name))
@@ -326,7 +326,7 @@ class ImagePlaces:
     def nearest(self, name: str) -> str | None:
         """Return the image file whose name resembles a name that was not found most."""
         names = (folder.nearest(name) for folder in self._folders)
-        return nearest_name(name, [near for near in names if near is not None])
+        return nearest_name(name, [n for n in names if n is not None])
 
 
 class CamerasByName(Generic[Named]):
@@ -364,11 +364,13 @@ def missing_images(
     Args:
         places: Where they were looked for.
     """
-    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-    near = places.nearest(names[0])
-    hint = f"nearest to {names[0]} is {near}" if near else f"no file is called like {names[0]}"
+    sample = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    nearest = places.nearest(names[0])
+    hint = (
+        f"nearest to {names[0]} is {nearest}" if nearest else f"no file is called like {names[0]}"
+    )
     return UserError(
-        f"{len(names)} of {total} images are missing in {places.root} (cameras {shown}; {hint}); "
+        f"{len(names)} of {total} images are missing in {places.root} (cameras {sample}; {hint}); "
         f"{advice}"
     )
 
@@ -377,10 +379,10 @@ def unknown_names(
     names: Sequence[str], items: Mapping[str, Any] | Sequence[str], place: str, advice: str
 ) -> UserError:
     """The error for names in a list that mean nothing there is."""
-    near = nearest_name(names[0], items)
-    hint = f"; nearest to {names[0]} is {near}" if near else ""
-    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-    return UserError(f"{place}: no such photographs: {shown}{hint}; {advice}")
+    nearest = nearest_name(names[0], items)
+    hint = f"; nearest to {names[0]} is {nearest}" if nearest else ""
+    sample = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    return UserError(f"{place}: no such photographs: {sample}{hint}; {advice}")
 
 
 def _on_error(encoding: str) -> str:
@@ -411,7 +413,7 @@ def _is_absolute(name: str) -> bool:
 
 
 def _best(folders: tuple[str, ...], absolute: bool, paths: Sequence[str]) -> list[str]:
-    """Those of some paths, which have the right last part, whose folders agree best with a name's.
+    """Choose from paths with the right last part those whose folders agree best with a name's.
 
     Args:
         absolute: Whether the name may have folders that are none here.
@@ -443,5 +445,5 @@ def _ends_with(path: Path, name: str) -> bool:
 def _stem(name: str) -> str:
     """The name without the extension of a photograph."""
     path = PurePosixPath(name)
-    known = (*IMAGE_SUFFIXES, *HEIF_SUFFIXES, *RAW_SUFFIXES)
-    return path.stem if path.suffix.lower() in known else name
+    suffixes = (*IMAGE_SUFFIXES, *HEIF_SUFFIXES, *RAW_SUFFIXES)
+    return path.stem if path.suffix.lower() in suffixes else name

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import struct
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
@@ -28,6 +29,14 @@ MAX_SH_DEGREE = 3
 _N_REST = 3 * ((MAX_SH_DEGREE + 1) ** 2 - 1)
 _PLAIN_COLORS = ("red", "green", "blue")
 _REQUIRED = {"f_dc": 3, "scale": 3, "rot": 4}
+COLOR_NAMES = (
+    ("red", "green", "blue"),
+    ("diffuse_red", "diffuse_green", "diffuse_blue"),
+    ("r", "g", "b"),
+    ("ambient_red", "ambient_green", "ambient_blue"),
+    ("color_r", "color_g", "color_b"),
+    ("scalar_red", "scalar_green", "scalar_blue"),
+)
 _CHUNK_ROWS = 16_384
 _HEADER_BYTES = 1 << 16
 
@@ -158,7 +167,10 @@ def ply_errors(path: Path, advice: str) -> Iterator[None]:
 
     plyfile trusts the header: numbers that make no sense surface as any of these errors.
     """
-    kinds = PlyParseError, OSError, ValueError, KeyError, TypeError, OverflowError
+    kinds = (
+        *(PlyParseError, OSError, ValueError, LookupError, TypeError, OverflowError),
+        *(AttributeError, EOFError, RecursionError, struct.error),
+    )
     try:
         with explained(f"{path}: damaged, truncated or no PLY", advice, *kinds):
             yield
@@ -204,7 +216,8 @@ def _check_gaussian_properties(
         elif "f_dc_0" in missing and "red" in vertices.dtype.names:
             hint = "it is a point cloud, not Gaussians; use point_cloud/iteration_N/point_cloud.ply"
         raise UserError(f"{path}: lacks the properties {', '.join(missing)}; {hint}")
-    lists = [name for name in required if vertices.dtype[name].kind == "O"]
+    columns = (*required, *_numbered(vertices, "f_rest"), "filter_3D")
+    lists = [name for name in columns if _is_list(vertices, name)]
     if lists:
         raise UserError(f"{path}: {lists[0]} is a list; export it as an uncompressed 3DGS PLY")
     degrees = {3 * ((degree + 1) ** 2 - 1): degree for degree in range(MAX_SH_DEGREE + 1)}
@@ -215,19 +228,35 @@ def _check_gaussian_properties(
         )
 
 
+def _is_list(vertices: np.ndarray, name: str) -> bool:
+    """Whether a property, which may be missing, has a list in each row."""
+    return name in vertices.dtype.names and vertices.dtype[name].kind == "O"
+
+
+def color_properties(vertices: np.ndarray) -> list[str] | None:
+    """Names of the properties with red, green and blue, as several programs call them."""
+    by_key = {name.lower(): name for name in vertices.dtype.names}
+    for red, green, blue in COLOR_NAMES:
+        if {red, green, blue} <= by_key.keys():
+            return [by_key[red], by_key[green], by_key[blue]]
+    return None
+
+
 def _columns(
     vertices: np.ndarray, names: Sequence[str], offset: np.ndarray | None = None
 ) -> np.ndarray:
     """Named properties side by side. (N, len(names)) float32
 
     Args:
+        names: Where there is an offset, those of the coordinates come first.
         offset: See :func:`read_gaussian_ply`.
     """
     table = np.empty((len(vertices), len(names)), dtype=np.float32)
     shifts = dict.fromkeys(names, np.float64(0))
     if offset is not None and offset.any():
-        places = np.stack([vertices[axis] for axis in "xyz"], axis=1).astype(np.float64)
-        shifts |= zip("xyz", offset_for(places, offset), strict=True)
+        axes = names[:3]
+        places = np.stack([vertices[axis] for axis in axes], axis=1).astype(np.float64)
+        shifts |= zip(axes, offset_for(places, offset), strict=True)
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, len(vertices), _CHUNK_ROWS):
             rows = np.array(vertices[start : start + _CHUNK_ROWS])
@@ -273,18 +302,21 @@ def read_point_ply(
         offset: See :func:`read_gaussian_ply`.
     """
     vertices = _read_ply(path)["vertex"].data
-    names = vertices.dtype.names
+    names = {name.lower(): name for name in vertices.dtype.names}
     missing = [name for name in ("x", "y", "z") if name not in names]
     if missing:
         raise UserError(f"{path}: lacks the properties {', '.join(missing)}; use a point cloud")
-    points = _columns(vertices, ["x", "y", "z"], offset)
-    trios = [[f"{prefix}{c}" for c in ("red", "green", "blue")] for prefix in ("", "diffuse_")]
-    trios = [trio for trio in trios if set(trio) <= set(names)]
-    if not trios:
+    places = [names[axis] for axis in ("x", "y", "z")]
+    trio = color_properties(vertices)
+    lists = [name for name in (*places, *(trio or ())) if _is_list(vertices, name)]
+    if lists:
+        raise UserError(f"{path}: {lists[0]} is a list in each row; use a point cloud")
+    points = _columns(vertices, places, offset)
+    if trio is None:
         notify(f"{path}: has no colours; the points start grey")
         colors = np.full(points.shape, 128, dtype=np.uint8)
     else:
-        raw = np.stack([np.asarray(vertices[name]) for name in trios[0]], axis=1)
+        raw = np.stack([np.asarray(vertices[name]) for name in trio], axis=1)
         if raw.dtype.kind == "f":
             raw = np.rint(np.nan_to_num(raw) * 255)
         elif raw.dtype.itemsize > 1 and raw.max(initial=0) > 255:

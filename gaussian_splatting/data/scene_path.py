@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import lzma
 import os
 import re
 import shutil
 import stat
+import struct
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -87,9 +89,9 @@ def _nearest_sibling(path: Path) -> str:
     """A hint at what else is in the folder of a path; empty if nothing there is called alike."""
     with contextlib.suppress(OSError):
         names = [entry.name for entry in itertools.islice(path.parent.iterdir(), MAX_FILES)]
-        near = nearest_name(path.name, names, _LIKE_IT)
-        if near is not None:
-            return f" (nearest: {path.parent / near})"
+        nearest = nearest_name(path.name, names, _LIKE_IT)
+        if nearest is not None:
+            return f" (nearest: {path.parent / nearest})"
     return ""
 
 
@@ -138,11 +140,11 @@ def unpacked(archive: Path, fallbacks: Sequence[Path], notify: Notify) -> Path:
         members = _checked_members(archive, file)
         folder = _free_place(archive, places) / archive.stem
         size = sum(info.file_size for info in members.values())
-        free = shutil.disk_usage(folder.parent).free
-        if size > free - SPARE_BYTES:
+        room = shutil.disk_usage(folder.parent).free
+        if size > room - SPARE_BYTES:
             raise UserError(
                 f"{archive}: unpacked it has {size / 2**30:.1f} GiB, {folder.parent} has "
-                f"{free / 2**30:.1f} GiB free; free some space, or unpack it elsewhere"
+                f"{room / 2**30:.1f} GiB free; free some space, or unpack it elsewhere"
             )
         notify(f"{archive}: unpacking {len(members)} files, {size / 2**20:.0f} MiB, into {folder}")
         fresh = folder.with_name(f".{folder.name}.unpacking-{os.getpid()}")
@@ -193,8 +195,8 @@ def _free_place(archive: Path, places: Sequence[Path]) -> Path:
 def _zip_errors(archive: Path) -> Any:
     """A context in which a ZIP file is read: what ``zipfile`` raises becomes one line."""
     kinds = (
-        *(zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, EOFError, NotImplementedError),
-        *(RuntimeError, ValueError, OSError),
+        *(zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, EOFError),
+        *(RuntimeError, ValueError, OSError, LookupError, struct.error, lzma.LZMAError),
     )
     advice = "copy it again, or unpack it by hand and name the folder with -s"
     with explained(f"{archive}: cannot be unpacked:", advice, *kinds):

@@ -200,15 +200,15 @@ def _with_found_maps(
         places = ImagePlaces(ImageFolder(root, recursive=False, suffixes=suffixes))
         names = [name for name in (getattr(frame, key) for frame in frames) if name is not None]
         paths = {name: places.find(name) for name in names}
-        found = {n: str(p) for n, p in paths.items() if p is not None and p not in photographs}
-        missing = [name for name in names if name not in found]
+        matches = {n: str(p) for n, p in paths.items() if p is not None and p not in photographs}
+        missing = [name for name in names if name not in matches]
         if missing:
-            near = places.nearest(missing[0])
-            hint = f"; nearest to {missing[0]} is {near}" if near else ""
+            nearest = places.nearest(missing[0])
+            hint = f"; nearest to {missing[0]} is {nearest}" if nearest else ""
             count = f"{len(missing)} of the {len(names)} {what}"
             notify(f"note: {count} that frames name are not there ({shortened(missing)}{hint})")
         frames = [
-            msgspec.structs.replace(frame, **{key: found.get(getattr(frame, key))})
+            msgspec.structs.replace(frame, **{key: matches.get(getattr(frame, key))})
             for frame in frames
         ]
     return msgspec.structs.replace(content, frames=frames)

@@ -31,7 +31,7 @@ class _OffsetFile(msgspec.Struct):
 
 
 def world_offset(centers: np.ndarray) -> np.ndarray:
-    """What to subtract from places around camera centres, (N, 3) float64. (3,) float64
+    """Offset to subtract from places around camera centres, (N, 3) float64. (3,) float64
 
     Zeros where the cameras are near the origin; else a number with few digits, so that it can be
     copied by hand and two subsets of the cameras mostly have the same one.
@@ -61,7 +61,7 @@ def moved_back(cameras: Sequence[Camera], offset: np.ndarray) -> list[Camera]:
 
 
 def offset_for(points: np.ndarray, offset: np.ndarray) -> np.ndarray:
-    """What to subtract from points whose coordinates may be the original or the moved ones. (3,)
+    """Offset to subtract from points in the original coordinates or the moved ones. (3,)
 
     They are the original ones where the median point lies nearer to the offset than to the origin.
 

@@ -115,7 +115,7 @@ def _record_of(directory: RunDirectory) -> dict[str, Any]:
 
 
 def _quality_and_time(directory: RunDirectory) -> str:
-    """How good a finished run is on held-out views, or else training views, and its duration."""
+    """PSNR of held-out views, or else of training views, and the duration of a finished run."""
     record = _record_of(directory)
     psnr = record.get("health", {}).get("psnr")
     views = "held-out" if record.get("held_out_views") else "training"

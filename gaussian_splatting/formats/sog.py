@@ -21,6 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.data.images import IMAGE_ERRORS
 from gaussian_splatting.formats.packing import (
     BANDS,
     cloud_of,
@@ -122,8 +123,7 @@ def read_sog(path: Path) -> GaussianCloud:
             if meta["version"] != 2:
                 raise ValueError(f"version {meta['version']}, not 2")
             return _cloud_of_images(path, archive, meta)
-    except (zipfile.BadZipFile, LookupError, TypeError, ValueError, OSError, RecursionError,
-            Image.DecompressionBombError, OverflowError) as error:  # fmt: skip
+    except (*IMAGE_ERRORS, zipfile.BadZipFile) as error:
         reason = f"{type(error).__name__}: {error}"
         raise UserError(f"{path}: damaged, or no SOG file ({reason}); export it again") from error
 

@@ -246,7 +246,10 @@ def _to_format_axes(path: Path, payload: bytes, notify: Notify) -> np.ndarray:
 
 def read_spz(path: Path, notify: Notify = lambda line: None) -> GaussianCloud:
     """Read an SPZ file of version 2 to 4: Gaussians in the axes of the format, to degree 3."""
-    kinds = OSError, EOFError, zlib.error, struct.error, zstandard.ZstdError
+    kinds = (
+        *(OSError, EOFError, LookupError, ValueError, OverflowError, MemoryError),
+        *(zlib.error, struct.error, zstandard.ZstdError),
+    )
     with explained(f"{path}: damaged, or no SPZ file", "export it again", *kinds):
         content, block = _unpacked_spz(require_regular_file(path).read_bytes())
         magic, version, n, degree, fraction_bits, flags, _ = _HEADER.unpack_from(content)

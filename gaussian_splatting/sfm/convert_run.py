@@ -117,14 +117,14 @@ def find_cameras(attempts: Sequence[Attempt]) -> tuple[Models, Attempt]:
     models = found.run()
     if models.n_placed < report.FINE_SHARE * n and len(attempts) > 1:
         say, placed = work.console.info, models.n_placed
-        say(f"what the masks show places {placed} of {n} photographs: trying whole photographs")
+        say(f"{placed} of {n} photographs are registered inside the masks: trying whole ones")
         second = attempts[1].run()
         # A narrow path: the cameras hardly moved, as where an object turned before a background.
         if second.n_placed > placed and report.model_facts(second.largest)[1] >= report.NARROW:
             models, found, now = second, attempts[1], second.n_placed
-            say(f"whole photographs place {now} of {n}: taken; the masks count for the rest")
+            say(f"{now} of {n} whole photographs are registered: these poses are taken")
         else:
-            say("whole photographs place no more of them; staying with what the masks show")
+            say("no more whole photographs are registered: poses from inside the masks are taken")
     if found.models != work.models:
         # Where programs look for them.
         with storage.replaced_folder(work.models) as fresh:
@@ -195,6 +195,7 @@ def _map(attempt: Attempt) -> Models:
     return models
 
 
+_MOST_ADVICE = 2  # lines on the console; the page has all of them
 OUTCOME = "outcome.json"  # what came out, for programs, in the folder of work
 _SHARPNESS_SIDE = 800
 _FEWEST = 3
@@ -302,7 +303,9 @@ def _convert(work: Work) -> Converted:
                 f"{source.folder.name}/ has undistorted copies"
             )
         note(now, published=True, finished=key, taken=taken)
-    console.info(result.outcome["line"])
+    console.headline(result.outcome["line"])
+    for advice in result.outcome["advice"][:_MOST_ADVICE]:
+        console.headline(f"  what helps: {advice}")
     if result.page is not None:
         console.info(f"map and details: {result.page}")
     return result
@@ -443,7 +446,7 @@ def _evidence(
 ) -> report.Evidence:
     names, model = [photograph.name for photograph in photographs], models.largest
     sharp, n_features, matches, contradicting = [], [0] * len(names), {}, {}
-    with work.step("judging", len(photographs)) as advance:
+    with work.step("checking photographs", len(photographs)) as advance:
         for done, photograph in enumerate(photographs, start=1):
             sharp.append(sharpness(pictures.read_grey(photograph.path, _SHARPNESS_SIDE)))
             advance(done)
@@ -480,7 +483,7 @@ def _capture_findings(work: Work, made: Path) -> tuple[list[CaptureFinding], Dir
     """What is likely to go wrong with the scene in a folder, also told on the console."""
     masks = work.options.masks
     masks = replace(masks, masks="none" if masks.masks == "none" else None)
-    with work.step("judging the capture", 1):
+    with work.step("checking views", 1):
         capture = load_scene(
             made, size_rule=VanillaSize(), eval_split=False, masks=masks,
             view_options=ViewOptions(), notify=lambda line: None,
@@ -491,7 +494,7 @@ def _capture_findings(work: Work, made: Path) -> tuple[list[CaptureFinding], Dir
         advice = "training leaves them out; take them again"
         found.append(CaptureFinding("contradicting photographs", shortened(dropped), advice))
     for finding in found:
-        work.console.warn(f"{finding.what}: {finding.where}; {finding.advice}")
+        work.console.warn(f"{finding.what}: {finding.where}", finding.advice)
     return found, directions
 
 

@@ -23,6 +23,7 @@ BLURRED = 0.35
 0.56 to 0.68, and after a Gaussian blur of one pixel 0.38 to 0.44, of two pixels 0.17 to 0.24."""
 
 FEW_FEATURES = 200
+MANY_FEATURES = 1_000  # a photograph with so many, none of which match, is of another place
 FINE_SHARE, USABLE_SHARE = 0.95, 0.75
 FINE_ERROR = 1.5  # mean reprojection error in pixels of the size that features were looked for at
 LOOSE_POINTS = 60  # a photograph that shares fewer points with every other hangs by little
@@ -69,7 +70,7 @@ class Registration:
             told = [f"{name} ({reason})" for name, reason in self.left_out]
             parts.append(f"left out: {shortened(told, 5)}")
         parts += [f"reprojection error {evidence.error:.2f} px", f"{evidence.n_points:,} points"]
-        return "; ".join([*parts, f"quality: {self.word}", *self.advice[:2]])
+        return "; ".join([*parts, f"quality: {self.word}"])
 
 
 def registration_of(evidence: Evidence) -> Registration:
@@ -100,7 +101,7 @@ def registration_of(evidence: Evidence) -> Registration:
 
 def _why_nothing(evidence: Evidence) -> str:
     n = len(evidence.names)
-    blurred = [x for x in evidence.sharpness if x < BLURRED]
+    blurred = [k for k in range(n) if _is_blurred(evidence, k)]
     bare = [x for x in evidence.n_features if x < FEW_FEATURES]
     if len(blurred) > n / 2:
         reason = f"{len(blurred)} of them are blurred; hold the camera still, with more light"
@@ -124,13 +125,23 @@ def _why_nothing(evidence: Evidence) -> str:
     return f"the {n} photographs could not be brought together: {reason}"
 
 
+def _is_blurred(evidence: Evidence, index: int) -> bool:
+    """Whether a photograph failed because it is blurred.
+
+    One with many features that match nowhere is of another place, and smooth there.
+    """
+    unrelated = evidence.n_features[index] >= MANY_FEATURES
+    unrelated = unrelated and not any(index in pair for pair in evidence.matches)
+    return evidence.sharpness[index] < BLURRED and not unrelated
+
+
 def _reason(evidence: Evidence, index: int, registered: Collection[str]) -> str:
     partners = {
         evidence.names[i if j == index else j]: count
         for (i, j), count in evidence.matches.items()
         if index in (i, j)
     }
-    if evidence.sharpness[index] < BLURRED:
+    if _is_blurred(evidence, index):
         return "blurred"
     if evidence.n_features[index] < FEW_FEATURES:
         return f"too little texture, {evidence.n_features[index]} features"
@@ -141,7 +152,7 @@ def _reason(evidence: Evidence, index: int, registered: Collection[str]) -> str:
             return f"belongs to part {number}, which shares too little with the rest"
     inside = max((count for name, count in partners.items() if name in registered), default=0)
     if not inside:
-        return "matches only photographs that have no place either"
+        return "matches only photographs that are not registered either"
     return f"too few matches, {inside} at most"
 
 
@@ -171,7 +182,7 @@ def _advice(evidence: Evidence, registered: Collection[str]) -> list[str]:
 
 
 def _gaps(names: Sequence[str], registered: Collection[str]) -> list[str]:
-    """Where runs of photographs without a place are, the longest run first."""
+    """Where runs of photographs that are not registered are, the longest run first."""
     groups = itertools.groupby(range(len(names)), lambda index: names[index] in registered)
     runs = [list(run) for inside, run in groups if not inside]
     texts = []
@@ -275,7 +286,9 @@ def _all_photographs(evidence: Evidence) -> Iterator[tuple[str, str]]:
     for index, name in enumerate(evidence.names):
         sharp = evidence.sharpness[index]
         blurred = " (blurred)" if sharp < BLURRED else ""
-        place = f"shares {shared[name]:,} points with its nearest" if name in shared else "no place"
+        place = "not registered"
+        if name in shared:
+            place = f"shares {shared[name]:,} points with its nearest"
         yield (
             f"{index + 1}  {name}",
             f"sharpness {sharp:.2f}{blurred}, {evidence.n_features[index]:,} features, matches "

@@ -26,6 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from PIL import Image
@@ -52,9 +53,10 @@ from gaussian_splatting.rasterization import WARP, Rasterizer, rasterize
 from gaussian_splatting.rasterization.render import masked_shares
 from sugar_utils import html
 from sugar_utils.errors import Notify, UserError
-from sugar_utils.files import atomic_path, write_json_atomic
+from sugar_utils.files import atomic_path, read_json, write_json_atomic
 from sugar_utils.flags import AUTO
 from sugar_utils.libraries import load_package
+from sugar_utils.schemas import conform
 
 # Lengths are in the radius of the sphere around the crossing that the median view shows whole.
 REACH = 1.5  # what is farther from the crossing belongs to the surroundings
@@ -206,6 +208,12 @@ def needs_masks(cameras: Sequence[Camera]) -> bool:
     return len(shown) >= MIN_MASKS and (incomplete or any(m.outline_error > 0 for m in shown))
 
 
+class _Record(msgspec.Struct):
+    """``estimate.json``."""
+
+    median_iou: float  # of the estimated masks with the given ones
+
+
 @dataclass(frozen=True)
 class MaskEstimation:
     model_path: Path  # checkpoint folder
@@ -232,7 +240,8 @@ class MaskEstimation:
                 html.write_page(folder / OUTLINES, page, notify)
                 write_json_atomic(folder / _RECORD, {"median_iou": iou})
             group.broadcast(True)
-        iou = json.loads((folder / _RECORD).read_text(encoding="utf-8"))["median_iou"]
+        record = conform(read_json(folder / _RECORD), _Record, folder / _RECORD)
+        iou = record.median_iou
         if found:
             notify(
                 f"masks of the object: {folder}, as outlines in {OUTLINES} there; to correct them, "

@@ -71,7 +71,7 @@ class VanillaOptions:
     model_path: Path = _flag(MISSING, "checkpoint folder to write; needed", short="-m", parse=Path)
     images: str = _flag(
         "images", "folder of the photographs in the scene folder", short="-i",
-        no_effect_when="for transforms*.json, which names its files",
+        no_effect_when="where transforms*.json names its files as they lie",
     )  # fmt: skip
     resolution: float = _flag(
         -1.0, "-1: at most 1600 px wide; 1, 2, 4, 8: divisor; other: width in pixels", short="-r"
@@ -159,6 +159,7 @@ class VanillaOptions:
 
 
 def _train_whole(options: VanillaOptions, scene: Scene, folder: Path, iterations: int) -> Path:
+    """Train a scene shortly for its masks, and return the PLY; settings go to its log alone."""
     config = options.config
     limit = DensificationConfig(max_gaussians=config.densification.max_gaussians)
     whole = VanillaConfig(
@@ -169,8 +170,13 @@ def _train_whole(options: VanillaOptions, scene: Scene, folder: Path, iterations
         options, model_path=folder, config=whole, init_ply=None, test_iterations=(),
         save_iterations=(), checkpoint_iterations=(), inert=InertVanillaFlags(),
         memory=replace(options.memory, vram_budget=None),
+        # The run that needs the masks says where it computes.
+        compute=replace(options.compute, device_reason=""),
     )  # fmt: skip
-    return run_stage(short, prepare=partial(_stage_run, scene, short))
+    first = options.compute.group.is_first
+    console = Console(verbose=options.run.verbose) if first else Console.silent()
+    console.headline(f"estimating masks: {iterations:,} iterations on the whole scene")
+    return run_stage(short, prepare=partial(_stage_run, scene, short), console=console)
 
 
 def _stage_run(

@@ -17,6 +17,7 @@ from torch import Tensor
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.ply import holds_gaussians, write_gaussian_ply
 from gaussian_splatting.data.reference_layout import load_reference_checkpoint
+from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.model import cloud_from_state
 from gaussian_splatting.formats import readers, spz
 from gaussian_splatting.formats.fidelity import fidelity
@@ -25,6 +26,7 @@ from gaussian_splatting.formats.packing import require_gaussians
 from gaussian_splatting.formats.sog import write_sog
 from gaussian_splatting.formats.splat_file import write_splat
 from sugar_extractors.export import gltf_gaussians, mesh_formats
+from sugar_extractors.export.original_frame import require_original_frame, to_original_frame
 from sugar_extractors.mesh_pictures import read_any_mesh
 from sugar_extractors.results import capture_of, read_state, scene_of
 from sugar_extractors.texture import textured_mesh_io
@@ -42,7 +44,7 @@ from sugar_trainers.naming import OUTPUT_ROOT
 from sugar_utils.console import Console
 from sugar_utils.errors import Notify, UserError
 from sugar_utils.files import atomic_path, check_writable, write_json_atomic
-from sugar_utils.flags import positive_int
+from sugar_utils.flags import boolean, positive_int
 from sugar_utils.libraries import load_package
 from sugar_utils.memory import format_bytes
 from sugar_utils.settings import flag, parser_of
@@ -101,12 +103,19 @@ class ExportOptions:
     )  # fmt: skip
     scene_path: Path | None = _flag(
         None, "scene folder, for its cameras; unset: the one that the result's own record names",
-        short="-s", parse=Path, no_effect_when="without --orient up and --known_distance",
+        short="-s", parse=Path,
+        no_effect_when="without --orient up, --known_distance and --original_frame",
     )  # fmt: skip
     checkpoint_path: Path | None = _flag(
         None, "vanilla checkpoint whose cameras.json says where the cameras are, for worlds that "
         "another program moved; unset: that of the record, or the cameras of the scene",
-        short="-c", parse=Path, no_effect_when="without --orient up and --known_distance",
+        short="-c", parse=Path,
+        no_effect_when="without --orient up, --known_distance and --original_frame",
+    )  # fmt: skip
+    original_frame: bool = _flag(
+        False, "in the coordinates of the original capture, where it lies far from the origin, as "
+        "in UTM coordinates: PLY and OBJ in float64, GLB, glTF and USD by their node; needs the "
+        "scene", parse=boolean, nargs="?", const=True,
     )  # fmt: skip
     overwrite: bool = _flag(False, "replace a file that is there")
     placement: PlacementOptions = field(default_factory=PlacementOptions)
@@ -120,6 +129,13 @@ class ExportOptions:
             raise UserError(
                 f"--repose makes Gaussians; choose --to {', '.join(GAUSSIANS)}, not {self.to}"
             )
+        if self.original_frame:
+            require_original_frame(self.to)
+            if self.placement.wanted:
+                raise UserError(
+                    "--original_frame leaves everything where it was; leave out --orient, "
+                    "--scale_factor and --known_distance"
+                )
         if self.to in PRINTED and not self.placement.is_scaled:
             raise UserError(
                 f"--to {self.to} is in millimetres: pass --known_distance, or --scale_factor with "
@@ -242,6 +258,8 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
         # All of them appear together, when everything is written; the first file is the last one.
         temporary = {p: stack.enter_context(atomic_path(p)) for p in (*files, *beside)}
         matrix = (_export_gaussians if gaussians else _export_mesh)(options, temporary, console)
+        if options.original_frame:
+            to_original_frame(temporary[target], options.to, _scene(options, console).offset)
         if note in temporary:
             meaning = "exported = matrix x (x, y, z, 1) of the capture; rows of 4"
             write_json_atomic(temporary[note], {"matrix": matrix.tolist(), "meaning": meaning})
@@ -339,16 +357,21 @@ def _axes(to: str, upright: bool) -> np.ndarray:
     return GLB_AXES if turned else np.eye(4)
 
 
-def _matrix(options: ExportOptions, points: np.ndarray, console: Console) -> np.ndarray:
-    if not options.placement.needs_cameras:
-        return placement([], np.zeros((0, 3)), points, options.placement)
+def _scene(options: ExportOptions, console: Console) -> Scene:
+    """The capture that the result was made from."""
     capture = capture_of([options.result], options.scene_path, options.checkpoint_path)
     if capture.scene is None:
         raise UserError(
-            "--orient up, and --known_distance where it is not by points x,y,z, need "
-            "-s/--scene_path"
+            "--original_frame, --orient up, and --known_distance where it is not by points x,y,z, "
+            "need -s/--scene_path"
         )
-    scene = scene_of(capture.scene, capture.checkpoint, SugarSize(), console.info)
+    return scene_of(capture.scene, capture.checkpoint, SugarSize(), console.info)
+
+
+def _matrix(options: ExportOptions, points: np.ndarray, console: Console) -> np.ndarray:
+    if not options.placement.needs_cameras:
+        return placement([], np.zeros((0, 3)), points, options.placement)
+    scene = _scene(options, console)
     return placement(scene.calibrated_cameras, scene.points, points, options.placement)
 
 

@@ -131,7 +131,10 @@ def read_gltf_gaussians(path: Path) -> GaussianCloud:
         widths = [values.shape[1] for values in (rotation, opacity, position, scale, color, *rest)]
         if widths[:2] != [4, 1] or {*widths[2:]} != {3} or len({*map(len, read.values())}) > 1:
             raise ValueError("its attributes have other types or lengths than Gaussians have")
-    except (LookupError, TypeError, ValueError, RecursionError, struct.error) as error:
+    except (
+        *(LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError),
+        *(MemoryError, struct.error),
+    ) as error:
         raise UserError(f"{path}: {_WRONG} ({type(error).__name__}: {error})") from error
     quats = np.roll(rotation, 1, axis=1)
     harmonics = np.stack(rest, axis=1) if rest else None

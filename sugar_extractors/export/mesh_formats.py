@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import tempfile
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,17 +25,10 @@ from sugar_extractors.export.usd_process import ANTIALIASED_KEY, WIDTHS
 from sugar_extractors.mesh.meshing_backends import choose_backend
 from sugar_extractors.mesh_quality import Surface
 from sugar_extractors.texture import texture_atlas
+from sugar_extractors.texture.tangent_space import FLAT, encoded, tangent_frames, vertex_normals
 from sugar_extractors.texture.texture_atlas import Atlas
 from sugar_extractors.texture.texture_baking import with_filled_gaps
-from sugar_extractors.texture.textured_mesh_io import (
-    FLAT,
-    TexturedMesh,
-    encoded,
-    png_bytes,
-    sample_texture,
-    tangent_frames,
-    vertex_normals,
-)
+from sugar_extractors.texture.textured_mesh_io import TexturedMesh, png_bytes, sample_texture
 from sugar_scene import triangle_mesh
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.errors import UserError
@@ -144,7 +138,10 @@ def read_usd_gaussians(path: Path) -> GaussianCloud:
             harmonics = harmonics.reshape(len(means), bands, 3)[:, :16]
             quats = np.roll(quats.reshape(len(means), 4), 1, axis=1)
             logs = logarithms(scales.reshape(len(means), 3))
-        except (OSError, TypeError, UserError, ValueError) as error:
+        except (
+            *(OSError, TypeError, UserError, ValueError, LookupError, EOFError),
+            zipfile.BadZipFile,
+        ) as error:
             reason = " ".join(str(error).split())[:200]
             raise UserError(f"{path}: damaged, or no field of Gaussians ({reason})") from error
     dc, rest = harmonics[:, 0], harmonics[:, 1:]

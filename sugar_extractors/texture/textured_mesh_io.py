@@ -5,11 +5,6 @@ The OBJ is laid out as SuGaR's tools exchange it: positions, texture coordinates
 normals of the vertices where they are wanted. Corners of faces with the same vertex and the same
 texture coordinate share one line; in the atlas of the original none do, so that face i uses the
 texture coordinates 3 i + 1 to 3 i + 3. The GLB has one vertex per such corner.
-
-Normal maps hold normals of a fine mesh in the tangent space of a coarse one, as glTF has it. At
-each corner stand the vertex normal N, the tangent T along u, and the bitangent w N x T along v,
-which points upwards in the picture; in between they are interpolated. T is that of MikkTSpace: the
-direction of u in the faces that share the corner, made perpendicular to N, weighted by angle.
 """
 
 from __future__ import annotations
@@ -21,16 +16,23 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.images import IMAGE_ERRORS
 from gaussian_splatting.formats.moved import GLB_AXES
+from sugar_extractors.texture import materials
+from sugar_extractors.texture.materials import Material
+from sugar_extractors.texture.tangent_space import (
+    corner_tangents,
+    shared_corners,
+    vertex_normals,
+)
 from sugar_scene.triangle_rasterizer import rasterize_triangles
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
@@ -51,7 +53,6 @@ _LINEAR = 9729
 _LINEAR_MIPMAP_LINEAR = 9987
 _CLAMP = 33071
 _LARGEST_UINT16 = 65_535  # vertices that indices of 16 bits reach: the last number ends a strip
-_TINY = 1e-200  # length of a vector of float64 that has no direction
 _UNLIT = "KHR_materials_unlit"
 _VARIANTS = "KHR_materials_variants"
 
@@ -80,41 +81,6 @@ class TexturedMesh:
         if rows is None:
             return normals[self.faces], tangents
         return normals[self.faces[rows]], tangents[rows]
-
-
-class SharedCorners(NamedTuple):
-    """Corners of faces, those with the same vertex and texture coordinate as one."""
-
-    rows: Tensor  # the shared corner at each corner of each face, (F, 3) int64
-    vertices: Tensor  # the vertex of each shared corner, (C,) int64
-    uvs: Tensor  # its texture coordinate, (C, 2) float32
-
-
-def shared_corners(faces: Tensor, uvs: Tensor, sides: Tensor | None = None) -> SharedCorners:
-    """Join equal corners, in the order of their first appearance.
-
-    Args:
-        faces: Rows of the vertices. (F, 3)
-        uvs: Texture coordinates of the corners. (F, 3, 2) float32
-        sides: Faces with other values share no corner, (F,); None for all the same.
-    """
-    corners = uvs.reshape(-1, 2).float()
-    # Adding zero gives minus zero the bits of zero.
-    bits = (corners + 0.0).contiguous().view(torch.int32).long()
-    place = bits[:, 0] * (1 << 32) + (bits[:, 1] & 0xFFFFFFFF)
-    _, place = place.unique(return_inverse=True)
-    key = faces.reshape(-1).long() * (int(place.max()) + 1) + place
-    if sides is not None:
-        key = 2 * key + (sides > 0).repeat_interleave(3)
-    distinct, group = key.unique(return_inverse=True)
-    number = torch.arange(len(key), device=key.device)
-    first = torch.full_like(distinct, len(key)).scatter_reduce_(0, group, number, "amin")
-    order = first.argsort()
-    rank = torch.empty_like(order)
-    rank[order] = torch.arange(len(order), device=order.device)
-    chosen = first[order]
-    rows = rank[group].reshape(-1, 3)
-    return SharedCorners(rows, faces.reshape(-1)[chosen].long(), corners[chosen])
 
 
 def mesh_files(obj_path: Path, glb: bool, normal_map: bool = False) -> list[Path]:
@@ -416,7 +382,10 @@ def _add_clay(content: dict[str, Any]) -> None:
 
 
 def read_textured_mesh(path: Path) -> TexturedMesh:
-    """Read an OBJ of triangles with texture coordinates, and the picture of its material file."""
+    """Read an OBJ of triangles with texture coordinates, and the picture of its material file.
+
+    The pictures of several materials are put together into one.
+    """
     path = Path(path)
     try:
         lines = require_regular_file(path, missing_ok=True).read_bytes().split(b"\n")
@@ -427,17 +396,24 @@ def read_textured_mesh(path: Path) -> TexturedMesh:
         rows = _table(lines, b"f ", 3 * width, np.int64).reshape(-1, 3, width)[..., :2] - 1
         material = _value(lines, b"mtllib ", path)
         material_path = require_regular_file(path.parent / material, missing_ok=True)
-        material_lines, pictures = material_path.read_bytes().split(b"\n"), []
-        has_normals = any(line.startswith(b"norm ") for line in material_lines)
-        for name in (b"map_Kd ", b"norm ")[: 1 + has_normals]:
-            picture = path.parent / _value(material_lines, name, path)
-            with Image.open(require_regular_file(picture, missing_ok=True)) as image:
-                pictures.append(torch.from_numpy(np.array(image.convert("RGB"))))
+        by_name = materials.materials_of(material_path.read_bytes().split(b"\n"))
+        names, of_faces = materials.materials_of_faces(lines)
+        if len(of_faces) != len(rows):
+            raise ValueError(f"{len(of_faces)} faces are {len(rows)} triangles")
+        layout = None
+        if len(names) > 1:
+            chosen = [by_name.get(name, materials.Material()) for name in names]
+            colors, normals = materials.read_pictures(path.parent, chosen)
+            layout = materials.Layout.of([(c.shape[1], c.shape[0]) for c in colors])
+            pictures = [layout.filled(colors)]
+            pictures += [] if normals is None else [layout.filled(normals)]
+        else:
+            pictures = _pictures_of(path, by_name, names)
     except FileNotFoundError as error:
         raise UserError(
             f"{error.filename}: no such file; extract the textured mesh again"
         ) from error
-    except (OSError, ValueError, OverflowError, SyntaxError, Image.DecompressionBombError) as error:
+    except IMAGE_ERRORS as error:
         reason = " ".join(str(error).split())
         raise UserError(
             f"{path}: damaged, or not a textured mesh of triangles ({reason}); extract it again"
@@ -450,9 +426,25 @@ def read_textured_mesh(path: Path) -> TexturedMesh:
     for values, table in ((rows[..., 0], vertices), (rows[..., 1], points)):
         if values.size and not 0 <= values.min() <= values.max() < len(table):
             raise UserError(f"{path}: a face refers to a row that is not there; extract it again")
-    uvs = points[rows[..., 1]].astype(np.float32)
-    arrays = vertices.astype(np.float32), rows[..., 0].copy(), uvs
-    return TexturedMesh(*(torch.from_numpy(array) for array in arrays), *pictures)
+    uvs = points[rows[..., 1]]
+    if layout is not None:
+        uvs = layout.moved(uvs, of_faces, path)
+    arrays = vertices.astype(np.float32), rows[..., 0].copy(), uvs.astype(np.float32), *pictures
+    return TexturedMesh(*(torch.from_numpy(array) for array in arrays))
+
+
+def _pictures_of(
+    path: Path, by_name: Mapping[str, Material], names: Sequence[str]
+) -> list[np.ndarray]:
+    """The picture of the only material of a mesh, and its normals if it has some."""
+    with_picture = [material for material in by_name.values() if material.picture is not None]
+    material = by_name.get(names[0]) if names else None
+    if material is None or material.picture is None:
+        material = next(iter(with_picture), None)
+    if material is None:
+        raise UserError(f"{path}: has no texture; pass a mesh that the texture stage wrote")
+    pictures = (material.picture, material.normals)
+    return [materials.read_picture(path.parent, name) for name in pictures if name is not None]
 
 
 def _table(lines: list[bytes], prefix: bytes, width: int, dtype: type) -> np.ndarray:
@@ -512,83 +504,8 @@ def sample_texture(texture: Tensor, uvs: Tensor) -> Tensor:
     return (along(y0) * (1 - y_share) + along(y1) * y_share) / 255
 
 
-FLAT = 128, 128, 255  # a normal that does not differ from the mesh's own
-
-
-def vertex_normals(vertices: Tensor, faces: Tensor) -> Tensor:
-    """Unit normals, those of adjacent faces weighted by area. (V, 3), (F, 3) -> (V, 3)
-
-    Zero where no adjacent face has an area.
-    """
-    # Areas of small scenes are below what float32 divides by.
-    a, b, c = vertices.double()[faces].unbind(1)
-    sums = torch.zeros(vertices.shape, dtype=torch.float64, device=vertices.device)
-    sums.index_add_(0, faces.flatten(), torch.linalg.cross(b - a, c - a).repeat_interleave(3, 0))
-    return normalize(sums, dim=1, eps=_TINY).to(vertices.dtype)
-
-
 def written_normals(mesh: TexturedMesh) -> Tensor:
     """Vertex normals as files want them, all of length 1. (V, 3) float32"""
     normals = vertex_normals(mesh.vertices.float(), mesh.faces)
     missing = normals.norm(dim=1) < 0.5
     return torch.where(missing[:, None], normals.new_tensor([0.0, 0.0, 1.0]), normals)
-
-
-def corner_tangents(vertices: Tensor, faces: Tensor, uvs: Tensor, normals: Tensor) -> Tensor:
-    """Tangents at the corners, of length 1, and w, the side of the bitangent. (F, 3, 4)
-
-    uvs: texture coordinates, v upwards, (F, 3, 2); normals: (V, 3)
-    """
-    corners = vertices.double()[faces]
-    places = uvs.double()
-    across = normals.double()[faces]
-    e1, e2 = (corners[:, 1:] - corners[:, :1]).unbind(1)
-    d1, d2 = (places[:, 1:] - places[:, :1]).unbind(1)
-    side = torch.where(d1[:, 0] * d2[:, 1] < d1[:, 1] * d2[:, 0], -1.0, 1.0)
-    along_u = (e1 * d2[:, 1:] - e2 * d1[:, 1:]) * side[:, None]
-    tangents = _perpendicular(along_u[:, None].expand_as(across), across)
-    tangents = tangents * _corner_angles(corners)[..., None]
-    shared = shared_corners(faces, uvs, side)
-    sums = tangents.new_zeros(len(shared.vertices), 3)
-    sums.index_add_(0, shared.rows.reshape(-1), tangents.reshape(-1, 3))
-    axes = normals.double()[shared.vertices]
-    means = _perpendicular(sums, axes)
-    # Faces without area in the picture have no direction of u: any other one will do.
-    least = torch.nn.functional.one_hot(axes.abs().argmin(dim=1), 3).to(axes)
-    means = torch.where(means.norm(dim=1, keepdim=True) < 0.5, _perpendicular(least, axes), means)
-    joined = torch.cat([means[shared.rows], side[:, None, None].expand(-1, 3, 1)], dim=2)
-    return joined.to(vertices.dtype)
-
-
-def _perpendicular(vectors: Tensor, normals: Tensor) -> Tensor:
-    """Unit vectors along the part of vectors that is perpendicular to unit normals, or zero."""
-    parts = vectors - normals * (normals * vectors).sum(dim=-1, keepdim=True)
-    return normalize(parts, dim=-1, eps=_TINY)
-
-
-def _corner_angles(corners: Tensor) -> Tensor:
-    """Angles of triangles at their corners in radians. (F, 3, 3) -> (F, 3)"""
-    ahead = normalize(corners.roll(-1, dims=1) - corners, dim=2, eps=_TINY)
-    back = normalize(corners.roll(1, dims=1) - corners, dim=2, eps=_TINY)
-    return (ahead * back).sum(dim=2).clamp(-1, 1).acos()
-
-
-def tangent_frames(normals: Tensor, tangents: Tensor, weights: Tensor) -> Tensor:
-    """Axes T, B and N as columns at places of faces. (P, 3, 3)
-
-    normals, tangents: at the corners of their faces, (P, 3, 3) and (P, 3, 4); weights: barycentric
-    coordinates, (P, 3)
-    """
-    normal = normalize((normals * weights[..., None]).sum(dim=1), dim=1)
-    tangent = normalize((tangents[..., :3] * weights[..., None]).sum(dim=1), dim=1)
-    bitangent = torch.linalg.cross(normal, tangent) * tangents[:, 0, 3:]
-    return torch.stack([tangent, bitangent, normal], dim=2)
-
-
-def encoded(normals: Tensor, frames: Tensor) -> Tensor:
-    """World normals as colours of a normal map. (P, 3), (P, 3, 3) -> (P, 3) uint8"""
-    one = torch.eye(3, dtype=frames.dtype, device=frames.device)
-    usable = torch.linalg.det(frames).abs() > 1e-3
-    own = torch.linalg.solve(torch.where(usable[:, None, None], frames, one), normals)
-    colors = ((normalize(own, dim=1) + 1) * 127.5).round().to(torch.uint8)
-    return torch.where(usable[:, None], colors, colors.new_tensor(FLAT))

@@ -162,7 +162,7 @@ class TextureOptions(CaptureOptions):
     )  # fmt: skip
     texture_source: str = _flag(
         "renders", "renders: the refined Gaussians, without view-dependent colour; photos: the "
-        "photographs, in the exposure of the median one; unset: renders, photos with --preset fast",
+        "photographs, in their mean exposure; unset: renders, photos with --preset fast",
         choices=("renders", "photos"), modes={"fast": "photos"},
     )  # fmt: skip
     baking: BakingConfig = BakingConfig()

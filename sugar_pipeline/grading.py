@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How good the results of a pipeline are, in a word and a reason, from figures of their views.
 
-A word is about what a stage made; that of the whole is the worst of what is handed out.
+A grade is about what a stage made; that of the whole is the worst of what is handed out.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, pixels_of
 from gaussian_splatting.engine.reporting.evaluation import psnr, smaller
 from gaussian_splatting.engine.reporting.view_findings import LARGE_GAP, constant_psnr, problem_of
 from gaussian_splatting.engine.training_views import is_counted
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, render_textured
-from sugar_scene.triangle_mesh import TriangleMesh
+from sugar_scene.triangle_mesh import TriangleMesh, border_edges
 from sugar_scene.triangle_rasterizer import rasterize_triangles
 
 Word = Literal["good", "usable", "poor"]
@@ -35,10 +35,13 @@ USABLE_IOU = 0.75
 MAX_LOSS = 1.0  # dB by which a refinement may be worse than the model it began with
 N_VIEWS = 8  # views on which a mesh is measured
 _MIN_PIXELS = 50
+_EDGE_SAMPLES = 8  # points along an open edge that are projected
+_RIM_PIXELS = 2  # a rim may be so far from the border of its hole in the image
+_RIM_SHARE = 0.5  # of the border of a hole that has to be a rim
 
 
-class Verdict(NamedTuple):
-    """A word and the figure, or figures, that it comes from."""
+class Grade(NamedTuple):
+    """A word for the quality and the figure, or figures, that it comes from."""
 
     word: Word
     reason: str
@@ -47,13 +50,13 @@ class Verdict(NamedTuple):
         return f"{self.word}: {self.reason}"
 
 
-def worst(verdicts: Sequence[Verdict]) -> Verdict | None:
-    """The verdict with the worst word; the first of several. None where there is none."""
-    return max(verdicts, key=lambda one: WORDS.index(one.word), default=None)
+def worst(grades: Sequence[Grade]) -> Grade | None:
+    """The grade with the worst word; the first of several. None where there is none."""
+    return max(grades, key=lambda one: WORDS.index(one.word), default=None)
 
 
-def judge_model(health: Mapping[str, Any], held_out: bool) -> Verdict | None:
-    """Judge trained Gaussians by their views; None where nothing was measured.
+def grade_model(health: Mapping[str, Any], held_out: bool) -> Grade | None:
+    """Grade trained Gaussians by their views; None where nothing was measured.
 
     Args:
         health: Of the run's record: ``psnr``, and ``gap``, ``mask_iou`` where they are known.
@@ -61,36 +64,36 @@ def judge_model(health: Mapping[str, Any], held_out: bool) -> Verdict | None:
     """
     problem = problem_of(health)
     if problem is not None:
-        return Verdict("poor", problem)
+        return Grade("poor", problem)
     value = health.get("psnr")
     if value is None:
         return None
-    verdicts = [_by_psnr(value, 0.0 if held_out else TRAINING_BONUS, _views(held_out))]
+    grades = [_by_psnr(value, 0.0 if held_out else TRAINING_BONUS, _views(held_out))]
     gap = health.get("gap")
     if gap is not None and gap >= LARGE_GAP:
         reason = f"views that were trained on are {gap:.1f} dB better than held-out ones"
-        verdicts.append(Verdict("usable", reason))
-    return worst(verdicts)
+        grades.append(Grade("usable", reason))
+    return worst(grades)
 
 
-def judge_mesh(figures: Mapping[str, Any]) -> Verdict | None:
-    """Judge a mesh by :func:`mesh_health`; None where nothing was measured."""
+def grade_mesh(figures: Mapping[str, Any]) -> Grade | None:
+    """Grade a mesh by :func:`mesh_health`; None where nothing was measured."""
     problem = problem_of(figures)
     if problem is not None:
-        return Verdict("poor", problem)
-    verdicts = []
+        return Grade("poor", problem)
+    grades = []
     iou = figures.get("mask_iou")
     if iou is not None:
         words = f"the mesh fills the masks to {iou:.0%} (intersection over union)"
-        verdicts.append(Verdict(_word(iou, GOOD_IOU, USABLE_IOU), words))
+        grades.append(Grade(_word(iou, GOOD_IOU, USABLE_IOU), words))
     holes = figures.get("hole_share")
     if holes is not None:
         words = f"holes are {holes:.1%} of what the views show of the mesh"
-        verdicts.append(Verdict(_word(-holes, -GOOD_HOLES, -USABLE_HOLES), words))
+        grades.append(Grade(_word(-holes, -GOOD_HOLES, -USABLE_HOLES), words))
     value = figures.get("psnr")
     if value is not None:
-        verdicts.append(_by_psnr(value, -TEXTURE_MALUS, "the textured mesh against photographs"))
-    return worst(verdicts)
+        grades.append(_by_psnr(value, -TEXTURE_MALUS, "the textured mesh against photographs"))
+    return worst(grades)
 
 
 def loses(refined: Mapping[str, Any], coarse: Mapping[str, Any]) -> float:
@@ -117,12 +120,14 @@ def mesh_health(
     faces = torch.as_tensor(mesh.faces, device="cpu")
     textured = mesh.to("cpu") if isinstance(mesh, TexturedMesh) else None
     figures: dict[str, list[float]] = {}
+    shape = TriangleMesh(vertices.numpy(), faces.numpy(), np.zeros((len(vertices), 3), np.uint8))
+    rims = vertices[torch.from_numpy(border_edges(shape))]
     n_holes = n_covered = 0
     for camera in chosen:
         view, image = smaller(camera, load_image(camera).cpu())
         covered = rasterize_triangles(vertices, faces, view).covered
         mask = is_counted(image) if camera.shows_object else None
-        n_holes += int(holes_in(covered, mask).sum())
+        n_holes += int(holes_in(covered, pixels_of_edges(rims, view), mask).sum())
         n_covered += int(covered.sum())
         if mask is None:
             figures.setdefault("covered_share", []).append(float(covered.float().mean()))
@@ -140,24 +145,48 @@ def mesh_health(
     return {**means, "hole_share": round(n_holes / max(1, n_covered), 4)}
 
 
-def holes_in(covered: Tensor, mask: Tensor | None) -> Tensor:
-    """Pixels that a mesh does not cover although it does all around them. (H, W) bool
+def pixels_of_edges(ends: Tensor, camera: Camera) -> Tensor:
+    """Pixels that edges cross, hidden ones included. (E, 2, 3) world units -> (H, W) bool"""
+    shares = torch.linspace(0, 1, _EDGE_SAMPLES, dtype=ends.dtype, device="cpu")[:, None, None]
+    points = (ends[:, 0] + shares * (ends[:, 1] - ends[:, 0]).unsqueeze(0)).reshape(-1, 3)
+    rotation = torch.as_tensor(camera.rotation, dtype=ends.dtype, device="cpu")
+    shift = torch.as_tensor(camera.translation, dtype=ends.dtype, device="cpu")
+    pixels = pixels_of(points @ rotation.T + shift, camera)
+    crossed = torch.zeros(camera.height, camera.width, dtype=torch.bool, device="cpu")
+    crossed[pixels.rows[pixels.inside], pixels.columns[pixels.inside]] = True
+    return crossed
+
+
+def holes_in(covered: Tensor, rims: Tensor, mask: Tensor | None) -> Tensor:
+    """Pixels inside of holes of a mesh. (H, W) bool
+
+    The mesh does not cover them, although it does all around them, and most of what is around them
+    is its own rim: an opening between two arms has none.
 
     Args:
         covered: Pixels that show the mesh. (H, W) bool
+        rims: Pixels that open edges of the mesh cross. (H, W) bool
         mask: Pixels of the object; a hole outside of them is one of the object. None: unknown
     """
     # Here and not above: it takes a tenth of the time in which a command starts.
-    from scipy.ndimage import binary_fill_holes
+    from scipy.ndimage import binary_dilation, binary_fill_holes, label
 
-    filled = torch.from_numpy(np.asarray(binary_fill_holes(covered.numpy())))
-    holes = filled & ~covered
-    return holes if mask is None else holes & mask
+    gaps = binary_fill_holes(covered.numpy()) & ~covered.numpy()
+    near_rims = binary_dilation(rims.numpy(), np.ones((3, 3)), iterations=_RIM_PIXELS)
+    holes = np.zeros_like(gaps)
+    parts, n_parts = label(gaps)
+    for number in range(1, n_parts + 1):
+        part = parts == number
+        around = binary_dilation(part) & ~part
+        if near_rims[around].mean() >= _RIM_SHARE:
+            holes |= part
+    found = torch.from_numpy(holes)
+    return found if mask is None else found & mask
 
 
-def _by_psnr(value: float, shift: float, views: str) -> Verdict:
+def _by_psnr(value: float, shift: float, views: str) -> Grade:
     word = _word(value, GOOD_PSNR + shift, USABLE_PSNR + shift)
-    return Verdict(word, f"{views} {value:.1f} dB")
+    return Grade(word, f"{views} {value:.1f} dB")
 
 
 def _views(held_out: bool) -> str:

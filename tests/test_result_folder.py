@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folder to take away: plain names, upright and alike, with the matrix to the scene."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trimesh
+
+from gaussian_splatting.data.ply import read_gaussian_ply
+from gaussian_splatting.data.scene import VanillaSize, load_scene
+from sugar_extractors.result_folder import HandedOut, write_result_folder
+from sugar_extractors.texture.placed_export import PlacementOptions
+from sugar_extractors.texture.textured_mesh_io import read_textured_mesh, write_textured_mesh
+from sugar_pipeline.view_run import find_results
+from sugar_scene.triangle_mesh import write_mesh_ply
+from tests.support.mesh_scenes import icosahedron
+from tests.support.tiny_scene import make_tiny_scene
+from tests.test_export_placement import four_colored_faces
+
+NAMES = {"mesh.obj", "mesh.glb", "mesh.mtl", "mesh.png", "splats.ply", "transform.json"}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A scene, a textured mesh in its world, and what is handed out of both."""
+    root = tmp_path_factory.mktemp("results")
+    tiny = make_tiny_scene(root / "scene")
+    scene = load_scene(tiny.root, size_rule=VanillaSize(1), notify=lambda line: None)
+    mesh = four_colored_faces()
+    write_textured_mesh(root / "sugarfine.obj", mesh)
+    splats = root / "refined.pt"
+    splats.write_bytes(b"stands for a model")
+    return root, scene, mesh, HandedOut(root / "sugarfine.obj", splats, lambda: tiny.cloud)
+
+
+def written(made, folder: Path, options: PlacementOptions | None = None) -> dict:
+    _, scene, _, handed_out = made
+    files = write_result_folder(folder, handed_out, scene, options or PlacementOptions())
+    assert {path.name for path in files} == NAMES
+    assert all(path.is_file() for path in files)
+    return json.loads((folder / "transform.json").read_text())
+
+
+def test_mesh_and_gaussians_stand_upright_in_one_place(made, tmp_path):
+    _, scene, mesh, handed_out = made
+    note = written(made, tmp_path)
+    matrix = np.array(note["matrix"])
+    up = -np.mean([camera.rotation[1] for camera in scene.train_cameras], axis=0)
+    turned = matrix[:3, :3] @ up / np.linalg.norm(up)
+    assert turned[1] > np.cos(np.radians(10))
+    vertices = read_textured_mesh(tmp_path / "mesh.obj").vertices.double().numpy()
+    expected = mesh.vertices.double().numpy() @ matrix[:3, :3].T + matrix[:3, 3]
+    np.testing.assert_allclose(vertices, expected, atol=1e-5)
+    assert vertices[:, 1].min() == pytest.approx(0.0, abs=1e-5)
+    assert note["up"] == "+y"
+    parts = trimesh.load(tmp_path / "mesh.glb", process=False, force="scene").dump()
+    corners = np.concatenate([np.asarray(part.vertices) for part in parts])
+    np.testing.assert_allclose(corners.min(axis=0), vertices.min(axis=0), atol=1e-5)
+    np.testing.assert_allclose(corners.max(axis=0), vertices.max(axis=0), atol=1e-5)
+    means = read_gaussian_ply(tmp_path / "splats.ply").means.double().numpy()
+    original = handed_out.read_splats().means.double().numpy()
+    back = np.array(note["matrix_to_scene"])
+    np.testing.assert_allclose(means @ back[:3, :3].T + back[:3, 3], original, atol=1e-5)
+
+
+def test_files_stay_where_they_are_when_nothing_changed(made, tmp_path):
+    written(made, tmp_path)
+    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    written(made, tmp_path)
+    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+    (tmp_path / "mesh.png").unlink()
+    written(made, tmp_path)
+
+
+def test_files_of_an_earlier_run_do_not_stay_beside_those_of_this_one(made, tmp_path):
+    root, scene, _, handed_out = made
+    written(made, tmp_path)
+    write_mesh_ply(root / "sugarmesh.ply", icosahedron())
+    coarse = replace(handed_out, mesh=root / "sugarmesh.ply")
+    write_result_folder(tmp_path, coarse, scene, PlacementOptions())
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"mesh.ply", "splats.ply", "transform.json"}
+
+
+def test_coordinates_of_the_scene_are_kept_where_that_is_asked_for(made, tmp_path):
+    note = written(made, tmp_path, PlacementOptions(orient="none"))
+    np.testing.assert_array_equal(note["matrix"], np.eye(4))
+    assert note["up"] is None
+
+
+def test_the_viewer_shows_the_folder_and_passes_it_over_among_others(made, tmp_path):
+    written(made, tmp_path / "output" / "scan")
+    shown = find_results([tmp_path / "output" / "scan"], lambda line: None)
+    assert [one.title for one in shown] == ["Gaussians", "textured mesh"]
+    (tmp_path / "output" / "refined_mesh").mkdir()
+    write_textured_mesh(tmp_path / "output" / "refined_mesh" / "a.obj", made[2])
+    (only,) = find_results([tmp_path / "output"], lambda line: None)
+    assert only.path.name == "a.obj"
