@@ -116,7 +116,7 @@ def train_plan(args: argparse.Namespace) -> PipelinePlan:
     # What is wrong is told for stages that do not run, too.
     later = {"mesh": mesh, "refine": refine, "texture": texture}
     running = {name: options for name, options in later.items() if runs_stage(args, name)}
-    if "texture" in running and texture.texture_atlas == "xatlas":
+    if "texture" in running and texture.atlas == "xatlas":
         load_xatlas()
     return PipelinePlan(
         coarse,

@@ -327,7 +327,7 @@ class Parser(argparse.ArgumentParser):
                 continue
             flags = [flag for flag in self._option_string_actions if flag.startswith(name)]
             if len(flags) == 1 and not is_follower():
-                print(f"note: {printable(name)} is taken for {flags[0]}", file=sys.stderr)
+                print(f"note: {printable(name)} is taken for {flags[0]}")
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         """As in argparse, but ``--flag=--`` is a value; Pythons before 3.13 make an empty list."""

@@ -64,12 +64,16 @@ def test_holes_are_what_a_mesh_encloses_and_does_not_cover():
     covered = torch.zeros(20, 20, dtype=torch.bool)
     covered[4:16, 4:16] = True
     covered[8:10, 8:11] = False
-    assert int(holes_in(covered, None).sum()) == 6
+    rims = torch.zeros_like(covered)
+    rims[7:11, 7:12] = True
+    assert int(holes_in(covered, rims, None).sum()) == 6
+    # Without a rim it is an opening between parts of the object.
+    assert int(holes_in(covered, torch.zeros_like(covered), None).sum()) == 0
     # Where the mask has a hole as well, it is one of the object.
-    assert int(holes_in(covered, covered).sum()) == 0
+    assert int(holes_in(covered, rims, covered).sum()) == 0
     open_to_outside = covered.clone()
     open_to_outside[8, :9] = False
-    assert int(holes_in(open_to_outside, None).sum()) == 0
+    assert int(holes_in(open_to_outside, rims, None).sum()) == 0
 
 
 def test_a_hole_in_a_mesh_is_measured():

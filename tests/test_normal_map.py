@@ -85,14 +85,22 @@ def test_a_glb_is_shaded_by_another_program_as_the_format_says(fine, written):
     data = (written / "small.glb").read_bytes()
     head = json.loads(data[20 : 20 + struct.unpack_from("<I", data, 12)[0]])
     assert "extensionsUsed" not in head
-    attributes = head["meshes"][0]["primitives"][0]["attributes"]
+    primitive = head["meshes"][0]["primitives"][0]
     start = 28 + struct.unpack_from("<I", data, 12)[0]
 
-    def numbers(name: str, width: int) -> np.ndarray:
-        view = head["bufferViews"][head["accessors"][attributes[name]]["bufferView"]]
+    def column(accessor: int, kind: str) -> np.ndarray:
+        view = head["bufferViews"][head["accessors"][accessor]["bufferView"]]
         assert view["byteOffset"] % 4 == 0
-        found = np.frombuffer(data, "<f4", view["byteLength"] // 4, start + view["byteOffset"])
-        return found.reshape(-1, 3, width)
+        count = view["byteLength"] // int(kind[2])
+        return np.frombuffer(data, kind, count, start + view["byteOffset"])
+
+    assert head["accessors"][primitive["indices"]]["componentType"] == 5123
+    corners = column(primitive["indices"], "<u2")
+
+    def numbers(name: str, width: int) -> np.ndarray:
+        """Values at the corners of the faces. (F, 3, width)"""
+        values = column(primitive["attributes"][name], "<f4").reshape(-1, width)
+        return values[corners].reshape(-1, 3, width)
 
     uvs, normals, tangents = (
         numbers(*which).mean(axis=1) for which in (("TEXCOORD_0", 2), ("NORMAL", 3), ("TANGENT", 4))
@@ -101,6 +109,11 @@ def test_a_glb_is_shaded_by_another_program_as_the_format_says(fine, written):
     picture = np.asarray(loaded.visual.material.normalTexture.convert("RGB")) / 127.5 - 1
     side = len(picture)
     own = picture[(uvs[:, 1] * side).astype(int), (uvs[:, 0] * side).astype(int)]
+    at_vertices = column(primitive["attributes"]["TANGENT"], "<f4").reshape(-1, 4)
+    np.testing.assert_allclose(np.linalg.norm(at_vertices[:, :3], axis=1), 1, atol=1e-5)
+    assert (np.abs(at_vertices[:, 3]) == 1).all()
+    # Corners are shared wherever charts go on.
+    assert len(at_vertices) < len(corners) / 2
     bitangents = np.cross(normals, tangents[:, :3]) * np.sign(tangents[:, 3:])
     shaded = own[:, :1] * tangents[:, :3] + own[:, 1:2] * bitangents + own[:, 2:] * normals
     centers = numbers("POSITION", 3).mean(axis=1) * (1, -1, -1)

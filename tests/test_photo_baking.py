@@ -161,7 +161,7 @@ def test_flow_finds_a_shift_and_stays_where_nothing_is_seen():
     assert torch.isfinite(nothing).all()
 
 
-@pytest.mark.parametrize("kind", ["squares", "xatlas"])
+@pytest.mark.parametrize("kind", ["squares", "charts", "xatlas"])
 def test_a_texel_is_a_pixel_of_the_best_view(kind):
     if kind == "xatlas":
         pytest.importorskip("xatlas")

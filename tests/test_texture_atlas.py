@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 import torch
 
+from sugar_extractors.texture.charts import cells_inside
 from sugar_extractors.texture.texture_atlas import (
     MAX_SIDE,
+    fitting_square_size,
     make_atlas,
     squares_atlas,
     squares_per_axis,
 )
+from sugar_extractors.texture.textured_mesh_io import shared_corners
 from sugar_utils.errors import UserError
 from tests.support.mesh_scenes import icosahedron
 
@@ -81,7 +84,7 @@ def test_squares_give_texels_inside_a_triangle_to_its_face(size):
                         assert owners[int(np.floor(y)) + j, int(np.floor(x)) + i] == face
 
 
-@pytest.mark.parametrize("kind", ["squares", "xatlas"])
+@pytest.mark.parametrize("kind", ["squares", "charts", "xatlas"])
 def test_rows_by_themselves_are_the_rows_of_the_whole(kind):
     atlas = ball_atlas(kind)
     whole = atlas.texel_faces(0, atlas.side)
@@ -99,7 +102,7 @@ def ball_atlas(kind: str):
     return make_atlas(kind, vertices, faces, 10)
 
 
-@pytest.mark.parametrize("kind", ["squares", "xatlas"])
+@pytest.mark.parametrize("kind", ["squares", "charts", "xatlas"])
 def test_triangles_lie_inside_the_texture_and_do_not_overlap(kind):
     atlas = ball_atlas(kind)
     assert atlas.uvs.shape == (20, 3, 2)
@@ -136,3 +139,99 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "xatlas", None)
     with pytest.raises(UserError, match="pip install xatlas"):
         make_atlas("xatlas", torch.rand(3, 3), torch.tensor([[0, 1, 2]]), 8)
+
+
+def blob(seed: int = 0, subdivisions: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
+    """A closed surface with limbs and noise, as reconstructions have it."""
+    trimesh = pytest.importorskip("trimesh")
+    ball = trimesh.creation.icosphere(subdivisions=subdivisions)
+    rng = np.random.default_rng(seed)
+    directions = rng.normal(size=(6, 3))
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    limbs = np.exp(12 * (ball.vertices @ directions.T - 1)).sum(axis=1, keepdims=True)
+    noise = 1 + 0.004 * rng.normal(size=(len(ball.vertices), 1))
+    points = ball.vertices * (0.6 + 1.2 * limbs) * noise
+    return torch.tensor(points, dtype=torch.float32), torch.tensor(ball.faces)
+
+
+@pytest.mark.parametrize("kind", ["charts", "xatlas"])
+def test_charts_fill_the_square_and_share_their_corners(kind):
+    if kind == "xatlas":
+        pytest.importorskip("xatlas")
+    vertices, faces = blob()
+    square = 10
+    atlas = make_atlas(kind, vertices, faces, square)
+    squares = make_atlas("squares", vertices, faces, square)
+    assert atlas.side <= squares.side
+    # The original's layout of squares of 10 uses 36 % of its pixels.
+    assert squares.filled_share == pytest.approx(0.36, abs=0.01)
+    assert atlas.filled_share >= 0.6
+    # The same surface has no fewer texels than before.
+    assert atlas.filled_share * atlas.side**2 > 1.6 * squares.filled_share * squares.side**2
+    shared = shared_corners(faces, atlas.uvs)
+    assert len(shared.vertices) < 1.5 * len(vertices)
+    assert len(shared_corners(faces, squares.uvs).vertices) == 3 * len(faces)
+
+
+def test_charts_have_at_least_the_texels_of_squares_where_the_size_is_automatic():
+    vertices, faces = blob(2, 4)
+    resolution = 3e3 * (1.5 + vertices[:, 0]).square()
+    found = {}
+    for kind in ("squares", "charts"):
+        size = fitting_square_size(kind, vertices, faces, resolution)
+        atlas = make_atlas(kind, vertices, faces, size)
+        found[kind] = atlas.filled_share * atlas.side**2
+    assert found["charts"] >= found["squares"]
+    a, b, c = vertices[faces].unbind(1)
+    areas = torch.linalg.cross(b - a, c - a).norm(dim=1) / 2
+    assert found["charts"] >= float((areas * resolution[faces].mean(dim=1)).sum())
+
+
+def test_texels_of_charts_are_of_about_the_same_size():
+    vertices, faces = blob()
+    atlas = make_atlas("charts", vertices, faces, 10)
+    a, b, c = vertices[faces].unbind(1)
+    areas = torch.linalg.cross(b - a, c - a).norm(dim=1) / 2
+    density = signed_areas(atlas.corners).abs() / areas
+    mean = float((density * areas).sum() / areas.sum())
+    order = density.argsort()
+    shares = areas[order].cumsum(0) / areas.sum()
+    assert float(density[order][shares > 0.05][0]) > 0.3 * mean
+
+
+def test_no_texel_is_of_two_faces():
+    """Also where sheets lie above each other, and where noise folds faces over."""
+    vertices, faces = blob(1, 4)
+    lower = vertices * torch.tensor([1.0, 1.0, 0.2]) - torch.tensor([0.0, 0.0, 3.0])
+    both = torch.cat([vertices, lower])
+    sheets = torch.cat([faces, faces + len(vertices)])
+    # A spiral stair: one connected sheet, three times above itself.
+    turn = np.linspace(0, 6 * np.pi, 200)
+    stair = np.concatenate(
+        [np.stack([r * np.cos(turn), r * np.sin(turn), turn / 6], axis=1) for r in (1.0, 2.0)]
+    )
+    step = np.arange(199)
+    treads = np.concatenate(
+        [np.stack([step, step + 200, step + 1], 1), np.stack([step + 1, step + 200, step + 201], 1)]
+    )
+    for points, rows in (
+        (both, sheets),
+        (torch.tensor(stair, dtype=torch.float32), torch.tensor(treads)),
+    ):
+        atlas = make_atlas("charts", points, rows, 10)
+        assert (signed_areas(atlas.corners) > 0).all()
+        inside = cells_inside(atlas.corners.double().numpy())
+        _, counts = np.unique(inside.y * atlas.side + inside.x, return_counts=True)
+        assert (counts > 1).mean() < 1e-3
+        assert atlas.corners.min() >= 0
+        assert atlas.corners.max() <= atlas.side
+
+
+def test_faces_without_area_do_no_harm():
+    points = torch.tensor([[0.0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 1, 0], [2, 2, 0]])
+    faces = torch.tensor([[0, 1, 2], [1, 3, 2], [0, 3, 4], [1, 1, 2]])
+    atlas = make_atlas("charts", points, faces, 10)
+    assert torch.isfinite(atlas.corners).all()
+    assert (signed_areas(atlas.corners)[:2] > 10).all()
+    flat = make_atlas("charts", points, faces[2:], 10)
+    assert torch.isfinite(flat.corners).all()

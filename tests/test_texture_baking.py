@@ -14,6 +14,7 @@ from sugar_extractors.texture.texture_baking import (
     Baker,
     BakingConfig,
     _bands,
+    with_filled_gaps,
 )
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, render_textured, sample_texture
 from sugar_scene.triangle_rasterizer import rasterize_triangles
@@ -99,7 +100,7 @@ def surface_points(vertices, faces, weights):
     return torch.einsum("kc,fcd->fkd", weights, vertices[faces])
 
 
-@pytest.mark.parametrize("kind", ["squares", "xatlas"])
+@pytest.mark.parametrize("kind", ["squares", "charts", "xatlas"])
 def test_the_surface_gets_the_colours_of_the_pictures(kind):
     vertices, faces = sphere()
     atlas, baked = bake(vertices, faces, kind)
@@ -113,7 +114,7 @@ def test_the_surface_gets_the_colours_of_the_pictures(kind):
     assert baked.seen_texels > 0.98 * baked.face_texels
 
 
-@pytest.mark.parametrize("kind", ["squares", "xatlas"])
+@pytest.mark.parametrize("kind", ["squares", "charts", "xatlas"])
 def test_bilinear_filtering_shows_no_seam_at_shared_edges(kind):
     vertices, faces = sphere(10)
     atlas, baked = bake(vertices, faces, kind, cameras=cameras_around(8, width=160))
@@ -193,7 +194,7 @@ def test_every_view_counts_with_its_own_intrinsics():
         assert (found - expected).abs().max() < 0.06
 
 
-@pytest.mark.parametrize("kind", ["squares", "xatlas"])
+@pytest.mark.parametrize("kind", ["squares", "charts", "xatlas"])
 def test_bands_are_the_whole(kind):
     vertices, faces = sphere(8)
     atlas, whole = bake(vertices, faces, kind, cameras=CAMERAS[:3])
@@ -206,7 +207,7 @@ def test_bands_are_the_whole(kind):
     assert (parts.seen_texels, parts.face_texels) == (whole.seen_texels, whole.face_texels)
 
 
-@pytest.mark.parametrize("kind", ["squares", "xatlas"])
+@pytest.mark.parametrize("kind", ["squares", "charts", "xatlas"])
 @pytest.mark.parametrize("n", [5, 14, 60])
 def test_faces_that_are_passed_over_would_have_found_nothing(kind, n, monkeypatch):
     """Faces far larger than a pixel, of its size, and smaller."""
@@ -272,3 +273,22 @@ def test_supersampling_averages_rays():
     torch.testing.assert_close(coarse[3, 5], fine[6:8, 10:12].mean(dim=(0, 1)))
     covered = rasterize_triangles(vertices, faces, camera).covered
     assert (render_textured(mesh, camera, sky)[~covered] == sky).all()
+
+
+def test_gaps_between_charts_continue_their_colours():
+    vertices, faces = sphere(10)
+    atlas = make_atlas("charts", vertices, faces, 10)
+    owned = atlas.texel_faces(0, atlas.side) >= 0
+    picture = torch.zeros(atlas.side, atlas.side, 3, dtype=torch.uint8)
+    # Left red, right blue: no gap takes a third colour.
+    picture[:, : atlas.side // 2] = torch.tensor([200, 0, 0], dtype=torch.uint8)
+    picture[:, atlas.side // 2 :] = torch.tensor([0, 0, 200], dtype=torch.uint8)
+    black = torch.where(owned.flip(0)[..., None], picture, torch.zeros_like(picture))
+    filled = with_filled_gaps(black, atlas)
+    assert torch.equal(filled[owned.flip(0)], picture[owned.flip(0)])
+    assert (filled.int().sum(dim=2) - 200).abs().max() <= 1
+    beside = torch.nn.functional.max_pool2d(owned.flip(0)[None].float(), 5, 1, 2)[0] > 0
+    beside &= ~owned.flip(0)
+    reds = filled[..., 0][:, : atlas.side // 3][beside[:, : atlas.side // 3]]
+    assert len(reds) > 100
+    assert (reds > 150).float().mean() > 0.95

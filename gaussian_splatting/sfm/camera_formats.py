@@ -153,9 +153,11 @@ def read_metashape(files: Sequence[Path], size_of: SizeOf) -> Entries:
         raise UserError(f"{path}: {len(chunks)} chunks with cameras; export a single chunk")
     chunk, lenses = chunks[0], {}
     sensors = {sensor.get("id"): sensor for sensor in chunk.iterfind("sensors/sensor")}
-    cameras = {camera.get("id"): camera for camera in chunk.iterfind("cameras//camera")}
+    listed = list(chunk.iterfind("cameras//camera"))
+    # Masters of rigs; files that were joined may use a number twice.
+    cameras = {camera.get("id"): camera for camera in reversed(listed)}
     worlds = {c.get("id"): c.find("transform") for c in chunk.iterfind("components/component")}
-    for camera in cameras.values():
+    for camera in listed:
         place, sensor = f"{path}, camera {camera.get('label')}", camera.get("sensor_id")
         label = camera.get("label", "")
         if camera.get("enabled", "true").lower() in ("false", "0"):

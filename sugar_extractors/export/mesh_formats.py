@@ -27,6 +27,7 @@ from sugar_extractors.mesh_quality import Surface
 from sugar_extractors.texture import texture_atlas
 from sugar_extractors.texture.tangent_space import FLAT, encoded, tangent_frames, vertex_normals
 from sugar_extractors.texture.texture_atlas import Atlas
+from sugar_extractors.texture.texture_baking import with_filled_gaps
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, png_bytes, sample_texture
 from sugar_scene import triangle_mesh
 from sugar_scene.triangle_mesh import TriangleMesh
@@ -219,7 +220,7 @@ def simplified(
     square = texture_atlas.largest_square_size(reduced.n_faces, side)
     vertices = torch.from_numpy(reduced.vertices.astype(np.float32))
     faces = torch.from_numpy(reduced.faces)
-    atlas = texture_atlas.make_atlas("squares", vertices, faces, square)
+    atlas = texture_atlas.make_atlas("charts", vertices, faces, square)
     target = TexturedMesh(vertices, faces, atlas.uvs.cpu(), mesh.texture)
     return transferred(mesh, target, atlas, normal_map)
 
@@ -234,7 +235,7 @@ def shape_of(mesh: TexturedMesh) -> TriangleMesh:
 def transferred(
     mesh: TexturedMesh, target: TexturedMesh, atlas: Atlas, normal_map: bool
 ) -> TexturedMesh:
-    """A mesh of nearly the shape of another one with its picture, grey between triangles."""
+    """A mesh of nearly the shape of another one with its picture."""
     corners = target.vertices.double().numpy()
     low, size = corners.min(axis=0), max(np.ptp(corners, axis=0).max(), 1e-12)
     source = shape_of(mesh)
@@ -267,7 +268,7 @@ def transferred(
             normals[first:end][at_texels] = encoded(normalize(fine, dim=1), frames)
     # Rows of texels run with v, those of the picture against it.
     kept = normals.flip(0) if normal_map else None
-    return replace(target, texture=picture.flip(0), normal_map=kept)
+    return replace(target, texture=with_filled_gaps(picture.flip(0), atlas), normal_map=kept)
 
 
 def _weights(points: np.ndarray, triangles: np.ndarray) -> np.ndarray:

@@ -2,9 +2,11 @@
 """Where the triangles of a mesh lie in its texture.
 
 ``squares`` is the layout of SuGaR (Guédon & Lepetit, CVPR 2024): every pair of triangles fills
-a square of texels, for any mesh. ``xatlas`` unfolds connected parts of the surface, so a texel
-covers the same area everywhere and the picture can be painted on. Texel (x, y) has its centre at
-(x + 0.5, y + 0.5); x runs along u and y along v.
+a square of texels, for any mesh. ``charts`` and ``xatlas`` unfold connected parts of the surface:
+neighbours share texture coordinates, a texel covers about the same area everywhere, and the picture
+can be painted on. ``charts`` takes seconds where the package xatlas takes minutes, and its charts
+are larger; both are packed alike. Texel (x, y) has its centre at (x + 0.5, y + 0.5); x runs along u
+and y along v.
 """
 
 from __future__ import annotations
@@ -15,28 +17,38 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy import sparse
+from scipy.sparse import csgraph
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
+from sugar_extractors.texture.chart_packing import packed
+from sugar_extractors.texture.charts import Charts, unfold
 from sugar_scene.triangle_rasterizer import rasterize_camera_triangles
 from sugar_utils.errors import UserError
 from sugar_utils.libraries import load_package
 
-ATLASES = ("squares", "xatlas")
+ATLASES = ("squares", "charts", "xatlas")
+SQUARE_MARGIN = 4  # texels of the side of a square that its triangles do not cover
 MIN_SQUARE_SIZE = 5  # below this, the margins of a square leave its triangles no area
 MAX_SIDE = 32_768  # larger textures are refused by graphics hardware and by many programs
 FITTING_SHARE = 0.9  # of the triangles that a square is large enough for
-XATLAS_FILLED = 0.6  # share of the texture that charts cover, as a rule
+CHARTS_FILLED = 0.6  # share of the texture that charts cover, as a rule
 CHART_MARGIN = 2  # texels around a chart that continue it
 _CHUNK_TEXELS = 1 << 22
 
 
 @dataclass(frozen=True)
 class Atlas:
+    """Where the faces of a mesh lie in its texture."""
+
     kind: str
     corners: Tensor  # texture coordinates of the corners of each face, in texels, (F, 3, 2) float32
     side: int
     square_size: int
+    # Edges at which charts end, as faces and the corners that they begin at, (E, 2) int64; None of
+    # squares.
+    outlines: Tensor | None = None
 
     @property
     def n_faces(self) -> int:
@@ -46,6 +58,13 @@ class Atlas:
     def uvs(self) -> Tensor:
         """Texture coordinates in [0, 1], v upwards. (F, 3, 2) float32"""
         return self.corners / self.side
+
+    @property
+    def filled_share(self) -> float:
+        """Share of the texture that lies in triangles."""
+        a, b, c = self.corners.double().unbind(1)
+        doubled = (b - a)[:, 0] * (c - a)[:, 1] - (b - a)[:, 1] * (c - a)[:, 0]
+        return float(doubled.abs().sum()) / 2 / self.side**2
 
     def texel_faces(self, first_row: int, end_row: int) -> Tensor:
         """Face of each texel of some rows, -1 for none; (end_row - first_row, side) int32"""
@@ -86,13 +105,15 @@ class Atlas:
         return torch.where(owners < 0, self._tip_faces(first_row, end_row), owners)
 
     def _tip_faces(self, first_row: int, end_row: int) -> Tensor:
-        """Faces by the texels that filtering reads at their corners, for tips without a centre."""
+        """Faces by the texels that filtering reads at their corners, and at the ends of charts.
+
+        Corners are tips without a centre of a texel; from the ends neighbours must not take any.
+        """
         n_texels = (end_row - first_row) * self.side
         none = torch.iinfo(torch.int32).max
         owners = torch.full((n_texels + 1,), none, dtype=torch.int32, device=self.corners.device)
-        low = (self.corners - 0.5).floor().long().reshape(-1, 2)
-        face = torch.arange(self.n_faces, dtype=torch.int32, device=low.device)
-        face = face.repeat_interleave(3)
+        points, face = self._read_points()
+        low = (points - 0.5).floor().long()
         for dy, dx in ((0, 0), (0, 1), (1, 0), (1, 1)):
             x, y = low[:, 0] + dx, low[:, 1] + dy - first_row
             inside = (x >= 0) & (x < self.side) & (y >= 0) & (y < end_row - first_row)
@@ -101,6 +122,23 @@ class Atlas:
             owners.scatter_reduce_(0, place, face, "amin")
         found = owners[:-1].view(-1, self.side)
         return torch.where(found == none, -1, found)
+
+    def _read_points(self) -> tuple[Tensor, Tensor]:
+        """Corners of the faces and places on outlines of charts, (P, 2), and their faces, (P,)."""
+        device = self.corners.device
+        face = torch.arange(self.n_faces, dtype=torch.int32, device=device).repeat_interleave(3)
+        points = self.corners.reshape(-1, 2)
+        if self.outlines is None:
+            return points, face
+        owners, first = self.outlines.unbind(1)
+        begin = self.corners[owners, first]
+        end = self.corners[owners, (first + 1) % 3]
+        steps = (2 * (end - begin).norm(dim=1)).ceil().long() + 1
+        rows = torch.arange(len(steps), device=device).repeat_interleave(steps)
+        number = torch.arange(len(rows), device=device) - (steps.cumsum(0) - steps)[rows]
+        shares = (number / steps[rows])[:, None]
+        between = begin[rows] * (1 - shares) + end[rows] * shares
+        return torch.cat([points, between]), torch.cat([face, owners[rows].int()])
 
 
 def make_atlas(kind: str, vertices: Tensor, faces: Tensor, square_size: int) -> Atlas:
@@ -117,7 +155,8 @@ def make_atlas(kind: str, vertices: Tensor, faces: Tensor, square_size: int) -> 
         )
     if kind == "squares":
         return squares_atlas(faces.shape[0], square_size, vertices.device)
-    return xatlas_atlas(vertices, faces, per_axis * square_size)
+    unfolded = xatlas_charts if kind == "xatlas" else own_charts
+    return packed_atlas(kind, unfolded(vertices, faces), per_axis * square_size, vertices.device)
 
 
 def fitting_square_size(kind: str, vertices: Tensor, faces: Tensor, resolution: Tensor) -> int:
@@ -127,14 +166,18 @@ def fitting_square_size(kind: str, vertices: Tensor, faces: Tensor, resolution: 
     """
     a, b, c = vertices[faces].unbind(1)
     pixels = resolution[faces].mean(dim=1)
+    # Of the smaller sides, because the two that fill a square's are not the longest in general.
+    sides = torch.stack([a - b, b - c, c - a], dim=1).norm(dim=2).median(dim=1).values
+    finest = (sides * pixels.sqrt())[pixels > 0].sort().values
+    texels = float(finest[int(FITTING_SHARE * len(finest))]) if len(finest) else 0.0
+    square_size = SQUARE_MARGIN + max(1, math.ceil(texels))
     if kind == "squares":
-        # Of the smaller sides, because the two that fill a square's are not the longest in general.
-        sides = torch.stack([a - b, b - c, c - a], dim=1).norm(dim=2).median(dim=1).values
-        finest = (sides * pixels.sqrt())[pixels > 0].sort().values
-        texels = float(finest[int(FITTING_SHARE * len(finest))]) if len(finest) else 0.0
-        return MIN_SQUARE_SIZE - 1 + max(1, math.ceil(texels))
-    areas = torch.linalg.cross(b - a, c - a).norm(dim=1) / 2
-    side = math.sqrt(float((areas * pixels).sum()) / XATLAS_FILLED)
+        return square_size
+    areas = torch.linalg.cross(b - a, c - a).norm(dim=1).double() / 2
+    pixels_needed = float((areas * pixels).sum())
+    # The same surface has at least as many texels as in squares.
+    texels_needed = max(pixels_needed, faces.shape[0] * (square_size - SQUARE_MARGIN) ** 2 / 2)
+    side = math.sqrt(texels_needed / CHARTS_FILLED)
     return max(MIN_SQUARE_SIZE, math.ceil(side / squares_per_axis(faces.shape[0])))
 
 
@@ -175,32 +218,59 @@ def squares_atlas(n_faces: int, square_size: int, device: torch.device | str = "
 
 
 def load_xatlas() -> Any:
-    squares = "use --texture_atlas squares"
-    return load_package("--texture_atlas xatlas", "xatlas", "xatlas", instead=squares)[0]
+    charts = "use --texture_atlas charts"
+    return load_package("--texture_atlas xatlas", "xatlas", "xatlas", instead=charts)[0]
 
 
-def xatlas_atlas(vertices: Tensor, faces: Tensor, side: int) -> Atlas:
+def own_charts(vertices: Tensor, faces: Tensor) -> Charts:
     """Unfold a mesh into charts. vertices: (V, 3) world units; faces: (F, 3)"""
+    return unfold(vertices.detach().double().cpu().numpy(), faces.cpu().numpy())
+
+
+def xatlas_charts(vertices: Tensor, faces: Tensor) -> Charts:
+    """Unfold a mesh by the package xatlas. vertices: (V, 3) world units; faces: (F, 3)"""
     xatlas = load_xatlas()
     packing = xatlas.PackOptions()
-    packing.resolution, packing.padding, packing.bilinear = side, CHART_MARGIN, True
     packing.create_image = False
-    unwrapper, places = xatlas.Atlas(), vertices.detach().cpu().numpy()
-    mesh = (places, np.float32), (faces.cpu().numpy(), np.uint32)
-    unwrapper.add_mesh(*(np.ascontiguousarray(array, dtype=kind) for array, kind in mesh))
+    unwrapper = xatlas.Atlas()
+    places = vertices.detach().cpu().numpy()
+    unwrapper.add_mesh(
+        np.ascontiguousarray(places, dtype=np.float32),
+        np.ascontiguousarray(faces.cpu().numpy(), dtype=np.uint32),
+    )
     unwrapper.generate(pack_options=packing)
     _, indices, uvs = unwrapper.get_mesh(0)
     if indices.shape != tuple(faces.shape) or not unwrapper.width:
         raise UserError(
             f"xatlas could not unfold the mesh of {faces.shape[0]:,} triangles; "
-            "use --texture_atlas squares"
+            "use --texture_atlas charts"
         )
-    if unwrapper.atlas_count > 1:
-        raise UserError("xatlas made more than one texture; use a smaller --square_size")
     # uvs are relative to each side of a texture that need not be square.
     size = np.array([unwrapper.width, unwrapper.height], dtype=np.float64)
-    corners = torch.from_numpy((uvs[indices] * size).astype(np.float32)).to(vertices.device)
-    return Atlas("xatlas", corners, int(size.max()), 0)
+    rows = indices.astype(np.int64)
+    pairs = rows[:, [0, 1, 1, 2]].reshape(-1, 2)
+    graph = sparse.coo_matrix((np.ones(len(pairs)), pairs.T), shape=(len(uvs), len(uvs)))
+    numbers = csgraph.connected_components(graph, directed=False)[1][rows[:, 0]]
+    numbers = np.unique(numbers, return_inverse=True)[1].reshape(-1)
+    return Charts(numbers, uvs[rows] * size)
+
+
+def packed_atlas(kind: str, charts: Charts, side: int, device: torch.device) -> Atlas:
+    """Lay charts out in a texture of so many texels a side."""
+    corners = torch.from_numpy(packed(charts, side).astype(np.float32)).to(device)
+    return Atlas(kind, corners, side, 0, _outlines(corners))
+
+
+def _outlines(corners: Tensor) -> Tensor:
+    """Edges that one face has alone, as faces and the corners that they begin at. (E, 2) int64"""
+    points = corners.reshape(-1, 2).contiguous().view(torch.int32).long()
+    place = points[:, 0] * (1 << 32) + (points[:, 1] & 0xFFFFFFFF)
+    distinct, rows = place.unique(return_inverse=True)
+    rows = rows.reshape(-1, 3)
+    ends = torch.stack([rows, rows.roll(-1, dims=1)], dim=2).sort(dim=2).values
+    edges = ends[..., 0] * len(distinct) + ends[..., 1]
+    _, number, count = edges.reshape(-1).unique(return_inverse=True, return_counts=True)
+    return (count[number].reshape(-1, 3) == 1).nonzero()
 
 
 def _grow(faces: Tensor) -> Tensor:

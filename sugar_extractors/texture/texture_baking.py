@@ -67,6 +67,7 @@ class BakedTexture:
     seen_texels: int
     face_texels: int
     seen_faces: int
+    face_count: int  # faces that have texels; charts give none to those far below a texel
     n_bands: int
 
 
@@ -287,8 +288,8 @@ class Baker:
         means = torch.where(counts[:, None] > 0, means, to_uint8(face_colors.to(device)))
         n_seen, n_faces = int(seen.sum()), int((counts > 0).sum())
         bands = _bands(atlas.side, self.config.budget_bytes)
-        n_texels = _fill_unseen(texture, seen, atlas, bands, means)
-        return BakedTexture(texture.flip(0), n_seen, n_texels, n_faces, len(bands))
+        n_texels, face_count = _fill_unseen(texture, seen, atlas, bands, means)
+        return BakedTexture(texture.flip(0), n_seen, n_texels, n_faces, face_count, len(bands))
 
     @torch.no_grad()
     def add(self, texture: Tensor, source: ViewSource, exposure: Callable[[], Tensor]) -> Tensor:
@@ -365,10 +366,11 @@ def _parts(n_rows: int, most: int) -> list[slice]:
 
 def _fill_unseen(
     texture: Tensor, seen: Tensor, atlas: Atlas, bands: Sequence[slice], means: Tensor
-) -> int:
-    """Colour the texels that no view shows; returns the number of texels of faces."""
+) -> tuple[int, int]:
+    """Colour the texels that no view shows; returns how many texels are of faces, of how many."""
     between = means.double().mean(dim=0).round().to(torch.uint8)
     n_face_texels = 0
+    has_texels = torch.zeros(atlas.n_faces, dtype=torch.bool, device=texture.device)
     for band in bands:
         first, end = band.start, band.stop
         texel_faces = atlas.texel_faces(first, end)
@@ -380,4 +382,59 @@ def _fill_unseen(
             missing &= has_face
             texture[at][missing] = means[owners[missing].long()]
             n_face_texels += int(has_face.sum())
-    return n_face_texels
+            has_texels[owners[has_face].long()] = True
+    return n_face_texels, int(has_texels.sum())
+
+
+def with_filled_gaps(texture: Tensor, atlas: Atlas) -> Tensor:
+    """Continue the colours of charts into the gaps between them.
+
+    Smaller copies of the picture, which graphics hardware makes, mix them with the charts. Each gap
+    takes the mean of the smallest square of texels around it, of sides 2, 4, 8, ..., that has a
+    colour.
+
+    Args:
+        texture: As a picture file has it, row 0 at v = 1. (side, side, 3) uint8
+    """
+    filled = texture.flip(0)
+    side = atlas.side
+    half = -(-side // 2)
+    bands = _parts(side, max(2, _CHUNK_TEXELS // side // 2 * 2))
+    owned = torch.zeros(side, side, dtype=torch.bool, device=texture.device)
+    small = torch.zeros(half, half, 4, device=texture.device)
+    for band in bands:
+        rows = atlas.texel_faces(band.start, band.stop) >= 0
+        owned[band] = rows
+        colors = torch.cat([filled[band].float(), torch.ones_like(rows)[..., None].float()], dim=2)
+        first = band.start // 2
+        part = _halved(colors * rows[..., None])
+        small[first : first + len(part)] = part
+    means = _means_or_parents(small)
+    for band in bands:
+        rows = torch.arange(band.start, band.stop, device=texture.device) // 2
+        columns = torch.arange(side, device=texture.device) // 2
+        parents = means[rows][:, columns].round().to(torch.uint8)
+        filled[band] = torch.where(owned[band][..., None], filled[band], parents)
+    return filled.flip(0)
+
+
+def _halved(sums: Tensor) -> Tensor:
+    """Sums over squares of 2 x 2. (H, W, 4) -> (H / 2, W / 2, 4), rounded up"""
+    height, width, _ = sums.shape
+    padded = torch.nn.functional.pad(sums, (0, 0, 0, width % 2, 0, height % 2))
+    return padded.reshape(-(-height // 2), 2, -(-width // 2), 2, 4).sum(dim=(1, 3))
+
+
+def _means_or_parents(sums: Tensor) -> Tensor:
+    """Means of summed colours and counts; those of coarser squares where nothing was counted.
+
+    (H, W, 4) -> (H, W, 3)
+    """
+    counts = sums[..., 3:]
+    means = sums[..., :3] / counts.clamp_min(1)
+    if len(sums) == 1 or bool((counts > 0).all()):
+        return means
+    parents = _means_or_parents(_halved(sums))
+    rows = torch.arange(len(sums), device=sums.device) // 2
+    columns = torch.arange(sums.shape[1], device=sums.device) // 2
+    return torch.where(counts > 0, means, parents[rows][:, columns])

@@ -44,7 +44,12 @@ from sugar_extractors.results import alone_with, is_finished, publish, read_stat
 from sugar_extractors.texture import texture_atlas as atlases
 from sugar_extractors.texture.photo_baking import Resolution, bake_photographs
 from sugar_extractors.texture.placed_export import PlacementOptions, scale_of, write_placed
-from sugar_extractors.texture.texture_baking import Baker, BakingConfig, ViewSource
+from sugar_extractors.texture.texture_baking import (
+    Baker,
+    BakingConfig,
+    ViewSource,
+    with_filled_gaps,
+)
 from sugar_extractors.texture.textured_mesh_io import (
     MeshStyle,
     TexturedMesh,
@@ -150,13 +155,14 @@ class TextureOptions(CaptureOptions):
         TEXTURE_SIZE, "texels per side of the texture at most",
         parse=flags.positive_int, no_effect_when="unless --square_size is auto",
     )  # fmt: skip
-    texture_atlas: str = _flag(
-        "squares", "squares: every two triangles fill a square; xatlas: unfold the surface, which "
-        "takes long for large meshes", choices=atlases.ATLASES,
+    texture_atlas: str | None = _flag(
+        None, "squares: every two triangles fill a square; charts: unfold the surface; xatlas: by "
+        "that package, which takes long for large meshes; unset: charts where --square_size is "
+        "auto, else squares", choices=atlases.ATLASES,
     )  # fmt: skip
     texture_source: str = _flag(
         "renders", "renders: the refined Gaussians, without view-dependent colour; photos: the "
-        "photographs, in the exposure of the median one; unset: renders, photos with --preset fast",
+        "photographs, in their mean exposure; unset: renders, photos with --preset fast",
         choices=("renders", "photos"), modes={"fast": "photos"},
     )  # fmt: skip
     baking: BakingConfig = BakingConfig()
@@ -186,6 +192,13 @@ class TextureOptions(CaptureOptions):
             atlases.check_square_size(self.square_size)
 
     @property
+    def atlas(self) -> str:
+        """The kind of the atlas, decided."""
+        if self.texture_atlas is not None:
+            return self.texture_atlas
+        return "charts" if self.square_size == AUTO else "squares"
+
+    @property
     def model(self) -> Path:
         """The refined ``.pt`` itself, or the last one of a run's folder."""
         return model_file(self.refined_model_path, "--refined_model_path")
@@ -203,7 +216,7 @@ class TextureOptions(CaptureOptions):
         peeling = {name: getattr(self, name) for name in names} if self.postprocess_mesh else {}
         return {
             **self.capture_identity(), "square_size": self.square_size,
-            "atlas": self.texture_atlas, "source": self.texture_source,
+            "atlas": self.atlas, "source": self.texture_source,
             "depth_tolerance": self.baking.depth_tolerance,
             "cosine_power": self.baking.cosine_power, **size, "postprocess": self.postprocess_mesh,
             "white_background": self.white_background, **peeling,
@@ -227,7 +240,7 @@ def extract_textured_mesh(
     A complete mesh of the same settings is not made again.
     """
     console, target = console or Console(), options.obj_path
-    if options.texture_atlas == "xatlas":
+    if options.atlas == "xatlas":
         atlases.load_xatlas()
     # An OBJ refers to its other files in lines of text, where some names cannot stand.
     if printable(target.stem) != target.stem:
@@ -368,9 +381,9 @@ def _texture(
     is_photos, size = options.texture_source == "photos", options.square_size
     resolution = Resolution.of(*surface, cameras) if is_photos or size == AUTO else None
     if size == AUTO:
-        size = atlases.fitting_square_size(options.texture_atlas, *surface, resolution.best)
+        size = atlases.fitting_square_size(options.atlas, *surface, resolution.best)
         size = min(size, atlases.largest_square_size(len(cloud.faces), options.texture_size))
-    atlas = atlases.make_atlas(options.texture_atlas, *surface, size)
+    atlas = atlases.make_atlas(options.atlas, *surface, size)
     unwrapped = time.monotonic()
     own = face_colors(cloud)
     with console.progress("texture, percent", 1, 100) as progress:
@@ -384,13 +397,17 @@ def _texture(
             baked = bake_photographs(baker, photographs, own, resolution)
         else:
             baked = baker.bake(render_source(cloud.activate(), options.white_background), own)
+    texture = baked.texture
+    if atlas.kind != "squares":
+        texture = with_filled_gaps(texture, atlas)
     finished = time.monotonic()
-    mesh = TexturedMesh(*surface, atlas.uvs, baked.texture)
+    mesh = TexturedMesh(*surface, atlas.uvs, texture)
     result = {
         "vertices": cloud.vertices.shape[0], "faces": atlas.n_faces, "views": len(cameras),
-        "texture_side": atlas.side, "bands": baked.n_bands,
+        "texture_side": atlas.side, "bands": baked.n_bands, "atlas": atlas.kind,
+        "filled_share": round(atlas.filled_share, 4),
         "seen_texel_share": round(baked.seen_texels / max(1, baked.face_texels), 4),
-        "seen_face_share": round(baked.seen_faces / atlas.n_faces, 4),
+        "seen_face_share": round(baked.seen_faces / baked.face_count, 4),
         "unwrap_seconds": round(unwrapped - start, 2), "seconds": round(finished - start, 2),
         "bake_seconds": round(finished - unwrapped, 2), "peak_bytes": memory_usage(device).peak,
     }  # fmt: skip

@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packs charts into a square.
+
+Each chart is turned so that the box around it is smallest. Large ones are dropped onto those that
+are there already, as in Lévy et al., "Least squares conformal maps", 2002, in four orientations;
+small ones are put into gaps, by the boxes around them. The scale is searched for that fills the
+square. All of it happens on a grid of cells, which are texels, or several in large textures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from sugar_extractors.texture.chart_cutting import compact
+from sugar_extractors.texture.charts import Charts, cells_inside
+from sugar_utils.errors import UserError
+
+_MOST_CELLS = 2048  # along a side of the grid
+_GAP_CELLS = 512  # along a side of the grid on which gaps are looked for
+_SMALL = 24  # charts whose box is smaller than a square of this share of the side go into gaps
+_TURNS = np.radians(np.arange(0, 90, 5))
+_FIRST_SHARE = 0.8  # of the square that charts are tried to cover at first
+_TRIALS = 4  # scales that are tried where one fits
+_MOST_TRIALS = 60  # where none does
+_CLOSE = 1.01  # ratio of scales that are not told apart any more
+_SPARE_ROWS = 128
+_WEIGHTS = 0.5, 1.0, 2.0, 5.0  # of the room above a chart, beside that below, where it is dropped
+_WAYS_KEPT = 2  # ways of dropping charts that are tried at all scales
+_HIGHEST = 4  # sides that charts are said to be high together where there is no room
+_BORDER = 1  # cells around a chart that are its own
+_TINY = 1e-300
+
+
+class _Flat(NamedTuple):
+    """Charts that are to be packed, each from (0, 0) on."""
+
+    corners: np.ndarray  # of the faces, (F, 3, 2), in units of the surface
+    charts: np.ndarray  # of the faces, (F,)
+    sizes: np.ndarray  # width and height of the charts, (C, 2)
+    area: float  # of all faces
+
+
+class _Place(NamedTuple):
+    """Where a chart lies on the grid."""
+
+    x: int
+    y: int
+    quarter_turns: int = 0
+
+
+class _Dropped(NamedTuple):
+    """Large charts that lie on each other."""
+
+    places: dict[int, _Place]
+    height: int  # rows that they take
+
+
+class _Way(NamedTuple):
+    """How charts are dropped: the largest first, in which sense, and what room above counts."""
+
+    size: Callable[[np.ndarray], float]
+    weight: float
+
+
+def _longest_side(mask: np.ndarray) -> float:
+    return max(mask.shape)
+
+
+def _cells_of(mask: np.ndarray) -> float:
+    return int(mask.sum())
+
+
+def _ways() -> list[_Way]:
+    return [_Way(size, weight) for size in (_longest_side, _cells_of) for weight in _WEIGHTS]
+
+
+class _Packing(NamedTuple):
+    """Charts that fit."""
+
+    scale: float  # cells per unit of the surface
+    masks: list[np.ndarray]  # cells of each chart, (h, w) bool
+    places: list[_Place]
+
+
+def packed(charts: Charts, side: int) -> np.ndarray:
+    """Corners of the faces in a texture of so many texels a side. (F, 3, 2) float64
+
+    Raises:
+        UserError: The charts do not fit, however small.
+    """
+    flat = _turned(compact(charts))
+    texels = -(-side // _MOST_CELLS)
+    cells = side // texels
+    best = None
+    too_large = math.inf
+    scale = cells * math.sqrt(_FIRST_SHARE / max(flat.area, _TINY))
+    ways = _ways()
+    for trial in range(_MOST_TRIALS):
+        masks = _masks(flat, scale)
+        dropped = [_dropped(masks, cells, way) for way in ways]
+        # What is best at one scale is good at others.
+        order = sorted(range(len(ways)), key=lambda k: dropped[k].height)[:_WAYS_KEPT]
+        ways = [ways[k] for k in order]
+        places, height = _filled(masks, dropped[order[0]], cells)
+        if height <= cells:
+            best = _Packing(scale, masks, places)
+        else:
+            too_large = scale
+        if best is not None and (trial >= _TRIALS or too_large < _CLOSE * best.scale):
+            return texels * _moved(flat, best)
+        step = math.sqrt(cells / height)
+        if best is None:
+            scale *= min(0.98, 0.99 * step)
+        elif too_large == math.inf:
+            scale *= max(1.01, 1.005 * step)
+        else:
+            scale = math.sqrt(best.scale * too_large)
+    raise UserError(
+        f"{len(flat.sizes):,} charts do not fit into a texture of {side} texels a side; raise "
+        "--square_size or --texture_size, or use --texture_atlas squares"
+    )
+
+
+def _turned(charts: Charts) -> _Flat:
+    """Turn each chart so that the box around it is smallest."""
+    n_charts = int(charts.numbers.max(initial=-1)) + 1
+    owners = np.repeat(charts.numbers, 3)
+    order = np.argsort(owners, kind="stable")
+    points = charts.corners.reshape(-1, 2)[order]
+    owners = owners[order]
+    first = np.searchsorted(owners, np.arange(n_charts))
+    smallest = np.full(n_charts, np.inf)
+    turns = np.zeros(n_charts)
+    for angle in _TURNS:
+        turned = points @ _rotation(angle).T
+        sides = np.maximum.reduceat(turned, first) - np.minimum.reduceat(turned, first)
+        # A line has a box without area in one position, which is not better for that.
+        boxes = sides.prod(axis=1) + 1e-6 * sides.max(axis=1) ** 2
+        better = boxes < smallest
+        smallest[better] = boxes[better]
+        turns[better] = angle
+    rotations = np.stack([_rotation(angle) for angle in turns])
+    corners = np.einsum("fij,fkj->fki", rotations[charts.numbers], charts.corners)
+    turned = corners.reshape(-1, 2)[order]
+    low = np.minimum.reduceat(turned, first)
+    corners -= low[charts.numbers][:, None]
+    sizes = np.maximum.reduceat(turned, first) - low
+    a, b, c = (corners[:, k] for k in range(3))
+    doubled = (b - a)[:, 0] * (c - a)[:, 1] - (b - a)[:, 1] * (c - a)[:, 0]
+    return _Flat(corners, charts.numbers, sizes, float(np.abs(doubled).sum()) / 2)
+
+
+def _rotation(angle: float) -> np.ndarray:
+    cosine = math.cos(angle)
+    sine = math.sin(angle)
+    return np.array([[cosine, -sine], [sine, cosine]])
+
+
+def _masks(flat: _Flat, scale: float) -> list[np.ndarray]:
+    """Cells that belong to each chart at a scale, its border included. (h, w) bool each"""
+    corners = flat.corners * scale + _BORDER
+    shapes = np.floor(flat.sizes * scale).astype(np.int64) + 1 + 2 * _BORDER
+    starts = np.concatenate([[0], np.cumsum(shapes.prod(axis=1))])
+    cells = np.zeros(starts[-1], dtype=bool)
+
+    def mark(x: np.ndarray, y: np.ndarray, numbers: np.ndarray) -> None:
+        cells[starts[numbers] + y * shapes[numbers, 0] + x] = True
+
+    inside = cells_inside(corners)
+    mark(inside.x, inside.y, flat.charts[inside.faces])
+    for k in range(3):
+        # Points on the outlines, half a cell apart.
+        begin = corners[:, k]
+        end = corners[:, (k + 1) % 3]
+        steps = np.ceil(2 * np.linalg.norm(end - begin, axis=1)).astype(np.int64) + 1
+        rows = np.repeat(np.arange(len(steps)), steps + 1)
+        number = np.arange(len(rows)) - np.repeat(np.cumsum(steps + 1) - steps - 1, steps + 1)
+        shares = (number / steps[rows])[:, None]
+        points = np.floor(begin[rows] * (1 - shares) + end[rows] * shares).astype(np.int64)
+        mark(points[:, 0], points[:, 1], flat.charts[rows])
+    return [
+        _grown(cells[starts[k] : starts[k + 1]].reshape(shapes[k, 1], shapes[k, 0]))
+        for k in range(len(shapes))
+    ]
+
+
+def _grown(mask: np.ndarray) -> np.ndarray:
+    """A mask with the cells around it, which its border has room for."""
+    tall = mask.copy()
+    tall[1:] |= mask[:-1]
+    tall[:-1] |= mask[1:]
+    wide = tall.copy()
+    wide[:, 1:] |= tall[:, :-1]
+    wide[:, :-1] |= tall[:, 1:]
+    return wide
+
+
+def _dropped(masks: list[np.ndarray], cells: int, way: _Way) -> _Dropped:
+    """Drop the large charts one after the other onto a grid of so many cells a row."""
+    numbers = [k for k, mask in enumerate(masks) if mask.size >= (cells / _SMALL) ** 2]
+    places: dict[int, _Place] = {}
+    heights = np.zeros(cells, dtype=np.int64)
+    for number in sorted(numbers, key=lambda k: -way.size(masks[k])):
+        place = _drop(masks[number], heights, way.weight)
+        if place is None:
+            return _Dropped({}, _HIGHEST * cells)
+        places[number] = place
+    return _Dropped(places, int(heights.max(initial=0)))
+
+
+def _filled(masks: list[np.ndarray], dropped: _Dropped, cells: int) -> tuple[list[_Place], int]:
+    """Put the small charts into gaps; return the places of all, and how many rows they take."""
+    small = [k for k, mask in enumerate(masks) if mask.size < (cells / _SMALL) ** 2]
+    places = dict(dropped.places)
+    highest = dropped.height
+    if len(places) + len(small) < len(masks):
+        return [], highest
+    spare = sum(masks[k].size for k in small) // cells
+    # Room for all of the small ones above the others.
+    taken = np.zeros((highest + 3 * spare + _SPARE_ROWS, cells), dtype=bool)
+    for number, place in places.items():
+        mask = np.rot90(masks[number], place.quarter_turns)
+        taken[place.y : place.y + mask.shape[0], place.x : place.x + mask.shape[1]] |= mask
+    found = _in_gaps({k: masks[k].shape for k in small}, taken, max(1, cells // _GAP_CELLS))
+    if found is None:
+        return [], _HIGHEST * cells
+    places.update(found)
+    for number, place in found.items():
+        highest = max(highest, place.y + masks[number].shape[0])
+    return [places[k] for k in range(len(masks))], highest
+
+
+def _drop(mask: np.ndarray, heights: np.ndarray, weight: float) -> _Place | None:
+    """Drop a chart where it leaves the least room below and above; None where it is too wide.
+
+    Args:
+        heights: Rows that are taken in each column, which are raised. (cells,)
+        weight: What room above counts, beside that below.
+    """
+    best = None
+    least = math.inf
+    for turns in range(4):
+        turned = np.rot90(mask, turns)
+        height, width = turned.shape
+        if width > len(heights):
+            continue
+        # The border leaves no column empty.
+        bottom = turned.argmax(axis=0)
+        windows = np.lib.stride_tricks.sliding_window_view(heights, width)
+        rows = np.maximum((windows - bottom).max(axis=1), 0)
+        below = width * rows + bottom.sum() - windows.sum(axis=1)
+        costs = below + weight * width * (rows + height)
+        x = int(costs.argmin())
+        if costs[x] < least:
+            least = costs[x]
+            best = _Place(x, int(rows[x]), turns)
+    if best is not None:
+        turned = np.rot90(mask, best.quarter_turns)
+        height, width = turned.shape
+        tops = best.y + height - turned[::-1].argmax(axis=0)
+        columns = slice(best.x, best.x + width)
+        heights[columns] = np.maximum(heights[columns], tops)
+    return best
+
+
+def _in_gaps(
+    shapes: dict[int, tuple[int, int]], taken: np.ndarray, coarse: int
+) -> dict[int, _Place] | None:
+    """Put boxes into gaps, the largest first and each as low as it goes; None without room.
+
+    Args:
+        shapes: Height and width of each box in cells.
+        taken: Cells that are taken. (H, W) bool
+        coarse: Cells that are one cell of the grid on which gaps are looked for.
+    """
+    height = taken.shape[0] // coarse
+    width = taken.shape[1] // coarse
+    whole = taken[: height * coarse, : width * coarse].reshape(height, coarse, width, coarse)
+    full = whole.any(axis=(1, 3))
+    groups: dict[tuple[int, int], list[int]] = {}
+    for number, shape in shapes.items():
+        box = -(-shape[0] // coarse), -(-shape[1] // coarse)
+        groups.setdefault(box, []).append(number)
+    places: dict[int, _Place] = {}
+    for box in sorted(groups, key=lambda box: (-box[0] * box[1], box)):
+        numbers = groups[box]
+        for x, y in _free_boxes(full, box, len(numbers)):
+            places[numbers.pop()] = _Place(x * coarse, y * coarse)
+        if numbers:
+            return None
+    return places
+
+
+def _free_boxes(full: np.ndarray, box: tuple[int, int], count: int) -> list[tuple[int, int]]:
+    """Take up to so many boxes (height, width) without full cells; return their corners (x, y)."""
+    tall, wide = box
+    sums = np.zeros((full.shape[0] + 1, full.shape[1] + 1), dtype=np.int32)
+    sums[1:, 1:] = full
+    np.cumsum(sums, axis=0, out=sums)
+    np.cumsum(sums, axis=1, out=sums)
+    if tall >= sums.shape[0] or wide >= sums.shape[1]:
+        return []
+    inside = sums[tall:, wide:] - sums[:-tall, wide:] - sums[tall:, :-wide] + sums[:-tall, :-wide]
+    corners: list[tuple[int, int]] = []
+    for y in np.flatnonzero((inside == 0).any(axis=1)):
+        next_x = 0
+        for x in np.flatnonzero(inside[y] == 0):
+            if len(corners) == count:
+                return corners
+            # Boxes that were taken since are not in the sums.
+            if x >= next_x and not full[y : y + tall, x : x + wide].any():
+                full[y : y + tall, x : x + wide] = True
+                corners.append((int(x), int(y)))
+                next_x = x + wide
+    return corners
+
+
+def _moved(flat: _Flat, packing: _Packing) -> np.ndarray:
+    """Corners of the faces on the grid, in cells. (F, 3, 2)"""
+    corners = flat.corners * packing.scale + _BORDER
+    turns = np.array([place.quarter_turns for place in packing.places])[flat.charts]
+    origins = np.array([place[:2] for place in packing.places])[flat.charts]
+    shapes = np.array([mask.shape for mask in packing.masks])[flat.charts]
+    heights = shapes[:, :1]
+    widths = shapes[:, 1:]
+    x = corners[..., 0]
+    y = corners[..., 1]
+    # As np.rot90 turns the cells.
+    turned = [
+        np.stack(pair, axis=2)
+        for pair in ((x, y), (y, widths - x), (widths - x, heights - y), (heights - y, x))
+    ]
+    chosen = np.choose(turns[:, None, None], turned)
+    return chosen + origins[:, None]
