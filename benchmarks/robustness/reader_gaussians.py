@@ -297,13 +297,13 @@ def _ply_variant(root: Path, path: Path, draw: Random) -> Variant:
         _write_table(path, _with_column(table, "label_0", "i4", 7))
     elif form in ("colors", "float colors"):
         colors = sh_to_rgb(np.stack([table[f"f_dc_{k}"] for k in range(3)], axis=1))
-        kept = _columns_of(table, [name for name in names if not name.startswith("f_dc")])
+        remaining = _columns_of(table, [name for name in names if not name.startswith("f_dc")])
         whole = form == "colors"
         for number, color in enumerate(("red", "green", "blue")):
             values = np.rint(colors[:, number] * 255).clip(0, 255) if whole else colors[:, number]
-            kept = _with_column(kept, color, "u1" if whole else "f4", values)
+            remaining = _with_column(remaining, color, "u1" if whole else "f4", values)
         changed["color"] = _mean_color(colors, whole)
-        _write_table(path, kept)
+        _write_table(path, remaining)
     elif form == "infinite":
         table["opacity"][: N // 2] = np.inf
         table["opacity"][N // 2 :] = draw.choice((-np.inf, -300.0))
@@ -314,8 +314,8 @@ def _ply_variant(root: Path, path: Path, draw: Random) -> Variant:
         table[draw.choice(("x", "scale_1", "f_dc_0", "rot_2"))][rows] = draw.choice(
             (np.nan, np.inf)
         )
-        kept = np.delete(table, rows)
-        _write_table(path, kept)
+        remaining = np.delete(table, rows)
+        _write_table(path, remaining)
         # What is left is what a file without these rows has.
         changed = dict(read_format(path.name)(root, lambda line: None))
         _write_table(path, table)
@@ -336,10 +336,10 @@ def _ply_variant(root: Path, path: Path, draw: Random) -> Variant:
         changed["bands"] = facts_of_cloud(cloud, np.zeros(3))["bands"]
         table = _table_of(path)
         rest = cloud.sh_rest[:, : n_bands // 3].transpose(1, 2).flatten(1).numpy()
-        kept = _columns_of(table, [name for name in names if not name.startswith("f_rest")])
+        remaining = _columns_of(table, [name for name in names if not name.startswith("f_rest")])
         for number in range(n_bands):
-            kept = _with_column(kept, f"f_rest_{number}", "f4", rest[:, number])
-        _write_table(path, kept)
+            remaining = _with_column(remaining, f"f_rest_{number}", "f4", rest[:, number])
+        _write_table(path, remaining)
     elif form == "far":
         shift = (draw.choice(_SHIFTS[1:]), draw.choice(_SHIFTS), 0.0)
         table = table.astype([(name, "<f8") for name in names])

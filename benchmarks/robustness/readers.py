@@ -279,9 +279,9 @@ class _Worker(Worker):
                 faults["wrong"] = f"{bad} is not finite"
             if variant is not None and "accepted" in variant.ends:
                 expected = expected_facts(self._facts_of(name), variant)
-                found = list(differences(expected, facts, variant.scale))
-                if found:
-                    faults["unequal"] = "; ".join(found[:3])
+                unequal = list(differences(expected, facts, variant.scale))
+                if unequal:
+                    faults["unequal"] = "; ".join(unequal[:3])
         if variant is not None and judged.end not in variant.ends and not faults:
             faults["end"] = f"{judged.end}, not {' or '.join(variant.ends)}: {outcome.err[-200:]!r}"
         return Result(case, name, what, judged.end, faults, (outcome,))
