@@ -57,6 +57,9 @@ ANTIALIASED = "antialiased"
 OPAQUE_LOGIT = 15.0
 """Logit that stands for the infinite one of opacity 1: 3e-7 below it, which float32 tells apart."""
 
+MAX_LOG_SCALE = 88.0
+"""Log scale of the largest size, 1e38, whose exponential float32 still holds."""
+
 _MIN_LENGTH = 1e-12  # of a quaternion that is divided by its length
 
 

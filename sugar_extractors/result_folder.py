@@ -12,10 +12,12 @@ The tree of the original stays beside it, in the world of the capture::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 
@@ -29,13 +31,30 @@ from sugar_extractors.texture import textured_mesh_io
 from sugar_extractors.texture.placed_export import PlacementOptions, moved_points, placement
 from sugar_extractors.texture.textured_mesh_io import MeshStyle
 from sugar_scene.triangle_mesh import write_mesh_ply
-from sugar_utils.files import check_writable, file_digest, read_json, write_json_atomic
+from sugar_utils.errors import UserError
+from sugar_utils.files import check_writable, file_digest, write_json_atomic
+from sugar_utils.schemas import Coordinate, read_checked
 
 MESH = "mesh"
 SPLATS = "splats.ply"
 TRANSFORM = "transform.json"
 REPORT = "report.html"
 LOG = "log.txt"
+
+
+_Row = tuple[Coordinate, Coordinate, Coordinate, Coordinate]
+_Matrix = tuple[_Row, _Row, _Row, _Row]
+
+
+class _Transform(msgspec.Struct):
+    """``transform.json``."""
+
+    matrix: _Matrix
+    matrix_to_scene: _Matrix
+    glb_matrix: _Matrix
+    up: str | None
+    unit: str | None
+    world_offset: tuple[Coordinate, Coordinate, Coordinate]
 
 
 @dataclass(frozen=True)
@@ -71,18 +90,20 @@ def write_result_folder(
     upright = options.orient == "up"
     files = _files(folder, results)
     note_file = folder / TRANSFORM
-    known = read_json(note_file) if note_file.is_file() else {}
     identity = {
         "sources": results.sources,
         "placement": _identity(options),
         "lit": results.lit,
     }
-    current = isinstance(known, dict) and {key: known.get(key) for key in identity} == identity
+    current = _is_current(note_file, identity)
     if current and all(path.is_file() for path in files):
         return files
-    # Without it the files of two runs are not taken for one.
-    note_file.unlink(missing_ok=True)
-    for path in _all_files(folder):
+    earlier_files = [note_file, *_all_files(folder)]
+    for path in earlier_files:
+        if path.is_dir():
+            raise UserError(f"{path}: is a folder; move it away")
+    # Without the first one the files of two runs are not taken for one.
+    for path in earlier_files:
         path.unlink(missing_ok=True)
     cloud = None if results.splats is None else results.read_splats()
     vertices = _places(results, cloud)
@@ -93,6 +114,17 @@ def write_result_folder(
         write_gaussian_ply(folder / SPLATS, moved_cloud(cloud, matrix))
     write_json_atomic(note_file, {**_transform(matrix, scene, options), **identity})
     return files
+
+
+def _is_current(note_file: Path, identity: Mapping[str, object]) -> bool:
+    """Whether a ``transform.json`` is whole, and that of some sources and a placement."""
+    if not note_file.is_file():
+        return False
+    # One that is damaged is written again.
+    with contextlib.suppress(UserError):
+        known = read_checked(note_file, _Transform)
+        return {key: known.get(key) for key in identity} == identity
+    return False
 
 
 def _identity(options: PlacementOptions) -> dict[str, object]:

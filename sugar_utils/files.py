@@ -8,6 +8,7 @@ name tells which process it belonged to.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import datetime
 import functools
@@ -35,6 +36,7 @@ from sugar_utils.errors import UserError, explained
 A, B = TypeVar("A"), TypeVar("B")
 _TEMPORARY = re.compile(r"\.tmp-(\d+)(\.[^.]*)?$")
 FINGERPRINT_BLOCKS = 64
+_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _KINDS = {
     stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
@@ -181,11 +183,11 @@ def read_json(path: str | os.PathLike[str], encodings: Sequence[str] = ()) -> An
     path = require_regular_file(path, missing_ok=True)
     try:
         content = path.read_bytes()
-        if encodings and not _is_utf8(content):
+        if encodings and not _is_utf8(content) and not content.startswith(_UTF16_MARKS):
             for encoding in encodings:
                 with contextlib.suppress(ValueError, RecursionError):
                     return json.loads(content.decode(encoding))
-        return json.loads(content.decode("utf-8-sig"))
+        return json.loads(decoded(content))
     except OSError as error:
         raise UserError(f"cannot read {path}: {_cause(error)}; check the path") from error
     except json.JSONDecodeError as error:
@@ -197,6 +199,16 @@ def read_json(path: str | os.PathLike[str], encodings: Sequence[str] = ()) -> An
         # A number of thousands of digits, or brackets of thousands of levels.
         reason = f"{path}: a number too long or values nested too deep"
         raise UserError(f"{reason}; the file is damaged, write it again") from error
+
+
+def decoded(content: bytes, errors: str = "strict") -> str:
+    """Decode a text in UTF-8, or in UTF-16 where it begins with the mark of that.
+
+    Args:
+        errors: How bytes that are no text are decoded, as in :meth:`bytes.decode`.
+    """
+    encoding = "utf-16" if content.startswith(_UTF16_MARKS) else "utf-8-sig"
+    return content.decode(encoding, errors)
 
 
 def _is_utf8(content: bytes) -> bool:

@@ -327,7 +327,7 @@ class Parser(argparse.ArgumentParser):
                 continue
             flags = [flag for flag in self._option_string_actions if flag.startswith(name)]
             if len(flags) == 1 and not is_follower():
-                print(f"note: {printable(name)} is taken for {flags[0]}", file=sys.stderr)
+                print(f"note: {printable(name)} is taken for {flags[0]}")
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         """As in argparse, but ``--flag=--`` is a value; Pythons before 3.13 make an empty list."""
@@ -368,13 +368,13 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 def read_config(path: Path) -> dict[str, Any]:
     """What a file of settings holds, by name."""
     # Here and not above: without such a file, commands start sooner.
-    from sugar_utils.files import require_regular_file
+    from sugar_utils.files import decoded, require_regular_file
 
     if not path.is_dir():
         require_regular_file(path, missing_ok=True)
     advice = "give a TOML file, name = value"
     with explained(f"--config {path}:", advice, OSError, ValueError, RecursionError):
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(decoded(path.read_bytes()))
 
 
 def config_text(values: Mapping[str, Any], comment: str) -> str:
@@ -390,5 +390,7 @@ def config_text(values: Mapping[str, Any], comment: str) -> str:
 def _line_of(name: str, file: Path) -> int | str:
     """The line in which a name is given its value, or opens a table."""
     pattern = re.compile(rf"""\s*\[*\s*["']?{re.escape(name)}["']?\s*[].=]""")
-    lines = enumerate(file.read_text(encoding="utf-8").splitlines(), start=1)
+    from sugar_utils.files import decoded
+
+    lines = enumerate(decoded(file.read_bytes()).splitlines(), start=1)
     return next((number for number, line in lines if pattern.match(line)), "?")

@@ -74,6 +74,13 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path):
     assert several == [Path("cup"), Path("fox")]
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_file_may_begin_with_the_mark_of_an_encoding(tmp_path, encoding):
+    file = tmp_path / "scan.toml"
+    file.write_text("vanilla_iterations = 30\r\n", encoding=encoding)
+    assert full_parser(None).parse_args(["--config", str(file)]).vanilla_iterations == 30
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import shutil
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 
 import numpy as np
-import pycolmap
 import pytest
 
 from gaussian_splatting.sfm.known_cameras import KnownCamera, read_cameras, the_cameras
@@ -34,6 +32,9 @@ from tests.support.camera_files import (
     photographs,
     polycam,
     read,
+    reality_rows,
+    record3d,
+    rig_xml,
     text_of,
     xmp,
 )  # fmt: skip
@@ -134,19 +135,6 @@ def test_reality_scan_csv(tmp_path):
     assert_same_pixels(read(tmp_path), film_pixels)
 
 
-def reality_rows(separator=","):
-    rows = ""
-    for name, (rotation, center) in zip(NAMES, POSES, strict=True):
-        c2w = rotation.T * (1, -1, -1)  # looking along -z: Rz(-heading) Rx(pitch) Ry(roll)
-        pitch = np.arcsin(c2w[2, 1])
-        heading = np.arctan2(c2w[0, 1], c2w[1, 1])
-        roll = np.arctan2(-c2w[2, 0], c2w[2, 2])
-        angles = np.degrees([heading, pitch, roll])
-        values = [*center, *angles, 27, 0.01, -0.02, *K, 0, *P]
-        rows += separator.join([name, *(f"{x:.17g}" for x in values)]) + "\n"
-    return rows
-
-
 @pytest.mark.parametrize(
     ("header", "separator", "decimal"),
     [
@@ -159,6 +147,13 @@ def reality_rows(separator=","):
 def test_columns_by_other_names_and_separators(tmp_path, header, separator, decimal):
     rows = reality_rows(separator).replace(".jpg", "_jpg").replace(".", decimal)
     (tmp_path / "cameras.csv").write_text(f"{header}\n{rows.replace('_jpg', '.jpg')}")
+    assert_same_pixels(read(tmp_path), film_pixels)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_tables_in_the_encodings_of_windows(tmp_path, encoding):
+    rows = (CSV_HEADER + reality_rows()).replace(",", "\t")
+    (tmp_path / "cameras.csv").write_text(rows, encoding=encoding)
     assert_same_pixels(read(tmp_path), film_pixels)
 
 
@@ -186,29 +181,6 @@ def test_names_with_spaces_in_a_list_of_bundler(tmp_path):
     (tmp_path / "list.txt").write_text(listed.replace("IMG_", "scan 1 "))
     names = [name.replace("IMG_", "scan 1 ") for name in NAMES]
     assert sorted(read(tmp_path, names)) == sorted(names)
-
-
-def rig_xml():
-    """The file of :func:`metashape`, whose last camera belongs to a rig with the first one."""
-    (r, c), (r_slave, c_slave) = POSES[0], POSES[-1]
-    # Slave to master: both look from their places in the chunk.
-    turn = r @ r_slave.T
-    place = r @ (c_slave - c)
-    root = ET.fromstring(metashape())
-    cameras = {camera.get("label"): camera for camera in root.iter("camera")}
-    slave = cameras[NAMES[-1]]
-    slave.remove(slave.find("transform"))
-    del slave.attrib["component_id"]
-    slave.set("master_id", cameras[NAMES[0]].get("id"))
-    slave.set("sensor_id", "1")
-    sensors = root.find("chunk/sensors")
-    sensor = copy.deepcopy(sensors[0])
-    sensor.set("id", "1")
-    sensor.set("master_id", "0")
-    ET.SubElement(sensor, "rotation").text = text_of(turn)
-    ET.SubElement(sensor, "location").text = text_of(place)
-    sensors.append(sensor)
-    return root
 
 
 def test_cameras_of_a_rig_have_the_pose_of_their_master_and_their_sensor(tmp_path):
@@ -346,11 +318,7 @@ def test_polycam(tmp_path, corrected):
 
 @pytest.mark.parametrize("own", [False, True])
 def test_record3d(tmp_path, own):
-    poses = [
-        [*pycolmap.Rotation3d(rotation.T * (1, -1, -1)).quat, *center] for rotation, center in POSES
-    ]
-    matrix = np.array([[F, 0, 310], [0, F, 230], [0, 0, 1]])
-    content = {"w": W, "h": H, "fps": 30, "K": matrix.T.ravel().tolist(), "poses": poses}
+    content = record3d()
     if own:
         content["perFrameIntrinsicCoeffs"] = [[F, F, 310, 230]] * N
         content["K"] = [1] * 9

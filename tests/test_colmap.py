@@ -15,6 +15,7 @@ from PIL import Image
 from gaussian_splatting.data.colmap import find_model, larger_model, read_colmap
 from gaussian_splatting.data.images import decode_image, fit_to_file
 from gaussian_splatting.data.names import ImageFolder
+from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.scene import load_scene
 from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
@@ -426,3 +427,19 @@ def test_a_larger_model_beside_the_one_that_is_read_is_told(tmp_path):
     scene = load_scene(tmp_path, size_rule=SugarSize(), eval_split=False, notify=said.append)
     assert len(scene.train_cameras) == 2
     assert any("sparse/2 has 5 images" in line and "only 2" in line for line in said)
+
+
+def test_numbers_of_points_have_64_bits(tmp_path):
+    scene = make_observed_scene(tmp_path / "scene", n_views=4)
+    folder = scene.root / "sparse" / "0"
+    model = pycolmap.Reconstruction()
+    model.read_binary(str(folder))
+    for path in folder.iterdir():
+        path.unlink()
+    model.write_text(str(folder))
+    with (folder / "points3D.txt").open("a") as file:
+        file.write(f"{2**63 + 1} 0.1 0.2 0.3 9 9 9 1\n")
+    loaded = load_scene(
+        scene.root, size_rule=SugarSize(), view_options=ViewOptions(), notify=ignore
+    )
+    assert len(loaded.train_cameras) + len(loaded.test_cameras) == 4

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
+from sugar_pipeline import command_line
 from sugar_pipeline.command_line import PROGRAMS, VERBS, main
 from sugar_utils import __version__
 from tests.support.repository import FLOORS, ROOT, entry_points, name_of, native_files
@@ -18,6 +21,19 @@ from tests.support.tiny_scene import run_cli
 
 # What ``sugar --help`` must not wait for.
 HEAVY = ("torch", "warp", "numpy", "pycolmap", "rich", "viser", "msgspec")
+
+
+def test_no_garbage_is_collected_while_torch_is_loaded(monkeypatch):
+    collected = []
+
+    def load(place: str) -> type:
+        collected.append(gc.isenabled())
+        return VanillaOptions
+
+    monkeypatch.setattr(command_line, "_named", load)
+    PROGRAMS["gaussian_splatting/train.py"].make_parser(None)
+    assert collected == [False]
+    assert gc.isenabled()
 
 
 def test_every_script_is_in_the_table_of_programs():

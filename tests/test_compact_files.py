@@ -160,6 +160,21 @@ def test_a_damaged_file_is_one_line(name, tmp_path):
         assert "\n" not in str(caught.value)
 
 
+def test_sizes_beyond_float32_are_refused(tmp_path):
+    path = tmp_path / "a.sog"
+    write_sog(path, random_cloud())
+    with zipfile.ZipFile(path) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    meta = json.loads(files["meta.json"])
+    meta["scales"]["codebook"] = [1e30] * 256
+    files["meta.json"] = json.dumps(meta).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    with pytest.raises(UserError, match="a.sog: holds numbers that make no sense"):
+        read_any_gaussians(path, pytest.fail)
+
+
 def test_spz_has_the_bytes_of_its_description(tmp_path):
     write_spz(tmp_path / "a.spz", moved_cloud(one_gaussian(), GLB_AXES))
     content = gzip.decompress((tmp_path / "a.spz").read_bytes())

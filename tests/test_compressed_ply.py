@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from plyfile import PlyData, PlyElement
 
-from gaussian_splatting.cloud import OPAQUE_LOGIT, GaussianCloud, rotation_matrices
+from gaussian_splatting.cloud import OPAQUE_LOGIT, rotation_matrices
 from gaussian_splatting.data.ply import (
     holds_gaussians,
     read_gaussian_ply,
@@ -22,88 +21,8 @@ from gaussian_splatting.engine.model import cloud_from_state
 from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
 from sugar_extractors.export.export_run import ExportOptions, export, read_any_gaussians
 from sugar_utils.errors import UserError
+from tests.support.gaussian_files import random_cloud, write_compressed
 from tests.support.heard_console import Heard
-
-CHUNK = 256
-
-
-def random_cloud(n: int = 600) -> GaussianCloud:
-    rng = torch.Generator().manual_seed(0)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=rng)
-
-    return GaussianCloud(
-        means=normal(n, 3) * 2,
-        sh_dc=normal(n, 1, 3).clamp(-1.5, 1.5),
-        sh_rest=(normal(n, 15, 3) * 0.3).clamp(-3, 3),
-        opacity_logits=normal(n, 1) * 2,
-        log_scales=normal(n, 3) - 4,
-        quats=normal(n, 4),
-    )
-
-
-def packed(shares: np.ndarray, bits: tuple[int, ...]) -> np.ndarray:
-    """Numbers of 32 bits of shares in [0, 1], (N, K), the first in the highest bits. (N,) uint32"""
-    total = np.zeros(len(shares), np.uint64)
-    for column, width in enumerate(bits):
-        most = (1 << width) - 1
-        whole = np.rint(shares[:, column] * most).astype(np.uint64)
-        total = (total << np.uint64(width)) | whole
-    return total.astype(np.uint32)
-
-
-def packed_quats(quats: np.ndarray) -> np.ndarray:
-    unit = quats / np.linalg.norm(quats, axis=1, keepdims=True)
-    largest = np.abs(unit).argmax(axis=1)
-    numbers = []
-    for quat, place in zip(unit, largest, strict=True):
-        others = np.delete(quat * np.sign(quat[place]), place)
-        rows = (others / np.sqrt(2) + 0.5)[None]
-        numbers.append((int(place) << 30) | int(packed(rows, (10, 10, 10))[0]))
-    return np.array(numbers, np.uint32)
-
-
-def write_compressed(
-    path: Path, cloud: GaussianCloud, bands: int = 0, colors_in_chunks: bool = True
-) -> None:
-    """Write the layout of SuperSplat; ``bands`` of spherical harmonics."""
-    n = len(cloud)
-    places = {"": cloud.means.numpy(), "scale_": cloud.log_scales.numpy()}
-    colors = sh_to_rgb(cloud.sh_dc[:, 0]).numpy()
-    bounds, shares = {}, {}
-    chunk_of = np.arange(n) // CHUNK
-    for prefix, values in {**places, "colors": colors}.items():
-        names = "rgb" if prefix == "colors" else [f"{prefix}{axis}" for axis in "xyz"]
-        low = np.stack([values[chunk_of == k].min(axis=0) for k in range(chunk_of[-1] + 1)])
-        high = np.stack([values[chunk_of == k].max(axis=0) for k in range(chunk_of[-1] + 1)])
-        if prefix == "colors" and not colors_in_chunks:
-            shares[prefix] = values.clip(0, 1)
-            continue
-        shares[prefix] = (values - low[chunk_of]) / (high - low)[chunk_of]
-        for number, name in enumerate(names):
-            bounds[f"min_{name}"] = low[:, number]
-            bounds[f"max_{name}"] = high[:, number]
-    opacity = torch.sigmoid(cloud.opacity_logits).numpy()
-    vertices = {
-        "packed_position": packed(shares[""], (11, 10, 11)),
-        "packed_rotation": packed_quats(cloud.quats.numpy()),
-        "packed_scale": packed(shares["scale_"], (11, 10, 11)),
-        "packed_color": packed(np.concatenate([shares["colors"], opacity], axis=1), (8,) * 4),
-    }
-    elements = {"chunk": bounds, "vertex": vertices}
-    if bands:
-        rest = cloud.sh_rest[:, : (bands + 1) ** 2 - 1].transpose(1, 2).flatten(1).numpy()
-        whole = np.clip(np.trunc((rest / 8 + 0.5) * 256), 0, 255).astype(np.uint8)
-        elements["sh"] = {f"f_rest_{k}": whole[:, k] for k in range(whole.shape[1])}
-    described = []
-    for name, columns in elements.items():
-        kinds = [(key, "<f4" if name == "chunk" else v.dtype) for key, v in columns.items()]
-        table = np.zeros(len(next(iter(columns.values()))), kinds)
-        for key, values in columns.items():
-            table[key] = values
-        described.append(PlyElement.describe(table, name))
-    PlyData(described).write(str(path))
 
 
 @pytest.mark.parametrize("bands", [0, 1, 2, 3])

@@ -125,6 +125,14 @@ def test_json_refuses_what_it_cannot_express_and_keeps_the_old_file(tmp_path):
     assert read_json(path) == {"a": 1}
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("others", [(), ("utf-8", "gbk")])
+def test_json_may_begin_with_the_mark_of_its_encoding(tmp_path, encoding, others):
+    mark = "" if encoding == "utf-8-sig" else "\ufeff"
+    (tmp_path / "a.json").write_bytes(f'{mark}{{"a": "Größe"}}'.encode(encoding))
+    assert read_json(tmp_path / "a.json", others) == {"a": "Größe"}
+
+
 def test_broken_json_is_located(tmp_path):
     path = tmp_path / "cameras.json"
     path.write_text('{"a": 1,\n "b": }')

@@ -187,9 +187,9 @@ def test_the_beginning_of_a_flag_is_taken_for_it_and_that_is_said(capsys):
     args = make_parser().parse_args(["-s", "a", "--refinement_iter", "7"])
     assert args.refinement_iterations == 7
     note = "note: --refinement_iter is taken for --refinement_iterations\n"
-    assert capsys.readouterr().err == note
+    assert capsys.readouterr().out == note
     make_parser().parse_args(["-s", "a", "--refinement_iterations", "7"])
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().out == ""
 
 
 def test_a_truth_value_that_is_missing_is_named(capsys):

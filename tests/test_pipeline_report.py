@@ -18,6 +18,7 @@ from gaussian_splatting.engine.reporting.progress import RunLogger
 from sugar_extractors.mesh_quality import MeshQuality
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh
 from sugar_pipeline.pipeline_report import StageRecord, compare_with_photographs, write_report
+from sugar_pipeline.pipeline_run import TITLE, _is_current
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import make_tiny_scene, tiny_cloud
 
@@ -134,6 +135,14 @@ def test_a_stage_that_was_not_run_has_no_time(tmp_path):
     text = path.read_text(encoding="utf-8")
     assert "finished before" in text
     assert "0 B" not in text
+
+
+def test_a_report_of_another_program_is_not_taken_for_ours(tmp_path):
+    path = tmp_path / "report.html"
+    path.write_bytes("<title>Größe".encode("cp1252"))
+    assert not _is_current(path, [])
+    path.write_text(f"<title>{TITLE}", encoding="utf-8")
+    assert _is_current(path, [])
 
 
 def test_a_pipeline_report_never_costs_a_result(tmp_path):

@@ -122,6 +122,28 @@ def test_bad_rows_are_dropped_and_zero_quaternions_mended(tmp_path):
     assert read.quats[2].tolist() == [1, 0, 0, 0]
 
 
+def test_sizes_beyond_float32_are_dropped(tmp_path):
+    cloud = random_cloud()
+    cloud.log_scales[1, 0] = 1e30
+    write_gaussian_ply(tmp_path / "a.ply", cloud)
+    messages = []
+    read = read_gaussian_ply(tmp_path / "a.ply", messages.append)
+    assert "dropped 1 of 7" in messages[0]
+    assert read.activate().scales.isfinite().all()
+
+
+def test_more_coefficients_than_there_are_move_no_other_column(tmp_path):
+    cloud = random_cloud()
+    write_gaussian_ply(tmp_path / "a.ply", cloud)
+    vertices = PlyData.read(str(tmp_path / "a.ply"))["vertex"].data
+    columns = {name: np.array(vertices[name]) for name in vertices.dtype.names}
+    columns |= {name: np.full(7, 9.0) for name in ("f_dc_3", "scale_3", "rot_4")}
+    write_table(tmp_path / "b.ply", columns)
+    read = read_gaussian_ply(tmp_path / "b.ply")
+    for name, values in read.tensors().items():
+        assert torch.equal(values, cloud.tensors()[name]), name
+
+
 def test_the_filter_of_mip_splatting_is_fused(tmp_path):
     cloud = random_cloud()
     write_gaussian_ply(tmp_path / "a.ply", cloud)

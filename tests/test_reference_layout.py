@@ -95,6 +95,13 @@ def test_cfg_args_has_the_text_of_3dgs_and_reads_back(tmp_path):
     assert settings["eval"] is True
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_cfg_args_may_begin_with_the_mark_of_an_encoding(tmp_path, encoding):
+    make_checkpoint(tmp_path, 5)
+    (tmp_path / "cfg_args").write_text("Namespace(images='images_4')", encoding=encoding)
+    assert load_reference_checkpoint(tmp_path, 5, pytest.fail).images_dir == "images_4"
+
+
 @pytest.mark.parametrize(
     "text", ["__import__('os').system('true')", "Namespace(", "", "Namespace(a=print(1), b=2)"]
 )

@@ -12,11 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from gaussian_splatting.data.ply import write_gaussian_ply
+from gaussian_splatting.data.scene import VanillaSize, load_scene
 from gaussian_splatting.engine.run_directory import Identity
+from sugar_extractors.result_folder import HandedOut, write_result_folder
 from sugar_extractors.results import is_finished, publish
+from sugar_extractors.texture.placed_export import PlacementOptions
 from sugar_utils import files as file_writing
 from sugar_utils.errors import UserError
 from sugar_utils.files import exclusive
+from tests.support.tiny_scene import make_tiny_scene
 
 OLD, NEW = Identity({"size": 1}), Identity({"size": 2})
 ADVICE = "wait"
@@ -149,3 +154,29 @@ def test_a_folder_without_locks_is_used_all_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr("sugar_utils.files.FileLock.acquire", refuse)
     with exclusive(tmp_path, ADVICE), exclusive(tmp_path, ADVICE):
         pass
+
+
+@pytest.mark.parametrize("name", ["transform.json", "splats.ply"])
+def test_a_folder_in_the_place_of_a_file_to_take_away_is_one_line(tmp_path, name):
+    tiny = make_tiny_scene(tmp_path / "scene", 4)
+    write_gaussian_ply(tmp_path / "a.ply", tiny.cloud)
+    scene = load_scene(tiny.root, size_rule=VanillaSize(-1), notify=pytest.fail)
+    results = HandedOut(None, tmp_path / "a.ply", lambda: tiny.cloud)
+    (tmp_path / "out" / name).mkdir(parents=True)
+    with pytest.raises(UserError, match=f"{name}: is a folder; move it away"):
+        write_result_folder(tmp_path / "out", results, scene, PlacementOptions())
+
+
+@pytest.mark.parametrize("damage", ["", "[1, 2]", '{"matrix": [[1]]}', "another matrix"])
+def test_a_damaged_transform_is_written_again(tmp_path, damage):
+    tiny = make_tiny_scene(tmp_path / "scene", 4)
+    write_gaussian_ply(tmp_path / "a.ply", tiny.cloud)
+    scene = load_scene(tiny.root, size_rule=VanillaSize(-1), notify=pytest.fail)
+    results = HandedOut(None, tmp_path / "a.ply", lambda: tiny.cloud)
+    write_result_folder(tmp_path / "out", results, scene, PlacementOptions())
+    path = tmp_path / "out" / "transform.json"
+    whole = path.read_text()
+    changed = {**json.loads(whole), "matrix": [[1, 2], "x"]}
+    path.write_text(json.dumps(changed) if damage == "another matrix" else damage)
+    write_result_folder(tmp_path / "out", results, scene, PlacementOptions())
+    assert path.read_text() == whole

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import gzip
 import struct
 from dataclasses import replace
 
@@ -19,6 +18,7 @@ from gaussian_splatting.formats.spz import AXES, read_spz, write_spz
 from sugar_extractors.export.export_run import ExportOptions, export, read_any_gaussians
 from sugar_extractors.texture.placed_export import PlacementOptions
 from sugar_utils.errors import UserError
+from tests.support.gaussian_files import record, with_records
 from tests.support.heard_console import Heard
 from tests.test_compact_files import random_cloud
 
@@ -27,24 +27,6 @@ ALL_AXES = ["RUB", "RDF", "LUF", "RUF", "LDB", "RFU", "LBD"]
 NUMBERS = {"RUB": 4, "RDF": 6, "LUF": 7, "RUF": 8, "LDB": 1, "RFU": 12, "LBD": 13}
 LETTERS = {"R": [1, 0, 0], "L": [-1, 0, 0], "U": [0, 1, 0], "D": [0, -1, 0], "B": [0, 0, 1],
            "F": [0, 0, -1]}  # fmt: skip
-
-
-def with_records(path, records: bytes) -> None:
-    """Put extension records into a file of version 3 or 4."""
-    content = path.read_bytes()
-    if content[:4] == b"NGSP":
-        head = bytearray(content[:32])
-        head[14] |= 2
-        head[16:20] = struct.pack("<I", 32 + len(records))
-        path.write_bytes(bytes(head) + records + content[32:])
-        return
-    plain = bytearray(gzip.decompress(content))
-    plain[14] |= 2
-    path.write_bytes(gzip.compress(bytes(plain) + records))
-
-
-def record(kind: int, payload: bytes) -> bytes:
-    return struct.pack("<II", kind, len(payload)) + payload
 
 
 @pytest.mark.parametrize("version", [3, 4])

@@ -104,6 +104,39 @@ def test_pictures_of_several_materials_become_one(tmp_path):
     assert colors.round().int().tolist() == [red, red, green, *[blue] * 3, *[yellow] * 3]
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "cp1252"])
+def test_names_of_materials_and_their_files_are_looked_up(tmp_path, encoding):
+    path = write_materials(tmp_path)
+    (tmp_path / "blue.PNG").rename(tmp_path / "Größe.png")
+    for file in (path, tmp_path / "all.mtl"):
+        text = file.read_text().replace("blue", "Größe").replace("first one", "grün")
+        file.write_bytes(text.replace("mtllib all", "mtllib D:\\scan\\All").encode(encoding))
+    mesh = read_textured_mesh(path)
+    colors = textured_mesh_io.sample_texture(mesh.texture, mesh.uvs[1]) * 255
+    assert colors.round().int().tolist() == [[0, 0, 255]] * 3
+
+
+def test_a_mesh_whose_materials_are_not_in_the_file_is_refused(tmp_path):
+    path = write_materials(tmp_path)
+    (tmp_path / "all.mtl").write_bytes(b"")
+    with pytest.raises(UserError, match="mesh.obj: has no texture"):
+        read_textured_mesh(path)
+
+
+@pytest.mark.parametrize("space", [" ", "  "])
+def test_faces_may_have_normals(tmp_path, space):
+    path = write_materials(tmp_path)
+    expected = read_textured_mesh(path)
+    lines = path.read_text().splitlines()
+    for number, line in enumerate(lines):
+        if line.startswith("f "):
+            lines[number] = "f" + "".join(f"{space}{corner}/1" for corner in line.split()[1:])
+    path.write_text("\n".join(["vn 0 0 1", *lines, ""]))
+    mesh = read_textured_mesh(path)
+    assert torch.equal(mesh.faces, expected.faces)
+    assert torch.equal(mesh.uvs, expected.uvs)
+
+
 def test_pictures_of_several_materials_that_repeat_are_refused(tmp_path):
     with pytest.raises(UserError, match="mesh.obj: has several materials, and faces that repeat"):
         read_textured_mesh(write_materials(tmp_path, "vt 0 0\nvt 3 0\nvt 0.5 1\n"))

@@ -205,7 +205,7 @@ def test_too_few_minutes_are_said_and_the_run_ends_with_what_is_possible(
     assert run_cli(train.main, *words) == 0
     said = capsys.readouterr().out
     assert "too short for this capture" in said
-    assert "of 0.001 minutes" in said
+    assert "the plan was 0.001" in said
     assert list((tmp_path / "out" / "refined_mesh" / "scene").glob("*.obj"))
     assert json.loads((tmp_path / "out" / "time_plan_scene.json").read_text())["chosen"]
     assert run_cli(train.main, *words) == 0

@@ -51,7 +51,16 @@ class Worker:
     def __init__(self, seed: int, limits: Limits, own: Path) -> None:
         self.seed, self.limits, self.own = seed, limits, own
         self.root, self.notes = own / "case", own / "notes"
-        self.base = make_base(own)
+        self.base = self.make_base()
+
+    @staticmethod
+    def warm_up(root: Path) -> None:
+        """Load everything that children need, before workers are forked."""
+        warm_up(root)
+
+    def make_base(self) -> Path:
+        """Make the files of which every case gets a copy."""
+        return make_base(self.own)
 
     def clear(self) -> None:
         for folder in (self.root, self.notes):
@@ -84,7 +93,7 @@ def run_cases(
     started, results = time.monotonic(), []
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         jobs, work = min(args.jobs, len(chosen)), Path(folder).resolve()
-        for result in _campaign(begin, chosen, jobs, work):
+        for result in _campaign(begin, worker.warm_up, chosen, jobs, work):
             results.append(result)
             if result.faults:
                 found = "; ".join(f"{name}: {what}" for name, what in result.faults.items())
@@ -114,10 +123,14 @@ def _table(
 
 
 def _campaign(
-    begin: Callable[[Path], Worker], cases: Sequence[int], jobs: int, work: Path
+    begin: Callable[[Path], Worker],
+    prepare: Callable[[Path], None],
+    cases: Sequence[int],
+    jobs: int,
+    work: Path,
 ) -> Iterator[Result]:
-    """Run cases in any order; ``begin`` makes a worker in each process."""
-    warm_up(work / "warm")
+    """Run cases in any order; after ``prepare``, ``begin`` makes a worker in each process."""
+    prepare(work / "warm")
     # Collections of a child would copy the pages of what exists now.
     gc.collect()
     gc.freeze()

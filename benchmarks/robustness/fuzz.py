@@ -31,7 +31,8 @@ from benchmarks.robustness.world import copy_parts, run_command
 from sugar_utils.frame import run_main
 
 INPUTS = ("scene", "text", "nerf", "ngp", "vanilla", "points.ply", "cloud.ply", "mesh.ply",
-          "scenes.json", "exports", "path.json", "known.xml")  # fmt: skip
+          "scenes.json", "exports", "path.json", "known.xml", "zipped.zip",
+          "settings.toml")  # fmt: skip
 
 
 class _Worker(Worker):

@@ -37,6 +37,7 @@ _NOISE = re.compile(
     re.MULTILINE,
 )
 _WARNING_LINE = re.compile(r"^warning: .*\n", re.MULTILINE)
+_NOTE_LINE = re.compile(r"^note: .* is taken for --.*\n", re.MULTILINE)
 _FALLBACK = "the checkpoint before it is tried"
 
 
@@ -93,10 +94,16 @@ def judge(outcome: Outcome, case: Expectation) -> Judgement:
     after = snapshot(case.root)
     found = {
         "lost": list(_lost(case, after, end)),
-        "leftover": sorted(path for path in after if ".tmp-" in path and path not in case.before),
+        "leftover": sorted(
+            path for path in after if _is_temporary(path) and path not in case.before
+        ),
         "wrong": list(_wrong_results(case, after, outcome)) if end == "accepted" else [],
     }
     return Judgement(end, faults | {k: "; ".join(what[:3]) for k, what in found.items() if what})
+
+
+def _is_temporary(path: str) -> bool:
+    return ".tmp-" in path or ".unpacking-" in path
 
 
 def end_of(outcome: Outcome) -> str:
@@ -116,7 +123,9 @@ def judge_output(
     noise = _NOISE.search(both)
     if noise:
         faults["noise"] = repr(both[max(0, noise.start() - 60) : noise.start() + 200])
-    err = _WARNING_LINE.sub("", outcome.err) if warnings else outcome.err
+    err = _NOTE_LINE.sub("", outcome.err)
+    if warnings:
+        err = _WARNING_LINE.sub("", err)
     # str.splitlines would also split at separators that terminals do not know.
     one_line = err.startswith("error: ") and err.count("\n") == 1 and err.endswith("\n")
     if faults:

@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import shutil
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +12,8 @@ from random import Random
 
 import pycolmap
 
-from benchmarks.robustness import mutations, world
-from benchmarks.robustness.mutations import DEEP, MANY_DIGITS, NUMBERS, STRINGS, mutate_text
+from benchmarks.robustness import damage, mutations, world
+from benchmarks.robustness.mutations import MANY_DIGITS, NUMBERS
 from benchmarks.robustness.world import COMMANDS, EXPORTS, PARTS, RUNS, Command, words_of
 from sugar_pipeline.command_line import PROGRAMS
 
@@ -38,72 +36,6 @@ class Plan:
     same_bits: str = ""
 
 
-def _bytes(path: Path, draw: Random) -> str:
-    path.write_bytes(mutations.mutate_bytes(path.read_bytes(), draw))
-    return f"{path.name}: bytes"
-
-
-def _as_text(mutate: Callable[[str, Random], str], otherwise: Corrupt, share: float) -> Corrupt:
-    def corrupt(path: Path, draw: Random) -> str:
-        if draw.random() < share:
-            return otherwise(path, draw)
-        text = mutate(path.read_text(encoding="utf-8"), draw)
-        path.write_bytes(text.encode("utf-8", "surrogatepass"))
-        return f"{path.name}: {mutate.__name__.removeprefix('mutate_')}"
-
-    return corrupt
-
-
-_text = _as_text(mutate_text, _bytes, 0.3)
-_json = _as_text(mutations.mutate_json, _text, 0.25)
-
-
-def _ply(path: Path, draw: Random) -> str:
-    """The header of a PLY is text, and tells how the rest is read."""
-    data = path.read_bytes()
-    end = data.find(b"end_header\n") + len(b"end_header\n")
-    if end <= 10 or draw.random() < 0.5:
-        return _bytes(path, draw)
-    header = mutate_text(data[:end].decode("ascii"), draw)
-    path.write_bytes(header.encode("utf-8", "surrogatepass") + data[end:])
-    return f"{path.name}: header"
-
-
-def _glb(path: Path, draw: Random) -> str:
-    """The first chunk of a GLB is JSON, and tells how the rest is read."""
-    data = path.read_bytes()
-    (length,) = struct.unpack_from("<I", data, 12)
-    if draw.random() < 0.4:
-        return _bytes(path, draw)
-    text = mutations.mutate_json(data[20 : 20 + length].decode("utf-8"), draw)
-    chunk = text.encode("utf-8", "surrogatepass")
-    chunk += b" " * (-len(chunk) % 4)
-    rest = struct.pack("<I", len(chunk)) + b"JSON" + chunk + data[20 + length :]
-    path.write_bytes(data[:8] + struct.pack("<I", 12 + len(rest)) + rest)
-    return f"{path.name}: JSON chunk"
-
-
-def _cfg_args(path: Path, draw: Random) -> str:
-    if draw.random() < 0.4:
-        return _text(path, draw)
-    call = ast.parse(path.read_text(encoding="utf-8"), mode="eval").body
-    values = {word.arg: ast.unparse(word.value) for word in call.keywords}
-    key = draw.choice(["images", "images", *values])
-    values[key] = draw.choice((
-        *map(repr, STRINGS), *NUMBERS, "None", "True", "[]", "{}", "()", "b''", "{1: 2}", "1j",
-        "-" * 3_000 + "1", "[" * 150 + "]" * 150, "(" * DEEP + ")" * DEEP, "'a' 'b'", "1 + 1",
-        "__import__('os')", "...", "f'{1}'", "0x" + MANY_DIGITS,
-    ))  # fmt: skip
-    text = ", ".join(f"{name}={value}" for name, value in values.items())
-    path.write_bytes(f"Namespace({text})".encode("utf-8", "surrogatepass"))
-    return f"cfg_args: {key}={values[key][:40]}"
-
-
-def _by_suffix(path: Path, draw: Random) -> str:
-    kinds = {".json": _json, ".ply": _ply, ".obj": _text, ".mtl": _text, ".glb": _glb}
-    return kinds.get(path.suffix, _bytes)(path, draw)
-
-
 _READERS = {
     "SCENE": "vanilla,vanilla,vanilla eval,doctor,coarse,render capture,view model",
     "CHECKPOINT": "coarse,doctor,metrics,export placed",
@@ -118,6 +50,8 @@ converted image     image       room/input/*=convert
 conversion          by suffix   room/distorted/*.*=convert,convert given;\
  room/distorted/sparse/0/*.bin=convert,convert given
 known cameras       text        known.xml=convert known
+zip scene           by suffix   zipped.zip=vanilla zip
+settings            by suffix   settings.toml=vanilla settings
 colmap bin          bytes       scene/sparse/0/*.bin=SCENE
 colmap txt          text        text/sparse/0/*.txt=vanilla text,doctor text
 transforms          json        nerf/*.json=vanilla nerf,doctor nerf;\
@@ -141,9 +75,15 @@ run json            json        RUNS/**/run.json;\
 scenes json         json        scenes.json=metrics
 """
 _CORRUPT: dict[str, Corrupt] = {
-    "image": mutations.corrupt_image, "checkpoint": mutations.corrupt_checkpoint, "bytes": _bytes,
-    "text": _text, "json": _json, "ply": _ply, "cfg_args": _cfg_args, "by suffix": _by_suffix,
-}  # fmt: skip
+    "image": mutations.corrupt_image,
+    "checkpoint": mutations.corrupt_checkpoint,
+    "bytes": damage.damage_bytes,
+    "text": damage.damage_text,
+    "json": damage.damage_json,
+    "ply": damage.damage_ply,
+    "cfg_args": damage.damage_cfg_args,
+    "by suffix": damage.damage_file,
+}
 
 
 def _kinds() -> dict[str, tuple[Corrupt, list[tuple[str, list[str]]]]]:
@@ -160,7 +100,7 @@ def _kinds() -> dict[str, tuple[Corrupt, list[tuple[str, list[str]]]]]:
                 reads.append((pattern, names.split(",")))
         found[line[:20].strip()] = _CORRUPT[line[20:32].strip()], reads
     exports = [(f"exports/{k}", [c for c in COMMANDS if c.endswith(f" {k}")]) for k in EXPORTS]
-    return {**found, "exported": (_by_suffix, exports)}
+    return {**found, "exported": (damage.damage_file, exports)}
 
 
 KINDS = _kinds()

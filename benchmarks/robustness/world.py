@@ -10,6 +10,7 @@
     out/      everything that the whole pipeline makes     room/   images and their poses
     exports/  every export format that is read again       new0/   exports to be replaced
     *.ply, scenes.json, path.json, known.xml (cameras of room/ by another program)
+    zipped.zip (scene/), settings.toml
 """
 
 from __future__ import annotations
@@ -115,6 +116,8 @@ vanilla nerf      @vanilla -s nerf --max_gaussians 60
 vanilla ngp       @vanilla -s ngp --max_gaussians 60
 vanilla points    @vanilla -s scene --init_ply points.ply
 vanilla cloud     @vanilla -s scene --init_ply cloud.ply
+vanilla zip       @vanilla -s zipped.zip
+vanilla settings  gaussian_splatting/train.py --config settings.toml
 doctor            train.py @in --doctor
 doctor masked     train.py @in --masks masks --doctor
 doctor text       train.py -s text --doctor
@@ -157,7 +160,8 @@ view output       @view out
 view cloud        @view cloud.ply mesh.ply
 view textured     @view @textured --scale_factor 2
 """
-_ALSO = {"out": ("scene", "vanilla"), "scenes.json": ("scene", "vanilla"), "exports": ("scene",)}
+_ALSO = {"out": ("scene", "vanilla"), "scenes.json": ("scene", "vanilla"), "exports": ("scene",),
+         "settings.toml": ("scene",)}  # fmt: skip
 """Parts of the world that others refer to."""
 
 
@@ -180,6 +184,7 @@ class Command:
 PARTS = (
     "scene", "text", "nerf", "ngp", "vanilla", "masks", "points.ply", "cloud.ply", "mesh.ply",
     "scenes.json", "out", "v", "c", "r", "room", "exports", "path.json", "known.xml",
+    "zipped.zip", "settings.toml",
 )  # fmt: skip
 
 
@@ -263,6 +268,9 @@ def make_world(root: Path, run: Callable[[Command, Path], None]) -> None:
     write_mesh_ply(root / "mesh.ply", icosahedron())
     (root / "scenes.json").write_text(json.dumps({"scene": "vanilla"}), encoding="utf-8")
     shutil.copy(root / "vanilla" / "cameras.json", root / "path.json")
+    shutil.make_archive(str(root / "zipped"), "zip", root, "scene")
+    settings = 'source_path = "scene"\nmodel_path = "new"\niterations = 2\nresolution = 1.0\n'
+    (root / "settings.toml").write_text(f"{settings}save_iterations = [1, 2]\n", encoding="utf-8")
     _write_masks(root)
     _write_text_model(root)
     _write_transforms(tiny, root)

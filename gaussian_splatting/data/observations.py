@@ -101,12 +101,13 @@ class _Tracks:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._ids = np.array(sorted(model.points3D), dtype=np.int64)
+        # Numbers of points are of 64 bits without a sign.
+        self._ids = np.array(sorted(model.points3D), dtype=np.uint64)
         self._points = np.array([model.points3D[i].xyz for i in self._ids]).reshape(-1, 3)
         self.images: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         for image_id in model.reg_image_ids():
             seen = model.images[image_id].get_observation_points2D()
-            numbers = np.array([p.point3D_id for p in seen], dtype=np.int64)
+            numbers = np.array([p.point3D_id for p in seen], dtype=np.uint64)
             # Points of a damaged model may be missing.
             present = np.isin(numbers, self._ids)
             if present.any():

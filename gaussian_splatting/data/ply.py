@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from plyfile import PlyData, PlyElement, PlyParseError
 
-from gaussian_splatting.cloud import ANTIALIASED, GaussianCloud, finite_logits
+from gaussian_splatting.cloud import ANTIALIASED, MAX_LOG_SCALE, GaussianCloud, finite_logits
 from gaussian_splatting.data.compressed_ply import is_compressed, uncompressed
 from gaussian_splatting.data.world_offset import offset_for
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
@@ -113,8 +113,10 @@ def read_gaussian_ply(
     has_plain_colors = "f_dc_0" not in vertices.dtype.names
     has_plain_colors = has_plain_colors and _has_plain_colors(vertices.dtype.names)
     _check_gaussian_properties(path, vertices, len(rest), has_plain_colors)
-    scale, rot = (_numbered(vertices, prefix) for prefix in ("scale", "rot"))
-    f_dc = _PLAIN_COLORS if has_plain_colors else _numbered(vertices, "f_dc")
+    # Other programs may have more of them.
+    f_dc, scale, rot = ([f"{name}_{i}" for i in range(n)] for name, n in _REQUIRED.items())
+    if has_plain_colors:
+        f_dc = [*_PLAIN_COLORS]
     extra = ["filter_3D"] if "filter_3D" in vertices.dtype.names else []
     names = ["x", "y", "z", *f_dc, "opacity", *scale, *rot, *rest, *extra]
     table = _columns(vertices, names, offset)
@@ -122,7 +124,7 @@ def read_gaussian_ply(
         most = 255.0 if vertices.dtype["red"].kind in "ui" else 1.0
         table[:, 3:6] = rgb_to_sh(table[:, 3:6] / most)
     table[:, 6] = finite_logits(torch.from_numpy(table[:, 6])).numpy()
-    finite = np.isfinite(table).all(axis=1)
+    finite = np.isfinite(table).all(axis=1) & (table[:, 7:10] <= MAX_LOG_SCALE).all(axis=1)
     if not finite.all():
         n_dropped = int((~finite).sum())
         notify(f"{path}: dropped {n_dropped} of {len(table)} Gaussians with NaN or infinity")

@@ -33,7 +33,7 @@ from gaussian_splatting.data.cameras import Camera, nearest_rotation
 from gaussian_splatting.data.world_offset import moved_back, offset_of, read_offset
 from sugar_utils import schemas
 from sugar_utils.errors import Notify, UserError
-from sugar_utils.files import read_json, write_json_atomic, write_text_atomic
+from sugar_utils.files import decoded, read_json, write_json_atomic, write_text_atomic
 
 CHECKPOINT_FOLDER = "checkpoints"  # of the vanilla stage, to resume from
 RUN_FILE = "run.json"  # the record of a run
@@ -260,7 +260,7 @@ def _read_settings(path: Path, notify: Notify) -> dict[str, Any]:
         with warnings.catch_warnings():
             # Folders of Windows hold what looks like unknown escapes.
             warnings.simplefilter("ignore")
-            call = ast.parse(path.read_text(encoding="utf-8").strip(), mode="eval").body
+            call = ast.parse(decoded(path.read_bytes()).strip(), mode="eval").body
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         call = None
     if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):

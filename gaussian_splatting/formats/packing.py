@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.cloud import MAX_LOG_SCALE, GaussianCloud
 from sugar_utils.errors import UserError
 
 BANDS = {0: 0, 1: 3, 2: 8, 3: 15, 4: 24}
@@ -72,6 +72,7 @@ def cloud_of(
     if sh_rest is not None:
         rest[:, : sh_rest.shape[1]] = sh_rest
     inside = ((opacities >= 0) & (opacities <= 1)).all() and quats.any(axis=1).all()
+    inside = inside and (log_scales <= MAX_LOG_SCALE).all()
     if not (inside and all(np.isfinite(n).all() for n in (means, log_scales, sh_dc, rest, quats))):
         raise UserError(f"{path}: holds numbers that make no sense; export it again")
     opacities = np.clip(opacities, _NEARLY, 1 - _NEARLY)

@@ -7,6 +7,7 @@ corner of the image.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import itertools
 import re
@@ -22,7 +23,7 @@ import numpy as np
 from gaussian_splatting.data.cameras import nearest_rotation
 from gaussian_splatting.data.names import ENCODINGS
 from sugar_utils.errors import UserError, explained
-from sugar_utils.files import read_json, require_regular_file
+from sugar_utils.files import decoded, read_json, require_regular_file
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.schemas import FAR, Coordinate, FileName, PixelCount, Positive, conform
 
@@ -119,8 +120,17 @@ def _bytes(path: Path, count: int = -1) -> bytes:
 
 def _text(path: Path, count: int = -1) -> str:
     """The text of a file; bytes that are no UTF-8 are kept as :func:`os.fsdecode` keeps them."""
-    text = _bytes(path, count).decode("utf-8-sig", "surrogateescape")
-    return text.replace("\0", "")
+    content = _bytes(path, count)
+    if count >= 0:
+        # Not half of a character of 16 bits.
+        content = content[: len(content) // 2 * 2]
+    return _decoded(content).replace("\0", "")
+
+
+def _decoded(content: bytes) -> str:
+    with contextlib.suppress(UnicodeError):
+        return decoded(content, "surrogateescape")
+    return content.decode("utf-8", "surrogateescape")
 
 
 def _xml(path: Path) -> ET.Element:
@@ -143,9 +153,11 @@ def read_metashape(files: Sequence[Path], size_of: SizeOf) -> Entries:
         raise UserError(f"{path}: {len(chunks)} chunks with cameras; export a single chunk")
     chunk, lenses = chunks[0], {}
     sensors = {sensor.get("id"): sensor for sensor in chunk.iterfind("sensors/sensor")}
-    cameras = {camera.get("id"): camera for camera in chunk.iterfind("cameras//camera")}
+    listed = list(chunk.iterfind("cameras//camera"))
+    # Masters of rigs; files that were joined may use a number twice.
+    cameras = {camera.get("id"): camera for camera in reversed(listed)}
     worlds = {c.get("id"): c.find("transform") for c in chunk.iterfind("components/component")}
-    for camera in cameras.values():
+    for camera in listed:
         place, sensor = f"{path}, camera {camera.get('label')}", camera.get("sensor_id")
         label = camera.get("label", "")
         if camera.get("enabled", "true").lower() in ("false", "0"):

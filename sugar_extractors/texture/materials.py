@@ -29,13 +29,18 @@ class Material:
     color: tuple[int, int, int] = _WHITE  # where there is no picture
 
 
+def name_of(raw: bytes) -> str:
+    """The name of a material or of a file, in which bytes that are no UTF-8 are escaped."""
+    return raw.decode("utf-8", "surrogateescape").strip()
+
+
 def materials_of(lines: Sequence[bytes]) -> dict[str, Material]:
     """Read the materials of the lines of an MTL file, by their names in order."""
     materials: dict[str, Material] = {}
     name = ""
     for line in lines:
         key, _, value = line.strip().partition(b" ")
-        text = value.decode().strip()
+        text = name_of(value)
         if key == b"newmtl":
             name = text
             materials[name] = Material()
@@ -61,16 +66,25 @@ def materials_of_faces(lines: Sequence[bytes]) -> tuple[list[str], np.ndarray]:
     current = ""
     for line in lines:
         if line.startswith(b"usemtl "):
-            current = line[len(b"usemtl ") :].decode().strip()
+            current = name_of(line[len(b"usemtl ") :])
         elif line.startswith(b"f "):
             indices.append(names.setdefault(current, len(names)))
     return list(names), np.array(indices, dtype=np.int64)
 
 
+def material_path(folder: Path, name: str) -> Path:
+    """Path of the MTL file that an OBJ names, found as photographs are."""
+    return _found(ImageFolder(folder, recursive=False, suffixes=(".mtl",)), name)
+
+
 def picture_path(folder: Path, name: str) -> Path:
     """Path of a picture that a material names, found as photographs are."""
-    match = ImageFolder(folder, recursive=False).find(name)
-    return require_regular_file(match or folder / name, missing_ok=True)
+    return _found(ImageFolder(folder, recursive=False), name)
+
+
+def _found(folder: ImageFolder, name: str) -> Path:
+    match = folder.find(name)
+    return require_regular_file(match or folder.root / name, missing_ok=True)
 
 
 def read_picture(folder: Path, name: str) -> np.ndarray:

@@ -392,10 +392,10 @@ def read_textured_mesh(path: Path) -> TexturedMesh:
         vertices = _table(lines, b"v ", 3, np.float64)
         points = _table(lines, b"vt ", 2, np.float64)
         first = next((line for line in lines if line.startswith(b"f ")), b"")
-        width = max(2, 1 + first.split(b" ")[1].count(b"/")) if b" " in first else 2
+        width = max(2, 1 + first.split()[1].count(b"/")) if len(first.split()) > 1 else 2
         rows = _table(lines, b"f ", 3 * width, np.int64).reshape(-1, 3, width)[..., :2] - 1
         material = _value(lines, b"mtllib ", path)
-        material_path = require_regular_file(path.parent / material, missing_ok=True)
+        material_path = materials.material_path(path.parent, material)
         by_name = materials.materials_of(material_path.read_bytes().split(b"\n"))
         names, of_faces = materials.materials_of_faces(lines)
         if len(of_faces) != len(rows):
@@ -403,6 +403,8 @@ def read_textured_mesh(path: Path) -> TexturedMesh:
         layout = None
         if len(names) > 1:
             chosen = [by_name.get(name, materials.Material()) for name in names]
+            if not any(material.picture for material in chosen):
+                raise _without_texture(path)
             colors, normals = materials.read_pictures(path.parent, chosen)
             layout = materials.Layout.of([(c.shape[1], c.shape[0]) for c in colors])
             pictures = [layout.filled(colors)]
@@ -442,7 +444,7 @@ def _pictures_of(
     if material is None or material.picture is None:
         material = next(iter(with_picture), None)
     if material is None:
-        raise UserError(f"{path}: has no texture; pass a mesh that the texture stage wrote")
+        raise _without_texture(path)
     pictures = (material.picture, material.normals)
     return [materials.read_picture(path.parent, name) for name in pictures if name is not None]
 
@@ -457,8 +459,12 @@ def _table(lines: list[bytes], prefix: bytes, width: int, dtype: type) -> np.nda
 def _value(lines: list[bytes], prefix: bytes, path: Path) -> str:
     for line in lines:
         if line.startswith(prefix):
-            return line[len(prefix) :].decode().strip()
-    raise UserError(f"{path}: has no texture; pass a mesh that the texture stage wrote")
+            return materials.name_of(line[len(prefix) :])
+    raise _without_texture(path)
+
+
+def _without_texture(path: Path) -> UserError:
+    return UserError(f"{path}: has no texture; pass a mesh that the texture stage wrote")
 
 
 @torch.no_grad()

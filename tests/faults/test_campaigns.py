@@ -55,6 +55,15 @@ def test_malformed_input_is_refused_in_one_line_or_does_no_harm(fuzzed):
     assert ends.count("accepted") > 50
 
 
+def test_files_in_other_forms_read_the_same_and_damaged_ones_are_refused(tmp_path):
+    """Five cases of every reader."""
+    _, results = run("readers.py", tmp_path, "--cases", 200, "--seed", 20)
+    assert len(results) == 200
+    ends = [result["end"] for result in results]
+    assert ends.count("refused") > 50
+    assert ends.count("accepted") > 80
+
+
 def test_a_case_repeats_itself(fuzzed, tmp_path):
     said, (again,) = run("fuzz.py", tmp_path, "--case", 9, "--seed", 20)
     (first,) = (result for result in fuzzed if result["case"] == 9)

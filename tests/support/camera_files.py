@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import numpy as np
@@ -97,27 +99,27 @@ def xmp(rotation, center, model="brown3t2", k=(*K, 0.0, *P), more="") -> str:
 """
 
 
-def bundler(root: Path) -> Path:
+def bundler(root: Path, poses=POSES, names=NAMES) -> Path:
     lines = ["# Bundle file v0.3", f"{N + 1} 1"]
-    for rotation, center in POSES:
+    for rotation, center in poses:
         lines += [f"{F} {K[0]} {K[1]}"]
         lines += [text_of(row) for row in rotation * [[1], [-1], [-1]]]
         lines += [text_of(-(rotation @ center) * [1, -1, -1])]
     lines += [*("0 0 0",) * 5, "0.1 0.2 0.3", "255 0 0", "1 0 5 10.5 -3.5"]
     (root / "bundle").mkdir(exist_ok=True)
     (root / "bundle" / "bundle.out").write_text("\n".join(lines))
-    names = [f"./images/{name} 0 {F}" for name in NAMES] + ["./images/lost.jpg"]
-    (root / "list.txt").write_text("\n".join(names))
+    listed = [f"./images/{name} 0 {F}" for name in names] + ["./images/lost.jpg"]
+    (root / "list.txt").write_text("\n".join(listed))
     return root / "bundle" / "bundle.out"
 
 
-def openmvg(distortion: dict, nested: bool = False) -> dict:
+def openmvg(distortion: dict, nested: bool = False, poses=POSES, names=NAMES) -> dict:
     lens = {"width": W, "height": H, "focal_length": F, "principal_point": [321.5, 237.25]}
     data = {"value0": lens, **distortion} if nested else {**lens, **distortion}
     views = [
         {"local_path": "", "filename": name, "width": W, "height": H, "id_view": n,
          "id_intrinsic": 0, "id_pose": n}
-        for n, name in enumerate([*NAMES, "lost.jpg"])
+        for n, name in enumerate([*names, "lost.jpg"])
     ]  # fmt: skip
     return {
         "sfm_data_version": "0.3", "root_path": "/home/x",
@@ -126,12 +128,12 @@ def openmvg(distortion: dict, nested: bool = False) -> dict:
         "intrinsics": [{"key": 0, "value": {"polymorphic_id": 2147483649,
             "polymorphic_name": "x", "ptr_wrapper": {"id": 2147483660, "data": data}}}],
         "extrinsics": [{"key": n, "value": {"rotation": r.tolist(), "center": c.tolist()}}
-                       for n, (r, c) in enumerate(POSES)],
+                       for n, (r, c) in enumerate(poses)],
         "structure": [], "control_points": [],
     }  # fmt: skip
 
 
-def opensfm(camera: dict) -> list:
+def opensfm(camera: dict, poses=POSES, names=NAMES) -> list:
     def shot(rotation, center):
         axis = pycolmap.Rotation3d(rotation)
         angle = 2 * np.arctan2(np.linalg.norm(axis.quat[:3]), axis.quat[3])
@@ -139,19 +141,67 @@ def opensfm(camera: dict) -> list:
         move = (-rotation @ center).tolist()
         return {"rotation": vector.tolist(), "translation": move, "camera": "v2 x", "gps_dop": 1}
 
-    shots = {name: shot(*pose) for name, pose in zip(NAMES, POSES, strict=True)}
+    shots = {name: shot(*pose) for name, pose in zip(names, poses, strict=True)}
     small = {"cameras": {}, "shots": {}, "points": {}}
     size = {"width": W, "height": H}
     return [small, {"cameras": {"v2 x": {**size, **camera}}, "shots": shots, "points": {},
                     "reference_lla": {"latitude": 1, "longitude": 2, "altitude": 3}}]  # fmt: skip
 
 
-def polycam(root: Path, corrected: bool = True) -> None:
+def polycam(root: Path, corrected: bool = True, poses=POSES, names=NAMES) -> None:
     folder = root / "keyframes" / ("corrected_cameras" if corrected else "cameras")
     folder.mkdir(parents=True)
-    for name, (rotation, center) in zip(NAMES, POSES, strict=True):
+    for name, (rotation, center) in zip(names, poses, strict=True):
         pose = np.concatenate([rotation.T * (1, -1, -1), center[:, None]], axis=1)
         values = {f"t_{i}{j}": pose[i, j] for i in range(3) for j in range(4)}
         values |= {"fx": F, "fy": F + 1, "cx": 300.0, "cy": 250.0, "width": W, "height": H}
         values |= {"blur_score": 99.0, "timestamp": 1}
         (folder / name).with_suffix(".json").write_text(json.dumps(values))
+
+
+def reality_rows(separator=",", poses=POSES, names=NAMES) -> str:
+    """Rows of RealityScan's table under ``CSV_HEADER``."""
+    rows = ""
+    for name, (rotation, center) in zip(names, poses, strict=True):
+        c2w = rotation.T * (1, -1, -1)  # looking along -z: Rz(-heading) Rx(pitch) Ry(roll)
+        pitch = np.arcsin(c2w[2, 1])
+        heading = np.arctan2(c2w[0, 1], c2w[1, 1])
+        roll = np.arctan2(-c2w[2, 0], c2w[2, 2])
+        angles = np.degrees([heading, pitch, roll])
+        values = [*center, *angles, 27, 0.01, -0.02, *K, 0, *P]
+        rows += separator.join([name, *(f"{x:.17g}" for x in values)]) + "\n"
+    return rows
+
+
+def rig_xml(poses=POSES, names=NAMES) -> ET.Element:
+    """The file of :func:`metashape`, whose last camera belongs to a rig with the first one."""
+    r, c = poses[0]
+    r_slave, c_slave = poses[-1]
+    # Slave to master: both look from their places in the chunk.
+    turn = r @ r_slave.T
+    place = r @ (c_slave - c)
+    root = ET.fromstring(metashape(poses, names))
+    cameras = {camera.get("label"): camera for camera in root.iter("camera")}
+    slave = cameras[names[-1]]
+    slave.remove(slave.find("transform"))
+    del slave.attrib["component_id"]
+    slave.set("master_id", cameras[names[0]].get("id"))
+    slave.set("sensor_id", "1")
+    sensors = root.find("chunk/sensors")
+    sensor = copy.deepcopy(sensors[0])
+    sensor.set("id", "1")
+    sensor.set("master_id", "0")
+    ET.SubElement(sensor, "rotation").text = text_of(turn)
+    ET.SubElement(sensor, "location").text = text_of(place)
+    sensors.append(sensor)
+    return root
+
+
+def record3d(poses=POSES) -> dict:
+    """What ``metadata.json`` of Record3D holds."""
+    rows = []
+    for rotation, center in poses:
+        quaternion = pycolmap.Rotation3d(rotation.T * (1, -1, -1)).quat
+        rows.append([*map(float, quaternion), *map(float, center)])
+    matrix = np.array([[F, 0, 310], [0, F, 230], [0, 0, 1]])
+    return {"w": W, "h": H, "fps": 30, "K": matrix.T.ravel().tolist(), "poses": rows}
