@@ -23,7 +23,7 @@ from sugar_extractors.texture.textured_mesh_io import (
     jpeg_bytes,
 )
 from sugar_scene.mesh_bound import bound_cloud_from_state
-from sugar_scene.triangle_mesh import TriangleMesh, read_mesh_ply
+from sugar_scene.triangle_mesh import TriangleMesh, fits_float32, read_mesh_ply
 from sugar_scene.triangle_rasterizer import rasterize_triangles
 from sugar_utils.errors import UserError
 from sugar_utils.files import require_regular_file
@@ -158,7 +158,7 @@ def read_any_mesh(path: Path) -> TriangleMesh:
     else:
         cloud = read_state(path, bound_cloud_from_state)
         vertices, faces = cloud.vertices.double().numpy(), cloud.faces.numpy()
-    if not np.isfinite(vertices).all():
+    if not fits_float32(vertices):
         raise UserError(f"{path}: has vertices with NaN or infinity; make the mesh again")
     return TriangleMesh(vertices, faces, np.full((len(vertices), 3), _GREY, dtype=np.uint8))
 

@@ -283,12 +283,18 @@ def write_faces(path: Path, vertices: np.ndarray, faces: np.ndarray) -> None:
             file.write(rows.data)
 
 
+def fits_float32(values: np.ndarray) -> bool:
+    """Whether numbers are finite, in float32 as well."""
+    # Written so that it is false of NaN.
+    return bool((np.abs(values) <= np.finfo(np.float32).max).all())
+
+
 def read_mesh_ply(path: Path) -> TriangleMesh:
     """Read a mesh, polygons as fans; colours are grey and normals None where there are none."""
     path = require_regular_file(path)
     with ply_errors(path, "extract it again"):
         mesh = _mesh_of(path, _read(path))
-    if not np.isfinite(mesh.vertices).all():
+    if not fits_float32(mesh.vertices):
         raise UserError(f"{path}: has vertices with NaN or infinity; extract it again")
     if mesh.n_faces and not 0 <= mesh.faces.min() <= mesh.faces.max() < mesh.n_vertices:
         raise UserError(

@@ -160,13 +160,14 @@ def test_a_damaged_file_is_one_line(name, tmp_path):
         assert "\n" not in str(caught.value)
 
 
-def test_sizes_beyond_float32_are_refused(tmp_path):
+@pytest.mark.parametrize(("part", "number"), [("scales", 1e30), ("sh0", 1e300)])
+def test_numbers_beyond_float32_are_refused(tmp_path, part, number):
     path = tmp_path / "a.sog"
     write_sog(path, random_cloud())
     with zipfile.ZipFile(path) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
     meta = json.loads(files["meta.json"])
-    meta["scales"]["codebook"] = [1e30] * 256
+    meta[part]["codebook"] = [number] * 256
     files["meta.json"] = json.dumps(meta).encode()
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in files.items():

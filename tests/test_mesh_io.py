@@ -94,6 +94,16 @@ def test_damaged_files_are_user_errors(tmp_path):
         read_mesh_ply(path)
 
 
+def test_places_that_float32_cannot_hold_are_refused(tmp_path):
+    vertex = np.zeros(3, dtype=[(axis, "f8") for axis in "xyz"])
+    vertex["x"] = (0, 1, 1e300)
+    face = np.array([([0, 1, 2],)], dtype=[("vertex_indices", "i4", (3,))])
+    elements = [PlyElement.describe(vertex, "vertex"), PlyElement.describe(face, "face")]
+    PlyData(elements).write(str(tmp_path / "a.ply"))
+    with pytest.raises(UserError, match="a.ply: has vertices with NaN or infinity"):
+        read_mesh_ply(tmp_path / "a.ply")
+
+
 def test_cleaning_removes_duplicates_degenerates_and_crowded_edges():
     mesh = tetrahedron()
     doubled = merge_meshes([mesh, mesh])

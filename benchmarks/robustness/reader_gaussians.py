@@ -583,7 +583,8 @@ def read_mesh(root: Path, notify: Notify) -> Facts:
     mesh = read_any_mesh(root / "mesh.ply")
     facts: Facts = {"vertices": mesh.n_vertices, "faces": mesh.n_faces}
     if mesh.n_vertices:
-        facts["middle place"] = mesh.vertices.mean(axis=0).tolist()
+        vertices = torch.from_numpy(mesh.vertices).float().double()
+        facts["middle place"] = vertices.mean(dim=0).tolist()
         facts["color"] = mesh.colors.astype(float).mean(axis=0).tolist()
     return facts
 

@@ -31,6 +31,7 @@ from sugar_extractors.result_folder import HandedOut, write_result_folder
 from sugar_extractors.texture.placed_export import PlacementOptions
 from sugar_pipeline.command_line import PROGRAMS
 from sugar_utils.errors import Notify
+from sugar_utils.files import read_json
 
 _OFFSET = (500_000.0, 4_000_000.0, 100.0)
 _SIZE = VanillaSize(-1)
@@ -169,7 +170,7 @@ def read_results(root: Path, notify: Notify) -> Facts:
     scene = load_scene(root / "scene", size_rule=_SIZE, eval_split=False, notify=notify)
     results = HandedOut(None, root / "splats.ply", small_cloud)
     files = write_result_folder(root / "out", results, scene, PlacementOptions())
-    content = json.loads((root / "out" / "transform.json").read_text(encoding="utf-8"))
+    content = read_json(root / "out" / "transform.json")
     matrix = np.array(content["matrix"], float)
     return {
         "files": [path.name for path in files],

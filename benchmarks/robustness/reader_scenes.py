@@ -252,7 +252,8 @@ def facts_of_scene(scene: Scene) -> Facts:
             facts[f"{view} masked"] = float((values >= 128).mean())
         depth = scene.depths.maps.get(camera.name)
         if depth is not None:
-            facts[f"{view} depth length"] = float(np.median(depth.values.numpy()))
+            facts[f"{view} depth length"] = float(depth.values.median())
+            facts[f"{view} largest depth length"] = float(depth.values.max())
     facts["points"] = len(scene.points)
     if len(scene.points):
         middle = scene.points.astype(np.float64).mean(axis=0)

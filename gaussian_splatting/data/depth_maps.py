@@ -137,7 +137,7 @@ def known_depths(
     if wrong:
         notify(f"left out {len(wrong)} depth maps that do not fit the points: {told}")
     maps = {
-        name: DepthMap(paths[name][0], torch.from_numpy(_clean(values).astype(np.float32)))
+        name: DepthMap(paths[name][0], torch.from_numpy(_in_float32(values)))
         for name, values in depths.items()
     }
     unit = options.depth_unit if observations is None else AUTO
@@ -244,6 +244,12 @@ def _values_of(path: Path) -> np.ndarray:
 
 def _clean(values: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(values) & (values > 0), values, 0.0)
+
+
+def _in_float32(values: np.ndarray) -> np.ndarray:
+    """Depths in float32; those that it cannot hold are unknown."""
+    with np.errstate(over="ignore"):
+        return _clean(values.astype(np.float32))
 
 
 def _undistorted(values: np.ndarray, camera: Camera) -> np.ndarray:

@@ -73,12 +73,17 @@ def cloud_of(
         rest[:, : sh_rest.shape[1]] = sh_rest
     inside = ((opacities >= 0) & (opacities <= 1)).all() and quats.any(axis=1).all()
     inside = inside and (log_scales <= MAX_LOG_SCALE).all()
-    if not (inside and all(np.isfinite(n).all() for n in (means, log_scales, sh_dc, rest, quats))):
-        raise UserError(f"{path}: holds numbers that make no sense; export it again")
     opacities = np.clip(opacities, _NEARLY, 1 - _NEARLY)
     logits = np.log(opacities / (1 - opacities))[:, None]
-    arrays = (means, sh_dc[:, None], rest, logits, log_scales, quats)
-    return GaussianCloud(*(torch.from_numpy(array.astype(np.float32)) for array in arrays))
+    with np.errstate(over="ignore"):
+        arrays = [
+            array.astype(np.float32)
+            for array in (means, sh_dc[:, None], rest, logits, log_scales, quats)
+        ]
+    # What float32 cannot hold is infinite now.
+    if not (inside and all(np.isfinite(array).all() for array in arrays)):
+        raise UserError(f"{path}: holds numbers that make no sense; export it again")
+    return GaussianCloud(*map(torch.from_numpy, arrays))
 
 
 def logarithms(scales: np.ndarray) -> np.ndarray:

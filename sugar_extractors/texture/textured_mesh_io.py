@@ -33,6 +33,7 @@ from sugar_extractors.texture.tangent_space import (
     shared_corners,
     vertex_normals,
 )
+from sugar_scene.triangle_mesh import fits_float32
 from sugar_scene.triangle_rasterizer import rasterize_triangles
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
@@ -420,8 +421,7 @@ def read_textured_mesh(path: Path) -> TexturedMesh:
         raise UserError(
             f"{path}: damaged, or not a textured mesh of triangles ({reason}); extract it again"
         ) from error
-    # Written so that it is false of NaN; what float32 cannot hold would become infinite below.
-    if not all((np.abs(table) <= np.finfo(np.float32).max).all() for table in (vertices, points)):
+    if not (fits_float32(vertices) and fits_float32(points)):
         raise UserError(f"{path}: has vertices with NaN or infinity; extract it again")
     if not len(rows):
         raise UserError(f"{path}: has no triangles; extract it again")
