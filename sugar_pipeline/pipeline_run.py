@@ -375,7 +375,9 @@ def _measure(scene: Path, result: PipelineResult, device: torch.device) -> dict[
 
 def _is_current(report: Path, records: Sequence[StageRecord]) -> bool:
     """Whether a report of all stages exists that is newer than what they made."""
-    if not report.is_file() or f"<title>{TITLE}" not in report.read_text("utf-8", "replace"):
+    if not report.is_file():
+        return False
+    if f"<title>{TITLE}" not in report.read_text(encoding="utf-8", errors="replace"):
         return False
     outputs = [path for record in records for path in record.outputs if path.exists()]
     return all(path.stat().st_mtime_ns <= report.stat().st_mtime_ns for path in outputs)

@@ -128,9 +128,14 @@ def train_plan(args: argparse.Namespace) -> PipelinePlan:
 
 
 def result_folder(args: argparse.Namespace) -> Path:
-    """Folder with the results of a scene under plain names; never one of the original's tree."""
+    """Folder with the results of a scene under plain names.
+
+    It is neither one of the original's tree nor the scene itself.
+    """
     name = scene_name(args.scene_path)
-    return Path(args.output_dir) / (f"{name}_result" if name in STAGE_FOLDERS else name)
+    folder = Path(args.output_dir) / name
+    is_scene = folder.resolve() == Path(args.scene_path).resolve()
+    return folder.with_name(f"{name}_result") if is_scene or name in STAGE_FOLDERS else folder
 
 
 def full_plan(args: argparse.Namespace) -> PipelinePlan:

@@ -4,6 +4,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from gaussian_splatting.data.scene import VanillaSize, load_scene
 from sugar_extractors.result_folder import HandedOut, write_result_folder
 from sugar_extractors.texture.placed_export import PlacementOptions
 from sugar_extractors.texture.textured_mesh_io import read_textured_mesh, write_textured_mesh
+from sugar_pipeline.plan import result_folder
 from sugar_pipeline.view_run import find_results
 from sugar_scene.triangle_mesh import write_mesh_ply
 from tests.support.mesh_scenes import icosahedron
@@ -99,3 +101,16 @@ def test_the_viewer_shows_the_folder_and_passes_it_over_among_others(made, tmp_p
     write_textured_mesh(tmp_path / "output" / "refined_mesh" / "a.obj", made[2])
     (only,) = find_results([tmp_path / "output"], lambda line: None)
     assert only.path.name == "a.obj"
+
+
+@pytest.mark.parametrize(
+    ("scene", "folder"),
+    [
+        ("scans/cup", "output/cup"),
+        ("scans/coarse", "output/coarse_result"),
+        ("output/cup", "output/cup_result"),
+    ],
+)
+def test_the_folder_is_no_other_one(scene, folder):
+    args = SimpleNamespace(scene_path=Path(scene), output_dir=Path("output"))
+    assert result_folder(args) == Path(folder)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from sugar_extractors.texture.charts import cells_inside
+from sugar_extractors.texture.charts import cells_inside, without_noise
 from sugar_extractors.texture.texture_atlas import (
     MAX_SIDE,
     fitting_square_size,
@@ -235,3 +235,17 @@ def test_faces_without_area_do_no_harm():
     assert (signed_areas(atlas.corners)[:2] > 10).all()
     flat = make_atlas("charts", points, faces[2:], 10)
     assert torch.isfinite(flat.corners).all()
+
+
+def test_only_noise_is_taken_from_what_is_unfolded():
+    trimesh = pytest.importorskip("trimesh")
+    ball = trimesh.creation.icosphere(subdivisions=5)
+    for smooth in (ball, trimesh.creation.box(), trimesh.creation.icosphere(subdivisions=1)):
+        assert np.array_equal(without_noise(smooth.vertices, smooth.faces), smooth.vertices)
+    rough = ball.vertices * (
+        1 + 0.02 * np.random.default_rng(0).normal(size=(len(ball.vertices), 1))
+    )
+    found = without_noise(rough, ball.faces)
+    before, after = (np.std(np.linalg.norm(points, axis=1)) for points in (rough, found))
+    assert after < before / 2
+    assert np.linalg.norm(found, axis=1).mean() == pytest.approx(1, abs=0.01)

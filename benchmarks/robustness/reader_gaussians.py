@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of Gaussians, of points and of meshes, valid and in other forms."""
+"""Files of Gaussians, valid and in other forms, and tables of PLY files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from random import Random
 import numpy as np
 import torch
 from numpy.lib.recfunctions import repack_fields
-from PIL import Image
 from plyfile import PlyData, PlyElement
 
 from benchmarks.robustness.facts import EITHER, REFUSED, Facts, Variant
@@ -22,9 +21,7 @@ from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.ply import (
     holds_gaussians,
     read_gaussian_ply,
-    read_point_ply,
     write_gaussian_ply,
-    write_point_ply,
 )
 from gaussian_splatting.formats.sog import write_sog
 from gaussian_splatting.formats.splat_file import write_splat
@@ -33,14 +30,10 @@ from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh, sh_t
 from sugar_extractors.export.export_run import has_gaussians, read_any_gaussians
 from sugar_extractors.export.gltf_gaussians import write_gltf_gaussians
 from sugar_extractors.export.mesh_formats import write_usd_gaussians
-from sugar_extractors.mesh_pictures import read_any_mesh
-from sugar_extractors.texture.textured_mesh_io import read_textured_mesh
-from sugar_scene.triangle_mesh import TriangleMesh, write_mesh_ply
 from sugar_utils.errors import Notify, UserError
 from tests.support.gaussian_files import record, with_records, write_compressed
 
 N = 80
-N_POINTS = 40
 _OFFSET_FILE = "offset.txt"
 _SHIFTS = (0.0, 1e5, 1e6, -4e6)
 _SCALES = (1e-3, 0.07, 30.0, 1e3)
@@ -276,7 +269,7 @@ def _spz_variant(path: Path, cloud: GaussianCloud, draw: Random) -> Variant:
 def _ply_variant(root: Path, path: Path, draw: Random) -> Variant:
     """A PLY of Gaussians with other properties, or far from the origin."""
     write_gaussian_ply(path, small_cloud())
-    table = _table_of(path)
+    table = table_of(path)
     forms = ("ascii", "big", "double", "order", "extra", "colors", "float colors", "infinite",
              "nan", "list", "a needed list", "list of bands", "elements", "bands", "far", "quats",
              "filter", "upper case", "2D")  # fmt: skip
@@ -285,44 +278,44 @@ def _ply_variant(root: Path, path: Path, draw: Random) -> Variant:
     changed: Facts = {}
     ends = ("accepted",)
     if form == "ascii":
-        _write_table(path, table, text=True)
+        write_table(path, table, text=True)
     elif form == "big":
-        _write_table(path, table, order=">")
+        write_table(path, table, order=">")
     elif form == "double":
-        _write_table(path, table.astype([(name, "<f8") for name in names]))
+        write_table(path, table.astype([(name, "<f8") for name in names]))
     elif form == "order":
         draw.shuffle(names)
-        _write_table(path, _columns_of(table, names))
+        write_table(path, columns_of(table, names))
     elif form == "extra":
-        _write_table(path, _with_column(table, "label_0", "i4", 7))
+        write_table(path, with_column(table, "label_0", "i4", 7))
     elif form in ("colors", "float colors"):
         colors = sh_to_rgb(np.stack([table[f"f_dc_{k}"] for k in range(3)], axis=1))
-        remaining = _columns_of(table, [name for name in names if not name.startswith("f_dc")])
+        remaining = columns_of(table, [name for name in names if not name.startswith("f_dc")])
         whole = form == "colors"
         for number, color in enumerate(("red", "green", "blue")):
             values = np.rint(colors[:, number] * 255).clip(0, 255) if whole else colors[:, number]
-            remaining = _with_column(remaining, color, "u1" if whole else "f4", values)
-        changed["color"] = _mean_color(colors, whole)
-        _write_table(path, remaining)
+            remaining = with_column(remaining, color, "u1" if whole else "f4", values)
+        changed["color"] = mean_color(colors, whole)
+        write_table(path, remaining)
     elif form == "infinite":
         table["opacity"][: N // 2] = np.inf
         table["opacity"][N // 2 :] = draw.choice((-np.inf, -300.0))
         changed["opacity"] = 0.5
-        _write_table(path, table, text=draw.random() < 0.3)
+        write_table(path, table, text=draw.random() < 0.3)
     elif form == "nan":
         rows = draw.sample(range(N), 3)
         table[draw.choice(("x", "scale_1", "f_dc_0", "rot_2"))][rows] = draw.choice(
             (np.nan, np.inf)
         )
         remaining = np.delete(table, rows)
-        _write_table(path, remaining)
+        write_table(path, remaining)
         # What is left is what a file without these rows has.
         changed = dict(read_format(path.name)(root, lambda line: None))
-        _write_table(path, table)
+        write_table(path, table)
     elif form in ("list", "a needed list", "list of bands"):
         chosen = {"list": "extra", "list of bands": draw.choice(("f_rest_3", "filter_3D"))}
         column = chosen.get(form) or draw.choice(("x", "opacity", "scale_0", "rot_3", "f_dc_1"))
-        _write_lists(path, table, column)
+        write_lists(path, table, column)
         ends = ("accepted",) if form == "list" else REFUSED
     elif form == "elements":
         others = np.zeros(3, [("a", "f4"), ("b", "i4")])
@@ -334,51 +327,51 @@ def _ply_variant(root: Path, path: Path, draw: Random) -> Variant:
         cloud.sh_rest[:, n_bands // 3 :] = 0
         write_gaussian_ply(path, cloud)
         changed["bands"] = facts_of_cloud(cloud, np.zeros(3))["bands"]
-        table = _table_of(path)
+        table = table_of(path)
         rest = cloud.sh_rest[:, : n_bands // 3].transpose(1, 2).flatten(1).numpy()
-        remaining = _columns_of(table, [name for name in names if not name.startswith("f_rest")])
+        remaining = columns_of(table, [name for name in names if not name.startswith("f_rest")])
         for number in range(n_bands):
-            remaining = _with_column(remaining, f"f_rest_{number}", "f4", rest[:, number])
-        _write_table(path, remaining)
+            remaining = with_column(remaining, f"f_rest_{number}", "f4", rest[:, number])
+        write_table(path, remaining)
     elif form == "far":
         shift = (draw.choice(_SHIFTS[1:]), draw.choice(_SHIFTS), 0.0)
         table = table.astype([(name, "<f8") for name in names])
         for axis, distance in zip("xyz", shift, strict=True):
             table[axis] += distance
-        _write_table(path, table)
+        write_table(path, table)
         np.savetxt(root / _OFFSET_FILE, np.round(shift))
         return Variant(f"PLY at {shift}", shift=shift)
     elif form == "quats":
         for number in range(4):
             table[f"rot_{number}"] *= 37.0
         table["rot_0"][0] = 1e-30
-        _write_table(path, table)
+        write_table(path, table)
     elif form == "filter":
-        _write_table(path, _with_column(table, "filter_3D", "f4", 0.0))
+        write_table(path, with_column(table, "filter_3D", "f4", 0.0))
     elif form == "upper case":
-        _write_table(path, table.astype([(name.upper(), "<f4") for name in names]))
+        write_table(path, table.astype([(name.upper(), "<f4") for name in names]))
         ends = EITHER
     else:
-        _write_table(path, _columns_of(table, [name for name in names if name != "scale_2"]))
+        write_table(path, columns_of(table, [name for name in names if name != "scale_2"]))
         ends = REFUSED
     return Variant(f"PLY: {form}", changed=changed, ends=ends)
 
 
-def _mean_color(colors: np.ndarray, whole: bool) -> list[float]:
+def mean_color(colors: np.ndarray, whole: bool) -> list[float]:
     shown = np.rint(colors * 255).clip(0, 255) / 255 if whole else colors
     return rgb_to_sh(shown).mean(axis=0).tolist()
 
 
-def _table_of(path: Path) -> np.ndarray:
+def table_of(path: Path) -> np.ndarray:
     """Rows of a PLY, apart from the file, which may be written again."""
     return np.array(PlyData.read(str(path))["vertex"].data)
 
 
-def _columns_of(table: np.ndarray, names: list[str]) -> np.ndarray:
+def columns_of(table: np.ndarray, names: list[str]) -> np.ndarray:
     return repack_fields(table[names])
 
 
-def _with_column(table: np.ndarray, name: str, kind: str, values: object) -> np.ndarray:
+def with_column(table: np.ndarray, name: str, kind: str, values: object) -> np.ndarray:
     kinds = [(other, table.dtype[other]) for other in table.dtype.names]
     wider = np.zeros(len(table), [*kinds, (name, kind)])
     for other, _ in kinds:
@@ -387,11 +380,11 @@ def _with_column(table: np.ndarray, name: str, kind: str, values: object) -> np.
     return wider
 
 
-def _write_table(path: Path, table: np.ndarray, text: bool = False, order: str = "<") -> None:
+def write_table(path: Path, table: np.ndarray, text: bool = False, order: str = "<") -> None:
     PlyData([PlyElement.describe(table, "vertex")], text=text, byte_order=order).write(str(path))
 
 
-def _write_lists(path: Path, table: np.ndarray, column: str) -> None:
+def write_lists(path: Path, table: np.ndarray, column: str) -> None:
     """A PLY in which a column, which is added where it is missing, is a list in each row."""
     kinds = {name: table.dtype[name] for name in table.dtype.names} | {column: np.dtype(object)}
     rows = np.zeros(len(table), list(kinds.items()))
@@ -404,216 +397,3 @@ def _write_lists(path: Path, table: np.ndarray, column: str) -> None:
         rows, "vertex", len_types={column: "u1"}, val_types={column: "f4"}
     )
     PlyData([element], byte_order="<").write(str(path))
-
-
-def _points() -> np.ndarray:
-    return np.random.default_rng(2).normal(size=(N_POINTS, 3))
-
-
-def write_points_file(root: Path) -> None:
-    """Write coloured points."""
-    colors = np.full((N_POINTS, 3), (200, 100, 50), np.uint8)
-    write_point_ply(root / "points.ply", _points().astype(np.float32), colors)
-
-
-def read_points_file(root: Path, notify: Notify) -> Facts:
-    """Facts of points to start from."""
-    offset = np.zeros(3)
-    if (root / _OFFSET_FILE).is_file():
-        offset = np.loadtxt(root / _OFFSET_FILE)
-    points, colors = read_point_ply(root / "points.ply", notify, offset)
-    facts: Facts = {"points": len(points)}
-    if len(points):
-        facts["middle place"] = (points.astype(np.float64).mean(axis=0) + offset).tolist()
-        facts["color"] = colors.mean(axis=0).tolist()
-    return facts
-
-
-def points_variant(root: Path, draw: Random) -> Variant:
-    """Write points with other types, names and places."""
-    path = root / "points.ply"
-    forms = ("ascii", "big", "names", "types", "grey", "scale", "far", "list", "empty", "nan", "x")
-    form = draw.choice(forms)
-    scale = draw.choice(_SCALES) if form == "scale" else 1.0
-    shift = (draw.choice(_SHIFTS[1:]), draw.choice(_SHIFTS), 0.0) if form == "far" else (0.0,) * 3
-    places = _points() * scale + np.array(shift)
-    colors = dict.fromkeys(("red", "green", "blue"), "u1")
-    values = np.array([200.0, 100.0, 50.0])
-    changed: Facts = {}
-    if form == "names":
-        colors = dict.fromkeys(draw.choice(_COLOR_NAMES), "u1")
-    elif form == "types":
-        kind, most = draw.choice((("f4", 1.0), ("f8", 1.0), ("u2", 65535)))
-        colors = dict.fromkeys(colors, kind)
-        values = values / 255 * most
-    elif form == "grey":
-        colors = {}
-        changed["color"] = [128.0] * 3
-    kinds = [*((axis, "f8") for axis in "xyz"), *colors.items()]
-    table = np.zeros(N_POINTS, kinds)
-    for number, axis in enumerate("xyz"):
-        table[axis] = places[:, number]
-    for name, value in zip(colors, values, strict=False):
-        table[name] = value
-    ends = ("accepted",)
-    if form == "nan":
-        table["y"][:2] = draw.choice((np.nan, np.inf))
-        changed = {"points": N_POINTS - 2, "middle place": places[2:].mean(axis=0).tolist()}
-    if form == "far":
-        np.savetxt(root / _OFFSET_FILE, np.round(shift))
-    if form == "empty":
-        table = table[:0]
-        changed = {"points": 0, "middle place": None, "color": None}
-        ends = EITHER
-    if form == "list":
-        _write_lists(path, table, draw.choice(("x", "z", "red")))
-        return Variant("points: list", ends=REFUSED)
-    if form == "x":
-        _write_table(path, _columns_of(table, ["y", "z"]))
-        return Variant("points without x", ends=REFUSED)
-    _write_table(path, table, text=form == "ascii", order=">" if form == "big" else "<")
-    return Variant(f"points: {form}", scale, shift, changed, ends)
-
-
-_CUBE = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], np.float64)
-_FACES = np.array([[0, 1, 3], [0, 3, 2], [4, 6, 7], [4, 7, 5], [0, 4, 5], [0, 5, 1]])
-_UVS = np.array([[0.1, 0.1], [0.9, 0.1], [0.5, 0.9]])
-_MATERIALS = ("clay red", "grün")
-
-
-def write_obj(root: Path) -> None:
-    """Write an OBJ of two materials with a picture each."""
-    _write_obj(root, {}, _MATERIALS)
-
-
-def _write_obj(
-    root: Path,
-    changes: Mapping[str, str],
-    materials: tuple[str, ...],
-    with_normals: bool = False,
-) -> None:
-    """Write the OBJ; ``changes`` are made in the texts of OBJ and MTL."""
-    lines = ["mtllib my mesh.mtl"]
-    lines += [f"v {x:g} {y:g} {z:g}" for x, y, z in _CUBE]
-    lines.append("vn 0 0 1")
-    for number, face in enumerate(_FACES):
-        lines += [f"vt {u:g} {v:g}" for u, v in _UVS]
-        if number % 3 == 0:
-            lines.append(f"usemtl {materials[min(number // 3, len(materials) - 1)]}")
-        normal = "/1" if with_normals else ""
-        corners = [f"{vertex + 1}/{3 * number + k + 1}{normal}" for k, vertex in enumerate(face)]
-        lines.append(f"f {' '.join(corners)}")
-    material_lines = []
-    for number, name in enumerate(materials):
-        material_lines += [f"newmtl {name}", "Kd 1 1 1", f"map_Kd picture {number}.png"]
-        pixels = np.full((8 + 8 * number, 16, 3), 60 + 90 * number, np.uint8)
-        Image.fromarray(pixels).save(root / f"picture {number}.png")
-    for name, text in (("mesh.obj", lines), ("my mesh.mtl", material_lines)):
-        content = "\n".join([*text, ""])
-        for old, new in changes.items():
-            content = content.replace(old, new)
-        (root / name).write_text(content, encoding="utf-8", newline="")
-
-
-def read_obj(root: Path, notify: Notify) -> Facts:
-    """Facts of a textured mesh: the mean colour of its faces' corners among them."""
-    mesh = read_textured_mesh(root / "mesh.obj")
-    height, width, _ = mesh.texture.shape
-    middle = mesh.uvs.mean(dim=1)
-    column = (middle[:, 0] * width).long().clamp(0, width - 1)
-    row = ((1 - middle[:, 1]) * height).long().clamp(0, height - 1)
-    colors = mesh.texture[row, column].double()
-    return {
-        "vertices": len(mesh.vertices),
-        "faces": mesh.n_faces,
-        "middle place": mesh.vertices.double().mean(dim=0).tolist(),
-        "spread length": mesh.vertices.double().std(dim=0).tolist(),
-        "colors": colors.flatten().tolist(),
-    }
-
-
-def obj_variant(root: Path, draw: Random) -> Variant:
-    """Write a textured mesh with other names, lines and materials."""
-    forms: dict[str, dict[str, str]] = {
-        "crlf": {"\n": "\r\n"},
-        "comments": {"usemtl": "# about\nusemtl", "newmtl": "# about\nnewmtl"},
-        "groups": {"usemtl": "g part\ns off\no thing\nusemtl"},
-        "tabs": {"map_Kd ": "\tmap_Kd "},
-        "backslashes": {"map_Kd picture": "map_Kd .\\picture"},
-        "absolute": {"map_Kd picture": "map_Kd C:\\Users\\Anna\\scan\\picture"},
-        "case": {"map_Kd picture": "map_Kd PICTURE"},
-        "material file": {"mtllib my mesh": "mtllib D:\\scans\\My Mesh"},
-        "suffix": {".png": ".jpg"},
-        "spaces": {"\nv ": "\nv  ", "f ": "f  "},
-        "end": {"map_Kd picture 1.png\n": "map_Kd picture 1.png"},
-    }
-    form = draw.choice((*forms, "normals", "one material", "missing", "quads", "empty", "encoding"))
-    if form == "one material":
-        _write_obj(root, {}, _MATERIALS[:1])
-        return Variant("OBJ: one material", changed={"colors": [60.0] * 18})
-    _write_obj(root, forms.get(form, {}), _MATERIALS, with_normals=form == "normals")
-    ends = ("accepted",)
-    if form == "missing":
-        (root / draw.choice(("picture 1.png", "my mesh.mtl"))).unlink()
-        ends = REFUSED
-    elif form == "quads":
-        path = root / "mesh.obj"
-        path.write_text(path.read_text(encoding="utf-8") + "f 1/1 2/2 4/3 3/1\n", encoding="utf-8")
-        ends = REFUSED
-    elif form == "empty":
-        (root / draw.choice(("mesh.obj", "my mesh.mtl", "picture 0.png"))).write_bytes(b"")
-        ends = REFUSED
-    elif form == "encoding":
-        picture = root / "picture 1.png"
-        picture.rename(root / "Größe.png")
-        for path in (root / "mesh.obj", root / "my mesh.mtl"):
-            text = path.read_text(encoding="utf-8").replace("picture 1", "Größe")
-            path.write_bytes(text.encode("cp1252"))
-    return Variant(f"OBJ: {form}", ends=ends)
-
-
-def write_mesh(root: Path) -> None:
-    """Write a mesh as PLY."""
-    colors = np.full((len(_CUBE), 3), 90, np.uint8)
-    write_mesh_ply(root / "mesh.ply", TriangleMesh(_CUBE, _FACES, colors))
-
-
-def read_mesh(root: Path, notify: Notify) -> Facts:
-    """Facts of a mesh without a texture."""
-    mesh = read_any_mesh(root / "mesh.ply")
-    facts: Facts = {"vertices": mesh.n_vertices, "faces": mesh.n_faces}
-    if mesh.n_vertices:
-        vertices = torch.from_numpy(mesh.vertices).float().double()
-        facts["middle place"] = vertices.mean(dim=0).tolist()
-        facts["color"] = mesh.colors.astype(float).mean(axis=0).tolist()
-    return facts
-
-
-def mesh_variant(root: Path, draw: Random) -> Variant:
-    """Write a mesh with other types of vertices and faces."""
-    form = draw.choice(("ascii", "big", "double", "quads", "vertex_index", "list", "points"))
-    vertices = np.zeros(len(_CUBE), [(axis, "f8" if form == "double" else "f4") for axis in "xyz"])
-    for number, axis in enumerate("xyz"):
-        vertices[axis] = _CUBE[:, number]
-    name = "vertex_index" if form == "vertex_index" else "vertex_indices"
-    corners = [*_FACES.tolist()]
-    changed: Facts = {"color": None}
-    if form == "quads":
-        corners = [[0, 1, 3, 2], [4, 6, 7, 5], [0, 4, 5, 1]]
-    faces = np.zeros(len(corners), [(name, object)])
-    for number, face in enumerate(corners):
-        faces[name][number] = np.array(face, np.int32)
-    path = root / "mesh.ply"
-    elements = [PlyElement.describe(vertices, "vertex")]
-    if form == "list":
-        _write_lists(path, vertices, draw.choice("xyz"))
-        return Variant("mesh: list", ends=REFUSED)
-    if form != "points":
-        elements.append(PlyElement.describe(faces, "face"))
-    PlyData(elements, text=form == "ascii", byte_order=">" if form == "big" else "<").write(
-        str(path)
-    )
-    changed["color"] = [128.0] * 3
-    return Variant(
-        f"mesh: {form}", changed=changed, ends=REFUSED if form == "points" else ("accepted",)
-    )

@@ -42,6 +42,7 @@ from benchmarks.robustness import reader_cameras as cameras
 from benchmarks.robustness import reader_gaussians as gaussians
 from benchmarks.robustness import reader_records as records
 from benchmarks.robustness import reader_scenes as scenes
+from benchmarks.robustness import reader_surfaces as surfaces
 from benchmarks.robustness import scene_variants as variants
 from benchmarks.robustness.campaign import Result, Worker, campaign_parser, run_cases
 from benchmarks.robustness.child import Limits, run_child
@@ -173,19 +174,19 @@ def _readers() -> dict[str, Reader]:
     del table["spz"]
     table |= {
         "points": Reader(
-            gaussians.write_points_file,
-            gaussians.read_points_file,
+            surfaces.write_points_file,
+            surfaces.read_points_file,
             ("points.ply",),
-            gaussians.points_variant,
+            surfaces.points_variant,
         ),
         "obj": Reader(
-            gaussians.write_obj,
-            gaussians.read_obj,
+            surfaces.write_obj,
+            surfaces.read_obj,
             ("*.obj", "*.mtl", "*.png"),
-            gaussians.obj_variant,
+            surfaces.obj_variant,
         ),
         "mesh": Reader(
-            gaussians.write_mesh, gaussians.read_mesh, ("mesh.ply",), gaussians.mesh_variant
+            surfaces.write_mesh, surfaces.read_mesh, ("mesh.ply",), surfaces.mesh_variant
         ),
         "world_offset.json": Reader(
             records.write_offset_scene,

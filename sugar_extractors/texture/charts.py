@@ -10,6 +10,7 @@ unfolded again by itself, and single faces last.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +29,9 @@ _USABLE = 0.02  # share of its area that the image of a face has at least
 _LARGEST_GAIN = 3.0  # how much a chart is enlarged at most to have the area of its faces
 _SHEET_SAMPLES = 4_000_000  # points at which sheets above each other are looked for
 _SAMPLES_PER_FACE = 16
+_ROUGH = 20.0  # median angle between neighbours in radians, times the root of the number of faces
+_FAIRING_ROUNDS = 10
+_FAIRING_STEPS = 0.5, -0.53
 _CELLS_AT_ONCE = 4_000_000
 _TINY = 1e-300
 
@@ -82,6 +86,33 @@ def unfold(vertices: np.ndarray, faces: np.ndarray) -> Charts:
     corners[remaining] = flat_faces
     numbers[remaining] = count + np.where(has_area, np.arange(len(remaining)) + 1, 0)
     return Charts(np.unique(numbers, return_inverse=True)[1].reshape(-1), corners)
+
+
+def without_noise(vertices: np.ndarray, faces: np.ndarray) -> np.ndarray:
+    """Smooth a surface that is rougher than its size explains. (V, 3), (F, 3) -> (V, 3) float64
+
+    Of smooth surfaces the angle between neighbouring faces falls with the square root of their
+    number; where it does not, it is noise that would end charts. Smoothing is that of Taubin, "A
+    signal processing approach to fair surface design", 1995, which does not shrink.
+    """
+    points = np.asarray(vertices, dtype=np.float64)
+    surface = _surface(points, faces)
+    ends = surface.normals[surface.neighbors]
+    if not len(ends):
+        return points
+    cosine = float(np.median((ends[:, 0] * ends[:, 1]).sum(axis=1)))
+    angle = math.acos(min(1.0, max(-1.0, cosine)))
+    if angle * math.sqrt(len(faces)) < _ROUGH:
+        return points
+    edges = faces[:, [0, 1, 1, 2, 2, 0]].reshape(-1, 2)
+    around = _adjacency(edges, len(points))
+    around.data[:] = 1.0
+    degrees = np.maximum(np.asarray(around.sum(axis=1)).ravel(), 1)[:, None]
+    is_used = (np.asarray(around.sum(axis=1)) > 0).reshape(-1, 1)
+    for _ in range(_FAIRING_ROUNDS):
+        for step in _FAIRING_STEPS:
+            points = points + step * is_used * (around @ points / degrees - points)
+    return points
 
 
 def _surface(points: np.ndarray, faces: np.ndarray) -> _Surface:
@@ -284,11 +315,27 @@ def cells_inside(triangles: np.ndarray) -> CellsInside:
 
 def _enlarged(flat: _Projection, charts: np.ndarray, areas: np.ndarray) -> np.ndarray:
     """Corners of the faces, where each chart has the area of its faces. (F, 3, 2)"""
+    corners = flat.points[flat.faces]
+    return corners * _gains(charts, _signed_areas(flat), areas)[charts][:, None, None]
+
+
+def _gains(charts: np.ndarray, flat_areas: np.ndarray, areas: np.ndarray) -> np.ndarray:
+    """How much charts are enlarged to have the area of their faces. (C,)"""
     size = charts.max(initial=-1) + 1
-    projected = np.bincount(charts, np.maximum(_signed_areas(flat), 0.0), size)
+    projected = np.bincount(charts, np.maximum(flat_areas, 0.0), size)
     gains = np.sqrt(np.bincount(charts, areas, size) / np.maximum(projected, _TINY))
-    gains = np.clip(gains, 1.0, _LARGEST_GAIN)
-    return flat.points[flat.faces] * gains[charts][:, None, None]
+    return np.clip(gains, 1.0, _LARGEST_GAIN)
+
+
+def with_areas_of(charts: Charts, vertices: np.ndarray, faces: np.ndarray) -> Charts:
+    """Scale charts that were unfolded in other units to the areas of a surface. (V, 3), (F, 3)"""
+    a, b, c = (np.asarray(vertices, dtype=np.float64)[faces[:, k]] for k in range(3))
+    areas = np.linalg.norm(np.cross(b - a, c - a), axis=1) / 2
+    a, b, c = (charts.corners[:, k] for k in range(3))
+    flat_areas = np.abs(_cross(b - a, c - a)) / 2
+    unit = math.sqrt(areas.sum() / max(flat_areas.sum(), _TINY))
+    gains = _gains(charts.numbers, flat_areas * unit**2, areas)
+    return charts._replace(corners=charts.corners * unit * gains[charts.numbers][:, None, None])
 
 
 def _single_faces(triangles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
