@@ -143,7 +143,10 @@ def corrupt(kind: str, root: Path, draw: Random) -> Plan:
         target.write_bytes(other.read_bytes())
         return Plan(command, words, f"{shown} is a copy of {other.relative_to(root)}")
     what = change(target, draw)
-    return Plan(command, words, f"{what} ({shown})", same_bits=_SAME_BITS.get(kind, ""))
+    # Of another number of iterations, like flags.
+    lengthy = target.suffix == ".toml"
+    what = f"{what} ({shown})"
+    return Plan(command, words, what, lengthy, same_bits=_SAME_BITS.get(kind, ""))
 
 
 def expected_bits(plan: Plan, root: Path, base: Path) -> tuple[Path, Path] | None:
