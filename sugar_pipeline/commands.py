@@ -39,20 +39,24 @@ def run_train(args: argparse.Namespace) -> PipelineResult | None:
         return None
     given = given_flags(args, train_parser(None))
     if not args.demo:
-        return _run(args, train_plan, given, Console(verbose=args.verbose))
+        return _run(args, train_plan, given, _console(args))
     ignored = [f"--{name}" for name in given if name not in DEMO_FLAGS]
     if ignored and Launch.read().rank == 0:
         print(f"{', '.join(ignored)}: no effect with --demo, which chooses its own settings")
     if args.minutes is None:
         return run_demo(args)
-    return run_scene(timed_demo(args), Console(verbose=args.verbose))
+    return run_scene(timed_demo(args), _console(args))
+
+
+def _console(args: argparse.Namespace) -> Console:
+    """The console of the run; of several processes the first one speaks."""
+    return Console(verbose=args.verbose) if Launch.read().rank == 0 else Console.silent()
 
 
 def run_full(args: argparse.Namespace, console: Console | None = None) -> PipelineResult | None:
     """Run ``train_full_pipeline.py``: from photographs on, one scene or one after the other."""
     if console is None:
-        first = Launch.read().rank == 0
-        console = Console(verbose=args.verbose) if first else Console.silent()
+        console = _console(args)
     scenes = [scene for path in getattr(args, "all_scene_path", []) for scene in _scenes_in(path)]
     if len(scenes) > 1:
         return _run_each(args, scenes, console)
