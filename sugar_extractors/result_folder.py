@@ -19,18 +19,23 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import torch
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.data.world_offset import MEANING
-from gaussian_splatting.formats.moved import GLB_AXES, moved_cloud
+from gaussian_splatting.formats.moved import moved_cloud
 from sugar_extractors.mesh_pictures import read_any_mesh
 from sugar_extractors.texture import textured_mesh_io
-from sugar_extractors.texture.placed_export import PlacementOptions, moved_points, placement
-from sugar_extractors.texture.textured_mesh_io import MeshStyle
-from sugar_scene.triangle_mesh import write_mesh_ply
+from sugar_extractors.texture.placed_export import (
+    PlacementOptions,
+    glb_matrix,
+    moved_points,
+    placement,
+    write_moved_mesh,
+)
+from sugar_extractors.texture.textured_mesh_io import TexturedMesh
+from sugar_scene.triangle_mesh import TriangleMesh, write_mesh_ply
 from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable, file_digest, write_json_atomic
 from sugar_utils.schemas import Coordinate, read_checked
@@ -106,10 +111,17 @@ def write_result_folder(
     for path in earlier_files:
         path.unlink(missing_ok=True)
     cloud = None if results.splats is None else results.read_splats()
-    vertices = _places(results, cloud)
+    mesh = _read_mesh(results)
+    vertices = _places(mesh, cloud)
     matrix = placement(scene.calibrated_cameras, scene.points, vertices, options)
-    if results.mesh is not None:
-        _write_mesh(folder, results, matrix, upright)
+    if isinstance(mesh, TexturedMesh):
+        moved = moved_points(vertices, matrix)
+        target = folder / f"{MESH}.obj"
+        write_moved_mesh(target, mesh, moved, glb=results.glb, upright=upright, lit=results.lit)
+    elif mesh is not None:
+        moved = moved_points(vertices, matrix)
+        # Normals are computed anew.
+        write_mesh_ply(folder / f"{MESH}.ply", replace(mesh, vertices=moved, normals=None))
     if cloud is not None:
         write_gaussian_ply(folder / SPLATS, moved_cloud(cloud, matrix))
     write_json_atomic(note_file, {**_transform(matrix, scene, options), **identity})
@@ -141,7 +153,7 @@ def _transform(matrix: np.ndarray, scene: Scene, options: PlacementOptions) -> d
     return {
         "matrix": matrix.tolist(),
         "matrix_to_scene": np.linalg.inv(matrix).tolist(),
-        "glb_matrix": (matrix if upright else GLB_AXES @ matrix).tolist(),
+        "glb_matrix": glb_matrix(matrix, upright).tolist(),
         "meaning": "file = matrix x (x, y, z, 1) of the scene; rows of 4; glb_matrix: of mesh.glb; "
         "the coarse, refined and vanilla folders are in the world of the scene",
         "up": "+y" if upright else None,
@@ -172,25 +184,18 @@ def _is_textured(results: HandedOut) -> bool:
     return results.mesh is not None and results.mesh.suffix.lower() == ".obj"
 
 
-def _places(results: HandedOut, cloud: GaussianCloud | None) -> np.ndarray:
+def _read_mesh(results: HandedOut) -> TexturedMesh | TriangleMesh | None:
+    if results.mesh is None:
+        return None
+    if _is_textured(results):
+        return textured_mesh_io.read_textured_mesh(results.mesh)
+    return read_any_mesh(results.mesh)
+
+
+def _places(mesh: TexturedMesh | TriangleMesh | None, cloud: GaussianCloud | None) -> np.ndarray:
     """Points that say where the results stand. (N, 3) float64"""
-    if _is_textured(results):
-        return textured_mesh_io.read_textured_mesh(results.mesh).vertices.double().numpy()
-    if results.mesh is not None:
-        return read_any_mesh(results.mesh).vertices.astype(np.float64)
+    if isinstance(mesh, TexturedMesh):
+        return mesh.vertices.double().numpy()
+    if mesh is not None:
+        return mesh.vertices.astype(np.float64)
     return np.zeros((0, 3)) if cloud is None else cloud.means.double().numpy()
-
-
-def _write_mesh(folder: Path, results: HandedOut, matrix: np.ndarray, upright: bool) -> None:
-    if _is_textured(results):
-        mesh = textured_mesh_io.read_textured_mesh(results.mesh)
-        moved = moved_points(mesh.vertices.double().numpy(), matrix).astype(np.float32)
-        placed = replace(mesh, vertices=torch.from_numpy(moved))
-        target = folder / f"{MESH}.obj"
-        style = MeshStyle(y_up=upright, lit=results.lit, obj_normals=True)
-        textured_mesh_io.write_textured_mesh(target, placed, glb=results.glb, style=style)
-        return
-    mesh = read_any_mesh(results.mesh)
-    moved = moved_points(mesh.vertices.astype(np.float64), matrix)
-    # Normals are computed anew.
-    write_mesh_ply(folder / f"{MESH}.ply", replace(mesh, vertices=moved, normals=None))

@@ -201,17 +201,22 @@ def test_missing_properties_are_listed(tmp_path, drop, message):
         read_gaussian_ply(tmp_path / "b.ply")
 
 
+def write_with_list(path, columns, name):
+    """Write a PLY of which one property, an array of arrays, is a list."""
+    table = np.empty(len(columns[name]), dtype=[(k, v.dtype) for k, v in columns.items()])
+    for key, values in columns.items():
+        table[key] = values
+    element = PlyElement.describe(table, "vertex", val_types={name: "f4"}, len_types={name: "u1"})
+    PlyData([element]).write(str(path))
+
+
 @pytest.mark.parametrize("name", ["x", "opacity", "rot_3", "f_rest_3", "filter_3D"])
 def test_a_property_that_is_a_list_is_named(tmp_path, name):
     write_gaussian_ply(tmp_path / "a.ply", random_cloud())
     columns = columns_of(tmp_path / "a.ply")
     n = len(next(iter(columns.values())))
     columns[name] = np.array([np.zeros(2, np.float32)] * n + [None], dtype=object)[:-1]
-    table = np.empty(n, dtype=[(k, v.dtype) for k, v in columns.items()])
-    for key, values in columns.items():
-        table[key] = values
-    element = PlyElement.describe(table, "vertex", val_types={name: "f4"}, len_types={name: "u1"})
-    PlyData([element]).write(str(tmp_path / "b.ply"))
+    write_with_list(tmp_path / "b.ply", columns, name)
     with pytest.raises(UserError, match=f"b.ply: {name} is a list"):
         read_gaussian_ply(tmp_path / "b.ply")
 
@@ -221,11 +226,7 @@ def test_a_list_in_a_point_cloud_is_named(tmp_path, name):
     columns = dict.fromkeys(["x", "y", "z"], np.zeros(2, np.float32))
     columns |= dict.fromkeys(["red", "green", "blue"], np.zeros(2, np.uint8))
     columns[name] = np.array([np.zeros(2, np.float32), np.zeros(3, np.float32)], dtype=object)
-    table = np.empty(2, dtype=[(k, v.dtype) for k, v in columns.items()])
-    for key, values in columns.items():
-        table[key] = values
-    element = PlyElement.describe(table, "vertex", val_types={name: "f4"}, len_types={name: "u1"})
-    PlyData([element]).write(str(tmp_path / "b.ply"))
+    write_with_list(tmp_path / "b.ply", columns, name)
     with pytest.raises(UserError, match=f"b.ply: {name} is a list"):
         read_point_ply(tmp_path / "b.ply")
 

@@ -18,11 +18,7 @@ from plyfile import PlyData, PlyElement
 
 from benchmarks.robustness.facts import EITHER, REFUSED, Facts, Variant
 from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.data.ply import (
-    holds_gaussians,
-    read_gaussian_ply,
-    write_gaussian_ply,
-)
+from gaussian_splatting.data.ply import holds_gaussians, read_gaussian_ply, write_gaussian_ply
 from gaussian_splatting.formats.sog import write_sog
 from gaussian_splatting.formats.splat_file import write_splat
 from gaussian_splatting.formats.spz import AXES, write_spz
@@ -34,16 +30,9 @@ from sugar_utils.errors import Notify, UserError
 from tests.support.gaussian_files import record, with_records, write_compressed
 
 N = 80
-_OFFSET_FILE = "offset.txt"
-_SHIFTS = (0.0, 1e5, 1e6, -4e6)
-_SCALES = (1e-3, 0.07, 30.0, 1e3)
-_COLOR_NAMES = (
-    ("red", "green", "blue"),
-    ("Red", "Green", "Blue"),
-    ("r", "g", "b"),
-    ("diffuse_red", "diffuse_green", "diffuse_blue"),
-    ("scalar_red", "scalar_green", "scalar_blue"),
-)
+OFFSET_FILE = "offset.txt"
+SHIFTS = (0.0, 1e5, 1e6, -4e6)
+SCALES = (1e-3, 0.07, 30.0, 1e3)
 
 
 def small_cloud(scale: float = 1.0) -> GaussianCloud:
@@ -111,8 +100,8 @@ def read_format(name: str) -> Callable[[Path, Notify], Facts]:
     def read(root: Path, notify: Notify) -> Facts:
         path = root / name
         offset = np.zeros(3)
-        if (root / _OFFSET_FILE).is_file():
-            offset = np.loadtxt(root / _OFFSET_FILE)
+        if (root / OFFSET_FILE).is_file():
+            offset = np.loadtxt(root / OFFSET_FILE)
         if name.endswith(".ply"):
             if not holds_gaussians(path):
                 raise UserError(f"{path}: holds no Gaussians; choose another file")
@@ -149,7 +138,7 @@ def gaussians_variant(name: str) -> Callable[[Path, Random], Variant]:
         path = root / name
         form = draw.choice(("scale", "antialiased", "zero", "opaque", "own", "own"))
         if form == "scale":
-            scale = draw.choice(_SCALES)
+            scale = draw.choice(SCALES)
             try:
                 FORMATS[name](path, small_cloud(scale))
             except UserError:
@@ -334,12 +323,12 @@ def _ply_variant(root: Path, path: Path, draw: Random) -> Variant:
             remaining = with_column(remaining, f"f_rest_{number}", "f4", rest[:, number])
         write_table(path, remaining)
     elif form == "far":
-        shift = (draw.choice(_SHIFTS[1:]), draw.choice(_SHIFTS), 0.0)
+        shift = (draw.choice(SHIFTS[1:]), draw.choice(SHIFTS), 0.0)
         table = table.astype([(name, "<f8") for name in names])
         for axis, distance in zip("xyz", shift, strict=True):
             table[axis] += distance
         write_table(path, table)
-        np.savetxt(root / _OFFSET_FILE, np.round(shift))
+        np.savetxt(root / OFFSET_FILE, np.round(shift))
         return Variant(f"PLY at {shift}", shift=shift)
     elif form == "quats":
         for number in range(4):

@@ -13,20 +13,21 @@ from PIL import Image
 from plyfile import PlyData, PlyElement
 
 from benchmarks.robustness.facts import EITHER, REFUSED, Facts, Variant
-from benchmarks.robustness.reader_gaussians import columns_of, write_lists, write_table
-from gaussian_splatting.data.ply import (
-    read_point_ply,
-    write_point_ply,
+from benchmarks.robustness.reader_gaussians import (
+    OFFSET_FILE,
+    SCALES,
+    SHIFTS,
+    columns_of,
+    write_lists,
+    write_table,
 )
+from gaussian_splatting.data.ply import read_point_ply, write_point_ply
 from sugar_extractors.mesh_pictures import read_any_mesh
 from sugar_extractors.texture.textured_mesh_io import read_textured_mesh
 from sugar_scene.triangle_mesh import TriangleMesh, write_mesh_ply
 from sugar_utils.errors import Notify
 
 N_POINTS = 40
-_OFFSET_FILE = "offset.txt"
-_SHIFTS = (0.0, 1e5, 1e6, -4e6)
-_SCALES = (1e-3, 0.07, 30.0, 1e3)
 _COLOR_NAMES = (
     ("red", "green", "blue"),
     ("Red", "Green", "Blue"),
@@ -49,8 +50,8 @@ def write_points_file(root: Path) -> None:
 def read_points_file(root: Path, notify: Notify) -> Facts:
     """Facts of points to start from."""
     offset = np.zeros(3)
-    if (root / _OFFSET_FILE).is_file():
-        offset = np.loadtxt(root / _OFFSET_FILE)
+    if (root / OFFSET_FILE).is_file():
+        offset = np.loadtxt(root / OFFSET_FILE)
     points, colors = read_point_ply(root / "points.ply", notify, offset)
     facts: Facts = {"points": len(points)}
     if len(points):
@@ -64,8 +65,8 @@ def points_variant(root: Path, draw: Random) -> Variant:
     path = root / "points.ply"
     forms = ("ascii", "big", "names", "types", "grey", "scale", "far", "list", "empty", "nan", "x")
     form = draw.choice(forms)
-    scale = draw.choice(_SCALES) if form == "scale" else 1.0
-    shift = (draw.choice(_SHIFTS[1:]), draw.choice(_SHIFTS), 0.0) if form == "far" else (0.0,) * 3
+    scale = draw.choice(SCALES) if form == "scale" else 1.0
+    shift = (draw.choice(SHIFTS[1:]), draw.choice(SHIFTS), 0.0) if form == "far" else (0.0,) * 3
     places = _points() * scale + np.array(shift)
     colors = dict.fromkeys(("red", "green", "blue"), "u1")
     values = np.array([200.0, 100.0, 50.0])
@@ -90,7 +91,7 @@ def points_variant(root: Path, draw: Random) -> Variant:
         table["y"][:2] = draw.choice((np.nan, np.inf))
         changed = {"points": N_POINTS - 2, "middle place": places[2:].mean(axis=0).tolist()}
     if form == "far":
-        np.savetxt(root / _OFFSET_FILE, np.round(shift))
+        np.savetxt(root / OFFSET_FILE, np.round(shift))
     if form == "empty":
         table = table[:0]
         changed = {"points": 0, "middle place": None, "color": None}

@@ -170,8 +170,16 @@ def ply_errors(path: Path, advice: str) -> Iterator[None]:
     plyfile trusts the header: numbers that make no sense surface as any of these errors.
     """
     kinds = (
-        *(PlyParseError, OSError, ValueError, LookupError, TypeError, OverflowError),
-        *(AttributeError, EOFError, RecursionError, struct.error),
+        PlyParseError,
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        OverflowError,
+        AttributeError,
+        EOFError,
+        RecursionError,
+        struct.error,
     )
     try:
         with explained(f"{path}: damaged, truncated or no PLY", advice, *kinds):

@@ -21,7 +21,7 @@ from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.formats.moved import GLB_AXES, moved_cloud
 from sugar_extractors.texture import textured_mesh_io
-from sugar_extractors.texture.textured_mesh_io import MeshStyle
+from sugar_extractors.texture.textured_mesh_io import MeshStyle, TexturedMesh
 from sugar_utils.errors import Notify, UserError
 from sugar_utils.files import file_digest, read_json, write_json_atomic
 from sugar_utils.flags import positive_float
@@ -100,7 +100,7 @@ def write_placed(
     size = np.ptp(moved, axis=0)
     note = {
         "matrix": matrix.tolist(),
-        "glb_matrix": (matrix if upright else GLB_AXES @ matrix).tolist(),
+        "glb_matrix": glb_matrix(matrix, upright).tolist(),
         "meaning": "placed = matrix x (x, y, z, 1) of the capture; rows of 4; glb_matrix: of the "
         "GLB, whose format wants y up",
         "up": "+y" if upright else None, "unit": "metre" if metric else None,
@@ -109,15 +109,31 @@ def write_placed(
     }  # fmt: skip
     files = [*textured_mesh_io.mesh_files(target, glb), placed_gaussians(obj_path), note_file]
     if not (all(path.is_file() for path in files) and read_json(note_file) == note):
-        vertices = torch.from_numpy(moved.astype(np.float32))
         note_file.unlink(missing_ok=True)
         write_gaussian_ply(placed_gaussians(obj_path), moved_cloud(gaussians(), matrix))
-        placed = replace(mesh, vertices=vertices)
-        style = MeshStyle(y_up=upright, lit=lit, obj_normals=True)
-        textured_mesh_io.write_textured_mesh(target, placed, glb=glb, style=style)
+        write_moved_mesh(target, mesh, moved, glb=glb, upright=upright, lit=lit)
         write_json_atomic(note_file, note)
     sides, unit = " x ".join(f"{side:.3g}" for side in size), " m" if metric else ""
     notify(f"placed mesh and Gaussians, {sides}{unit}: {target}")
+
+
+def write_moved_mesh(
+    obj_path: Path, mesh: TexturedMesh, moved: np.ndarray, glb: bool, upright: bool, lit: bool
+) -> None:
+    """Write a textured mesh with its vertices elsewhere.
+
+    Args:
+        moved: The vertices, (V, 3); rounded to float32.
+        upright: Whether y is up in them, as the GLB wants it.
+    """
+    placed = replace(mesh, vertices=torch.from_numpy(moved.astype(np.float32)))
+    style = MeshStyle(y_up=upright, lit=lit, obj_normals=True)
+    textured_mesh_io.write_textured_mesh(obj_path, placed, glb=glb, style=style)
+
+
+def glb_matrix(matrix: np.ndarray, upright: bool) -> np.ndarray:
+    """Return the (4, 4) matrix to a GLB, which turns a world that is not upright to y up."""
+    return matrix if upright else GLB_AXES @ matrix
 
 
 def placement(
