@@ -135,7 +135,7 @@ def _named(place: str) -> Any:
 
 _SCENE_FLAGS = ("-s", "--scene_path", "--scene-path", "--source_path", "--source-path")
 _COMMANDS, _FLAGS = "sugar_pipeline.commands", "sugar_pipeline.pipeline_flags"
-_STAGE = "gaussian_splatting.engine.runner:run_stage"
+_STAGE = "sugar_viewer.live_view:run_watched_stage"
 _COARSE = "sugar_trainers.coarse_stage:CoarseOptions"
 _TRAIN = (f"{_COMMANDS}:run_train", "", f"{_FLAGS}:train_parser")
 VERBS: dict[str, Program] = {
@@ -150,8 +150,8 @@ VERBS: dict[str, Program] = {
     "train": Program("train.py", "a 3DGS checkpoint to a textured mesh", *_TRAIN),
     "convert": Program(
         "gaussian_splatting/convert.py", "camera poses of photographs or a video",
-        "gaussian_splatting.sfm.convert_run:convert",
-        "gaussian_splatting.sfm.convert_options:ConvertOptions",
+        "sugar_capture.convert_run:convert",
+        "sugar_capture.convert_options:ConvertOptions",
     ),
     "vanilla": Program(
         "gaussian_splatting/train.py", "vanilla 3D Gaussian splatting", _STAGE,
@@ -175,12 +175,12 @@ VERBS: dict[str, Program] = {
         "sugar_extractors.texture.texturing:texture_parser",
     ),
     "view": Program(
-        "view.py", "results on a page in the browser", "sugar_pipeline.view_run:view",
-        "sugar_pipeline.view_run:ViewOptions", takes_results=True,
+        "view.py", "results on a page in the browser", "sugar_viewer.view_run:view",
+        "sugar_viewer.view_run:ViewOptions", takes_results=True,
     ),
     "render": Program(
-        "render.py", "pictures or a video of results", "sugar_pipeline.render_run:render_results",
-        "sugar_pipeline.render_run:RenderOptions", takes_results=True,
+        "render.py", "pictures or a video of results", "sugar_viewer.render_run:render_results",
+        "sugar_viewer.render_run:RenderOptions", takes_results=True,
     ),
     "export": Program(
         "export.py", "a result in the format of another program",

@@ -13,7 +13,7 @@ from typing import Any
 
 from gaussian_splatting.data.scene_path import output_folders, scene_folder
 from gaussian_splatting.engine.loop import Interrupted
-from gaussian_splatting.sfm.scene_folder import is_scene
+from sugar_capture.scene_folder import is_scene
 from sugar_pipeline.demo_scene import run_demo, timed_demo
 from sugar_pipeline.doctor import run_doctor
 from sugar_pipeline.pipeline_flags import DEMO_FLAGS, full_parser, train_parser

@@ -28,7 +28,7 @@ from gaussian_splatting.data.scene import Scene, load_scene
 from gaussian_splatting.engine.memory_plan import surveyed
 from gaussian_splatting.rasterization import project
 from gaussian_splatting.rasterization.backends import choose_rasterizer, reference_test
-from gaussian_splatting.sfm.capture_check import check_capture
+from sugar_capture.capture_check import check_capture
 from sugar_extractors.mesh.meshing_backends import choose_backend
 from sugar_pipeline.plan import mode_of, train_plan
 from sugar_pipeline.time_plan import TimePlan

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gaussian_splatting.sfm.convert_options import SfmOptions
 from gaussian_splatting.shared_flags import Preset, preset
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
+from sugar_capture.convert_options import SfmOptions
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.texture.texturing import TextureOptions
 from sugar_trainers.coarse_stage import CoarseOptions

@@ -22,9 +22,8 @@ from gaussian_splatting.data.scene import Scene, load_scene
 from gaussian_splatting.engine.reporting.run_report import REPORT_FILE
 from gaussian_splatting.engine.reporting.view_findings import FailedResult, problem_of
 from gaussian_splatting.engine.run_directory import RUN_FILE
-from gaussian_splatting.engine.runner import run_stage
-from gaussian_splatting.sfm.photographs import described_photographs, output_names
-from gaussian_splatting.sfm.scene_folder import DIVISORS, find_source, scene_root
+from sugar_capture.photographs import described_photographs, output_names
+from sugar_capture.scene_folder import DIVISORS, find_source, scene_root
 from sugar_extractors import mesh_quality
 from sugar_extractors.export.export_run import read_any_gaussians, read_bound_gaussians
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
@@ -56,6 +55,7 @@ from sugar_utils.files import check_writable, require_regular_file
 from sugar_utils.process_group import ProcessGroup
 from sugar_utils.schemas import ResultNote, RunRecord, read_checked
 from sugar_utils.settings import write_settings
+from sugar_viewer.live_view import run_watched_stage
 
 TITLE = "SuGaR of"  # begins the title of a pipeline's report, not of a single run's
 # Names of stages in messages and reports; that of the coarse stage goes on with its mode.
@@ -303,7 +303,7 @@ def _stages(
 
     def cameras() -> StageRecord:
         # Most scenes have cameras, and what reads videos is slow to load.
-        from gaussian_splatting.sfm.convert_run import convert
+        from sugar_capture.convert_run import convert
 
         found = convert(plan.convert, console)
         check_places(plan)
@@ -312,11 +312,11 @@ def _stages(
                            figures=found.figures())  # fmt: skip
 
     def vanilla() -> StageRecord:
-        ply = run_stage(plan.vanilla, images, console=console)
+        ply = run_watched_stage(plan.vanilla, images=images, console=console)
         return training_record(VANILLA, plan.vanilla.model_path / CHECKPOINT_FOLDER, [ply])
 
     def coarse() -> StageRecord:
-        path = run_stage(plan.coarse, images, console=console)
+        path = run_watched_stage(plan.coarse, images=images, console=console)
         return training_record(coarse_title, path.parent, [path])
 
     def mesh() -> StageRecord:
@@ -324,7 +324,7 @@ def _stages(
         return file_record(COARSE_MESH, result.coarse_mesh)
 
     def refine() -> StageRecord:
-        result.refined = run_stage(plan.refine, images, console=console)
+        result.refined = run_watched_stage(plan.refine, images=images, console=console)
         outputs = [result.refined, *([plan.refine.ply_path] if plan.refine.export_ply else [])]
         return training_record(REFINEMENT, result.refined.parent, outputs)
 

@@ -17,11 +17,11 @@ from gaussian_splatting.data.reference_layout import CHECKPOINT_FOLDER
 from gaussian_splatting.data.scene import Scene, load_scene
 from gaussian_splatting.engine.runner import RunOptions
 from gaussian_splatting.optim.schedule import scaled
-from gaussian_splatting.sfm.convert_options import ConvertOptions
-from gaussian_splatting.sfm.scene_folder import needs_cameras, scene_root
 from gaussian_splatting.shared_flags import scaled_checkpoint_interval
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
+from sugar_capture.convert_options import ConvertOptions
+from sugar_capture.scene_folder import needs_cameras, scene_root
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.texture.texture_atlas import load_xatlas
 from sugar_extractors.texture.texturing import TextureOptions
@@ -173,7 +173,7 @@ def with_mode(args: argparse.Namespace, console: Console) -> argparse.Namespace:
     options = convert_options(args)
     if options is not None:
         # Most scenes have cameras, and what reads videos is slow to load.
-        from gaussian_splatting.sfm.convert_run import convert
+        from sugar_capture.convert_run import convert
 
         convert(options, console)
     scene = load_scene(

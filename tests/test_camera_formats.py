@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from gaussian_splatting.sfm.known_cameras import KnownCamera, read_cameras, the_cameras
+from sugar_capture.known_cameras import KnownCamera, read_cameras, the_cameras
 from sugar_utils.errors import UserError
 from tests.support.camera_files import (
     CENTERS,

@@ -17,22 +17,22 @@ from PIL import Image, ImageFilter
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.scene import load_scene
-from gaussian_splatting.sfm import mapping, matching, scene_folder
-from gaussian_splatting.sfm.convert_options import (
+from sugar_capture import mapping, matching, scene_folder
+from sugar_capture.convert_options import (
     ConvertOptions,
     SfmOptions,
 )
-from gaussian_splatting.sfm.convert_run import convert
-from gaussian_splatting.sfm.matching import (
+from sugar_capture.convert_run import convert
+from sugar_capture.matching import (
     contradicting_pairs,
     create_database,
     extract_features,
     verified_matches,
 )
-from gaussian_splatting.sfm.photographs import (
+from sugar_capture.photographs import (
     described_photographs,
 )
-from gaussian_splatting.sfm.scene_folder import needs_cameras
+from sugar_capture.scene_folder import needs_cameras
 from sugar_utils.errors import UserError
 from tests.support.command_words import parse
 from tests.support.heard_console import Heard
@@ -174,7 +174,7 @@ def test_what_was_cut_short_goes_on_to_the_same_bits(place, name, room, converte
 
 
 def test_results_take_their_places_also_after_a_kill_between_two_renames(tmp_path, monkeypatch):
-    from gaussian_splatting.sfm.scene_folder import Source, note, publish
+    from sugar_capture.scene_folder import Source, note, publish
 
     for stop in range(1, 5):
         root = tmp_path / str(stop)

@@ -14,15 +14,15 @@ import pytest
 from PIL import Image
 
 from gaussian_splatting.data.colmap import write_model
-from gaussian_splatting.sfm import mapping, matching, scene_folder
-from gaussian_splatting.sfm.convert_options import ConvertOptions, SfmOptions
-from gaussian_splatting.sfm.convert_run import convert
-from gaussian_splatting.sfm.matching import (
+from sugar_capture import mapping, matching, scene_folder
+from sugar_capture.convert_options import ConvertOptions, SfmOptions
+from sugar_capture.convert_run import convert
+from sugar_capture.matching import (
     contradicting_pairs,
     database_errors,
     verified_matches,
 )
-from gaussian_splatting.sfm.scene_folder import needs_cameras
+from sugar_capture.scene_folder import needs_cameras
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from tests.support.limits import largest_file

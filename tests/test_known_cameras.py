@@ -13,12 +13,12 @@ import pycolmap
 import pytest
 from PIL import Image
 
-from gaussian_splatting.sfm import mapping, scene_folder
-from gaussian_splatting.sfm.convert_options import ConvertOptions, SfmOptions
-from gaussian_splatting.sfm.convert_run import convert
-from gaussian_splatting.sfm.known_cameras import find_cameras, read_cameras, the_cameras
-from gaussian_splatting.sfm.photographs import described_photographs
-from gaussian_splatting.sfm.scene_folder import needs_cameras
+from sugar_capture import mapping, scene_folder
+from sugar_capture.convert_options import ConvertOptions, SfmOptions
+from sugar_capture.convert_run import convert
+from sugar_capture.known_cameras import find_cameras, read_cameras, the_cameras
+from sugar_capture.photographs import described_photographs
+from sugar_capture.scene_folder import needs_cameras
 from sugar_utils.errors import UserError
 from tests.support.camera_files import CENTERS, POSES, F, H, N, W, metashape, photographs, polycam
 from tests.support.command_words import parse

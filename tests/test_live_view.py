@@ -14,20 +14,19 @@ import torch
 from scipy.spatial.transform import Rotation
 
 from gaussian_splatting.data.cameras import pixel_rays
-from gaussian_splatting.engine import runner
+from gaussian_splatting.engine.observer import ObservedRun, ViewerOptions
 from gaussian_splatting.engine.reporting.view_findings import LIVE_PICTURES
 from gaussian_splatting.engine.runner import RunOptions
-from gaussian_splatting.viewing import live_view
-from gaussian_splatting.viewing.live_view import SHARE, LiveView, open_live_view
-from gaussian_splatting.viewing.page_server import (
+from sugar_utils.console import Console
+from sugar_utils.process_group import ALONE
+from sugar_viewer import live_view
+from sugar_viewer.live_view import SHARE, LiveView, open_live_view
+from sugar_viewer.page_server import (
     REST_SECONDS,
     SMALLEST_SIDE,
     BrowserView,
     RenderQueue,
-    ViewerOptions,
 )
-from sugar_utils.console import Console
-from sugar_utils.process_group import ALONE
 from tests.support.tiny_scene import TinyScene, assert_same_bits, tiny_cameras
 from tests.test_resume import Kind, coarse, refine, vanilla
 
@@ -92,11 +91,9 @@ def watched_by(monkeypatch, page: EagerPage) -> None:
     ticks = iter(range(10**9))
     monkeypatch.setattr(live_view, "SHARE", 1.0)
     monkeypatch.setattr(
-        runner,
+        live_view,
         "open_live_view",
-        lambda *arguments: LiveView(
-            page, arguments[-1].warn, clock=lambda: float(1000 * next(ticks))
-        ),
+        lambda run: LiveView(page, run.console.warn, clock=lambda: float(1000 * next(ticks))),
     )
 
 
@@ -163,7 +160,7 @@ def test_the_page_opens_and_closes_with_the_run_and_is_no_part_of_its_identity(
 def test_only_the_first_process_serves_and_only_where_asked():
     follower = SimpleNamespace(is_first=False, is_alone=False)
     for options, who in ((ViewerOptions(), ALONE), (ViewerOptions(free_port()), follower)):
-        live = open_live_view(options, "stage", 3, None, who, Console.silent())
+        live = open_live_view(ObservedRun(None, None, 3, options, who, Console.silent()))
         # No scene is looked at, so no page was made.
         live.after_step(None, 1, {}, lambda: None)
     assert RunOptions().watching == ViewerOptions(None, "localhost")

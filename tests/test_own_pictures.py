@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from gaussian_splatting.data.scene import load_scene
-from sugar_pipeline.render_run import model_of
-from sugar_pipeline.view_page import (
+from sugar_trainers.capture import SugarSize
+from sugar_viewer.render_run import model_of
+from sugar_viewer.view_page import (
     ERROR,
     PHOTOGRAPH,
     Arrangement,
@@ -22,7 +23,6 @@ from sugar_pipeline.view_page import (
     nearest_camera,
     slid,
 )
-from sugar_trainers.capture import SugarSize
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import HEIGHT, WIDTH, TinyScene, tiny_cameras
 

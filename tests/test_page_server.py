@@ -13,8 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gaussian_splatting.viewing import page_corrections
-from gaussian_splatting.viewing.page_server import (
+from sugar_viewer import page_corrections
+from sugar_viewer.page_server import (
     RenderQueue,
     closing,
     follow_browsers,

@@ -16,17 +16,17 @@ from PIL import Image, ImageFilter
 from gaussian_splatting.data.cameras import ViewMask
 from gaussian_splatting.data.consistency import sharpness
 from gaussian_splatting.data.names import natural_order
-from gaussian_splatting.sfm.convert_options import ConvertOptions
-from gaussian_splatting.sfm.convert_run import convert
-from gaussian_splatting.sfm.matching import create_database, extract_features
-from gaussian_splatting.sfm.photographs import (
+from sugar_capture.convert_options import ConvertOptions
+from sugar_capture.convert_run import convert
+from sugar_capture.matching import create_database, extract_features
+from sugar_capture.photographs import (
     camera_groups,
     described_photographs,
     output_names,
     read_upright,
 )
-from gaussian_splatting.sfm.registration_report import BLURRED
-from gaussian_splatting.sfm.scene_folder import originals, write_flat_pictures
+from sugar_capture.registration_report import BLURRED
+from sugar_capture.scene_folder import originals, write_flat_pictures
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from tests.support.photographed_room import (

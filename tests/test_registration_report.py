@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gaussian_splatting.sfm import mapping, matching
-from gaussian_splatting.sfm.matching import neighbour_pairs, pairs_to_match, similar_pairs
-from gaussian_splatting.sfm.registration_report import Evidence, registration_of
+from sugar_capture import mapping, matching
+from sugar_capture.matching import neighbour_pairs, pairs_to_match, similar_pairs
+from sugar_capture.registration_report import Evidence, registration_of
 from sugar_utils.errors import UserError
 
 

@@ -15,8 +15,10 @@ import render
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.ply import write_gaussian_ply
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
-from sugar_pipeline import render_run as shown_models
-from sugar_pipeline.render_run import (
+from sugar_scene.triangle_mesh import TriangleMesh, write_mesh_ply
+from sugar_utils.errors import UserError
+from sugar_viewer import render_run as shown_models
+from sugar_viewer.render_run import (
     ShownModel,
     between,
     far_depth,
@@ -26,8 +28,6 @@ from sugar_pipeline.render_run import (
     turntable,
     write_video,
 )
-from sugar_scene.triangle_mesh import TriangleMesh, write_mesh_ply
-from sugar_utils.errors import UserError
 from tests.support.mesh_scenes import icosahedron
 from tests.support.random_scenes import look_at
 from tests.support.refined_models import refined_state, save_model

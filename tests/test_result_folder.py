@@ -16,8 +16,8 @@ from sugar_extractors.result_folder import HandedOut, write_result_folder
 from sugar_extractors.texture.placed_export import PlacementOptions
 from sugar_extractors.texture.textured_mesh_io import read_textured_mesh, write_textured_mesh
 from sugar_pipeline.plan import result_folder
-from sugar_pipeline.view_run import find_results
 from sugar_scene.triangle_mesh import write_mesh_ply
+from sugar_viewer.view_run import find_results
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import make_tiny_scene
 from tests.test_export_placement import four_colored_faces

@@ -11,10 +11,10 @@ from PIL import Image
 
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.scene import load_scene
-from gaussian_splatting.sfm.convert_options import ConvertOptions, SfmOptions
-from gaussian_splatting.sfm.convert_run import convert
-from gaussian_splatting.sfm.photographs import described_photographs
-from gaussian_splatting.sfm.turntable import moving_masks, rounds_of, write_turntable_masks
+from sugar_capture.convert_options import ConvertOptions, SfmOptions
+from sugar_capture.convert_run import convert
+from sugar_capture.photographs import described_photographs
+from sugar_capture.turntable import moving_masks, rounds_of, write_turntable_masks
 from sugar_trainers.capture import SugarSize
 from tests.support import turntables
 from tests.support.photographed_room import poster, write_photographs

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 import pytest
 
 from gaussian_splatting.data.reference_layout import read_cameras_json
-from sugar_pipeline.view_run import TEXTURED, VANILLA, ViewOptions
-from sugar_pipeline.view_run import view as serve
 from sugar_utils.console import Console
+from sugar_viewer.view_run import TEXTURED, VANILLA, ViewOptions
+from sugar_viewer.view_run import view as serve
 from tests.support.command_words import parse
 from tests.support.tiny_scene import newest, start
 from tests.test_resume import vanilla

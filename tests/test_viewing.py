@@ -24,7 +24,6 @@ from gaussian_splatting.data.reference_layout import read_cameras_json, write_ca
 from gaussian_splatting.data.scene import Scene, load_scene
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.optim.schedule import LearningRates
-from gaussian_splatting.viewing.page_server import BrowserView, closing, look_through, open_server
 from sugar_extractors.results import Capture, capture_of
 from sugar_extractors.texture.placed_export import PlacementOptions, placement
 from sugar_extractors.texture.textured_mesh_io import (
@@ -33,8 +32,13 @@ from sugar_extractors.texture.textured_mesh_io import (
     write_textured_mesh,
 )
 from sugar_pipeline.pipeline_flags import train_parser
-from sugar_pipeline.render_run import between, looking, model_of, read_result
-from sugar_pipeline.tool_panels import (
+from sugar_scene.geometry import covariances
+from sugar_scene.triangle_mesh import write_mesh_ply
+from sugar_trainers.capture import SugarSize
+from sugar_utils.errors import UserError
+from sugar_viewer.page_server import BrowserView, closing, look_through, open_server
+from sugar_viewer.render_run import between, looking, model_of, read_result
+from sugar_viewer.tool_panels import (
     box_around,
     box_edges,
     box_flags,
@@ -43,8 +47,8 @@ from sugar_pipeline.tool_panels import (
     inside,
     length_text,
 )
-from sugar_pipeline.view_page import ViewPage, splat_values, textured_glb
-from sugar_pipeline.view_run import (
+from sugar_viewer.view_page import ViewPage, splat_values, textured_glb
+from sugar_viewer.view_run import (
     COARSE,
     COARSE_MESH,
     REFINED,
@@ -60,10 +64,6 @@ from sugar_pipeline.view_run import (
     moved_scene,
     scene_context,
 )
-from sugar_scene.geometry import covariances
-from sugar_scene.triangle_mesh import write_mesh_ply
-from sugar_trainers.capture import SugarSize
-from sugar_utils.errors import UserError
 from tests.support.command_words import parse
 from tests.support.mesh_scenes import cameras_around, icosahedron, sphere
 from tests.support.refined_models import NAME, refined_state, save_model
@@ -342,7 +342,7 @@ def kept(page: ViewPage) -> dict[str, np.ndarray]:
 
 
 def test_a_path_of_too_few_views_is_told_on_the_page(page):
-    from sugar_pipeline.tool_panels import PathPanel
+    from sugar_viewer.tool_panels import PathPanel
 
     panel = PathPanel(page._server, page._around.path_file)
     panel.save(None)

@@ -15,7 +15,7 @@ from random import Random
 import numpy as np
 
 from benchmarks.robustness.facts import Facts, Variant
-from gaussian_splatting.sfm.known_cameras import read_cameras, the_cameras
+from sugar_capture.known_cameras import read_cameras, the_cameras
 from sugar_utils.errors import Notify
 from tests.support import camera_files
 from tests.support.camera_files import CENTERS, CSV_HEADER, NAMES, ROTATIONS

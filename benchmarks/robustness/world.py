@@ -41,10 +41,10 @@ from PIL import Image
 
 from benchmarks.robustness.child import Limits, Main, Outcome, run_child
 from gaussian_splatting.data.ply import write_gaussian_ply, write_point_ply
-from gaussian_splatting.sfm.scene_folder import RECORD, WORK
-from gaussian_splatting.viewing.page_server import load_viser
-from sugar_pipeline import view_run
+from sugar_capture.scene_folder import RECORD, WORK
 from sugar_scene.triangle_mesh import write_mesh_ply
+from sugar_viewer import view_run
+from sugar_viewer.page_server import load_viser
 from tests.support.camera_files import metashape
 from tests.support.mesh_scenes import icosahedron
 from tests.support.photographed_room import FOCAL, HEIGHT, WIDTH, camera_poses, write_photographs

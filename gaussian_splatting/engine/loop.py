@@ -8,7 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,12 @@ from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import CheckpointStore, checkpoint_path
 from gaussian_splatting.engine.guard import check_parameters
+from gaussian_splatting.engine.observer import Observer
 from gaussian_splatting.engine.reporting.evaluation import contradicting_views
 from gaussian_splatting.engine.reporting.progress import Reporter, RunLogger
 from gaussian_splatting.engine.run_directory import ResumePlan, RunDirectory
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.stepping import Stepper, StopRequest
-from gaussian_splatting.viewing.live_view import LiveView
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.frame import EXIT_OF_SIGNAL
@@ -70,12 +70,12 @@ class Trainer:
     def __init__(
         self, stage: Stage, config: LoopConfig, scene: Scene, images: ImageStore,
         run: RunDirectory, console: Console, group: ProcessGroup = ALONE,
-        live: LiveView | None = None,
+        observers: Sequence[Observer] = (),
     ) -> None:  # fmt: skip
         self._stage = stage
         self._scene = scene
         self._left_out: dict[str, str] = {}
-        self._live = live or LiveView(None, console.warn)
+        self._observers = observers
         self._config = config
         self._cameras = list(scene.train_cameras)
         self._images = images
@@ -132,7 +132,8 @@ class Trainer:
                 fields = reporter.fields(terms) if show else None
                 bar.update(iteration, fields=fields)
                 self._after_step(iteration, reporter)
-                self._live.after_step(self._stage, iteration, terms, lambda: stop.requested)
+                for observer in self._observers:
+                    observer.after_step(self._stage, iteration, terms, lambda: stop.requested)
                 # Several processes stop after an iteration that all of them know of.
                 asked = stop.requested if self._group.is_alone else made.stop
                 if asked and iteration < self._config.last:

@@ -19,14 +19,13 @@ from gaussian_splatting.data.images import ImageStore, shared_or_own_store
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.loop import LoopConfig, Trainer
+from gaussian_splatting.engine.observer import ObservedRun, ObserverFactory, ViewerOptions
 from gaussian_splatting.engine.reporting.run_report import write_run_report
 from gaussian_splatting.engine.reporting.view_findings import problem_of
 from gaussian_splatting.engine.run_directory import RUN_FILE, ResumePlan, RunDirectory
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.rasterization.blend_cpu import tile_kernels
 from gaussian_splatting.rasterization.blend_cuda import block_kernels
-from gaussian_splatting.viewing.live_view import open_live_view
-from gaussian_splatting.viewing.page_server import ViewerOptions
 from sugar_utils.console import Console, duration_text
 from sugar_utils.errors import UserError, printable
 from sugar_utils.files import check_writable, exclusive, flat_items
@@ -78,7 +77,6 @@ def run_stage(
             messages.detail(options.compute.rasterizer_reason)
         alone = console is None
         run, initial = (prepare or options.prepare)(messages)
-        last = run.loop.last
         with open_session(run, options.run, messages, group, console) as (console, plan):
             say = console.headline if alone else console.info
             say(f"{run.title}: {run.scene.description}")
@@ -93,10 +91,12 @@ def run_stage(
                 stage = run.build(initial, store, console)
                 # The stage has its own copy; two of them are 236 bytes too much per Gaussian.
                 del initial
-                viewer, scene = options.run.watching, run.scene
-                with open_live_view(viewer, stage.name, last, scene, group, console) as live:
+                viewer = options.run.watching
+                observed = ObservedRun(stage, run.scene, run.loop.last, viewer, group, console)
+                with ExitStack() as stack:
+                    observers = [stack.enter_context(o(observed)) for o in options.run.observers]
                     trainer = Trainer(
-                        stage, run.loop, scene, store, run.directory, console, group, live
+                        stage, run.loop, run.scene, store, run.directory, console, group, observers
                     )
                     trainer.run(plan)
                 outcome = f"{len(stage.model):,} Gaussians"
@@ -147,6 +147,7 @@ class RunOptions:
         "alone", group="run", parse=boolean, nargs="?", const=True,
     )  # fmt: skip
     watching: ViewerOptions = field(default_factory=ViewerOptions)
+    observers: tuple[ObserverFactory, ...] = ()
 
 
 class Messages(list[str]):
@@ -207,8 +208,14 @@ def _agreed_plan(
     return ResumePlan(load_payload(source), source, finished)
 
 
-ROOMS = ("gaussian_splatting", "sugar_utils", "sugar_scene", "sugar_trainers", "sugar_extractors",
-         "sugar_pipeline")  # fmt: skip
+KERNEL_PACKAGES = (
+    "gaussian_splatting",
+    "sugar_utils",
+    "sugar_scene",
+    "sugar_trainers",
+    "sugar_extractors",
+)
+"""Packages with modules of Warp kernels."""
 
 RENDERED_CHANNELS = (3, 6)
 """Colour, and colour with normals: blending has kernels of its own for each number of channels."""
@@ -249,6 +256,6 @@ def kernel_modules(on_cpu: bool, channels: Sequence[int] = ()) -> list[Any]:
 def _imported_modules(left_out: str) -> Iterator[Any]:
     """Warp's modules that bear the name of one of ours, without those of another device."""
     for name, module in list(sys.modules.items()):
-        if name.split(".")[0] in ROOMS and not name.endswith(left_out):
+        if name.split(".")[0] in KERNEL_PACKAGES and not name.endswith(left_out):
             kernels = (value for value in vars(module).values() if isinstance(value, wp.Kernel))
             yield from {kernel.module for kernel in kernels if kernel.module.name == name}

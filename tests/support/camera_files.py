@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pycolmap
 
-from gaussian_splatting.sfm.known_cameras import KnownCamera, read_cameras, the_cameras
-from gaussian_splatting.sfm.photographs import Photograph
+from sugar_capture.known_cameras import KnownCamera, read_cameras, the_cameras
+from sugar_capture.photographs import Photograph
 
 W, H, F = 640, 480, 500.0
 RNG = np.random.default_rng(3)

@@ -14,9 +14,11 @@ ROOT = Path(__file__).resolve().parents[2]
 FLOORS = (
     "sugar_utils",
     "gaussian_splatting",
+    "sugar_capture",
     "sugar_scene",
     "sugar_trainers",
     "sugar_extractors",
+    "sugar_viewer",
     "sugar_pipeline",
 )
 """From the ground up; a file imports from its own floor and from those below."""

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.sfm.photographs import FILM_DIAGONAL
+from sugar_capture.photographs import FILM_DIAGONAL
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, render_textured
 from sugar_pipeline.demo_surface import make_disc, make_knot, textured_surface
 from tests.support.photographed_room import poster

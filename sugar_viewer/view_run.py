@@ -20,17 +20,14 @@ from gaussian_splatting.data.cameras import Camera, looked_at, upright_axes
 from gaussian_splatting.data.ply import holds_gaussians
 from gaussian_splatting.data.reference_layout import CHECKPOINT_FOLDER
 from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.engine.observer import DEFAULT_PORT, LOCALHOST, port_number
 from gaussian_splatting.formats.moved import GLB_AXES
 from gaussian_splatting.shared_flags import white_background
-from gaussian_splatting.viewing import page_server as pages
 from sugar_extractors.export.gltf_gaussians import holds_gltf_gaussians
 from sugar_extractors.result_folder import MESH, SPLATS, TRANSFORM
 from sugar_extractors.results import capture_of, scene_of
 from sugar_extractors.texture.placed_export import PlacementOptions, moved_points, scale_of
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh
-from sugar_pipeline.render_run import Result, looking, model_of, read_result
-from sugar_pipeline.tool_panels import box_around, inside
-from sugar_pipeline.view_page import GlbFile, Layer, SceneContext, ViewPage
 from sugar_trainers.capture import SugarSize
 from sugar_trainers.naming import OUTPUT_ROOT
 from sugar_utils.console import Console
@@ -38,6 +35,10 @@ from sugar_utils.errors import Notify, UserError
 from sugar_utils.files import read_json
 from sugar_utils.flags import positive_float, positive_int
 from sugar_utils.settings import flag, made_of, without_flags
+from sugar_viewer import page_server as pages
+from sugar_viewer.render_run import Result, looking, model_of, read_result
+from sugar_viewer.tool_panels import box_around, inside
+from sugar_viewer.view_page import GlbFile, Layer, SceneContext, ViewPage
 
 _flag = partial(flag, group="viewer")
 
@@ -57,10 +58,8 @@ class ViewOptions:
         "another program moved; unset: those of the records, or of the scene", short="-c",
         parse=Path,
     )  # fmt: skip
-    port: int = _flag(
-        pages.DEFAULT_PORT, "port of this machine to serve the page on", parse=pages.port_number
-    )
-    host: str = _flag(pages.LOCALHOST, "address to serve it on; 0.0.0.0 lets other machines look")
+    port: int = _flag(DEFAULT_PORT, "port of this machine to serve the page on", parse=port_number)
+    host: str = _flag(LOCALHOST, "address to serve it on; 0.0.0.0 lets other machines look")
     no_open: bool = _flag(False, "do not open the page in the browser", action="store_true")
     picture_size: int = _flag(
         1280, "longest side of SuGaR's exact pictures, in pixels, while nothing moves",

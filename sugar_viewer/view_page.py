@@ -19,17 +19,17 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import decode_view
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
-from gaussian_splatting.viewing import page_server
 from sugar_extractors.texture.textured_mesh_io import (
     MeshStyle,
     TexturedMesh,
     glb_chunks,
     jpeg_bytes,
 )
-from sugar_pipeline.render_run import SHOWS, Result, ShownModel, far_depth, shown
-from sugar_pipeline.tool_panels import BoxPanel, MeasurePanel, PathPanel, hit
 from sugar_scene.geometry import covariances
 from sugar_utils.errors import Notify, UserError
+from sugar_viewer import page_server
+from sugar_viewer.render_run import SHOWS, Result, ShownModel, far_depth, shown
+from sugar_viewer.tool_panels import BoxPanel, MeasurePanel, PathPanel, hit
 
 if TYPE_CHECKING:
     import viser

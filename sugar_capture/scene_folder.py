@@ -28,9 +28,9 @@ from gaussian_splatting.data.images import decode_mask, undistorted
 from gaussian_splatting.data.masks import FOLDERS as MASK_FOLDERS
 from gaussian_splatting.data.names import RAW_SUFFIXES, VIDEO_SUFFIXES
 from gaussian_splatting.data.transforms_json import find_transforms
-from gaussian_splatting.sfm import photographs as pictures
-from gaussian_splatting.sfm.convert_options import ConvertOptions
-from gaussian_splatting.sfm.known_cameras import capture_folders, find_cameras
+from sugar_capture import photographs as pictures
+from sugar_capture.convert_options import ConvertOptions
+from sugar_capture.known_cameras import capture_folders, find_cameras
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, file_digest, replaced_folder, write_json_atomic

@@ -13,7 +13,7 @@ import numpy as np
 from gaussian_splatting.data.images import lens_at
 from gaussian_splatting.data.names import CamerasByName
 from gaussian_splatting.data.world_offset import world_offset
-from gaussian_splatting.sfm.camera_formats import (
+from sugar_capture.camera_formats import (
     FORMATS,
     NO_IMAGE,
     Format,
@@ -21,7 +21,7 @@ from gaussian_splatting.sfm.camera_formats import (
     SkippedCamera,
     lacking_columns,
 )
-from gaussian_splatting.sfm.photographs import Photograph
+from sugar_capture.photographs import Photograph
 from sugar_utils.errors import UserError, shortened
 
 FEWEST = 3

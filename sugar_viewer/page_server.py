@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import http
 import inspect
@@ -23,42 +22,14 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from gaussian_splatting.data.cameras import REFERENCE_NEAR, Camera
-from gaussian_splatting.viewing.page_corrections import correct_response
+from gaussian_splatting.engine.observer import LOCALHOST
 from sugar_utils.errors import UserError, explained
-from sugar_utils.flags import integer
 from sugar_utils.libraries import load_package
 from sugar_utils.schemas import FAR
-from sugar_utils.settings import flag
+from sugar_viewer.page_corrections import correct_response
 
 if TYPE_CHECKING:
     import viser
-
-DEFAULT_PORT = 8080
-LOCALHOST = "localhost"
-_HIGHEST_PORT = 65_535
-
-
-def port_number(text: str) -> int:
-    value = integer(text)
-    if not 1 <= value <= _HIGHEST_PORT:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port; choose 1024 to {_HIGHEST_PORT}")
-    return value
-
-
-@dataclass(frozen=True)
-class ViewerOptions:
-    """Whether a training can be watched in a browser; nothing of it changes the result."""
-
-    viewer: int | None = flag(
-        None, "show the model while it trains on a page in the browser, at this port of the "
-        f"machine ({DEFAULT_PORT} where none is named)", group="run", parse=port_number, nargs="?",
-        const=DEFAULT_PORT, metavar="PORT", task="run",
-    )  # fmt: skip
-    viewer_host: str = flag(
-        LOCALHOST, "address that the page is served on; 0.0.0.0 lets other machines look, and "
-        "pause the run", group="run", no_effect_when="without --viewer",
-    )  # fmt: skip
-
 
 _EVERYWHERE = ("0.0.0.0", "::", "")
 _LOCAL = (LOCALHOST, "127.0.0.1", "::1")

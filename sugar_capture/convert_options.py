@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from gaussian_splatting.data.masks import MaskOptions
-from gaussian_splatting.sfm.mapping import Mapper
-from gaussian_splatting.sfm.matching import MAX_EXHAUSTIVE, Matcher
 from gaussian_splatting.shared_flags import InertFlags, inert
+from sugar_capture.mapping import Mapper
+from sugar_capture.matching import MAX_EXHAUSTIVE, Matcher
 from sugar_utils import flags
 from sugar_utils.settings import flag
 

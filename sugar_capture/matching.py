@@ -20,7 +20,7 @@ import torch
 
 from gaussian_splatting.data.cameras import ViewMask
 from gaussian_splatting.data.images import COUNTS, decode_mask
-from gaussian_splatting.sfm.photographs import Photograph, camera_groups, read_grey
+from sugar_capture.photographs import Photograph, camera_groups, read_grey
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path
 from sugar_utils.libraries import load_pycolmap

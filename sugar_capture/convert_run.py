@@ -20,22 +20,22 @@ from gaussian_splatting.data.masks import with_masks
 from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.scene import VanillaSize, load_scene
 from gaussian_splatting.data.world_offset import write_offset
-from gaussian_splatting.sfm import mapping, matching, panoramas
-from gaussian_splatting.sfm import photographs as pictures
-from gaussian_splatting.sfm import registration_report as report
-from gaussian_splatting.sfm import scene_folder as scene
-from gaussian_splatting.sfm.capture_check import (
+from sugar_capture import mapping, matching, panoramas
+from sugar_capture import photographs as pictures
+from sugar_capture import registration_report as report
+from sugar_capture import scene_folder as scene
+from sugar_capture.capture_check import (
     CaptureFinding,
     Directions,
     check_capture,
     direction_map,
 )
-from gaussian_splatting.sfm.convert_options import ConvertOptions
-from gaussian_splatting.sfm.known_cameras import KnownCameras, read_cameras, the_cameras
-from gaussian_splatting.sfm.mapping import Models
-from gaussian_splatting.sfm.photographs import Photograph
-from gaussian_splatting.sfm.scene_folder import Original, Work, digest, note
-from gaussian_splatting.sfm.turntable import write_turntable_masks
+from sugar_capture.convert_options import ConvertOptions
+from sugar_capture.known_cameras import KnownCameras, read_cameras, the_cameras
+from sugar_capture.mapping import Models
+from sugar_capture.photographs import Photograph
+from sugar_capture.scene_folder import Original, Work, digest, note
+from sugar_capture.turntable import write_turntable_masks
 from sugar_utils import files as storage
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError, shortened

@@ -9,20 +9,22 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera, camera_extent, middle_of, up_direction
 from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.engine.observer import ObservedRun
 from gaussian_splatting.engine.reporting.view_findings import LIVE_PICTURES
+from gaussian_splatting.engine.runner import Options, run_stage
 from gaussian_splatting.engine.stage import Stage
-from gaussian_splatting.viewing import page_server as pages
-from sugar_utils.console import Console
 from sugar_utils.errors import Notify, UserError
 from sugar_utils.memory import release_cached
-from sugar_utils.process_group import ProcessGroup
+from sugar_viewer import page_server as pages
 
 if TYPE_CHECKING:
     import viser
@@ -177,22 +179,29 @@ class TrainingPage:
                 frustum.visible = box.value
 
 
-def open_live_view(
-    options: pages.ViewerOptions, title: str, last: int, scene: Scene, group: ProcessGroup,
-    say: Console,
-) -> LiveView:  # fmt: skip
+def open_live_view(run: ObservedRun) -> LiveView:
     """The page that was asked for; nothing is served where none was, or where it cannot be."""
-    if options.viewer is None or not group.is_first:
-        return LiveView(None, say.warn)
+    console = run.console
+    address = run.viewer
+    if address.viewer is None or not run.group.is_first:
+        return LiveView(None, console.warn)
     page = None
     # A run of hours must not fail for it.
     try:
-        server = pages.open_server(options.viewer_host, options.viewer, "SuGaR trainer", "--viewer")
-        page = TrainingPage(server, title, last, scene, group.is_alone)
+        server = pages.open_server(address.viewer_host, address.viewer, "SuGaR trainer", "--viewer")
+        page = TrainingPage(
+            server, run.stage.name, run.last_iteration, run.scene, run.group.is_alone
+        )
     except UserError as error:
-        say.warn(f"no viewer: {error}; training goes on")
+        console.warn(f"no viewer: {error}; training goes on")
     except Exception as error:
-        say.warn(f"no viewer ({type(error).__name__}: {error}); training goes on")
+        console.warn(f"no viewer ({type(error).__name__}: {error}); training goes on")
     else:
-        say.headline(f"viewer: {pages.address(options.viewer_host, options.viewer)}")
-    return LiveView(page, say.warn, group.is_alone)
+        console.headline(f"viewer: {pages.address(address.viewer_host, address.viewer)}")
+    return LiveView(page, console.warn, run.group.is_alone)
+
+
+def run_watched_stage(options: Options, **arguments: Any) -> Path:
+    """:func:`run_stage` with the live view where the flags of the run ask for one."""
+    run = replace(options.run, observers=(open_live_view,))
+    return run_stage(replace(options, run=run), **arguments)
