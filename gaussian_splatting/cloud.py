@@ -13,6 +13,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+ANTIALIASED = "antialiased"
+"""Key of a ``.pt``, and comment of a PLY, of Gaussians that are to be rendered so."""
+OPAQUE_LOGIT = 15.0
+"""Logit that stands for the infinite one of opacity 1: 3e-7 below it, which float32 tells apart."""
+MAX_LOG_SCALE = 88.0
+"""Log scale of the largest size, 1e38, whose exponential float32 still holds."""
+_MIN_LENGTH = 1e-12  # of a quaternion that is divided by its length
+
 
 def rotation_matrices(quats: Tensor) -> Tensor:
     """Rotation matrices, local to world, of unit quaternions. (..., 4) -> (..., 3, 3)
@@ -21,10 +29,16 @@ def rotation_matrices(quats: Tensor) -> Tensor:
     """
     w, x, y, z = quats.unbind(-1)
     entries = (
-        1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y),
-        2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x),
-        2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y),
-    )  # fmt: skip
+        1 - 2 * (y * y + z * z),
+        2 * (x * y - w * z),
+        2 * (x * z + w * y),
+        2 * (x * y + w * z),
+        1 - 2 * (x * x + z * z),
+        2 * (y * z - w * x),
+        2 * (x * z - w * y),
+        2 * (y * z + w * x),
+        1 - 2 * (x * x + y * y),
+    )
     return torch.stack(entries, dim=-1).reshape(*quats.shape[:-1], 3, 3)
 
 
@@ -34,10 +48,15 @@ def quaternions_of(matrices: Tensor) -> Tensor:
     Of the four equivalent formulas, each row uses the one with the largest pivot.
     """
     m = matrices
-    a, b, c = m[..., 0, 0], m[..., 1, 1], m[..., 2, 2]
-    yz, syz = m[..., 2, 1] - m[..., 1, 2], m[..., 2, 1] + m[..., 1, 2]
-    zx, szx = m[..., 0, 2] - m[..., 2, 0], m[..., 0, 2] + m[..., 2, 0]
-    xy, sxy = m[..., 1, 0] - m[..., 0, 1], m[..., 1, 0] + m[..., 0, 1]
+    a = m[..., 0, 0]
+    b = m[..., 1, 1]
+    c = m[..., 2, 2]
+    yz = m[..., 2, 1] - m[..., 1, 2]
+    syz = m[..., 2, 1] + m[..., 1, 2]
+    zx = m[..., 0, 2] - m[..., 2, 0]
+    szx = m[..., 0, 2] + m[..., 2, 0]
+    xy = m[..., 1, 0] - m[..., 0, 1]
+    sxy = m[..., 1, 0] + m[..., 0, 1]
     formulas = (
         (1 + a + b + c, yz, zx, xy),
         (yz, 1 + a - b - c, sxy, szx),
@@ -49,18 +68,6 @@ def quaternions_of(matrices: Tensor) -> Tensor:
     chosen = torch.take_along_dim(candidates, pivot[..., None, None], dim=-2).squeeze(-2)
     unit = torch.nn.functional.normalize(chosen, dim=-1)
     return torch.where(unit[..., :1] < 0, -unit, unit)
-
-
-ANTIALIASED = "antialiased"
-"""Key of a ``.pt``, and comment of a PLY, of Gaussians that are to be rendered so."""
-
-OPAQUE_LOGIT = 15.0
-"""Logit that stands for the infinite one of opacity 1: 3e-7 below it, which float32 tells apart."""
-
-MAX_LOG_SCALE = 88.0
-"""Log scale of the largest size, 1e38, whose exponential float32 still holds."""
-
-_MIN_LENGTH = 1e-12  # of a quaternion that is divided by its length
 
 
 @dataclass
@@ -121,7 +128,9 @@ class _Activation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, quats: Tensor, log_scales: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
         lengths = torch.linalg.vector_norm(quats, dim=-1, keepdim=True).clamp_min(_MIN_LENGTH)
-        unit, scales, opacities = quats / lengths, log_scales.exp(), opacities_of(logits)
+        unit = quats / lengths
+        scales = log_scales.exp()
+        opacities = opacities_of(logits)
         ctx.save_for_backward(lengths, unit, scales, opacities)
         ctx.set_materialize_grads(False)
         return unit, scales, opacities
@@ -165,9 +174,12 @@ class GaussianCloud:
     def activate(self) -> Gaussians:
         """Sigmoid, exponential and normalisation; gradients reach the raw parameters."""
         return Gaussians(
-            self.means, *_Activation.apply(self.quats, self.log_scales, self.opacity_logits),
-            sh_dc=self.sh_dc, sh_rest=self.sh_rest, antialiased=self.antialiased,
-        )  # fmt: skip
+            self.means,
+            *_Activation.apply(self.quats, self.log_scales, self.opacity_logits),
+            sh_dc=self.sh_dc,
+            sh_rest=self.sh_rest,
+            antialiased=self.antialiased,
+        )
 
     def detached(self) -> GaussianCloud:
         """The same values without gradients, sharing memory."""

@@ -40,15 +40,22 @@ class Compute:
 @dataclass(frozen=True)
 class DeviceFlags:
     device: str = flag(
-        "auto", "auto: a CUDA GPU of compute capability 7.5 or newer if torch and Warp can use "
+        "auto",
+        "auto: a CUDA GPU of compute capability 7.5 or newer if torch and Warp can use "
         "one, else the CPU; the choice is printed with its reason. cuda: an error that names what "
-        "is missing, and what helps, where there is none", group="device", choices=DEVICE_KINDS,
+        "is missing, and what helps, where there is none",
+        group="device",
+        choices=DEVICE_KINDS,
         task="time and memory",
-    )  # fmt: skip
+    )
     gpu: int | None = flag(
-        None, "number of the CUDA device; unset: the first that can be used", group="device",
-        parse=integer, no_effect_when="on the CPU; it says so", task="time and memory",
-    )  # fmt: skip
+        None,
+        "number of the CUDA device; unset: the first that can be used",
+        group="device",
+        parse=integer,
+        no_effect_when="on the CPU; it says so",
+        task="time and memory",
+    )
 
     @classmethod
     def from_flags(cls, **flags: Any) -> Compute:
@@ -65,11 +72,13 @@ class DeviceFlags:
 @dataclass(frozen=True)
 class BackendFlags(DeviceFlags):
     rasterizer: str = flag(
-        "auto", "rendering backend. auto and warp: the built-in rasterizer, the same bits on every "
+        "auto",
+        "rendering backend. auto and warp: the built-in rasterizer, the same bits on every "
         "run; gsplat (1.5 or newer) and inria (diff_gaussian_rasterization): that package, if it "
         "is installed and passes a self-test at the start, on CUDA devices only",
-        group="backends", choices=RASTERIZERS,
-    )  # fmt: skip
+        group="backends",
+        choices=RASTERIZERS,
+    )
 
     def choose(self) -> Compute:
         """The device and the rasterizer; processes that torchrun started meet here."""

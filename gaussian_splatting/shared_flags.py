@@ -13,23 +13,37 @@ from sugar_utils.settings import flag, flags_of
 
 # Each makes a field of its own, because a dataclass names the one that it is given.
 random_seed = partial(
-    flag, 0, "order of views, samples, splits, random starts; the same seed and flags give the "
-    "same bits", group="run",
-)  # fmt: skip
+    flag,
+    0,
+    "order of views, samples, splits, random starts; the same seed and flags give the same bits",
+    group="run",
+)
 max_gaussians = partial(
-    flag, None, "densification never goes beyond this number: the strongest candidates first; the "
-    "vanilla stage thins out more points at the start evenly", group="densification",
-    parse=positive_int, no_effect_when="unless -r multiview, where the vanilla stage does not run",
-)  # fmt: skip
+    flag,
+    None,
+    "densification never goes beyond this number: the strongest candidates first; the "
+    "vanilla stage thins out more points at the start evenly",
+    group="densification",
+    parse=positive_int,
+    no_effect_when="unless -r multiview, where the vanilla stage does not run",
+)
 white_background = partial(
-    flag, False, "composite transparent photographs, and render, on white instead of black",
-    group="background", task="result",
-)  # fmt: skip
+    flag,
+    False,
+    "composite transparent photographs, and render, on white instead of black",
+    group="background",
+    task="result",
+)
 schedule_scale = partial(
-    flag, 1.0, "multiply every milestone, interval and length of the schedule, for quick runs; 1 "
-    "is the paper's", group="run", parse=positive_float,
-    no_effect_when="with --demo, which has its own", task="time and memory",
-)  # fmt: skip
+    flag,
+    1.0,
+    "multiply every milestone, interval and length of the schedule, for quick runs; 1 "
+    "is the paper's",
+    group="run",
+    parse=positive_float,
+    no_effect_when="with --demo, which has its own",
+    task="time and memory",
+)
 # True where it is given without a value.
 optional_boolean = partial(flag, group="memory", parse=boolean, nargs="?", const=True)
 
@@ -39,12 +53,19 @@ LEAST_CHECKPOINT_INTERVAL = 250  # on short schedules; a checkpoint may have hun
 _LEAST_SHARE = 3  # parts into which checkpoints divide a stage that is even shorter
 _FEW_ITERATIONS = 100  # a stage of fewer has checkpoints as its schedule says
 
+Preset = Literal["reference", "fast"]
+inert = partial(flag, group="accepted for old commands", no_effect_when="always")
+"""A field that is a flag of the original which does nothing here; its help says why."""
+
 
 def checkpoint_interval(group: str) -> Any:
     return flag(
-        CHECKPOINT_INTERVAL, "iterations between two checkpoints to resume from; where unset at "
-        "least 250, or a third of a short stage", group=group, parse=positive_int,
-    )  # fmt: skip
+        CHECKPOINT_INTERVAL,
+        "iterations between two checkpoints to resume from; where unset at "
+        "least 250, or a third of a short stage",
+        group=group,
+        parse=positive_int,
+    )
 
 
 def scaled_checkpoint_interval(interval: int, scale: float, length: int) -> int:
@@ -66,21 +87,18 @@ def least_checkpoint_interval(length: int) -> int:
     return min(LEAST_CHECKPOINT_INTERVAL, length // _LEAST_SHARE)
 
 
-Preset = Literal["reference", "fast"]
-
-
 def preset(group: str) -> Any:
     return flag(
-        "reference", "reference: as the papers have it; fast: what measured as good in less time: "
+        "reference",
+        "reference: as the papers have it; fast: what measured as good in less time: "
         "--densification scored, --growing_resolution True, --robust True, and auto for "
         "--short_multiview, --sdf_samples, --surface_points and --poisson_depth; flags that are "
         "given win; unset: fast in the pipelines, reference in a single stage",
-        group=group, choices=get_args(Preset), unset=True, task="time and memory",
-    )  # fmt: skip
-
-
-inert = partial(flag, group="accepted for old commands", no_effect_when="always")
-"""A field that is a flag of the original which does nothing here; its help says why."""
+        group=group,
+        choices=get_args(Preset),
+        unset=True,
+        task="time and memory",
+    )
 
 
 @dataclass(frozen=True)

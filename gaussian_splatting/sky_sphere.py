@@ -24,6 +24,10 @@ from sugar_utils.settings import flag
 SKY_RADIUS = 20.0
 """In camera extents: beyond all that a reconstruction places, and what mesh extraction looks at."""
 
+SKY_GREY = 128
+SKY_OPACITY = 0.9  # resets leave it: what shines through the sky is explained by floaters
+SKY_SHARE = 0.1  # of the Gaussians that are allowed, at most, to begin with
+
 
 @dataclass(frozen=True)
 class SkySphere:
@@ -49,21 +53,20 @@ class SkySphere:
         return torch.where(distance[:, None] > 0, middle + direction * distance[:, None], means)
 
 
-SKY_GREY = 128
-SKY_OPACITY = 0.9  # resets leave it: what shines through the sky is explained by floaters
-SKY_SHARE = 0.1  # of the Gaussians that are allowed, at most, to begin with
-
-
 @dataclass(frozen=True)
 class RobustConfig:
     robust: bool | None = flag(
-        None, "against floaters: begin with a sphere of Gaussians far outside, a place "
+        None,
+        "against floaters: begin with a sphere of Gaussians far outside, a place "
         "for the sky and all else that the reconstruction has no points of, and with --init dense; "
         "unset: True in train_full_pipeline.py, and with --preset fast where "
         "masks show no object; else False",
-        group="vanilla stage", parse=boolean, nargs="?", const=True,
+        group="vanilla stage",
+        parse=boolean,
+        nargs="?",
+        const=True,
         no_effect_when="with --gs_output_dir; with --init_ply that holds Gaussians",
-    )  # fmt: skip
+    )
     sky_points: int = 1_000
 
     def identity(self) -> dict[str, Any]:
@@ -82,7 +85,8 @@ def with_sky(
     if n == 0 or extent <= 0:
         return points, colors
     turn = torch.arange(n, dtype=torch.float64, device="cpu") + 0.5
-    height, angle = 1.0 - 2.0 * turn / n, turn * math.pi * (3.0 - math.sqrt(5.0))
+    height = 1.0 - 2.0 * turn / n
+    angle = turn * math.pi * (3.0 - math.sqrt(5.0))
     ring = (1.0 - height * height).sqrt()
     sphere = torch.stack([ring * angle.cos(), ring * angle.sin(), height], dim=1)
     center = torch.tensor(middle_of(cameras), device="cpu")

@@ -37,6 +37,27 @@ _DISABLED = "disabled"
 Size = tuple[int, int]  # width and height in pixels
 SizeOf = Callable[[str], Size | None]  # size of the image that a name means; None: there is none
 
+_PLACE = ("x", "y", "alt")
+_ROTATION = ("heading", "pitch", "roll")
+_POSE = (*_PLACE, *_ROTATION, "f")
+_OPTIONAL = ("px", "py", "k1", "k2", "k3", "k4", "t1", "t2")
+_COLUMNS = {
+    "name": ("image", "image_name", "imagename", "label", "file", "filename", "file_name"),
+    "x": ("easting", "east", "pos_x", "position_x", "x_m"),
+    "y": ("northing", "north", "pos_y", "position_y", "y_m"),
+    "alt": ("z", "altitude", "height", "elevation", "pos_z", "position_z", "z_m"),
+    "heading": ("yaw", "azimuth"),
+    "f": ("focal", "focal_length", "focallength", "focal35mm", "focallength35mm", "f35"),
+    "px": ("ppx", "principal_point_u", "principalpointu"),
+    "py": ("ppy", "principal_point_v", "principalpointv"),
+}
+"""Other names of columns than RealityScan's, by its own."""
+_DISTORTION = {"disto_k1": 1, "disto_k3": 3, "disto_t2": 5, "fisheye": 4}
+_BROWN = ("perspective", "simple_radial", "radial", "brown")
+_FISHEYE = ("fisheye", "fisheye_opencv")
+_SIDES = dict.fromkeys(("width", "height"), (PixelCount | None, None))
+_UNCORRECTED = "cameras"  # folder beside that of the corrected cameras
+
 
 @dataclass(frozen=True, eq=False)
 class KnownCamera:
@@ -86,9 +107,14 @@ def _rotation(matrix: Any, place: str) -> np.ndarray:
 
 
 def _lens(
-    size: Any, focal: Any, middle: Any, place: str, k: Sequence[float] = (),
-    p: Sequence[float] = (0, 0), fisheye: bool = False,
-) -> Any:  # fmt: skip
+    size: Any,
+    focal: Any,
+    middle: Any,
+    place: str,
+    k: Sequence[float] = (),
+    p: Sequence[float] = (0, 0),
+    fisheye: bool = False,
+) -> Any:
     """The pycolmap.Camera of a lens, whose distortion is in the order of OpenCV."""
     if not min(*size, *focal) > 0:
         raise UserError(f"{place}: has no positive size and focal length; {_AGAIN}")
@@ -96,11 +122,14 @@ def _lens(
     if k4 and not fisheye:
         raise UserError(f"{place}: k4 is not supported; align or optimize the cameras without it")
     if fisheye and any(p):
-        model, distortion = "THIN_PRISM_FISHEYE", (k1, k2, *p, k3, k4, 0, 0)
+        model = "THIN_PRISM_FISHEYE"
+        distortion = (k1, k2, *p, k3, k4, 0, 0)
     elif fisheye:
-        model, distortion = "OPENCV_FISHEYE", (k1, k2, k3, k4)
+        model = "OPENCV_FISHEYE"
+        distortion = (k1, k2, k3, k4)
     elif k3:
-        model, distortion = "FULL_OPENCV", (k1, k2, *p, k3, 0, 0, 0)
+        model = "FULL_OPENCV"
+        distortion = (k1, k2, *p, k3, 0, 0, 0)
     else:
         model, distortion = ("OPENCV", (k1, k2, *p)) if any((k1, k2, *p)) else ("PINHOLE", ())
     params = [float(x) for x in (*focal, *middle, *distortion)]
@@ -151,14 +180,16 @@ def read_metashape(files: Sequence[Path], size_of: SizeOf) -> Entries:
     chunks = [chunk for chunk in _xml(path).iterfind("chunk") if chunk.find("cameras") is not None]
     if len(chunks) != 1:
         raise UserError(f"{path}: {len(chunks)} chunks with cameras; export a single chunk")
-    chunk, lenses = chunks[0], {}
+    chunk = chunks[0]
+    lenses = {}
     sensors = {sensor.get("id"): sensor for sensor in chunk.iterfind("sensors/sensor")}
     listed = list(chunk.iterfind("cameras//camera"))
     # Masters of rigs; files that were joined may use a number twice.
     cameras = {camera.get("id"): camera for camera in reversed(listed)}
     worlds = {c.get("id"): c.find("transform") for c in chunk.iterfind("components/component")}
     for camera in listed:
-        place, sensor = f"{path}, camera {camera.get('label')}", camera.get("sensor_id")
+        place = f"{path}, camera {camera.get('label')}"
+        sensor = camera.get("sensor_id")
         label = camera.get("label", "")
         if camera.get("enabled", "true").lower() in ("false", "0"):
             yield SkippedCamera(label, _DISABLED)
@@ -171,7 +202,8 @@ def read_metashape(files: Sequence[Path], size_of: SizeOf) -> Entries:
             continue
         if sensor not in lenses:
             lenses[sensor] = _metashape_lens(sensors[sensor], f"{path}, sensor {sensor}")
-        rotation, center = _rotation(matrix[:3, :3], f"{place}, transform").T, matrix[:3, 3]
+        rotation = _rotation(matrix[:3, :3], f"{place}, transform").T
+        center = matrix[:3, 3]
         # Cameras of a rig may name the component at their master only.
         master = cameras.get(camera.get("master_id"), camera)
         component = camera.get("component_id") or master.get("component_id")
@@ -184,7 +216,8 @@ def read_metashape(files: Sequence[Path], size_of: SizeOf) -> Entries:
                 for name, count in (("rotation", 9), ("translation", 3), ("scale", 1))
             )
             turn = _rotation(turn, f"{where}, rotation")
-            rotation, center = rotation @ turn.T, scale * (turn @ center) + shift
+            rotation = rotation @ turn.T
+            center = scale * (turn @ center) + shift
         elif len(worlds) > 1:
             raise UserError(f"{path}: {len(worlds)} components without a common world; merge them")
         yield KnownCamera(label, lenses[sensor], rotation, center)
@@ -244,23 +277,6 @@ def _lens_35mm(size: Size, f: float, u: float, v: float, k: Any, place: str) -> 
     n = max(size)
     middle = size[0] / 2 + u * n, size[1] / 2 + v * n
     return _lens(size, (f / 36 * n, f / 36 * n), middle, place, k[:4], (k[5], k[4]))
-
-
-_PLACE = ("x", "y", "alt")
-_ROTATION = ("heading", "pitch", "roll")
-_POSE = (*_PLACE, *_ROTATION, "f")
-_OPTIONAL = ("px", "py", "k1", "k2", "k3", "k4", "t1", "t2")
-_COLUMNS = {
-    "name": ("image", "image_name", "imagename", "label", "file", "filename", "file_name"),
-    "x": ("easting", "east", "pos_x", "position_x", "x_m"),
-    "y": ("northing", "north", "pos_y", "position_y", "y_m"),
-    "alt": ("z", "altitude", "height", "elevation", "pos_z", "position_z", "z_m"),
-    "heading": ("yaw", "azimuth"),
-    "f": ("focal", "focal_length", "focallength", "focal35mm", "focallength35mm", "f35"),
-    "px": ("ppx", "principal_point_u", "principalpointu"),
-    "py": ("ppy", "principal_point_v", "principalpointv"),
-}
-"""Other names of columns than RealityScan's, by its own."""
 
 
 def _table(text: str) -> csv.DictReader:
@@ -334,7 +350,8 @@ def read_reality_xmp(files: Sequence[Path], size_of: SizeOf) -> Entries:
     """XMP files of RealityScan (RealityCapture), one beside each image."""
     for path in files:
         texts = dict(pair for e in _xml(path).iter() for pair in (*e.items(), (e.tag, e.text)))
-        size, model = size_of(path.stem), texts.get(f"{_XCR}DistortionModel", "perspective")
+        size = size_of(path.stem)
+        model = texts.get(f"{_XCR}DistortionModel", "perspective")
         if size is None:
             yield SkippedCamera(path.stem, NO_IMAGE)
             continue
@@ -342,8 +359,13 @@ def read_reality_xmp(files: Sequence[Path], size_of: SizeOf) -> Entries:
             yield SkippedCamera(path.stem, _NO_POSE)
             continue
 
-        def values(name: str, count: int = 1, unset: str | None = None,
-                   texts: Any = texts, path: Path = path) -> np.ndarray:  # fmt: skip
+        def values(
+            name: str,
+            count: int = 1,
+            unset: str | None = None,
+            texts: Any = texts,
+            path: Path = path,
+        ) -> np.ndarray:
             return _numbers(texts.get(_XCR + name, unset), count, f"{path}, xcr:{name}")
 
         # Spelt with one f in the files.
@@ -363,7 +385,8 @@ def read_reality_xmp(files: Sequence[Path], size_of: SizeOf) -> Entries:
 
 def read_bundler(files: Sequence[Path], size_of: SizeOf) -> Entries:
     """``bundle.out`` of Bundler, and ``list.txt`` beside it or above."""
-    path, lines = files[0], iter(_text(files[0]).splitlines()[1:])
+    path = files[0]
+    lines = iter(_text(files[0]).splitlines()[1:])
     lists = [folder / "list.txt" for folder in (path.parent, path.parent.parent)]
     listed = next((file for file in lists if file.is_file()), lists[0])
     # After a name, which may have spaces, there may be a zero and the focal length.
@@ -376,7 +399,8 @@ def read_bundler(files: Sequence[Path], size_of: SizeOf) -> Entries:
     if count != len(names):
         raise UserError(f"{path}: {count:g} cameras, but {listed} has {len(names)}; {_AGAIN}")
     for name in names:
-        place, size = f"{path}, camera of {name}", size_of(name)
+        place = f"{path}, camera of {name}"
+        size = size_of(name)
         f, *values = _numbers(" ".join(itertools.islice(lines, 5)), 15, place)
         if size is None or f == 0:
             yield SkippedCamera(name, NO_IMAGE if size is None else _NO_POSE)
@@ -398,12 +422,13 @@ def _listed(kind: Any, *bounds: int) -> Any:
 
 
 _VECTOR = _listed(Coordinate, 3)
-_DISTORTION = {"disto_k1": 1, "disto_k3": 3, "disto_t2": 5, "fisheye": 4}
 _INTRINSIC = _record(
-    width=PixelCount, height=PixelCount, focal_length=Coordinate,
+    width=PixelCount,
+    height=PixelCount,
+    focal_length=Coordinate,
     principal_point=_listed(Coordinate, 2),
     **{name: (_listed(Coordinate, n) | None, None) for name, n in _DISTORTION.items()},
-)  # fmt: skip
+)
 _VIEW = _record(filename=FileName, id_intrinsic=int, id_pose=int, local_path=(str, ""))
 _OPENMVG = _record(
     extrinsics=list[_record(key=int, value=_record(rotation=_listed(_VECTOR, 3), center=_VECTOR))],
@@ -418,19 +443,23 @@ def read_openmvg(files: Sequence[Path], size_of: SizeOf) -> Entries:
     """``sfm_data.json`` of OpenMVG, whose pixels have their middles at whole numbers."""
     path = files[0]
     found = conform(read_json(path, ENCODINGS), _OPENMVG, path, _AGAIN)
-    poses, lenses = {entry.key: entry.value for entry in found.extrinsics}, {}
+    poses = {entry.key: entry.value for entry in found.extrinsics}
+    lenses = {}
     for entry in found.intrinsics:
-        data, place = entry.value.ptr_wrapper.data, f"{path}, intrinsic {entry.key}"
+        data = entry.value.ptr_wrapper.data
+        place = f"{path}, intrinsic {entry.key}"
         # Newer versions have one object in another.
         inner = conform(data.get("value0", {}), dict[str, Any], place, _AGAIN)
         data = conform({**inner, **data}, _INTRINSIC, place, "spherical cameras are not supported")
         k = data.fisheye or data.disto_k1 or data.disto_k3 or data.disto_t2 or ()
         k, p = (k[:3], k[3:]) if k is data.disto_t2 else (k, (0, 0))
-        size, f = (data.width, data.height), data.focal_length
+        size = (data.width, data.height)
+        f = data.focal_length
         middle = [c + 0.5 for c in data.principal_point]
         lenses[entry.key] = _lens(size, (f, f), middle, place, k, p, data.fisheye is not None)
     for view in (entry.value.ptr_wrapper.data for entry in found.views):
-        pose, place = poses.get(view.id_pose), f"{path}, view of {view.filename}"
+        pose = poses.get(view.id_pose)
+        place = f"{path}, view of {view.filename}"
         if pose is None:
             yield SkippedCamera(view.filename, _NO_POSE)
             continue
@@ -443,25 +472,34 @@ def read_openmvg(files: Sequence[Path], size_of: SizeOf) -> Entries:
 
 _OPENSFM = _listed(
     _record(
-        cameras=dict[str, _record(
-            width=PixelCount, height=PixelCount, projection_type=(str, "perspective"),
-            **dict.fromkeys(("focal", "focal_x", "focal_y"), (Positive | None, None)),
-            **dict.fromkeys(("c_x", "c_y", "k1", "k2", "k3", "k4", "p1", "p2"), (Coordinate, 0.0)),
-        )],
+        cameras=dict[
+            str,
+            _record(
+                width=PixelCount,
+                height=PixelCount,
+                projection_type=(str, "perspective"),
+                **dict.fromkeys(("focal", "focal_x", "focal_y"), (Positive | None, None)),
+                **dict.fromkeys(
+                    ("c_x", "c_y", "k1", "k2", "k3", "k4", "p1", "p2"), (Coordinate, 0.0)
+                ),
+            ),
+        ],
         shots=dict[FileName, _record(camera=str, rotation=_VECTOR, translation=_VECTOR)],
-    ), 1, 1 << 30,
-)  # fmt: skip
-_BROWN = ("perspective", "simple_radial", "radial", "brown")
-_FISHEYE = ("fisheye", "fisheye_opencv")
+    ),
+    1,
+    1 << 30,
+)
 
 
 def read_opensfm(files: Sequence[Path], size_of: SizeOf) -> Entries:
     """``reconstruction.json`` of OpenSfM and OpenDroneMap; of several parts the largest."""
-    path, lenses = files[0], {}
+    path = files[0]
+    lenses = {}
     parts = conform(read_json(path, ENCODINGS), _OPENSFM, path, _AGAIN)
     part = max(parts, key=lambda part: len(part.shots))
     for name, camera in part.cameras.items():
-        kind, place = camera.projection_type, f"{path}, camera {name}"
+        kind = camera.projection_type
+        place = f"{path}, camera {name}"
         if kind not in _BROWN + _FISHEYE:
             raise UserError(f"{place}: projection_type {kind} is not supported; choose brown")
         # Lengths count in longer sides of the image, from its middle.
@@ -469,7 +507,8 @@ def read_opensfm(files: Sequence[Path], size_of: SizeOf) -> Entries:
         n = max(size)
         focal = [(f or camera.focal or 0) * n for f in (camera.focal_x, camera.focal_y)]
         middle = size[0] / 2 + camera.c_x * n, size[1] / 2 + camera.c_y * n
-        k, p = (camera.k1, camera.k2, camera.k3, camera.k4), (camera.p1, camera.p2)
+        k = (camera.k1, camera.k2, camera.k3, camera.k4)
+        p = (camera.p1, camera.p2)
         lenses[name] = _lens(size, focal, middle, place, k, p, kind in _FISHEYE)
     for name, shot in part.shots.items():
         if shot.camera not in lenses:
@@ -480,14 +519,12 @@ def read_opensfm(files: Sequence[Path], size_of: SizeOf) -> Entries:
         yield KnownCamera(name, lenses[shot.camera], rotation, center)
 
 
-_SIDES = dict.fromkeys(("width", "height"), (PixelCount | None, None))
 _FRAME_SIZE = _record(**_SIDES)
 _KEYFRAME = _record(
     **dict.fromkeys(("fx", "fy", "cx", "cy"), Coordinate),
     **{f"t_{i}{j}": Coordinate for i in range(3) for j in range(4)},
     **_SIDES,
 )
-_UNCORRECTED = "cameras"  # folder beside that of the corrected cameras
 
 
 def read_polycam(files: Sequence[Path], size_of: SizeOf) -> Entries:
@@ -524,18 +561,23 @@ def _frame_size(frame: Any, path: Path, size_of: SizeOf) -> tuple[float, float]:
 
 
 _RECORD3D = _record(
-    w=PixelCount, h=PixelCount, K=_listed(Coordinate, 9), poses=list[_listed(Coordinate, 7)],
+    w=PixelCount,
+    h=PixelCount,
+    K=_listed(Coordinate, 9),
+    poses=list[_listed(Coordinate, 7)],
     perFrameIntrinsicCoeffs=(list[_listed(Coordinate, 4)], []),
-)  # fmt: skip
+)
 
 
 def read_record3d(files: Sequence[Path], size_of: SizeOf) -> Entries:
     """``metadata.json`` of Record3D: quaternions x, y, z, w and centres, camera to world."""
     found = conform(read_json(files[0], ENCODINGS), _RECORD3D, files[0], _AGAIN)
-    own, shared = found.perFrameIntrinsicCoeffs, [found.K[i] for i in (0, 4, 6, 7)]
+    own = found.perFrameIntrinsicCoeffs
+    shared = [found.K[i] for i in (0, 4, 6, 7)]
     for n, pose in enumerate(found.poses):
         fx, fy, cx, cy = own[n] if n < len(own) else shared
-        place, quaternion = f"{files[0]}, pose {n}", np.array(pose[:4])
+        place = f"{files[0]}, pose {n}"
+        quaternion = np.array(pose[:4])
         lens = _lens((found.w, found.h), (fx, fy), (cx, cy), place)
         turn = load_pycolmap().Rotation3d(quaternion).matrix() * (quaternion @ quaternion)
         rotation = _rotation(turn, f"{place}, quaternion")
@@ -553,9 +595,18 @@ FORMATS = (
     Format("RealityScan", ("**/*.xmp",), _with(_XCR[1:-1].encode()), read_reality_xmp, many=True),
     Format("Bundler", ("bundle.out", "bundle/bundle.out"), _with(b"# Bundle file"), read_bundler),
     Format("OpenMVG", ("sfm_data.json",), _with(b'"sfm_data_version"'), read_openmvg),
-    Format("OpenSfM", ("reconstruction.json", "opensfm/reconstruction.json"), _with(b'"cameras"'),
-           read_opensfm),
-    Format("Polycam", ("keyframes/corrected_cameras/*.json", "keyframes/cameras/*.json"),
-           _with(b'"t_00"'), read_polycam, many=True),
+    Format(
+        "OpenSfM",
+        ("reconstruction.json", "opensfm/reconstruction.json"),
+        _with(b'"cameras"'),
+        read_opensfm,
+    ),
+    Format(
+        "Polycam",
+        ("keyframes/corrected_cameras/*.json", "keyframes/cameras/*.json"),
+        _with(b'"t_00"'),
+        read_polycam,
+        many=True,
+    ),
     Format("Record3D", ("metadata.json",), _with(b'"poses"', within=-1), read_record3d),
-)  # fmt: skip
+)

@@ -27,7 +27,8 @@ from sugar_utils.html import Picture
 MAX_SPREAD = 0.35  # of exposures, standard deviation in stops; 0.0 to 0.26, with gains 1.5
 STEP = 15  # degrees of azimuth and elevation, side of a cell of the map of directions
 REACH = 20  # degrees from a photograph up to which a direction counts as seen
-MIN_GAP, FRONTAL_GAP = 45, 180
+MIN_GAP = 45
+FRONTAL_GAP = 180
 """Degrees of azimuth without a photograph that are a hole in the round; with more than the second
 an object is photographed from the front on purpose, as a relief is."""
 
@@ -44,10 +45,21 @@ MIN_KNOWN = 0.6
 """Share of the points of the median photograph that three or more observe: 0.96 to 1, with a
 quarter of the photographs 0.5."""
 
-_SIDE, _CELLS = 800, 10  # of the photographs as they are looked at: pixels, cells along it
+# of the photographs as they are looked at: pixels, cells along it
+_SIDE = 800
+_CELLS = 10
 SLIDING = 4.0  # times the median error from which a track slides, and its point does not count
 _POINTS_PER_CELL = 2  # mean, below which cells without a point say nothing
 _WIDTH = 9  # pixels, of the neighbourhood that detail differs from
+
+# of a cell of the picture, around the cells
+_PIXELS = 26
+_MARGIN = 40
+_PAPER = "#fafaf8"
+_SEEN = "#9cc9a3"
+_UNSEEN = "#e6b8b0"
+_CAMERA = "#24435f"
+_INK = "#1e1e1e"
 
 
 class CaptureFinding(NamedTuple):
@@ -100,16 +112,20 @@ def directions_of(cameras: Sequence[Camera], points: np.ndarray) -> Directions:
     else:
         seen = np.any([_shows(camera, cells) for camera in cameras], axis=0)
     return Directions(
-        around, [camera.name for camera in cameras], np.degrees(np.arctan2(x, z)) % 360,
-        np.degrees(np.arcsin(np.clip(y, -1, 1))), seen,
-    )  # fmt: skip
+        around,
+        [camera.name for camera in cameras],
+        np.degrees(np.arctan2(x, z)) % 360,
+        np.degrees(np.arcsin(np.clip(y, -1, 1))),
+        seen,
+    )
 
 
 def _shows(camera: Camera, directions: np.ndarray) -> np.ndarray:
     """Whether something in a direction, however far, is in the image. (..., 3) to (...) bool"""
     x, y, z = np.moveaxis(directions @ camera.rotation.T, -1, 0)
     depth = np.where(z > 0, z, np.inf)
-    column, row = x / depth * camera.fx + camera.cx, y / depth * camera.fy + camera.cy
+    column = x / depth * camera.fx + camera.cx
+    row = y / depth * camera.fy + camera.cy
     inside = (column >= 0) & (column < camera.width) & (row >= 0) & (row < camera.height)
     return (z > 0) & inside
 
@@ -145,11 +161,14 @@ def _look_at(camera: Camera, observations: Observations | None) -> _Look:
     size = tuple(max(1, round(_CELLS * n / max(grey.shape))) for n in grey.shape)
     cell_of = [np.arange(n) * cells // n for n, cells in zip(grey.shape, size, strict=True)]
     squares = (values - uniform_filter(values, _WIDTH)) ** 2
-    sums, counts = np.zeros(size), np.zeros(size)
+    sums = np.zeros(size)
+    counts = np.zeros(size)
     np.add.at(sums, np.ix_(*cell_of), squares)
     np.add.at(counts, np.ix_(*cell_of), 1)
-    detailed, subject = np.sqrt(sums / counts) >= DETAIL, _subject(camera, size)
-    bare, lost = float((~detailed)[subject].mean()), np.nan
+    detailed = np.sqrt(sums / counts) >= DETAIL
+    subject = _subject(camera, size)
+    bare = float((~detailed)[subject].mean())
+    lost = np.nan
     seen = observations and observations.seen(small)
     if seen and len(seen.pixels) >= _POINTS_PER_CELL * detailed.size and detailed[subject].any():
         fits = seen.errors <= SLIDING * np.median(observations.errors)
@@ -240,18 +259,16 @@ def _too_few(cameras: Sequence[Camera], observations: Observations | None) -> li
     return [CaptureFinding("too few photographs", where, advice)] if known < MIN_KNOWN else []
 
 
-_PIXELS, _MARGIN = 26, 40  # of a cell of the picture, around the cells
-_PAPER, _SEEN, _UNSEEN, _CAMERA, _INK = "#fafaf8", "#9cc9a3", "#e6b8b0", "#24435f", "#1e1e1e"
-
-
 def direction_map(directions: Directions) -> Picture:
     """The map of directions: azimuth from left to right, straight up at the top."""
     n_rows, n_columns = directions.seen.shape
-    width, height = n_columns * _PIXELS, n_rows * _PIXELS
+    width = n_columns * _PIXELS
+    height = n_rows * _PIXELS
     paper = Image.new("RGB", (width + 2 * _MARGIN, height + 2 * _MARGIN), _PAPER)
     draw = ImageDraw.Draw(paper)
     for (row, column), seen in np.ndenumerate(directions.seen):
-        x, y = _MARGIN + column * _PIXELS, _MARGIN + row * _PIXELS
+        x = _MARGIN + column * _PIXELS
+        y = _MARGIN + row * _PIXELS
         corners = x, y, x + _PIXELS - 2, y + _PIXELS - 2
         draw.rectangle(corners, fill=_SEEN if seen else _UNSEEN)
     xs = _MARGIN + directions.azimuths / 360 * width

@@ -22,48 +22,67 @@ _convert = partial(flag, group="scene")
 @dataclass(frozen=True)
 class SfmOptions:
     frames: int = _posing(
-        150, "frames of a video at most: the sharpest of as many intervals, without those in which "
-        "nothing moved", parse=flags.positive_int, no_effect_when="with photographs",
-    )  # fmt: skip
+        150,
+        "frames of a video at most: the sharpest of as many intervals, without those in which "
+        "nothing moved",
+        parse=flags.positive_int,
+        no_effect_when="with photographs",
+    )
     camera: str | None = _posing(
-        None, "COLMAP's model of the lens; unset: OPENCV, and SIMPLE_RADIAL for cameras that took "
-        "fewer than 10 of the photographs", parse=flags.optional_str,
-    )  # fmt: skip
+        None,
+        "COLMAP's model of the lens; unset: OPENCV, and SIMPLE_RADIAL for cameras that took "
+        "fewer than 10 of the photographs",
+        parse=flags.optional_str,
+    )
     cameras: str | None = _posing(
-        None, "file or folder with the cameras of another program, which are kept; none: ignore "
-        "them; unset: those in the scene folder", parse=flags.optional_str,
-    )  # fmt: skip
+        None,
+        "file or folder with the cameras of another program, which are kept; none: ignore "
+        "them; unset: those in the scene folder",
+        parse=flags.optional_str,
+    )
     extraction_size: int = _posing(
-        1600, "longest side in pixels at which features are looked for; time and memory grow with "
-        "its square", parse=flags.positive_int,
-    )  # fmt: skip
+        1600,
+        "longest side in pixels at which features are looked for; time and memory grow with "
+        "its square",
+        parse=flags.positive_int,
+    )
     masked_features: bool | Literal["auto"] = _posing(
-        "auto", "True: look for features only where masks count; False: everywhere, for an object "
+        "auto",
+        "True: look for features only where masks count; False: everywhere, for an object "
         "that stood still; auto: where masks count, and everywhere if that registers more",
-        parse=flags.boolean_or_auto, metavar="{auto,True,False}", no_effect_when="without masks",
-    )  # fmt: skip
+        parse=flags.boolean_or_auto,
+        metavar="{auto,True,False}",
+        no_effect_when="without masks",
+    )
     max_features: int = _posing(8192, "features per photograph at most", parse=flags.positive_int)
     matcher: Matcher = _posing(
-        "auto", "which photographs are compared. exhaustive: all with all; sequential: neighbours "
+        "auto",
+        "which photographs are compared. exhaustive: all with all; sequential: neighbours "
         "in order, and similar ones; similar: each with the 30 most similar; auto: "
         f"exhaustive up to {MAX_EXHAUSTIVE}, beyond that sequential for videos, else similar",
         choices=get_args(Matcher),
-    )  # fmt: skip
+    )
     panoramas: bool | Literal["auto"] = _posing(
-        "auto", "True: the photographs, or the video, are equirectangular panoramas, which become "
+        "auto",
+        "True: the photographs, or the video, are equirectangular panoramas, which become "
         "six square views each; False: they are not; auto: where XMP says so, or all are twice as "
         "wide as high and show the same texture at their left and right border",
-        parse=flags.boolean_or_auto, metavar="{auto,True,False}",
-    )  # fmt: skip
+        parse=flags.boolean_or_auto,
+        metavar="{auto,True,False}",
+    )
     photographer: float | None = _posing(
-        None, "degrees around straight down of a panorama that who carries the camera hides, and "
-        "that do not count; needs --mask_mode ignore", parse=flags.acute_angle,
+        None,
+        "degrees around straight down of a panorama that who carries the camera hides, and "
+        "that do not count; needs --mask_mode ignore",
+        parse=flags.acute_angle,
         no_effect_when="without panoramas",
-    )  # fmt: skip
+    )
     mapper: Mapper = _posing(
-        "auto", "incremental: one photograph after the other; global: all at once, for thousands; "
-        "auto: incremental up to 500", choices=get_args(Mapper),
-    )  # fmt: skip
+        "auto",
+        "incremental: one photograph after the other; global: all at once, for thousands; "
+        "auto: incremental up to 500",
+        choices=get_args(Mapper),
+    )
 
 
 @dataclass(frozen=True)
@@ -78,23 +97,29 @@ class InertConvertFlags(InertFlags):
 @dataclass(frozen=True)
 class ConvertOptions:
     source_path: Path = _convert(
-        MISSING, "folder with photographs in input/, images/ or the folder itself, or a video; the "
-        "scene of VIDEO.mp4 is the folder VIDEO", short="-s", parse=Path,
+        MISSING,
+        "folder with photographs in input/, images/ or the folder itself, or a video; the "
+        "scene of VIDEO.mp4 is the folder VIDEO",
+        short="-s",
+        parse=Path,
         missing="name a folder with photographs, or a video",
-    )  # fmt: skip
+    )
     resize: bool = _convert(
-        False, "write images_2, images_4 and images_8 as well, at a half, a quarter, an eighth",
+        False,
+        "write images_2, images_4 and images_8 as well, at a half, a quarter, an eighth",
         action="store_true",
-    )  # fmt: skip
+    )
     skip_matching: bool = _convert(
-        False, "take the cameras from distorted/sparse/0, by COLMAP or an earlier call",
+        False,
+        "take the cameras from distorted/sparse/0, by COLMAP or an earlier call",
         action="store_true",
-    )  # fmt: skip
+    )
     overwrite: bool = _convert(
         False, "find cameras anew; old ones of other programs are kept in distorted/"
-    )  # fmt: skip
-    random_seed: int = _convert(0, "of what is drawn while matching and mapping",
-                                parse=flags.non_negative_int)  # fmt: skip
+    )
+    random_seed: int = _convert(
+        0, "of what is drawn while matching and mapping", parse=flags.non_negative_int
+    )
     sfm: SfmOptions = field(default_factory=SfmOptions)
     masks: MaskOptions = field(default_factory=MaskOptions)
     inert: InertConvertFlags = field(default_factory=InertConvertFlags)

@@ -45,6 +45,11 @@ from sugar_utils.schemas import Coordinate, Count, read_checked
 
 Photographs = Sequence[Photograph]
 
+_MOST_ADVICE = 2  # lines on the console; the page has all of them
+OUTCOME = "outcome.json"  # what came out, for programs, in the folder of work
+_SHARPNESS_SIDE = 800
+_FEWEST = 3
+
 
 @dataclass(frozen=True)
 class Attempt:
@@ -87,7 +92,8 @@ class Attempt:
 
     def keys(self) -> dict[str, str]:
         """What each step's result depends on."""
-        sfm, seed = self.work.options.sfm, self.work.options.random_seed
+        sfm = self.work.options.sfm
+        seed = self.work.options.random_seed
         features = digest(self.content, sfm.camera, sfm.extraction_size, sfm.max_features)
         matches = digest(features, self.matcher, seed)
         models = digest(matches, self.mapper, seed, self.keeps_focal)
@@ -108,7 +114,9 @@ class Attempt:
 
 def find_cameras(attempts: Sequence[Attempt]) -> tuple[Models, Attempt]:
     """Try the first way, and the second one if that leaves photographs out that this one places."""
-    found, work, n = attempts[0], attempts[0].work, len(attempts[0].photographs)
+    found = attempts[0]
+    work = attempts[0].work
+    n = len(attempts[0].photographs)
     pycolmap = load_pycolmap()
     if found.mapper == "global" and not hasattr(pycolmap, "global_mapping"):
         raise UserError(
@@ -116,12 +124,15 @@ def find_cameras(attempts: Sequence[Attempt]) -> tuple[Models, Attempt]:
         )
     models = found.run()
     if models.n_placed < report.FINE_SHARE * n and len(attempts) > 1:
-        say, placed = work.console.info, models.n_placed
+        say = work.console.info
+        placed = models.n_placed
         say(f"{placed} of {n} photographs are registered inside the masks: trying whole ones")
         second = attempts[1].run()
         # A narrow path: the cameras hardly moved, as where an object turned before a background.
         if second.n_placed > placed and report.model_facts(second.largest)[1] >= report.NARROW:
-            models, found, now = second, attempts[1], second.n_placed
+            models = second
+            found = attempts[1]
+            now = second.n_placed
             say(f"{now} of {n} whole photographs are registered: these poses are taken")
         else:
             say("no more whole photographs are registered: poses from inside the masks are taken")
@@ -134,7 +145,8 @@ def find_cameras(attempts: Sequence[Attempt]) -> tuple[Models, Attempt]:
 
 
 def _find_features(attempt: Attempt) -> None:
-    sfm, key = attempt.work.options.sfm, attempt.keys()["features"]
+    sfm = attempt.work.options.sfm
+    key = attempt.keys()["features"]
     photographs = attempt.photographs
     noted = attempt.noted("features", key)
     if not noted or not matching.is_whole(attempt.database, len(photographs)):
@@ -151,14 +163,19 @@ def _find_features(attempt: Attempt) -> None:
     masks = attempt.masks or [None] * len(photographs)
     with attempt.work.step(f"looking for features{attempt.where}", len(photographs)) as advance:
         matching.extract_features(
-            attempt.database, photographs, masks, sfm.extraction_size, sfm.max_features,
+            attempt.database,
+            photographs,
+            masks,
+            sfm.extraction_size,
+            sfm.max_features,
             advance,
-        )  # fmt: skip
+        )
     attempt.note(found=key)
 
 
 def _match(attempt: Attempt) -> None:
-    key, n = attempt.keys()["matches"], len(attempt.photographs)
+    key = attempt.keys()["matches"]
+    n = len(attempt.photographs)
     if attempt.noted("matched", key):
         return
     if not attempt.noted("matches", key):
@@ -173,7 +190,9 @@ def _match(attempt: Attempt) -> None:
 
 
 def _map(attempt: Attempt) -> Models:
-    work, key, n = attempt.work, attempt.keys()["models"], len(attempt.photographs)
+    work = attempt.work
+    key = attempt.keys()["models"]
+    n = len(attempt.photographs)
     if attempt.noted("models", key) and attempt.models.is_dir():
         try:
             return mapping.read_models(attempt.models)
@@ -185,20 +204,22 @@ def _map(attempt: Attempt) -> Models:
     attempt.note(models=None)
     title = "triangulating points" if known else "registering photographs"
     with work.step(f"{title}{attempt.where}", n) as advance:
-        names, seed = [p.name for p in attempt.photographs], work.options.random_seed
+        names = [p.name for p in attempt.photographs]
+        seed = work.options.random_seed
         poses = known and [(camera.rotation, camera.center) for camera in known.cameras]
         models = mapping.map_photographs(
-            attempt.database, names, attempt.models, attempt.mapper, seed, poses, advance,
-            attempt.of_panoramas, attempt.keeps_focal,
-        )  # fmt: skip
+            attempt.database,
+            names,
+            attempt.models,
+            attempt.mapper,
+            seed,
+            poses,
+            advance,
+            attempt.of_panoramas,
+            attempt.keeps_focal,
+        )
     attempt.note(models=key)
     return models
-
-
-_MOST_ADVICE = 2  # lines on the console; the page has all of them
-OUTCOME = "outcome.json"  # what came out, for programs, in the folder of work
-_SHARPNESS_SIDE = 800
-_FEWEST = 3
 
 
 class Outcome(msgspec.Struct):
@@ -223,8 +244,9 @@ class Converted:
         told = self.outcome
         return {
             "photographs_with_a_place": f"{told['registered']} of {told['photographs']}",
-            "points": told["points"], "reprojection_error_px": told["reprojection_error"],
-        }  # fmt: skip
+            "points": told["points"],
+            "reprojection_error_px": told["reprojection_error"],
+        }
 
 
 def convert(options: ConvertOptions, console: Console | None = None) -> Converted:
@@ -245,7 +267,9 @@ def convert(options: ConvertOptions, console: Console | None = None) -> Converte
 
 
 def _convert(work: Work) -> Converted:
-    source, options, console = work.source, work.options, work.console
+    source = work.source
+    options = work.options
+    console = work.console
     photographs = _photographs(work)
     asked_panoramas = options.sfm.panoramas
     of_panoramas = panoramas.are_panoramas(photographs, asked_panoramas, console.info)
@@ -261,7 +285,8 @@ def _convert(work: Work) -> Converted:
     taken = scene.source_digest(source, moving, named)
     files = _contents(photographs)
     hidden = [mask and [storage.file_digest(mask.path), mask.alpha] for mask in masks]
-    asked, same = options.sfm.masked_features, (known, of_panoramas)
+    asked = options.sfm.masked_features
+    same = (known, of_panoramas)
     attempts = [Attempt(work, photographs, None, digest(files, *content), *same)]
     if asked is not False and any(masks):
         key = digest(files, hidden, *content)
@@ -278,7 +303,8 @@ def _convert(work: Work) -> Converted:
         return Converted(source.root, source.root / scene.PAGE, told)
     pictures.told_photographs(photographs, console.info)
     if options.skip_matching:
-        models, attempt = _models_of_others(work, photographs), None
+        models = _models_of_others(work, photographs)
+        attempt = None
     else:
         models, attempt = find_cameras(attempts)
     evidence = _evidence(work, photographs, models, attempt)
@@ -313,7 +339,8 @@ def _convert(work: Work) -> Converted:
 
 def _photographs(work: Work) -> list[Photograph]:
     """Photographs of the folder, or the frames of the video, which are written into it."""
-    source, frames = work.source, work.options.sfm.frames
+    source = work.source
+    frames = work.options.sfm.frames
     if source.video is not None:
         choice = pictures.extract_frames(source.video, source.folder, frames, work.step)
         repeated = f"; in {choice.repeated} intervals nothing moved" if choice.repeated else ""
@@ -343,13 +370,15 @@ def _flatten(work: Work, models: Models, by_name: dict[str, Original], key: str)
 
 
 def _known_cameras(work: Work, photographs: Photographs) -> tuple[KnownCameras | None, list[str]]:
-    source, asked = work.source, work.options.sfm.cameras
+    source = work.source
+    asked = work.options.sfm.cameras
     if work.options.skip_matching or (source.video and asked is None):
         return None, []
     files = the_cameras(asked, source.folder, source.root)
     if files is None:
         return None, []
-    known, n = read_cameras(files, photographs), len(photographs)
+    known = read_cameras(files, photographs)
+    n = len(photographs)
     moved = f"; {known.offset} subtracted from all places" if known.offset else ""
     work.console.info(f"cameras of {files.name}, {len(known.cameras)} of {n} photographs{moved}")
     for line in known.notes:
@@ -363,7 +392,9 @@ def _contents(photographs: Photographs) -> list[list[str]]:
 
 def _turntable(work: Work, photographs: Photographs) -> int:
     """Rounds of a turntable, which get masks; 0 if the camera moved, or there are masks."""
-    source, asked, folder = work.source, work.options.masks.masks, MASK_FOLDERS[0]
+    source = work.source
+    asked = work.options.masks.masks
+    folder = MASK_FOLDERS[0]
     files = digest(_contents(photographs))
     noted, _, rounds = scene.read_record(source.root).get("rounds", "").partition(" ")
     if noted == files:
@@ -431,7 +462,8 @@ def _models_of_others(work: Work, photographs: Photographs) -> Models:
         )
     for number in model.reg_image_ids():
         image = model.images[number]
-        lens, photograph = model.cameras[image.camera_id], known[image.name]
+        lens = model.cameras[image.camera_id]
+        photograph = known[image.name]
         if (lens.width, lens.height) != (photograph.width, photograph.height):
             raise UserError(
                 f"--skip_matching: {place} was made of photographs of {lens.width} x "
@@ -444,8 +476,12 @@ def _models_of_others(work: Work, photographs: Photographs) -> Models:
 def _evidence(
     work: Work, photographs: Photographs, models: Models, attempt: Attempt | None
 ) -> report.Evidence:
-    names, model = [photograph.name for photograph in photographs], models.largest
-    sharp, n_features, matches, contradicting = [], [0] * len(names), {}, {}
+    names = [photograph.name for photograph in photographs]
+    model = models.largest
+    sharp = []
+    n_features = [0] * len(names)
+    matches = {}
+    contradicting = {}
     with work.step("checking photographs", len(photographs)) as advance:
         for done, photograph in enumerate(photographs, start=1):
             sharp.append(sharpness(pictures.read_grey(photograph.path, _SHARPNESS_SIDE)))
@@ -473,10 +509,14 @@ def _evidence(
     longest = max(max(photograph.width, photograph.height) for photograph in photographs)
     scale = min(1.0, work.options.sfm.extraction_size / longest)
     return replace(
-        found, n_points=model.num_points3D(), track_length=model.compute_mean_track_length(),
-        error=model.compute_mean_reprojection_error() * scale, shared=shared, spread=spread,
+        found,
+        n_points=model.num_points3D(),
+        track_length=model.compute_mean_track_length(),
+        error=model.compute_mean_reprojection_error() * scale,
+        shared=shared,
+        spread=spread,
         contradicting=contradicting,
-    )  # fmt: skip
+    )
 
 
 def _capture_findings(work: Work, made: Path) -> tuple[list[CaptureFinding], Directions]:
@@ -485,9 +525,13 @@ def _capture_findings(work: Work, made: Path) -> tuple[list[CaptureFinding], Dir
     masks = replace(masks, masks="none" if masks.masks == "none" else None)
     with work.step("checking views", 1):
         capture = load_scene(
-            made, size_rule=VanillaSize(), eval_split=False, masks=masks,
-            view_options=ViewOptions(), notify=lambda line: None,
-        )  # fmt: skip
+            made,
+            size_rule=VanillaSize(),
+            eval_split=False,
+            masks=masks,
+            view_options=ViewOptions(),
+            notify=lambda line: None,
+        )
         found, directions = check_capture(capture)
     dropped = [f"{name} ({why})" for name, why in capture.dropped_views.items()]
     if dropped:
@@ -499,13 +543,19 @@ def _capture_findings(work: Work, made: Path) -> tuple[list[CaptureFinding], Dir
 
 
 def _report(
-    work: Work, evidence: report.Evidence, registration: report.Registration,
+    work: Work,
+    evidence: report.Evidence,
+    registration: report.Registration,
     by_name: dict[str, Original],
     known: KnownCameras | None,
-) -> Converted:  # fmt: skip
-    root, options = work.source.root, work.options
-    settings = {**asdict(options.sfm), "masks": options.masks.masks,
-                "random_seed": options.random_seed}  # fmt: skip
+) -> Converted:
+    root = work.source.root
+    options = work.options
+    settings = {
+        **asdict(options.sfm),
+        "masks": options.masks.masks,
+        "random_seed": options.random_seed,
+    }
     files = {name: original.photograph.path for name, original in by_name.items()}
     made = work.flat if (work.flat / "sparse" / "0").is_dir() else root
     flat_names = [original.flat_name for original in by_name.values()]
@@ -515,7 +565,8 @@ def _report(
         # Points of the flat model have the colours of the photographs.
         model = load_pycolmap().Reconstruction(str(made / "sparse" / "0"))
         title = f"Cameras of {root.resolve().name}"
-        from_above, around = report.camera_map(model, flat_names), direction_map(directions)
+        from_above = report.camera_map(model, flat_names)
+        around = direction_map(directions)
         return report.convert_page(
             title, evidence, registration, found, from_above, around, files, work.steps, settings
         )
@@ -523,17 +574,24 @@ def _report(
     written = write_page(root / scene.PAGE, page, work.console.warn)
     names = ("name", "seconds", "peak_bytes")
     outcome = {
-        "line": registration.line(evidence), "quality": registration.word,
-        "photographs": len(evidence.names), "registered": registration.n_registered,
-        "left_out": dict(registration.left_out), "other_models": registration.other_models,
-        "advice": registration.advice, "findings": [finding._asdict() for finding in found],
-        "reprojection_error": evidence.error, "points": evidence.n_points,
-        "track_length": evidence.track_length, "cameras": known.source.name if known else None,
+        "line": registration.line(evidence),
+        "quality": registration.word,
+        "photographs": len(evidence.names),
+        "registered": registration.n_registered,
+        "left_out": dict(registration.left_out),
+        "other_models": registration.other_models,
+        "advice": registration.advice,
+        "findings": [finding._asdict() for finding in found],
+        "reprojection_error": evidence.error,
+        "points": evidence.n_points,
+        "track_length": evidence.track_length,
+        "cameras": known.source.name if known else None,
         "offset": known.offset if known else None,
         "steps": [dict(zip(names, step, strict=True)) for step in work.steps],
-    }  # fmt: skip
+    }
     subtracted = known.offset if known else None
     write_offset(root, np.zeros(3) if subtracted is None else np.array(subtracted))
     storage.write_json_atomic(root / scene.WORK / OUTCOME, outcome)
-    seconds, peak = sum(step[1] for step in work.steps), max(step[2] for step in work.steps)
+    seconds = sum(step[1] for step in work.steps)
+    peak = max(step[2] for step in work.steps)
     return Converted(root, written, outcome, seconds, peak)

@@ -25,8 +25,11 @@ from sugar_capture.photographs import Photograph
 from sugar_utils.errors import UserError, shortened
 
 FEWEST = 3
-_CAPTURES = {"keyframes/corrected_images": "keyframes/corrected_cameras",
-             "keyframes/images": "keyframes/cameras", "rgb": "metadata.json"}  # fmt: skip
+_CAPTURES = {
+    "keyframes/corrected_images": "keyframes/corrected_cameras",
+    "keyframes/images": "keyframes/cameras",
+    "rgb": "metadata.json",
+}
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,8 @@ def find_cameras(asked: str | None, *folders: Path) -> list[CameraFiles]:
     """All sets of cameras in the folders, or of the path that ``--cameras`` names."""
     if asked == "none":
         return []
-    path, found = Path(asked or ""), {}
+    path = Path(asked or "")
+    found = {}
     if asked and path.is_file():
         fits = [kind for kind in FORMATS if not kind.many and kind.accepts(path)]
         found = {(path,): CameraFiles(fits[0], (path,))} if fits else {}
@@ -175,7 +179,9 @@ def _refuse_half_turns(photographs: Sequence[Photograph], source: CameraFiles) -
 
 def _fitted(camera: KnownCamera, photograph: Photograph, path: Path) -> Any:
     """The lens at the size of the photograph, which may have been scaled."""
-    lens, width, height = camera.lens, photograph.width, photograph.height
+    lens = camera.lens
+    width = photograph.width
+    height = photograph.height
     own = lens_at(lens, width, height)
     if own is None:
         turned = " when turned as its EXIF data say" if photograph.turned else ""

@@ -41,10 +41,16 @@ def chosen_mapper(mapper: Mapper, n_photographs: int) -> Mapper:
 
 
 def map_photographs(
-    database: Path, names: Sequence[str], folder: Path, mapper: Mapper, seed: int,
-    poses: Sequence[tuple[np.ndarray, np.ndarray]] | None, advance: Callable[[int], None],
-    exact: bool = False, keeps_focal: bool = False,
-) -> Models:  # fmt: skip
+    database: Path,
+    names: Sequence[str],
+    folder: Path,
+    mapper: Mapper,
+    seed: int,
+    poses: Sequence[tuple[np.ndarray, np.ndarray]] | None,
+    advance: Callable[[int], None],
+    exact: bool = False,
+    keeps_focal: bool = False,
+) -> Models:
     """Find the models, the largest first as ``0``; on one core, because only then bits repeat.
 
     Known ``poses``, world-to-camera rotations and centres, are kept; so are lenses and rigs that
@@ -111,8 +117,11 @@ def _triangulated(
 ) -> Any:
     """The model of a database whose lenses and poses are known: points alone are found."""
     pycolmap = load_pycolmap()
-    model, options = pycolmap.Reconstruction(), pycolmap.IncrementalPipelineOptions()
-    options.random_seed, options.num_threads, options.extract_colors = seed, 1, False
+    model = pycolmap.Reconstruction()
+    options = pycolmap.IncrementalPipelineOptions()
+    options.random_seed = seed
+    options.num_threads = 1
+    options.extract_colors = False
     with pycolmap.Database.open(str(database)) as opened:
         for camera in opened.read_all_cameras():
             model.add_camera(camera)
@@ -135,8 +144,11 @@ def _triangulated(
 def _global(database: Path, folder: Path, seed: int, exact: bool) -> list[Any]:
     pycolmap = load_pycolmap()
     options = pycolmap.GlobalPipelineOptions()
-    options.random_seed, options.num_threads, options.min_model_size = seed, 1, SMALLEST_MODEL
-    steps, adjustment = options.mapper, options.mapper.bundle_adjustment
+    options.random_seed = seed
+    options.num_threads = 1
+    options.min_model_size = SMALLEST_MODEL
+    steps = options.mapper
+    adjustment = options.mapper.bundle_adjustment
     adjustment.refine_focal_length = adjustment.refine_extra_params = not exact
     for step in (steps, steps.rotation_averaging, steps.global_positioning, adjustment):
         step.refine_sensor_from_rig = not exact
@@ -145,12 +157,17 @@ def _global(database: Path, folder: Path, seed: int, exact: bool) -> list[Any]:
 
 
 def _incremental(
-    database: Path, folder: Path, seed: int, advance: Callable[[int], None], exact: bool,
+    database: Path,
+    folder: Path,
+    seed: int,
+    advance: Callable[[int], None],
+    exact: bool,
     keeps_focal: bool,
-) -> list[Any]:  # fmt: skip
+) -> list[Any]:
     pycolmap = load_pycolmap()
     options = pycolmap.IncrementalPipelineOptions()
-    options.random_seed, options.num_threads = seed, 1
+    options.random_seed = seed
+    options.num_threads = 1
     options.ba_refine_focal_length = not (exact or keeps_focal)
     options.ba_refine_extra_params = not exact
     options.ba_refine_sensor_from_rig = not exact
@@ -159,8 +176,11 @@ def _incremental(
     options.extract_colors = False
     placed = itertools.count(1)
     found = pycolmap.incremental_mapping(
-        str(database), str(folder), str(folder), options,
+        str(database),
+        str(folder),
+        str(folder),
+        options,
         initial_image_pair_callback=lambda: (next(placed), advance(next(placed))),
         next_image_callback=lambda: advance(next(placed)),
-    )  # fmt: skip
+    )
     return list(found.values())

@@ -30,13 +30,23 @@ SMALL_GROUP = 10  # cameras with fewer photographs get one parameter of distorti
 FALLBACK_FOCAL = 1.2  # in longer sides, where EXIF tells none: 45 degrees, as in COLMAP
 _BYTES_PER_PIXEL = 256  # most that a SIFT extractor holds, first octave at twice the size
 
+_OF_CPP = re.compile(r"\[\w+\.(cc|h):\d+\]")  # how messages of COLMAP's own checks begin
+Rig = tuple[Sequence[tuple[Any, np.ndarray]], Sequence[Sequence[int]]]
+"""Lenses with the rotation from the first one's axes to theirs, (3, 3), and for each moment the
+places of the photographs that they took in it."""
+Matcher = Literal["auto", "exhaustive", "sequential", "similar"]
+MAX_EXHAUSTIVE = 150  # photographs up to which all pairs are compared
+COMPARED_FEATURES = 256  # features of a photograph by which similar ones are found
+_PART = 64
+MAX_RATIO = 0.8  # most: distance of the best match over that of the second best (Lowe 2004)
+_BLOCK = 32
+MAX_ERROR = 0.005  # epipolar distance as a share of the longest side; above, the pair contradicts
+CONTRADICTING_SHARE = 0.5  # share of the pairs of an image that must contradict its pose
+
 
 def database_name(index: int) -> str:
     """Name in the database of the photograph at a place: lists of pairs end names at spaces."""
     return f"{index + 1:06}"
-
-
-_OF_CPP = re.compile(r"\[\w+\.(cc|h):\d+\]")  # how messages of COLMAP's own checks begin
 
 
 @contextlib.contextmanager
@@ -67,16 +77,13 @@ def is_whole(path: Path, n_photographs: int) -> bool:
     return (checked, found) == (("ok",), (n_photographs,))
 
 
-Rig = tuple[Sequence[tuple[Any, np.ndarray]], Sequence[Sequence[int]]]
-"""Lenses with the rotation from the first one's axes to theirs, (3, 3), and for each moment the
-places of the photographs that they took in it."""
-
-
 def create_database(
-    path: Path, photographs: Sequence[Photograph], camera_model: str | None,
+    path: Path,
+    photographs: Sequence[Photograph],
+    camera_model: str | None,
     lenses: Sequence[tuple[Any, Sequence[int]]] | None = None,
     rigs: Sequence[Rig] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Write a database of cameras and photographs without features, complete or not at all.
 
     Photographs have the numbers 1, 2, ... in their order, and share lenses as their headers say.
@@ -96,7 +103,8 @@ def create_database(
         singles = (([(lens, np.eye(3))], [[k] for k in group]) for lens, group in lenses)
         frames = {}
         for own, moments in rigs or singles:
-            rig, sensors = pycolmap.Rig(), []
+            rig = pycolmap.Rig()
+            sensors = []
             for camera, rotation in own:
                 kind = pycolmap.SensorType.CAMERA
                 sensors.append(pycolmap.sensor_t(kind, database.write_camera(camera)))
@@ -130,9 +138,13 @@ def _assumed_lenses(
 
 
 def extract_features(
-    path: Path, photographs: Sequence[Photograph], masks: Sequence[ViewMask | None],
-    longest_side: int, max_features: int, advance: Callable[[int], None],
-) -> None:  # fmt: skip
+    path: Path,
+    photographs: Sequence[Photograph],
+    masks: Sequence[ViewMask | None],
+    longest_side: int,
+    max_features: int,
+    advance: Callable[[int], None],
+) -> None:
     """Find the features of all photographs that have none in the database yet, several at a time.
 
     Args:
@@ -140,7 +152,8 @@ def extract_features(
     """
     pycolmap = load_pycolmap()
     options = pycolmap.FeatureExtractionOptions()
-    options.use_gpu, options.num_threads = False, 1
+    options.use_gpu = False
+    options.num_threads = 1
     options.max_image_size = longest_side
     options.sift.max_num_features = max_features
 
@@ -152,7 +165,8 @@ def extract_features(
         waiting = [index for index in range(n) if not database.exists_descriptors(index + 1)]
         done = n - len(waiting)
         advance(done)
-        room, each = available_bytes() or 2 << 30, _BYTES_PER_PIXEL * longest_side**2
+        room = available_bytes() or 2 << 30
+        each = _BYTES_PER_PIXEL * longest_side**2
         n_workers = max(1, min(os.cpu_count() or 1, room // 2 // each))
         for index, keypoints, descriptors in _in_order(find, waiting, n_workers):
             # Both or none, should the process be killed between them.
@@ -201,12 +215,6 @@ def _in_order(work: Callable[[int], Any], items: Iterable[int], n_workers: int) 
         finally:
             for future in running:
                 future.cancel()
-
-
-Matcher = Literal["auto", "exhaustive", "sequential", "similar"]
-MAX_EXHAUSTIVE = 150  # photographs up to which all pairs are compared
-COMPARED_FEATURES = 256  # features of a photograph by which similar ones are found
-_PART = 64
 
 
 def chosen_matcher(matcher: Matcher, n_photographs: int, in_order: bool) -> Matcher:
@@ -269,10 +277,6 @@ def verified_matches(path: Path) -> dict[tuple[int, int], int]:
     return {(i - 1, j - 1): n for (i, j), n in zip(pairs, counts, strict=True) if n > 0}
 
 
-MAX_RATIO = 0.8  # most: distance of the best match over that of the second best (Lowe 2004)
-_BLOCK = 32
-
-
 def neighbour_pairs(n: int, reach: int = 10) -> set[tuple[int, int]]:
     """Pairs near each other in order: the next ``reach``, then steps of 16, 32, 64, ..."""
     steps = {*range(1, reach + 1), *(1 << k for k in range(n.bit_length()))}
@@ -322,14 +326,14 @@ def _found(own: np.ndarray, others: np.ndarray) -> np.ndarray:
     likeness = (own @ others.reshape(-1, 128).T).reshape(-1, n_others, width)
     best = np.partition(likeness, width - 2, axis=2)[..., -2:]
     # Of vectors of length 1, squared distance is 2 - 2 cos.
-    second, first = 2 - 2 * best[..., 0], 2 - 2 * best[..., 1]
+    second = 2 - 2 * best[..., 0]
+    first = 2 - 2 * best[..., 1]
     clear = (first < MAX_RATIO**2 * second) & own.any(axis=1)[:, None]
     return clear.sum(axis=0)
 
 
-MAX_ERROR = 0.005  # epipolar distance as a share of the longest side; above, the pair contradicts
-MIN_MATCHES, MIN_PAIRS = 30, 2
-CONTRADICTING_SHARE = 0.5  # share of the pairs of an image that must contradict its pose
+MIN_MATCHES = 30
+MIN_PAIRS = 2
 
 
 def contradicting_pairs(
@@ -374,6 +378,7 @@ def _median_error(images: Sequence[Any], first: np.ndarray, second: np.ndarray) 
     rotation, (x, y, z) = move[:, :3], move[:, 3]
     essential = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]]) @ rotation
     a, b = (np.concatenate([p, np.ones((len(p), 1))], axis=1) for p in (first, second))
-    lines_b, lines_a = a @ essential.T, b @ essential
+    lines_b = a @ essential.T
+    lines_a = b @ essential
     scale = np.sqrt((lines_b[:, :2] ** 2).sum(axis=1) + (lines_a[:, :2] ** 2).sum(axis=1))
     return float(np.median(np.abs((b * lines_b).sum(axis=1)) / np.maximum(scale, 1e-12)))

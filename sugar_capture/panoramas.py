@@ -35,7 +35,8 @@ FACES = {
 """Right, down and forward of each view in the axes of the panorama."""
 
 _LOOKED_AT = 512  # pixels, at which the borders of a picture are compared
-_POLE, _SEAM = 0.3, 2.0
+_POLE = 0.3
+_SEAM = 2.0
 """Most differences of neighbouring pixels: in the first and the last row, of those in the middle
 row; across the seam, of those beside it. Photographs measured 0.8 and 9; panoramas 0.05 and 1.2."""
 
@@ -119,15 +120,19 @@ def _has_texture_at_seam(grey: np.ndarray) -> bool:
 
 
 def write_views(
-    panoramas: Sequence[Photograph], masks: Sequence[ViewMask | None], folder: Path,
-    photographer: float | None, advance: Callable[[int], None],
-) -> tuple[list[Photograph], list[ViewMask | None]]:  # fmt: skip
+    panoramas: Sequence[Photograph],
+    masks: Sequence[ViewMask | None],
+    folder: Path,
+    photographer: float | None,
+    advance: Callable[[int], None],
+) -> tuple[list[Photograph], list[ViewMask | None]]:
     """Write the views of panoramas, six of each in the order of ``FACES``, and their masks.
 
     Args:
         photographer: Degrees around straight down that do not count; None hides nothing.
     """
-    views, hidden = [], []
+    views = []
+    hidden = []
     names = [PurePosixPath(name) for name in output_names(panoramas)]
     for done, (panorama, name, mask) in enumerate(zip(panoramas, names, masks, strict=True), 1):
         size = round(panorama.width / math.pi)
@@ -147,10 +152,14 @@ def write_views(
 
 
 def _write_views(
-    panorama: Photograph, mask: ViewMask | None, photographer: float | None,
-    paths: Sequence[Path], mask_paths: Sequence[Path],
-) -> None:  # fmt: skip
-    width, height = panorama.width, panorama.height
+    panorama: Photograph,
+    mask: ViewMask | None,
+    photographer: float | None,
+    paths: Sequence[Path],
+    mask_paths: Sequence[Path],
+) -> None:
+    width = panorama.width
+    height = panorama.height
     pixels = np.asarray(read_upright(panorama.path).convert("RGB"))
     counts = np.full((height, width), 255, np.uint8)
     if mask is not None:
@@ -173,7 +182,8 @@ def _places(rotation: Sequence[Sequence[int]], size: int, width: int) -> np.ndar
     rays = np.stack([x, y, np.ones_like(x)], axis=-1) @ np.array(rotation)
     longitudes = np.arctan2(rays[..., 0], rays[..., 2])
     latitudes = np.arcsin(rays[..., 1] / np.linalg.norm(rays, axis=-1))
-    rows, columns = latitudes / np.pi + 0.5, longitudes / (2 * np.pi) + 0.5
+    rows = latitudes / np.pi + 0.5
+    columns = longitudes / (2 * np.pi) + 0.5
     return np.stack([rows * (width / 2), columns * width]) - 0.5
 
 
@@ -201,7 +211,8 @@ def grouped(views: Sequence[Any]) -> list[Sequence[Any]]:
 
 def rigs_of(views: Sequence[Photograph]) -> list[Rig]:
     """A rig of six cameras for each size of views."""
-    pycolmap, moments = load_pycolmap(), {}
+    pycolmap = load_pycolmap()
+    moments = {}
     for places in grouped(range(len(views))):
         moments.setdefault(views[places[0]].width, []).append(places)
 

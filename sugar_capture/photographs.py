@@ -26,14 +26,29 @@ from sugar_utils.schemas import Count, read_checked
 FILM_DIAGONAL = math.hypot(36, 24)  # mm, of "35 mm equivalent" focal lengths (CIPA DCG-001)
 _TAGS = ExifTags.Base
 _TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM, 5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE, 8: Image.Transpose.ROTATE_90,
-}  # fmt: skip
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 """What makes a picture upright, by its orientation in EXIF."""
 
 _ON_ITS_SIDE = (5, 6, 7, 8)
 _UNIT_MM = {2: 25.4, 3: 10.0, 4: 1.0, 5: 0.001}
+
+CHOICE_FILE = "frames.json"  # which frames were chosen; written beside them
+MIN_FRAMES = 3  # fewer make no reconstruction
+_LOOKED_AT = 640
+_THUMBNAIL = 48
+_STILL = 1.0
+"""Mean difference of two thumbnails, of 255, below which nothing has moved between them: noise of
+sensor and codec is averaged out to less."""
+_MAX_LOST = 0.05
+_JPEG_QUALITY = 95
+Advance = Callable[[int], None]  # told how many frames are done
 
 
 @dataclass(frozen=True)
@@ -62,9 +77,10 @@ def files_named(folder: Path, suffixes: Sequence[str], recursive: bool = False) 
     found = (
         path
         for path in (folder.rglob("*") if recursive else folder.iterdir())
-        if path.suffix.lower() in suffixes and path.is_file()
+        if path.suffix.lower() in suffixes
+        and path.is_file()
         and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    )  # fmt: skip
+    )
     return sorted(found, key=lambda path: natural_order(path.relative_to(folder).as_posix()))
 
 
@@ -109,11 +125,17 @@ def _described(path: Path, folder: Path) -> Photograph:
         focal = _number(details.get(_TAGS.FocalLength)) * pitch / unit if unit else 0.0
     # Outside of this are fisheyes, telescopes and wrong tags: better no start than a wrong one.
     return Photograph(
-        name=path.relative_to(folder).as_posix(), path=path, width=width, height=height,
-        focal=focal if 0.2 < focal / max(width, height) < 20 else None, device=device,
-        turned=orientation in _TURNS, depth=depth, transparent=transparent,
+        name=path.relative_to(folder).as_posix(),
+        path=path,
+        width=width,
+        height=height,
+        focal=focal if 0.2 < focal / max(width, height) < 20 else None,
+        device=device,
+        turned=orientation in _TURNS,
+        depth=depth,
+        transparent=transparent,
         keeps_size=orientation in _TURNS and orientation not in _ON_ITS_SIDE,
-    )  # fmt: skip
+    )
 
 
 def _number(value: object) -> float:
@@ -192,18 +214,6 @@ def output_names(photographs: Sequence[Photograph]) -> Iterator[str]:
         yield name
 
 
-CHOICE_FILE = "frames.json"  # which frames were chosen; written beside them
-MIN_FRAMES = 3  # fewer make no reconstruction
-_LOOKED_AT = 640
-_THUMBNAIL = 48
-_STILL = 1.0
-"""Mean difference of two thumbnails, of 255, below which nothing has moved between them: noise of
-sensor and codec is averaged out to less."""
-
-_MAX_LOST = 0.05
-_JPEG_QUALITY = 95
-
-
 class FrameChoice(msgspec.Struct):
     """``frames.json``."""
 
@@ -219,9 +229,6 @@ class _Look:
     number: int
     sharpness: float
     thumbnail: np.ndarray
-
-
-Advance = Callable[[int], None]  # told how many frames are done
 
 
 def extract_frames(video: Path, folder: Path, n_wanted: int, progress: Any) -> FrameChoice:
@@ -258,7 +265,8 @@ def extract_frames(video: Path, folder: Path, n_wanted: int, progress: Any) -> F
 def choose_frames(looks: Iterator[_Look], n_wanted: int, video: str) -> FrameChoice:
     """The sharpest frame of each of ``n_wanted`` equal intervals, if something has moved."""
     seen = list(looks)
-    n, n_intervals = len(seen), min(n_wanted, len(seen))
+    n = len(seen)
+    n_intervals = min(n_wanted, len(seen))
     chosen: list[_Look] = []
     for k in range(n_intervals):
         interval = seen[k * n // n_intervals : (k + 1) * n // n_intervals]
@@ -327,7 +335,8 @@ def _frames(video: Path) -> Iterator[Any]:
                 lost += 1
                 if lost > 10 and lost > _MAX_LOST * decoded:
                     break
-        told, rate = stream.frames, float(stream.average_rate or 0)
+        told = stream.frames
+        rate = float(stream.average_rate or 0)
     if decoded == 0 or lost > _MAX_LOST * decoded or decoded < (1 - _MAX_LOST) * told:
         place = f" after {decoded / rate:.1f} s" if rate and decoded else ""
         raise UserError(

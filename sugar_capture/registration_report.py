@@ -24,7 +24,8 @@ BLURRED = 0.35
 
 FEW_FEATURES = 200
 MANY_FEATURES = 1_000  # a photograph with so many, none of which match, is of another place
-FINE_SHARE, USABLE_SHARE = 0.95, 0.75
+FINE_SHARE = 0.95
+USABLE_SHARE = 0.75
 FINE_ERROR = 1.5  # mean reprojection error in pixels of the size that features were looked for at
 LOOSE_POINTS = 60  # a photograph that shares fewer points with every other hangs by little
 SPLIT_SHARE = 0.2  # a second model with more of the photographs means two sets
@@ -34,6 +35,18 @@ _LESS_MASKED = (
     "the masks leave too little to go by; if the background stood still, pass --masked_features "
     "False, which uses them for all but the cameras"
 )
+
+MAP_SIZE = 1000
+_MARGIN = 60
+_MAX_POINTS = 60_000
+_LABELS = 40
+_THUMBNAIL = 320
+_MAX_LEFT_OUT_PICTURES = 12
+_MEANING = {
+    "fine": "Go on and train.",
+    "usable": "Go on and train, or do what is advised below for a better result.",
+    "poor": "The result will have holes or be wrong; better do what is advised below.",
+}
 
 
 @dataclass(frozen=True)
@@ -187,8 +200,10 @@ def _gaps(names: Sequence[str], registered: Collection[str]) -> list[str]:
     runs = [list(run) for inside, run in groups if not inside]
     texts = []
     for run in sorted(runs, key=len, reverse=True):
-        first, last = run[0], run[-1]
-        before, after = names[first - 1], names[(last + 1) % len(names)]
+        first = run[0]
+        last = run[-1]
+        before = names[first - 1]
+        after = names[(last + 1) % len(names)]
         if first == 0:
             texts.append(f"before {after}")
         elif last == len(names) - 1:
@@ -218,36 +233,36 @@ def model_facts(model) -> tuple[dict[str, int], float]:
     return shared, extent / distance if distance else 0.0
 
 
-MAP_SIZE = 1000
-_MARGIN = 60
-_MAX_POINTS = 60_000
-_PAPER, _INK, _PATH = (250, 250, 248), (30, 30, 30), (226, 200, 190)
-_CAMERA, _FIRST = (214, 69, 52), (36, 110, 185)
-_LABELS = 40
-_THUMBNAIL = 320
-_MAX_LEFT_OUT_PICTURES = 12
-_MEANING = {
-    "fine": "Go on and train.",
-    "usable": "Go on and train, or do what is advised below for a better result.",
-    "poor": "The result will have holes or be wrong; better do what is advised below.",
-}
+_PAPER = (250, 250, 248)
+_INK = (30, 30, 30)
+_PATH = (226, 200, 190)
+_CAMERA = (214, 69, 52)
+_FIRST = (36, 110, 185)
 
 
 def convert_page(
-    title: str, evidence: Evidence, registration: Registration,
-    findings: Sequence[tuple[str, str, str]], seen_from_above: np.ndarray, directions: Picture,
-    files: Mapping[str, Path], steps: Sequence[tuple[str, float, int]],
+    title: str,
+    evidence: Evidence,
+    registration: Registration,
+    findings: Sequence[tuple[str, str, str]],
+    seen_from_above: np.ndarray,
+    directions: Picture,
+    files: Mapping[str, Path],
+    steps: Sequence[tuple[str, float, int]],
     settings: Mapping[str, object],
-) -> Page:  # fmt: skip
+) -> Page:
     """The page about a registration; findings are what, where, and what to do."""
     n = len(evidence.names)
     page = Page(title, f"{n} photographs")
-    page.facts([
-        ("registered photographs", f"{registration.n_registered} of {n}"),
-        ("quality", registration.word), ("reprojection error", f"{evidence.error:.2f} px"),
-        ("points", evidence.n_points),
-        ("photographs per point", f"{evidence.track_length:.1f}"),
-    ])  # fmt: skip
+    page.facts(
+        [
+            ("registered photographs", f"{registration.n_registered} of {n}"),
+            ("quality", registration.word),
+            ("reprojection error", f"{evidence.error:.2f} px"),
+            ("points", evidence.n_points),
+            ("photographs per point", f"{evidence.track_length:.1f}"),
+        ]
+    )
     page.paragraph(_MEANING[registration.word], note=registration.word == "poor")
     for advice in registration.advice:
         page.paragraph(advice[0].upper() + advice[1:] + ".", note=True)
@@ -282,7 +297,8 @@ def convert_page(
 
 
 def _all_photographs(evidence: Evidence) -> Iterator[tuple[str, str]]:
-    shared, partners = evidence.shared or {}, Counter(itertools.chain(*evidence.matches))
+    shared = evidence.shared or {}
+    partners = Counter(itertools.chain(*evidence.matches))
     for index, name in enumerate(evidence.names):
         sharp = evidence.sharpness[index]
         blurred = " (blurred)" if sharp < BLURRED else ""
@@ -309,10 +325,13 @@ def camera_map(model: Any, names: Sequence[str]) -> np.ndarray:
     colors = np.array([model.points3D[n].color for n in kept], np.uint8).reshape(-1, 3)
     up = up_direction(poses[:, :, :3], points)
     level = upright_rotation(up, centers[0] - centers.mean(axis=0))[[0, 2]]
-    at, looks, seen = centers @ level.T, poses[:, 2, :3] @ level.T, points @ level.T
+    at = centers @ level.T
+    looks = poses[:, 2, :3] @ level.T
+    seen = points @ level.T
     near = np.percentile(seen, (5, 95), axis=0) if len(seen) else at
     both = np.concatenate([at, near])
-    low, high = both.min(axis=0), both.max(axis=0)
+    low = both.min(axis=0)
+    high = both.max(axis=0)
     middle = (low + high) / 2
     scale = (MAP_SIZE - 2 * _MARGIN) / max(float((high - low).max()), 1e-9)
 

@@ -38,8 +38,15 @@ from sugar_utils.libraries import load_pycolmap
 from sugar_utils.memory import memory_usage, reset_peak
 from sugar_utils.schemas import FileName, read_checked
 
-WORK, INPUT, INPUT_MASKS, IMAGES = "distorted", "input", "input_masks", "images"
-RECORD, PAGE = "convert.json", "convert.html"
+WORK = "distorted"
+INPUT = "input"
+INPUT_MASKS = "input_masks"
+IMAGES = "images"
+RECORD = "convert.json"
+PAGE = "convert.html"
+
+DIVISORS = (2, 4, 8)  # of the smaller copies that ``--resize`` makes
+_JPEG = {"quality": 95, "subsampling": 0}
 
 
 class ConvertRecord(msgspec.Struct):
@@ -87,7 +94,8 @@ def needs_cameras(path: Path) -> bool:
         source = _recorded(root, str(path) if path != root else record["source"])
         if not any(file.is_file() for file in _taken(source)):
             return False
-        known, cameras = record.get("taken"), record.get("cameras")
+        known = record.get("taken")
+        cameras = record.get("cameras")
         with contextlib.suppress(UserError):  # --cameras named a file that is gone
             return not record.get("finished") or (
                 bool(known) and known != source_digest(source, cameras=cameras)
@@ -227,7 +235,8 @@ def publish(source: Source, flat: Path, masks: Path | None) -> Source:
     What a call before this one made is replaced, all else that is in the way is kept in
     ``distorted``.
     """
-    root, ours = source.root, bool(read_record(source.root).get("published"))
+    root = source.root
+    ours = bool(read_record(source.root).get("published"))
     if source.folder == root / IMAGES and (flat / IMAGES).is_dir():
         source.folder.rename(root / INPUT)
         source = Source(root, root / INPUT)
@@ -278,10 +287,6 @@ class Work:
         self.steps.append((title, time.monotonic() - began, memory_usage("cpu").peak))
 
 
-DIVISORS = (2, 4, 8)  # of the smaller copies that ``--resize`` makes
-_JPEG = {"quality": 95, "subsampling": 0}
-
-
 @dataclass(frozen=True)
 class Original:
     photograph: pictures.Photograph
@@ -300,9 +305,12 @@ def originals(
 
 
 def write_flat_pictures(
-    model: Any, by_name: Mapping[str, Original], folder: Path, resize: bool,
+    model: Any,
+    by_name: Mapping[str, Original],
+    folder: Path,
+    resize: bool,
     advance: Callable[[int], None],
-) -> None:  # fmt: skip
+) -> None:
     """Write flat copies of all photographs that the model places; those that are there stay."""
     images = sorted((model.images[i] for i in model.reg_image_ids()), key=lambda i: i.name)
     for done, image in enumerate(images, start=1):
@@ -366,7 +374,8 @@ def _save(picture: Image.Image, path: Path) -> None:
 
 def write_flat_model(source: Path, by_name: Mapping[str, Original], folder: Path) -> None:
     pycolmap = load_pycolmap()
-    model, options = read_reconstruction(source), pycolmap.UndistortCameraOptions()
+    model = read_reconstruction(source)
+    options = pycolmap.UndistortCameraOptions()
     lenses = {number: lens for number, lens in model.cameras.items() if not lens.is_undistorted()}
     flat = {number: pycolmap.undistort_camera(options, lens) for number, lens in lenses.items()}
     for image in model.images.values():

@@ -147,7 +147,8 @@ def _background(
     most = np.zeros(images.shape[1:3])
     for candidate in np.linspace(0, len(images) - 1, _CANDIDATES).astype(int):
         color = images[candidate] * gains[candidate]
-        total, count = np.zeros_like(best), np.zeros_like(most)
+        total = np.zeros_like(best)
+        count = np.zeros_like(most)
         for image, gain in zip(images, gains, strict=True):
             other = image * gain
             same = np.abs(other - color).max(axis=2) <= tolerance

@@ -32,20 +32,32 @@ N_VIEWS = 4
 CLAY = (0.80, 0.80, 0.79)
 INSIDE = (0.72, 0.52, 0.42)  # a surface seen from its back: holes and faces that are turned round
 BACKGROUND = (0.93, 0.94, 0.95)
-_AMBIENT, _HEADLIGHT, _KEY = 0.14, 0.26, 0.64
+_AMBIENT = 0.14
+_HEADLIGHT = 0.26
+_KEY = 0.64
 _KEY_DIRECTION = (-0.5, -0.7, -0.5)  # camera axes: from the upper left, behind the viewer
 _SAMPLES_PER_SIDE = 2
 
+MAX_TRIANGLES = 30_000
+TEXTURE_SIDE = 1_024
+_GREY = 128
+MESH_SUFFIXES = (".ply", ".pt", ".obj")
+
 
 def shaded_views(
-    mesh: TriangleMesh, cameras: Sequence[Camera], width: int, *, colored: bool = False,
+    mesh: TriangleMesh,
+    cameras: Sequence[Camera],
+    width: int,
+    *,
+    colored: bool = False,
     device: torch.device | str = "cpu",
-) -> list[np.ndarray]:  # fmt: skip
+) -> list[np.ndarray]:
     """Picture a mesh as clay, lit from behind the viewer. One (h, w, 3) uint8 picture per camera
 
     Shading is flat, which hides nothing: smooth normals make a rough mesh look better than it is.
     """
-    n, views = _SAMPLES_PER_SIDE, []
+    n = _SAMPLES_PER_SIDE
+    views = []
     for camera in cameras:
         scale = width / max(camera.width, camera.height)
         sides = (n * max(1, round(side * scale)) for side in (camera.width, camera.height))
@@ -63,7 +75,8 @@ def shaded_views(
     pictures = []
     for view in views:
         hits = rasterize_triangles(vertices, faces, view)
-        covered, rows = hits.covered, hits.face[hits.covered].long()
+        covered = hits.covered
+        rows = hits.face[hits.covered].long()
         values = corner_values.new_zeros(*hits.face.shape, 3)
         values[covered] = (corner_values[rows] * hits.barycentrics[covered][..., None]).sum(1)
         if not colored:
@@ -116,10 +129,6 @@ def _averaged(image: Tensor) -> np.ndarray:
     return (small.clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy()
 
 
-MAX_TRIANGLES = 30_000
-TEXTURE_SIDE = 1_024
-
-
 def preview_glb(
     mesh: TexturedMesh, cameras: Sequence[Camera], points: np.ndarray | None = None
 ) -> bytes:
@@ -141,10 +150,6 @@ def preview_glb(
     return b"".join(glb_chunks(small, picture, Path("preview"), style, variants=True))
 
 
-_GREY = 128
-MESH_SUFFIXES = (".ply", ".pt", ".obj")
-
-
 def read_any_mesh(path: Path) -> TriangleMesh:
     """Read vertices and faces; colours are the file's own in a PLY, else grey."""
     path, suffix = Path(path), Path(path).suffix.lower()
@@ -157,14 +162,16 @@ def read_any_mesh(path: Path) -> TriangleMesh:
         vertices, faces = _read_obj(path)
     else:
         cloud = read_state(path, bound_cloud_from_state)
-        vertices, faces = cloud.vertices.double().numpy(), cloud.faces.numpy()
+        vertices = cloud.vertices.double().numpy()
+        faces = cloud.faces.numpy()
     if not fits_float32(vertices):
         raise UserError(f"{path}: has vertices with NaN or infinity; make the mesh again")
     return TriangleMesh(vertices, faces, np.full((len(vertices), 3), _GREY, dtype=np.uint8))
 
 
 def _read_obj(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    vertices, faces = [], []
+    vertices = []
+    faces = []
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             for line in file:

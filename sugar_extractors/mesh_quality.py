@@ -37,7 +37,9 @@ from sugar_utils.schemas import Coordinate, Count, conform
 from sugar_utils.warp_arrays import Floats, Ints, Vec3s
 from sugar_utils.warp_launch import as_array, launch, on_stream_of
 
-OBJECT_FILE, VISIBLE_FILE, FACTS_FILE = "gt_object.ply", "gt_visible.ply", "gt.json"
+OBJECT_FILE = "gt_object.ply"
+VISIBLE_FILE = "gt_visible.ply"
+FACTS_FILE = "gt.json"
 MARGIN = 0.05
 CLEARANCE = 0.01
 THRESHOLDS = (0.005, 0.01)  # distances at which F-scores are taken
@@ -46,6 +48,9 @@ _MAX_DRAWN = 40 * N_SAMPLES
 _REACH = 1.0
 _PAIRS = ("x", "y", "z"), ("nx", "ny", "nz")
 _Corner = tuple[Coordinate, Coordinate, Coordinate]
+
+_FARTHEST = wp.constant(1.0e6)
+_MIN_ITEMS = 1024
 
 
 class _Facts(msgspec.Struct):
@@ -120,7 +125,8 @@ def read_reference(scene_dir: Path) -> Reference:
     facts = conform(read_json(path), _Facts, path, "make the scene again")
     box = np.array(facts.object_bbox)
     ground = None if facts.ground_bbox is None else np.array(facts.ground_bbox)
-    axis, sign = "xyz".index(facts.up[-1]), -1 if facts.up.startswith("-") else 1
+    axis = "xyz".index(facts.up[-1])
+    sign = -1 if facts.up.startswith("-") else 1
     n_object = facts.gt_visible_object_samples
     mesh = triangle_mesh.read_mesh_ply(scene_dir / OBJECT_FILE)
     points, normals = _read_visible(scene_dir / VISIBLE_FILE)
@@ -134,16 +140,22 @@ def read_reference(scene_dir: Path) -> Reference:
 
 
 def make_reference(
-    mesh: TriangleMesh, visible_points: np.ndarray, visible_normals: np.ndarray, box: np.ndarray,
-    ground: np.ndarray | None = None, axis: int = 2, sign: int = 1,
-) -> Reference:  # fmt: skip
+    mesh: TriangleMesh,
+    visible_points: np.ndarray,
+    visible_normals: np.ndarray,
+    box: np.ndarray,
+    ground: np.ndarray | None = None,
+    axis: int = 2,
+    sign: int = 1,
+) -> Reference:
     """Set up a comparison by the rules at the top of this file.
 
     box, ground: low and high corner of the object and of a flat ground, (2, 3); sign: 1 when the
     axis points up, -1 when down.
     """
     size = float((box[1] - box[0]).max())
-    low, high = box[0] - MARGIN * size, box[1] + MARGIN * size
+    low = box[0] - MARGIN * size
+    high = box[1] + MARGIN * size
     if ground is not None:
         top = ground[1, axis] if sign > 0 else ground[0, axis]
         # The ground nearest to a point of the box is below that point.
@@ -154,16 +166,26 @@ def make_reference(
 
 
 def compare_surfaces(
-    mesh: TriangleMesh, reference: Reference, *, n_samples: int = N_SAMPLES, seed: int = 0,
+    mesh: TriangleMesh,
+    reference: Reference,
+    *,
+    n_samples: int = N_SAMPLES,
+    seed: int = 0,
     device: torch.device | str = "cpu",
-) -> MeshQuality:  # fmt: skip
+) -> MeshQuality:
     # The object is brought to size 1 at the origin, where float32 resolves it best.
-    origin, size = (reference.low + reference.high) / 2, reference.size
+    origin = (reference.low + reference.high) / 2
+    size = reference.size
     low, high, vertices, true_vertices, visible = (
         (points - origin) / size
-        for points in (reference.low, reference.high, mesh.vertices, reference.surface.vertices,
-                       reference.visible_points)
-    )  # fmt: skip
+        for points in (
+            reference.low,
+            reference.high,
+            mesh.vertices,
+            reference.surface.vertices,
+            reference.visible_points,
+        )
+    )
     near = mesh.faces[_meets(vertices[mesh.faces], low - _REACH, high + _REACH)]
     samples = _samples_inside(vertices, near, low, high, n_samples, seed)
     if len(samples) == 0:
@@ -177,16 +199,20 @@ def compare_surfaces(
     pairs = (samples.normals, to_truth.normals), (reference.visible_normals, to_mesh.normals)
     agreement = [np.abs((ours * theirs).sum(axis=1)).mean() for ours, theirs in pairs]
     edges = triangle_mesh.topology(mesh)
-    there, back = to_truth.distances, to_mesh.distances
+    there = to_truth.distances
+    back = to_mesh.distances
     return MeshQuality(
-        accuracy=float(there.mean()), completeness=float(back.mean()),
+        accuracy=float(there.mean()),
+        completeness=float(back.mean()),
         precisions=tuple(float((there < t).mean()) for t in THRESHOLDS),
         recalls=tuple(float((back < t).mean()) for t in THRESHOLDS),
         normal_agreement=float(np.mean(agreement)),
         object_triangles=int(_inside(vertices[near], low, high).any(axis=1).sum()),
         non_manifold_edge_share=edges.non_manifold_edge_share,
-        open_edge_share=edges.open_edge_share, components=edges.components, triangles=mesh.n_faces,
-    )  # fmt: skip
+        open_edge_share=edges.open_edge_share,
+        components=edges.components,
+        triangles=mesh.n_faces,
+    )
 
 
 def _meets(corners: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
@@ -199,9 +225,13 @@ def _inside(points: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray
 
 
 def _samples_inside(
-    vertices: np.ndarray, faces: np.ndarray, low: np.ndarray, high: np.ndarray, count: int,
+    vertices: np.ndarray,
+    faces: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    count: int,
     seed: int,
-) -> AreaSamples:  # fmt: skip
+) -> AreaSamples:
     """About ``count`` even samples of that part of a mesh that lies in a box."""
     faces = faces[_meets(vertices[faces], low, high)]
     samples = sample_surface(vertices, faces, count, seed)
@@ -219,7 +249,9 @@ def _with_ground(
 ) -> TriangleMesh:
     corners = np.tile(low, (4, 1))
     u, v = (k for k in range(3) if k != axis)
-    corners[1:3, u], corners[2:, v], corners[:, axis] = high[u], high[v], height
+    corners[1:3, u] = high[u]
+    corners[2:, v] = high[v]
+    corners[:, axis] = height
     faces = np.array([[0, 1, 2], [0, 2, 3]])
     ground = TriangleMesh(corners, faces, np.zeros((4, 3), dtype=np.uint8))
     return triangle_mesh.merge_meshes([mesh, ground])
@@ -239,9 +271,6 @@ def _read_visible(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 wp.set_module_options({"enable_backward": False})
-
-_FARTHEST = wp.constant(1.0e6)
-_MIN_ITEMS = 1024
 
 
 @dataclass(frozen=True)
@@ -279,7 +308,8 @@ def sample_surface(
     draws = torch.rand(2 * count + 1, generator=source, dtype=torch.float64, device="cpu").numpy()
     places = (np.arange(count) + draws[-1]) / count * ends[-1]
     rows = np.minimum(np.searchsorted(ends, places, "right"), np.flatnonzero(doubled)[-1])
-    root, across = np.sqrt(draws[:count])[:, None], draws[count : 2 * count, None]
+    root = np.sqrt(draws[:count])[:, None]
+    across = draws[count : 2 * count, None]
     a, b, c = (vertices[faces[rows, k]].astype(np.float64) for k in range(3))
     points = (1 - root) * a + root * (1 - across) * b + root * across * c
     return AreaSamples(points, weighted[rows] / doubled[rows, None])
@@ -319,7 +349,8 @@ class Surface:
         faces = torch.empty(n, dtype=torch.int32, device=self._device)
         arguments = [self._tree.id, as_array(queries, wp.vec3), distances, faces]
         launch(find_nearest, n, arguments, min_items=_MIN_ITEMS)
-        found, lengths = faces.cpu().numpy(), distances.cpu().numpy().astype(np.float64)
+        found = faces.cpu().numpy()
+        lengths = distances.cpu().numpy().astype(np.float64)
         return Nearest(lengths, self._normals[found], self._solid[found])
 
     def blocked(self, starts: Tensor, ways: Tensor) -> Tensor:
@@ -342,7 +373,11 @@ def find_nearest(first: int, mesh: wp.uint64, points: Vec3s, distances: Floats, 
 
 @wp.kernel
 def find_blocked(
-    first: int, mesh: wp.uint64, starts: Vec3s, ways: Vec3s, hits: wp.array(dtype=wp.bool),
-):  # fmt: skip
+    first: int,
+    mesh: wp.uint64,
+    starts: Vec3s,
+    ways: Vec3s,
+    hits: wp.array(dtype=wp.bool),
+):
     i = first + wp.tid()
     hits[i] = wp.mesh_query_ray_anyhit(mesh, starts[i], ways[i], 1.0)

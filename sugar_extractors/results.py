@@ -38,7 +38,8 @@ def read_note(files: Sequence[Path]) -> tuple[dict[str, Any], bool]:
     """The note that belongs to the files that are there, and whether they belong together."""
     path = note_path(files[-1])
     note = read_checked(path, ResultNote) if path.is_file() else {}
-    replaced, digests = note.get(_REPLACES), note.get("files")
+    replaced = note.get(_REPLACES)
+    digests = note.get("files")
     if not isinstance(replaced, dict) or not isinstance(digests, dict):
         return note, True
     found = [file for file in files if file.is_file()]
@@ -74,7 +75,8 @@ def publish(
     files: Sequence[Path], identity: Identity, result: Callable[[], Mapping[str, Any]]
 ) -> Iterator[dict[Path, Path]]:
     """Write the files of a result, and its note; an earlier result is there until the end."""
-    last, replaces = files[-1], files[-1].exists()
+    last = files[-1]
+    replaces = files[-1].exists()
     old = read_note(files)[0] if replaces else {}
     with contextlib.ExitStack() as stack:
         # The last one to be entered takes its final name first.

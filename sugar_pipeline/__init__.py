@@ -10,9 +10,16 @@ if TYPE_CHECKING:
     from sugar_pipeline.api import *
 
 __all__ = [
-    "bake_texture", "extract_mesh", "load_gaussians", "load_scene", "refine", "render", "run",
-    "train_coarse", "train_vanilla",
-]  # fmt: skip
+    "bake_texture",
+    "extract_mesh",
+    "load_gaussians",
+    "load_scene",
+    "refine",
+    "render",
+    "run",
+    "train_coarse",
+    "train_vanilla",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -23,6 +23,10 @@ from sugar_utils.errors import UserError
 from sugar_utils.frame import run_main
 from sugar_utils.torchrun import is_follower
 
+_SCENE_FLAGS = ("-s", "--scene_path", "--scene-path", "--source_path", "--source-path")
+_STAGE = "sugar_viewer.live_view:run_watched_stage"
+_COARSE = "sugar_trainers.coarse_stage:CoarseOptions"
+
 
 @dataclass(frozen=True)
 class Program:
@@ -133,71 +137,94 @@ def _named(place: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-_SCENE_FLAGS = ("-s", "--scene_path", "--scene-path", "--source_path", "--source-path")
-_COMMANDS, _FLAGS = "sugar_pipeline.commands", "sugar_pipeline.pipeline_flags"
-_STAGE = "sugar_viewer.live_view:run_watched_stage"
-_COARSE = "sugar_trainers.coarse_stage:CoarseOptions"
+_COMMANDS = "sugar_pipeline.commands"
+_FLAGS = "sugar_pipeline.pipeline_flags"
 _TRAIN = (f"{_COMMANDS}:run_train", "", f"{_FLAGS}:train_parser")
 VERBS: dict[str, Program] = {
     "demo": Program(
-        "train.py", "make a small scene, take it through all stages, measure the mesh",
-        *_TRAIN, {"demo": True},
+        "train.py",
+        "make a small scene, take it through all stages, measure the mesh",
+        *_TRAIN,
+        {"demo": True},
     ),
     "run": Program(
-        "train_full_pipeline.py", "photographs or a video to a textured mesh",
-        f"{_COMMANDS}:run_full", "", f"{_FLAGS}:full_parser",
+        "train_full_pipeline.py",
+        "photographs or a video to a textured mesh",
+        f"{_COMMANDS}:run_full",
+        "",
+        f"{_FLAGS}:full_parser",
     ),
     "train": Program("train.py", "a 3DGS checkpoint to a textured mesh", *_TRAIN),
     "convert": Program(
-        "gaussian_splatting/convert.py", "camera poses of photographs or a video",
+        "gaussian_splatting/convert.py",
+        "camera poses of photographs or a video",
         "sugar_capture.convert_run:convert",
         "sugar_capture.convert_options:ConvertOptions",
     ),
     "vanilla": Program(
-        "gaussian_splatting/train.py", "vanilla 3D Gaussian splatting", _STAGE,
+        "gaussian_splatting/train.py",
+        "vanilla 3D Gaussian splatting",
+        _STAGE,
         "gaussian_splatting.vanilla.vanilla_run:VanillaOptions",
         "gaussian_splatting.vanilla.vanilla_run:vanilla_parser",
     ),
     "mesh": Program(
-        "extract_mesh.py", "a coarse model to a mesh",
+        "extract_mesh.py",
+        "a coarse model to a mesh",
         "sugar_extractors.mesh.extraction:extract_coarse_mesh",
         "sugar_extractors.mesh.mesh_config:mesh_options",
         "sugar_extractors.mesh.mesh_config:MeshOptions",
     ),
     "refine": Program(
-        "train_refined.py", "refine a mesh and the Gaussians bound to it", _STAGE,
+        "train_refined.py",
+        "refine a mesh and the Gaussians bound to it",
+        _STAGE,
         "sugar_trainers.refine_stage:RefineOptions",
     ),
     "texture": Program(
-        "extract_refined_mesh_with_texture.py", "a refined model to a textured mesh",
+        "extract_refined_mesh_with_texture.py",
+        "a refined model to a textured mesh",
         "sugar_extractors.texture.texturing:extract_textured_mesh",
         "sugar_extractors.texture.texturing:TextureOptions",
         "sugar_extractors.texture.texturing:texture_parser",
     ),
     "view": Program(
-        "view.py", "results on a page in the browser", "sugar_viewer.view_run:view",
-        "sugar_viewer.view_run:ViewOptions", takes_results=True,
+        "view.py",
+        "results on a page in the browser",
+        "sugar_viewer.view_run:view",
+        "sugar_viewer.view_run:ViewOptions",
+        takes_results=True,
     ),
     "render": Program(
-        "render.py", "pictures or a video of results", "sugar_viewer.render_run:render_results",
-        "sugar_viewer.render_run:RenderOptions", takes_results=True,
+        "render.py",
+        "pictures or a video of results",
+        "sugar_viewer.render_run:render_results",
+        "sugar_viewer.render_run:RenderOptions",
+        takes_results=True,
     ),
     "export": Program(
-        "export.py", "a result in the format of another program",
+        "export.py",
+        "a result in the format of another program",
         "sugar_extractors.export.export_run:export",
         "sugar_extractors.export.export_run:ExportOptions",
-        "sugar_extractors.export.export_run:export_parser", takes_results=True,
+        "sugar_extractors.export.export_run:export_parser",
+        takes_results=True,
     ),
     "metrics": Program(
-        "metrics.py", "measure refined models on held-out views",
-        "sugar_pipeline.model_metrics:measure", "sugar_pipeline.model_metrics:metrics_options",
-        "sugar_pipeline.model_metrics:metrics_parser", takes_results=True,
+        "metrics.py",
+        "measure refined models on held-out views",
+        "sugar_pipeline.model_metrics:measure",
+        "sugar_pipeline.model_metrics:metrics_options",
+        "sugar_pipeline.model_metrics:metrics_parser",
+        takes_results=True,
     ),
     "doctor": Program(
-        "train.py", "check the installation, and scene and checkpoint if given",
-        *_TRAIN, {"doctor": True},
+        "train.py",
+        "check the installation, and scene and checkpoint if given",
+        *_TRAIN,
+        {"doctor": True},
     ),
-}  # fmt: skip
+}
 
 PROGRAMS: dict[str, Program] = {
     **{program.script: program for program in VERBS.values() if not program.chosen},

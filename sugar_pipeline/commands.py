@@ -83,9 +83,11 @@ def _check_before_cameras(args: argparse.Namespace) -> None:
 
 
 def _run(
-    args: argparse.Namespace, make: Callable[[argparse.Namespace], PipelinePlan],
-    given: dict[str, Any], console: Console,
-) -> PipelineResult:  # fmt: skip
+    args: argparse.Namespace,
+    make: Callable[[argparse.Namespace], PipelinePlan],
+    given: dict[str, Any],
+    console: Console,
+) -> PipelineResult:
     """The stages of a plan; one process alone estimates or plans their time."""
     plan = replace(make(args), given=given)
     if plan.coarse.compute.group.size > 1:
@@ -118,10 +120,12 @@ def _run_each(args: argparse.Namespace, scenes: list[Path], console: Console) ->
         raise UserError(
             "several scenes need one process, and no --gs_output_dir; run them one by one"
         )
-    rows, codes = [], []
+    rows = []
+    codes = []
     for scene in scenes:
         console.headline(f"scene {len(rows) + 1} of {len(scenes)}: {scene}")
-        start, code = time.monotonic(), 0
+        start = time.monotonic()
+        code = 0
         try:
             folder = scene_folder(scene, output_folders(args), console.info)
             made = run_scene(with_flags(args, scene_path=folder), console)

@@ -45,14 +45,24 @@ _VERSION = 2
 _MARKER = "demo.json"
 _GT_FILES = ("gt_mesh.ply", "gt_object.ply", "gt_visible.ply", "gt.json")
 _MIN_VIEWS = 3
-_N_KNOT_SAMPLES, _N_DISC_SAMPLES = 28_000, 12_000
-_N_KNOT_POINTS, _N_DISC_POINTS = 2_100, 900
+_N_KNOT_SAMPLES = 28_000
+_N_DISC_SAMPLES = 12_000
+_N_KNOT_POINTS = 2_100
+_N_DISC_POINTS = 900
 _POINT_NOISE = 0.002
 _FOCAL = 1.16
 _OFF_CENTER = (0.016, -0.0125)  # of the principal point, in image widths and heights
 _TARGET = (0.0, 0.0, 0.42)
-_DISTANCE, _DISTANCE_SPREAD = 2.0, 0.07
+_DISTANCE = 2.0
+_DISTANCE_SPREAD = 0.07
 _ELEVATIONS = (8.0, 66.0)
+
+VANILLA_ITERATIONS = 850
+# Settings of the stages: short schedules, of which none is cut further, and small meshes.
+FLAGS = (
+    "-r multiview --short_multiview False --schedule_scale 0.025 -v 46000 -g 1 -f 14000 "
+    "--test_iterations 20000 --checkpoint_interval 4000 --texture_size 1280"
+)
 
 
 class _Samples(NamedTuple):
@@ -73,14 +83,23 @@ class _Samples(NamedTuple):
 
 
 def make_demo_scene(
-    root: Path | str, *, n_views: int = 40, width: int = 320, height: int = 240, seed: int = 0,
+    root: Path | str,
+    *,
+    n_views: int = 40,
+    width: int = 320,
+    height: int = 240,
+    seed: int = 0,
     notify: Notify = print,
-) -> bool:  # fmt: skip
+) -> bool:
     """Render the demo scene, always the same bytes; False where it was there already."""
     root = Path(root)
     parameters = {
-        "version": _VERSION, "n_views": n_views, "width": width, "height": height, "seed": seed
-    }  # fmt: skip
+        "version": _VERSION,
+        "n_views": n_views,
+        "width": width,
+        "height": height,
+        "seed": seed,
+    }
     if n_views < _MIN_VIEWS or min(width, height) < 16:
         raise UserError(
             f"the demo scene cannot have {n_views} views of {width} x {height} pixels; "
@@ -112,7 +131,8 @@ def _is_complete(root: Path, parameters: dict[str, int], names: list[str]) -> bo
 
 def _clear(root: Path) -> None:
     """Remove an older or half-written demo scene, and nothing that is not one."""
-    images, sparse = root / "images", root / "sparse" / "0"
+    images = root / "images"
+    sparse = root / "sparse" / "0"
     ours = sorted(images.glob("view_*.png"))
     model = [sparse / f"{part}.bin" for part in PARTS]
     foreign = {path for path in images.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES}
@@ -136,7 +156,8 @@ def _clear(root: Path) -> None:
 
 def _build(root: Path, parameters: dict[str, int]) -> None:
     seed = parameters["seed"]
-    knot, disc = make_knot(), make_disc()
+    knot = make_knot()
+    disc = make_disc()
     cameras = _cameras(parameters)
     detail = min(4.0, max(parameters["width"], parameters["height"]) / 320)
     mesh = textured_surface(knot, disc, seed, detail)
@@ -149,19 +170,29 @@ def _build(root: Path, parameters: dict[str, int]) -> None:
     both = meshes.with_vertex_normals(meshes.merge_meshes([knot, disc]))
     meshes.write_mesh_ply(root / "gt_mesh.ply", both)
     meshes.write_mesh_ply(root / "gt_object.ply", knot)
-    none, grey = np.zeros((0, 3), np.int64), np.full(samples.points.shape, 128, np.uint8)
+    none = np.zeros((0, 3), np.int64)
+    grey = np.full(samples.points.shape, 128, np.uint8)
     points = meshes.TriangleMesh(samples.points, none, grey, samples.normals)
     meshes.write_mesh_ply(root / "gt_visible.ply", points)
-    boxes = [[m.vertices.min(axis=0).tolist(), m.vertices.max(axis=0).tolist()]
-             for m in (knot, disc)]  # fmt: skip
+    boxes = [
+        [m.vertices.min(axis=0).tolist(), m.vertices.max(axis=0).tolist()] for m in (knot, disc)
+    ]
     facts = {
-        "up": "+z", "unit": "longest side of the object", "object_size": 1.0,
-        "object_bbox": boxes[0], "ground_bbox": boxes[1],
-        "object_vertices": knot.n_vertices, "object_faces": knot.n_faces,
-        "ground_vertices": disc.n_vertices, "ground_faces": disc.n_faces,
-        "gt_visible_samples": len(samples.points), "gt_visible_object_samples": samples.n_knot,
-        "points3D": n_points, "point_noise": _POINT_NOISE, "parameters": parameters,
-    }  # fmt: skip
+        "up": "+z",
+        "unit": "longest side of the object",
+        "object_size": 1.0,
+        "object_bbox": boxes[0],
+        "ground_bbox": boxes[1],
+        "object_vertices": knot.n_vertices,
+        "object_faces": knot.n_faces,
+        "ground_vertices": disc.n_vertices,
+        "ground_faces": disc.n_faces,
+        "gt_visible_samples": len(samples.points),
+        "gt_visible_object_samples": samples.n_knot,
+        "points3D": n_points,
+        "point_noise": _POINT_NOISE,
+        "parameters": parameters,
+    }
     write_json_atomic(root / "gt.json", facts)
 
 
@@ -171,7 +202,8 @@ def _cameras(parameters: dict[str, int]) -> list[Camera]:
     draws = torch.rand(n_views + 1, generator=source, dtype=torch.float64, device="cpu").numpy()
     low, high = np.sin(np.radians(_ELEVATIONS))
     focal = _FOCAL * min(width, height * 4 / 3)
-    cx, cy = width * (0.5 + _OFF_CENTER[0]), height * (0.5 + _OFF_CENTER[1])
+    cx = width * (0.5 + _OFF_CENTER[0])
+    cy = height * (0.5 + _OFF_CENTER[1])
     cameras = []
     for view in range(n_views):
         rise = low + (high - low) * (view + 0.5) / n_views
@@ -213,7 +245,8 @@ def _write_model(
     folder: Path, cameras: list[Camera], samples: _Samples, pictures: list[np.ndarray], seed: int
 ) -> int:
     """Write the COLMAP model: exact poses and observations, points with a little noise."""
-    source, n_knot = generator(seed, "demo", "points"), samples.n_knot
+    source = generator(seed, "demo", "points")
+    n_knot = samples.n_knot
     n_disc = len(samples.points) - n_knot
     knot, disc = (torch.randperm(n, generator=source, device="cpu") for n in (n_knot, n_disc))
     rows = torch.cat([knot[:_N_KNOT_POINTS], disc[:_N_DISC_POINTS] + n_knot])
@@ -225,9 +258,11 @@ def _write_model(
     model = pycolmap.Reconstruction()
     first = cameras[0]
     lens = pycolmap.Camera(
-        model="PINHOLE", width=first.width, height=first.height,
+        model="PINHOLE",
+        width=first.width,
+        height=first.height,
         params=[first.fx, first.fy, first.cx, first.cy],
-    )  # fmt: skip
+    )
     lens.camera_id = 1
     model.add_camera_with_trivial_rig(lens)
     colors = np.zeros(positions.shape)
@@ -251,14 +286,6 @@ def _write_model(
     model.update_point_3d_errors()
     write_model(model, folder)
     return len(rows)
-
-
-VANILLA_ITERATIONS = 850
-# Settings of the stages: short schedules, of which none is cut further, and small meshes.
-FLAGS = (
-    "-r multiview --short_multiview False --schedule_scale 0.025 -v 46000 -g 1 -f 14000 "
-    "--test_iterations 20000 --checkpoint_interval 4000 --texture_size 1280"
-)
 
 
 def run_demo(args: argparse.Namespace) -> PipelineResult:
@@ -297,11 +324,17 @@ def demo_plan(args: argparse.Namespace, scene: Path) -> PipelinePlan:
     plan = full_plan(own)
     until = VANILLA_ITERATIONS * 2 // 3
     config = VanillaConfig(
-        preset=plan.vanilla.config.preset, iterations=VANILLA_ITERATIONS,
+        preset=plan.vanilla.config.preset,
+        iterations=VANILLA_ITERATIONS,
         rates=LearningRates(position_lr_max_steps=VANILLA_ITERATIONS),
-        sh_interval=VANILLA_ITERATIONS // 2, densification=DensificationConfig(
-            densify_from_iter=100, densify_until_iter=until, densification_interval=100,
-        ), optimizer=plan.vanilla.config.optimizer, random_seed=args.random_seed,
+        sh_interval=VANILLA_ITERATIONS // 2,
+        densification=DensificationConfig(
+            densify_from_iter=100,
+            densify_until_iter=until,
+            densification_interval=100,
+        ),
+        optimizer=plan.vanilla.config.optimizer,
+        random_seed=args.random_seed,
         robustness=plan.vanilla.config.robustness,
-    )  # fmt: skip
+    )
     return replace(plan, vanilla=replace(plan.vanilla, config=config))

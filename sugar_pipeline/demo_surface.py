@@ -22,14 +22,24 @@ from sugar_extractors.texture.textured_mesh_io import TexturedMesh, render_textu
 from sugar_scene.triangle_mesh import TriangleMesh, with_vertex_normals
 from sugar_utils.random import generator
 
-N_ALONG, N_AROUND = 400, 40  # cells of the knot's surface along the rope and around it
+# cells of the knot's surface along the rope and around it
+N_ALONG = 400
+N_AROUND = 40
 DISC_RADIUS = 1.15
-_DISC_CORNERS, _DISC_CELLS = 256, 96
+_DISC_CORNERS = 256
+_DISC_CELLS = 96
 _SINK = 0.006  # depth by which the knot is set into the disc, to rest on areas and not on points
-STRANDS, TWISTS = 4, 16  # strands passed on the way along: a multiple, so that the paint closes
-_WIDTH, _DEPTH = 2.4, 1.5
-_ROPE_RADIUS, _FLUTE_DEPTH = 0.66, 0.09  # before scaling, when parts are 0.4 and more apart
-_TEXELS_KNOT, _TEXELS_DISC = (2048, 352), (896, 896)  # at detail 1, for pictures of 320 x 240
+# strands passed on the way along: a multiple, so that the paint closes
+STRANDS = 4
+TWISTS = 16
+_WIDTH = 2.4
+_DEPTH = 1.5
+# before scaling, when parts are 0.4 and more apart
+_ROPE_RADIUS = 0.66
+_FLUTE_DEPTH = 0.09
+# at detail 1, for pictures of 320 x 240
+_TEXELS_KNOT = (2048, 352)
+_TEXELS_DISC = (896, 896)
 _SAMPLES_PER_SIDE = 3
 _N_FILL_RAYS = 96
 _OFFSET = 0.002  # of rays from the surface that they start on
@@ -40,11 +50,17 @@ def _rgb(*values: float) -> Tensor:
     return torch.tensor(values, device="cpu")
 
 
-_BACKGROUND_LOW, _BACKGROUND_HIGH = _rgb(0.012, 0.014, 0.019), _rgb(0.10, 0.12, 0.155)
+_BACKGROUND_LOW = _rgb(0.012, 0.014, 0.019)
+_BACKGROUND_HIGH = _rgb(0.10, 0.12, 0.155)
 _KEY = normalize(_rgb(0.45, -0.62, 0.85), dim=0)
-_KEY_COLOR, _FILL_COLOR = _rgb(0.98, 0.92, 0.82), _rgb(0.40, 0.43, 0.49)
-_CREAM, _RED, _TEAL = _rgb(0.86, 0.76, 0.58), _rgb(0.72, 0.17, 0.07), _rgb(0.03, 0.30, 0.34)
-_OCHRE, _SAND, _BROWN = _rgb(0.85, 0.47, 0.09), _rgb(0.50, 0.46, 0.40), _rgb(0.47, 0.37, 0.28)
+_KEY_COLOR = _rgb(0.98, 0.92, 0.82)
+_FILL_COLOR = _rgb(0.40, 0.43, 0.49)
+_CREAM = _rgb(0.86, 0.76, 0.58)
+_RED = _rgb(0.72, 0.17, 0.07)
+_TEAL = _rgb(0.03, 0.30, 0.34)
+_OCHRE = _rgb(0.85, 0.47, 0.09)
+_SAND = _rgb(0.50, 0.46, 0.40)
+_BROWN = _rgb(0.47, 0.37, 0.28)
 _GROUT = _rgb(0.17, 0.155, 0.14)
 
 
@@ -58,9 +74,11 @@ def rope_knot(s: np.ndarray, w: np.ndarray) -> np.ndarray:
         s: Position along the rope, period 1.
         w: Position around it, period 1.
     """
-    t, u = 2 * np.pi * s, 2 * np.pi * w
+    t = 2 * np.pi * s
+    u = 2 * np.pi * w
     center, d1, d2 = (_center_line(t, order) for order in range(3))
-    tangent, binormal = _unit(d1), _unit(np.cross(d1, d2))
+    tangent = _unit(d1)
+    binormal = _unit(np.cross(d1, d2))
     outward = np.cos(u)[..., None] * np.cross(binormal, tangent) + np.sin(u)[..., None] * binormal
     radius = _ROPE_RADIUS * (1 - _FLUTE_DEPTH * np.cos(STRANDS * u + TWISTS * t))
     return center + radius[..., None] * outward
@@ -81,7 +99,8 @@ def make_knot() -> TriangleMesh:
     """The knot, scaled to longest side 1 and standing on the disc; two triangles per cell."""
     i, j = np.indices((N_ALONG, N_AROUND))
     points = rope_knot(i / N_ALONG, j / N_AROUND).reshape(-1, 3)
-    low, high = points.min(axis=0), points.max(axis=0)
+    low = points.min(axis=0)
+    high = points.max(axis=0)
     origin = np.array([(low[0] + high[0]) / 2, (low[1] + high[1]) / 2, low[2]])
     points = (points - origin) / (high - low).max() - [0.0, 0.0, _SINK]
     a, b, c, d = (
@@ -108,7 +127,8 @@ def textured_surface(
     knot: TriangleMesh, disc: TriangleMesh, seed: int, detail: float
 ) -> TexturedMesh:
     """Both meshes with their paint; the charts of knot and disc lie side by side."""
-    surface, noise = Surface(knot.vertices, knot.faces), make_noise(seed)
+    surface = Surface(knot.vertices, knot.faces)
+    noise = make_noise(seed)
     grids = [
         np.pad(values.reshape(N_ALONG, N_AROUND, 3), ((0, 1), (0, 1), (0, 0)), mode="wrap")
         for values in (knot.vertices, knot.normals)
@@ -145,9 +165,14 @@ def textured_surface(
 
 
 def _bake(
-    surface: Surface, noise: Noise, points: np.ndarray, normals: np.ndarray,
-    size: tuple[int, int], detail: float, paint: Callable[[Noise, Tensor, Tensor], Tensor],
-) -> Tensor:  # fmt: skip
+    surface: Surface,
+    noise: Noise,
+    points: np.ndarray,
+    normals: np.ndarray,
+    size: tuple[int, int],
+    detail: float,
+    paint: Callable[[Noise, Tensor, Tensor], Tensor],
+) -> Tensor:
     """Light and paint of a chart whose vertices form a grid, (A, B, 3). Linear RGB, (H, W, 3)"""
     height, width = (max(8, round(detail * side)) for side in size)
     grid = torch.from_numpy(np.concatenate([points, normals], axis=-1).astype(np.float32))
@@ -167,9 +192,12 @@ def _bake(
 
 def _fill_light(surface: Surface, points: Tensor, normals: Tensor) -> Tensor:
     """Share of the light of sky and disc that reaches points past the knot. (N, 3) -> (N,)"""
-    starts, total, weight = points + _OFFSET * normals, 0.0, 0.0
+    starts = points + _OFFSET * normals
+    total = 0.0
+    weight = 0.0
     for k in range(_N_FILL_RAYS):
-        z, turn = 1 - (2 * k + 1) / _N_FILL_RAYS, k * math.pi * (3 - math.sqrt(5))
+        z = 1 - (2 * k + 1) / _N_FILL_RAYS
+        turn = k * math.pi * (3 - math.sqrt(5))
         r = math.sqrt(1 - z * z)
         direction = _rgb(r * math.cos(turn), r * math.sin(turn), z)
         cosine = (normals @ direction).clamp_min(0)
@@ -208,9 +236,12 @@ def _step(edge: float, width: float, x: Tensor) -> Tensor:
 
 def knot_paint(noise: Noise, p: Tensor, places: Tensor) -> Tensor:
     """Colour of the rope: four strands, each with a pattern of its own, under solid noise."""
-    s, w = places[:, :1], places[:, 1:]
+    s = places[:, :1]
+    w = places[:, 1:]
     across = STRANDS * w + TWISTS * s + 0.5
-    x, y = across % 1 - 0.5, 72 * s % 1 - 0.5  # within a strand, and one repeat of the pattern
+    # within a strand, and one repeat of the pattern
+    x = across % 1 - 0.5
+    y = 72 * s % 1 - 0.5
     edge = x.abs()
     patterns = [
         torch.lerp(_RED, _CREAM, _step(0.34, 0.03, torch.hypot(2.6 * x, y))),
@@ -263,7 +294,8 @@ def picture(mesh: TexturedMesh, camera: Camera) -> np.ndarray:
 def visible(knot: TriangleMesh, points: np.ndarray, normals: np.ndarray, eyes: np.ndarray):
     """Which surface points, (P, 3), face which camera centres, (V, 3), uncovered. (V, P) bool"""
     surface = Surface(knot.vertices, knot.faces)
-    starts, seen = points + 1e-3 * normals, np.empty((len(eyes), len(points)), dtype=bool)
+    starts = points + 1e-3 * normals
+    seen = np.empty((len(eyes), len(points)), dtype=bool)
     for view, eye in enumerate(eyes):
         facing = ((eye - points) * normals).sum(axis=1) > 0.1 * np.linalg.norm(eye - points, axis=1)
         covered = surface.blocked(*(torch.from_numpy(v).float() for v in (starts, eye - starts)))

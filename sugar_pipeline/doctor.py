@@ -44,6 +44,20 @@ from sugar_utils.neighbors import nearest_neighbors
 from sugar_utils.settings import from_args, with_flags
 from sugar_utils.warp_launch import WARP_VERSION
 
+State = Literal["ok", "warning", "problem"]
+TESTED_TORCH = ((2, 7), (2, 15))  # oldest and newest torch that the tests were run with
+REQUIRED = ("numpy", "scipy", "pycolmap", "plyfile", "pillow", "rich", "msgspec", "psutil")
+OPTIONAL = {
+    "tensorboard": "curves of a run",
+    "xatlas": "--texture_atlas xatlas",
+    "lpips": "LPIPS in metrics.py",
+    "viser": "view.py and --viewer",
+}
+BACKENDS = {"gsplat": "gsplat", "inria": "diff_gaussian_rasterization"}
+MANY = 0.05  # share of Gaussians from which something is worth a warning
+PERCENTILES = (1, 50, 99)
+_NAMED = f"(percentiles {', '.join(map(str, PERCENTILES))})"
+
 
 def run_doctor(args: argparse.Namespace) -> None:
     """Look at everything, print it with what to do, and train nothing."""
@@ -67,11 +81,14 @@ def _capture_findings(args: argparse.Namespace, console: Console) -> list[Findin
     notes: list[str] = []
     if args.checkpoint_path is None:
         scene = load_scene(
-            args.scene_path, size_rule=from_args(SugarSize, args),
-            images_dir=args.images or "images", eval_split=args.eval,
-            masks=from_args(MaskOptions, args), view_options=from_args(ViewOptions, args),
+            args.scene_path,
+            size_rule=from_args(SugarSize, args),
+            images_dir=args.images or "images",
+            eval_split=args.eval,
+            masks=from_args(MaskOptions, args),
+            view_options=from_args(ViewOptions, args),
             notify=notes.append,
-        )  # fmt: skip
+        )
     else:
         mode = options_of_mode(args.regularization_type or "dn_consistency")
         options = from_args(mode, args, output_dir=args.output_dir)
@@ -103,9 +120,6 @@ def _capture_findings(args: argparse.Namespace, console: Console) -> list[Findin
     return [*found, *of_cloud]
 
 
-State = Literal["ok", "warning", "problem"]
-
-
 @dataclass(frozen=True)
 class Finding:
     what: str
@@ -130,14 +144,8 @@ def show(console: Console, title: str, findings: Iterable[Finding]) -> None:
     console.table(title, rows)
 
 
-TESTED_TORCH = ((2, 7), (2, 15))  # oldest and newest torch that the tests were run with
-LITTLE_MEMORY, LITTLE_DISK = 4 * 2**30, 10 * 2**30
-REQUIRED = ("numpy", "scipy", "pycolmap", "plyfile", "pillow", "rich", "msgspec", "psutil")
-OPTIONAL = {
-    "tensorboard": "curves of a run", "xatlas": "--texture_atlas xatlas",
-    "lpips": "LPIPS in metrics.py", "viser": "view.py and --viewer",
-}  # fmt: skip
-BACKENDS = {"gsplat": "gsplat", "inria": "diff_gaussian_rasterization"}
+LITTLE_MEMORY = 4 * 2**30
+LITTLE_DISK = 10 * 2**30
 
 
 def machine_findings(
@@ -166,7 +174,8 @@ def _system(output: Path) -> Iterator[Finding]:
     free = available_bytes("cpu")
     if free is not None:
         advice = "close other programs; photographs and meshing need some"
-        little, value = free < LITTLE_MEMORY, format_bytes(free)
+        little = free < LITTLE_MEMORY
+        value = format_bytes(free)
         yield Finding.unless(little, "free main memory", value, "warning", advice)
     folders = (output.resolve(), *output.resolve().parents)
     existing = next(folder for folder in folders if folder.is_dir())
@@ -181,7 +190,8 @@ def _torch(facts: devices.CudaFacts) -> Iterator[Finding]:
     oldest, newest = TESTED_TORCH
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     names = [".".join(map(str, end)) for end in TESTED_TORCH]
-    untested, value = not oldest <= version <= newest, f"{torch.__version__}, {build}"
+    untested = not oldest <= version <= newest
+    value = f"{torch.__version__}, {build}"
     advice = f"tested with {names[0]} to {names[1]}; it may work all the same"
     yield Finding.unless(untested, "torch", value, "warning", advice)
     yield Finding("Warp", f"{wp.__version__}, kernels kept in {wp.config.kernel_cache_dir}")
@@ -192,7 +202,8 @@ def _torch(facts: devices.CudaFacts) -> Iterator[Finding]:
         f"newer; {devices.INSTALL_DRIVER}; {devices.KEEP_DRIVER}"
     )
     supports = "" if cuda is None else f", supports CUDA up to {cuda[0]}.{cuda[1]}"
-    value, old = f"found{supports}" if facts.driver else "none", cuda is not None and cuda < needed
+    value = f"found{supports}" if facts.driver else "none"
+    old = cuda is not None and cuda < needed
     yield Finding.unless(old, "NVIDIA driver", value, "problem", advice)
 
 
@@ -217,7 +228,8 @@ def _rasterizers(device: torch.device) -> Iterator[Finding]:
 
 def _libraries() -> Iterator[Finding]:
     for name in REQUIRED:
-        version, advice = _version(name), "pip install -r requirements.txt"
+        version = _version(name)
+        advice = "pip install -r requirements.txt"
         yield Finding.unless(version is None, name, version or "missing", "problem", advice)
     for name, purpose in OPTIONAL.items():
         yield Finding(name, f"{_version(name) or 'not installed'} ({purpose})")
@@ -237,11 +249,10 @@ def _version(package: str) -> str | None:
         return None
 
 
-FEW_VIEWS, FEW_POINTS = 20, 100
-LARGE_SHARE_OF_EXTENT, SMALL_SHARE_OF_EXTENT = 0.5, 1e-7
-MANY = 0.05  # share of Gaussians from which something is worth a warning
-PERCENTILES = (1, 50, 99)
-_NAMED = f"(percentiles {', '.join(map(str, PERCENTILES))})"
+FEW_VIEWS = 20
+FEW_POINTS = 100
+LARGE_SHARE_OF_EXTENT = 0.5
+SMALL_SHARE_OF_EXTENT = 1e-7
 
 
 def scene_findings(scene: Scene, starts_from_points: bool = False) -> list[Finding]:
@@ -250,7 +261,8 @@ def scene_findings(scene: Scene, starts_from_points: bool = False) -> list[Findi
     Args:
         starts_from_points: Whether there is no checkpoint, so that training needs points.
     """
-    n, points = len(scene.train_cameras), scene.points
+    n = len(scene.train_cameras)
+    points = scene.points
     advice = f"fewer than {FEW_VIEWS} views seldom determine a surface; take more"
     value = f"{n} to train on, {len(scene.test_cameras)} held out"
     found = [Finding.unless(n < FEW_VIEWS, "cameras", value, "warning", advice)]
@@ -309,14 +321,16 @@ def _masks(scene: Scene) -> Iterator[Finding]:
     if not masked:
         return
     share = np.mean([overview(camera).mean() / 255 for camera in masked])
-    n, of = len(masked), len(scene.train_cameras)
+    n = len(masked)
+    of = len(scene.train_cameras)
     value = f"{n} of {of}, mode {masked[0].mask.mode}; {share:.0%} of their pixels count"
     advice = "photographs without a mask count whole; make the others, or --masks none"
     yield Finding.unless(n < of, "masks", value, "warning", advice)
     hull = hull_of(scene.train_cameras)
     if hull is not None and len(scene.points):
         n_inside = int(hull.contains(torch.from_numpy(scene.points)).sum())
-        what, value = "points inside of the masks", f"{n_inside:,} of {len(scene.points):,}"
+        what = "points inside of the masks"
+        value = f"{n_inside:,} of {len(scene.points):,}"
         advice = "do the masks belong to these photographs? Else --mask_mode ignore or --masks none"
         yield Finding.unless(n_inside == 0, what, value, "problem", advice)
 
@@ -334,33 +348,41 @@ def gaussian_findings(cloud: GaussianCloud, scene: Scene) -> list[Finding]:
     faint = float((cloud.opacity_logits < 0).float().mean())
     doubled = 1.0 - torch.unique(cloud.means, dim=0).shape[0] / len(cloud)
     with torch.no_grad():
-        gaussians, views = cloud.activate(), surveyed(scene.train_cameras)
+        gaussians = cloud.activate()
+        views = surveyed(scene.train_cameras)
         counts = [int((project(gaussians, view).radii > 0).sum()) for view in views]
     return [
         Finding("Gaussians", f"{len(cloud):,}"),
         *_sizes(cloud, scene.extent),
         Finding.unless(
-            faint > 1 - MANY, "opacity below 0.5",
-            f"{faint:.1%} now; what stays so until iteration 9000 is removed", "warning",
+            faint > 1 - MANY,
+            "opacity below 0.5",
+            f"{faint:.1%} now; what stays so until iteration 9000 is removed",
+            "warning",
             "nearly everything is transparent; train the vanilla stage for longer",
         ),
         Finding.unless(
-            doubled > MANY, "duplicates", f"{doubled:.2%} share their position with another",
-            "warning", "the file may hold the scene twice",
+            doubled > MANY,
+            "duplicates",
+            f"{doubled:.2%} share their position with another",
+            "warning",
+            "the file may hold the scene twice",
         ),
         Finding.unless(
-            min(counts) == 0, "visible",
+            min(counts) == 0,
+            "visible",
             f"{min(counts):,} to {max(counts):,} Gaussians in {len(counts)} of the views",
             "warning" if max(counts) else "problem",
             "Gaussians and cameras live in different worlds: was the checkpoint trained on this "
             "scene?",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _sizes(cloud: GaussianCloud, extent: float) -> Iterator[Finding]:
     scales = cloud.log_scales.exp()
-    longest, shortest = _percentiles(scales.amax(dim=1).cpu()), scales.amin(dim=1).cpu()
+    longest = _percentiles(scales.amax(dim=1).cpu())
+    shortest = scales.amin(dim=1).cpu()
     value = f"{longest} world units {_NAMED}, shortest {_percentiles(shortest)}"
     yield Finding("longest axes", value)
     finite = torch.stack([t.flatten(1).isfinite().all(dim=1) for t in cloud.tensors().values()])

@@ -59,6 +59,8 @@ Scores = dict[str, float | list[str] | None]
 _ADVICE = 'write {"scene folder": "vanilla checkpoint folder", ...}'
 _SceneConfig = Annotated[dict[FileName, FileName], Meta(min_length=1)]
 
+Perceptual = Callable[[Tensor, Tensor], float]  # distance of two (H, W, 3) images in [0, 1]
+
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsOptions:
@@ -68,17 +70,22 @@ class MetricsOptions:
     """
 
     scene_config: str = _flag(
-        MISSING, "JSON file, or text, that maps each scene folder to its vanilla checkpoint folder",
-        parse=str, missing=_ADVICE,
-    )  # fmt: skip
+        MISSING,
+        "JSON file, or text, that maps each scene folder to its vanilla checkpoint folder",
+        parse=str,
+        missing=_ADVICE,
+    )
     iteration_to_load: int = _flag(7_000, "vanilla iteration that SuGaR started from", short="-i")
     estimation_factor: float = _flag(
         0.2, "weight of the density or sdf term", short="-e", parse=non_negative_float
     )
     regularization_type: str = _flag(
-        MISSING, "mode of the coarse stage; needed", short="-r", choices=MODES,
+        MISSING,
+        "mode of the coarse stage; needed",
+        short="-r",
+        choices=MODES,
         missing=f"choose one of {', '.join(MODES)}",
-    )  # fmt: skip
+    )
     surface_level: float = _flag(0.3, "level of the mesh", short="-l", parse=non_negative_float)
     n_vertices_in_mesh: int = _flag(
         1_000_000, "triangle target of the mesh", short="-v", parse=positive_int
@@ -90,9 +97,11 @@ class MetricsOptions:
         15_000, "iteration of the refined model", short="-f", parse=positive_int
     )
     mesh_extractor: str | None = _flag(
-        None, "how the mesh was made: poisson or tsdf; unset: tsdf with -r multiview, else poisson",
-        choices=EXTRACTORS, modes={MULTIVIEW: "tsdf"},
-    )  # fmt: skip
+        None,
+        "how the mesh was made: poisson or tsdf; unset: tsdf with -r multiview, else poisson",
+        choices=EXTRACTORS,
+        modes={MULTIVIEW: "tsdf"},
+    )
     use_poisson_center: bool = _flag(False, "the mesh was made of Gaussian centres")
     use_marching_cubes: bool = _flag(False, "the mesh was made by marching cubes")
     evaluate_vanilla: bool = _flag(
@@ -102,9 +111,13 @@ class MetricsOptions:
     use_diffuse_color_only: bool = _flag(False, "render the view-independent part of the colours")
     white_background: bool = _flag(False, "render on white")
     exposure_compensation: bool = _flag(
-        False, "also measure PSNR after a gain and an offset per view and channel, as "
-        "psnr_after_gain_and_offset", parse=boolean, nargs="?", const=True,
-    )  # fmt: skip
+        False,
+        "also measure PSNR after a gain and an offset per view and channel, as "
+        "psnr_after_gain_and_offset",
+        parse=boolean,
+        nargs="?",
+        const=True,
+    )
     output_dir: Path = _flag(naming.OUTPUT_ROOT, "folder above all results", parse=Path)
     mask_options: MaskOptions = field(default_factory=MaskOptions)
     view_options: ViewOptions = field(default_factory=ViewOptions)
@@ -137,9 +150,11 @@ class MetricsOptions:
     def result_path(self) -> Path:
         method = "sdf" if self.regularization_type == "sdf" else "density"
         suffix = {
-            "": "", "tsdf": "_tsdf", "poissoncenters": "_poissoncenter",
+            "": "",
+            "tsdf": "_tsdf",
+            "poissoncenters": "_poissoncenter",
             "marchingcubes": "_marchingcubes",
-        }[self.variant]  # fmt: skip
+        }[self.variant]
         suffix = ("_uvtexture" if self.use_uv_texture else "") + suffix
         suffix = ("_diffuseonly" if self.use_diffuse_color_only else "") + suffix
         name = f"{method}{number_text(self.estimation_factor)}_normal{number_text(NORMAL_FACTOR)}"
@@ -185,15 +200,23 @@ def measure(options: MetricsOptions, console: Console | None = None) -> Path:
 
 
 def _measure_scene(
-    options: MetricsOptions, scene_path: Path, checkpoint_path: Path, perceptual: Perceptual | None,
+    options: MetricsOptions,
+    scene_path: Path,
+    checkpoint_path: Path,
+    perceptual: Perceptual | None,
     console: Console,
-) -> dict[str, Scores]:  # fmt: skip
+) -> dict[str, Scores]:
     checkpoint = load_reference_checkpoint(checkpoint_path, options.iteration_to_load, console.info)
     scene = load_scene_for_checkpoint(
-        scene_path, checkpoint, size_rule=options.size, images_dir=checkpoint.images_dir,
-        white_background=options.white_background, masks=options.mask_options,
-        view_options=options.view_options, notify=console.info,
-    )  # fmt: skip
+        scene_path,
+        checkpoint,
+        size_rule=options.size,
+        images_dir=checkpoint.images_dir,
+        white_background=options.white_background,
+        masks=options.mask_options,
+        view_options=options.view_options,
+        notify=console.info,
+    )
     if not scene.test_cameras:
         raise UserError(f"{scene_path}: no view is held out; metrics need test views")
     rows: dict[str, Scores] = {}
@@ -217,7 +240,8 @@ def _measure_scene(
 def _models(
     options: MetricsOptions, scene_path: Path, checkpoint_path: Path, console: Console
 ) -> Sequence[tuple[str, Callable[[Camera], Tensor]]]:
-    models, device = [], options.compute.device
+    models = []
+    device = options.compute.device
     if options.evaluate_vanilla:
         for iteration in dict.fromkeys((options.iteration_to_load, PAPER_ITERATION)):
             try:
@@ -267,9 +291,12 @@ def _gaussian_render(gaussians: Gaussians, options: MetricsOptions) -> Callable[
 
 
 def _score(
-    render: Callable[[Camera], Tensor], cameras: Sequence[Camera], images: ImageStore,
-    perceptual: Perceptual | None, fitted: bool,
-) -> Scores:  # fmt: skip
+    render: Callable[[Camera], Tensor],
+    cameras: Sequence[Camera],
+    images: ImageStore,
+    perceptual: Perceptual | None,
+    fitted: bool,
+) -> Scores:
     distances: list[float] = []
 
     def render_and_compare(camera: Camera) -> Tensor:
@@ -284,9 +311,6 @@ def _score(
     more = {"psnr_after_gain_and_offset": scores.fitted_psnr} if fitted else {}
     more |= {f"{name}_counted": value for name, value in scores.counted.items()}
     return {"ssim": scores.ssim, "psnr": scores.psnr, "lpips": lpips, **more}
-
-
-Perceptual = Callable[[Tensor, Tensor], float]  # distance of two (H, W, 3) images in [0, 1]
 
 
 def load_perceptual(notify: Notify) -> Perceptual | None:

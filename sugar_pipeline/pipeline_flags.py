@@ -25,49 +25,104 @@ from sugar_utils.settings import add_flags, flag, flags_of, parser_of, with_flag
 
 STAGES = ("coarse", "mesh", "refine", "texture")
 REFINEMENT_TIMES = {"short": 2_000, "medium": 7_000, "long": 15_000}
-LOW_POLY, HIGH_POLY = (200_000, 6), (1_000_000, 1)  # triangles, Gaussians per triangle
+# triangles, Gaussians per triangle
+LOW_POLY = (200_000, 6)
+HIGH_POLY = (1_000_000, 1)
 
 DEMO_FLAGS = (
-    "demo", "output_dir", "minutes", "force", "stop_after", "resume", "overwrite",
-    "keep_checkpoints", "verbose", "random_seed", "device", "gpu", "rasterizer", "views_per_step",
-)  # fmt: skip
+    "demo",
+    "output_dir",
+    "minutes",
+    "force",
+    "stop_after",
+    "resume",
+    "overwrite",
+    "keep_checkpoints",
+    "verbose",
+    "random_seed",
+    "device",
+    "gpu",
+    "rasterizer",
+    "views_per_step",
+)
 
 _pipeline = partial(flag, group="pipeline")
 _preset = partial(flag, group="presets")
 _mesh = partial(flag, group="mesh stage")
-_train, _full = "only train.py", "only train_full_pipeline.py"
+_train = "only train.py"
+_full = "only train_full_pipeline.py"
+
+TRAIN_EXAMPLES = """examples:
+  python train.py -s SCENE -c CHECKPOINT -r dn_consistency --high_poly True --refinement_time long
+  python train.py --demo
+  python train.py --doctor -s SCENE -c CHECKPOINT"""
+FULL_EXAMPLES = """examples:
+  python train_full_pipeline.py -s PHOTOGRAPHS
+  python train_full_pipeline.py -s VIDEO.mp4 -r multiview --high_poly True --refinement_time long
+  python train_full_pipeline.py -s SCENE --gs_output_dir CHECKPOINT -r dn_consistency"""
+_CAPTURE = ("input", "masks", "depth maps", "image size", "background")
+_GROUPS: dict[type, tuple[str, ...]] = {
+    CoarseOptions: (
+        *_CAPTURE,
+        "checkpoint",
+        "coarse stage",
+        "exposure",
+        "memory",
+        "run",
+        "device",
+        "backends",
+    ),
+    MultiviewOptions: ("multi-view mode", "densification"),
+    MeshOptions: ("surface",),
+    RefineOptions: ("refinement stage",),
+    TextureOptions: ("texture",),
+}
+"""Of each stage's flags those that the pipelines have; the others follow from the stage before."""
 
 
 @dataclass(frozen=True)
 class PresetFlags:
     low_poly: bool = _preset(
-        False, "200,000 triangles with 6 Gaussians each, whatever -v and -g say",
-        no_effect_when="with --high_poly", task="result",
-    )  # fmt: skip
-    high_poly: bool = _preset(
-        False, "1,000,000 triangles with 1 Gaussian each, whatever -v, -g and --low_poly say",
+        False,
+        "200,000 triangles with 6 Gaussians each, whatever -v and -g say",
+        no_effect_when="with --high_poly",
         task="result",
-    )  # fmt: skip
+    )
+    high_poly: bool = _preset(
+        False,
+        "1,000,000 triangles with 1 Gaussian each, whatever -v, -g and --low_poly say",
+        task="result",
+    )
     refinement_time: str | None = _preset(
-        None, "2000, 7000 or 15000 iterations of refinement, whatever -f says",
-        parse=optional_str, metavar="{short,medium,long}", task="result",
-    )  # fmt: skip
+        None,
+        "2000, 7000 or 15000 iterations of refinement, whatever -f says",
+        parse=optional_str,
+        metavar="{short,medium,long}",
+        task="result",
+    )
 
 
 @dataclass(frozen=True)
 class PipelineFlags:
     regularization_type: str | None = _pipeline(
-        None, "how the surface is regularised: multiview gives the best surfaces where photographs "
+        None,
+        "how the surface is regularised: multiview gives the best surfaces where photographs "
         "overlap, dn_consistency is the recommended one of SuGaR; unset: in train_full_pipeline.py "
-        "what suits the capture, in train.py an error", short="-r",
-        choices=MODES, no_effect_when="with --demo, which takes multiview", task="result",
-    )  # fmt: skip
+        "what suits the capture, in train.py an error",
+        short="-r",
+        choices=MODES,
+        no_effect_when="with --demo, which takes multiview",
+        task="result",
+    )
     output_dir: Path = _pipeline(OUTPUT_ROOT, "folder above all results", parse=Path, task="result")
     minutes: float | None = _pipeline(
-        None, "how long the run may take: image size, lengths of the stages and triangles are "
+        None,
+        "how long the run may take: image size, lengths of the stages and triangles are "
         "chosen by measured speed; not with --schedule_scale; unset: whole schedules, whose time "
-        "is estimated", parse=positive_float, task="time and memory",
-    )  # fmt: skip
+        "is estimated",
+        parse=positive_float,
+        task="time and memory",
+    )
     stop_after: str | None = _pipeline(
         None, "last stage to run; unset: texture", choices=STAGES, task="run"
     )
@@ -78,28 +133,39 @@ class PipelineFlags:
     )
     export_obj: bool = _pipeline(True, "bake a texture and write OBJ and GLB", short="-t")
     surface_level: float = _mesh(
-        0.3, "density of the level set that becomes the mesh", short="-l", parse=open_share,
+        0.3,
+        "density of the level set that becomes the mesh",
+        short="-l",
+        parse=open_share,
         no_effect_when="with --mesh_extractor tsdf",
-    )  # fmt: skip
+    )
     n_vertices_in_mesh: int = _mesh(
-        HIGH_POLY[0], "triangles (not vertices) kept in the foreground, and as many in the "
-        "background", short="-v", parse=positive_int,
-    )  # fmt: skip
+        HIGH_POLY[0],
+        "triangles (not vertices) kept in the foreground, and as many in the background",
+        short="-v",
+        parse=positive_int,
+    )
 
 
 @dataclass(frozen=True)
 class TrainFlags:
     demo: bool = flag(
-        False, "make a small scene, take it all the way to a textured mesh, on short schedules, "
+        False,
+        "make a small scene, take it all the way to a textured mesh, on short schedules, "
         "and measure that. Of the other flags, --output_dir, --minutes, --random_seed and those "
-        "of the device, checkpoints and resuming act", group=_train, action="store_true",
+        "of the device, checkpoints and resuming act",
+        group=_train,
+        action="store_true",
         task="run",
-    )  # fmt: skip
+    )
     doctor: bool = flag(
-        False, "look at the machine, and at scene and checkpoint if they are given, and say what "
-        "to fix; nothing is trained. Exit code 2 if there is a problem", group=_train,
-        action="store_true", task="run",
-    )  # fmt: skip
+        False,
+        "look at the machine, and at scene and checkpoint if they are given, and say what "
+        "to fix; nothing is trained. Exit code 2 if there is a problem",
+        group=_train,
+        action="store_true",
+        task="run",
+    )
     preset: Preset = preset(_train)  # the other pipeline has the vanilla stage's
 
 
@@ -108,35 +174,19 @@ class FullFlags:
     """The stage that ``train_full_pipeline.py`` puts before the others."""
 
     gs_output_dir: Path | None = flag(
-        None, "start from this vanilla checkpoint instead of training one", group=_full,
-        parse=lambda text: None if text == "None" else Path(text), task="input",
-    )  # fmt: skip
+        None,
+        "start from this vanilla checkpoint instead of training one",
+        group=_full,
+        parse=lambda text: None if text == "None" else Path(text),
+        task="input",
+    )
     vanilla_iterations: int = flag(
-        7_000, "length of the vanilla stage, and the iteration that SuGaR starts from",
-        group=_full, parse=positive_int, task="time and memory",
-    )  # fmt: skip
-
-
-TRAIN_EXAMPLES = """examples:
-  python train.py -s SCENE -c CHECKPOINT -r dn_consistency --high_poly True --refinement_time long
-  python train.py --demo
-  python train.py --doctor -s SCENE -c CHECKPOINT"""
-FULL_EXAMPLES = """examples:
-  python train_full_pipeline.py -s PHOTOGRAPHS
-  python train_full_pipeline.py -s VIDEO.mp4 -r multiview --high_poly True --refinement_time long
-  python train_full_pipeline.py -s SCENE --gs_output_dir CHECKPOINT -r dn_consistency"""
-
-_CAPTURE = ("input", "masks", "depth maps", "image size", "background")
-_GROUPS: dict[type, tuple[str, ...]] = {
-    CoarseOptions: (
-        *_CAPTURE, "checkpoint", "coarse stage", "exposure", "memory", "run", "device", "backends"
-    ),
-    MultiviewOptions: ("multi-view mode", "densification"),
-    MeshOptions: ("surface",),
-    RefineOptions: ("refinement stage",),
-    TextureOptions: ("texture",),
-}  # fmt: skip
-"""Of each stage's flags those that the pipelines have; the others follow from the stage before."""
+        7_000,
+        "length of the vanilla stage, and the iteration that SuGaR starts from",
+        group=_full,
+        parse=positive_int,
+        task="time and memory",
+    )
 
 
 def train_parser(description: str | None) -> argparse.ArgumentParser:
@@ -160,9 +210,11 @@ def full_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def _add_pipeline_flags(
-    parser: argparse.ArgumentParser, texture: dict[str, Any], without: tuple[str, ...] = (),
+    parser: argparse.ArgumentParser,
+    texture: dict[str, Any],
+    without: tuple[str, ...] = (),
     scene: dict[str, Any] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     add_flags(parser, PipelineFlags, export_obj=texture)
     for settings, groups in _GROUPS.items():
         wanted = (group for group in groups if group not in without)

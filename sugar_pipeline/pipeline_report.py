@@ -88,12 +88,18 @@ class Comparison:
 
 
 def write_report(
-    path: Path, title: str, stages: Sequence[StageRecord], *, notify: Notify,
-    settings: Mapping[str, object] | None = None, comparison: Comparison | None = None,
-    pictures: Mapping[str, Sequence[np.ndarray]] | None = None, model: bytes | None = None,
+    path: Path,
+    title: str,
+    stages: Sequence[StageRecord],
+    *,
+    notify: Notify,
+    settings: Mapping[str, object] | None = None,
+    comparison: Comparison | None = None,
+    pictures: Mapping[str, Sequence[np.ndarray]] | None = None,
+    model: bytes | None = None,
     quality: MeshQuality | Mapping[str, MeshQuality] | None = None,
     summary: Summary | None = None,
-) -> Path | None:  # fmt: skip
+) -> Path | None:
     """Write the report of a pipeline; None if it cannot be written.
 
     Args:
@@ -161,13 +167,18 @@ def _add_health(page: Page, stages: Sequence[StageRecord]) -> None:
 
 
 def _add_stages(page: Page, stages: Sequence[StageRecord], root: Path) -> None:
-    rows = ((
-        stage.name, stage.status, stage.size_text or None,
-        None if stage.grade is None else str(stage.grade),
-        duration_text(stage.seconds) if stage.seconds else None,
-        format_bytes(stage.peak_bytes) if stage.peak_bytes else None,
-        Link.to(stage.outputs[0], root) if stage.outputs else None,
-    ) for stage in stages)  # fmt: skip
+    rows = (
+        (
+            stage.name,
+            stage.status,
+            stage.size_text or None,
+            None if stage.grade is None else str(stage.grade),
+            duration_text(stage.seconds) if stage.seconds else None,
+            format_bytes(stage.peak_bytes) if stage.peak_bytes else None,
+            Link.to(stage.outputs[0], root) if stage.outputs else None,
+        )
+        for stage in stages
+    )
     header = ("stage", "status", "made", "quality", "time", "peak memory", "result")
     page.table(header, rows, text_columns=4)
     missing = [str(path) for stage in stages for path in stage.outputs if not sizes_of([path])]
@@ -193,15 +204,20 @@ def _add_stage(page: Page, stage: StageRecord, root: Path) -> None:
         page.facts((name.replace("_", " "), value) for name, value in stage.figures.items())
 
 
-N_VIEWS, WIDTH = 4, 640
+N_VIEWS = 4
+WIDTH = 640
 
 
 def mesh_picture_rows(
-    cameras: Sequence[Camera], *, coarse_mesh: Path | None, refined: Path | None,
+    cameras: Sequence[Camera],
+    *,
+    coarse_mesh: Path | None,
+    refined: Path | None,
     device: torch.device | str = "cpu",
-) -> dict[str, list[np.ndarray]]:  # fmt: skip
+) -> dict[str, list[np.ndarray]]:
     """Four views of each mesh there is, by title of the row. (H, W, 3) uint8 each"""
-    views, meshes = pick_views(cameras, N_VIEWS), {"Coarse": coarse_mesh, "Refined": refined}
+    views = pick_views(cameras, N_VIEWS)
+    meshes = {"Coarse": coarse_mesh, "Refined": refined}
     return {
         f"{name} mesh": shaded_views(read_any_mesh(path), views, WIDTH, device=device)
         for name, path in meshes.items()
@@ -211,9 +227,12 @@ def mesh_picture_rows(
 
 @torch.no_grad()
 def compare_with_photographs(
-    scene: Scene, images: ImageStore, refined: Gaussians | None, textured: TexturedMesh | None,
+    scene: Scene,
+    images: ImageStore,
+    refined: Gaussians | None,
+    textured: TexturedMesh | None,
     device: torch.device | str = "cpu",
-) -> Comparison:  # fmt: skip
+) -> Comparison:
     """Four held-out views, training views where there are none, and what renders of them differ."""
     white = scene.white_background
     rows = {name: [] for name in ("Photograph", "Refined Gaussians", "Textured mesh")}
@@ -239,7 +258,8 @@ def compare_with_photographs(
             render = render_textured(textured, view, behind, supersampling=2)
             share = float((hits & counted).sum() / counted.sum().clamp_min(1))
             add("Textured mesh", render, hits & counted, f" on the {share:.0%} that it covers")
-            covered, shown = covered + int((hits & counted).sum()), shown + int(counted.sum())
+            covered = covered + int((hits & counted).sum())
+            shown = shown + int(counted.sum())
     coverage = "No textured mesh was made."
     if shown:
         coverage = (

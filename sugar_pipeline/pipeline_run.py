@@ -65,6 +65,8 @@ COARSE_MESH = "coarse mesh"
 REFINEMENT = "refinement"
 TEXTURED = "textured mesh"
 
+Revise = Callable[[str, PipelinePlan, ImageStore], PipelinePlan]
+
 
 @dataclass
 class PipelineResult:
@@ -85,9 +87,6 @@ class PipelineResult:
     def mesh(self) -> Path | None:
         """The last mesh that was made: the textured one if there is one."""
         return self.textured or self.coarse_mesh
-
-
-Revise = Callable[[str, PipelinePlan, ImageStore], PipelinePlan]
 
 
 def run_stages(
@@ -117,9 +116,12 @@ def run_stages(
 
 
 def _run_stages(
-    plan: PipelinePlan, images: ImageStore, console: Console, group: ProcessGroup,
+    plan: PipelinePlan,
+    images: ImageStore,
+    console: Console,
+    group: ProcessGroup,
     revise: Revise | None,
-) -> tuple[PipelinePlan, PipelineResult]:  # fmt: skip
+) -> tuple[PipelinePlan, PipelineResult]:
     for message in plan.messages:
         console.note(message)
     result = PipelineResult()
@@ -308,8 +310,9 @@ def _stages(
         found = convert(plan.convert, console)
         check_places(plan)
         outputs = [path for path in (found.page, found.root / "sparse" / "0") if path is not None]
-        return StageRecord("camera positions", found.seconds, found.peak_bytes, outputs,
-                           figures=found.figures())  # fmt: skip
+        return StageRecord(
+            "camera positions", found.seconds, found.peak_bytes, outputs, figures=found.figures()
+        )
 
     def vanilla() -> StageRecord:
         ply = run_watched_stage(plan.vanilla, images=images, console=console)
@@ -354,7 +357,8 @@ def file_record(name: str, path: Path) -> StageRecord:
     """Record of a stage that writes its figures beside its result."""
     recorded: dict[str, Any] = read_checked(path.with_suffix(".json"), ResultNote)
     figures = dict(recorded.get("result", {}))
-    seconds, peak = figures.pop("seconds", 0.0), figures.pop("peak_bytes", 0)
+    seconds = figures.pop("seconds", 0.0)
+    peak = figures.pop("peak_bytes", 0)
     names = (path.stem, placing.placed_path(path).stem, placing.placed_gaussians(path).stem)
     beside = sorted(p for p in path.parent.iterdir() if p.stem in names and p != path)
     outputs = [path, *(p for p in beside if p.suffix != ".json")]
@@ -493,9 +497,13 @@ def _capture(plan: PipelinePlan) -> Scene:
         return load_views(plan.texture, _silent)[1]
     vanilla = plan.vanilla
     return load_scene(
-        vanilla.source_path, size_rule=SugarSize(), images_dir=vanilla.images,
-        masks=vanilla.mask_options, view_options=vanilla.view_options, notify=_silent,
-    )  # fmt: skip
+        vanilla.source_path,
+        size_rule=SugarSize(),
+        images_dir=vanilla.images,
+        masks=vanilla.mask_options,
+        view_options=vanilla.view_options,
+        notify=_silent,
+    )
 
 
 def _silent(line: str) -> None:

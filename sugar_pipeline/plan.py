@@ -51,7 +51,8 @@ STAGE_FOLDERS = (
     "renders",
 )
 """Folders of the original's tree, and of programs beside it, in the output folder."""
-MIN_DENSIFICATION_INTERVAL, MIN_RESET_INTERVAL = 50, 1_000
+MIN_DENSIFICATION_INTERVAL = 50
+MIN_RESET_INTERVAL = 1_000
 
 
 @dataclass(frozen=True)
@@ -91,28 +92,42 @@ def train_plan(args: argparse.Namespace) -> PipelinePlan:
         )
     args = apply_presets(args)
     require_given(args, CoarseOptions, "scene_path", "checkpoint_path")
-    scene, root = scene_name(args.scene_path), args.output_dir
+    scene = scene_name(args.scene_path)
+    root = args.output_dir
     coarse = from_args(
-        options_of_mode(args.regularization_type), args, output_dir=root / "coarse" / scene,
+        options_of_mode(args.regularization_type),
+        args,
+        output_dir=root / "coarse" / scene,
         run=_run_of(args, "coarse"),
-    )  # fmt: skip
+    )
     mesh = from_args(
-        MeshOptions, args, compute=coarse.compute, coarse_model_path=coarse.result,
-        mesh_output_dir=root / "coarse_mesh" / scene, surface_levels=(args.surface_level,),
+        MeshOptions,
+        args,
+        compute=coarse.compute,
+        coarse_model_path=coarse.result,
+        mesh_output_dir=root / "coarse_mesh" / scene,
+        surface_levels=(args.surface_level,),
         decimation_targets=(args.n_vertices_in_mesh,),
-    )  # fmt: skip
+    )
     refine = from_args(
-        RefineOptions, args, compute=coarse.compute, memory=coarse.memory,
-        mesh_path=mesh.mesh_paths[0], coarse_model_path=coarse.result,
+        RefineOptions,
+        args,
+        compute=coarse.compute,
+        memory=coarse.memory,
+        mesh_path=mesh.mesh_paths[0],
+        coarse_model_path=coarse.result,
         output_dir=root / "refined" / scene,
         ply_dir=root / "refined_ply" / scene,
         config=from_args(RefineConfig, args, n_vertices_in_fg=args.n_vertices_in_mesh),
         run=_run_of(args, "refine"),
-    )  # fmt: skip
+    )
     texture = from_args(
-        TextureOptions, args, compute=coarse.compute, refined_model_path=refine.result,
+        TextureOptions,
+        args,
+        compute=coarse.compute,
+        refined_model_path=refine.result,
         mesh_output_dir=root / "refined_mesh" / scene,
-    )  # fmt: skip
+    )
     # What is wrong is told for stages that do not run, too.
     later = {"mesh": mesh, "refine": refine, "texture": texture}
     running = {name: options for name, options in later.items() if runs_stage(args, name)}
@@ -148,7 +163,8 @@ def full_plan(args: argparse.Namespace) -> PipelinePlan:
     convert = convert_options(args)
     args.scene_path = scene_root(args.scene_path)
     if args.gs_output_dir is not None:
-        args.checkpoint_path, args.iteration_to_load = args.gs_output_dir, args.vanilla_iterations
+        args.checkpoint_path = args.gs_output_dir
+        args.iteration_to_load = args.vanilla_iterations
         plan = train_plan(args)
         idle = [f"--{name}" for name in ("max_gaussians", "init_ply") if getattr(args, name)]
         if idle:
@@ -161,7 +177,8 @@ def full_plan(args: argparse.Namespace) -> PipelinePlan:
     return replace(plan, convert=convert, vanilla=_vanilla_options(args, plan.coarse))
 
 
-MIN_VIEWS, MIN_OVERLAP = 12, 0.9
+MIN_VIEWS = 12
+MIN_OVERLAP = 0.9
 
 
 def with_mode(args: argparse.Namespace, console: Console) -> argparse.Namespace:
@@ -177,9 +194,12 @@ def with_mode(args: argparse.Namespace, console: Console) -> argparse.Namespace:
 
         convert(options, console)
     scene = load_scene(
-        scene_root(args.scene_path), size_rule=SugarSize(), images_dir=args.images or "images",
-        eval_split=args.eval, notify=lambda line: None,
-    )  # fmt: skip
+        scene_root(args.scene_path),
+        size_rule=SugarSize(),
+        images_dir=args.images or "images",
+        eval_split=args.eval,
+        notify=lambda line: None,
+    )
     mode, reason = mode_of(scene)
     console.info(f"--regularization_type {mode}: {reason}")
     return with_flags(args, regularization_type=mode)
@@ -218,7 +238,8 @@ def _run_of(args: argparse.Namespace, stage: str) -> RunOptions:
         return options
     checkpoint = Path(options.resume)
     folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
-    name, maker = folder.resolve().name, "coarse"
+    name = folder.resolve().name
+    maker = "coarse"
     if name.startswith("sugarfine_") and runs_stage(args, "refine"):
         maker = "refine"
     elif name == CHECKPOINT_FOLDER and getattr(args, "gs_output_dir", args) is None:
@@ -239,7 +260,10 @@ def _vanilla_options(args: argparse.Namespace, coarse: CoarseOptions) -> Vanilla
     reset = max(rules.opacity_reset_interval, MIN_RESET_INTERVAL)
     rules = replace(rules, densification_interval=interval, opacity_reset_interval=reset)
     return from_args(
-        VanillaOptions, args, source_path=args.scene_path, model_path=args.checkpoint_path,
+        VanillaOptions,
+        args,
+        source_path=args.scene_path,
+        model_path=args.checkpoint_path,
         images=args.images or "images",
         # A size that the user asks for is that of all stages; else each keeps the original's rule.
         size=None if coarse.size == SugarSize() else coarse.size,
@@ -247,6 +271,9 @@ def _vanilla_options(args: argparse.Namespace, coarse: CoarseOptions) -> Vanilla
         checkpoint_interval=scaled_checkpoint_interval(
             args.checkpoint_interval, args.schedule_scale, n
         ),
-        test_iterations=(), save_iterations=(),
-        memory=coarse.memory, compute=coarse.compute, run=_run_of(args, "vanilla"),
-    )  # fmt: skip
+        test_iterations=(),
+        save_iterations=(),
+        memory=coarse.memory,
+        compute=coarse.compute,
+        run=_run_of(args, "vanilla"),
+    )

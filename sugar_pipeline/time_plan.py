@@ -61,7 +61,8 @@ def measure(options: Any, images: ImageStore, least_work: float = 0.0) -> Speed 
     its folder.
     """
     run, model = options.prepare(Messages())
-    cameras, loop = list(run.scene.train_cameras), run.loop
+    cameras = list(run.scene.train_cameras)
+    loop = run.loop
     largest = max(cameras, key=lambda camera: camera.width * camera.height)
     if largest.width * largest.height * (loop.last - loop.first) < least_work:
         return None
@@ -72,11 +73,17 @@ def measure(options: Any, images: ImageStore, least_work: float = 0.0) -> Speed 
         model = run.init_from_images(model, images, console)
     stage = run.build(model, images, console)
     stepper = Stepper(
-        stage, cameras, first=loop.first, seed=loop.seed, images=images, group=ALONE,
+        stage,
+        cameras,
+        first=loop.first,
+        seed=loop.seed,
+        images=images,
+        group=ALONE,
         console=console,
-    )  # fmt: skip
+    )
     stepper.step(loop.first, None)  # compiles kernels and allocates
-    start, length = time.perf_counter(), loop.last - loop.first
+    start = time.perf_counter()
+    length = loop.last - loop.first
     for k in range(TIMED_STEPS):
         iteration = loop.first + length * (2 * k + 1) // (2 * TIMED_STEPS)
         # The value waits for the device.
@@ -94,10 +101,16 @@ class TimePlan:
     """
 
     def __init__(
-        self, args: argparse.Namespace, make: Callable[[argparse.Namespace], PipelinePlan],
-        given: Mapping[str, Any], console: Console,
-    ) -> None:  # fmt: skip
-        self._args, self._make, self._given, self._console = args, make, given, console
+        self,
+        args: argparse.Namespace,
+        make: Callable[[argparse.Namespace], PipelinePlan],
+        given: Mapping[str, Any],
+        console: Console,
+    ) -> None:
+        self._args = args
+        self._make = make
+        self._given = given
+        self._console = console
         self._start = time.monotonic()
         self._step: float | None = None  # seconds of a vanilla iteration
         self._n_views = 0
@@ -113,8 +126,10 @@ class TimePlan:
         self._identity = repr(sorted((key, str(value)) for key, value in given.items()))
         known = read_json(self._file) if self._file.is_file() else {}
         if known.get("flags") == self._identity and not args.overwrite and args.resume != "none":
-            self._chosen, self._step = known["chosen"], known["step"]
-            self._n_views, spent = known["n_views"], known["spent"]
+            self._chosen = known["chosen"]
+            self._step = known["step"]
+            self._n_views = known["n_views"]
+            spent = known["spent"]
             self._start -= spent
             console.headline(
                 f"going on after {spent / 60:.1f} minutes of an earlier process; the plan is "
@@ -142,10 +157,16 @@ class TimePlan:
             earlier = {name: getattr(plan, name) for name in STAGES[: STAGES.index(stage)]}
             plan = replace(self._make(self._args), given=plan.given, **earlier)
         check_writable(self._file.parent)
-        write_json_atomic(self._file, {
-            "flags": self._identity, "chosen": self._chosen, "spent": self.spent,
-            "step": self._step, "n_views": self._n_views,
-        })  # fmt: skip
+        write_json_atomic(
+            self._file,
+            {
+                "flags": self._identity,
+                "chosen": self._chosen,
+                "spent": self.spent,
+                "step": self._step,
+                "n_views": self._n_views,
+            },
+        )
         return plan
 
     def preview(self, images: ImageStore) -> None:
@@ -160,7 +181,8 @@ class TimePlan:
 
     def _choose(self, stage: str, plan: PipelinePlan, images: ImageStore) -> dict[str, Any]:
         """Flags that give a stage its length; those of the first one also give sizes."""
-        speed, sizes = measure(getattr(plan, stage), images), {}
+        speed = measure(getattr(plan, stage), images)
+        sizes = {}
         if not self._chosen:
             while self._possible(stage, plan, speed) < ENOUGH[stage]:
                 side = max(speed.width, speed.height) // 2
@@ -173,13 +195,15 @@ class TimePlan:
                 triangles = round(TRIANGLES_PER_PIXEL * speed.width * speed.height)
                 most = plan.refine.config.n_vertices_in_fg
                 sizes = sizes | {"n_vertices_in_mesh": min(triangles, most)}
-        possible, full = self._possible(stage, plan, speed), self._full_length(stage, plan)
+        possible = self._possible(stage, plan, speed)
+        full = self._full_length(stage, plan)
         n = min(full, max(LEAST[stage], int(possible)))
         self._console.info(
             f"{stage}: {n:,} of {full:,} iterations, {1000 * speed.seconds:.0f} ms each, images of "
             f"{speed.width} x {speed.height} pixels"
         )
-        end, ends = datetime.now(), []
+        end = datetime.now()
+        ends = []
         for name, seconds in self._seconds(stage, plan).items():
             end += timedelta(seconds=max(0.0, seconds))
             ends.append(f"{name} {end:%H:%M:%S}")
@@ -206,11 +230,13 @@ class TimePlan:
     def _possible(self, stage: str, plan: PipelinePlan, speed: Speed) -> float:
         """Iterations of a stage in its share of the time that is left."""
         if not self._chosen:
-            self._step, self._n_views = speed.seconds / _costs(plan)[stage], speed.n_views
+            self._step = speed.seconds / _costs(plan)[stage]
+            self._n_views = speed.n_views
         return self._seconds(stage, plan)[stage] / (speed.seconds * GROWTH[stage])
 
     def _seconds(self, stage: str, plan: PipelinePlan) -> dict[str, float]:
-        costs, after = _costs(plan), STAGES[STAGES.index(stage) :]
+        costs = _costs(plan)
+        after = STAGES[STAGES.index(stage) :]
         after = [name for name in after if getattr(plan, name) is not None]
         shares = {name: SHARES.get(name, 0.0) for name in after}
         others = {n: costs[n] * self._n_views * self._step for n in after if n not in SHARES}

@@ -32,21 +32,45 @@ def _source(name: str) -> str:
 
 @native_kernel("const int n_neighbors = neighbors_.shape[1];\n" + _source("evaluate_owner"))
 def evaluate_owners(
-    owner: int, owners_: Ints, starts_: Ints, quats_: Floats2d, scales_: Floats2d,
-    packed_: Floats2d, neighbors_: Ints2d, noise_: Floats2d, density_factor: float,
-    points_: Floats2d, density_: Floats, beta_: Floats, plane_distance_: Floats,
-    normal_error_: Floats, residual_: Floats2d,
-):  # fmt: skip
+    owner: int,
+    owners_: Ints,
+    starts_: Ints,
+    quats_: Floats2d,
+    scales_: Floats2d,
+    packed_: Floats2d,
+    neighbors_: Ints2d,
+    noise_: Floats2d,
+    density_factor: float,
+    points_: Floats2d,
+    density_: Floats,
+    beta_: Floats,
+    plane_distance_: Floats,
+    normal_error_: Floats,
+    residual_: Floats2d,
+):
     """Fields at all samples of one Gaussian; each output is that of ``evaluate_samples``."""
 
 
 @wp.func_native(_source("add_up_pairs"))
 def _add_up_pairs(
-    owner: int, i: int, begin: int, end: int, n_neighbors: int, spread: wp.mat33, normal: wp.vec3,
-    beta_share: float, density_factor: float, quats_: Floats2d, scales_: Floats2d,
-    packed_: Floats2d, neighbors_: Ints2d, noise_: Floats2d, residual_: Floats2d,
-    field_grads_: Floats2d, gradient_rows_: Floats3d,
-) -> PairSums: ...  # fmt: skip
+    owner: int,
+    i: int,
+    begin: int,
+    end: int,
+    n_neighbors: int,
+    spread: wp.mat33,
+    normal: wp.vec3,
+    beta_share: float,
+    density_factor: float,
+    quats_: Floats2d,
+    scales_: Floats2d,
+    packed_: Floats2d,
+    neighbors_: Ints2d,
+    noise_: Floats2d,
+    residual_: Floats2d,
+    field_grads_: Floats2d,
+    gradient_rows_: Floats3d,
+) -> PairSums: ...
 
 
 add_up_samples_native = sample_gradients_kernel(_add_up_pairs)

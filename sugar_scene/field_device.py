@@ -31,6 +31,10 @@ wp.set_module_options(FUSED_OPTIONS)
 PACK_SIZE = 16  # numbers per Gaussian in the packed table: one cache line
 NEGLIGIBLE_SQUARE = 208.0  # exp(-m / 2) is zero in float32 from here on
 
+PAIR_SIZE = 11  # gradients per (i, j): mean 3, quaternion 4, scales 3, opacity 1
+# What reaches row i through its samples: d/d mean, and in the rows below d/d(R diag(1.5 s)).
+PairSums = wp.types.matrix(shape=(4, 3), dtype=wp.float32)
+
 
 @wp.func
 def vec3_of(values: Floats2d, row: int) -> wp.vec3:
@@ -55,9 +59,16 @@ def sign_of(x: float) -> float:
 def whitening_of(packed: Floats2d, row: int) -> wp.mat33:
     """A^T = diag(1/s) R^T of a packed row."""
     return wp.mat33(
-        packed[row, 4], packed[row, 5], packed[row, 6], packed[row, 7], packed[row, 8],
-        packed[row, 9], packed[row, 10], packed[row, 11], packed[row, 12],
-    )  # fmt: skip
+        packed[row, 4],
+        packed[row, 5],
+        packed[row, 6],
+        packed[row, 7],
+        packed[row, 8],
+        packed[row, 9],
+        packed[row, 10],
+        packed[row, 11],
+        packed[row, 12],
+    )
 
 
 @wp.struct
@@ -104,9 +115,13 @@ def whitened(n: Neighbor, x: wp.vec3) -> wp.vec3:
 
 @wp.kernel
 def pack_rows(
-    first: int, means: Floats2d, quats: Floats2d, scales: Floats2d, opacities: Floats,
+    first: int,
+    means: Floats2d,
+    quats: Floats2d,
+    scales: Floats2d,
+    opacities: Floats,
     packed: Floats2d,
-):  # fmt: skip
+):
     """Columns: mean, opacity, whitening (9), smallest scale, its axis, normal weight factor."""
     i = first + wp.tid()
     rotation = rotation_matrix(quat_of(quats, i))
@@ -127,10 +142,21 @@ def pack_rows(
 
 @wp.kernel
 def evaluate_samples(
-    first: int, indices: Ints, quats: Floats2d, scales: Floats2d, packed: Floats2d,
-    neighbors: Ints2d, noise: Floats2d, density_factor: float, points: Floats2d, density: Floats,
-    beta: Floats, plane_distance: Floats, normal_error: Floats, residual: Floats2d,
-):  # fmt: skip
+    first: int,
+    indices: Ints,
+    quats: Floats2d,
+    scales: Floats2d,
+    packed: Floats2d,
+    neighbors: Ints2d,
+    noise: Floats2d,
+    density_factor: float,
+    points: Floats2d,
+    density: Floats,
+    beta: Floats,
+    plane_distance: Floats,
+    normal_error: Floats,
+    residual: Floats2d,
+):
     s = first + wp.tid()
     i = indices[s]
     rotation = rotation_matrix(quat_of(quats, i))
@@ -171,11 +197,6 @@ def evaluate_samples(
     normal_error[s] = wp.dot(error, error)
 
 
-PAIR_SIZE = 11  # gradients per (i, j): mean 3, quaternion 4, scales 3, opacity 1
-# What reaches row i through its samples: d/d mean, and in the rows below d/d(R diag(1.5 s)).
-PairSums = wp.types.matrix(shape=(4, 3), dtype=wp.float32)
-
-
 @wp.func
 def _scale_gradient(scales: wp.vec3, yy_moment: wp.mat33) -> wp.vec3:
     """Gradient of the scales from the moment <c y y^T>, since dy_a / ds_a = -y_a / s_a."""
@@ -200,9 +221,14 @@ def _rotation_entries(rotation: wp.mat33, scales: wp.vec3, yy_moment: wp.mat33) 
 
 @wp.func
 def _store(
-    gradient_rows: Floats3d, owner: int, k: int, mean: wp.vec3, rotation: wp.vec4, scale: wp.vec3,
+    gradient_rows: Floats3d,
+    owner: int,
+    k: int,
+    mean: wp.vec3,
+    rotation: wp.vec4,
+    scale: wp.vec3,
     opacity: float,
-):  # fmt: skip
+):
     for c in range(3):
         gradient_rows[owner, k, c] = mean[c]
         gradient_rows[owner, k, 7 + c] = scale[c]
@@ -213,9 +239,14 @@ def _store(
 
 @wp.func
 def _sum_over_samples(
-    begin: int, end: int, noise: Floats2d, residual: Floats2d, field_grads: Floats2d,
-    has_point_grads: int, point_grads: Floats2d,
-):  # fmt: skip
+    begin: int,
+    end: int,
+    noise: Floats2d,
+    residual: Floats2d,
+    field_grads: Floats2d,
+    has_point_grads: int,
+    point_grads: Floats2d,
+):
     """What does not depend on neighbours: gradients of the points, plane, beta and own normal."""
     point_sum = wp.vec3()
     point_moment = wp.mat33()
@@ -236,9 +267,17 @@ def _sum_over_samples(
 
 @wp.func
 def _sum_over_pair(
-    begin: int, end: int, own_mean: wp.vec3, spread: wp.mat33, j: int, packed: Floats2d,
-    noise: Floats2d, residual: Floats2d, density_factor: float, field_grads: Floats2d,
-):  # fmt: skip
+    begin: int,
+    end: int,
+    own_mean: wp.vec3,
+    spread: wp.mat33,
+    j: int,
+    packed: Floats2d,
+    noise: Floats2d,
+    residual: Floats2d,
+    density_factor: float,
+    field_grads: Floats2d,
+):
     """Moments over the samples near j, with c = dL/d(y^2 / 2): all that its gradients need."""
     neighbor = neighbor_of(packed, j)
     strength = density_factor * neighbor.opacity
@@ -271,11 +310,24 @@ def _sum_over_pair(
 
 @wp.func
 def _add_up_pairs(
-    owner: int, i: int, begin: int, end: int, n_neighbors: int, spread: wp.mat33, normal: wp.vec3,
-    beta_share: float, density_factor: float, quats: Floats2d, scales: Floats2d, packed: Floats2d,
-    neighbors: Ints2d, noise: Floats2d, residual: Floats2d, field_grads: Floats2d,
+    owner: int,
+    i: int,
+    begin: int,
+    end: int,
+    n_neighbors: int,
+    spread: wp.mat33,
+    normal: wp.vec3,
+    beta_share: float,
+    density_factor: float,
+    quats: Floats2d,
+    scales: Floats2d,
+    packed: Floats2d,
+    neighbors: Ints2d,
+    noise: Floats2d,
+    residual: Floats2d,
+    field_grads: Floats2d,
     gradient_rows: Floats3d,
-) -> PairSums:  # fmt: skip
+) -> PairSums:
     """Fill the gradient_rows of all neighbours; return what reaches i."""
     mean_grad = wp.vec3()
     noise_moment = wp.mat33()
@@ -283,10 +335,18 @@ def _add_up_pairs(
         j = neighbors[i, k]
         y_moment, yy_moment, y_noise_moment, gauss_sum, neighbor_normal_grad, touched = (
             _sum_over_pair(
-                begin, end, vec3_of(packed, i), spread, j, packed, noise, residual, density_factor,
+                begin,
+                end,
+                vec3_of(packed, i),
+                spread,
+                j,
+                packed,
+                noise,
+                residual,
+                density_factor,
                 field_grads,
             )
-        )  # fmt: skip
+        )
         neighbor = neighbor_of(packed, j)
         axis = neighbor.axis
         x_grad = wp.vec3()
@@ -330,10 +390,21 @@ def _own_rotation_entries(
 def sample_gradients_kernel(gradient_sums: Any = _add_up_pairs) -> Any:
     @wp.kernel(module="unique", module_options=FUSED_OPTIONS)
     def add_up_samples(
-        first: int, owners: Ints, starts: Ints, quats: Floats2d, scales: Floats2d, packed: Floats2d,
-        neighbors: Ints2d, noise: Floats2d, residual: Floats2d, density_factor: float,
-        has_point_grads: int, point_grads: Floats2d, field_grads: Floats2d, gradient_rows: Floats3d,
-    ):  # fmt: skip
+        first: int,
+        owners: Ints,
+        starts: Ints,
+        quats: Floats2d,
+        scales: Floats2d,
+        packed: Floats2d,
+        neighbors: Ints2d,
+        noise: Floats2d,
+        residual: Floats2d,
+        density_factor: float,
+        has_point_grads: int,
+        point_grads: Floats2d,
+        field_grads: Floats2d,
+        gradient_rows: Floats3d,
+    ):
         """Gradients of a Gaussian's samples; field_grads: density, beta, plane, normal."""
         owner = first + wp.tid()
         i = owners[owner]
@@ -354,10 +425,24 @@ def sample_gradients_kernel(gradient_sums: Any = _add_up_pairs) -> Any:
         normal_grad += spread * plane_moment
 
         pairs = gradient_sums(
-            owner, i, begin, end, n_neighbors, spread, normal, beta_grad / float(n_neighbors),
-            density_factor, quats, scales, packed, neighbors, noise, residual, field_grads,
+            owner,
+            i,
+            begin,
+            end,
+            n_neighbors,
+            spread,
+            normal,
+            beta_grad / float(n_neighbors),
+            density_factor,
+            quats,
+            scales,
+            packed,
+            neighbors,
+            noise,
+            residual,
+            field_grads,
             gradient_rows,
-        )  # fmt: skip
+        )
         for c in range(3):
             mean_grad[c] += pairs[0, c]
             for r in range(3):
@@ -376,10 +461,17 @@ def sample_gradients_kernel(gradient_sums: Any = _add_up_pairs) -> Any:
 
 @wp.kernel
 def add_up_pairs(
-    first: int, targets: Ints, order: wp.array(dtype=wp.int64), starts: Ints, per_owner: int,
-    gradient_rows: Floats2d, mean_grads: Floats2d, quat_grads: Floats2d, scale_grads: Floats2d,
+    first: int,
+    targets: Ints,
+    order: wp.array(dtype=wp.int64),
+    starts: Ints,
+    per_owner: int,
+    gradient_rows: Floats2d,
+    mean_grads: Floats2d,
+    quat_grads: Floats2d,
+    scale_grads: Floats2d,
     opacity_grads: Floats,
-):  # fmt: skip
+):
     """The first entry of each run of equal targets adds the whole run to its row.
 
     Owners without samples, which are the last, all have the same targets: without the break, one

@@ -27,15 +27,24 @@ from sugar_utils.warp_launch import launch
 
 # Ceiling of the backward pass's buffer of per-pair gradients; on a GPU each filling of it costs
 # the host two launches and a sort.
-PAIR_BYTES, PAIR_BYTES_GPU = 64 * 2**20, 256 * 2**20
+PAIR_BYTES = 64 * 2**20
+PAIR_BYTES_GPU = 256 * 2**20
 _MIN_ITEMS = 256
 
 
 def evaluate_fields(
-    means: Tensor, quats: Tensor, scales: Tensor, opacities: Tensor, neighbors: Tensor,
-    indices: Tensor, noise: Tensor, density_factor: float = 1.0, *, n_owners: int | None = None,
+    means: Tensor,
+    quats: Tensor,
+    scales: Tensor,
+    opacities: Tensor,
+    neighbors: Tensor,
+    indices: Tensor,
+    noise: Tensor,
+    density_factor: float = 1.0,
+    *,
+    n_owners: int | None = None,
     native: bool | None = None,
-) -> FieldSamples:  # fmt: skip
+) -> FieldSamples:
     """Sample points from Gaussians and evaluate all fields that the losses need.
 
     Args:
@@ -56,18 +65,29 @@ def evaluate_fields(
 class _Fields(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx, means, quats, scales, opacities, neighbors, indices, noise, density_factor, n_owners,
+        ctx,
+        means,
+        quats,
+        scales,
+        opacities,
+        neighbors,
+        indices,
+        noise,
+        density_factor,
+        n_owners,
         native,
-    ):  # fmt: skip
+    ):
         gaussians = [t.detach().float().contiguous() for t in (means, quats, scales, opacities)]
         samples = [neighbors.int().contiguous(), noise.float().contiguous()]
-        n_samples, device = noise.shape[0], means.device
+        n_samples = noise.shape[0]
+        device = means.device
 
         def empty(*shape: int) -> Tensor:
             return torch.empty((n_samples, *shape), device=device)
 
         outputs = FieldSamples(empty(3), empty(), empty(), empty(), empty())
-        residual, indices = empty(4), indices.int()
+        residual = empty(4)
+        indices = indices.int()
         packed = torch.empty((means.shape[0], field_device.PACK_SIZE), device=device)
         launch(field_device.pack_rows, means.shape[0], [*gaussians, packed], min_items=_MIN_ITEMS)
         inputs = [*gaussians[1:3], packed, *samples, density_factor, *outputs, residual]
@@ -78,7 +98,8 @@ class _Fields(torch.autograd.Function):
         else:
             launch(field_device.evaluate_samples, n_samples, [indices, *inputs])
         ctx.save_for_backward(*gaussians, packed, *samples, owners, starts, residual)
-        ctx.density_factor, ctx.native = density_factor, native
+        ctx.density_factor = density_factor
+        ctx.native = native
         ctx.set_materialize_grads(False)
         return tuple(outputs)
 

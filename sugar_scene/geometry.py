@@ -25,6 +25,20 @@ from sugar_utils.warp_math import hashed
 
 MIN_SCALE = 1e-8  # scales are clamped to this before they are inverted. World units.
 
+SAMPLE_SPREAD = 1.5  # samples are drawn from Gaussians this much wider than those they belong to
+MAX_SQ_MAHALANOBIS = 1e8  # squared Mahalanobis distances are clamped to this before the exponential
+MIN_NORMAL_SCALE = 1e-6  # world units, in the weights of neighbour normals
+MIN_WEIGHT_SUM = 1e-6  # lower clamp of the sum of weights that neighbour normals are averaged with
+_MIN_DENSITY = 1e-16
+_SINGULAR_SQUARE = 1e-6
+_QUANTILE_BITS = 16
+_SHIFT = wp.constant(wp.uint32(32 - _QUANTILE_BITS))
+_LOW_HALF = wp.constant(wp.uint32(0xFFFF))
+_SECOND = wp.constant(wp.uint32(0x9E3779B9))
+_THIRD = wp.constant(wp.uint32(0x3C6EF372))
+_WORD = wp.constant(wp.uint64(32))
+_MIN_SAMPLES = 4_096
+
 
 def smallest_axis(scales: Tensor) -> Tensor:
     """Index of the smallest scale, the first on ties. (N, 3) -> (N,) int64"""
@@ -75,14 +89,6 @@ def diamond_faces(n_gaussians: int, device: torch.device | str = "cpu") -> Tenso
     return (corners[:, None, None] + quad).reshape(-1, 3)
 
 
-SAMPLE_SPREAD = 1.5  # samples are drawn from Gaussians this much wider than those they belong to
-MAX_SQ_MAHALANOBIS = 1e8  # squared Mahalanobis distances are clamped to this before the exponential
-MIN_NORMAL_SCALE = 1e-6  # world units, in the weights of neighbour normals
-MIN_WEIGHT_SUM = 1e-6  # lower clamp of the sum of weights that neighbour normals are averaged with
-_MIN_DENSITY = 1e-16
-_SINGULAR_SQUARE = 1e-6
-
-
 class FieldSamples(NamedTuple):
     points: Tensor  # where the fields are evaluated, (S, 3) world units
     density: Tensor  # sum of the opacities of the neighbours at the point; may exceed 1, (S,)
@@ -100,9 +106,14 @@ def sample_points(
 
 
 def neighbor_opacities(
-    points: Tensor, neighbor_rows: Tensor, means: Tensor, quats: Tensor, scales: Tensor,
-    opacities: Tensor, density_factor: float = 1.0,
-) -> Tensor:  # fmt: skip
+    points: Tensor,
+    neighbor_rows: Tensor,
+    means: Tensor,
+    quats: Tensor,
+    scales: Tensor,
+    opacities: Tensor,
+    density_factor: float = 1.0,
+) -> Tensor:
     """Opacity o_j(x) = f a_j exp(-m / 2) of neighbours, m the squared Mahalanobis distance. (S, K)
 
     ``neighbor_rows``, (S, K), are Gaussians; unit quaternions are wxyz.
@@ -135,21 +146,19 @@ def sdf_from_density(density: Tensor, beta: Tensor) -> Tensor:
 
 wp.set_module_options({"enable_backward": False, "cpu_compiler_flags": "-march=native"})
 
-_QUANTILE_BITS = 16
-_SHIFT = wp.constant(wp.uint32(32 - _QUANTILE_BITS))
-_LOW_HALF = wp.constant(wp.uint32(0xFFFF))
-_SECOND = wp.constant(wp.uint32(0x9E3779B9))
-_THIRD = wp.constant(wp.uint32(0x3C6EF372))
-_WORD = wp.constant(wp.uint64(32))
-_MIN_SAMPLES = 4_096
-
 
 @wp.kernel
 def _place_samples(
-    first: int, n: wp.int64, n_candidates: wp.int64, seed: wp.uint32, more_seed: wp.uint32,
-    quantiles: Floats, candidates: wp.array(dtype=wp.int64), indices: wp.array(dtype=wp.int64),
+    first: int,
+    n: wp.int64,
+    n_candidates: wp.int64,
+    seed: wp.uint32,
+    more_seed: wp.uint32,
+    quantiles: Floats,
+    candidates: wp.array(dtype=wp.int64),
+    indices: wp.array(dtype=wp.int64),
     noise: Vec3s,
-):  # fmt: skip
+):
     i = first + wp.tid()
     own = hashed(hashed(wp.uint32(i) ^ seed) + more_seed)
     # (i + u) * candidates / n with u of 32 bits: somewhere in the i-th of n equal parts.
@@ -157,7 +166,9 @@ def _place_samples(
     indices[i] = candidates[int((wp.int64(i) * n_candidates + wp.int64(offset)) / n)]
     second = hashed(own + _SECOND)
     third = hashed(own + _THIRD)
-    x, y, z = int(second >> _SHIFT), int(second & _LOW_HALF), int(third >> _SHIFT)
+    x = int(second >> _SHIFT)
+    y = int(second & _LOW_HALF)
+    z = int(third >> _SHIFT)
     noise[i] = wp.vec3(quantiles[x], quantiles[y], quantiles[z])
 
 
@@ -179,7 +190,8 @@ def draw_samples(
     indices = torch.empty(n_samples, dtype=torch.int64, device=mask.device)
     noise = torch.empty((n_samples, 3), dtype=torch.float32, device=mask.device)
     seeds = (wp.uint32(seed & 0xFFFFFFFF), wp.uint32(seed >> 32 & 0xFFFFFFFF))
-    quantiles, points = _normal_quantiles(mask.device), as_array(noise, wp.vec3)
+    quantiles = _normal_quantiles(mask.device)
+    points = as_array(noise, wp.vec3)
     arguments = [n_samples, n_candidates, *seeds, quantiles, candidates, indices, points]
     launch(_place_samples, n_samples, arguments, min_items=_MIN_SAMPLES)
     return indices, noise

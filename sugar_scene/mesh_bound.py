@@ -43,6 +43,31 @@ wp.set_module_options(FUSED_OPTIONS)
 MIN_AREA = 1e-18  # world units squared; below, a triangle has no frame and no turning gradient
 _MIN_ITEMS = 256
 
+_VECTORS = {1: None, 2: wp.vec2, 3: wp.vec3, 4: wp.vec4}
+MIN_CROSS = 1e-6  # world units squared; shorter cross products are not normalised
+MIN_RADIUS = 1e-7
+INITIAL_OPACITY = 0.1
+SH_REST = 15
+_SQRT3 = math.sqrt(3.0)
+_MIDDLE = ((1 / 3, 1 / 3, 1 / 3),)
+STATE_NAMES = {
+    "vertices": "_points",
+    "opacity_logits": "all_densities",
+    "log_scales": "_scales",
+    "rotations": "_quaternions",
+    "sh_dc": "_sh_coordinates_dc",
+    "sh_rest": "_sh_coordinates_rest",
+}
+# In the order in which checkpoints list them.
+GROUP_NAMES = {
+    name: STATE_NAMES[name].removeprefix("_")
+    for name in ("vertices", "sh_dc", "sh_rest", "opacity_logits", "log_scales", "rotations")
+}
+BACKGROUND = "background"
+"""Key of a ``.pt`` that holds the background as a model of free Gaussians, with its moments."""
+PREFIX = f"{BACKGROUND}_"
+_BACKGROUND_CLOCK = 15_000  # iteration of the paper's schedule whose rate its positions have
+
 
 @wp.struct
 class Triangle:
@@ -96,10 +121,19 @@ def half_turn(turn: wp.vec2) -> wp.vec2:
 
 @wp.kernel
 def place_gaussians(
-    first: int, faces: Ints2d, weights: Vec3s, thickness: Floats, vertices: Vec3s,
-    opacity_logits: Floats, log_scales: Vec2s, rotations: Vec2s, means: Vec3s, quats: Vec4s,
-    scales: Vec3s, opacities: Floats,
-):  # fmt: skip
+    first: int,
+    faces: Ints2d,
+    weights: Vec3s,
+    thickness: Floats,
+    vertices: Vec3s,
+    opacity_logits: Floats,
+    log_scales: Vec2s,
+    rotations: Vec2s,
+    means: Vec3s,
+    quats: Vec4s,
+    scales: Vec3s,
+    opacities: Floats,
+):
     face = first + wp.tid()
     a = vertices[faces[face, 0]]
     b = vertices[faces[face, 1]]
@@ -130,10 +164,23 @@ def place_gaussians(
 
 @wp.kernel
 def pull_corners(
-    first: int, faces: Ints2d, weights: Vec3s, vertices: Vec3s, rotations: Vec2s, quats: Vec4s,
-    scales: Vec3s, opacities: Floats, d_means: Vec3s, d_quats: Vec4s, d_scales: Vec3s,
-    d_opacities: Floats, d_corners: Vec3s2d, d_logits: Floats, d_logs: Vec2s, d_rotations: Vec2s,
-):  # fmt: skip
+    first: int,
+    faces: Ints2d,
+    weights: Vec3s,
+    vertices: Vec3s,
+    rotations: Vec2s,
+    quats: Vec4s,
+    scales: Vec3s,
+    opacities: Floats,
+    d_means: Vec3s,
+    d_quats: Vec4s,
+    d_scales: Vec3s,
+    d_opacities: Floats,
+    d_corners: Vec3s2d,
+    d_logits: Floats,
+    d_logs: Vec2s,
+    d_rotations: Vec2s,
+):
     """Gradients of a triangle's Gaussians to their own values and to its corners."""
     face = first + wp.tid()
     triangle = triangle_of(face, faces, vertices)
@@ -218,14 +265,6 @@ class Placement:
         launch(kernel, len(self.faces), arrays, min_items=_MIN_ITEMS)
 
 
-_VECTORS = {1: None, 2: wp.vec2, 3: wp.vec3, 4: wp.vec4}
-MIN_CROSS = 1e-6  # world units squared; shorter cross products are not normalised
-MIN_RADIUS = 1e-7
-INITIAL_OPACITY = 0.1
-SH_REST = 15
-_SQRT3 = math.sqrt(3.0)
-
-
 class TriangleLayout(NamedTuple):
     """Where the Gaussians of a triangle sit and how large they start."""
 
@@ -233,7 +272,6 @@ class TriangleLayout(NamedTuple):
     radius_factor: float
 
 
-_MIDDLE = ((1 / 3, 1 / 3, 1 / 3),)
 _HALVES, _OUTER, _INNER = (
     ((a, b, b), (b, a, b), (b, b, a)) for a, b in ((1 / 2, 1 / 4), (2 / 3, 1 / 6), (1 / 6, 5 / 12))
 )
@@ -295,11 +333,15 @@ class BoundCloud:
     @torch.no_grad()
     def freed(self) -> GaussianCloud:
         """The same Gaussians without their mesh, as any 3DGS program takes them."""
-        placed, same = self.activate(), ("sh_dc", "sh_rest", "opacity_logits")
+        placed = self.activate()
+        same = ("sh_dc", "sh_rest", "opacity_logits")
         bound = GaussianCloud(
-            means=placed.means, log_scales=placed.scales.log(), quats=placed.quats,
-            **{name: getattr(self, name).detach() for name in same}, antialiased=self.antialiased,
-        )  # fmt: skip
+            means=placed.means,
+            log_scales=placed.scales.log(),
+            quats=placed.quats,
+            **{name: getattr(self, name).detach() for name in same},
+            antialiased=self.antialiased,
+        )
         return bound if self.background is None else bound.joined(self.background.detached())
 
 
@@ -313,9 +355,13 @@ def triangle_layout(per_triangle: int) -> TriangleLayout:
 
 
 def bind_to_mesh(
-    vertices: Tensor, faces: Tensor, vertex_colors: Tensor, per_triangle: int, extent: float,
+    vertices: Tensor,
+    faces: Tensor,
+    vertex_colors: Tensor,
+    per_triangle: int,
+    extent: float,
     opacity: float = INITIAL_OPACITY,
-) -> BoundCloud:  # fmt: skip
+) -> BoundCloud:
     """Initial Gaussians on a mesh; their thickness is a millionth of the camera extent."""
     layout = triangle_layout(per_triangle)
     if faces.shape[0] == 0:
@@ -331,12 +377,15 @@ def bind_to_mesh(
     rotations = radius.new_zeros(n, 2)
     rotations[:, 0] = 1.0
     return BoundCloud(
-        vertices=vertices.float().clone(), sh_dc=rgb_to_sh(colors),
+        vertices=vertices.float().clone(),
+        sh_dc=rgb_to_sh(colors),
         sh_rest=radius.new_zeros(n, SH_REST, 3),
         opacity_logits=torch.logit(radius.new_full((n, 1), opacity)),
-        log_scales=radius.log()[:, None].expand(n, 2).clone(), rotations=rotations, faces=faces,
+        log_scales=radius.log()[:, None].expand(n, 2).clone(),
+        rotations=rotations,
+        faces=faces,
         thickness=radius.new_tensor(extent / 1e6),
-    )  # fmt: skip
+    )
 
 
 def face_normals(triangles: Tensor) -> Tensor:
@@ -354,22 +403,6 @@ def face_frames(triangles: Tensor) -> Tensor:
     return torch.stack([normal, tangent, bitangent], dim=-1)
 
 
-STATE_NAMES = {
-    "vertices": "_points", "opacity_logits": "all_densities", "log_scales": "_scales",
-    "rotations": "_quaternions", "sh_dc": "_sh_coordinates_dc", "sh_rest": "_sh_coordinates_rest",
-}  # fmt: skip
-# In the order in which checkpoints list them.
-GROUP_NAMES = {
-    name: STATE_NAMES[name].removeprefix("_")
-    for name in ("vertices", "sh_dc", "sh_rest", "opacity_logits", "log_scales", "rotations")
-}
-
-BACKGROUND = "background"
-"""Key of a ``.pt`` that holds the background as a model of free Gaussians, with its moments."""
-PREFIX = f"{BACKGROUND}_"
-_BACKGROUND_CLOCK = 15_000  # iteration of the paper's schedule whose rate its positions have
-
-
 class TrainableBoundCloud(TrainableModel):
     """Mesh-bound Gaussians on fixed faces, and the free ones of a background.
 
@@ -380,9 +413,14 @@ class TrainableBoundCloud(TrainableModel):
     group_names = GROUP_NAMES
 
     def __init__(
-        self, cloud: BoundCloud, rates: LearningRates, vertex_scale: float,
-        optimizer: OptimizerConfig = DEFAULT_OPTIMIZER, seed: int = 0, extent: float = 1.0,
-    ) -> None:  # fmt: skip
+        self,
+        cloud: BoundCloud,
+        rates: LearningRates,
+        vertex_scale: float,
+        optimizer: OptimizerConfig = DEFAULT_OPTIMIZER,
+        seed: int = 0,
+        extent: float = 1.0,
+    ) -> None:
         by_name = rates.by_name(0, vertex_scale)
         same = {"vertices": "means", "rotations": "quats"}
         own_rates = {name: by_name[same.get(name, name)] for name in GROUP_NAMES}
@@ -394,7 +432,8 @@ class TrainableBoundCloud(TrainableModel):
         # The optimiser has copies of its own; of the start only faces and thickness are kept.
         nothing = cloud.thickness.new_empty(0)
         self._start = replace(cloud, **dict.fromkeys(GROUP_NAMES, nothing), background=None)
-        self._rates, self._vertex_scale = rates, vertex_scale
+        self._rates = rates
+        self._vertex_scale = vertex_scale
 
     def __len__(self) -> int:
         return len(self.cloud)
@@ -421,12 +460,15 @@ class TrainableBoundCloud(TrainableModel):
 
     def state(self) -> dict[str, Any]:
         """As of every model; the background is apart, where other readers do not look."""
-        state, free = super().state(), self._background
+        state = super().state()
+        free = self._background
         state |= {ANTIALIASED: True} if self._start.antialiased else {}
         if free is None:
             return state
-        optimizer, n = state["optimizer_state_dict"], len(GROUP_NAMES)
-        moments, groups = optimizer["state"], optimizer["param_groups"]
+        optimizer = state["optimizer_state_dict"]
+        n = len(GROUP_NAMES)
+        moments = optimizer["state"]
+        groups = optimizer["param_groups"]
         own = {"state": {i: m for i, m in moments.items() if i < n}, "param_groups": groups[:n]}
         rest = {
             "state": {i - n: m for i, m in moments.items() if i >= n},
@@ -437,13 +479,15 @@ class TrainableBoundCloud(TrainableModel):
         return {**state, "optimizer_state_dict": own, BACKGROUND: background}
 
     def restore(self, payload: dict[str, Any]) -> None:
-        free, n = payload.get(BACKGROUND), len(GROUP_NAMES)
+        free = payload.get(BACKGROUND)
+        n = len(GROUP_NAMES)
         if (free is None) != (self._background is None):
             raise UserError("the checkpoint was made with another --keep_background")
         if free is None:
             super().restore(payload)
             return
-        own, rest = payload["optimizer_state_dict"], free["optimizer_state_dict"]
+        own = payload["optimizer_state_dict"]
+        rest = free["optimizer_state_dict"]
         moments = {**own["state"], **{n + i: m for i, m in rest["state"].items()}}
         saved = zip(self.group_names, own["param_groups"] + rest["param_groups"], strict=True)
         groups = [{**g, "name": name, "params": [i]} for i, (name, g) in enumerate(saved)]
@@ -464,7 +508,8 @@ class TrainableBoundCloud(TrainableModel):
 
 def state_with_background(payload: dict[str, Any]) -> dict[str, Any]:
     """The ``state_dict`` of a ``.pt`` with its background and whether it is antialiased."""
-    state, free = payload["state_dict"], payload.get(BACKGROUND)
+    state = payload["state_dict"]
+    free = payload.get(BACKGROUND)
     antialiased = {ANTIALIASED: True} if payload.get(ANTIALIASED) else {}
     return {**state, **antialiased, **({} if free is None else {BACKGROUND: free["state_dict"]})}
 
@@ -487,7 +532,8 @@ def bound_cloud_from_state(state: dict[str, Any]) -> BoundCloud:
         background=background,
         antialiased=antialiased,
     )
-    n_faces, n = cloud.faces.shape[0], cloud.opacity_logits.shape[0]
+    n_faces = cloud.faces.shape[0]
+    n = cloud.opacity_logits.shape[0]
     if n_faces == 0 or n % n_faces:
         raise UserError(f"the checkpoint has {n} Gaussians on {n_faces} triangles")
     triangle_layout(cloud.per_triangle)

@@ -32,7 +32,8 @@ def adjacent_face_pairs(faces: Tensor) -> Tensor:
     ends = corners[:, :2].sort(dim=1).values
     order = torch.argsort(ends[:, 1], stable=True)
     order = order[torch.argsort(ends[order, 0], stable=True)]
-    ends, opposite = ends[order], corners[order, 2]
+    ends = ends[order]
+    opposite = corners[order, 2]
     pairs = []
     # Faces on one edge are adjacent now; compare each with those 1, 2, ... places further on.
     for distance in range(1, ends.shape[0]):
@@ -114,8 +115,11 @@ class _Bending(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, vertices: Tensor, triangles: PairsOfTriangles):
-        vertices, pairs, n = vertices.detach(), triangles.pairs, len(triangles.pairs)
-        errors, pulls = vertices.new_empty(n), vertices.new_empty(n, 4, 3)
+        vertices = vertices.detach()
+        pairs = triangles.pairs
+        n = len(triangles.pairs)
+        errors = vertices.new_empty(n)
+        pulls = vertices.new_empty(n, 4, 3)
         arguments = [as_array(vertices, wp.vec3), pairs, errors, as_array(pulls, wp.vec3)]
         launch(bend_pairs, n, arguments, min_items=_MIN_ITEMS)
         ctx.n_pairs = max(1, n)

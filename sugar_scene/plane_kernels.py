@@ -31,8 +31,12 @@ UNCOUNTED = -1.0  # grey value of masked pixels; patches that touch one do not c
 MIN_SQUARED_CROSS = 1e-24  # of two differences of points; with less they span no surface
 NO_PATCHES, PATCHES_WHERE_MET, ALL_PATCHES = range(3)
 # Of 1 - NCC: gradients of patches below the first count three times, above the second they fade.
-SMALL_MISMATCH, LARGE_MISMATCH, RELIABLE_GAIN = 0.1, 0.5, 2.0
-_PAD, _RUN, _MIN_ITEMS = 2, 64, 8
+SMALL_MISMATCH = 0.1
+LARGE_MISMATCH = 0.5
+RELIABLE_GAIN = 2.0
+_PAD = 2
+_RUN = 64
+_MIN_ITEMS = 8
 
 
 wp.set_module_options(warp_launch.NATIVE_OPTIONS)
@@ -60,29 +64,54 @@ def _source(name: str) -> str:
 @native_kernel(_source("plane_maps"))
 def map_planes(
     item: int, lanes: int, lens: wp.vec4, pad: int, plane_: Floats3d, maps_: Floats3d
-): ...  # fmt: skip
+): ...
 
 
 @native_kernel("constexpr bool of_planes = true;\n" + _source("plane_normals"))
 def compare_normals(
-    item: int, lanes: int, lens: wp.vec4, scale_: Floats, plane_: Floats3d, maps_: Floats3d,
-    gradient_: Floats3d, sums_: Floats,
-): ...  # fmt: skip
+    item: int,
+    lanes: int,
+    lens: wp.vec4,
+    scale_: Floats,
+    plane_: Floats3d,
+    maps_: Floats3d,
+    gradient_: Floats3d,
+    sums_: Floats,
+): ...
 
 
 @native_kernel("constexpr bool of_planes = false;\n" + _source("plane_normals"))
 def compare_depth_normals(
-    item: int, lanes: int, lens: wp.vec4, scale_: Floats, plane_: Floats3d, maps_: Floats3d,
-    gradient_: Floats3d, sums_: Floats,
-): ...  # fmt: skip
+    item: int,
+    lanes: int,
+    lens: wp.vec4,
+    scale_: Floats,
+    plane_: Floats3d,
+    maps_: Floats3d,
+    gradient_: Floats3d,
+    sums_: Floats,
+): ...
 
 
 @native_kernel(_source("compare_pixels"))
 def compare_pixels(
-    item: int, lanes: int, patches: int, falloff: wp.vec3, lens: wp.vec4, lens2: wp.vec4,
-    rotation: wp.mat33, translation: wp.vec3, pixels_: Ints2d, planes_: Floats2d, gray_: Floats2d,
-    gray2_: Floats2d, depth2_: Floats2d, found_: Floats2d, d_miss_: Floats2d, d_mismatch_: Floats2d,
-): ...  # fmt: skip
+    item: int,
+    lanes: int,
+    patches: int,
+    falloff: wp.vec3,
+    lens: wp.vec4,
+    lens2: wp.vec4,
+    rotation: wp.mat33,
+    translation: wp.vec3,
+    pixels_: Ints2d,
+    planes_: Floats2d,
+    gray_: Floats2d,
+    gray2_: Floats2d,
+    depth2_: Floats2d,
+    found_: Floats2d,
+    d_miss_: Floats2d,
+    d_mismatch_: Floats2d,
+): ...
 
 
 def lanes_of(device: torch.device) -> int:
@@ -123,8 +152,15 @@ def _maps_like(like: Tensor, value: float) -> tuple[Tensor, Tensor]:
     return maps, maps[:, _PAD : _PAD + height, 4 * _PAD : 4 * _PAD + width]
 
 
-def _mean_error(kernel: Any, given: Tensor, maps: Tensor, lens: wp.vec4, scale: Tensor,
-                gradient: Tensor, total: int | Tensor) -> Tensor:  # fmt: skip
+def _mean_error(
+    kernel: Any,
+    given: Tensor,
+    maps: Tensor,
+    lens: wp.vec4,
+    scale: Tensor,
+    gradient: Tensor,
+    total: int | Tensor,
+) -> Tensor:
     lanes = lanes_of(given.device)
     n_items = _items(given.shape, lanes)
     sums = torch.empty(n_items, device=given.device)
@@ -139,9 +175,17 @@ class NormalErrors(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, plane: Tensor, camera: Camera, first_row: int, weights: Tensor, rows: slice,
-                total: int | Tensor):  # fmt: skip
-        given, lens = plane.detach(), _lens(camera, first_row)
+    def forward(
+        ctx,
+        plane: Tensor,
+        camera: Camera,
+        first_row: int,
+        weights: Tensor,
+        rows: slice,
+        total: int | Tensor,
+    ):
+        given = plane.detach()
+        lens = _lens(camera, first_row)
         maps, inside = _maps_like(given, 0.0)
         inside[4, rows] = weights[first_row : first_row + len(given)][rows]
         _map_planes(given, lens, _PAD, maps)
@@ -163,8 +207,15 @@ class DepthNormalErrors(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, depth: Tensor, normal_xy: Tensor, lens: tuple[float, ...],
-                counted: Tensor | float, rows: slice, total: int | Tensor):  # fmt: skip
+    def forward(
+        ctx,
+        depth: Tensor,
+        normal_xy: Tensor,
+        lens: tuple[float, ...],
+        counted: Tensor | float,
+        rows: slice,
+        total: int | Tensor,
+    ):
         given, (fx, fy, cx, cy) = normal_xy.detach(), lens
         maps, inside = _maps_like(given, torch.nan)
         torch.stack([depth.detach(), *given.unbind(2)], out=inside[:3])
@@ -172,7 +223,8 @@ class DepthNormalErrors(torch.autograd.Function):
         # By x and y of the normals, (R, W, 2), and by depth, (R, W), one after the other.
         gradient = torch.empty(3, *depth.shape, device=depth.device)
         ctx.save_for_backward(gradient)
-        ctx.total, scale = total, constants((1.0,), depth.device)
+        ctx.total = total
+        scale = constants((1.0,), depth.device)
         lens = wp.vec4(fx, fy, cx + 0.5, cy + 0.5)
         return _mean_error(compare_depth_normals, given, maps, lens, scale, gradient, total)
 
@@ -216,9 +268,20 @@ class ComparedPixels(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, planes: Tensor, pixels: Tensor, gray: Tensor, gray2: Tensor, depth2: Tensor,
-                pair: ViewPair, patches: int, tolerance: float | None = None):  # fmt: skip
-        n, device, lanes = planes.shape[0], planes.device, lanes_of(planes.device)
+    def forward(
+        ctx,
+        planes: Tensor,
+        pixels: Tensor,
+        gray: Tensor,
+        gray2: Tensor,
+        depth2: Tensor,
+        pair: ViewPair,
+        patches: int,
+        tolerance: float | None = None,
+    ):
+        n = planes.shape[0]
+        device = planes.device
+        lanes = lanes_of(planes.device)
         found = torch.zeros(4, n, device=device)
         d_miss, d_mismatch = torch.zeros(2, n, 4, device=device).unbind()
         rotation = wp.mat33(*(float(value) for value in pair.rotation.ravel()))
@@ -228,10 +291,18 @@ class ComparedPixels(torch.autograd.Function):
             falloff = wp.vec3(RELIABLE_GAIN, 1 / SMALL_MISMATCH, 1 / (LARGE_MISMATCH * tolerance))
         maps = pixels, planes, gray, gray2, depth2
         arguments: list[Any] = [
-            lanes, patches, falloff, _lens(pair.reference), _lens(pair.neighbor),
-            rotation, translation, *(tensor.detach().contiguous() for tensor in maps),
-            found, d_miss, d_mismatch,
-        ]  # fmt: skip
+            lanes,
+            patches,
+            falloff,
+            _lens(pair.reference),
+            _lens(pair.neighbor),
+            rotation,
+            translation,
+            *(tensor.detach().contiguous() for tensor in maps),
+            found,
+            d_miss,
+            d_mismatch,
+        ]
         n_items = n if lanes == 1 else -(-n // _RUN)
         launch(compare_pixels, n_items, arguments)
         weights, misses, mismatches, matched = found.unbind()

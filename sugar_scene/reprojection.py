@@ -32,6 +32,11 @@ from sugar_utils.random import derive_seed, draw_labels
 MAX_CYCLE = 1.0  # pixels; points that miss by more are different or too uncertain
 MIN_SQUARE = 1e-12  # square pixels; a square root has no gradient at zero
 
+MIN_FACING = 0.05  # least -N . r; smaller ones are transparent or at a grazing angle
+REACH = 10.0  # camera extents; Gaussians farther off are sky that has no parallax and no planes
+MIN_DEPTH = 1e-4  # points nearer to the camera than this have no pixel. World units.
+_BITS = 36  # of the largest gradient as an integer: 2^26 of them fit into 63 bits
+
 
 @dataclass(frozen=True)
 class ViewPair:
@@ -45,11 +50,6 @@ class ViewPair:
         rotation = neighbor.rotation @ reference.rotation.T
         translation = neighbor.translation - rotation @ reference.translation
         return cls(reference, neighbor, rotation, translation)
-
-
-MIN_FACING = 0.05  # least -N . r; smaller ones are transparent or at a grazing angle
-REACH = 10.0  # camera extents; Gaussians farther off are sky that has no parallax and no planes
-MIN_DEPTH = 1e-4  # points nearer to the camera than this have no pixel. World units.
 
 
 def triangle_planes(vertices: Tensor, faces: Tensor, camera: Camera, chosen: Tensor) -> Tensor:
@@ -68,9 +68,6 @@ def triangle_planes(vertices: Tensor, faces: Tensor, camera: Camera, chosen: Ten
     return torch.where(distance > 0, -planes, planes)
 
 
-_BITS = 36  # of the largest gradient as an integer: 2^26 of them fit into 63 bits
-
-
 def bilinear(values: Tensor, u: Tensor, v: Tensor) -> Tensor:
     """Read a map, (H, W), bilinearly at columns and rows, clamped at the border. (S,)
 
@@ -81,10 +78,14 @@ def bilinear(values: Tensor, u: Tensor, v: Tensor) -> Tensor:
     x = (u - 0.5).clamp(0, width - 1)
     y = (v - 0.5).clamp(0, height - 1)
     # A point that is not a number reads NaN; its index must be one of the map all the same.
-    left, top = x.detach().floor().nan_to_num(0.0), y.detach().floor().nan_to_num(0.0)
-    a, b = x - left, y - top
-    column, row = left.long(), top.long()
-    right, below = (column + 1).clamp_max(width - 1), (row + 1).clamp_max(height - 1)
+    left = x.detach().floor().nan_to_num(0.0)
+    top = y.detach().floor().nan_to_num(0.0)
+    a = x - left
+    b = y - top
+    column = left.long()
+    row = top.long()
+    right = (column + 1).clamp_max(width - 1)
+    below = (row + 1).clamp_max(height - 1)
     corners = torch.stack([row * width, row * width, below * width, below * width])
     corners += torch.stack([column, right, column, right])
     weights = torch.stack([(1 - a) * (1 - b), a * (1 - b), (1 - a) * b, a * b])
@@ -138,18 +139,25 @@ class NeighborViews:
     """The neighbours of training views, and those that other views have among them."""
 
     def __init__(
-        self, cameras: Sequence[Camera], extent: float, rule: NeighborRule = NeighborRule(),
+        self,
+        cameras: Sequence[Camera],
+        extent: float,
+        rule: NeighborRule = NeighborRule(),
         observations: Observations | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         # Here and not above: most commands start without it.
         from scipy.sparse import csr_array
 
-        self._cameras, self._extent, self._rule = list(cameras), extent, rule
+        self._cameras = list(cameras)
+        self._extent = extent
+        self._rule = rule
         self._centers = np.stack([camera.center for camera in cameras])
         self._directions = np.stack([camera.rotation[2] for camera in cameras])
-        points, none = {} if observations is None else observations.rows, np.zeros(0, np.int32)
+        points = {} if observations is None else observations.rows
+        none = np.zeros(0, np.int32)
         rows = [points.get(camera.name, none) for camera in cameras]
-        places, starts = np.concatenate([none, *rows]), np.cumsum([0, *map(len, rows)])
+        places = np.concatenate([none, *rows])
+        starts = np.cumsum([0, *map(len, rows)])
         shape = len(rows), int(places.max(initial=0)) + 1
         seen = csr_array((np.ones(len(places), np.int32), places, starts), shape=shape)
         common = seen @ seen.T
@@ -166,7 +174,8 @@ class NeighborViews:
 
         ``common`` counts the points that it shares with each training view; None if unknown.
         """
-        rule, extent = self._rule, self._extent
+        rule = self._rule
+        extent = self._extent
         cosine = np.clip(self._directions @ camera.rotation[2], -1.0, 1.0)
         angle = np.degrees(np.arccos(cosine))
         baseline = np.linalg.norm(self._centers - camera.center, axis=1)
@@ -180,7 +189,8 @@ class NeighborViews:
 
     def draw(self, name: str, seed: int, iteration: int, view_index: int = 0) -> Camera | None:
         """One neighbour of a training view, by iteration and seed; None if there is none."""
-        found, labels = self.of(name), draw_labels(iteration, view_index)
+        found = self.of(name)
+        labels = draw_labels(iteration, view_index)
         number = derive_seed(seed, "neighbor view", *labels)
         return found[number % len(found)] if found else None
 

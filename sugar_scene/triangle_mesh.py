@@ -19,6 +19,11 @@ from gaussian_splatting.data.ply import color_properties, ply_errors
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
 
+_FACE_ROW = np.dtype([("n", "u1"), ("rows", "<u4", (3,))])
+_CHUNK_ROWS = 1 << 16
+_DEFAULT_COLOR = 128
+_FACE_LISTS = ("vertex_indices", "vertex_index")
+
 
 @dataclass(frozen=True)
 class TriangleMesh:
@@ -45,7 +50,8 @@ def doubled_area_normals(vertices: np.ndarray, faces: np.ndarray) -> np.ndarray:
 
 def with_vertex_normals(mesh: TriangleMesh) -> TriangleMesh:
     """Give each vertex the area-weighted mean normal of its faces; (0, 0, 1) without any."""
-    weighted, n = doubled_area_normals(mesh.vertices, mesh.faces), mesh.n_vertices
+    weighted = doubled_area_normals(mesh.vertices, mesh.faces)
+    n = mesh.n_vertices
     sums = [sum(np.bincount(row, values, n) for row in mesh.faces.T) for values in weighted.T]
     total = np.stack(sums, axis=1)
     length = np.linalg.norm(total, axis=1, keepdims=True)
@@ -95,7 +101,8 @@ def clean_mesh(mesh: TriangleMesh) -> TriangleMesh:
 def edge_keys(faces: np.ndarray) -> np.ndarray:
     """One number for the side from corner k to k + 1, the same both ways. (F, 3) int64"""
     ends = np.roll(faces, -1, axis=1)
-    low, high = np.minimum(faces, ends), np.maximum(faces, ends)
+    low = np.minimum(faces, ends)
+    high = np.maximum(faces, ends)
     return low * (int(faces.max(initial=0)) + 1) + high
 
 
@@ -116,7 +123,8 @@ def component_labels(mesh: TriangleMesh) -> np.ndarray:
     if mesh.n_vertices == 0:
         return np.empty(0, dtype=np.int64)
     # Two sides of a triangle connect what all three do.
-    a, b = mesh.faces[:, :2].ravel(), mesh.faces[:, 1:].ravel()
+    a = mesh.faces[:, :2].ravel()
+    b = mesh.faces[:, 1:].ravel()
     groups = _connected(a, b, mesh.n_vertices)
     return np.unique(groups, return_index=True)[1][groups]
 
@@ -139,7 +147,8 @@ def topology(mesh: TriangleMesh) -> Topology:
     if mesh.n_faces == 0:
         return Topology(0.0, 0.0, 0, 0)
     _, first, counts = np.unique(edge_keys(mesh.faces), return_index=True, return_counts=True)
-    starts, ends = mesh.faces.ravel(), np.roll(mesh.faces, -1, axis=1).ravel()
+    starts = mesh.faces.ravel()
+    ends = np.roll(mesh.faces, -1, axis=1).ravel()
     borders = first[counts == 1]
     used, rows = np.unique([starts[borders], ends[borders]], return_inverse=True)
     holes = _connected(*rows.reshape(2, -1), len(used))
@@ -195,7 +204,8 @@ def _without_crowded_edges(mesh: TriangleMesh) -> TriangleMesh:
             break
         keep = np.ones(len(faces), dtype=bool)
         keep[smallest] = False
-        faces, areas = faces[keep], areas[keep]
+        faces = faces[keep]
+        areas = areas[keep]
     return replace(mesh, faces=faces)
 
 
@@ -217,7 +227,8 @@ def border_loops(mesh: TriangleMesh) -> list[np.ndarray]:
         after.setdefault(start, []).append(end)
     loops = []
     for first, _ in edges:
-        walk, at = [], first
+        walk = []
+        at = first
         while after.get(at):
             walk.append(at)
             at = after[at].pop()
@@ -238,7 +249,9 @@ def with_loops_filled(mesh: TriangleMesh, loops: Sequence[np.ndarray]) -> Triang
     loops = [loop for loop in loops if len(loop) >= 3]
     if not loops:
         return mesh
-    vertices, faces, colors = [mesh.vertices], [mesh.faces], [mesh.colors]
+    vertices = [mesh.vertices]
+    faces = [mesh.faces]
+    colors = [mesh.colors]
     for number, loop in enumerate(loops):
         middle = np.full_like(loop, mesh.n_vertices + number)
         # Against the sense of the faces beside it, as faces on two sides of an edge are.
@@ -248,13 +261,12 @@ def with_loops_filled(mesh: TriangleMesh, loops: Sequence[np.ndarray]) -> Triang
     return TriangleMesh(np.concatenate(vertices), np.concatenate(faces), np.concatenate(colors))
 
 
-_POSITION, _NORMAL, _COLOR = ("x", "y", "z"), ("nx", "ny", "nz"), ("red", "green", "blue")
-_NUMBERS, _BYTES = dict.fromkeys(_POSITION + _NORMAL, "<f8"), dict.fromkeys(_COLOR, "u1")
+_POSITION = ("x", "y", "z")
+_NORMAL = ("nx", "ny", "nz")
+_COLOR = ("red", "green", "blue")
+_NUMBERS = dict.fromkeys(_POSITION + _NORMAL, "<f8")
+_BYTES = dict.fromkeys(_COLOR, "u1")
 _VERTEX = np.dtype([*_NUMBERS.items(), *_BYTES.items()])
-_FACE_ROW = np.dtype([("n", "u1"), ("rows", "<u4", (3,))])
-_CHUNK_ROWS = 1 << 16
-_DEFAULT_COLOR = 128
-_FACE_LISTS = ("vertex_indices", "vertex_index")
 
 
 def write_mesh_ply(path: Path, mesh: TriangleMesh) -> None:
@@ -279,7 +291,8 @@ def write_faces(path: Path, vertices: np.ndarray, faces: np.ndarray) -> None:
         for first in range(0, len(faces), _CHUNK_ROWS):
             chunk = faces[first : first + _CHUNK_ROWS]
             rows = np.empty(len(chunk), dtype=_FACE_ROW)
-            rows["n"], rows["rows"] = 3, chunk
+            rows["n"] = 3
+            rows["rows"] = chunk
             file.write(rows.data)
 
 
@@ -317,7 +330,8 @@ def _mesh_of(path: Path, data: PlyData) -> TriangleMesh:
     missing = [name for name in ("vertex", "face") if name not in data]
     if missing:
         raise UserError(f"{path}: has no element '{missing[0]}'; pass a mesh, not a point cloud")
-    vertex, names = data["vertex"].data, data["vertex"].data.dtype.names
+    vertex = data["vertex"].data
+    names = data["vertex"].data.dtype.names
     missing = [name for name in _POSITION if name not in names]
     if missing:
         raise UserError(f"{path}: vertices lack '{missing[0]}'; extract the mesh again")
@@ -333,7 +347,8 @@ def _mesh_of(path: Path, data: PlyData) -> TriangleMesh:
         colors = np.full((len(vertex), 3), _DEFAULT_COLOR)
     elif vertex[color_names[0]].dtype.kind == "f":
         colors = colors * 255
-    colors, faces = np.clip(np.rint(colors), 0, 255), _triangles(path, data["face"].data)
+    colors = np.clip(np.rint(colors), 0, 255)
+    faces = _triangles(path, data["face"].data)
     return TriangleMesh(columns(_POSITION), faces, colors.astype(np.uint8), columns(_NORMAL))
 
 

@@ -36,7 +36,8 @@ _MIN_ITEMS = 4096
 _BIG = 1.0e9
 _PAD = 0.05
 _TILE_SIDE = wp.constant(TILE)
-Faces, Rects = wp.array(dtype=wp.vec3i), wp.array(dtype=wp.vec4i)
+Faces = wp.array(dtype=wp.vec3i)
+Rects = wp.array(dtype=wp.vec4i)
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def bound_faces(first: int, view: View, vertices: Vec3s, faces: Faces, rects: Re
 @wp.kernel
 def tiles_of_pairs(
     first: int, view: View, pair_faces: Ints, pair_numbers: Ints, rects: Rects, tiles: Ints
-):  # fmt: skip
+):
     i = first + wp.tid()
     rect = rects[pair_faces[i]]
     left = rect[0] / _TILE_SIDE
@@ -134,9 +135,18 @@ def tiles_of_pairs(
 
 @native_kernel(f"constexpr int TILE = {TILE};\n" + native_source(__file__, "hit_faces"))
 def hit_faces(
-    item: int, tiles_x: int, lens: wp.vec4, cell: int, offsets_: Ints, ids_: Ints, vertices_: Vec3s,
-    faces_: Faces, rects_: Rects, hits_: Ints2d, depths_: Floats2d,
-):  # fmt: skip
+    item: int,
+    tiles_x: int,
+    lens: wp.vec4,
+    cell: int,
+    offsets_: Ints,
+    ids_: Ints,
+    vertices_: Vec3s,
+    faces_: Faces,
+    rects_: Rects,
+    hits_: Ints2d,
+    depths_: Floats2d,
+):
     """Work off a tile's faces within one square cell of the tile."""
 
 
@@ -155,7 +165,8 @@ def pixels_of_points(
     """
     first = rasterize_triangles(vertices, faces, camera).depth
     x, y, z = to_camera(points, camera).unbind(1)
-    column, row = camera.fx * x / z + camera.cx, camera.fy * y / z + camera.cy
+    column = camera.fx * x / z + camera.cx
+    row = camera.fy * y / z + camera.cy
     shown = (z > 0) & (column >= 0) & (column < camera.width)
     shown &= (row >= 0) & (row < camera.height)
     column, row = (torch.where(shown, at, 0.0).long() for at in (column, row))
@@ -175,7 +186,8 @@ def rasterize_camera_triangles(vertices: Tensor, faces: Tensor, camera: Camera) 
     """The same for vertices in camera coordinates; faces with a NaN corner are left out."""
     device = vertices.device
     vertices = vertices.detach().float().contiguous()
-    n_faces, view = len(faces), make_view(camera)
+    n_faces = len(faces)
+    view = make_view(camera)
     # Without rows any strides count as contiguous, which Warp does not take.
     faces = faces if n_faces else torch.empty(0, 3, dtype=torch.int32, device=device)
     faces = faces.to(device=device, dtype=torch.int32).contiguous()
@@ -211,7 +223,8 @@ def _tile_lists(
     view: View, first: int, end: int, n_pairs: int, counts: Tensor, rects: Tensor, n_all: int
 ) -> tuple[Tensor, Tensor]:
     """Faces by tile: start of each tile's run (tiles + 1,), and the faces (pairs,)."""
-    device, sizes = counts.device, counts[first:end].long()
+    device = counts.device
+    sizes = counts[first:end].long()
     own = torch.arange(first, end, dtype=torch.int32, device=device)
     faces, starts = (
         torch.repeat_interleave(values, sizes, output_size=n_pairs)

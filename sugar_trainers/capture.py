@@ -32,18 +32,25 @@ class SugarSize:
     """
 
     img_resolution: int = _flag(
-        1, "divide the size by this. As upstream, the limit below is compared with the size of "
-        "the file and multiplies the divisor", choices=DIVISORS,
+        1,
+        "divide the size by this. As upstream, the limit below is compared with the size of "
+        "the file and multiplies the divisor",
+        choices=DIVISORS,
         no_effect_when="with --resolution_factor",
-    )  # fmt: skip
+    )
     img_size_limit: int = _flag(
-        1920, "shrink images whose long side is larger to this many pixels", parse=positive_int,
+        1920,
+        "shrink images whose long side is larger to this many pixels",
+        parse=positive_int,
         no_effect_when="with --resolution_factor",
-    )  # fmt: skip
+    )
     resolution_factor: float | None = _flag(
-        None, "divide the size of the original images by this number; --img_size_limit has no "
-        "effect then", parse=positive_float, task="input",
-    )  # fmt: skip
+        None,
+        "divide the size of the original images by this number; --img_size_limit has no "
+        "effect then",
+        parse=positive_float,
+        task="input",
+    )
 
     def __post_init__(self) -> None:
         if self.img_resolution not in DIVISORS:
@@ -78,29 +85,46 @@ class SugarSize:
 @dataclass(frozen=True, kw_only=True)
 class CaptureOptions:
     scene_path: Path = flag(
-        MISSING, "scene folder (images/ and sparse/0/); needed. train_full_pipeline.py takes a "
+        MISSING,
+        "scene folder (images/ and sparse/0/); needed. train_full_pipeline.py takes a "
         "folder of photographs without cameras, a video, a folder of scenes, and several -s, too",
-        group="input", short="-s",
-        parse=Path, no_effect_when="with --demo", task="input",
-    )  # fmt: skip
-    checkpoint_path: Path = flag(
-        MISSING, "vanilla 3DGS checkpoint folder, or its Gaussians as .ply, .spz, .sog or .splat; "
-        "needed", group="checkpoint",
-        short="-c", parse=Path, no_effect_when="with --demo", task="input",
-    )  # fmt: skip
-    iteration_to_load: int = flag(
-        7_000, "iteration of the checkpoint to start from; part of the result's folder name",
-        group="checkpoint", short="-i", no_effect_when="for a lone PLY it only enters that name",
+        group="input",
+        short="-s",
+        parse=Path,
+        no_effect_when="with --demo",
         task="input",
-    )  # fmt: skip
+    )
+    checkpoint_path: Path = flag(
+        MISSING,
+        "vanilla 3DGS checkpoint folder, or its Gaussians as .ply, .spz, .sog or .splat; needed",
+        group="checkpoint",
+        short="-c",
+        parse=Path,
+        no_effect_when="with --demo",
+        task="input",
+    )
+    iteration_to_load: int = flag(
+        7_000,
+        "iteration of the checkpoint to start from; part of the result's folder name",
+        group="checkpoint",
+        short="-i",
+        no_effect_when="for a lone PLY it only enters that name",
+        task="input",
+    )
     eval: bool = flag(
-        True, "hold out every 8th view by name, beginning with the first; a scene with "
-        "transforms_test.json holds out that", group="input", task="input",
-    )  # fmt: skip
+        True,
+        "hold out every 8th view by name, beginning with the first; a scene with "
+        "transforms_test.json holds out that",
+        group="input",
+        task="input",
+    )
     images: str | None = flag(
-        None, "folder of the photographs inside the scene folder; unset: as the checkpoint was "
-        "trained, else images", group="input", parse=str,
-    )  # fmt: skip
+        None,
+        "folder of the photographs inside the scene folder; unset: as the checkpoint was "
+        "trained, else images",
+        group="input",
+        parse=str,
+    )
     # Identified by the masks' contents.
     mask_options: MaskOptions = field(default_factory=MaskOptions)
     # Identified by the photographs that are left out.
@@ -118,20 +142,32 @@ class CaptureOptions:
 
 
 def load_views(
-    options: CaptureOptions, notify: Callable[[str], None], *, white_background: bool = False,
-    seed: int = 0, require_images: bool = False, depths: DepthOptions = NO_DEPTHS,
-) -> tuple[ReferenceCheckpoint, Scene]:  # fmt: skip
+    options: CaptureOptions,
+    notify: Callable[[str], None],
+    *,
+    white_background: bool = False,
+    seed: int = 0,
+    require_images: bool = False,
+    depths: DepthOptions = NO_DEPTHS,
+) -> tuple[ReferenceCheckpoint, Scene]:
     """Find the checkpoint and read the scene; no Gaussians and no photographs yet."""
     checkpoint = load_reference_checkpoint(
         options.checkpoint_path, options.iteration_to_load, notify
     )
     scene = load_scene_for_checkpoint(
-        options.scene_path, checkpoint, size_rule=options.size,
-        images_dir=options.images or checkpoint.images_dir, eval_split=options.eval,
-        white_background=white_background, seed=seed, require_images=require_images,
-        masks=options.mask_options, depths=depths, view_options=options.view_options,
+        options.scene_path,
+        checkpoint,
+        size_rule=options.size,
+        images_dir=options.images or checkpoint.images_dir,
+        eval_split=options.eval,
+        white_background=white_background,
+        seed=seed,
+        require_images=require_images,
+        masks=options.mask_options,
+        depths=depths,
+        view_options=options.view_options,
         notify=notify,
-    )  # fmt: skip
+    )
     return checkpoint, scene
 
 

@@ -65,6 +65,10 @@ from sugar_utils.settings import flag
 
 SampleSource = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]  # mask, n, iteration -> draws
 
+INTENDED_START = 7_000
+LEAST_BETWEEN_TESTS = 500  # iterations; to measure all held-out views takes as long as some dozens
+_flag = partial(flag, group="coarse stage")
+
 
 class CoarseStage(Stage):
     """Colour, entropy and geometric terms on free Gaussians.
@@ -73,20 +77,32 @@ class CoarseStage(Stage):
     """
 
     def __init__(
-        self, cloud: GaussianCloud, config: CoarseConfig, extent: float,
-        notify: Callable[[str], None], sample_source: SampleSource | None = None, *,
-        rasterizer: Rasterizer = WARP, hull: VisualHull | None = None,
-        exposures: Exposures | None = None, depths: KnownDepths = NOTHING_KNOWN,
-    ) -> None:  # fmt: skip
+        self,
+        cloud: GaussianCloud,
+        config: CoarseConfig,
+        extent: float,
+        notify: Callable[[str], None],
+        sample_source: SampleSource | None = None,
+        *,
+        rasterizer: Rasterizer = WARP,
+        hull: VisualHull | None = None,
+        exposures: Exposures | None = None,
+        depths: KnownDepths = NOTHING_KNOWN,
+    ) -> None:
         self.name = f"coarse {config.regularization_type}"
-        self.extent, self.exposures, self.depths = extent, exposures, depths
+        self.extent = extent
+        self.exposures = exposures
+        self.depths = depths
         self.terms = coarse_terms(config) + later_depth_terms(depths)
         self.model = TrainableCloud(
             cloud, config.rates, extent, config.optimizer, config.random_seed
         )
         self.neighbors: Tensor | None = None
-        self._config, self._notify, self._rasterizer = config, notify, rasterizer
-        self._given_samples, self._hull = sample_source, hull
+        self._config = config
+        self._notify = notify
+        self._rasterizer = rasterizer
+        self._given_samples = sample_source
+        self._hull = hull
         self._sampler = SurfaceSampler(config, extent)
 
     @property
@@ -113,7 +129,8 @@ class CoarseStage(Stage):
             self._prune(iteration)
         stale = self.neighbors is None or iteration % schedule.neighbor_interval == 0
         if stale and acting(self.terms, iteration)["samples"]:
-            means, k = self.model.cloud.means.detach(), self._config.n_neighbors
+            means = self.model.cloud.means.detach()
+            k = self._config.n_neighbors
             found = nearest_neighbors(means, k, query_batch=self._config.knn_batch_size)
             self.neighbors = found.indices
 
@@ -131,12 +148,18 @@ class CoarseStage(Stage):
         read = [name for term in on["image"] + on["samples"] for name in term.maps]
         view = ViewPass(
             project(
-                leaves, camera, depth="depth" in read, normal="normal" in read,
+                leaves,
+                camera,
+                depth="depth" in read,
+                normal="normal" in read,
                 features=self.depth_feature(leaves, camera),
             ),
-            seen.background, self._config.split, farthest_depth_behind=self._config.uses_sdf,
-            rasterizer=self._rasterizer, pairs=self.pairs,
-        )  # fmt: skip
+            seen.background,
+            self._config.split,
+            farthest_depth_behind=self._config.uses_sdf,
+            rasterizer=self._rasterizer,
+            pairs=self.pairs,
+        )
         near_depth = any("depth" in term.maps for term in on["samples"])
         asked = on["model"] or (on["samples"] and not near_depth)
         n_visible = view.count() if asked else None
@@ -223,11 +246,6 @@ class CoarseStage(Stage):
         return indices, noise
 
 
-INTENDED_START = 7_000
-LEAST_BETWEEN_TESTS = 500  # iterations; to measure all held-out views takes as long as some dozens
-_flag = partial(flag, group="coarse stage")
-
-
 @dataclass(frozen=True, kw_only=True)
 class CoarseOptions(TrainingOptions):
     """A coarse run.
@@ -237,22 +255,27 @@ class CoarseOptions(TrainingOptions):
     """
 
     output_dir: Path | None = flag(
-        None, "folder in which the run's folder is made; unset: output/coarse/<scene>",
-        group="single coarse stage", short="-o", parse=Path,
-    )  # fmt: skip
+        None,
+        "folder in which the run's folder is made; unset: output/coarse/<scene>",
+        group="single coarse stage",
+        short="-o",
+        parse=Path,
+    )
     preset: Preset = preset("single coarse stage")
     config: CoarseConfig = field(default_factory=CoarseConfig)
     depth_options: DepthOptions = field(default_factory=DepthOptions)
     checkpoint_interval: int = checkpoint_interval("coarse stage")
     checkpoint_milestones: tuple[int, ...] = _flag(
-        (5_000, 7_000, 10_000, 13_000, 15_000), "further checkpoints, never thinned out; those "
+        (5_000, 7_000, 10_000, 13_000, 15_000),
+        "further checkpoints, never thinned out; those "
         "before the first iteration, 7000, never come",
-    )  # fmt: skip
+    )
     test_iterations: tuple[int, ...] = _flag(
-        (7_000, 8_000, 9_000, 10_000, 12_000, 15_000), "when to measure the held-out views and "
+        (7_000, 8_000, 9_000, 10_000, 12_000, 15_000),
+        "when to measure the held-out views and "
         "picture some; the last iteration always; on short schedules no closer than 500",
         no_effect_when="with --eval False nothing is measured; pictures are then of training views",
-    )  # fmt: skip
+    )
 
     @property
     def title(self) -> str:
@@ -268,7 +291,8 @@ class CoarseOptions(TrainingOptions):
     @property
     def directory(self) -> Path:
         parent = self.output_dir or OUTPUT_ROOT / "coarse" / scene_name(self.scene_path)
-        mode, weights = self.config.regularization_type, self.config.named_weights
+        mode = self.config.regularization_type
+        weights = self.config.named_weights
         return parent / coarse_name(self.iteration_to_load, mode, *weights)
 
     @property
@@ -277,7 +301,8 @@ class CoarseOptions(TrainingOptions):
 
     @property
     def loop(self) -> LoopConfig:
-        schedule, scale = self.config.schedule, self.config.schedule.schedule_scale
+        schedule = self.config.schedule
+        scale = self.config.schedule.schedule_scale
         tests = scaled_all(self.test_iterations, scale)
         if self.test_iterations == CoarseOptions.test_iterations:
             tests = spaced(tests, schedule.last, LEAST_BETWEEN_TESTS)
@@ -286,15 +311,15 @@ class CoarseOptions(TrainingOptions):
         if self.checkpoint_milestones == CoarseOptions.checkpoint_milestones:
             milestones = spaced(milestones, schedule.last, least_checkpoint_interval(length))
         return LoopConfig(
-            first=schedule.first, last=schedule.last, seed=self.config.random_seed,
+            first=schedule.first,
+            last=schedule.last,
+            seed=self.config.random_seed,
             log_interval=schedule.log_interval,
-            checkpoint_interval=scaled_checkpoint_interval(
-                self.checkpoint_interval, scale, length
-            ),
+            checkpoint_interval=scaled_checkpoint_interval(self.checkpoint_interval, scale, length),
             checkpoint_milestones=milestones,
             keep_checkpoints=self.run.keep_checkpoints,
             test_iterations=tests,
-        )  # fmt: skip
+        )
 
     def initial(
         self, checkpoint: ReferenceCheckpoint, scene: Scene, messages: Messages
@@ -309,14 +334,24 @@ class CoarseOptions(TrainingOptions):
         return cloud.to(self.compute.device), {"Gaussians": file_digest(checkpoint.ply_path)}
 
     def stage(
-        self, model: GaussianCloud, config: CoarseConfig, scene: Scene, store: ImageStore,
-        console: Console, exposures: Exposures | None,
-    ) -> Stage:  # fmt: skip
+        self,
+        model: GaussianCloud,
+        config: CoarseConfig,
+        scene: Scene,
+        store: ImageStore,
+        console: Console,
+        exposures: Exposures | None,
+    ) -> Stage:
         return CoarseStage(
-            model, config, scene.extent, console.info, rasterizer=self.compute.rasterizer,
-            hull=hull_of(scene.train_cameras, self.compute.device), exposures=exposures,
+            model,
+            config,
+            scene.extent,
+            console.info,
+            rasterizer=self.compute.rasterizer,
+            hull=hull_of(scene.train_cameras, self.compute.device),
+            exposures=exposures,
             depths=scene.depths,
-        )  # fmt: skip
+        )
 
 
 def advise(options: CoarseOptions, checkpoint: ReferenceCheckpoint, messages: Messages) -> None:

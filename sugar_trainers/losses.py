@@ -20,7 +20,11 @@ from sugar_scene.reprojection import bilinear
 
 MIN_VIEW_Z = 1e-4  # world units; points with less have no pixel
 
-_MIN_BETA, _LOG_EPS = 1e-12, 1e-10
+_MIN_BETA = 1e-12
+_LOG_EPS = 1e-10
+
+_LUMA = (0.299, 0.587, 0.114)
+_MIN_SLOPE = 1e-6
 
 
 def _mean(values: Tensor, total: int | Tensor | None) -> Tensor:
@@ -54,9 +58,12 @@ def density_estimation_loss(
 
 
 def sdf_estimation_loss(
-    sdf: Tensor, depth_gap: Tensor, extent: float, total: int | Tensor | None = None,
+    sdf: Tensor,
+    depth_gap: Tensor,
+    extent: float,
+    total: int | Tensor | None = None,
     counted: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Mean of min(|sdf - |gap|| / (E / 10), 10 E).
 
     The clamp compares a normalised error with a length; this is how the method was published
@@ -104,9 +111,17 @@ def normals_from_depth(depth: Tensor, fx: float, fy: float, cx: float, cy: float
 
 
 def fused_depth_normal_consistency(
-    depth: Tensor, normal_xy: Tensor, fx: float, fy: float, cx: float, cy: float, *,
-    rows: slice | None = None, total: int | Tensor | None = None, counted: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    depth: Tensor,
+    normal_xy: Tensor,
+    fx: float,
+    fy: float,
+    cx: float,
+    cy: float,
+    *,
+    rows: slice | None = None,
+    total: int | Tensor | None = None,
+    counted: Tensor | None = None,
+) -> Tensor:
     """Mean of 1 - N . n_D over all pixels, n_D the normals of the depth map.
 
     The border and empty pixels count with the constant 1.
@@ -119,7 +134,8 @@ def fused_depth_normal_consistency(
         rows: Rows that count; strips continue one row beyond them as a halo.
         counted: Pixels that count; None for all. (H, W) bool
     """
-    rows, lens = rows or slice(None), (fx, fy, cx, cy)
+    rows = rows or slice(None)
+    lens = (fx, fy, cx, cy)
     total = max(depth[rows].numel(), 1) if total is None else total
     what = 1.0 if counted is None else counted
     return DepthNormalErrors.apply(depth, normal_xy, lens, what, rows, total)
@@ -141,10 +157,6 @@ def lookup_depth(
 def near_surface_mask(depth_gap: Tensor, view_std: Tensor, visible: Tensor) -> Tensor:
     """Visible Gaussians within two deviations, along the line of sight, of the depth map. (N,)"""
     return visible & (depth_gap.detach().abs() < 2 * view_std.detach())
-
-
-_LUMA = (0.299, 0.587, 0.114)
-_MIN_SLOPE = 1e-6
 
 
 def gray_values(photograph: Tensor, counted: Tensor | None) -> Tensor:

@@ -56,19 +56,32 @@ class MultiviewStage(Stage):
     name = "coarse multiview"
 
     def __init__(
-        self, cloud: GaussianCloud, config: MultiviewConfig, extent: float,
-        cameras: Sequence[Camera], neighbors: NeighborViews, images: ImageStore,
-        notify: Callable[[str], None], *, rasterizer: Rasterizer = WARP,
-        hull: VisualHull | None = None, exposures: Exposures | None = None,
+        self,
+        cloud: GaussianCloud,
+        config: MultiviewConfig,
+        extent: float,
+        cameras: Sequence[Camera],
+        neighbors: NeighborViews,
+        images: ImageStore,
+        notify: Callable[[str], None],
+        *,
+        rasterizer: Rasterizer = WARP,
+        hull: VisualHull | None = None,
+        exposures: Exposures | None = None,
         depths: KnownDepths = NOTHING_KNOWN,
-    ) -> None:  # fmt: skip
-        self.extent, self.exposures, self.depths = extent, exposures, depths
+    ) -> None:
+        self.extent = extent
+        self.exposures = exposures
+        self.depths = depths
         rates = config.rates.times(config.schedule.haste)
         self.model = TrainableCloud(cloud, rates, extent, config.optimizer, config.random_seed)
         self.terms = multiview_terms(config, extent) + later_depth_terms(depths)
         self.memory_plan = MemoryPlan(config.split)
-        self._config, self._notify, self._rasterizer = config, notify, rasterizer
-        self._cameras, self._hull = list(cameras), hull
+        self._config = config
+        self._notify = notify
+        self._rasterizer = rasterizer
+        self._cameras = list(cameras)
+        self._hull = hull
         pixels = config.multiview_pixels if any(config.view_factors) else 0
         self._comparer = ViewComparer(
             neighbors, images, extent, pixels, config.random_seed, rasterizer, config.schedule.first
@@ -98,15 +111,19 @@ class MultiviewStage(Stage):
         on = acting(self.terms, iteration)
         gaussians = self.gaussians()
         leaves = gaussians.as_leaves()
-        split, drawn = self.memory_plan.split, (iteration, view_index)
+        split = self.memory_plan.split
+        drawn = (iteration, view_index)
         beside = self._comparer.surface_view(leaves, camera, target, split, *drawn)
         seen = self.target(target, camera, *drawn)
         reach = self._comparer.reach if any("plane" in term.maps for term in on["image"]) else None
         inverse = self.depth_feature(leaves, camera)
         view = ViewPass(
-            project(leaves, camera, plane_reach=reach, features=inverse), seen.background, split,
-            rasterizer=self._rasterizer, pairs=self.pairs,
-        )  # fmt: skip
+            project(leaves, camera, plane_reach=reach, features=inverse),
+            seen.background,
+            split,
+            rasterizer=self._rasterizer,
+            pairs=self.pairs,
+        )
         near = view.visible & (view.depths <= self._comparer.reach)
         found = backpropagate(on["model"], VisibleGaussians(leaves, near))
         images = [term.bind(camera, seen, beside) for term in on["image"]]
@@ -145,10 +162,14 @@ class MultiviewStage(Stage):
     def _densify(self, iteration: int) -> None:
         config = self._config
         densify_and_prune(
-            self.model.optimizer, self._watch.mean(), config.densification, extent=self.extent,
-            remove_large=False, generator=generator(config.random_seed, "split", iteration),
+            self.model.optimizer,
+            self._watch.mean(),
+            config.densification,
+            extent=self.extent,
+            remove_large=False,
+            generator=generator(config.random_seed, "split", iteration),
             sky=SkySphere.around(self._cameras, self.extent),
-        )  # fmt: skip
+        )
         if self._hull is not None:
             self.model.optimizer.keep_rows(self._hull.contains(self.model.cloud.means))
         self._watch.restart(len(self.model))
@@ -186,9 +207,14 @@ class MultiviewOptions(CoarseOptions):
     config: MultiviewConfig = field(default_factory=MultiviewConfig)
 
     def stage(
-        self, model: GaussianCloud, config: MultiviewConfig, scene: Scene, store: ImageStore,
-        console: Console, exposures: Exposures | None,
-    ) -> MultiviewStage:  # fmt: skip
+        self,
+        model: GaussianCloud,
+        config: MultiviewConfig,
+        scene: Scene,
+        store: ImageStore,
+        console: Console,
+        exposures: Exposures | None,
+    ) -> MultiviewStage:
         cameras = scene.train_cameras
         neighbors = NeighborViews(cameras, scene.extent, observations=scene.observations)
         if alone := neighbors.without_neighbors:
@@ -197,10 +223,18 @@ class MultiviewOptions(CoarseOptions):
                 f"({shortened(alone)}); they train without the terms that need one"
             )
         return MultiviewStage(
-            model, config, scene.extent, cameras, neighbors, store, console.info,
-            rasterizer=self.compute.rasterizer, hull=hull_of(cameras, self.compute.device),
-            exposures=exposures, depths=scene.depths,
-        )  # fmt: skip
+            model,
+            config,
+            scene.extent,
+            cameras,
+            neighbors,
+            store,
+            console.info,
+            rasterizer=self.compute.rasterizer,
+            hull=hull_of(cameras, self.compute.device),
+            exposures=exposures,
+            depths=scene.depths,
+        )
 
 
 def options_of_mode(mode: str) -> type[CoarseOptions]:

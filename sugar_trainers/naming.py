@@ -9,7 +9,8 @@ from sugar_trainers.stage_config import MULTIVIEW, CoarseConfig, RefineConfig
 
 OUTPUT_ROOT = Path("output")
 
-ESTIMATION_FACTOR, NORMAL_FACTOR = CoarseConfig.estimation_factor, CoarseConfig.normal_factor
+ESTIMATION_FACTOR = CoarseConfig.estimation_factor
+NORMAL_FACTOR = CoarseConfig.normal_factor
 NORMAL_CONSISTENCY = RefineConfig.normal_consistency_factor
 
 
@@ -30,9 +31,11 @@ def scene_name(scene_path: Path) -> str:
 
 
 def coarse_name(
-    iteration: int, regularization: str, estimation_factor: float = ESTIMATION_FACTOR,
+    iteration: int,
+    regularization: str,
+    estimation_factor: float = ESTIMATION_FACTOR,
     normal_factor: float = NORMAL_FACTOR,
-) -> str:  # fmt: skip
+) -> str:
     """Folder name of a coarse run; ``density`` and ``dn_consistency`` share one by tradition.
 
     Weights are no part of the name of ``multiview``, which has others.

@@ -63,8 +63,19 @@ from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest
 from sugar_utils.settings import flag
 
-LARGEST_AT_BORDERS, LARGEST_BESIDE = 2.0, 1.5  # initial sizes, on the mesh and of the background
+# initial sizes, on the mesh and of the background
+LARGEST_AT_BORDERS = 2.0
+LARGEST_BESIDE = 1.5
 OPACITY_BEFORE_BACKGROUND = 0.9  # initial one; what is behind the mesh would show through 0.1
+
+N_COEFFICIENTS = 4  # of bands 0 and 1; two bands measured no better
+RIDGE = 1.0  # views in which band 1 is zero, beside those that show a Gaussian
+Photograph = tuple[Camera, Tensor, Tensor | None]
+"""A camera; its image, (H, W, 3) or (H, W, 4) uint8; its exposure, (2, 3), if it has one."""
+MIN_SHARE = 0.2  # of the blending weights beside the mesh
+_MAX_SIDE = 480
+TEST_INTERVAL = 7_500
+_alone = partial(flag, group="only train_refined.py")
 
 
 class RefineStage(Stage):
@@ -73,18 +84,26 @@ class RefineStage(Stage):
     name = "refine"
 
     def __init__(
-        self, cloud: BoundCloud, config: RefineConfig, extent: float,
-        export: Callable[[BoundCloud], None] | None = None, rasterizer: Rasterizer = WARP,
-        exposures: Exposures | None = None, comparer: ViewComparer | None = None,
-    ) -> None:  # fmt: skip
-        self.extent, self.exposures = extent, exposures
+        self,
+        cloud: BoundCloud,
+        config: RefineConfig,
+        extent: float,
+        export: Callable[[BoundCloud], None] | None = None,
+        rasterizer: Rasterizer = WARP,
+        exposures: Exposures | None = None,
+        comparer: ViewComparer | None = None,
+    ) -> None:
+        self.extent = extent
+        self.exposures = exposures
         vertex_scale = config.vertex_rate_scale(extent)
         self.model = TrainableBoundCloud(
             cloud, config.rates, vertex_scale, config.optimizer, config.random_seed, extent
         )
         self.memory_plan = MemoryPlan(config.split)
-        self._config, self._export = config, export
-        self._rasterizer, self._comparer = rasterizer, comparer
+        self._config = config
+        self._export = export
+        self._rasterizer = rasterizer
+        self._comparer = comparer
         # The topology never changes, so what follows from it is found once.
         self._placement = mesh_bound.Placement(cloud)
         self._pairs = PairsOfTriangles(adjacent_face_pairs(cloud.faces), len(cloud.vertices))
@@ -123,9 +142,12 @@ class RefineStage(Stage):
         seen = self.target(target, camera, iteration, view_index)
         projected = project(self.gaussians(), camera, sh_degree=self._config.sh_degree(iteration))
         view = ViewPass(
-            projected, seen.background, self.memory_plan.split, rasterizer=self._rasterizer,
+            projected,
+            seen.background,
+            self.memory_plan.split,
+            rasterizer=self._rasterizer,
             pairs=self.pairs,
-        )  # fmt: skip
+        )
         found, _ = view.backpropagate([term.bind(camera, seen) for term in on["image"]])
         found.update(backpropagate(on["model"], mesh))
         commit = partial(self.collect_exposure, camera.name, seen.exposure)
@@ -199,12 +221,6 @@ def refine_terms(config: RefineConfig, pairs: PairsOfTriangles) -> tuple[LossTer
 # hundreds of steps to change that: colours of mesh-bound Gaussians come from the photographs. What
 # the mesh does not show, as sky, distance and parts thinner than triangles, stays beside it.
 
-N_COEFFICIENTS = 4  # of bands 0 and 1; two bands measured no better
-RIDGE = 1.0  # views in which band 1 is zero, beside those that show a Gaussian
-
-Photograph = tuple[Camera, Tensor, Tensor | None]
-"""A camera; its image, (H, W, 3) or (H, W, 4) uint8; its exposure, (2, 3), if it has one."""
-
 
 @torch.no_grad()
 def with_photograph_colors(cloud: BoundCloud, photographs: Iterable[Photograph]) -> BoundCloud:
@@ -239,14 +255,13 @@ def with_photograph_colors(cloud: BoundCloud, photographs: Iterable[Photograph])
     return replace(cloud, sh_dc=sh_dc, sh_rest=torch.where(seen, rest, cloud.sh_rest))
 
 
-MIN_SHARE = 0.2  # of the blending weights beside the mesh
-_MAX_SIDE = 480
-
-
 def background_rows(
-    gaussians: Gaussians, vertices: Tensor, faces: Tensor, cameras: Sequence[Camera],
+    gaussians: Gaussians,
+    vertices: Tensor,
+    faces: Tensor,
+    cameras: Sequence[Camera],
     rasterizer: Rasterizer = WARP,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Gaussians that blend into pixels which the mesh does not cover. (N,) bool
 
     With a fifth of their weights there, so that no gap is left around the mesh.
@@ -257,25 +272,26 @@ def background_rows(
     return masked_shares(gaussians, beside, rasterizer) > MIN_SHARE
 
 
-TEST_INTERVAL = 7_500
-_alone = partial(flag, group="only train_refined.py")
-
-
 @dataclass(frozen=True, kw_only=True)
 class RefineOptions(TrainingOptions):
     title: ClassVar[str] = "refinement"
 
     mesh_path: Path = _alone(
-        MISSING, "coarse mesh (PLY with vertex colours); needed", short="-m", parse=Path,
+        MISSING,
+        "coarse mesh (PLY with vertex colours); needed",
+        short="-m",
+        parse=Path,
         missing="pass the coarse mesh that extract_mesh.py made",
-    )  # fmt: skip
+    )
     output_dir: Path | None = _alone(
         None, "parent of the run's folder; unset: output/refined/<scene>", short="-o", parse=Path
     )
     coarse_model_path: Path | None = _alone(
-        None, "coarse model (.pt) whose background is kept; unset: that of the checkpoint",
-        parse=Path, no_effect_when="without --keep_background True",
-    )  # fmt: skip
+        None,
+        "coarse model (.pt) whose background is kept; unset: that of the checkpoint",
+        parse=Path,
+        no_effect_when="without --keep_background True",
+    )
     ply_dir: Path | None = None  # None for output_dir, or without that output/refined_ply/<scene>
     config: RefineConfig = field(default_factory=RefineConfig)
     checkpoint_interval: int = checkpoint_interval("only train_refined.py")
@@ -312,16 +328,20 @@ class RefineOptions(TrainingOptions):
 
     @property
     def loop(self) -> LoopConfig:
-        config, last = self.config, self.config.refinement_iterations
+        config = self.config
+        last = self.config.refinement_iterations
         test_interval = scaled(TEST_INTERVAL, config.schedule_scale)
         return LoopConfig(
-            first=1, last=last, seed=config.random_seed, log_interval=config.log_interval,
+            first=1,
+            last=last,
+            seed=config.random_seed,
+            log_interval=config.log_interval,
             checkpoint_interval=scaled_checkpoint_interval(
                 self.checkpoint_interval, config.schedule_scale, last
             ),
             keep_checkpoints=self.run.keep_checkpoints,
             test_iterations=tuple(range(test_interval, last, test_interval)),
-        )  # fmt: skip
+        )
 
     def sources(self) -> dict[str, Any]:
         return {**super().sources(), "mesh": self.mesh_path.resolve()}
@@ -331,13 +351,15 @@ class RefineOptions(TrainingOptions):
     ) -> tuple[BoundCloud, dict[str, Any]]:
         if not self.mesh_path.is_file():
             raise UserError(f"--mesh_path {self.mesh_path}: no such file; pass the coarse mesh PLY")
-        mesh, device = read_mesh_ply(self.mesh_path), self.compute.device
+        mesh = read_mesh_ply(self.mesh_path)
+        device = self.compute.device
         messages.detail(
             f"{mesh.n_vertices:,} vertices and {mesh.n_faces:,} triangles of {self.mesh_path}"
         )
         vertices = torch.tensor(mesh.vertices, dtype=torch.float32, device=device)
         faces, colors = (torch.tensor(array, device=device) for array in (mesh.faces, mesh.colors))
-        config, opacity = self.config, mesh_bound.INITIAL_OPACITY
+        config = self.config
+        opacity = mesh_bound.INITIAL_OPACITY
         if config.keep_background:
             opacity = OPACITY_BEFORE_BACKGROUND
         per_triangle = config.gaussians_per_triangle
@@ -350,11 +372,13 @@ class RefineOptions(TrainingOptions):
             return cloud, digests
         path = self.coarse_model_path
         if path is None:
-            path, free = checkpoint.ply_path, checkpoint.read_cloud(messages)
+            path = checkpoint.ply_path
+            free = checkpoint.read_cloud(messages)
         else:
             free = cloud_from_state(load_payload(path)["state_dict"], "coarse SuGaR model")
         free = free.to(device)
-        surface, cameras = (cloud.vertices, cloud.faces), scene.train_cameras
+        surface = (cloud.vertices, cloud.faces)
+        cameras = scene.train_cameras
         rows = background_rows(free.activate(), *surface, cameras, self.compute.rasterizer)
         messages.detail(f"background: {int(rows.sum()):,} of {len(free):,} Gaussians of {path}")
         if rows.any():
@@ -362,10 +386,17 @@ class RefineOptions(TrainingOptions):
         return cloud, {**digests, "background": file_digest(path)}
 
     def stage(
-        self, model: BoundCloud, config: RefineConfig, scene: Scene, store: ImageStore,
-        console: Console, exposures: Exposures | None,
-    ) -> RefineStage:  # fmt: skip
-        rasterizer, comparer, cameras = self.compute.rasterizer, None, scene.train_cameras
+        self,
+        model: BoundCloud,
+        config: RefineConfig,
+        scene: Scene,
+        store: ImageStore,
+        console: Console,
+        exposures: Exposures | None,
+    ) -> RefineStage:
+        rasterizer = self.compute.rasterizer
+        comparer = None
+        cameras = scene.train_cameras
         if config.initial_colors == "photographs":
             known = {} if exposures is None else exposures.by_name()
             photographs = ((c, store.get(c), known.get(c.name)) for c in cameras)
@@ -377,7 +408,8 @@ class RefineOptions(TrainingOptions):
 
         if config.refine_surface_terms:
             neighbors = NeighborViews(cameras, scene.extent, observations=scene.observations)
-            pixels, seed = MultiviewConfig().multiview_pixels, config.random_seed
+            pixels = MultiviewConfig().multiview_pixels
+            seed = config.random_seed
             comparer = ViewComparer(neighbors, store, scene.extent, pixels, seed, rasterizer)
         exports = export if self.export_ply else None
         return RefineStage(model, config, scene.extent, exports, rasterizer, exposures, comparer)

@@ -54,6 +54,13 @@ MAX_SH_DEGREE = 3
 Corner = tuple[float, float, float]
 AnySchedule = TypeVar("AnySchedule", bound="Schedule")
 
+_coarse = partial(flag, group="coarse stage")
+_weight = partial(flag, group="single coarse stage", parse=flags.non_negative_float)
+_multiview = partial(flag, group="multi-view mode", no_effect_when="unless -r multiview")
+_refine = partial(flag, group="refinement stage")
+_alone = partial(flag, group="only train_refined.py")
+_corner = partial(_alone, None, parse=flags.vector3, metavar="(X,Y,Z)")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
@@ -113,10 +120,6 @@ class CoarseSchedule(Schedule):
         return iteration > self.regularize
 
 
-_coarse = partial(flag, group="coarse stage")
-_weight = partial(flag, group="single coarse stage", parse=flags.non_negative_float)
-
-
 @dataclass(frozen=True)
 class CoarseConfig(SugarConfig):
     regularization_type: Regularization = "dn_consistency"
@@ -131,21 +134,27 @@ class CoarseConfig(SugarConfig):
     dn_factor: float = 0.05  # weight of depth-normal consistency
     n_neighbors: int = 16  # of the density field, the Gaussian itself included
     sdf_samples: Automatic = _coarse(
-        MOST_SAMPLES, "points drawn per iteration for the surface terms of all modes; auto: 4 for "
+        MOST_SAMPLES,
+        "points drawn per iteration for the surface terms of all modes; auto: 4 for "
         "each Gaussian that may be drawn, at most 1000000; unset: 1000000, auto with --preset fast",
-        parse=flags.positive_or_auto, metavar="{N,auto}", modes={"fast": AUTO},
-    )  # fmt: skip
+        parse=flags.positive_or_auto,
+        metavar="{N,auto}",
+        modes={"fast": AUTO},
+    )
     sample_chunk: int = 1_000_000  # points evaluated at once; does not change the result
     knn_batch_size: int | None = _coarse(
-        None, "points per launch of the neighbour search; the result does not depend on it; unset: "
-        "100000 on a CPU, all of them on a GPU", parse=flags.positive_int,
-    )  # fmt: skip
+        None,
+        "points per launch of the neighbour search; the result does not depend on it; unset: "
+        "100000 on a CPU, all of them on a GPU",
+        parse=flags.positive_int,
+    )
     prune_opacity: float = 0.5  # less opaque Gaussians are removed when geometric terms begin
     full_res_normals: bool = _coarse(
-        True, "depth-normal consistency at the training size, in the colour's own raster pass; "
+        True,
+        "depth-normal consistency at the training size, in the colour's own raster pass; "
         "False: in a pass of its own at half the size, which needs less memory and time",
         no_effect_when="unless -r dn_consistency",
-    )  # fmt: skip
+    )
 
     @property
     def messages(self) -> tuple[str, ...]:
@@ -182,9 +191,6 @@ class CoarseConfig(SugarConfig):
         return stage_identity(self, "sample_chunk", "knn_batch_size")
 
 
-_multiview = partial(flag, group="multi-view mode", no_effect_when="unless -r multiview")
-
-
 @dataclass(frozen=True)
 class MultiviewSchedule(Schedule):
     last: int = 20_000
@@ -192,11 +198,13 @@ class MultiviewSchedule(Schedule):
     densification_interval: int = 100
     trim_interval: int = 1_000  # of what too few views see
     short_multiview: bool | Literal["auto"] = _multiview(
-        False, "half the iterations, at learning rates that grow by the square root of how much "
+        False,
+        "half the iterations, at learning rates that grow by the square root of how much "
         "shorter than the paper's the schedule is, at most threefold; auto: with --schedule_scale "
-        "of 0.1 or less; unset: off, auto with --preset fast", parse=flags.boolean_or_auto,
+        "of 0.1 or less; unset: off, auto with --preset fast",
+        parse=flags.boolean_or_auto,
         modes={"fast": flags.AUTO},
-    )  # fmt: skip
+    )
 
     @classmethod
     def from_flags(
@@ -210,10 +218,13 @@ class MultiviewSchedule(Schedule):
         half = whole.scaled(0.5)
         later = whole.first - half.first
         return replace(
-            half, first=whole.first, last=half.last + later,
-            densify_until=half.densify_until + later, schedule_scale=whole.schedule_scale,
+            half,
+            first=whole.first,
+            last=half.last + later,
+            densify_until=half.densify_until + later,
+            schedule_scale=whole.schedule_scale,
             short_multiview=True,
-        )  # fmt: skip
+        )
 
     @property
     def haste(self) -> float:
@@ -262,9 +273,10 @@ class MultiviewConfig(SugarConfig):
     geometric_factor: float = 0.02  # weight of the cycle reprojection error
     flatten_factor: float = 10.0  # weight of the smallest scales, in camera extents
     multiview_pixels: int = _multiview(
-        16_384, "pixels of a view that are compared with a neighbour, per iteration",
+        16_384,
+        "pixels of a view that are compared with a neighbour, per iteration",
         parse=flags.positive_int,
-    )  # fmt: skip
+    )
     min_views: int = 2  # Gaussians that fewer training views see are dropped
     exposure: LaterExposure = LaterExposure(exposure_compensation=True)
 
@@ -275,11 +287,6 @@ class MultiviewConfig(SugarConfig):
 
     def identity(self) -> dict[str, Any]:
         return {"regularization_type": self.regularization_type, **super().identity()}
-
-
-_refine = partial(flag, group="refinement stage")
-_alone = partial(flag, group="only train_refined.py")
-_corner = partial(_alone, None, parse=flags.vector3, metavar="(X,Y,Z)")
 
 
 @dataclass(frozen=True)
@@ -296,13 +303,17 @@ class RefineConfig(SugarConfig):
         1, "Gaussians bound to each triangle", short="-g", choices=tuple(LAYOUTS)
     )
     normal_consistency_factor: float = _alone(
-        0.1, "weight of the normal consistency of the mesh", short="-n",
+        0.1,
+        "weight of the normal consistency of the mesh",
+        short="-n",
         parse=flags.non_negative_float,
-    )  # fmt: skip
+    )
     n_vertices_in_fg: int = _alone(
-        1_000_000, "nominal number of foreground vertices; sets the learning rate of vertices only",
-        short="-v", parse=flags.positive_int,
-    )  # fmt: skip
+        1_000_000,
+        "nominal number of foreground vertices; sets the learning rate of vertices only",
+        short="-v",
+        parse=flags.positive_int,
+    )
     bboxmin: Corner | None = _corner(
         "low corner of the foreground; sets the learning rate of vertices only", short="-b"
     )
@@ -310,28 +321,37 @@ class RefineConfig(SugarConfig):
         "high corner of the foreground; sets the learning rate of vertices only", short="-B"
     )
     refine_surface_terms: bool = _refine(
-        False, "keep the surface that the coarse stage found: neighbouring views are compared, and "
+        False,
+        "keep the surface that the coarse stage found: neighbouring views are compared, and "
         "without a background pixels that the mesh does not cover have no gradient; unset: on with "
-        "-r multiview, else off, as in the original", parse=flags.boolean,
+        "-r multiview, else off, as in the original",
+        parse=flags.boolean,
         modes={"multiview": True},
-    )  # fmt: skip
+    )
     keep_background: bool | None = _refine(
-        False, "keep the Gaussians that blend into pixels which the mesh does not cover, such as "
+        False,
+        "keep the Gaussians that blend into pixels which the mesh does not cover, such as "
         "the sky, beside those on the mesh; auto: True, False with --preset reference; unset: auto",
-        parse=flags.automatic_boolean, metavar="{auto,True,False}", modes={"fast": True},
-    )  # fmt: skip
+        parse=flags.automatic_boolean,
+        metavar="{auto,True,False}",
+        modes={"fast": True},
+    )
     antialiased: bool = _refine(
-        False, "shrink the opacity of splats below a pixel as the rasterizer widens them, so that "
+        False,
+        "shrink the opacity of splats below a pixel as the rasterizer widens them, so that "
         "surfaces do not move inwards; kept in .pt and in all files of Gaussians but .splat; "
         "unset: off, on with --preset fast",
-        parse=flags.boolean, modes={"fast": True},
-    )  # fmt: skip
+        parse=flags.boolean,
+        modes={"fast": True},
+    )
     initial_colors: str = _refine(
-        "mesh", "colours that the Gaussians on the mesh start with: mesh, those of its vertices; "
+        "mesh",
+        "colours that the Gaussians on the mesh start with: mesh, those of its vertices; "
         "photographs, those of the views that show them, from the start with all bands; unset: "
-        "mesh, photographs with --preset fast", choices=("mesh", "photographs"),
+        "mesh, photographs with --preset fast",
+        choices=("mesh", "photographs"),
         modes={"fast": "photographs"},
-    )  # fmt: skip
+    )
     sh_interval: int = 1_000  # iterations until the degree grows by one
     log_interval: int = 200
     schedule_scale: float = schedule_scale()  # of lengths; rates follow the paper's clock

@@ -33,11 +33,14 @@ _TOPOLOGY_BYTES = 26 + 50
 
 
 def stage_loads(
-    cloud: GaussianCloud | BoundCloud, config: StageSettings,
-    views: Sequence[memory_plan.ViewLoad], features: int = 0,
-) -> memory_plan.LoadsOf:  # fmt: skip
+    cloud: GaussianCloud | BoundCloud,
+    config: StageSettings,
+    views: Sequence[memory_plan.ViewLoad],
+    features: int = 0,
+) -> memory_plan.LoadsOf:
     """The step of each phase on the view that needs most, for a format of the optimiser."""
-    n, tensors = len(cloud), cloud.tensors()
+    n = len(cloud)
+    tensors = cloud.tensors()
     if isinstance(config, MultiviewConfig):
         # The most Gaussians that there may be; without a limit, those at the beginning.
         n = max(n, config.densification.max_gaussians or 0)
@@ -66,13 +69,17 @@ def _surface_load(step: StepLoad, cloud: GaussianCloud, config: CoarseConfig) ->
     elif config.uses_depth_normals:
         geometry = "full" if config.full_res_normals else "half"
     return replace(
-        step, geometry=geometry, samples=config.samples_for(len(cloud)),
-        neighbors=config.n_neighbors, pair_bytes=pair_bytes(cloud.means.device),
-    )  # fmt: skip
+        step,
+        geometry=geometry,
+        samples=config.samples_for(len(cloud)),
+        neighbors=config.n_neighbors,
+        pair_bytes=pair_bytes(cloud.means.device),
+    )
 
 
 def _refinement_load(step: StepLoad, cloud: BoundCloud, config: RefineConfig) -> StepLoad:
-    n, n_faces = len(cloud), cloud.faces.shape[0]
+    n = len(cloud)
+    n_faces = cloud.faces.shape[0]
     joined = 0 if cloud.background is None else _JOINED_BYTES
     return replace(
         step,
@@ -84,9 +91,13 @@ def _refinement_load(step: StepLoad, cloud: BoundCloud, config: RefineConfig) ->
 
 
 def with_memory_plan(
-    config: Settings, cloud: GaussianCloud | BoundCloud, options: MemoryOptions, scene: Scene,
-    store: ImageStore, console: Console,
-) -> Settings:  # fmt: skip
+    config: Settings,
+    cloud: GaussianCloud | BoundCloud,
+    options: MemoryOptions,
+    scene: Scene,
+    store: ImageStore,
+    console: Console,
+) -> Settings:
     """The settings with strips and chunks that fit; prints them and bounds the image store."""
     chosen = predict_coarse(cloud, config, options, scene)
     if chosen is None:

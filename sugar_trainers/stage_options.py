@@ -71,9 +71,14 @@ class TrainingOptions(CaptureOptions):
         """The initial model on the device, and digests of the files that it was read from."""
 
     def stage(
-        self, model: Model, config: StageSettings, scene: Scene, store: ImageStore,
-        console: Console, exposures: Exposures | None,
-    ) -> Stage:  # fmt: skip
+        self,
+        model: Model,
+        config: StageSettings,
+        scene: Scene,
+        store: ImageStore,
+        console: Console,
+        exposures: Exposures | None,
+    ) -> Stage:
         """The stage; ``config`` has a memory plan."""
 
     def identity(self) -> dict[str, Any]:
@@ -114,7 +119,8 @@ class TrainingOptions(CaptureOptions):
         names = [camera.name for camera in scene.train_cameras]
         known = sum(name in initial for name in names)
         notify(f"exposures: {known} of {len(names)} taken over from {path.parent}")
-        span, device = (self.loop.first, self.loop.last), self.compute.device
+        span = (self.loop.first, self.loop.last)
+        device = self.compute.device
         exposures = Exposures(self.config.exposure, names, device, span, initial)
         return exposures, {"exposures": file_digest(path)} if path.is_file() else {}
 
@@ -125,9 +131,13 @@ def load_capture(
     """Find the checkpoint and read the scene; no Gaussians and no photographs yet."""
     config = options.config
     checkpoint, scene = load_views(
-        options, notify, white_background=config.white_background, seed=config.random_seed,
-        require_images=True, depths=options.depth_options,
-    )  # fmt: skip
+        options,
+        notify,
+        white_background=config.white_background,
+        seed=config.random_seed,
+        require_images=True,
+        depths=options.depth_options,
+    )
     if scene.extent <= 0:
         raise UserError(
             f"all training cameras of {options.scene_path} stand in one place, so the scene has "

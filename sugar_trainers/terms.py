@@ -26,6 +26,8 @@ from sugar_trainers.stage_config import CoarseConfig, MultiviewConfig
 from sugar_trainers.view_comparison import view_errors
 from sugar_utils.device import upload
 
+PLANE = "plane"
+
 
 class CameraAxes:
     """World to camera axes on a device, sent there once without waiting."""
@@ -75,9 +77,16 @@ class SurfaceSampler:
         self._extent = extent
 
     def backward(
-        self, terms: Sequence[LossTerm], leaves: Gaussians, neighbors: Tensor, indices: Tensor,
-        noise: Tensor, camera: Camera, depth: Tensor | None, n_candidates: int | None = None,
-    ) -> dict[str, Tensor]:  # fmt: skip
+        self,
+        terms: Sequence[LossTerm],
+        leaves: Gaussians,
+        neighbors: Tensor,
+        indices: Tensor,
+        noise: Tensor,
+        camera: Camera,
+        depth: Tensor | None,
+        n_candidates: int | None = None,
+    ) -> dict[str, Tensor]:
         """Evaluate terms chunk by chunk, adding weighted gradients to the leaves.
 
         Every chunk's loss is divided by the number of all samples, so the sum over chunks is the
@@ -91,7 +100,8 @@ class SurfaceSampler:
         Returns:
             Unweighted values by name; none without samples.
         """
-        config, total = self._config, indices.numel()
+        config = self._config
+        total = indices.numel()
         if total == 0:
             return {}
         axes = CameraAxes(camera, leaves.means.device)
@@ -165,12 +175,21 @@ def _entropy(seen: VisibleGaussians) -> Tensor | None:
 
 
 def _depth_normals(strip: ImageStrip) -> Tensor:
-    maps, camera, shown, counted = strip.maps, strip.camera, strip.maps.shown, strip.counted
+    maps = strip.maps
+    camera = strip.camera
+    shown = strip.maps.shown
+    counted = strip.counted
     return losses.fused_depth_normal_consistency(
-        maps.depth, maps.normal_xy, camera.fx, camera.fy, camera.cx, camera.cy - shown.start,
-        rows=maps.counted, total=_n_counted(strip),
+        maps.depth,
+        maps.normal_xy,
+        camera.fx,
+        camera.fy,
+        camera.cx,
+        camera.cy - shown.start,
+        rows=maps.counted,
+        total=_n_counted(strip),
         counted=None if counted is None else counted[shown.start : shown.stop],
-    )  # fmt: skip
+    )
 
 
 def _n_counted(strip: ImageStrip) -> int | Tensor:
@@ -198,9 +217,6 @@ def _normal(chunk: SampleChunk) -> Tensor:
     return losses.better_normal_loss(chunk.fields.normal_error, chunk.total)
 
 
-PLANE = "plane"
-
-
 def multiview_terms(config: MultiviewConfig, extent: float) -> tuple[LossTerm, ...]:
     """Every term of the mode that has a weight.
 
@@ -211,7 +227,8 @@ def multiview_terms(config: MultiviewConfig, extent: float) -> tuple[LossTerm, .
     def flatten(seen: VisibleGaussians) -> Tensor:
         return losses.flatness_loss(seen.gaussians.scales, extent, seen.visible)
 
-    weight, factors = config.plane_normal_factor, config.view_factors
+    weight = config.plane_normal_factor
+    factors = config.view_factors
     views = partial(_view_errors, factors=factors)
     terms = (
         COLOR,
@@ -223,20 +240,25 @@ def multiview_terms(config: MultiviewConfig, extent: float) -> tuple[LossTerm, .
 
 
 def _normals(strip: ImageStrip) -> Tensor:
-    maps, edges, n = strip.maps, strip.beside.edges, _n_counted(strip)
+    maps = strip.maps
+    edges = strip.beside.edges
+    n = _n_counted(strip)
     return NormalErrors.apply(maps.plane, strip.camera, maps.shown.start, edges, maps.counted, n)
 
 
 def _view_errors(strip: ImageStrip, factors: tuple[float, float]) -> Tensor:
     """The strip's share of a mean over all compared pixels."""
-    maps, comparison = strip.maps, strip.beside.comparison
+    maps = strip.maps
+    comparison = strip.beside.comparison
     if comparison is None or not comparison.pixels.shape[0]:
         return maps.plane.sum() * 0
-    pixels, places = comparison.pixels, comparison.places
+    pixels = comparison.pixels
+    places = comparison.places
     if maps.share < 1:
         top = maps.shown.start + maps.counted.start
         here = (pixels[:, 1] >= top) & (pixels[:, 1] < maps.shown.start + maps.counted.stop)
-        pixels, places = pixels[here], places[here] - maps.shown.start * strip.camera.width
+        pixels = pixels[here]
+        places = places[here] - maps.shown.start * strip.camera.width
     planes = PlanesAt.apply(maps.plane, places)
     errors = view_errors(comparison, planes, pixels, *factors)
     return errors.sum() / comparison.pixels.shape[0]

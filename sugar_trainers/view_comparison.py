@@ -82,17 +82,32 @@ class ViewComparer:
     """Finds for each view of a step the neighbour and the pixels that it is compared by."""
 
     def __init__(
-        self, neighbors: NeighborViews, images: ImageStore, extent: float, pixels: int, seed: int,
-        rasterizer: Rasterizer = WARP, first: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        neighbors: NeighborViews,
+        images: ImageStore,
+        extent: float,
+        pixels: int,
+        seed: int,
+        rasterizer: Rasterizer = WARP,
+        first: int = 0,
+    ) -> None:
         self.reach = REACH * extent  # Gaussians up to this depth are planes
-        self._neighbors, self._images, self._rasterizer = neighbors, images, rasterizer
-        self._pixels, self._seed, self._first = pixels, seed, first
+        self._neighbors = neighbors
+        self._images = images
+        self._rasterizer = rasterizer
+        self._pixels = pixels
+        self._seed = seed
+        self._first = first
 
     def surface_view(
-        self, gaussians: Gaussians, camera: Camera, photograph: Tensor, split: ImageSplit,
-        iteration: int, view_index: int,
-    ) -> SurfaceView:  # fmt: skip
+        self,
+        gaussians: Gaussians,
+        camera: Camera,
+        photograph: Tensor,
+        split: ImageSplit,
+        iteration: int,
+        view_index: int,
+    ) -> SurfaceView:
         compared = None
         if self._pixels:
             depth_of = partial(self._planes_depth, gaussians, split)
@@ -101,9 +116,13 @@ class ViewComparer:
         return SurfaceView(edge_weights(gray), compared)
 
     def comparison(
-        self, camera: Camera, photograph: Tensor, depth_of: Callable[[Camera], Tensor],
-        iteration: int, view_index: int,
-    ) -> Comparison | None:  # fmt: skip
+        self,
+        camera: Camera,
+        photograph: Tensor,
+        depth_of: Callable[[Camera], Tensor],
+        iteration: int,
+        view_index: int,
+    ) -> Comparison | None:
         """What a view is compared with; None where it has no neighbour.
 
         Args:
@@ -113,7 +132,8 @@ class ViewComparer:
         neighbor = self._neighbors.draw(camera.name, self._seed, iteration, view_index)
         if neighbor is None:
             return None
-        gray, counted = gray_of(photograph), is_counted(photograph)
+        gray = gray_of(photograph)
+        counted = is_counted(photograph)
         rng = generator(self._seed, "compared pixels", *draw_labels(iteration, view_index))
         pixels = spread_pixels(counted, gray, self._pixels, rng)
         tolerance = max(1.0, GRADUATION / max(1, iteration - self._first))
@@ -125,7 +145,8 @@ class ViewComparer:
     ) -> dict[str, Tensor]:
         """Agreement of colour and depth with the best neighbour; white is best. (H, W, 3) uint8"""
         gray = gray_of(upload(self._images.get(camera), gaussians.means.device))
-        correlation, weights = torch.zeros_like(gray), torch.zeros_like(gray)
+        correlation = torch.zeros_like(gray)
+        weights = torch.zeros_like(gray)
         neighbors = self._neighbors.of(camera.name) or self._neighbors.among(camera)
         if neighbors:
             pixels = all_pixels(camera, gray.device)
@@ -152,9 +173,14 @@ class ViewComparer:
         return depth
 
     def _compared(
-        self, camera: Camera, gray: Tensor, neighbor: Camera, pixels: Tensor, depth: Tensor,
+        self,
+        camera: Camera,
+        gray: Tensor,
+        neighbor: Camera,
+        pixels: Tensor,
+        depth: Tensor,
         tolerance: float | None = None,
-    ) -> Comparison:  # fmt: skip
+    ) -> Comparison:
         other = gray_of(upload(self._images.get(neighbor), gray.device))
         return Comparison(ViewPair.of(camera, neighbor), gray, other, depth, pixels, tolerance)
 
@@ -178,7 +204,8 @@ def spread_pixels(candidates: Tensor | None, image: Tensor, n: int, rng: torch.G
     an image, so no two are equal.
     """
     places = None if candidates is None else candidates.reshape(-1).nonzero()[:, 0]
-    total, width = image.numel() if places is None else len(places), image.shape[1]
+    total = image.numel() if places is None else len(places)
+    width = image.shape[1]
     n = min(n, total)
     if n == 0:
         return torch.zeros(0, 2, dtype=torch.int32, device=image.device)

@@ -47,11 +47,16 @@ class Console(contextlib.AbstractContextManager):
     """
 
     def __init__(
-        self, log_path: Path | None = None, *, stream: IO[str] | None = None,
-        terminal: bool | None = None, plain_seconds: float = 10.0,
-        clock: Callable[[], float] = time.monotonic, listener: Listener | None = None,
+        self,
+        log_path: Path | None = None,
+        *,
+        stream: IO[str] | None = None,
+        terminal: bool | None = None,
+        plain_seconds: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+        listener: Listener | None = None,
         verbose: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         stream = sys.stdout if stream is None else stream
         if hasattr(stream, "reconfigure"):
             # A narrow code page must not end a run because an image has an accent in its name.
@@ -65,7 +70,9 @@ class Console(contextlib.AbstractContextManager):
         self.rich = _Terminal(
             file=stream, force_terminal=terminal, markup=False, highlight=False, emoji=False
         )
-        self.plain_seconds, self.clock, self.listener = plain_seconds, clock, listener
+        self.plain_seconds = plain_seconds
+        self.clock = clock
+        self.listener = listener
         self._log: IO[str] | None = None
         if log_path is not None:
             self.open_log(Path(log_path))
@@ -138,13 +145,17 @@ class Console(contextlib.AbstractContextManager):
     @contextlib.contextmanager
     def waiting(self, description: str) -> Iterator[Callable[[Mapping[str, str]], None]]:
         """Show a spinner with the elapsed time of work that does not say how far it is."""
-        description, column = printable(description), rich.progress.TextColumn
+        description = printable(description)
+        column = rich.progress.TextColumn
         live = rich.progress.Progress(
-            rich.progress.SpinnerColumn(), column("{task.description}", markup=False),
+            rich.progress.SpinnerColumn(),
+            column("{task.description}", markup=False),
             rich.progress.TimeElapsedColumn(),
             column("{task.fields[words]}", markup=False, style="dim"),
-            console=self.rich, transient=True, disable=not self.is_terminal,
-        )  # fmt: skip
+            console=self.rich,
+            transient=True,
+            disable=not self.is_terminal,
+        )
         task = live.add_task(description, total=None, words="")
         start = said = self.clock()
 
@@ -214,7 +225,8 @@ class Console(contextlib.AbstractContextManager):
             self._log.write(f"{stamp} {message}\n")
             self._log.flush()
         except OSError as error:
-            log, self._log = self._log, None
+            log = self._log
+            self._log = None
             with contextlib.suppress(OSError):
                 log.close()
             self.warn(f"{log.name} is not continued: {error.strerror or error}")
@@ -311,7 +323,8 @@ class Progress:
         return not self._bar.disable and now - self._bar_time >= _REDRAW_SECONDS
 
     def _print_line(self, now: float) -> None:
-        self._line_time, self._is_printed = now, True
+        self._line_time = now
+        self._is_printed = True
         fields = (f"{name} {value}" for name, value in self._fields.items())
         count = f"{self._description} {self._iteration}/{self._last}"
         total = max(1, self._last - self._first + 1)
@@ -326,14 +339,19 @@ class _Bar(rich.progress.Progress):
     """The live bar and, below it, one line of fields cut to the width of the terminal."""
 
     def __init__(self, console: Console, description: str, first: int, last: int) -> None:
-        self._fields_text, self._first, self._last = Text(), first, last
+        self._fields_text = Text()
+        self._first = first
+        self._last = last
         column = rich.progress.TextColumn
         super().__init__(
-            column("{task.description}", markup=False), rich.progress.BarColumn(bar_width=None),
+            column("{task.description}", markup=False),
+            rich.progress.BarColumn(bar_width=None),
             column("{task.fields[count]}", markup=False),
             column("{task.fields[timing]}", markup=False),
-            console=console.rich, expand=True, disable=not console.is_terminal,
-        )  # fmt: skip
+            console=console.rich,
+            expand=True,
+            disable=not console.is_terminal,
+        )
         total = max(1, last - first + 1)
         self._task = self.add_task(description, total=total, count="", timing="")
 
@@ -346,9 +364,11 @@ class _Bar(rich.progress.Progress):
         words = printable("  ".join(f"{name} {value}" for name, value in fields.items()))
         self._fields_text = Text(words, no_wrap=True, overflow="ellipsis", style="dim")
         self.update(
-            self._task, completed=iteration - self._first + 1, count=f"{iteration}/{self._last}",
+            self._task,
+            completed=iteration - self._first + 1,
+            count=f"{iteration}/{self._last}",
             timing=" ".join(timing),
-        )  # fmt: skip
+        )
 
 
 def duration_text(seconds: float) -> str:

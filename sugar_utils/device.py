@@ -24,7 +24,8 @@ INSTALL_CUDA_TORCH = (
 )
 INSTALL_DRIVER = "install the current driver from nvidia.com/drivers and restart"
 # What the pinned torch and Warp are built for, and the first driver that serves it.
-MIN_DRIVER_CUDA, MIN_DRIVER = (13, 0), "580"
+MIN_DRIVER_CUDA = (13, 0)
+MIN_DRIVER = "580"
 
 # The newest Warp for such drivers: the fast tests pass with it, on a GPU it has not been run.
 KEEP_DRIVER = (
@@ -141,7 +142,8 @@ def constants(values: tuple[float, ...], device: torch.device) -> Tensor:
 
 def driver_cuda_version() -> tuple[int, int] | None:
     """Newest CUDA version that the installed driver supports; None without a driver."""
-    library, version = _driver_library(), ctypes.c_int(0)
+    library = _driver_library()
+    version = ctypes.c_int(0)
     # The one function of the driver that needs no initialisation.
     if library is None or library.cuDriverGetVersion(ctypes.byref(version)) != 0:
         return None

@@ -9,6 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 Notify = Callable[[str], None]  # is told, in one line each, what is worth knowing
 
+# C0 and C1 controls, line and paragraph separators, what turns the direction of text, and the
+# halves of characters that stand for bytes of a file name which are no UTF-8.
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
 
 class UserError(Exception):
     """Something the user can put right; the message says what, where and how.
@@ -43,11 +47,6 @@ def explained(what: str, advice: str, *kinds: type[Exception]) -> Iterator[None]
         reason = reason or type(error).__name__
         told = f"{what} {reason}" if what.endswith(":") else f"{what} ({reason})"
         raise UserError(f"{told}; {advice}") from error
-
-
-# C0 and C1 controls, line and paragraph separators, what turns the direction of text, and the
-# halves of characters that stand for bytes of a file name which are no UTF-8.
-_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str) -> str:

@@ -33,14 +33,18 @@ from filelock import FileLock, Timeout
 
 from sugar_utils.errors import UserError, explained
 
-A, B = TypeVar("A"), TypeVar("B")
+A = TypeVar("A")
+B = TypeVar("B")
 _TEMPORARY = re.compile(r"\.tmp-(\d+)(\.[^.]*)?$")
 FINGERPRINT_BLOCKS = 64
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _KINDS = {
-    stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
-}  # fmt: skip
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 def _cause(error: OSError | ValueError) -> str:
@@ -333,7 +337,8 @@ def exclusive(folder: Path, advice: str, name: str = ".lock") -> Iterator[None]:
 
     A note beside the lock names its holder, for messages. A folder without locks is used without.
     """
-    path, note = folder / name, folder / f"{name}.json"
+    path = folder / name
+    note = folder / f"{name}.json"
     lock = FileLock(path)
     try:
         with warnings.catch_warnings():

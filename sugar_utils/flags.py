@@ -176,7 +176,8 @@ class Repeated(argparse.Action):
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     def _get_help_string(self, action: argparse.Action) -> str:
-        text, no_effect_when = action.help, getattr(action, "no_effect_when", "")
+        text = action.help
+        no_effect_when = getattr(action, "no_effect_when", "")
         unnamed = (None, False, argparse.SUPPRESS)
         if no_effect_when:
             text = f"{text}; without effect: {no_effect_when}"
@@ -208,9 +209,13 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **kwargs)
         self.add_argument("--help_all", action=_HelpAll, help="show all flags and exit")
         self.add_argument(
-            "--config", dest="config_file", type=Path, default=argparse.SUPPRESS,
-            metavar="FILE.toml", help="values of flags, name = value in a line; flags win over it",
-        )  # fmt: skip
+            "--config",
+            dest="config_file",
+            type=Path,
+            default=argparse.SUPPRESS,
+            metavar="FILE.toml",
+            help="values of flags, name = value in a line; flags win over it",
+        )
         # argparse takes a word that matches for a value and not for a flag; the original pattern
         # knows single numbers only.
         self._negative_number_matcher = _SIGNED_VALUES

@@ -29,11 +29,18 @@ from sugar_utils.memory import format_bytes
 
 MAX_POINTS = 400  # points drawn of a series
 N_COLORS = 8
-_WIDTH, _HEIGHT = 520, 290
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 16, 12, 46
+_WIDTH = 520
+_HEIGHT = 290
+_LEFT = 62
+_RIGHT = 16
+_TOP = 12
+_BOTTOM = 46
 _MARKED = 12
 _FEW_DECADES = 2.4
 Point = tuple[float, float]
+
+_JPEG_QUALITY = 88
+_WEB = Path(__file__).parent / "web"
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,8 @@ def nice_ticks(low: float, high: float, n: int = 5) -> list[float]:
     rough = (high - low) / n
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(f * power for f in (1, 2, 5, 10) if f * power >= rough * 0.999)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
     return [k * step for k in range(first, last + 1)]
 
 
@@ -113,16 +121,22 @@ def drawn(chart: Chart) -> dict[str, Any]:
     frame = _Frame.around([p for s in series for p in s.points if chart.can_draw(p)], chart.log_y)
     y_ticks = log_ticks(*frame.y) if chart.log_y else nice_ticks(*frame.y)
     return {
-        "title": chart.title, "x_label": chart.x_label, "y_label": chart.y_label,
-        "width": _WIDTH, "height": _HEIGHT,
-        "left": _LEFT, "right": _WIDTH - _RIGHT, "top": _TOP, "bottom": _HEIGHT - _BOTTOM,
+        "title": chart.title,
+        "x_label": chart.x_label,
+        "y_label": chart.y_label,
+        "width": _WIDTH,
+        "height": _HEIGHT,
+        "left": _LEFT,
+        "right": _WIDTH - _RIGHT,
+        "top": _TOP,
+        "bottom": _HEIGHT - _BOTTOM,
         "y_ticks": [(frame.at(frame.x[0], y)[1], tick_text(y)) for y in y_ticks],
         "x_ticks": [(frame.at(x, frame.y[0])[0], tick_text(x)) for x in nice_ticks(*frame.x)],
         "lines": [
             {"name": line.name, "color": number % N_COLORS, **_paths(line.points, chart, frame)}
             for number, line in enumerate(series)
         ],
-    }  # fmt: skip
+    }
 
 
 @dataclass(frozen=True)
@@ -135,7 +149,8 @@ class _Frame:
     def around(points: Sequence[Point], log_y: bool) -> _Frame:
         (x0, x1), (y0, y1) = ((min(v), max(v)) for v in zip(*points, strict=True))
         if x0 == x1:
-            x0, x1 = x0 - 1, x1 + 1
+            x0 = x0 - 1
+            x1 = x1 + 1
         if log_y:
             room = max(1.03, (y1 / y0) ** 0.04)
             return _Frame((x0, x1), (max(y0 / room, 1e-300), y1 * room), True)
@@ -148,7 +163,8 @@ class _Frame:
         (x0, x1), (y0, y1) = self.x, self.y
         across = (x - x0) / (x1 - x0)
         up = math.log(y / y0) / math.log(y1 / y0) if self.log_y else (y - y0) / (y1 - y0)
-        width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+        width = _WIDTH - _LEFT - _RIGHT
+        height = _HEIGHT - _TOP - _BOTTOM
         return _LEFT + across * width, _HEIGHT - _BOTTOM - up * height
 
 
@@ -157,17 +173,14 @@ def _paths(points: Sequence[Point], chart: Chart, frame: _Frame) -> dict[str, An
     groups = itertools.groupby(points, chart.can_draw)
     runs = [list(run) for can_draw, run in groups if can_draw]
     total = sum(map(len, runs))
-    paths, dots = [], []
+    paths = []
+    dots = []
     for run in runs:
         places = [frame.at(*p) for p in thinned(run, max(4, MAX_POINTS * len(run) // total))]
         paths.append("L".join(f"{x:.1f} {y:.1f}" for x, y in places))
         if total <= _MARKED or len(run) == 1:
             dots += places
     return {"paths": paths, "dots": dots}
-
-
-_JPEG_QUALITY = 88
-_WEB = Path(__file__).parent / "web"
 
 
 @dataclass(frozen=True)
@@ -181,7 +194,8 @@ class Page:
     """A report under construction; each method appends something, or nothing where it is empty."""
 
     def __init__(self, title: str, subtitle: str = "") -> None:
-        self._title, self._subtitle = title, subtitle
+        self._title = title
+        self._subtitle = subtitle
         self._blocks: list[dict[str, Any]] = []
 
     def _add(self, kind: str, **content: Any) -> None:
@@ -203,9 +217,12 @@ class Page:
             self._add("pairs", rows=rows, folded=folded)
 
     def table(
-        self, header: Sequence[str], rows: Iterable[Sequence[object]], text_columns: int = 1,
+        self,
+        header: Sequence[str],
+        rows: Iterable[Sequence[object]],
+        text_columns: int = 1,
         folded: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """A table; the first columns, and those with links, are words, the others numbers."""
         if rows := [list(row) for row in rows]:
             links = {i for row in rows for i, cell in enumerate(row) if isinstance(cell, Link)}
@@ -252,10 +269,13 @@ def _template() -> Any:
     from jinja2 import Environment, FileSystemLoader
 
     environment = Environment(
-        loader=FileSystemLoader(_WEB), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        loader=FileSystemLoader(_WEB),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
         # Text in one line that moves no cursor; what is marked as HTML already stays as it is.
         finalize=lambda value: printable(value) if type(value) is str else value,
-    )  # fmt: skip
+    )
     environment.filters["shown"] = value_text
     return environment.get_template("page.html.j2")
 

@@ -19,6 +19,18 @@ import psutil
 
 from sugar_utils.errors import UserError, explained
 
+_FATAL = 3  # level by which glog, which pycolmap prints with, knows what it dies of
+_ROOT = Path(__file__).resolve().parent.parent
+_KILLED = -9
+_NO_MEMORY = ("MemoryError", "bad_alloc")
+# Reads nothing if the parent was killed; a thread could not end us while the interpreter is held.
+_END_WITH_PARENT = """
+import sys, psutil
+process = psutil.Process(int(sys.argv[1]))
+if not sys.stdin.buffer.read(1):
+    process.kill()
+"""
+
 
 def load_package(
     what: str, package: str, *modules: str, instead: str | None = None
@@ -27,9 +39,6 @@ def load_package(
     advice = f"install it with 'pip install {package}'" + (f", or {instead}" if instead else "")
     with explained(f"{what} needs the package {package}", advice, ImportError):
         return tuple(importlib.import_module(module) for module in modules)
-
-
-_FATAL = 3  # level by which glog, which pycolmap prints with, knows what it dies of
 
 
 def load_pycolmap() -> ModuleType:
@@ -44,18 +53,6 @@ def load_pycolmap() -> ModuleType:
         signal.signal(signal.SIGTERM, handler)
     pycolmap.logging.minloglevel = _FATAL
     return pycolmap
-
-
-_ROOT = Path(__file__).resolve().parent.parent
-_KILLED = -9
-_NO_MEMORY = ("MemoryError", "bad_alloc")
-# Reads nothing if the parent was killed; a thread could not end us while the interpreter is held.
-_END_WITH_PARENT = """
-import sys, psutil
-process = psutil.Process(int(sys.argv[1]))
-if not sys.stdin.buffer.read(1):
-    process.kill()
-"""
 
 
 def run_alone(
@@ -96,8 +93,11 @@ def _ended_with_us(pid: int) -> Iterator[None]:
     """A context that a process does not outlive, should this one be killed within."""
     watcher = subprocess.Popen(
         [sys.executable, "-c", _END_WITH_PARENT, str(pid)],
-        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=_ROOT,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd=_ROOT,
+    )
     try:
         yield
     finally:

@@ -39,7 +39,8 @@ def memory_usage(device: torch.device | str) -> MemoryUsage:
     """Current and peak memory: torch's allocations on CUDA, the resident set elsewhere."""
     device = torch.device(device)
     if device.type == "cuda":
-        used, most = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
+        used = torch.cuda.memory_allocated(device)
+        most = torch.cuda.max_memory_allocated(device)
         return MemoryUsage(used, most, "CUDA")
     current, peak = _resident_bytes()
     return MemoryUsage(current, max(current, peak), "RSS")
@@ -97,7 +98,8 @@ def format_bytes(n_bytes: int) -> str:
     """Bytes for people, in powers of 1024: ``"512 B"``, ``"1.50 GiB"``."""
     if abs(n_bytes) < 1024:
         return f"{n_bytes} B"
-    value, units = n_bytes / 1024, ["TiB", "GiB", "MiB", "KiB"]
+    value = n_bytes / 1024
+    units = ["TiB", "GiB", "MiB", "KiB"]
     while abs(value) >= 1024 and len(units) > 1:
         value /= 1024
         units.pop()
@@ -148,7 +150,8 @@ def _cgroup_room(root: Path) -> list[int]:
         (root, "memory.max", "memory.current", "inactive_file"),
         (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
-        limit, usage = _read_number(folder / limit_name), _read_number(folder / usage_name)
+        limit = _read_number(folder / limit_name)
+        usage = _read_number(folder / usage_name)
         if limit is not None and usage is not None:
             rooms.append(limit - usage + (_entry(folder / "memory.stat", cache_name) or 0))
     return rooms

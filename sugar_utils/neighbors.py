@@ -91,12 +91,14 @@ def nearest_neighbors(points: Tensor, k: int = 16, *, query_batch: int | None = 
 
 def nearest_neighbors_of(queries: Tensor, points: Tensor, k: int = 16) -> Neighbors:
     """Find the k points, (N, 3), nearest to positions, (Q, 3), by (squared distance, index)."""
-    queries, points = _checked(queries), _checked(points)
+    queries = _checked(queries)
+    points = _checked(points)
     n_columns = min(k, points.shape[0])
     if n_columns == 0 or queries.shape[0] == 0:
         return _empty(queries.shape[0], points.device, n_columns)
     order = _morton_codes(queries, *_bounding_cube(queries)).argsort(stable=True)
-    queries, tree = queries[order], _build_tree(points)
+    queries = queries[order]
+    tree = _build_tree(points)
     leaves = tree.leaves_near(queries)
     return _search(tree, queries, order.int(), n_columns, None, leaves)
 
@@ -124,7 +126,8 @@ def _empty(n_rows: int, device: torch.device, n_columns: int = 0) -> Neighbors:
 
 
 def _bounding_cube(points: Tensor) -> tuple[Tensor, Tensor]:
-    low, high = points.amin(dim=0).double(), points.amax(dim=0).double()
+    low = points.amin(dim=0).double()
+    high = points.amax(dim=0).double()
     return low, (high - low).amax()
 
 
@@ -150,12 +153,14 @@ def _tree_order(points: Tensor) -> Tensor:
     group = _group_ids(codes)
     while True:
         crowded = (torch.bincount(group) > LEAF_SIZE)[group]
-        where, group = where[crowded], group[crowded]
+        where = where[crowded]
+        group = group[crowded]
         if where.numel() == 0:
             return order
         group = _group_ids(group)
         members = points.index_select(0, order[where])
-        size, index = (int(group[-1]) + 1, 3), group[:, None].expand(-1, 3)
+        size = (int(group[-1]) + 1, 3)
+        index = group[:, None].expand(-1, 3)
         low = members.new_zeros(size).scatter_reduce(0, index, members, "amin", include_self=False)
         high = members.new_zeros(size).scatter_reduce(0, index, members, "amax", include_self=False)
         low, extent = low.double(), (high.double() - low.double()).amax(dim=1)
@@ -165,7 +170,8 @@ def _tree_order(points: Tensor) -> Tensor:
         order[where] = order[where[permutation]]
         # Duplicates cannot be told apart any further.
         split = (extent > 0)[group]
-        where, group = where[split], _group_ids(group[split], codes[permutation][split])
+        where = where[split]
+        group = _group_ids(group[split], codes[permutation][split])
 
 
 def _group_ids(*sorted_keys: Tensor) -> Tensor:
@@ -178,9 +184,11 @@ def _group_ids(*sorted_keys: Tensor) -> Tensor:
 
 
 def _build_tree(points: Tensor) -> _Tree:
-    n, device = points.shape[0], points.device
+    n = points.shape[0]
+    device = points.device
     order = _tree_order(points)
-    rows, sorted_points = order.int(), points.index_select(0, order)
+    rows = order.int()
+    sorted_points = points.index_select(0, order)
     first_leaf = level = 1 << (-(-n // LEAF_SIZE) - 1).bit_length()
     boxes = torch.empty((2 * first_leaf, 6), device=device)
     lowest = torch.empty(2 * first_leaf, dtype=torch.int32, device=device)
@@ -193,16 +201,22 @@ def _build_tree(points: Tensor) -> _Tree:
 
 
 def _search(
-    tree: _Tree, queries: Tensor, rows: Tensor, k: int, query_batch: int | None,
+    tree: _Tree,
+    queries: Tensor,
+    rows: Tensor,
+    k: int,
+    query_batch: int | None,
     leaves: Tensor | None = None,
-) -> Neighbors:  # fmt: skip
+) -> Neighbors:
     skip_self = int(leaves is None)
     leaves = rows.new_empty(0) if leaves is None else leaves
-    n, device = queries.shape[0], queries.device
+    n = queries.shape[0]
+    device = queries.device
     found = _empty(n, device, k)
     capacity = max(16, 1 << (k - 1).bit_length())
     if device.type == "cpu":
-        kernel, arrays = _native_query_kernel(capacity), _eights(tree)
+        kernel = _native_query_kernel(capacity)
+        arrays = _eights(tree)
     else:
         kernel = _query_kernel(capacity)
         arrays = [tree.points, tree.rows, tree.boxes, tree.lowest]
@@ -218,11 +232,14 @@ def _search(
 
 def _eights(tree: _Tree) -> list[Tensor]:
     """Points with their rows, and boxes with their lowest rows, by component of eight at a time."""
-    n, sides = len(tree.rows), tree.boxes.shape[0]
+    n = len(tree.rows)
+    sides = tree.boxes.shape[0]
     points = tree.points.new_full((-(-n // LEAF_SIZE) * LEAF_SIZE, 4), torch.nan)
-    points[:n, :3], points[:n, 3] = tree.points, tree.rows.view(torch.float32)
+    points[:n, :3] = tree.points
+    points[:n, 3] = tree.rows.view(torch.float32)
     boxes = tree.boxes.new_empty((max(sides, 8), 8))
-    boxes[:sides, :6], boxes[:sides, 6] = tree.boxes, tree.lowest.view(torch.float32)
+    boxes[:sides, :6] = tree.boxes
+    boxes[:sides, 6] = tree.lowest.view(torch.float32)
     return [x.view(-1, 8, x.shape[1]).transpose(1, 2).contiguous() for x in (points, boxes)]
 
 
@@ -248,9 +265,14 @@ def _interleave(
 
 @wp.kernel
 def _leaf_boxes(
-    first: int, first_leaf: int, n_points: int, points: Floats2d, rows: Ints, boxes: Floats2d,
+    first: int,
+    first_leaf: int,
+    n_points: int,
+    points: Floats2d,
+    rows: Ints,
+    boxes: Floats2d,
     lowest: Ints,
-):  # fmt: skip
+):
     leaf = first + wp.tid()
     low = wp.vec3(wp.inf, wp.inf, wp.inf)
     high = -low
@@ -313,10 +335,20 @@ def _query_kernel(capacity: int) -> Any:
 
     @wp.kernel(module="unique", module_options=EXACT_OPTIONS)
     def query(
-        first: int, offset: int, queries: Floats2d, query_rows: Ints, points: Floats2d, rows: Ints,
-        boxes: Floats2d, lowest: Ints, first_leaf: int, leaves: Ints, skip_self: int,
-        indices: Ints2d, sq_distances: Floats2d,
-    ):  # fmt: skip
+        first: int,
+        offset: int,
+        queries: Floats2d,
+        query_rows: Ints,
+        points: Floats2d,
+        rows: Ints,
+        boxes: Floats2d,
+        lowest: Ints,
+        first_leaf: int,
+        leaves: Ints,
+        skip_self: int,
+        indices: Ints2d,
+        sq_distances: Floats2d,
+    ):
         item = offset + first + wp.tid()
         q = wp.vec3(queries[item, 0], queries[item, 1], queries[item, 2])
         out_row = query_rows[item]
@@ -402,12 +434,21 @@ def _native_query_kernel(capacity: int) -> Any:
 
     @native_kernel(
         SIMD_SOURCE + constants + native_source(__file__, "nearest"),
-        module="unique", module_options=EXACT_OPTIONS,
-    )  # fmt: skip
+        module="unique",
+        module_options=EXACT_OPTIONS,
+    )
     def query(
-        item: int, offset: int, queries_: Floats2d, query_rows_: Ints, points_: Floats3d,
-        boxes_: Floats3d, first_leaf: int, leaves_: Ints, skip_self: int, indices_: Ints2d,
+        item: int,
+        offset: int,
+        queries_: Floats2d,
+        query_rows_: Ints,
+        points_: Floats3d,
+        boxes_: Floats3d,
+        first_leaf: int,
+        leaves_: Ints,
+        skip_self: int,
+        indices_: Ints2d,
         sq_distances_: Floats2d,
-    ): ...  # fmt: skip
+    ): ...
 
     return query

@@ -58,9 +58,12 @@ class ProcessGroup:
         try:
             store, _, _ = next(iter(dist.rendezvous("env://", timeout=timedelta(minutes=10))))
             dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if nccl else "gloo", store=dist.PrefixStore("group", store),
-                rank=launch.rank, world_size=launch.size, timeout=TIMEOUT,
-            )  # fmt: skip
+                "cpu:gloo,cuda:nccl" if nccl else "gloo",
+                store=dist.PrefixStore("group", store),
+                rank=launch.rank,
+                world_size=launch.size,
+                timeout=TIMEOUT,
+            )
         except (RuntimeError, ValueError) as error:
             reason = str(error).split("\n")[0]
             raise UserError(
@@ -107,7 +110,8 @@ class ProcessGroup:
 
     def broadcast(self, value: T) -> T:
         """The first process's value; those of the others are ignored."""
-        values, host = [value], torch.device("cpu")
+        values = [value]
+        host = torch.device("cpu")
         self._collective(lambda: dist.broadcast_object_list(values, src=0, device=host))
         return values[0]
 

@@ -24,12 +24,15 @@ from sugar_utils.files import atomic_path
 from sugar_utils.flags import HelpFormatter, IntList, Parser, boolean, config_text, integer
 
 SETTINGS_FILE = "settings.toml"
-_KEY, _SOURCE = "flag", "source"
+_KEY = "flag"
+_SOURCE = "source"
 MODE_FLAGS = ("preset", "regularization_type")
 """Flags whose value decides what other flags are where they are not given. The script may set them,
 so a field of such a name need not be a flag."""
 
 Settings = TypeVar("Settings")
+
+_PARSERS: dict[type, Callable[[str], Any]] = {bool: boolean, int: integer, float: float}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +73,15 @@ class Flag:
         return words | self.options
 
 
-_PARSERS: dict[type, Callable[[str], Any]] = {bool: boolean, int: integer, float: float}
-
-
 def flag(
-    default: Any, help: str, *, group: str, parse: Callable[[str], Any] | None = None,
-    unset: bool = False, **more: Any,
-) -> Any:  # fmt: skip
+    default: Any,
+    help: str,
+    *,
+    group: str,
+    parse: Callable[[str], Any] | None = None,
+    unset: bool = False,
+    **more: Any,
+) -> Any:
     """A dataclass field that is a flag named like the field.
 
     Args:
@@ -168,7 +173,9 @@ def add_flags(
         if title not in headings:
             headings[title] = parser.add_argument_group(title)
         action = headings[title].add_argument(*declared.spellings, **declared.arguments())
-        action.no_effect_when, action.task = declared.no_effect_when, declared.task  # type: ignore[attr-defined]
+        # type: ignore[attr-defined]
+        action.no_effect_when = declared.no_effect_when
+        action.task = declared.task
 
 
 def from_args(cls: type[Settings], args: argparse.Namespace, **given: Any) -> Settings:
@@ -178,7 +185,8 @@ def from_args(cls: type[Settings], args: argparse.Namespace, **given: Any) -> Se
     flags nor dataclasses of such. ``given`` are fields that follow from something else.
     """
     hints = _types_of(cls)
-    values, nested = dict(given), {}
+    values = dict(given)
+    nested = {}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         declared = field.metadata.get(_KEY)
         if field.name in values:

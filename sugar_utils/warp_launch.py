@@ -34,6 +34,32 @@ wp.config.log_level = wp.LOG_WARNING
 # They save no time here, and a run that is killed leaves 400 MB of them in the temporary folder.
 wp.config.use_precompiled_headers = False
 
+RANGES_PER_THREAD = 8  # enough for an even load where tiles differ, few enough to stay cheap
+WARP_VERSION = tuple(int(part) for part in wp.__version__.split(".")[:2])
+HAS_FIBERS = hasattr(wp.config, "enable_cpu_blocks")  # thread blocks on a CPU, which checks need
+# CPU compiler flags without the compiler's own vectoriser; earlier versions of Warp, which serve
+# drivers of CUDA 12, do not know them.
+NO_VECTORISER = " -fno-slp-vectorize -fno-vectorize" if WARP_VERSION >= (1, 19) else ""
+# Module options for kernels whose adjoints are written by hand.
+FUSED_OPTIONS = {"enable_backward": False, "cpu_compiler_flags": "-march=native -ffp-contract=fast"}
+# The same for hand-vectorised kernels; the compiler's own vectoriser only hurts there.
+NATIVE_OPTIONS = {
+    "enable_backward": False,
+    "cpu_compiler_flags": FUSED_OPTIONS["cpu_compiler_flags"] + NO_VECTORISER,
+}
+# For those that must round as torch does, on every device: neither compiler contracts anything.
+EXACT_OPTIONS = {
+    "enable_backward": False,
+    "fuse_fp": False,
+    "cpu_compiler_flags": "-march=native -ffp-contract=off" + NO_VECTORISER,
+}
+_KERNEL_OPTIONS = frozenset(inspect.signature(wp.kernel).parameters)
+_PREPARED = threading.local()  # the launches that a thread has prepared
+# Warp describes every argument anew for each launch, which costs the host several times as much as
+# the launch. Between two steps only places and numbers of rows change. So a launch is recorded when
+# a kernel is met first, and the memory that holds its arguments is written over from then on.
+MAX_ROWS = 2**31 - 1  # Warp counts rows with 32 bits; bytes between them with 64
+
 
 @contextlib.contextmanager
 def _silent_stderr() -> Iterator[None]:
@@ -75,29 +101,6 @@ def _start_warp() -> None:
 
 # Before any module defines the first kernel or constant, which would start it, too.
 _start_warp()
-
-RANGES_PER_THREAD = 8  # enough for an even load where tiles differ, few enough to stay cheap
-WARP_VERSION = tuple(int(part) for part in wp.__version__.split(".")[:2])
-HAS_FIBERS = hasattr(wp.config, "enable_cpu_blocks")  # thread blocks on a CPU, which checks need
-
-# CPU compiler flags without the compiler's own vectoriser; earlier versions of Warp, which serve
-# drivers of CUDA 12, do not know them.
-NO_VECTORISER = " -fno-slp-vectorize -fno-vectorize" if WARP_VERSION >= (1, 19) else ""
-# Module options for kernels whose adjoints are written by hand.
-FUSED_OPTIONS = {"enable_backward": False, "cpu_compiler_flags": "-march=native -ffp-contract=fast"}
-# The same for hand-vectorised kernels; the compiler's own vectoriser only hurts there.
-NATIVE_OPTIONS = {
-    "enable_backward": False,
-    "cpu_compiler_flags": FUSED_OPTIONS["cpu_compiler_flags"] + NO_VECTORISER,
-}
-# For those that must round as torch does, on every device: neither compiler contracts anything.
-EXACT_OPTIONS = {
-    "enable_backward": False,
-    "fuse_fp": False,
-    "cpu_compiler_flags": "-march=native -ffp-contract=off" + NO_VECTORISER,
-}
-_KERNEL_OPTIONS = frozenset(inspect.signature(wp.kernel).parameters)
-_PREPARED = threading.local()  # the launches that a thread has prepared
 
 
 def native_source(module_file: str, name: str) -> str:
@@ -160,9 +163,14 @@ def run_ranges(work: Callable[[int, int], None], n_items: int, *, min_items: int
 
 
 def launch(
-    kernel: Any, n_items: int, inputs: Sequence[Any], *, device: torch.device | None = None,
-    min_items: int = 1, block_dim: int = 256,
-) -> None:  # fmt: skip
+    kernel: Any,
+    n_items: int,
+    inputs: Sequence[Any],
+    *,
+    device: torch.device | None = None,
+    min_items: int = 1,
+    block_dim: int = 256,
+) -> None:
     """Run ``kernel(first, *inputs)`` for ``n_items`` items where its tensors are; none are a no-op.
 
     ``device`` is needed where there is no tensor. Blocks of fewer threads suit many registers.
@@ -183,9 +191,14 @@ def launch(
 
 
 def launch_blocks(
-    kernel: Any, n_blocks: int, inputs: Sequence[Any], *, device: torch.device, block_dim: int,
+    kernel: Any,
+    n_blocks: int,
+    inputs: Sequence[Any],
+    *,
+    device: torch.device,
+    block_dim: int,
     together: int = 1,
-) -> None:  # fmt: skip
+) -> None:
     """Run a tile kernel with ``n_blocks`` blocks of ``block_dim`` threads; no blocks are a no-op.
 
     On the CPU the threads of a block are fibers on one core: slow, and only for checks.
@@ -195,7 +208,8 @@ def launch_blocks(
         return
     # On the CPU the block size takes effect only where fibers are switched on.
     if device.type != "cpu":
-        stream, shape = _torch_stream(device), (n_blocks, block_dim)
+        stream = _torch_stream(device)
+        shape = (n_blocks, block_dim)
         n_threads = together * block_dim
         prepared = _prepare(kernel, shape, inputs, stream=stream, block_dim=n_threads)
         prepared.run(shape, stream)
@@ -255,12 +269,6 @@ def _load_once(kernel: Any) -> None:
     wp.load_module(kernel.module, device="cpu")
 
 
-# Warp describes every argument anew for each launch, which costs the host several times as much as
-# the launch. Between two steps only places and numbers of rows change. So a launch is recorded when
-# a kernel is met first, and the memory that holds its arguments is written over from then on.
-MAX_ROWS = 2**31 - 1  # Warp counts rows with 32 bits; bytes between them with 64
-
-
 class TypedTensor(NamedTuple):
     """A contiguous tensor, and what Warp is to take for one element: None for its own scalars."""
 
@@ -295,7 +303,8 @@ class _Array:
 
     def __init__(self, given: Argument) -> None:
         self.stored = describe(given)
-        self._sizes, self._known = self.stored.shape, None
+        self._sizes = self.stored.shape
+        self._known = None
 
     def take(self, given: Argument) -> None:
         tensor, dtype = given if type(given) is TypedTensor else (given, None)
@@ -335,8 +344,9 @@ class PreparedLaunch:
     def __init__(self, kernel: Any, dim: Any, arguments: Sequence[Any], **how: Any) -> None:
         self.kernel = kernel
         arrays = [_Array(x) if isinstance(x, Argument) else None for x in arguments]
-        given = [x if array is None else array.stored
-                 for x, array in zip(arguments, arrays, strict=True)]  # fmt: skip
+        given = [
+            x if array is None else array.stored for x, array in zip(arguments, arrays, strict=True)
+        ]
         launch = wp.launch(kernel, dim, given, record_cmd=True, **how)
         self._slots = []
         # The first parameter are the bounds of the launch.
@@ -376,7 +386,9 @@ class _Pass:
     """A recorded launch with bounds of its own."""
 
     def __init__(self, launch: Any, dim: Any) -> None:
-        self._launch, self._dim, self.params = launch, dim, launch.params
+        self._launch = launch
+        self._dim = dim
+        self.params = launch.params
 
     def twin(self) -> _Pass:
         """Another, of the same arguments, that may run at the same time."""

@@ -12,6 +12,11 @@ import warp as wp
 _MULTIPLIER_1 = wp.constant(wp.uint32(0x7FEB352D))
 _MULTIPLIER_2 = wp.constant(wp.uint32(0x846CA68B))
 
+WARP_LANES = 32
+SUM_COLUMNS = 16  # how many columns :func:`sum_columns` adds up at once
+Columns = wp.types.vector(length=SUM_COLUMNS, dtype=wp.float32)
+_SWAP = "__shfl_xor_sync(0xffffffffu, value, distance)", "lane ^ distance"
+
 
 @wp.func
 def hashed(x: wp.uint32) -> wp.uint32:
@@ -46,10 +51,16 @@ def rotation_matrix(q: wp.vec4) -> wp.mat33:
     y = q[2]
     z = q[3]
     return wp.mat33(
-        1.0 - 2.0 * (y * y + z * z), 2.0 * (x * y - w * z), 2.0 * (x * z + w * y),
-        2.0 * (x * y + w * z), 1.0 - 2.0 * (x * x + z * z), 2.0 * (y * z - w * x),
-        2.0 * (x * z - w * y), 2.0 * (y * z + w * x), 1.0 - 2.0 * (x * x + y * y),
-    )  # fmt: skip
+        1.0 - 2.0 * (y * y + z * z),
+        2.0 * (x * y - w * z),
+        2.0 * (x * z + w * y),
+        2.0 * (x * y + w * z),
+        1.0 - 2.0 * (x * x + z * z),
+        2.0 * (y * z - w * x),
+        2.0 * (x * z - w * y),
+        2.0 * (y * z + w * x),
+        1.0 - 2.0 * (x * x + y * y),
+    )
 
 
 @wp.func
@@ -61,17 +72,23 @@ def rotation_gradient(q: wp.vec4, g: wp.mat33) -> wp.vec4:
     z = q[3]
     gw = x * (g[2, 1] - g[1, 2]) + y * (g[0, 2] - g[2, 0]) + z * (g[1, 0] - g[0, 1])
     gx = (
-        y * (g[0, 1] + g[1, 0]) + z * (g[0, 2] + g[2, 0]) + w * (g[2, 1] - g[1, 2])
+        y * (g[0, 1] + g[1, 0])
+        + z * (g[0, 2] + g[2, 0])
+        + w * (g[2, 1] - g[1, 2])
         - 2.0 * x * (g[1, 1] + g[2, 2])
-    )  # fmt: skip
+    )
     gy = (
-        x * (g[0, 1] + g[1, 0]) + z * (g[1, 2] + g[2, 1]) + w * (g[0, 2] - g[2, 0])
+        x * (g[0, 1] + g[1, 0])
+        + z * (g[1, 2] + g[2, 1])
+        + w * (g[0, 2] - g[2, 0])
         - 2.0 * y * (g[0, 0] + g[2, 2])
-    )  # fmt: skip
+    )
     gz = (
-        x * (g[0, 2] + g[2, 0]) + y * (g[1, 2] + g[2, 1]) + w * (g[1, 0] - g[0, 1])
+        x * (g[0, 2] + g[2, 0])
+        + y * (g[1, 2] + g[2, 1])
+        + w * (g[1, 0] - g[0, 1])
         - 2.0 * z * (g[0, 0] + g[1, 1])
-    )  # fmt: skip
+    )
     return wp.vec4(2.0 * gw, 2.0 * gx, 2.0 * gy, 2.0 * gz)
 
 
@@ -130,11 +147,6 @@ def add_to_column(m: wp.mat33, j: int, x: wp.vec3) -> wp.mat33:
     return result
 
 
-WARP_LANES = 32
-SUM_COLUMNS = 16  # how many columns :func:`sum_columns` adds up at once
-Columns = wp.types.vector(length=SUM_COLUMNS, dtype=wp.float32)
-
-
 def _exchange(type_name: str, cuda: str, source: str) -> str:
     """Body of a function that returns another lane's value."""
     return f"""
@@ -149,9 +161,6 @@ WP_TILE_SYNC();
 return other;
 #endif
 """
-
-
-_SWAP = "__shfl_xor_sync(0xffffffffu, value, distance)", "lane ^ distance"
 
 
 @wp.func_native(_exchange("float", *_SWAP))

@@ -35,6 +35,10 @@ TELL_SECONDS = 0.5
 
 _GEOMETRY = ("depth", "normal")
 
+LONGEST_SIDE = 800
+_MOST_FRUSTA = 100
+_FRUSTUM_SHARE = 0.04  # size of a camera's pyramid, of the extent of the capture
+
 
 class LiveView(contextlib.AbstractContextManager):
     """What the training loop calls after every iteration; a context manager.
@@ -43,19 +47,28 @@ class LiveView(contextlib.AbstractContextManager):
     """
 
     def __init__(
-        self, page: TrainingPage | None, warn: Notify, may_pause: bool = True,
+        self,
+        page: TrainingPage | None,
+        warn: Notify,
+        may_pause: bool = True,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
-        self._page, self._warn, self._may_pause, self._clock = page, warn, may_pause, clock
+    ) -> None:
+        self._page = page
+        self._warn = warn
+        self._may_pause = may_pause
+        self._clock = clock
         self._next_picture = self._next_words = self._next_renewal = -float("inf")
 
     def __exit__(self, *exception: object) -> None:
         self._close()
 
     def after_step(
-        self, stage: Stage, iteration: int, terms: Mapping[str, Tensor],
+        self,
+        stage: Stage,
+        iteration: int,
+        terms: Mapping[str, Tensor],
         stopped: Callable[[], object],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Show the model as it is now, if anybody looks and a picture is due."""
         page = self._page
         if page is None or not len(page.requests):
@@ -87,7 +100,8 @@ class LiveView(contextlib.AbstractContextManager):
         request = page.requests.due()
         if request is None:
             return 0.0
-        begun, shows = self._clock(), page.shows
+        begun = self._clock()
+        shows = page.shows
         output = stage.render(request.camera, geometry=shows in _GEOMETRY)
         page.picture(request.client, LIVE_PICTURES[shows](output).cpu().numpy())
         seconds = self._clock() - begun
@@ -95,7 +109,8 @@ class LiveView(contextlib.AbstractContextManager):
         return seconds
 
     def _close(self) -> None:
-        page, self._page = self._page, None
+        page = self._page
+        self._page = None
         if page is None:
             return
         try:
@@ -104,20 +119,18 @@ class LiveView(contextlib.AbstractContextManager):
             self._warn(f"the viewer did not end in order ({type(error).__name__}: {error})")
 
 
-LONGEST_SIDE = 800
-_MOST_FRUSTA = 100
-_FRUSTUM_SHARE = 0.04  # size of a camera's pyramid, of the extent of the capture
-
-
 class TrainingPage:
     """A page that shows the training, served by viser; ``shows`` is a key of ``LIVE_PICTURES``."""
 
     def __init__(
         self, server: viser.ViserServer, title: str, last: int, scene: Scene, may_pause: bool
     ) -> None:
-        self._server, self._title, self._last = server, title, last
+        self._server = server
+        self._title = title
+        self._last = last
         self.requests = pages.RenderQueue(LONGEST_SIDE)
-        self.paused, self.shows = False, "image"
+        self.paused = False
+        self.shows = "image"
         cameras = scene.train_cameras
         turns = np.stack([camera.rotation for camera in cameras])
         first = cameras[0]

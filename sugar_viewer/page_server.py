@@ -33,9 +33,15 @@ if TYPE_CHECKING:
 
 _EVERYWHERE = ("0.0.0.0", "::", "")
 _LOCAL = (LOCALHOST, "127.0.0.1", "::1")
-_FOV, _MOST_PIXELS = (1e-3, 3.1), 1 << 20
+_FOV = (1e-3, 3.1)
+_MOST_PIXELS = 1 << 20
 """Fields of view in radians, and pixels a side, that a browser may have."""
 _NEAR_FACTOR = 10.0  # depth up to which Gaussians are culled, in near planes of the browser
+
+REST_SECONDS = 0.3  # a camera that has not moved for so long is looked through in full size
+MOVING_SECONDS = 0.12  # what a picture may take while the camera moves
+SMALLEST_SIDE = 96
+_FIRST_SIDE = 256
 
 
 def load_viser() -> ModuleType:
@@ -64,7 +70,8 @@ def _guarded_pages(host: str) -> Iterator[None]:
 
     def guarded(*arguments: Any, process_request: Callable[..., Any], **how: Any) -> Any:
         async def process(connection: Any, request: Any) -> Any:
-            origin, asked = request.headers.get("Origin"), request.headers.get("Host", "")
+            origin = request.headers.get("Origin")
+            asked = request.headers.get("Host", "")
             own = urlsplit(origin or "").netloc == asked
             loopback = host not in _LOCAL or urlsplit(f"//{asked}").hostname in _LOCAL
             if origin is not None and not (own and loopback):
@@ -163,7 +170,8 @@ def stand_at(server: viser.ViserServer, camera: Camera, up: np.ndarray, distance
     start.look_at = tuple(camera.center + distance * camera.rotation[2])
     start.up = tuple(up)
     start.fov = 2 * math.atan(camera.tan_half_fov[1])
-    start.near, start.far = distance / 1_000, distance * 1_000
+    start.near = distance / 1_000
+    start.far = distance * 1_000
 
 
 def turn_of(camera: Camera) -> np.ndarray:
@@ -186,10 +194,18 @@ def add_frustum(server: viser.ViserServer, name: str, camera: Camera, size: floa
     """A camera of the capture as a pyramid; ``size`` in world units."""
     # viser reads a vertical field of view.
     return server.scene.add_camera_frustum(
-        name, 2 * math.atan(camera.tan_half_fov[1]), camera.width / camera.height,
-        scale=size, thickness=1.5, thickness_units="screen", color=(90, 110, 140),
-        wxyz=turn_of(camera), position=camera.center, cast_shadow=False, receive_shadow=False,
-    )  # fmt: skip
+        name,
+        2 * math.atan(camera.tan_half_fov[1]),
+        camera.width / camera.height,
+        scale=size,
+        thickness=1.5,
+        thickness_units="screen",
+        color=(90, 110, 140),
+        wxyz=turn_of(camera),
+        position=camera.center,
+        cast_shadow=False,
+        receive_shadow=False,
+    )
 
 
 @contextlib.contextmanager
@@ -204,12 +220,6 @@ def closing(server: viser.ViserServer) -> Iterator[viser.ViserServer]:
 def stop(server: viser.ViserServer) -> None:
     with contextlib.redirect_stdout(io.StringIO()):
         server.stop()
-
-
-REST_SECONDS = 0.3  # a camera that has not moved for so long is looked through in full size
-MOVING_SECONDS = 0.12  # what a picture may take while the camera moves
-SMALLEST_SIDE = 96
-_FIRST_SIDE = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,7 +274,8 @@ class RenderQueue:
     def __init__(
         self, longest_side: int = 1280, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._longest_side, self._clock = longest_side, clock
+        self._longest_side = longest_side
+        self._clock = clock
         self._lock = threading.Lock()
         self._changed = threading.Event()
         self._clients: dict[int, _Client] = {}
@@ -320,7 +331,8 @@ class RenderQueue:
             self._moving_side = int(min(max(fitting, SMALLEST_SIDE), self._longest_side))
             client = self._clients.get(request.client)
             if client is not None:
-                client.shown_version, client.shown_side = request.version, request.longest_side
+                client.shown_version = request.version
+                client.shown_side = request.longest_side
                 client.shown_at = self._clock()
 
     def wait(self, seconds: float) -> None:

@@ -48,6 +48,16 @@ Result = GaussianCloud | TexturedMesh | TriangleMesh  # files that can be shown
 SHOWS = ("image", "depth", "normal", "clay", "alpha")
 _SEEN = 0.5
 
+VIDEO_SUFFIX = ".mp4"
+_QUALITY = "18"  # constant rate factor of H.264: what the eye does not tell from the original
+_BITS_PER_PIXEL = 4
+_SIDES = (2, 16_384)  # least and most pixels a side that libx264 takes
+VIEWS = ("test", "train", "all")
+PATHS = ("turntable", "between")
+MAX_FPS = 1_000
+_flag = partial(flag, group="pictures")
+_PROBES = 8  # cameras that decide which depth is white: one for all pictures, or they would flicker
+
 
 @dataclass(frozen=True)
 class ShownModel:
@@ -88,11 +98,14 @@ def model_of(name: str, result: Result, white: bool, device: torch.device) -> Sh
     if isinstance(result, GaussianCloud):
         return _of_gaussians(name, result.to(device).activate(), white)
     if isinstance(result, TexturedMesh):
-        mesh, background = result.to(device), plain_background(white, device)
+        mesh = result.to(device)
+        background = plain_background(white, device)
         picture = partial(meshes.render_textured, mesh, background=background, supersampling=2)
-        surface, shape = (mesh.vertices, mesh.faces), shape_of(mesh)
+        surface = (mesh.vertices, mesh.faces)
+        shape = shape_of(mesh)
     else:
-        picture, shape = partial(_own_colors, result, device), result
+        picture = partial(_own_colors, result, device)
+        shape = result
         vertices = torch.tensor(result.vertices, dtype=torch.float32, device=device)
         surface = vertices, torch.tensor(result.faces, device=device)
     geometry = partial(mesh_geometry, *surface)
@@ -156,12 +169,6 @@ def _longer_side(camera: Camera) -> int:
     return max(camera.width, camera.height)
 
 
-VIDEO_SUFFIX = ".mp4"
-_QUALITY = "18"  # constant rate factor of H.264: what the eye does not tell from the original
-_BITS_PER_PIXEL = 4
-_SIDES = (2, 16_384)  # least and most pixels a side that libx264 takes
-
-
 def write_video(path: Path, pictures: Iterable[np.ndarray], frames_per_second: int) -> None:
     """Write an MP4, complete or not at all: H.264 where this build of PyAV has it.
 
@@ -194,7 +201,8 @@ def _encode(path: Path, pictures: Iterable[np.ndarray], frames_per_second: int) 
                         "files"
                     )
                 stream = container.add_stream(codec, rate=frames_per_second)
-                stream.height, stream.width = height // 2 * 2, width // 2 * 2
+                stream.height = height // 2 * 2
+                stream.width = width // 2 * 2
                 stream.pix_fmt = "yuv420p"
                 if codec == "libx264":
                     stream.options = {"crf": _QUALITY}
@@ -250,53 +258,72 @@ def picture_names(views: Sequence[str]) -> list[str]:
     return names
 
 
-VIEWS = ("test", "train", "all")
-PATHS = ("turntable", "between")
-MAX_FPS = 1_000
-_flag = partial(flag, group="pictures")
-
-
 @dataclass(frozen=True)
 class RenderOptions:
     results: tuple[Path, ...] = _flag(
-        MISSING, "what to show, several side by side: Gaussians (a .ply, a .pt of any stage, a "
-        "folder), a mesh .ply, a textured .obj", positional=True, parse=Path, nargs="+",
-    )  # fmt: skip
+        MISSING,
+        "what to show, several side by side: Gaussians (a .ply, a .pt of any stage, a "
+        "folder), a mesh .ply, a textured .obj",
+        positional=True,
+        parse=Path,
+        nargs="+",
+    )
     scene_path: Path = _flag(
-        MISSING, "scene folder; needed, for its cameras", short="-s", parse=Path,
+        MISSING,
+        "scene folder; needed, for its cameras",
+        short="-s",
+        parse=Path,
         missing="name the scene folder that the result was made of",
-    )  # fmt: skip
+    )
     checkpoint_path: Path | None = _flag(
-        None, "vanilla checkpoint whose cameras.json says where the cameras are, for worlds that "
-        "another program moved; unset: those of the scene", short="-c", parse=Path,
-    )  # fmt: skip
+        None,
+        "vanilla checkpoint whose cameras.json says where the cameras are, for worlds that "
+        "another program moved; unset: those of the scene",
+        short="-c",
+        parse=Path,
+    )
     path: str = _flag(
-        "turntable", "where to look from. test, train, all: from where the photographs were taken "
+        "turntable",
+        "where to look from. test, train, all: from where the photographs were taken "
         "that were held out, trained on, or both; turntable: once around; between: a smooth path "
         "from photograph to photograph; NAME.json: the cameras of a file in the layout of "
-        "cameras.json", parse=str, metavar="{test,train,all,turntable,between,NAME.json}",
-    )  # fmt: skip
+        "cameras.json",
+        parse=str,
+        metavar="{test,train,all,turntable,between,NAME.json}",
+    )
     show: tuple[str, ...] = _flag(
-        ("image",), "what to show of each result, several side by side. depth: white is far; "
+        ("image",),
+        "what to show of each result, several side by side. depth: white is far; "
         "normal: red to the right, green up, blue towards the camera; clay: meshes alone; alpha: "
         "white hides what lies behind",
-        parse=str, choices=SHOWS, nargs="+",
-    )  # fmt: skip
+        parse=str,
+        choices=SHOWS,
+        nargs="+",
+    )
     n_frames: int = _flag(
-        120, "pictures on the way", parse=positive_int,
+        120,
+        "pictures on the way",
+        parse=positive_int,
         no_effect_when="with --path test, train, all and NAME.json",
-    )  # fmt: skip
+    )
     every: int = _flag(
-        1, "pass through every Nth photograph only, which calms paths that were taken in zigzag",
-        parse=positive_int, no_effect_when="without --path between",
-    )  # fmt: skip
+        1,
+        "pass through every Nth photograph only, which calms paths that were taken in zigzag",
+        parse=positive_int,
+        no_effect_when="without --path between",
+    )
     fps: int = _flag(
-        30, f"pictures per second of a video, at most {MAX_FPS}", parse=positive_int,
-    )  # fmt: skip
+        30,
+        f"pictures per second of a video, at most {MAX_FPS}",
+        parse=positive_int,
+    )
     output: Path | None = _flag(
-        None, "NAME.mp4 for a video, else a folder for PNG files; unset: a video of a path and PNG "
-        "files of views, in output/renders/<scene>", short="-o", parse=Path,
-    )  # fmt: skip
+        None,
+        "NAME.mp4 for a video, else a folder for PNG files; unset: a video of a path and PNG "
+        "files of views, in output/renders/<scene>",
+        short="-o",
+        parse=Path,
+    )
     white_background: bool = white_background()
     size: SugarSize = field(default_factory=SugarSize)
     compute: Compute = made_of(DeviceFlags, Compute)
@@ -363,16 +390,20 @@ def between(cameras: Sequence[Camera], n: int) -> list[Camera]:
 def _placed(camera: Camera, number: int, rotation: np.ndarray, place: np.ndarray) -> Camera:
     """A frame of a path: a camera's size and lens, and no photograph."""
     return replace(
-        camera, name=f"{number:05d}", rotation=rotation, translation=-rotation @ place,
-        image_path=None, source_path=None, mask_path=None, mask=None,
-    )  # fmt: skip
-
-
-_PROBES = 8  # cameras that decide which depth is white: one for all pictures, or they would flicker
+        camera,
+        name=f"{number:05d}",
+        rotation=rotation,
+        translation=-rotation @ place,
+        image_path=None,
+        source_path=None,
+        mask_path=None,
+        mask=None,
+    )
 
 
 def render_results(options: RenderOptions, console: Console | None = None) -> Path:
-    console, target = console or Console(), options.target
+    console = console or Console()
+    target = options.target
     if options.compute.device_reason:
         console.info(options.compute.device_reason)
     is_video = target.suffix.lower() == VIDEO_SUFFIX
@@ -426,9 +457,11 @@ def film_cameras(scene: Scene, options: RenderOptions) -> list[Camera]:
 
 
 def _pictures(
-    models: Sequence[ShownModel], shows: Sequence[str], cameras: Sequence[Camera],
+    models: Sequence[ShownModel],
+    shows: Sequence[str],
+    cameras: Sequence[Camera],
     progress: Progress,
-) -> Iterator[np.ndarray]:  # fmt: skip
+) -> Iterator[np.ndarray]:
     """One picture per camera: each model side by side, and then what else is to be shown."""
     probes = cameras[:: max(1, len(cameras) // _PROBES)]
     far = max(far_depth(model, probes) for model in models) if "depth" in shows else 1.0

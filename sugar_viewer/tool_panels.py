@@ -22,37 +22,54 @@ if TYPE_CHECKING:
     import viser
 
 Post = Callable[[Callable[[], None]], None]  # has something done by the thread that renders
-_BOX_COLOR, _MEASURE_COLOR, _PATH_COLOR = (255, 180, 40), (255, 60, 60), (60, 160, 255)
+_BOX_COLOR = (255, 180, 40)
+_MEASURE_COLOR = (255, 60, 60)
+_PATH_COLOR = (60, 160, 255)
 _MOST_FRAMES = 3_600
 _PATH_SIDE = 1280
+
+_PROBE_PIXELS = 3
+_PROBE_ANGLE = math.radians(0.2)  # field of view of the camera that looks along a click
+_BOX_DIGITS = 4
+_COVERED_SHARE = 0.02  # of the points on each side that a first box leaves out: strays far outside
 
 
 class BoxPanel:
     """A box with a handle at each of two corners, (3,), and its values as flags to be copied."""
 
     def __init__(
-        self, server: viser.ViserServer, corners: tuple[np.ndarray, np.ndarray],
+        self,
+        server: viser.ViserServer,
+        corners: tuple[np.ndarray, np.ndarray],
         changed: Callable[[], None],
-    ) -> None:  # fmt: skip
-        self._scene, self._changed = server.scene, changed
+    ) -> None:
+        self._scene = server.scene
+        self._changed = changed
         self.corners = [np.array(corner, dtype=float) for corner in corners]
         self.cuts = False
         with server.gui.add_folder("Box", expand_by_default=False):
             self._shown = server.gui.add_checkbox("Show the box", False)
             self._cut = server.gui.add_checkbox("Cut to it", False)
             self._text = server.gui.add_text(
-                "Flags", box_flags(*self.corners), multiline=True,
+                "Flags",
+                box_flags(*self.corners),
+                multiline=True,
                 hint="for extract_mesh.py and the pipelines",
-            )  # fmt: skip
+            )
             self.words = server.gui.add_markdown("")
         size = float(np.linalg.norm(self.corners[1] - self.corners[0]))
         self._lines: Any = None
         self._handles = []
         for number, corner in enumerate(self.corners):
             handle = self._scene.add_transform_controls(
-                f"/box/{number}", scale=0.15 * size, disable_rotations=True,
-                disable_sliders=True, depth_test=False, position=corner, visible=False,
-            )  # fmt: skip
+                f"/box/{number}",
+                scale=0.15 * size,
+                disable_rotations=True,
+                disable_sliders=True,
+                depth_test=False,
+                position=corner,
+                visible=False,
+            )
             handle.on_update(partial(self._follow, number))
             self._handles.append(handle)
         self._shown.on_update(lambda _: self._draw())
@@ -93,11 +110,18 @@ class MeasurePanel:
     """
 
     def __init__(
-        self, server: viser.ViserServer, hit: Callable[[np.ndarray, np.ndarray], np.ndarray | None],
-        post: Post, metres_per_unit: float | None, size: float,
-    ) -> None:  # fmt: skip
-        self._server, self._hit, self._post = server, hit, post
-        self._metres, self._size = metres_per_unit, size
+        self,
+        server: viser.ViserServer,
+        hit: Callable[[np.ndarray, np.ndarray], np.ndarray | None],
+        post: Post,
+        metres_per_unit: float | None,
+        size: float,
+    ) -> None:
+        self._server = server
+        self._hit = hit
+        self._post = post
+        self._metres = metres_per_unit
+        self._size = size
         self.points: list[np.ndarray] = []
         with server.gui.add_folder("Measure", expand_by_default=False):
             self._on = server.gui.add_checkbox("Click on two points", False)
@@ -112,7 +136,8 @@ class MeasurePanel:
             self._server.scene.on_click()(self._clicked)
 
     def _clicked(self, event: Any) -> None:
-        origin, direction = np.array(event.ray_origin), np.array(event.ray_direction)
+        origin = np.array(event.ray_origin)
+        direction = np.array(event.ray_direction)
         self._post(lambda: self.add(origin, direction))
 
     def add(self, origin: np.ndarray, direction: np.ndarray) -> None:
@@ -130,9 +155,13 @@ class MeasurePanel:
             scene.remove_by_name(f"/measure/{name}")
         for number, point in enumerate(self.points):
             scene.add_icosphere(
-                f"/measure/{number}", self._size, _MEASURE_COLOR, position=point,
-                cast_shadow=False, receive_shadow=False,
-            )  # fmt: skip
+                f"/measure/{number}",
+                self._size,
+                _MEASURE_COLOR,
+                position=point,
+                cast_shadow=False,
+                receive_shadow=False,
+            )
         if len(self.points) == 2:
             _add_lines(scene, "/measure/line", np.array([self.points]), _MEASURE_COLOR)
         self.words.content = distance_text(self.points, self._metres) if self._on.value else ""
@@ -140,7 +169,8 @@ class MeasurePanel:
 
 class PathPanel:
     def __init__(self, server: viser.ViserServer, file: Path) -> None:
-        self._server, self._file = server, file
+        self._server = server
+        self._file = file
         self.views: list[Camera] = []
         with server.gui.add_folder("Camera path", expand_by_default=False):
             add = server.gui.add_button("Add this view")
@@ -186,21 +216,25 @@ def _add_lines(
     return scene.add_line_segments(name, lines.astype(np.float32), color, **look)
 
 
-_PROBE_PIXELS = 3
-_PROBE_ANGLE = math.radians(0.2)  # field of view of the camera that looks along a click
-_BOX_DIGITS = 4
-_COVERED_SHARE = 0.02  # of the points on each side that a first box leaves out: strays far outside
-
-
 def hit(model: ShownModel, origin: np.ndarray, direction: np.ndarray) -> np.ndarray | None:
     """Where a line of sight, (3,) each, first meets a model, (3,); None where there is nothing."""
-    origin, ahead = np.asarray(origin, float), np.asarray(direction, float)
+    origin = np.asarray(origin, float)
+    ahead = np.asarray(direction, float)
     ahead = ahead / np.linalg.norm(ahead)
     rotation = looking(origin, origin + ahead, np.array([0.0, 0.0, 1.0]))
     focal = _PROBE_PIXELS / (2 * math.tan(_PROBE_ANGLE / 2))
     middle = _PROBE_PIXELS / 2
-    probe = Camera("probe", _PROBE_PIXELS, _PROBE_PIXELS, focal, focal, middle, middle,
-                   rotation, -rotation @ origin)  # fmt: skip
+    probe = Camera(
+        "probe",
+        _PROBE_PIXELS,
+        _PROBE_PIXELS,
+        focal,
+        focal,
+        middle,
+        middle,
+        rotation,
+        -rotation @ origin,
+    )
     depth = float(model.geometry(probe)[0][_PROBE_PIXELS // 2, _PROBE_PIXELS // 2])
     return origin + depth * ahead if math.isfinite(depth) else None
 
@@ -234,8 +268,10 @@ def box_around(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def box_flags(one: np.ndarray, other: np.ndarray) -> str:
     """The flags of a mesh extraction that is cut to a box between two corners."""
     corners = {"bboxmin": np.minimum(one, other), "bboxmax": np.maximum(one, other)}
-    texts = {name: ",".join(f"{value:.{_BOX_DIGITS}g}" for value in corner)
-             for name, corner in corners.items()}  # fmt: skip
+    texts = {
+        name: ",".join(f"{value:.{_BOX_DIGITS}g}" for value in corner)
+        for name, corner in corners.items()
+    }
     return " ".join(f'--{name} "({text})"' for name, text in texts.items())
 
 
@@ -247,5 +283,6 @@ def box_edges(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 def inside(points: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Which points lie in the box between two corners. (P, 3) -> (P,) bool"""
-    low, high = np.minimum(one, other), np.maximum(one, other)
+    low = np.minimum(one, other)
+    high = np.maximum(one, other)
     return ((points >= low) & (points <= high)).all(axis=1)

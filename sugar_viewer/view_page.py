@@ -41,6 +41,12 @@ _TYPICAL_SIZE = 0.05  # standard deviation that the middle one of a cloud's Gaus
 GLB_TURN = (0.0, 1.0, 0.0, 0.0)  # from glTF's axes back to those of a capture, as a quaternion
 _NO_SHADOW = {"cast_shadow": False, "receive_shadow": False}
 
+LAYOUTS = ("one", "side by side", "slider")
+LARGEST_ERROR = 0.25  # mean difference of the colours, of 1, that is drawn white
+_PAPER = 24
+SMALL_SIDE = 160  # pixels, of photographs in frusta
+_LINE = 255
+
 
 @dataclass(frozen=True)
 class GlbFile:
@@ -95,13 +101,9 @@ def textured_glb(mesh: TexturedMesh) -> bytes:
     return b"".join(glb_chunks(mesh, picture, Path("mesh"), MeshStyle(y_up=True)))
 
 
-PHOTOGRAPH, ERROR = "photograph", "error"
+PHOTOGRAPH = "photograph"
+ERROR = "error"
 PICTURES = (*SHOWS, PHOTOGRAPH, ERROR)
-LAYOUTS = ("one", "side by side", "slider")
-LARGEST_ERROR = 0.25  # mean difference of the colours, of 1, that is drawn white
-_PAPER = 24
-SMALL_SIDE = 160  # pixels, of photographs in frusta
-_LINE = 255
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,8 @@ class OwnPictures:
     def __init__(
         self, models: dict[str, ShownModel], cameras: Sequence[Camera], white: bool
     ) -> None:
-        self.models, self._white = models, white
+        self.models = models
+        self._white = white
         self._cameras = {camera.name: camera for camera in cameras}
         self._far: dict[str, float] = {}
         self._photograph = lru_cache(maxsize=8)(self._decode)
@@ -139,7 +142,8 @@ class OwnPictures:
 
     def make(self, arranged: Arrangement, view: Camera) -> tuple[np.ndarray, str]:
         """The picture for a browser, (H, W, 3) uint8, and the photograph that it is taken from."""
-        size, name = (view.width, view.height), ""
+        size = (view.width, view.height)
+        name = ""
         if any(one.picture in (PHOTOGRAPH, ERROR) for one in arranged.pictures):
             view = nearest_camera(list(self._cameras.values()), view)
             name = view.name
@@ -178,8 +182,10 @@ class OwnPictures:
         """A picture with the photograph that was taken from its place on it. (H, W, 3) uint8"""
         source = self._cameras[camera.name]
         scale = camera.fx / source.fx
-        width, height = max(1, round(source.width * scale)), max(1, round(source.height * scale))
-        left, top = round(camera.cx - source.cx * scale), round(camera.cy - source.cy * scale)
+        width = max(1, round(source.width * scale))
+        height = max(1, round(source.height * scale))
+        left = round(camera.cx - source.cx * scale)
+        top = round(camera.cy - source.cy * scale)
         image = Image.fromarray(paper)
         photograph = self._photograph(camera.name, width, height)
         image.paste(Image.fromarray(photograph), (left, top))
@@ -204,9 +210,14 @@ def cut_to(camera: Camera, width: int, height: int, whole: tuple[int, int]) -> C
     sx = (width - camera.width * scale) / 2
     sy = (height - camera.height * scale) / 2
     return replace(
-        camera, width=width, height=height, fx=camera.fx * scale, fy=camera.fy * scale,
-        cx=camera.cx * scale + sx, cy=camera.cy * scale + sy,
-    )  # fmt: skip
+        camera,
+        width=width,
+        height=height,
+        fx=camera.fx * scale,
+        fy=camera.fy * scale,
+        cx=camera.cx * scale + sx,
+        cy=camera.cy * scale + sy,
+    )
 
 
 def slid(left: np.ndarray, right: np.ndarray, split: float) -> np.ndarray:
@@ -247,10 +258,15 @@ class SceneContext:
 
 class ViewPage:
     def __init__(
-        self, server: viser.ViserServer, layers: Sequence[Layer], around: SceneContext,
+        self,
+        server: viser.ViserServer,
+        layers: Sequence[Layer],
+        around: SceneContext,
         notify: Notify,
-    ) -> None:  # fmt: skip
-        self._server, self._around, self._notify = server, around, notify
+    ) -> None:
+        self._server = server
+        self._around = around
+        self._notify = notify
         self._layers = {one.title: one for one in layers}
         self._whole = dict(self._layers)
         self.requests = page_server.RenderQueue(around.picture_size)
@@ -317,9 +333,11 @@ class ViewPage:
         return True
 
     def _add_switches(self) -> dict[str, Any]:
-        server, around = self._server, self._around
+        server = self._server
+        around = self._around
         switches: dict[str, Any] = {}
-        last, self._points = list(self._layers)[-1], None
+        last = list(self._layers)[-1]
+        self._points = None
         with server.gui.add_folder("Drawn by the browser (fast)"):
             for title in self._layers:
                 switches[title] = server.gui.add_checkbox(title, title == last)
@@ -336,10 +354,14 @@ class ViewPage:
             scene = around.scene
             if scene is not None and len(scene.points):
                 self._points = server.scene.add_point_cloud(
-                    "/points", scene.points, scene.points_rgb, precision="float32",
-                    point_size=_POINT_SHARE * around.extent, point_shape="circle",
+                    "/points",
+                    scene.points,
+                    scene.points_rgb,
+                    precision="float32",
+                    point_size=_POINT_SHARE * around.extent,
+                    point_shape="circle",
                     point_shading="flat",
-                )  # fmt: skip
+                )
                 switches["points"] = server.gui.add_checkbox("sparse points", False)
             if self._frusta:
                 switches["cameras"] = server.gui.add_checkbox("cameras", False)
@@ -385,11 +407,15 @@ class OwnPanel:
     """What our own renderer is to show: ``arrangement``, None while the browser draws."""
 
     def __init__(
-        self, server: viser.ViserServer, pictures: OwnPictures, cameras: Sequence[Camera],
+        self,
+        server: viser.ViserServer,
+        pictures: OwnPictures,
+        cameras: Sequence[Camera],
         changed: Callable[[], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.arrangement: Arrangement | None = None
-        self._changed, self._pictures = changed, pictures
+        self._changed = changed
+        self._pictures = pictures
         titles = tuple(pictures.models)
         if not titles:
             return
@@ -409,9 +435,14 @@ class OwnPanel:
             self._split = gui.add_slider("Slider", 0.0, 1.0, 0.01, 0.5)
             self._words = gui.add_markdown("")
         for control in (
-            self._on, self._layout, self._left, self._left_kind, self._right, self._right_kind,
+            self._on,
+            self._layout,
+            self._left,
+            self._left_kind,
+            self._right,
+            self._right_kind,
             self._split,
-        ):  # fmt: skip
+        ):
             control.on_update(lambda _: self._read())
         self._read(silent=True)
 
@@ -422,7 +453,8 @@ class OwnPanel:
             self._words.content = text
 
     def _read(self, silent: bool = False) -> None:
-        layout, split = page_server.selected_option(self._layout), self._split.value
+        layout = page_server.selected_option(self._layout)
+        split = self._split.value
         for control in (self._right, self._right_kind):
             control.visible = layout != LAYOUTS[0]
         self._split.visible = layout == LAYOUTS[2]

@@ -42,50 +42,6 @@ from sugar_viewer.view_page import GlbFile, Layer, SceneContext, ViewPage
 
 _flag = partial(flag, group="viewer")
 
-
-@dataclass(frozen=True)
-class ViewOptions:
-    results: tuple[Path, ...] = _flag(
-        MISSING, "what to show: an output folder, the folder of a run, Gaussians (.ply, .pt, .spz, "
-        ".splat), meshes (.ply, .obj, .glb)", positional=True, parse=Path, nargs="+",
-    )  # fmt: skip
-    scene_path: Path | None = _flag(
-        None, "scene folder, for its cameras, photographs and points; unset: the one that the "
-        "results' own records name", short="-s", parse=Path,
-    )  # fmt: skip
-    checkpoint_path: Path | None = _flag(
-        None, "vanilla checkpoint whose cameras.json says where the cameras are, for worlds that "
-        "another program moved; unset: those of the records, or of the scene", short="-c",
-        parse=Path,
-    )  # fmt: skip
-    port: int = _flag(DEFAULT_PORT, "port of this machine to serve the page on", parse=port_number)
-    host: str = _flag(LOCALHOST, "address to serve it on; 0.0.0.0 lets other machines look")
-    no_open: bool = _flag(False, "do not open the page in the browser", action="store_true")
-    picture_size: int = _flag(
-        1280, "longest side of SuGaR's exact pictures, in pixels, while nothing moves",
-        parse=positive_int,
-    )  # fmt: skip
-    path_file: Path = _flag(
-        OUTPUT_ROOT / "camera_path.json", "file for the camera path that is saved on the page, "
-        "for render.py --path", parse=Path,
-    )  # fmt: skip
-    scale_factor: float | None = _flag(
-        None, "how many metres a unit of the capture is, for measuring", parse=positive_float
-    )
-    known_distance: tuple[str, ...] | None = _flag(
-        None, "two photographs or two points x,y,z of the capture, and how many metres lie between "
-        "the cameras or points, for measuring", parse=str, nargs=3, metavar=("A", "B", "METRES"),
-        no_effect_when="with --scale_factor it is an error",
-    )  # fmt: skip
-    white_background: bool = white_background()
-    compute: Compute = made_of(DeviceFlags, Compute)
-    placement: PlacementOptions = without_flags(PlacementOptions)
-
-    def __post_init__(self) -> None:
-        scale = PlacementOptions("none", self.scale_factor, self.known_distance)
-        object.__setattr__(self, "placement", scale)
-
-
 # Rows: to the right, up, and towards who looks.
 _AXES_WITHOUT_CAMERAS = np.diag([1.0, -1.0, -1.0])
 _UPRIGHT_AXES = np.eye(3)
@@ -97,6 +53,68 @@ _HIGHEST_VIEW = math.radians(35)
 _USUAL_VIEW = math.radians(15)
 _BEHIND = 1.25  # how much farther than the cameras Gaussians are looked at
 _STRAYS = 0.005  # of the vertices of a mesh on each side, which the first view may leave out
+HANDED_OUT = "Gaussians"
+FILES = (".ply", ".pt", ".spz", ".splat", ".obj", ".glb")
+_DEPTH = 4
+_PASSED_OVER = ("sparse", "images", "masks", "tensorboard", "renders", "exports", "refined_ply")
+
+
+@dataclass(frozen=True)
+class ViewOptions:
+    results: tuple[Path, ...] = _flag(
+        MISSING,
+        "what to show: an output folder, the folder of a run, Gaussians (.ply, .pt, .spz, "
+        ".splat), meshes (.ply, .obj, .glb)",
+        positional=True,
+        parse=Path,
+        nargs="+",
+    )
+    scene_path: Path | None = _flag(
+        None,
+        "scene folder, for its cameras, photographs and points; unset: the one that the "
+        "results' own records name",
+        short="-s",
+        parse=Path,
+    )
+    checkpoint_path: Path | None = _flag(
+        None,
+        "vanilla checkpoint whose cameras.json says where the cameras are, for worlds that "
+        "another program moved; unset: those of the records, or of the scene",
+        short="-c",
+        parse=Path,
+    )
+    port: int = _flag(DEFAULT_PORT, "port of this machine to serve the page on", parse=port_number)
+    host: str = _flag(LOCALHOST, "address to serve it on; 0.0.0.0 lets other machines look")
+    no_open: bool = _flag(False, "do not open the page in the browser", action="store_true")
+    picture_size: int = _flag(
+        1280,
+        "longest side of SuGaR's exact pictures, in pixels, while nothing moves",
+        parse=positive_int,
+    )
+    path_file: Path = _flag(
+        OUTPUT_ROOT / "camera_path.json",
+        "file for the camera path that is saved on the page, for render.py --path",
+        parse=Path,
+    )
+    scale_factor: float | None = _flag(
+        None, "how many metres a unit of the capture is, for measuring", parse=positive_float
+    )
+    known_distance: tuple[str, ...] | None = _flag(
+        None,
+        "two photographs or two points x,y,z of the capture, and how many metres lie between "
+        "the cameras or points, for measuring",
+        parse=str,
+        nargs=3,
+        metavar=("A", "B", "METRES"),
+        no_effect_when="with --scale_factor it is an error",
+    )
+    white_background: bool = white_background()
+    compute: Compute = made_of(DeviceFlags, Compute)
+    placement: PlacementOptions = without_flags(PlacementOptions)
+
+    def __post_init__(self) -> None:
+        scale = PlacementOptions("none", self.scale_factor, self.known_distance)
+        object.__setattr__(self, "placement", scale)
 
 
 def view(
@@ -110,7 +128,8 @@ def view(
     found = find_results(options.results, console.info)
     paths = [one.path for one in found]
     matrix = common_placement(paths)
-    capture, scene = capture_of(paths, options.scene_path, options.checkpoint_path), None
+    capture = capture_of(paths, options.scene_path, options.checkpoint_path)
+    scene = None
     if capture.scene is None:
         console.info("no capture is known, so there are no cameras; name its folder with -s")
     else:
@@ -217,10 +236,14 @@ def scene_context(
     extent = scene.extent if scene is not None and scene.extent > 0 else None
     scale = scale_of(cameras, options.placement) if options.placement.is_scaled else None
     return SceneContext(
-        scene=scene, extent=extent or float(np.linalg.norm(high - low)), box=(low, high),
-        metres_per_unit=scale, white=options.white_background, path_file=options.path_file,
+        scene=scene,
+        extent=extent or float(np.linalg.norm(high - low)),
+        box=(low, high),
+        metres_per_unit=scale,
+        white=options.white_background,
+        path_file=options.path_file,
         picture_size=options.picture_size,
-    )  # fmt: skip
+    )
 
 
 def first_view(
@@ -257,9 +280,16 @@ def first_view(
     place = target + distance * backwards
     width, height = _VIEW_SIDE
     camera = Camera(
-        name="first", width=width, height=height, fx=_VIEW_FOCAL, fy=_VIEW_FOCAL, cx=width / 2,
-        cy=height / 2, rotation=rotation, translation=-rotation @ place,
-    )  # fmt: skip
+        name="first",
+        width=width,
+        height=height,
+        fx=_VIEW_FOCAL,
+        fy=_VIEW_FOCAL,
+        cx=width / 2,
+        cy=height / 2,
+        rotation=rotation,
+        translation=-rotation @ place,
+    )
     return camera, axes[1], distance
 
 
@@ -323,14 +353,13 @@ def moved_scene(scene: Scene, matrix: np.ndarray) -> Scene:
     )
 
 
-VANILLA, COARSE, COARSE_MESH = "vanilla Gaussians", "coarse Gaussians", "coarse mesh"
-REFINED, TEXTURED = "refined Gaussians", "textured mesh"
-HANDED_OUT = "Gaussians"
+VANILLA = "vanilla Gaussians"
+COARSE = "coarse Gaussians"
+COARSE_MESH = "coarse mesh"
+REFINED = "refined Gaussians"
+TEXTURED = "textured mesh"
 # What a folder of results holds at most one of each, in the order in which they are made.
 STAGES = (VANILLA, COARSE, COARSE_MESH, REFINED, HANDED_OUT, TEXTURED)
-FILES = (".ply", ".pt", ".spz", ".splat", ".obj", ".glb")
-_DEPTH = 4
-_PASSED_OVER = ("sparse", "images", "masks", "tensorboard", "renders", "exports", "refined_ply")
 
 
 @dataclass(frozen=True)
@@ -388,7 +417,8 @@ def _results_below(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _stage_of(path: Path) -> str | None:
-    suffix, name = path.suffix.lower(), path.name
+    suffix = path.suffix.lower()
+    name = path.name
     if path.is_dir():
         if (path / "point_cloud").is_dir():
             return VANILLA

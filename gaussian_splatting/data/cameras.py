@@ -21,6 +21,21 @@ MaskMode = Literal["object", "ignore"]
 REFERENCE_NEAR = 0.2
 """Near plane of 3DGS in world units; see :func:`near_plane` for captures of what is nearer."""
 
+_NEAR_SHARE = 0.5  # of the depth of the nearest points
+_NEAR_QUANTILE = 0.01  # of a camera's points may lie nearer: single points are often wrong
+_LEAST_NEAR = 1e-3  # of the median depth of what a camera sees
+_NEAR_OF_EXTENT = 0.02  # where there are no points
+_MAX_NEAR_CAMERAS = 500
+_MAX_NEAR_POINTS = 20_000
+_SMALLEST = torch.finfo(torch.float32).tiny
+MIN_GROUND_SHARE = 0.15  # of the points must lie in a plane before it is taken for the ground
+_MAX_TILT = 25.0
+_PLANE_TRIALS = 500
+_PLANE_WIDTH = 0.01
+_MAX_PLANE_POINTS = 20_000
+_LEVEL_SPREAD = 0.3
+_LEAST_LEVEL = 0.1  # length of the level part of a direction of view, below which it has no front
+
 
 @dataclass(frozen=True)
 class ViewMask:
@@ -77,11 +92,17 @@ class Camera:
 
     def resized(self, width: int, height: int) -> Camera:
         """The same view at another size: intrinsics scale with the image."""
-        sx, sy = width / self.width, height / self.height
+        sx = width / self.width
+        sy = height / self.height
         return replace(
-            self, width=width, height=height, fx=self.fx * sx, fy=self.fy * sy, cx=self.cx * sx,
+            self,
+            width=width,
+            height=height,
+            fx=self.fx * sx,
+            fy=self.fy * sy,
+            cx=self.cx * sx,
             cy=self.cy * sy,
-        )  # fmt: skip
+        )
 
     def reduced(self, longest_side: int) -> Camera:
         """The same view with at most this many pixels along its longest side."""
@@ -108,14 +129,6 @@ def camera_extent(cameras: Sequence[Camera]) -> float:
     """1.1 times the largest distance of a camera from their mean, in world units."""
     centers = np.stack([camera.center for camera in cameras])
     return float(1.1 * np.linalg.norm(centers - centers.mean(axis=0), axis=1).max())
-
-
-_NEAR_SHARE = 0.5  # of the depth of the nearest points
-_NEAR_QUANTILE = 0.01  # of a camera's points may lie nearer: single points are often wrong
-_LEAST_NEAR = 1e-3  # of the median depth of what a camera sees
-_NEAR_OF_EXTENT = 0.02  # where there are no points
-_MAX_NEAR_CAMERAS = 500
-_MAX_NEAR_POINTS = 20_000
 
 
 def near_plane(cameras: Sequence[Camera], points: np.ndarray) -> float:
@@ -155,9 +168,6 @@ def _nearest_depth(camera: Camera, points: np.ndarray) -> float | None:
     return max(float(np.quantile(depths, _NEAR_QUANTILE)), least)
 
 
-_SMALLEST = torch.finfo(torch.float32).tiny
-
-
 class Pixels(NamedTuple):
     """Where points are in an image; points outside of it have the nearest pixel of its border."""
 
@@ -182,17 +192,9 @@ def pixels_of(points: Tensor, camera: Camera) -> Pixels:
     rows = (y / depth * camera.fy + camera.cy).floor()
     inside = (z > 0) & (columns >= 0) & (columns < camera.width)
     inside &= (rows >= 0) & (rows < camera.height)
-    rows, columns = rows.clamp(0, camera.height - 1), columns.clamp(0, camera.width - 1)
+    rows = rows.clamp(0, camera.height - 1)
+    columns = columns.clamp(0, camera.width - 1)
     return Pixels(rows.long(), columns.long(), inside)
-
-
-MIN_GROUND_SHARE = 0.15  # of the points must lie in a plane before it is taken for the ground
-_MAX_TILT = 25.0
-_PLANE_TRIALS = 500
-_PLANE_WIDTH = 0.01
-_MAX_PLANE_POINTS = 20_000
-_LEVEL_SPREAD = 0.3
-_LEAST_LEVEL = 0.1  # length of the level part of a direction of view, below which it has no front
 
 
 def up_direction(rotations: np.ndarray, points: np.ndarray) -> np.ndarray:
@@ -236,13 +238,15 @@ def _ground_normal(points: np.ndarray, up: np.ndarray) -> np.ndarray | None:
     low, high = np.percentile(points, (5, 95), axis=0)
     width = _PLANE_WIDTH * np.linalg.norm(high - low)
     level = np.cos(np.radians(_MAX_TILT))
-    best, best_count = None, MIN_GROUND_SHARE * len(points)
+    best = None
+    best_count = MIN_GROUND_SHARE * len(points)
     for a, normal in planes_of_triples(points):
         if abs(normal @ up) < level:
             continue
         inside = np.abs((points - a) @ normal) < width
         if inside.sum() > best_count:
-            best, best_count = inside, int(inside.sum())
+            best = inside
+            best_count = int(inside.sum())
     if best is None:
         return None
     _, _, axes = np.linalg.svd(points[best] - points[best].mean(axis=0), full_matrices=False)
@@ -261,7 +265,8 @@ def looked_at(cameras: Sequence[Camera]) -> np.ndarray:
     total = across.sum(axis=0)
     if np.linalg.eigvalsh(total)[0] > 1e-3 * len(cameras):
         return np.linalg.solve(total, np.einsum("nij,nj->i", across, centers))
-    middle, mean = centers.mean(axis=0), ahead.mean(axis=0)
+    middle = centers.mean(axis=0)
+    mean = ahead.mean(axis=0)
     reach = np.linalg.norm(centers - middle, axis=1).max()
     return middle + reach * mean / np.linalg.norm(mean)
 

@@ -43,6 +43,8 @@ _FIT_POINTS = 300  # observed points of an image whose reprojection is looked at
 _CACHE_VERSION = 3
 """Counts the ways in which copies were made; those of an earlier way are made again."""
 
+PARTS = ("cameras", "images", "points3D", "rigs", "frames")  # files of a model, without the suffix
+
 
 def find_model(root: Path) -> Path | None:
     """Folder of the COLMAP model of a scene; of numbered models without a ``0`` the lowest one.
@@ -143,9 +145,14 @@ def _format_of(folder: Path) -> str | None:
 
 
 def read_colmap(
-    folder: Path, images: ImageFolder, *, cache_root: Path | None = None,
-    missing_ok: bool = False, repair: bool = False, notify: Notify = print,
-) -> CaptureModel:  # fmt: skip
+    folder: Path,
+    images: ImageFolder,
+    *,
+    cache_root: Path | None = None,
+    missing_ok: bool = False,
+    repair: bool = False,
+    notify: Notify = print,
+) -> CaptureModel:
     """Read a COLMAP model and find its photographs.
 
     Args:
@@ -171,7 +178,8 @@ def read_colmap(
         raise missing_images(missing, len(poses), places, advice)
     paths = [by_name[name] for name in names]
 
-    cameras, distorted = [], []
+    cameras = []
+    distorted = []
     for (name, lens, rotation, translation), path in zip(poses, paths, strict=True):
         pinhole = lens.is_perspective_pinhole() and lens.is_undistorted()
         plain = lens if pinhole else _undistorted(lens, folder)
@@ -265,9 +273,11 @@ def _poses(reconstruction: Any, folder: Path) -> list[tuple[str, Any, np.ndarray
         what = f"{folder}: image {image_id} of the COLMAP model cannot be used"
         with explained(what, "export the model again", Exception):
             image = reconstruction.images[image_id]
-            name, lens = image.name, reconstruction.cameras[image.camera_id]
+            name = image.name
+            lens = reconstruction.cameras[image.camera_id]
             matrix = np.array(image.cam_from_world().matrix(), dtype=np.float64)
-        rotation, translation = matrix[:, :3], matrix[:, 3]
+        rotation = matrix[:, :3]
+        translation = matrix[:, 3]
         # A quaternion of zeros passes through pycolmap as a matrix that is no rotation.
         if nearest_rotation(rotation) is None or not np.abs(translation).max() <= FAR:
             raise UserError(f"{folder}: image {name} has no valid pose; export the model again")
@@ -321,7 +331,8 @@ def _points(reconstruction: Any, folder: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _observations(reconstruction: Any) -> Observations | None:
-    points, images = reconstruction.points3D, reconstruction.images
+    points = reconstruction.points3D
+    images = reconstruction.images
     ids = sorted(points)
     ids = ids[:: -(-len(ids) // tracks.MAX_POINTS) or 1]
     names = {image_id: images[image_id].name for image_id in images}
@@ -371,7 +382,8 @@ def _undistort_views(cameras: list[Camera], jobs: Sequence[tuple[int, Any]], cac
 
     def work(job: tuple[int, Any]) -> None:
         index, lens = job
-        camera, text = cameras[index], pictures.lens_text(lens)
+        camera = cameras[index]
+        text = pictures.lens_text(lens)
         source = camera.image_path
         lens_key = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
         file_text = f"{_CACHE_VERSION} {camera.name} {storage.file_digest(source)}"
@@ -435,9 +447,6 @@ def write_poses(model: Path, target: Path, cameras: Sequence[Camera]) -> Path:
     return target / "0"
 
 
-PARTS = ("cameras", "images", "points3D", "rigs", "frames")  # files of a model, without the suffix
-
-
 def write_model(model: Any, folder: Path) -> None:
     """Write a ``pycolmap.Reconstruction`` in binary form, complete or not at all."""
     try:
@@ -469,7 +478,8 @@ def check_binary(path: Path, part: str) -> None:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             (count,) = struct.unpack_from("<Q", data, 0)
             skip = dict(zip(PARTS, _SKIPS, strict=True))[part]
-            end, record = 8, 0
+            end = 8
+            record = 0
             try:
                 while record < count and end <= size:
                     end = skip(data, end)

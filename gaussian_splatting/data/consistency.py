@@ -35,20 +35,43 @@ from sugar_utils.errors import Notify, UserError, shortened
 from sugar_utils.files import file_digest, in_parallel
 
 LONGEST_SIDE = 640  # pixels, at which images are compared
-MIN_CORRELATION, CORRELATION_GAP, CORRELATION_SPREAD = 0.75, 0.15, 8.0
+MIN_CORRELATION = 0.75
+CORRELATION_GAP = 0.15
+CORRELATION_SPREAD = 8.0
 """An image is inconsistent below the first, if it also lies so far below the median image, and so
 many standard deviations."""
 
 MIN_MEDIAN_CORRELATION = 0.6  # if the median image is below, the colours of the points tell nothing
-MAX_STOPS, STOPS_SPREAD = 1.25, 5.0  # of the exposure: stops, standard deviations
+# of the exposure: stops, standard deviations
+MAX_STOPS = 1.25
+STOPS_SPREAD = 5.0
 N_EXPOSURE_NEIGHBORS = 3  # neighbouring views with whose mean exposure a view is compared
 MIN_SHARPNESS = 0.5  # least sharpness, as a share of that of the median image
 MIN_MEDIAN_SHARPNESS = 0.25  # if the median image is below, there is too little detail to tell
 MOST_FAILING = 0.25  # if a check fails for more of the images, it is the check that does not apply
 _BLUR_WIDTH = 9
 _MIN_SEEN_POINTS = 20
-_DARK, _BRIGHT = 16, 160
+_DARK = 16
+_BRIGHT = 160
 _GAMMA = 2.2
+
+SIDE = 256  # longest side in pixels of the masks that are compared
+N_VOXELS = 56  # voxels along the longest side of the object
+OUTSIDE_SHARE = 0.15  # share of the views that may show a voxel outside of their masks
+EXACT = 0.1
+ERROR_FACTOR = 2.5
+"""How far masks reach beyond the hull, in voxels, although they are exact; and how many times that
+distance their outlines are off, because most errors stay within the hull."""
+# most below the median: IoU, standard deviations
+IOU_GAP = 0.12
+IOU_SPREAD = 6.0
+MAX_SHARE = 0.34  # if more views disagree, there is no majority to compare with
+MIN_VIEWS = 6  # fewer masks are not compared
+_INSIDE_SHARE = 0.7
+_MIN_POINTS = 30
+_MARGIN = 0.15
+_ROUNDS = 2
+_KEPT = 16  # results of checks
 
 
 @dataclass(frozen=True)
@@ -235,21 +258,6 @@ def _copies(cameras: Sequence[Camera], measured: dict[str, ImageStatistics]) -> 
     return found
 
 
-SIDE = 256  # longest side in pixels of the masks that are compared
-N_VOXELS = 56  # voxels along the longest side of the object
-OUTSIDE_SHARE = 0.15  # share of the views that may show a voxel outside of their masks
-EXACT, ERROR_FACTOR = 0.1, 2.5
-"""How far masks reach beyond the hull, in voxels, although they are exact; and how many times that
-distance their outlines are off, because most errors stay within the hull."""
-
-IOU_GAP, IOU_SPREAD = 0.12, 6.0  # most below the median: IoU, standard deviations
-MAX_SHARE = 0.34  # if more views disagree, there is no majority to compare with
-MIN_VIEWS = 6  # fewer masks are not compared
-_INSIDE_SHARE, _MIN_POINTS = 0.7, 30
-_MARGIN = 0.15
-_ROUNDS = 2
-
-
 @dataclass(frozen=True)
 class MaskAgreement:
     iou: dict[str, float]  # of each mask with the hull of the other views
@@ -279,7 +287,8 @@ def mask_agreement(cameras: Sequence[Camera], points: np.ndarray) -> MaskAgreeme
             shown = hull.silhouette(view, pitch, view.camera.name not in inconsistent)
             outlines[view.camera.name] = _compare(view.mask, shown)
         iou = {name: found for name, (found, _) in outlines.items()}
-        before, inconsistent = inconsistent, _outliers(iou)
+        before = inconsistent
+        inconsistent = _outliers(iou)
         if inconsistent.keys() == before.keys():
             break
         if len(inconsistent) > MAX_SHARE * len(views):
@@ -313,7 +322,8 @@ class _View:
 
     def pixels_per_unit(self, points: Tensor) -> float:
         """Pixels of a world unit at the mean of the points; 0 behind the camera."""
-        c, center = self.camera, points.double().mean(dim=0).numpy()
+        c = self.camera
+        center = points.double().mean(dim=0).numpy()
         depth = float(center @ c.rotation[2] + c.translation[2])
         return max(c.fx, c.fy) / depth if depth > 0 else 0.0
 
@@ -333,7 +343,8 @@ class _Hull:
     def silhouette(self, view: _View, pitch: float, voted: bool) -> Tensor:
         """The hull of the other views as a view shows it; ``voted``: it is one of the hull's."""
         index, shown = view.pixels(self._voxels)
-        n, inside = self.shown, self.inside
+        n = self.shown
+        inside = self.inside
         if voted:
             n = n - shown.to(n.dtype)
             inside = inside - (shown & view.mask.flatten()[index]).to(n.dtype)
@@ -360,7 +371,8 @@ def _grid_around_object(views: Sequence[_View], points: Tensor) -> tuple[Tensor,
     pitch = size * (1 + 2 * _MARGIN) / N_VOXELS
     if not pitch > 0:
         return None
-    low, high = low - _MARGIN * size, high + _MARGIN * size
+    low = low - _MARGIN * size
+    high = high + _MARGIN * size
     axes = [
         torch.arange(float(a) + pitch / 2, float(b), pitch, dtype=torch.float32, device="cpu")
         for a, b in zip(low, high, strict=True)
@@ -370,7 +382,8 @@ def _grid_around_object(views: Sequence[_View], points: Tensor) -> tuple[Tensor,
 
 def _compare(mask: Tensor, silhouette: Tensor) -> tuple[float, float]:
     """IoU of a mask and the hull of the others, and how many pixels it reaches beyond that."""
-    union, both = int((mask | silhouette).sum()), int((mask & silhouette).sum())
+    union = int((mask | silhouette).sum())
+    both = int((mask & silhouette).sum())
     outline = int((mask & ~pictures.eroded(mask, 1)).sum())
     return both / max(union, 1), int((mask & ~silhouette).sum()) / max(outline, 1)
 
@@ -379,9 +392,6 @@ def _outliers(iou: dict[str, float]) -> dict[str, str]:
     middle, low = tracks.far_below(iou, IOU_GAP, IOU_SPREAD)
     what = "its mask contradicts the others, IoU"
     return {name: f"{what} {value:.2f} instead of {middle:.2f}" for name, value in low.items()}
-
-
-_KEPT = 16  # results of checks
 
 
 @dataclass(frozen=True)
@@ -395,10 +405,17 @@ class CheckedViews:
 
 
 def checked_views(
-    cameras: Sequence[Camera], root: Path, *, points: np.ndarray,
-    observations: Observations | None, masks: masking.MaskOptions, options: ViewOptions,
-    notify: Notify, known: dict[str, str] | None = None, estimated: Path | None = None,
-) -> CheckedViews:  # fmt: skip
+    cameras: Sequence[Camera],
+    root: Path,
+    *,
+    points: np.ndarray,
+    observations: Observations | None,
+    masks: masking.MaskOptions,
+    options: ViewOptions,
+    notify: Notify,
+    known: dict[str, str] | None = None,
+    estimated: Path | None = None,
+) -> CheckedViews:
     """Find the masks of the views of a capture, and check the views against each other.
 
     Args:
@@ -488,9 +505,11 @@ def _kept_result(check: Callable[[Sequence[Camera], Any], Any], inputs: _Inputs)
 
 
 def _with_agreement(
-    cameras: Sequence[Camera], dropped: Collection[str], points: np.ndarray,
+    cameras: Sequence[Camera],
+    dropped: Collection[str],
+    points: np.ndarray,
     notify: Notify = lambda line: None,
-) -> tuple[list[Camera], dict[str, str]]:  # fmt: skip
+) -> tuple[list[Camera], dict[str, str]]:
     """The cameras with what the comparison of their masks tells, and views that contradict."""
     black = {c.name: "nothing of its mask counts" for c in cameras if masking.counts_nowhere(c)}
     if not any(c.shows_object for c in cameras):

@@ -39,31 +39,43 @@ from sugar_utils.flags import AUTO, non_negative_float
 from sugar_utils.libraries import load_package
 from sugar_utils.settings import flag
 
-NONE, FOLDER, CONFIDENCE = "none", "depths", "confidence"
+NONE = "none"
+FOLDER = "depths"
+CONFIDENCE = "confidence"
 FILES = (".png", ".tif", ".tiff", ".npy", ".exr")
 MAX_SIDE = 512  # of a map that is kept
 MIN_POINTS = 8  # observed points that tell whether a map fits, and scale and shift of one image
 # A map fits if the median relative error of its points is at most this, or this share of the error
 # that one depth for all points would have, and never more than a tenth.
-FINE_ERROR, CONSTANT_SHARE, MAX_ERROR = 0.03, 0.5, 0.1
+FINE_ERROR = 0.03
+CONSTANT_SHARE = 0.5
+MAX_ERROR = 0.1
 MAX_WRONG = 0.5  # if more maps do not fit, the rest fit by chance
 SENSOR_ERROR = 1.5  # times the best fit's error up to which one scale for all is believed
 UNITS = {"mm": 0.001, "m": 1.0}  # in metres, which are the scene's units where no points tell
 _ROUNDS = 20  # of reweighted least squares
 _flag = partial(flag, group="depth maps")
 
+_Files = tuple[Path, Path | None]  # a depth map and its confidence
+_DepthOf = Callable[[np.ndarray], np.ndarray]
+
 
 @dataclass(frozen=True)
 class DepthOptions:
     depths: str | None = _flag(
-        None, "folder of depth maps of the photographs, in the scene folder or anywhere, from a "
+        None,
+        "folder of depth maps of the photographs, in the scene folder or anywhere, from a "
         "sensor or an estimator; none: no depth maps; unset: depths/ of the scene folder, or those "
-        "that transforms*.json names, where they are", metavar="{DIR,none}",
-    )  # fmt: skip
+        "that transforms*.json names, where they are",
+        metavar="{DIR,none}",
+    )
     depth_weight: float = _flag(
-        0.1, "weight of the relative error of the depth; falls to a tenth in the vanilla stage "
-        "and stays there", parse=non_negative_float, no_effect_when="without depth maps",
-    )  # fmt: skip
+        0.1,
+        "weight of the relative error of the depth; falls to a tenth in the vanilla stage "
+        "and stays there",
+        parse=non_negative_float,
+        no_effect_when="without depth maps",
+    )
     depth_unit: str = _flag(
         AUTO,
         "mm or m: unit of the depth maps of a scene in metres; auto: millimetres for whole "
@@ -113,9 +125,12 @@ NOTHING_KNOWN = KnownDepths()
 
 
 def known_depths(
-    cameras: Sequence[Camera], root: Path, options: DepthOptions,
-    observations: Observations | None, notify: Notify,
-) -> KnownDepths:  # fmt: skip
+    cameras: Sequence[Camera],
+    root: Path,
+    options: DepthOptions,
+    observations: Observations | None,
+    notify: Notify,
+) -> KnownDepths:
     """Find and read the depth maps of the cameras, at their calibrated size, and align them."""
     paths = _find(cameras, root, options)
     if not paths:
@@ -162,9 +177,6 @@ def _in_metres(
         parts = [text for name, text in counts.items() if name in units.values()]
         kind = f"{' and '.join(parts)}, because no points tell their scale (--depth_unit)"
     return kind, {name: UNITS[units[name]] * depth for name, depth in values.items()}
-
-
-_Files = tuple[Path, Path | None]  # a depth map and its confidence
 
 
 def _find(cameras: Sequence[Camera], root: Path, options: DepthOptions) -> dict[str, _Files]:
@@ -264,9 +276,6 @@ def _undistorted(values: np.ndarray, camera: Camera) -> np.ndarray:
     return np.where(inside, values[row, column], 0.0).reshape(height, width)
 
 
-_DepthOf = Callable[[np.ndarray], np.ndarray]
-
-
 @dataclass(frozen=True)
 class _Samples:
     """Values of a map and depths of points that its photograph observes. (n,) each"""
@@ -315,9 +324,11 @@ def _align(
         kind: median(known[name].error(model[name]) for name in known)
         for kind, model in fits.items()
     }
-    sensor, best = next(iter(fits)), min(errors, key=errors.__getitem__)
+    sensor = next(iter(fits))
+    best = min(errors, key=errors.__getitem__)
     kind = sensor if errors[sensor] <= SENSOR_ERROR * errors[best] else best
-    depths, wrong = {}, {}
+    depths = {}
+    wrong = {}
     for name, depth_of in fits[kind].items():
         if name in known and not known[name].fit(depth_of):
             wrong[name] = f"off by {known[name].error(depth_of):.0%}"
@@ -328,7 +339,8 @@ def _align(
 
 def _fitted(samples: _Samples, reciprocal: bool) -> _DepthOf:
     """Scale and shift with the least sum of relative errors, by reweighted least squares."""
-    d, z = samples.values, samples.depths
+    d = samples.values
+    z = samples.depths
     target, relative = (1 / z, z) if reciprocal else (z, 1 / z)
     weights = np.ones_like(d)
     for _ in range(_ROUNDS):
@@ -336,7 +348,8 @@ def _fitted(samples: _Samples, reciprocal: bool) -> _DepthOf:
         rows = np.stack([d, np.ones_like(d)], axis=1) * root[:, None]
         line = np.linalg.lstsq(rows, target * root, rcond=None)[0]
         weights = 1 / np.maximum(np.abs(line[0] * d + line[1] - target) * relative, 1e-3)
-    scale, shift = float(line[0]), float(line[1])
+    scale = float(line[0])
+    shift = float(line[1])
 
     def depth_of(values: np.ndarray) -> np.ndarray:
         found = scale * values + shift

@@ -56,6 +56,8 @@ _TWO_FOCALS = {
 
 _TRIM_BYTES = 1 << 28  # decoded between two trims: photographs that leave make gaps in the heap
 
+_FALLBACK_BUDGET = 2 << 30
+
 
 def composited(photograph: Tensor, color: Tensor) -> Tensor:
     """The object of a photograph on a plain background, rounded to 8 bits. (H, W, 3) uint8
@@ -99,9 +101,6 @@ def outlined(photograph: Tensor) -> Tensor:
     return torch.where(edge[..., None], color, photograph[..., :3])
 
 
-_FALLBACK_BUDGET = 2 << 30
-
-
 def image_size(path: Path) -> tuple[int, int]:
     with open_image(path) as image:
         return image.size
@@ -141,7 +140,8 @@ def decode_image(path: Path, width: int, height: int, white_background: bool = F
         flat = colors_of(image)
         if flat.mode == "RGBA":
             rgba = np.asarray(flat).astype(np.uint32)
-            rgb, alpha = rgba[..., :3], rgba[..., 3:]
+            rgb = rgba[..., :3]
+            alpha = rgba[..., 3:]
             background = 255 * (255 - alpha) if white_background else 0
             flat = Image.fromarray(((rgb * alpha + background) // 255).astype(np.uint8))
         if flat.size != (width, height):
@@ -202,7 +202,9 @@ def decode_view(camera: Camera, white_background: bool = False) -> np.ndarray:
     """
     if camera.image_path is None:
         raise UserError(f"camera {camera.name} has no image; check the scene's image folder")
-    path, size, mask = camera.image_path, (camera.width, camera.height), camera.mask
+    path = camera.image_path
+    size = (camera.width, camera.height)
+    mask = camera.mask
     if mask is None:
         return decode_image(path, *size, white_background)
     values = decode_mask(mask, *size)[..., None]
@@ -290,7 +292,8 @@ class ImageStore(contextlib.AbstractContextManager):
 
     def scaled(self, camera: Camera, scale: float, make: Callable[[Tensor], Tensor]) -> Tensor:
         """A smaller copy of a photograph, kept under the same budget as photographs."""
-        key, whole = _store_key(camera, scale), _store_key(camera)
+        key = _store_key(camera, scale)
+        whole = _store_key(camera)
         if key in self._images:
             self._images.move_to_end(key)
             return self._images[key]

@@ -44,7 +44,9 @@ from sugar_utils.files import in_parallel
 from sugar_utils.flags import AUTO
 from sugar_utils.settings import flag
 
-NONE, ALPHA, REMBG = "none", "alpha", "rembg"
+NONE = "none"
+ALPHA = "alpha"
+REMBG = "rembg"
 FOUND = (AUTO, REMBG)  # masks that the vanilla stage makes; later stages find them
 FOLDERS = ("masks", "mask")  # folders of a scene that are taken for masks unasked
 OVERVIEW_SIDE = 512  # longest side in pixels of the small masks that are checked and carve the hull
@@ -59,22 +61,37 @@ _MEANING = {
 }
 _flag = partial(flag, group="masks")
 
+_Found = tuple[str, list["ViewMask | None"]]
+TOLERANCE = 2  # pixels of the small masks by which a point may lie outside: poses are that wrong
+OUTLINE_ERRORS = 1.0  # the same in outline errors of the masks, where those are imprecise
+VOTES_SHARE = 0.1
+"""A point is outside if at least this share of the views that show it vote against it."""
+MIN_VOTES = 1.5
+FEW_VIEWS_SHARE = 0.25
+"""Votes that are needed in any case, or this share of the views where that is less."""
+_MIN_Z = 1e-6
+_STEPS = 4  # steps of a pixel in which distances are stored, which end at 255 steps
+
 
 @dataclass(frozen=True)
 class MaskOptions:
     masks: str | None = _flag(
-        None, "folder of the masks, in the scene folder or anywhere; alpha: the transparency of "
+        None,
+        "folder of the masks, in the scene folder or anywhere; alpha: the transparency of "
         "the photographs; auto: the object that all photographs look at, estimated by the "
         "vanilla stage; rembg: the foreground that this package finds in each photograph, if it is "
         "installed; none: no masks; unset: masks/ or mask/ of the scene folder, or those "
-        "that transforms*.json names, where they are", metavar="{DIR,alpha,auto,rembg,none}",
+        "that transforms*.json names, where they are",
+        metavar="{DIR,alpha,auto,rembg,none}",
         task="input",
-    )  # fmt: skip
+    )
     mask_mode: MaskMode = _flag(
-        "object", "object: what is masked is wanted alone, around it there is nothing; ignore: "
+        "object",
+        "object: what is masked is wanted alone, around it there is nothing; ignore: "
         "what is black in the masks says nothing, such as people and tripods",
-        choices=get_args(MaskMode), no_effect_when="without masks",
-    )  # fmt: skip
+        choices=get_args(MaskMode),
+        no_effect_when="without masks",
+    )
 
 
 NO_MASKS = MaskOptions(masks=NONE)
@@ -107,7 +124,8 @@ def with_masks(
             "or the photograph"
         )
     missing = [camera.name for camera in masked if camera.mask is None]
-    n, of = len(masked) - len(missing), len(masked)
+    n = len(masked) - len(missing)
+    of = len(masked)
     notify(f"masks of {n} of {of} photographs: {place}; {_MEANING[options.mask_mode]}")
     if missing:
         told = f"{len(missing)} of {of} photographs have no mask and count whole"
@@ -203,11 +221,9 @@ def with_object_masks(cameras: Sequence[Camera], folder: Path) -> list[Camera]:
     ]
 
 
-_Found = tuple[str, list["ViewMask | None"]]
-
-
 def _find(cameras: Sequence[Camera], root: Path, options: MaskOptions) -> _Found | None:
-    asked, mode = options.masks, options.mask_mode
+    asked = options.masks
+    mode = options.mask_mode
     if asked in (NONE, *FOUND):
         return None
     if asked == ALPHA:
@@ -301,18 +317,6 @@ def _check(camera: Camera) -> None:
     overview(camera)
 
 
-TOLERANCE = 2  # pixels of the small masks by which a point may lie outside: poses are that wrong
-OUTLINE_ERRORS = 1.0  # the same in outline errors of the masks, where those are imprecise
-VOTES_SHARE = 0.1
-"""A point is outside if at least this share of the views that show it vote against it."""
-
-MIN_VOTES, FEW_VIEWS_SHARE = 1.5, 0.25
-"""Votes that are needed in any case, or this share of the views where that is less."""
-
-_MIN_Z = 1e-6
-_STEPS = 4  # steps of a pixel in which distances are stored, which end at 255 steps
-
-
 def is_outside(votes: Tensor, shown_by: Tensor) -> Tensor:
     """Whether so many votes are enough. (N,), (N,) -> (N,) bool"""
     needed = (FEW_VIEWS_SHARE * shown_by).clamp_max(MIN_VOTES)
@@ -356,7 +360,8 @@ class VisualHull:
                 x * float(row[0]) + y * float(row[1]) + z * float(row[2]) + float(offset)
                 for row, offset in zip(c.rotation, c.translation, strict=True)
             )
-            u, v = c.fx * u / depth + c.cx, c.fy * v / depth + c.cy
+            u = c.fx * u / depth + c.cx
+            v = c.fy * v / depth + c.cy
             shown = (depth > _MIN_Z) & (u >= 0) & (v >= 0) & (u < c.width) & (v < c.height)
             rows, columns = (torch.where(shown, value, 0).long() for value in (v, u))
             beyond = distance[rows, columns].float() / _STEPS - self.tolerance
@@ -383,7 +388,8 @@ def hull_of(cameras: Sequence[Camera], device: torch.device | str = "cpu") -> Vi
     seen = [camera for camera in cameras if camera.shows_object]
     if not seen:
         return None
-    views, distances = [], []
+    views = []
+    distances = []
     for camera in seen:
         mask = torch.from_numpy(overview(camera) > 0)
         views.append(camera.resized(mask.shape[1], mask.shape[0]))

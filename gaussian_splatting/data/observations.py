@@ -20,11 +20,23 @@ from sugar_utils.flags import integer, name_list
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.settings import flag
 
-WORSE, WORST_PIXELS = 3.0, 2.0  # median reprojection error of an image: times the median, pixels
-POINT_WORSE, POINT_PIXELS = 10.0, 8.0  # the same for the median error of a point over its track
-_MIN_INLIERS, _MIN_INLIER_SHARE = 12, 0.5
+# median reprojection error of an image: times the median, pixels
+WORSE = 3.0
+WORST_PIXELS = 2.0
+# the same for the median error of a point over its track
+POINT_WORSE = 10.0
+POINT_PIXELS = 8.0
+_MIN_INLIERS = 12
+_MIN_INLIER_SHARE = 0.5
 _MIN_TRACK = 3
 _MAX_OBSERVATIONS = 1_000_000
+
+MAX_POINTS = 50_000
+"""Of larger models an even sample of the points is kept: reading tracks takes microseconds each."""
+DENSE = 4
+"""A reconstruction whose median photograph observes fewer than this many times the least number is
+sparse as a whole, or made by hand, and says nothing about single photographs."""
+ALL_VIEWS = "all"
 
 
 def median(values: Iterable[float]) -> float:
@@ -78,7 +90,8 @@ def repair_reconstruction(model: Any, notify: Notify) -> None:
         )
     wrong, limit = tracks.wrong_points()
     if wrong:
-        n, n_found = len(model.points3D), sum(tracks.triangulate(row, limit) for row in wrong)
+        n = len(model.points3D)
+        n_found = sum(tracks.triangulate(row, limit) for row in wrong)
         notify(
             f"{len(wrong):,} of {n:,} points of the reconstruction do not lie where the images "
             f"observe them; triangulated {n_found:,} again and left out {len(wrong) - n_found:,}"
@@ -130,7 +143,8 @@ class _Tracks:
         options = pycolmap.AbsolutePoseEstimationOptions()
         options.ransac.max_error = limit
         options.ransac.random_seed = 0
-        before, old = np.median(self.errors(image_id)), image.cam_from_world()
+        before = np.median(self.errors(image_id))
+        old = image.cam_from_world()
         found = pycolmap.estimate_and_refine_absolute_pose(
             keypoints, self._points[rows], self._model.cameras[image.camera_id], options
         )
@@ -147,7 +161,8 @@ class _Tracks:
         rows = np.concatenate([rows for _, rows in self.images.values()])
         errors = np.concatenate([self.errors(i) for i in self.images])
         order = np.lexsort((errors, rows))
-        rows, errors = rows[order], errors[order]
+        rows = rows[order]
+        errors = errors[order]
         present, first, count = np.unique(rows, return_index=True, return_counts=True)
         medians = errors[first + count // 2]
         limit = max(POINT_WORSE * float(np.median(medians)), POINT_PIXELS)
@@ -157,7 +172,9 @@ class _Tracks:
         """Estimate a point from its track, or delete it; whether it was found."""
         pycolmap = load_pycolmap()
         number = int(self._ids[row])
-        keypoints, poses, cameras = [], [], []
+        keypoints = []
+        poses = []
+        cameras = []
         for element in self._model.points3D[number].track.elements:
             if element.image_id not in self.images:
                 continue
@@ -179,30 +196,27 @@ class _Tracks:
         return True
 
 
-MAX_POINTS = 50_000
-"""Of larger models an even sample of the points is kept: reading tracks takes microseconds each."""
-
-DENSE = 4
-"""A reconstruction whose median photograph observes fewer than this many times the least number is
-sparse as a whole, or made by hand, and says nothing about single photographs."""
-
-ALL_VIEWS = "all"
-
-
 @dataclass(frozen=True)
 class ViewOptions:
     min_observations: int = flag(
-        20, "leave out photographs that observe fewer points of the reconstruction than this, or "
+        20,
+        "leave out photographs that observe fewer points of the reconstruction than this, or "
         "that fit it much worse than the others do (3 times the median reprojection error and 2 "
-        "pixels); 0 keeps all", group="input", parse=integer, metavar="N",
+        "pixels); 0 keeps all",
+        group="input",
+        parse=integer,
+        metavar="N",
         no_effect_when="where the reconstruction has no tracks, or few in all photographs",
-    )  # fmt: skip
+    )
 
     keep_views: tuple[str, ...] = flag(
-        (), "names of views to keep although they contradict the rest of the capture (wrong pose, "
-        "image or mask), separated by commas; all switches the checks off", group="input",
-        parse=name_list, metavar="NAME,...",
-    )  # fmt: skip
+        (),
+        "names of views to keep although they contradict the rest of the capture (wrong pose, "
+        "image or mask), separated by commas; all switches the checks off",
+        group="input",
+        parse=name_list,
+        metavar="NAME,...",
+    )
 
     @property
     def keeps_all(self) -> bool:

@@ -41,10 +41,13 @@ _CHUNK_ROWS = 16_384
 _HEADER_BYTES = 1 << 16
 
 GAUSSIAN_PROPERTIES = (
-    *("x", "y", "z", "nx", "ny", "nz"), *(f"f_dc_{i}" for i in range(3)),
-    *(f"f_rest_{i}" for i in range(_N_REST)), "opacity", *(f"scale_{i}" for i in range(3)),
+    *("x", "y", "z", "nx", "ny", "nz"),
+    *(f"f_dc_{i}" for i in range(3)),
+    *(f"f_rest_{i}" for i in range(_N_REST)),
+    "opacity",
+    *(f"scale_{i}" for i in range(3)),
     *(f"rot_{i}" for i in range(4)),
-)  # fmt: skip
+)
 
 
 def write_gaussian_ply(path: Path, cloud: GaussianCloud) -> None:
@@ -132,7 +135,9 @@ def read_gaussian_ply(
     if len(table) == 0:
         raise UserError(f"{path}: holds no Gaussians; choose another checkpoint")
 
-    opacity, log_scales, quats = table[:, 6:7], table[:, 7:10], table[:, 10:14]
+    opacity = table[:, 6:7]
+    log_scales = table[:, 7:10]
+    quats = table[:, 10:14]
     if extra:
         notify(f"{path}: fused the 3D smoothing filter of Mip-Splatting into scales and opacities")
         opacity, log_scales = _fuse_filter(opacity, log_scales, table[:, -1:])
@@ -146,11 +151,14 @@ def read_gaussian_ply(
         return torch.from_numpy(np.array(values, dtype=np.float32, order="C"))
 
     return GaussianCloud(
-        means=tensor(table[:, 0:3]), sh_dc=tensor(table[:, 3:6]).unsqueeze(1),
-        sh_rest=torch.from_numpy(sh_rest), opacity_logits=tensor(opacity),
-        log_scales=tensor(log_scales), quats=tensor(quats),
+        means=tensor(table[:, 0:3]),
+        sh_dc=tensor(table[:, 3:6]).unsqueeze(1),
+        sh_rest=torch.from_numpy(sh_rest),
+        opacity_logits=tensor(opacity),
+        log_scales=tensor(log_scales),
+        quats=tensor(quats),
         antialiased=ANTIALIASED in data.comments,
-    )  # fmt: skip
+    )
 
 
 def _read_ply(path: Path) -> PlyData:
@@ -281,7 +289,8 @@ def _fuse_filter(
     logits: np.ndarray, log_scales: np.ndarray, filter_std: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Logits and log scales of Gaussians convolved with an isotropic filter."""
-    logits, log_scales = logits.astype(np.float64), log_scales.astype(np.float64)
+    logits = logits.astype(np.float64)
+    log_scales = log_scales.astype(np.float64)
     variances = np.exp(2 * log_scales) + filter_std.astype(np.float64) ** 2
     fused = 0.5 * np.log(variances)
     log_opacity = -np.logaddexp(0, -logits)

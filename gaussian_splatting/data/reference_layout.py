@@ -44,6 +44,15 @@ _ITERATION = re.compile(r"iteration_(\d{1,18})")
 _Entry = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 _Row = tuple[_Entry, _Entry, _Entry]
 
+EXPOSURE_FILE = "exposure.json"
+_ExposureFileEntry = Annotated[float, msgspec.Meta(ge=-1e3, le=1e3)]
+_Gain = Annotated[float, msgspec.Meta(ge=1e-3, le=1e3)]
+_Matrix = tuple[
+    tuple[_Gain, _ExposureFileEntry, _ExposureFileEntry, _ExposureFileEntry],
+    tuple[_ExposureFileEntry, _Gain, _ExposureFileEntry, _ExposureFileEntry],
+    tuple[_ExposureFileEntry, _ExposureFileEntry, _Gain, _ExposureFileEntry],
+]
+
 
 @dataclass(frozen=True)
 class StoredCamera:
@@ -89,16 +98,26 @@ def point_cloud_path(root: Path, iteration: int) -> Path:
 
 
 def write_cfg_args(
-    root: Path, *, source_path: Path | str, sh_degree: int = 3, images: str = "images",
-    resolution: float = -1, white_background: bool = False, eval_split: bool = False,
-) -> None:  # fmt: skip
+    root: Path,
+    *,
+    source_path: Path | str,
+    sh_degree: int = 3,
+    images: str = "images",
+    resolution: float = -1,
+    white_background: bool = False,
+    eval_split: bool = False,
+) -> None:
     """Write ``cfg_args``, the settings that viewers of other programs read back."""
     values = {
-        "sh_degree": sh_degree, "source_path": str(source_path), "model_path": str(root),
+        "sh_degree": sh_degree,
+        "source_path": str(source_path),
+        "model_path": str(root),
         "images": images,
         "resolution": int(resolution) if resolution == int(resolution) else resolution,
-        "white_background": white_background, "data_device": "cuda", "eval": eval_split,
-    }  # fmt: skip
+        "white_background": white_background,
+        "data_device": "cuda",
+        "eval": eval_split,
+    }
     text = ", ".join(f"{key}={value!r}" for key, value in values.items())
     write_text_atomic(root / "cfg_args", f"Namespace({text})")
 
@@ -113,12 +132,19 @@ def write_cameras_json(
 def write_camera_list(path: Path, cameras: Sequence[Camera]) -> None:
     entries = [
         {
-            "id": number, "img_name": camera.name, "width": camera.width, "height": camera.height,
-            "position": camera.center.tolist(), "rotation": camera.rotation.T.tolist(),
-            "fy": camera.fy, "fx": camera.fx, "cx": camera.cx, "cy": camera.cy,
+            "id": number,
+            "img_name": camera.name,
+            "width": camera.width,
+            "height": camera.height,
+            "position": camera.center.tolist(),
+            "rotation": camera.rotation.T.tolist(),
+            "fy": camera.fy,
+            "fx": camera.fx,
+            "cx": camera.cx,
+            "cy": camera.cy,
         }
         for number, camera in enumerate(cameras)
-    ]  # fmt: skip
+    ]
     write_json_atomic(path, entries)
 
 
@@ -136,7 +162,8 @@ def load_reference_checkpoint(
     if path.is_file() or path.suffix.lower() in _CLOUD_FILES:
         root, ply_path, found = _locate_ply(path)
     else:
-        root, found = path, _choose_iteration(path, iteration)
+        root = path
+        found = _choose_iteration(path, iteration)
         ply_path = point_cloud_path(path, found)
     cameras_path = root / "cameras.json"
     cameras = read_cameras_json(cameras_path) if cameras_path.is_file() else None
@@ -163,7 +190,8 @@ def load_reference_checkpoint(
 def _recorded_views(root: Path) -> dict[str, Any]:
     path = root / CHECKPOINT_FOLDER / RUN_FILE
     record = schemas.read_checked(path, schemas.RunRecord) if path.is_file() else {}
-    held_out, dropped = record.get("held_out_views"), record.get("dropped_views")
+    held_out = record.get("held_out_views")
+    dropped = record.get("dropped_views")
     if held_out is None or dropped is None:
         return {}
     masks = record.get("object_masks")
@@ -234,7 +262,8 @@ def _stored_camera(path: Path, number: int, value: Any) -> StoredCamera:
     entry = schemas.conform(value, _CameraEntry, place)
     name = schemas.conform(str(entry.img_name), schemas.FileName, place)
     rotation = np.array(entry.rotation).T.copy()
-    width, height = int(entry.width), int(entry.height)
+    width = int(entry.width)
+    height = int(entry.height)
     if nearest_rotation(rotation) is None:
         raise UserError(f"{place} ({name}): rotation is no rotation; {schemas.WRITE_AGAIN}")
     has_principal_point = entry.cx is not None and entry.cy is not None
@@ -278,16 +307,6 @@ def _read_settings(path: Path, notify: Notify) -> dict[str, Any]:
             notify(str(error))
             del settings[name]
     return {name: value for name, value in settings.items() if value is not None}
-
-
-EXPOSURE_FILE = "exposure.json"
-_ExposureFileEntry = Annotated[float, msgspec.Meta(ge=-1e3, le=1e3)]
-_Gain = Annotated[float, msgspec.Meta(ge=1e-3, le=1e3)]
-_Matrix = tuple[
-    tuple[_Gain, _ExposureFileEntry, _ExposureFileEntry, _ExposureFileEntry],
-    tuple[_ExposureFileEntry, _Gain, _ExposureFileEntry, _ExposureFileEntry],
-    tuple[_ExposureFileEntry, _ExposureFileEntry, _Gain, _ExposureFileEntry],
-]
 
 
 def write_exposures(path: Path, exposures: Mapping[str, Tensor]) -> None:

@@ -44,6 +44,9 @@ _SYNTHETIC_SCENES = {"chair", "drums", "ficus", "hotdog", "lego", "materials", "
 _SYNTHETIC_TEST_CAMERAS = 200
 _SEEN = "trained on by the checkpoint, so figures on them are too good"
 
+DIVISORS = (1, 2, 4, 8)
+_MAX_SIDE = 1 << 16
+
 
 @dataclass(frozen=True)
 class Scene:
@@ -120,7 +123,8 @@ def load_scene(root: Path | str, **options: Any) -> Scene:
     is held out; scenes with a ``transforms_test.json`` hold out those instead. The options are
     fields of :class:`SceneOptions`.
     """
-    root, how = _checked_root(root), SceneOptions(**options)
+    root = _checked_root(root)
+    how = SceneOptions(**options)
     source = _read_source(root, how)
     if source is None:
         raise UserError(
@@ -135,14 +139,18 @@ def load_scene(root: Path | str, **options: Any) -> Scene:
     if source.test_cameras is None:
         train, test = split_cameras(train, how.eval_split)
     elif not how.eval_split:
-        train, test = [*train, *test], []
+        train = [*train, *test]
+        test = []
     return _finish(root, train, test, source, how)
 
 
 def load_scene_for_checkpoint(
-    root: Path | str, checkpoint: ReferenceCheckpoint, *, require_images: bool = True,
+    root: Path | str,
+    checkpoint: ReferenceCheckpoint,
+    *,
+    require_images: bool = True,
     **options: Any,
-) -> Scene:  # fmt: skip
+) -> Scene:
     """Read a scene in the world in which the Gaussians of a checkpoint live.
 
     Poses come from the checkpoint's ``cameras.json``. Its intrinsics count if it stores principal
@@ -150,7 +158,8 @@ def load_scene_for_checkpoint(
     because other programs drop the principal point. Without ``cameras.json`` this is
     ``load_scene``, whose options it has.
     """
-    root, how = _checked_root(root), SceneOptions(**options)
+    root = _checked_root(root)
+    how = SceneOptions(**options)
     notify = how.notify
     if how.masks.masks in FOUND and checkpoint.object_masks is None:
         raise UserError(
@@ -252,9 +261,13 @@ def _read_source(root: Path, how: SceneOptions, missing_ok: bool = False) -> Cap
         if larger is not None:
             how.notify(f"note: {larger}")
         return read_colmap(
-            place, folder, cache_root=root, missing_ok=missing_ok,
-            repair=not how.view_options.keeps_all, notify=how.notify,
-        )  # fmt: skip
+            place,
+            folder,
+            cache_root=root,
+            missing_ok=missing_ok,
+            repair=not how.view_options.keeps_all,
+            notify=how.notify,
+        )
     if not find_transforms(root):
         return None
     return read_transforms(
@@ -302,9 +315,13 @@ def _merge(
     find = CamerasByName(*own)
     # A single camera has no extent; a world unit then stands in for it.
     limit = POSE_TOLERANCE * (camera_extent([entry.camera for entry in stored]) or 1.0)
-    cameras, known, apart, centred = [], [], [], 0
+    cameras = []
+    known = []
+    apart = []
+    centred = 0
     for entry in stored:
-        camera, own = entry.camera, find(entry.camera.name)
+        camera = entry.camera
+        own = find(entry.camera.name)
         known.append(own is not None)
         if own is not None:
             if _same_pose(camera, own, limit):
@@ -367,18 +384,29 @@ def _with_images(
 
 
 def _finish(
-    root: Path, train: list[Camera], test: list[Camera], source: CaptureModel, how: SceneOptions,
-    dropped: dict[str, str] | None = None, object_masks: Path | None = None,
-) -> Scene:  # fmt: skip
+    root: Path,
+    train: list[Camera],
+    test: list[Camera],
+    source: CaptureModel,
+    how: SceneOptions,
+    dropped: dict[str, str] | None = None,
+    object_masks: Path | None = None,
+) -> Scene:
     """Check the views, and bring all cameras to their training size, with their masks."""
     near = near_plane([*train, *test], source.points)
     train = [replace(camera, near=near) for camera in train]
     test = [replace(camera, near=near) for camera in test]
     checked = checked_views(
-        [*train, *test], root, points=source.points, observations=source.observations,
-        masks=how.masks, options=how.view_options, notify=how.notify, known=dropped,
+        [*train, *test],
+        root,
+        points=source.points,
+        observations=source.observations,
+        masks=how.masks,
+        options=how.view_options,
+        notify=how.notify,
+        known=dropped,
         estimated=object_masks,
-    )  # fmt: skip
+    )
     depths = known_depths(checked.cameras, root, how.depths, source.observations, how.notify)
     rule = how.size_rule
     sized = {c.name: c.resized(*rule.target(c.width, c.height)) for c in checked.cameras}
@@ -397,18 +425,24 @@ def _finish(
         how.notify(f"{root}: all training cameras stand in one place; the scene has no extent")
     counts = f"{len(train_cameras)} to train on, {len(test_cameras)} held out"
     return Scene(
-        root=root, train_cameras=train_cameras, test_cameras=test_cameras,
-        original_train_cameras=train, original_test_cameras=test, points=source.points,
-        points_rgb=source.points_rgb, extent=extent, white_background=how.white_background,
-        description=f"{source.description}; {counts}", observations=source.observations,
-        dropped_views=checked.dropped, exposure_spread=checked.exposure_spread,
+        root=root,
+        train_cameras=train_cameras,
+        test_cameras=test_cameras,
+        original_train_cameras=train,
+        original_test_cameras=test,
+        points=source.points,
+        points_rgb=source.points_rgb,
+        extent=extent,
+        white_background=how.white_background,
+        description=f"{source.description}; {counts}",
+        observations=source.observations,
+        dropped_views=checked.dropped,
+        exposure_spread=checked.exposure_spread,
         exposure_noise=checked.exposure_noise,
-        dropped_test_cameras=left_out, depths=depths, offset=source.offset + of_scene,
-    )  # fmt: skip
-
-
-DIVISORS = (1, 2, 4, 8)
-_MAX_SIDE = 1 << 16
+        dropped_test_cameras=left_out,
+        depths=depths,
+        offset=source.offset + of_scene,
+    )
 
 
 class SizeRule(Protocol):

@@ -268,14 +268,16 @@ def _camera(root: Path, path: Path, content: _Transforms, frame: _Frame, file: P
     rotation = (axes * (1, -1, -1)).T
     _check_lens(place, value)
     file_width, file_height = image_size(file)
-    width, height = round(value("w") or file_width), round(value("h") or file_height)
+    width = round(value("w") or file_width)
+    height = round(value("h") or file_height)
     fx = value("fl_x") or _focal(value("camera_angle_x"), width)
     fy = value("fl_y") or _focal(value("camera_angle_y"), height)
     # One focal length alone means square pixels.
     fx, fy = fx or fy, fy or fx
     if not (width > 0 and height > 0 and fx and fy and fx > 0 and fy > 0):
         raise UserError(f"{place}: no usable focal length or size; it needs camera_angle_x or fl_x")
-    cx, cy = value("cx"), value("cy")
+    cx = value("cx")
+    cy = value("cy")
     middle = width / 2 if cx is None else cx, height / 2 if cy is None else cy
     name = file.relative_to(root).as_posix() if file.is_relative_to(root) else file.name
     pose = rotation, -rotation @ matrix[:3, 3]

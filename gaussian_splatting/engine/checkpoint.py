@@ -37,6 +37,12 @@ PAYLOAD_KEYS = ("state_dict", "train_losses", "epoch", "iteration", "optimizer_s
 _DOS_DIRECTORY = 0x10
 _FILE_NAME = re.compile(r"^(\d+)\.pt$")
 
+FACES = "_surface_mesh_faces"
+THICKNESS = "surface_mesh_thickness"
+_BANDS = (0, 3, 8, 15)
+_FAULTS = (msgspec.ValidationError, ValueError, AttributeError, TypeError)
+"""The last two where a tensor stands in for a container and answers to half of its methods."""
+
 
 class CheckpointStore:
     """The checkpoints of one run in one folder; temporaries of killed processes are removed.
@@ -45,9 +51,12 @@ class CheckpointStore:
     """
 
     def __init__(
-        self, directory: Path, keep: int | None = None, milestones: Iterable[int] = (),
+        self,
+        directory: Path,
+        keep: int | None = None,
+        milestones: Iterable[int] = (),
         final: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if keep is not None and keep < 1:
             raise UserError(f"--keep_checkpoints {keep}: keep at least 1 checkpoint to resume from")
         self.directory = files.check_writable(directory)
@@ -192,7 +201,8 @@ class _ErrorKeeper(io.RawIOBase):
 
     def __init__(self, file: io.BufferedWriter) -> None:
         super().__init__()
-        self._file, self.flush = file, file.flush
+        self._file = file
+        self.flush = file.flush
         self.error: OSError | None = None
 
     def writable(self) -> bool:
@@ -231,12 +241,6 @@ def _verify_archive(path: Path) -> None:
     if bad is not None or folders:
         fault = f"entry of {folders[0]}" if bad is None else f"checksum of {bad}"
         raise UserError(f"{path}: the checkpoint is damaged ({fault} is wrong); use an earlier one")
-
-
-FACES, THICKNESS = "_surface_mesh_faces", "surface_mesh_thickness"
-_BANDS = (0, 3, 8, 15)
-_FAULTS = (msgspec.ValidationError, ValueError, AttributeError, TypeError)
-"""The last two where a tensor stands in for a container and answers to half of its methods."""
 
 
 class _Resume(msgspec.Struct):
@@ -299,11 +303,14 @@ def _check_model(state: Mapping[str, Tensor]) -> None:
     if "all_densities" not in state:
         return
     densities = state["all_densities"]
-    n, bound = densities.shape[0] if densities.dim() else 0, FACES in state
+    n = densities.shape[0] if densities.dim() else 0
+    bound = FACES in state
     shapes: dict[str, tuple[int, ...]] = {
-        "all_densities": (n, 1), "_scales": (n, 2 if bound else 3),
-        "_quaternions": (n, 2 if bound else 4), "_sh_coordinates_dc": (n, 1, 3),
-    }  # fmt: skip
+        "all_densities": (n, 1),
+        "_scales": (n, 2 if bound else 3),
+        "_quaternions": (n, 2 if bound else 4),
+        "_sh_coordinates_dc": (n, 1, 3),
+    }
     points = state.get("_points")
     if points is not None:
         shapes["_points"] = (points.shape[0] if bound and points.dim() else n, 3)
@@ -317,7 +324,8 @@ def _check_model(state: Mapping[str, Tensor]) -> None:
     if n == 0:
         raise ValueError("there are no Gaussians")
     if bound and points is not None:
-        faces, thickness = state[FACES], state.get(THICKNESS)
+        faces = state[FACES]
+        thickness = state.get(THICKNESS)
         if faces.is_floating_point() or faces.dim() != 2 or faces.shape[1] != 3 or not len(faces):
             raise ValueError(f"{FACES} is no list of triangles")
         if not 0 <= int(faces.min()) <= int(faces.max()) < len(points):

@@ -27,11 +27,18 @@ _LOOK = "look at this image and its pose, or continue from it with lower learnin
 
 
 def check_step(
-    *, losses: Mapping[str, Tensor], gradients: Mapping[str, Tensor | None], log_scales: Tensor,
-    extent: float, radii: Tensor, iteration: int, camera_name: str,
-    parameters: Mapping[str, Tensor] | None = None, look_at_parameters: bool = True,
+    *,
+    losses: Mapping[str, Tensor],
+    gradients: Mapping[str, Tensor | None],
+    log_scales: Tensor,
+    extent: float,
+    radii: Tensor,
+    iteration: int,
+    camera_name: str,
+    parameters: Mapping[str, Tensor] | None = None,
+    look_at_parameters: bool = True,
     guess: PredictedIntersections | None = None,
-) -> bool:  # fmt: skip
+) -> bool:
     """All checks of one iteration with one synchronisation; whether the view shows any Gaussian.
 
     Call it after the backward passes and before the optimiser's step, so that bad numbers never

@@ -68,10 +68,16 @@ class LoopConfig:
 
 class Trainer:
     def __init__(
-        self, stage: Stage, config: LoopConfig, scene: Scene, images: ImageStore,
-        run: RunDirectory, console: Console, group: ProcessGroup = ALONE,
+        self,
+        stage: Stage,
+        config: LoopConfig,
+        scene: Scene,
+        images: ImageStore,
+        run: RunDirectory,
+        console: Console,
+        group: ProcessGroup = ALONE,
         observers: Sequence[Observer] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._stage = stage
         self._scene = scene
         self._left_out: dict[str, str] = {}
@@ -83,9 +89,14 @@ class Trainer:
         self._console = console
         self._group = group
         self._stepper = Stepper(
-            stage, self._cameras, first=config.first, seed=config.seed, images=images, group=group,
+            stage,
+            self._cameras,
+            first=config.first,
+            seed=config.seed,
+            images=images,
+            group=group,
             console=console,
-        )  # fmt: skip
+        )
         self._store: CheckpointStore | None = None
         if group.is_first:
             self._store = CheckpointStore(
@@ -229,12 +240,18 @@ class Trainer:
         state = self._stage.model.state()
         left_out = {LEFT_OUT: dict(self._left_out)} if self._left_out else {}
         stage = {"stage": self._stage.extra_state(), **left_out}
-        path = self._store.save(iteration, {
-            "state_dict": state.pop("state_dict"), "train_losses": list(self._losses),
-            "epoch": self._stepper.epoch(iteration), "iteration": iteration,
-            "optimizer_state_dict": state.pop("optimizer_state_dict"),
-            "resume": {**self._run.identity.record(), **stage}, **state,
-        })  # fmt: skip
+        path = self._store.save(
+            iteration,
+            {
+                "state_dict": state.pop("state_dict"),
+                "train_losses": list(self._losses),
+                "epoch": self._stepper.epoch(iteration),
+                "iteration": iteration,
+                "optimizer_state_dict": state.pop("optimizer_state_dict"),
+                "resume": {**self._run.identity.record(), **stage},
+                **state,
+            },
+        )
         try:
             self._run.check_present()
         except UserError:
@@ -260,7 +277,8 @@ class Trainer:
 
     def _restore(self, plan: ResumePlan) -> int:
         payload: dict[str, Any] = plan.payload
-        first, last = self._config.first, self._config.last
+        first = self._config.first
+        last = self._config.last
         if not first <= payload["iteration"] <= last:
             raise UserError(
                 f"{plan.source} is of iteration {payload['iteration']}, but this run goes from "

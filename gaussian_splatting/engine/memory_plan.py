@@ -114,7 +114,9 @@ def predict(load: StepLoad, plan: MemoryPlan) -> dict[str, int]:
 
     The peak is while samples are evaluated, or while it goes backward through an image.
     """
-    n, view, geometry = load.n, load.view, load.geometry
+    n = load.n
+    view = load.view
+    geometry = load.geometry
     channels = _CHANNELS[geometry] + load.features
     compared = 17 if geometry == "planes" else 0
     rows = min(view.height, -(-view.height // plan.split.strips) + 2 * SSIM_HALO)
@@ -143,11 +145,14 @@ def predict(load: StepLoad, plan: MemoryPlan) -> dict[str, int]:
     }
     steps = [image, sampling] if load.samples else [image]
     parts = {
-        "parameters": load.model.parameters, "moments": load.model.moments,
-        "neighbors": 4 * load.neighbors * n, "mesh": load.fixed,
+        "parameters": load.model.parameters,
+        "moments": load.model.moments,
+        "neighbors": 4 * load.neighbors * n,
+        "mesh": load.fixed,
         "image": (_IMAGE_BYTES[view.mask] + compared) * view.width * view.height,
-        "activation": load.activation, **max(steps, key=lambda step: sum(step.values())),
-    }  # fmt: skip
+        "activation": load.activation,
+        **max(steps, key=lambda step: sum(step.values())),
+    }
     return {name: size for name, size in parts.items() if size}
 
 
@@ -164,23 +169,32 @@ class MemoryOptions:
     """What the user said about memory; none of it changes the result but for rounding."""
 
     vram_budget: float | None = flag(
-        None, "GiB for tensors on the training device, and on the CPU for photographs as well; "
+        None,
+        "GiB for tensors on the training device, and on the CPU for photographs as well; "
         "unset: four fifths of what is free there. Strips, chunks of samples and the photographs "
-        "in memory follow from it, in vanilla training the last alone", group="memory",
-        parse=positive_float, task="time and memory",
-    )  # fmt: skip
+        "in memory follow from it, in vanilla training the last alone",
+        group="memory",
+        parse=positive_float,
+        task="time and memory",
+    )
     gradient_accumulation: bool | None = optional_boolean(
-        None, "work on one image in horizontal strips, which bounds the memory of pixels; the "
+        None,
+        "work on one image in horizontal strips, which bounds the memory of pixels; the "
         "gradient is that of the whole image; unset: as --vram_budget needs it",
-    )  # fmt: skip
+    )
     accumulation_steps: int | None = flag(
-        None, f"number of strips, {STRIPS} when unset; at most one per image row", group="memory",
-        parse=positive_int, no_effect_when="without --gradient_accumulation True; it says so",
-    )  # fmt: skip
+        None,
+        f"number of strips, {STRIPS} when unset; at most one per image row",
+        group="memory",
+        parse=positive_int,
+        no_effect_when="without --gradient_accumulation True; it says so",
+    )
     use_gradient_checkpointing: bool | None = optional_boolean(
-        None, "the gradients of each term are computed and its graph freed at once, so there is "
-        "next to nothing to save", no_effect_when="always; True says so",
-    )  # fmt: skip
+        None,
+        "the gradients of each term are computed and its graph freed at once, so there is "
+        "next to nothing to save",
+        no_effect_when="always; True says so",
+    )
     # Processes that train together; with several views per step each keeps one more copy of the
     # gradients.
     processes: int = field(default_factory=lambda: Launch.read().size)
@@ -247,7 +261,8 @@ def describe(plan: MemoryPlan) -> str:
 
 def cheaper(plan: MemoryPlan, fixed_split: bool = False) -> MemoryPlan | None:
     """The next plan that needs less memory, all that can be smaller at once; None at the end."""
-    strips, chunk = plan.split.strips, plan.sample_chunk
+    strips = plan.split.strips
+    chunk = plan.sample_chunk
     if not fixed_split:
         strips = min(2 * strips, max(MAX_STRIPS, strips))
     if chunk is not None and chunk > MIN_CHUNK:
@@ -280,9 +295,13 @@ def usable_bytes(options: MemoryOptions, device: torch.device, held: int) -> int
 
 
 def choose(
-    loads_of: LoadsOf, optimizer: OptimizerConfig, first: MemoryPlan, options: MemoryOptions,
-    budget: int, image_sizes: Sequence[int],
-) -> MemoryChoice:  # fmt: skip
+    loads_of: LoadsOf,
+    optimizer: OptimizerConfig,
+    first: MemoryPlan,
+    options: MemoryOptions,
+    budget: int,
+    image_sizes: Sequence[int],
+) -> MemoryChoice:
     loads = loads_of(optimizer)
     plans = _plans(first, options)
     least = MIN_IMAGES * max(image_sizes, default=0)
@@ -293,7 +312,8 @@ def choose(
             return MemoryChoice(plan, phases, budget, min(sum(image_sizes), room))
 
     def needed(config: OptimizerConfig, free: MemoryOptions) -> int:
-        loads, plans = loads_of(config).values(), _plans(first, free)
+        loads = loads_of(config).values()
+        plans = _plans(first, free)
         return least + min(max(predicted_bytes(load, plan) for load in loads) for plan in plans)
 
     start = (

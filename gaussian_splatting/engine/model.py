@@ -19,6 +19,21 @@ from sugar_utils.errors import UserError
 SHOWN_VALUES = {"opacity": torch.sigmoid, "scales": torch.exp}
 """What makes the values to show of those parameters that are stored otherwise."""
 
+STATE_NAMES = {
+    "means": "_points",
+    "opacity_logits": "all_densities",
+    "log_scales": "_scales",
+    "quats": "_quaternions",
+    "sh_dc": "_sh_coordinates_dc",
+    "sh_rest": "_sh_coordinates_rest",
+}
+"""Attribute to name in a state dict, in the order of the file."""
+GROUP_NAMES = {
+    name: STATE_NAMES[name].removeprefix("_")
+    for name in ("means", "sh_dc", "sh_rest", "opacity_logits", "log_scales", "quats")
+}
+"""Attribute to name of the optimiser group, in the order of the file."""
+
 
 class TrainableModel(ABC):
     state_names: ClassVar[dict[str, str]]
@@ -28,9 +43,12 @@ class TrainableModel(ABC):
     """Parameter to name of the optimiser group, in the order of the file."""
 
     def __init__(
-        self, tensors: Mapping[str, Tensor], rates: Mapping[str, float],
-        optimizer: OptimizerConfig = DEFAULT_OPTIMIZER, seed: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        tensors: Mapping[str, Tensor],
+        rates: Mapping[str, float],
+        optimizer: OptimizerConfig = DEFAULT_OPTIMIZER,
+        seed: int = 0,
+    ) -> None:
         """Start optimising copies of ``tensors`` with zero moments."""
         self._seed = seed
         self.optimizer = GroupedAdam(tensors, rates, optimizer, seed)
@@ -68,7 +86,8 @@ class TrainableModel(ABC):
         return {"state_dict": {**self.buffers(), **own}, "optimizer_state_dict": optimizer_state}
 
     def restore(self, payload: dict[str, Any]) -> None:
-        device, rates = self.device, self.optimizer.learning_rates()
+        device = self.device
+        rates = self.optimizer.learning_rates()
         config = self.optimizer.config
         tensors = self.tensors_of(payload["state_dict"])
         self.optimizer = GroupedAdam(
@@ -94,27 +113,18 @@ def in_float32(parameter: Tensor) -> Tensor:
     return values if values.dtype == torch.float32 else values.cpu().float()
 
 
-STATE_NAMES = {
-    "means": "_points", "opacity_logits": "all_densities", "log_scales": "_scales",
-    "quats": "_quaternions", "sh_dc": "_sh_coordinates_dc", "sh_rest": "_sh_coordinates_rest",
-}  # fmt: skip
-"""Attribute to name in a state dict, in the order of the file."""
-
-GROUP_NAMES = {
-    name: STATE_NAMES[name].removeprefix("_")
-    for name in ("means", "sh_dc", "sh_rest", "opacity_logits", "log_scales", "quats")
-}
-"""Attribute to name of the optimiser group, in the order of the file."""
-
-
 class TrainableCloud(TrainableModel):
     state_names = STATE_NAMES
     group_names = GROUP_NAMES
 
     def __init__(
-        self, cloud: GaussianCloud, rates: LearningRates, extent: float,
-        optimizer: OptimizerConfig = DEFAULT_OPTIMIZER, seed: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        cloud: GaussianCloud,
+        rates: LearningRates,
+        extent: float,
+        optimizer: OptimizerConfig = DEFAULT_OPTIMIZER,
+        seed: int = 0,
+    ) -> None:
         """Start optimising a copy of ``cloud``; ``extent`` scales the position rate."""
         super().__init__(cloud.detached().tensors(), rates.by_name(0, extent), optimizer, seed)
         self._antialiased = cloud.antialiased
@@ -149,10 +159,16 @@ def cloud_from_state(
     tensors = {own: state[file].float() for own, file in STATE_NAMES.items()}
     tensors["opacity_logits"] = finite_logits(tensors["opacity_logits"])
     cloud = GaussianCloud(**tensors, antialiased=ANTIALIASED in state)
-    shapes = {"means": (3,), "opacity_logits": (1,), "log_scales": (3,), "quats": (4,),
-              "sh_dc": (1, 3)}  # fmt: skip
+    shapes = {
+        "means": (3,),
+        "opacity_logits": (1,),
+        "log_scales": (3,),
+        "quats": (4,),
+        "sh_dc": (1, 3),
+    }
     for name, width in shapes.items():
-        found, shape = tuple(getattr(cloud, name).shape), (len(cloud), *width)
+        found = tuple(getattr(cloud, name).shape)
+        shape = (len(cloud), *width)
         if found != shape:
             raise UserError(
                 f"the checkpoint's {STATE_NAMES[name]} has shape {found}, expected {shape}: "

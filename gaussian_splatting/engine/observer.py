@@ -38,14 +38,22 @@ class ViewerOptions:
     """Whether a training can be watched in a browser; nothing of it changes the result."""
 
     viewer: int | None = flag(
-        None, "show the model while it trains on a page in the browser, at this port of the "
-        f"machine ({DEFAULT_PORT} where none is named)", group="run", parse=port_number, nargs="?",
-        const=DEFAULT_PORT, metavar="PORT", task="run",
-    )  # fmt: skip
+        None,
+        "show the model while it trains on a page in the browser, at this port of the "
+        f"machine ({DEFAULT_PORT} where none is named)",
+        group="run",
+        parse=port_number,
+        nargs="?",
+        const=DEFAULT_PORT,
+        metavar="PORT",
+        task="run",
+    )
     viewer_host: str = flag(
-        LOCALHOST, "address that the page is served on; 0.0.0.0 lets other machines look, and "
-        "pause the run", group="run", no_effect_when="without --viewer",
-    )  # fmt: skip
+        LOCALHOST,
+        "address that the page is served on; 0.0.0.0 lets other machines look, and pause the run",
+        group="run",
+        no_effect_when="without --viewer",
+    )
 
 
 @dataclass(frozen=True)

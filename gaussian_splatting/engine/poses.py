@@ -38,6 +38,13 @@ _MOTIONS = "pose_motions"
 _KEPT = {"pose_first_moments": "first", "pose_second_moments": "second", "pose_steps": "steps"}
 """Name in checkpoints to attribute of the optimiser."""
 
+STEPS = 50
+RATE = 2e-3
+FINAL_SHARE = 0.02
+"""Radians, and extents of the cameras; the whole way is some 0.03, two degrees."""
+_MOVED = ("means", "quats", "sh_rest")
+_DIRECTIONS = 400
+
 
 @dataclass(frozen=True)
 class PoseConfig:
@@ -146,25 +153,26 @@ def _rotation(vector: np.ndarray) -> np.ndarray:
     return np.eye(3) + np.sin(angle) * skew + (1 - np.cos(angle)) * (skew @ skew)
 
 
-STEPS = 50
-RATE, FINAL_SHARE = 2e-3, 0.02
-"""Radians, and extents of the cameras; the whole way is some 0.03, two degrees."""
-
-_MOVED = ("means", "quats", "sh_rest")
-
-
 def fitted_pose(
-    gaussians: Gaussians, camera: Camera, photograph: Tensor, extent: float, background: Tensor, *,
-    exposed: bool = False, rasterizer: Rasterizer = WARP,
-) -> Camera:  # fmt: skip
+    gaussians: Gaussians,
+    camera: Camera,
+    photograph: Tensor,
+    extent: float,
+    background: Tensor,
+    *,
+    exposed: bool = False,
+    rasterizer: Rasterizer = WARP,
+) -> Camera:
     """The camera moved to where its photograph, (H, W, 3) or (H, W, 4) uint8, is shown best."""
     leaves = {n: getattr(gaussians, n).detach().clone().requires_grad_(True) for n in _MOVED}
     frozen = replace(gaussians, **leaves)
-    target, counted = photograph[..., :3].to(background) / 255, is_counted(photograph)
+    target = photograph[..., :3].to(background) / 255
+    counted = is_counted(photograph)
     weights = torch.ones_like(target[..., :1]) if counted is None else counted[..., None].to(target)
     motion = torch.zeros(1, 6, dtype=torch.float64, device="cpu")
     adam = VisitedAdam(motion.shape, motion.dtype, motion.device)
-    best, least = camera, float("inf")
+    best = camera
+    least = float("inf")
     for step in range(STEPS + 1):
         moved = with_motion(camera, motion[0], extent)
         with torch.enable_grad():
@@ -175,16 +183,14 @@ def fitted_pose(
             loss = ((image - target).abs() * weights).mean()
             gradients = torch.autograd.grad(loss, list(leaves.values()))
         if float(loss.detach()) < least:
-            best, least = moved, float(loss.detach())
+            best = moved
+            least = float(loss.detach())
         pulls = dict(zip(_MOVED, gradients, strict=True))
         found = pose_gradient(leaves, pulls, torch.from_numpy(moved.center))
         found[3:] *= extent
         adam.gradient[0] = found
         motion = motion - rate_at(RATE, FINAL_SHARE, 0, STEPS, step) * adam.direction()
     return best
-
-
-_DIRECTIONS = 400
 
 
 def pose_gradient(
@@ -210,8 +216,12 @@ def pose_gradient(
         turn -= torch.linalg.cross(arms, pull).sum(dim=0).cpu()
         shift -= pull.sum(dim=0).cpu()
     if "quats" in gradients:
-        quats, pull = values["quats"].detach().double(), gradients["quats"].double()
-        w, v, d_w, d_v = quats[:, :1], quats[:, 1:], pull[:, :1], pull[:, 1:]
+        quats = values["quats"].detach().double()
+        pull = gradients["quats"].double()
+        w = quats[:, :1]
+        v = quats[:, 1:]
+        d_w = pull[:, :1]
+        d_v = pull[:, 1:]
         turned = w * d_v - d_w * v + torch.linalg.cross(v, d_v)
         turn -= (0.5 * turned.sum(dim=0)).cpu()
     if "sh_rest" in gradients:

@@ -32,6 +32,12 @@ from sugar_utils.schemas import RunRecord, read_checked
 _DIGITS = 8
 """Decimals that count in a camera: enough for any pose, and no other processor's rounding."""
 
+_LOG = "log.txt"
+_EVENTS = "tensorboard"
+_RESULT_FILES = ("views.png", "worst.png", "report.html")
+_STAGING = ".replacing"
+_OBSOLETE = "obsolete"
+
 
 @dataclass(frozen=True)
 class Identity:
@@ -71,7 +77,8 @@ def input_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> l
     """Lines such as ``"photographs: a.jpg changed"`` for kinds of input that are not the same."""
     lines = []
     for kind in [*current, *(kind for kind in saved if kind not in current)]:
-        old, new = saved.get(kind), current.get(kind)
+        old = saved.get(kind)
+        new = current.get(kind)
         if old == new:
             continue
         if not isinstance(old, Mapping) or not isinstance(new, Mapping):
@@ -131,19 +138,15 @@ def _camera_digest(camera: Camera, role: str) -> str:
     unit = math.ldexp(0.5, math.frexp(float(np.abs(offset).max()))[1])
     lens = (camera.fx, camera.fy, camera.cx, camera.cy)
     numbers = [
-        *(value / camera.width for value in lens), *camera.rotation.flatten(), unit,
+        *(value / camera.width for value in lens),
+        *camera.rotation.flatten(),
+        unit,
         *(offset / unit),
-    ]  # fmt: skip
+    ]
     # Adding zero turns a negative zero into a positive one.
     rounded = [round(float(value), _DIGITS) + 0.0 for value in numbers]
     text = f"{role} {camera.width} {camera.height} {rounded} {camera.lens}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-_LOG, _EVENTS = "log.txt", "tensorboard"
-_RESULT_FILES = ("views.png", "worst.png", "report.html")
-_STAGING = ".replacing"
-_OBSOLETE = "obsolete"
 
 
 @dataclass
@@ -155,9 +158,12 @@ class ResumePlan:
 
 class RunDirectory:
     def __init__(
-        self, path: Path, identity: Identity, output_flag: str = "--output_dir",
+        self,
+        path: Path,
+        identity: Identity,
+        output_flag: str = "--output_dir",
         products: tuple[Path, ...] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.path = path
         self.identity = identity
         self.replaces = False
@@ -227,7 +233,8 @@ class RunDirectory:
         A process killed meanwhile leaves the old run, or the new one and a list of what is still
         to be removed. Nothing may have the log or the event files open.
         """
-        staged, self.replaces = self.path / _STAGING, False
+        staged = self.path / _STAGING
+        self.replaces = False
         old = [path.name for path in self._checkpoints() if path != checkpoint]
         old += [name for name in _RESULT_FILES if (self.path / name).exists()]
         old += [f"{_EVENTS}/{path.name}" for path in (self.path / _EVENTS).glob("*")]

@@ -36,6 +36,24 @@ from sugar_utils.settings import flag
 
 Model = TypeVar("Model")
 
+Options = TypeVar("Options")
+"""Options of a stage: ``config``, ``compute``, ``run``, ``messages``, and ``prepare(messages)``,
+which returns the :class:`StageRun` and the initial model."""
+KERNEL_PACKAGES = (
+    "gaussian_splatting",
+    "sugar_utils",
+    "sugar_scene",
+    "sugar_trainers",
+    "sugar_extractors",
+)
+"""Packages with modules of Warp kernels."""
+RENDERED_CHANNELS = (3, 6)
+"""Colour, and colour with normals: blending has kernels of its own for each number of channels."""
+WORKERS_CPU = 2
+WORKERS_GPU = 8
+"""Modules that are compiled at once; the compiler for CPUs mostly waits for itself."""
+PATIENCE = 1.5  # seconds after which it is said that kernels are being compiled; loading takes less
+
 
 @dataclass(frozen=True)
 class StageRun(Generic[Model]):
@@ -54,15 +72,14 @@ class StageRun(Generic[Model]):
 
 
 Prepare = Callable[["Messages"], tuple[StageRun[Model], Model]]  # reads the inputs of a run
-Options = TypeVar("Options")
-"""Options of a stage: ``config``, ``compute``, ``run``, ``messages``, and ``prepare(messages)``,
-which returns the :class:`StageRun` and the initial model."""
 
 
 def run_stage(
-    options: Options, images: ImageStore | None = None, prepare: Prepare | None = None,
+    options: Options,
+    images: ImageStore | None = None,
+    prepare: Prepare | None = None,
     console: Console | None = None,
-) -> Path:  # fmt: skip
+) -> Path:
     """Train a stage and return the first of its results; a finished run is not repeated.
 
     Args:
@@ -70,7 +87,8 @@ def run_stage(
         prepare: In place of ``options.prepare``, which reads the inputs.
         console: Where it is said, besides in the log of the run; the standard output if None.
     """
-    group, white = options.compute.group, options.config.white_background
+    group = options.compute.group
+    white = options.config.white_background
     with group.single_report():
         messages = Messages([*options.compute.notes, *options.messages])
         if options.compute.rasterizer_reason:
@@ -129,23 +147,34 @@ class RunOptions:
     """How a run treats its folder and its checkpoints; none of it changes the result."""
 
     resume: str = flag(
-        "auto", "auto: go on where an unfinished run with the same settings stopped; none: start "
+        "auto",
+        "auto: go on where an unfinished run with the same settings stopped; none: start "
         "anew; PATH: continue this checkpoint file, or run folder",
-        group="run", metavar="{auto,none,PATH}", task="run",
-    )  # fmt: skip
+        group="run",
+        metavar="{auto,none,PATH}",
+        task="run",
+    )
     overwrite: bool = flag(
-        False, "replace another run in the output folder", group="run",
+        False,
+        "replace another run in the output folder",
+        group="run",
         no_effect_when="for an unfinished run with the same settings, which is continued",
         task="run",
-    )  # fmt: skip
+    )
     keep_checkpoints: int | None = flag(
-        3, "interval checkpoints to keep; milestones and the last one always stay", group="run",
+        3,
+        "interval checkpoints to keep; milestones and the last one always stay",
+        group="run",
         parse=positive_int,
-    )  # fmt: skip
+    )
     verbose: bool = flag(
-        False, "also print settings, figures, file names and losses, which else are in log.txt "
-        "alone", group="run", parse=boolean, nargs="?", const=True,
-    )  # fmt: skip
+        False,
+        "also print settings, figures, file names and losses, which else are in log.txt alone",
+        group="run",
+        parse=boolean,
+        nargs="?",
+        const=True,
+    )
     watching: ViewerOptions = field(default_factory=ViewerOptions)
     observers: tuple[ObserverFactory, ...] = ()
 
@@ -166,9 +195,12 @@ class Messages(list[str]):
 
 @contextmanager
 def open_session(
-    run: StageRun, options: RunOptions, messages: Messages, group: ProcessGroup,
+    run: StageRun,
+    options: RunOptions,
+    messages: Messages,
+    group: ProcessGroup,
     console: Console | None = None,
-) -> Iterator[tuple[Console, ResumePlan]]:  # fmt: skip
+) -> Iterator[tuple[Console, ResumePlan]]:
     """Lock and plan the run, open its log and print the resolved configuration."""
     directory = run.directory
     with ExitStack() as stack:
@@ -206,24 +238,6 @@ def _agreed_plan(
     if group.is_first or source is None:
         return plan
     return ResumePlan(load_payload(source), source, finished)
-
-
-KERNEL_PACKAGES = (
-    "gaussian_splatting",
-    "sugar_utils",
-    "sugar_scene",
-    "sugar_trainers",
-    "sugar_extractors",
-)
-"""Packages with modules of Warp kernels."""
-
-RENDERED_CHANNELS = (3, 6)
-"""Colour, and colour with normals: blending has kernels of its own for each number of channels."""
-
-WORKERS_CPU, WORKERS_GPU = 2, 8
-"""Modules that are compiled at once; the compiler for CPUs mostly waits for itself."""
-
-PATIENCE = 1.5  # seconds after which it is said that kernels are being compiled; loading takes less
 
 
 def compile_ahead(device: torch.device, console: Console, channels: Sequence[int] = ()) -> None:

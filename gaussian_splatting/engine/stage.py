@@ -36,6 +36,14 @@ from sugar_utils.device import constants
 
 MAX_DEGREE = 3
 
+Place = Literal["model", "samples", "image", "half-size image"]
+"""What a term looks at: the model itself, once per view; points drawn in it, chunk by chunk; the
+rendered view, strip by strip; or depth and normals of the view at half its size."""
+SOLID_ALPHA = 0.5  # opacity from which a pixel has a depth
+DEPTH_NOISE = 0.1  # relative error up to which depth counts by its square
+DEPTH_SHARE = 0.1
+"""Share of the weight of depth maps that is left at the end of the vanilla stage, and later."""
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -132,7 +140,8 @@ class Stage(ABC):
 
     def target(self, photograph: Tensor, camera: Camera, iteration: int, view_index: int) -> Target:
         """What the loss terms of a view are given besides the rendered image."""
-        exposures, plain = self.exposures, self.background(iteration, view_index)
+        exposures = self.exposures
+        plain = self.background(iteration, view_index)
         exposure = None if exposures is None else exposures.leaf(camera.name, iteration)
         draws = {"seed": self._config.random_seed, "iteration": iteration, "view_index": view_index}
         return target_of(photograph, plain, camera, exposure, **draws)
@@ -140,9 +149,13 @@ class Stage(ABC):
     def render(self, camera: Camera, *, geometry: bool) -> rasterization.RenderOutput:
         """Render for evaluation, without gradients; ``geometry`` asks for depth and normals."""
         return rasterization.render_view(
-            self.gaussians(), camera, white=self._config.white_background, geometry=geometry,
-            sh_degree=self.rendered_degree(), rasterizer=self._rasterizer,
-        )  # fmt: skip
+            self.gaussians(),
+            camera,
+            white=self._config.white_background,
+            geometry=geometry,
+            sh_degree=self.rendered_degree(),
+            rasterizer=self._rasterizer,
+        )
 
     def fitted_pose(self, camera: Camera, photograph: Tensor) -> Camera:
         """A held-out camera, moved to where its photograph fits best where poses are learned."""
@@ -175,11 +188,6 @@ class Stage(ABC):
 
     def export(self, iteration: int) -> None:  # noqa: B027
         """Write what other programs read, at the iterations the loop was told to export."""
-
-
-Place = Literal["model", "samples", "image", "half-size image"]
-"""What a term looks at: the model itself, once per view; points drawn in it, chunk by chunk; the
-rendered view, strip by strip; or depth and normals of the view at half its size."""
 
 
 @dataclass(frozen=True)
@@ -260,7 +268,8 @@ def inverse_depths(gaussians: Gaussians, camera: Camera) -> Tensor:
 
     Blended reciprocals are bounded where something far away shines through, blended depths are not.
     """
-    rotation, offset = camera.rotation[2].tolist(), float(camera.translation[2])
+    rotation = camera.rotation[2].tolist()
+    offset = float(camera.translation[2])
     x, y, z = gaussians.means.unbind(dim=1)
     depth = x * rotation[0] + y * rotation[1] + z * rotation[2] + offset
     return 1 / depth.clamp_min(camera.near)[:, None]
@@ -287,12 +296,6 @@ def depth_term(known: KnownDepths, weight: float) -> LossTerm:
         return errors / (DEPTH_NOISE * (depth > 0).sum().clamp_min(1))
 
     return LossTerm("depth", weight, "image", value)
-
-
-SOLID_ALPHA = 0.5  # opacity from which a pixel has a depth
-DEPTH_NOISE = 0.1  # relative error up to which depth counts by its square
-DEPTH_SHARE = 0.1
-"""Share of the weight of depth maps that is left at the end of the vanilla stage, and later."""
 
 
 def later_depth_terms(known: KnownDepths) -> tuple[LossTerm, ...]:

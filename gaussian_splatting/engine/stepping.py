@@ -32,6 +32,8 @@ from sugar_utils.frame import EXIT_OF_SIGNAL, signal_handler
 from sugar_utils.memory import out_of_memory, release_cached
 from sugar_utils.process_group import ProcessGroup
 
+SIGNALS = tuple(EXIT_OF_SIGNAL)  # what asks a run to stop
+
 
 @dataclass
 class StepSum:
@@ -75,9 +77,16 @@ class EmptyViews:
 
 class Stepper:
     def __init__(
-        self, stage: Stage, cameras: Sequence[Camera], *, first: int, seed: int,
-        images: ImageStore, group: ProcessGroup, console: Console,
-    ) -> None:  # fmt: skip
+        self,
+        stage: Stage,
+        cameras: Sequence[Camera],
+        *,
+        first: int,
+        seed: int,
+        images: ImageStore,
+        group: ProcessGroup,
+        console: Console,
+    ) -> None:
         self._stage = stage
         self._cameras = cameras
         self._first = first
@@ -157,10 +166,12 @@ class Stepper:
 
     def _train_on(self, iteration: int, view_index: int, checked: bool) -> tuple[StepResult, bool]:
         """One view, and whether it shows any Gaussian."""
-        stage, model = self._stage, self._stage.model
+        stage = self._stage
+        model = self._stage.model
         scale = stage.view_scale(iteration)
         camera, photograph = self._views.get(self.camera(iteration, view_index), scale)
-        target, poses = upload(photograph, model.device), stage.poses
+        target = upload(photograph, model.device)
+        poses = stage.poses
         last = view_index + 1 not in self._view_indices
         after = (iteration + 1, self._view_indices.start) if last else (iteration, view_index + 1)
         self._views.prefetch(self.camera(*after))
@@ -183,13 +194,17 @@ class Stepper:
     def _check(self, iteration: int, camera: Camera, result: StepResult, checked: bool) -> bool:
         optimizer = self._stage.model.optimizer
         return check_step(
-            losses=result.terms, gradients=optimizer.gradients(),
-            log_scales=optimizer.parameters["log_scales"], extent=self._stage.extent,
-            radii=result.radii, iteration=iteration, camera_name=camera.name,
+            losses=result.terms,
+            gradients=optimizer.gradients(),
+            log_scales=optimizer.parameters["log_scales"],
+            extent=self._stage.extent,
+            radii=result.radii,
+            iteration=iteration,
+            camera_name=camera.name,
             parameters=optimizer.parameters,
             look_at_parameters=not checked and iteration % PARAMETER_INTERVAL == 0,
             guess=result.guess,
-        )  # fmt: skip
+        )
 
     def _accumulate(
         self, iteration: int, camera: Camera, target: Tensor, view_index: int
@@ -229,16 +244,20 @@ class Stepper:
 
     def _add_up(self, iteration: int, total: StepSum) -> None:
         """Sums over the processes: gradients one parameter at a time, in place."""
-        group, stage, optimizer = self._group, self._stage, self._stage.model.optimizer
+        group = self._group
+        stage = self._stage
+        optimizer = self._stage.model.optimizer
         names = list(total.terms)
         present = [name in optimizer.gradients() for name in optimizer.parameters]
-        rows = group.all_gather_numbers([
-            len(stage.model),
-            0 if total.stop is None else 1 + SIGNALS.index(total.stop),
-            zlib.crc32(",".join(names).encode()),
-            total.showing,
-            *map(int, present),
-        ])  # fmt: skip
+        rows = group.all_gather_numbers(
+            [
+                len(stage.model),
+                0 if total.stop is None else 1 + SIGNALS.index(total.stop),
+                zlib.crc32(",".join(names).encode()),
+                total.showing,
+                *map(int, present),
+            ]
+        )
         self._same_number(rows, iteration)
         signal = max(row[1] for row in rows)
         total.stop = SIGNALS[signal - 1] if signal else None
@@ -268,9 +287,6 @@ class Stepper:
                 f"({numbers}); the last good checkpoint is kept: use GPUs of one model and "
                 "continue from it"
             )
-
-
-SIGNALS = tuple(EXIT_OF_SIGNAL)  # what asks a run to stop
 
 
 class StopRequest:

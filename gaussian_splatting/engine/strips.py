@@ -83,11 +83,15 @@ class ViewPass:
     """
 
     def __init__(
-        self, projection: rasterization.Projection, color: Tensor | None, split: ImageSplit, *,
+        self,
+        projection: rasterization.Projection,
+        color: Tensor | None,
+        split: ImageSplit,
+        *,
         farthest_depth_behind: bool = False,
         rasterizer: rasterization.Rasterizer = rasterization.WARP,
         pairs: IntersectionPrediction | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._color = color
         self._split = split
         self._farthest_depth_behind = farthest_depth_behind
@@ -160,7 +164,8 @@ class ViewPass:
         return self._projection
 
     def _sort_into_tiles(self, projection: rasterization.Projection) -> Any:
-        projection.n_pairs, forecast = self._n_pairs, self._pairs
+        projection.n_pairs = self._n_pairs
+        forecast = self._pairs
         if self._n_pairs is None and forecast is not None:
             projection.guess = forecast.guess(projection.camera, len(projection.radii))
         tiles = self._rasterizer.build_tile_lists(projection)
@@ -171,7 +176,8 @@ class ViewPass:
         return tiles
 
     def _blend(self, rows: rasterization.Rows) -> rasterization.BlendedRows:
-        kept, self._blended = self._blended, None
+        kept = self._blended
+        self._blended = None
         if kept is not None:
             return kept
         return self._rasterizer.blend_rows(
@@ -179,11 +185,16 @@ class ViewPass:
         )
 
     def _backpropagate_strip(
-        self, rows: rasterization.Rows, halo: int, terms: Sequence[ImageTerm],
-        d_depth: Tensor | None, gradients: rasterization.SplatGradients,
-    ) -> dict[str, Tensor]:  # fmt: skip
+        self,
+        rows: rasterization.Rows,
+        halo: int,
+        terms: Sequence[ImageTerm],
+        d_depth: Tensor | None,
+        gradients: rasterization.SplatGradients,
+    ) -> dict[str, Tensor]:
         """Add one strip's gradients of splats, and return what its terms report."""
-        layout, height = self._projection.layout, self._projection.camera.height
+        layout = self._projection.layout
+        height = self._projection.camera.height
         shown = rows.widened(halo, height)
         blended = self._blend(shown)
         pixels = blended.pixels
@@ -206,18 +217,26 @@ class ViewPass:
             d_pixels[counted, :, layout.depth] += d_depth[rows.start : rows.stop]
         del maps, leaves, pixels
         self._rasterizer.backpropagate_rows(
-            self._projection.splats, self._tiles, self._background, blended, d_pixels,
-            torch.zeros_like(blended.transmittance), gradients,
-        )  # fmt: skip
+            self._projection.splats,
+            self._tiles,
+            self._background,
+            blended,
+            d_pixels,
+            torch.zeros_like(blended.transmittance),
+            gradients,
+        )
         return totals
 
 
 def _columns(layout: rasterization.ChannelLayout) -> dict[str, tuple[int, int]]:
     """First channel, and how many there are, of each of the maps that are rendered."""
     found = {
-        "image": (layout.rgb, 3), "depth": (layout.depth, 1), "normal_xy": (layout.normal, 2),
-        "plane": (layout.plane, 4), "features": (layout.features, layout.n_features),
-    }  # fmt: skip
+        "image": (layout.rgb, 3),
+        "depth": (layout.depth, 1),
+        "normal_xy": (layout.normal, 2),
+        "plane": (layout.plane, 4),
+        "features": (layout.features, layout.n_features),
+    }
     return {name: place for name, place in found.items() if place[0] is not None}
 
 

@@ -23,6 +23,8 @@ from gaussian_splatting.losses.ssim_reference import weighted_color_loss
 from gaussian_splatting.optim.learned_exposure import exposed
 from sugar_utils.random import draw_labels, generator
 
+_LEAST_WEIGHT = 1e-3  # of a masked pixel, in steps of the mask's byte
+
 
 @dataclass(frozen=True)
 class Target:
@@ -47,9 +49,15 @@ class Target:
 
 
 def target_of(
-    photograph: Tensor, plain: Tensor, camera: Camera, exposure: Tensor | None = None, *,
-    seed: int, iteration: int, view_index: int = 0,
-) -> Target:  # fmt: skip
+    photograph: Tensor,
+    plain: Tensor,
+    camera: Camera,
+    exposure: Tensor | None = None,
+    *,
+    seed: int,
+    iteration: int,
+    view_index: int = 0,
+) -> Target:
     """What a view of a step is compared with, on its background and with its exposure.
 
     Args:
@@ -125,11 +133,13 @@ def color_terms_of(
     counts = photograph[..., 3:].to(image.dtype) / 255
     here = counts[maps.shown.start : maps.shown.stop]
     own = (1 - here) * image.detach()
-    image, target = here * image + own, here * target + own
+    image = here * image + own
+    target = here * target + own
     _, l1, ssim = color_terms(image, target, weight, **rows)
     # Both were divided by all pixels.
     scale = counts.numel() / counts.sum().clamp_min(1)
-    l1, ssim = scale * l1, maps.share - scale * (maps.share - ssim)
+    l1 = scale * l1
+    ssim = maps.share - scale * (maps.share - ssim)
     return weighted_color_loss(l1, ssim, weight, maps.share), l1, ssim
 
 
@@ -152,9 +162,6 @@ class ViewSampler:
             self._permutation = torch.randperm(self._n, generator=rng, device="cpu").tolist()
             self._epoch = epoch
         return self._permutation[step % self._n]
-
-
-_LEAST_WEIGHT = 1e-3  # of a masked pixel, in steps of the mask's byte
 
 
 class SizedViews:

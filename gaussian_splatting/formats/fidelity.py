@@ -35,7 +35,8 @@ class Fidelity:
 
 def fidelity(written: GaussianCloud, found: GaussianCloud) -> Fidelity:
     """Compare Gaussian by Gaussian, in the same order."""
-    a, b = columns(written), columns(found)
+    a = columns(written)
+    b = columns(found)
     difference = {name: np.abs(a[name] - b[name]) for name in a}
     scales = np.exp(a["log_scales"])
     shortest, longest = (end(scales, axis=1, keepdims=True) for end in (np.min, np.max))
@@ -47,8 +48,10 @@ def fidelity(written: GaussianCloud, found: GaussianCloud) -> Fidelity:
     colors = [np.clip(sh_to_rgb(c["sh_dc"]), 0, 1) for c in (a, b)]
     sizes = np.abs(np.exp(b["log_scales"]) - scales) / longest
     return Fidelity(
-        position=float(difference["means"].max()), scale=float(sizes.max()),
-        rotation=float(turned.max()), color=255 * float(np.abs(colors[0] - colors[1]).max()),
+        position=float(difference["means"].max()),
+        scale=float(sizes.max()),
+        rotation=float(turned.max()),
+        color=255 * float(np.abs(colors[0] - colors[1]).max()),
         opacity=255 * float(opacities.max()),
         harmonics=float(np.sqrt((difference["sh_rest"] ** 2).mean())),
-    )  # fmt: skip
+    )

@@ -60,9 +60,14 @@ def _unit(quats: np.ndarray) -> np.ndarray:
 
 
 def cloud_of(
-    path: Path, means: np.ndarray, quats: np.ndarray, log_scales: np.ndarray,
-    opacities: np.ndarray, sh_dc: np.ndarray, sh_rest: np.ndarray | None = None,
-) -> GaussianCloud:  # fmt: skip
+    path: Path,
+    means: np.ndarray,
+    quats: np.ndarray,
+    log_scales: np.ndarray,
+    opacities: np.ndarray,
+    sh_dc: np.ndarray,
+    sh_rest: np.ndarray | None = None,
+) -> GaussianCloud:
     """A cloud of what a file holds, (N, ...) each; ``sh_rest`` None for none, quats wxyz.
 
     Opacities are in [0, 1]; the ends, whose logits are infinite, move inwards by less than the 8

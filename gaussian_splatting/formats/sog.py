@@ -36,8 +36,12 @@ from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
 from sugar_utils.random import generator
 
-_PALETTE, _ROW = 4096, 64  # most colours of the palette, and how many lie side by side
-_ROUNDS, _SAMPLES, _CHUNK = 4, 16, 8192
+# most colours of the palette, and how many lie side by side
+_PALETTE = 4096
+_ROW = 64
+_ROUNDS = 4
+_SAMPLES = 16
+_CHUNK = 8192
 _LARGEST = 252  # of a quaternion's fourth byte if w is its largest part; then x, y, z
 
 
@@ -46,20 +50,31 @@ def write_sog(path: Path, cloud: GaussianCloud) -> None:
     require_gaussians(path, cloud)
     values = columns(cloud)
     places = np.sign(values["means"]) * np.log1p(np.abs(values["means"]))
-    low, high = places.min(axis=0), places.max(axis=0)
+    low = places.min(axis=0)
+    high = places.max(axis=0)
     fixed = shares((places - low) / np.maximum(high - low, 1e-12), 16)
     scale_book, scales = _rows_of(values["log_scales"])
     color_book, colors = _rows_of(values["sh_dc"][:, 0])
     largest, three = smallest_three(values["quats"])
     quats = np.column_stack([shares(three / np.sqrt(2) + 0.5, 8), largest + _LARGEST])
     opacities = shares(sigmoid(values["opacity_logits"]), 8)
-    images = {"means_l": fixed & 255, "means_u": fixed >> 8, "scales": scales, "quats": quats,
-              "sh0": np.column_stack([colors, opacities])}  # fmt: skip
+    images = {
+        "means_l": fixed & 255,
+        "means_u": fixed >> 8,
+        "scales": scales,
+        "quats": quats,
+        "sh0": np.column_stack([colors, opacities]),
+    }
     meta: dict[str, Any] = {
-        "version": 2, "asset": {"generator": "sugar-trainer"}, "count": len(cloud),
-        "antialias": cloud.antialiased, "means": {"mins": low.tolist(), "maxs": high.tolist()},
-        "scales": {"codebook": scale_book}, "quats": {}, "sh0": {"codebook": color_book},
-    }  # fmt: skip
+        "version": 2,
+        "asset": {"generator": "sugar-trainer"},
+        "count": len(cloud),
+        "antialias": cloud.antialiased,
+        "means": {"mins": low.tolist(), "maxs": high.tolist()},
+        "scales": {"codebook": scale_book},
+        "quats": {},
+        "sh0": {"codebook": color_book},
+    }
     side = int(np.ceil(np.sqrt(len(cloud))))
     shapes = dict.fromkeys(images, side)
     if values["sh_rest"].any():
@@ -79,7 +94,8 @@ def write_sog(path: Path, cloud: GaussianCloud) -> None:
 
 def _webp(texels: np.ndarray, width: int) -> bytes:
     """An image of so many texels in a row; those that are missing at the end are 0."""
-    height, buffer = -(-len(texels) // width), io.BytesIO()
+    height = -(-len(texels) // width)
+    buffer = io.BytesIO()
     image = np.zeros((height * width, texels.shape[1]), np.uint8)
     image[: len(texels)] = texels
     picture = Image.fromarray(image.reshape(height, width, -1))
@@ -90,7 +106,8 @@ def _webp(texels: np.ndarray, width: int) -> bytes:
 def _rows_of(values: np.ndarray) -> tuple[list[float], np.ndarray]:
     """256 numbers, and for each value the row of the nearest one: means of parts (Lloyd)."""
     ordered = np.sort(values, axis=None).astype(np.float64)
-    book, total = np.quantile(ordered, (np.arange(256) + 0.5) / 256), np.cumsum([0.0, *ordered])
+    book = np.quantile(ordered, (np.arange(256) + 0.5) / 256)
+    total = np.cumsum([0.0, *ordered])
     for _ in range(_ROUNDS):
         ends = np.searchsorted(ordered, (book[1:] + book[:-1]) / 2)
         ends = np.concatenate([[0], ends, [len(ordered)]])
@@ -102,7 +119,8 @@ def _rows_of(values: np.ndarray) -> tuple[list[float], np.ndarray]:
 def _palette(rows: Tensor) -> tuple[Tensor, np.ndarray]:
     """At most so many rows that stand for all (k-means of a sample), and which one for each."""
     order = torch.randperm(len(rows), generator=generator(0, "palette"), device="cpu")
-    palette, sample = rows[order[:_PALETTE]], rows[order[: _SAMPLES * _PALETTE]]
+    palette = rows[order[:_PALETTE]]
+    sample = rows[order[: _SAMPLES * _PALETTE]]
     for _ in range(_ROUNDS if len(sample) > len(palette) else 0):
         nearest = _nearest(sample, palette)
         counts = torch.bincount(nearest, minlength=len(palette))[:, None]
@@ -141,19 +159,24 @@ def _cloud_of_images(path: Path, archive: zipfile.ZipFile, meta: dict[str, Any])
     low, high = (np.array(meta["means"][end], np.float64) for end in ("mins", "maxs"))
     fixed = texels("means")[:n, :3] + 256.0 * texels("means", 1)[:n, :3]
     places = low + (high - low) * fixed / 65535
-    quats, colors = texels("quats")[:n], texels("sh0")[:n]
+    quats = texels("quats")[:n]
+    colors = texels("sh0")[:n]
     if n < 1 or min(len(fixed), len(quats), len(colors)) < n:
         raise ValueError(f"its images hold no {n} Gaussians")
     three = (quats[:, :3] / 255 - 0.5) * np.sqrt(2)
     rest = None
     if "shN" in meta:
-        bands, labels = BANDS[meta["shN"]["bands"]], texels("shN", 1)[:n].astype(np.int64)
+        bands = BANDS[meta["shN"]["bands"]]
+        labels = texels("shN", 1)[:n].astype(np.int64)
         palette = numbers("shN", texels("shN")[:, :3]).reshape(-1, bands, 3)
         rest = palette[labels[:, 0] + 256 * labels[:, 1]]
     cloud = cloud_of(
-        path, np.sign(places) * np.expm1(np.abs(places)),
+        path,
+        np.sign(places) * np.expm1(np.abs(places)),
         from_smallest_three(quats[:, 3].astype(np.int64) - _LARGEST, three),
-        numbers("scales", texels("scales")[:n, :3]), colors[:, 3] / 255,
-        numbers("sh0", colors[:, :3]), rest,
-    )  # fmt: skip
+        numbers("scales", texels("scales")[:n, :3]),
+        colors[:, 3] / 255,
+        numbers("sh0", colors[:, :3]),
+        rest,
+    )
     return replace(cloud, antialiased=bool(meta.get("antialias", False)))

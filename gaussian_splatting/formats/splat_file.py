@@ -32,7 +32,8 @@ def write_splat(path: Path, cloud: GaussianCloud) -> np.ndarray:
     values = columns(cloud)
     opacities = sigmoid(values["opacity_logits"][:, 0])
     rows = np.zeros(len(cloud), ROW)
-    rows["mean"], rows["scale"] = values["means"], np.exp(values["log_scales"])
+    rows["mean"] = values["means"]
+    rows["scale"] = np.exp(values["log_scales"])
     rows["rgba"] = shares(np.column_stack([sh_to_rgb(values["sh_dc"][:, 0]), opacities]), 8)
     rows["rotation"] = np.clip(np.rint(values["quats"] * 128) + 128, 0, 255)
     weight = values["log_scales"].sum(axis=1) + np.log(np.maximum(opacities, 1e-12))
@@ -48,7 +49,9 @@ def read_splat(path: Path) -> GaussianCloud:
     if not content or len(content) % ROW.itemsize:
         raise UserError(f"{path}: damaged, or no .splat file (rows have 32 bytes); export it again")
     rows = np.frombuffer(content, ROW)
-    means, scales, rgba = rows["mean"].astype(float), rows["scale"].astype(float), rows["rgba"]
+    means = rows["mean"].astype(float)
+    scales = rows["scale"].astype(float)
+    rgba = rows["rgba"]
     quats = (rows["rotation"].astype(float) - 128) / 128
     quats[~quats.any(axis=1)] = (1, 0, 0, 0)
     colors = rgb_to_sh(rgba[:, :3] / 255)

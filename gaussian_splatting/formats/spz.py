@@ -112,7 +112,8 @@ def spz_fit(path: Path, cloud: GaussianCloud) -> SpzFit:
     n_outside = int((~is_held).sum())
     if n_outside == 0:
         return SpzFit(is_held, tuple(notes))
-    smallest, largest = np.exp(_LOWEST_SCALE), np.exp(_HIGHEST_SCALE)
+    smallest = np.exp(_LOWEST_SCALE)
+    largest = np.exp(_HIGHEST_SCALE)
     is_large = longest > _HIGHEST_SCALE
     n_large = int((~is_held & is_large).sum())
     n_small = n_outside - n_large
@@ -209,7 +210,8 @@ def _unpacked_spz(content: bytes) -> _Unpacked:
     start = struct.unpack_from("<I", content, _HEADER.size)[0]
     records = content[_TABLE_START:start]
     table = [_TABLE.unpack_from(content, start + _TABLE.size * k) for k in range(content[15])]
-    place, parts = start + _TABLE.size * len(table), [content[: _HEADER.size]]
+    place = start + _TABLE.size * len(table)
+    parts = [content[: _HEADER.size]]
     for size, unpacked in table:
         if unpacked > _MOST_COMPRESSED * len(content):
             raise EOFError("sizes that cannot be")
@@ -268,10 +270,14 @@ def read_spz(path: Path, notify: Notify = lambda line: None) -> GaussianCloud:
     fixed = three[:, 0] | three[:, 1] << 8 | three[:, 2] << 16
     fixed = np.where(fixed >= 1 << 23, fixed - (1 << 24), fixed).reshape(-1, 3)
     cloud = cloud_of(
-        path, fixed / (1 << fraction_bits), _quats(rotations)[:, [3, 0, 1, 2]], scales / 16 - 10,
-        alphas[:, 0] / 255, (colors / 255 - 0.5) / _COLOR_SCALE,
+        path,
+        fixed / (1 << fraction_bits),
+        _quats(rotations)[:, [3, 0, 1, 2]],
+        scales / 16 - 10,
+        alphas[:, 0] / 255,
+        (colors / 255 - 0.5) / _COLOR_SCALE,
         ((harmonics.astype(float) - 128) / 128).reshape(n, -1, 3)[:, :15],
-    )  # fmt: skip
+    )
     cloud = replace(cloud, antialiased=bool(flags & _ANTIALIASED))
     if not flags & _HAS_RECORDS:
         return cloud

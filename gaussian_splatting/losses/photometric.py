@@ -24,11 +24,22 @@ class FusedPhotometric(torch.autograd.Function):
     loss, L1 and SSIM."""
 
     @staticmethod
-    def forward(ctx, image: Tensor, target: Tensor, rows: slice, n_values: int, weight: float,
-                share: float, kernels: ModuleType):  # fmt: skip
-        keep, factors = ctx.needs_input_grad[0], (n_values, weight, share)
+    def forward(
+        ctx,
+        image: Tensor,
+        target: Tensor,
+        rows: slice,
+        n_values: int,
+        weight: float,
+        share: float,
+        kernels: ModuleType,
+    ):
+        keep = ctx.needs_input_grad[0]
+        factors = (n_values, weight, share)
         losses, kept = kernels.compare(image.detach(), target, rows, keep, *factors)
-        ctx.kernels, ctx.where, ctx.factors = kernels, (image.shape, rows), (weight, n_values)
+        ctx.kernels = kernels
+        ctx.where = (image.shape, rows)
+        ctx.factors = (weight, n_values)
         ctx.save_for_backward(*kept)
         ctx.set_materialize_grads(False)
         return losses
@@ -41,9 +52,13 @@ class FusedPhotometric(torch.autograd.Function):
 
 
 def color_terms(
-    image: Tensor, target: Tensor, weight: float, *, rows: slice | None = None,
+    image: Tensor,
+    target: Tensor,
+    weight: float,
+    *,
+    rows: slice | None = None,
     total_rows: int | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """Colour loss, mean absolute error and mean SSIM of an RGB image.
 
     Args:
@@ -60,7 +75,8 @@ def color_terms(
         raise ValueError(f"images of shape {tuple(image.shape)} and {tuple(target.shape)}")
     top, end, _ = (rows or slice(None)).indices(image.shape[0])
     n_rows = end - top if total_rows is None else total_rows
-    n_values, share = 3 * image.shape[1] * n_rows, (end - top) / n_rows
+    n_values = 3 * image.shape[1] * n_rows
+    share = (end - top) / n_rows
     if image.dtype == torch.float32:
         kernels = photometric_cpu if image.device.type == "cpu" else photometric_cuda
         factors = n_values, weight, share

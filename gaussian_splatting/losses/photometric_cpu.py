@@ -27,16 +27,35 @@ def _source(name: str) -> str:
 
 @native_kernel(_source("photometric_forward"))
 def _forward_rows(
-    item: int, top_row: int, width: int, height: int, stride: int, keep_partials: int,
-    taps_: Floats, image_: Floats2d, target_: Floats2d, sums_: Floats2d, partials_: Floats3d,
-): ...  # fmt: skip
+    item: int,
+    top_row: int,
+    width: int,
+    height: int,
+    stride: int,
+    keep_partials: int,
+    taps_: Floats,
+    image_: Floats2d,
+    target_: Floats2d,
+    sums_: Floats2d,
+    partials_: Floats3d,
+): ...
 
 
 @native_kernel(_source("photometric_backward"))
 def _backward_rows(
-    y: int, top_row: int, end_row: int, width: int, height: int, stride: int, taps_: Floats,
-    image_: Floats2d, target_: Floats2d, partials_: Floats3d, weights_: Floats, gradient_: Floats3d,
-): ...  # fmt: skip
+    y: int,
+    top_row: int,
+    end_row: int,
+    width: int,
+    height: int,
+    stride: int,
+    taps_: Floats,
+    image_: Floats2d,
+    target_: Floats2d,
+    partials_: Floats3d,
+    weights_: Floats,
+    gradient_: Floats3d,
+): ...
 
 
 def _padded(image: Tensor) -> Tensor:
@@ -48,16 +67,23 @@ def _padded(image: Tensor) -> Tensor:
 
 
 def compare(
-    image: Tensor, target: Tensor, rows: slice, keep: bool, n_values: int, weight: float,
+    image: Tensor,
+    target: Tensor,
+    rows: slice,
+    keep: bool,
+    n_values: int,
+    weight: float,
     share: float,
-) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:  # fmt: skip
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """Loss, L1 and SSIM of some rows, and what :func:`differentiate` takes, if it is kept."""
     height, width, _ = image.shape
-    x, y = _padded(image), _padded(target)
+    x = _padded(image)
+    y = _padded(target)
     stride = x.shape[1]
     # Zero where SSIM is not counted, as beyond the image.
     partials = x.new_zeros((3, height, stride) if keep else (3, 1, 1))
-    sums, taps = x.new_zeros(height, 2), gaussian_window(torch.float32, x.device)
+    sums = x.new_zeros(height, 2)
+    taps = gaussian_window(torch.float32, x.device)
     arguments = [rows.start, width, height, stride, int(keep), taps, x, y, sums, partials]
     launch(_forward_rows, rows.stop - rows.start, arguments)
     l1, ssim = sums.double().sum(dim=0) / n_values
@@ -70,7 +96,8 @@ def differentiate(
 ) -> Tensor:
     """Gradient of the image. weights: as of ``gradient_weights``; (H, W, 3)"""
     height, width, _ = shape
-    gradient, taps = x.new_empty(shape), gaussian_window(torch.float32, x.device)
+    gradient = x.new_empty(shape)
+    taps = gaussian_window(torch.float32, x.device)
     size = width, height, x.shape[1]
     arguments = [rows.start, rows.stop, *size, taps, x, y, partials, weights, gradient]
     launch(_backward_rows, height, arguments)

@@ -71,10 +71,19 @@ def partials_across(partials: Floats3d, y: int, i: int, taps: Window) -> wp.vec3
 
 @wp.kernel
 def compare_columns(
-    first: int, top_row: int, end_row: int, keep_partials: int, taps: Window, scale: float,
-    weight: float, share: float, image: Floats2d, target: Floats2d, sums: Floats2d,
+    first: int,
+    top_row: int,
+    end_row: int,
+    keep_partials: int,
+    taps: Window,
+    scale: float,
+    weight: float,
+    share: float,
+    image: Floats2d,
+    target: Floats2d,
+    sums: Floats2d,
     partials: Floats3d,
-):  # fmt: skip
+):
     """A run's part of loss, L1 and SSIM, and SSIM's derivatives by the blurred x, x^2 and x y."""
     item = first + wp.tid()
     i = item % image.shape[1]
@@ -116,9 +125,16 @@ def compare_columns(
 
 @wp.kernel
 def differentiate_columns(
-    first: int, top_row: int, end_row: int, taps: Window, image: Floats2d, target: Floats2d,
-    partials: Floats3d, weights: Floats, gradient: Floats2d,
-):  # fmt: skip
+    first: int,
+    top_row: int,
+    end_row: int,
+    taps: Window,
+    image: Floats2d,
+    target: Floats2d,
+    partials: Floats3d,
+    weights: Floats,
+    gradient: Floats2d,
+):
     """dL/dx of a run: L1's sign, and blurs of SSIM's derivatives.
 
     Rows outside the counted ones are there for the windows of their neighbours.
@@ -155,11 +171,17 @@ def _taps() -> Window:
 
 
 def compare(
-    image: Tensor, target: Tensor, rows: slice, keep: bool, n_values: int, weight: float,
+    image: Tensor,
+    target: Tensor,
+    rows: slice,
+    keep: bool,
+    n_values: int,
+    weight: float,
     share: float,
-) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:  # fmt: skip
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """As of ``photometric_cpu``."""
-    height, line = image.shape[0], _COLORS * image.shape[1]
+    height = image.shape[0]
+    line = _COLORS * image.shape[1]
     x, y = (t.reshape(height, line).contiguous() for t in (image, target.detach()))
     # Zero where SSIM is not counted, as beyond the image.
     partials = torch.zeros((3, height, line) if keep else (3, 1, 1), device=image.device)

@@ -35,7 +35,8 @@ def ssim_map_reference(image: Tensor, target: Tensor) -> Tensor:
     x = image.permute(2, 0, 1)
     y = target.to(image.dtype).permute(2, 0, 1)
     # Window averages along both axes, with zeros outside.
-    window, middle = gaussian_window(x.dtype, x.device), WINDOW_SIZE // 2
+    window = gaussian_window(x.dtype, x.device)
+    middle = WINDOW_SIZE // 2
     batch = torch.cat([x, y, x * x, y * y, x * y])[:, None]
     rows = conv2d(batch, window.view(1, 1, 1, -1), padding=(0, middle))
     moments = conv2d(rows, window.view(1, 1, -1, 1), padding=(middle, 0))[:, 0]

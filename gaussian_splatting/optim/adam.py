@@ -42,6 +42,21 @@ Numbers = wp.types.vector(length=MAX_PARAMETERS, dtype=wp.float32)
 _DROPPED_BITS = wp.constant(wp.uint32(0xFFFF))
 _KEPT_BITS = wp.constant(wp.uint32(0xFFFF0000))
 
+_TYPES = {torch.float32: wp.array(dtype=float), torch.bfloat16: wp.array(dtype=wp.bfloat16)}
+# What torch.optim.Adam writes of each group, so that it can read our files.
+_GROUP_SETTINGS = {
+    "betas": ADAM_BETAS,
+    "eps": ADAM_EPS,
+    "weight_decay": 0,
+    "amsgrad": False,
+    "maximize": False,
+    "foreach": None,
+    "capturable": False,
+    "differentiable": False,
+    "fused": None,
+    "decoupled_weight_decay": False,
+}
+
 
 @dataclass(frozen=True)
 class Stepped:
@@ -75,16 +90,28 @@ exp_avg_sq[i] = v;
 value[i] -= step_size * m / (sqrtf(v) / root_correction + eps);
 """)
 def step_element(
-    value_at: wp.uint64, gradient_at: wp.uint64, exp_avg_at: wp.uint64, exp_avg_sq_at: wp.uint64,
-    i: int, step_size: float, root_correction: float, decays: wp.vec4, eps: float,
-): ...  # fmt: skip
+    value_at: wp.uint64,
+    gradient_at: wp.uint64,
+    exp_avg_at: wp.uint64,
+    exp_avg_sq_at: wp.uint64,
+    i: int,
+    step_size: float,
+    root_correction: float,
+    decays: wp.vec4,
+    eps: float,
+): ...
 
 
 @wp.kernel
 def step_parameters(
-    first: int, addresses: Addresses, ends: Ends, step_sizes: Numbers, root_corrections: Numbers,
-    decays: wp.vec4, eps: float,
-):  # fmt: skip
+    first: int,
+    addresses: Addresses,
+    ends: Ends,
+    step_sizes: Numbers,
+    root_corrections: Numbers,
+    decays: wp.vec4,
+    eps: float,
+):
     """One element of any of the parameters, whose elements are numbered through."""
     i = first + wp.tid()
     begin = int(0)
@@ -106,8 +133,16 @@ def step_parameters(
             step_size = step_sizes[k]
             root_correction = root_corrections[k]
     step_element(
-        value, gradient, exp_avg, exp_avg_sq, i - begin, step_size, root_correction, decays, eps,
-    )  # fmt: skip
+        value,
+        gradient,
+        exp_avg,
+        exp_avg_sq,
+        i - begin,
+        step_size,
+        root_correction,
+        decays,
+        eps,
+    )
 
 
 def in_one_launch(device: torch.device) -> bool:
@@ -172,9 +207,13 @@ def put(target: wp.array(dtype=wp.bfloat16), i: int, x: float, noise: wp.uint32)
 
 @wp.kernel
 def step_elements(
-    first: int, s: StepSettings, grads: wp.array(dtype=Any), values: wp.array(dtype=Any),
-    exp_avg: wp.array(dtype=Any), exp_avg_sq: wp.array(dtype=Any),
-):  # fmt: skip
+    first: int,
+    s: StepSettings,
+    grads: wp.array(dtype=Any),
+    values: wp.array(dtype=Any),
+    exp_avg: wp.array(dtype=Any),
+    exp_avg_sq: wp.array(dtype=Any),
+):
     i = first + wp.tid()
     g = float(grads[i])
     m = s.beta1 * float(exp_avg[i]) + (1.0 - s.beta1) * g
@@ -186,7 +225,6 @@ def step_elements(
     put(exp_avg_sq, i, v, hashed(noise))
 
 
-_TYPES = {torch.float32: wp.array(dtype=float), torch.bfloat16: wp.array(dtype=wp.bfloat16)}
 _STEP_ELEMENTS = {
     (v, m): wp.overload(step_elements, dict(grads=V, values=V, exp_avg=M, exp_avg_sq=M))
     for v, V in _TYPES.items()
@@ -197,7 +235,8 @@ _STEP_ELEMENTS = {
 
 def step_rounding(parameter: Stepped) -> None:
     """Step one parameter of which values or moments are in bfloat16."""
-    value, moments = parameter.value, parameter.moments
+    value = parameter.value
+    moments = parameter.moments
     settings = StepSettings()
     settings.seed = parameter.seed & 0xFFFFFFFF
     settings.beta1, settings.beta2 = ADAM_BETAS
@@ -207,14 +246,6 @@ def step_rounding(parameter: Stepped) -> None:
     tensors += [moments[name].view(-1) for name in MOMENTS]
     kernel = _STEP_ELEMENTS[value.dtype, moments[MOMENTS[0]].dtype]
     launch(kernel, value.numel(), [settings, *tensors], min_items=_MIN_ELEMENTS)
-
-
-# What torch.optim.Adam writes of each group, so that it can read our files.
-_GROUP_SETTINGS = {
-    "betas": ADAM_BETAS, "eps": ADAM_EPS, "weight_decay": 0, "amsgrad": False,
-    "maximize": False, "foreach": None, "capturable": False, "differentiable": False,
-    "fused": None, "decoupled_weight_decay": False,
-}  # fmt: skip
 
 
 @dataclass
@@ -230,9 +261,12 @@ class GroupedAdam:
     """One Adam parameter group per named tensor, betas (0.9, 0.999), eps 1e-15."""
 
     def __init__(
-        self, tensors: Mapping[str, Tensor], learning_rates: Mapping[str, float],
-        config: OptimizerConfig = DEFAULT_OPTIMIZER, seed: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        tensors: Mapping[str, Tensor],
+        learning_rates: Mapping[str, float],
+        config: OptimizerConfig = DEFAULT_OPTIMIZER,
+        seed: int = 0,
+    ) -> None:
         self.config = config
         self.parameters = {
             name: _leaf(value.detach().to(config.value_dtype(name), copy=True))
@@ -320,7 +354,8 @@ class GroupedAdam:
     def append_rows(self, rows: Mapping[str, Tensor]) -> None:
         """Add rows with zero moments to every parameter."""
         for name, new in rows.items():
-            old, n = self.parameters[name].detach(), new.shape[0]
+            old = self.parameters[name].detach()
+            n = new.shape[0]
             values = torch.cat([old, new.to(old.dtype)])
             self._swap(name, values, lambda m, n=n: torch.cat([m, m.new_zeros(n, *m.shape[1:])]))
 
@@ -331,7 +366,8 @@ class GroupedAdam:
 
     def state_dict(self) -> dict:
         """Adam's state in torch's format, with one named group per tensor."""
-        state, groups = {}, []
+        state = {}
+        groups = []
         for index, (name, group) in enumerate(self._groups.items()):
             if group.moments is not None:
                 step = torch.tensor(float(group.steps), device="cpu")
@@ -354,7 +390,8 @@ class GroupedAdam:
     def _moments_of(self, name: str, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
         parameter = self.parameters[name]
         for moment in MOMENTS:
-            found, expected = tuple(saved[moment].shape), tuple(parameter.shape)
+            found = tuple(saved[moment].shape)
+            expected = tuple(parameter.shape)
             if found != expected:
                 raise ValueError(f"{moment} of {name} has shape {found}, expected {expected}")
         dtype = self._groups[name].moment_dtype
@@ -374,10 +411,22 @@ def _leaf(values: Tensor) -> Tensor:
 
 def _step_by_torch(parameter: Stepped) -> None:
     """The fused kernel of torch; it counts the steps itself, and takes gradients for gapless."""
-    value, moments = parameter.value, parameter.moments
+    value = parameter.value
+    moments = parameter.moments
     before = torch.full((), parameter.count - 1.0, device=value.device)
     adam(
-        [value], [parameter.gradient.contiguous()], [moments["exp_avg"]], [moments["exp_avg_sq"]],
-        [], [before], fused=True, amsgrad=False, beta1=ADAM_BETAS[0], beta2=ADAM_BETAS[1],
-        lr=parameter.rate, weight_decay=0.0, eps=ADAM_EPS, maximize=False,
-    )  # fmt: skip
+        [value],
+        [parameter.gradient.contiguous()],
+        [moments["exp_avg"]],
+        [moments["exp_avg_sq"]],
+        [],
+        [before],
+        fused=True,
+        amsgrad=False,
+        beta1=ADAM_BETAS[0],
+        beta2=ADAM_BETAS[1],
+        lr=parameter.rate,
+        weight_decay=0.0,
+        eps=ADAM_EPS,
+        maximize=False,
+    )

@@ -40,6 +40,10 @@ world, which is that of a hundredth of a pixel, they would have hundreds of thou
 
 _iterations = partial(flag, group="vanilla trainer", parse=positive_int)
 
+Densification = Literal["reference", "scored"]
+N_SCORES = 2  # features: pixels in error, and pixels
+PRUNING_SCORES = "pruning_scores"  # name of the sums in checkpoints
+
 
 @dataclass(frozen=True)
 class DensificationConfig:
@@ -55,13 +59,15 @@ class DensificationConfig:
     )
     densification_interval: int = _iterations(100, "iterations between two rounds of densification")
     densify_grad_threshold: float = _iterations(
-        2e-4, "mean screen-space gradient from which a Gaussian is cloned or split",
+        2e-4,
+        "mean screen-space gradient from which a Gaussian is cloned or split",
         parse=positive_float,
-    )  # fmt: skip
+    )
     percent_dense: float = _iterations(
-        0.01, "share of the extent above which Gaussians are split instead of cloned",
+        0.01,
+        "share of the extent above which Gaussians are split instead of cloned",
         parse=positive_float,
-    )  # fmt: skip
+    )
     prune_opacity: float = 0.005
     opacity_reset_interval: int = _iterations(
         3_000, "iterations between two resets of all opacities"
@@ -138,11 +144,18 @@ class DensificationStatistics(ViewSums):
 
 
 def densify_and_prune(
-    optimizer: GroupedAdam, gradient: Tensor, config: DensificationConfig, *, extent: float,
-    remove_large: bool, generator: torch.Generator, sky: SkySphere | None = None,
-    may_grow: Tensor | None = None, unused: Tensor | None = None,
+    optimizer: GroupedAdam,
+    gradient: Tensor,
+    config: DensificationConfig,
+    *,
+    extent: float,
+    remove_large: bool,
+    generator: torch.Generator,
+    sky: SkySphere | None = None,
+    may_grow: Tensor | None = None,
+    unused: Tensor | None = None,
     allowed: Callable[[int], int] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """One round of clone, split and prune.
 
     The 3DGS rule that also removes Gaussians by their screen radius is left out: its counter is
@@ -162,7 +175,8 @@ def densify_and_prune(
         gradient = torch.where(may_grow, gradient, 0.0)
     grow = _within_budget(gradient, config, allowed)
     small = largest <= config.percent_dense * extent
-    clone, split = grow & small, grow & ~small
+    clone = grow & small
+    split = grow & ~small
     rows = {name: p.detach() for name, p in optimizer.parameters.items()}
     n_children = int(clone.sum()) + SPLIT_CHILDREN * int(split.sum())
     children = _split(rows, split, generator)
@@ -228,22 +242,19 @@ def _logit(p: float) -> float:
     return math.log(p / (1.0 - p))
 
 
-Densification = Literal["reference", "scored"]
-N_SCORES = 2  # features: pixels in error, and pixels
-PRUNING_SCORES = "pruning_scores"  # name of the sums in checkpoints
-
-
 @dataclass(frozen=True)
 class ScoreConfig:
     """Which Gaussians have children, and which are removed because they show next to nothing."""
 
     densification: Densification | None = flag(
-        None, "reference: clone or split where the gradient is large; scored: only where the "
+        None,
+        "reference: clone or split where the gradient is large; scored: only where the "
         "Gaussian shows wrong pixels as well, and remove faint ones that show next to nothing; "
         "unset: as --preset",
-        group="vanilla stage", choices=get_args(Densification),
+        group="vanilla stage",
+        choices=get_args(Densification),
         no_effect_when="with --gs_output_dir",
-    )  # fmt: skip
+    )
     views: int = 10
     # Mean absolute difference of the colours, 0 to 1, from which a pixel is wrong.
     error: float = 0.05
@@ -268,7 +279,8 @@ class PruningScores(ViewSums):
         """The features to blend, a leaf; None but for the last views before a round. (N, 2)"""
         if self._config is None:
             return None
-        steps, interval = -(-self._config.views // views_per_step), rules.densification_interval
+        steps = -(-self._config.views // views_per_step)
+        interval = rules.densification_interval
         following = -(-iteration // interval) * interval
         if not rules.due(following) or following - iteration >= steps:
             return None

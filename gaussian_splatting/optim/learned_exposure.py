@@ -22,18 +22,30 @@ from sugar_utils.settings import flag
 AnyExposure = TypeVar("AnyExposure", bound="ExposureConfig")
 MIN_NOISE = 0.1  # stops; standard deviation from which exposures of neighbouring views differ
 MAX_RATE = 0.05  # of the shortest runs, which show each photograph some ten times
-KEY, STEPS = "exposure of ", "exposure steps"  # names in checkpoints: per photograph, for all
+# names in checkpoints: per photograph, for all
+KEY = "exposure of "
+STEPS = "exposure steps"
+
+BETAS = (0.9, 0.99)  # the second is short: a photograph is seen some hundred times
+_EPSILON = 1e-15
+MIN_VARIANCE = 1e-6  # of a channel; below, there is no gain to be fitted, only an offset
 
 
 @dataclass(frozen=True)
 class ExposureConfig:
     exposure_compensation: bool | Literal["auto"] = flag(
-        False, "learn a gain and an offset per colour channel for each training photograph, for "
+        False,
+        "learn a gain and an offset per colour channel for each training photograph, for "
         "cameras that change exposure or white balance between photographs; auto: where exposures "
         "of neighbouring views differ by 0.1 stops, or the checkpoint has some; unset: auto with "
-        "--preset fast, on with -r multiview, else off", group="exposure", parse=boolean_or_auto,
-        nargs="?", const=True, task="result", modes={"fast": AUTO, "multiview": True},
-    )  # fmt: skip
+        "--preset fast, on with -r multiview, else off",
+        group="exposure",
+        parse=boolean_or_auto,
+        nargs="?",
+        const=True,
+        task="result",
+        modes={"fast": AUTO, "multiview": True},
+    )
     start: int = 1_000
     rate: float = 0.01
     # Share of it that is left at the end; it falls log-linearly. At a steady rate exposures
@@ -67,7 +79,8 @@ class LaterExposure(ExposureConfig):
         return self
 
 
-NO_EXPOSURE, NO_LATER_EXPOSURE = ExposureConfig(), LaterExposure()
+NO_EXPOSURE = ExposureConfig()
+NO_LATER_EXPOSURE = LaterExposure()
 
 
 class Exposures:
@@ -78,11 +91,16 @@ class Exposures:
     """
 
     def __init__(
-        self, config: ExposureConfig, names: Sequence[str], device: torch.device,
-        span: tuple[int, int], initial: Mapping[str, Tensor] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        config: ExposureConfig,
+        names: Sequence[str],
+        device: torch.device,
+        span: tuple[int, int],
+        initial: Mapping[str, Tensor] | None = None,
+    ) -> None:
         self._config = config
-        self._start, self._last = max(config.start, span[0]), span[1]
+        self._start = max(config.start, span[0])
+        self._last = span[1]
         self._rows = {name: row for row, name in enumerate(names)}
         self.values = torch.zeros(len(self._rows), 2, 3, device=device)
         self._adam = VisitedAdam(self.values.shape, self.values.dtype, device)
@@ -133,7 +151,8 @@ class Exposures:
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Take :meth:`state` back; photographs that it does not know stay as they are."""
-        adam, device = self._adam, self.values.device
+        adam = self._adam
+        device = self.values.device
         for name, row in self._rows.items():
             saved = state.get(f"{KEY}{name}")
             if saved is not None:
@@ -162,10 +181,6 @@ def saved_exposures(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name[len(KEY) :]: t[0] for name, t in state.items() if name.startswith(KEY)}
 
 
-BETAS = (0.9, 0.99)  # the second is short: a photograph is seen some hundred times
-_EPSILON = 1e-15
-
-
 def rate_at(rate: float, final_share: float, start: int, last: int, iteration: int) -> float:
     """Learning rate of an iteration: log-linear to ``final_share`` of ``rate`` at ``last``."""
     progress = (iteration - start) / max(1, last - start)
@@ -179,7 +194,9 @@ class VisitedAdam:
         def zeros(*size: int) -> Tensor:
             return torch.zeros(size, dtype=dtype, device=device)
 
-        self.first, self.second, self.steps = zeros(*shape), zeros(*shape), zeros(shape[0])
+        self.first = zeros(*shape)
+        self.second = zeros(*shape)
+        self.steps = zeros(shape[0])
         self.gradient = zeros(*shape)
 
     def direction(self) -> Tensor:
@@ -187,7 +204,8 @@ class VisitedAdam:
         wide = (-1,) + (1,) * (self.gradient.dim() - 1)
         seen = self.gradient.flatten(1).abs().sum(dim=1) > 0
         self.steps += seen
-        n, seen = self.steps.clamp_min(1).view(wide), seen.view(wide)
+        n = self.steps.clamp_min(1).view(wide)
+        seen = seen.view(wide)
         first = self.first.lerp(self.gradient, 1 - BETAS[0])
         second = self.second.lerp(self.gradient.square(), 1 - BETAS[1])
         self.first = torch.where(seen, first, self.first)
@@ -195,9 +213,6 @@ class VisitedAdam:
         self.gradient.zero_()
         unbiased = (second / (1 - BETAS[1] ** n)).sqrt() + _EPSILON
         return torch.where(seen, first / (1 - BETAS[0] ** n) / unbiased, 0.0)
-
-
-MIN_VARIANCE = 1e-6  # of a channel; below, there is no gain to be fitted, only an offset
 
 
 class _Exposed(torch.autograd.Function):
@@ -239,9 +254,12 @@ def unexposed(image: Tensor, exposure: Tensor) -> Tensor:
 
 def fit_gain_and_offset(image: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Gains and offsets, (3,) float64 each, that bring one (H, W, 3) image closest to another."""
-    mean_x, mean_y = _mean_of_pixels(image), _mean_of_pixels(target)
-    x, y = image.double() - mean_x, target.double() - mean_y
-    variance, covariance = _mean_of_pixels(x * x), _mean_of_pixels(x * y)
+    mean_x = _mean_of_pixels(image)
+    mean_y = _mean_of_pixels(target)
+    x = image.double() - mean_x
+    y = target.double() - mean_y
+    variance = _mean_of_pixels(x * x)
+    covariance = _mean_of_pixels(x * y)
     flat = variance < MIN_VARIANCE
     gain = torch.where(flat, 1.0, covariance / variance.clamp_min(MIN_VARIANCE))
     return gain, mean_y - gain * mean_x

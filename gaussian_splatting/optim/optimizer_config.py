@@ -27,17 +27,24 @@ class OptimizerConfig:
     """Storage of values and moments; bfloat16 rounds stochastically."""
 
     optimizer_state: StateFormat = flag(
-        "fp32", "Adam's moments in fp32 or bf16 (8 or 4 bytes per value), which is rounded "
-        "stochastically", group="memory", choices=STATE_FORMATS,
-    )  # fmt: skip
+        "fp32",
+        "Adam's moments in fp32 or bf16 (8 or 4 bytes per value), which is rounded stochastically",
+        group="memory",
+        choices=STATE_FORMATS,
+    )
     use_bfloat16: bool = optional_boolean(
-        False, "store colour bands 1 to 3, their gradients and moments in bfloat16; everything "
+        False,
+        "store colour bands 1 to 3, their gradients and moments in bfloat16; everything "
         "else, and all arithmetic, stays float32",
-    )  # fmt: skip
+    )
     views_per_step: int = flag(
-        1, "views whose gradients are averaged in one step, a multiple of the number of processes; "
-        "unset: one for each process", group="run", parse=positive_int, unset=True,
-    )  # fmt: skip
+        1,
+        "views whose gradients are averaged in one step, a multiple of the number of processes; "
+        "unset: one for each process",
+        group="run",
+        parse=positive_int,
+        unset=True,
+    )
 
     @classmethod
     def from_flags(cls, **flags: Any) -> OptimizerConfig:

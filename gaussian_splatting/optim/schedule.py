@@ -32,7 +32,8 @@ class LearningRates:
     def position(self, iteration: float, extent: float) -> float:
         """Position rate at an absolute iteration, in world units per step."""
         progress = min(max(iteration / self.position_lr_max_steps, 0.0), 1.0)
-        low, high = math.log(self.position_lr_init), math.log(self.position_lr_final)
+        low = math.log(self.position_lr_init)
+        high = math.log(self.position_lr_final)
         return extent * math.exp(low + (high - low) * progress)
 
     def times(self, factor: float) -> LearningRates:
@@ -42,10 +43,13 @@ class LearningRates:
     def by_name(self, iteration: float, extent: float) -> dict[str, float]:
         """Rates of the six Gaussian parameters by attribute name."""
         return {
-            "means": self.position(iteration, extent), "sh_dc": self.feature_lr,
-            "sh_rest": self.feature_lr / SH_REST_DIVISOR, "opacity_logits": self.opacity_lr,
-            "log_scales": self.scaling_lr, "quats": self.rotation_lr,
-        }  # fmt: skip
+            "means": self.position(iteration, extent),
+            "sh_dc": self.feature_lr,
+            "sh_rest": self.feature_lr / SH_REST_DIVISOR,
+            "opacity_logits": self.opacity_lr,
+            "log_scales": self.scaling_lr,
+            "quats": self.rotation_lr,
+        }
 
 
 def scaled(iterations: int, scale: float) -> int:

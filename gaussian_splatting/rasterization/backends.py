@@ -21,6 +21,103 @@ from gaussian_splatting.rasterization.render import rasterize
 from sugar_utils.errors import UserError, explained
 from sugar_utils.random import generator
 
+MIN_VERSION = (1, 5)
+PASS_CHANNELS = 3
+_W_GUARD = 1e-7  # the package divides by w plus this
+_BEHIND = -1.0
+"""Depth of splats that were culled: before the package's own near plane, whatever it is."""
+RASTERIZERS = ("auto", "warp", "gsplat", "inria")
+N_GAUSSIANS = 60
+WIDTH = 21
+HEIGHT = 35
+STRIPS = (Rows(0, HEIGHT), Rows(17, 30))
+"""The whole image, and a strip that begins and ends inside of a tile."""
+MAX_ERROR = 8e-3
+GRADIENT_ERROR = 2e-2
+"""Largest difference of a pixel, and norm of the gradients' difference relative to their own.
+
+A splat that one of the two just counts and the other just does not makes 1/255 of its value."""
+BLOCK = 7
+MAX_BLOCK_ERROR = 1e-3
+BLOCK_MEANS = (
+    0.3798,
+    0.3097,
+    0.2277,
+    1.5725,
+    0.6061,
+    0.1946,
+    0.1240,
+    0.1924,
+    0.9389,
+    0.3272,
+    0.0041,
+    0.0025,
+    0.0043,
+    0.0201,
+    0.0067,
+    0.1899,
+    0.1413,
+    0.1148,
+    0.8116,
+    0.2883,
+    0.0558,
+    0.0479,
+    0.0491,
+    0.2369,
+    0.0945,
+    0.1035,
+    0.0947,
+    0.1160,
+    0.7571,
+    0.2207,
+    0.0951,
+    0.0620,
+    0.0762,
+    0.5529,
+    0.1776,
+    0.1817,
+    0.1329,
+    0.1876,
+    0.8739,
+    0.3346,
+    0.3020,
+    0.2187,
+    0.2570,
+    1.8468,
+    0.5841,
+    0.0970,
+    0.0974,
+    0.0941,
+    0.5540,
+    0.2197,
+    0.1981,
+    0.1778,
+    0.2114,
+    1.1385,
+    0.3940,
+    0.2012,
+    0.1330,
+    0.1759,
+    1.1342,
+    0.3597,
+    0.0346,
+    0.0308,
+    0.0284,
+    0.1763,
+    0.0721,
+    0.1361,
+    0.0990,
+    0.1146,
+    0.6822,
+    0.2552,
+    0.0248,
+    0.0162,
+    0.0247,
+    0.1159,
+    0.0472,
+)
+"""Colour, depth and alpha of the test scene, block means of the float64 twin."""
+
 
 @dataclass(frozen=True)
 class GraphRows(BlendedRows):
@@ -65,9 +162,6 @@ class GraphRasterizer(Rasterizer):
         gradients.splats[:, kernels.SPLAT_HEADER :].add_(d_splats[:, kernels.SPLAT_HEADER :])
 
 
-MIN_VERSION = (1, 5)
-
-
 @dataclass(frozen=True)
 class RowedLists(TileLists):
     starts: tuple[int, ...]  # place in the lists where each row of tiles begins, and the end
@@ -91,8 +185,10 @@ class GsplatRasterizer(GraphRasterizer):
     ) -> tuple[Tensor, Tensor]:
         """See :class:`GraphRasterizer`; a strip is an image of its own, its splats moved up."""
         n_rows = rows.stop - rows.start
-        top, down = rows.start // kernels.TILE, -(-n_rows // kernels.TILE)
-        first, last = tiles.starts[top], tiles.starts[top + down]
+        top = rows.start // kernels.TILE
+        down = -(-n_rows // kernels.TILE)
+        first = tiles.starts[top]
+        last = tiles.starts[top + down]
         offsets = tiles.offsets[top * tiles.across : (top + down) * tiles.across] - first
         # Scalars, because a small tensor would wait for its copy to the device.
         means2d = torch.stack([splats[:, 0] + 0.5, splats[:, 1] + (0.5 - rows.start)], dim=-1)
@@ -100,10 +196,17 @@ class GsplatRasterizer(GraphRasterizer):
         # Straight through: the cap changes the value, not the gradient.
         opacities = opacities + (opacities.clamp_max(kernels.ALPHA_MAX) - opacities).detach()
         pixels, alpha = self._package.rasterize_to_pixels(
-            means2d[None], splats[None, :, 2:5], splats[None, :, kernels.SPLAT_HEADER:],
-            opacities[None], tiles.width, n_rows, kernels.TILE, offsets.view(1, down, tiles.across),
-            tiles.ids[first:last].contiguous(), backgrounds=background[None],
-        )  # fmt: skip
+            means2d[None],
+            splats[None, :, 2:5],
+            splats[None, :, kernels.SPLAT_HEADER :],
+            opacities[None],
+            tiles.width,
+            n_rows,
+            kernels.TILE,
+            offsets.view(1, down, tiles.across),
+            tiles.ids[first:last].contiguous(),
+            backgrounds=background[None],
+        )
         return pixels[0], 1.0 - alpha[0, ..., 0]
 
 
@@ -120,12 +223,6 @@ def load_gsplat() -> GsplatRasterizer:
 def _imported(name: str, advice: str) -> Any:
     with explained(f"{name} cannot be imported", advice, ImportError):
         return importlib.import_module(name)
-
-
-PASS_CHANNELS = 3
-_W_GUARD = 1e-7  # the package divides by w plus this
-_BEHIND = -1.0
-"""Depth of splats that were culled: before the package's own near plane, whatever it is."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +258,8 @@ class InriaRasterizer(GraphRasterizer):
         self, splats: Tensor, tiles: SplatList, background: Tensor, rows: Rows
     ) -> tuple[Tensor, Tensor]:
         """See :class:`GraphRasterizer`; a strip is an image of its own, its splats moved up."""
-        width, n_rows = tiles.width, rows.stop - rows.start
+        width = tiles.width
+        n_rows = rows.stop - rows.start
         centres, covariances = flat_gaussians(splats, tiles, rows)
         ones = torch.ones_like(splats[:, :1])
         values = torch.cat([splats[:, kernels.SPLAT_HEADER :], ones], dim=1)
@@ -177,10 +275,12 @@ class InriaRasterizer(GraphRasterizer):
             settings = self._settings(**{name: settings[name] for name in self._settings._fields})
             # Forks return (colour, radii) and further images after them.
             image, *_ = self._rasterizer(raster_settings=settings)(
-                means3D=centres, means2D=torch.zeros_like(centres), cov3D_precomp=covariances,
+                means3D=centres,
+                means2D=torch.zeros_like(centres),
+                cov3D_precomp=covariances,
                 opacities=splats[:, 5:6].contiguous(),
                 colors_precomp=values[:, channels].contiguous(),
-            )  # fmt: skip
+            )
             images.append(image)
         n_channels = background.shape[0]
         rendered = torch.cat(images).permute(1, 2, 0)
@@ -192,9 +292,11 @@ def flat_gaussians(splats: Tensor, listed: SplatList, rows: Rows) -> tuple[Tenso
 
     Centres (N, 3), and covariances (N, 6) as xx, xy, xz, yy, yz, zz; culled splats lie behind it.
     """
-    width, n_rows = listed.width, rows.stop - rows.start
+    width = listed.width
+    n_rows = rows.stop - rows.start
     # In float64: the determinant of a long and thin splat's conic cancels.
-    rows64, visible = splats[:, :5].double(), listed.radii > 0
+    rows64 = splats[:, :5].double()
+    visible = listed.radii > 0
     depth = torch.where(visible, listed.depths, _BEHIND).detach().double()
     x = (2 * rows64[:, 0] + 1) / width - 1
     y = ((2 * (rows64[:, 1] - rows.start) + 1) / n_rows - 1) * (n_rows / width)
@@ -207,11 +309,15 @@ def flat_gaussians(splats: Tensor, listed: SplatList, rows: Rows) -> tuple[Tenso
     zero = torch.zeros_like(depth)
     covariances = torch.stack(
         [
-            (yy / determinant - kernels.LOW_PASS) * unit, -xy / determinant * unit, zero,
-            (xx / determinant - kernels.LOW_PASS) * unit, zero, zero,
+            (yy / determinant - kernels.LOW_PASS) * unit,
+            -xy / determinant * unit,
+            zero,
+            (xx / determinant - kernels.LOW_PASS) * unit,
+            zero,
+            zero,
         ],
         dim=-1,
-    )  # fmt: skip
+    )
     return centres.float(), covariances.float()
 
 
@@ -221,11 +327,20 @@ def _camera_settings(width: int, height: int, device: torch.device) -> dict[str,
     rows = ((1.0, 0, 0, 0), (0, 1.0 / tan_y, 0, 0), (0, 0, 1.0, 0), (0, 0, 1.0, 0))
     projection = torch.tensor(rows, device=device)
     return {
-        "image_height": height, "image_width": width, "tanfovx": 1.0, "tanfovy": tan_y,
-        "viewmatrix": torch.eye(4, device=device), "projmatrix": projection.T.contiguous(),
-        "campos": torch.zeros(3, device=device), "bg": None, "scale_modifier": 1.0,
-        "sh_degree": 0, "prefiltered": False, "debug": False, "antialiasing": False,
-    }  # fmt: skip
+        "image_height": height,
+        "image_width": width,
+        "tanfovx": 1.0,
+        "tanfovy": tan_y,
+        "viewmatrix": torch.eye(4, device=device),
+        "projmatrix": projection.T.contiguous(),
+        "campos": torch.zeros(3, device=device),
+        "bg": None,
+        "scale_modifier": 1.0,
+        "sh_degree": 0,
+        "prefiltered": False,
+        "debug": False,
+        "antialiasing": False,
+    }
 
 
 def load_inria() -> InriaRasterizer:
@@ -233,7 +348,6 @@ def load_inria() -> InriaRasterizer:
     return InriaRasterizer(_imported("diff_gaussian_rasterization", advice))
 
 
-RASTERIZERS = ("auto", "warp", "gsplat", "inria")
 _LOADERS = {"gsplat": load_gsplat, "inria": load_inria}
 
 
@@ -264,16 +378,6 @@ def choose_rasterizer(name: str, device: torch.device) -> tuple[Rasterizer, str]
     return rasterizer, f"rasterizer: {name}, by --rasterizer; its self-test passed"
 
 
-N_GAUSSIANS, WIDTH, HEIGHT = 60, 21, 35
-STRIPS = (Rows(0, HEIGHT), Rows(17, 30))
-"""The whole image, and a strip that begins and ends inside of a tile."""
-
-MAX_ERROR, GRADIENT_ERROR = 8e-3, 2e-2
-"""Largest difference of a pixel, and norm of the gradients' difference relative to their own.
-
-A splat that one of the two just counts and the other just does not makes 1/255 of its value."""
-
-
 @torch.no_grad()
 def self_test(rasterizer: Rasterizer, device: torch.device) -> str | None:
     """Compare with the built-in rasterizer. What is wrong, None if nothing is."""
@@ -287,25 +391,14 @@ def self_test(rasterizer: Rasterizer, device: torch.device) -> str | None:
         if not bool(found[name].isfinite().all()):
             return f"its {name} are not finite"
         difference = (found[name] - values).double()
-        error, allowed = float(difference.abs().max()), MAX_ERROR
+        error = float(difference.abs().max())
+        allowed = MAX_ERROR
         if name.startswith("gradients"):
-            error, allowed = float(difference.norm() / values.double().norm()), GRADIENT_ERROR
+            error = float(difference.norm() / values.double().norm())
+            allowed = GRADIENT_ERROR
         if error > allowed:
             return f"its {name} differ by {error:.1e} from the built-in rasterizer's"
     return None
-
-
-BLOCK, MAX_BLOCK_ERROR = 7, 1e-3
-BLOCK_MEANS = (
-    0.3798, 0.3097, 0.2277, 1.5725, 0.6061, 0.1946, 0.1240, 0.1924, 0.9389, 0.3272, 0.0041, 0.0025,
-    0.0043, 0.0201, 0.0067, 0.1899, 0.1413, 0.1148, 0.8116, 0.2883, 0.0558, 0.0479, 0.0491, 0.2369,
-    0.0945, 0.1035, 0.0947, 0.1160, 0.7571, 0.2207, 0.0951, 0.0620, 0.0762, 0.5529, 0.1776, 0.1817,
-    0.1329, 0.1876, 0.8739, 0.3346, 0.3020, 0.2187, 0.2570, 1.8468, 0.5841, 0.0970, 0.0974, 0.0941,
-    0.5540, 0.2197, 0.1981, 0.1778, 0.2114, 1.1385, 0.3940, 0.2012, 0.1330, 0.1759, 1.1342, 0.3597,
-    0.0346, 0.0308, 0.0284, 0.1763, 0.0721, 0.1361, 0.0990, 0.1146, 0.6822, 0.2552, 0.0248, 0.0162,
-    0.0247, 0.1159, 0.0472,
-)  # fmt: skip
-"""Colour, depth and alpha of the test scene, block means of the float64 twin."""
 
 
 @torch.no_grad()
@@ -334,17 +427,21 @@ def _render(rasterizer: Rasterizer, device: torch.device) -> dict[str, Tensor]:
         shape = blended.pixels.shape
         d_pixels = torch.randn(shape, generator=draws, device="cpu").to(device)
         d_left = torch.randn(shape[:2], generator=draws, device="cpu").to(device)
-        pixels, left = blended.pixels.clone(), blended.transmittance.clone()
+        pixels = blended.pixels.clone()
+        left = blended.transmittance.clone()
         gradients = rasterizers.SplatGradients.zeros(projection)
         rasterizer.backpropagate_rows(
             projection.splats, tiles, background, blended, d_pixels, d_left, gradients
         )
         by_splat = gradients.splats
         found = {
-            "pixels": pixels, "transmittances": left, "gradients of centres": gradients.means2d,
-            "gradients of shapes": by_splat[:, 2:5], "gradients of opacities": by_splat[:, 5],
+            "pixels": pixels,
+            "transmittances": left,
+            "gradients of centres": gradients.means2d,
+            "gradients of shapes": by_splat[:, 2:5],
+            "gradients of opacities": by_splat[:, 5],
             "gradients of channels": by_splat[:, 9:],
-        }  # fmt: skip
+        }
         results |= {f"{name} of rows {rows.start} to {rows.stop}": v for name, v in found.items()}
     return results
 
@@ -356,7 +453,8 @@ def _test_camera() -> Camera:
 
 def _test_scene(device: torch.device) -> Gaussians:
     """Gaussians before, beside and behind the camera, none as opaque as the caps of alpha."""
-    draws, n = generator(0, "rasterizer self-test"), N_GAUSSIANS
+    draws = generator(0, "rasterizer self-test")
+    n = N_GAUSSIANS
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=draws, device="cpu")

@@ -26,17 +26,31 @@ _source = functools.partial(native_source, __file__)
 
 @native_kernel(_source("sort_splats"))
 def sort_splats(
-    item: int, n: int, depths_: Floats, counts_: Ints, order_: Ints, spare_: Ints,
-    first_pairs_: Ints, total_: wp.array(dtype=wp.int64),
-):  # fmt: skip
+    item: int,
+    n: int,
+    depths_: Floats,
+    counts_: Ints,
+    order_: Ints,
+    spare_: Ints,
+    first_pairs_: Ints,
+    total_: wp.array(dtype=wp.int64),
+):
     """Sort splats by depth and lay out their runs of pairs; one work item does it all."""
 
 
 @native_kernel(_source("sort_pairs"))
 def sort_pairs(
-    item: int, n_pairs: int, n_tiles: int, counts_: Ints, order_: Ints, pair_tiles_: Ints,
-    offsets_: Ints, cursor_: Ints, ids_: Ints, places_: Ints,
-):  # fmt: skip
+    item: int,
+    n_pairs: int,
+    n_tiles: int,
+    counts_: Ints,
+    order_: Ints,
+    pair_tiles_: Ints,
+    offsets_: Ints,
+    cursor_: Ints,
+    ids_: Ints,
+    places_: Ints,
+):
     """Scatter the pairs to their tiles, where they stay in order; one work item does it all."""
 
 
@@ -50,27 +64,57 @@ class TileKernels:
 
         @native_kernel(common + _source("blend_forward"), **_UNIQUE)
         def forward(
-            item: int, first_tile: int, width: int, top_row: int, end_row: int, tiles_x: int,
-            offsets_: Ints, ids_: Ints, splats_: Floats2d, background_: Floats, image_: Floats3d,
-            transmittance_: Floats2d, last_: Ints2d,
-        ): ...  # fmt: skip
+            item: int,
+            first_tile: int,
+            width: int,
+            top_row: int,
+            end_row: int,
+            tiles_x: int,
+            offsets_: Ints,
+            ids_: Ints,
+            splats_: Floats2d,
+            background_: Floats,
+            image_: Floats3d,
+            transmittance_: Floats2d,
+            last_: Ints2d,
+        ): ...
 
         @native_kernel(common + _source("blend_backward"), **_UNIQUE)
         def backward(
-            item: int, first_tile: int, width: int, top_row: int, end_row: int, tiles_x: int,
-            offsets_: Ints, ids_: Ints, splats_: Floats2d, background_: Floats,
-            transmittance_: Floats2d, last_: Ints2d, d_image_: Floats3d,
-            d_transmittance_: Floats2d, gradient_sums_: Floats2d,
-        ): ...  # fmt: skip
+            item: int,
+            first_tile: int,
+            width: int,
+            top_row: int,
+            end_row: int,
+            tiles_x: int,
+            offsets_: Ints,
+            ids_: Ints,
+            splats_: Floats2d,
+            background_: Floats,
+            transmittance_: Floats2d,
+            last_: Ints2d,
+            d_image_: Floats3d,
+            d_transmittance_: Floats2d,
+            gradient_sums_: Floats2d,
+        ): ...
 
         @native_kernel(header + _source("sum_pairs"), **_UNIQUE)
         def sum_pairs(
-            i: int, first_tile: int, end_tile: int, offsets_: Ints, first_pairs_: Ints,
-            counts_: Ints, places_: Ints, gradient_sums_: Floats2d, d_means2d_: Floats2d,
+            i: int,
+            first_tile: int,
+            end_tile: int,
+            offsets_: Ints,
+            first_pairs_: Ints,
+            counts_: Ints,
+            places_: Ints,
+            gradient_sums_: Floats2d,
+            d_means2d_: Floats2d,
             d_splats_: Floats2d,
-        ): ...  # fmt: skip
+        ): ...
 
-        self.forward, self.backward, self.sum_pairs = forward, backward, sum_pairs
+        self.forward = forward
+        self.backward = backward
+        self.sum_pairs = sum_pairs
 
     def launch_forward(self, n_tiles: int, inputs: list[Any]) -> None:
         launch(self.forward, n_tiles, inputs)

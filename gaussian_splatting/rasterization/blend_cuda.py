@@ -66,6 +66,85 @@ Offsets = wp.types.vector(length=BLOCKS_ACROSS, dtype=wp.float32)
 
 Places = wp.types.vector(length=BLOCKS, dtype=wp.int32)
 
+_COPY = """
+#if defined(__CUDA_ARCH__)
+typedef BATCH_PIECE Piece;
+char* target = (char*)batches + (size_t)buffer * WARP_LANES * BATCH_PITCH;
+const char* source = (const char*)splats.data;
+#pragma unroll
+for (int step = 0; step < BATCH_TEAM; step++) {
+    const int row = lane / BATCH_TEAM + step * (WARP_LANES / BATCH_TEAM);
+    const size_t id = (size_t)__shfl_sync(0xffffffffu, own_id, row);
+    const Piece* from = (const Piece*)(source + id * BATCH_ROW);
+    Piece* to = (Piece*)(target + row * BATCH_PITCH);
+    #pragma unroll
+    for (int first = 0; first < BATCH_PIECES; first += BATCH_TEAM) {
+        const int k = first + lane % BATCH_TEAM;
+        if (k >= BATCH_PIECES) continue;
+#if __CUDA_ARCH__ >= 800
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
+            :: "r"((unsigned)__cvta_generic_to_shared(to + k)), "l"(from + k), "n"(sizeof(Piece))
+            : "memory");
+#else
+        to[k] = from[k];
+#endif
+    }
+}
+#else
+float* to = (float*)batches + (buffer * WARP_LANES + lane) * (BATCH_PITCH / 4);
+for (int c = 0; c < BATCH_ROW / 4; c++) to[c] = splats.data[own_id][c];
+#endif
+"""
+_WAIT = """
+#if defined(__CUDA_ARCH__)
+#if __CUDA_ARCH__ >= 800
+asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+__syncwarp();
+#else
+WP_TILE_SYNC();
+#endif
+"""
+_OPEN = """
+#if defined(__CUDA_ARCH__)
+__shared__ float4 rows[2 * WP_TILE_BLOCK_DIM * (BATCH_PITCH / 16)];
+return (wp::uint64)(rows + 2 * (threadIdx.x / WARP_LANES) * WARP_LANES * (BATCH_PITCH / 16));
+#else
+static float4 rows[2 * WARP_LANES * (BATCH_PITCH / 16)];
+return (wp::uint64)rows;
+#endif
+"""
+_READ = """
+const float4* from = (const float4*)batches + (buffer * WARP_LANES + row) * (BATCH_PITCH / 16);
+wp::vec_t<BATCH_PITCH / 4, float> values;
+#if defined(__CUDA_ARCH__)
+#pragma unroll
+#endif
+for (int i = 0; i < BATCH_PITCH / 16; i++) {
+    const float4 four = from[i];
+    values[4 * i] = four.x;
+    values[4 * i + 1] = four.y;
+    values[4 * i + 2] = four.z;
+    values[4 * i + 3] = four.w;
+}
+return values;
+"""
+_LANES = wp.constant(WARP_LANES)
+_GROUP = wp.constant(SUM_COLUMNS)
+_CHANNEL_0 = wp.constant(SPLAT_COLUMNS)
+_CAP = wp.constant(ALPHA_MAX)
+_FAINTEST = wp.constant(ALPHA_MIN)
+_OPAQUE = wp.constant(TRANSMITTANCE_MIN)
+_FORWARD_REGISTERS = ((3, 80), (4, 96), (8, 128), (12, 168))
+"""Up to so many channels, so many registers of a thread: for 24, 20, 16 and 12 warps on a
+multiprocessor. With fewer, the loop over splats would keep much in memory."""
+_BACKWARD_REGISTERS = ((4, 96), (8, 128), (10, 168))
+# What changes inside a condition is an element of a vector, which is changed in place. A scalar
+# would be a new variable merged with the old one, and keep both in registers around the loop.
+Floats = wp.types.vector(length=BLOCKS, dtype=wp.float32)
+Bits = wp.types.vector(length=1, dtype=wp.int32)
+Shade = wp.types.vector(length=1, dtype=wp.float32)
+
 
 @wp.func
 def tile_corner(tile: int, tiles_x: int) -> wp.vec2i:
@@ -158,74 +237,6 @@ def blocks_that_reach(kept: int, place: int, lane: int) -> int:
     return blocks
 
 
-_COPY = """
-#if defined(__CUDA_ARCH__)
-typedef BATCH_PIECE Piece;
-char* target = (char*)batches + (size_t)buffer * WARP_LANES * BATCH_PITCH;
-const char* source = (const char*)splats.data;
-#pragma unroll
-for (int step = 0; step < BATCH_TEAM; step++) {
-    const int row = lane / BATCH_TEAM + step * (WARP_LANES / BATCH_TEAM);
-    const size_t id = (size_t)__shfl_sync(0xffffffffu, own_id, row);
-    const Piece* from = (const Piece*)(source + id * BATCH_ROW);
-    Piece* to = (Piece*)(target + row * BATCH_PITCH);
-    #pragma unroll
-    for (int first = 0; first < BATCH_PIECES; first += BATCH_TEAM) {
-        const int k = first + lane % BATCH_TEAM;
-        if (k >= BATCH_PIECES) continue;
-#if __CUDA_ARCH__ >= 800
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
-            :: "r"((unsigned)__cvta_generic_to_shared(to + k)), "l"(from + k), "n"(sizeof(Piece))
-            : "memory");
-#else
-        to[k] = from[k];
-#endif
-    }
-}
-#else
-float* to = (float*)batches + (buffer * WARP_LANES + lane) * (BATCH_PITCH / 4);
-for (int c = 0; c < BATCH_ROW / 4; c++) to[c] = splats.data[own_id][c];
-#endif
-"""
-
-_WAIT = """
-#if defined(__CUDA_ARCH__)
-#if __CUDA_ARCH__ >= 800
-asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-__syncwarp();
-#else
-WP_TILE_SYNC();
-#endif
-"""
-
-_OPEN = """
-#if defined(__CUDA_ARCH__)
-__shared__ float4 rows[2 * WP_TILE_BLOCK_DIM * (BATCH_PITCH / 16)];
-return (wp::uint64)(rows + 2 * (threadIdx.x / WARP_LANES) * WARP_LANES * (BATCH_PITCH / 16));
-#else
-static float4 rows[2 * WARP_LANES * (BATCH_PITCH / 16)];
-return (wp::uint64)rows;
-#endif
-"""
-
-_READ = """
-const float4* from = (const float4*)batches + (buffer * WARP_LANES + row) * (BATCH_PITCH / 16);
-wp::vec_t<BATCH_PITCH / 4, float> values;
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
-for (int i = 0; i < BATCH_PITCH / 16; i++) {
-    const float4 four = from[i];
-    values[4 * i] = four.x;
-    values[4 * i + 1] = four.y;
-    values[4 * i + 2] = four.z;
-    values[4 * i + 3] = four.w;
-}
-return values;
-"""
-
-
 @functools.cache
 def batch_functions(n_channels: int) -> SimpleNamespace:
     """Warp functions for splats of ``n_channels`` channels, for kernels with warps as blocks."""
@@ -237,10 +248,13 @@ def batch_functions(n_channels: int) -> SimpleNamespace:
     # Lanes that copy one row: as many as it has pieces, rounded up to a power of two.
     team = 8 if pieces > 16 else 1 << (pieces - 1).bit_length()
     constants = {
-        "WARP_LANES": WARP_LANES, "BATCH_PITCH": 4 * pitch, "BATCH_ROW": 4 * floats,
-        "BATCH_PIECES": pieces, "BATCH_TEAM": team,
+        "WARP_LANES": WARP_LANES,
+        "BATCH_PITCH": 4 * pitch,
+        "BATCH_ROW": 4 * floats,
+        "BATCH_PIECES": pieces,
+        "BATCH_TEAM": team,
         "BATCH_PIECE": "float4" if pitch == floats else "float",
-    }  # fmt: skip
+    }
 
     def of_width(snippet: str) -> str:
         # Names that begin with another one come before it.
@@ -253,8 +267,12 @@ def batch_functions(n_channels: int) -> SimpleNamespace:
 
     @wp.func_native(of_width(_COPY))
     def copy_batch(
-        batches: wp.uint64, buffer: int, lane: int, own_id: int, splats: wp.array(dtype=Row),
-    ): ...  # fmt: skip
+        batches: wp.uint64,
+        buffer: int,
+        lane: int,
+        own_id: int,
+        splats: wp.array(dtype=Row),
+    ): ...
 
     @wp.func_native(of_width(_WAIT))
     def wait_for_batch(): ...
@@ -265,24 +283,7 @@ def batch_functions(n_channels: int) -> SimpleNamespace:
     return SimpleNamespace(open=open_batches, copy=copy_batch, wait=wait_for_batch, read=read_splat)
 
 
-_LANES = wp.constant(WARP_LANES)
-_GROUP = wp.constant(SUM_COLUMNS)
-_CHANNEL_0 = wp.constant(SPLAT_COLUMNS)
-_CAP = wp.constant(ALPHA_MAX)
-_FAINTEST = wp.constant(ALPHA_MIN)
-_OPAQUE = wp.constant(TRANSMITTANCE_MIN)
-_FORWARD_REGISTERS = ((3, 80), (4, 96), (8, 128), (12, 168))
-"""Up to so many channels, so many registers of a thread: for 24, 20, 16 and 12 warps on a
-multiprocessor. With fewer, the loop over splats would keep much in memory."""
-_BACKWARD_REGISTERS = ((4, 96), (8, 128), (10, 168))
-
 wp.set_module_options({"enable_backward": False})
-
-# What changes inside a condition is an element of a vector, which is changed in place. A scalar
-# would be a new variable merged with the old one, and keep both in registers around the loop.
-Floats = wp.types.vector(length=BLOCKS, dtype=wp.float32)
-Bits = wp.types.vector(length=1, dtype=wp.int32)
-Shade = wp.types.vector(length=1, dtype=wp.float32)
 
 
 class BlockKernels:
@@ -351,10 +352,19 @@ def _forward_kernel(n_channels: int) -> Any:
 
     @wp.kernel(module="unique", **_options(n_channels, _FORWARD_REGISTERS))
     def forward(
-        first_tile: int, width: int, top_row: int, end_row: int, tiles_x: int, offsets: Ints,
-        ids: Ints, splats: wp.array(dtype=Row), background: wp.array(dtype=float), image: Floats3d,
-        transmittance: Floats2d, last: Ints2d,
-    ):  # fmt: skip
+        first_tile: int,
+        width: int,
+        top_row: int,
+        end_row: int,
+        tiles_x: int,
+        offsets: Ints,
+        ids: Ints,
+        splats: wp.array(dtype=Row),
+        background: wp.array(dtype=float),
+        image: Floats3d,
+        transmittance: Floats2d,
+        last: Ints2d,
+    ):
         warp, lane = wp.tid()
         tile = first_tile + warp
         corner = tile_corner(tile, tiles_x)
@@ -433,9 +443,16 @@ def _loading_function(n_channels: int) -> wp.Function:
 
     @wp.func
     def load_pixels(
-        first: wp.vec2i, width: int, top_row: int, end_row: int, background: wp.array(dtype=float),
-        transmittance: Floats2d, last: Ints2d, d_image: Floats3d, d_transmittance: Floats2d,
-    ):  # fmt: skip
+        first: wp.vec2i,
+        width: int,
+        top_row: int,
+        end_row: int,
+        background: wp.array(dtype=float),
+        transmittance: Floats2d,
+        last: Ints2d,
+        d_image: Floats3d,
+        d_transmittance: Floats2d,
+    ):
         light = Floats(1.0)
         behind = Floats(0.0)
         latest = Places(-1)
@@ -464,19 +481,36 @@ def _backward_kernel(n_channels: int) -> Any:
 
     @wp.kernel(module="unique", **_options(n_channels, _BACKWARD_REGISTERS))
     def backward(
-        first_tile: int, width: int, top_row: int, end_row: int, tiles_x: int, offsets: Ints,
-        ids: Ints, splats: wp.array(dtype=Row), background: wp.array(dtype=float),
-        transmittance: Floats2d, last: Ints2d, d_image: Floats3d, d_transmittance: Floats2d,
+        first_tile: int,
+        width: int,
+        top_row: int,
+        end_row: int,
+        tiles_x: int,
+        offsets: Ints,
+        ids: Ints,
+        splats: wp.array(dtype=Row),
+        background: wp.array(dtype=float),
+        transmittance: Floats2d,
+        last: Ints2d,
+        d_image: Floats3d,
+        d_transmittance: Floats2d,
         gradient_sums: wp.array(dtype=SumsRow),
-    ):  # fmt: skip
+    ):
         warp, lane = wp.tid()
         tile = first_tile + warp
         corner = tile_corner(tile, tiles_x)
         first = first_pixel(corner, lane)
         light, behind, latest, d_pixel = load_pixels(
-            first, width, top_row, end_row, background, transmittance, last, d_image,
+            first,
+            width,
+            top_row,
+            end_row,
+            background,
+            transmittance,
+            last,
+            d_image,
             d_transmittance,
-        )  # fmt: skip
+        )
         kept = last_of_blocks(latest, lane)
         begin = offsets[tile]
         end = wp.max(max_over_lanes(kept, lane) + 1, begin)

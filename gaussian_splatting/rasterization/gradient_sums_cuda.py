@@ -33,17 +33,16 @@ _SPLAT_COLUMNS = wp.constant(SPLAT_COLUMNS)
 _MANY = wp.constant(16)
 """Splats of more pairs are taken by a whole warp: the fewest instructions for a million splats."""
 
+_STORE = f"""
+const int column = group * {SUM_COLUMNS} + lane / 2;
+if (lane % 2 == 0 && column < WIDTH) gradient_sums.data[row][column] = total;
+"""
+
 
 @wp.func
 def splat_of(warp: int, lane: int, n_splats: int) -> int:
     """Large splats may have neighbouring numbers, so a warp takes splats far from each other."""
     return lane * ((n_splats + _LANES - 1) / _LANES) + warp
-
-
-_STORE = f"""
-const int column = group * {SUM_COLUMNS} + lane / 2;
-if (lane % 2 == 0 && column < WIDTH) gradient_sums.data[row][column] = total;
-"""
 
 
 @functools.cache
@@ -57,13 +56,21 @@ def store_row_function(n_channels: int) -> tuple[type, type, wp.Function]:
 
     @wp.func_native(_STORE.replace("WIDTH", str(width)))
     def store_sum(
-        gradient_sums: wp.array(dtype=Row), row: int, group: int, lane: int, total: float,
-    ): ...  # fmt: skip
+        gradient_sums: wp.array(dtype=Row),
+        row: int,
+        group: int,
+        lane: int,
+        total: float,
+    ): ...
 
     @wp.func
     def store_row(
-        gradient_sums: wp.array(dtype=Row), row: int, part: Part, any_part: int, lane: int,
-    ):  # fmt: skip
+        gradient_sums: wp.array(dtype=Row),
+        row: int,
+        part: Part,
+        any_part: int,
+        lane: int,
+    ):
         for g in range(GROUPS):
             total = float(0.0)
             if any_part != 0:
@@ -86,7 +93,8 @@ def add_gradient(d_means2d: Floats2d, d_splats: Floats2d, i: int, column: int, v
 
 def launch_sums(kernel: Any, n_splats: int, inputs: list[Any], device: torch.device) -> None:
     """Launch what :func:`sum_kernel` returned; its first argument is added."""
-    n_warps, how = -(-n_splats // WARP_LANES), {"device": device, "block_dim": WARP_LANES}
+    n_warps = -(-n_splats // WARP_LANES)
+    how = {"device": device, "block_dim": WARP_LANES}
     launch_blocks(kernel, n_warps, [n_splats, *inputs], **how, together=_WARPS_TOGETHER)
 
 
@@ -100,10 +108,17 @@ def sum_kernel(n_channels: int) -> Any:
 
     @wp.kernel(module="unique", module_options=options, **known_options(grid_stride=False))
     def sum_pairs(
-        n_splats: int, first_tile: int, end_tile: int, offsets: Ints, first_pairs: Ints,
-        counts: Ints, places: Ints, gradient_sums: wp.array(dtype=Sums), d_means2d: Floats2d,
+        n_splats: int,
+        first_tile: int,
+        end_tile: int,
+        offsets: Ints,
+        first_pairs: Ints,
+        counts: Ints,
+        places: Ints,
+        gradient_sums: wp.array(dtype=Sums),
+        d_means2d: Floats2d,
         d_splats: Floats2d,
-    ):  # fmt: skip
+    ):
         warp, lane = wp.tid()
         begin = offsets[first_tile]
         end = offsets[end_tile]

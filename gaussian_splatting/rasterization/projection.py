@@ -18,10 +18,13 @@ from gaussian_splatting.rasterization.tile_coverage import PROJECT_AND_COUNT, co
 from sugar_utils.warp_launch import as_array, launch
 
 MIN_ITEMS = 2048  # Gaussians per launch below which another strip costs more than it gives
-MARGIN, SPARE = 1.1, 4096
+MARGIN = 1.1
+SPARE = 4096
 """Room beyond what the last visit had: as a factor, and for views of few pairs."""
 
 MOST = 2**30  # forecasts end here, so that pairs may double and still be numbered by 32 bits
+
+_launch = functools.partial(launch, min_items=MIN_ITEMS)
 
 
 class PairsMissed(Exception):
@@ -93,7 +96,8 @@ class ChannelLayout:
         cls, *, rgb: bool, depth: bool, normal: bool, plane: bool, n_features: int
     ) -> ChannelLayout:
         """3, 1, 2, 4 and ``n_features`` columns of what is wanted."""
-        column, starts = 0, []
+        column = 0
+        starts = []
         widths = ((rgb, 3), (depth, 1), (normal, 2), (plane, 4), (n_features > 0, n_features))
         for wanted, width in widths:
             starts.append(column if wanted else None)
@@ -121,11 +125,14 @@ class Projection:
 
 class _Project(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, view, channels, n_channels, means, quats, scales, opacities, sh_dc, sh_rest,
-                features):  # fmt: skip
-        n, device = means.shape[0], means.device
+    def forward(
+        ctx, view, channels, n_channels, means, quats, scales, opacities, sh_dc, sh_rest, features
+    ):
+        n = means.shape[0]
+        device = means.device
         means2d_splats = torch.empty(n, kernels.SPLAT_HEADER + n_channels, device=device)
-        depths, sizes = torch.empty(n, device=device), ((n,), (n,), (n, 4))
+        depths = torch.empty(n, device=device)
+        sizes = ((n,), (n,), (n, 4))
         radii, counts, rects = (torch.empty(s, dtype=torch.int32, device=device) for s in sizes)
         given = means, quats, scales, opacities, sh_dc, features
         means, quats, scales, opacities, sh_dc, features = (
@@ -135,18 +142,28 @@ class _Project(torch.autograd.Function):
         vector = _vector_of(sh_rest)
         sh_rest = sh_rest.detach().to(wp.dtype_to_torch(vector._wp_scalar_type_)).contiguous()
         inputs = [
-            view, channels, as_array(means, wp.vec3), as_array(quats, wp.vec4),
-            as_array(scales, wp.vec3), opacities, as_array(sh_dc, wp.vec3),
-            as_array(sh_rest, vector), features, means2d_splats, radii, depths,
+            view,
+            channels,
+            as_array(means, wp.vec3),
+            as_array(quats, wp.vec4),
+            as_array(scales, wp.vec3),
+            opacities,
+            as_array(sh_dc, wp.vec3),
+            as_array(sh_rest, vector),
+            features,
+            means2d_splats,
+            radii,
+            depths,
             as_array(rects, wp.vec4i),
-        ]  # fmt: skip
+        ]
         if counts_while_projecting(device):
             _launch(PROJECT_AND_COUNT[vector], n, [*inputs, counts])
         else:
             _launch(kernels.PROJECT_FORWARD[vector], n, inputs)
             _launch(count_tiles, n, [means2d_splats, as_array(rects, wp.vec4i), counts])
         means2d = means2d_splats[:, :2].contiguous()
-        ctx.view, ctx.channels = view, channels
+        ctx.view = view
+        ctx.channels = channels
         shape = means, quats, scales, opacities
         ctx.save_for_backward(*shape, sh_dc, sh_rest, features, radii, means2d_splats)
         ctx.mark_non_differentiable(radii, depths, rects, counts)
@@ -166,13 +183,24 @@ class _Project(torch.autograd.Function):
         d_means, d_quats, d_scales, d_opacities, d_sh_dc, d_sh_rest, d_features = grads
         vector = _vector_of(sh_rest)
         inputs = [
-            ctx.view, ctx.channels, as_array(means, wp.vec3), as_array(quats, wp.vec4),
-            as_array(scales, wp.vec3), as_array(sh_rest, vector), radii, splats,
-            as_array(d_means2d.contiguous(), wp.vec2), d_splats.contiguous(),
-            as_array(d_means, wp.vec3), as_array(d_quats, wp.vec4),
-            as_array(d_scales, wp.vec3), d_opacities, as_array(d_sh_dc, wp.vec3),
-            as_array(d_sh_rest, vector), d_features,
-        ]  # fmt: skip
+            ctx.view,
+            ctx.channels,
+            as_array(means, wp.vec3),
+            as_array(quats, wp.vec4),
+            as_array(scales, wp.vec3),
+            as_array(sh_rest, vector),
+            radii,
+            splats,
+            as_array(d_means2d.contiguous(), wp.vec2),
+            d_splats.contiguous(),
+            as_array(d_means, wp.vec3),
+            as_array(d_quats, wp.vec4),
+            as_array(d_scales, wp.vec3),
+            d_opacities,
+            as_array(d_sh_dc, wp.vec3),
+            as_array(d_sh_rest, vector),
+            d_features,
+        ]
         _launch(kernels.PROJECT_BACKWARD[vector], means.shape[0], inputs)
         return (None, None, None, *grads)
 
@@ -182,18 +210,21 @@ def counts_while_projecting(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
-_launch = functools.partial(launch, min_items=MIN_ITEMS)
-
-
 def _vector_of(sh_rest: Tensor) -> type:
     return kernels.vec3bf if sh_rest.dtype == torch.bfloat16 else wp.vec3
 
 
 def project(
-    gaussians: Gaussians, camera: Camera, *, rgb: bool = True, depth: bool = False,
-    normal: bool = False, plane_reach: float | None = None, features: Tensor | None = None,
+    gaussians: Gaussians,
+    camera: Camera,
+    *,
+    rgb: bool = True,
+    depth: bool = False,
+    normal: bool = False,
+    plane_reach: float | None = None,
+    features: Tensor | None = None,
     sh_degree: int = 3,
-) -> Projection:  # fmt: skip
+) -> Projection:
     """Project Gaussians to a camera and compute the values their splats carry.
 
     A Gaussian with a non-finite position, shape or opacity is culled.
@@ -205,7 +236,8 @@ def project(
         sh_degree: Degree at which colours are evaluated, 0 to 3; at most what ``sh_rest``, float32
             or bfloat16, holds.
     """
-    n_features, plane = 0 if features is None else features.shape[1], plane_reach is not None
+    n_features = 0 if features is None else features.shape[1]
+    plane = plane_reach is not None
     wanted = {"rgb": rgb, "depth": depth, "normal": normal, "plane": plane}
     layout = ChannelLayout.of(**wanted, n_features=n_features)
     if layout.total == 0:
@@ -219,12 +251,14 @@ def project(
     for name in ("rgb", "depth", "normal", "plane", "features"):
         column = getattr(layout, name)
         setattr(channels, name, -1 if column is None else column)
-    channels.n_features, channels.sh_degree = n_features, sh_degree
+    channels.n_features = n_features
+    channels.sh_degree = sh_degree
     channels.antialiased = int(gaussians.antialiased)
     channels.plane_reach = 0.0 if plane_reach is None else plane_reach
     if features is None:
         features = gaussians.means.new_zeros(len(gaussians), 0)
     elif features.shape[0] != len(gaussians):
         raise ValueError(f"{features.shape[0]} rows of features for {len(gaussians)} Gaussians")
-    settings, raw = (make_view(camera), channels, layout.total), gaussians.tensors()
+    settings = (make_view(camera), channels, layout.total)
+    raw = gaussians.tensors()
     return Projection(*_Project.apply(*settings, *raw, features), layout=layout, camera=camera)

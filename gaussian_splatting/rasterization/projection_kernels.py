@@ -48,6 +48,20 @@ ALPHA_MAX = 0.99
 ALPHA_MIN = 1.0 / 255.0
 TRANSMITTANCE_MIN = 1e-4
 
+SPLAT_HEADER = 9
+HEADER = wp.constant(SPLAT_HEADER)
+INVERSE_ALPHA_MIN = wp.constant(1.0 / ALPHA_MIN)
+BLUR = wp.constant(LOW_PASS)
+TILE_SIDE = wp.constant(float(TILE))
+UNBOUNDED = wp.constant(1.0e9)
+mat23 = wp.types.matrix(shape=(2, 3), dtype=wp.float32)
+Coefficients = wp.array2d(dtype=Any)
+Rects = wp.array(dtype=wp.vec4i)
+vec3bf = wp.types.vector(length=3, dtype=wp.bfloat16)
+MIN_COVERAGE = wp.constant(0.000025)
+"""Least squared share that an antialiased splat keeps: opacities shrink to 0.005 at most, as in
+3DGS. Below it, as of flat splats seen edge-on, the share is a constant."""
+
 
 @wp.struct
 class View:
@@ -74,7 +88,8 @@ class View:
 def linearisation_limits(camera: Camera) -> tuple[float, float, float, float]:
     """Image plus 0.3 half fields of view on each side (3DGS), in x/z and y/z, for covariances."""
     tan_x, tan_y = camera.tan_half_fov
-    margin_x, margin_y = FRUSTUM_MARGIN * tan_x, FRUSTUM_MARGIN * tan_y
+    margin_x = FRUSTUM_MARGIN * tan_x
+    margin_y = FRUSTUM_MARGIN * tan_y
     return (
         -camera.cx / camera.fx - margin_x,
         (camera.width - camera.cx) / camera.fx + margin_x,
@@ -93,23 +108,16 @@ def make_view(camera: Camera) -> Any:
     view.rotation = wp.mat33(*(float(v) for v in camera.rotation.ravel()))
     view.translation = wp.vec3(*(float(v) for v in camera.translation))
     view.center = wp.vec3(*(float(v) for v in camera.center))
-    view.fx, view.fy, view.cx, view.cy = camera.fx, camera.fy, camera.cx, camera.cy
+    view.fx = camera.fx
+    view.fy = camera.fy
+    view.cx = camera.cx
+    view.cy = camera.cy
     view.x_min, view.x_max, view.y_min, view.y_max = linearisation_limits(camera)
-    view.width, view.height = camera.width, camera.height
+    view.width = camera.width
+    view.height = camera.height
     view.tiles_x, view.tiles_y = n_tiles(camera)
     view.near = camera.near
     return view
-
-
-SPLAT_HEADER = 9
-HEADER = wp.constant(SPLAT_HEADER)
-INVERSE_ALPHA_MIN = wp.constant(1.0 / ALPHA_MIN)
-BLUR = wp.constant(LOW_PASS)
-TILE_SIDE = wp.constant(float(TILE))
-UNBOUNDED = wp.constant(1.0e9)
-mat23 = wp.types.matrix(shape=(2, 3), dtype=wp.float32)
-Coefficients, Rects = wp.array2d(dtype=Any), wp.array(dtype=wp.vec4i)
-vec3bf = wp.types.vector(length=3, dtype=wp.bfloat16)
 
 
 @wp.struct
@@ -125,11 +133,6 @@ class Channels:
     n_features: int
     sh_degree: int
     antialiased: int
-
-
-MIN_COVERAGE = wp.constant(0.000025)
-"""Least squared share that an antialiased splat keeps: opacities shrink to 0.005 at most, as in
-3DGS. Below it, as of flat splats seen edge-on, the share is a constant."""
 
 
 @wp.func
@@ -178,25 +181,35 @@ def clamped_tangents(t: wp.vec3, view: View) -> wp.vec2:
 def projection_jacobian(t: wp.vec3, txy: wp.vec2, view: View) -> mat23:
     iz = 1.0 / t[2]
     return mat23(
-        view.fx * iz, 0.0, -view.fx * txy[0] * iz * iz,
-        0.0, view.fy * iz, -view.fy * txy[1] * iz * iz,
-    )  # fmt: skip
+        view.fx * iz,
+        0.0,
+        -view.fx * txy[0] * iz * iz,
+        0.0,
+        view.fy * iz,
+        -view.fy * txy[1] * iz * iz,
+    )
 
 
 @wp.func
 def scaled_rotation(r: wp.mat33, s: wp.vec3) -> wp.mat33:
     """R diag(s): its square is the covariance."""
     return wp.mat33(
-        r[0, 0] * s[0], r[0, 1] * s[1], r[0, 2] * s[2],
-        r[1, 0] * s[0], r[1, 1] * s[1], r[1, 2] * s[2],
-        r[2, 0] * s[0], r[2, 1] * s[1], r[2, 2] * s[2],
-    )  # fmt: skip
+        r[0, 0] * s[0],
+        r[0, 1] * s[1],
+        r[0, 2] * s[2],
+        r[1, 0] * s[0],
+        r[1, 1] * s[1],
+        r[1, 2] * s[2],
+        r[2, 0] * s[0],
+        r[2, 1] * s[1],
+        r[2, 2] * s[2],
+    )
 
 
 @wp.func
 def sh_color(
     i: int, direction: wp.vec3, degree: int, sh_dc: Vec3s2d, sh_rest: Coefficients
-) -> wp.vec3:  # fmt: skip
+) -> wp.vec3:
     """Colour before the clamp at zero."""
     basis = sh_basis(direction, degree)
     color = basis[0] * sh_dc[i, 0] + wp.vec3(0.5, 0.5, 0.5)
@@ -223,10 +236,21 @@ def tile_range(p: float, radius: float, extent: float, n: int) -> wp.vec2i:
 
 @wp.func
 def project_one(
-    i: int, view: View, channels: Channels, means: Vec3s, quats: Vec4s, scales: Vec3s,
-    opacities: Floats, sh_dc: Vec3s2d, sh_rest: Coefficients, features: Floats2d, splats: Floats2d,
-    radii: Ints, depths: Floats, tile_rects: Rects,
-):  # fmt: skip
+    i: int,
+    view: View,
+    channels: Channels,
+    means: Vec3s,
+    quats: Vec4s,
+    scales: Vec3s,
+    opacities: Floats,
+    sh_dc: Vec3s2d,
+    sh_rest: Coefficients,
+    features: Floats2d,
+    splats: Floats2d,
+    radii: Ints,
+    depths: Floats,
+    tile_rects: Rects,
+):
     """Fill the row of one Gaussian, with zeros if it is culled."""
     for k in range(splats.shape[1]):
         splats[i, k] = 0.0
@@ -305,15 +329,38 @@ def project_one(
 
 @wp.kernel
 def project_forward(
-    first: int, view: View, channels: Channels, means: Vec3s, quats: Vec4s, scales: Vec3s,
-    opacities: Floats, sh_dc: Vec3s2d, sh_rest: Coefficients, features: Floats2d, splats: Floats2d,
-    radii: Ints, depths: Floats, tile_rects: Rects,
-):  # fmt: skip
+    first: int,
+    view: View,
+    channels: Channels,
+    means: Vec3s,
+    quats: Vec4s,
+    scales: Vec3s,
+    opacities: Floats,
+    sh_dc: Vec3s2d,
+    sh_rest: Coefficients,
+    features: Floats2d,
+    splats: Floats2d,
+    radii: Ints,
+    depths: Floats,
+    tile_rects: Rects,
+):
     i = first + wp.tid()
     project_one(
-        i, view, channels, means, quats, scales, opacities, sh_dc, sh_rest, features, splats, radii,
-        depths, tile_rects,
-    )  # fmt: skip
+        i,
+        view,
+        channels,
+        means,
+        quats,
+        scales,
+        opacities,
+        sh_dc,
+        sh_rest,
+        features,
+        splats,
+        radii,
+        depths,
+        tile_rects,
+    )
 
 
 @wp.func
@@ -328,9 +375,15 @@ def put_vector(target: wp.array2d(dtype=vec3bf), i: int, k: int, v: wp.vec3):  #
 
 @wp.func
 def color_gradient(
-    i: int, offset: wp.vec3, channels: Channels, splats: Floats2d, d_splats: Floats2d,
-    sh_rest: wp.array2d(dtype=Any), d_sh_dc: Vec3s2d, d_sh_rest: wp.array2d(dtype=Any),
-) -> wp.vec3:  # fmt: skip
+    i: int,
+    offset: wp.vec3,
+    channels: Channels,
+    splats: Floats2d,
+    d_splats: Floats2d,
+    sh_rest: wp.array2d(dtype=Any),
+    d_sh_dc: Vec3s2d,
+    d_sh_rest: wp.array2d(dtype=Any),
+) -> wp.vec3:
     """Backpropagate one colour to its coefficients; returns the gradient of the centre."""
     d_color = wp.vec3()
     for k in range(3):
@@ -368,11 +421,25 @@ def conic_gradient(i: int, splats: Floats2d, d: wp.vec3) -> wp.vec3:
 
 @wp.kernel
 def project_backward(
-    first: int, view: View, channels: Channels, means: Vec3s, quats: Vec4s, scales: Vec3s,
-    sh_rest: Coefficients, radii: Ints, splats: Floats2d, d_means2d: Vec2s, d_splats: Floats2d,
-    d_means: Vec3s, d_quats: Vec4s, d_scales: Vec3s, d_opacities: Floats, d_sh_dc: Vec3s2d,
-    d_sh_rest: Coefficients, d_features: Floats2d,
-):  # fmt: skip
+    first: int,
+    view: View,
+    channels: Channels,
+    means: Vec3s,
+    quats: Vec4s,
+    scales: Vec3s,
+    sh_rest: Coefficients,
+    radii: Ints,
+    splats: Floats2d,
+    d_means2d: Vec2s,
+    d_splats: Floats2d,
+    d_means: Vec3s,
+    d_quats: Vec4s,
+    d_scales: Vec3s,
+    d_opacities: Floats,
+    d_sh_dc: Vec3s2d,
+    d_sh_rest: Coefficients,
+    d_features: Floats2d,
+):
     """Adjoint of :func:`project_forward`; rows of culled ones are zeros.
 
     As in 3DGS, a camera-space x or y clamped by the linearisation limits counts as a constant.

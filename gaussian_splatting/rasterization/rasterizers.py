@@ -49,7 +49,8 @@ def build_tile_lists(projection: Projection, *, blocks: bool | None = None) -> T
     """Sort the (tile, splat) pairs of a projection; ``blocks`` as of ``blend_rows``."""
     # Native code learns the number for nothing.
     blocks = projection.splats.device.type != "cpu" if blocks is None else blocks
-    camera, counts = projection.camera, projection.tile_counts
+    camera = projection.camera
+    counts = projection.tile_counts
     across, down = n_tiles(camera)
     order, first_pairs, n_pairs = (_runs_by_sort if blocks else _runs_natively)(projection)
     if n_pairs > _MAX_PAIRS:
@@ -79,8 +80,10 @@ def _ints(size: int, device: torch.device) -> Tensor:
 
 def _runs_natively(projection: Projection) -> tuple[Tensor, Tensor, int]:
     """Splats with pairs by depth, where each splat's run begins, and the number of pairs."""
-    counts, device = projection.tile_counts, projection.tile_counts.device
-    n, total = counts.shape[0], torch.zeros(1, dtype=torch.int64, device=device)
+    counts = projection.tile_counts
+    device = projection.tile_counts.device
+    n = counts.shape[0]
+    total = torch.zeros(1, dtype=torch.int64, device=device)
     order, spare, first_pairs = (_ints(n, device) for _ in range(3))
     launch(sort_splats, 1, [n, projection.depths, counts, order, spare, first_pairs, total])
     return order, first_pairs, int(total)
@@ -92,11 +95,14 @@ def _runs_by_sort(projection: Projection) -> tuple[Tensor, Tensor, int]:
     order = projection.depths.sort(stable=True).indices
     sizes = counts[order]
     ends = sizes.cumsum(0)
-    starts, n_pairs, guess = ends - sizes, projection.n_pairs, projection.guess
+    starts = ends - sizes
+    n_pairs = projection.n_pairs
+    guess = projection.guess
     if n_pairs is None and counts.shape[0] == 0:
         n_pairs = 0
     elif n_pairs is None and guess is not None:
-        n_pairs, guess.excess = guess.capacity, ends[-1] - guess.capacity
+        n_pairs = guess.capacity
+        guess.excess = ends[-1] - guess.capacity
         starts.clamp_(max=guess.capacity)
     elif n_pairs is None:
         # The one number that must reach the host: it is the size of all that comes next.
@@ -109,8 +115,11 @@ def _runs_by_sort(projection: Projection) -> tuple[Tensor, Tensor, int]:
 def _sort_natively(
     order: Tensor, counts: Tensor, pair_tiles: Tensor, n_all: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    n_pairs, device = pair_tiles.shape[0], pair_tiles.device
-    offsets, ids, places = _ints(n_all + 1, device), _ints(n_pairs, device), _ints(n_pairs, device)
+    n_pairs = pair_tiles.shape[0]
+    device = pair_tiles.device
+    offsets = _ints(n_all + 1, device)
+    ids = _ints(n_pairs, device)
+    places = _ints(n_pairs, device)
     cursor = _ints(n_all + 1, device)
     launch(sort_pairs, 1, [n_pairs, n_all, counts, order, pair_tiles, offsets, cursor, ids, places])
     return offsets, ids, places
@@ -118,7 +127,8 @@ def _sort_natively(
 
 def _sort_by_radix(pair_tiles: Tensor, owners: Tensor, n_all: int) -> tuple[Tensor, Tensor, Tensor]:
     """Offsets, ids and places, on any device; pairs of a tile stay in the order of their runs."""
-    device, n_pairs = pair_tiles.device, owners.shape[0]
+    device = pair_tiles.device
+    n_pairs = owners.shape[0]
     pairs = _ints(2 * n_pairs, device)
     torch.arange(n_pairs, dtype=torch.int32, device=device, out=pairs[:n_pairs])
     sorted_together = wp.from_torch(pair_tiles), wp.from_torch(pairs)
@@ -126,7 +136,8 @@ def _sort_by_radix(pair_tiles: Tensor, owners: Tensor, n_all: int) -> tuple[Tens
         wp.utils.radix_sort_pairs(*sorted_together, n_pairs, end_bit=n_all.bit_length())
     edges = torch.arange(n_all + 1, dtype=torch.int32, device=device)
     offsets = torch.searchsorted(pair_tiles[:n_pairs], edges, out_int32=True)
-    ids, places = _ints(n_pairs, device), _ints(n_pairs, device)
+    ids = _ints(n_pairs, device)
+    places = _ints(n_pairs, device)
     inputs = [pairs, owners, places, ids]
     launch(place_pairs, n_pairs, inputs, min_items=MIN_ITEMS)
     return offsets, ids, places
@@ -173,42 +184,77 @@ def blend_rows(
         background: Value behind everything. (C,) float32
         blocks: Run the kernels of GPUs, which a CPU can do as well, slowly; None: on a GPU.
     """
-    device, shape = splats.device, (rows.stop - rows.start, tiles.width)
+    device = splats.device
+    shape = (rows.stop - rows.start, tiles.width)
     n_channels = background.shape[0]
     pixels = torch.empty(*shape, n_channels, device=device)
     transmittance = torch.empty(shape, device=device)
     last = torch.empty(shape, dtype=torch.int32, device=device)
     first, count = _tiles_of(rows, tiles)
     inputs = [
-        first, tiles.width, *rows, tiles.across, tiles.offsets, tiles.ids, splats.detach(),
-        background, pixels, transmittance, last,
-    ]  # fmt: skip
+        first,
+        tiles.width,
+        *rows,
+        tiles.across,
+        tiles.offsets,
+        tiles.ids,
+        splats.detach(),
+        background,
+        pixels,
+        transmittance,
+        last,
+    ]
     _kernels(device, blocks, n_channels).launch_forward(count, inputs)
     return BlendedRows(pixels, transmittance, last, rows)
 
 
 def backpropagate_rows(
-    splats: Tensor, tiles: TileLists, background: Tensor, blended: BlendedRows, d_pixels: Tensor,
-    d_transmittance: Tensor, gradients: SplatGradients, *, blocks: bool | None = None,
-) -> None:  # fmt: skip
+    splats: Tensor,
+    tiles: TileLists,
+    background: Tensor,
+    blended: BlendedRows,
+    d_pixels: Tensor,
+    d_transmittance: Tensor,
+    gradients: SplatGradients,
+    *,
+    blocks: bool | None = None,
+) -> None:
     """Add what some rows say to the gradients of splats, in an order that is always the same.
 
     background: (C,); d_pixels: (R, W, C); d_transmittance: (R, W)
     """
-    device, n_channels = splats.device, background.shape[0]
+    device = splats.device
+    n_channels = background.shape[0]
     kernels = _kernels(device, blocks, n_channels)
     first, count = _tiles_of(blended.rows, tiles)
     gradient_sums = torch.empty(_n_pairs(tiles, first, count), 6 + n_channels, device=device)
     inputs = [
-        first, tiles.width, *blended.rows, tiles.across, tiles.offsets, tiles.ids, splats.detach(),
-        background, blended.transmittance, blended.last, d_pixels.contiguous(),
-        d_transmittance.contiguous(), gradient_sums,
-    ]  # fmt: skip
+        first,
+        tiles.width,
+        *blended.rows,
+        tiles.across,
+        tiles.offsets,
+        tiles.ids,
+        splats.detach(),
+        background,
+        blended.transmittance,
+        blended.last,
+        d_pixels.contiguous(),
+        d_transmittance.contiguous(),
+        gradient_sums,
+    ]
     kernels.launch_backward(count, inputs)
     inputs = [
-        first, first + count, tiles.offsets, tiles.first_pairs, tiles.counts, tiles.places,
-        gradient_sums, gradients.means2d, gradients.splats,
-    ]  # fmt: skip
+        first,
+        first + count,
+        tiles.offsets,
+        tiles.first_pairs,
+        tiles.counts,
+        tiles.places,
+        gradient_sums,
+        gradients.means2d,
+        gradients.splats,
+    ]
     kernels.launch_sums(splats.shape[0], inputs)
 
 
@@ -218,7 +264,8 @@ def _kernels(device: torch.device, blocks: bool | None, n_channels: int) -> Any:
 
 
 def _tiles_of(rows: Rows, tiles: TileLists) -> tuple[int, int]:
-    top, bottom = rows.start // TILE, -(-rows.stop // TILE)
+    top = rows.start // TILE
+    bottom = -(-rows.stop // TILE)
     return top * tiles.across, (bottom - top) * tiles.across
 
 
@@ -250,7 +297,9 @@ class _Blend(torch.autograd.Function):
     @staticmethod
     def forward(ctx, means2d, splats, background, tiles, rasterizer):
         blended = rasterizer.blend_rows(splats, tiles, background, Rows(0, tiles.height))
-        ctx.rasterizer, ctx.tiles, ctx.n_splats = rasterizer, tiles, means2d.shape[0]
+        ctx.rasterizer = rasterizer
+        ctx.tiles = tiles
+        ctx.n_splats = means2d.shape[0]
         # Results are kept by autograd: a reference from here would be a circle.
         ctx.kept = replace(blended, pixels=None, transmittance=None, last=None)
         ctx.save_for_backward(splats, background, blended.transmittance, blended.last)

@@ -18,6 +18,8 @@ from sugar_utils.device import constants
 NORMAL_EPS = 1e-12
 """Keeps the square root of :func:`complete_normals` differentiable at grazing angles."""
 
+_MIN_WEIGHT = 1e-6
+
 
 @dataclass
 class RenderOutput:
@@ -54,7 +56,8 @@ def channel_background(
     projection: Projection, color: Tensor | None = None, *, farthest_depth_behind: bool = False
 ) -> Tensor:
     """What lies behind each blended channel: zero but for colour and, if asked for, depth. (C,)"""
-    layout, depths = projection.layout, projection.depths
+    layout = projection.layout
+    depths = projection.depths
     behind = torch.zeros(layout.total, device=depths.device)
     if layout.rgb is not None and color is not None:
         behind[layout.rgb : layout.rgb + 3] = color.to(behind)
@@ -64,11 +67,19 @@ def channel_background(
 
 
 def rasterize(
-    gaussians: Gaussians, camera: Camera, background: Tensor | None = None, *, rgb: bool = True,
-    depth: bool = False, normal: bool = False, plane_reach: float | None = None,
-    features: Tensor | None = None, sh_degree: int = 3, farthest_depth_behind: bool = False,
+    gaussians: Gaussians,
+    camera: Camera,
+    background: Tensor | None = None,
+    *,
+    rgb: bool = True,
+    depth: bool = False,
+    normal: bool = False,
+    plane_reach: float | None = None,
+    features: Tensor | None = None,
+    sh_degree: int = 3,
+    farthest_depth_behind: bool = False,
     rasterizer: Rasterizer = WARP,
-) -> RenderOutput:  # fmt: skip
+) -> RenderOutput:
     """Render everything asked for in one pass; every channel costs memory and time.
 
     Args:
@@ -78,10 +89,17 @@ def rasterize(
         features: Free per-Gaussian values to blend. (N, F)
     """
     projection = project(
-        gaussians, camera, rgb=rgb, depth=depth, normal=normal, plane_reach=plane_reach,
-        features=features, sh_degree=sh_degree,
-    )  # fmt: skip
-    layout, farthest = projection.layout, farthest_depth_behind
+        gaussians,
+        camera,
+        rgb=rgb,
+        depth=depth,
+        normal=normal,
+        plane_reach=plane_reach,
+        features=features,
+        sh_degree=sh_degree,
+    )
+    layout = projection.layout
+    farthest = farthest_depth_behind
     behind = channel_background(projection, background, farthest_depth_behind=farthest)
     pixels, transmittance = blend(projection, behind, rasterizer)
 
@@ -95,8 +113,10 @@ def rasterize(
         normal=None if normal_xy is None else complete_normals(normal_xy),
         plane=columns(layout.plane, 4),
         features=columns(layout.features, layout.n_features),
-        alpha=1.0 - transmittance, radii=projection.radii, means2d=projection.means2d,
-    )  # fmt: skip
+        alpha=1.0 - transmittance,
+        radii=projection.radii,
+        means2d=projection.means2d,
+    )
 
 
 def plain_background(white: bool, device: torch.device) -> Tensor:
@@ -106,16 +126,18 @@ def plain_background(white: bool, device: torch.device) -> Tensor:
 
 @torch.no_grad()
 def render_view(
-    gaussians: Gaussians, camera: Camera, *, white: bool, geometry: bool, sh_degree: int = 3,
+    gaussians: Gaussians,
+    camera: Camera,
+    *,
+    white: bool,
+    geometry: bool,
+    sh_degree: int = 3,
     rasterizer: Rasterizer = WARP,
-) -> RenderOutput:  # fmt: skip
+) -> RenderOutput:
     """Colour on a plain background, with depth and normals where ``geometry`` asks for them."""
     behind = plain_background(white, gaussians.means.device)
     channels = {"depth": geometry, "normal": geometry, "sh_degree": sh_degree}
     return rasterize(gaussians, camera, behind, **channels, rasterizer=rasterizer)
-
-
-_MIN_WEIGHT = 1e-6
 
 
 def weight_sums(

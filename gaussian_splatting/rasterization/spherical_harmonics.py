@@ -35,15 +35,27 @@ def sh_to_rgb(sh_dc: Tensor) -> Tensor:
 def sh_basis_of(directions: Tensor) -> Tensor:
     """The basis functions in torch. (N, 3) unit directions of any dtype -> (N, 16)"""
     x, y, z = directions.unbind(-1)
-    xx, yy, zz = x * x, y * y, z * z
+    xx = x * x
+    yy = y * y
+    zz = z * z
     bands = [
         torch.full_like(x, SH_C0),
-        -C1 * y, C1 * z, -C1 * x,
-        C2_0 * x * y, -C2_0 * y * z, C2_2 * (2 * zz - xx - yy), -C2_0 * x * z, C2_4 * (xx - yy),
-        -C3_0 * y * (3 * xx - yy), C3_1 * x * y * z, -C3_2 * y * (4 * zz - xx - yy),
-        C3_3 * z * (2 * zz - 3 * xx - 3 * yy), -C3_2 * x * (4 * zz - xx - yy),
-        C3_5 * z * (xx - yy), -C3_0 * x * (xx - 3 * yy),
-    ]  # fmt: skip
+        -C1 * y,
+        C1 * z,
+        -C1 * x,
+        C2_0 * x * y,
+        -C2_0 * y * z,
+        C2_2 * (2 * zz - xx - yy),
+        -C2_0 * x * z,
+        C2_4 * (xx - yy),
+        -C3_0 * y * (3 * xx - yy),
+        C3_1 * x * y * z,
+        -C3_2 * y * (4 * zz - xx - yy),
+        C3_3 * z * (2 * zz - 3 * xx - 3 * yy),
+        -C3_2 * x * (4 * zz - xx - yy),
+        C3_5 * z * (xx - yy),
+        -C3_0 * x * (xx - 3 * yy),
+    ]
     return torch.stack(bands, dim=-1)
 
 

@@ -135,16 +135,40 @@ def count_tiles(first: int, splats: Floats2d, rects: Rects, counts: Ints):
 
 @wp.kernel
 def project_and_count(
-    first: int, view: View, channels: Channels, means: Vec3s, quats: Vec4s, scales: Vec3s,
-    opacities: Floats, sh_dc: Vec3s2d, sh_rest: Coefficients, features: Floats2d, splats: Floats2d,
-    radii: Ints, depths: Floats, tile_rects: Rects, counts: Ints,
-):  # fmt: skip
+    first: int,
+    view: View,
+    channels: Channels,
+    means: Vec3s,
+    quats: Vec4s,
+    scales: Vec3s,
+    opacities: Floats,
+    sh_dc: Vec3s2d,
+    sh_rest: Coefficients,
+    features: Floats2d,
+    splats: Floats2d,
+    radii: Ints,
+    depths: Floats,
+    tile_rects: Rects,
+    counts: Ints,
+):
     """:func:`~.projection_kernels.project_forward` and :func:`count_tiles` in one, for GPUs."""
     i = first + wp.tid()
     project_one(
-        i, view, channels, means, quats, scales, opacities, sh_dc, sh_rest, features, splats, radii,
-        depths, tile_rects,
-    )  # fmt: skip
+        i,
+        view,
+        channels,
+        means,
+        quats,
+        scales,
+        opacities,
+        sh_dc,
+        sh_rest,
+        features,
+        splats,
+        radii,
+        depths,
+        tile_rects,
+    )
     counts[i] = n_covered(splats, i, tile_rects[i])
 
 
@@ -153,9 +177,15 @@ PROJECT_AND_COUNT = by_coefficients(project_and_count, "sh_rest")
 
 @wp.kernel
 def list_tiles(
-    first: int, tiles_x: int, n_pairs: int, splats: Floats2d, rects: Rects, first_pairs: Ints,
-    pair_tiles: Ints, owners: Ints,
-):  # fmt: skip
+    first: int,
+    tiles_x: int,
+    n_pairs: int,
+    splats: Floats2d,
+    rects: Rects,
+    first_pairs: Ints,
+    pair_tiles: Ints,
+    owners: Ints,
+):
     """Write the tiles of each splat, by row of tiles, from its first pair on.
 
     Its index goes to ``owners`` at the same places, unless that is empty. Pairs beyond ``n_pairs``

@@ -28,13 +28,30 @@ from gaussian_splatting.vanilla.vanilla_stage import initial_cloud
 
 LONG_SIDE = 240  # pixels, of the small copies
 MAX_VIEWS = 64  # photographs whose depth is found; of more, evenly spaced ones
-SHARE, FEWEST, MOST = 1, 5_000, 50_000
+SHARE = 1
+FEWEST = 5_000
+MOST = 50_000
 """Dense points for each point that is there already, and the least and largest number of them. They
 show where the surface is; how fine it has to be is for densification to find out."""
 
 MIN_SEEN = 10  # sparse points in a view from which its range of depths is taken
-AGREEMENT, TOLERANCE, STRIDE = 0.6, 0.02, 2  # least, share of the depth, pixels between points
-N_NEIGHBORS, IDEAL_PARALLAX, LARGEST_PARALLAX = 4, 12.0, 55.0  # angles in degrees
+# least, share of the depth, pixels between points
+AGREEMENT = 0.6
+TOLERANCE = 0.02
+STRIDE = 2
+# angles in degrees
+N_NEIGHBORS = 4
+IDEAL_PARALLAX = 12.0
+LARGEST_PARALLAX = 55.0
+
+N_DEPTHS = 96  # depths that are told apart
+REFINED = 4  # depths on either side of the coarse answer that are tried at full size
+SMALLEST = 100  # pixels of the shorter side; smaller images are not halved
+SMOOTHED = 5  # pixels of half size, side of the median's windows
+WINDOW = 7  # side of the windows that are compared, in pixels
+MIN_DEVIATION = 0.01  # of grey values; a window with less shows nothing to recognise
+SEEN_THROUGH = 2.0  # tolerances beyond a point from which another view contradicts it
+NOWHERE = -1.0  # agreement of a pixel that no neighbour sees, or that is flat
 
 
 @dataclass(frozen=True)
@@ -48,9 +65,13 @@ class _Swept:
 
 
 def with_dense_points(
-    cloud: GaussianCloud, scene: Scene, load_image: Callable[[Camera], Tensor],
-    hull: VisualHull | None, limit: int | None, notify: Callable[[str], None],
-) -> GaussianCloud:  # fmt: skip
+    cloud: GaussianCloud,
+    scene: Scene,
+    load_image: Callable[[Camera], Tensor],
+    hull: VisualHull | None,
+    limit: int | None,
+    notify: Callable[[str], None],
+) -> GaussianCloud:
     """The initial Gaussians, as opaque as they are, and those of dense points, sized by all gaps.
 
     Args:
@@ -61,13 +82,16 @@ def with_dense_points(
     points, colors = dense_points(scene, load_image, cloud.means.device)
     if hull is not None:
         inside = hull.contains(points.to(cloud.means)).cpu()
-        points, colors = points[inside], colors[inside]
-    n_found, room = len(points), min(max(SHARE * len(cloud), FEWEST), MOST)
+        points = points[inside]
+        colors = colors[inside]
+    n_found = len(points)
+    room = min(max(SHARE * len(cloud), FEWEST), MOST)
     if limit is not None:
         room = min(room, max(0, limit - len(cloud)))
     if n_found > room:
         rows = torch.linspace(0, n_found - 1, room, dtype=torch.float64, device="cpu").long()
-        points, colors = points[rows], colors[rows]
+        points = points[rows]
+        colors = colors[rows]
     notify(f"dense start: {len(points):,} of {n_found:,} points that photographs agree on")
     if len(points) == 0:
         return cloud
@@ -95,11 +119,13 @@ def dense_points(
         depth = agreement = torch.full_like(view.grey, NOWHERE)
         if chosen:
             depth, agreement = sweep(view, [smaller[i][0] for i in chosen], *ranges[index])
-        believed, known = counted & (agreement > AGREEMENT), torch.zeros_like(counted)
+        believed = counted & (agreement > AGREEMENT)
+        known = torch.zeros_like(counted)
         given = scene.depths.of(view.camera, depth.device)
         if given is not None:
             known = counted & (given > 0)
-            depth, believed = torch.where(known, given, depth), believed | known
+            depth = torch.where(known, given, depth)
+            believed = believed | known
         swept.append(_Swept(view, colors, chosen, depth, believed, known))
     found = [_points_of(one, swept) for one in swept]
     if not found:
@@ -112,7 +138,8 @@ def _with_ranges(
     cameras: Sequence[Camera], points: np.ndarray
 ) -> tuple[list[Camera], list[tuple[float, float]]]:
     """Views with enough sparse points in them, and where to search: a little beyond those."""
-    kept, ranges = [], []
+    kept = []
+    ranges = []
     for camera in cameras:
         view = points.astype(np.float64) @ camera.rotation.T + camera.translation
         depth = view[view[:, 2] > 0]
@@ -170,16 +197,6 @@ def _points_of(one: _Swept, swept: Sequence[_Swept]) -> tuple[Tensor, Tensor]:
     return world_points(one.view.camera, one.depth)[kept], one.colors[kept]
 
 
-N_DEPTHS = 96  # depths that are told apart
-REFINED = 4  # depths on either side of the coarse answer that are tried at full size
-SMALLEST = 100  # pixels of the shorter side; smaller images are not halved
-SMOOTHED = 5  # pixels of half size, side of the median's windows
-WINDOW = 7  # side of the windows that are compared, in pixels
-MIN_DEVIATION = 0.01  # of grey values; a window with less shows nothing to recognise
-SEEN_THROUGH = 2.0  # tolerances beyond a point from which another view contradicts it
-NOWHERE = -1.0  # agreement of a pixel that no neighbour sees, or that is flat
-
-
 @dataclass(frozen=True)
 class GreyView:
     camera: Camera
@@ -234,7 +251,8 @@ def _mean_of_two_best(agreements: Sequence[Tensor]) -> Tensor:
     """Mean of the two largest of each place; ``topk`` takes many times as long on a CPU."""
     if len(agreements) <= 2:
         return sum(agreements) / len(agreements)
-    first, second = torch.maximum(*agreements[:2]), torch.minimum(*agreements[:2])
+    first = torch.maximum(*agreements[:2])
+    second = torch.minimum(*agreements[:2])
     for more in agreements[2:]:
         second = torch.maximum(second, torch.minimum(first, more))
         first = torch.maximum(first, more)
@@ -294,8 +312,10 @@ def consistent(
         turn, shift = _relative(view.camera, other.camera)
         point = (rays * depth[..., None]) @ turn.to(depth).T + shift.to(depth)
         rows, columns, inside = pixels_of(point, other.camera)
-        there, z = its_depth[rows, columns], point[..., 2]
-        beyond, near = (there - z) / z.clamp_min(1e-6), inside & there.isfinite()
+        there = its_depth[rows, columns]
+        z = point[..., 2]
+        beyond = (there - z) / z.clamp_min(1e-6)
+        near = inside & there.isfinite()
         balance += (near & (beyond.abs() < tolerance)).int()
         balance -= (near & (beyond > SEEN_THROUGH * tolerance)).int()
     return balance > 0
@@ -304,14 +324,16 @@ def consistent(
 def world_points(camera: Camera, depth: Tensor) -> Tensor:
     """Where the pixels of a view are. (H, W) world units -> (H, W, 3) float32 world units"""
     view = _rays(camera) * depth.double().cpu()[..., None]
-    translation, rotation = torch.from_numpy(camera.translation), torch.from_numpy(camera.rotation)
+    translation = torch.from_numpy(camera.translation)
+    rotation = torch.from_numpy(camera.rotation)
     return ((view - translation) @ rotation).float()
 
 
 def parallax(camera: Camera, other: Camera, depth: float) -> float:
     """Angle in degrees at which two cameras see the point on the first one's axis at a depth."""
     point = camera.center + camera.rotation[2] * depth
-    a, b = camera.center - point, other.center - point
+    a = camera.center - point
+    b = other.center - point
     norms = float(np.linalg.norm(a) * np.linalg.norm(b))
     cosine = float(a @ b) / norms if norms > 0 else 1.0
     return float(np.degrees(np.arccos(np.clip(cosine, -1.0, 1.0))))
@@ -348,9 +370,11 @@ def _windows(values: Tensor) -> Tensor:
 
 
 def with_sky_colors(
-    cloud: GaussianCloud, sky: SkySphere, cameras: Sequence[Camera],
+    cloud: GaussianCloud,
+    sky: SkySphere,
+    cameras: Sequence[Camera],
     load_image: Callable[[Camera], Tensor],
-) -> GaussianCloud:  # fmt: skip
+) -> GaussianCloud:
     """The Gaussians, those of the sky in the colours of their directions."""
     rows = (sky.distance(cloud.means) > 0).nonzero()[:, 0]
     colors = directional_colors(cloud.means[rows].cpu().double(), cameras, load_image)

@@ -60,16 +60,31 @@ from sugar_utils.schemas import conform
 
 # Lengths are in the radius of the sphere around the crossing that the median view shows whole.
 REACH = 1.5  # what is farther from the crossing belongs to the surroundings
-PLANE_WIDTH, PLANE_SHARE = 0.01, 0.08  # of a support: half its thickness, its share of all surfaces
+# of a support: half its thickness, its share of all surfaces
+PLANE_WIDTH = 0.01
+PLANE_SHARE = 0.08
 LIFT = 0.015  # what is lower than this above the support belongs to it
 MOST_BEHIND = 0.1  # share of the surfaces that may lie behind the support
 VOXEL = 1 / 30  # of the grid in which parts are connected
 MAX_OFF_AXIS = 15.0  # median angle in degrees between an optical axis and the crossing
 MOST_AT_BORDER = 0.02  # share of the object that may lie in the outer tenth of the reach
-_MIN_OPACITY, _MAX_SCALE = 0.2, 0.3
+_MIN_OPACITY = 0.2
+_MAX_SCALE = 0.3
 _REACHED = 1.5  # ends of a Gaussian, in standard deviations
 _REFITS = 3  # of a plane to all that lies in it
 _CENTRAL = 0.5  # radii: standard deviation of the weight by which the object is chosen
+
+OBJECT_SHARE = 0.4
+"""Blended share of the object from which a pixel belongs to it. Less than a half, because pixels
+that a mask lacks cost more than those that it has too many."""
+ITERATIONS = 700  # iterations of the model of the whole scene at most
+MIN_IOU = 0.7  # median IoU with the given masks; below, those stay
+MIN_MASKS = 6  # fewer masks do not tell what the object is in other views
+_RECORD = "estimate.json"
+OUTLINES = "masks.html"
+_SHOWN = 60  # photographs on the page of outlines, evenly spread over all
+_SHOWN_SIDE = 320
+Train = Callable[[Scene, Path, int], Path]
 
 
 def object_rows(gaussians: Gaussians, cameras: Sequence[Camera]) -> np.ndarray:
@@ -139,15 +154,18 @@ def support_plane(
     """
     if len(points) < 3:
         return None
-    centers, total = np.stack([camera.center for camera in cameras]), areas.sum()
-    best, most = None, PLANE_SHARE * total
+    centers = np.stack([camera.center for camera in cameras])
+    total = areas.sum()
+    best = None
+    most = PLANE_SHARE * total
     for a, normal in planes_of_triples(points):
         normal = normal if ((centers - a) @ normal).mean() >= 0 else -normal
         heights = (points - a) @ normal
         own = areas[np.abs(heights) < PLANE_WIDTH * radius].sum()
         behind = areas[heights < -3 * PLANE_WIDTH * radius].sum()
         if own > most and behind < MOST_BEHIND * total and ((centers - a) @ normal).min() > 0:
-            best, most = (normal, float(normal @ a)), own
+            best = (normal, float(normal @ a))
+            most = own
     for _ in range(_REFITS if best is not None else 0):
         normal, offset = best
         rows = np.abs(points @ normal - offset) < 1.5 * PLANE_WIDTH * radius
@@ -166,16 +184,14 @@ def _no_object(reason: str) -> UserError:
     )
 
 
-OBJECT_SHARE = 0.4
-"""Blended share of the object from which a pixel belongs to it. Less than a half, because pixels
-that a mask lacks cost more than those that it has too many."""
-
-
 @torch.no_grad()
 def render_mask(
-    gaussians: Gaussians, shares: Tensor, camera: Camera, size: tuple[int, int] | None = None,
+    gaussians: Gaussians,
+    shares: Tensor,
+    camera: Camera,
+    size: tuple[int, int] | None = None,
     rasterizer: Rasterizer = WARP,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """The mask of the object in a view, 255 where it is. (height, width) uint8
 
     Args:
@@ -190,15 +206,6 @@ def render_mask(
         blended[None, None], (height, width), mode="bilinear", align_corners=False
     )
     return ((image[0, 0] >= OBJECT_SHARE).to(torch.uint8) * 255).cpu().numpy()
-
-
-ITERATIONS = 700  # iterations of the model of the whole scene at most
-MIN_IOU = 0.7  # median IoU with the given masks; below, those stay
-MIN_MASKS = 6  # fewer masks do not tell what the object is in other views
-_RECORD, OUTLINES = "estimate.json", "masks.html"
-_SHOWN = 60  # photographs on the page of outlines, evenly spread over all
-_SHOWN_SIDE = 320
-Train = Callable[[Scene, Path, int], Path]
 
 
 def needs_masks(cameras: Sequence[Camera]) -> bool:

@@ -29,11 +29,16 @@ FIRST_GUESS, MEMORY = 5.0, 0.98  # Gaussians at the end per one at the start; de
 @dataclass(frozen=True)
 class GrowthConfig:
     growing_resolution: bool | None = flag(
-        None, "begin with small images, which grow to the full size while Gaussians are added, "
+        None,
+        "begin with small images, which grow to the full size while Gaussians are added, "
         "and let the number of Gaussians grow with them; unset: as --preset, but not where masks "
-        "show an object", parse=boolean,
-        nargs="?", const=True, group="vanilla stage", no_effect_when="with --gs_output_dir",
-    )  # fmt: skip
+        "show an object",
+        parse=boolean,
+        nargs="?",
+        const=True,
+        group="vanilla stage",
+        no_effect_when="with --gs_output_dir",
+    )
     until: float = 1.0  # share of the densification until large photographs have full size
     small_until: float = 0.5  # for small ones; between, in proportion to the pixels
     large: int = 128_000  # pixels
@@ -73,7 +78,8 @@ class GaussianBudget:
 
     def __init__(self, growth: ResolutionGrowth, first: int) -> None:
         self._growth = growth
-        self.first, self.last = float(first), FIRST_GUESS * first
+        self.first = float(first)
+        self.last = FIRST_GUESS * first
 
     def allowed(self, iteration: int, wanted: int) -> int:
         """The most Gaussians after a round of densification that would add ``wanted``."""
@@ -104,9 +110,11 @@ def spectrum_shares(photographs: Sequence[np.ndarray]) -> list[float]:
 
 
 def measured_growth(
-    cameras: Sequence[Camera], load_image: Callable[[Camera], Tensor], config: GrowthConfig,
+    cameras: Sequence[Camera],
+    load_image: Callable[[Camera], Tensor],
+    config: GrowthConfig,
     densified: int,
-) -> ResolutionGrowth:  # fmt: skip
+) -> ResolutionGrowth:
     """The schedule for some photographs. load_image: (H, W, 3), or (H, W, 4) uint8 with a mask"""
     chosen = np.linspace(0, len(cameras) - 1, min(len(cameras), MAX_SURVEYED)).astype(int)
     grey = [load_image(cameras[i])[..., :3].double().mean(dim=-1).numpy() for i in chosen]

@@ -36,9 +36,11 @@ _flag = partial(flag, group="vanilla trainer")
 class VanillaConfig:
     preset: Preset = preset("vanilla stage")
     iterations: int = _flag(
-        30_000, "number of iterations, not touched by --schedule_scale; unset: 30000, scaled",
-        parse=positive_int, unset=True,
-    )  # fmt: skip
+        30_000,
+        "number of iterations, not touched by --schedule_scale; unset: 30000, scaled",
+        parse=positive_int,
+        unset=True,
+    )
     rates: LearningRates = field(default_factory=LearningRates)
     densification: DensificationConfig = field(default_factory=DensificationConfig)
     exposure: ExposureConfig = NO_EXPOSURE
@@ -55,24 +57,30 @@ class VanillaConfig:
         False, "a random background colour in every iteration", action="store_true"
     )
     refine_poses: bool = flag(
-        False, "learn a small rotation and shift of every training photograph's camera; the poses "
+        False,
+        "learn a small rotation and shift of every training photograph's camera; the poses "
         "that were found are written beside the result, and later stages use them",
-        group="vanilla stage", no_effect_when="with --gs_output_dir",
-    )  # fmt: skip
+        group="vanilla stage",
+        no_effect_when="with --gs_output_dir",
+    )
     init: Init | None = flag(
-        None, "sparse: start from the points of the reconstruction; dense: and from points that "
+        None,
+        "sparse: start from the points of the reconstruction; dense: and from points that "
         "neighbouring photographs agree on; unset: dense with --robust, else sparse",
-        group="vanilla stage", choices=get_args(Init),
+        group="vanilla stage",
+        choices=get_args(Init),
         no_effect_when="with --gs_output_dir; with --init_ply that holds Gaussians",
-    )  # fmt: skip
+    )
     optimizer: OptimizerConfig = DEFAULT_OPTIMIZER
     split: ImageSplit = WHOLE_IMAGE
     random_seed: int = random_seed()
     schedule_scale: float = _flag(
-        1.0, "multiply the milestones of learning rates, densification and opacity reset, for "
+        1.0,
+        "multiply the milestones of learning rates, densification and opacity reset, for "
         "quick runs; --iterations and lists of iterations are taken as they are",
-        parse=positive_float, task="time and memory",
-    )  # fmt: skip
+        parse=positive_float,
+        task="time and memory",
+    )
 
     @classmethod
     def from_flags(cls, schedule_scale: float = 1.0, **flags: Any) -> VanillaConfig:
@@ -92,7 +100,8 @@ class VanillaConfig:
                 learns nothing from small images, and has nothing behind it.
         """
         fast = self.preset == "fast" and not object_alone
-        grows, robust = self.growth.growing_resolution, self.robustness.robust
+        grows = self.growth.growing_resolution
+        robust = self.robustness.robust
         return replace(
             self,
             growth=replace(self.growth, growing_resolution=fast if grows is None else grows),
@@ -111,9 +120,17 @@ class VanillaConfig:
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result, as JSON values, once they are settled."""
         values = fields_without(
-            self, "preset", "optimizer", "split", "exposure", "robustness", "scoring", "growth",
-            "init", "schedule_scale",
-        )  # fmt: skip
+            self,
+            "preset",
+            "optimizer",
+            "split",
+            "exposure",
+            "robustness",
+            "scoring",
+            "growth",
+            "init",
+            "schedule_scale",
+        )
         if self.starts_dense:
             values["init"] = "dense"
         chosen = {**self.exposure.identity(), **self.robustness.identity()}
@@ -126,12 +143,18 @@ class VanillaConfig:
     def with_schedule(self, scale: float) -> VanillaConfig:
         """The same settings with every milestone and interval but the length scaled."""
         steps = scaled(self.rates.position_lr_max_steps, scale)
-        names = ("densify_from_iter", "densify_until_iter", "densification_interval",
-                 "opacity_reset_interval")  # fmt: skip
+        names = (
+            "densify_from_iter",
+            "densify_until_iter",
+            "densification_interval",
+            "opacity_reset_interval",
+        )
         milestones = {n: scaled(getattr(self.densification, n), scale) for n in names}
         return replace(
-            self, rates=replace(self.rates, position_lr_max_steps=steps),
+            self,
+            rates=replace(self.rates, position_lr_max_steps=steps),
             densification=replace(self.densification, **milestones),
             exposure=self.exposure.with_schedule(scale),
-            sh_interval=scaled(self.sh_interval, scale), schedule_scale=self.schedule_scale * scale,
-        )  # fmt: skip
+            sh_interval=scaled(self.sh_interval, scale),
+            schedule_scale=self.schedule_scale * scale,
+        )

@@ -70,9 +70,11 @@ class VanillaOptions:
     source_path: Path = _flag(MISSING, "scene folder; needed", short="-s", parse=Path)
     model_path: Path = _flag(MISSING, "checkpoint folder to write; needed", short="-m", parse=Path)
     images: str = _flag(
-        "images", "folder of the photographs in the scene folder", short="-i",
+        "images",
+        "folder of the photographs in the scene folder",
+        short="-i",
         no_effect_when="where transforms*.json names its files as they lie",
-    )  # fmt: skip
+    )
     resolution: float = _flag(
         -1.0, "-1: at most 1600 px wide; 1, 2, 4, 8: divisor; other: width in pixels", short="-r"
     )
@@ -85,26 +87,31 @@ class VanillaOptions:
     view_options: ViewOptions = field(default_factory=ViewOptions)
     config: VanillaConfig = field(default_factory=VanillaConfig)
     init_ply: Path | None = flag(
-        None, "start from this PLY, Gaussians or coloured points, instead of the scene's points",
-        group="vanilla stage", parse=Path, no_effect_when="with --gs_output_dir",
-    )  # fmt: skip
+        None,
+        "start from this PLY, Gaussians or coloured points, instead of the scene's points",
+        group="vanilla stage",
+        parse=Path,
+        no_effect_when="with --gs_output_dir",
+    )
     log_interval: int = 100
     checkpoint_interval: int | None = checkpoint_interval("vanilla trainer")
     checkpoint_iterations: tuple[int, ...] = _flag(
         (), "further iterations whose checkpoints are kept, never thinned out"
     )
     test_iterations: tuple[int, ...] = _flag(
-        (7_000, 30_000), "when to measure the held-out views and picture some; the last iteration "
-        "always",
+        (7_000, 30_000),
+        "when to measure the held-out views and picture some; the last iteration always",
         no_effect_when="nothing is measured without --eval; pictures are then of training views",
-    )  # fmt: skip
+    )
     save_iterations: tuple[int, ...] = _flag(
         (7_000, 30_000), "when to write a PLY; the last iteration always"
     )
     start_checkpoint: Path | None = _flag(
-        None, "the same as --resume PATH", parse=Path,
+        None,
+        "the same as --resume PATH",
+        parse=Path,
         no_effect_when="if --resume is given as well",
-    )  # fmt: skip
+    )
     memory: MemoryOptions = field(default_factory=MemoryOptions)
     compute: Compute = made_of(BackendFlags, Compute)
     inert: InertVanillaFlags = field(default_factory=InertVanillaFlags)
@@ -112,7 +119,8 @@ class VanillaOptions:
 
     @classmethod
     def from_flags(cls, **flags: Any) -> VanillaOptions:
-        start, run = flags.get("start_checkpoint"), flags["run"]
+        start = flags.get("start_checkpoint")
+        run = flags["run"]
         if start is not None and run.resume == "auto":
             flags["run"] = replace(run, resume=str(start))
         return cls(**flags)
@@ -144,13 +152,20 @@ class VanillaOptions:
         """The run and the initial model; the run's folder is not touched yet."""
         config = self.config
         scene = load_scene(
-            self.source_path, size_rule=self.size or VanillaSize(self.resolution),
-            images_dir=self.images, eval_split=self.eval, white_background=config.white_background,
-            seed=config.random_seed, masks=self.mask_options, depths=self.depth_options,
-            view_options=self.view_options, notify=messages,
-        )  # fmt: skip
+            self.source_path,
+            size_rule=self.size or VanillaSize(self.resolution),
+            images_dir=self.images,
+            eval_split=self.eval,
+            white_background=config.white_background,
+            seed=config.random_seed,
+            masks=self.mask_options,
+            depths=self.depth_options,
+            view_options=self.view_options,
+            notify=messages,
+        )
         settings = {"random_seed": config.random_seed, **config.optimizer.identity()}
-        iterations, train = min(ITERATIONS, 2 * config.iterations), partial(_train_whole, self)
+        iterations = min(ITERATIONS, 2 * config.iterations)
+        train = partial(_train_whole, self)
         asked = self.mask_options.masks
         estimation = MaskEstimation(
             self.model_path, self.compute, settings, iterations, train, asked
@@ -163,16 +178,26 @@ def _train_whole(options: VanillaOptions, scene: Scene, folder: Path, iterations
     config = options.config
     limit = DensificationConfig(max_gaussians=config.densification.max_gaussians)
     whole = VanillaConfig(
-        preset="fast", iterations=iterations, densification=limit, exposure=config.exposure,
-        optimizer=config.optimizer, random_seed=config.random_seed,
-    )  # fmt: skip
+        preset="fast",
+        iterations=iterations,
+        densification=limit,
+        exposure=config.exposure,
+        optimizer=config.optimizer,
+        random_seed=config.random_seed,
+    )
     short = replace(
-        options, model_path=folder, config=whole, init_ply=None, test_iterations=(),
-        save_iterations=(), checkpoint_iterations=(), inert=InertVanillaFlags(),
+        options,
+        model_path=folder,
+        config=whole,
+        init_ply=None,
+        test_iterations=(),
+        save_iterations=(),
+        checkpoint_iterations=(),
+        inert=InertVanillaFlags(),
         memory=replace(options.memory, vram_budget=None),
         # The run that needs the masks says where it computes.
         compute=replace(options.compute, device_reason=""),
-    )  # fmt: skip
+    )
     first = options.compute.group.is_first
     console = Console(verbose=options.run.verbose) if first else Console.silent()
     console.headline(f"estimating masks: {iterations:,} iterations on the whole scene")
@@ -189,8 +214,10 @@ def _stage_run(
         messages(f"exposures differ by {noise:.2f} stops: --exposure_compensation True")
     config = replace(config, exposure=config.exposure.resolved(differ))
     options = replace(options, config=config)
-    names, device = [camera.name for camera in scene.train_cameras], options.compute.device
-    poses, hull = _poses(scene, config), hull_of(scene.train_cameras, device)
+    names = [camera.name for camera in scene.train_cameras]
+    device = options.compute.device
+    poses = _poses(scene, config)
+    hull = hull_of(scene.train_cameras, device)
     exposures = None
     if config.exposure.exposure_compensation:
         exposures = Exposures(config.exposure, names, device, (1, config.iterations))
@@ -210,14 +237,23 @@ def _stage_run(
 
         if options.memory.budget is not None and device.type == "cpu":
             store.limit(options.memory.budget // 2)  # the other half is for tensors
-        growth, until = None, config.densifies_until
+        growth = None
+        until = config.densifies_until
         if config.growth.growing_resolution:
             growth = measured_growth(scene.train_cameras, store.shown, config.growth, until)
         return VanillaStage(
-            cloud, replace(config, split=options.memory.split), scene.extent, export,
-            options.compute.rasterizer, poses=poses, hull=hull, exposures=exposures, sky=sky,
-            growth=growth, depths=scene.depths,
-        )  # fmt: skip
+            cloud,
+            replace(config, split=options.memory.split),
+            scene.extent,
+            export,
+            options.compute.rasterizer,
+            poses=poses,
+            hull=hull,
+            exposures=exposures,
+            sky=sky,
+            growth=growth,
+            depths=scene.depths,
+        )
 
     def init_from_images(cloud: GaussianCloud, store: ImageStore, say: Console) -> GaussianCloud:
         """What photographs add to the initial Gaussians: colours of a sky, and dense points."""
@@ -251,23 +287,32 @@ def _loop(options: VanillaOptions) -> LoopConfig:
     last = options.config.iterations
     checks = round(VIEW_CHECK_SHARE * last), last
     return LoopConfig(
-        first=1, last=last, seed=options.config.random_seed, log_interval=options.log_interval,
+        first=1,
+        last=last,
+        seed=options.config.random_seed,
+        log_interval=options.log_interval,
         checkpoint_interval=options.checkpoint_interval,
         checkpoint_milestones=options.checkpoint_iterations,
-        keep_checkpoints=options.run.keep_checkpoints, test_iterations=options.test_iterations,
+        keep_checkpoints=options.run.keep_checkpoints,
+        test_iterations=options.test_iterations,
         export_iterations=options.save_iterations,
         view_check_iterations=() if options.view_options.keeps_all else checks,
         keep_views=options.view_options.keep_views,
-    )  # fmt: skip
+    )
 
 
 def _start(
-    scene: Scene, options: VanillaOptions, hull: VisualHull | None, sky: SkySphere | None,
+    scene: Scene,
+    options: VanillaOptions,
+    hull: VisualHull | None,
+    sky: SkySphere | None,
     messages: Messages,
-) -> GaussianCloud:  # fmt: skip
+) -> GaussianCloud:
     """Initial Gaussians: a given PLY, else the scene's points; never more than allowed."""
-    points, colors = torch.from_numpy(scene.points), torch.from_numpy(scene.points_rgb)
-    limit, device = options.config.densification.max_gaussians, options.compute.device
+    points = torch.from_numpy(scene.points)
+    colors = torch.from_numpy(scene.points_rgb)
+    limit = options.config.densification.max_gaussians
+    device = options.compute.device
     if options.init_ply is not None and ply_files.holds_gaussians(options.init_ply):
         cloud = ply_files.read_gaussian_ply(options.init_ply, messages, scene.offset)
         cloud = cloud.select(_carved(cloud.means, hull, messages))
@@ -277,7 +322,8 @@ def _start(
         points, colors = map(torch.from_numpy, start)
     # Chosen before the sizes are: those fill the gaps between the points that stay.
     inside = _carved(points, hull, messages)
-    points, colors = points[inside], colors[inside]
+    points = points[inside]
+    colors = colors[inside]
     # Far outside of an object there is nothing.
     robustness = options.config.robustness
     if limit is not None:
@@ -286,7 +332,8 @@ def _start(
         robustness = replace(robustness, sky_points=few)
     n_sky = robustness.sky_points if sky is not None and hull is None else 0
     rows = _thinned(len(points), limit, messages, n_sky)
-    points, colors = points[rows], colors[rows]
+    points = points[rows]
+    colors = colors[rows]
     if hull is not None:
         return initial_cloud(points.to(device), colors.to(device))
     points, colors = with_sky(points, colors, scene.train_cameras, scene.extent, robustness)
@@ -326,7 +373,8 @@ def _poses(scene: Scene, config: VanillaConfig) -> PoseRefinement | None:
             "--refine_poses needs photographs from different positions; all cameras stand in one"
         )
     start = min(POSES_START, config.iterations // 5)
-    cameras, each = scene.train_cameras, config.optimizer.views_per_step
+    cameras = scene.train_cameras
+    each = config.optimizer.views_per_step
     rates = PoseConfig.of_run(start, config.iterations, len(cameras), each)
     return PoseRefinement(cameras, scene.extent, rates)
 
@@ -341,10 +389,14 @@ def _write_layout(scene: Scene, options: VanillaOptions, poses: PoseRefinement |
         if model is not None:
             write_poses(model, options.model_path / REFINED_MODEL, train_cameras)
     layout.write_cfg_args(
-        options.model_path, source_path=options.source_path.resolve(),
-        sh_degree=options.config.sh_degree, images=options.images, resolution=options.resolution,
-        white_background=options.config.white_background, eval_split=options.eval,
-    )  # fmt: skip
+        options.model_path,
+        source_path=options.source_path.resolve(),
+        sh_degree=options.config.sh_degree,
+        images=options.images,
+        resolution=options.resolution,
+        white_background=options.config.white_background,
+        eval_split=options.eval,
+    )
     layout.write_cameras_json(options.model_path, train_cameras, scene.original_test_cameras)
     write_offset(options.model_path, scene.offset)
     ply_files.write_point_ply(options.model_path / "input.ply", scene.points, scene.points_rgb)
@@ -352,8 +404,10 @@ def _write_layout(scene: Scene, options: VanillaOptions, poses: PoseRefinement |
 
 def vanilla_parser(description: str | None) -> argparse.ArgumentParser:
     switch: dict[str, Any] = {
-        "short": "-w", "group": "vanilla trainer", "options": {"action": "store_true"}
-    }  # fmt: skip
+        "short": "-w",
+        "group": "vanilla trainer",
+        "options": {"action": "store_true"},
+    }
     free = {"no_effect_when": ""}
     changes = {"white_background": switch, "init_ply": free, "max_gaussians": free}
     return parser_of(description, VanillaOptions, **changes)

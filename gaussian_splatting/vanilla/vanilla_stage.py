@@ -60,11 +60,13 @@ def initial_cloud(points: Tensor, colors: Tensor) -> GaussianCloud:
     quats[:, 0] = 1.0
     logit = torch.logit(points.new_tensor(INITIAL_OPACITY))
     return GaussianCloud(
-        means=points.float(), sh_dc=rgb_to_sh(colors.float() / 255.0)[:, None, :],
-        sh_rest=points.new_zeros(n, (SH_DEGREE + 1) ** 2 - 1, 3), quats=quats,
+        means=points.float(),
+        sh_dc=rgb_to_sh(colors.float() / 255.0)[:, None, :],
+        sh_rest=points.new_zeros(n, (SH_DEGREE + 1) ** 2 - 1, 3),
+        quats=quats,
         opacity_logits=logit.expand(n, 1).clone(),
         log_scales=distance.log()[:, None].expand(n, 3).clone(),
-    )  # fmt: skip
+    )
 
 
 class VanillaStage(Stage):
@@ -73,20 +75,34 @@ class VanillaStage(Stage):
     name = "vanilla"
 
     def __init__(
-        self, cloud: GaussianCloud, config: VanillaConfig, extent: float,
-        export: Callable[[int, GaussianCloud], object], rasterizer: Rasterizer = WARP, *,
-        poses: PoseRefinement | None = None, hull: VisualHull | None = None,
-        exposures: Exposures | None = None, sky: SkySphere | None = None,
-        growth: ResolutionGrowth | None = None, depths: KnownDepths = NOTHING_KNOWN,
-    ) -> None:  # fmt: skip
+        self,
+        cloud: GaussianCloud,
+        config: VanillaConfig,
+        extent: float,
+        export: Callable[[int, GaussianCloud], object],
+        rasterizer: Rasterizer = WARP,
+        *,
+        poses: PoseRefinement | None = None,
+        hull: VisualHull | None = None,
+        exposures: Exposures | None = None,
+        sky: SkySphere | None = None,
+        growth: ResolutionGrowth | None = None,
+        depths: KnownDepths = NOTHING_KNOWN,
+    ) -> None:
         self._growth = growth
         self._budget = None if growth is None else GaussianBudget(growth, len(cloud))
-        self.extent, self.exposures, self.poses = extent, exposures, poses
-        self._hull, self._sky, self.depths = hull, sky, depths
+        self.extent = extent
+        self.exposures = exposures
+        self.poses = poses
+        self._hull = hull
+        self._sky = sky
+        self.depths = depths
         seed = config.random_seed
         self.model = TrainableCloud(cloud, config.rates, extent, config.optimizer, seed)
         self.memory_plan = MemoryPlan(config.split)
-        self._config, self._export, self._rasterizer = config, export, rasterizer
+        self._config = config
+        self._export = export
+        self._rasterizer = rasterizer
         self._watch = densification.DensificationStatistics(len(cloud), self.model.device)
         self._pruning_scores = densification.PruningScores(
             len(cloud), self.model.device, config.scoring if config.scores else None
@@ -114,7 +130,8 @@ class VanillaStage(Stage):
     ) -> StepResult:
         seen = self.target(target, camera, iteration, view_index)
         terms = [self._color_term(seen)]
-        rules, n_views = self._config.densification, self._config.optimizer.views_per_step
+        rules = self._config.densification
+        n_views = self._config.optimizer.views_per_step
         probe = self._pruning_scores.probe(iteration, rules, n_views)
         if probe is not None:
             terms.append(self._pruning_scores.term(seen))
@@ -122,7 +139,8 @@ class VanillaStage(Stage):
             passed = iteration / self._config.iterations
             weight = self.depths.weight * DEPTH_SHARE**passed
             terms.append(depth_term(self.depths, weight).bind(camera, seen))
-        projected, split = self._projected(iteration, camera, probe), self.memory_plan.split
+        projected = self._projected(iteration, camera, probe)
+        split = self.memory_plan.split
         view = ViewPass(
             projected, seen.background, split, rasterizer=self._rasterizer, pairs=self.pairs
         )
@@ -167,9 +185,14 @@ class VanillaStage(Stage):
             return camera
         background = plain_background(self._config.white_background, self.model.device)
         return fitted_pose(
-            self.gaussians(), camera, photograph.to(background.device), self.extent,
-            background, exposed=self.exposures is not None, rasterizer=self._rasterizer,
-        )  # fmt: skip
+            self.gaussians(),
+            camera,
+            photograph.to(background.device),
+            self.extent,
+            background,
+            exposed=self.exposures is not None,
+            rasterizer=self._rasterizer,
+        )
 
     def extra_state(self) -> dict[str, Any]:
         own: dict[str, Any] = {**self._watch.state(), **self._pruning_scores.state()}

@@ -61,62 +61,106 @@ _MEANINGS = {
     "many metres lie between the cameras or points",
 }
 
+# Writers say in which order they wrote the Gaussians, None for their own.
+_WRITERS: dict[str, Callable[[Path, GaussianCloud], np.ndarray | None]] = {
+    "spz": spz.write_spz,
+    "spz4": partial(spz.write_spz, version=4),
+    "sog": write_sog,
+    "usd": mesh_formats.write_usd_gaussians,
+    "splat": write_splat,
+    "ply": write_gaussian_ply,
+    "gltf": gltf_gaussians.write_gltf_gaussians,
+}
+_READERS: dict[str, Callable[[Path], GaussianCloud]] = {
+    **dict.fromkeys((".usd", ".usda", ".usdc"), mesh_formats.read_usd_gaussians),
+    ".glb": gltf_gaussians.read_gltf_gaussians,
+}
+_WITHOUT_ANTIALIASING = ("splat", "ply", "gltf", "usd")
+"""Formats that have no word for it; all but ``splat`` keep it where this program reads it."""
+_Y_UP = (*readers.Y_UP, ".glb", ".usd", ".usda", ".usdc")  # files whose y points up
+Paths = Mapping[Path, Path]  # for each file the path to write to
+_PART = 4096
+
 
 @dataclass(frozen=True)
 class ExportOptions:
     result: Path = _flag(
-        MISSING, "what to export. Gaussians: a .ply, .spz, .sog, .splat, .glb or .usd, a .pt of "
-        "any stage, a folder; meshes: a textured .obj", positional=True, parse=Path,
-    )  # fmt: skip
+        MISSING,
+        "what to export. Gaussians: a .ply, .spz, .sog, .splat, .glb or .usd, a .pt of "
+        "any stage, a folder; meshes: a textured .obj",
+        positional=True,
+        parse=Path,
+    )
     to: str = _flag(
-        MISSING, "format. Gaussians: spz, for phones and web pages, a tenth of the size; spz4, its "
+        MISSING,
+        "format. Gaussians: spz, for phones and web pages, a tenth of the size; spz4, its "
         "version 4; sog, for PlayCanvas; splat, without view-dependent colour; ply; "
         "gltf, with KHR_gaussian_splatting, y up, as NAME.gltf.glb; usd, a ParticleField. "
         "Textured meshes: glb, obj; usdz, for phones; stl and 3mf, for printers",
         choices=(*GAUSSIANS, *MESHES),
         missing=f"choose one of {', '.join((*GAUSSIANS, *MESHES))}",
-    )  # fmt: skip
+    )
     output: Path | None = _flag(
-        None, "file to write, NAME or NAME.FORMAT; unset: output/exports/NAME.FORMAT", short="-o",
+        None,
+        "file to write, NAME or NAME.FORMAT; unset: output/exports/NAME.FORMAT",
+        short="-o",
         parse=Path,
-    )  # fmt: skip
+    )
     max_triangles: int | None = _flag(
-        None, "leave so many triangles of the mesh; the picture is made anew for them",
-        parse=positive_int, no_effect_when="for Gaussians it is an error",
-    )  # fmt: skip
-    texture_size: int | None = _flag(
-        None, "texels per side of the picture at most", parse=positive_int,
+        None,
+        "leave so many triangles of the mesh; the picture is made anew for them",
+        parse=positive_int,
         no_effect_when="for Gaussians it is an error",
-    )  # fmt: skip
+    )
+    texture_size: int | None = _flag(
+        None,
+        "texels per side of the picture at most",
+        parse=positive_int,
+        no_effect_when="for Gaussians it is an error",
+    )
     normal_map: bool = _flag(
-        False, "write the normals of the mesh with all its triangles as a picture, for programs "
-        "that light it", no_effect_when="it is an error without --max_triangles",
-    )  # fmt: skip
+        False,
+        "write the normals of the mesh with all its triangles as a picture, for programs "
+        "that light it",
+        no_effect_when="it is an error without --max_triangles",
+    )
     lit: bool = _flag(
-        False, "viewers light the mesh, by a plain material (roughness 1, metallic 0); else they "
-        "show the colours of the texture as they are", no_effect_when="unless --to glb",
-    )  # fmt: skip
+        False,
+        "viewers light the mesh, by a plain material (roughness 1, metallic 0); else they "
+        "show the colours of the texture as they are",
+        no_effect_when="unless --to glb",
+    )
     repose: Path | None = _flag(
-        None, "edited mesh of the refined model, an .obj with the same triangles: its Gaussians "
-        "move along", parse=Path,
+        None,
+        "edited mesh of the refined model, an .obj with the same triangles: its Gaussians "
+        "move along",
+        parse=Path,
         no_effect_when="it is an error unless the result is a refined model",
-    )  # fmt: skip
+    )
     scene_path: Path | None = _flag(
-        None, "scene folder, for its cameras; unset: the one that the result's own record names",
-        short="-s", parse=Path,
+        None,
+        "scene folder, for its cameras; unset: the one that the result's own record names",
+        short="-s",
+        parse=Path,
         no_effect_when="without --orient up, --known_distance and --original_frame",
-    )  # fmt: skip
+    )
     checkpoint_path: Path | None = _flag(
-        None, "vanilla checkpoint whose cameras.json says where the cameras are, for worlds that "
+        None,
+        "vanilla checkpoint whose cameras.json says where the cameras are, for worlds that "
         "another program moved; unset: that of the record, or the cameras of the scene",
-        short="-c", parse=Path,
+        short="-c",
+        parse=Path,
         no_effect_when="without --orient up, --known_distance and --original_frame",
-    )  # fmt: skip
+    )
     original_frame: bool = _flag(
-        False, "in the coordinates of the original capture, where it lies far from the origin, as "
+        False,
+        "in the coordinates of the original capture, where it lies far from the origin, as "
         "in UTM coordinates: PLY and OBJ in float64, GLB, glTF and USD by their node; needs the "
-        "scene", parse=boolean, nargs="?", const=True,
-    )  # fmt: skip
+        "scene",
+        parse=boolean,
+        nargs="?",
+        const=True,
+    )
     overwrite: bool = _flag(False, "replace a file that is there")
     placement: PlacementOptions = field(default_factory=PlacementOptions)
 
@@ -218,26 +262,6 @@ def read_bound_gaussians(path: Path) -> BoundCloud:
     return read_state(model_file(path, "the path"), mesh_bound.bound_cloud_from_state)
 
 
-# Writers say in which order they wrote the Gaussians, None for their own.
-_WRITERS: dict[str, Callable[[Path, GaussianCloud], np.ndarray | None]] = {
-    "spz": spz.write_spz,
-    "spz4": partial(spz.write_spz, version=4),
-    "sog": write_sog,
-    "usd": mesh_formats.write_usd_gaussians,
-    "splat": write_splat,
-    "ply": write_gaussian_ply,
-    "gltf": gltf_gaussians.write_gltf_gaussians,
-}
-_READERS: dict[str, Callable[[Path], GaussianCloud]] = {
-    **dict.fromkeys((".usd", ".usda", ".usdc"), mesh_formats.read_usd_gaussians),
-    ".glb": gltf_gaussians.read_gltf_gaussians,
-}
-_WITHOUT_ANTIALIASING = ("splat", "ply", "gltf", "usd")
-"""Formats that have no word for it; all but ``splat`` keep it where this program reads it."""
-
-_Y_UP = (*readers.Y_UP, ".glb", ".usd", ".usda", ".usdc")  # files whose y points up
-
-
 def export(options: ExportOptions, console: Console | None = None) -> Path:
     console = console or Console()
     if not options.result.exists():
@@ -252,7 +276,8 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
     if present and not options.overwrite:
         raise UserError(f"{present[0]}: is there already; pass --overwrite True, or --output")
     check_writable(target.parent)
-    note, binding = _beside(target, "json"), _beside(target, "binding.npz")
+    note = _beside(target, "json")
+    binding = _beside(target, "binding.npz")
     beside = [note] * options.placement.wanted + [binding] * (options.repose is not None)
     with ExitStack() as stack:
         # All of them appear together, when everything is written; the first file is the last one.
@@ -269,9 +294,6 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
 
 def _beside(target: Path, ending: str) -> Path:
     return target.with_name(f"{target.name}.{ending}")
-
-
-Paths = Mapping[Path, Path]  # for each file the path to write to
 
 
 def _export_gaussians(options: ExportOptions, temporary: Paths, console: Console) -> np.ndarray:
@@ -312,7 +334,8 @@ def _export_gaussians(options: ExportOptions, temporary: Paths, console: Console
 
 
 def _export_mesh(options: ExportOptions, temporary: Paths, console: Console) -> np.ndarray:
-    to, upright = options.to, options.placement.orient == "up"
+    to = options.to
+    upright = options.placement.orient == "up"
     if options.result.suffix.lower() != ".obj":
         raise UserError(f"{options.result}: --to {to} needs the textured .obj of a refined model")
     mesh = textured_mesh_io.read_textured_mesh(options.result)
@@ -343,7 +366,8 @@ def _export_mesh(options: ExportOptions, temporary: Paths, console: Console) -> 
         files = mesh_files(options.target, glb=False, normal_map=options.normal_map)
         targets = {file: temporary[file] for file in files}
         textured_mesh_io.write_mesh_files(targets, mesh, MeshStyle(obj_normals=True))
-    side, name = mesh.texture.shape[1], options.target.name
+    side = mesh.texture.shape[1]
+    name = options.target.name
     console.info(f"{name}: {mesh.n_faces:,} triangles, {side} texels a side")
     return total
 
@@ -379,13 +403,14 @@ def _matrix(options: ExportOptions, points: np.ndarray, console: Console) -> np.
 # places and frames follow from the corners, sizes from the stretch of each triangle, and
 # view-dependent colours turn with it.
 
-_FLAT, _STILL = 1e-12, 1e-9
-_PART = 4096
+_FLAT = 1e-12
+_STILL = 1e-9
 
 
 def reposed(cloud: BoundCloud, vertices: Tensor) -> BoundCloud:
     """Gaussians on the same triangles with their corners elsewhere. vertices: (V, 3) world units"""
-    old, new = cloud.vertices.double()[cloud.faces], vertices.double()[cloud.faces]
+    old = cloud.vertices.double()[cloud.faces]
+    new = vertices.double()[cloud.faces]
     log_scales, rotations = _stretched(cloud, old, new)
     turns = mesh_bound.face_frames(new) @ mesh_bound.face_frames(old).transpose(1, 2)
     colors = _turned_colors(cloud.sh_rest, turns, cloud.per_triangle)
@@ -395,7 +420,8 @@ def reposed(cloud: BoundCloud, vertices: Tensor) -> BoundCloud:
 
 def _stretched(cloud: BoundCloud, old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
     """Sizes and rotations within the plane of triangles that were stretched."""
-    before, after = _plane_edges(old), _plane_edges(new)
+    before = _plane_edges(old)
+    after = _plane_edges(new)
     one = torch.eye(2, dtype=before.dtype, device=before.device)
     flat = torch.linalg.det(before).abs() < _FLAT * before.square().sum(dim=(1, 2))
     flat = flat[:, None, None]
@@ -464,7 +490,8 @@ def write_binding(path: Path, cloud: BoundCloud) -> None:
     normal x that direction; ``scale`` (G, 3) float32, deviations along normal and both axes, world
     units. ``faces`` (F, 3) int32 and ``vertices`` (V, 3) float32 are the mesh itself.
     """
-    per_triangle, n_faces = cloud.per_triangle, cloud.faces.shape[0]
+    per_triangle = cloud.per_triangle
+    n_faces = cloud.faces.shape[0]
     weights = np.array(mesh_bound.triangle_layout(per_triangle).barycentric, np.float32)
     rotations = torch.nn.functional.normalize(cloud.rotations, dim=1).cpu().numpy()
     with atomic_path(path) as temporary, temporary.open("wb") as file:

@@ -26,7 +26,10 @@ from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
 
 EXTENSION = "KHR_gaussian_splatting"
-_FLOAT32, _UNSIGNED_BYTE, _POINTS, _ARRAY_BUFFER = 5126, 5121, 0, 34962
+_FLOAT32 = 5126
+_UNSIGNED_BYTE = 5121
+_POINTS = 0
+_ARRAY_BUFFER = 34962
 _NUMBERS = {5120: "i1", _UNSIGNED_BYTE: "u1", 5122: "<i2", 5123: "<u2", _FLOAT32: "<f4"}
 _TYPES = {"SCALAR": 1, "VEC3": 3, "VEC4": 4}
 # Attributes beyond band 0, in the order of the rows of coefficients.
@@ -36,7 +39,8 @@ _COEFFICIENTS = [
     for number in range(2 * degree + 1)
 ]
 
-_KERNEL, _COLORS = "ellipse", "srgb_rec709_display"
+_KERNEL = "ellipse"
+_COLORS = "srgb_rec709_display"
 _WRONG = "damaged, or another kind of glTF; export it again"
 
 
@@ -44,7 +48,9 @@ def write_gltf_gaussians(path: Path, cloud: GaussianCloud) -> None:
     """Write a binary glTF with ``KHR_gaussian_splatting``, complete or not at all."""
     require_gaussians(path, cloud)
     attributes = _attributes(cloud)
-    views, accessors, start = [], [], 0
+    views = []
+    accessors = []
+    start = 0
     for number, (name, values) in enumerate(attributes.items()):
         kind = next(kind for kind, width in _TYPES.items() if width == values.shape[1])
         accessor = {"bufferView": number, "count": len(values), "type": kind}
@@ -59,9 +65,11 @@ def write_gltf_gaussians(path: Path, cloud: GaussianCloud) -> None:
         views.append({**place, "target": _ARRAY_BUFFER})
         start += values.nbytes
     kernel = {
-        "kernel": _KERNEL, "colorSpace": _COLORS, "projection": "perspective",
+        "kernel": _KERNEL,
+        "colorSpace": _COLORS,
+        "projection": "perspective",
         "sortingMethod": "cameraDistance",
-    }  # fmt: skip
+    }
     numbers = {name: number for number, name in enumerate(attributes)}
     primitive = {"attributes": numbers, "mode": _POINTS, "extensions": {EXTENSION: kernel}}
     if cloud.antialiased:
@@ -83,10 +91,12 @@ def _attributes(cloud: GaussianCloud) -> dict[str, np.ndarray]:
     values = columns(cloud)
     opacities = sigmoid(values["opacity_logits"])
     found = {
-        "POSITION": values["means"], f"{EXTENSION}:ROTATION": np.roll(values["quats"], -1, axis=1),
-        f"{EXTENSION}:SCALE": np.exp(values["log_scales"]), f"{EXTENSION}:OPACITY": opacities,
+        "POSITION": values["means"],
+        f"{EXTENSION}:ROTATION": np.roll(values["quats"], -1, axis=1),
+        f"{EXTENSION}:SCALE": np.exp(values["log_scales"]),
+        f"{EXTENSION}:OPACITY": opacities,
         f"{EXTENSION}:SH_DEGREE_0_COEF_0": values["sh_dc"][:, 0],
-    }  # fmt: skip
+    }
     found |= dict(zip(_COEFFICIENTS, values["sh_rest"].swapaxes(0, 1), strict=True))
     shown = np.clip(sh_to_rgb(values["sh_dc"][:, 0]), 0, 1)
     # Light of colours as screens take them, which is what ``COLOR_0`` holds (IEC 61966-2-1).
@@ -114,9 +124,11 @@ def read_gltf_gaussians(path: Path) -> GaussianCloud:
         total, length = struct.unpack_from("<II", file, 8)
         if total != len(file):
             raise ValueError(f"has {len(file)} bytes, not {total}")
-        content, binary = json.loads(file[20 : 20 + length]), file[28 + length :]
+        content = json.loads(file[20 : 20 + length])
+        binary = file[28 + length :]
         (primitive,) = content["meshes"][0]["primitives"]
-        names, kernel = primitive["attributes"], primitive["extensions"][EXTENSION]
+        names = primitive["attributes"]
+        kernel = primitive["extensions"][EXTENSION]
         if (kernel["kernel"], kernel["colorSpace"]) != (_KERNEL, _COLORS):
             raise ValueError(f"not of kernel {_KERNEL} and colour space {_COLORS}")
         if any({"matrix", "rotation", "scale", "translation"} & {*n} for n in content["nodes"]):
@@ -126,7 +138,8 @@ def read_gltf_gaussians(path: Path) -> GaussianCloud:
         # Bands are whole, and those below them are there.
         n_rest = sum(name in read for name in _COEFFICIENTS)
         whole = _COEFFICIENTS[: n_rest if n_rest in BANDS.values() else 15]
-        position, rest = read["POSITION"], [read[name] for name in whole]
+        position = read["POSITION"]
+        rest = [read[name] for name in whole]
         scale, rotation, opacity, color = (read[f"{EXTENSION}:{name}"] for name in own)
         widths = [values.shape[1] for values in (rotation, opacity, position, scale, color, *rest)]
         if widths[:2] != [4, 1] or {*widths[2:]} != {3} or len({*map(len, read.values())}) > 1:
@@ -147,10 +160,12 @@ def read_gltf_gaussians(path: Path) -> GaussianCloud:
 def _values(content: dict[str, Any], binary: bytes, number: int) -> np.ndarray:
     accessor = content["accessors"][number]
     view = content["bufferViews"][accessor["bufferView"]]
-    kind, width = np.dtype(_NUMBERS[accessor["componentType"]]), _TYPES[accessor["type"]]
+    kind = np.dtype(_NUMBERS[accessor["componentType"]])
+    width = _TYPES[accessor["type"]]
     start = view.get("byteOffset", 0) + accessor.get("byteOffset", 0)
     stride = view.get("byteStride", width * kind.itemsize)
-    shape, strides = (int(accessor["count"]), width), (stride, kind.itemsize)
+    shape = (int(accessor["count"]), width)
+    strides = (stride, kind.itemsize)
     values = np.ndarray(shape, kind, binary, start, strides).astype(np.float64)
     if not accessor.get("normalized", False):
         return values

@@ -39,6 +39,9 @@ MILLIMETRES = 1000.0
 Z_UP = np.array([[1.0, 0, 0, 0], [0, 0, -1, 0], [0, 1, 0, 0], [0, 0, 0, 1]])  # from y up to z up
 _MAX_ROUNDS = 8
 
+_CHUNK_TEXELS = 1 << 20
+_GREY = 128
+
 
 def closed_body(mesh: TriangleMesh) -> TriangleMesh:
     """The largest connected part of a mesh with all its holes covered.
@@ -98,14 +101,17 @@ def write_usdz(path: Path, mesh: TexturedMesh) -> None:
 def write_usd_gaussians(path: Path, cloud: GaussianCloud) -> None:
     """Write a USD crate file with a ``ParticleField3DGaussianSplat``, complete or not at all."""
     require_gaussians(path, cloud)
-    usd, values = load_usd("--to usd"), columns(cloud)
-    stage, scales = usd.Usd.Stage.CreateInMemory(), np.exp(values["log_scales"])
+    usd = load_usd("--to usd")
+    values = columns(cloud)
+    stage = usd.Usd.Stage.CreateInMemory()
+    scales = np.exp(values["log_scales"])
     usd.UsdGeom.SetStageUpAxis(stage, usd.UsdGeom.Tokens.y)
     usd.UsdGeom.SetStageMetersPerUnit(stage, 1.0)
     field = usd.UsdVol.ParticleField3DGaussianSplat.Define(stage, "/Gaussians").GetPrim()
     stage.SetDefaultPrim(field)
     harmonics = np.concatenate([values["sh_dc"], values["sh_rest"]], axis=1).reshape(-1, 3)
-    quats, opacities = np.roll(values["quats"], -1, axis=1), values["opacity_logits"][:, 0]
+    quats = np.roll(values["quats"], -1, axis=1)
+    opacities = values["opacity_logits"][:, 0]
     kinds = {1: usd.Vt.FloatArray, 3: usd.Vt.Vec3fArray, 4: usd.Vt.QuatfArray}
     arrays = values["means"], quats, scales, sigmoid(opacities), harmonics
     for (name, width), array in zip(WIDTHS.items(), arrays, strict=True):
@@ -144,7 +150,8 @@ def read_usd_gaussians(path: Path) -> GaussianCloud:
         ) as error:
             reason = " ".join(str(error).split())[:200]
             raise UserError(f"{path}: damaged, or no field of Gaussians ({reason})") from error
-    dc, rest = harmonics[:, 0], harmonics[:, 1:]
+    dc = harmonics[:, 0]
+    rest = harmonics[:, 1:]
     cloud = cloud_of(path, means, quats, logs, opacities, dc, rest)
     return replace(cloud, antialiased=antialiased)
 
@@ -159,7 +166,8 @@ def _write_scene(usd: Any, path: Path, mesh: TexturedMesh) -> None:
     vertices = mesh.vertices.cpu().numpy().astype(np.float32)
     faces = mesh.faces.cpu().numpy().astype(np.int32)
     uvs = mesh.uvs.cpu().numpy().astype(np.float32).reshape(-1, 2)
-    arrays, ends = usd.Vt, np.stack([vertices.min(axis=0), vertices.max(axis=0)])
+    arrays = usd.Vt
+    ends = np.stack([vertices.min(axis=0), vertices.max(axis=0)])
     shape.CreatePointsAttr(arrays.Vec3fArray.FromNumpy(vertices))
     shape.CreateFaceVertexCountsAttr(arrays.IntArray.FromNumpy(np.full(len(faces), 3, np.int32)))
     shape.CreateFaceVertexIndicesAttr(arrays.IntArray.FromNumpy(faces.ravel()))
@@ -174,7 +182,8 @@ def _write_scene(usd: Any, path: Path, mesh: TexturedMesh) -> None:
 
 
 def _material(usd: Any, stage: Any) -> Any:
-    types, shade = usd.Sdf.ValueTypeNames, usd.UsdShade
+    types = usd.Sdf.ValueTypeNames
+    shade = usd.UsdShade
     material = shade.Material.Define(stage, "/Scan/Material")
 
     def shader(name: str, kind: str, **inputs: tuple[Any, Any]) -> Any:
@@ -187,21 +196,22 @@ def _material(usd: Any, stage: Any) -> Any:
     places = shader("Places", "UsdPrimvarReader_float2", varname=(types.String, "st"))
     clamp = (types.Token, "clamp")
     picture = shader(
-        "Picture", "UsdUVTexture", file=(types.Asset, "texture.png"),
-        sourceColorSpace=(types.Token, "sRGB"), wrapS=clamp, wrapT=clamp,
-    )  # fmt: skip
+        "Picture",
+        "UsdUVTexture",
+        file=(types.Asset, "texture.png"),
+        sourceColorSpace=(types.Token, "sRGB"),
+        wrapS=clamp,
+        wrapT=clamp,
+    )
     found = places.CreateOutput("result", types.Float2)
     picture.CreateInput("st", types.Float2).ConnectToSource(found)
-    black, rough = (types.Color3f, usd.Gf.Vec3f(0.0)), (types.Float, 1.0)
+    black = (types.Color3f, usd.Gf.Vec3f(0.0))
+    rough = (types.Float, 1.0)
     surface = shader("Surface", "UsdPreviewSurface", diffuseColor=black, roughness=rough)
     shown = picture.CreateOutput("rgb", types.Float3)
     surface.CreateInput("emissiveColor", types.Color3f).ConnectToSource(shown)
     material.CreateSurfaceOutput().ConnectToSource(surface.CreateOutput("surface", types.Token))
     return material
-
-
-_CHUNK_TEXELS = 1 << 20
-_GREY = 128
 
 
 def simplified(
@@ -237,12 +247,15 @@ def transferred(
 ) -> TexturedMesh:
     """A mesh of nearly the shape of another one with its picture."""
     corners = target.vertices.double().numpy()
-    low, size = corners.min(axis=0), max(np.ptp(corners, axis=0).max(), 1e-12)
+    low = corners.min(axis=0)
+    size = max(np.ptp(corners, axis=0).max(), 1e-12)
     source = shape_of(mesh)
     places = (source.vertices - low) / size
     surface = Surface(places, source.faces)
     corners = ((corners - low) / size)[target.faces.numpy()]
-    uvs, texture, fine_faces = mesh.uvs.cpu(), mesh.texture.cpu(), mesh.faces.cpu()
+    uvs = mesh.uvs.cpu()
+    texture = mesh.texture.cpu()
+    fine_faces = mesh.faces.cpu()
     fine_normals = vertex_normals(mesh.vertices.float().cpu(), fine_faces)
     picture = torch.full((atlas.side, atlas.side, 3), _GREY, dtype=torch.uint8, device="cpu")
     normals = torch.tensor(FLAT, dtype=torch.uint8, device="cpu").repeat(atlas.side, atlas.side, 1)
@@ -252,7 +265,8 @@ def transferred(
         end = min(first + step, atlas.side)
         owners = atlas.texel_faces(first, end).cpu().numpy()
         y, x = np.nonzero(owners >= 0)
-        rows, at_texels = owners[y, x], (torch.from_numpy(y), torch.from_numpy(x))
+        rows = owners[y, x]
+        at_texels = (torch.from_numpy(y), torch.from_numpy(x))
         texels = np.stack([x + 0.5, y + first + 0.5], axis=1)
         own = _weights(texels, atlas.corners.cpu().double().numpy()[rows])
         points = (own[..., None] * corners[rows]).sum(axis=1)
@@ -274,9 +288,12 @@ def transferred(
 def _weights(points: np.ndarray, triangles: np.ndarray) -> np.ndarray:
     """Barycentric coordinates of places in triangles near points. (Q, 3)"""
     a, b, c = triangles.transpose(1, 0, 2)
-    u, v, w = b - a, c - a, points - a
+    u = b - a
+    v = c - a
+    w = points - a
     uu, uv, vv = ((p * q).sum(axis=1) for p, q in ((u, u), (u, v), (v, v)))
-    wu, wv = (w * u).sum(axis=1), (w * v).sum(axis=1)
+    wu = (w * u).sum(axis=1)
+    wv = (w * v).sum(axis=1)
     area = uu * vv - uv * uv
     flat = area <= 1e-14 * np.maximum(uu * vv, 1e-300)
     area = np.where(flat, 1.0, area)

@@ -14,9 +14,12 @@ import numpy as np
 from sugar_utils.libraries import load_package
 
 WIDTHS = {
-    "positions": 3, "orientations": 4, "scales": 3, "opacities": 1,
+    "positions": 3,
+    "orientations": 4,
+    "scales": 3,
+    "opacities": 1,
     "radiance:sphericalHarmonicsCoefficients": 3,
-}  # fmt: skip
+}
 """Attributes of a field of Gaussians, and how many numbers an element has; also in halves."""
 
 ANTIALIASED_KEY = "antialiased"  # of the field's custom data, for which there is no attribute

@@ -125,14 +125,19 @@ class _Extraction:
     def __init__(
         self, options: MeshOptions, console: Console, checkpoint: ReferenceCheckpoint, scene: Scene
     ) -> None:
-        self._options, self._console, self._scene = options, console, scene
-        self._start, self._largest_solver = time.monotonic(), 0
-        device, self._cameras = options.compute.device, scene.train_cameras
+        self._options = options
+        self._console = console
+        self._scene = scene
+        self._start = time.monotonic()
+        self._largest_solver = 0
+        device = options.compute.device
+        self._cameras = scene.train_cameras
         reset_peak(device)
         self._boxes = region_boxes(options, scene)
         path = options.model
         if path is None:
-            path, cloud = checkpoint.ply_path, checkpoint.read_cloud(console.note)
+            path = checkpoint.ply_path
+            cloud = checkpoint.read_cloud(console.note)
         else:
             cloud = read_state(path, partial(cloud_from_state, kind="coarse SuGaR model"))
         self._cloud = cloud.to(device)
@@ -228,7 +233,8 @@ class _Extraction:
             return meshing_backends.reconstruct_region(samples, poisson, self._backend, watch)
 
     def _build_model(self, path: Path) -> LevelSetModel:
-        cloud, least = self._cloud, level_sets.MIN_OPACITY
+        cloud = self._cloud
+        least = level_sets.MIN_OPACITY
         model = level_sets.build_model(cloud)
         opacities = opacities_of(cloud.opacity_logits).cpu().numpy()
         deciles = " ".join(f"{v:.2f}" for v in np.quantile(opacities, np.linspace(0, 1, 11)))
@@ -247,10 +253,14 @@ class _Extraction:
         options = self._options
         with self._console.progress("surface points", 1, len(self._cameras)) as progress:
             return level_sets.collect_surface_samples(
-                self._model, self._cameras, levels, target=options.n_surface_points,
-                hull=self._hull, seed=options.random_seed,
+                self._model,
+                self._cameras,
+                levels,
+                target=options.n_surface_points,
+                hull=self._hull,
+                seed=options.random_seed,
                 on_view=lambda done, n: progress.update(done, fields={"points": f"{n:,}"}),
-            )  # fmt: skip
+            )
 
     def _poisson_regions(
         self, samples: SurfaceSamples, figures: dict[str, Any]
@@ -293,7 +303,8 @@ class _Extraction:
 
     def _tsdf_regions(self, figures: dict[str, Any]) -> list[TriangleMesh]:
         options, scene, (inner, outer) = self._options, self._scene, self._boxes
-        config, meshes = options.tsdf, []
+        config = options.tsdf
+        meshes = []
         if config.tsdf_depth == "plane":
             neighbors = NeighborViews(self._cameras, scene.extent, observations=scene.observations)
             gaussians = self._cloud.detached().activate()
@@ -333,10 +344,14 @@ class _Extraction:
         return meshes
 
     def _finish(
-        self, identity: Identity, level: float, target: int,
-        meshes: Sequence[TriangleMesh], surface: SurfaceSamples | None,
+        self,
+        identity: Identity,
+        level: float,
+        target: int,
+        meshes: Sequence[TriangleMesh],
+        surface: SurfaceSamples | None,
         figures: Mapping[str, Any],
-    ) -> None:  # fmt: skip
+    ) -> None:
         path = self._options.mesh_path(level, target)
         with self._console.waiting(f"{path.name}: {target:,} triangles"):
             box = self._boxes[0] if self._options.mesh_extractor == "tsdf" else None
@@ -344,9 +359,12 @@ class _Extraction:
             decimate = partial(self._backend.decimate, n_faces=target // 2 if splits else target)
             if (pixels := self._options.mesh_error) is not None:
                 decimate = partial(
-                    decimated_to_error, pixels=pixels, cameras=self._cameras, n_faces=target,
+                    decimated_to_error,
+                    pixels=pixels,
+                    cameras=self._cameras,
+                    n_faces=target,
                     decimate=self._backend.decimate,
-                )  # fmt: skip
+                )
             mesh = meshing_backends.finish_mesh(meshes, decimate, surface, box)
         if self._options.watertight:
             # Decimation tears a few edges open, and Poisson ends at the borders of its cube.
@@ -365,11 +383,14 @@ class _Extraction:
         usage = memory_usage(self._options.compute.device)
         solver = self._largest_solver if usage.kind == "RSS" else 0
         result = {
-            **figures, "seconds": round(time.monotonic() - self._start, 2),
-            "peak_bytes": max(usage.peak, solver), "backend": self._backend.name,
-            "vertices": mesh.n_vertices, "faces": mesh.n_faces,
+            **figures,
+            "seconds": round(time.monotonic() - self._start, 2),
+            "peak_bytes": max(usage.peak, solver),
+            "backend": self._backend.name,
+            "vertices": mesh.n_vertices,
+            "faces": mesh.n_faces,
             **asdict(triangle_mesh.topology(mesh)),
-        }  # fmt: skip
+        }
         with publish([path], identity, lambda: result) as temporary:
             triangle_mesh.write_mesh_ply(temporary[path], mesh)
         self._console.info(f"{mesh.n_vertices:,} vertices, {mesh.n_faces:,} triangles: {path}")

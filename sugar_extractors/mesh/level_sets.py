@@ -43,6 +43,8 @@ CANDIDATES_PER_POINT = 2  # pixels tried per surface point wanted
 _MIN_ITEMS = 512
 _NEGLIGIBLE_SQUARE = 80.0
 
+Profile = wp.types.vector(length=RAY_SAMPLES, dtype=wp.float32)
+
 
 @dataclass(frozen=True)
 class LevelSetModel:
@@ -71,7 +73,8 @@ def build_model(cloud: GaussianCloud) -> LevelSetModel:
     gaussians = cloud.select(opaque).activate()
     values = (t.float().contiguous() for t in gaussians.tensors())
     gaussians = Gaussians(*values, antialiased=cloud.antialiased).without_bands()
-    n, device = len(gaussians), gaussians.means.device
+    n = len(gaussians)
+    device = gaussians.means.device
     packed = torch.empty(n, PACK_SIZE, device=device)
     shape = (gaussians.means, gaussians.quats, gaussians.scales)
     launch(pack_rows, n, [*shape, gaussians.opacities, packed], min_items=_MIN_ITEMS)
@@ -119,15 +122,22 @@ def density_gradient(point: wp.vec3, gaussian: int, neighbors: Ints2d, packed: F
     return total
 
 
-Profile = wp.types.vector(length=RAY_SAMPLES, dtype=wp.float32)
-
-
 @wp.kernel
 def march(
-    first: int, view: View, coordinates: Vec2s, depths: Floats, hit_gaussians: Ints,
-    neighbors: Ints2d, packed: Floats2d, quats: Vec4s, scales: Vec3s, levels: Floats,
-    points: Vec3s2d, normals: Vec3s2d, valid: wp.array2d(dtype=wp.bool),
-):  # fmt: skip
+    first: int,
+    view: View,
+    coordinates: Vec2s,
+    depths: Floats,
+    hit_gaussians: Ints,
+    neighbors: Ints2d,
+    packed: Floats2d,
+    quats: Vec4s,
+    scales: Vec3s,
+    levels: Floats,
+    points: Vec3s2d,
+    normals: Vec3s2d,
+    valid: wp.array2d(dtype=wp.bool),
+):
     i = first + wp.tid()
     gaussian = hit_gaussians[i]
     pixel = coordinates[i]
@@ -176,9 +186,13 @@ def march(
 
 
 def march_rays(
-    model: LevelSetModel, camera: Camera, coordinates: Tensor, depths: Tensor,
-    hit_gaussians: Tensor, levels: Sequence[float],
-) -> LevelSetPoints:  # fmt: skip
+    model: LevelSetModel,
+    camera: Camera,
+    coordinates: Tensor,
+    depths: Tensor,
+    hit_gaussians: Tensor,
+    levels: Sequence[float],
+) -> LevelSetPoints:
     """Search the level sets along rays.
 
     All samples of a ray use the neighbours of the Gaussian that the ray hit. Densities of 1 and
@@ -188,18 +202,26 @@ def march_rays(
         coordinates: Image coordinates, (0.5, 0.5) in the middle of the first pixel. (S, 2) pixels
         depths: Depth of the hits along the view axis. (S,) world units
     """
-    n, device = coordinates.shape[0], coordinates.device
+    n = coordinates.shape[0]
+    device = coordinates.device
     shape = (len(levels), n)
     points, normals = (torch.empty(*shape, 3, device=device) for _ in range(2))
     valid = torch.empty(shape, dtype=torch.bool, device=device)
     scales = model.gaussians.scales.clamp_min(MIN_SCALE)
     arguments = [
-        make_view(camera), as_array(coordinates.float().contiguous(), wp.vec2),
-        depths.float().contiguous(), hit_gaussians.int(), model.neighbors, model.packed,
-        as_array(model.gaussians.quats, wp.vec4), as_array(scales, wp.vec3),
+        make_view(camera),
+        as_array(coordinates.float().contiguous(), wp.vec2),
+        depths.float().contiguous(),
+        hit_gaussians.int(),
+        model.neighbors,
+        model.packed,
+        as_array(model.gaussians.quats, wp.vec4),
+        as_array(scales, wp.vec3),
         torch.tensor(list(levels), dtype=torch.float32, device=device),
-        as_array(points, wp.vec3), as_array(normals, wp.vec3), valid,
-    ]  # fmt: skip
+        as_array(points, wp.vec3),
+        as_array(normals, wp.vec3),
+        valid,
+    ]
     launch(march, n, arguments, min_items=_MIN_ITEMS)
     return LevelSetPoints(points, normals, valid)
 
@@ -237,7 +259,8 @@ class Box:
 
     def contains(self, points: np.ndarray) -> np.ndarray:
         """Which points lie strictly inside. (P, 3) -> (P,) bool"""
-        low, high = np.float32(self.low), np.float32(self.high)
+        low = np.float32(self.low)
+        high = np.float32(self.high)
         return ((points > low) & (points < high)).all(axis=1)
 
     def __str__(self) -> str:
@@ -246,10 +269,15 @@ class Box:
 
 
 def collect_surface_samples(
-    model: LevelSetModel, cameras: Sequence[Camera], levels: Sequence[float], *, target: int,
-    seed: int, hull: VisualHull | None = None,
+    model: LevelSetModel,
+    cameras: Sequence[Camera],
+    levels: Sequence[float],
+    *,
+    target: int,
+    seed: int,
+    hull: VisualHull | None = None,
     on_view: Callable[[int, int], None] = lambda done, found: None,
-) -> list[SurfaceSamples]:  # fmt: skip
+) -> list[SurfaceSamples]:
     """Sample the level sets from all views, within a hull if there is one.
 
     Every view gives at most ``target // views + 1`` points per level, taken at random from
@@ -266,7 +294,8 @@ def collect_surface_samples(
         hits = diamond_hits(model, camera)
         pixels = hits.covered.flatten().nonzero()[:, 0]
         pixels = _random_rows(pixels, CANDIDATES_PER_POINT * per_view, seed, "pixels", view)
-        centers, depths = pixel_centers(pixels, camera.width), hits.depth.flatten()[pixels]
+        centers = pixel_centers(pixels, camera.width)
+        depths = hits.depth.flatten()[pixels]
         owners = hits.face.flatten()[pixels] // 2
         found = march_rays(model, camera, centers, depths, owners, levels)
         image = rasterize(model.gaussians, camera, sh_degree=0).image.reshape(-1, 3)
@@ -278,7 +307,8 @@ def collect_surface_samples(
             if hull is not None:
                 good &= hull.contains(found.points[index])
             # By the level itself: a mesh must not depend on which others are made beside it.
-            candidates, name = good.nonzero()[:, 0], repr(float(level))
+            candidates = good.nonzero()[:, 0]
+            name = repr(float(level))
             rows = _random_rows(candidates, per_view, seed, "points", view, name)
             at = slice(filled[index], filled[index] + rows.shape[0])
             store.points[at] = found.points[index, rows].cpu().numpy()

@@ -23,7 +23,8 @@ from sugar_utils.settings import flag, from_args
 # How a mesh was made, as file names tell it; empty for level sets and Poisson, the last two by
 # the original only.
 MeshVariant = Literal["", "tsdf", "poissoncenters", "marchingcubes"]
-COARSE_FLAG, OUTPUT_FLAG = "--coarse_model_path", "--mesh_output_dir"
+COARSE_FLAG = "--coarse_model_path"
+OUTPUT_FLAG = "--mesh_output_dir"
 EXTRACTORS = ("poisson", "tsdf")
 ABLATIONS = ("use_centers_to_extract_mesh", "use_marching_cubes")
 SURFACE_LEVELS = (0.1, 0.3, 0.5)
@@ -53,68 +54,98 @@ class MeshOptions(CaptureOptions):
         None, "folder of the meshes; unset: output/coarse_mesh/<scene>", short="-o", parse=Path
     )
     surface_levels: tuple[float, ...] = _alone(
-        SURFACE_LEVELS, f"density of the surface; unset: {SURFACE_LEVELS}, a mesh each",
-        short="-l", long="--surface_level", unset=True,
+        SURFACE_LEVELS,
+        f"density of the surface; unset: {SURFACE_LEVELS}, a mesh each",
+        short="-l",
+        long="--surface_level",
+        unset=True,
         parse=lambda text: (flags.non_negative_float(text),),
         no_effect_when="with --mesh_extractor tsdf",
-    )  # fmt: skip
+    )
     decimation_targets: tuple[int, ...] = _alone(
-        DECIMATION_TARGETS, f"triangles of the foreground and of the background; unset: "
-        f"{DECIMATION_TARGETS}, a mesh each", short="-d", long="--decimation_target", unset=True,
+        DECIMATION_TARGETS,
+        f"triangles of the foreground and of the background; unset: "
+        f"{DECIMATION_TARGETS}, a mesh each",
+        short="-d",
+        long="--decimation_target",
+        unset=True,
         parse=lambda text: (flags.positive_int(text),),
-    )  # fmt: skip
+    )
     mesh_extractor: str = _flag(
-        "poisson", "poisson: level sets and screened Poisson, as in the paper; tsdf: fusion of "
-        "rendered depth; unset: tsdf of a multiview model, else poisson", choices=EXTRACTORS,
+        "poisson",
+        "poisson: level sets and screened Poisson, as in the paper; tsdf: fusion of "
+        "rendered depth; unset: tsdf of a multiview model, else poisson",
+        choices=EXTRACTORS,
         modes={"multiview": "tsdf"},
-    )  # fmt: skip
+    )
     watertight: bool = _flag(
         False,
         "close the surface where no view looked: of tsdf by Poisson of what was fused in the "
         "foreground, of poisson by cutting nothing away",
     )
     remove_unseen: bool = _flag(
-        False, "remove triangles that no training view sees, such as surfaces inside an object; "
-        "unset: False, True with --preset fast", parse=flags.boolean, modes={"fast": True},
+        False,
+        "remove triangles that no training view sees, such as surfaces inside an object; "
+        "unset: False, True with --preset fast",
+        parse=flags.boolean,
+        modes={"fast": True},
         no_effect_when="with --watertight True",
-    )  # fmt: skip
+    )
     mesh_error: float | None = _flag(
-        None, "leave only as many triangles as keep the surface within so many pixels of the "
-        "nearest photograph; unset: as many as asked for", parse=flags.positive_float,
-    )  # fmt: skip
+        None,
+        "leave only as many triangles as keep the surface within so many pixels of the "
+        "nearest photograph; unset: as many as asked for",
+        parse=flags.positive_float,
+    )
     triangle_pixels: float = _flag(
-        0.0, "split triangles that cover more pixels of a photograph, largest first, into as many "
+        0.0,
+        "split triangles that cover more pixels of a photograph, largest first, into as many "
         "as asked for at most, of which decimation leaves half; 0: none; unset: 0, 6 with --preset "
-        "fast", parse=flags.non_negative_float, modes={"fast": 6.0},
+        "fast",
+        parse=flags.non_negative_float,
+        modes={"fast": 6.0},
         no_effect_when="with --mesh_error",
-    )  # fmt: skip
+    )
     project_mesh_on_surface_points: bool = _points(
         True, "snap the vertices of the decimated Poisson mesh to the surface points"
     )
     bboxmin: Vector | None = _flag(
-        None, "low corner of the foreground in world coordinates; unset: a cube around the cameras",
-        short="-b", parse=flags.vector3, metavar="(X,Y,Z)", task="result",
-    )  # fmt: skip
-    bboxmax: Vector | None = _flag(
-        None, "high corner of the foreground", short="-B", parse=flags.vector3, metavar="(X,Y,Z)",
+        None,
+        "low corner of the foreground in world coordinates; unset: a cube around the cameras",
+        short="-b",
+        parse=flags.vector3,
+        metavar="(X,Y,Z)",
         task="result",
-    )  # fmt: skip
+    )
+    bboxmax: Vector | None = _flag(
+        None,
+        "high corner of the foreground",
+        short="-B",
+        parse=flags.vector3,
+        metavar="(X,Y,Z)",
+        task="result",
+    )
     center_bbox: bool | None = _flag(
-        None, "move the foreground box by the mean camera centre; unset: only the default cube",
+        None,
+        "move the foreground box by the mean camera centre; unset: only the default cube",
         parse=flags.boolean,
-    )  # fmt: skip
+    )
     background_mesh: bool = _flag(True, "mesh what lies outside the foreground, too")
     surface_points: flags.Automatic = _points(
-        MOST_POINTS, "points sampled on the surface, per level; auto: 10 for each triangle that is "
+        MOST_POINTS,
+        "points sampled on the surface, per level; auto: 10 for each triangle that is "
         "kept, at most 10000000; unset: 10000000, auto with --preset fast",
-        parse=flags.positive_or_auto, metavar="{N,auto}", modes={"fast": flags.AUTO},
-    )  # fmt: skip
+        parse=flags.positive_or_auto,
+        metavar="{N,auto}",
+        modes={"fast": flags.AUTO},
+    )
     poisson: PoissonConfig = field(default_factory=PoissonConfig)
     tsdf: TsdfConfig = field(default_factory=TsdfConfig)
     meshing_backend: str = _flag(
-        "auto", "library for Poisson and decimation; auto: Open3D where it can be imported",
+        "auto",
+        "library for Poisson and decimation; auto: Open3D where it can be imported",
         choices=BACKENDS,
-    )  # fmt: skip
+    )
     preset: Preset = preset("only extract_mesh.py")
     random_seed: int = _alone(0, "seed of the choice of pixels")
     overwrite: bool = _alone(False, "replace meshes that were made with other settings")
@@ -122,9 +153,10 @@ class MeshOptions(CaptureOptions):
         False, "ablation of the paper, not offered: True is an error"
     )
     use_marching_cubes: bool = _alone(
-        False, "ablation of the paper, not offered: True is an error; --mesh_extractor tsdf gives "
+        False,
+        "ablation of the paper, not offered: True is an error; --mesh_extractor tsdf gives "
         "a surface without Poisson",
-    )  # fmt: skip
+    )
 
     def __post_init__(self) -> None:
         flags.require_box(self.bboxmin, self.bboxmax)
@@ -146,7 +178,8 @@ class MeshOptions(CaptureOptions):
         return self.mesh_output_dir or OUTPUT_ROOT / "coarse_mesh" / scene_name(self.scene_path)
 
     def mesh_path(self, level: float, target: int) -> Path:
-        model, path = "vanilla3dgs", self.coarse_model_path
+        model = "vanilla3dgs"
+        path = self.coarse_model_path
         if not self.use_vanilla_3dgs and path is not None:
             folder = path if path.is_dir() else path.resolve().parent
             model = folder.resolve().name.removeprefix("sugarcoarse_")
@@ -173,10 +206,20 @@ class MeshOptions(CaptureOptions):
         """The settings that decide one mesh, as its ``.json`` file keeps them."""
         is_tsdf = self.mesh_extractor == "tsdf"
         skipped = {
-            "preset", "scene_path", "checkpoint_path", "coarse_model_path", "mesh_output_dir",
-            "compute", "mask_options", "view_options", "overwrite", "surface_levels",
-            "decimation_targets", "poisson" if is_tsdf else "tsdf", *ABLATIONS,
-        }  # fmt: skip
+            "preset",
+            "scene_path",
+            "checkpoint_path",
+            "coarse_model_path",
+            "mesh_output_dir",
+            "compute",
+            "mask_options",
+            "view_options",
+            "overwrite",
+            "surface_levels",
+            "decimation_targets",
+            "poisson" if is_tsdf else "tsdf",
+            *ABLATIONS,
+        }
         decided = replace(self, poisson=self.poisson.resolved(has_hull=False))
         values = {name: v for name, v in asdict(decided).items() if name not in skipped}
         if is_tsdf:

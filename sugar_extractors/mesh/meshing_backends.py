@@ -43,10 +43,21 @@ BACKENDS = ("auto", "open3d", "pycolmap")
 POINT_WEIGHT = 2.0  # of points against smoothness: Open3D's choice, a parameter of pycolmap's
 _KEEP_ALL = 1e-6
 _MIN_RATIO = 1e-9
-_PLACES, _COLORS = [(name, "<f4") for name in "xyz"], ("red", "green", "blue")
+_PLACES = [(name, "<f4") for name in "xyz"]
+_COLORS = ("red", "green", "blue")
 SCALE = 1.1  # side of the solver's cube in sides of the points' bounding cube
 USUAL_QUANTILE = 0.1  # of the original; of an object within its masks it would cut thin parts away
 _flag = partial(flag, group="surface", no_effect_when="with --mesh_extractor tsdf")
+
+Waiting = Callable[[int], None]  # hears of the memory in use
+MIN_POINTS = 64  # fewer points in a region count as none: Poisson would make a blob of them
+_QUERY_CHUNK = 1 << 20
+_SAMPLED_POINTS = 10_000
+_SOLVER = (poisson_process.__name__,)
+WITHIN = 0.95  # of the vertices that have to keep the error
+FEWEST_FACES = 64
+_BISECTIONS = 3
+_MOST_VERTICES = 200_000  # whose distance is measured
 
 
 @dataclass(frozen=True)
@@ -58,25 +69,34 @@ class PoissonConfig:
     """
 
     poisson_depth: flags.Automatic = _flag(
-        10, "octree depth; 6 to 8 where the mesh is bumpy or full of holes; auto: cells as small "
+        10,
+        "octree depth; 6 to 8 where the mesh is bumpy or full of holes; auto: cells as small "
         "as a pixel on the surface, but not emptier than a point each, at most 10; unset: 10, "
-        "auto with --preset fast", parse=flags.positive_or_auto, metavar="{N,auto}",
+        "auto with --preset fast",
+        parse=flags.positive_or_auto,
+        metavar="{N,auto}",
         modes={"fast": flags.AUTO},
-    )  # fmt: skip
+    )
     poisson_threads: int = _flag(
-        1, "threads of the Poisson solver, 0 for all cores; with more than 1 no two runs give the "
-        "same bits", parse=flags.non_negative_int,
-    )  # fmt: skip
+        1,
+        "threads of the Poisson solver, 0 for all cores; with more than 1 no two runs give the "
+        "same bits",
+        parse=flags.non_negative_int,
+    )
     vertices_density_quantile: float | None = _flag(
-        None, "share of badly supported Poisson vertices to cut away; 0 avoids holes; unset: 0.1, "
-        "or 0 where masks say what the object is and cut off the rest", parse=flags.share,
-    )  # fmt: skip
+        None,
+        "share of badly supported Poisson vertices to cut away; 0 avoids holes; unset: 0.1, "
+        "or 0 where masks say what the object is and cut off the rest",
+        parse=flags.share,
+    )
     max_gap: float = _flag(
-        4.0, "cut away Poisson vertices farther than this many octree cells from every surface "
-        "point; 0 keeps them", parse=flags.non_negative_float,
+        4.0,
+        "cut away Poisson vertices farther than this many octree cells from every surface "
+        "point; 0 keeps them",
+        parse=flags.non_negative_float,
         no_effect_when="with --mesh_extractor tsdf; with "
         "--vertices_density_quantile 0, which asks for a closed surface",
-    )  # fmt: skip
+    )
 
     def with_depth(self, points: np.ndarray, cameras: Sequence[Camera]) -> PoissonConfig:
         """The same with a number where the depth was left to the program."""
@@ -89,9 +109,6 @@ class PoissonConfig:
         if self.vertices_density_quantile is not None:
             return self
         return replace(self, vertices_density_quantile=0.0 if has_hull else USUAL_QUANTILE)
-
-
-Waiting = Callable[[int], None]  # hears of the memory in use
 
 
 class PoissonMesh(NamedTuple):
@@ -232,7 +249,8 @@ def _work_folder() -> Iterator[Path]:
 
 
 def _cube_of(points: np.ndarray) -> tuple[np.ndarray, float]:
-    low, high = points.min(axis=0).astype(np.float64), points.max(axis=0).astype(np.float64)
+    low = points.min(axis=0).astype(np.float64)
+    high = points.max(axis=0).astype(np.float64)
     return (low + high) / 2, max(float((high - low).max()), 1e-12)
 
 
@@ -252,13 +270,12 @@ def _read_result(path: Path) -> TriangleMesh:
     return meshes.read_mesh_ply(path)
 
 
-MIN_POINTS = 64  # fewer points in a region count as none: Poisson would make a blob of them
-_QUERY_CHUNK = 1 << 20
-_SAMPLED_POINTS = 10_000
-LEAST_DEPTH, MOST_DEPTH = 4, 10  # of octrees whose depth is chosen by the program
-_SOLVER = (poisson_process.__name__,)
+# of octrees whose depth is chosen by the program
+LEAST_DEPTH = 4
+MOST_DEPTH = 10
 
-OUTLIER_NEIGHBORS, OUTLIER_RATIO = 20, 20.0
+OUTLIER_NEIGHBORS = 20
+OUTLIER_RATIO = 20.0
 
 
 def outlier_mask(points: np.ndarray) -> np.ndarray:
@@ -273,9 +290,11 @@ def outlier_mask(points: np.ndarray) -> np.ndarray:
 
 
 def reconstruct_region(
-    samples: SurfaceSamples, config: PoissonConfig, backend: MeshingBackend,
+    samples: SurfaceSamples,
+    config: PoissonConfig,
+    backend: MeshingBackend,
     waiting: Waiting = lambda n_bytes: None,
-) -> TriangleMesh:  # fmt: skip
+) -> TriangleMesh:
     """Mesh of one region, before decimation."""
     config = config.resolved(has_hull=False)
     outliers = outlier_mask(samples.points)
@@ -322,9 +341,11 @@ def gaps(vertices: np.ndarray, points: np.ndarray) -> np.ndarray:
 
 
 def finish_mesh(
-    regions: Sequence[TriangleMesh], decimate: Callable[[TriangleMesh], TriangleMesh],
-    surface: SurfaceSamples | None, box: Box | None,
-) -> TriangleMesh:  # fmt: skip
+    regions: Sequence[TriangleMesh],
+    decimate: Callable[[TriangleMesh], TriangleMesh],
+    surface: SurfaceSamples | None,
+    box: Box | None,
+) -> TriangleMesh:
     """Decimate and clean each region, merge them, and snap vertices to surface points, if any.
 
     Args:
@@ -344,12 +365,6 @@ def project_on_points(mesh: TriangleMesh, surface: SurfaceSamples) -> TriangleMe
     return TriangleMesh(surface.points[rows].astype(np.float64), mesh.faces, surface.colors[rows])
 
 
-WITHIN = 0.95  # of the vertices that have to keep the error
-FEWEST_FACES = 64
-_BISECTIONS = 3
-_MOST_VERTICES = 200_000  # whose distance is measured
-
-
 def nearest_pixel_sizes(points: np.ndarray, cameras: Sequence[Camera]) -> np.ndarray:
     """Size of a pixel at points, (P, 3), in the camera nearest to each. (P,) world units"""
     sizes = np.full(len(points), np.inf)
@@ -360,9 +375,12 @@ def nearest_pixel_sizes(points: np.ndarray, cameras: Sequence[Camera]) -> np.nda
 
 
 def decimated_to_error(
-    mesh: TriangleMesh, pixels: float, cameras: Sequence[Camera], n_faces: int,
+    mesh: TriangleMesh,
+    pixels: float,
+    cameras: Sequence[Camera],
+    n_faces: int,
     decimate: Callable[[TriangleMesh, int], TriangleMesh],
-) -> TriangleMesh:  # fmt: skip
+) -> TriangleMesh:
     """Decimate a mesh as far as 95 % of its vertices stay near the surface.
 
     Args:
@@ -372,7 +390,8 @@ def decimated_to_error(
     points = mesh.vertices[:: max(1, mesh.n_vertices // _MOST_VERTICES)]
     limits = pixels * nearest_pixel_sizes(points, cameras)
     # Trees of triangles resolve best what is about as large as 1.
-    origin, size = points.mean(axis=0), max(float(np.ptp(points, axis=0).max()), 1e-12)
+    origin = points.mean(axis=0)
+    size = max(float(np.ptp(points, axis=0).max()), 1e-12)
 
     def keeps_error(candidate: TriangleMesh) -> bool:
         surface = Surface((candidate.vertices - origin) / size, candidate.faces)
@@ -388,12 +407,15 @@ def decimated_to_error(
         if smaller.n_faces >= best.n_faces or not keeps_error(smaller):
             break
         best = smaller
-    start, low, high = best, few, best.n_faces
+    start = best
+    low = few
+    high = best.n_faces
     for _ in range(_BISECTIONS):
         middle = (low + high) // 2
         smaller = decimate(start, middle)
         if keeps_error(smaller):
-            best, high = smaller, middle
+            best = smaller
+            high = middle
         else:
             low = middle
     return best

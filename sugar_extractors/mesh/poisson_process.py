@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
-POINTS, MESH = "points", "mesh"  # names of the files, without their endings
+# names of the files, without their endings
+POINTS = "points"
+MESH = "mesh"
 
 
 def by_pycolmap(folder: Path, options: dict[str, Any]) -> None:
@@ -41,10 +43,12 @@ def by_open3d(folder: Path, options: dict[str, Any]) -> None:
     poisson = open3d.geometry.TriangleMesh.create_from_point_cloud_poisson
     mesh, densities = poisson(cloud, **options)
     np.savez(
-        folder / f"{MESH}.npz", vertices=np.asarray(mesh.vertices),
-        faces=np.asarray(mesh.triangles), colors=np.asarray(mesh.vertex_colors),
+        folder / f"{MESH}.npz",
+        vertices=np.asarray(mesh.vertices),
+        faces=np.asarray(mesh.triangles),
+        colors=np.asarray(mesh.vertex_colors),
         densities=np.asarray(densities),
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ REACH = 4.0  # largest distance that is bridged, in median edges of the coarser 
 _SLIT = 8.0  # longest border around a slit that is closed, in the distance that is bridged
 _SNAP = 1e-6  # a vertex this near to a plane lies in it, in sides of the box
 
+_DETOUR = 3.0  # longest way along a border, in straight distances between its ends
+
 
 def cut_at_box(mesh: TriangleMesh, box: Box, *, inside: bool) -> TriangleMesh:
     """The part of a mesh inside or outside of a box, with triangles split where they cross it."""
@@ -42,18 +44,21 @@ def _split(mesh: TriangleMesh, axis: int, value: float, snap: float) -> Triangle
     crossed = (corners.min(axis=1) < 0) & (corners.max(axis=1) > 0)
     if not crossed.any():
         return replace(mesh, vertices=vertices, normals=None)
-    faces, corners = mesh.faces[crossed], corners[crossed]
+    faces = mesh.faces[crossed]
+    corners = corners[crossed]
     # First the corner in the plane, or else the one that is alone on its side.
     alone = np.where(corners == 0, 2, corners == -np.sign(corners.sum(axis=1))[:, None])
     turn = (alone.argmax(axis=1)[:, None] + np.arange(3)) % 3
     faces = np.take_along_axis(faces, turn, axis=1)
     in_plane = sides[faces[:, 0]] == 0
-    thirds, halves = faces[~in_plane], faces[in_plane]
+    thirds = faces[~in_plane]
+    halves = faces[in_plane]
 
     ends = np.concatenate([thirds[:, :2], thirds[:, [0, 2]], halves[:, 1:]])
     ends, rows = np.unique(np.sort(ends, axis=1), axis=0, return_inverse=True)
     rows = rows.reshape(-1) + len(vertices)
-    a, b = vertices[ends[:, 0]], vertices[ends[:, 1]]
+    a = vertices[ends[:, 0]]
+    b = vertices[ends[:, 1]]
     share = ((value - a[:, axis]) / (b[:, axis] - a[:, axis]))[:, None]
     points = a + share * (b - a)
     points[:, axis] = value
@@ -78,9 +83,13 @@ def joined_at_box(inner: TriangleMesh, outer: TriangleMesh, box: Box) -> Triangl
     from scipy.spatial import cKDTree
 
     mesh = meshes.merge_meshes([inner, outer])
-    ours, theirs = meshes.border_edges(inner), meshes.border_edges(outer)
-    lengths = [np.linalg.norm(np.subtract(*m.vertices[e.T]), axis=1)
-               for m, e in ((inner, ours), (outer, theirs)) if len(e)]  # fmt: skip
+    ours = meshes.border_edges(inner)
+    theirs = meshes.border_edges(outer)
+    lengths = [
+        np.linalg.norm(np.subtract(*m.vertices[e.T]), axis=1)
+        for m, e in ((inner, ours), (outer, theirs))
+        if len(e)
+    ]
     if len(lengths) < 2:
         return mesh
     reach = REACH * max(float(np.median(own)) for own in lengths)
@@ -100,8 +109,10 @@ def joined_at_box(inner: TriangleMesh, outer: TriangleMesh, box: Box) -> Triangl
         return mesh
     joined = np.concatenate([mesh.faces, np.array(faces, dtype=np.int64)])
     mesh = meshes.clean_mesh(replace(mesh, faces=joined))
-    return meshes.with_loops_filled(mesh, [loop for loop in meshes.border_loops(mesh) if _is_slit(
-        mesh.vertices[loop], box, reach)])  # fmt: skip
+    return meshes.with_loops_filled(
+        mesh,
+        [loop for loop in meshes.border_loops(mesh) if _is_slit(mesh.vertices[loop], box, reach)],
+    )
 
 
 def _is_slit(loop: np.ndarray, box: Box, reach: float) -> bool:
@@ -113,7 +124,8 @@ def _is_slit(loop: np.ndarray, box: Box, reach: float) -> bool:
 
 def _is_near(edges: np.ndarray, box: Box, reach: float) -> np.ndarray:
     """Edges both of whose ends, (E, 2, 3), are near the surface of a box. (E,) bool"""
-    low, high = np.array(box.low), np.array(box.high)
+    low = np.array(box.low)
+    high = np.array(box.high)
     beyond = np.maximum(low - edges, edges - high).max(axis=-1)
     return (np.abs(beyond) <= reach).all(axis=1)
 
@@ -134,9 +146,13 @@ def _chains(edges: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _strip(
-    vertices: np.ndarray, chain: np.ndarray, nearest: np.ndarray, reached: np.ndarray,
-    reach: float, following: dict[int, int],
-) -> list[tuple[int, int, int]]:  # fmt: skip
+    vertices: np.ndarray,
+    chain: np.ndarray,
+    nearest: np.ndarray,
+    reached: np.ndarray,
+    reach: float,
+    following: dict[int, int],
+) -> list[tuple[int, int, int]]:
     """Triangles between a chain and the other border, along which ``following`` leads.
 
     Args:
@@ -144,7 +160,9 @@ def _strip(
         reached: Whether it is near enough. (N,) bool
     """
     faces: list[tuple[int, int, int]] = []
-    rows, goals, good = chain.tolist(), nearest.tolist(), reached.tolist()
+    rows = chain.tolist()
+    goals = nearest.tolist()
+    good = reached.tolist()
     at: int | None = None
     for k, there in enumerate(rows[1:], start=1):
         if not good[k]:
@@ -166,9 +184,6 @@ def _strip(
 
 def _apart(vertices: np.ndarray, a: int, b: int) -> float:
     return float(np.linalg.norm(vertices[a] - vertices[b]))
-
-
-_DETOUR = 3.0  # longest way along a border, in straight distances between its ends
 
 
 def _steps(vertices: np.ndarray, at: int, goal: int, following: dict[int, int]) -> list[int] | None:

@@ -19,11 +19,14 @@ from sugar_scene.triangle_rasterizer import rasterize_triangles
 # Triangles by which of their edges are split (bits): rows of three corners, then three midpoints.
 _PATTERNS = {
     0: [(0, 1, 2)],
-    1: [(0, 3, 2), (3, 1, 2)], 2: [(0, 1, 4), (0, 4, 2)], 4: [(0, 1, 5), (5, 1, 2)],
-    3: [(3, 1, 4), (3, 4, 2), (0, 3, 2)], 5: [(0, 3, 5), (3, 1, 2), (3, 2, 5)],
+    1: [(0, 3, 2), (3, 1, 2)],
+    2: [(0, 1, 4), (0, 4, 2)],
+    4: [(0, 1, 5), (5, 1, 2)],
+    3: [(3, 1, 4), (3, 4, 2), (0, 3, 2)],
+    5: [(0, 3, 5), (3, 1, 2), (3, 2, 5)],
     6: [(5, 4, 2), (0, 1, 4), (0, 4, 5)],
     7: [(0, 3, 5), (3, 1, 4), (5, 4, 2), (3, 4, 5)],
-}  # fmt: skip
+}
 _MOST_ADDED = 6  # triangles by which splitting one grows a mesh, those beside it included
 _ENOUGH = 0.01  # share of the triangles to split in the last round
 _COUNTING_SIDE = 1280  # longest side in pixels of the views in which pixels are counted
@@ -54,7 +57,8 @@ def covered_pixels(
     Pixels of the photographs; they are counted in views of at most ``_COUNTING_SIDE`` pixels.
     """
     vertices = torch.from_numpy(mesh.vertices.astype(np.float32)).to(device)
-    faces, most = torch.from_numpy(mesh.faces).to(device), torch.zeros(mesh.n_faces, device=device)
+    faces = torch.from_numpy(mesh.faces).to(device)
+    most = torch.zeros(mesh.n_faces, device=device)
     for camera in cameras:
         view = camera.reduced(_COUNTING_SIDE)
         first = rasterize_triangles(vertices, faces, view).face
@@ -76,10 +80,13 @@ def with_split_faces(
     is_split = np.zeros(len(keys), dtype=bool)
     is_split[edge[marked]] = True
     midpoints = np.where(is_split, mesh.n_vertices + np.cumsum(is_split) - 1, -1)[edge]
-    starts, ends = mesh.faces.ravel(), np.roll(mesh.faces, -1, axis=1).ravel()
-    a, b = starts[where[is_split]], ends[where[is_split]]
+    starts = mesh.faces.ravel()
+    ends = np.roll(mesh.faces, -1, axis=1).ravel()
+    a = starts[where[is_split]]
+    b = ends[where[is_split]]
     colors = np.rint(mesh.colors[[a, b]].mean(axis=0)).astype(np.uint8)
-    nodes, case = np.hstack([mesh.faces, midpoints]), (midpoints >= 0) @ [1, 2, 4]
+    nodes = np.hstack([mesh.faces, midpoints])
+    case = (midpoints >= 0) @ [1, 2, 4]
     split = [(np.flatnonzero(case == k), rows) for k, rows in _PATTERNS.items()]
     parents = np.concatenate([which.repeat(len(rows)) for which, rows in split])
     faces = np.concatenate([nodes[which][:, rows].reshape(-1, 3) for which, rows in split])

@@ -38,6 +38,12 @@ from sugar_utils.settings import flag
 from sugar_utils.warp_arrays import Floats, Floats2d, Vec3s, Vec3s2d
 from sugar_utils.warp_launch import as_array, launch
 
+try:
+    from warp.geometry import IsoSurfaceMarchingCubes as Tables
+except ImportError:
+    # Warp 1.17, the newest that drivers of CUDA 12 can use.
+    from warp import MarchingCubes as Tables
+
 wp.set_module_options({"enable_backward": False})
 
 BLOCK = 8  # voxels along the side of a block
@@ -51,6 +57,24 @@ PLANE_MARGIN = 0.05  # of a multi-view model, in camera extents
 PLANE_FILL = 32  # edges of pinholes in its meshes: at grazing angles some depths are not confirmed
 _flag = partial(flag, group="surface", no_effect_when="with --mesh_extractor poisson")
 
+_CHUNK_BLOCKS = 2048
+_CORNERS = np.array(Tables.CUBE_CORNER_OFFSETS, dtype=np.int64)
+_EDGES = np.array(Tables.EDGE_TO_CORNERS, dtype=np.int64)
+_RANGES = np.array(Tables.CASE_TO_TRI_RANGE, dtype=np.int64)
+_TRIANGLES = np.array(Tables.TRI_LOCAL_INDICES, dtype=np.int64)
+_EDGE_AXES = np.argmax(_CORNERS[_EDGES[:, 1]] - _CORNERS[_EDGES[:, 0]], axis=1)
+# Sky and other things without texture lie wherever they please, and all photographs are explained;
+# but no point of a reconstruction is ever found there.
+MIN_VIEWS = 3  # photographs that observe a point that counts: two agree by chance now and then
+MIN_OBSERVED = 50  # fewer points in a box do not tell where the scene ends
+# For models of the multi-view mode, whose Gaussians are planes: a depth counts where the surface is
+# not seen at a grazing angle, and where a neighbouring view that sees the place has the same depth.
+MAX_ANGLE = 80.0  # largest angle between a surface's normal and the line of sight, in degrees
+_MIN_ALPHA = 0.5  # pixels that the Gaussians cover less have no depth
+MAX_MISS = 3.0  # pixels by which the way to a neighbour and back may miss; 1 leaves more holes
+MAX_NEIGHBORS = 4  # neighbours that a depth is compared with
+_KEPT_BYTES = 2**29
+
 
 @dataclass(frozen=True)
 class TsdfConfig:
@@ -61,20 +85,24 @@ class TsdfConfig:
     """
 
     tsdf_depth: str = _flag(
-        "blended", "blended: depth as rendered, all Gaussians averaged; plane: of the planes that "
+        "blended",
+        "blended: depth as rendered, all Gaussians averaged; plane: of the planes that "
         "Gaussians are, checked against neighbouring views; unset: plane of a multiview model, "
-        "else blended", choices=DEPTHS,
+        "else blended",
+        choices=DEPTHS,
         modes={"multiview": "plane"},
-    )  # fmt: skip
+    )
     tsdf_voxel_size: float | None = _flag(
         None, "world units; unset: from the size of a pixel on the surface", parse=positive_float
     )
     pixels_per_voxel: float = 2.0
     tsdf_margin: float | None = _flag(
-        None, "camera extents by which the surface may lie outside of the convex hull of the "
+        None,
+        "camera extents by which the surface may lie outside of the convex hull of the "
         f"reconstruction's points; unset: {PLANE_MARGIN} with --tsdf_depth plane, else anywhere",
-        parse=non_negative_float, no_effect_when="where the scene has no tracks of points",
-    )  # fmt: skip
+        parse=non_negative_float,
+        no_effect_when="where the scene has no tracks of points",
+    )
     truncation: float = 4.0  # reach of the fused distances, in voxels
     min_alpha: float = 0.5
     min_component: int = 300
@@ -131,7 +159,8 @@ def carved_renderer(render: Renderer, hull: VisualHull | None) -> Renderer:
     """What renders the views, without depth of pixels outside of their own masks."""
 
     def carved(camera: Camera) -> DepthView:
-        view, inside = render(camera), hull.silhouette(camera)
+        view = render(camera)
+        inside = hull.silhouette(camera)
         return view if inside is None else replace(view, depth=torch.where(inside, view.depth, 0.0))
 
     return render if hull is None else carved
@@ -173,11 +202,14 @@ class Fusion:
         return FusedRegion(mesh, field.voxel, field.distances.numel())
 
     def _automatic_voxel(self) -> float | None:
-        box, parts = self.box, []
+        box = self.box
+        parts = []
         for camera in self.cameras[:: max(1, len(self.cameras) // _N_FOOTPRINT_VIEWS)]:
             view = self.render(camera)
-            points, depths = _world_points(view, view.depth), view.depth.flatten()
-            low, high = points.new_tensor(box.low), points.new_tensor(box.high)
+            points = _world_points(view, view.depth)
+            depths = view.depth.flatten()
+            low = points.new_tensor(box.low)
+            high = points.new_tensor(box.high)
             good = ((points > low) & (points < high)).all(dim=-1) & (depths > 0)
             parts.append(depths[good] / math.sqrt(camera.fx * camera.fy))
         pixel_sizes = torch.cat(parts)
@@ -189,7 +221,8 @@ class Fusion:
 
     def _empty_field(self, voxel: float) -> SparseField:
         """Blocks within the truncation distance of some depth, in larger voxels if too many."""
-        box, config = self.box, self.config
+        box = self.box
+        config = self.config
         device = self.render(self.cameras[0]).depth.device
         while True:
             sides = (high - low for low, high in zip(box.low, box.high, strict=True))
@@ -206,7 +239,8 @@ class Fusion:
             self.console.info(f"voxels of {voxel:.4g} would be too many; taking {larger:.4g}")
             voxel = larger
         table = torch.where(marked, marked.cumsum(0).int() - 1, -1).int().reshape(shape)
-        distances, weights = torch.zeros(n, device=device), torch.zeros(n, device=device)
+        distances = torch.zeros(n, device=device)
+        weights = torch.zeros(n, device=device)
         colors = torch.zeros(n, 3, device=device)
         return SparseField(box.low, voxel, table, distances, weights, colors)
 
@@ -224,7 +258,8 @@ class Fusion:
             marked[(blocks[:, 0] * shape[1] + blocks[:, 1]) * shape[2] + blocks[:, 2]] = True
 
     def _fill(self, field: SparseField) -> None:
-        n, blocks = field.distances.numel(), (field.table >= 0).nonzero().int().contiguous()
+        n = field.distances.numel()
+        blocks = (field.table >= 0).nonzero().int().contiguous()
         if n == 0:
             return
         place = wp.vec3(*field.origin), field.voxel, self.config.truncation * field.voxel
@@ -241,10 +276,19 @@ class Fusion:
 
 @wp.kernel
 def integrate(
-    first: int, view: View, origin: wp.vec3, voxel: float, truncation: float,
-    blocks: wp.array(dtype=wp.vec3i), depth: Floats2d, color: Vec3s2d, weight: Floats2d,
-    distances: Floats, weights: Floats, colors: Vec3s,
-):  # fmt: skip
+    first: int,
+    view: View,
+    origin: wp.vec3,
+    voxel: float,
+    truncation: float,
+    blocks: wp.array(dtype=wp.vec3i),
+    depth: Floats2d,
+    color: Vec3s2d,
+    weight: Floats2d,
+    distances: Floats,
+    weights: Floats,
+    colors: Vec3s,
+):
     """Average one view into the field; a work item is one voxel corner."""
     i = first + wp.tid()
     side = _BLOCK_SIDE
@@ -273,21 +317,6 @@ def integrate(
     weights[i] += own
 
 
-try:
-    from warp.geometry import IsoSurfaceMarchingCubes as Tables
-except ImportError:
-    # Warp 1.17, the newest that drivers of CUDA 12 can use.
-    from warp import MarchingCubes as Tables
-
-
-_CHUNK_BLOCKS = 2048
-_CORNERS = np.array(Tables.CUBE_CORNER_OFFSETS, dtype=np.int64)
-_EDGES = np.array(Tables.EDGE_TO_CORNERS, dtype=np.int64)
-_RANGES = np.array(Tables.CASE_TO_TRI_RANGE, dtype=np.int64)
-_TRIANGLES = np.array(Tables.TRI_LOCAL_INDICES, dtype=np.int64)
-_EDGE_AXES = np.argmax(_CORNERS[_EDGES[:, 1]] - _CORNERS[_EDGES[:, 0]], axis=1)
-
-
 @dataclass(frozen=True)
 class SparseField:
     """Signed distances at voxel corners, in B stored blocks of side S.
@@ -311,8 +340,10 @@ class SparseField:
 
 def extract_surface(field: SparseField) -> TriangleMesh:
     """Zero level set; cells with a corner that no view sees are left open."""
-    table, distances = field.table.cpu().numpy(), field.distances.cpu().numpy()
-    is_known, colors = field.weights.cpu().numpy() > 0, field.colors.cpu().numpy()
+    table = field.table.cpu().numpy()
+    distances = field.distances.cpu().numpy()
+    is_known = field.weights.cpu().numpy() > 0
+    colors = field.colors.cpu().numpy()
     places = np.argwhere(table >= 0)
     parts = [
         _chunk_cells(table, places[first : first + _CHUNK_BLOCKS], distances, is_known, field.side)
@@ -322,11 +353,13 @@ def extract_surface(field: SparseField) -> TriangleMesh:
         return _EMPTY
     cells, rows = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     case = ((distances[rows] < 0) << np.arange(8)).sum(axis=1)
-    start, n = _RANGES[case] // 3, (_RANGES[case + 1] - _RANGES[case]) // 3
+    start = _RANGES[case] // 3
+    n = (_RANGES[case + 1] - _RANGES[case]) // 3
     cell_of = np.repeat(np.arange(len(case)), n)
     number = np.arange(len(cell_of)) - np.repeat(np.cumsum(n) - n, n) + start[cell_of]
     edges = _TRIANGLES.reshape(-1, 3)[number]
-    low, axis = _EDGES[edges, 0], _EDGE_AXES[edges]
+    low = _EDGES[edges, 0]
+    axis = _EDGE_AXES[edges]
     corner = cells[cell_of][:, None] + _CORNERS[low]
     extent = np.array(table.shape) * field.side + 1
     keys = ((corner[..., 0] * extent[1] + corner[..., 1]) * extent[2] + corner[..., 2]) * 3 + axis
@@ -334,7 +367,8 @@ def extract_surface(field: SparseField) -> TriangleMesh:
 
     row_a = rows[cell_of[:, None], low].ravel()[where]
     row_b = rows[cell_of[:, None], _EDGES[edges, 1]].ravel()[where]
-    a, b = distances[row_a].astype(np.float64), distances[row_b].astype(np.float64)
+    a = distances[row_a].astype(np.float64)
+    b = distances[row_b].astype(np.float64)
     share = a / (a - b)
     vertices = corner.reshape(-1, 3)[where].astype(np.float64)
     vertices[np.arange(len(where)), axis.ravel()[where]] += share
@@ -352,7 +386,8 @@ def _chunk_cells(
 ) -> tuple[np.ndarray, np.ndarray]:
     # Corners 0 to side: the last layer belongs to the next blocks.
     local = np.stack(np.meshgrid(*[np.arange(side + 1)] * 3, indexing="ij"), axis=-1).reshape(-1, 3)
-    step, inner = local // side, local % side
+    step = local // side
+    inner = local % side
     offset = (inner[:, 0] * side + inner[:, 1]) * side + inner[:, 2]
     at = places[:, None] + step
     exists = (at < table.shape).all(axis=-1)
@@ -374,12 +409,6 @@ def _chunk_cells(
     active = np.argwhere((n_known == 8) & (n_inside > 0) & (n_inside < 8))
     rows = np.stack([corner_view(row, corner)[tuple(active.T)] for corner in _CORNERS], axis=1)
     return places[active[:, 0]] * side + active[:, 1:], rows
-
-
-# Sky and other things without texture lie wherever they please, and all photographs are explained;
-# but no point of a reconstruction is ever found there.
-MIN_VIEWS = 3  # photographs that observe a point that counts: two agree by chance now and then
-MIN_OBSERVED = 50  # fewer points in a box do not tell where the scene ends
 
 
 @dataclass(frozen=True)
@@ -415,15 +444,6 @@ def observed_region(
     return ObservedRegion(sides[:, :3], margin - sides[:, 3])
 
 
-# For models of the multi-view mode, whose Gaussians are planes: a depth counts where the surface is
-# not seen at a grazing angle, and where a neighbouring view that sees the place has the same depth.
-MAX_ANGLE = 80.0  # largest angle between a surface's normal and the line of sight, in degrees
-_MIN_ALPHA = 0.5  # pixels that the Gaussians cover less have no depth
-MAX_MISS = 3.0  # pixels by which the way to a neighbour and back may miss; 1 leaves more holes
-MAX_NEIGHBORS = 4  # neighbours that a depth is compared with
-_KEPT_BYTES = 2**29
-
-
 def kept(render: Renderer, cameras: Sequence[Camera]) -> Renderer:
     """What renders each view once, as far as the memory for that reaches."""
     largest = max(16 * camera.width * camera.height for camera in cameras)
@@ -431,9 +451,11 @@ def kept(render: Renderer, cameras: Sequence[Camera]) -> Renderer:
 
 
 def plane_renderer(
-    gaussians: Gaussians, cameras: Sequence[Camera], neighbors: reprojection.NeighborViews,
+    gaussians: Gaussians,
+    cameras: Sequence[Camera],
+    neighbors: reprojection.NeighborViews,
     extent: float,
-) -> Renderer:  # fmt: skip
+) -> Renderer:
     """What renders depth and colour of a view for the fusion. extent: in world units"""
     reach = reprojection.REACH * extent
     largest = max(4 * camera.width * camera.height for camera in cameras)

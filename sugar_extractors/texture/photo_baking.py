@@ -40,6 +40,11 @@ MIN_ERROR = 0.02
 MIN_AGREEMENT = 1e-5  # of what differs, for places that nothing else shows
 OUTLIER_COLOR = 0.25  # differences of colour that say nothing about the exposure
 
+SHARP = 0.9  # gradient energy to that of a photograph, from which only low frequencies are added
+WINDOW = 8  # radius in pixels of the windows whose means are those
+LEAST_SHARE = 0.2  # of the best resolution, from which a view counts more than others
+BORDER = 0.03  # of the longest side: there a view fades out
+
 
 def smoothed(planes: Tensor, radius: int) -> Tensor:
     """Means over windows, twice. (C, H, W) -> (C, H, W)"""
@@ -87,7 +92,8 @@ def optical_flow(image: Tensor, target: Tensor, inside: Tensor) -> Tensor:
             error = moved - target
             products = torch.stack([gx * gx, gx * gy, gy * gy, gx * error, gy * error]).sum(dim=1)
             xx, xy, yy, xe, ye = smoothed(products * inside, FLOW_WINDOW)
-            xx, yy = xx + STIFFNESS, yy + STIFFNESS
+            xx = xx + STIFFNESS
+            yy = yy + STIFFNESS
             step = torch.stack([xy * ye - yy * xe, xy * xe - xx * ye]) / (xx * yy - xy * xy)
             flow = flow + step.clamp(-1, 1)
         flow = smoothed(flow, FLOW_WINDOW // 2)
@@ -134,12 +140,6 @@ def _agreement(colors: Tensor, target: Tensor, inside: Tensor) -> Tensor:
     return 1 / (1 + (error / (OUTLIER**2 * usual)).square())
 
 
-SHARP = 0.9  # gradient energy to that of a photograph, from which only low frequencies are added
-WINDOW = 8  # radius in pixels of the windows whose means are those
-LEAST_SHARE = 0.2  # of the best resolution, from which a view counts more than others
-BORDER = 0.03  # of the longest side: there a view fades out
-
-
 @dataclass(frozen=True)
 class Resolution:
     """How finely views show the vertices of a mesh."""
@@ -177,9 +177,11 @@ class Resolution:
 
 @torch.no_grad()
 def bake_photographs(
-    baker: Baker, photograph: Callable[[Camera], Tensor], face_colors: Tensor,
+    baker: Baker,
+    photograph: Callable[[Camera], Tensor],
+    face_colors: Tensor,
     resolution: Resolution,
-) -> BakedTexture:  # fmt: skip
+) -> BakedTexture:
     """Colour a mesh from photographs: ``photograph`` gives their colours, and how much each pixel
     counts, (H, W, 4) in [0, 1]. face_colors: as of :meth:`Baker.bake`
     """
@@ -212,7 +214,8 @@ def bake_photographs(
         baker.on_view(n * total + done, 2 * total)
 
     baked = replace(baker, on_view=partial(progress, 0)).bake(first, face_colors)
-    mesh, gains = TexturedMesh(baker.vertices, baker.faces, baker.atlas.uvs, baked.texture), {}
+    mesh = TexturedMesh(baker.vertices, baker.faces, baker.atlas.uvs, baked.texture)
+    gains = {}
     # In the exposure of the median photograph, whichever views resolve most.
     adding = replace(baker, on_view=partial(progress, 1))
     return replace(baked, texture=adding.add(baked.texture, lacking, median_gain))

@@ -37,18 +37,24 @@ _flag = partial(flag, group="texture")
 @dataclass(frozen=True)
 class PlacementOptions:
     orient: str | None = _flag(
-        None, "up: also write the textured mesh and the refined Gaussians upright, y up and "
+        None,
+        "up: also write the textured mesh and the refined Gaussians upright, y up and "
         "standing on 0, as NAME_placed, with the matrix in NAME_placed.json; unset: up in the "
-        "folder of results of a pipeline, none elsewhere", choices=ORIENTATIONS,
-    )  # fmt: skip
+        "folder of results of a pipeline, none elsewhere",
+        choices=ORIENTATIONS,
+    )
     scale_factor: float | None = _flag(
         None, "also write it so many times as large, as NAME_placed", parse=positive_float
     )
     known_distance: tuple[str, ...] | None = _flag(
-        None, "also write it in metres, as NAME_placed: two photographs or two points x,y,z of the "
-        "capture, and how many metres lie between the cameras or points", parse=str, nargs=3,
-        metavar=("A", "B", "METRES"), no_effect_when="with --scale_factor it is an error",
-    )  # fmt: skip
+        None,
+        "also write it in metres, as NAME_placed: two photographs or two points x,y,z of the "
+        "capture, and how many metres lie between the cameras or points",
+        parse=str,
+        nargs=3,
+        metavar=("A", "B", "METRES"),
+        no_effect_when="with --scale_factor it is an error",
+    )
 
     def __post_init__(self) -> None:
         if self.scale_factor is not None and self.known_distance is not None:
@@ -94,8 +100,10 @@ def write_placed(
     mesh = textured_mesh_io.read_textured_mesh(obj_path)
     vertices = mesh.vertices.numpy().astype(np.float64)
     matrix = placement(scene.calibrated_cameras, scene.points, vertices, options)
-    target, upright = placed_path(obj_path), options.orient == "up"
-    metric, note_file = options.known_distance is not None, target.with_suffix(".json")
+    target = placed_path(obj_path)
+    upright = options.orient == "up"
+    metric = options.known_distance is not None
+    note_file = target.with_suffix(".json")
     moved = moved_points(vertices, matrix)
     size = np.ptp(moved, axis=0)
     note = {
@@ -103,17 +111,21 @@ def write_placed(
         "glb_matrix": glb_matrix(matrix, upright).tolist(),
         "meaning": "placed = matrix x (x, y, z, 1) of the capture; rows of 4; glb_matrix: of the "
         "GLB, whose format wants y up",
-        "up": "+y" if upright else None, "unit": "metre" if metric else None,
-        "size": size.tolist(), "source": obj_path.name, "source_digest": file_digest(obj_path),
+        "up": "+y" if upright else None,
+        "unit": "metre" if metric else None,
+        "size": size.tolist(),
+        "source": obj_path.name,
+        "source_digest": file_digest(obj_path),
         "lit": lit,
-    }  # fmt: skip
+    }
     files = [*textured_mesh_io.mesh_files(target, glb), placed_gaussians(obj_path), note_file]
     if not (all(path.is_file() for path in files) and read_json(note_file) == note):
         note_file.unlink(missing_ok=True)
         write_gaussian_ply(placed_gaussians(obj_path), moved_cloud(gaussians(), matrix))
         write_moved_mesh(target, mesh, moved, glb=glb, upright=upright, lit=lit)
         write_json_atomic(note_file, note)
-    sides, unit = " x ".join(f"{side:.3g}" for side in size), " m" if metric else ""
+    sides = " x ".join(f"{side:.3g}" for side in size)
+    unit = " m" if metric else ""
     notify(f"placed mesh and Gaussians, {sides}{unit}: {target}")
 
 
@@ -150,7 +162,8 @@ def placement(
         turned = vertices @ rotation.T
         low, high = np.quantile(turned, (_LOWEST, 1 - _LOWEST), axis=0)
         base = np.array([(low[0] + high[0]) / 2, turned[:, 1].min(), (low[2] + high[2]) / 2])
-        matrix[:3, :3], matrix[:3, 3] = rotation, -base
+        matrix[:3, :3] = rotation
+        matrix[:3, 3] = -base
     matrix[:3] *= scale_of(cameras, options)
     reach = np.abs(moved_points(vertices, matrix)).max(initial=0)
     if options.wanted and reach > FAR:
@@ -198,7 +211,8 @@ def check_names(options: PlacementOptions, names: Sequence[str]) -> None:
 
 
 def _place_of(text: str, cameras: Sequence[Camera]) -> np.ndarray:
-    by_name, point = {camera.name: camera for camera in cameras}, point_of(text)
+    by_name = {camera.name: camera for camera in cameras}
+    point = point_of(text)
     return by_name[_photograph_of(text, list(by_name))].center if point is None else point
 
 

@@ -79,14 +79,16 @@ class Atlas:
         return owners
 
     def _chart_faces(self, first_row: int, end_row: int) -> Tensor:
-        low, high = max(0, first_row - CHART_MARGIN), min(self.side, end_row + CHART_MARGIN)
+        low = max(0, first_row - CHART_MARGIN)
+        high = min(self.side, end_row + CHART_MARGIN)
         grown = self._rasterized_faces(low, high)
         for _ in range(CHART_MARGIN):
             grown = _grow(grown)
         return grown[first_row - low : end_row - low]
 
     def _square_faces(self, first_row: int, end_row: int) -> Tensor:
-        device, size = self.corners.device, self.square_size
+        device = self.corners.device
+        size = self.square_size
         x = torch.arange(self.side, dtype=torch.int32, device=device)
         y = torch.arange(first_row, end_row, dtype=torch.int32, device=device)[:, None]
         square = (x // size) * (self.side // size) + y // size
@@ -98,9 +100,16 @@ class Atlas:
         flat = torch.nn.functional.pad(self.corners.reshape(-1, 2), (0, 1), value=1.0)
         faces = torch.arange(len(flat), dtype=torch.int32, device=flat.device).reshape(-1, 3)
         camera = Camera(
-            name="texture", width=self.side, height=end_row - first_row, fx=1.0, fy=1.0, cx=0.0,
-            cy=-float(first_row), rotation=np.eye(3), translation=np.zeros(3),
-        )  # fmt: skip
+            name="texture",
+            width=self.side,
+            height=end_row - first_row,
+            fx=1.0,
+            fy=1.0,
+            cx=0.0,
+            cy=-float(first_row),
+            rotation=np.eye(3),
+            translation=np.zeros(3),
+        )
         owners = rasterize_camera_triangles(flat, faces, camera).face
         return torch.where(owners < 0, self._tip_faces(first_row, end_row), owners)
 
@@ -115,7 +124,8 @@ class Atlas:
         points, face = self._read_points()
         low = (points - 0.5).floor().long()
         for dy, dx in ((0, 0), (0, 1), (1, 0), (1, 1)):
-            x, y = low[:, 0] + dx, low[:, 1] + dy - first_row
+            x = low[:, 0] + dx
+            y = low[:, 1] + dy - first_row
             inside = (x >= 0) & (x < self.side) & (y >= 0) & (y < end_row - first_row)
             # The lowest face wins, whatever the order; the last place takes what lies outside.
             place = torch.where(inside, y * self.side + x, n_texels)
@@ -146,7 +156,8 @@ def make_atlas(kind: str, vertices: Tensor, faces: Tensor, square_size: int) -> 
     check_square_size(square_size)
     per_axis = squares_per_axis(faces.shape[0])
     if per_axis * square_size > MAX_SIDE:
-        largest, advice = MAX_SIDE // per_axis, "extract a mesh of fewer triangles"
+        largest = MAX_SIDE // per_axis
+        advice = "extract a mesh of fewer triangles"
         if largest >= MIN_SQUARE_SIZE:
             advice = f"use --square_size {largest} or less"
         raise UserError(
@@ -206,7 +217,8 @@ def squares_per_axis(n_faces: int) -> int:
 
 def squares_atlas(n_faces: int, square_size: int, device: torch.device | str = "cpu") -> Atlas:
     """SuGaR's layout: square k at column k // n and row k % n holds the faces 2 k and 2 k + 1."""
-    size, per_axis = square_size, squares_per_axis(n_faces)
+    size = square_size
+    per_axis = squares_per_axis(n_faces)
     lower = [[size - 2, 1], [2, 1], [size - 2, size - 3]]
     upper = [[1, size - 1], [1, 3], [size - 3, size - 1]]
     local = torch.tensor([lower, upper], dtype=torch.float32, device=device)
@@ -277,7 +289,8 @@ def _outlines(corners: Tensor) -> Tensor:
 
 def _grow(faces: Tensor) -> Tensor:
     """Give texels without a face that of a neighbour."""
-    grown, padded = faces.clone(), torch.nn.functional.pad(faces, (1, 1, 1, 1), value=-1)
+    grown = faces.clone()
+    padded = torch.nn.functional.pad(faces, (1, 1, 1, 1), value=-1)
     rows, columns = faces.shape
     # Side by side before corner to corner, so that the nearest texel is continued.
     for dy, dx in ((0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1)):

@@ -38,7 +38,8 @@ MOST_PIXELS = 1_000  # pixels of a face's box; larger faces count as shown witho
 _CHUNK_TEXELS = 1 << 22
 _MIN_ITEMS = 4096
 _MAX_SAMPLES = 4
-Faces, Image = wp.array(dtype=wp.vec3i), wp.array2d(dtype=wp.vec4)
+Faces = wp.array(dtype=wp.vec3i)
+Image = wp.array2d(dtype=wp.vec4)
 
 
 class ViewColors(NamedTuple):
@@ -100,9 +101,14 @@ def area(a: wp.vec2, b: wp.vec2) -> float:
 
 @wp.func
 def sample_surface(
-    view: View, point: wp.vec3, normal: wp.vec3, offset: float, tolerance: float, image: Image,
+    view: View,
+    point: wp.vec3,
+    normal: wp.vec3,
+    offset: float,
+    tolerance: float,
+    image: Image,
     depths: Floats2d,
-) -> wp.vec4:  # fmt: skip
+) -> wp.vec4:
     """Bilinear colour at a camera-space point from pixels that show its plane, and their weight."""
     sum = wp.vec4(0.0, 0.0, 0.0, 0.0)
     if not (point[2] > 0.0):
@@ -131,9 +137,15 @@ def sample_surface(
 
 @wp.kernel
 def find_shown(
-    first: int, view: View, tolerance: float, corners: Vec2s, vertices: Vec3s, faces: Faces,
-    depths: Floats2d, shown: wp.array(dtype=wp.uint8),
-):  # fmt: skip
+    first: int,
+    view: View,
+    tolerance: float,
+    corners: Vec2s,
+    vertices: Vec3s,
+    faces: Faces,
+    depths: Floats2d,
+    shown: wp.array(dtype=wp.uint8),
+):
     """Faces of which some texel may find a colour: none of the others does.
 
     Texels look at pixels around points of the triangle's plane that are nearer than REACH texels to
@@ -193,10 +205,23 @@ def find_shown(
 
 @wp.kernel
 def gather_view(
-    first: int, view: View, first_row: int, side: int, tolerance: float, cosine_power: float,
-    texel_faces: Ints, corners: Vec2s, vertices: Vec3s, faces: Faces, preference: Floats,
-    floor: float, image: Image, depths: Floats2d, shown: wp.array(dtype=wp.uint8), sums: Vec4s,
-):  # fmt: skip
+    first: int,
+    view: View,
+    first_row: int,
+    side: int,
+    tolerance: float,
+    cosine_power: float,
+    texel_faces: Ints,
+    corners: Vec2s,
+    vertices: Vec3s,
+    faces: Faces,
+    preference: Floats,
+    floor: float,
+    image: Image,
+    depths: Floats2d,
+    shown: wp.array(dtype=wp.uint8),
+    sums: Vec4s,
+):
     """Add what one view shows of each texel to its sums."""
     i = first + wp.tid()
     f = texel_faces[i]
@@ -271,14 +296,17 @@ class Baker:
 
         A texel that no view shows gets the mean colour of its face's texels.
         """
-        atlas, device = self.atlas, self.vertices.device
+        atlas = self.atlas
+        device = self.vertices.device
         shape = (atlas.side, atlas.side)
         texture = torch.zeros(*shape, 3, dtype=torch.uint8, device=device)
         seen = torch.zeros(shape, dtype=torch.bool, device=device)
         face_sums = torch.zeros(4, atlas.n_faces, dtype=torch.int64, device=device)
         for rows, owners, colors, found in self._gathered(source):
-            seen[rows], texture[rows] = found, to_uint8(colors)
-            owners, colors = owners[found].long(), texture[rows][found].long()
+            seen[rows] = found
+            texture[rows] = to_uint8(colors)
+            owners = owners[found].long()
+            colors = texture[rows][found].long()
             for channel in range(3):
                 face_sums[channel].scatter_add_(0, owners, colors[:, channel])
             face_sums[3].scatter_add_(0, owners, torch.ones_like(owners))
@@ -286,7 +314,8 @@ class Baker:
         counts = face_sums[3]
         means = (face_sums[:3].double() / counts.clamp_min(1)).T.round().to(torch.uint8)
         means = torch.where(counts[:, None] > 0, means, to_uint8(face_colors.to(device)))
-        n_seen, n_faces = int(seen.sum()), int((counts > 0).sum())
+        n_seen = int(seen.sum())
+        n_faces = int((counts > 0).sum())
         bands = _bands(atlas.side, self.config.budget_bytes)
         n_texels, face_count = _fill_unseen(texture, seen, atlas, bands, means)
         return BakedTexture(texture.flip(0), n_seen, n_texels, n_faces, face_count, len(bands))
@@ -304,7 +333,8 @@ class Baker:
 
     def _gathered(self, source: ViewSource) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
         """Some rows at a time: (R, side) faces, (R, side, 3) colours, whether seen."""
-        side, n_views = self.atlas.side, len(self.cameras)
+        side = self.atlas.side
+        n_views = len(self.cameras)
         bands = _bands(side, self.config.budget_bytes)
         for number, band in enumerate(bands):
             texel_faces = self.atlas.texel_faces(band.start, band.stop)
@@ -325,7 +355,8 @@ class Baker:
         self, first_row: int, texel_faces: Tensor, camera: Camera, shown: ViewColors, sums: Tensor
     ) -> None:
         """Add one view to the sums of a band. texel_faces: (R, side) int32, sums: (R side, 4)"""
-        config, faces = self.config, self.faces.to(torch.int32).contiguous()
+        config = self.config
+        faces = self.faces.to(torch.int32).contiguous()
         moved = to_camera(self.vertices, camera)
         depths = rasterize_camera_triangles(moved, faces, camera).depth
         image, preferred = shown
@@ -335,17 +366,29 @@ class Baker:
             # No surface lies where nothing counts, so no colour is taken from there.
             depths = torch.where(image[..., 3] > 0, depths, torch.inf)
         preferred = moved.new_zeros(len(moved)) if preferred is None else preferred
-        view, depths = make_view(camera), depths.contiguous()
+        view = make_view(camera)
+        depths = depths.contiguous()
         corners = as_array(self.atlas.corners.reshape(-1, 2).contiguous(), wp.vec2)
         surface = [as_array(moved, wp.vec3), as_array(faces, wp.vec3i)]
         reached = torch.empty(len(faces), dtype=torch.uint8, device=moved.device)
         arguments = [view, config.depth_tolerance, corners, *surface, depths, reached]
         launch(find_shown, len(faces), arguments, min_items=_MIN_ITEMS)
         arguments = [
-            view, first_row, self.atlas.side, config.depth_tolerance, config.cosine_power,
-            texel_faces.view(-1), corners, *surface, preferred.contiguous(), config.floor,
-            as_array(image.float().contiguous(), wp.vec4), depths, reached, as_array(sums, wp.vec4),
-        ]  # fmt: skip
+            view,
+            first_row,
+            self.atlas.side,
+            config.depth_tolerance,
+            config.cosine_power,
+            texel_faces.view(-1),
+            corners,
+            *surface,
+            preferred.contiguous(),
+            config.floor,
+            as_array(image.float().contiguous(), wp.vec4),
+            depths,
+            reached,
+            as_array(sums, wp.vec4),
+        ]
         launch(gather_view, texel_faces.numel(), arguments, min_items=_MIN_ITEMS)
 
 
@@ -372,11 +415,13 @@ def _fill_unseen(
     n_face_texels = 0
     has_texels = torch.zeros(atlas.n_faces, dtype=torch.bool, device=texture.device)
     for band in bands:
-        first, end = band.start, band.stop
+        first = band.start
+        end = band.stop
         texel_faces = atlas.texel_faces(first, end)
         for rows in _chunks(end - first, atlas.side):
             at = slice(first + rows.start, first + rows.stop)
-            owners, missing = texel_faces[rows], ~seen[at]
+            owners = texel_faces[rows]
+            missing = ~seen[at]
             has_face = owners >= 0
             texture[at][missing] = between
             missing &= has_face

@@ -41,7 +41,8 @@ from sugar_utils.files import atomic_path, require_regular_file
 _CHUNK_ROWS = 1 << 16
 _GLB_LIMIT = (1 << 32) - 1
 _JPEG = b"\xff\xd8\xff"
-_LARGE_PNG, _JPEG_QUALITY = 8 << 20, 95
+_LARGE_PNG = 8 << 20
+_JPEG_QUALITY = 95
 
 # Numbers of the glTF 2.0 specification.
 _UINT16 = 5123
@@ -155,7 +156,8 @@ def png_bytes(texture: Tensor) -> bytes:
 
 def jpeg_bytes(texture: Tensor, quality: int = 85) -> bytes:
     """A picture as JPEG; above a quality of 90, colours are at full resolution. (H, W, 3) uint8"""
-    buffer, chroma = BytesIO(), 0 if quality > 90 else 2
+    buffer = BytesIO()
+    chroma = 0 if quality > 90 else 2
     picture = Image.fromarray(np.ascontiguousarray(texture.cpu().numpy()))
     picture.save(buffer, format="JPEG", quality=quality, subsampling=chroma)
     return buffer.getvalue()
@@ -497,10 +499,14 @@ def sample_texture(texture: Tensor, uvs: Tensor) -> Tensor:
     height, width, _ = texture.shape
     x = (uvs[:, 0] * width - 0.5).clamp(0, width - 1)
     y = ((1 - uvs[:, 1]) * height - 0.5).clamp(0, height - 1)
-    left, top = x.floor(), y.floor()
-    x_share, y_share = (x - left)[:, None], (y - top)[:, None]
-    x0, y0 = left.long(), top.long()
-    x1, y1 = (x0 + 1).clamp_max(width - 1), (y0 + 1).clamp_max(height - 1)
+    left = x.floor()
+    top = y.floor()
+    x_share = (x - left)[:, None]
+    y_share = (y - top)[:, None]
+    x0 = left.long()
+    y0 = top.long()
+    x1 = (x0 + 1).clamp_max(width - 1)
+    y1 = (y0 + 1).clamp_max(height - 1)
     texels = texture.reshape(-1, 3)
 
     def along(y: Tensor) -> Tensor:

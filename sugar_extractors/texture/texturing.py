@@ -77,6 +77,13 @@ N_NEIGHBORS = 16
 _CHUNK = 1 << 16
 FaceDensity = Callable[[Tensor], Tensor]  # density at centres of faces, by row: (P,) -> (P,)
 
+MIN_ALPHA = 0.5  # pixels of an object that the Gaussians cover less give no colour
+_flag = partial(flag, group="texture")
+_peel = partial(flag, group="texture", no_effect_when="without --postprocess_mesh True")
+_alone = partial(flag, group="only extract_refined_mesh_with_texture.py")
+STANDALONE_SQUARE_SIZE = 10
+_STANDALONE = "only extract_refined_mesh_with_texture.py"
+
 
 def interior_faces(faces: Tensor, iterations: int) -> Tensor:
     """Faces, (F, 3), that are left after rings of border faces were taken off. (F,) bool"""
@@ -93,9 +100,11 @@ def interior_faces(faces: Tensor, iterations: int) -> Tensor:
 
 
 def kept_faces(
-    faces: Tensor, density: FaceDensity, iterations: int = ITERATIONS,
+    faces: Tensor,
+    density: FaceDensity,
+    iterations: int = ITERATIONS,
     threshold: float = DENSITY_THRESHOLD,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Faces, (F, 3), away from the border, and those at it that are dense. (F,) bool"""
     keep = interior_faces(faces, iterations)
     peeled = (~keep).nonzero()[:, 0]
@@ -123,11 +132,8 @@ def face_density(cloud: BoundCloud) -> FaceDensity:
     return density
 
 
-SQUARE_SIZE, TEXTURE_SIZE = 8, 8_192
-MIN_ALPHA = 0.5  # pixels of an object that the Gaussians cover less give no colour
-_flag = partial(flag, group="texture")
-_peel = partial(flag, group="texture", no_effect_when="without --postprocess_mesh True")
-_alone = partial(flag, group="only extract_refined_mesh_with_texture.py")
+SQUARE_SIZE = 8
+TEXTURE_SIZE = 8_192
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,36 +141,51 @@ class TextureOptions(CaptureOptions):
     """A texture run; the topology of the mesh comes from the refined model itself."""
 
     refined_model_path: Path = _alone(
-        MISSING, ".pt of a refinement, or its folder; needed", short="-m", parse=Path,
+        MISSING,
+        ".pt of a refinement, or its folder; needed",
+        short="-m",
+        parse=Path,
         missing="pass the .pt that train_refined.py made",
-    )  # fmt: skip
+    )
     mesh_output_dir: Path | None = _alone(
         None, "folder of the mesh; unset: output/refined_mesh/<scene>", short="-o", parse=Path
     )
     n_gaussians_per_surface_triangle: int | None = _alone(
-        None, "checked against the model; unset: as the model has", short="-n", parse=flags.integer,
+        None,
+        "checked against the model; unset: as the model has",
+        short="-n",
+        parse=flags.integer,
         choices=tuple(LAYOUTS),
-    )  # fmt: skip
+    )
     square_size: int | Automatic = _flag(
-        SQUARE_SIZE, "texels per side of the square that holds two triangles, at least 5; decides "
+        SQUARE_SIZE,
+        "texels per side of the square that holds two triangles, at least 5; decides "
         "the size of the texture for any atlas. auto: a texel is a pixel of the photograph that "
-        "shows a place best; unset: 8, auto with --preset fast", parse=flags.positive_or_auto,
-        metavar="{N,auto}", modes={"fast": AUTO},
-    )  # fmt: skip
+        "shows a place best; unset: 8, auto with --preset fast",
+        parse=flags.positive_or_auto,
+        metavar="{N,auto}",
+        modes={"fast": AUTO},
+    )
     texture_size: int = _flag(
-        TEXTURE_SIZE, "texels per side of the texture at most",
-        parse=flags.positive_int, no_effect_when="unless --square_size is auto",
-    )  # fmt: skip
+        TEXTURE_SIZE,
+        "texels per side of the texture at most",
+        parse=flags.positive_int,
+        no_effect_when="unless --square_size is auto",
+    )
     texture_atlas: str | None = _flag(
-        None, "squares: every two triangles fill a square; charts: unfold the surface; xatlas: by "
+        None,
+        "squares: every two triangles fill a square; charts: unfold the surface; xatlas: by "
         "that package, which takes long for large meshes; unset: charts where --square_size is "
-        "auto, else squares", choices=atlases.ATLASES,
-    )  # fmt: skip
+        "auto, else squares",
+        choices=atlases.ATLASES,
+    )
     texture_source: str = _flag(
-        "renders", "renders: the refined Gaussians, without view-dependent colour; photos: the "
+        "renders",
+        "renders: the refined Gaussians, without view-dependent colour; photos: the "
         "photographs, in their mean exposure; unset: renders, photos with --preset fast",
-        choices=("renders", "photos"), modes={"fast": "photos"},
-    )  # fmt: skip
+        choices=("renders", "photos"),
+        modes={"fast": "photos"},
+    )
     baking: BakingConfig = BakingConfig()
     postprocess_mesh: bool = _flag(False, "peel border triangles of low density off")
     postprocess_density_threshold: float = _peel(
@@ -177,9 +198,11 @@ class TextureOptions(CaptureOptions):
     )
     export_glb: bool = _flag(True, "write the textured mesh as one .glb file, too")
     lit: bool = _flag(
-        False, "viewers light the .glb, by a plain material (roughness 1, metallic 0); else they "
-        "show the colours of the texture as they are", no_effect_when="with --export_glb False",
-    )  # fmt: skip
+        False,
+        "viewers light the .glb, by a plain material (roughness 1, metallic 0); else they "
+        "show the colours of the texture as they are",
+        no_effect_when="with --export_glb False",
+    )
     placement: PlacementOptions = PlacementOptions()
     white_background: bool = white_background()
     random_seed: int = _alone(
@@ -215,13 +238,18 @@ class TextureOptions(CaptureOptions):
         names = ("postprocess_density_threshold", "postprocess_iterations")
         peeling = {name: getattr(self, name) for name in names} if self.postprocess_mesh else {}
         return {
-            **self.capture_identity(), "square_size": self.square_size,
-            "atlas": self.atlas, "source": self.texture_source,
+            **self.capture_identity(),
+            "square_size": self.square_size,
+            "atlas": self.atlas,
+            "source": self.texture_source,
             "depth_tolerance": self.baking.depth_tolerance,
-            "cosine_power": self.baking.cosine_power, **size, "postprocess": self.postprocess_mesh,
-            "white_background": self.white_background, **peeling,
+            "cosine_power": self.baking.cosine_power,
+            **size,
+            "postprocess": self.postprocess_mesh,
+            "white_background": self.white_background,
+            **peeling,
             **({"lit": True} if self.lit else {}),
-        }  # fmt: skip
+        }
 
     def inputs(self, scene: Scene) -> dict[str, Any]:
         """Digests of what is read; of the photographs only where the colours are theirs."""
@@ -239,7 +267,8 @@ def extract_textured_mesh(
 
     A complete mesh of the same settings is not made again.
     """
-    console, target = console or Console(), options.obj_path
+    console = console or Console()
+    target = options.obj_path
     if options.atlas == "xatlas":
         atlases.load_xatlas()
     # An OBJ refers to its other files in lines of text, where some names cannot stand.
@@ -252,9 +281,12 @@ def extract_textured_mesh(
         console.note(options.compute.device_reason)
     model = options.model
     checkpoint, scene = load_views(
-        options, console.note, white_background=options.white_background, seed=options.random_seed,
+        options,
+        console.note,
+        white_background=options.white_background,
+        seed=options.random_seed,
         require_images=options.texture_source == "photos",
-    )  # fmt: skip
+    )
     exposures, known = _exposures(options, model, checkpoint, console)
     inputs = {**options.inputs(scene), **known}
     identity = Identity(options.identity(), inputs, options.sources())
@@ -371,14 +403,21 @@ def _read_model(options: TextureOptions, path: Path, console: Console) -> BoundC
 
 @torch.no_grad()
 def _texture(
-    options: TextureOptions, identity: Identity, cloud: BoundCloud, scene: Scene,
-    images: ImageStore, exposures: Mapping[str, Tensor], console: Console,
-) -> None:  # fmt: skip
-    device, cameras = cloud.vertices.device, scene.train_cameras
+    options: TextureOptions,
+    identity: Identity,
+    cloud: BoundCloud,
+    scene: Scene,
+    images: ImageStore,
+    exposures: Mapping[str, Tensor],
+    console: Console,
+) -> None:
+    device = cloud.vertices.device
+    cameras = scene.train_cameras
     reset_peak(device)
     start = time.monotonic()
     surface = cloud.vertices, cloud.faces
-    is_photos, size = options.texture_source == "photos", options.square_size
+    is_photos = options.texture_source == "photos"
+    size = options.square_size
     resolution = Resolution.of(*surface, cameras) if is_photos or size == AUTO else None
     if size == AUTO:
         size = atlases.fitting_square_size(options.atlas, *surface, resolution.best)
@@ -403,14 +442,20 @@ def _texture(
     finished = time.monotonic()
     mesh = TexturedMesh(*surface, atlas.uvs, texture)
     result = {
-        "vertices": cloud.vertices.shape[0], "faces": atlas.n_faces, "views": len(cameras),
-        "texture_side": atlas.side, "bands": baked.n_bands, "atlas": atlas.kind,
+        "vertices": cloud.vertices.shape[0],
+        "faces": atlas.n_faces,
+        "views": len(cameras),
+        "texture_side": atlas.side,
+        "bands": baked.n_bands,
+        "atlas": atlas.kind,
         "filled_share": round(atlas.filled_share, 4),
         "seen_texel_share": round(baked.seen_texels / max(1, baked.face_texels), 4),
         "seen_face_share": round(baked.seen_faces / baked.face_count, 4),
-        "unwrap_seconds": round(unwrapped - start, 2), "seconds": round(finished - start, 2),
-        "bake_seconds": round(finished - unwrapped, 2), "peak_bytes": memory_usage(device).peak,
-    }  # fmt: skip
+        "unwrap_seconds": round(unwrapped - start, 2),
+        "seconds": round(finished - start, 2),
+        "bake_seconds": round(finished - unwrapped, 2),
+        "peak_bytes": memory_usage(device).peak,
+    }
 
     def figures() -> dict[str, Any]:
         return {**result, "write_seconds": round(time.monotonic() - finished, 2)}
@@ -424,11 +469,8 @@ def _texture(
     )
 
 
-STANDALONE_SQUARE_SIZE = 10
-_STANDALONE = "only extract_refined_mesh_with_texture.py"
-
-
 def texture_parser(description: str | None) -> argparse.ArgumentParser:
     square = {"default": STANDALONE_SQUARE_SIZE, "group": _STANDALONE}
-    gpu, device = {"short": "-g", "group": _STANDALONE}, {"group": _STANDALONE}
+    gpu = {"short": "-g", "group": _STANDALONE}
+    device = {"group": _STANDALONE}
     return parser_of(description, TextureOptions, square_size=square, gpu=gpu, device=device)

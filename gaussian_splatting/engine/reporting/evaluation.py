@@ -27,6 +27,15 @@ from gaussian_splatting.rasterization import plain_background
 from sugar_utils.device import upload
 from sugar_utils.errors import UserError
 
+SIDE = 240  # longest side in pixels at which views are compared
+MIN_GAP = 7.0
+SPREAD = 5.0
+"""Decibels below the median, and the same in standard deviations, from which a view is suspect."""
+CURED_SHARE = 0.5
+"""Share of its gap to the median that a suspect view must gain by another pose to be kept."""
+MAX_SHARE = 0.2  # if more views are suspect, the model is at fault and not they
+MIN_VIEWS = 8
+
 
 @dataclass(frozen=True)
 class ViewScore:
@@ -81,9 +90,13 @@ class EvaluationResult:
 
 @torch.no_grad()
 def evaluate(
-    render: Callable[[Camera], Tensor], cameras: Iterable[Camera],
-    load_image: Callable[[Camera], Tensor], *, quantise: bool = False, fitted: bool = False,
-) -> EvaluationResult:  # fmt: skip
+    render: Callable[[Camera], Tensor],
+    cameras: Iterable[Camera],
+    load_image: Callable[[Camera], Tensor],
+    *,
+    quantise: bool = False,
+    fitted: bool = False,
+) -> EvaluationResult:
     """Render views and compare them with their photographs, one at a time.
 
     Args:
@@ -106,11 +119,16 @@ def evaluate(
         rounded = to_uint8 if quantise else to_unit
         as_photographed = rounded(fitted_to(to_unit(image), target)) if fitted else None
         image = rounded(image)
-        scores.append(ViewScore(
-            name=camera.name, l1=l1(image, target), psnr=psnr(image, target),
-            ssim=ssim(image, target), **_counted_scores(image, photograph, camera),
-            fitted_psnr=psnr(as_photographed, target) if fitted else None,
-        ))  # fmt: skip
+        scores.append(
+            ViewScore(
+                name=camera.name,
+                l1=l1(image, target),
+                psnr=psnr(image, target),
+                ssim=ssim(image, target),
+                **_counted_scores(image, photograph, camera),
+                fitted_psnr=psnr(as_photographed, target) if fitted else None,
+            )
+        )
     if not scores:
         raise ValueError("evaluation needs at least one camera")
     return EvaluationResult(tuple(scores))
@@ -120,7 +138,8 @@ def _counted_scores(image: Tensor, photograph: Tensor, camera: Camera) -> dict[s
     counted = is_counted(photograph)
     if counted is None or not bool(counted.any()):
         return {}
-    target, weights = photograph[..., :3], counted.double()
+    target = photograph[..., :3]
+    weights = counted.double()
     if camera.mask is not None and camera.mask.mode == "ignore":
         # Equal where nothing is known, so that windows do not look at it.
         target = torch.where(counted[..., None], target, to_uint8(image))
@@ -165,7 +184,8 @@ def ssim(image: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
         return float(color_terms(image, target, DSSIM_WEIGHT)[2])
     if image.device.type != "cpu":
         # A GPU's convolutions may round float32 to the 10 bits of TF32, which moves SSIM by 0.07.
-        image, target = image.double(), target.double()
+        image = image.double()
+        target = target.double()
     return _mean(ssim_map_reference(image, target), weights)
 
 
@@ -203,22 +223,13 @@ def _mean(values: Tensor, weights: Tensor | None = None) -> float:
     return float(rows.sum()) / (values.numel() if weights is None else total)
 
 
-SIDE = 240  # longest side in pixels at which views are compared
-MIN_GAP, SPREAD = 7.0, 5.0
-"""Decibels below the median, and the same in standard deviations, from which a view is suspect."""
-
-CURED_SHARE = 0.5
-"""Share of its gap to the median that a suspect view must gain by another pose to be kept."""
-
-MAX_SHARE = 0.2  # if more views are suspect, the model is at fault and not they
-MIN_VIEWS = 8
-
-
 @torch.no_grad()
 def contradicting_views(
-    stage: Stage, cameras: Sequence[Camera], load_image: Callable[[Camera], Tensor],
+    stage: Stage,
+    cameras: Sequence[Camera],
+    load_image: Callable[[Camera], Tensor],
     white_background: bool,
-) -> dict[str, str]:  # fmt: skip
+) -> dict[str, str]:
     """Views whose colour residual is far above the others, by name, with the reason."""
     if len(cameras) < MIN_VIEWS:
         return {}

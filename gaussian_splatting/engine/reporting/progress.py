@@ -33,6 +33,8 @@ _FILE_VERSION = "brain.Event:2"
 _POSITIVE_BINS = [1e-8 * 1.25**i for i in range(187)]  # up to 1e10; viewers show thirty
 _BINS = [*(-edge for edge in reversed(_POSITIVE_BINS)), 0.0, *_POSITIVE_BINS]
 
+N_PICTURED_VIEWS = 3
+
 
 class RunLogger:
     """Writes the TensorBoard event file of one run, in the thread that has something to log.
@@ -46,9 +48,11 @@ class RunLogger:
     """
 
     def __init__(
-        self, directory: Path, first_iteration: int | None = None,
+        self,
+        directory: Path,
+        first_iteration: int | None = None,
         notify: Notify = lambda message: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._notify = notify
         self._file: BinaryIO | None = None
         try:
@@ -58,7 +62,8 @@ class RunLogger:
         except ImportError as error:
             notify(f"no TensorBoard logs ({error}); pip install tensorboard to have them")
             return
-        self._event, self._summary = Event, summary
+        self._event = Event
+        self._summary = summary
         # Seconds, machine and process tell files apart, as in TensorBoard's own names; the
         # fraction those of one second.
         name = f"events.out.tfevents.{time.time():.3f}.{socket.gethostname()}.{os.getpid()}"
@@ -68,7 +73,8 @@ class RunLogger:
         except OSError as error:
             notify(f"no TensorBoard logs: cannot write {directory}: {error.strerror or error}")
             return
-        self._records, self._flushed = RecordWriter(self._file), -_FLUSH_SECONDS
+        self._records = RecordWriter(self._file)
+        self._flushed = -_FLUSH_SECONDS
         self._add(0, file_version=_FILE_VERSION)
         if first_iteration is not None:
             self._add(first_iteration, file_version=_FILE_VERSION)
@@ -87,9 +93,11 @@ class RunLogger:
             self._add(iteration, summary=self._summary.scalar(printable(name), float(value)))
 
     def histograms(
-        self, tensors: Mapping[str, Tensor], iteration: int,
+        self,
+        tensors: Mapping[str, Tensor],
+        iteration: int,
         activations: Mapping[str, Activation] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Add the distribution of values of each tensor; see :func:`subsample`."""
         for name, tensor in tensors.items() if self._file is not None else ():
             values = subsample(tensor, name, iteration, (activations or {}).get(name))
@@ -110,7 +118,8 @@ class RunLogger:
             self._add(iteration, summary=found)
 
     def close(self) -> None:
-        file, self._file = self._file, None
+        file = self._file
+        self._file = None
         if file is not None:
             try:
                 file.close()
@@ -127,7 +136,8 @@ class RunLogger:
                 self._file.flush()
                 self._flushed = time.monotonic()
         except OSError as error:
-            file, self._file = self._file, None
+            file = self._file
+            self._file = None
             with contextlib.suppress(OSError):
                 file.close()
             self._warn(error)
@@ -150,14 +160,16 @@ def subsample(
     return values[values.isfinite()].numpy()
 
 
-N_PICTURED_VIEWS = 3
-
-
 class Reporter(contextlib.AbstractContextManager):
     def __init__(
-        self, stage: Stage, console: Console, tensorboard_dir: Path, first_iteration: int,
-        scene: Scene, timings: dict[str, dict[str, float]] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        stage: Stage,
+        console: Console,
+        tensorboard_dir: Path,
+        first_iteration: int,
+        scene: Scene,
+        timings: dict[str, dict[str, float]] | None = None,
+    ) -> None:
         self._held_out_note = f" ({scene.held_out_note})" if scene.held_out_note else ""
         self.figures: dict[str, Any] = {}
         self.health: dict[str, float] = {}
@@ -185,7 +197,8 @@ class Reporter(contextlib.AbstractContextManager):
         if phase == self._phase:
             return
         self._leave_phase()
-        self._phase, self._phase_started = phase, time.perf_counter()
+        self._phase = phase
+        self._phase_started = time.perf_counter()
         reset_peak(self._stage.model.device)
 
     def fields(self, terms: dict[str, Tensor]) -> dict[str, str]:
@@ -214,9 +227,13 @@ class Reporter(contextlib.AbstractContextManager):
         with torch.no_grad():
             scene = self._scene
             found = view_findings.find(
-                self._stage, scene.test_cameras, scene.train_cameras, images.shown,
-                scene.observations, scene.dropped_test_cameras,
-            )  # fmt: skip
+                self._stage,
+                scene.test_cameras,
+                scene.train_cameras,
+                images.shown,
+                scene.observations,
+                scene.dropped_test_cameras,
+            )
             self.logger.scalars({tag: value for tag, _, value in found.values()}, iteration)
             for line in found.lines(self._held_out_note):
                 self._console.info(f"iteration {iteration}: {line}")

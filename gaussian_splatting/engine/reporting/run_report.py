@@ -155,9 +155,11 @@ def _charts(curves: Curves) -> list[html.Chart]:
     losses = [name for name in curves if name.startswith("Loss/")]
     losses.sort(key=lambda name: name != _TOTAL)
     shown = {
-        "Test/PSNR": "held-out", f"Test/{FITTED}": "held-out after gain and offset",
-        f"Test/{POSED}": "held-out after fitted poses", "Training/PSNR": "training",
-    }  # fmt: skip
+        "Test/PSNR": "held-out",
+        f"Test/{FITTED}": "held-out after gain and offset",
+        f"Test/{POSED}": "held-out after fitted poses",
+        "Training/PSNR": "training",
+    }
     charts = [
         html.Chart("Loss and its terms", _series(curves, losses), y_label="loss", log_y=True),
         html.Chart(

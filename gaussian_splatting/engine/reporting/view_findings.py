@@ -35,6 +35,23 @@ LARGE_GAP = 5.0
 SOLID = 0.5  # opacity from which a pixel is covered
 MANY_FLOATERS = 0.02  # share of held-out pixels; with a sky sphere it is well below
 
+FARTHEST_SHARE = 0.98  # of all pixels, that are nearer than what is drawn white
+NEAR_SHARE = 0.25
+FAR_BEHIND = 3.0
+"""White in any case is so many times the depth that this share of the pixels is nearer than."""
+THUMBNAIL = 240  # longest side in pixels
+WORST_FILE = "worst.png"
+_SAMPLED_PIXELS = 1_000_000
+FOG_MARGIN = 0.1  # share of the nearest observed point's depth that a pixel must be in front of it
+MIN_GAIN = -2.0
+"""Decibels that a model must have beyond one constant colour for each image. Objects of nearly one
+colour behind imprecise masks come close to it, and failures lie far below."""
+MIN_MASK_IOU = 0.6
+"""Least intersection over union of rendered opacity, or of a mesh, with the masks."""
+MAX_GAP = 12.0  # decibels by which training views may be better than held-out ones
+MIN_COVERED = 0.02  # least share of the images that a mesh covers where there are no masks
+_POSES = "sugar doctor, or python train.py --doctor, with -s SCENE checks them"
+
 
 @dataclass(frozen=True)
 class Findings:
@@ -58,9 +75,11 @@ class Findings:
     def health(self) -> dict[str, float]:
         """Figures that tell whether the run failed, as of :func:`problem_of`."""
         values = {
-            "psnr": self.counted_psnr, "constant_psnr": self.constant_psnr,
-            "mask_iou": self.mask_iou, "gap": self.gap,
-        }  # fmt: skip
+            "psnr": self.counted_psnr,
+            "constant_psnr": self.constant_psnr,
+            "mask_iou": self.mask_iou,
+            "gap": self.gap,
+        }
         return {n: round(v, 4) for n, v in values.items() if v is not None and math.isfinite(v)}
 
     @property
@@ -112,7 +131,8 @@ class Findings:
         """Lines for the console; ``note`` says what held-out figures must be read with."""
         lines = []
         if self.held_out is not None:
-            n, counted = len(self.held_out.per_view), self.held_out.counted
+            n = len(self.held_out.per_view)
+            counted = self.held_out.counted
             lines.append(f"{n} held-out views{note}, {_scores(self.held_out)}")
             if counted:
                 lines.append(
@@ -120,7 +140,8 @@ class Findings:
                     f"{counted['ssim']:.4f}"
                 )
         if self.with_dropped is not None:
-            n, scores = len(self.with_dropped.per_view), _scores(self.with_dropped)
+            n = len(self.with_dropped.per_view)
+            scores = _scores(self.with_dropped)
             lines.append(f"{n} held-out views with those that contradict the rest, {scores}")
         if self.posed is not None:
             lines.append(f"of these in the poses that fit best, {_scores(self.posed)}")
@@ -158,10 +179,13 @@ class Findings:
 
 @torch.no_grad()
 def find(
-    stage: Stage, test_cameras: Sequence[Camera], train_cameras: Sequence[Camera],
-    load_image: Callable[[Camera], Tensor], observations: Observations | None = None,
+    stage: Stage,
+    test_cameras: Sequence[Camera],
+    train_cameras: Sequence[Camera],
+    load_image: Callable[[Camera], Tensor],
+    observations: Observations | None = None,
     dropped_cameras: Sequence[Camera] = (),
-) -> Findings:  # fmt: skip
+) -> Findings:
     """Measure a model.
 
     Renders are rounded to 8 bits, so that the figures are those of images saved and measured by
@@ -235,14 +259,6 @@ def _scores(result: EvaluationResult) -> str:
     return f"PSNR {result.psnr:.2f} dB, {fitted}SSIM {result.ssim:.4f}, L1 {result.l1:.4f}"
 
 
-FARTHEST_SHARE = 0.98  # of all pixels, that are nearer than what is drawn white
-NEAR_SHARE, FAR_BEHIND = 0.25, 3.0
-"""White in any case is so many times the depth that this share of the pixels is nearer than."""
-
-THUMBNAIL = 240  # longest side in pixels
-WORST_FILE = "worst.png"
-_SAMPLED_PIXELS = 1_000_000
-
 LIVE_PICTURES: dict[str, Callable[[RenderOutput], Tensor]] = {
     "image": lambda output: evaluation.to_uint8(output.image),
     "depth": lambda output: depth_picture(output.depth, farthest(output.depth)),
@@ -301,9 +317,6 @@ def write_contact_sheet(path: Path, views: Sequence[dict[str, Tensor]]) -> None:
         Image.fromarray(torch.cat(padded).numpy()).save(temporary)
 
 
-FOG_MARGIN = 0.1  # share of the nearest observed point's depth that a pixel must be in front of it
-
-
 def fog_share(depth: Tensor, alpha: Tensor, nearest: float) -> float:
     """Share of the pixels that lie in front of all observed points, by more than a margin.
 
@@ -315,18 +328,6 @@ def fog_share(depth: Tensor, alpha: Tensor, nearest: float) -> float:
     solid = alpha > SOLID
     in_front = depth < (1.0 - FOG_MARGIN) * nearest * alpha
     return float((solid & in_front).to(torch.float64).mean())
-
-
-MIN_GAIN = -2.0
-"""Decibels that a model must have beyond one constant colour for each image. Objects of nearly one
-colour behind imprecise masks come close to it, and failures lie far below."""
-
-MIN_MASK_IOU = 0.6
-"""Least intersection over union of rendered opacity, or of a mesh, with the masks."""
-
-MAX_GAP = 12.0  # decibels by which training views may be better than held-out ones
-MIN_COVERED = 0.02  # least share of the images that a mesh covers where there are no masks
-_POSES = "sugar doctor, or python train.py --doctor, with -s SCENE checks them"
 
 
 class FailedResult(UserError):
@@ -343,7 +344,8 @@ def problem_of(figures: Mapping[str, Any]) -> str | None:
         figures: Any of ``psnr`` and ``constant_psnr`` (of the masked pixels where there are masks),
             ``gap``, ``mask_iou`` and ``covered_share``.
     """
-    psnr, constant = figures.get("psnr"), figures.get("constant_psnr")
+    psnr = figures.get("psnr")
+    constant = figures.get("constant_psnr")
     if psnr is not None and constant is not None and psnr < constant + MIN_GAIN:
         return (
             f"renders are worse than one constant colour for each image ({psnr:.1f} dB, constant "
