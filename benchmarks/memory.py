@@ -25,6 +25,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gaussian_splatting.components.densification import Region
+from gaussian_splatting.engine.training_views import TrainingView
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import sugar_utils  # noqa: F401  before torch
@@ -35,10 +38,10 @@ from torch import Tensor
 
 from benchmarks.rasterizer import print_machine, print_table
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
+from gaussian_splatting.components.exposures import Exposures, LaterExposure
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.memory_plan import MemoryPlan, ViewLoad, predicted_bytes
 from gaussian_splatting.engine.strips import ImageSplit
-from gaussian_splatting.optim.learned_exposure import Exposures, LaterExposure
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.rasterization import project, rasterize
 from sugar_scene.field_kernels import evaluate_fields
@@ -132,13 +135,14 @@ def make_stage(
     if setting.exposure:
         learning = LaterExposure(exposure_compensation=True)
         learned = Exposures(learning, [camera.name], torch.device("cpu"), (1, 2))
+    components = [] if learned is None else [learned]
     if setting.phase == "refine":
         bound = bind_to_mesh(*step_scenes.make_wall(n), 1, EXTENT)
-        return RefineStage(bound, config, EXTENT, exposures=learned), camera
+        return RefineStage(bound, config, EXTENT, components=components), camera
     if setting.phase == "multiview":
         make = step_scenes.make_multiview_stage
         return make(cloud, camera, config, EXTENT, photograph, learned), camera
-    stage = CoarseStage(cloud, config, EXTENT, lambda message: None, exposures=learned)
+    stage = CoarseStage(cloud, config, Region(EXTENT), lambda message: None, components=components)
     if setting.phase in ("geometry", "naive"):
         stage.begin(setting.iteration)
     return stage, camera
@@ -169,7 +173,7 @@ def step(stage: CoarseStage | RefineStage, setting: Setting, camera: Camera, tar
         return
     stage.begin(setting.iteration)
     if setting.phase != "neighbors":
-        stage.accumulate(setting.iteration, camera, target).commit()
+        stage.commit(stage.accumulate(TrainingView(camera, target, setting.iteration)))
 
 
 def optimize(stage: CoarseStage | RefineStage) -> None:

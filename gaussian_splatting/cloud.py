@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 ANTIALIASED = "antialiased"
 """Key of a ``.pt``, and comment of a PLY, of Gaussians that are to be rendered so."""
+MAX_SH_DEGREE = 3  # of the colours
 OPAQUE_LOGIT = 15.0
 """Logit that stands for the infinite one of opacity 1: 3e-7 below it, which float32 tells apart."""
 MAX_LOG_SCALE = 88.0

@@ -25,7 +25,7 @@ from sugar_utils.torchrun import is_follower
 
 _SCENE_FLAGS = ("-s", "--scene_path", "--scene-path", "--source_path", "--source-path")
 _STAGE = "sugar_viewer.live_view:run_watched_stage"
-_COARSE = "sugar_trainers.coarse_stage:CoarseOptions"
+_COARSE = "sugar_trainers.coarse_run:CoarseOptions"
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ VERBS: dict[str, Program] = {
         "train_refined.py",
         "refine a mesh and the Gaussians bound to it",
         _STAGE,
-        "sugar_trainers.refine_stage:RefineOptions",
+        "sugar_trainers.refine_run:RefineOptions",
     ),
     "texture": Program(
         "extract_refined_mesh_with_texture.py",
@@ -235,7 +235,7 @@ PROGRAMS: dict[str, Program] = {
         for mode, settings in (
             ("density", _COARSE),
             ("sdf", _COARSE),
-            ("multiview", "sugar_trainers.multiview_stage:MultiviewOptions"),
+            ("multiview", "sugar_trainers.coarse_run:MultiviewOptions"),
         )
     },
 }

@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from PIL import Image
 
+from gaussian_splatting.components.densification import DensificationConfig
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.colmap import PARTS, write_model
 from gaussian_splatting.data.names import IMAGE_SUFFIXES
-from gaussian_splatting.optim.densification import DensificationConfig
 from gaussian_splatting.optim.schedule import LearningRates
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from sugar_extractors.mesh_quality import sample_surface

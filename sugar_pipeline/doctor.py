@@ -33,8 +33,7 @@ from sugar_extractors.mesh.meshing_backends import choose_backend
 from sugar_pipeline.plan import mode_of, train_plan
 from sugar_pipeline.time_plan import TimePlan
 from sugar_trainers.capture import SugarSize, load_views
-from sugar_trainers.coarse_stage import CoarseOptions
-from sugar_trainers.multiview_stage import options_of_mode
+from sugar_trainers.coarse_run import CoarseOptions, options_of_mode
 from sugar_trainers.stage_memory import predict_coarse
 from sugar_utils import device as devices
 from sugar_utils.console import Console

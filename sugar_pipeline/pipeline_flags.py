@@ -14,10 +14,9 @@ from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from sugar_capture.convert_options import SfmOptions
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.texture.texturing import TextureOptions
-from sugar_trainers.coarse_stage import CoarseOptions
-from sugar_trainers.multiview_stage import MultiviewOptions
+from sugar_trainers.coarse_run import CoarseOptions, MultiviewOptions
 from sugar_trainers.naming import OUTPUT_ROOT
-from sugar_trainers.refine_stage import RefineOptions
+from sugar_trainers.refine_run import RefineOptions
 from sugar_trainers.stage_config import MODES, MULTIVIEW, CoarseConfig
 from sugar_utils.errors import UserError
 from sugar_utils.flags import Repeated, open_share, optional_str, positive_float, positive_int

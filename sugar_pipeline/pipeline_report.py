@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.components.view_checks import smaller
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.scene import Scene
-from gaussian_splatting.engine.reporting.evaluation import psnr, smaller, to_uint8
+from gaussian_splatting.engine.reporting.evaluation import psnr, to_uint8
 from gaussian_splatting.engine.reporting.run_report import add_run_section, last_value, read_curves
 from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.rasterization import plain_background, render_view

@@ -28,10 +28,9 @@ from sugar_extractors.texture.texturing import TextureOptions
 from sugar_pipeline.pipeline_flags import apply_presets, messages, runs_stage
 from sugar_scene.reprojection import NeighborViews
 from sugar_trainers.capture import SugarSize
-from sugar_trainers.coarse_stage import CoarseOptions
-from sugar_trainers.multiview_stage import options_of_mode
+from sugar_trainers.coarse_run import CoarseOptions, options_of_mode
 from sugar_trainers.naming import OUTPUT_ROOT, scene_name
-from sugar_trainers.refine_stage import RefineOptions
+from sugar_trainers.refine_run import RefineOptions
 from sugar_trainers.stage_config import MODES, MULTIVIEW, RefineConfig
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError

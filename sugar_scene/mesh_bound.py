@@ -16,6 +16,7 @@ direction is n,
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -26,10 +27,17 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import normalize
 
 from gaussian_splatting.cloud import ANTIALIASED, GaussianCloud, Gaussians, finite_logits
-from gaussian_splatting.engine.checkpoint import FACES, THICKNESS
 from gaussian_splatting.engine.model import GROUP_NAMES as FREE
 from gaussian_splatting.engine.model import STATE_NAMES as FREE_STATE
-from gaussian_splatting.engine.model import TrainableModel, cloud_from_state, in_float32
+from gaussian_splatting.engine.model import (
+    TrainableModel,
+    check_free_state,
+    check_shapes,
+    cloud_from_state,
+    count_gaussians,
+    in_float32,
+    sh_rest_shape,
+)
 from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
 from gaussian_splatting.optim.schedule import LearningRates
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
@@ -63,6 +71,9 @@ GROUP_NAMES = {
     name: STATE_NAMES[name].removeprefix("_")
     for name in ("vertices", "sh_dc", "sh_rest", "opacity_logits", "log_scales", "rotations")
 }
+FACES = "_surface_mesh_faces"
+THICKNESS = "surface_mesh_thickness"
+"""Names of the triangles and of the thickness in a state dict."""
 BACKGROUND = "background"
 """Key of a ``.pt`` that holds the background as a model of free Gaussians, with its moments."""
 PREFIX = f"{BACKGROUND}_"
@@ -331,7 +342,7 @@ class BoundCloud:
         return bound if self.background is None else bound.joined(self.background.activate())
 
     @torch.no_grad()
-    def freed(self) -> GaussianCloud:
+    def to_gaussians(self) -> GaussianCloud:
         """The same Gaussians without their mesh, as any 3DGS program takes them."""
         placed = self.activate()
         same = ("sh_dc", "sh_rest", "opacity_logits")
@@ -514,27 +525,74 @@ def state_with_background(payload: dict[str, Any]) -> dict[str, Any]:
     return {**state, **antialiased, **({} if free is None else {BACKGROUND: free["state_dict"]})}
 
 
+def check_bound_state(state: Mapping[str, Tensor]) -> None:
+    """Raise ``ValueError`` where mesh and bound Gaussians do not fit each other."""
+    n = count_gaussians({"state_dict": state})
+    shapes = {
+        "all_densities": (n, 1),
+        "_scales": (n, 2),
+        "_quaternions": (n, 2),
+        "_sh_coordinates_dc": (n, 1, 3),
+        "_sh_coordinates_rest": sh_rest_shape(state, n),
+    }
+    check_shapes(state, shapes)
+    if n == 0:
+        raise ValueError("there are no Gaussians")
+    points = state["_points"]
+    faces = state[FACES]
+    thickness = state[THICKNESS]
+    if points.dim() != 2 or points.shape[1] != 3 or not points.is_floating_point():
+        raise ValueError(f"_points has shape {tuple(points.shape)}, expected (V, 3)")
+    if faces.is_floating_point() or faces.dim() != 2 or faces.shape[1] != 3 or not len(faces):
+        raise ValueError(f"{FACES} is no list of triangles")
+    if not 0 <= int(faces.min()) <= int(faces.max()) < len(points):
+        raise ValueError(f"{FACES} names vertices that are not there")
+    if thickness.numel() != 1 or float(thickness) < 0:
+        raise ValueError(f"{THICKNESS} is no thickness")
+
+
+def check_bound_payload(payload: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` where a checkpoint is none of a refined model."""
+    state = payload["state_dict"]
+    missing = [name for name in (FACES, THICKNESS, *STATE_NAMES.values()) if name not in state]
+    if missing:
+        raise ValueError(f"{', '.join(missing)} missing")
+    check_bound_state(state)
+    if payload.get(BACKGROUND) is not None:
+        check_free_state(payload[BACKGROUND]["state_dict"])
+
+
 def bound_cloud_from_state(state: dict[str, Any]) -> BoundCloud:
-    """The mesh and its Gaussians of a refined model, with its background if there is one."""
-    missing = [n for n in (FACES, THICKNESS, *STATE_NAMES.values()) if n not in state]
+    """Build the mesh and its Gaussians of a refined model, with its background if it has one.
+
+    Raises:
+        UserError: Tensors are missing, or do not fit each other.
+    """
+    missing = [name for name in (FACES, THICKNESS, *STATE_NAMES.values()) if name not in state]
     if missing:
         raise UserError(f"the checkpoint lacks {', '.join(missing)}: not a refined SuGaR model")
-    antialiased = ANTIALIASED in state
+    try:
+        check_bound_state(state)
+    except ValueError as error:
+        raise UserError(f"the checkpoint makes no sense ({error}); use an earlier one") from error
+    is_antialiased = ANTIALIASED in state
     background = None
     if BACKGROUND in state:
-        background = replace(cloud_from_state(state[BACKGROUND]), antialiased=antialiased)
-    tensors = {own: state[file].float().contiguous() for own, file in STATE_NAMES.items()}
+        background = replace(cloud_from_state(state[BACKGROUND]), antialiased=is_antialiased)
+    tensors = {}
+    for name, file_name in STATE_NAMES.items():
+        tensors[name] = state[file_name].float().contiguous()
     tensors["opacity_logits"] = finite_logits(tensors["opacity_logits"])
     cloud = BoundCloud(
         **tensors,
         faces=state[FACES].long(),
         thickness=state[THICKNESS].float(),
         background=background,
-        antialiased=antialiased,
+        antialiased=is_antialiased,
     )
     n_faces = cloud.faces.shape[0]
-    n = cloud.opacity_logits.shape[0]
-    if n_faces == 0 or n % n_faces:
-        raise UserError(f"the checkpoint has {n} Gaussians on {n_faces} triangles")
+    n_gaussians = cloud.opacity_logits.shape[0]
+    if n_gaussians % n_faces:
+        raise UserError(f"the checkpoint has {n_gaussians} Gaussians on {n_faces} triangles")
     triangle_layout(cloud.per_triangle)
     return cloud

@@ -10,9 +10,10 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
+from gaussian_splatting.cloud import MAX_SH_DEGREE
+from gaussian_splatting.components.densification import DensificationConfig
+from gaussian_splatting.components.exposures import NO_LATER_EXPOSURE, LaterExposure
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
-from gaussian_splatting.optim.densification import DensificationConfig
-from gaussian_splatting.optim.learned_exposure import NO_LATER_EXPOSURE, LaterExposure
 from gaussian_splatting.optim.optimizer_config import (
     DEFAULT_OPTIMIZER,
     OptimizerConfig,
@@ -44,13 +45,12 @@ LEAST_INTERVALS = {"densification_interval": 50, "trim_interval": 200}
 """However short a schedule is: Gaussians need so long between two rounds of densification, and a
 trim costs as much as an epoch."""
 
-MOST_HASTE = 3.0
+MAX_RATE_FACTOR = 3.0
 """However short a schedule is, rates are at most so many times those of the paper."""
 
 SHORT_SCALE = 0.1
 """Scale of the schedule up to which half of it gave as good views: at 0.3 they lose 0.3 dB."""
 
-MAX_SH_DEGREE = 3
 Corner = tuple[float, float, float]
 AnySchedule = TypeVar("AnySchedule", bound="Schedule")
 
@@ -227,12 +227,12 @@ class MultiviewSchedule(Schedule):
         )
 
     @property
-    def haste(self) -> float:
+    def rate_factor(self) -> float:
         """Factor of all rates, so that fewer steps lead as far: a sum of steps, which are mostly
         noise, grows with the root of their number.
         """
         length = 0.5 * self.schedule_scale
-        return min(MOST_HASTE, length**-0.5) if self.short_multiview else 1.0
+        return min(MAX_RATE_FACTOR, length**-0.5) if self.short_multiview else 1.0
 
     def paper_iteration(self, iteration: int) -> float:
         """Where the paper's schedule is, which the rate of positions follows."""

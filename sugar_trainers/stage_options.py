@@ -3,37 +3,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
+import torch
+
+from gaussian_splatting.components.densification import Region
+from gaussian_splatting.components.depth_supervision import depth_supervision, later_weight
+from gaussian_splatting.components.exposures import MIN_NOISE, Exposures
 from gaussian_splatting.compute import BackendFlags, Compute
 from gaussian_splatting.data import reference_layout
 from gaussian_splatting.data.depth_maps import NO_DEPTHS, DepthOptions
 from gaussian_splatting.data.images import ImageStore
+from gaussian_splatting.data.masks import hull_of
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.engine.component import Component
 from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.run_directory import Identity, RunDirectory, scene_inputs
 from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun
 from gaussian_splatting.engine.stage import Stage
-from gaussian_splatting.optim.learned_exposure import MIN_NOISE, Exposures
+from gaussian_splatting.engine.state_schema import PayloadCheck
+from gaussian_splatting.rasterization import Rasterizer
 from sugar_trainers.capture import CaptureOptions, load_views
 from sugar_trainers.stage_memory import StageSettings, with_memory_plan
 from sugar_utils.console import Console
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError
 from sugar_utils.files import file_digest
 from sugar_utils.settings import made_of
 
 Model = TypeVar("Model")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingOptions(CaptureOptions):
-    """Options of a stage, which defines what has no body here."""
+@dataclass(frozen=True)
+class StageContext:
+    """What a stage is built from besides its model and settings."""
 
+    scene: Scene
+    images: ImageStore
+    console: Console
+    rasterizer: Rasterizer
+    device: torch.device
+    exposures: Exposures | None  # of the training photographs, where they are learned
+    components: tuple[Component, ...]  # what is learned beside the model
+
+    def region(self) -> Region:
+        """Where free Gaussians may be."""
+        hull = hull_of(self.scene.train_cameras, self.device)
+        return Region(self.scene.extent, hull=hull)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions(CaptureOptions, ABC, Generic[Model]):
+    """Abstract base of a stage's options; :meth:`prepare` makes them a run of the engine."""
+
+    title: ClassVar[str]  # of the stage, for people
     depth_options: ClassVar[DepthOptions] = NO_DEPTHS
     reads_tracks: ClassVar[bool] = False  # whether it depends on which points photographs observe
 
@@ -42,7 +69,35 @@ class TrainingOptions(CaptureOptions):
     run: RunOptions = field(default_factory=RunOptions)
     compute: Compute = made_of(BackendFlags, Compute)
 
-    title: ClassVar[str]
+    @property
+    @abstractmethod
+    def directory(self) -> Path:
+        """The run's folder."""
+
+    @property
+    @abstractmethod
+    def result(self) -> Path:
+        """The final ``.pt``."""
+
+    @property
+    @abstractmethod
+    def loop(self) -> LoopConfig:
+        """When the loop does what."""
+
+    @property
+    @abstractmethod
+    def payload_check(self) -> PayloadCheck:
+        """What a checkpoint of the stage must hold."""
+
+    @abstractmethod
+    def initial(
+        self, checkpoint: ReferenceCheckpoint, scene: Scene, messages: Messages
+    ) -> tuple[Model, dict[str, Any]]:
+        """Read the initial model to the device; and digests of the files that it was read from."""
+
+    @abstractmethod
+    def build(self, model: Model, config: StageSettings, context: StageContext) -> Stage:
+        """Build the stage; ``config`` has a memory plan."""
 
     @property
     def messages(self) -> tuple[str, ...]:
@@ -50,84 +105,72 @@ class TrainingOptions(CaptureOptions):
         return (*self.memory.messages, *self.size.messages)
 
     @property
-    def directory(self) -> Path:
-        """The run's folder."""
-
-    @property
-    def result(self) -> Path:
-        """The final ``.pt``."""
-
-    @property
     def results(self) -> tuple[Path, ...]:
+        """All files that the run makes for other stages."""
         return (self.result,)
 
-    @property
-    def loop(self) -> LoopConfig:
-        """When the loop does what."""
-
-    def initial(
-        self, checkpoint: ReferenceCheckpoint, scene: Scene, messages: Messages
-    ) -> tuple[Model, dict[str, Any]]:
-        """The initial model on the device, and digests of the files that it was read from."""
-
-    def stage(
-        self,
-        model: Model,
-        config: StageSettings,
-        scene: Scene,
-        store: ImageStore,
-        console: Console,
-        exposures: Exposures | None,
-    ) -> Stage:
-        """The stage; ``config`` has a memory plan."""
-
     def identity(self) -> dict[str, Any]:
+        """The settings that decide the result, as JSON values."""
         return {**self.capture_identity(), **self.config.identity()}
 
     def prepare(self, messages: Messages) -> tuple[StageRun[Model], Model]:
-        """The run and the initial model; the run's folder is not touched yet."""
+        """Read the inputs: the run and the initial model; the run's folder is not touched yet."""
         checkpoint, scene = load_capture(self, messages)
-        learned = checkpoint.ply_path.with_name(reference_layout.EXPOSURE_FILE).is_file()
-        exposure = self.config.exposure.resolved(learned or scene.exposure_noise >= MIN_NOISE)
-        run = replace(self, config=replace(self.config, exposure=exposure))
+        has_exposures = _exposure_path(checkpoint).is_file()
+        exposures_differ = has_exposures or scene.exposure_noise >= MIN_NOISE
+        exposure = self.config.exposure.resolved(exposures_differ)
+        options = replace(self, config=replace(self.config, exposure=exposure))
         # Read before the run's folder is touched: a damaged file must not leave one behind.
-        initial, digests = run.initial(checkpoint, scene, messages)
-        exposures, known = run._exposures(checkpoint, scene, messages)
-        inputs = {**scene_inputs(scene, tracks=run.reads_tracks), **digests, **known}
-        identity = Identity(run.identity(), inputs, run.sources())
+        initial, digests = options.initial(checkpoint, scene, messages)
+        exposures = options._exposures(checkpoint, scene, messages)
+        if exposures is not None and has_exposures:
+            digests["exposures"] = file_digest(_exposure_path(checkpoint))
+        inputs = {**scene_inputs(scene, tracks=options.reads_tracks), **digests}
+        identity = Identity(options.identity(), inputs, options.sources())
+        directory = RunDirectory(options.directory, identity, check=options.payload_check)
 
-        def build(model: Model, store: ImageStore, console: Console) -> Stage:
-            config = with_memory_plan(run.config, model, run.memory, scene, store, console)
-            return run.stage(model, config, scene, store, console, exposures)
+        def build(model: Model, images: ImageStore, console: Console) -> Stage:
+            config = with_memory_plan(options.config, model, options.memory, scene, images, console)
+            beside = () if exposures is None else (exposures,)
+            context = StageContext(
+                scene=scene,
+                images=images,
+                console=console,
+                rasterizer=options.compute.rasterizer,
+                device=options.compute.device,
+                exposures=exposures,
+                components=(*beside, *depth_supervision(scene.depths, later_weight)),
+            )
+            return options.build(model, config, context)
 
-        directory = RunDirectory(run.directory, identity)
-        return StageRun(run.title, scene, directory, run.loop, build, run.results), initial
+        run = StageRun(options.title, scene, directory, options.loop, build, options.results)
+        return run, initial
 
     def _exposures(
-        self, checkpoint: ReferenceCheckpoint, scene: Scene, notify: Callable[[str], None]
-    ) -> tuple[Exposures | None, dict[str, str]]:
-        """Exposures that go on from those of the checkpoint, and the digest of what was read."""
-        path = checkpoint.ply_path.with_name(reference_layout.EXPOSURE_FILE)
+        self, checkpoint: ReferenceCheckpoint, scene: Scene, notify: Notify
+    ) -> Exposures | None:
+        """Exposures that go on from those of the checkpoint; None where none are learned."""
+        path = _exposure_path(checkpoint)
         if not self.config.exposure.exposure_compensation:
             if path.is_file():
                 notify(
                     f"note: the checkpoint was trained with exposures ({path}); pass "
                     "--exposure_compensation True to go on with them"
                 )
-            return None, {}
+            return None
         initial = reference_layout.read_exposures(path, notify)
         names = [camera.name for camera in scene.train_cameras]
-        known = sum(name in initial for name in names)
-        notify(f"exposures: {known} of {len(names)} taken over from {path.parent}")
+        n_taken_over = sum(name in initial for name in names)
+        notify(f"exposures: {n_taken_over} of {len(names)} taken over from {path.parent}")
         span = (self.loop.first, self.loop.last)
-        device = self.compute.device
-        exposures = Exposures(self.config.exposure, names, device, span, initial)
-        return exposures, {"exposures": file_digest(path)} if path.is_file() else {}
+        return Exposures(self.config.exposure, names, self.compute.device, span, initial)
 
 
-def load_capture(
-    options: TrainingOptions, notify: Callable[[str], None]
-) -> tuple[ReferenceCheckpoint, Scene]:
+def _exposure_path(checkpoint: ReferenceCheckpoint) -> Path:
+    return checkpoint.ply_path.with_name(reference_layout.EXPOSURE_FILE)
+
+
+def load_capture(options: TrainingOptions, notify: Notify) -> tuple[ReferenceCheckpoint, Scene]:
     """Find the checkpoint and read the scene; no Gaussians and no photographs yet."""
     config = options.config
     checkpoint, scene = load_views(

@@ -16,7 +16,7 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine.reporting.view_findings import grey_picture
 from gaussian_splatting.engine.strips import ImageSplit
-from gaussian_splatting.engine.training_views import is_counted
+from gaussian_splatting.engine.training_views import TrainingView, is_counted
 from gaussian_splatting.rasterization import (
     WARP,
     Rasterizer,
@@ -41,6 +41,8 @@ GRADUATION = 500  # iterations until the tolerance is 1: at first, planes are of
 
 @dataclass(frozen=True)
 class Comparison:
+    """Two views, and the pixels of the first that are compared."""
+
     pair: ViewPair
     gray: Tensor  # see gray_values; (H, W)
     neighbor_gray: Tensor  # (H', W')
@@ -74,6 +76,8 @@ def view_errors(
 
 @dataclass(frozen=True)
 class SurfaceView:
+    """What is known of the surface in a view; see ``TrainingView.surface``."""
+
     edges: Tensor  # see edge_weights; (H, W)
     comparison: Comparison | None  # None where the view has no neighbour
 
@@ -94,49 +98,39 @@ class ViewComparer:
         self.reach = REACH * extent  # Gaussians up to this depth are planes
         self._neighbors = neighbors
         self._images = images
-        self._rasterizer = rasterizer
+        self.rasterizer = rasterizer
         self._pixels = pixels
         self._seed = seed
         self._first = first
 
     def surface_view(
-        self,
-        gaussians: Gaussians,
-        camera: Camera,
-        photograph: Tensor,
-        split: ImageSplit,
-        iteration: int,
-        view_index: int,
+        self, gaussians: Gaussians, view: TrainingView, split: ImageSplit
     ) -> SurfaceView:
-        compared = None
+        """Edges of the photograph, and what the planes of Gaussians are compared with."""
+        comparison = None
         if self._pixels:
             depth_of = partial(self._planes_depth, gaussians, split)
-            compared = self.comparison(camera, photograph, depth_of, iteration, view_index)
-        gray = gray_of(photograph) if compared is None else compared.gray
-        return SurfaceView(edge_weights(gray), compared)
+            comparison = self.comparison(view, depth_of)
+        gray = gray_of(view.photograph) if comparison is None else comparison.gray
+        return SurfaceView(edge_weights(gray), comparison)
 
     def comparison(
-        self,
-        camera: Camera,
-        photograph: Tensor,
-        depth_of: Callable[[Camera], Tensor],
-        iteration: int,
-        view_index: int,
+        self, view: TrainingView, depth_of: Callable[[Camera], Tensor]
     ) -> Comparison | None:
-        """What a view is compared with; None where it has no neighbour.
+        """Choose what a view is compared with; None where it has no neighbour.
 
         Args:
-            photograph: (H, W, 3), or (H, W, 4) uint8 with a mask of the pixels to choose from
+            view: Pixels are chosen from those that the mask of its photograph counts.
             depth_of: Depth of the surface in a view, 0 where unknown. (H', W') world units
         """
-        neighbor = self._neighbors.draw(camera.name, self._seed, iteration, view_index)
+        camera = view.camera
+        neighbor = self._neighbors.draw(camera.name, self._seed, view.iteration, view.index)
         if neighbor is None:
             return None
-        gray = gray_of(photograph)
-        counted = is_counted(photograph)
-        rng = generator(self._seed, "compared pixels", *draw_labels(iteration, view_index))
-        pixels = spread_pixels(counted, gray, self._pixels, rng)
-        tolerance = max(1.0, GRADUATION / max(1, iteration - self._first))
+        gray = gray_of(view.photograph)
+        rng = generator(self._seed, "compared pixels", *draw_labels(view.iteration, view.index))
+        pixels = spread_pixels(view.counted_pixels, gray, self._pixels, rng)
+        tolerance = max(1.0, GRADUATION / max(1, view.iteration - self._first))
         return self._compared(camera, gray, neighbor, pixels, depth_of(neighbor), tolerance)
 
     @torch.no_grad()
@@ -164,11 +158,11 @@ class ViewComparer:
     def _planes_depth(self, gaussians: Gaussians, split: ImageSplit, camera: Camera) -> Tensor:
         """Depth of a view's planes, 0 where unknown, strip by strip. (H, W) world units"""
         projection = project(gaussians, camera, rgb=False, plane_reach=self.reach)
-        tiles = self._rasterizer.build_tile_lists(projection)
+        tiles = self.rasterizer.build_tile_lists(projection)
         behind = channel_background(projection)
         depth = projection.depths.new_empty(camera.height, camera.width)
         for rows in split.rows(camera.height):
-            planes = self._rasterizer.blend_rows(projection.splats, tiles, behind, rows).pixels
+            planes = self.rasterizer.blend_rows(projection.splats, tiles, behind, rows).pixels
             depth[rows.start : rows.stop] = depth_of_planes(planes, camera, rows.start)
         return depth
 

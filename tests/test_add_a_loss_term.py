@@ -10,13 +10,14 @@ import pytest
 import torch
 
 import train
-from gaussian_splatting.engine.stage import LossTerm
+from gaussian_splatting.engine.loss_terms import LossTerm
 from sugar_trainers import coarse_stage as coarse
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.losses import opacity_entropy
 from sugar_trainers.stage_config import REGULARIZATIONS, CoarseConfig, CoarseSchedule
 from sugar_trainers.terms import coarse_terms
 from tests.support.tiny_scene import disturbed_cloud, events, run_cli, tiny_cameras, tiny_cloud
+from tests.support.training import accumulate, everywhere
 
 WEIGHT = 0.25
 START = 14
@@ -35,14 +36,14 @@ def thinness(chunk):
 
 def darkness(strip):
     """Of the image: its mean, the share of a strip."""
-    maps = strip.maps
-    return maps.image[maps.counted].sum() / (maps.height * maps.image.shape[1] * 3)
+    color = strip.color
+    return color[strip.counted_rows].sum() / (strip.height * color.shape[1] * 3)
 
 
 def flatness(strip):
     """Of the rendered depth, which no other term reads with this regularisation."""
-    maps = strip.maps
-    return maps.depth[maps.counted].sum() / (maps.height * maps.depth.shape[1])
+    depth = strip.depth
+    return depth[strip.counted_rows].sum() / (strip.height * depth.shape[1])
 
 
 ENTRIES = {
@@ -71,9 +72,9 @@ def one_step(iteration=9_100, **settings):
     """Terms and gradients of a step in which every term acts."""
     schedule = CoarseSchedule(entropy_stop=9_500)
     config = CoarseConfig("density", schedule, sdf_samples=500, **settings)
-    stage = CoarseStage(disturbed_cloud(tiny_cloud()), config, 3.0, print)
+    stage = CoarseStage(disturbed_cloud(tiny_cloud()), config, everywhere(3.0), print)
     stage.begin(iteration)
-    terms = stage.accumulate(iteration, tiny_cameras(1)[0], torch.zeros(48, 64, 3)).terms
+    terms = accumulate(stage, iteration, tiny_cameras(1)[0], torch.zeros(48, 64, 3)).terms
     return terms, stage.model.optimizer.gradients()
 
 

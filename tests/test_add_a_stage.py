@@ -15,22 +15,22 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.compute import Compute
-from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.scene import load_scene
+from gaussian_splatting.engine.component import ViewResult
 from gaussian_splatting.engine.loop import LoopConfig
+from gaussian_splatting.engine.loss_terms import COLOR, report
 from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.run_directory import Identity, RunDirectory, scene_inputs
 from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun, run_stage
-from gaussian_splatting.engine.stage import COLOR, Stage, StepResult, report
+from gaussian_splatting.engine.stage import Stage, StepResources
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ViewPass
-from gaussian_splatting.engine.training_views import Target
+from gaussian_splatting.engine.training_views import TrainingView
 from gaussian_splatting.optim.schedule import LearningRates
-from gaussian_splatting.rasterization import plain_background, project
+from gaussian_splatting.rasterization import project
 from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
 from tests.support.tiny_scene import TinyScene, assert_same_bits, disturbed_cloud, load_pt
@@ -42,6 +42,7 @@ class ColorConfig:
 
     iterations: int = 12
     white_background: bool = False
+    random_seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class ColorStage(Stage):
     """Colours of fixed Gaussians."""
 
     name = "colors"
+    terms = (COLOR,)
 
     def __init__(self, cloud: GaussianCloud, extent: float) -> None:
         self._config = ColorConfig()
@@ -87,20 +89,13 @@ class ColorStage(Stage):
     def begin(self, iteration: int) -> None:
         self.model.schedule_position_rate(iteration)
 
-    def accumulate(
-        self, iteration: int, camera: Camera, target: Tensor, view_index: int = 0
-    ) -> StepResult:
-        view = ViewPass(
-            project(self.model.cloud.activate(), camera),
-            plain_background(False, self.model.device),
-            self.memory_plan.split,
-        )
-        found, _ = view.backpropagate([COLOR.bind(camera, Target(target))])
+    def train_on(self, view: TrainingView, resources: StepResources) -> ViewResult:
+        view = self.composited(view)
+        projection = project(self.gaussians(), view.camera)
+        view_pass = ViewPass(projection, view, resources.memory.split)
+        values, _ = view_pass.backpropagate(self.terms)
         self.n_views += 1
-        return StepResult(report([COLOR], found), view.radii)
-
-    def apply(self, iteration: int) -> None:
-        self.model.optimizer.step()
+        return ViewResult(view, report(self.terms, values), view_pass.radii)
 
     def extra_state(self) -> dict[str, Any]:
         return {"n_views": torch.tensor([float(self.n_views)])}

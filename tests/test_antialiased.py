@@ -94,5 +94,5 @@ def test_a_refined_model_keeps_it_beside_what_other_readers_read(antialiased):
     found = bound_cloud_from_state(state_with_background(payload)).to("cpu")
     assert found.antialiased is antialiased
     assert found.activate_all().antialiased is antialiased
-    assert found.freed().antialiased is antialiased
+    assert found.to_gaussians().antialiased is antialiased
     assert found.background.antialiased is antialiased

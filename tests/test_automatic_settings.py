@@ -20,13 +20,15 @@ from sugar_extractors.mesh.meshing_backends import (
 )
 from sugar_scene.geometry import draw_samples
 from sugar_scene.triangle_mesh import read_mesh_ply
-from sugar_trainers.coarse_stage import CoarseOptions, CoarseStage
+from sugar_trainers.coarse_run import CoarseOptions
+from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.stage_config import MOST_SAMPLES, CoarseConfig
 from sugar_utils.flags import AUTO
 from tests.support.command_words import parse
 from tests.support.mesh_scenes import ITERATION, cameras_around, sphere_cloud, write_mesh_scene
 from tests.support.random_scenes import look_at
 from tests.support.tiny_scene import disturbed_cloud, tiny_cloud
+from tests.support.training import accumulate, everywhere
 
 
 def cube_points(n: int) -> np.ndarray:
@@ -44,12 +46,16 @@ def test_each_gaussian_that_may_be_drawn_gets_four_points(mode):
     # The camera looks past a part of the cloud.
     camera = look_at((1.2, 0.6, 0.4), width=32, height=24, focal=60.0)
     stage = CoarseStage(
-        disturbed_cloud(tiny_cloud()), CoarseConfig(mode, sdf_samples=AUTO), 3.0, print, draw
+        disturbed_cloud(tiny_cloud()),
+        CoarseConfig(mode, sdf_samples=AUTO),
+        everywhere(3.0),
+        print,
+        sample_source=draw,
     )
     with torch.no_grad():
         photograph = rasterize(tiny_cloud().activate(), camera).image.clamp(0, 1)
     stage.begin(9_101)
-    stage.accumulate(9_101, camera, photograph)
+    accumulate(stage, 9_101, camera, photograph)
     ((n_candidates, n_samples),) = drawn
     assert 0 < n_candidates < len(tiny_cloud())
     assert n_samples == 4 * n_candidates

@@ -24,14 +24,15 @@ from sugar_scene.mesh_bound import (
     TrainableBoundCloud,
     bind_to_mesh,
     bound_cloud_from_state,
+    check_bound_payload,
     state_with_background,
 )
 from sugar_scene.triangle_mesh import write_mesh_ply
+from sugar_trainers.initial_colors import background_rows
 from sugar_trainers.refine_stage import (
     LARGEST_AT_BORDERS,
     LARGEST_BESIDE,
     RefineStage,
-    background_rows,
     largest_at_borders,
 )
 from sugar_trainers.stage_config import RefineConfig
@@ -129,7 +130,7 @@ def test_a_damaged_background_is_one_line(tmp_path, change):
         del payload[BACKGROUND]["state_dict"]
     save_payload(tmp_path / "1.pt", payload)
     with pytest.raises(UserError, match=r"1\.pt: the checkpoint makes no sense"):
-        load_payload(tmp_path / "1.pt")
+        load_payload(tmp_path / "1.pt", check_bound_payload)
 
 
 def test_gaussians_at_open_edges_stay_small():
@@ -232,7 +233,7 @@ def test_a_bent_mesh_leaves_the_background_where_it_is(inputs, tmp_path):
     edited.write_text("\n".join(lines))
     target = tmp_path / "bent.ply"
     assert run_cli(export.main, folder, "--to", "ply", "-o", target, "--repose", edited) == 0
-    found, start, n = read_gaussian_ply(target), cloud.freed(), len(cloud.background)
+    found, start, n = read_gaussian_ply(target), cloud.to_gaussians(), len(cloud.background)
     torch.testing.assert_close(found.means[:-n], start.means[:-n] + 1.0, rtol=0, atol=1e-5)
     assert torch.equal(found.means[-n:], start.means[-n:])
     assert len(np.load(f"{target}.binding.npz")["triangle"]) == len(found) - n

@@ -24,7 +24,7 @@ from gaussian_splatting.vanilla.dense_start import (
     with_dense_points,
     world_points,
 )
-from gaussian_splatting.vanilla.vanilla_stage import initial_cloud
+from gaussian_splatting.vanilla.initial_gaussians import initial_cloud
 from tests.support.random_scenes import look_at
 from tests.support.tiny_scene import assert_same_bits, make_tiny_scene, run_cli
 

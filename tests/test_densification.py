@@ -8,15 +8,16 @@ import pytest
 import torch
 
 from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.optim.adam import GroupedAdam
-from gaussian_splatting.optim.densification import (
+from gaussian_splatting.components.densification import (
     FINEST_ANGLE,
     SPLIT_SHRINK,
     DensificationConfig,
     DensificationStatistics,
+    RoundLimits,
     densify_and_prune,
     reset_opacity,
 )
+from gaussian_splatting.optim.adam import GroupedAdam
 from gaussian_splatting.optim.schedule import LearningRates
 from gaussian_splatting.sky_sphere import SkySphere
 from tests.support.random_scenes import look_at
@@ -57,10 +58,8 @@ def make(sizes: list[float], opacities: list[float] | None = None) -> GroupedAda
 def densify(adam, gradients, *, remove_large=False, seed=0, sky=None, **rules) -> None:
     config = DensificationConfig(**rules)
     rng = torch.Generator().manual_seed(seed)
-    densify_and_prune(
-        adam, torch.tensor(gradients), config, extent=EXTENT, remove_large=remove_large,
-        generator=rng, sky=sky,
-    )  # fmt: skip
+    limits = RoundLimits(EXTENT, remove_large, sky)
+    densify_and_prune(adam, torch.tensor(gradients), config, rng, limits)
 
 
 def moments(adam: GroupedAdam) -> list[torch.Tensor]:
@@ -120,10 +119,9 @@ def test_gaussian_that_no_view_saw_stays_as_it_is():
     adam = make([SMALL])
     unseen = DensificationStatistics(1, torch.device("cpu"))
     unseen.total = torch.tensor([[5.0, 0.0]])
-    densify_and_prune(
-        adam, unseen.mean(), DensificationConfig(), extent=EXTENT, remove_large=False,
-        generator=torch.Generator(),
-    )  # fmt: skip
+    limits = RoundLimits(EXTENT, remove_large=False)
+    rules = DensificationConfig()
+    densify_and_prune(adam, unseen.mean(), rules, torch.Generator(), limits)
     assert adam.parameters["means"].shape[0] == 1
 
 

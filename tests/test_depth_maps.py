@@ -14,15 +14,15 @@ import pytest
 import torch
 from PIL import Image
 
+from gaussian_splatting.components.depth_supervision import DEPTH_NOISE, depth_term, inverse_depths
 from gaussian_splatting.data.depth_maps import DepthMap, DepthOptions, KnownDepths, known_depths
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.scene import VanillaSize, load_scene
 from gaussian_splatting.engine.runner import run_stage
-from gaussian_splatting.engine.stage import DEPTH_NOISE, ImageStrip, depth_term, inverse_depths
-from gaussian_splatting.engine.strips import ImageSplit, StripMaps, ViewPass
-from gaussian_splatting.engine.training_views import Target
-from gaussian_splatting.rasterization import project
+from gaussian_splatting.engine.strips import ImageSplit, ViewPass
+from gaussian_splatting.engine.training_views import ImageStrip, TrainingView
+from gaussian_splatting.rasterization import Rows, project
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from sugar_utils.errors import UserError
@@ -283,20 +283,18 @@ def test_a_folder_that_is_not_there_or_has_other_names_is_one_line(room, tmp_pat
     assert not load(root, depths="none")[0].maps
 
 
+COLUMNS = {"depth": slice(0, 1)}
+
+
 def strip(camera, inverse: torch.Tensor, rows: slice, halo: int, counted=None) -> ImageStrip:
     shown = slice(max(0, rows.start - halo), min(camera.height, rows.stop + halo))
     here = slice(rows.start - shown.start, rows.stop - shown.start)
-    maps = StripMaps(
-        shown=shown,
-        counted=here,
-        height=camera.height,
-        image=None,
-        features=inverse[shown, :, None],
-    )
     photograph = torch.zeros(camera.height, camera.width, 3, dtype=torch.uint8)
     if counted is not None:
         photograph = torch.cat([photograph, 255 * counted[..., None].to(torch.uint8)], dim=-1)
-    return ImageStrip(maps, camera, Target(photograph))
+    view = TrainingView(camera, photograph, feature_columns=COLUMNS)
+    rows = Rows(shown.start, shown.stop)
+    return ImageStrip(view, rows, here, features=inverse[shown, :, None])
 
 
 def test_the_term_is_a_mean_error_in_strips_as_in_the_whole(room):
@@ -336,10 +334,9 @@ def test_blended_reciprocals_have_the_gradient_of_finite_differences(room):
 
     def loss(moved: torch.Tensor, backward: bool = False) -> float:
         leaves = replace(cloud, means=moved).activate().as_leaves()
-        view = ViewPass(
-            project(leaves, camera, features=inverse_depths(leaves, camera)), None, ImageSplit()
-        )
-        found, _ = view.backpropagate([term.bind(camera, Target(None))])
+        projection = project(leaves, camera, features=inverse_depths(leaves, camera))
+        view = TrainingView(camera, None, feature_columns=COLUMNS)
+        found, _ = ViewPass(projection, view, ImageSplit()).backpropagate([term])
         return leaves.means.grad if backward else float(found["depth"])
 
     gradient = loss(means, backward=True)

@@ -62,6 +62,7 @@ from tests.support.tiny_scene import (
     run_cli,
     tiny_cloud,
 )
+from tests.support.training import everywhere, learn
 
 EXTENT, ITERATION = 3.0, 9_100
 
@@ -86,11 +87,11 @@ def stages(tmp_path, scene, images):
     for mode in ("density", "sdf", "dn_consistency"):
         for full in (True, False):
             config = CoarseConfig(mode, short, sdf_samples=500, full_res_normals=full)
-            yield CoarseStage(cloud_on_gpu(), config, EXTENT, print), ITERATION
+            yield CoarseStage(cloud_on_gpu(), config, everywhere(EXTENT), print), ITERATION
     split = CoarseConfig("sdf", short, sdf_samples=500, sample_chunk=200, split=ImageSplit(2))
-    yield CoarseStage(cloud_on_gpu(), split, EXTENT, print), ITERATION
+    yield CoarseStage(cloud_on_gpu(), split, everywhere(EXTENT), print), ITERATION
     config = VanillaConfig(random_background=True)
-    yield VanillaStage(cloud_on_gpu(), config, EXTENT, tmp_path), 600
+    yield VanillaStage(cloud_on_gpu(), config, everywhere(EXTENT), tmp_path), 600
     mesh = icosahedron()
     bound = bind_to_mesh(
         torch.tensor(mesh.vertices, dtype=torch.float32, device=GPU),
@@ -104,11 +105,11 @@ def stages(tmp_path, scene, images):
     neighbors = NeighborViews(scene.cameras, EXTENT, far)
     comparing = MultiviewConfig(multiview_pixels=500)
     cameras = scene.cameras
+    comparer = ViewComparer(neighbors, images, EXTENT, 500, 0)
     multiview = MultiviewStage(
-        cloud_on_gpu(), comparing, EXTENT, cameras, neighbors, images, lambda line: None
+        cloud_on_gpu(), comparing, everywhere(EXTENT), cameras, comparer, lambda line: None
     )
     yield multiview, 8_000
-    comparer = ViewComparer(neighbors, images, EXTENT, 500, 0)
     surface = RefineConfig(refine_surface_terms=True)
     yield RefineStage(bound, surface, EXTENT, comparer=comparer), 1
 
@@ -119,8 +120,7 @@ def test_steps_of_all_stages_stay_on_the_device(scene, tmp_path):
         for stage, iteration in stages(tmp_path, scene, images):
             stage.begin(iteration)
             target = upload(images.get(camera), GPU)
-            result = stage.accumulate(iteration, camera, target)
-            result.commit()
+            result = learn(stage, iteration, camera, target)
             stage.apply(iteration)
             assert side_of(images.get(camera)) is HOST
             for name, parameter in stage.model.optimizer.parameters.items():
@@ -132,7 +132,7 @@ def test_steps_of_all_stages_stay_on_the_device(scene, tmp_path):
             stage.model.restore(saved)
             stage.restore_extra(extra)
             stage.begin(iteration + 1)
-            stage.accumulate(iteration + 1, camera, target).commit()
+            learn(stage, iteration + 1, camera, target)
     assert sides.made[GPU] > 50
 
 

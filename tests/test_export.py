@@ -28,7 +28,7 @@ from sugar_extractors.texture.textured_mesh_io import (
 from sugar_scene.mesh_bound import BoundCloud, bound_cloud_from_state
 from sugar_utils.errors import UserError
 from sugar_viewer.render_run import open_model
-from tests.support.bound_reference import freed
+from tests.support.bound_reference import to_gaussians
 from tests.support.random_scenes import look_at
 from tests.support.reference_rasterizer import rasterize_reference
 from tests.support.refined_models import NAME, refined_state, save_model
@@ -145,8 +145,8 @@ def test_what_cannot_be_exported_is_one_line(inputs, tmp_path, capsys):
 
 def test_an_unedited_mesh_leaves_its_gaussians_alone():
     cloud = bound()
-    same = freed(reposed(cloud, cloud.vertices))
-    for name, tensor in freed(cloud).tensors().items():
+    same = to_gaussians(reposed(cloud, cloud.vertices))
+    for name, tensor in to_gaussians(cloud).tensors().items():
         torch.testing.assert_close(same.tensors()[name], tensor, rtol=0, atol=1e-12)
 
 
@@ -155,8 +155,8 @@ def test_a_mesh_that_moves_as_a_whole_looks_the_same_to_a_camera_that_moves_alon
     cloud, matrix = bound(seed), similarity(seed, scale)
     # How thin Gaussians are does not follow the scale.
     cloud = replace(cloud, thickness=cloud.thickness * 1e-3)
-    before = rasterize_reference(freed(cloud).activate(), VIEW).image
-    edited = freed(reposed(cloud, moved(cloud.vertices, matrix)))
+    before = rasterize_reference(to_gaussians(cloud).activate(), VIEW).image
+    edited = to_gaussians(reposed(cloud, moved(cloud.vertices, matrix)))
     after = rasterize_reference(edited.activate(), moved_camera(VIEW, matrix)).image
     assert before.std() > 0.05
     torch.testing.assert_close(after, before, rtol=0, atol=1e-5)
@@ -165,8 +165,8 @@ def test_a_mesh_that_moves_as_a_whole_looks_the_same_to_a_camera_that_moves_alon
 def test_covariances_follow_the_stretch_within_the_plane():
     cloud = bound(3)
     stretch = torch.tensor([[1.5, 0.2, 0.0], [0.0, 0.8, 0.3], [0.1, 0.0, 1.2]]).double()
-    edited = freed(reposed(cloud, cloud.vertices @ stretch.T)).activate()
-    start = freed(cloud).activate()
+    edited = to_gaussians(reposed(cloud, cloud.vertices @ stretch.T)).activate()
+    start = to_gaussians(cloud).activate()
 
     def in_plane(gaussians) -> torch.Tensor:
         turn = Rotation.from_quat(gaussians.quats[:, [1, 2, 3, 0]].numpy()).as_matrix()
@@ -195,7 +195,7 @@ def test_a_bent_mesh_takes_its_gaussians_along(inputs, tmp_path, capsys):
     words = ("--to", "ply", "-o", target, "--repose", edited)
     assert run_cli(export.main, inputs["refined"], *words) == 0
     cloud = read_bound_gaussians(inputs["refined"])
-    start, found = cloud.freed(), read_gaussian_ply(target)
+    start, found = cloud.to_gaussians(), read_gaussian_ply(target)
     high = (cloud.vertices[cloud.faces][..., 2] > 0.1).all(dim=1).repeat_interleave(3)
     low = (cloud.vertices[cloud.faces][..., 2] <= 0.1).all(dim=1).repeat_interleave(3)
     assert high.any()
@@ -232,7 +232,7 @@ def test_a_triangle_that_was_collapsed_keeps_the_rest_of_the_mesh_in_place(
     write_textured_mesh(edited, mesh, glb=False)
     words = ("--to", "ply", "-o", tmp_path / "a.ply", "--repose", edited)
     assert run_cli(export.main, inputs["refined"], *words) == 0
-    found, start = read_gaussian_ply(tmp_path / "a.ply"), cloud.freed()
+    found, start = read_gaussian_ply(tmp_path / "a.ply"), cloud.to_gaussians()
     assert all(tensor.isfinite().all() for tensor in found.tensors().values())
     touched = torch.isin(cloud.faces, torch.stack([b, c])).any(dim=1).repeat_interleave(3)
     for name, tensor in start.tensors().items():

@@ -15,21 +15,17 @@ import train
 import train_refined
 from benchmarks.memory import Setting, weigh_setting
 from gaussian_splatting import train as vanilla_train
+from gaussian_splatting.components.exposures import ExposureConfig, Exposures, LaterExposure
 from gaussian_splatting.data.reference_layout import read_exposures, write_exposures
 from gaussian_splatting.engine.reporting.evaluation import evaluate
 from gaussian_splatting.engine.strips import ImageSplit
-from gaussian_splatting.optim.learned_exposure import (
-    BETAS,
-    ExposureConfig,
-    Exposures,
-    LaterExposure,
-    exposed,
-    fit_gain_and_offset,
-)
+from gaussian_splatting.losses.exposure import exposed, fit_gain_and_offset
+from gaussian_splatting.optim.visited_adam import BETAS
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_scene.triangle_mesh import write_mesh_ply
 from sugar_utils.errors import UserError
+from tests.support import training
 from tests.support.color_losses import l1_and_ssim
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import (
@@ -42,6 +38,7 @@ from tests.support.tiny_scene import (
     tiny_cameras,
     tiny_cloud,
 )
+from tests.support.training import everywhere
 
 ON = ExposureConfig(exposure_compensation=True, start=0, rate=0.01)
 CPU = torch.device("cpu")
@@ -122,7 +119,7 @@ def learn(learned, name, gradient, iteration):
     leaf = learned.leaf(name, iteration)
     leaf.grad = gradient
     learned.collect(name, leaf)
-    learned.step(iteration)
+    learned.after_step(iteration)
 
 
 def test_each_photograph_has_an_adam_of_its_own_and_the_mean_is_taken_out():
@@ -154,8 +151,8 @@ def test_nothing_is_learned_before_the_start_and_of_other_photographs():
     assert late.leaf("a", 11) is not None
     assert late.leaf("held out", 11) is None
     late.collect("a", None)
-    late.step(1)
-    late.step(11)
+    late.after_step(1)
+    late.after_step(11)
     assert not late.values.any()
 
 
@@ -188,7 +185,7 @@ def test_a_saved_state_goes_on_with_the_same_bits():
 
     straight = learned(exposures(), range(9))
     first, second = learned(exposures(), range(4)), exposures()
-    second.restore(first.state())
+    second.load_state(first.state())
     assert torch.equal(learned(second, range(4, 9)).values, straight.values)
     assert straight.state().keys() == second.state().keys()
     for name, value in straight.state().items():
@@ -223,11 +220,14 @@ def test_strips_give_the_gradient_of_the_whole_image(tmp_path):
     for strips in (1, 3):
         learned = exposures(names=(camera.name,))
         stage = VanillaStage(
-            disturbed_cloud(tiny_cloud()), VanillaConfig(split=ImageSplit(strips)), 3.0, tmp_path,
-            exposures=learned,
-        )  # fmt: skip
-        stage.accumulate(1, camera, picture(48, 64)).commit()
-        found.append(learned.step_statistics()[0])
+            disturbed_cloud(tiny_cloud()),
+            VanillaConfig(split=ImageSplit(strips)),
+            everywhere(3.0),
+            tmp_path,
+            components=[learned],
+        )
+        training.learn(stage, 1, camera, picture(48, 64))
+        found.append(learned.statistics()[0])
     assert float((found[0] - found[1]).abs().max()) < 1e-5 * float(found[0].abs().max())
 
 

@@ -10,6 +10,7 @@ from gaussian_splatting.engine.model import GROUP_NAMES
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.stage_config import CoarseConfig, CoarseSchedule
 from tests.support.golden import GOLDEN_DIR, golden_cameras, golden_cloud, load_golden
+from tests.support.training import accumulate, everywhere
 
 
 def recorded_draws(case):
@@ -28,11 +29,15 @@ def recorded_draws(case):
     return source
 
 
+def region_of(case):
+    return everywhere(float(case["in_E"]))
+
+
 def make_stage(case, mode, *, prune_at=9_000):
     schedule = CoarseSchedule(prune=prune_at)
     config = CoarseConfig(regularization_type=mode, schedule=schedule, sdf_samples=1)
     cloud = golden_cloud(case).detached()
-    return CoarseStage(cloud, config, float(case["in_E"]), print, recorded_draws(case))
+    return CoarseStage(cloud, config, region_of(case), print, sample_source=recorded_draws(case))
 
 
 def gradients(stage):
@@ -68,9 +73,9 @@ def test_dn_consistency_iteration_matches_the_recorded_one():
     stage = make_stage(case, "dn_consistency")
     index, iteration = int(case["in_camera_index"]), int(case["in_iteration"])
     stage.begin(iteration)
-    result = stage.accumulate(iteration, golden_cameras(case)[index], target_image(case, index))
+    result = accumulate(stage, iteration, golden_cameras(case)[index], target_image(case, index))
     terms = {name: float(value) for name, value in result.terms.items()}
-    np.testing.assert_array_equal(stage.neighbors.numpy(), case["out_knn_idx"])
+    np.testing.assert_array_equal(stage.extra_state()["neighbors"].numpy(), case["out_knn_idx"])
     assert terms["density"] == pytest.approx(float(case["out_density_loss"]), rel=1e-5)
     assert terms["normal"] == pytest.approx(float(case["out_normal_loss"]), rel=1e-5)
     assert terms["dn"] == pytest.approx(float(case["out_dn_loss"]), abs=1e-4)
@@ -84,7 +89,7 @@ def test_density_iteration_is_the_same_without_the_depth_normal_term():
     stage = make_stage(case, "density")
     index = int(case["in_camera_index"])
     stage.begin(9_002)
-    result = stage.accumulate(9_002, golden_cameras(case)[index], target_image(case, index))
+    result = accumulate(stage, 9_002, golden_cameras(case)[index], target_image(case, index))
     assert "dn" not in result.terms
     expected = float(case["out_total_loss"]) - 0.05 * float(case["out_dn_loss"])
     assert float(result.terms["loss"]) == pytest.approx(expected, abs=1e-4)
@@ -98,7 +103,7 @@ def test_sdf_iteration_matches_the_recorded_one():
     stage = make_stage(case, "sdf")
     index, iteration = int(case["in_camera_index"]), int(case["in_iteration"])
     stage.begin(iteration)
-    result = stage.accumulate(iteration, golden_cameras(case)[index], target_image(case, index))
+    result = accumulate(stage, iteration, golden_cameras(case)[index], target_image(case, index))
     terms = {name: float(value) for name, value in result.terms.items()}
     assert terms["sdf"] == pytest.approx(float(case["out_sdf_loss"]), rel=1e-4)
     assert terms["normal"] == pytest.approx(float(case["out_normal_loss"]), rel=1e-5)
@@ -119,10 +124,14 @@ def test_sdf_and_normal_gradients_match_the_recorded_ones():
             normal_factor=normal,
         )
         stage = CoarseStage(
-            golden_cloud(case).detached(), config, float(case["in_E"]), print, recorded_draws(case)
+            golden_cloud(case).detached(),
+            config,
+            region_of(case),
+            print,
+            sample_source=recorded_draws(case),
         )
         stage.begin(9_002)
-        stage.accumulate(9_002, camera, target)
+        accumulate(stage, 9_002, camera, target)
         return gradients(stage)
 
     base, with_sdf, with_normal = weighted(0, 0), weighted(1, 0), weighted(0, 1)
@@ -136,10 +145,10 @@ def test_sdf_and_normal_gradients_match_the_recorded_ones():
 def test_entropy_iteration_matches_the_recorded_one():
     case = load_golden("case06_losses_lr_prune_A")
     config = CoarseConfig(regularization_type="dn_consistency")
-    stage = CoarseStage(golden_cloud(case).detached(), config, float(case["in_E"]), print)
+    stage = CoarseStage(golden_cloud(case).detached(), config, region_of(case), print)
     index, iteration = int(case["in_camera_index"]), int(case["in_iteration"])
     stage.begin(iteration)
-    result = stage.accumulate(iteration, golden_cameras(case)[index], target_image(case, index))
+    result = accumulate(stage, iteration, golden_cameras(case)[index], target_image(case, index))
     np.testing.assert_array_equal((result.radii > 0).numpy(), case["out_visible"])
     assert float(result.terms["entropy"]) == pytest.approx(float(case["out_entropy"]), abs=1e-5)
     assert float(result.terms["color"]) == pytest.approx(float(case["out_color_loss"]), abs=1e-5)
@@ -150,7 +159,7 @@ def test_entropy_iteration_matches_the_recorded_one():
 def test_learning_rates_match_the_recorded_ones():
     case = load_golden("case06_losses_lr_prune_A")
     stage = CoarseStage(
-        golden_cloud(case).detached(), CoarseConfig(), float(case["in_E"]), lambda message: None
+        golden_cloud(case).detached(), CoarseConfig(), region_of(case), lambda message: None
     )
     for iteration, expected in zip(case["in_lr_iterations"], case["out_lr_coarse"], strict=True):
         stage.model.schedule_position_rate(int(iteration))
@@ -162,7 +171,7 @@ def test_learning_rates_match_the_recorded_ones():
 def test_prune_keeps_the_recorded_gaussians():
     case = load_golden("case06_losses_lr_prune_A")
     stage = CoarseStage(
-        golden_cloud(case).detached(), CoarseConfig(), float(case["in_E"]), lambda message: None
+        golden_cloud(case).detached(), CoarseConfig(), region_of(case), lambda message: None
     )
     stage.begin(9_001)
     kept = stage.model.cloud.means.detach().numpy()
@@ -192,11 +201,13 @@ def test_twenty_iterations_follow_the_recorded_trajectory():
         target = torch.tensor(case["in_gt_images_u8"][index]).float() / 255
         stage.begin(iteration)
         if row == 0:
-            np.testing.assert_array_equal(stage.neighbors.numpy(), case["out_knn_idx"])
+            np.testing.assert_array_equal(
+                stage.extra_state()["neighbors"].numpy(), case["out_knn_idx"]
+            )
             assert len(stage.model) == int(case["out_keep_after_prune"].sum())
         rate = stage.model.optimizer.learning_rates()["means"]
         assert rate == pytest.approx(float(case["out_position_lr"][row]), rel=1e-9)
-        result = stage.accumulate(iteration, cameras[index], target)
+        result = accumulate(stage, iteration, cameras[index], target)
         agreeing = ((result.radii > 0).numpy() == case["out_visible"][row]).mean()
         assert agreeing > 0.99
         for term, recorded in (("loss", "total"), ("color", "color"), ("dn", "dn"),

@@ -9,6 +9,7 @@ from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_trainers.refine_stage import RefineStage
 from sugar_trainers.stage_config import RefineConfig
 from tests.support.golden import golden_cameras, load_golden
+from tests.support.training import accumulate
 
 FILE_NAMES = {
     "vertices": "vertices",
@@ -51,7 +52,7 @@ def test_twelve_iterations_follow_the_recorded_trajectory():
         rate = stage.model.optimizer.learning_rates()["vertices"]
         assert rate == pytest.approx(float(case["out_vertex_lr"][row]), rel=1e-9)
         target = torch.tensor(case["in_gt_images_u8"][index]).float() / 255
-        terms = stage.accumulate(iteration, cameras[index], target).terms
+        terms = accumulate(stage, iteration, cameras[index], target).terms
         for term, recorded in (("loss", "total_loss"), ("color", "color_loss"),
                                ("normal_consistency", "normal_consistency")):  # fmt: skip
             expected = float(case[f"out_{recorded}"][row])

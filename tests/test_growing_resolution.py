@@ -11,17 +11,17 @@ import pytest
 import torch
 
 from gaussian_splatting import train as vanilla_train
-from gaussian_splatting.data.images import ImageStore, composited
-from gaussian_splatting.engine.training_views import SizedViews, at_scale, averaged
-from gaussian_splatting.vanilla.growing_resolution import (
+from gaussian_splatting.components.growing_resolution import (
     FIRST_GUESS,
     LEVELS,
-    GaussianBudget,
+    GrowingResolution,
     GrowthConfig,
     ResolutionGrowth,
     measured_growth,
     spectrum_shares,
 )
+from gaussian_splatting.data.images import ImageStore, composited
+from gaussian_splatting.engine.view_sampling import SizedViews, at_scale, averaged
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from tests.support.tiny_scene import assert_same_bits, make_tiny_scene, run_cli, tiny_cameras
@@ -171,7 +171,7 @@ def test_small_photographs_have_their_full_size_earlier():
 
 def test_the_budget_is_that_of_the_paper():
     growth = ResolutionGrowth((100, 200, 300, 400))
-    budget = GaussianBudget(growth, 1_000)
+    budget = GrowingResolution(growth, 1_000)
     last = FIRST_GUESS * 1_000
     # At 150 of 400 images are 13 sixteenths as large.
     expected = 1_000 + (last - 1_000) / (16 / 13) ** (2 - 150 / 400)
@@ -179,14 +179,14 @@ def test_the_budget_is_that_of_the_paper():
     assert budget.allowed(401, 0) == last
     # What a round asks for comes on top of most of what was expected.
     assert budget.allowed(401, 800) == pytest.approx(0.98 * last + 800)
-    assert GaussianBudget(growth, 1_000).allowed(401, 10) == last
+    assert GrowingResolution(growth, 1_000).allowed(401, 10) == last
 
 
 def test_a_budget_survives_a_checkpoint():
     growth = ResolutionGrowth((100,))
-    before, after = GaussianBudget(growth, 1_000), GaussianBudget(growth, 77)
+    before, after = GrowingResolution(growth, 1_000), GrowingResolution(growth, 77)
     before.allowed(50, 4_000)
-    after.restore(before.state())
+    after.load_state(before.state())
     assert after.allowed(60, 1_234) == before.allowed(60, 1_234)
 
 
@@ -219,10 +219,11 @@ def test_images_grow_and_are_measured_at_full_size(scene, tmp_path, monkeypatch)
     seen, rendered = [], set()
     accumulate, render = VanillaStage.accumulate, VanillaStage.render
 
-    def watched(self, iteration, camera, target, view_index=0):
-        assert target.shape[:2] == (camera.height, camera.width)
+    def watched(self, view, resources):
+        camera = view.camera
+        assert view.photograph.shape[:2] == (camera.height, camera.width)
         seen.append((camera.width, camera.height))
-        return accumulate(self, iteration, camera, target, view_index)
+        return accumulate(self, view, resources)
 
     def watched_render(self, camera, *, geometry):
         rendered.add((camera.width, camera.height))

@@ -2,11 +2,13 @@
 """Malformed numbers stop training and are named; good ones cost one synchronisation."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from gaussian_splatting.engine.guard import (
+    StepNumbers,
     check_gradients,
     check_losses,
     check_population,
@@ -19,21 +21,24 @@ from tests.support.launches import counting
 INF, NAN = math.inf, math.nan
 
 
-def good_step(n: int = 20) -> dict:
-    return {
-        "losses": {"l1": torch.tensor(0.1), "ssim": torch.tensor(0.2, requires_grad=True)},
-        "gradients": {"means": torch.ones(n, 3), "quats": None, "sh_rest": torch.zeros(n, 15, 3)},
-        "log_scales": torch.full((n, 3), -3.0),
-        "extent": 2.0,
-        "radii": torch.arange(n, dtype=torch.int32),
-        "iteration": 9001,
-        "camera_name": "a/[b].jpg",
-    }
+def good_step(n: int = 20, **changes) -> StepNumbers:
+    numbers = StepNumbers(
+        losses={"l1": torch.tensor(0.1), "ssim": torch.tensor(0.2, requires_grad=True)},
+        gradients={"means": torch.ones(n, 3), "quats": None, "sh_rest": torch.zeros(n, 15, 3)},
+        parameters={"log_scales": torch.full((n, 3), -3.0)},
+        extent=2.0,
+        radii=torch.arange(n, dtype=torch.int32),
+    )
+    return replace(numbers, **changes)
+
+
+def check(numbers: StepNumbers) -> bool:
+    return check_step(numbers, 9001, "a/[b].jpg")
 
 
 def test_good_step_passes_with_one_synchronisation():
     with counting() as counts:
-        check_step(**good_step())
+        check(good_step())
     assert counts.waits.total() == 1
 
 
@@ -97,9 +102,9 @@ def test_scales_that_are_not_finite_stop(value, extent):
 
 
 def test_a_step_tells_whether_its_view_shows_anything():
-    assert check_step(**good_step())
-    assert not check_step(**{**good_step(), "radii": torch.zeros(7, dtype=torch.int32)})
-    assert not check_step(**{**good_step(), "radii": torch.zeros(0, dtype=torch.int32)})
+    assert check(good_step())
+    assert not check(good_step(radii=torch.zeros(7, dtype=torch.int32)))
+    assert not check(good_step(radii=torch.zeros(0, dtype=torch.int32)))
 
 
 def test_empty_population_stops():
@@ -119,10 +124,10 @@ def test_empty_population_stops():
 def test_step_names_what_failed(part, message):
     step = good_step()
     if part == "losses":
-        step["losses"]["l1"] = torch.tensor(NAN)
+        step.losses["l1"] = torch.tensor(NAN)
     elif part == "gradients":
-        step["gradients"]["means"][0, 0] = INF
+        step.gradients["means"][0, 0] = INF
     else:
-        step["log_scales"][0, 0] = 50.0
+        step.parameters["log_scales"][0, 0] = 50.0
     with pytest.raises(TrainingError, match=message):
-        check_step(**step)
+        check(step)

@@ -9,7 +9,7 @@ from torch.nn.functional import normalize
 from gaussian_splatting.rasterization.spherical_harmonics import SH_C0, sh_basis_of
 from sugar_scene.mesh_bound import BoundCloud, bind_to_mesh
 from sugar_scene.triangle_rasterizer import to_camera
-from sugar_trainers.refine_stage import with_photograph_colors
+from sugar_trainers.initial_colors import with_photograph_colors
 from tests.support.random_scenes import look_at
 
 # A square in the plane z = 0, and a small one behind it.

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gaussian_splatting.components.exposures import ExposureConfig, Exposures
 from gaussian_splatting.engine.stepping import Stepper
-from gaussian_splatting.optim.learned_exposure import ExposureConfig, Exposures
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.rasterization import (
     Rows,
@@ -34,6 +34,7 @@ from sugar_utils.process_group import ALONE
 from tests.support.launches import EXTENT, gpu_paths
 from tests.support.random_scenes import look_at, random_gaussians
 from tests.support.step_scenes import Case, MadeUpPhotographs, as_cloud, make_scene, photograph
+from tests.support.training import everywhere
 
 CASE = Case("pairs", 200, 48, 36, 1, radius=6.0)
 
@@ -118,7 +119,9 @@ def trained(steps: int, views_per_step: int = 1):
         optimizer=OptimizerConfig(views_per_step=views_per_step),
     )
     exposures = Exposures(config.exposure, [camera.name], torch.device("cpu"), (601, 700))
-    stage = VanillaStage(as_cloud(scene), config, EXTENT, lambda *_: None, exposures=exposures)
+    stage = VanillaStage(
+        as_cloud(scene), config, everywhere(EXTENT), lambda *_: None, components=[exposures]
+    )
     stepper = stepper_of(stage)
     with gpu_paths():
         for i in range(steps):

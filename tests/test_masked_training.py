@@ -14,11 +14,19 @@ from PIL import Image
 import train
 import train_refined
 from gaussian_splatting import train as vanilla_train
+from gaussian_splatting.components.densification import Region
 from gaussian_splatting.data.cameras import ViewMask
 from gaussian_splatting.data.masks import VisualHull, distance_outside
 from gaussian_splatting.engine.reporting.evaluation import evaluate
-from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit, StripMaps
-from gaussian_splatting.engine.training_views import color_terms_of, halved_mask, target_of
+from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
+from gaussian_splatting.engine.training_views import (
+    ColorLoss,
+    ImageStrip,
+    TrainingView,
+    color_loss,
+    composited_view,
+    halved_mask,
+)
 from gaussian_splatting.rasterization import Rows, rasterize
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
@@ -40,6 +48,7 @@ from tests.support.tiny_scene import (
     run_cli,
     tiny_cloud,
 )
+from tests.support.training import accumulate, everywhere, learn
 
 EXTENT, ITERATION = 3.0, 9_100
 STAGES = ("vanilla", "coarse", "half size", "sdf", "refine")
@@ -58,7 +67,9 @@ def masked_view(mode):
 
 def make_stage(kind, split=WHOLE_IMAGE):
     if kind == "vanilla":
-        return VanillaStage(disturbed_cloud(tiny_cloud()), VanillaConfig(split=split), EXTENT, None)
+        return VanillaStage(
+            disturbed_cloud(tiny_cloud()), VanillaConfig(split=split), everywhere(EXTENT), None
+        )
     if kind == "refine":
         mesh = icosahedron()
         vertices = torch.tensor(mesh.vertices, dtype=torch.float32)
@@ -72,13 +83,13 @@ def make_stage(kind, split=WHOLE_IMAGE):
         full_res_normals=kind != "half size",
         split=split,
     )
-    return CoarseStage(disturbed_cloud(tiny_cloud()), config, EXTENT, print)
+    return CoarseStage(disturbed_cloud(tiny_cloud()), config, everywhere(EXTENT), print)
 
 
 def gradients(kind, camera, photograph, split=WHOLE_IMAGE, view_index=0):
     stage, iteration = make_stage(kind, split), 1 if kind in ("vanilla", "refine") else ITERATION
     stage.begin(iteration)
-    result = stage.accumulate(iteration, camera, photograph, view_index)
+    result = accumulate(stage, iteration, camera, photograph, view_index)
     extra = dict(enumerate(stage.step_statistics()))
     return {**stage.model.optimizer.gradients(), **extra, **result.terms}
 
@@ -113,10 +124,8 @@ def test_the_background_follows_from_seed_iteration_and_view():
 
     def color(seed, iteration, view_index):
         black = torch.zeros(3)
-        target = target_of(
-            photograph, black, camera, seed=seed, iteration=iteration, view_index=view_index
-        )
-        return target.background.tolist()
+        view = TrainingView(camera, photograph, iteration, view_index)
+        return composited_view(view, black, seed).background.tolist()
 
     labels = [(0, 1, 0), (0, 2, 0), (0, 1, 1), (1, 1, 0)]
     colors = [color(*one) for one in labels]
@@ -128,12 +137,12 @@ def test_a_gaussian_in_the_background_becomes_transparent():
     camera, _ = masked_view("object")
     black = torch.zeros(camera.height, camera.width, 4, dtype=torch.uint8)
     cloud = tiny_cloud()
-    stage = VanillaStage(cloud, VanillaConfig(), EXTENT, None)
+    stage = VanillaStage(cloud, VanillaConfig(), everywhere(EXTENT), None)
     seen = rasterize(cloud.activate(), camera).visible
     before = stage.model.cloud.opacity_logits.detach().clone()
     for iteration in range(1, 121):
         stage.begin(iteration)
-        result = stage.accumulate(iteration, camera, black)
+        result = accumulate(stage, iteration, camera, black)
         stage.apply(iteration)
     lowered = (stage.model.cloud.opacity_logits.detach() < before - 0.5).squeeze(-1)
     with torch.no_grad():
@@ -149,14 +158,18 @@ def test_what_is_ignored_is_left_out_of_the_mean():
     generator = torch.Generator().manual_seed(0)
     image, target = (torch.rand(40, 30, 3, generator=generator) for _ in range(2))
     photograph = torch.cat([target * 255, torch.full((40, 30, 1), 255.0)], dim=2).to(torch.uint8)
-    whole = slice(0, 40)
-    maps = StripMaps(Rows(0, 40), whole, 40, image.requires_grad_())
+    image.requires_grad_()
+
+    def compared() -> ColorLoss:
+        view = TrainingView(look_at((1.0, 1.0, 1.0), width=30, height=40), photograph)
+        return color_loss(ImageStrip(view, Rows(0, 40), slice(0, 40), image), 0.2)
+
     plain = l1_and_ssim(image, photograph[..., :3].float() / 255)
-    found = color_terms_of(image, maps, photograph, 0.2)[1:]
+    found = compared()[1:]
     for masked, reference in zip(found, plain, strict=True):
         assert float(masked.detach()) == pytest.approx(float(reference.detach()), rel=1e-6)
     photograph[20:, :, 3] = 0
-    loss, l1, ssim = color_terms_of(image, maps, photograph, 0.2)
+    loss, l1, ssim = compared()
     mixed = 0.8 * l1 + 0.2 * (1 - ssim)
     assert float(loss.detach()) == pytest.approx(float(mixed.detach()), rel=1e-6)
     expected = (image - photograph[..., :3].float() / 255)[:20].abs().mean()
@@ -182,10 +195,10 @@ def test_gaussians_outside_of_the_hull_go_with_a_densification():
     rules = replace(VanillaConfig().densification, densify_from_iter=1, densification_interval=2)
     hull = VisualHull((camera,), (distance_outside(photograph[..., 3] > 0),))
     config = VanillaConfig(densification=rules)
-    stage = VanillaStage(tiny_cloud(), config, EXTENT, None, hull=hull)
+    stage = VanillaStage(tiny_cloud(), config, Region(EXTENT, hull=hull), None)
     for iteration in (1, 2):
         stage.begin(iteration)
-        stage.accumulate(iteration, camera, photograph).commit()
+        learn(stage, iteration, camera, photograph)
         stage.apply(iteration)
     assert len(stage.model) == len(tiny_cloud())
     stage.begin(3)
@@ -198,7 +211,7 @@ def test_the_coarse_prune_keeps_the_hull():
     camera, photograph = masked_view("object")
     hull = VisualHull((camera,), (distance_outside(photograph[..., 3] > 0),))
     said = []
-    stage = CoarseStage(tiny_cloud(), CoarseConfig(), EXTENT, said.append, hull=hull)
+    stage = CoarseStage(tiny_cloud(), CoarseConfig(), Region(EXTENT, hull=hull), said.append)
     stage.begin(9_001)
     assert 0 < len(stage.model) < len(tiny_cloud())
     assert hull.contains(stage.model.cloud.means).all()
@@ -342,9 +355,9 @@ def test_images_of_an_object_do_not_grow_unless_they_are_asked_to(
 ):
     widths, accumulate = [], VanillaStage.accumulate
 
-    def watched(self, iteration, camera, target, view_index=0):
-        widths.append(camera.width)
-        return accumulate(self, iteration, camera, target, view_index)
+    def watched(self, view, resources):
+        widths.append(view.camera.width)
+        return accumulate(self, view, resources)
 
     monkeypatch.setattr(VanillaStage, "accumulate", watched)
     assert vanilla_run(masked_scene.root, tmp_path / "out", *flags) == 0

@@ -15,11 +15,12 @@ import extract_mesh
 import train
 import train_coarse_multiview
 from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.components.densification import FINEST_ANGLE
+from gaussian_splatting.components.exposures import NO_LATER_EXPOSURE
 from gaussian_splatting.data.cameras import ViewMask
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
-from gaussian_splatting.optim.densification import FINEST_ANGLE
-from gaussian_splatting.optim.learned_exposure import NO_LATER_EXPOSURE
+from gaussian_splatting.engine.training_views import TrainingView
 from gaussian_splatting.sky_sphere import SKY_RADIUS
 from sugar_pipeline.model_metrics import metrics_options, metrics_parser
 from sugar_pipeline.pipeline_flags import train_parser
@@ -51,6 +52,7 @@ from tests.support.tiny_scene import (
     make_tiny_scene,
     run_cli,
 )
+from tests.support.training import accumulate, everywhere, learn
 
 EXTENT = 3.3
 ITERATION = 7_001
@@ -75,15 +77,23 @@ def make_stage(scene, cloud=None, **settings) -> MultiviewStage:
     cloud = disturbed_cloud(scene.cloud) if cloud is None else cloud
     neighbors = NeighborViews(scene.cameras, EXTENT)
     store = ImageStore(budget_bytes=10**8)
-    return MultiviewStage(cloud, config, EXTENT, scene.cameras, neighbors, store, lambda line: None)
+    comparer = ViewComparer(
+        neighbors,
+        store,
+        EXTENT,
+        config.multiview_pixels if any(config.view_factors) else 0,
+        config.random_seed,
+        first=config.schedule.first,
+    )
+    region = everywhere(EXTENT)
+    return MultiviewStage(cloud, config, region, scene.cameras, comparer, lambda line: None)
 
 
 def see(stage: MultiviewStage, scene, camera=None, iteration=ITERATION):
     camera = camera or scene.cameras[3]
     stage.begin(iteration)
     with ImageStore(budget_bytes=10**8) as store:
-        result = stage.accumulate(iteration, camera, store.get(camera))
-        result.commit()
+        result = learn(stage, iteration, camera, store.get(camera))
     return result, stage.model.optimizer.gradients()
 
 
@@ -161,7 +171,7 @@ def test_large_mismatches_fade_little_by_little(scene):
         camera = scene.cameras[0]
         photograph, depth = store.get(camera), torch.ones(camera.height, camera.width)
         found = [
-            comparer.comparison(camera, photograph, lambda other: depth, iteration, 0)
+            comparer.comparison(TrainingView(camera, photograph, iteration), lambda other: depth)
             for iteration in (700, 950, 1_200, 9_000)
         ]
     assert [comparison.tolerance for comparison in found] == [500, 2, 1, 1]
@@ -293,8 +303,8 @@ def test_a_short_stage_takes_half_the_iterations_and_larger_steps(scene):
         ends = [schedule.paper_iteration(i) for i in (schedule.first, schedule.last)]
         assert ends == pytest.approx([7_000, 20_000])
     assert whole.paper_iteration(1_203) == 1_203 / 0.1
-    assert (whole.haste, short.haste) == (1, 3)
-    assert MultiviewSchedule.from_flags(1.0, True).haste == pytest.approx(2**0.5)
+    assert (whole.rate_factor, short.rate_factor) == (1, 3)
+    assert MultiviewSchedule.from_flags(1.0, True).rate_factor == pytest.approx(2**0.5)
     usual, hasty = (make_stage(scene, schedule=s) for s in (whole, short))
     for stage in (usual, hasty):
         stage.begin(700)
@@ -384,7 +394,7 @@ def test_pixels_that_the_mesh_does_not_cover_pull_at_nothing(scene):
             photograph = store.get(camera).clone()
         photograph[~covered] = shade
         stage.begin(1)
-        stage.accumulate(1, camera, photograph)
+        accumulate(stage, 1, camera, photograph)
         gradients.append(stage.model.optimizer.gradients())
     for name, first in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], first, rtol=0, atol=1e-7)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,15 +94,15 @@ def test_a_run_that_ran_out_at_once_is_one_that_was_planned_so(
 def test_gradients_of_terms_that_went_well_are_not_counted_twice(
     scene, checkpoint, tmp_path, monkeypatch
 ):
-    original = CoarseStage.accumulate
+    original = CoarseStage.train_on
 
-    def planned(stage, iteration, *view):
-        if stage.phase(iteration) == "geometry" and stage.memory_plan.split.strips == 1:
-            stage.memory_plan = cheaper(stage.memory_plan)
-        return original(stage, iteration, *view)
+    def planned(stage, view, resources):
+        if stage.phase(view.iteration) == "geometry" and resources.memory.split.strips == 1:
+            resources = replace(resources, memory=cheaper(resources.memory))
+        return original(stage, view, resources)
 
     with monkeypatch.context() as patch:
-        patch.setattr(CoarseStage, "accumulate", planned)
+        patch.setattr(CoarseStage, "train_on", planned)
         assert coarse(scene, checkpoint, tmp_path / "planned") == 0
     # By then the sampling terms have sent their gradients to the positions.
     failures = fail_on_whole_images(monkeypatch, MemoryError(), channels=6)
@@ -138,13 +139,13 @@ from sugar_utils.frame import run_main
 room = int(sys.argv.pop()) * 2**20
 original = vanilla.VanillaStage.accumulate
 
-def accumulate(stage, iteration, *view):
+def accumulate(stage, view, resources):
     unlimited = resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
-    if iteration == 2 and unlimited:
+    if view.iteration == 2 and unlimited:
         # All kernels are compiled, so that from here on only tensors grow.
         used = 1024 * int(next(x for x in open("/proc/self/status") if "VmSize" in x).split()[1])
         resource.setrlimit(resource.RLIMIT_AS, (used + room, used + room))
-    return original(stage, iteration, *view)
+    return original(stage, view, resources)
 
 vanilla.VanillaStage.accumulate = accumulate
 sys.exit(run_main(train.main))

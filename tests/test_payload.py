@@ -10,10 +10,13 @@ import pytest
 import torch
 
 from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.components.densification import Densification
 from gaussian_splatting.engine.checkpoint import CheckpointStore, checkpoint_path, load_payload
-from gaussian_splatting.engine.model import TrainableCloud
+from gaussian_splatting.engine.model import TrainableCloud, check_free_payload, count_gaussians
+from gaussian_splatting.engine.state_schema import payload_check
 from gaussian_splatting.optim.schedule import LearningRates
-from sugar_scene.mesh_bound import TrainableBoundCloud, bind_to_mesh
+from sugar_scene.mesh_bound import TrainableBoundCloud, bind_to_mesh, check_bound_payload
+from sugar_trainers.neighbor_search import NeighborSearch
 from sugar_utils.errors import UserError
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import tiny_cloud
@@ -139,6 +142,11 @@ BOUND = {
     "negative thickness": at(STATE, "surface_mesh_thickness", value=torch.tensor(-1.0)),
     "sizes of free Gaussians": at(STATE, "_scales", value=lambda t: t.repeat(1, 2)[:, :3]),
 }
+RULES = (*Densification.schema, *NeighborSearch.schema)
+CHECKS = {
+    free_payload: payload_check(check_free_payload, count_gaussians, RULES),
+    bound_payload: payload_check(check_bound_payload, count_gaussians, ()),
+}
 SPOILED = [
     *((free_payload, spoil) for spoil in FREE.values()),
     *((bound_payload, spoil) for spoil in BOUND.values()),
@@ -147,7 +155,7 @@ SPOILED = [
 
 @pytest.mark.parametrize(("make", "spoil"), SPOILED, ids=[*FREE, *BOUND])
 def test_the_checkpoint_before_is_used(tmp_path, make, spoil):
-    store = CheckpointStore(tmp_path)
+    store = CheckpointStore(tmp_path, check=CHECKS[make])
     store.save(2, {**make(), "iteration": 2})
     payload = copy.deepcopy(make())
     spoil(payload)
@@ -163,7 +171,7 @@ def test_the_checkpoint_before_is_used(tmp_path, make, spoil):
 @pytest.mark.parametrize("make", [free_payload, bound_payload])
 def test_what_stages_write_makes_sense(tmp_path, make):
     path = CheckpointStore(tmp_path).save(4, make())
-    assert load_payload(path)["iteration"] == 4
+    assert load_payload(path, CHECKS[make])["iteration"] == 4
 
 
 def test_a_file_with_more_in_it_than_needed_makes_sense(tmp_path):

@@ -11,10 +11,7 @@ import torch
 
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.cloud import Gaussians
-from gaussian_splatting.data.colmap import read_colmap
-from gaussian_splatting.data.names import ImageFolder
-from gaussian_splatting.data.reference_layout import read_cameras_json
-from gaussian_splatting.engine.poses import (
+from gaussian_splatting.components.poses import (
     PoseConfig,
     PoseRefinement,
     fitted_pose,
@@ -22,9 +19,12 @@ from gaussian_splatting.engine.poses import (
     rotation_generators,
     with_motion,
 )
+from gaussian_splatting.data.colmap import read_colmap
+from gaussian_splatting.data.names import ImageFolder
+from gaussian_splatting.data.reference_layout import read_cameras_json
 from gaussian_splatting.engine.reporting.run_report import last_value, read_curves
 from gaussian_splatting.engine.reporting.view_findings import POSED
-from gaussian_splatting.optim.learned_exposure import rate_at
+from gaussian_splatting.optim.visited_adam import rate_at
 from gaussian_splatting.rasterization.spherical_harmonics import sh_basis_of
 from sugar_utils.errors import UserError
 from tests.support.random_scenes import look_at
@@ -114,17 +114,17 @@ def test_a_motion_turns_about_the_centre_and_shifts_in_extents():
 
 def pulled(poses: PoseRefinement, rows: dict[int, float]) -> None:
     for row, pull in rows.items():
-        poses.statistics()[row] += pull
+        poses.statistics()[0][row] += pull
 
 
 def test_motions_have_no_mean_and_only_cameras_that_were_used_step():
     poses = PoseRefinement(CAMERAS, EXTENT, PoseConfig(start=1, last=10))
     pulled(poses, {0: 1.0, 3: -2.0})
-    poses.step(1)
+    poses.after_step(1)
     assert torch.allclose(poses.motions.mean(dim=0), torch.zeros(6, dtype=torch.float64))
     assert poses.motions[0, 0] < 0 < poses.motions[3, 0]
     assert torch.equal(poses.motions[1], poses.motions[2])
-    assert not poses.statistics().any()
+    assert not poses.statistics()[0].any()
 
 
 def test_the_rate_follows_from_how_often_a_run_shows_a_camera():
@@ -145,7 +145,7 @@ def test_the_rate_follows_from_how_often_a_run_shows_a_camera():
 def test_poses_wait_for_their_first_iteration():
     poses = PoseRefinement(CAMERAS, EXTENT, PoseConfig(start=5))
     pulled(poses, {1: 1.0})
-    poses.step(4)
+    poses.after_step(4)
     assert not poses.motions.any()
 
 
@@ -156,10 +156,10 @@ def test_resumed_poses_go_on_with_the_same_bits():
     for iteration in range(1, 7):
         for poses in (whole, first):
             pulled(poses, {iteration % 5: 0.3 * iteration, 2: -1.0})
-            poses.step(iteration)
+            poses.after_step(iteration)
         if iteration == 3:
             resumed = PoseRefinement(CAMERAS, EXTENT, config)
-            resumed.restore(first.state())
+            resumed.load_state(first.state())
             first = resumed
     assert torch.equal(whole.motions, first.motions)
 
@@ -167,7 +167,7 @@ def test_resumed_poses_go_on_with_the_same_bits():
 def test_poses_of_other_photographs_are_refused():
     poses = PoseRefinement(CAMERAS, EXTENT, PoseConfig())
     with pytest.raises(UserError, match="not those of 5 photographs"):
-        poses.restore(PoseRefinement(CAMERAS[:4], EXTENT, PoseConfig()).state())
+        poses.load_state(PoseRefinement(CAMERAS[:4], EXTENT, PoseConfig()).state())
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,8 @@ from gaussian_splatting import compute
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.compute import BackendFlags, DeviceFlags
 from gaussian_splatting.engine import memory_plan
+from gaussian_splatting.engine.component import ViewResult
 from gaussian_splatting.engine.memory_plan import MemoryOptions
-from gaussian_splatting.engine.stage import StepResult
 from gaussian_splatting.engine.stepping import Stepper
 from gaussian_splatting.optim.adam import GroupedAdam
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
@@ -110,7 +110,8 @@ class Pull:
     """A stage with one parameter; the gradient of a view is the number of its camera."""
 
     name = "pull"
-    poses = None
+    components = ()
+    memory_plan = None
     extent = 1.0
 
     def __init__(self, views_per_step: int) -> None:
@@ -127,14 +128,22 @@ class Pull:
     def view_scale(self, iteration):
         return 1.0
 
-    def accumulate(self, iteration, camera, target, view_index):
+    def step_statistics(self):
+        return []
+
+    def commit(self, result):
+        pass
+
+    def accumulate(self, view, resources):
+        camera, view_index = view.camera, view.index
         number = int(camera.name[5:7])
-        self.seen.append((iteration, view_index, camera.name))
+        self.seen.append((view.iteration, view_index, camera.name))
         self.model.optimizer.parameters["log_scales"].grad = torch.full((3, 3), float(number))
         terms = {"loss": torch.tensor(float(number))}
         if view_index == 1:
             terms["rare"] = torch.tensor(1.0)
-        return StepResult(terms, torch.arange(3) == view_index % 3)
+        radii = (torch.arange(3) == view_index % 3).int()
+        return ViewResult(view, terms, radii)
 
     def apply(self, iteration):
         gradient = self.model.optimizer.parameters["log_scales"].grad

@@ -10,11 +10,12 @@ import torch
 
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.components.densification import DensificationConfig
+from gaussian_splatting.components.growing_resolution import GrowthConfig
+from gaussian_splatting.components.pruning_scores import PruningScores, ScoreConfig
 from gaussian_splatting.engine.strips import ImageSplit
-from gaussian_splatting.optim.densification import DensificationConfig, PruningScores, ScoreConfig
 from gaussian_splatting.rasterization import project, rasterize
 from gaussian_splatting.sky_sphere import RobustConfig
-from gaussian_splatting.vanilla.growing_resolution import GrowthConfig
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from tests.support.reference_rasterizer import rasterize_reference
@@ -26,6 +27,7 @@ from tests.support.tiny_scene import (
     tiny_cameras,
     tiny_cloud,
 )
+from tests.support.training import everywhere, learn
 
 EXTENT = 3.0
 SCORED = ScoreConfig("scored")
@@ -44,14 +46,14 @@ def stage_of(**config) -> VanillaStage:
     return VanillaStage(
         disturbed_cloud(tiny_cloud()),
         VanillaConfig(**{"scoring": SCORED, "densification": RULES, **config}),
-        EXTENT,
+        everywhere(EXTENT),
         print,
     )
 
 
 def look(stage: VanillaStage, camera, target=None, iteration: int = BEFORE) -> None:
     target = photograph(camera) if target is None else target
-    stage.accumulate(iteration, camera, target).commit()
+    learn(stage, iteration, camera, target)
 
 
 def scores_of(stage: VanillaStage) -> torch.Tensor:
@@ -140,28 +142,27 @@ def test_two_looks_have_the_same_bits_and_views_add_up():
     ("views_per_step", "asked"), [(1, range(31, 41)), (4, range(38, 41)), (100, range(40, 41))]
 )
 def test_the_last_ten_views_before_a_round_are_asked(views_per_step, asked):
-    watch = PruningScores(5, CPU, SCORED)
-    found = [i for i in range(21, 41) if watch.probe(i, RULES, views_per_step) is not None]
+    scores = PruningScores(5, CPU, SCORED, RULES, 10_000, views_per_step)
+    found = [i for i in range(21, 41) if scores.collects(i)]
     assert found == list(asked)
 
 
 def test_before_and_after_densification_nobody_is_asked():
     rules = replace(RULES, densify_from_iter=20, densify_until_iter=40)
-    watch = PruningScores(5, CPU, SCORED)
-    assert all(watch.probe(i, rules, 1) is None for i in range(1, 100))
-    rules = replace(rules, densify_until_iter=41)
-    assert [i for i in range(1, 100) if watch.probe(i, rules, 1) is not None] == [*range(31, 41)]
+    scores = PruningScores(5, CPU, SCORED, rules, 10_000)
+    assert not any(scores.collects(i) for i in range(1, 100))
+    scores = PruningScores(5, CPU, SCORED, replace(rules, densify_until_iter=41), 10_000)
+    assert [i for i in range(1, 100) if scores.collects(i)] == [*range(31, 41)]
 
 
 # What follows
 
 
-def judged(wrong, shown, views) -> PruningScores:
-    watch = PruningScores(len(wrong), CPU, SCORED)
-    watch.total = torch.stack(
-        [torch.as_tensor(v, dtype=torch.float32) for v in (wrong, shown, views)], 1
-    )
-    return watch
+def judged(wrong, shown, views, until=10_000) -> PruningScores:
+    scores = PruningScores(len(wrong), CPU, SCORED, RULES, until)
+    columns = [torch.as_tensor(v, dtype=torch.float32) for v in (wrong, shown, views)]
+    scores.sums.total = torch.stack(columns, dim=1)
+    return scores
 
 
 def test_only_gaussians_that_show_wrong_pixels_in_the_mean_may_grow():
@@ -207,10 +208,10 @@ def test_gaussians_grow_where_pixels_are_wrong_and_nowhere_else():
 )
 def test_faint_gaussians_that_show_next_to_nothing_go_at_a_few_times(iteration, removes):
     least = SCORED.shown_pixels
-    watch = judged([9] * 5, [3 * least, 2.9 * least, 0, 0, 0], [3, 3, 1, 0, 1])
+    scores = judged([9] * 5, [3 * least, 2.9 * least, 0, 0, 0], [3, 3, 1, 0, 1], until=100)
     opacities = torch.tensor([0, 0, 0.99 * SCORED.faint, 0, SCORED.faint])
-    watch._config = replace(SCORED, removals=(0.6, 1.0))
-    found = watch.unused(opacities, iteration, 20, 100)
+    scores._config = replace(SCORED, removals=(0.6, 1.0))
+    found = scores.unused(opacities, iteration)
     if removes:
         assert found.tolist() == [False, True, True, False, False]
     else:

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from gaussian_splatting.engine.stage import COLOR
+from gaussian_splatting.engine.loss_terms import COLOR
 from gaussian_splatting.engine.strips import ImageSplit, ViewPass
-from gaussian_splatting.engine.training_views import Target
+from gaussian_splatting.engine.training_views import TrainingView
 from gaussian_splatting.rasterization import WARP, Rows, backends, project, rasterize, render_view
 from gaussian_splatting.rasterization.backends import (
     GsplatRasterizer,
@@ -103,11 +103,10 @@ def test_strips_add_up_to_the_whole_image(make):
     for rasterizer, how in ((WARP, ImageSplit()), (make(), ImageSplit(3))):
         gaussians, camera = scene()
         projected = project(gaussians, camera, depth=True)
-        view = ViewPass(projected, torch.ones(3), how, rasterizer=rasterizer)
-        depth = view.depth()
-        terms, d_means2d = view.backpropagate(
-            [COLOR.bind(camera, Target(photograph))], torch.ones_like(depth)
-        )
+        view = TrainingView(camera, photograph, background=torch.ones(3))
+        view_pass = ViewPass(projected, view, how, rasterizer=rasterizer)
+        depth = view_pass.depth()
+        terms, d_means2d = view_pass.backpropagate([COLOR], torch.ones_like(depth))
         gradients = [tensor.grad for tensor in gaussians.tensors()]
         results.append([depth, terms["color"], d_means2d, *gradients])
     for expected, found in zip(*results, strict=True):

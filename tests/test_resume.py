@@ -168,11 +168,11 @@ def stop_at(monkeypatch, kind: Kind, iteration: int, name: str) -> None:
     """Have this process receive a signal in the middle of an iteration, once."""
     original, pending = kind.stage.accumulate, [iteration]
 
-    def accumulate(self, now, *arguments):
-        if pending and now == pending[0]:
+    def accumulate(self, view, resources):
+        if pending and view.iteration == pending[0]:
             pending.clear()
             os.kill(os.getpid(), getattr(signal, name))
-        return original(self, now, *arguments)
+        return original(self, view, resources)
 
     monkeypatch.setattr(kind.stage, "accumulate", accumulate)
 

@@ -19,8 +19,8 @@ from gaussian_splatting.sky_sphere import (
     sky_of,
     with_sky,
 )
+from gaussian_splatting.vanilla.initial_gaussians import initial_cloud
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
-from gaussian_splatting.vanilla.vanilla_stage import initial_cloud
 from tests.support.tiny_scene import (
     assert_same_bits,
     load_pt,

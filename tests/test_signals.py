@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gaussian_splatting.engine.stepping import StopRequest
+from gaussian_splatting.engine.stop_request import StopRequest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 posix_only = pytest.mark.skipif(sys.platform == "win32", reason="sends POSIX signals")
@@ -76,7 +76,7 @@ def test_other_threads_leave_the_handlers_alone():
 def test_process_finishes_its_iteration_and_leaves_cleanly():
     code = (
         "import time\n"
-        "from gaussian_splatting.engine.stepping import StopRequest\n"
+        "from gaussian_splatting.engine.stop_request import StopRequest\n"
         "with StopRequest() as stop:\n"
         "    print('ready', flush=True)\n"
         "    while stop.requested is None:\n"

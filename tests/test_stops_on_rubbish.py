@@ -12,8 +12,8 @@ import train
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.data.reference_layout import point_cloud_path
-from gaussian_splatting.engine import stage
-from gaussian_splatting.vanilla import vanilla_stage
+from gaussian_splatting.engine import loss_terms
+from gaussian_splatting.engine.training_views import ColorLoss
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_trainers import losses
 from sugar_trainers.coarse_stage import CoarseStage
@@ -58,10 +58,11 @@ def plant(monkeypatch, stage: type, method: str, iteration: int, spoil, *, befor
     original = getattr(stage, method)
 
     def spoiled(self, now, *arguments):
-        if now == iteration and before:
+        is_due = getattr(now, "iteration", now) == iteration
+        if is_due and before:
             spoil(self)
         result = original(self, now, *arguments)
-        if now == iteration and not before:
+        if is_due and not before:
             spoil(self)
         return result
 
@@ -139,7 +140,7 @@ def test_parameters_that_a_step_spoiled_are_not_saved(
 @pytest.mark.parametrize(
     ("module", "function", "term", "iteration"),
     [
-        (stage, "color_terms_of", "color", FIRST),
+        (loss_terms, "color_loss", "color", FIRST),
         (losses, "opacity_entropy", "entropy", FIRST + 1),
         (losses, "fused_depth_normal_consistency", "dn", PRUNED),
     ],
@@ -165,13 +166,13 @@ def test_loss_that_is_infinite(scene, checkpoint, tmp_path, monkeypatch, capsys,
         monkeypatch.setattr(losses, "density_estimation_loss", lambda d, *_: d.sum() * torch.inf)
         code, iteration, term = run_coarse(scene, checkpoint, tmp_path), PRUNED, "density"
     else:
-        original = vanilla_stage.color_terms_of
+        original = loss_terms.color_loss
 
         def infinite(*arguments, **options):
             loss, l1, ssim = original(*arguments, **options)
-            return loss * torch.inf, l1 * torch.inf, ssim
+            return ColorLoss(loss * torch.inf, l1 * torch.inf, ssim)
 
-        monkeypatch.setattr(vanilla_stage, "color_terms_of", infinite)
+        monkeypatch.setattr(loss_terms, "color_loss", infinite)
         code, iteration, term = run_vanilla(scene, tmp_path), 1, "l1"
     assert_stopped(code, capsys.readouterr().err, iteration, f"{term} is inf")
 

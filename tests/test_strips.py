@@ -9,15 +9,10 @@ import torch
 
 import train
 import train_refined
-from gaussian_splatting.engine.stage import COLOR
-from gaussian_splatting.engine.strips import (
-    WHOLE_IMAGE,
-    ImageSplit,
-    ImageTerm,
-    ViewPass,
-    backpropagate_weighted,
-)
-from gaussian_splatting.engine.training_views import Target
+from gaussian_splatting.engine.gradients import backpropagate_weighted
+from gaussian_splatting.engine.loss_terms import COLOR
+from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit, ViewPass
+from gaussian_splatting.engine.training_views import TrainingView
 from gaussian_splatting.losses.photometric import SSIM_HALO
 from gaussian_splatting.rasterization import (
     Rasterizer,
@@ -33,8 +28,10 @@ from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_scene.triangle_mesh import write_mesh_ply
-from sugar_trainers.coarse_stage import CoarseOptions, CoarseStage
-from sugar_trainers.refine_stage import RefineOptions, RefineStage
+from sugar_trainers.coarse_run import CoarseOptions
+from sugar_trainers.coarse_stage import CoarseStage
+from sugar_trainers.refine_run import RefineOptions
+from sugar_trainers.refine_stage import RefineStage
 from sugar_trainers.stage_config import CoarseConfig, CoarseSchedule, RefineConfig
 from sugar_trainers.terms import coarse_terms
 from sugar_utils.device import constants
@@ -44,6 +41,7 @@ from tests.support.depth_normals import depth_normal_consistency
 from tests.support.mesh_scenes import icosahedron
 from tests.support.random_scenes import look_at, random_gaussians
 from tests.support.tiny_scene import disturbed_cloud, run_cli, tiny_cloud
+from tests.support.training import accumulate, everywhere, learn
 
 WIDTH, HEIGHT = 51, 37
 EXTENT = 3.0
@@ -66,20 +64,19 @@ def coarse_gradients(mode, split, *, camera=None, full=True):
     # Both the entropy and the geometric terms, in one iteration.
     schedule = CoarseSchedule(entropy_stop=9_500)
     config = CoarseConfig(mode, schedule, sdf_samples=3_000, full_res_normals=full, split=split)
-    stage = CoarseStage(disturbed_cloud(tiny_cloud()), config, EXTENT, print)
+    stage = CoarseStage(disturbed_cloud(tiny_cloud()), config, everywhere(EXTENT), print)
     stage.begin(ITERATION)
-    result = stage.accumulate(ITERATION, camera, photograph(camera))
+    result = accumulate(stage, ITERATION, camera, photograph(camera))
     return stage.model.optimizer.gradients(), result
 
 
 def vanilla_gradients(split, tmp_path):
     camera = view()
     stage = VanillaStage(
-        disturbed_cloud(tiny_cloud()), VanillaConfig(split=split), EXTENT, tmp_path
+        disturbed_cloud(tiny_cloud()), VanillaConfig(split=split), everywhere(EXTENT), tmp_path
     )
     stage.begin(1)
-    result = stage.accumulate(1, camera, photograph(camera))
-    result.commit()
+    result = learn(stage, 1, camera, photograph(camera))
     (statistics,) = stage.step_statistics()
     return {**stage.model.optimizer.gradients(), "statistics": statistics[:, 0]}, result
 
@@ -206,7 +203,7 @@ def test_refinement_gradients_are_those_of_the_whole_image():
     for split in (WHOLE_IMAGE, ImageSplit(4)):
         stage = RefineStage(bound_ball(), RefineConfig(split=split, sh_interval=1), EXTENT)
         stage.begin(4)
-        results.append(stage.accumulate(4, camera, photograph(camera)))
+        results.append(accumulate(stage, 4, camera, photograph(camera)))
         gradients.append(stage.model.optimizer.gradients())
     assert_same_gradients(gradients[1], gradients[0])
     assert_same_results(results[1], results[0])
@@ -237,7 +234,7 @@ def test_depth_in_strips_has_the_bits_of_the_depth_of_the_whole():
     maps = [
         ViewPass(
             project(gaussians, camera, depth=True),
-            None,
+            TrainingView(camera, None),
             ImageSplit(strips),
             farthest_depth_behind=True,
         ).depth()
@@ -255,8 +252,10 @@ def test_a_photograph_of_bytes_gives_the_bits_of_one_of_floats(strips):
     gradients = []
     for target in (photo, photo.to(torch.float32) / 255.0):
         leaves = disturbed_cloud(tiny_cloud()).activate().as_leaves()
-        image = ViewPass(project(leaves, camera), None, ImageSplit(strips))
-        terms, _ = image.backpropagate([COLOR.bind(camera, Target(target))])
+        view_pass = ViewPass(
+            project(leaves, camera), TrainingView(camera, target), ImageSplit(strips)
+        )
+        terms, _ = view_pass.backpropagate([COLOR])
         gradients.append([terms["color"], leaves.means.grad])
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
@@ -268,14 +267,14 @@ def test_a_strip_is_as_large_as_its_rows_and_freed_before_the_next():
     camera, seen = view(height=64), []
     leaves = random_gaussians(300, 5, torch.float32).as_leaves()
 
-    def evaluate(maps):
+    def value(strip):
         assert all(earlier() is None for earlier, _ in seen)
-        seen.append((weakref.ref(maps.image), maps.image.shape[0]))
-        loss, shares = COLOR.bind(camera, Target(photograph(camera))).evaluate(maps)
-        return loss, shares
+        seen.append((weakref.ref(strip.color), strip.color.shape[0]))
+        return COLOR.value(strip)
 
-    image = ViewPass(project(leaves, camera), None, ImageSplit(4))
-    image.backpropagate([ImageTerm(SSIM_HALO, evaluate)])
+    target = TrainingView(camera, photograph(camera))
+    view_pass = ViewPass(project(leaves, camera), target, ImageSplit(4))
+    view_pass.backpropagate([replace(COLOR, value=value)])
     assert [rows for _, rows in seen] == [21, 26, 26, 21]
 
 
@@ -286,8 +285,8 @@ def test_gaussians_are_sorted_once(monkeypatch):
     monkeypatch.setattr(Rasterizer, "build_tile_lists", watched)
     leaves, camera = random_gaussians(50, 5, torch.float32).as_leaves(), view()
 
-    image = ViewPass(project(leaves, camera), None, ImageSplit(6))
-    image.backpropagate([COLOR.bind(camera, Target(picture))])
+    target = TrainingView(camera, picture)
+    ViewPass(project(leaves, camera), target, ImageSplit(6)).backpropagate([COLOR])
     assert len(sorted_views) == 1
 
 
@@ -296,13 +295,10 @@ def test_gaussians_are_sorted_once(monkeypatch):
 
 def test_a_view_of_nothing_can_be_split():
     leaves, camera = random_gaussians(0, 0, torch.float32).as_leaves(), view()
-    image = ViewPass(project(leaves, camera, depth=True, normal=True), None, ImageSplit(3))
-    terms, d_means2d = image.backpropagate(
-        [
-            COLOR.bind(camera, Target(torch.zeros(HEIGHT, WIDTH, 3))),
-            DEPTH_NORMALS.bind(camera, Target(None)),
-        ]
-    )
+    target = TrainingView(camera, torch.zeros(HEIGHT, WIDTH, 3))
+    projection = project(leaves, camera, depth=True, normal=True)
+    view_pass = ViewPass(projection, target, ImageSplit(3))
+    terms, d_means2d = view_pass.backpropagate([COLOR, DEPTH_NORMALS])
     assert d_means2d.shape == (0, 2)
     assert float(terms["color"]) == pytest.approx(0.0, abs=1e-6)
     assert float(terms["dn"]) == pytest.approx(1.0)
@@ -310,10 +306,9 @@ def test_a_view_of_nothing_can_be_split():
 
 def test_the_depth_normal_term_of_strips_is_that_of_the_whole_map():
     leaves, camera = disturbed_cloud(tiny_cloud()).activate().as_leaves(), view()
-    image = ViewPass(
-        project(leaves, camera, rgb=False, depth=True, normal=True), None, ImageSplit(7)
-    )
-    terms, _ = image.backpropagate([DEPTH_NORMALS.bind(camera, Target(None))])
+    projection = project(leaves, camera, rgb=False, depth=True, normal=True)
+    view_pass = ViewPass(projection, TrainingView(camera, None), ImageSplit(7))
+    terms, _ = view_pass.backpropagate([DEPTH_NORMALS])
     maps = rasterize(leaves, camera, rgb=False, depth=True, normal=True)
     intrinsics = camera.fx, camera.fy, camera.cx, camera.cy
     expected = depth_normal_consistency(maps.depth, maps.normal, *intrinsics)

@@ -17,7 +17,7 @@ from PIL import Image
 import extract_refined_mesh_with_texture as script
 from gaussian_splatting.data.reference_layout import point_cloud_path, write_exposures
 from gaussian_splatting.engine.checkpoint import save_payload
-from gaussian_splatting.optim.learned_exposure import exposed, mean_exposure
+from gaussian_splatting.losses.exposure import exposed, mean_exposure
 from sugar_extractors.texture import textured_mesh_io
 from sugar_extractors.texture.textured_mesh_io import read_textured_mesh, render_textured
 from sugar_extractors.texture.texturing import TextureOptions, texture_parser

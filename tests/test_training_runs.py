@@ -20,8 +20,8 @@ from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.data.ply import read_gaussian_ply, write_gaussian_ply, write_point_ply
 from gaussian_splatting.data.reference_layout import point_cloud_path
 from gaussian_splatting.data.scene import load_scene
+from gaussian_splatting.engine.loss_terms import report
 from gaussian_splatting.engine.model import cloud_from_state
-from gaussian_splatting.engine.stage import report
 from gaussian_splatting.rasterization import rasterize
 from sugar_scene.field_kernels import evaluate_fields
 from sugar_scene.geometry import draw_samples, sdf_from_density
@@ -34,8 +34,9 @@ from sugar_trainers.losses import (
     opacity_entropy,
     sdf_estimation_loss,
 )
+from sugar_trainers.sampling import CameraAxes, depth_gap, sampling_mask
 from sugar_trainers.stage_config import REGULARIZATIONS, CoarseConfig, CoarseSchedule
-from sugar_trainers.terms import CameraAxes, coarse_terms, depth_gap, sampling_mask
+from sugar_trainers.terms import coarse_terms
 from sugar_utils.random import derive_seed
 from tests.support.color_losses import color_loss
 from tests.support.depth_normals import depth_normal_consistency
@@ -54,6 +55,7 @@ from tests.support.tiny_scene import (
     save_png,
     write_model,
 )
+from tests.support.training import accumulate, everywhere
 
 DENSITY_FOLDER = "sugarcoarse_3Dgs7000_densityestim02_sdfnorm02"
 SDF_FOLDER = "sugarcoarse_3Dgs7000_sdfestim02_sdfnorm02"
@@ -460,17 +462,17 @@ def all_terms_config(mode: str, **changes) -> CoarseConfig:
 
 
 def gradients_of(scene: TinyScene, config: CoarseConfig) -> tuple[dict, dict]:
-    stage = CoarseStage(disturbed_cloud(scene.cloud), config, 3.3, pytest.fail)
+    stage = CoarseStage(disturbed_cloud(scene.cloud), config, everywhere(3.3), pytest.fail)
     camera = scene.cameras[3]
     target = torch.from_numpy(render_8_bit(scene.cloud, camera)).float() / 255
     stage.begin(2)
-    result = stage.accumulate(2, camera, target)
+    result = accumulate(stage, 2, camera, target)
     return stage.model.optimizer.gradients(), result.terms
 
 
 def gradients_in_one_backward(scene: TinyScene, config: CoarseConfig) -> tuple[dict, torch.Tensor]:
     """The same iteration as one backward pass over one sum; nothing cut, nothing chunked."""
-    stage = CoarseStage(disturbed_cloud(scene.cloud), config, 3.3, pytest.fail)
+    stage = CoarseStage(disturbed_cloud(scene.cloud), config, everywhere(3.3), pytest.fail)
     stage.begin(2)
     camera = scene.cameras[3]
     target = torch.from_numpy(render_8_bit(scene.cloud, camera)).float() / 255
@@ -491,7 +493,7 @@ def gradients_in_one_backward(scene: TinyScene, config: CoarseConfig) -> tuple[d
     indices, noise = draw_samples(mask, config.sdf_samples, seed)
     fields = evaluate_fields(
         gaussians.means, gaussians.quats, gaussians.scales, gaussians.opacities,
-        stage.neighbors, indices, noise, config.density_factor,
+        stage.extra_state()["neighbors"], indices, noise, config.density_factor,
     )  # fmt: skip
     if config.uses_sdf:
         view_points = CameraAxes(camera, fields.points.device).to_view(fields.points)

@@ -21,6 +21,7 @@ from tests.support.tiny_scene import (
     tiny_cameras,
     tiny_cloud,
 )
+from tests.support.training import accumulate, everywhere
 
 EXTENT = 1.0
 
@@ -64,10 +65,10 @@ def test_runs_have_the_bits_of_a_renderer_and_optimizer_that_take_all_bands(
 @pytest.mark.parametrize("degree", [0, 1])
 def test_bands_have_a_gradient_only_where_they_act(degree):
     config = VanillaConfig(sh_interval=5)
-    stage = VanillaStage(disturbed_cloud(tiny_cloud()), config, EXTENT, print)
+    stage = VanillaStage(disturbed_cloud(tiny_cloud()), config, everywhere(EXTENT), print)
     camera = tiny_cameras()[0]
     photograph = torch.zeros(camera.height, camera.width, 3, dtype=torch.uint8)
-    stage.accumulate(5 * degree + 1, camera, photograph)
+    accumulate(stage, 5 * degree + 1, camera, photograph)
     assert ("sh_rest" in stage.model.optimizer.gradients()) == (degree > 0)
 
 

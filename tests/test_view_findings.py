@@ -63,8 +63,7 @@ def test_fog_is_what_lies_in_front_of_the_nearest_point():
 class Wall:
     """A stage that renders a plane at one depth."""
 
-    exposures = None
-    poses = None
+    components = ()
 
     def __init__(self, depth: float) -> None:
         self.depth = depth

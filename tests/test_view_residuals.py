@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from gaussian_splatting import train as vanilla_train
-from gaussian_splatting.engine.reporting.evaluation import contradicting_views
+from gaussian_splatting.components.view_checks import contradicting_views
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from tests.support.tiny_scene import (
@@ -24,12 +24,13 @@ from tests.support.tiny_scene import (
     tiny_cameras,
     tiny_cloud,
 )
+from tests.support.training import everywhere
 
 WRONG = "view_05.png"
 
 
 def stage() -> VanillaStage:
-    return VanillaStage(disturbed_cloud(tiny_cloud()), VanillaConfig(), 3.0, None)
+    return VanillaStage(disturbed_cloud(tiny_cloud()), VanillaConfig(), everywhere(3.0), None)
 
 
 def image_of(camera, wrong=()):

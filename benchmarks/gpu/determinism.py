@@ -10,7 +10,9 @@ from torch import Tensor
 
 from benchmarks.gpu.common import Check, Finding, Setup, draw
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
+from gaussian_splatting.components.densification import Region
 from gaussian_splatting.engine.strips import ImageSplit
+from gaussian_splatting.engine.training_views import TrainingView
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.rasterization import build_tile_lists, project, rasterize
 from sugar_trainers.coarse_stage import CoarseStage
@@ -67,12 +69,12 @@ def rasterizer(setup: Setup) -> Iterator[Finding]:
 def _train(setup: Setup, made: tuple[GaussianCloud, object], config: CoarseConfig) -> list[Tensor]:
     """Twenty iterations across the prune and into the geometric terms; all parameters."""
     cloud, camera = made
-    stage = CoarseStage(cloud.select(slice(None)), config, EXTENT, lambda message: None)
+    stage = CoarseStage(cloud.select(slice(None)), config, Region(EXTENT), lambda message: None)
     drawn = draw(camera.height, camera.width, 3).to(setup.place)
     target = (drawn.sigmoid() * 255).byte()
     for iteration in range(8_991, 9_011):
         stage.begin(iteration)
-        stage.accumulate(iteration, camera, target).commit()
+        stage.commit(stage.accumulate(TrainingView(camera, target, iteration)))
         stage.apply(iteration)
     return [p.detach() for p in stage.model.optimizer.parameters.values()]
 

@@ -25,9 +25,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from gaussian_splatting.engine.model import GROUP_NAMES, STATE_NAMES
+from gaussian_splatting.engine.state_schema import PayloadCheck
 from gaussian_splatting.optim.adam import MOMENTS
-from gaussian_splatting.optim.learned_exposure import KEY as EXPOSURE_KEY
 from sugar_utils import files
 from sugar_utils.errors import Notify, UserError
 from sugar_utils.memory import out_of_memory
@@ -36,10 +35,6 @@ from sugar_utils.schemas import MAX_DEPTH, Count, is_deeper
 PAYLOAD_KEYS = ("state_dict", "train_losses", "epoch", "iteration", "optimizer_state_dict")
 _DOS_DIRECTORY = 0x10
 _FILE_NAME = re.compile(r"^(\d+)\.pt$")
-
-FACES = "_surface_mesh_faces"
-THICKNESS = "surface_mesh_thickness"
-_BANDS = (0, 3, 8, 15)
 _FAULTS = (msgspec.ValidationError, ValueError, AttributeError, TypeError)
 """The last two where a tensor stands in for a container and answers to half of its methods."""
 
@@ -56,11 +51,13 @@ class CheckpointStore:
         keep: int | None = None,
         milestones: Iterable[int] = (),
         final: int | None = None,
+        check: PayloadCheck | None = None,
     ) -> None:
         if keep is not None and keep < 1:
             raise UserError(f"--keep_checkpoints {keep}: keep at least 1 checkpoint to resume from")
         self.directory = files.check_writable(directory)
         self._keep = keep
+        self._check = check
         self._permanent = frozenset(milestones) | ({final} if final is not None else set())
         self._broken: set[int] = set()
         self._last_saved: int | None = None
@@ -83,7 +80,7 @@ class CheckpointStore:
         for iteration in reversed(self.iterations()):
             path = checkpoint_path(self.directory, iteration)
             try:
-                payload = load_numbered(path)
+                payload = load_numbered(path, self._check)
             except UserError as error:
                 self._broken.add(iteration)
                 notify(f"{error}; the checkpoint before it is tried")
@@ -129,8 +126,12 @@ def save_payload(path: Path, payload: Mapping[str, Any]) -> None:
             raise (writer.error or error) from None
 
 
-def load_payload(path: Path) -> dict[str, Any]:
-    """Read a checkpoint of any program after verifying the checksum of every part of it."""
+def load_payload(path: Path, check: PayloadCheck | None = None) -> dict[str, Any]:
+    """Read a checkpoint of any program after verifying the checksum of every part of it.
+
+    Args:
+        check: What its reader knows of it beyond that.
+    """
     path = files.require_regular_file(path, missing_ok=True)
     _verify_archive(path)
     try:
@@ -154,13 +155,13 @@ def load_payload(path: Path) -> dict[str, Any]:
             f"{path}: not a training checkpoint ({', '.join(missing)} missing); "
             "pass a .pt file that a training run wrote"
         )
-    check_payload(path, payload)
+    check_payload(path, payload, check)
     return payload
 
 
-def load_numbered(path: Path) -> dict[str, Any]:
+def load_numbered(path: Path, check: PayloadCheck | None = None) -> dict[str, Any]:
     """As :func:`load_payload`; where the name of the file is a number, it is the iteration."""
-    payload = load_payload(path)
+    payload = load_payload(path, check)
     named = _FILE_NAME.match(path.name)
     if named and payload["iteration"] != int(named.group(1)):
         raise UserError(
@@ -168,6 +169,19 @@ def load_numbered(path: Path) -> dict[str, Any]:
             "use another checkpoint"
         )
     return payload
+
+
+def packed_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Sort the state of a stage: tensors under ``"stage"``, primitives beside it."""
+    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    primitives = {name: value for name, value in state.items() if name not in tensors}
+    return {"stage": tensors, **primitives}
+
+
+def unpacked_state(resume: Mapping[str, Any]) -> dict[str, Any]:
+    """Undo :func:`packed_state`."""
+    primitives = {name: value for name, value in resume.items() if name != "stage"}
+    return {**primitives, **resume.get("stage", {})}
 
 
 def to_portable(value: Any, place: str = "payload") -> Any:
@@ -248,7 +262,7 @@ class _Resume(msgspec.Struct):
     inputs: dict[str, Any] = {}
     sources: dict[str, Any] = {}
     stage: dict[str, Tensor] = {}
-    left_out_views: dict[str, str] = {}
+    left_out_views: dict[str, str] = {}  # see ``components.view_checks``
 
 
 class _Model(msgspec.Struct, kw_only=True):
@@ -278,66 +292,38 @@ class _Optimizer(msgspec.Struct):
     param_groups: list[_Group]
 
 
-def check_payload(path: Path, payload: Any) -> None:
+def check_payload(path: Path, payload: Any, check: PayloadCheck | None = None) -> None:
+    """Check what all checkpoints have in common, and then what a stage knows of its own.
+
+    Raises:
+        UserError: The content makes no sense.
+    """
     try:
-        found = msgspec.convert(payload, _Payload)
-        for model in (found, found.background):
+        checked = msgspec.convert(payload, _Payload)
+        for model in (checked, checked.background):
             if model is None:
                 continue
-            _check_model(model.state_dict)
+            for name, tensor in model.state_dict.items():
+                _check_dense(name, tensor)
             if model.optimizer_state_dict:
                 optimizer = msgspec.convert(model.optimizer_state_dict, _Optimizer)
                 _check_optimizer(optimizer, model.state_dict)
-        if found.resume is not None:
-            _check_resume(found.resume, payload["resume"], found.state_dict)
+        if checked.resume is not None:
+            _check_resume(checked.resume, payload["resume"])
+        if check is not None:
+            check(payload)
     except _FAULTS as error:
-        reason = " ".join(str(error).replace("`", "").split())
-        raise UserError(
-            f"{path}: the checkpoint makes no sense ({reason}); use an earlier one"
-        ) from error
+        raise senseless(path, error) from error
 
 
-def _check_model(state: Mapping[str, Tensor]) -> None:
-    for name, tensor in state.items():
-        _check_dense(name, tensor, floating=name != FACES)
-    if "all_densities" not in state:
-        return
-    densities = state["all_densities"]
-    n = densities.shape[0] if densities.dim() else 0
-    bound = FACES in state
-    shapes: dict[str, tuple[int, ...]] = {
-        "all_densities": (n, 1),
-        "_scales": (n, 2 if bound else 3),
-        "_quaternions": (n, 2 if bound else 4),
-        "_sh_coordinates_dc": (n, 1, 3),
-    }
-    points = state.get("_points")
-    if points is not None:
-        shapes["_points"] = (points.shape[0] if bound and points.dim() else n, 3)
-    rest = state.get("_sh_coordinates_rest")
-    if rest is not None:
-        bands = rest.shape[1] if rest.dim() == 3 and rest.shape[1] in _BANDS else _BANDS[-1]
-        shapes["_sh_coordinates_rest"] = (n, bands, 3)
-    for name, shape in shapes.items():
-        if name in state and tuple(state[name].shape) != shape:
-            raise ValueError(f"{name} has shape {tuple(state[name].shape)}, expected {shape}")
-    if n == 0:
-        raise ValueError("there are no Gaussians")
-    if bound and points is not None:
-        faces = state[FACES]
-        thickness = state.get(THICKNESS)
-        if faces.is_floating_point() or faces.dim() != 2 or faces.shape[1] != 3 or not len(faces):
-            raise ValueError(f"{FACES} is no list of triangles")
-        if not 0 <= int(faces.min()) <= int(faces.max()) < len(points):
-            raise ValueError(f"{FACES} names vertices that are not there")
-        if thickness is not None and (thickness.numel() != 1 or float(thickness) < 0):
-            raise ValueError(f"{THICKNESS} is no thickness")
+def senseless(path: Path, error: Exception) -> UserError:
+    """The error of a checkpoint whose checksums are right and whose content is not."""
+    reason = " ".join(str(error).replace("`", "").split())
+    return UserError(f"{path}: the checkpoint makes no sense ({reason}); use an earlier one")
 
 
 def _check_optimizer(optimizer: _Optimizer, state: Mapping[str, Tensor]) -> None:
     names = [group.name for group in optimizer.param_groups]
-    if all(name in state for name in STATE_NAMES.values()) and names != [*GROUP_NAMES.values()]:
-        raise ValueError(f"the optimiser has the groups {', '.join(names)[:100] or 'none'}")
     for index, group in enumerate(optimizer.param_groups):
         parameter = state.get(f"_{group.name}", state.get(group.name))
         if parameter is None or group.params != [index]:
@@ -361,50 +347,26 @@ def _check_moments(name: str, saved: Mapping[str, Any], parameter: Tensor) -> No
             continue
         if not isinstance(value, Tensor) or value.shape != parameter.shape:
             raise ValueError(f"{moment} of {name} has not the shape {tuple(parameter.shape)}")
-        _check_dense(f"{moment} of {name}", value, floating=True)
+        _check_dense(f"{moment} of {name}", value)
+        if not value.is_floating_point():
+            raise ValueError(f"{moment} of {name} is a tensor of {value.dtype}")
         if moment != MOMENTS[0] and bool((value < 0).any()):
             raise ValueError(f"{moment} of {name} is negative")
 
 
-def _check_resume(resume: _Resume, raw: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
+def _check_resume(resume: _Resume, raw: Mapping[str, Any]) -> None:
     plain = [raw.get(name) for name in ("settings", "inputs", "sources")]
     if is_deeper(plain, MAX_DEPTH) or not _is_plain(plain):
         raise ValueError("settings are no plain values")
     for name, tensor in resume.stage.items():
-        _check_dense(f"{name} of the stage", tensor, floating=name != "neighbors")
-        if name.startswith(EXPOSURE_KEY) and tuple(tensor.shape) != (3, 2, 3):
-            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, expected (3, 2, 3)")
-    if "all_densities" not in state:
-        return
-    n = state["all_densities"].shape[0]
-    statistics = [resume.stage[name] for name in ("gradient_sum", "views") if name in resume.stage]
-    if statistics and any(t.shape != (n,) or bool((t < 0).any()) for t in statistics):
-        raise ValueError(f"statistics of the stage are not those of {n} Gaussians")
-    if len(statistics) == 1:
-        raise ValueError("statistics of the stage are incomplete")
-    scores = resume.stage.get("pruning_scores")
-    if scores is not None and (scores.shape != (n, 3) or bool((scores < 0).any())):
-        raise ValueError(f"pruning scores of the stage are not those of {n} Gaussians")
-    if "gaussian_budget" in resume.stage and resume.stage["gaussian_budget"].shape != (2,):
-        raise ValueError("the budget of the stage is not of two numbers")
-    neighbors = resume.stage.get("neighbors")
-    if neighbors is not None and not _are_rows(neighbors, n):
-        raise ValueError(f"neighbors of the stage are not those of {n} Gaussians")
+        _check_dense(f"{name} of the stage", tensor)
 
 
-def _are_rows(neighbors: Tensor, n: int) -> bool:
-    if neighbors.dtype != torch.int32 or neighbors.dim() != 2 or neighbors.shape[0] != n:
-        return False
-    return bool(neighbors.numel()) and 0 <= int(neighbors.min()) <= int(neighbors.max()) < n
-
-
-def _check_dense(name: str, tensor: Tensor, *, floating: bool) -> None:
+def _check_dense(name: str, tensor: Tensor) -> None:
     """Plain memory, a type of number that can be computed with, no NaN and no infinity."""
-    odd = tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized
-    if odd or tensor.is_complex() or tensor.dtype == torch.bool:
+    is_odd = tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized
+    if is_odd or tensor.is_complex() or tensor.dtype == torch.bool:
         raise ValueError(f"{name} is a tensor of {tensor.dtype}, {tensor.layout}")
-    if floating and not tensor.is_floating_point():
-        raise ValueError(f"{name} is a tensor of {tensor.dtype}")
     if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
         raise ValueError(f"{name} has values of NaN or infinity")
 

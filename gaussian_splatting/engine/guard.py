@@ -8,7 +8,8 @@ well. What exactly is wrong is looked up only after that.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -26,48 +27,61 @@ _KEPT = "the last good checkpoint is kept"
 _LOOK = "look at this image and its pose, or continue from it with lower learning rates"
 
 
+@dataclass(frozen=True)
+class StepNumbers:
+    """The numbers of one view that are checked before the optimiser's step."""
+
+    losses: Mapping[str, Tensor]  # scalars by name
+    gradients: Mapping[str, Tensor | None]  # by name of the parameter
+    parameters: Mapping[str, Tensor]  # among them ``"log_scales"``
+    extent: float  # size of the capture in world units; not positive means unknown
+    radii: Tensor  # in pixels, 0 where invisible. (N,)
+    predicted: PredictedIntersections | None = None  # what was taken for tile intersections
+
+
 def check_step(
-    *,
-    losses: Mapping[str, Tensor],
-    gradients: Mapping[str, Tensor | None],
-    log_scales: Tensor,
-    extent: float,
-    radii: Tensor,
-    iteration: int,
-    camera_name: str,
-    parameters: Mapping[str, Tensor] | None = None,
-    look_at_parameters: bool = True,
-    guess: PredictedIntersections | None = None,
+    numbers: StepNumbers, iteration: int, camera_name: str, *, look_at_parameters: bool = True
 ) -> bool:
-    """All checks of one iteration with one synchronisation; whether the view shows any Gaussian.
+    """Make all checks of one view with one synchronisation.
 
     Call it after the backward passes and before the optimiser's step, so that bad numbers never
-    reach the parameters. The first check that fails raises: parameters, losses, gradients, scales;
-    before them, with ``PairsMissed``, a guess that was too low.
+    reach the parameters. The first check that fails raises: parameters, losses, gradients, scales.
 
     Args:
-        radii: Radii in pixels, 0 where invisible. (N,)
         look_at_parameters: Or only where something else is bad.
-        guess: What was taken for the view's number of tile intersections.
+
+    Returns:
+        Whether the view shows any Gaussian.
+
+    Raises:
+        PairsMissed: The prediction of tile intersections was too low; nothing of the view counts.
+        TrainingError: A number is bad.
     """
-    parameters = parameters or {}
-    looked_at = parameters.values() if look_at_parameters else ()
-    both = dict(enumerate([*looked_at, *gradients.values()]))
-    probes = [*_norm_probes(both), *(value.detach().reshape(()) for value in losses.values())]
-    # The smallest and the largest entry; both propagate NaN.
-    probes += log_scales.detach().aminmax() if log_scales.numel() else ()
-    largest = [radii.detach().amax()] if radii.numel() else []
-    numbers = _read([*probes, *largest, *([] if guess is None else [guess.excess])])
-    if guess is not None:
-        guess.commit(numbers.pop())
-    shows = bool(largest) and numbers.pop() > 0
-    highest = numbers[-1] if log_scales.numel() else 0.0
-    if not all(map(math.isfinite, numbers)) or highest > _log_limit(extent):
-        check_parameters(parameters, iteration, camera_name)
-        check_losses(losses, iteration, camera_name)
-        check_gradients(gradients, iteration, camera_name)
-        check_scales(log_scales, extent, iteration, camera_name)
-    return shows
+    log_scales = numbers.parameters["log_scales"]
+    tensors = [*numbers.gradients.values()]
+    if look_at_parameters:
+        tensors = [*numbers.parameters.values(), *tensors]
+    probes = _norm_probes(tensors)
+    probes += [value.detach().reshape(()) for value in numbers.losses.values()]
+    if log_scales.numel():
+        # The smallest and the largest entry; both propagate NaN.
+        probes += log_scales.detach().aminmax()
+    if numbers.radii.numel():
+        probes.append(numbers.radii.detach().amax())
+    if numbers.predicted is not None:
+        probes.append(numbers.predicted.excess)
+    values = _read(probes)
+    if numbers.predicted is not None:
+        numbers.predicted.commit(values.pop())
+    shows_any = bool(numbers.radii.numel()) and values.pop() > 0
+    largest_scale = values[-1] if log_scales.numel() else 0.0
+    is_finite = all(map(math.isfinite, values))
+    if not is_finite or largest_scale > _log_limit(numbers.extent):
+        check_parameters(numbers.parameters, iteration, camera_name)
+        check_losses(numbers.losses, iteration, camera_name)
+        check_gradients(numbers.gradients, iteration, camera_name)
+        check_scales(log_scales, numbers.extent, iteration, camera_name)
+    return shows_any
 
 
 def check_parameters(named: Mapping[str, Tensor], iteration: int, camera_name: str) -> None:
@@ -75,7 +89,7 @@ def check_parameters(named: Mapping[str, Tensor], iteration: int, camera_name: s
 
     Parameters are given by name, (N, ...) each and on one device.
     """
-    if not all(map(math.isfinite, _read(_norm_probes(named)))):
+    if not all(map(math.isfinite, _read(_norm_probes(named.values())))):
         advice = "continue from it with lower learning rates"
         _check_rows("parameter", named, advice, iteration, camera_name)
 
@@ -142,10 +156,10 @@ def _read(probes: list[Tensor]) -> list[float]:
     return torch.stack([probe.float() for probe in probes]).tolist() if probes else []
 
 
-def _norm_probes(named: Mapping[str, Tensor | None]) -> list[Tensor]:
+def _norm_probes(tensors: Iterable[Tensor | None]) -> list[Tensor]:
     """Norms, each finite only if every entry is."""
-    tensors = [t.detach() for t in named.values() if t is not None and t.numel() > 0]
-    return list(torch._foreach_norm(tensors, 2.0)) if tensors else []
+    present = [t.detach() for t in tensors if t is not None and t.numel() > 0]
+    return list(torch._foreach_norm(present, 2.0)) if present else []
 
 
 def _log_limit(extent: float) -> float:

@@ -15,21 +15,26 @@ from typing import Any
 
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.scene import Scene
-from gaussian_splatting.engine.checkpoint import CheckpointStore, checkpoint_path
-from gaussian_splatting.engine.guard import check_parameters
+from gaussian_splatting.engine.checkpoint import (
+    CheckpointStore,
+    checkpoint_path,
+    packed_state,
+    unpacked_state,
+)
+from gaussian_splatting.engine.component import IterationContext
+from gaussian_splatting.engine.guard import TOTAL, check_parameters
 from gaussian_splatting.engine.observer import Observer
-from gaussian_splatting.engine.reporting.evaluation import contradicting_views
 from gaussian_splatting.engine.reporting.progress import Reporter, RunLogger
 from gaussian_splatting.engine.run_directory import ResumePlan, RunDirectory
 from gaussian_splatting.engine.stage import Stage
-from gaussian_splatting.engine.stepping import Stepper, StopRequest
+from gaussian_splatting.engine.stepping import Stepper, StepSum
+from gaussian_splatting.engine.stop_request import StopRequest
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.frame import EXIT_OF_SIGNAL
 from sugar_utils.memory import out_of_memory, release_cached
 from sugar_utils.process_group import ALONE, ProcessGroup
 
-LEFT_OUT = "left_out_views"  # key of the views that were left out so far, in a checkpoint
 _RESUME_BEGINNINGS = ("--resu", "--sta")
 """Shortest forms of --resume and --start_checkpoint that the parsers take."""
 
@@ -58,15 +63,22 @@ class LoopConfig:
     keep_checkpoints: int | None = None  # how many interval checkpoints to keep; None for all
     test_iterations: tuple[int, ...] = ()
     export_iterations: tuple[int, ...] = ()
-    view_check_iterations: tuple[int, ...] = ()
-    keep_views: tuple[str, ...] = ()
 
     def checkpoint_due(self, iteration: int) -> bool:
-        on_interval = self.checkpoint_interval and iteration % self.checkpoint_interval == 0
-        return bool(on_interval) or iteration in self.checkpoint_milestones
+        """Whether the schedule asks for a checkpoint after an iteration."""
+        if iteration in self.checkpoint_milestones:
+            return True
+        interval = self.checkpoint_interval
+        return interval is not None and interval > 0 and iteration % interval == 0
 
 
 class Trainer:
+    """Runs a stage from the first or a saved iteration to the last, in one or more processes.
+
+    The first process leads: it shows, measures, exports and saves. The others follow with the same
+    steps.
+    """
+
     def __init__(
         self,
         stage: Stage,
@@ -79,15 +91,14 @@ class Trainer:
         observers: Sequence[Observer] = (),
     ) -> None:
         self._stage = stage
-        self._scene = scene
-        self._left_out: dict[str, str] = {}
-        self._observers = observers
         self._config = config
-        self._cameras = list(scene.train_cameras)
+        self._scene = scene
         self._images = images
         self._run = run
         self._console = console
         self._group = group
+        self._observers = observers
+        self._cameras = list(scene.train_cameras)
         self._stepper = Stepper(
             stage,
             self._cameras,
@@ -106,8 +117,11 @@ class Trainer:
 
     def run(self, plan: ResumePlan) -> Path:
         """Train, and return the final checkpoint."""
-        start = self._config.first if plan.payload is None else self._restore(plan)
-        timings = {} if plan.payload is None else self._run.timings()
+        start = self._config.first
+        timings: dict[str, dict[str, float]] = {}
+        if plan.payload is not None:
+            start = self._restore(plan)
+            timings = self._run.timings()
         # As large as the model; from here on only the model's own tensors count.
         plan.payload = None
         self._stepper.align()
@@ -120,86 +134,88 @@ class Trainer:
         return checkpoint_path(self._run.path, self._config.last)
 
     def _lead(self, start: int, timings: dict[str, dict[str, float]]) -> None:
+        last = self._config.last
         if self._run.replaces:
-            self._console.headline(
-                f"reading all photographs before the run in {self._run.path} goes"
-            )
-            for camera in [*self._cameras, *self._scene.test_cameras]:
-                self._images.get(camera)
+            self._read_all_photographs()
         self._record("running", timings)
         reporter = Reporter(
             self._stage, self._console, self._run.tensorboard, start, self._scene, timings
         )
-        progress = self._console.progress(self._stage.name, self._config.first, self._config.last)
+        progress = self._console.progress(self._stage.name, self._config.first, last)
         with reporter, StopRequest() as stop, progress as bar:
-            for iteration in range(start, self._config.last + 1):
+            for iteration in range(start, last + 1):
                 reporter.enter_phase(self._stage.phase(iteration))
-                made = self._stepper.step(iteration, stop.requested)
-                terms = made.terms
-                if iteration % self._config.log_interval == 0 or iteration == self._config.first:
-                    self._losses.append(float(terms["loss"]))
-                    self._observe(functools.partial(reporter.log, iteration, terms), "log figures")
-                show = bar.due or iteration == self._config.last
-                fields = reporter.fields(terms) if show else None
-                bar.update(iteration, fields=fields)
+                step = self._stepper.step(iteration, stop.requested)
+                self._log(iteration, step, reporter)
+                is_shown = bar.due or iteration == last
+                bar.update(iteration, fields=reporter.fields(step.terms) if is_shown else None)
                 self._after_step(iteration, reporter)
                 for observer in self._observers:
-                    observer.after_step(self._stage, iteration, terms, lambda: stop.requested)
+                    observer.after_step(self._stage, iteration, step.terms, lambda: stop.requested)
                 # Several processes stop after an iteration that all of them know of.
-                asked = stop.requested if self._group.is_alone else made.stop
-                if asked and iteration < self._config.last:
+                signal_name = stop.requested if self._group.is_alone else step.stop
+                if signal_name and iteration < last:
                     self._save(iteration, reporter)
                     self._record("interrupted", reporter.summary())
                     # The others leave when this one has saved: who started them may end all with
                     # the first.
                     self._group.barrier()
-                    raise self._interrupted(iteration, asked)
-        if start > self._config.last:
+                    raise self._interrupted(iteration, signal_name)
+        if start > last:
             # The run was finished, but what it exported is gone.
-            self._stage.export(self._config.last)
-        found = {name: getattr(reporter, name) for name in ("figures", "held_out", "health")}
-        found = {name: value for name, value in found.items() if value}
-        self._record("finished", reporter.summary(), **found)
+            self._stage.export(last)
+        self._record("finished", reporter.summary(), **reporter.results())
 
     def _follow(self, start: int) -> None:
         with StopRequest() as stop:
             for iteration in range(start, self._config.last + 1):
-                made = self._stepper.step(iteration, stop.requested)
+                step = self._stepper.step(iteration, stop.requested)
                 self._compare(iteration)
-                self._check_views(iteration)
-                if made.stop and iteration < self._config.last:
+                self._call_components(iteration)
+                if step.stop and iteration < self._config.last:
                     self._group.barrier()
-                    raise self._interrupted(iteration, made.stop)
+                    raise self._interrupted(iteration, step.stop)
+
+    def _read_all_photographs(self) -> None:
+        """Find out that a photograph cannot be read before another run is replaced."""
+        self._console.headline(f"reading all photographs before the run in {self._run.path} goes")
+        for camera in [*self._cameras, *self._scene.test_cameras]:
+            self._images.get(camera)
+
+    def _log(self, iteration: int, step: StepSum, reporter: Reporter) -> None:
+        if iteration % self._config.log_interval != 0 and iteration != self._config.first:
+            return
+        self._losses.append(float(step.terms[TOTAL]))
+        log_figures = functools.partial(reporter.log, iteration, step.terms)
+        self._observe(log_figures, "log figures")
 
     def _compare(self, iteration: int) -> None:
         if self._config.checkpoint_due(iteration) or iteration == self._config.last:
             self._group.check_same(self._stage.model.optimizer.parameters.values(), iteration)
 
-    def _check_views(self, iteration: int) -> None:
-        """Leave out training views that the model contradicts; all processes find the same."""
-        if iteration not in self._config.view_check_iterations:
-            return
-        kept = [camera for camera in self._cameras if camera.name not in self._left_out]
-        found = contradicting_views(
-            self._stage, kept, self._images.shown, self._scene.white_background
+    def _call_components(self, iteration: int) -> None:
+        """Let components look at the model; they may exclude views from the next step on."""
+        context = IterationContext(
+            iteration=iteration,
+            stage=self._stage,
+            cameras=self._cameras,
+            load_photograph=self._images.shown,
+            white_background=self._scene.white_background,
+            group=self._group,
+            console=self._console,
         )
-        found = {n: why for n, why in found.items() if n not in self._config.keep_views}
-        found = self._group.broadcast(found)
-        if not found:
-            return
-        self._left_out |= found
-        self._stepper.exclude(self._left_out)
-        named = ", ".join(f"{name} ({why})" for name, why in found.items())
-        self._console.warn(
-            f"iteration {iteration}: left out {len(found)} of {len(self._cameras)} training views "
-            f"that contradict the rest: {named}; --keep_views NAME, or all, keeps them"
-        )
+        n_excluded = len(self._stage.excluded_views())
+        for component in self._stage.components:
+            component.after_iteration(context)
+        excluded = self._stage.excluded_views()
+        if len(excluded) != n_excluded:
+            self._stepper.exclude(excluded)
 
     def _after_step(self, iteration: int, reporter: Reporter) -> None:
         self._compare(iteration)
-        self._check_views(iteration)
-        last = iteration == self._config.last
-        exports = last or iteration in self._config.export_iterations
+        self._call_components(iteration)
+        is_last = iteration == self._config.last
+        exports = is_last or iteration in self._config.export_iterations
         if exports:
             # What is exported elsewhere must not be left without the run that made it.
             self._run.check_present()
@@ -207,13 +223,13 @@ class Trainer:
         if exports and self._run.replaces:
             # Exports belong to the run that has checkpoints in the folder.
             self._save(iteration, reporter)
-        if iteration in self._config.test_iterations or last:
+        if iteration in self._config.test_iterations or is_last:
             self._observe(lambda: reporter.evaluate(iteration, self._images), "measure the views")
-        if last:
+        if is_last:
             self._observe(lambda: reporter.write_pictures(self._run.path), "write pictures")
         if exports:
             self._stage.export(iteration)
-        if self._config.checkpoint_due(iteration) or last:
+        if self._config.checkpoint_due(iteration) or is_last:
             self._save(iteration, reporter)
 
     def _observe(self, work: Callable[[], object], purpose: str) -> None:
@@ -237,45 +253,49 @@ class Trainer:
         self._run.check_present()
         self._check_parameters(iteration)
         # In the order that tools which read these files expect; then what only this program reads.
-        state = self._stage.model.state()
-        left_out = {LEFT_OUT: dict(self._left_out)} if self._left_out else {}
-        stage = {"stage": self._stage.extra_state(), **left_out}
-        path = self._store.save(
-            iteration,
-            {
-                "state_dict": state.pop("state_dict"),
-                "train_losses": list(self._losses),
-                "epoch": self._stepper.epoch(iteration),
-                "iteration": iteration,
-                "optimizer_state_dict": state.pop("optimizer_state_dict"),
-                "resume": {**self._run.identity.record(), **stage},
-                **state,
+        model_state = self._stage.model.state()
+        payload = {
+            "state_dict": model_state.pop("state_dict"),
+            "train_losses": list(self._losses),
+            "epoch": self._stepper.epoch(iteration),
+            "iteration": iteration,
+            "optimizer_state_dict": model_state.pop("optimizer_state_dict"),
+            "resume": {
+                **self._run.identity.record(),
+                **packed_state(self._stage.extra_state()),
             },
-        )
+            **model_state,
+        }
+        path = self._store.save(iteration, payload)
         try:
             self._run.check_present()
         except UserError:
             path.unlink(missing_ok=True)
             raise
         if self._run.replaces:
-            self._console.close()
-            reporter.logger.close()
-            try:
-                self._run.replace_other(path)
-            finally:
-                self._console.open_log(self._run.log)
-                reporter.logger = RunLogger(self._run.tensorboard, notify=self._console.warn)
-            self._console.headline(f"the run that was in {self._run.path} is replaced")
+            self._replace_other_run(path, reporter)
         self._store.prune()
         self._console.info(f"saved {path}")
         return path
 
+    def _replace_other_run(self, checkpoint: Path, reporter: Reporter) -> None:
+        """Remove the run that was in the folder; log and curves move there."""
+        self._console.close()
+        reporter.logger.close()
+        try:
+            self._run.replace_other(checkpoint)
+        finally:
+            self._console.open_log(self._run.log)
+            reporter.logger = RunLogger(self._run.tensorboard, notify=self._console.warn)
+        self._console.headline(f"the run that was in {self._run.path} is replaced")
+
     def _record(self, status: str, timings: dict[str, dict[str, float]], **more: Any) -> None:
         views = self._scene.record()
-        views["dropped_views"] = {**views["dropped_views"], **self._left_out}
+        views["dropped_views"] = {**views["dropped_views"], **self._stage.excluded_views()}
         self._run.record(status, timings=timings, **views, **more)
 
     def _restore(self, plan: ResumePlan) -> int:
+        """Take a checkpoint back; return the iteration to go on with."""
         payload: dict[str, Any] = plan.payload
         first = self._config.first
         last = self._config.last
@@ -285,10 +305,8 @@ class Trainer:
                 f"{first} to {last}; continue with the flags that the checkpoint was made with"
             )
         self._stage.model.restore(payload)
-        resumed = payload.get("resume", {})
-        self._stage.restore_extra(resumed.get("stage", {}))
-        self._left_out = dict(resumed.get(LEFT_OUT, {}))
-        self._stepper.exclude(self._left_out)
+        self._stage.restore_extra(unpacked_state(payload.get("resume", {})))
+        self._stepper.exclude(self._stage.excluded_views())
         self._losses = list(payload["train_losses"])
         self._console.headline(
             f"continuing after iteration {payload['iteration']} of {plan.source}"
@@ -297,9 +315,9 @@ class Trainer:
 
     def _interrupted(self, iteration: int, signal_name: str) -> Interrupted:
         path = checkpoint_path(self._run.path, iteration)
+        command = _command_to_continue(path, self._group.size)
         return Interrupted(
-            f"{signal_name} after iteration {iteration}, saved as {path}; "
-            f"continue with: {_command_to_continue(path, self._group.size)}",
+            f"{signal_name} after iteration {iteration}, saved as {path}; continue with: {command}",
             signal_name,
         )
 

@@ -35,7 +35,15 @@ GROUP_NAMES = {
 """Attribute to name of the optimiser group, in the order of the file."""
 
 
+_BANDS = (0, 3, 8, 15)  # coefficients of spherical harmonics beyond the first, by degree
+
+
 class TrainableModel(ABC):
+    """Named parameters with their optimiser, and their form in files.
+
+    A stage owns one. Parameters are leaves whose gradients the views of a step add up.
+    """
+
     state_names: ClassVar[dict[str, str]]
     """Parameter to name in a state dict, in the order of the file."""
 
@@ -150,28 +158,76 @@ class TrainableCloud(TrainableModel):
         return cloud_from_state(state).tensors()
 
 
+def check_shapes(state: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise ``ValueError`` where a tensor has another shape, or is not floating."""
+    for name, shape in shapes.items():
+        if name not in state:
+            continue
+        if tuple(state[name].shape) != shape:
+            raise ValueError(f"{name} has shape {tuple(state[name].shape)}, expected {shape}")
+        if not state[name].is_floating_point():
+            raise ValueError(f"{name} is a tensor of {state[name].dtype}")
+
+
+def count_gaussians(payload: Mapping[str, Any]) -> int:
+    """Number of Gaussians in the payload of a checkpoint of any stage."""
+    densities = payload["state_dict"].get("all_densities")
+    return 0 if densities is None or not densities.dim() else densities.shape[0]
+
+
+def sh_rest_shape(state: Mapping[str, Tensor], n_gaussians: int) -> tuple[int, ...]:
+    """The shape that higher bands of colours must have: as many as a whole degree."""
+    rest = state.get(STATE_NAMES["sh_rest"])
+    if rest is not None and rest.dim() == 3 and rest.shape[1] in _BANDS:
+        return (n_gaussians, rest.shape[1], 3)
+    return (n_gaussians, _BANDS[-1], 3)
+
+
+def check_free_state(state: Mapping[str, Tensor]) -> None:
+    """Raise ``ValueError`` where the tensors of free Gaussians do not fit each other."""
+    n = count_gaussians({"state_dict": state})
+    shapes = {
+        "all_densities": (n, 1),
+        "_points": (n, 3),
+        "_scales": (n, 3),
+        "_quaternions": (n, 4),
+        "_sh_coordinates_dc": (n, 1, 3),
+        "_sh_coordinates_rest": sh_rest_shape(state, n),
+    }
+    check_shapes(state, shapes)
+    if n == 0:
+        raise ValueError("there are no Gaussians")
+
+
+def check_free_payload(payload: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` where a checkpoint is none of a model of free Gaussians."""
+    state = payload["state_dict"]
+    missing = [name for name in STATE_NAMES.values() if name not in state]
+    if missing:
+        raise ValueError(f"{', '.join(missing)} missing")
+    check_free_state(state)
+    groups = payload["optimizer_state_dict"].get("param_groups", ())
+    names = [group["name"] for group in groups]
+    if payload["optimizer_state_dict"] and names != [*GROUP_NAMES.values()]:
+        raise ValueError(f"the optimiser has the groups {', '.join(names)[:100] or 'none'}")
+
+
 def cloud_from_state(
     state: dict[str, Tensor], kind: str = "model of free Gaussians"
 ) -> GaussianCloud:
+    """Build the Gaussians of a ``state_dict``.
+
+    Raises:
+        UserError: Tensors are missing, or do not fit each other.
+    """
     missing = [name for name in STATE_NAMES.values() if name not in state]
     if missing:
         raise UserError(f"the checkpoint lacks {', '.join(missing)}: not a {kind}")
-    tensors = {own: state[file].float() for own, file in STATE_NAMES.items()}
-    tensors["opacity_logits"] = finite_logits(tensors["opacity_logits"])
-    cloud = GaussianCloud(**tensors, antialiased=ANTIALIASED in state)
-    shapes = {
-        "means": (3,),
-        "opacity_logits": (1,),
-        "log_scales": (3,),
-        "quats": (4,),
-        "sh_dc": (1, 3),
-    }
-    for name, width in shapes.items():
-        found = tuple(getattr(cloud, name).shape)
-        shape = (len(cloud), *width)
-        if found != shape:
-            raise UserError(
-                f"the checkpoint's {STATE_NAMES[name]} has shape {found}, expected {shape}: "
-                f"not a {kind}"
-            )
-    return cloud
+    tensors = {name: state[file_name] for name, file_name in STATE_NAMES.items()}
+    try:
+        check_free_state({file_name: state[file_name] for file_name in STATE_NAMES.values()})
+    except ValueError as error:
+        raise UserError(f"the checkpoint's {error}: not a {kind}") from error
+    floats = {name: tensor.float() for name, tensor in tensors.items()}
+    floats["opacity_logits"] = finite_logits(floats["opacity_logits"])
+    return GaussianCloud(**floats, antialiased=ANTIALIASED in state)

@@ -24,6 +24,7 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.reference_layout import RUN_FILE
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import CheckpointStore, load_numbered
+from gaussian_splatting.engine.state_schema import PayloadCheck
 from sugar_utils import files as storage
 from sugar_utils.errors import Notify, UserError, explained, shortened
 from sugar_utils.flags import AUTO
@@ -163,12 +164,14 @@ class RunDirectory:
         identity: Identity,
         output_flag: str = "--output_dir",
         products: tuple[Path, ...] = (),
+        check: PayloadCheck | None = None,
     ) -> None:
         self.path = path
         self.identity = identity
         self.replaces = False
         self.output_flag = output_flag
         self._products = products
+        self.check = check
 
     @property
     def tensorboard(self) -> Path:
@@ -273,12 +276,12 @@ class RunDirectory:
             # The folder of a vanilla run holds its checkpoints one floor down.
             nested = source / self.path.name
             source = nested if nested.is_dir() else source
-            found = CheckpointStore(source).latest_valid(notify)
+            found = CheckpointStore(source, check=self.check).latest_valid(notify)
             if found is None:
                 raise UserError(f"--resume {source}: no usable checkpoint in this folder")
             source, payload = found
         else:
-            payload = load_numbered(source)
+            payload = load_numbered(source, self.check)
         saved = payload.get("resume") or {}
         if not saved.get("settings"):
             notify(f"{source} does not tell the settings it was made with")
@@ -298,7 +301,7 @@ class RunDirectory:
         return ResumePlan(payload=payload, source=source)
 
     def _latest(self, final: int, notify: Notify) -> ResumePlan:
-        found = CheckpointStore(self.path).latest_valid(notify)
+        found = CheckpointStore(self.path, check=self.check).latest_valid(notify)
         if found is None:
             return ResumePlan()
         source, payload = found

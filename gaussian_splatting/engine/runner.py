@@ -237,7 +237,7 @@ def _agreed_plan(
     source, finished = group.broadcast((plan.source, plan.finished))
     if group.is_first or source is None:
         return plan
-    return ResumePlan(load_payload(source), source, finished)
+    return ResumePlan(load_payload(source, run.check), source, finished)
 
 
 def compile_ahead(device: torch.device, console: Console, channels: Sequence[int] = ()) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One optimiser step: views of all processes, their checks, their mean; and requests to stop.
+"""One optimiser step: views of all processes, their checks, their mean.
 
 Which photograph and which random draws belong to a view follows from the iteration and the view's
 index in its step, so a run is the same however many processes share the views; only the order of
@@ -8,37 +8,42 @@ the sums, and with it their rounding, depends on that.
 
 from __future__ import annotations
 
-import signal
 import zlib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from types import FrameType
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
-from gaussian_splatting.engine.guard import PARAMETER_INTERVAL, check_parameters, check_step
+from gaussian_splatting.engine.component import ViewResult
+from gaussian_splatting.engine.guard import (
+    PARAMETER_INTERVAL,
+    TOTAL,
+    StepNumbers,
+    check_parameters,
+    check_step,
+)
 from gaussian_splatting.engine.memory_plan import cheaper, describe
-from gaussian_splatting.engine.stage import Stage, StepResult
-from gaussian_splatting.engine.training_views import SizedViews, ViewSampler
+from gaussian_splatting.engine.stage import Stage, StepResources
+from gaussian_splatting.engine.stop_request import SIGNALS
+from gaussian_splatting.engine.training_views import TrainingView
+from gaussian_splatting.engine.view_sampling import SizedViews, ViewSampler
 from gaussian_splatting.rasterization.projection import IntersectionPrediction, PairsMissed
 from sugar_utils.console import Console
 from sugar_utils.device import upload
 from sugar_utils.errors import Notify, TrainingError, UserError
-from sugar_utils.frame import EXIT_OF_SIGNAL, signal_handler
 from sugar_utils.memory import out_of_memory, release_cached
 from sugar_utils.process_group import ProcessGroup
-
-SIGNALS = tuple(EXIT_OF_SIGNAL)  # what asks a run to stop
 
 
 @dataclass
 class StepSum:
+    """Sums over the views of a step."""
+
     terms: dict[str, Tensor]
-    showing: int = 0
+    n_showing: int = 0  # views that show any Gaussian
     stop: str | None = None  # signal that asked a process to stop; None if none did
 
     def add(self, terms: dict[str, Tensor]) -> None:
@@ -76,6 +81,15 @@ class EmptyViews:
 
 
 class Stepper:
+    """Makes the steps of a stage: chooses views, trains on them, checks and sums, steps.
+
+    The loop owns one for the whole run. It holds what steps share: the order of the views, the
+    memory plan that fits, and numbers of tile intersections at earlier visits.
+
+    Raises:
+        UserError: A step has more views than there are.
+    """
+
     def __init__(
         self,
         stage: Stage,
@@ -96,8 +110,8 @@ class Stepper:
         self._group = group
         self._console = console
         self._empty = EmptyViews(len(cameras), console.warn)
-        self._kept = list(range(len(cameras)))
-        stage.pairs = IntersectionPrediction()
+        self._usable_rows = list(range(len(cameras)))
+        self._resources = StepResources(stage.memory_plan, IntersectionPrediction())
         self._n_views = stage.model.optimizer.config.views_per_step
         if self._n_views > max(len(cameras), group.size):
             raise UserError(
@@ -108,128 +122,138 @@ class Stepper:
 
     def camera(self, iteration: int, view_index: int = 0) -> Camera:
         """The view of this index in the step; another one in place of an excluded one."""
-        index = self._order.index(self._place(iteration, view_index))
-        if index not in self._kept:
-            index = self._kept[index % len(self._kept)]
-        return self._cameras[index]
+        row = self._order.index(self._place(iteration, view_index))
+        if row not in self._usable_rows:
+            row = self._usable_rows[row % len(self._usable_rows)]
+        return self._cameras[row]
 
     def exclude(self, names: Collection[str]) -> None:
         """Train on other views in place of these from the next step on."""
-        self._kept = [k for k, c in enumerate(self._cameras) if c.name not in names]
+        rows = [row for row, camera in enumerate(self._cameras) if camera.name not in names]
+        self._usable_rows = rows
 
     def epoch(self, iteration: int) -> int:
+        """How many complete passes over the views lie behind an iteration."""
         return self._order.epoch(self._place(iteration, 0))
 
     def align(self) -> None:
         """Give all processes the parameters of the first, to the bit."""
-        self._same_number(self._group.all_gather_numbers([len(self._stage.model)]), self._first)
+        counts = self._group.all_gather_numbers([len(self._stage.model)])
+        self._check_same_number(counts, self._first)
         for parameter in self._stage.model.optimizer.parameters.values():
             self._group.broadcast_(parameter.detach())
 
     def step(self, iteration: int, requested: str | None) -> StepSum:
-        """Learn from the views of one iteration; raises ``TrainingError`` if numbers went bad."""
+        """Learn from the views of one iteration.
+
+        Args:
+            requested: Name of the signal that asked this process to stop.
+
+        Raises:
+            TrainingError: Numbers went bad.
+        """
         stage = self._stage
         self._begin(iteration)
-        total = self._see_views(iteration)
+        total = self._train_on_views(iteration)
         total.stop = requested
         if not self._group.is_alone:
             self._add_up(iteration, total)
-        self._empty.count(total.showing, self._n_views, len(stage.model), iteration)
+        self._empty.count(total.n_showing, self._n_views, len(stage.model), iteration)
         if self._n_views > 1:
             for gradient in stage.model.optimizer.gradients().values():
                 gradient.div_(self._n_views)
             total.terms = {name: value / self._n_views for name, value in total.terms.items()}
-        if stage.poses is not None:
-            stage.poses.step(iteration)
         stage.apply(iteration)
         return total
 
     def _place(self, iteration: int, view_index: int) -> int:
+        """Number of a view in the order of all views of the run."""
         return (iteration - self._first) * self._n_views + view_index
 
-    def _see_views(self, iteration: int) -> StepSum:
-        """Sum of this process's views; gradients are added up in the parameters."""
+    def _train_on_views(self, iteration: int) -> StepSum:
+        """Sum over this process's views; gradients are added up in the parameters."""
         optimizer = self._stage.model.optimizer
         total: StepSum | None = None
-        held: dict[str, Tensor] = {}
+        earlier_gradients: dict[str, Tensor] = {}
         for view_index in self._view_indices:
-            result, shows = self._train_on(iteration, view_index, checked=total is not None)
+            is_first = total is None
+            result, shows_any = self._train_on(iteration, view_index, is_first)
             if total is None:
                 total = StepSum(dict(result.terms))
             else:
-                optimizer.add_gradients(held)
+                optimizer.add_gradients(earlier_gradients)
                 total.add(result.terms)
-            total.showing += shows
+            total.n_showing += shows_any
             if view_index + 1 in self._view_indices:
-                held = optimizer.take_gradients()
+                earlier_gradients = optimizer.take_gradients()
         return total
 
-    def _train_on(self, iteration: int, view_index: int, checked: bool) -> tuple[StepResult, bool]:
-        """One view, and whether it shows any Gaussian."""
-        stage = self._stage
-        model = self._stage.model
-        scale = stage.view_scale(iteration)
-        camera, photograph = self._views.get(self.camera(iteration, view_index), scale)
-        target = upload(photograph, model.device)
-        poses = stage.poses
-        last = view_index + 1 not in self._view_indices
-        after = (iteration + 1, self._view_indices.start) if last else (iteration, view_index + 1)
-        self._views.prefetch(self.camera(*after))
-        if poses is not None:
-            camera = poses.moved(camera)
-        result = self._accumulate(iteration, camera, target, view_index)
+    def _train_on(self, iteration: int, view_index: int, is_first: bool) -> tuple[ViewResult, bool]:
+        """Train on one view; say whether it shows any Gaussian."""
+        view = self._load(iteration, view_index)
+        result = self._accumulate(view)
         try:
-            shows = self._check(iteration, camera, result, checked)
+            shows_any = self._check(result, is_first)
         except PairsMissed:
-            model.optimizer.zero_grad()
-            result = self._accumulate(iteration, camera, target, view_index)
-            shows = self._check(iteration, camera, result, checked)
-        result.commit()
-        if not shows:
-            self._empty.name(camera.name, iteration)
-        elif poses is not None:
-            poses.collect(camera, model.optimizer.parameters, model.optimizer.gradients())
-        return result, shows
+            self._stage.model.optimizer.zero_grad()
+            result = self._accumulate(view)
+            shows_any = self._check(result, is_first)
+        self._stage.commit(result)
+        if not shows_any:
+            self._empty.name(view.camera.name, iteration)
+        return result, shows_any
 
-    def _check(self, iteration: int, camera: Camera, result: StepResult, checked: bool) -> bool:
+    def _load(self, iteration: int, view_index: int) -> TrainingView:
+        """A view and its photograph on the device; that of the next view is prefetched."""
+        scale = self._stage.view_scale(iteration)
+        camera, photograph = self._views.get(self.camera(iteration, view_index), scale)
+        on_device = upload(photograph, self._stage.model.device)
+        if view_index + 1 in self._view_indices:
+            following = self.camera(iteration, view_index + 1)
+        else:
+            following = self.camera(iteration + 1, self._view_indices.start)
+        self._views.prefetch(following)
+        return TrainingView(camera, on_device, iteration, view_index)
+
+    def _check(self, result: ViewResult, is_first: bool) -> bool:
+        """Check all numbers of a view; whether it shows any Gaussian."""
         optimizer = self._stage.model.optimizer
-        return check_step(
+        numbers = StepNumbers(
             losses=result.terms,
             gradients=optimizer.gradients(),
-            log_scales=optimizer.parameters["log_scales"],
+            parameters=optimizer.parameters,
             extent=self._stage.extent,
             radii=result.radii,
-            iteration=iteration,
-            camera_name=camera.name,
-            parameters=optimizer.parameters,
-            look_at_parameters=not checked and iteration % PARAMETER_INTERVAL == 0,
-            guess=result.guess,
+            predicted=result.predicted,
+        )
+        view = result.view
+        look_at_parameters = is_first and view.iteration % PARAMETER_INTERVAL == 0
+        return check_step(
+            numbers, view.iteration, view.camera.name, look_at_parameters=look_at_parameters
         )
 
-    def _accumulate(
-        self, iteration: int, camera: Camera, target: Tensor, view_index: int
-    ) -> StepResult:
+    def _accumulate(self, view: TrainingView) -> ViewResult:
         """The terms of one view; where memory runs out, again with the next cheaper plan."""
         stage = self._stage
         while True:
             try:
-                return stage.accumulate(iteration, camera, target, view_index)
+                return stage.accumulate(view, self._resources)
             except (MemoryError, RuntimeError) as error:
                 if not out_of_memory(error):
                     raise
-                plan = cheaper(stage.memory_plan)
+                plan = cheaper(self._resources.memory)
                 if plan is None:
                     raise UserError(
-                        f"out of memory in iteration {iteration} with every plan tried; the last "
-                        "checkpoint stays: use smaller images, fewer Gaussians or "
+                        f"out of memory in iteration {view.iteration} with every plan tried; the "
+                        "last checkpoint stays: use smaller images, fewer Gaussians or "
                         "--optimizer_state bf16"
                     ) from error
             # Outside the handler: its traceback holds all that the step had allocated.
             stage.model.optimizer.zero_grad()
-            stage.memory_plan = plan
+            self._resources = replace(self._resources, memory=plan)
             release_cached(stage.model.device)
             self._console.warn(
-                f"out of memory in iteration {iteration}: repeated, and continued, with "
+                f"out of memory in iteration {view.iteration}: repeated, and continued, with "
                 f"{describe(plan)}"
             )
 
@@ -243,43 +267,37 @@ class Stepper:
             raise
 
     def _add_up(self, iteration: int, total: StepSum) -> None:
-        """Sums over the processes: gradients one parameter at a time, in place."""
+        """Sum over the processes: gradients one parameter at a time, in place."""
         group = self._group
-        stage = self._stage
         optimizer = self._stage.model.optimizer
         names = list(total.terms)
-        present = [name in optimizer.gradients() for name in optimizer.parameters]
-        rows = group.all_gather_numbers(
-            [
-                len(stage.model),
-                0 if total.stop is None else 1 + SIGNALS.index(total.stop),
-                zlib.crc32(",".join(names).encode()),
-                total.showing,
-                *map(int, present),
-            ]
-        )
-        self._same_number(rows, iteration)
+        has_gradient = [name in optimizer.gradients() for name in optimizer.parameters]
+        head = [
+            len(self._stage.model),
+            0 if total.stop is None else 1 + SIGNALS.index(total.stop),
+            zlib.crc32(",".join(names).encode()),
+            total.n_showing,
+        ]
+        rows = group.all_gather_numbers([*head, *map(int, has_gradient)])
+        self._check_same_number(rows, iteration)
         signal = max(row[1] for row in rows)
         total.stop = SIGNALS[signal - 1] if signal else None
         if any(row[2] != rows[0][2] for row in rows):
             # A view may lack a term, as where it shows nothing to sample.
-            names = list(dict.fromkeys(name for found in group.all_gather(names) for name in found))
-        total.showing = sum(row[3] for row in rows)
-        for column, parameter in enumerate(optimizer.parameters.values(), start=4):
+            names_of_all = group.all_gather(names)
+            names = list(dict.fromkeys(name for each in names_of_all for name in each))
+        total.n_showing = sum(row[3] for row in rows)
+        for column, parameter in enumerate(optimizer.parameters.values(), start=len(head)):
             if any(row[column] for row in rows):
-                gradient = parameter.grad
-                whole = torch.zeros_like(parameter) if gradient is None else gradient.contiguous()
-                group.sum_(whole)
-                parameter.grad = whole
-        zero = total.terms["loss"].new_zeros(())
+                _sum_gradient(group, parameter)
+        zero = total.terms[TOTAL].new_zeros(())
         terms = torch.stack([total.terms.get(name, zero) for name in names])
         group.sum_(terms)
         total.terms = dict(zip(names, terms.unbind(), strict=True))
-        own = () if stage.poses is None else (stage.poses.statistics(),)
-        for statistic in (*stage.step_statistics(), *own):
+        for statistic in self._stage.step_statistics():
             group.sum_(statistic)
 
-    def _same_number(self, rows: Sequence[Sequence[int]], iteration: int) -> None:
+    def _check_same_number(self, rows: Sequence[Sequence[int]], iteration: int) -> None:
         if any(row[0] != rows[0][0] for row in rows):
             numbers = ", ".join(f"{row[0]:,}" for row in rows)
             raise TrainingError(
@@ -289,24 +307,11 @@ class Stepper:
             )
 
 
-class StopRequest:
-    """Context in which the first stop signal sets ``requested`` to its name.
-
-    A second Ctrl-C raises ``KeyboardInterrupt`` at once.
-    """
-
-    def __init__(self) -> None:
-        self.requested: str | None = None
-        self._handlers = signal_handler(self._handle, lambda handler: True)
-
-    def __enter__(self) -> StopRequest:
-        self._handlers.__enter__()
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self._handlers.__exit__(*exception)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.requested = self.requested or signal.Signals(number).name
+def _sum_gradient(group: ProcessGroup, parameter: Tensor) -> None:
+    """Sum the gradient of a parameter over the processes; those without one add zeros."""
+    if parameter.grad is None:
+        gradient = torch.zeros_like(parameter)
+    else:
+        gradient = parameter.grad.contiguous()
+    group.sum_(gradient)
+    parameter.grad = gradient

@@ -5,27 +5,26 @@ Gaussians are projected and sorted into tiles once. Each strip is blended with a
 shares of all terms are backpropagated to the projected splats, and everything as large as its
 pixels is freed; one backward pass through the projection follows. Shares are divided by the size
 of the whole image, so only the rounding of the sums depends on the number of strips.
-
-Each term is differentiated down to the cut as soon as it is known and its graph is freed; the
-gradients meet in the leaves at the cut, and the shared half runs backward once with their sum.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gaussian_splatting import rasterization
+from gaussian_splatting.engine.gradients import backpropagate_weighted, cut
+from gaussian_splatting.engine.loss_terms import LossTerm
+from gaussian_splatting.engine.training_views import ImageStrip, TrainingView
 from gaussian_splatting.rasterization.projection import (
     IntersectionPrediction,
     PredictedIntersections,
 )
-from sugar_utils.device import constants
 
 
 @dataclass(frozen=True)
@@ -43,66 +42,47 @@ class ImageSplit:
 WHOLE_IMAGE = ImageSplit()
 
 
-@dataclass(frozen=True)
-class StripMaps:
-    """What a term sees of a strip: leaves that collect gradients, None where not rendered."""
+class PassResult(NamedTuple):
+    """What the terms of a pass report of the whole image, and the gradient of the centres."""
 
-    shown: rasterization.Rows
-    counted: slice  # rows of these maps that count; the others are their neighbours
-    height: int
-    image: Tensor | None = None  # colour, (R, W, 3)
-    depth: Tensor | None = None  # depth along the view axis, (R, W) world units
-    # Camera-space x and y of the normals; see ``complete_normals``, (R, W, 2).
-    normal_xy: Tensor | None = None
-    plane: Tensor | None = None  # blended normals and distances of the Gaussians' planes, (R, W, 4)
-    features: Tensor | None = None  # blended free features, (R, W, F)
-
-    @property
-    def share(self) -> float:
-        return (self.counted.stop - self.counted.start) / self.height
-
-    def part_of(self, photograph: Tensor) -> Tensor:
-        """The shown rows of a photograph as floats in [0, 1]. (H, W, 3) -> (R, W, 3)"""
-        rows = photograph[self.shown.start : self.shown.stop]
-        return rows / 255.0 if rows.dtype == torch.uint8 else rows
-
-
-@dataclass(frozen=True)
-class ImageTerm:
-    halo: int
-    evaluate: Callable[[StripMaps], tuple[Tensor, dict[str, Tensor]]]
-    weight: float = 1.0
+    values: dict[str, Tensor]  # detached scalars by name
+    d_means2d: Tensor  # (N, 2) per pixel
 
 
 class ViewPass:
     """One view, projected once and blended strip by strip.
 
+    A pass owns everything that is as large as the image; :meth:`backpropagate` is its last call.
+
     Args:
-        color: Colour behind the image; black when None. (3,)
-        pairs: What views had when they were seen last; None: the host waits for the number.
+        view: The view in training. Its background is black when None.
+        farthest_depth_behind: Whether pixels that show nothing have the largest depth of all.
+        intersections: Numbers of tile intersections at earlier visits; None: the host waits for
+            the number of this view.
     """
 
     def __init__(
         self,
         projection: rasterization.Projection,
-        color: Tensor | None,
+        view: TrainingView,
         split: ImageSplit,
         *,
         farthest_depth_behind: bool = False,
         rasterizer: rasterization.Rasterizer = rasterization.WARP,
-        pairs: IntersectionPrediction | None = None,
+        intersections: IntersectionPrediction | None = None,
     ) -> None:
-        self._color = color
+        self._view = view
         self._split = split
         self._farthest_depth_behind = farthest_depth_behind
         self._rasterizer = rasterizer
-        self._pairs = pairs
-        self.guess: PredictedIntersections | None = None
+        self._intersections = intersections
         self._projection: rasterization.Projection | None = projection
         self._tiles: Any = None
         self._background: Tensor | None = None
         self._blended: rasterization.BlendedRows | None = None
-        self._n_pairs: int | None = None
+        self._n_intersections: int | None = None
+        # What was taken for the number of intersections; to be checked with the step's numbers.
+        self.predicted: PredictedIntersections | None = None
         self.radii = projection.radii
         self.depths = projection.depths
 
@@ -112,10 +92,11 @@ class ViewPass:
         return self.radii > 0
 
     def count(self) -> int:
-        """How many Gaussians the view shows; the host waits, and learns the number of pairs."""
-        counts = self._projection.tile_counts
-        shown, self._n_pairs = torch.stack([self.visible.sum(), counts.sum()]).tolist()
-        return shown
+        """Count the Gaussians that the view shows; the host waits, and learns of intersections."""
+        n_intersections = self._projection.tile_counts.sum()
+        counts = torch.stack([self.visible.sum(), n_intersections])
+        n_visible, self._n_intersections = counts.tolist()
+        return n_visible
 
     def depth(self) -> Tensor:
         """Depth map of the whole image, without a gradient. (H, W) world units"""
@@ -132,54 +113,57 @@ class ViewPass:
             depth[rows.start : rows.stop] = self._blend(rows).pixels[..., column]
         return depth
 
-    def backpropagate(
-        self, terms: Sequence[ImageTerm], d_depth: Tensor | None = None
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """Send the gradient of all terms to what was projected; the last thing a pass does.
+    def backpropagate(self, terms: Sequence[LossTerm], d_depth: Tensor | None = None) -> PassResult:
+        """Send the gradient of all terms to what was projected.
 
-        ``d_depth`` is a further gradient of the depth map, (H, W). Returns what the terms report of
-        the whole image, and the gradient of the centres. (N, 2)
+        Args:
+            d_depth: A further gradient of the depth map. (H, W)
         """
         projection = self._prepare()
         gradients = rasterization.SplatGradients.zeros(projection)
         halo = max(term.halo for term in terms)
-        totals: dict[str, Tensor] = {}
+        values: dict[str, Tensor] = {}
         for rows in self._split.rows(projection.camera.height):
-            found = self._backpropagate_strip(rows, halo, terms, d_depth, gradients)
-            for name, share in found.items():
-                totals[name] = totals[name] + share if name in totals else share
-        self._projection = self._tiles = self._background = None
+            shares = self._backpropagate_strip(rows, halo, terms, d_depth, gradients)
+            for name, share in shares.items():
+                values[name] = values[name] + share if name in values else share
+        self._projection = None
+        self._tiles = None
+        self._background = None
         torch.autograd.backward(
             [projection.means2d, projection.splats], [gradients.means2d, gradients.splats]
         )
-        return totals, gradients.means2d
+        return PassResult(values, gradients.means2d)
 
     def _prepare(self) -> rasterization.Projection:
         """Sort into tiles, if that is still to be done."""
         if self._tiles is None:
             self._tiles = self._sort_into_tiles(self._projection)
             self._background = rasterization.channel_background(
-                self._projection, self._color, farthest_depth_behind=self._farthest_depth_behind
+                self._projection,
+                self._view.background,
+                farthest_depth_behind=self._farthest_depth_behind,
             )
         return self._projection
 
     def _sort_into_tiles(self, projection: rasterization.Projection) -> Any:
-        projection.n_pairs = self._n_pairs
-        forecast = self._pairs
-        if self._n_pairs is None and forecast is not None:
-            projection.guess = forecast.guess(projection.camera, len(projection.radii))
+        projection.n_pairs = self._n_intersections
+        camera = projection.camera
+        n_gaussians = len(projection.radii)
+        if self._n_intersections is None and self._intersections is not None:
+            projection.guess = self._intersections.guess(camera, n_gaussians)
         tiles = self._rasterizer.build_tile_lists(projection)
         if projection.guess is not None and projection.guess.excess is not None:
-            self.guess = projection.guess
-        elif forecast is not None and isinstance(tiles, rasterization.TileLists):
-            forecast.note(projection.camera, len(projection.radii), tiles.ids.shape[0])
+            self.predicted = projection.guess
+        elif self._intersections is not None and isinstance(tiles, rasterization.TileLists):
+            self._intersections.note(camera, n_gaussians, tiles.ids.shape[0])
         return tiles
 
     def _blend(self, rows: rasterization.Rows) -> rasterization.BlendedRows:
-        kept = self._blended
+        blended = self._blended
         self._blended = None
-        if kept is not None:
-            return kept
+        if blended is not None:
+            return blended
         return self._rasterizer.blend_rows(
             self._projection.splats, self._tiles, self._background, rows
         )
@@ -188,36 +172,35 @@ class ViewPass:
         self,
         rows: rasterization.Rows,
         halo: int,
-        terms: Sequence[ImageTerm],
+        terms: Sequence[LossTerm],
         d_depth: Tensor | None,
         gradients: rasterization.SplatGradients,
     ) -> dict[str, Tensor]:
         """Add one strip's gradients of splats, and return what its terms report."""
-        layout = self._projection.layout
-        height = self._projection.camera.height
-        shown = rows.widened(halo, height)
-        blended = self._blend(shown)
-        pixels = blended.pixels
-        counted = slice(rows.start - shown.start, rows.stop - shown.start)
-        # They share the memory of the blended channels.
-        leaves = {
-            name: cut(pixels[..., start] if name == "depth" else pixels[..., start : start + width])
-            for name, (start, width) in _columns(layout).items()
-        }
-        maps = StripMaps(shown=shown, counted=counted, height=height, **leaves)
-        totals: dict[str, Tensor] = {}
+        projection = self._projection
+        rows_with_halo = rows.widened(halo, projection.camera.height)
+        blended = self._blend(rows_with_halo)
+        counted_rows = slice(rows.start - rows_with_halo.start, rows.stop - rows_with_halo.start)
+        strip = ImageStrip(
+            self._view,
+            rows_with_halo,
+            counted_rows,
+            **_map_leaves(blended.pixels, projection.layout),
+        )
+        values: dict[str, Tensor] = {}
         for term in terms:
-            loss, shares = term.evaluate(maps)
+            loss, figures = term.evaluate(strip)
             backpropagate_weighted([loss], [term.weight])
-            totals.update({name: share.detach() for name, share in shares.items()})
+            for name, figure in figures.items():
+                values[name] = figure.detach()
             # Its graph would live on beside that of the next term.
-            del loss, shares
-        d_pixels = _pixel_gradient(maps, pixels, layout)
+            del loss, figures
+        d_pixels = _pixel_gradient(strip, blended.pixels, projection.layout)
         if d_depth is not None:
-            d_pixels[counted, :, layout.depth] += d_depth[rows.start : rows.stop]
-        del maps, leaves, pixels
+            d_pixels[counted_rows, :, projection.layout.depth] += d_depth[rows.start : rows.stop]
+        del strip
         self._rasterizer.backpropagate_rows(
-            self._projection.splats,
+            projection.splats,
             self._tiles,
             self._background,
             blended,
@@ -225,50 +208,47 @@ class ViewPass:
             torch.zeros_like(blended.transmittance),
             gradients,
         )
-        return totals
+        return values
 
 
-def _columns(layout: rasterization.ChannelLayout) -> dict[str, tuple[int, int]]:
-    """First channel, and how many there are, of each of the maps that are rendered."""
-    found = {
-        "image": (layout.rgb, 3),
-        "depth": (layout.depth, 1),
-        "normal_xy": (layout.normal, 2),
-        "plane": (layout.plane, 4),
-        "features": (layout.features, layout.n_features),
-    }
-    return {name: place for name, place in found.items() if place[0] is not None}
+class _MapColumns(NamedTuple):
+    """Where the channels of a rendered map are among all blended channels."""
+
+    name: str  # field of ImageStrip
+    start: int
+    width: int
 
 
-def _pixel_gradient(maps: StripMaps, pixels: Tensor, layout: rasterization.ChannelLayout) -> Tensor:
-    """Gradients of all blended channels. (R, W, C)"""
-    leaves = [(*place, getattr(maps, name)) for name, place in _columns(layout).items()]
-    known = [(start, width, leaf.grad) for start, width, leaf in leaves if leaf.grad is not None]
-    if sum(width for _, width, _ in known) < pixels.shape[-1]:
+def _map_columns(layout: rasterization.ChannelLayout) -> list[_MapColumns]:
+    """The maps that are rendered."""
+    columns = (
+        ("color", layout.rgb, 3),
+        ("depth", layout.depth, 1),
+        ("normal_xy", layout.normal, 2),
+        ("plane", layout.plane, 4),
+        ("features", layout.features, layout.n_features),
+    )
+    return [_MapColumns(*column) for column in columns if column[1] is not None]
+
+
+def _map_leaves(pixels: Tensor, layout: rasterization.ChannelLayout) -> dict[str, Tensor]:
+    """Leaves with the values of the rendered maps; they share the memory of the channels."""
+    leaves = {}
+    for name, start, width in _map_columns(layout):
+        channels = pixels[..., start] if name == "depth" else pixels[..., start : start + width]
+        leaves[name] = cut(channels)
+    return leaves
+
+
+def _pixel_gradient(
+    strip: ImageStrip, pixels: Tensor, layout: rasterization.ChannelLayout
+) -> Tensor:
+    """Write the gradients of all maps over the blended channels. (R, W, C)"""
+    columns = _map_columns(layout)
+    with_gradient = [c for c in columns if getattr(strip, c.name).grad is not None]
+    if sum(c.width for c in with_gradient) < pixels.shape[-1]:
         pixels.zero_()
-    for start, width, gradient in known:
+    for name, start, width in with_gradient:
         channels = pixels[..., start : start + width]
-        channels.copy_(gradient.reshape(channels.shape))
+        channels.copy_(getattr(strip, name).grad.reshape(channels.shape))
     return pixels
-
-
-def cut(tensor: Tensor) -> Tensor:
-    """A leaf with the values of ``tensor`` that collects gradients for it."""
-    return tensor.detach().requires_grad_(True)
-
-
-def backpropagate_weighted(values: Sequence[Tensor], weights: Sequence[float]) -> None:
-    """Backpropagate the weighted sum of scalars; the sum itself is never formed."""
-    chosen = constants(tuple(map(float, weights)), values[0].device)
-    torch.autograd.backward(list(values), [w.to(v) for v, w in zip(values, chosen, strict=True)])
-
-
-def backward_through(tensors: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
-    """Send the gradients collected by ``leaves`` on through the tensors they were cut from."""
-    pairs = [
-        (tensor, leaf.grad)
-        for tensor, leaf in zip(tensors, leaves, strict=True)
-        if leaf is not tensor and leaf.grad is not None and tensor.requires_grad
-    ]
-    if pairs:
-        torch.autograd.backward([tensor for tensor, _ in pairs], [grad for _, grad in pairs])

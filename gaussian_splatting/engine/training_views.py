@@ -1,86 +1,138 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Views that a step trains on: their order, their size, and what renders are compared with.
+"""A view in training: what is known of it, and what is in hand of one strip of its image.
 
-Masks are a fourth byte. In mode ``object`` photograph and render lie on one background, whose
-colour is drawn anew for every view, so that what is outside can only become transparent. In mode
-``ignore`` the fourth byte stays, and terms of pixels leave out those that do not count.
+Masks are the fourth byte of a photograph. In mode ``object`` photograph and render lie on one
+background, whose colour is drawn anew for every view, so that what is outside can only become
+transparent. In mode ``ignore`` the fourth byte stays, and loss terms leave out pixels that do not
+count.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.images import COUNTS, ImageStore, composited
-from gaussian_splatting.engine.strips import StripMaps
+from gaussian_splatting.data.images import COUNTS, composited
+from gaussian_splatting.losses.exposure import exposed
 from gaussian_splatting.losses.photometric import color_terms
 from gaussian_splatting.losses.ssim_reference import weighted_color_loss
-from gaussian_splatting.optim.learned_exposure import exposed
+from gaussian_splatting.rasterization import Rows
 from sugar_utils.random import draw_labels, generator
-
-_LEAST_WEIGHT = 1e-3  # of a masked pixel, in steps of the mask's byte
 
 
 @dataclass(frozen=True)
-class Target:
-    """What a view of a step is compared with."""
+class TrainingView:
+    """All that is known of one view of a step, before and while it is rendered."""
 
-    # (H, W, 3), or (H, W, 4) uint8 with weights of the pixels, of which 255 is 1. At half its size
-    # only what the mask says, None without one.
+    camera: Camera
+    # Photograph that the render is compared with: (H, W, 3), or (H, W, 4) uint8 with weights of the
+    # pixels, of which 255 is 1. None for a pass that compares nothing with it.
     photograph: Tensor | None
-    background: Tensor | None = None  # colour behind the render, (3,)
+    iteration: int = 0
+    index: int = 0  # of the view in its step
+    background: Tensor | None = None  # colour behind the render; None is black, (3,)
     exposure: Tensor | None = None  # leaf of the photograph's exposure; None without one, (2, 3)
-    inside: Tensor | None = None  # pixels that say what the exposure is; None for all, (H, W) bool
+    exposed_pixels: Tensor | None = None  # whose gradient reaches the exposure; None: all, (H, W)
+    # Columns of the blended free features by name of the component that asked for them.
+    feature_columns: Mapping[str, slice] = field(default_factory=dict)
+    surface: Any = None  # what a stage knows of the surface in this view, for its own terms
 
     @property
-    def counted(self) -> Tensor | None:
+    def counted_pixels(self) -> Tensor | None:
         """Pixels of the whole image that count. (H, W) bool; None for all"""
         return None if self.photograph is None else is_counted(self.photograph)
 
-    def exposed(self, maps: StripMaps) -> Tensor:
-        """A strip as a photograph of this exposure shows it. (R, W, 3)"""
-        here = None if self.inside is None else self.inside[maps.shown.start : maps.shown.stop]
-        return exposed(maps.image, self.exposure, here)
+    @property
+    def n_counted(self) -> int | Tensor:
+        """Number of pixels that count, at least 1."""
+        counted = self.counted_pixels
+        if counted is None:
+            return self.camera.height * self.camera.width
+        return counted.sum().clamp_min(1)
 
 
-def target_of(
-    photograph: Tensor,
-    plain: Tensor,
-    camera: Camera,
-    exposure: Tensor | None = None,
-    *,
-    seed: int,
-    iteration: int,
-    view_index: int = 0,
-) -> Target:
-    """What a view of a step is compared with, on its background and with its exposure.
+@dataclass(frozen=True)
+class ImageStrip:
+    """What a loss term is given of a horizontal strip: its view and the rendered maps.
+
+    Maps are leaves that collect gradients, None where they are not rendered. Their R rows include
+    neighbours of the rows that count.
+    """
+
+    view: TrainingView
+    rows: Rows  # of the image, that the maps show
+    counted_rows: slice  # rows of the maps that count; the others are their neighbours
+    color: Tensor | None = None  # (R, W, 3)
+    depth: Tensor | None = None  # blended depth along the view axis, (R, W) world units
+    # Camera-space x and y of the normals; see ``complete_normals``, (R, W, 2).
+    normal_xy: Tensor | None = None
+    plane: Tensor | None = None  # blended normals and distances of the Gaussians' planes, (R, W, 4)
+    features: Tensor | None = None  # blended free features, (R, W, F)
+
+    @property
+    def height(self) -> int:
+        """Rows of the whole image."""
+        return self.view.camera.height
+
+    @property
+    def share(self) -> float:
+        """Share of the image's rows that count here."""
+        return (self.counted_rows.stop - self.counted_rows.start) / self.height
+
+    def exposed_color(self) -> Tensor:
+        """The strip as a photograph of this exposure shows it. (R, W, 3)"""
+        inside = self.rows_of(self.view.exposed_pixels)
+        return exposed(self.color, self.view.exposure, inside)
+
+    def feature(self, name: str) -> Tensor:
+        """Blended features of a component in the rows that count. (C, W, f)"""
+        return self.features[self.counted_rows][..., self.view.feature_columns[name]]
+
+    def rows_of(self, values: Tensor | None) -> Tensor | None:
+        """The shown rows of values of the whole image; None of None. (H, W, ...) -> (R, W, ...)"""
+        return None if values is None else values[self.rows.start : self.rows.stop]
+
+    def target_color(self) -> Tensor:
+        """The shown rows of the photograph as floats in [0, 1]. (R, W, 3)"""
+        target = self.rows_of(self.view.photograph[..., :3])
+        return target / 255.0 if target.dtype == torch.uint8 else target
+
+
+def composited_view(view: TrainingView, plain_background: Tensor, seed: int) -> TrainingView:
+    """Choose the background of a view, and put its photograph on it where a mask asks for that.
 
     Args:
-        photograph: As the image store gives it. (H, W, 3), or (H, W, 4) uint8 with a mask
-        plain: Colour behind the render of a view without a mask. (3,)
-        exposure: Exposure that the render will get, background and all; None for none. (2, 3)
+        view: With the photograph as the image store gives it: (H, W, 3), or (H, W, 4) uint8 with a
+            mask; and with the exposure that the render will get, background and all.
+        plain_background: Colour behind the render of a view without a mask. (3,)
     """
+    photograph = view.photograph
     if photograph.shape[-1] == 3:
-        return Target(photograph, plain, exposure)
-    if not camera.shows_object:
-        whole = without_uncovered(photograph[..., :3], is_counted(photograph))
-        return Target(whole, plain, exposure)
-    rng = generator(seed, "mask background", *draw_labels(iteration, view_index))
+        return replace(view, background=plain_background)
+    if not view.camera.shows_object:
+        weighted = without_uncovered(photograph[..., :3], is_counted(photograph))
+        return replace(view, photograph=weighted, background=plain_background)
+    rng = generator(seed, "mask background", *draw_labels(view.iteration, view.index))
     # Whole bytes, so that the photograph's background is the render's to the bit.
     color = torch.randint(0, 256, (3,), generator=rng, dtype=torch.uint8, device="cpu")
     color = color.to(photograph.device)
-    behind = color.to(plain.dtype) / 255.0
-    if exposure is None:
-        return Target(composited(photograph, color), behind)
-    shown = exposed(behind[None, None], exposure.detach())[0, 0]
-    color = (shown.clamp(0, 1) * 255).round().to(torch.uint8)
-    # Only exposures need to know which pixels are the object's.
-    return Target(composited(photograph, color), behind, exposure, is_counted(photograph))
+    background = color.to(plain_background.dtype) / 255.0
+    if view.exposure is None:
+        return replace(view, photograph=composited(photograph, color), background=background)
+    as_photographed = exposed(background[None, None], view.exposure.detach())[0, 0]
+    color = (as_photographed.clamp(0, 1) * 255).round().to(torch.uint8)
+    return replace(
+        view,
+        photograph=composited(photograph, color),
+        background=background,
+        # Only exposures need to know which pixels are the object's.
+        exposed_pixels=is_counted(photograph),
+    )
 
 
 def is_counted(photograph: Tensor) -> Tensor | None:
@@ -89,14 +141,19 @@ def is_counted(photograph: Tensor) -> Tensor | None:
 
 
 def without_uncovered(photograph: Tensor, covered: Tensor) -> Tensor:
-    """A photograph, (H, W, 3) or (H, W, 4) uint8, of which only covered pixels, (H, W) bool, count.
+    """Give weight 0 to the pixels of a photograph that are not covered.
 
-    (H, W, 4) uint8
+    Args:
+        photograph: (H, W, 3) or (H, W, 4) uint8
+        covered: (H, W) bool
+
+    Returns:
+        (H, W, 4) uint8
     """
-    counts = torch.where(covered, 255, 0).to(torch.uint8)[..., None]
+    weights = torch.where(covered, 255, 0).to(torch.uint8)[..., None]
     if photograph.shape[-1] == 4:
-        return torch.cat([photograph[..., :3], torch.minimum(photograph[..., 3:], counts)], dim=-1)
-    return torch.cat([photograph, counts], dim=-1)
+        weights = torch.minimum(photograph[..., 3:], weights)
+    return torch.cat([photograph[..., :3], weights], dim=-1)
 
 
 def halved_mask(photograph: Tensor, half: Camera) -> Tensor | None:
@@ -106,110 +163,43 @@ def halved_mask(photograph: Tensor, half: Camera) -> Tensor | None:
     """
     if photograph.shape[-1] == 3:
         return None
-    whole = photograph[: 2 * half.height, : 2 * half.width]
-    firsts = [(y, x) for y in range(min(2, whole.shape[0])) for x in range(min(2, whole.shape[1]))]
-    return torch.stack([whole[y::2, x::2] for y, x in firsts]).amin(dim=0)
+    even = photograph[: 2 * half.height, : 2 * half.width]
+    quarters = []
+    for y in range(min(2, even.shape[0])):
+        for x in range(min(2, even.shape[1])):
+            quarters.append(even[y::2, x::2])
+    return torch.stack(quarters).amin(dim=0)
 
 
-def color_terms_of(
-    image: Tensor, maps: StripMaps, photograph: Tensor, weight: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The colour loss of a strip, with its mean absolute error and mean SSIM, by weighted pixels.
+class ColorLoss(NamedTuple):
+    """The colour loss of a strip and what it is made of; scalars that add up over strips."""
+
+    total: Tensor  # (1 - weight) * l1 + weight * (1 - ssim)
+    l1: Tensor
+    ssim: Tensor
+
+
+def color_loss(strip: ImageStrip, dssim_weight: float) -> ColorLoss:
+    """Compare a strip with its photograph: L1 and SSIM by weighted pixels.
 
     The less a pixel counts, the more both images take the render's own value, without a gradient:
     at weight 0 it differs nowhere, neither by itself nor in the windows of its neighbours.
-
-    Args:
-        image: What the strip looks like. (R, W, 3)
-        photograph: The whole photograph. (H, W, 3), or (H, W, 4) uint8 with weights of the pixels
-
-    Returns:
-        ``(loss, l1, ssim)`` scalars; those of all strips add up to those of the image.
     """
-    target = maps.part_of(photograph[..., :3])
-    rows = {"rows": maps.counted, "total_rows": maps.height}
+    image = strip.exposed_color()
+    target = strip.target_color()
+    rows = {"rows": strip.counted_rows, "total_rows": strip.height}
+    photograph = strip.view.photograph
     if photograph.shape[-1] == 3:
-        return color_terms(image, target, weight, **rows)
-    counts = photograph[..., 3:].to(image.dtype) / 255
-    here = counts[maps.shown.start : maps.shown.stop]
-    own = (1 - here) * image.detach()
-    image = here * image + own
-    target = here * target + own
-    _, l1, ssim = color_terms(image, target, weight, **rows)
+        return ColorLoss(*color_terms(image, target, dssim_weight, **rows))
+    all_weights = photograph[..., 3:].to(image.dtype) / 255
+    weights = strip.rows_of(all_weights)
+    fill = (1 - weights) * image.detach()
+    image = weights * image + fill
+    target = weights * target + fill
+    _, l1, ssim = color_terms(image, target, dssim_weight, **rows)
     # Both were divided by all pixels.
-    scale = counts.numel() / counts.sum().clamp_min(1)
+    scale = all_weights.numel() / all_weights.sum().clamp_min(1)
     l1 = scale * l1
-    ssim = maps.share - scale * (maps.share - ssim)
-    return weighted_color_loss(l1, ssim, weight, maps.share), l1, ssim
-
-
-class ViewSampler:
-    def __init__(self, n_cameras: int, seed: int, label: str) -> None:
-        self._n = n_cameras
-        self._seed = seed
-        self._label = label
-        self._epoch = -1
-        self._permutation: list[int] = []
-
-    def epoch(self, step: int) -> int:
-        """How many complete passes lie behind a step (steps count from 0)."""
-        return step // self._n
-
-    def index(self, step: int) -> int:
-        epoch = self.epoch(step)
-        if epoch != self._epoch:
-            rng = generator(self._seed, self._label, "camera order", epoch)
-            self._permutation = torch.randperm(self._n, generator=rng, device="cpu").tolist()
-            self._epoch = epoch
-        return self._permutation[step % self._n]
-
-
-class SizedViews:
-    def __init__(self, images: ImageStore) -> None:
-        self._images = images
-        self._scale = 1.0
-
-    def get(self, camera: Camera, scale: float) -> tuple[Camera, Tensor]:
-        """A view at a share of its size: camera, and photograph on the CPU, which is shared."""
-        if scale != self._scale and self._scale != 1.0:
-            self._images.drop_scaled(self._scale)
-        self._scale = scale
-        if scale == 1.0:
-            return camera, self._images.get(camera)
-        small = at_scale(camera, scale)
-        size = small.width, small.height
-        return small, self._images.scaled(camera, scale, lambda whole: averaged(whole, *size))
-
-    def prefetch(self, camera: Camera) -> None:
-        """Have the photograph decoded in the background unless there is a small copy of it."""
-        if self._scale == 1.0 or not self._images.has_scaled(camera, self._scale):
-            self._images.prefetch(camera)
-
-
-def at_scale(camera: Camera, scale: float) -> Camera:
-    """The view at a share of its size, in whole pixels."""
-    return camera.resized(max(1, round(scale * camera.width)), max(1, round(scale * camera.height)))
-
-
-def averaged(photograph: Tensor, width: int, height: int) -> Tensor:
-    """A smaller photograph, every byte the mean of what it covers, colours weighted by the mask."""
-    planes = photograph.permute(2, 0, 1).float()
-    if len(planes) == 3:
-        return _rounded(_means(planes, width, height))
-    # What is masked out says nothing about colours, except where there is nothing else.
-    weights = planes[3:].clamp_min(_LEAST_WEIGHT)
-    colors = _means(planes[:3] * weights, width, height) / _means(weights, width, height)
-    return _rounded(np.concatenate([colors, _means(planes[3:], width, height)]))
-
-
-def _means(planes: Tensor, width: int, height: int) -> np.ndarray:
-    """Means of what the pixels of a smaller size cover. (P, H, W) float -> (P, height, width)"""
-    # In floats, because of bytes Pillow would round rows and then columns, half of them upwards.
-    box = Image.Resampling.BOX
-    small = [Image.fromarray(p.numpy()).resize((width, height), box) for p in planes]
-    return np.stack([np.asarray(plane) for plane in small])
-
-
-def _rounded(planes: np.ndarray) -> Tensor:
-    """(C, h, w) float -> (h, w, C) uint8"""
-    return torch.from_numpy(np.rint(planes).astype(np.uint8).transpose(1, 2, 0).copy())
+    ssim = strip.share - scale * (strip.share - ssim)
+    total = weighted_color_loss(l1, ssim, dssim_weight, strip.share)
+    return ColorLoss(total, l1, ssim)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud, quaternions_of, rotation_matrices
-from gaussian_splatting.engine.poses import rotation_generators
+from gaussian_splatting.components.poses import rotation_generators
 
 GLB_AXES = np.diag([1.0, -1.0, -1.0, 1.0])  # from those of a capture to glTF's: half a turn about x
 _REFLECTED_BANDS = np.repeat([-1.0, 1.0, -1.0], (3, 5, 7))  # of degree 1 to 3, at the origin

@@ -24,7 +24,7 @@ from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh, sh_to_rgb
 from gaussian_splatting.sky_sphere import SkySphere
-from gaussian_splatting.vanilla.vanilla_stage import initial_cloud
+from gaussian_splatting.vanilla.initial_gaussians import initial_cloud
 
 LONG_SIDE = 240  # pixels, of the small copies
 MAX_VIEWS = 64  # photographs whose depth is found; of more, evenly spaced ones

@@ -7,10 +7,13 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, get_args
 
+from gaussian_splatting.cloud import MAX_SH_DEGREE
+from gaussian_splatting.components.densification import DensificationConfig
+from gaussian_splatting.components.exposures import NO_EXPOSURE, ExposureConfig
+from gaussian_splatting.components.growing_resolution import GrowthConfig
+from gaussian_splatting.components.pruning_scores import DensificationRule, ScoreConfig
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
 from gaussian_splatting.losses.photometric import DSSIM_WEIGHT
-from gaussian_splatting.optim.densification import Densification, DensificationConfig, ScoreConfig
-from gaussian_splatting.optim.learned_exposure import NO_EXPOSURE, ExposureConfig
 from gaussian_splatting.optim.optimizer_config import (
     DEFAULT_OPTIMIZER,
     OptimizerConfig,
@@ -19,21 +22,20 @@ from gaussian_splatting.optim.optimizer_config import (
 from gaussian_splatting.optim.schedule import LearningRates, scaled
 from gaussian_splatting.shared_flags import Preset, preset, random_seed, white_background
 from gaussian_splatting.sky_sphere import NOT_ROBUST, RobustConfig
-from gaussian_splatting.vanilla.growing_resolution import GrowthConfig
 from sugar_utils.flags import positive_float, positive_int, unit_float
 from sugar_utils.settings import flag
 
-SH_DEGREE = 3
-
 Init = Literal["sparse", "dense"]
 
-_DENSIFICATION: dict[Preset, Densification] = {"reference": "reference", "fast": "scored"}
+_DENSIFICATION: dict[Preset, DensificationRule] = {"reference": "reference", "fast": "scored"}
 
 _flag = partial(flag, group="vanilla trainer")
 
 
 @dataclass(frozen=True)
 class VanillaConfig:
+    """Settings that decide a vanilla model, and how its memory is saved."""
+
     preset: Preset = preset("vanilla stage")
     iterations: int = _flag(
         30_000,
@@ -48,7 +50,7 @@ class VanillaConfig:
     scoring: ScoreConfig = field(default_factory=ScoreConfig)
     growth: GrowthConfig = field(default_factory=GrowthConfig)
     sh_interval: int = 1000  # iterations until the degree grows by one
-    sh_degree: int = _flag(SH_DEGREE, "highest degree of the colour", choices=(0, 1, 2, 3))
+    sh_degree: int = _flag(MAX_SH_DEGREE, "highest degree of the colour", choices=(0, 1, 2, 3))
     lambda_dssim: float = _flag(
         DSSIM_WEIGHT, "weight of 1 - SSIM in the colour loss; the rest is L1", parse=unit_float
     )
@@ -84,6 +86,7 @@ class VanillaConfig:
 
     @classmethod
     def from_flags(cls, schedule_scale: float = 1.0, **flags: Any) -> VanillaConfig:
+        """Build from values of flags; an unset number of iterations follows the scale."""
         flags.setdefault("iterations", scaled(cls.iterations, schedule_scale))
         return cls(**flags).with_schedule(schedule_scale)
 

@@ -4,38 +4,45 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.components.densification import Densification, DensificationConfig, Region
+from gaussian_splatting.components.depth_supervision import depth_supervision, falling_weight
+from gaussian_splatting.components.exposures import MIN_NOISE, Exposures
+from gaussian_splatting.components.growing_resolution import GrowingResolution, measured_growth
+from gaussian_splatting.components.poses import PoseConfig, PoseRefinement
+from gaussian_splatting.components.pruning_scores import N_SCORES, PruningScores
+from gaussian_splatting.components.view_checks import ViewChecks
 from gaussian_splatting.compute import BackendFlags, Compute
 from gaussian_splatting.data import ply as ply_files
 from gaussian_splatting.data import reference_layout as layout
+from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.colmap import find_model, write_poses
 from gaussian_splatting.data.depth_maps import DepthOptions
 from gaussian_splatting.data.images import ImageStore
-from gaussian_splatting.data.masks import MaskOptions, VisualHull, hull_of
+from gaussian_splatting.data.masks import MaskOptions, hull_of
 from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.scene import Scene, SizeRule, VanillaSize, load_scene
 from gaussian_splatting.data.world_offset import write_offset
 from gaussian_splatting.engine import run_directory as runs
+from gaussian_splatting.engine.component import Component
 from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.memory_plan import MemoryOptions
-from gaussian_splatting.engine.poses import PoseConfig, PoseRefinement
+from gaussian_splatting.engine.model import check_free_payload, count_gaussians
 from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun, run_stage
-from gaussian_splatting.optim.densification import N_SCORES, DensificationConfig
-from gaussian_splatting.optim.learned_exposure import MIN_NOISE, Exposures
+from gaussian_splatting.engine.state_schema import payload_check
 from gaussian_splatting.shared_flags import InertFlags, checkpoint_interval, inert
-from gaussian_splatting.sky_sphere import SKY_SHARE, SkySphere, opaque_sky, sky_of, with_sky
+from gaussian_splatting.sky_sphere import sky_of
 from gaussian_splatting.vanilla.dense_start import with_dense_points, with_sky_colors
 from gaussian_splatting.vanilla.estimated_masks import ITERATIONS, MaskEstimation
-from gaussian_splatting.vanilla.growing_resolution import measured_growth
+from gaussian_splatting.vanilla.initial_gaussians import initial_gaussians
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
-from gaussian_splatting.vanilla.vanilla_stage import VanillaStage, initial_cloud
+from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest
@@ -44,6 +51,12 @@ from sugar_utils.settings import flag, made_of, parser_of
 
 REFINED_MODEL = "sparse_refined"
 POSES_START = 500
+_STATE_RULES = (
+    *Densification.schema,
+    *PruningScores.schema,
+    *GrowingResolution.schema,
+    *Exposures.schema,
+)
 VIEW_CHECK_SHARE = 0.3  # of the iterations, until contradicting training views are left out
 _flag = partial(flag, group="vanilla trainer")
 
@@ -67,6 +80,8 @@ class InertVanillaFlags(InertFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class VanillaOptions:
+    """Flags of a vanilla run."""
+
     source_path: Path = _flag(MISSING, "scene folder; needed", short="-s", parse=Path)
     model_path: Path = _flag(MISSING, "checkpoint folder to write; needed", short="-m", parse=Path)
     images: str = _flag(
@@ -207,85 +222,168 @@ def _train_whole(options: VanillaOptions, scene: Scene, folder: Path, iterations
 def _stage_run(
     scene: Scene, options: VanillaOptions, messages: Messages
 ) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
+    """The run on a scene and its initial model, with all that the scene decides decided."""
     config = options.config.resolved(any(c.shows_object for c in scene.train_cameras))
     noise = scene.exposure_noise
-    differ = noise >= MIN_NOISE
-    if config.exposure.exposure_compensation == AUTO and differ:
+    exposures_differ = noise >= MIN_NOISE
+    if config.exposure.exposure_compensation == AUTO and exposures_differ:
         messages(f"exposures differ by {noise:.2f} stops: --exposure_compensation True")
-    config = replace(config, exposure=config.exposure.resolved(differ))
-    options = replace(options, config=config)
-    names = [camera.name for camera in scene.train_cameras]
-    device = options.compute.device
-    poses = _poses(scene, config)
-    hull = hull_of(scene.train_cameras, device)
-    exposures = None
-    if config.exposure.exposure_compensation:
-        exposures = Exposures(config.exposure, names, device, (1, config.iterations))
-    sky = sky_of(scene.train_cameras, scene.extent, config.robustness)
+    config = replace(config, exposure=config.exposure.resolved(exposures_differ))
+    run = _VanillaRun(scene, replace(options, config=config))
+    # Read before the folder is touched: a damaged file must not leave one behind.
+    cloud = initial_gaussians(
+        scene, options.init_ply, config, run.region, options.compute.device, messages
+    )
+    return run.stage_run(), cloud
 
-    def build(cloud: GaussianCloud, store: ImageStore, console: Console) -> VanillaStage:
-        def export(iteration: int, trained: GaussianCloud) -> None:
-            _write_layout(scene, options, poses)
-            ply = layout.point_cloud_path(options.model_path, iteration)
-            if exposures is not None:
-                beside = ply.with_name(layout.EXPOSURE_FILE)
-                layout.write_exposures(beside, exposures.by_name())
-            ply_files.write_gaussian_ply(ply, trained)
-            if poses is not None:
-                turn, shift = poses.size()
-                console.headline(f"poses moved by {turn:.3f} degrees and {shift:.4g} units (rms)")
 
-        if options.memory.budget is not None and device.type == "cpu":
+class _VanillaRun:
+    """A vanilla run on one scene: builds the stage with its components, and writes its results.
+
+    Settings are resolved: nothing is left to the scene.
+    """
+
+    def __init__(self, scene: Scene, options: VanillaOptions) -> None:
+        self._scene = scene
+        self._options = options
+        cameras = scene.train_cameras
+        config = options.config
+        device = options.compute.device
+        sky = sky_of(cameras, scene.extent, config.robustness)
+        self.region = Region(scene.extent, sky, hull_of(cameras, device))
+        self._poses = _poses(scene, config)
+        self._exposures: Exposures | None = None
+        if config.exposure.exposure_compensation:
+            names = [camera.name for camera in cameras]
+            span = (1, config.iterations)
+            self._exposures = Exposures(config.exposure, names, device, span, steps_last=False)
+
+    def stage_run(self) -> StageRun[GaussianCloud]:
+        """What the engine runs."""
+        scene = self._scene
+        options = self._options
+        directory = runs.RunDirectory(
+            options.model_path / layout.CHECKPOINT_FOLDER,
+            runs.Identity(options.identity(), options.inputs(scene), options.sources()),
+            output_flag="-m/--model_path",
+            products=(options.model_path / "point_cloud",),
+            check=payload_check(check_free_payload, count_gaussians, _STATE_RULES),
+        )
+        n_features = 4 if scene.depths.maps else 3
+        channels: tuple[int, ...] = (n_features,)
+        if options.config.scores:
+            channels = (n_features, n_features + N_SCORES)
+        return StageRun(
+            "vanilla 3DGS",
+            scene,
+            directory,
+            _loop(options),
+            self.build,
+            (layout.point_cloud_path(options.model_path, options.config.iterations),),
+            self.init_from_images,
+            channels,
+        )
+
+    def build(self, cloud: GaussianCloud, store: ImageStore, console: Console) -> VanillaStage:
+        """The stage on its initial model."""
+        options = self._options
+        config = options.config
+        if options.memory.budget is not None and options.compute.device.type == "cpu":
             store.limit(options.memory.budget // 2)  # the other half is for tensors
         growth = None
-        until = config.densifies_until
         if config.growth.growing_resolution:
-            growth = measured_growth(scene.train_cameras, store.shown, config.growth, until)
+            cameras = self._scene.train_cameras
+            until = config.densifies_until
+            growth = measured_growth(cameras, store.shown, config.growth, until)
         return VanillaStage(
             cloud,
             replace(config, split=options.memory.split),
-            scene.extent,
-            export,
+            self.region,
+            partial(self._export, console),
             options.compute.rasterizer,
-            poses=poses,
-            hull=hull,
-            exposures=exposures,
-            sky=sky,
-            growth=growth,
-            depths=scene.depths,
+            self._components(),
+            growth,
         )
 
-    def init_from_images(cloud: GaussianCloud, store: ImageStore, say: Console) -> GaussianCloud:
-        """What photographs add to the initial Gaussians: colours of a sky, and dense points."""
-        if options.init_ply is not None and ply_files.holds_gaussians(options.init_ply):
+    def init_from_images(
+        self, cloud: GaussianCloud, store: ImageStore, console: Console
+    ) -> GaussianCloud:
+        """Add to the initial Gaussians what photographs say: colours of a sky, dense points."""
+        scene = self._scene
+        init_ply = self._options.init_ply
+        config = self._options.config
+        if init_ply is not None and ply_files.holds_gaussians(init_ply):
             return cloud
-        if sky is not None and hull is None:
-            cloud = with_sky_colors(cloud, sky, scene.train_cameras, store.shown)
+        hull = self.region.hull
+        if self.region.sky is not None and hull is None:
+            cloud = with_sky_colors(cloud, self.region.sky, scene.train_cameras, store.shown)
         if config.starts_dense or scene.depths.maps:
             limit = config.densification.max_gaussians
-            cloud = with_dense_points(cloud, scene, store.shown, hull, limit, say.info)
+            cloud = with_dense_points(cloud, scene, store.shown, hull, limit, console.info)
         return cloud
 
-    # Read before the folder is touched: a damaged file must not leave one behind.
-    cloud = _start(scene, options, hull, sky, messages)
-    directory = runs.RunDirectory(
-        options.model_path / layout.CHECKPOINT_FOLDER,
-        runs.Identity(options.identity(), options.inputs(scene), options.sources()),
-        output_flag="-m/--model_path",
-        products=(options.model_path / "point_cloud",),
-    )
-    results = (layout.point_cloud_path(options.model_path, config.iterations),)
-    base = 4 if scene.depths.maps else 3
-    channels = (base, base + N_SCORES) if config.scores else (base,)
-    run = StageRun(
-        "vanilla 3DGS", scene, directory, _loop(options), build, results, init_from_images, channels
-    )
-    return run, cloud
+    def _components(self) -> list[Component]:
+        """What is learned or done beside the Gaussians; densification is the stage's."""
+        options = self._options
+        last = options.config.iterations
+        components: list[Component] = []
+        if self._exposures is not None:
+            components.append(self._exposures)
+        if self._poses is not None:
+            components.append(self._poses)
+        components += depth_supervision(self._scene.depths, falling_weight(last))
+        if not options.view_options.keeps_all:
+            checks = (round(VIEW_CHECK_SHARE * last), last)
+            components.append(ViewChecks(checks, options.view_options.keep_views))
+        return components
+
+    def _export(self, console: Console, iteration: int, cloud: GaussianCloud) -> None:
+        """Write the folder in the 3DGS layout, with the model of an iteration."""
+        self._write_layout()
+        ply_path = layout.point_cloud_path(self._options.model_path, iteration)
+        if self._exposures is not None:
+            exposure_path = ply_path.with_name(layout.EXPOSURE_FILE)
+            layout.write_exposures(exposure_path, self._exposures.by_name())
+        ply_files.write_gaussian_ply(ply_path, cloud)
+        if self._poses is not None:
+            turn, shift = self._poses.size()
+            console.headline(f"poses moved by {turn:.3f} degrees and {shift:.4g} units (rms)")
+
+    def _write_layout(self) -> None:
+        scene = self._scene
+        options = self._options
+        train_cameras = scene.original_train_cameras
+        if self._poses is not None:
+            train_cameras = self._moved(train_cameras)
+            model = find_model(scene.root)
+            if model is not None:
+                write_poses(model, options.model_path / REFINED_MODEL, train_cameras)
+        layout.write_cfg_args(
+            options.model_path,
+            source_path=options.source_path.resolve(),
+            sh_degree=options.config.sh_degree,
+            images=options.images,
+            resolution=options.resolution,
+            white_background=options.config.white_background,
+            eval_split=options.eval,
+        )
+        test_cameras = scene.original_test_cameras
+        layout.write_cameras_json(options.model_path, train_cameras, test_cameras)
+        write_offset(options.model_path, scene.offset)
+        input_path = options.model_path / "input.ply"
+        ply_files.write_point_ply(input_path, scene.points, scene.points_rgb)
+
+    def _moved(self, cameras: Sequence[Camera]) -> list[Camera]:
+        """Training cameras in their learned poses; those left out from the start as they were."""
+        moved = []
+        for camera in cameras:
+            is_learned = camera.name not in self._scene.dropped_views
+            moved.append(self._poses.calibrated(camera) if is_learned else camera)
+        return moved
 
 
 def _loop(options: VanillaOptions) -> LoopConfig:
     last = options.config.iterations
-    checks = round(VIEW_CHECK_SHARE * last), last
     return LoopConfig(
         first=1,
         last=last,
@@ -296,72 +394,7 @@ def _loop(options: VanillaOptions) -> LoopConfig:
         keep_checkpoints=options.run.keep_checkpoints,
         test_iterations=options.test_iterations,
         export_iterations=options.save_iterations,
-        view_check_iterations=() if options.view_options.keeps_all else checks,
-        keep_views=options.view_options.keep_views,
     )
-
-
-def _start(
-    scene: Scene,
-    options: VanillaOptions,
-    hull: VisualHull | None,
-    sky: SkySphere | None,
-    messages: Messages,
-) -> GaussianCloud:
-    """Initial Gaussians: a given PLY, else the scene's points; never more than allowed."""
-    points = torch.from_numpy(scene.points)
-    colors = torch.from_numpy(scene.points_rgb)
-    limit = options.config.densification.max_gaussians
-    device = options.compute.device
-    if options.init_ply is not None and ply_files.holds_gaussians(options.init_ply):
-        cloud = ply_files.read_gaussian_ply(options.init_ply, messages, scene.offset)
-        cloud = cloud.select(_carved(cloud.means, hull, messages))
-        return cloud.select(_thinned(len(cloud), limit, messages)).to(device)
-    if options.init_ply is not None:
-        start = ply_files.read_point_ply(options.init_ply, messages, scene.offset)
-        points, colors = map(torch.from_numpy, start)
-    # Chosen before the sizes are: those fill the gaps between the points that stay.
-    inside = _carved(points, hull, messages)
-    points = points[inside]
-    colors = colors[inside]
-    # Far outside of an object there is nothing.
-    robustness = options.config.robustness
-    if limit is not None:
-        # So small a sky that most of the Gaussians allowed are left.
-        few = min(robustness.sky_points, int(SKY_SHARE * limit))
-        robustness = replace(robustness, sky_points=few)
-    n_sky = robustness.sky_points if sky is not None and hull is None else 0
-    rows = _thinned(len(points), limit, messages, n_sky)
-    points = points[rows]
-    colors = colors[rows]
-    if hull is not None:
-        return initial_cloud(points.to(device), colors.to(device))
-    points, colors = with_sky(points, colors, scene.train_cameras, scene.extent, robustness)
-    return opaque_sky(initial_cloud(points.to(device), colors.to(device)), sky)
-
-
-def _carved(points: torch.Tensor, hull: VisualHull | None, messages: Messages) -> torch.Tensor:
-    """Rows to start from: those inside of the masks' hull. (N, 3) -> (M,)"""
-    if hull is None or len(points) == 0:
-        return torch.arange(len(points), device="cpu")
-    device = hull.distances[0].device
-    rows = hull.contains(points.to(device)).cpu().nonzero()[:, 0]
-    messages(f"starting from the {len(rows):,} of {len(points):,} points inside of the masks")
-    if len(rows) == 0:
-        raise UserError(
-            f"none of the {len(points):,} points to start from lies inside of the masks; check "
-            "that they belong to these photographs, or pass --mask_mode ignore or --masks none"
-        )
-    return rows
-
-
-def _thinned(n: int, limit: int | None, messages: Messages, n_besides: int = 0) -> torch.Tensor:
-    """Rows to start from: all, or evenly spaced ones where there are more than allowed."""
-    if limit is None or n + n_besides <= limit:
-        return torch.arange(n, device="cpu")
-    kept = limit - n_besides
-    messages(f"--max_gaussians {limit}: starting from {kept} of {n} points")
-    return torch.linspace(0, n - 1, kept, dtype=torch.float64, device="cpu").long()
 
 
 def _poses(scene: Scene, config: VanillaConfig) -> PoseRefinement | None:
@@ -377,29 +410,6 @@ def _poses(scene: Scene, config: VanillaConfig) -> PoseRefinement | None:
     each = config.optimizer.views_per_step
     rates = PoseConfig.of_run(start, config.iterations, len(cameras), each)
     return PoseRefinement(cameras, scene.extent, rates)
-
-
-def _write_layout(scene: Scene, options: VanillaOptions, poses: PoseRefinement | None) -> None:
-    train_cameras = scene.original_train_cameras
-    if poses is not None:
-        train_cameras = [
-            c if c.name in scene.dropped_views else poses.moved(c) for c in train_cameras
-        ]
-        model = find_model(scene.root)
-        if model is not None:
-            write_poses(model, options.model_path / REFINED_MODEL, train_cameras)
-    layout.write_cfg_args(
-        options.model_path,
-        source_path=options.source_path.resolve(),
-        sh_degree=options.config.sh_degree,
-        images=options.images,
-        resolution=options.resolution,
-        white_background=options.config.white_background,
-        eval_split=options.eval,
-    )
-    layout.write_cameras_json(options.model_path, train_cameras, scene.original_test_cameras)
-    write_offset(options.model_path, scene.offset)
-    ply_files.write_point_ply(options.model_path / "input.ply", scene.points, scene.points_rgb)
 
 
 def vanilla_parser(description: str | None) -> argparse.ArgumentParser:

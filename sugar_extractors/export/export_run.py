@@ -238,7 +238,7 @@ def read_as_written(path: Path, notify: Notify) -> GaussianCloud:
 
     def build(state: dict[str, torch.Tensor]) -> GaussianCloud:
         if mesh_bound.FACES in state:
-            return mesh_bound.bound_cloud_from_state(state).freed()
+            return mesh_bound.bound_cloud_from_state(state).to_gaussians()
         return cloud_from_state(state)
 
     return read_state(model_file(path, "the path"), build)
@@ -299,7 +299,7 @@ def _beside(target: Path, ending: str) -> Path:
 def _export_gaussians(options: ExportOptions, temporary: Paths, console: Console) -> np.ndarray:
     if options.repose is not None:
         bound = read_bound_gaussians(options.result)
-        cloud = reposed(bound, read_edited(options.repose, bound)).freed()
+        cloud = reposed(bound, read_edited(options.repose, bound)).to_gaussians()
         binding = _beside(options.target, "binding.npz")
         write_binding(temporary[binding], bound)
         console.info(f"where each Gaussian sits on the mesh: {binding}")

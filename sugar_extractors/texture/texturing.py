@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.components.exposures import saved_exposures
 from gaussian_splatting.data import reference_layout
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore, eroded, shared_or_own_store
@@ -30,12 +31,7 @@ from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.run_directory import Identity, scene_inputs
 from gaussian_splatting.engine.training_views import is_counted
-from gaussian_splatting.optim.learned_exposure import (
-    exposed,
-    mean_exposure,
-    saved_exposures,
-    unexposed,
-)
+from gaussian_splatting.losses.exposure import exposed, mean_exposure, unexposed
 from gaussian_splatting.rasterization import render_view
 from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
 from gaussian_splatting.shared_flags import white_background
@@ -307,7 +303,7 @@ def extract_textured_mesh(
                 _texture(options, identity, cloud, scene, store, exposures, console)
         if options.placement.wanted:
             how = options.placement, options.export_glb, console.info
-            write_placed(target, scene, lambda: read().freed(), *how, lit=options.lit)
+            write_placed(target, scene, lambda: read().to_gaussians(), *how, lit=options.lit)
     return target
 
 

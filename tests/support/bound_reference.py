@@ -31,7 +31,7 @@ def activated(cloud: BoundCloud) -> Gaussians:
     )
 
 
-def freed(cloud: BoundCloud) -> GaussianCloud:
+def to_gaussians(cloud: BoundCloud) -> GaussianCloud:
     """The same Gaussians without their mesh."""
     gaussians = activated(cloud)
     return GaussianCloud(

@@ -31,6 +31,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
+from gaussian_splatting.components.densification import Region
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.stepping import Stepper
@@ -40,7 +41,7 @@ from gaussian_splatting.rasterization import Rasterizer, projection
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_scene import field_kernels
-from sugar_trainers import terms
+from sugar_trainers import sampling
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.stage_config import CoarseConfig, MultiviewConfig
 from sugar_utils.console import Console
@@ -157,7 +158,7 @@ def gpu_paths() -> Iterator[None]:
             (photometric, "photometric_cpu", photometric.photometric_cuda),
             (projection, "counts_while_projecting", lambda device: True),
             (adam, "in_one_launch", lambda device: True),
-            (terms, "evaluate_fields", functools.partial(fields, native=False)),
+            (sampling, "evaluate_fields", functools.partial(fields, native=False)),
         ):
             stack.enter_context(mock.patch.object(owner, name, replacement))
         yield
@@ -197,14 +198,14 @@ def coarse(mode: str, iteration: int) -> Callable[[], tuple[Stage, int]]:
 
     def make() -> tuple[Stage, int]:
         config = CoarseConfig(mode, sdf_samples=SAMPLES)
-        return CoarseStage(_cloud(), config, EXTENT, print), iteration
+        return CoarseStage(_cloud(), config, Region(EXTENT), print), iteration
 
     return make
 
 
 def vanilla() -> tuple[Stage, int]:
     """The vanilla stage while it densifies."""
-    return VanillaStage(_cloud(), VanillaConfig(), EXTENT, lambda *_: None), 601
+    return VanillaStage(_cloud(), VanillaConfig(), Region(EXTENT), lambda *_: None), 601
 
 
 def multiview() -> tuple[Stage, int]:

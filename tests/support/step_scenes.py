@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
+from gaussian_splatting.components.densification import Region
+from gaussian_splatting.components.exposures import Exposures
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.optim.learned_exposure import Exposures
 from sugar_scene.reprojection import NeighborViews
 from sugar_trainers.multiview_stage import MultiviewStage
 from sugar_trainers.stage_config import MultiviewConfig
+from sugar_trainers.view_comparison import ViewComparer
 
 BASELINE = 0.05
 """Distance of the two views in camera extents."""
@@ -157,15 +159,17 @@ def make_multiview_stage(
     """
     moved = camera.translation + np.array([BASELINE * extent, 0.0, 0.0])
     cameras = [camera, replace(camera, name="beside", translation=moved)]
-    return MultiviewStage(
-        cloud,
-        config,
-        extent,
-        cameras,
+    comparer = ViewComparer(
         NeighborViews(cameras, extent),
         MadeUpPhotographs(photograph),
-        lambda message: None,
-        exposures=exposures,
+        extent,
+        config.multiview_pixels if any(config.view_factors) else 0,
+        config.random_seed,
+        first=config.schedule.first,
+    )
+    components = [] if exposures is None else [exposures]
+    return MultiviewStage(
+        cloud, config, Region(extent), cameras, comparer, lambda message: None, components
     )
 
 

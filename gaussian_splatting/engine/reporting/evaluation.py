@@ -8,33 +8,19 @@ float64, row by row, so that the figures do not depend on the number of threads.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.observations import far_below
-from gaussian_splatting.engine.poses import fitted_pose
-from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.training_views import is_counted
+from gaussian_splatting.losses.exposure import fit_gain_and_offset
 from gaussian_splatting.losses.photometric import DSSIM_WEIGHT, color_terms
 from gaussian_splatting.losses.ssim_reference import ssim_map_reference
-from gaussian_splatting.optim.learned_exposure import fit_gain_and_offset
-from gaussian_splatting.rasterization import plain_background
 from sugar_utils.device import upload
 from sugar_utils.errors import UserError
-
-SIDE = 240  # longest side in pixels at which views are compared
-MIN_GAP = 7.0
-SPREAD = 5.0
-"""Decibels below the median, and the same in standard deviations, from which a view is suspect."""
-CURED_SHARE = 0.5
-"""Share of its gap to the median that a suspect view must gain by another pose to be kept."""
-MAX_SHARE = 0.2  # if more views are suspect, the model is at fault and not they
-MIN_VIEWS = 8
 
 
 @dataclass(frozen=True)
@@ -221,52 +207,3 @@ def _mean(values: Tensor, weights: Tensor | None = None) -> float:
         values = values * weights[..., None]
     rows = values.flatten(1).sum(dim=1, dtype=torch.float64)
     return float(rows.sum()) / (values.numel() if weights is None else total)
-
-
-@torch.no_grad()
-def contradicting_views(
-    stage: Stage,
-    cameras: Sequence[Camera],
-    load_image: Callable[[Camera], Tensor],
-    white_background: bool,
-) -> dict[str, str]:
-    """Views whose colour residual is far above the others, by name, with the reason."""
-    if len(cameras) < MIN_VIEWS:
-        return {}
-    if stage.poses is not None:
-        cameras = [stage.poses.moved(camera) for camera in cameras]
-    found = {row: _decibels(stage, *smaller(c, load_image(c))) for row, c in enumerate(cameras)}
-    middle, suspects = far_below(found, MIN_GAP, SPREAD)
-    if len(suspects) > MAX_SHARE * len(cameras):
-        return {}
-    contradicting = {}
-    for row in suspects:
-        view, image = smaller(cameras[row], load_image(cameras[row]))
-        gaussians = stage.gaussians()
-        background = plain_background(white_background, stage.model.device)
-        moved = fitted_pose(gaussians, view, image, stage.extent, background, exposed=True)
-        gained = _decibels(stage, moved, image) - found[row]
-        if gained < CURED_SHARE * (middle - found[row]):
-            contradicting[view.name] = (
-                f"the model cannot reproduce it, {found[row]:.1f} dB instead of {middle:.1f} dB"
-            )
-    return contradicting
-
-
-def smaller(camera: Camera, image: Tensor, side: int = SIDE) -> tuple[Camera, Tensor]:
-    """A view and its image, at most ``side`` pixels long. (H, W, C) uint8"""
-    small = camera.reduced(side)
-    values = image.permute(2, 0, 1)[None].float()
-    values = functional.interpolate(values, (small.height, small.width), mode="area")[0]
-    return small, values.permute(1, 2, 0).round().to(torch.uint8)
-
-
-def _decibels(stage: Stage, camera: Camera, image: Tensor) -> float:
-    """PSNR after gain and offset of what counts in a view; that of equal images is 100."""
-    render = stage.render(camera, geometry=False).image.clamp(0, 1)
-    target = image[..., :3].to(render) / 255
-    counted = is_counted(image)
-    weights = None if counted is None else counted.to(render.device).double()
-    if weights is not None and not bool(weights.any()):
-        return 0.0
-    return min(psnr(fitted_to(render, target), target, weights), 100.0)

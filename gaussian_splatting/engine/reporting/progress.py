@@ -270,6 +270,11 @@ class Reporter(contextlib.AbstractContextManager):
             view_findings.write_contact_sheet(path, self._pictures)
             self._console.info(f"photograph, render, depth and normals: {path}")
 
+    def results(self) -> dict[str, Any]:
+        """What the last evaluation found, for the record of the run; without what is empty."""
+        results = {"figures": self.figures, "held_out": self.held_out, "health": self.health}
+        return {name: values for name, values in results.items() if values}
+
     def summary(self) -> dict[str, Any]:
         """Seconds and peak bytes of each phase, earlier processes included."""
         self._leave_phase()

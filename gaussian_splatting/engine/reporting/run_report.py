@@ -17,6 +17,16 @@ from sugar_utils.schemas import RunRecord, read_checked
 
 REPORT_FILE = "report.html"
 _TOTAL = "Loss/loss"
+_GROUPS_OF_ITS_OWN = (
+    "Loss",
+    "LearningRate",
+    "Parameters",
+    "Memory",
+    "Test",
+    "Training",
+    "Gaussians",
+)
+"""Curves that the page shows elsewhere; of all others, as those of components, the last value."""
 Curves = Mapping[str, list[html.Point]]
 
 
@@ -128,14 +138,14 @@ def _figures(record: Mapping[str, Any], curves: Curves) -> dict[str, object]:
         ("held-out SSIM of what masks count", "Test/SSIM_counted", "{:.4f}"),
         ("Gaussians", "Gaussians/count", "{:,.0f}"),
         ("held-out pixels in floaters", "Test/floaters", "{:.2%}"),
-        ("normal agreement", "View/normal_agreement", "{:.3f}"),
-        ("median error of depth", "View/depth_error", "{:.2%}"),
-        ("least gain of a photograph", "Exposure/least gain in stops", "{:+.2f} stops"),
-        ("largest gain of a photograph", "Exposure/largest gain in stops", "{:+.2f} stops"),
     ):
         value = last_value(curves, name)
         if value is not None:
             rows[label] = form.format(value)
+    for name in curves:
+        group, _, label = name.partition("/")
+        if group not in _GROUPS_OF_ITS_OWN:
+            rows[label.replace("_", " ")] = f"{last_value(curves, name):.3g}"
     return rows
 
 

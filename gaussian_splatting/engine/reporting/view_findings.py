@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.observations import Observations
+from gaussian_splatting.engine.component import Figure
 from gaussian_splatting.engine.reporting import evaluation
 from gaussian_splatting.engine.reporting.evaluation import EvaluationResult, ViewScore, psnr
 from gaussian_splatting.engine.stage import Stage
@@ -61,8 +62,9 @@ class Findings:
     training: EvaluationResult | None = None
     # Share of held-out pixels in front of every point that their photograph observes.
     floaters: float | None = None
-    # Least and largest gain of a training photograph, in stops.
-    exposure_stops: tuple[float, float] | None = None
+    # Numbers of the stage's components, and a line about each.
+    component_figures: tuple[Figure, ...] = ()
+    summaries: tuple[str, ...] = ()
     # Held-out views, each from the pose in which it fits best.
     posed: EvaluationResult | None = None
     # Held-out views with those that contradict the rest.
@@ -116,9 +118,8 @@ class Findings:
             what = "held-out PSNR with dropped views"
             rows.append(("Test/PSNR_with_dropped", what, self.with_dropped.psnr))
         rows.append(("Test/floaters", "floater share", self.floaters))
-        low, high = self.exposure_stops or (None, None)
-        rows.append(("Exposure/least gain in stops", "least gain in stops", low))
-        rows.append(("Exposure/largest gain in stops", "largest gain in stops", high))
+        for figure in self.component_figures:
+            rows.append((figure.tag, figure.tag.partition("/")[2], figure.value))
         return [(tag, name, value) for tag, name, value in rows if value is not None]
 
     def record(self) -> dict[str, Any]:
@@ -152,9 +153,7 @@ class Findings:
                 f"floaters: {self.floaters:.2%} of the held-out pixels lie in front of all that "
                 "their photograph observed"
             )
-        if self.exposure_stops is not None:
-            low, high = self.exposure_stops
-            lines.append(f"gains of the training photographs: {low:+.2f} to {high:+.2f} stops")
+        lines.extend(self.summaries)
         return lines
 
     def whole_and_counted(self) -> dict[str, dict[str, float]]:
@@ -220,12 +219,12 @@ def find(
     def score(cameras: Sequence[Camera], renderer: Callable = render) -> EvaluationResult | None:
         if not cameras:
             return None
-        fitted = stage.exposures is not None
+        fitted = any(component.changes_exposure for component in stage.components)
         return evaluation.evaluate(renderer, cameras, load_image, quantise=True, fitted=fitted)
 
     held_out = score(test_cameras, render_and_look)
     posed = None
-    if stage.poses is not None:
+    if any(component.fits_held_out_poses for component in stage.components):
         posed = score([stage.fitted_pose(camera, load_image(camera)) for camera in test_cameras])
     with_dropped = score(dropped_cameras)
     if with_dropped is not None:
@@ -235,10 +234,17 @@ def find(
     shown = min(n, N_TRAINING_VIEWS)
     chosen = [train_cameras[i * n // shown] for i in range(shown)]
     training = score(chosen, render if test_cameras else render_and_look)
-    stops = None if stage.exposures is None else stage.exposures.range()
+    figures = [figure for component in stage.components for figure in component.figures()]
+    summaries = [component.summary() for component in stage.components]
     means = {name: sum(values) / len(values) for name, values in seen_of.items()}
     return Findings(
-        held_out, training, exposure_stops=stops, posed=posed, with_dropped=with_dropped, **means
+        held_out,
+        training,
+        component_figures=tuple(figures),
+        summaries=tuple(line for line in summaries if line is not None),
+        posed=posed,
+        with_dropped=with_dropped,
+        **means,
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Camera poses that are learned beside the Gaussians, and fitted for held-out photographs.
+"""Camera poses as a component: learned beside the Gaussians, fitted for held-out photographs.
 
 Motions turn about the camera's centre. They start at zero, have no mean, so that the world stays
 where it is, and are pulled back to zero by a little. Learned poses agree with each other, not with
@@ -24,8 +24,11 @@ from torch import Tensor
 
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.engine.training_views import is_counted
-from gaussian_splatting.optim.learned_exposure import VisitedAdam, fit_gain_and_offset, rate_at
+from gaussian_splatting.engine.component import Component, ViewResult
+from gaussian_splatting.engine.model import TrainableModel
+from gaussian_splatting.engine.training_views import TrainingView, is_counted
+from gaussian_splatting.losses.exposure import fit_gain_and_offset
+from gaussian_splatting.optim.visited_adam import VisitedAdam, rate_at
 from gaussian_splatting.rasterization import WARP, Rasterizer, rasterize
 from gaussian_splatting.rasterization.spherical_harmonics import sh_basis_of
 from sugar_utils.errors import UserError
@@ -48,6 +51,8 @@ _DIRECTIONS = 400
 
 @dataclass(frozen=True)
 class PoseConfig:
+    """When motions are learned, and how fast."""
+
     rate: float = 1e-3  # learning rate of rotations in radians, and of shifts in camera extents
     final_share: float = 0.05  # share of the rate that is left at the end; it falls log-linearly
     start: int = 500
@@ -63,11 +68,14 @@ class PoseConfig:
         return cls(rate=min(max(rate, RATES[0]), RATES[1]), start=start, last=last)
 
 
-class PoseRefinement:
+class PoseRefinement(Component):
     """The motions of all V training cameras, (V, 6) on the host in float64, and their Adam.
 
     Shifts are learned in camera extents.
     """
+
+    name = "poses"
+    fits_held_out_poses = True
 
     def __init__(self, cameras: Sequence[Camera], extent: float, config: PoseConfig) -> None:
         self._start = {camera.name: camera for camera in cameras}
@@ -78,22 +86,34 @@ class PoseRefinement:
         self.motions = torch.zeros(shape, dtype=torch.float64, device="cpu")
         self._adam = VisitedAdam(shape, torch.float64, torch.device("cpu"))
 
-    def moved(self, camera: Camera) -> Camera:
+    def before_view(self, view: TrainingView) -> TrainingView:
+        """Move the camera of the view."""
+        return replace(view, camera=self.calibrated(view.camera))
+
+    def after_view(self, result: ViewResult, model: TrainableModel) -> None:
+        """Add the gradient of the view to that of its camera's motion."""
+        optimizer = model.optimizer
+        self.collect(result.view.camera, optimizer.parameters, optimizer.gradients())
+
+    def calibrated(self, camera: Camera) -> Camera:
+        """A training camera with its motion."""
         row = self._rows[camera.name]
         return with_motion(camera, self.motions[row], self._extent)
 
     def collect(
         self, camera: Camera, values: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
     ) -> None:
-        found = pose_gradient(values, gradients, torch.from_numpy(camera.center))
-        found[3:] *= self._extent
-        self._adam.gradient[self._rows[camera.name]] += found
+        """Add the gradient that Gaussians with these values and gradients have for a camera."""
+        gradient = pose_gradient(values, gradients, torch.from_numpy(camera.center))
+        gradient[3:] *= self._extent
+        self._adam.gradient[self._rows[camera.name]] += gradient
 
-    def statistics(self) -> Tensor:
-        """What the views of a step pulled; processes add it up in place. (V, 6)"""
-        return self._adam.gradient
+    def statistics(self) -> tuple[Tensor, ...]:
+        """Gradient of the views of a step; processes add it up in place. (V, 6)"""
+        return (self._adam.gradient,)
 
-    def step(self, iteration: int) -> None:
+    def after_step(self, iteration: int) -> None:
+        """Move the cameras that the step showed; before the start nothing changes."""
         config = self._config
         if iteration < config.start:
             self._adam.gradient.zero_()
@@ -107,14 +127,16 @@ class PoseRefinement:
 
     def size(self) -> tuple[float, float]:
         """Root mean square of the rotations in degrees, and of the shifts in world units."""
-        turn, shift = (part.square().sum(dim=1).mean().sqrt() for part in self.motions.split(3, 1))
+        mean_squares = [part.square().sum(dim=1).mean() for part in self.motions.split(3, 1)]
+        turn, shift = (value.sqrt() for value in mean_squares)
         return float(turn.rad2deg()), float(shift) * self._extent
 
     def state(self) -> dict[str, Tensor]:
+        """Motions, moments and numbers of steps of all training cameras."""
         kept = {name: getattr(self._adam, own).clone() for name, own in _KEPT.items()}
         return {_MOTIONS: self.motions.clone(), **kept}
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take :meth:`state` back; a checkpoint without poses leaves them at the start."""
         if _MOTIONS not in state:
             return

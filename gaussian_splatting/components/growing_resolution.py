@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that start small and grow: as large as what the Gaussians can learn of them by then.
+"""Images that start small and grow, as a component: as large as what can be learned of them.
 
 After DashGaussian (Chen et al. 2025): an iteration's images hold as large a share of the spectrum
 as the share of the schedule that has passed, and Gaussians may grow with the number of pixels.
@@ -8,7 +8,7 @@ as the share of the schedule that has passed, and Gaussians may grow with the nu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,17 +17,22 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.engine.component import Component
+from gaussian_splatting.engine.state_schema import StateRule
 from sugar_utils.flags import boolean
 from sugar_utils.settings import flag
 
 LEVELS = 16  # sizes, evenly spaced up to the full one
 BUDGET = "gaussian_budget"  # name of the numbers in checkpoints
 MAX_SURVEYED = 16  # photographs whose spectrum is taken; of more, evenly spaced ones
-FIRST_GUESS, MEMORY = 5.0, 0.98  # Gaussians at the end per one at the start; decay per round
+FIRST_GUESS = 5.0  # Gaussians at the end per one at the start
+MEMORY = 0.98  # decay of the expected number per round of densification
 
 
 @dataclass(frozen=True)
 class GrowthConfig:
+    """Whether images grow, and until when."""
+
     growing_resolution: bool | None = flag(
         None,
         "begin with small images, which grow to the full size while Gaussians are added, "
@@ -52,6 +57,8 @@ class GrowthConfig:
 
 @dataclass(frozen=True)
 class ResolutionGrowth:
+    """Sizes of the images by iteration."""
+
     ends: tuple[int, ...]  # last iteration of each size but the full one, ascending
 
     @classmethod
@@ -68,18 +75,27 @@ class ResolutionGrowth:
         return min(1.0, iteration / max(1, self.ends[-1]))
 
 
-class GaussianBudget:
-    """How many Gaussians there may be while images grow, from ``first`` to an expected ``last``.
+class GrowingResolution(Component):
+    """Sizes of the images of a run, and how many Gaussians there may be while they grow.
+
+    How many Gaussians there may be while images grow, from ``first`` to an expected ``last``.
 
     DashGaussian: P_i = P_first + (P_last - P_first) / r^(2 - i / S), where r is how many times
     smaller images are than the full ones, and S is when they have their full size. P_last is five
     times P_first to begin with, and follows what the rounds of densification ask for.
     """
 
+    name = "growing resolution"
+    schema = (StateRule(BUDGET, (2,)),)
+
     def __init__(self, growth: ResolutionGrowth, first: int) -> None:
         self._growth = growth
         self.first = float(first)
         self.last = FIRST_GUESS * first
+
+    def view_scale(self, iteration: int) -> float:
+        """Width and height of an iteration's images, as shares of the full ones."""
+        return self._growth.scale(iteration)
 
     def allowed(self, iteration: int, wanted: int) -> int:
         """The most Gaussians after a round of densification that would add ``wanted``."""
@@ -88,9 +104,11 @@ class GaussianBudget:
         return math.floor(self.first + (self.last - self.first) * share)
 
     def state(self) -> dict[str, Tensor]:
+        """First and expected last number of Gaussians. (2,) float64"""
         return {BUDGET: torch.tensor([self.first, self.last], dtype=torch.float64, device="cpu")}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take the numbers back."""
         if BUDGET in state:
             self.first, self.last = state[BUDGET].tolist()
 
@@ -101,11 +119,12 @@ def spectrum_shares(photographs: Sequence[np.ndarray]) -> list[float]:
     for grey in photographs:
         amplitudes = np.abs(np.fft.fft2(grey - grey.mean()))
         # The finest detail of either axis, as a share of what the full size can hold.
-        rows, columns = (2 * np.abs(np.fft.fftfreq(n)) for n in grey.shape)
-        finest = np.maximum(rows[:, None], columns[None, :])
+        row_detail, column_detail = (2 * np.abs(np.fft.fftfreq(n)) for n in grey.shape)
+        finest = np.maximum(row_detail[:, None], column_detail[None, :])
         level = np.clip(np.ceil(finest * LEVELS).astype(int), 1, LEVELS) - 1
-        held = np.bincount(level.ravel(), amplitudes.ravel(), minlength=LEVELS).cumsum()
-        shares += held / held[-1] if held[-1] > 0 else 1.0
+        by_level = np.bincount(level.ravel(), amplitudes.ravel(), minlength=LEVELS)
+        cumulated = by_level.cumsum()
+        shares += cumulated / cumulated[-1] if cumulated[-1] > 0 else 1.0
     return (shares / len(photographs)).tolist()
 
 
@@ -117,6 +136,9 @@ def measured_growth(
 ) -> ResolutionGrowth:
     """The schedule for some photographs. load_image: (H, W, 3), or (H, W, 4) uint8 with a mask"""
     chosen = np.linspace(0, len(cameras) - 1, min(len(cameras), MAX_SURVEYED)).astype(int)
-    grey = [load_image(cameras[i])[..., :3].double().mean(dim=-1).numpy() for i in chosen]
+    grey = []
+    for row in chosen:
+        colors = load_image(cameras[row])[..., :3].double()
+        grey.append(colors.mean(dim=-1).numpy())
     until = round(config.until_of(cameras) * densified)
     return ResolutionGrowth.of(spectrum_shares(grey), until, config.smallest)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is learned or done beside the model: one component a file; a stage's builder chooses."""

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is learned or done beside the model of a stage.
+
+A stage is a model, a table of loss terms and a list of components. The engine calls each component
+in the order of the list and knows none of them by name. An iteration calls::
+
+    begin(iteration)
+    for each view:
+        before_view(view)             may be called again, where a view is repeated
+        features(gaussians, camera), terms(view)
+        after_view(result, model)     only when all numbers of the view are good
+    statistics()                      summed over the processes of a run
+    before_step(iteration), the optimiser's step, after_step(iteration)
+
+and a checkpoint calls ``state`` or ``load_state``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from torch import Tensor
+
+from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.engine.loss_terms import LossTerm
+from gaussian_splatting.engine.model import TrainableModel
+from gaussian_splatting.engine.state_schema import StateRule
+from gaussian_splatting.engine.training_views import TrainingView
+from gaussian_splatting.rasterization import RenderOutput
+from gaussian_splatting.rasterization.projection import PredictedIntersections
+from sugar_utils.console import Console
+from sugar_utils.process_group import ProcessGroup
+
+if TYPE_CHECKING:
+    from gaussian_splatting.engine.stage import Stage
+
+
+@dataclass(frozen=True)
+class ViewResult:
+    """What a stage found in one view of a step; gradients are in the parameters."""
+
+    view: TrainingView
+    # Detached scalars: each active term unweighted, their weighted sum as ``"loss"``.
+    terms: dict[str, Tensor]
+    radii: Tensor  # screen radii, 0 for Gaussians the view did not see, (N,) int32
+    d_means2d: Tensor | None = None  # gradient of the projected centres, (N, 2) per pixel
+    predicted: PredictedIntersections | None = None
+    visible_rows: Tensor | None = None  # ``radii > 0`` where a stage knows it already, (N,) bool
+
+    @functools.cached_property
+    def visible(self) -> Tensor:
+        """Gaussians that the view shows. (N,) bool"""
+        return self.radii > 0 if self.visible_rows is None else self.visible_rows
+
+
+class Figure(NamedTuple):
+    """A number that a component adds to an evaluation."""
+
+    tag: str  # of the curve in TensorBoard: ``Group/name``
+    value: float
+
+
+class Component:
+    """Base of all components: every hook does nothing."""
+
+    name: str
+    schema: ClassVar[tuple[StateRule, ...]] = ()  # of the tensors of its state
+    # Whether photographs are expected to differ from renders by a gain and an offset per channel.
+    changes_exposure: bool = False
+    # Whether held-out views are also measured from the pose in which they fit best.
+    fits_held_out_poses: bool = False
+
+    def begin(self, iteration: int) -> None:
+        """Change what has to change before the views of an iteration, as the population."""
+
+    def view_scale(self, iteration: int) -> float:
+        """Size of the images of an iteration, as a share of the full width and height."""
+        return 1.0
+
+    def before_view(self, view: TrainingView) -> TrainingView:
+        """Return the view with what this component knows of it, as another pose or an exposure."""
+        return view
+
+    def features(self, gaussians: Gaussians, view: TrainingView) -> Tensor | None:
+        """Values to blend for terms of this component. (N, f) or None
+
+        A term finds them as ``ImageStrip.feature(name)``.
+        """
+        return None
+
+    def terms(self, view: TrainingView) -> Sequence[LossTerm]:
+        """Loss terms of the view beside those of the stage's table; terms of images only."""
+        return ()
+
+    def after_view(self, result: ViewResult, model: TrainableModel) -> None:
+        """Take note of a view whose numbers are good."""
+
+    def statistics(self) -> Sequence[Tensor]:
+        """Sums over the views of this step besides gradients; processes add them up in place."""
+        return ()
+
+    def before_step(self, iteration: int) -> None:
+        """Drop gradients that the optimiser must not see."""
+
+    def after_step(self, iteration: int) -> None:
+        """Make a step of its own."""
+
+    def keep_rows(self, rows: Tensor) -> None:
+        """Follow the model, of which only some Gaussians stay. (N,) bool"""
+
+    def calibrated(self, camera: Camera) -> Camera:
+        """Return a training camera as this component has learned it."""
+        return camera
+
+    def excluded_views(self) -> Mapping[str, str]:
+        """Training views that are not to be shown any more: name to reason."""
+        return {}
+
+    def figures(self) -> Sequence[Figure]:
+        """Numbers that say how far it has come."""
+        return ()
+
+    def summary(self) -> str | None:
+        """One line for the console about these numbers."""
+        return None
+
+    def view_figures(self, camera: Camera, output: RenderOutput) -> dict[str, float]:
+        """Numbers of an evaluated view, rendered with geometry."""
+        return {}
+
+    def after_iteration(self, context: IterationContext) -> None:
+        """Look at the model after a step; all processes of a run come here together."""
+
+    def state(self) -> dict[str, Any]:
+        """What resuming needs: tensors, and primitives; names are unique among components."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take :meth:`state` back, of all components; the model is restored already.
+
+        Tensors are as the schema says. What is missing stays as it is.
+
+        Raises:
+            UserError: A value does not fit this run.
+        """
+
+
+@dataclass(frozen=True)
+class IterationContext:
+    """The run around a component, between two iterations."""
+
+    iteration: int
+    stage: Stage
+    cameras: Sequence[Camera]  # of all training views
+    load_photograph: Callable[[Camera], Tensor]  # (H, W, 3) or (H, W, 4) uint8
+    white_background: bool
+    group: ProcessGroup
+    console: Console

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loss terms: one entry of a table says all there is to say about a term.
+
+Gradients, weighted sum, console, TensorBoard and checks are made from the table of a stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from gaussian_splatting.engine.gradients import backpropagate_weighted
+from gaussian_splatting.engine.guard import TOTAL
+from gaussian_splatting.engine.training_views import ImageStrip, color_loss
+from gaussian_splatting.losses.photometric import DSSIM_WEIGHT, SSIM_HALO
+from sugar_utils.device import constants
+
+Place = Literal["model", "samples", "image", "half-size image"]
+"""What a term looks at: the model itself, once per view; points drawn in it, chunk by chunk; the
+rendered view, strip by strip; or depth and normals of the view at half its size."""
+
+
+class StripValue(NamedTuple):
+    """Value of a term on one strip, and the figures that are reported of it."""
+
+    loss: Tensor  # unweighted scalar to backpropagate
+    figures: Mapping[str, Tensor]  # scalars by name; those of all strips are added up
+
+
+@dataclass(frozen=True)
+class LossTerm:
+    """A loss term: its weight, when it acts, where it looks, and its value there."""
+
+    name: str
+    weight: float
+    at: Place
+    # The unweighted scalar, from what the stage gives terms of this place: an :class:`ImageStrip`
+    # of an image. Of a chunk or a strip it is the share, the sum divided by the number in the
+    # whole. None where a view has nothing for it.
+    value: Callable[[Any], Tensor | None]
+    active: Callable[[int], bool] = lambda iteration: True
+    # What it reads of the rendered view besides its colour: ``"depth"``, ``"normal"``, ``"plane"``.
+    maps: tuple[str, ...] = ()
+    halo: int = 0  # rows that it reads above and below a strip
+    is_reported: bool = True  # whether its value is a figure of the run, and part of the sum
+
+    def evaluate(self, strip: ImageStrip) -> StripValue:
+        """Evaluate an image term on a strip."""
+        loss = self.value(strip)
+        return StripValue(loss, {self.name: loss} if self.is_reported else {})
+
+
+@dataclass(frozen=True)
+class ColorTerm(LossTerm):
+    """The colour loss, which reports its L1 and SSIM beside its value."""
+
+    dssim_weight: float = field(kw_only=True)
+
+    def evaluate(self, strip: ImageStrip) -> StripValue:
+        """Evaluate the loss on a strip."""
+        loss = color_loss(strip, self.dssim_weight)
+        figures = {self.name: loss.total, "l1": loss.l1, "ssim": loss.ssim}
+        return StripValue(loss.total, figures)
+
+
+def color_term(dssim_weight: float) -> ColorTerm:
+    """The colour loss of 3DGS against the photograph; reports L1 and SSIM, too."""
+
+    def value(strip: ImageStrip) -> Tensor:
+        return color_loss(strip, dssim_weight).total
+
+    return ColorTerm("color", 1.0, "image", value, halo=SSIM_HALO, dssim_weight=dssim_weight)
+
+
+def _color_value(strip: ImageStrip) -> Tensor:
+    return color_loss(strip, DSSIM_WEIGHT).total
+
+
+COLOR = LossTerm("color", 1.0, "image", _color_value, halo=SSIM_HALO)
+"""The colour loss of 3DGS against the photograph."""
+
+
+def acting(terms: Iterable[LossTerm], iteration: int) -> dict[Place, list[LossTerm]]:
+    """Sort the terms that act in an iteration by where they look."""
+    active_terms: dict[Place, list[LossTerm]] = {place: [] for place in get_args(Place)}
+    for term in terms:
+        if term.active(iteration):
+            active_terms[term.at].append(term)
+    return active_terms
+
+
+def backpropagate(terms: Iterable[LossTerm], inputs: Any) -> dict[str, Tensor]:
+    """Backpropagate one term after the other from the same inputs; return their values by name."""
+    values = {}
+    for term in terms:
+        value = term.value(inputs)
+        if value is not None:
+            backpropagate_weighted([value], [term.weight])
+            values[term.name] = value.detach()
+        # Its graph would live on beside that of the next term.
+        del value
+    return values
+
+
+def report(terms: Sequence[LossTerm], values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Figures of a view: the weighted sum, then the unweighted values in the order of the table.
+
+    Args:
+        values: Value by name of the term. A term that consists of others, and names them, is
+            reported by these.
+    """
+    present = [term for term in terms if term.name in values]
+    if len(present) == 1 and present[0].weight == 1.0:
+        figures = {TOTAL: values[present[0].name]}
+    else:
+        stacked = torch.stack([values[term.name] for term in present])
+        weights = constants(tuple(term.weight for term in present), stacked.device)
+        figures = {TOTAL: (stacked * weights).sum()}
+    for term in present:
+        if isinstance(term, ColorTerm):
+            figures["l1"] = values["l1"]
+            figures["ssim"] = values["ssim"]
+        else:
+            figures[term.name] = values[term.name]
+    return figures

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which view a step is trained on, and its photograph at the size of the iteration."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.images import ImageStore
+from sugar_utils.random import generator
+
+_LEAST_WEIGHT = 1e-3  # of a masked pixel, in steps of the mask's byte
+
+
+class ViewSampler:
+    """Order of the training views: each epoch is a permutation drawn from the seed."""
+
+    def __init__(self, n_cameras: int, seed: int, label: str) -> None:
+        self._n = n_cameras
+        self._seed = seed
+        self._label = label
+        self._epoch = -1
+        self._permutation: list[int] = []
+
+    def epoch(self, step: int) -> int:
+        """How many complete passes lie behind a step (steps count from 0)."""
+        return step // self._n
+
+    def index(self, step: int) -> int:
+        """Row of the camera that is shown in a step (steps count from 0)."""
+        epoch = self.epoch(step)
+        if epoch != self._epoch:
+            rng = generator(self._seed, self._label, "camera order", epoch)
+            self._permutation = torch.randperm(self._n, generator=rng, device="cpu").tolist()
+            self._epoch = epoch
+        return self._permutation[step % self._n]
+
+
+class SizedViews:
+    """Photographs of the training views at the size of the iteration; small copies are cached."""
+
+    def __init__(self, images: ImageStore) -> None:
+        self._images = images
+        self._scale = 1.0
+
+    def get(self, camera: Camera, scale: float) -> tuple[Camera, Tensor]:
+        """A view at a share of its size: camera, and photograph on the CPU, which is shared."""
+        if scale != self._scale and self._scale != 1.0:
+            self._images.drop_scaled(self._scale)
+        self._scale = scale
+        if scale == 1.0:
+            return camera, self._images.get(camera)
+        small = at_scale(camera, scale)
+
+        def shrink(photograph: Tensor) -> Tensor:
+            return averaged(photograph, small.width, small.height)
+
+        return small, self._images.scaled(camera, scale, shrink)
+
+    def prefetch(self, camera: Camera) -> None:
+        """Have the photograph decoded in the background unless there is a small copy of it."""
+        if self._scale == 1.0 or not self._images.has_scaled(camera, self._scale):
+            self._images.prefetch(camera)
+
+
+def at_scale(camera: Camera, scale: float) -> Camera:
+    """The view at a share of its size, in whole pixels."""
+    width = max(1, round(scale * camera.width))
+    height = max(1, round(scale * camera.height))
+    return camera.resized(width, height)
+
+
+def averaged(photograph: Tensor, width: int, height: int) -> Tensor:
+    """A smaller photograph, every byte the mean of what it covers, colours weighted by the mask."""
+    planes = photograph.permute(2, 0, 1).float()
+    if len(planes) == 3:
+        return _rounded(_means(planes, width, height))
+    # What is masked out says nothing about colours, except where there is nothing else.
+    weights = planes[3:].clamp_min(_LEAST_WEIGHT)
+    colors = _means(planes[:3] * weights, width, height) / _means(weights, width, height)
+    return _rounded(np.concatenate([colors, _means(planes[3:], width, height)]))
+
+
+def _means(planes: Tensor, width: int, height: int) -> np.ndarray:
+    """Means of what the pixels of a smaller size cover. (P, H, W) float -> (P, height, width)"""
+    # In floats, because of bytes Pillow would round rows and then columns, half of them upwards.
+    box = Image.Resampling.BOX
+    small_planes = []
+    for plane in planes:
+        small = Image.fromarray(plane.numpy()).resize((width, height), box)
+        small_planes.append(np.asarray(small))
+    return np.stack(small_planes)
+
+
+def _rounded(planes: np.ndarray) -> Tensor:
+    """(C, h, w) float -> (h, w, C) uint8"""
+    values = np.rint(planes).astype(np.uint8)
+    return torch.from_numpy(values.transpose(1, 2, 0).copy())

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exposure of a photograph as a function of images: a gain and an offset per colour channel.
+
+An exposure is a (2, 3) tensor: logarithms of gains a, then offsets b, per channel. A photograph of
+this exposure shows I' = exp(a) I + b of what the model renders as I.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MIN_VARIANCE = 1e-6  # of a channel; below, there is no gain to be fitted, only an offset
+
+
+class _Exposed(torch.autograd.Function):
+    """Image and (2, 3) log gains and offsets -> image; gradients sum within rows first."""
+
+    @staticmethod
+    def forward(ctx: Any, image: Tensor, exposure: Tensor) -> Tensor:
+        gain = exposure[0].exp()
+        ctx.save_for_backward(image, gain)
+        return torch.addcmul(exposure[1], image, gain)
+
+    @staticmethod
+    def backward(ctx: Any, d_exposed: Tensor) -> tuple[Tensor, Tensor]:
+        image, gain = ctx.saved_tensors
+        d_log_gain = gain * _sum_of_pixels(d_exposed * image)
+        d_exposure = torch.stack([d_log_gain, _sum_of_pixels(d_exposed)])
+        return d_exposed * gain, d_exposure
+
+
+def exposed(image: Tensor, exposure: Tensor | None, inside: Tensor | None = None) -> Tensor:
+    """Return the image, (H, W, 3), as a photograph of this exposure, (2, 3), shows it.
+
+    Args:
+        exposure: None leaves the image as it is.
+        inside: Pixels whose gradient reaches the exposure; None for all. What lies behind a masked
+            object is made up and must not. (H, W) bool
+    """
+    if exposure is None:
+        return image
+    if inside is None:
+        return _Exposed.apply(image, exposure)
+    fixed = _Exposed.apply(image, exposure.detach())
+    return torch.where(inside[..., None], _Exposed.apply(image, exposure), fixed)
+
+
+def unexposed(image: Tensor, exposure: Tensor) -> Tensor:
+    """Invert :func:`exposed`, within 0 to 1: colours of the model. (H, W, 3), (2, 3)"""
+    return ((image - exposure[1]) / exposure[0].exp()).clamp(0, 1)
+
+
+def mean_exposure(values: Tensor) -> Tensor:
+    """Return the exposure with the mean gain and the mean offset. (V, 2, 3) -> (2, 3)
+
+    The mean of photographs is that of a model in this exposure; with the mean logarithm of gains
+    the model would be darker where they differ much.
+    """
+    exposures = values.double()
+    log_gain = exposures[:, 0].exp().mean(dim=0).log()
+    return torch.stack([log_gain, exposures[:, 1].mean(dim=0)]).to(values.dtype)
+
+
+def fit_gain_and_offset(image: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Fit the gains and offsets, (3,) float64 each, that bring one (H, W, 3) image to another."""
+    mean_x = _mean_of_pixels(image)
+    mean_y = _mean_of_pixels(target)
+    x = image.double() - mean_x
+    y = target.double() - mean_y
+    variance = _mean_of_pixels(x * x)
+    covariance = _mean_of_pixels(x * y)
+    is_flat = variance < MIN_VARIANCE
+    gain = torch.where(is_flat, 1.0, covariance / variance.clamp_min(MIN_VARIANCE))
+    return gain, mean_y - gain * mean_x
+
+
+def _mean_of_pixels(image: Tensor) -> Tensor:
+    return _sum_of_pixels(image) / (image.shape[0] * image.shape[1])
+
+
+def _sum_of_pixels(image: Tensor) -> Tensor:
+    """Sums per channel; those of rows are added up in float64. (H, W, 3) -> (3,)"""
+    row_sums = image.sum(dim=1)
+    return row_sums.sum(dim=0, dtype=torch.float64).to(image.dtype)

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the refinement starts from besides the mesh: colours of photographs, and a background.
+
+Colours of vertices are as coarse as the mesh and the same from all sides, and an optimiser needs
+hundreds of steps to change that: colours of mesh-bound Gaussians come from the photographs. What
+the mesh does not show, as sky, distance and parts thinner than triangles, stays beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.engine.training_views import is_counted
+from gaussian_splatting.losses.exposure import unexposed
+from gaussian_splatting.rasterization import WARP, Rasterizer
+from gaussian_splatting.rasterization.render import masked_shares
+from gaussian_splatting.rasterization.spherical_harmonics import SH_C0, sh_basis_of
+from sugar_scene.mesh_bound import BoundCloud
+from sugar_scene.triangle_rasterizer import pixels_of_points, rasterize_triangles
+from sugar_utils.device import upload
+
+N_COEFFICIENTS = 4  # of bands 0 and 1; two bands measured no better
+RIDGE = 1.0  # views in which band 1 is zero, beside those that show a Gaussian
+Photograph = tuple[Camera, Tensor, Tensor | None]
+"""A camera; its image, (H, W, 3) or (H, W, 4) uint8; its exposure, (2, 3), if it has one."""
+MIN_SHARE = 0.2  # of the blending weights beside the mesh
+_MAX_SIDE = 480  # of the views that find the background, pixels
+
+
+@torch.no_grad()
+def with_photograph_colors(cloud: BoundCloud, photographs: Iterable[Photograph]) -> BoundCloud:
+    """Gaussians with the colours of the views that show their centres; others as they are.
+
+    Spherical harmonics of degree 1, by least squares with a ridge.
+    """
+    points = cloud.activate().means
+    normal = points.new_zeros(len(points), N_COEFFICIENTS, N_COEFFICIENTS)
+    right = points.new_zeros(len(points), N_COEFFICIENTS, 3)
+    for camera, image, exposure in photographs:
+        shown, row, column = pixels_of_points(points, cloud.vertices, cloud.faces, camera)
+        image = upload(image, points.device)
+        counted = is_counted(image)
+        if counted is not None:
+            shown &= counted[row, column]
+        colors = image[row, column, :3] / 255.0
+        if exposure is not None:
+            colors = unexposed(colors, exposure.to(colors.device))
+        directions = normalize(points - points.new_tensor(camera.center), dim=1)
+        basis = sh_basis_of(directions)[:, :N_COEFFICIENTS] * shown[:, None]
+        normal += basis[:, :, None] * basis[:, None]
+        right += basis[:, :, None] * (colors - 0.5)[:, None]
+    seen = normal[:, :1, :1] > 0
+    ridge = normal.new_full((N_COEFFICIENTS,), RIDGE * SH_C0**2)
+    ridge[0] = 0.0
+    one = torch.eye(N_COEFFICIENTS, device=normal.device)
+    solvable = torch.where(seen, normal + ridge.diag(), one)
+    band_0, band_1 = torch.linalg.solve(solvable, right).split([1, N_COEFFICIENTS - 1], dim=1)
+    rest = torch.cat([band_1, cloud.sh_rest[:, N_COEFFICIENTS - 1 :]], dim=1)
+    sh_dc = torch.where(seen, band_0, cloud.sh_dc)
+    return replace(cloud, sh_dc=sh_dc, sh_rest=torch.where(seen, rest, cloud.sh_rest))
+
+
+def background_rows(
+    gaussians: Gaussians,
+    vertices: Tensor,
+    faces: Tensor,
+    cameras: Sequence[Camera],
+    rasterizer: Rasterizer = WARP,
+) -> Tensor:
+    """Gaussians that blend into pixels which the mesh does not cover. (N,) bool
+
+    With a fifth of their weights there, so that no gap is left around the mesh.
+    """
+    views = [camera.reduced(_MAX_SIDE) for camera in cameras]
+    hits = (rasterize_triangles(vertices, faces, view) for view in views)
+    beside = ((view, (~hit.covered).float()) for view, hit in zip(views, hits, strict=True))
+    return masked_shares(gaussians, beside, rasterizer) > MIN_SHARE
