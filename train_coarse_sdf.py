@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train the coarse SuGaR stage alone, with the sdf regularisation."""
 
-from sugar_pipeline.command_line import script
+from sugar_pipeline.command_line import main_of, run_script
 
-main = script("train_coarse_sdf.py", __doc__, __name__)
+main = main_of("train_coarse_sdf.py", __doc__)
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Photographs to textured mesh: ``python train_full_pipeline.py -s SCENE``."""
 
-from sugar_pipeline.command_line import script
+from sugar_pipeline.command_line import main_of, run_script
 
-main = script("train_full_pipeline.py", __doc__, __name__)
+main = main_of("train_full_pipeline.py", __doc__)
+
+if __name__ == "__main__":
+    run_script(main)

@@ -6,6 +6,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from sugar_pipeline.command_line import script
+from sugar_pipeline.command_line import main_of, run_script
 
-main = script("gaussian_splatting/train.py", __doc__, __name__)
+main = main_of("gaussian_splatting/train.py", __doc__)
+
+if __name__ == "__main__":
+    run_script(main)

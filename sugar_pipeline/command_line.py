@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from sugar_utils import __version__
 from sugar_utils.errors import UserError
@@ -242,15 +242,18 @@ PROGRAMS: dict[str, Program] = {
 """What each script runs, by its path in the repository."""
 
 
-def script(name: str, description: str | None, module: str) -> Callable[[], None]:
-    """The main function of a script, which runs at once where the script is what was started."""
+def main_of(name: str, description: str | None) -> Callable[[], None]:
+    """The main function of a script, by its path in the repository."""
 
-    def run() -> None:
+    def main() -> None:
         PROGRAMS[name].start(description)
 
-    if module == "__main__":
-        sys.exit(run_main(run))
-    return run
+    return main
+
+
+def run_script(main: Callable[[], None]) -> NoReturn:
+    """Run the main function of a script, and leave with its exit code."""
+    sys.exit(run_main(main))
 
 
 def main() -> None:
