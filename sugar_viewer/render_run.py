@@ -27,8 +27,8 @@ from gaussian_splatting.engine.reporting import view_findings
 from gaussian_splatting.engine.reporting.evaluation import to_uint8
 from gaussian_splatting.rasterization import plain_background, render_view
 from gaussian_splatting.shared_flags import white_background
-from sugar_extractors.export.export_run import has_gaussians, read_any_gaussians
-from sugar_extractors.export.mesh_formats import shape_of
+from sugar_extractors.export.mesh_reduction import shape_of
+from sugar_extractors.export.reading import has_gaussians, read_any_gaussians
 from sugar_extractors.mesh_pictures import read_any_mesh, shaded_views
 from sugar_extractors.results import scene_of
 from sugar_extractors.texture import textured_mesh_io as meshes

@@ -17,9 +17,10 @@ from scipy.spatial.transform import Rotation
 import export
 from gaussian_splatting.data.ply import read_gaussian_ply
 from gaussian_splatting.formats.moved import moved_cloud
-from sugar_extractors.export.export_run import read_any_gaussians, read_bound_gaussians, reposed
 from sugar_extractors.export.gltf_gaussians import read_gltf_gaussians
-from sugar_extractors.export.mesh_formats import simplified
+from sugar_extractors.export.mesh_reduction import simplified
+from sugar_extractors.export.reading import read_any_gaussians, read_bound_gaussians
+from sugar_extractors.export.reposing import reposed
 from sugar_extractors.texture.textured_mesh_io import (
     TexturedMesh,
     render_textured,
