@@ -15,8 +15,9 @@ import numpy as np
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.reference_layout import write_camera_list
 from sugar_utils.errors import UserError
+from sugar_viewer.camera_paths import between, looking
 from sugar_viewer.page_server import view_of
-from sugar_viewer.render_run import ShownModel, between, looking
+from sugar_viewer.shown_models import ShownModel
 
 if TYPE_CHECKING:
     import viser

@@ -28,7 +28,7 @@ from sugar_extractors.texture.textured_mesh_io import (
 )
 from sugar_scene.mesh_bound import BoundCloud, bound_cloud_from_state
 from sugar_utils.errors import UserError
-from sugar_viewer.render_run import open_model
+from sugar_viewer.shown_models import open_model
 from tests.support.bound_reference import freed
 from tests.support.random_scenes import look_at
 from tests.support.reference_rasterizer import rasterize_reference
