@@ -282,7 +282,12 @@ def look(page: ViewPage, x: float = 0.0) -> None:
 
 def test_our_renderer_works_only_where_it_is_switched_on_and_hides_the_rest(page):
     sent = []
-    page._rendered.make = lambda arranged, camera: (sent.append(camera), RenderedPicture(None, ""))[1]
+
+    def make(arranged, camera):
+        sent.append(camera)
+        return RenderedPicture(None, "")
+
+    page._rendered.make = make
     look(page)
     page.work()
     assert sent == []

@@ -18,15 +18,17 @@ from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.formats.fidelity import fidelity
 from gaussian_splatting.formats.moved import moved_cloud
 from gaussian_splatting.formats.packing import require_gaussians
+from sugar_extractors.export.format_types import (
+    ExportFormat,
+    GaussianFormat,
+    MeshExport,
+    MeshFormat,
+)
 from sugar_extractors.export.formats import (
     FORMATS,
     GAUSSIANS,
     MESH_FORMATS,
     MESHES,
-    ExportFormat,
-    GaussianFormat,
-    MeshExport,
-    MeshFormat,
     format_help,
     readable_suffixes,
 )

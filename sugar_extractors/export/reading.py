@@ -12,7 +12,8 @@ from gaussian_splatting.data.ply import holds_gaussians
 from gaussian_splatting.data.reference_layout import load_reference_checkpoint
 from gaussian_splatting.engine.model import cloud_from_state
 from gaussian_splatting.formats.moved import GLB_AXES, moved_cloud
-from sugar_extractors.export.formats import GAUSSIAN_FORMATS, Axes, GaussianFormat
+from sugar_extractors.export.format_types import Axes, GaussianFormat
+from sugar_extractors.export.formats import GAUSSIAN_FORMATS
 from sugar_extractors.export.gltf_gaussians import holds_gltf_gaussians
 from sugar_extractors.results import read_state
 from sugar_scene import mesh_bound
