@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How close a mesh is to a surface that is known: the figures papers report, and topology.
+"""Compare a mesh with a known surface: the figures papers report, and topology.
 
 Only the object counts. What is compared, and where:
 
@@ -186,6 +186,11 @@ def compare_surfaces(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> MeshQuality:
+    """Measure a mesh against the true surface by samples of both.
+
+    Raises:
+        UserError: The mesh has no surface where the object is.
+    """
     # The object is brought to size 1 at the origin, where float32 resolves it best.
     origin = (reference.low + reference.high) / 2
     size = reference.size

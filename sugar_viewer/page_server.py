@@ -45,13 +45,19 @@ _FIRST_SIDE = 256
 
 
 def load_viser() -> ModuleType:
+    """Return the package viser; raise a UserError where it is missing."""
     return load_package("the viewer", "viser", "viser")[0]
 
 
 def open_server(host: str, port: int, label: str, flag: str = "--port") -> viser.ViserServer:
+    """Start a server that serves a page with a title.
+
+    Args:
+        flag: That chooses the port, for the error.
+    """
     module = load_viser()
     check_free(host, port, flag)
-    # Its messages are for who writes programs with it.
+    # Its messages are for developers.
     logging.getLogger("websockets").setLevel(logging.CRITICAL)
     with contextlib.redirect_stdout(io.StringIO()), _guarded_pages(host):
         server = module.ViserServer(host=host, port=port, label=label, verbose=False)
@@ -61,9 +67,9 @@ def open_server(host: str, port: int, label: str, flag: str = "--port") -> viser
 
 @contextlib.contextmanager
 def _guarded_pages(host: str) -> Iterator[None]:
-    """Servers that start in this context answer requests of other origins with 403.
+    """Have servers that start in this context refuse requests of other origins with 403.
 
-    What they serve is corrected.
+    The page that they serve is corrected.
     """
     server = load_package("the viewer", "viser", "websockets.asyncio.server")[0]
     serve = server.serve
@@ -71,10 +77,11 @@ def _guarded_pages(host: str) -> Iterator[None]:
     def guarded(*arguments: Any, process_request: Callable[..., Any], **how: Any) -> Any:
         async def process(connection: Any, request: Any) -> Any:
             origin = request.headers.get("Origin")
-            asked = request.headers.get("Host", "")
-            own = urlsplit(origin or "").netloc == asked
-            loopback = host not in _LOCAL or urlsplit(f"//{asked}").hostname in _LOCAL
-            if origin is not None and not (own and loopback):
+            requested_host = request.headers.get("Host", "")
+            is_same_origin = urlsplit(origin or "").netloc == requested_host
+            host_name = urlsplit(f"//{requested_host}").hostname
+            is_allowed_host = host not in _LOCAL or host_name in _LOCAL
+            if origin is not None and not (is_same_origin and is_allowed_host):
                 return connection.respond(http.HTTPStatus.FORBIDDEN, "foreign origin\n")
             response = process_request(connection, request)
             if inspect.isawaitable(response):

@@ -79,12 +79,14 @@ class RenderPanel:
         for control in (self._right_title, self._right_kind):
             control.visible = layout != LAYOUTS[0]
         self._split.visible = layout == LAYOUTS[2]
-        left = self._choice(self._left_title, self._left_kind)
-        right = self._choice(self._right_title, self._right_kind)
+        first = self._choice(self._left_title, self._left_kind)
+        second = self._choice(self._right_title, self._right_kind)
         split = self._split.value
         if not 0 <= split <= 1:
             split = 0.5
-        self.arrangement = Arrangement(left, right, layout, split) if self._on.value else None
+        self.arrangement = None
+        if self._on.value:
+            self.arrangement = Arrangement(first, second, layout, split)
         if not silent:
             self._changed()
 

@@ -204,13 +204,13 @@ def _pictures(
     progress: Progress,
 ) -> Iterator[np.ndarray]:
     """Yield one picture per camera: for each map, all models side by side."""
-    far = 1.0
+    white_depth = 1.0
     if "depth" in shows:
         probes = cameras[:: max(1, len(cameras) // _PROBES)]
-        far = max(far_depth(model, probes) for model in models)
+        white_depth = max(far_depth(model, probes) for model in models)
     for done, camera in enumerate(cameras, start=1):
         row = []
         for show in shows:
-            row += [shown(model, show, camera, far) for model in models]
+            row += [shown(model, show, camera, white_depth) for model in models]
         yield np.concatenate(row, axis=1)
         progress.update(done)

@@ -28,7 +28,7 @@ _LINE = 255  # grey of the line between two pictures
 
 @dataclass(frozen=True)
 class PictureChoice:
-    """What one picture shows."""
+    """The choice of one picture: a result, and an image or map of it."""
 
     model: str  # title of the result
     picture: str = SHOWS[0]  # one of PICTURES
@@ -89,10 +89,13 @@ class RenderedPictures:
         width, height = size
         if arrangement.layout == "side by side":
             left_width = width // 2
-            left = self._picture(arrangement.left, cut_to(view, left_width, height, size))
+            left_view = cut_to(view, left_width, height, size)
             right_view = cut_to(view, width - left_width, height, size)
-            right = self._picture(arrangement.right, right_view)
-            return RenderedPicture(np.concatenate([left, right], axis=1), photograph)
+            parts = [
+                self._picture(arrangement.left, left_view),
+                self._picture(arrangement.right, right_view),
+            ]
+            return RenderedPicture(np.concatenate(parts, axis=1), photograph)
         full_view = cut_to(view, width, height, size)
         pixels = self._picture(arrangement.left, full_view)
         if len(choices) > 1:
@@ -110,8 +113,10 @@ class RenderedPictures:
             image = shown(model, "image", camera, 1.0)
             # Outside of the photograph there is nothing to differ from.
             return error_picture(image, self._with_photograph(camera, image))
-        far = self._far_depth(choice.model, camera) if choice.picture == "depth" else 1.0
-        picture = shown(model, choice.picture, camera, far)
+        white_depth = 1.0
+        if choice.picture == "depth":
+            white_depth = self._far_depth(choice.model, camera)
+        picture = shown(model, choice.picture, camera, white_depth)
         if picture.shape[:2] == (camera.height, camera.width):
             return picture
         # Renderers round sides to whole blocks.

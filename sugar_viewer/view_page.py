@@ -111,7 +111,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class SceneContext:
-    """What the page knows beside the results."""
+    """The capture, sizes and settings that the page needs beside the results."""
 
     scene: Scene | None  # the capture; None where it is unknown
     extent: float  # size of all, in world units

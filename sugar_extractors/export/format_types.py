@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the exporter knows about a format; the formats themselves are in ``formats.py``."""
+"""Types of the entries in the table of formats, ``formats.py``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Axes(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class ExportFormat:
-    """What is the same for Gaussians and meshes: one format that results can be exported to."""
+    """A format that results can be exported to; base of the formats of Gaussians and meshes."""
 
     name: str  # value of --to
     help: str = ""  # what to say of it in the help of --to

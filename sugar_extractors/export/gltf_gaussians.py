@@ -21,7 +21,7 @@ from gaussian_splatting.formats.packing import (
     sigmoid,
 )
 from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
-from sugar_extractors.texture.textured_mesh_io import glb_head, gltf_start
+from sugar_extractors.texture.gltf_container import glb_head, gltf_start
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
 

@@ -169,12 +169,14 @@ class MeshOptions(CaptureOptions):
 
     @property
     def n_surface_points(self) -> int:
+        """Surface points of a level; ``auto`` follows from the largest number of triangles."""
         if self.surface_points == flags.AUTO:
             return min(MOST_POINTS, POINTS_PER_TRIANGLE * max(self.decimation_targets))
         return self.surface_points
 
     @property
     def directory(self) -> Path:
+        """The folder of the meshes."""
         return self.mesh_output_dir or OUTPUT_ROOT / "coarse_mesh" / scene_name(self.scene_path)
 
     def mesh_path(self, level: float, target: int) -> Path:

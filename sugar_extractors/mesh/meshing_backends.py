@@ -121,7 +121,7 @@ def _enough_memory(step: str, named: str) -> Iterator[None]:
 
 
 class MeshingBackend(abc.ABC):
-    """What mesh extraction needs of a geometry library."""
+    """Abstract base of the geometry libraries that mesh extraction uses."""
 
     name: str  # value of --meshing_backend
 

@@ -141,6 +141,7 @@ class _Border:
 
     @classmethod
     def of(cls, vertices: np.ndarray, edges: np.ndarray) -> _Border:
+        """Return the border of directed edges, (E, 2), between vertices, (V, 3)."""
         # Faces at both sides of an edge run along it in opposite directions.
         following = {int(end): int(start) for start, end in edges}
         return cls(vertices, np.unique(edges), following)

@@ -229,12 +229,7 @@ def extract_textured_mesh(
     target = options.obj_path
     if options.atlas == "xatlas":
         atlases.load_xatlas()
-    # An OBJ refers to its other files in lines of text, where some names cannot stand.
-    if printable(target.stem) != target.stem:
-        raise UserError(
-            f"{target}: control characters in a name cannot be referred to in an OBJ; rename the "
-            "refined model's folder"
-        )
+    _check_name(target)
     if options.compute.device_reason:
         console.note(options.compute.device_reason)
     model = options.model
@@ -277,6 +272,15 @@ def extract_textured_mesh(
                 lit=options.lit,
             )
     return target
+
+
+def _check_name(target: Path) -> None:
+    # An OBJ refers to its other files in lines of text, where some names cannot stand.
+    if printable(target.stem) != target.stem:
+        raise UserError(
+            f"{target}: control characters in a name cannot be referred to in an OBJ; rename the "
+            "refined model's folder"
+        )
 
 
 @dataclass(frozen=True)
