@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from gaussian_splatting.data.cameras import Camera
-from sugar_extractors.export.mesh_formats import simplified
+from sugar_extractors.export.mesh_reduction import simplified
 from sugar_extractors.results import read_state
 from sugar_extractors.texture.placed_export import PlacementOptions, moved_points, placement
 from sugar_extractors.texture.textured_mesh_io import (
@@ -37,7 +37,6 @@ _HEADLIGHT = 0.26
 _KEY = 0.64
 _KEY_DIRECTION = (-0.5, -0.7, -0.5)  # camera axes: from the upper left, behind the viewer
 _SAMPLES_PER_SIDE = 2
-
 MAX_TRIANGLES = 30_000
 TEXTURE_SIDE = 1_024
 _GREY = 128
@@ -52,7 +51,7 @@ def shaded_views(
     colored: bool = False,
     device: torch.device | str = "cpu",
 ) -> list[np.ndarray]:
-    """Picture a mesh as clay, lit from behind the viewer. One (h, w, 3) uint8 picture per camera
+    """Picture a mesh as clay, lit from behind the viewer. (h, w, 3) uint8 for each camera
 
     Shading is flat, which hides nothing: smooth normals make a rough mesh look better than it is.
     """
@@ -90,7 +89,7 @@ def shaded_views(
 
 
 def pick_views(cameras: Sequence[Camera], n: int = N_VIEWS) -> list[Camera]:
-    """Views that differ as much as possible in position and direction."""
+    """Return ``n`` views that differ as much as possible in position and direction."""
     if len(cameras) <= n:
         return list(cameras)
     centers = np.stack([camera.center for camera in cameras])
@@ -110,29 +109,31 @@ def pick_views(cameras: Sequence[Camera], n: int = N_VIEWS) -> list[Camera]:
 
 
 def _clay(normals: Tensor, front: Tensor, camera: Camera) -> Tensor:
-    """Shaded colours. (H, W, 3) -> (H, W, 3)"""
+    """Return shaded colours of normals in world axes. (H, W, 3) -> (H, W, 3)"""
     rotation = torch.tensor(camera.rotation, dtype=torch.float32, device=normals.device)
-    seen = torch.where(front[..., None], normals, -normals)
-    seen = normalize(seen @ rotation.T, dim=-1)
-    key = normalize(seen.new_tensor(_KEY_DIRECTION), dim=0)
-    light = _AMBIENT + _HEADLIGHT * (-seen[..., 2]).clamp_min(0)
-    light = light + _KEY * (seen @ key).clamp_min(0)
-    color = torch.where(front[..., None], seen.new_tensor(CLAY), seen.new_tensor(INSIDE))
+    front = front[..., None]
+    facing = torch.where(front, normals, -normals)
+    facing = normalize(facing @ rotation.T, dim=-1)
+    key = normalize(facing.new_tensor(_KEY_DIRECTION), dim=0)
+    light = _AMBIENT + _HEADLIGHT * (-facing[..., 2]).clamp_min(0)
+    light = light + _KEY * (facing @ key).clamp_min(0)
+    color = torch.where(front, facing.new_tensor(CLAY), facing.new_tensor(INSIDE))
     # The light is linear, the picture is not.
     return (color**2.2 * light[..., None]).clamp(0, 1) ** (1 / 2.2)
 
 
 def _averaged(image: Tensor) -> np.ndarray:
-    """Mean of each block of samples, as 8-bit. (H, W, 3) -> (h, w, 3)"""
+    """Return the mean of each block of samples, as 8-bit. (H, W, 3) -> (h, w, 3)"""
     planes = image.permute(2, 0, 1)[None]
-    small = torch.nn.functional.avg_pool2d(planes, _SAMPLES_PER_SIDE)[0].permute(1, 2, 0)
-    return (small.clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy()
+    means = torch.nn.functional.avg_pool2d(planes, _SAMPLES_PER_SIDE)[0]
+    colors = (means.permute(1, 2, 0).clamp(0, 1) * 255).round()
+    return colors.to(torch.uint8).cpu().numpy()
 
 
 def preview_glb(
     mesh: TexturedMesh, cameras: Sequence[Camera], points: np.ndarray | None = None
 ) -> bytes:
-    """A GLB of 3 MB at most, upright, with the variants ``textured`` and ``clay``.
+    """Return a GLB of 3 MB at most, upright, with the variants ``textured`` and ``clay``.
 
     Args:
         cameras: All cameras of the capture.
@@ -141,8 +142,9 @@ def preview_glb(
     small = simplified(mesh, MAX_TRIANGLES, TEXTURE_SIDE)
     vertices = small.vertices.double().cpu().numpy()
     upright = PlacementOptions(orient="up")
-    known = np.zeros((0, 3)) if points is None else points
-    matrix = placement(cameras, known, vertices, upright)
+    if points is None:
+        points = np.zeros((0, 3))
+    matrix = placement(cameras, points, vertices, upright)
     moved = torch.from_numpy(moved_points(vertices, matrix).astype(np.float32))
     small = replace(small, vertices=moved, faces=small.faces.cpu(), uvs=small.uvs.cpu())
     picture = jpeg_bytes(small.texture)
@@ -152,7 +154,8 @@ def preview_glb(
 
 def read_any_mesh(path: Path) -> TriangleMesh:
     """Read vertices and faces; colours are the file's own in a PLY, else grey."""
-    path, suffix = Path(path), Path(path).suffix.lower()
+    path = Path(path)
+    suffix = path.suffix.lower()
     if suffix not in MESH_SUFFIXES:
         raise UserError(f"{path}: not a mesh; pass one of {', '.join(MESH_SUFFIXES)}")
     require_regular_file(path)
@@ -170,6 +173,7 @@ def read_any_mesh(path: Path) -> TriangleMesh:
 
 
 def _read_obj(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Read vertices, (V, 3), and triangles, (F, 3)."""
     vertices = []
     faces = []
     try:

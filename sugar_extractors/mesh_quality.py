@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How close a mesh is to a surface that is known: the figures papers report, and topology.
+"""Compare a mesh with a known surface: the figures papers report, and topology.
 
 Only the object counts. What is compared, and where:
 
@@ -51,9 +51,12 @@ _Corner = tuple[Coordinate, Coordinate, Coordinate]
 
 _FARTHEST = wp.constant(1.0e6)
 _MIN_ITEMS = 1024
+wp.set_module_options({"enable_backward": False})
 
 
 class _Facts(msgspec.Struct):
+    """Content of the file of facts about a rendered scene."""
+
     object_bbox: tuple[_Corner, _Corner]
     up: Annotated[str, msgspec.Meta(pattern="^[+-]?[xyz]$")]
     gt_visible_object_samples: Count
@@ -62,6 +65,8 @@ class _Facts(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Reference:
+    """The true surface of a scene, and where meshes are compared with it."""
+
     surface: TriangleMesh
     visible_points: np.ndarray  # points of the object that the photographs show, (N, 3) world units
     visible_normals: np.ndarray  # their unit normals, (N, 3)
@@ -87,14 +92,17 @@ class MeshQuality:
 
     @property
     def chamfer(self) -> float:
+        """Mean of accuracy and completeness."""
         return (self.accuracy + self.completeness) / 2
 
     @property
     def f_scores(self) -> tuple[float, ...]:
-        return tuple(
-            2 * p * r / (p + r) if p + r > 0 else 0.0
-            for p, r in zip(self.precisions, self.recalls, strict=True)
-        )
+        """Harmonic means of precision and recall, one for each of ``THRESHOLDS``."""
+        scores = []
+        for precision, recall in zip(self.precisions, self.recalls, strict=True):
+            total = precision + recall
+            scores.append(2 * precision * recall / total if total > 0 else 0.0)
+        return tuple(scores)
 
     def rows(self) -> list[tuple[str, str]]:
         """Name and value of each figure for people; distances in % of the object's size."""
@@ -114,6 +122,11 @@ class MeshQuality:
 
 
 def read_reference(scene_dir: Path) -> Reference:
+    """Read the true surface of a rendered scene.
+
+    Raises:
+        UserError: The scene has none, or a damaged one.
+    """
     scene_dir = Path(scene_dir)
     for name in (OBJECT_FILE, VISIBLE_FILE, FACTS_FILE):
         if not (scene_dir / name).is_file():
@@ -173,21 +186,22 @@ def compare_surfaces(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> MeshQuality:
+    """Measure a mesh against the true surface by samples of both.
+
+    Raises:
+        UserError: The mesh has no surface where the object is.
+    """
     # The object is brought to size 1 at the origin, where float32 resolves it best.
     origin = (reference.low + reference.high) / 2
     size = reference.size
-    low, high, vertices, true_vertices, visible = (
-        (points - origin) / size
-        for points in (
-            reference.low,
-            reference.high,
-            mesh.vertices,
-            reference.surface.vertices,
-            reference.visible_points,
-        )
-    )
-    near = mesh.faces[_meets(vertices[mesh.faces], low - _REACH, high + _REACH)]
-    samples = _samples_inside(vertices, near, low, high, n_samples, seed)
+    low = (reference.low - origin) / size
+    high = (reference.high - origin) / size
+    vertices = (mesh.vertices - origin) / size
+    true_vertices = (reference.surface.vertices - origin) / size
+    visible_points = (reference.visible_points - origin) / size
+    is_close = _meets(vertices[mesh.faces], low - _REACH, high + _REACH)
+    faces = mesh.faces[is_close]
+    samples = _samples_inside(vertices, faces, low, high, n_samples, seed)
     if len(samples) == 0:
         raise UserError(
             "the mesh has no surface where the object is (box "
@@ -195,19 +209,20 @@ def compare_surfaces(
             "mesh and scene belong together"
         )
     to_truth = Surface(true_vertices, reference.surface.faces, device).nearest(samples.points)
-    to_mesh = Surface(vertices, near, device).nearest(visible)
-    pairs = (samples.normals, to_truth.normals), (reference.visible_normals, to_mesh.normals)
-    agreement = [np.abs((ours * theirs).sum(axis=1)).mean() for ours, theirs in pairs]
+    to_mesh = Surface(vertices, faces, device).nearest(visible_points)
+    agreements = [
+        _normal_agreement(samples.normals, to_truth.normals),
+        _normal_agreement(reference.visible_normals, to_mesh.normals),
+    ]
     edges = triangle_mesh.topology(mesh)
-    there = to_truth.distances
-    back = to_mesh.distances
+    has_corner_inside = _inside(vertices[faces], low, high).any(axis=1)
     return MeshQuality(
-        accuracy=float(there.mean()),
-        completeness=float(back.mean()),
-        precisions=tuple(float((there < t).mean()) for t in THRESHOLDS),
-        recalls=tuple(float((back < t).mean()) for t in THRESHOLDS),
-        normal_agreement=float(np.mean(agreement)),
-        object_triangles=int(_inside(vertices[near], low, high).any(axis=1).sum()),
+        accuracy=float(to_truth.distances.mean()),
+        completeness=float(to_mesh.distances.mean()),
+        precisions=_shares_within(to_truth.distances),
+        recalls=_shares_within(to_mesh.distances),
+        normal_agreement=float(np.mean(agreements)),
+        object_triangles=int(has_corner_inside.sum()),
         non_manifold_edge_share=edges.non_manifold_edge_share,
         open_edge_share=edges.open_edge_share,
         components=edges.components,
@@ -215,8 +230,18 @@ def compare_surfaces(
     )
 
 
+def _normal_agreement(first: np.ndarray, second: np.ndarray) -> float:
+    """Return the mean absolute cosine between unit normals. (N, 3), (N, 3)"""
+    return np.abs((first * second).sum(axis=1)).mean()
+
+
+def _shares_within(distances: np.ndarray) -> tuple[float, ...]:
+    """Return the shares of distances, (N,), below each of ``THRESHOLDS``."""
+    return tuple(float((distances < threshold).mean()) for threshold in THRESHOLDS)
+
+
 def _meets(corners: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Whether the box of each face meets a box. corners: (F, 3, 3); (F,) bool"""
+    """Return whether the box of each face meets a box. corners: (F, 3, 3); (F,) bool"""
     return ((corners.min(axis=1) <= high) & (corners.max(axis=1) >= low)).all(axis=1)
 
 
@@ -232,7 +257,7 @@ def _samples_inside(
     count: int,
     seed: int,
 ) -> AreaSamples:
-    """About ``count`` even samples of that part of a mesh that lies in a box."""
+    """Return about ``count`` even samples of that part of a mesh that lies in a box."""
     faces = faces[_meets(vertices[faces], low, high)]
     samples = sample_surface(vertices, faces, count, seed)
     inside = _inside(samples.points, low, high)
@@ -258,7 +283,7 @@ def _with_ground(
 
 
 def _read_visible(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Points and unit normals of a PLY. (N, 3) each"""
+    """Read points and unit normals of a PLY. (N, 3) each"""
     require_regular_file(path)
     with ply_errors(path, "make the scene again"):
         table = PlyData.read(str(path))["vertex"].data
@@ -270,11 +295,10 @@ def _read_visible(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return points, normals / np.where(length > 0, length, 1)
 
 
-wp.set_module_options({"enable_backward": False})
-
-
 @dataclass(frozen=True)
 class AreaSamples:
+    """Points of a mesh, uniform in area."""
+
     points: np.ndarray  # (N, 3) float64, the mesh's units
     normals: np.ndarray  # unit normal of the face of each, (N, 3)
 
@@ -282,10 +306,13 @@ class AreaSamples:
         return len(self.points)
 
     def select(self, keep: np.ndarray) -> AreaSamples:
+        """Return some of the points."""
         return AreaSamples(self.points[keep], self.normals[keep])
 
 
 class Nearest(NamedTuple):
+    """Nearest places of a surface to some points."""
+
     distances: np.ndarray  # (Q,) float64, the mesh's units
     normals: np.ndarray  # unit normal of the face there, (Q, 3)
     faces: np.ndarray  # row of that face; -1 where there is no surface, (Q,) int64
@@ -316,7 +343,7 @@ def sample_surface(
 
 
 class Surface:
-    """A mesh, (V, 3) and (F, 3), that is asked for distances and lines of sight, by a tree.
+    """A mesh, (V, 3) and (F, 3), in a tree that finds distances and blocked lines of sight.
 
     Vertices are about as large as 1: they become float32. Faces without area are left out.
     """
@@ -340,7 +367,7 @@ class Surface:
                 self._tree = wp.Mesh(*arrays)
 
     def nearest(self, points: np.ndarray) -> Nearest:
-        """Distances of points, (Q, 3), and normals there; infinite where there is no surface."""
+        """Return the nearest places to points, (Q, 3); infinitely far without a surface."""
         n = len(points)
         if self._tree is None:
             return Nearest(np.full(n, np.inf), np.zeros((n, 3)), np.full(n, -1))
@@ -349,12 +376,18 @@ class Surface:
         faces = torch.empty(n, dtype=torch.int32, device=self._device)
         arguments = [self._tree.id, as_array(queries, wp.vec3), distances, faces]
         launch(find_nearest, n, arguments, min_items=_MIN_ITEMS)
-        found = faces.cpu().numpy()
-        lengths = distances.cpu().numpy().astype(np.float64)
-        return Nearest(lengths, self._normals[found], self._solid[found])
+        rows = faces.cpu().numpy()
+        return Nearest(
+            distances=distances.cpu().numpy().astype(np.float64),
+            normals=self._normals[rows],
+            faces=self._solid[rows],
+        )
 
     def blocked(self, starts: Tensor, ways: Tensor) -> Tensor:
-        """Whether the surface lies between points and points + ways. (Q, 3) float32 -> (Q,)"""
+        """Return whether the surface lies between points and points + ways.
+
+        (Q, 3) float32 -> (Q,) bool
+        """
         hits = torch.empty(len(starts), dtype=torch.bool, device=self._device)
         rays = [as_array(values.contiguous(), wp.vec3) for values in (starts, ways)]
         launch(find_blocked, len(starts), [self._tree.id, *rays, hits], min_items=_MIN_ITEMS)
@@ -379,5 +412,6 @@ def find_blocked(
     ways: Vec3s,
     hits: wp.array(dtype=wp.bool),
 ):
+    """Whether a mesh lies on a segment, one work item per segment."""
     i = first + wp.tid()
     hits[i] = wp.mesh_query_ray_anyhit(mesh, starts[i], ways[i], 1.0)

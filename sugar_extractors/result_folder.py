@@ -129,13 +129,13 @@ def write_result_folder(
 
 
 def _is_current(note_file: Path, identity: Mapping[str, object]) -> bool:
-    """Whether a ``transform.json`` is whole, and that of some sources and a placement."""
+    """Return whether a ``transform.json`` is complete and of some sources and a placement."""
     if not note_file.is_file():
         return False
     # One that is damaged is written again.
     with contextlib.suppress(UserError):
-        known = read_checked(note_file, _Transform)
-        return {key: known.get(key) for key in identity} == identity
+        note = read_checked(note_file, _Transform)
+        return {key: note.get(key) for key in identity} == identity
     return False
 
 

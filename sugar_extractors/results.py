@@ -31,29 +31,40 @@ T = TypeVar("T")
 
 
 def note_path(result: Path) -> Path:
+    """Return the JSON file beside a result."""
     return result.with_suffix(".json")
 
 
 def read_note(files: Sequence[Path]) -> tuple[dict[str, Any], bool]:
-    """The note that belongs to the files that are there, and whether they belong together."""
+    """Return the note of the files that exist, and whether the files belong together."""
     path = note_path(files[-1])
     note = read_checked(path, ResultNote) if path.is_file() else {}
     replaced = note.get(_REPLACES)
     digests = note.get("files")
     if not isinstance(replaced, dict) or not isinstance(digests, dict):
         return note, True
-    found = [file for file in files if file.is_file()]
-    new = [storage.file_digest(file) == digests.get(file.name) for file in found]
-    return (note, all(new) and len(found) == len(files)) if any(new) else (replaced, True)
+    present = [file for file in files if file.is_file()]
+    is_new = [storage.file_digest(file) == digests.get(file.name) for file in present]
+    if not any(is_new):
+        return replaced, True
+    return note, all(is_new) and len(present) == len(files)
 
 
 def is_finished(files: Sequence[Path], identity: Identity, overwrite: bool, flag: str) -> bool:
+    """Return whether a result is there that was made with the same settings and inputs.
+
+    Args:
+        flag: That chooses another place, for the error.
+
+    Raises:
+        UserError: There is another one, and it may not be overwritten.
+    """
     if not files[-1].exists():
         return False
-    note, whole = read_note(files)
+    note, belong_together = read_note(files)
     differences = identity.differences(note)
     if note and not differences:
-        return whole and all(file.is_file() for file in files)
+        return belong_together and all(file.is_file() for file in files)
     if overwrite:
         return False
     why = f"was made with other settings or inputs ({'; '.join(differences)})"
@@ -64,7 +75,7 @@ def is_finished(files: Sequence[Path], identity: Identity, overwrite: bool, flag
 
 
 def alone_with(result: Path, flag: str) -> contextlib.AbstractContextManager[None]:
-    """A context in which no other process makes the same result."""
+    """Return a context in which no other process makes the same result."""
     advice = f"wait until it ends, stop it, or choose another {flag}"
     folder = storage.check_writable(result.parent)
     return storage.exclusive(folder, advice, name=f".{result.stem}.lock")
@@ -80,12 +91,14 @@ def publish(
     old = read_note(files)[0] if replaces else {}
     with contextlib.ExitStack() as stack:
         # The last one to be entered takes its final name first.
-        enter = stack.enter_context
-        temporary = {file: enter(storage.atomic_path(file)) for file in reversed(files)}
+        temporary = {}
+        for file in reversed(files):
+            temporary[file] = stack.enter_context(storage.atomic_path(file))
         yield temporary
         digests = {file.name: storage.file_digest(temporary[file]) for file in files}
         note = {**identity.record(), "result": dict(result()), "files": digests}
-        storage.write_json_atomic(note_path(last), {**note, _REPLACES: old} if replaces else note)
+        first_note = {**note, _REPLACES: old} if replaces else note
+        storage.write_json_atomic(note_path(last), first_note)
     if not replaces:
         return
     names = old.get("files")
@@ -98,13 +111,15 @@ def publish(
 
 
 class _Sources(msgspec.Struct):
+    """Paths in the record of a stage."""
+
     scene: FileName | None = None
     checkpoint: FileName | None = None
 
 
 @dataclass(frozen=True)
 class Capture:
-    """What results were made from, as far as it is known."""
+    """Folders that results were made from; None where unknown."""
 
     scene: Path | None = None
     # The vanilla checkpoint whose cameras say where the world lies; None if the scene's own do.
@@ -114,20 +129,31 @@ class Capture:
 def capture_of(
     results: Sequence[Path], scene: Path | None = None, checkpoint: Path | None = None
 ) -> Capture:
-    """The folders that the user named, completed by what the results themselves tell.
+    """Return the folders that the user named, completed by the records of the results.
 
     A vanilla checkpoint has its own cameras; the other stages have records of what they read.
     """
     if scene is not None and checkpoint is not None:
         return Capture(scene, checkpoint)
-    found = (_recorded(record) for path in results for record in _records(path))
-    recorded = next((one for one in found if one != Capture()), Capture())
-    own = next((path for path in results if (path / "cameras.json").is_file()), None)
-    return Capture(scene or recorded.scene, checkpoint or own or recorded.checkpoint)
+    recorded = _first_recorded(results)
+    if checkpoint is None:
+        with_cameras = (path for path in results if (path / "cameras.json").is_file())
+        checkpoint = next(with_cameras, recorded.checkpoint)
+    return Capture(scene or recorded.scene, checkpoint)
+
+
+def _first_recorded(results: Sequence[Path]) -> Capture:
+    """Return the first capture that the records of some results name."""
+    for path in results:
+        for record in _records(path):
+            capture = _recorded(record)
+            if capture != Capture():
+                return capture
+    return Capture()
 
 
 def _records(path: Path) -> Iterator[Path]:
-    """Files in which a stage says what it read, if there are any."""
+    """Yield the files in which a stage recorded what it read."""
     folder = path if path.is_dir() else path.parent
     for file in (note_path(path), folder / "run.json", folder / CHECKPOINT_FOLDER / "run.json"):
         if file.is_file():
@@ -135,28 +161,41 @@ def _records(path: Path) -> Iterator[Path]:
 
 
 def _recorded(record: Path) -> Capture:
+    """Return the folders that a record names and that are still there."""
     content: Any = storage.read_json(record)
-    found = content.get("sources") if isinstance(content, dict) else None
+    values = content.get("sources") if isinstance(content, dict) else None
     advice = "pass the scene as -s and the vanilla checkpoint as -c"
-    sources = conform(found or {}, _Sources, f"{record}, sources", advice)
-    scene, checkpoint = (p and Path(p) for p in (sources.scene, sources.checkpoint))
-    there = checkpoint and (checkpoint.is_file() or (checkpoint / "cameras.json").is_file())
-    return Capture(scene if scene and scene.is_dir() else None, checkpoint if there else None)
+    sources = conform(values or {}, _Sources, f"{record}, sources", advice)
+    scene = None
+    if sources.scene and Path(sources.scene).is_dir():
+        scene = Path(sources.scene)
+    checkpoint = None
+    if sources.checkpoint:
+        path = Path(sources.checkpoint)
+        if path.is_file() or (path / "cameras.json").is_file():
+            checkpoint = path
+    return Capture(scene, checkpoint)
 
 
 def scene_of(
     scene_path: Path, checkpoint_path: Path | None, size: SugarSize, notify: Notify
 ) -> Scene:
-    """Cameras in the world of the results: of a vanilla checkpoint, or of the scene without one."""
+    """Read the capture in the world of results: of a vanilla checkpoint, or else of the scene."""
     if checkpoint_path is None:
         return load_scene(scene_path, size_rule=size, notify=notify)
     checkpoint = load_reference_checkpoint(checkpoint_path, None, notify)
-    how = {"size_rule": size, "images_dir": checkpoint.images_dir, "require_images": False}
-    return load_scene_for_checkpoint(scene_path, checkpoint, **how, notify=notify)
+    return load_scene_for_checkpoint(
+        scene_path,
+        checkpoint,
+        size_rule=size,
+        images_dir=checkpoint.images_dir,
+        require_images=False,
+        notify=notify,
+    )
 
 
 def read_state(path: Path, build: Callable[[dict[str, Any]], T]) -> T:
-    """What a function makes of the parameters in a ``.pt`` of any stage; errors name the file."""
+    """Build an object from the parameters in a ``.pt`` of any stage; errors name the file."""
     payload = load_payload(path)
     try:
         return build(state_with_background(payload))

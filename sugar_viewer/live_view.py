@@ -41,7 +41,7 @@ _FRUSTUM_SHARE = 0.04  # size of a camera's pyramid, of the extent of the captur
 
 
 class LiveView(contextlib.AbstractContextManager):
-    """What the training loop calls after every iteration; a context manager.
+    """Viewer that the training loop calls after every iteration; a context manager.
 
     Without a page nothing is shown; ``may_pause`` says whether the training may be made to wait.
     """
@@ -149,6 +149,7 @@ class TrainingPage:
         pages.show_picture(self._server, client, picture)
 
     def tell(self, iteration: int, gaussians: int, terms: Mapping[str, float]) -> None:
+        """Show the iteration, the number of Gaussians and the loss terms."""
         rows = "\n".join(f"| {name} | {value:.5f} |" for name, value in terms.items())
         self._words.content = (
             f"**{self._title}**: iteration {iteration:,} of {self._last:,}, {gaussians:,} "
@@ -156,6 +157,7 @@ class TrainingPage:
         )
 
     def close(self) -> None:
+        """Stop the server."""
         pages.stop(self._server)
 
     def _add_pause(self) -> None:

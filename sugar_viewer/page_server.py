@@ -45,13 +45,19 @@ _FIRST_SIDE = 256
 
 
 def load_viser() -> ModuleType:
+    """Return the package viser; raise a UserError where it is missing."""
     return load_package("the viewer", "viser", "viser")[0]
 
 
 def open_server(host: str, port: int, label: str, flag: str = "--port") -> viser.ViserServer:
+    """Start a server that serves a page with a title.
+
+    Args:
+        flag: That chooses the port, for the error.
+    """
     module = load_viser()
     check_free(host, port, flag)
-    # Its messages are for who writes programs with it.
+    # Its messages are for developers.
     logging.getLogger("websockets").setLevel(logging.CRITICAL)
     with contextlib.redirect_stdout(io.StringIO()), _guarded_pages(host):
         server = module.ViserServer(host=host, port=port, label=label, verbose=False)
@@ -61,9 +67,9 @@ def open_server(host: str, port: int, label: str, flag: str = "--port") -> viser
 
 @contextlib.contextmanager
 def _guarded_pages(host: str) -> Iterator[None]:
-    """Servers that start in this context answer requests of other origins with 403.
+    """Have servers that start in this context refuse requests of other origins with 403.
 
-    What they serve is corrected.
+    The page that they serve is corrected.
     """
     server = load_package("the viewer", "viser", "websockets.asyncio.server")[0]
     serve = server.serve
@@ -71,10 +77,11 @@ def _guarded_pages(host: str) -> Iterator[None]:
     def guarded(*arguments: Any, process_request: Callable[..., Any], **how: Any) -> Any:
         async def process(connection: Any, request: Any) -> Any:
             origin = request.headers.get("Origin")
-            asked = request.headers.get("Host", "")
-            own = urlsplit(origin or "").netloc == asked
-            loopback = host not in _LOCAL or urlsplit(f"//{asked}").hostname in _LOCAL
-            if origin is not None and not (own and loopback):
+            requested_host = request.headers.get("Host", "")
+            is_same_origin = urlsplit(origin or "").netloc == requested_host
+            host_name = urlsplit(f"//{requested_host}").hostname
+            is_allowed_host = host not in _LOCAL or host_name in _LOCAL
+            if origin is not None and not (is_same_origin and is_allowed_host):
                 return connection.respond(http.HTTPStatus.FORBIDDEN, "foreign origin\n")
             response = process_request(connection, request)
             if inspect.isawaitable(response):
@@ -92,8 +99,9 @@ def _guarded_pages(host: str) -> Iterator[None]:
 
 
 def address(host: str, port: int) -> str:
-    """What to type into the browser on this machine."""
-    return f"http://{LOCALHOST if host in _EVERYWHERE else host}:{port}"
+    """Return the address of the page for a browser on this machine."""
+    name = LOCALHOST if host in _EVERYWHERE else host
+    return f"http://{name}:{port}"
 
 
 def check_free(host: str, port: int, flag: str) -> None:
@@ -112,7 +120,7 @@ def check_free(host: str, port: int, flag: str) -> None:
 
 
 def follow_browsers(server: viser.ViserServer, requests: RenderQueue) -> None:
-    """Keep note of where all browsers look, and of which are there."""
+    """Report to a queue where all browsers look, and when they leave."""
 
     def follow(number: int, camera: Any) -> None:
         view = view_of(camera)
@@ -130,39 +138,48 @@ def follow_browsers(server: viser.ViserServer, requests: RenderQueue) -> None:
 
 
 def view_of(camera: Any) -> BrowserView | None:
-    """Where viser says that a browser looks from; None where it says what makes no picture."""
+    """Return the view of a browser's camera in viser; None if its values are malformed."""
     try:
-        position, wxyz = (np.array(part, float) for part in (camera.position, camera.wxyz))
-        size = camera.image_width, camera.image_height
-        width, height = (max(1, int(pixels)) for pixels in size)
-        near = min(REFERENCE_NEAR, _NEAR_FACTOR * float(camera.near))
-        view = BrowserView(position, wxyz, float(camera.fov), width, height, near)
+        view = BrowserView(
+            position=np.array(camera.position, float),
+            wxyz=np.array(camera.wxyz, float),
+            fov=float(camera.fov),
+            width=max(1, int(camera.image_width)),
+            height=max(1, int(camera.image_height)),
+            near=min(REFERENCE_NEAR, _NEAR_FACTOR * float(camera.near)),
+        )
     except (TypeError, ValueError, OverflowError):
         return None
-    if (position.shape, wxyz.shape) != ((3,), (4,)) or not _FOV[0] <= view.fov <= _FOV[1]:
+    if view.position.shape != (3,) or view.wxyz.shape != (4,):
         return None
-    usable = (np.abs(position) <= FAR).all() and 1e-6 <= np.abs(wxyz).max() <= FAR
-    return view if usable and max(view.width, view.height) <= _MOST_PIXELS else None
+    lowest_fov, highest_fov = _FOV
+    if not lowest_fov <= view.fov <= highest_fov:
+        return None
+    if not (np.abs(view.position) <= FAR).all():
+        return None
+    if not 1e-6 <= np.abs(view.wxyz).max() <= FAR:
+        return None
+    return view if max(view.width, view.height) <= _MOST_PIXELS else None
 
 
 def selected_option(choice: Any) -> str:
-    """The selected option of a dropdown; the first one if a browser sent another text."""
+    """Return the selected option of a dropdown; the first one if a browser sent another text."""
     return choice.value if choice.value in choice.options else choice.options[0]
 
 
 def show_picture(server: viser.ViserServer, client: int, picture: np.ndarray | None) -> None:
     """Put a picture, (H, W, 3) uint8, behind what a browser shows; None removes it."""
-    there = server.get_clients().get(client)
-    if there is not None:
-        there.scene.set_background_image(picture, format="jpeg", jpeg_quality=90)
+    connection = server.get_clients().get(client)
+    if connection is not None:
+        connection.scene.set_background_image(picture, format="jpeg", jpeg_quality=90)
 
 
 def stand_at(server: viser.ViserServer, camera: Camera, up: np.ndarray, distance: float) -> None:
-    """Where browsers look from when they open the page.
+    """Set where browsers look from when they open the page.
 
     Args:
-        up: What is up in the world. (3,)
-        distance: From it to what the browser's camera turns around, in world units.
+        up: Direction in the world. (3,)
+        distance: From the camera to the point that it turns around, in world units.
     """
     server.scene.set_up_direction(tuple(float(x) for x in up))
     start = server.initial_camera
@@ -175,8 +192,8 @@ def stand_at(server: viser.ViserServer, camera: Camera, up: np.ndarray, distance
 
 
 def turn_of(camera: Camera) -> np.ndarray:
-    """From a camera's axes to the world's, as a quaternion wxyz. (4,)"""
-    # Here and not above: trainings without a viewer start without it.
+    """Return the rotation from a camera's axes to the world's, as a quaternion wxyz. (4,)"""
+    # Imported here, so that trainings without a viewer start without it.
     from scipy.spatial.transform import Rotation
 
     return np.roll(Rotation.from_matrix(camera.rotation.T).as_quat(), 1)
@@ -191,7 +208,7 @@ def look_through(client: Any, camera: Camera) -> None:
 
 
 def add_frustum(server: viser.ViserServer, name: str, camera: Camera, size: float) -> Any:
-    """A camera of the capture as a pyramid; ``size`` in world units."""
+    """Add a camera of the capture as a pyramid; ``size`` is in world units."""
     # viser reads a vertical field of view.
     return server.scene.add_camera_frustum(
         name,
@@ -210,7 +227,7 @@ def add_frustum(server: viser.ViserServer, name: str, camera: Camera, size: floa
 
 @contextlib.contextmanager
 def closing(server: viser.ViserServer) -> Iterator[viser.ViserServer]:
-    """Stop a server at the end, whatever happened; its own words about that are not shown."""
+    """Stop a server at the end, whatever happened, without its messages."""
     try:
         yield server
     finally:
@@ -218,12 +235,15 @@ def closing(server: viser.ViserServer) -> Iterator[viser.ViserServer]:
 
 
 def stop(server: viser.ViserServer) -> None:
+    """Stop a server without its messages."""
     with contextlib.redirect_stdout(io.StringIO()):
         server.stop()
 
 
 @dataclass(frozen=True, eq=False)
 class BrowserView:
+    """Where a browser looks from, and its size in pixels."""
+
     position: np.ndarray  # of the camera, in world units, (3,)
     # Quaternion from the camera's axes (x right, y down, z forward) to the world's, (4,).
     wxyz: np.ndarray
@@ -233,43 +253,59 @@ class BrowserView:
     near: float = REFERENCE_NEAR  # depth up to which Gaussians are culled, world units
 
     def camera(self, longest_side: int) -> Camera:
-        """The camera to render with, no side longer than so many pixels."""
-        # Here and not above: trainings without a viewer start without it.
+        """Return the camera to render with, no side longer than so many pixels."""
+        # Imported here, so that trainings without a viewer start without it.
         from scipy.spatial.transform import Rotation
 
         scale = min(1.0, longest_side / max(self.width, self.height))
-        width, height = (max(1, round(side * scale)) for side in (self.width, self.height))
+        width = max(1, round(self.width * scale))
+        height = max(1, round(self.height * scale))
         focal = height / (2 * math.tan(self.fov / 2))
         rotation = Rotation.from_quat(np.roll(self.wxyz, -1)).as_matrix().T
-        pose = rotation, -rotation @ np.asarray(self.position, dtype=np.float64)
-        middle = width / 2, height / 2
-        return Camera("browser", width, height, focal, focal, *middle, *pose, near=self.near)
+        position = np.asarray(self.position, dtype=np.float64)
+        return Camera(
+            name="browser",
+            width=width,
+            height=height,
+            fx=focal,
+            fy=focal,
+            cx=width / 2,
+            cy=height / 2,
+            rotation=rotation,
+            translation=-rotation @ position,
+            near=self.near,
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class RenderRequest:
-    client: int
+    """A picture that a browser waits for."""
+
+    client: int  # number of the browser
     view: BrowserView
-    longest_side: int
-    version: int
+    longest_side: int  # of the picture, in pixels
+    version: int  # of what the browser is to show
 
     @property
     def camera(self) -> Camera:
+        """The camera to render with."""
         return self.view.camera(self.longest_side)
 
 
 @dataclass
 class _Client:
+    """A browser: what it is to show, and the last picture that it got."""
+
     view: BrowserView
-    moved_at: float
-    version: int = 1
-    shown_version: int = 0
-    shown_side: int = 0
-    shown_at: float = field(default=-math.inf)
+    moved_at: float  # seconds of the clock
+    version: int = 1  # grows with every change of the view or of the results
+    shown_version: int = 0  # of the last picture
+    shown_side: int = 0  # longest side of the last picture, in pixels
+    shown_at: float = field(default=-math.inf)  # seconds of the clock
 
 
 class RenderQueue:
-    """The pictures that browsers wait for; may be told and asked from any thread."""
+    """The pictures that browsers wait for; safe to use from any thread."""
 
     def __init__(
         self, longest_side: int = 1280, clock: Callable[[], float] = time.monotonic
@@ -282,32 +318,37 @@ class RenderQueue:
         self._moving_side = min(_FIRST_SIDE, longest_side)
 
     def __len__(self) -> int:
-        """Browsers that look."""
+        """Return the number of browsers."""
         return len(self._clients)
 
     def looks(self, client: int, view: BrowserView) -> None:
-        """A browser looks from somewhere, perhaps from somewhere else."""
+        """Note where a browser looks from; a new one is added."""
         with self._lock:
-            known = self._clients.get(client)
-            # A new one rests until it moves; its first picture is a small one all the same.
-            version = 1 if known is None else known.version + 1
-            known = self._clients.setdefault(client, _Client(view, self._clock()))
-            known.view, known.moved_at, known.version = view, self._clock(), version
+            now = self._clock()
+            browser = self._clients.get(client)
+            if browser is None:
+                # It rests until it moves; its first picture is a small one all the same.
+                self._clients[client] = _Client(view, moved_at=now)
+            else:
+                browser.view = view
+                browser.moved_at = now
+                browser.version += 1
         self._changed.set()
 
     def leaves(self, client: int) -> None:
+        """Forget a browser."""
         with self._lock:
             self._clients.pop(client, None)
 
     def renew(self) -> None:
-        """What is shown has changed: every browser waits for another picture."""
+        """Note that the results changed: every browser waits for another picture."""
         with self._lock:
             for client in self._clients.values():
                 client.version += 1
         self._changed.set()
 
     def due(self) -> RenderRequest | None:
-        """The picture to make next, of the browser that has waited longest; None if none is due."""
+        """Return the next picture, for the browser that waited longest; None if none is due."""
         with self._lock:
             now = self._clock()
             waiting = []
@@ -324,7 +365,7 @@ class RenderQueue:
             return RenderRequest(number, client.view, side, client.version)
 
     def made(self, request: RenderRequest, seconds: float) -> None:
-        """A picture was made and sent; its time decides the size of small ones."""
+        """Note that a picture was sent; its time decides the size of small ones."""
         with self._lock:
             # Time grows with the number of pixels, so a side with its root.
             fitting = request.longest_side * math.sqrt(MOVING_SECONDS / max(seconds, 1e-6))
@@ -341,4 +382,5 @@ class RenderQueue:
         self._changed.clear()
 
     def wake(self) -> None:
+        """End a :meth:`wait` in another thread."""
         self._changed.set()

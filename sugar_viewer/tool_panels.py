@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the viewer's page has to work with: a box, a measure, and a path for the camera."""
+"""Tools of the viewer's page: a box, a measure, and a path for the camera."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ import numpy as np
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.reference_layout import write_camera_list
 from sugar_utils.errors import UserError
+from sugar_viewer.camera_paths import between, looking
 from sugar_viewer.page_server import view_of
-from sugar_viewer.render_run import ShownModel, between, looking
+from sugar_viewer.shown_models import ShownModel
 
 if TYPE_CHECKING:
     import viser
 
-Post = Callable[[Callable[[], None]], None]  # has something done by the thread that renders
+Post = Callable[[Callable[[], None]], None]  # posts a task to the thread that renders
 _BOX_COLOR = (255, 180, 40)
 _MEASURE_COLOR = (255, 60, 60)
 _PATH_COLOR = (60, 160, 255)
 _MOST_FRAMES = 3_600
-_PATH_SIDE = 1280
-
+_LINE_POINTS = 100  # of the line that shows a path
+_PATH_SIDE = 1280  # longest side of the cameras of a path, in pixels
 _PROBE_PIXELS = 3
 _PROBE_ANGLE = math.radians(0.2)  # field of view of the camera that looks along a click
 _BOX_DIGITS = 4
@@ -76,7 +77,7 @@ class BoxPanel:
         self._cut.on_update(lambda _: self._switch())
 
     def tell(self, outside: Sequence[str]) -> None:
-        """Name what is shown whole because nothing of it lies in the box."""
+        """Name the results that are not cut because nothing of them lies in the box."""
         names = ", ".join(outside)
         self.words.content = f"Nothing in the box, so shown whole: {names}" if names else ""
 
@@ -102,10 +103,10 @@ class BoxPanel:
 
 
 class MeasurePanel:
-    """Two points on the surface that were clicked on, and how far they are apart.
+    """Two points on the surface that were clicked on, and their distance.
 
     Args:
-        hit: The point of the surface on a line of sight (origin, direction), None without one.
+        hit: Returns the point of the surface on a line of sight (origin, direction), or None.
         metres_per_unit: None where the scale is unknown.
     """
 
@@ -141,7 +142,7 @@ class MeasurePanel:
         self._post(lambda: self.add(origin, direction))
 
     def add(self, origin: np.ndarray, direction: np.ndarray) -> None:
-        """Take the point on a line of sight; a third one begins anew."""
+        """Add the point on a line of sight; a third one starts a new measurement."""
         point = self._hit(origin, direction)
         if point is None:
             self.words.content = "There is nothing at this point."
@@ -168,6 +169,8 @@ class MeasurePanel:
 
 
 class PathPanel:
+    """A path of the camera through views of the browser, which can be saved."""
+
     def __init__(self, server: viser.ViserServer, file: Path) -> None:
         self._server = server
         self._file = file
@@ -192,11 +195,13 @@ class PathPanel:
         self.words.content = f"{len(self.views)} views"
         self._server.scene.remove_by_name("/path")
         if len(self.views) > 1:
-            places = np.stack([camera.center for camera in between(self.views, 100)])
+            cameras = between(self.views, _LINE_POINTS)
+            places = np.stack([camera.center for camera in cameras])
             lines = np.stack([places[:-1], places[1:]], axis=1)
             _add_lines(self._server.scene, "/path", lines, _PATH_COLOR)
 
     def save(self, client: Any) -> None:
+        """Write the path to its file, and offer it to a browser as a download."""
         try:
             frames = min(max(int(self._frames.value), 2), _MOST_FRAMES)
             write_camera_list(self._file, between(self.views, frames))
@@ -211,36 +216,43 @@ class PathPanel:
 def _add_lines(
     scene: Any, name: str, lines: np.ndarray, color: tuple[int, int, int], width: float = 3.0
 ) -> Any:
-    """Line segments, (N, 2, 3), as wide as pixels."""
-    look = {"thickness": width, "thickness_units": "screen"}
-    return scene.add_line_segments(name, lines.astype(np.float32), color, **look)
+    """Add line segments, (N, 2, 3), with a width in pixels."""
+    return scene.add_line_segments(
+        name, lines.astype(np.float32), color, thickness=width, thickness_units="screen"
+    )
 
 
 def hit(model: ShownModel, origin: np.ndarray, direction: np.ndarray) -> np.ndarray | None:
-    """Where a line of sight, (3,) each, first meets a model, (3,); None where there is nothing."""
+    """Return the first point of a model on a line of sight, (3,); None if there is none.
+
+    Args:
+        origin: In world units. (3,)
+        direction: Of any length. (3,)
+    """
     origin = np.asarray(origin, float)
     ahead = np.asarray(direction, float)
     ahead = ahead / np.linalg.norm(ahead)
     rotation = looking(origin, origin + ahead, np.array([0.0, 0.0, 1.0]))
     focal = _PROBE_PIXELS / (2 * math.tan(_PROBE_ANGLE / 2))
-    middle = _PROBE_PIXELS / 2
     probe = Camera(
-        "probe",
-        _PROBE_PIXELS,
-        _PROBE_PIXELS,
-        focal,
-        focal,
-        middle,
-        middle,
-        rotation,
-        -rotation @ origin,
+        name="probe",
+        width=_PROBE_PIXELS,
+        height=_PROBE_PIXELS,
+        fx=focal,
+        fy=focal,
+        cx=_PROBE_PIXELS / 2,
+        cy=_PROBE_PIXELS / 2,
+        rotation=rotation,
+        translation=-rotation @ origin,
     )
-    depth = float(model.geometry(probe)[0][_PROBE_PIXELS // 2, _PROBE_PIXELS // 2])
+    depths, _ = model.geometry(probe)
+    middle = _PROBE_PIXELS // 2
+    depth = float(depths[middle, middle])
     return origin + depth * ahead if math.isfinite(depth) else None
 
 
 def distance_text(points: Sequence[np.ndarray], metres_per_unit: float | None) -> str:
-    """What the page says of the points that were clicked on, two of which make a distance."""
+    """Return the text for points that were clicked on; two of them make a distance."""
     if len(points) < 2:
         return "Click on a second point." if points else "Click on a point of the surface."
     units = float(np.linalg.norm(points[1] - points[0]))
@@ -250,6 +262,7 @@ def distance_text(points: Sequence[np.ndarray], metres_per_unit: float | None) -
 
 
 def length_text(metres: float) -> str:
+    """Return a length in metres, centimetres or millimetres."""
     for unit, size in (("m", 1.0), ("cm", 0.01)):
         if metres >= size:
             return f"{metres / size:.4g} {unit}"
@@ -257,32 +270,41 @@ def length_text(metres: float) -> str:
 
 
 def box_around(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A box around nearly all points, to begin with. (P, 3) -> two corners (3,)"""
+    """Return a box around nearly all points. (P, 3) -> low and high corner, (3,) each"""
     finite = points[np.isfinite(points).all(axis=1)]
     if not len(finite):
         return -np.ones(3), np.ones(3)
     low, high = np.quantile(finite, (_COVERED_SHARE, 1 - _COVERED_SHARE), axis=0)
-    return low - 0.05 * (high - low), high + 0.05 * (high - low)
+    margin = 0.05 * (high - low)
+    return low - margin, high + margin
 
 
 def box_flags(one: np.ndarray, other: np.ndarray) -> str:
-    """The flags of a mesh extraction that is cut to a box between two corners."""
-    corners = {"bboxmin": np.minimum(one, other), "bboxmax": np.maximum(one, other)}
-    texts = {
-        name: ",".join(f"{value:.{_BOX_DIGITS}g}" for value in corner)
-        for name, corner in corners.items()
-    }
-    return " ".join(f'--{name} "({text})"' for name, text in texts.items())
+    """Return the flags of a mesh extraction that is cut to a box between two corners."""
+    low = _corner_text(np.minimum(one, other))
+    high = _corner_text(np.maximum(one, other))
+    return f'--bboxmin "{low}" --bboxmax "{high}"'
+
+
+def _corner_text(corner: np.ndarray) -> str:
+    numbers = ",".join(f"{value:.{_BOX_DIGITS}g}" for value in corner)
+    return f"({numbers})"
 
 
 def box_edges(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """The edges of the box between two corners. (12, 2, 3)"""
+    """Return the edges of the box between two corners. (12, 2, 3)"""
     corners = np.array(list(itertools.product(*zip(one, other, strict=True))))
-    return np.array([corners[[i, i | bit]] for bit in (1, 2, 4) for i in range(8) if not i & bit])
+    edges = []
+    # Corners are numbered by bits, one for each axis; an edge joins numbers that differ in one.
+    for bit in (1, 2, 4):
+        for number in range(8):
+            if not number & bit:
+                edges.append(corners[[number, number | bit]])
+    return np.array(edges)
 
 
 def inside(points: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Which points lie in the box between two corners. (P, 3) -> (P,) bool"""
+    """Return which points lie in the box between two corners. (P, 3) -> (P,) bool"""
     low = np.minimum(one, other)
     high = np.maximum(one, other)
     return ((points >= low) & (points <= high)).all(axis=1)

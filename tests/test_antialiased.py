@@ -15,9 +15,10 @@ from gaussian_splatting.formats.moved import moved_cloud
 from gaussian_splatting.formats.sog import read_sog, write_sog
 from gaussian_splatting.formats.spz import read_spz, write_spz
 from gaussian_splatting.optim.schedule import LearningRates
-from sugar_extractors.export.export_run import GAUSSIANS, ExportOptions, export
+from sugar_extractors.export.export_run import ExportOptions, export
+from sugar_extractors.export.formats import GAUSSIANS
 from sugar_extractors.export.gltf_gaussians import read_gltf_gaussians, write_gltf_gaussians
-from sugar_extractors.export.mesh_formats import read_usd_gaussians, write_usd_gaussians
+from sugar_extractors.export.usd_files import read_usd_gaussians, write_usd_gaussians
 from sugar_extractors.mesh.level_sets import build_model
 from sugar_scene.mesh_bound import (
     TrainableBoundCloud,

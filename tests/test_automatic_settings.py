@@ -12,12 +12,8 @@ import torch
 from gaussian_splatting.rasterization import rasterize
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
 from sugar_extractors.mesh.mesh_config import MOST_POINTS, MeshOptions
-from sugar_extractors.mesh.meshing_backends import (
-    MOST_DEPTH,
-    PoissonConfig,
-    automatic_depth,
-    pixel_size,
-)
+from sugar_extractors.mesh.meshing_backends import PoissonConfig
+from sugar_extractors.mesh.surface_sizes import MOST_DEPTH, automatic_depth, pixel_size
 from sugar_scene.geometry import draw_samples
 from sugar_scene.triangle_mesh import read_mesh_ply
 from sugar_trainers.coarse_run import CoarseOptions

@@ -17,7 +17,7 @@ from gaussian_splatting.data.ply import read_gaussian_ply
 from gaussian_splatting.engine.checkpoint import load_payload, save_payload
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.optim.schedule import LearningRates
-from sugar_extractors.export.export_run import read_bound_gaussians
+from sugar_extractors.export.reading import read_bound_gaussians
 from sugar_scene.mesh_bound import (
     BACKGROUND,
     BoundCloud,

@@ -23,13 +23,13 @@ from gaussian_splatting.formats.packing import from_smallest_three, shares, smal
 from gaussian_splatting.formats.sog import write_sog
 from gaussian_splatting.formats.splat_file import write_splat
 from gaussian_splatting.formats.spz import write_spz
-from sugar_extractors.export.export_run import has_gaussians, read_any_gaussians
 from sugar_extractors.export.gltf_gaussians import (
     EXTENSION,
     read_gltf_gaussians,
     write_gltf_gaussians,
 )
-from sugar_extractors.export.mesh_formats import write_usd_gaussians
+from sugar_extractors.export.reading import has_gaussians, read_any_gaussians
+from sugar_extractors.export.usd_files import write_usd_gaussians
 from sugar_utils.errors import UserError
 
 WRITERS = {

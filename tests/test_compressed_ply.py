@@ -19,7 +19,8 @@ from gaussian_splatting.data.ply import (
 )
 from gaussian_splatting.engine.model import cloud_from_state
 from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
-from sugar_extractors.export.export_run import ExportOptions, export, read_any_gaussians
+from sugar_extractors.export.export_run import ExportOptions, export
+from sugar_extractors.export.reading import read_any_gaussians
 from sugar_utils.errors import UserError
 from tests.support.gaussian_files import random_cloud, write_compressed
 from tests.support.heard_console import Heard

@@ -17,9 +17,10 @@ from scipy.spatial.transform import Rotation
 import export
 from gaussian_splatting.data.ply import read_gaussian_ply
 from gaussian_splatting.formats.moved import moved_cloud
-from sugar_extractors.export.export_run import read_any_gaussians, read_bound_gaussians, reposed
 from sugar_extractors.export.gltf_gaussians import read_gltf_gaussians
-from sugar_extractors.export.mesh_formats import simplified
+from sugar_extractors.export.mesh_reduction import simplified
+from sugar_extractors.export.reading import read_any_gaussians, read_bound_gaussians
+from sugar_extractors.export.reposing import reposed
 from sugar_extractors.texture.textured_mesh_io import (
     TexturedMesh,
     render_textured,
@@ -27,7 +28,7 @@ from sugar_extractors.texture.textured_mesh_io import (
 )
 from sugar_scene.mesh_bound import BoundCloud, bound_cloud_from_state
 from sugar_utils.errors import UserError
-from sugar_viewer.render_run import open_model
+from sugar_viewer.shown_models import open_model
 from tests.support.bound_reference import to_gaussians
 from tests.support.random_scenes import look_at
 from tests.support.reference_rasterizer import rasterize_reference

@@ -17,7 +17,7 @@ import export
 from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.formats.splat_file import ROW, write_splat
 from sugar_extractors.export import export_run
-from sugar_extractors.export.export_run import read_any_gaussians
+from sugar_extractors.export.reading import read_any_gaussians
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
 from sugar_utils.errors import UserError
 from tests.support.limits import largest_file
@@ -55,6 +55,8 @@ def names(folder: Path) -> list[str]:
         ("ply", "scan.PLY", ["scan.ply"]),
         ("gltf", "scan", ["scan.gltf.glb"]),
         ("gltf", "scan.glb", ["scan.glb"]),
+        ("gltf", "scan.gltf", ["scan.gltf.glb"]),
+        ("gltf", "scan.GLTF", ["scan.gltf.glb"]),
         ("glb", "scan", ["scan.glb"]),
         ("stl", "scan.GLB", ["scan.GLB.stl", "scan.GLB.stl.json"]),
         ("glb", "scan.GLB", ["scan.glb"]),

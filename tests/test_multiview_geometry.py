@@ -16,7 +16,7 @@ from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.rasterization import rasterize
-from sugar_extractors.mesh.tsdf import confirmed_depth, plane_view
+from sugar_extractors.mesh.depth_views import confirmed_depth, plane_view
 from sugar_scene import plane_kernels
 from sugar_scene.plane_kernels import UNCOUNTED, NormalErrors, depth_of_planes
 from sugar_scene.reprojection import (

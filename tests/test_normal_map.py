@@ -15,7 +15,7 @@ from PIL import Image
 from torch.nn.functional import normalize
 
 import export
-from sugar_extractors.export.mesh_formats import simplified
+from sugar_extractors.export.mesh_reduction import simplified
 from sugar_extractors.texture.tangent_space import corner_tangents, vertex_normals
 from sugar_extractors.texture.textured_mesh_io import (
     TexturedMesh,

@@ -10,18 +10,12 @@ import pytest
 import torch
 
 from gaussian_splatting.data.observations import Observations
+from sugar_extractors.mesh.depth_views import DepthView
 from sugar_extractors.mesh.level_sets import Box
 from sugar_extractors.mesh.mesh_config import MeshOptions
-from sugar_extractors.mesh.tsdf import MIN_OBSERVED as MIN_POINTS
-from sugar_extractors.mesh.tsdf import (
-    MIN_VIEWS,
-    PLANE_FILL,
-    PLANE_MARGIN,
-    DepthView,
-    Fusion,
-    TsdfConfig,
-    observed_region,
-)
+from sugar_extractors.mesh.observed_region import MIN_OBSERVED as MIN_POINTS
+from sugar_extractors.mesh.observed_region import MIN_OBSERVING_VIEWS, observed_region
+from sugar_extractors.mesh.tsdf import PLANE_FILL, PLANE_MARGIN, Fusion, TsdfConfig
 from sugar_scene.triangle_mesh import TriangleMesh, keep_vertices, topology, with_holes_filled
 from sugar_utils.console import Console
 from tests.support.mesh_scenes import cameras_around
@@ -29,7 +23,7 @@ from tests.support.mesh_scenes import cameras_around
 EVERYWHERE = Box.cube(np.zeros(3), 100.0)
 
 
-def observed(points, lengths=MIN_VIEWS) -> Observations:
+def observed(points, lengths=MIN_OBSERVING_VIEWS) -> Observations:
     n = len(points)
     counts = np.broadcast_to(lengths, n).astype(np.int32)
     return Observations(points.astype(np.float32), np.zeros(n, np.float32), counts, {})
@@ -52,8 +46,8 @@ def test_region_is_the_convex_hull_and_a_margin():
 def test_points_of_two_views_and_points_outside_of_the_box_do_not_count():
     cube = cube_of_points()
     points = np.concatenate([cube, [[5.0, 0, 0]], [[0, 500.0, 0]]])
-    lengths = np.full(len(points), MIN_VIEWS)
-    lengths[-2] = MIN_VIEWS - 1
+    lengths = np.full(len(points), MIN_OBSERVING_VIEWS)
+    lengths[-2] = MIN_OBSERVING_VIEWS - 1
     region = observed_region(observed(points, lengths), EVERYWHERE, 0.0)
     assert not region.contains(np.array([[3.0, 0, 0], [0, 50, 0]])).any()
     seen = observed_region(observed(points), EVERYWHERE, 0.0)

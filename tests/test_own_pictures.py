@@ -11,18 +11,18 @@ import torch
 
 from gaussian_splatting.data.scene import load_scene
 from sugar_trainers.capture import SugarSize
-from sugar_viewer.render_run import model_of
-from sugar_viewer.view_page import (
+from sugar_viewer.rendered_pictures import (
     ERROR,
     PHOTOGRAPH,
     Arrangement,
-    OwnPictures,
-    Shown,
+    RenderedPictures,
     cut_to,
     error_picture,
     nearest_camera,
     slid,
 )
+from sugar_viewer.rendered_pictures import PictureChoice as Shown
+from sugar_viewer.shown_models import model_of
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import HEIGHT, WIDTH, TinyScene, tiny_cameras
 
@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def pictures(scene: TinyScene) -> OwnPictures:
+def pictures(scene: TinyScene) -> RenderedPictures:
     """The scene's own Gaussians, of which its photographs are renders, and another ball."""
     views = load_scene(scene.root, size_rule=SugarSize(), notify=lambda _: None)
     cameras = sorted([*views.train_cameras, *views.test_cameras], key=lambda camera: camera.name)
@@ -38,7 +38,7 @@ def pictures(scene: TinyScene) -> OwnPictures:
         "true": model_of("true", scene.cloud, False, CPU),
         "ball": model_of("ball", icosahedron(), False, CPU),
     }
-    return OwnPictures(models, cameras, False)
+    return RenderedPictures(models, cameras, False)
 
 
 def arranged(layout: str, left: Shown, right: Shown, split: float = 0.5) -> Arrangement:
@@ -98,7 +98,7 @@ def test_errors_are_black_red_yellow_and_white():
 def test_gaussians_have_no_clay_and_without_photographs_nothing_is_compared(pictures):
     assert "clay" not in pictures.available("true")
     assert "clay" in pictures.available("ball")
-    bare = OwnPictures({"ball": model_of("b", icosahedron(), False, CPU)}, [], False)
+    bare = RenderedPictures({"ball": model_of("b", icosahedron(), False, CPU)}, [], False)
     assert not {PHOTOGRAPH, ERROR} & set(bare.available("ball"))
 
 

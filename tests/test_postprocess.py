@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sugar_extractors.texture.texturing import face_density, interior_faces, kept_faces
+from sugar_extractors.texture.border_peeling import face_density, interior_faces, kept_faces
 from sugar_scene.mesh_bound import bind_to_mesh
 from tests.support.mesh_scenes import icosahedron
 

@@ -12,22 +12,15 @@ import torch
 from PIL import Image
 
 import render
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, looked_at
 from gaussian_splatting.data.ply import write_gaussian_ply
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
 from sugar_scene.triangle_mesh import TriangleMesh, write_mesh_ply
 from sugar_utils.errors import UserError
-from sugar_viewer import render_run as shown_models
-from sugar_viewer.render_run import (
-    ShownModel,
-    between,
-    far_depth,
-    looked_at,
-    open_model,
-    shown,
-    turntable,
-    write_video,
-)
+from sugar_viewer import picture_files
+from sugar_viewer.camera_paths import between, turntable
+from sugar_viewer.picture_files import write_video
+from sugar_viewer.shown_models import ShownModel, far_depth, open_model, shown
 from tests.support.mesh_scenes import icosahedron
 from tests.support.random_scenes import look_at
 from tests.support.refined_models import refined_state, save_model
@@ -165,7 +158,7 @@ NAMES = [
 @pytest.mark.parametrize(("views", "expected"), NAMES)
 def test_pictures_have_names_of_their_own(views, expected):
     """On file systems that do not tell upper case apart as well."""
-    names = shown_models.picture_names(views)
+    names = picture_files.picture_names(views)
     assert len({name.lower() for name in names}) == len(views)
     assert names == expected
 
@@ -237,7 +230,7 @@ def test_pictures_that_no_video_can_have_are_one_line(size, inputs, tmp_path, ca
 
 
 def test_a_codec_that_refuses_is_one_line_and_leaves_no_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(shown_models, "_SIDES", (1, 10**6))
+    monkeypatch.setattr(picture_files, "_SIDES", (1, 10**6))
     with pytest.raises(UserError, match="codec failed .* name a folder as --output") as refused:
         write_video(tmp_path / "a.mp4", [np.zeros((4, 20_000, 3), np.uint8)], 5)
     assert "\n" not in str(refused.value)

@@ -17,7 +17,7 @@ from sugar_extractors.texture.placed_export import PlacementOptions
 from sugar_extractors.texture.textured_mesh_io import read_textured_mesh, write_textured_mesh
 from sugar_pipeline.plan import result_folder
 from sugar_scene.triangle_mesh import write_mesh_ply
-from sugar_viewer.view_run import find_results
+from sugar_viewer.result_search import find_results
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import make_tiny_scene
 from tests.test_export_placement import four_colored_faces

@@ -15,7 +15,8 @@ from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.formats.fidelity import fidelity
 from gaussian_splatting.formats.moved import moved_cloud
 from gaussian_splatting.formats.spz import AXES, read_spz, write_spz
-from sugar_extractors.export.export_run import ExportOptions, export, read_any_gaussians
+from sugar_extractors.export.export_run import ExportOptions, export
+from sugar_extractors.export.reading import read_any_gaussians
 from sugar_extractors.texture.placed_export import PlacementOptions
 from sugar_utils.errors import UserError
 from tests.support.gaussian_files import record, with_records

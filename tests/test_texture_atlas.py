@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from sugar_extractors.texture.charts import cells_inside, without_noise
+from sugar_extractors.texture.charts import without_noise
+from sugar_extractors.texture.plane_geometry import cells_inside
 from sugar_extractors.texture.texture_atlas import (
     MAX_SIDE,
     fitting_square_size,

@@ -13,6 +13,7 @@ from sugar_extractors.texture.texture_baking import (
     BYTES_PER_TEXEL,
     Baker,
     BakingConfig,
+    ViewColors,
     _bands,
     with_filled_gaps,
 )
@@ -63,7 +64,7 @@ def painted_source(vertices, faces, color=paint):
         corners = vertices[faces[hits.face[hits.covered].long()]]
         weights = hits.barycentrics[hits.covered][..., None]
         image[hits.covered] = color((corners * weights).sum(dim=1))
-        return image
+        return ViewColors(image)
 
     return picture
 
@@ -86,10 +87,11 @@ def test_pixels_that_do_not_count_give_no_colour():
         image = torch.ones(camera.height, camera.width, 4)
         image[:, :64, 3] = 0
         image[:, :64, :3] = 0
-        return image
+        return ViewColors(image)
 
     baker = Baker(vertices, faces, atlas, [camera])
-    baked, whole = baker.bake(half, own), baker.bake(lambda _: half(_)[..., :3], own)
+    baked = baker.bake(half, own)
+    whole = baker.bake(lambda _: ViewColors(half(_).image[..., :3]), own)
     assert 0.3 < baked.seen_texels / whole.seen_texels < 0.6
     # White where it was seen, else the faces' own grey: nowhere black.
     assert int(baked.texture.min()) > 100
@@ -169,7 +171,7 @@ def test_what_no_view_shows_gets_the_colour_of_its_face_or_of_its_gaussians():
     own = torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
     red = torch.tensor([1.0, 0.0, 0.0])
     baker = Baker(vertices, faces, atlas, [camera])
-    baked = baker.bake(lambda c: red.expand(c.height, c.width, 3), own)
+    baked = baker.bake(lambda c: ViewColors(red.expand(c.height, c.width, 3)), own)
     owners = atlas.texel_faces(0, atlas.side).flip(0)
     assert 0 < baked.seen_texels < int((owners == 0).sum())
     assert (baked.texture[owners == 0] == torch.tensor([255, 0, 0])).all()
@@ -189,7 +191,7 @@ def test_every_view_counts_with_its_own_intrinsics():
     atlas, baked = bake(vertices, faces, cameras=wide)
     mesh = TexturedMesh(vertices, faces, atlas.uvs, baked.texture)
     for camera in wide:
-        expected = painted_source(vertices, faces)(camera)
+        expected = painted_source(vertices, faces)(camera).image
         found = render_textured(mesh, camera, torch.ones(3))
         assert (found - expected).abs().max() < 0.06
 
@@ -219,7 +221,7 @@ def test_faces_that_are_passed_over_would_have_found_nothing(kind, n, monkeypatc
 
     def ask_all(kernel, n_items, inputs, **how):
         usual(kernel, n_items, inputs, **how)
-        if kernel is texture_baking.find_shown:
+        if kernel is texture_baking.find_visible:
             asked.append(float(inputs[-1].float().mean()))
             inputs[-1].fill_(1)
 

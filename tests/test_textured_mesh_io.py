@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from sugar_extractors.texture import materials, textured_mesh_io
+from sugar_extractors.texture import gltf_container, materials, textured_mesh_io
 from sugar_extractors.texture.tangent_space import vertex_normals
 from sugar_extractors.texture.textured_mesh_io import (
     MeshStyle,
@@ -212,7 +212,7 @@ def test_glb_is_unlit_and_its_parts_are_aligned():
 
 def test_a_glb_of_more_than_4_gib_is_refused(monkeypatch):
     mesh = textured(3)
-    monkeypatch.setattr(textured_mesh_io, "_GLB_LIMIT", 1000)
+    monkeypatch.setattr(gltf_container, "_GLB_LIMIT", 1000)
     with pytest.raises(UserError, match=r"a\.glb: larger than .*--export_glb False"):
         next(glb_chunks(mesh, png_bytes(mesh.texture), Path("a.glb")))
 

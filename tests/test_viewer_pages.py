@@ -13,7 +13,8 @@ import pytest
 
 from gaussian_splatting.data.reference_layout import read_cameras_json
 from sugar_utils.console import Console
-from sugar_viewer.view_run import TEXTURED, VANILLA, ViewOptions
+from sugar_viewer.result_search import TEXTURED, VANILLA
+from sugar_viewer.view_run import ViewOptions
 from sugar_viewer.view_run import view as serve
 from tests.support.command_words import parse
 from tests.support.tiny_scene import newest, start

@@ -36,8 +36,20 @@ from sugar_scene.geometry import covariances
 from sugar_scene.triangle_mesh import write_mesh_ply
 from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
+from sugar_viewer.camera_paths import between, looking
+from sugar_viewer.first_view import first_view
 from sugar_viewer.page_server import BrowserView, closing, look_through, open_server
-from sugar_viewer.render_run import between, looking, model_of, read_result
+from sugar_viewer.placed_results import common_placement, moved_scene
+from sugar_viewer.rendered_pictures import RenderedPicture
+from sugar_viewer.result_search import (
+    COARSE,
+    COARSE_MESH,
+    REFINED,
+    TEXTURED,
+    VANILLA,
+    find_results,
+)
+from sugar_viewer.shown_models import model_of, read_result
 from sugar_viewer.tool_panels import (
     box_around,
     box_edges,
@@ -47,21 +59,10 @@ from sugar_viewer.tool_panels import (
     inside,
     length_text,
 )
+from sugar_viewer.view_layers import cut_result, glb_points, layer_of
 from sugar_viewer.view_page import ViewPage, splat_values, textured_glb
 from sugar_viewer.view_run import (
-    COARSE,
-    COARSE_MESH,
-    REFINED,
-    TEXTURED,
-    VANILLA,
     ViewOptions,
-    common_placement,
-    cut_result,
-    find_results,
-    first_view,
-    glb_points,
-    layer_of,
-    moved_scene,
     scene_context,
 )
 from tests.support.command_words import parse
@@ -281,12 +282,17 @@ def look(page: ViewPage, x: float = 0.0) -> None:
 
 def test_our_renderer_works_only_where_it_is_switched_on_and_hides_the_rest(page):
     sent = []
-    page._rendered.make = lambda arranged, camera: (sent.append(camera), (None, ""))[1]
+
+    def make(arranged, camera):
+        sent.append(camera)
+        return RenderedPicture(None, "")
+
+    page._rendered.make = make
     look(page)
     page.work()
     assert sent == []
     assert page._nodes[TEXTURED].visible
-    page._own._on.value = True
+    page._render_panel._on.value = True
     for _ in range(5):
         page.work()
     assert len(sent) == 1
@@ -344,13 +350,13 @@ def kept(page: ViewPage) -> dict[str, np.ndarray]:
 def test_a_path_of_too_few_views_is_told_on_the_page(page):
     from sugar_viewer.tool_panels import PathPanel
 
-    panel = PathPanel(page._server, page._around.path_file)
+    panel = PathPanel(page._server, page._context.path_file)
     panel.save(None)
     assert "at least 2 cameras" in panel.words.content
     panel.views = tiny_cameras()[:2]
     panel.save(None)
     assert panel.words.content.startswith("`python render.py")
-    assert len(read_cameras_json(page._around.path_file)) == 120
+    assert len(read_cameras_json(page._context.path_file)) == 120
 
 
 def stays_in_view(camera: Camera, points: np.ndarray) -> bool:

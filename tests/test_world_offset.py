@@ -28,7 +28,7 @@ from gaussian_splatting.data.reference_layout import (
 )
 from gaussian_splatting.data.scene import VanillaSize, load_scene, load_scene_for_checkpoint
 from gaussian_splatting.data.world_offset import read_offset, world_offset
-from sugar_extractors.export.original_frame import to_original_frame
+from sugar_extractors.export.formats import FORMATS
 from sugar_extractors.mesh.extraction import region_boxes
 from sugar_extractors.texture.textured_mesh_io import write_textured_mesh
 from tests.support.tiny_scene import TinyScene, events, make_tiny_scene, run_cli, write_model
@@ -219,7 +219,7 @@ def test_gaussians_are_exported_in_the_coordinates_of_the_original(far_result, t
 def test_formats_without_digits_for_it_are_refused(far_result, tmp_path, capsys):
     words = (far_result, "--to", "splat", "-o", tmp_path / "out.splat", "--original_frame")
     assert run_cli(export.main, *words) == 2
-    assert "choose --to ply, obj, glb, gltf, usd" in capsys.readouterr().err
+    assert "choose --to ply, gltf, usd, glb, obj" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
@@ -228,7 +228,7 @@ def test_meshes_are_moved_to_the_coordinates_of_the_original(tmp_path):
     write_textured_mesh(tmp_path / "mesh.obj", mesh)
     for to in ("obj", "glb"):
         path = tmp_path / f"mesh.{to}"
-        to_original_frame(path, to, UTM)
+        FORMATS[to].move_to_original(path, UTM)
         scene = trimesh.load(path, process=False, force="scene")
         found = np.concatenate([np.asarray(part.vertices) for part in scene.dump()])
         if to == "glb":

@@ -19,7 +19,7 @@ from plyfile import PlyData
 
 from benchmarks.robustness.child import Outcome
 from gaussian_splatting.data.colmap import read_reconstruction
-from sugar_extractors.export.export_run import read_as_written
+from sugar_extractors.export.reading import read_as_written
 from tests.support.tiny_scene import assert_same_bits
 
 ENDS = ("refused", "accepted", "stopped")

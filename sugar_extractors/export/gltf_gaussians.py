@@ -21,7 +21,7 @@ from gaussian_splatting.formats.packing import (
     sigmoid,
 )
 from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
-from sugar_extractors.texture.textured_mesh_io import glb_head, gltf_start
+from sugar_extractors.texture.gltf_container import glb_head, gltf_start
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
 
@@ -42,6 +42,16 @@ _COEFFICIENTS = [
 _KERNEL = "ellipse"
 _COLORS = "srgb_rec709_display"
 _WRONG = "damaged, or another kind of glTF; export it again"
+_READ_ERRORS = (
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    MemoryError,
+    struct.error,
+)
 
 
 def write_gltf_gaussians(path: Path, cloud: GaussianCloud) -> None:
@@ -88,26 +98,29 @@ def write_gltf_gaussians(path: Path, cloud: GaussianCloud) -> None:
 
 
 def _attributes(cloud: GaussianCloud) -> dict[str, np.ndarray]:
+    """Return the attributes of the primitive by their names, one row per Gaussian."""
     values = columns(cloud)
     opacities = sigmoid(values["opacity_logits"])
-    found = {
+    attributes = {
         "POSITION": values["means"],
         f"{EXTENSION}:ROTATION": np.roll(values["quats"], -1, axis=1),
         f"{EXTENSION}:SCALE": np.exp(values["log_scales"]),
         f"{EXTENSION}:OPACITY": opacities,
         f"{EXTENSION}:SH_DEGREE_0_COEF_0": values["sh_dc"][:, 0],
     }
-    found |= dict(zip(_COEFFICIENTS, values["sh_rest"].swapaxes(0, 1), strict=True))
-    shown = np.clip(sh_to_rgb(values["sh_dc"][:, 0]), 0, 1)
-    # Light of colours as screens take them, which is what ``COLOR_0`` holds (IEC 61966-2-1).
-    linear = np.where(shown <= 0.04045, shown / 12.92, ((shown + 0.055) / 1.055) ** 2.4)
+    coefficients = values["sh_rest"].swapaxes(0, 1)
+    attributes |= dict(zip(_COEFFICIENTS, coefficients, strict=True))
+    attributes = {name: array.astype("<f4") for name, array in attributes.items()}
+    colors = np.clip(sh_to_rgb(values["sh_dc"][:, 0]), 0, 1)
+    # ``COLOR_0`` holds linear light, not the values of screens (IEC 61966-2-1).
+    linear = np.where(colors <= 0.04045, colors / 12.92, ((colors + 0.055) / 1.055) ** 2.4)
     fallback = np.rint(255 * np.concatenate([linear, opacities], axis=1))
-    numbers = {name: array.astype("<f4") for name, array in found.items()}
-    return numbers | {"COLOR_0": fallback.astype(np.uint8)}
+    attributes["COLOR_0"] = fallback.astype(np.uint8)
+    return attributes
 
 
 def holds_gltf_gaussians(path: Path) -> bool:
-    """Whether a file is a binary glTF that names the extension."""
+    """Return whether a file is a binary glTF that names the extension."""
     if path.suffix.lower() != ".glb" or not path.is_file():
         return False
     with path.open("rb") as file:
@@ -118,7 +131,11 @@ def holds_gltf_gaussians(path: Path) -> bool:
 
 
 def read_gltf_gaussians(path: Path) -> GaussianCloud:
-    """Read the Gaussians of a binary glTF, in its axes; of several primitives there is one."""
+    """Read the Gaussians of a binary glTF of one primitive, in its axes.
+
+    Raises:
+        UserError: The file is damaged, or of another kind.
+    """
     file = require_regular_file(path).read_bytes()
     try:
         total, length = struct.unpack_from("<II", file, 8)
@@ -134,20 +151,22 @@ def read_gltf_gaussians(path: Path) -> GaussianCloud:
         if any({"matrix", "rotation", "scale", "translation"} & {*n} for n in content["nodes"]):
             raise ValueError("its node is moved")
         read = {name: _values(content, binary, names[name]) for name in names if name != "COLOR_0"}
-        own = ("SCALE", "ROTATION", "OPACITY", "SH_DEGREE_0_COEF_0")
-        # Bands are whole, and those below them are there.
+        # All coefficients of a degree have to be there, and those of the degrees below.
         n_rest = sum(name in read for name in _COEFFICIENTS)
-        whole = _COEFFICIENTS[: n_rest if n_rest in BANDS.values() else 15]
+        if n_rest not in BANDS.values():
+            n_rest = len(_COEFFICIENTS)
         position = read["POSITION"]
-        rest = [read[name] for name in whole]
-        scale, rotation, opacity, color = (read[f"{EXTENSION}:{name}"] for name in own)
-        widths = [values.shape[1] for values in (rotation, opacity, position, scale, color, *rest)]
-        if widths[:2] != [4, 1] or {*widths[2:]} != {3} or len({*map(len, read.values())}) > 1:
+        scale = read[f"{EXTENSION}:SCALE"]
+        rotation = read[f"{EXTENSION}:ROTATION"]
+        opacity = read[f"{EXTENSION}:OPACITY"]
+        color = read[f"{EXTENSION}:SH_DEGREE_0_COEF_0"]
+        rest = [read[name] for name in _COEFFICIENTS[:n_rest]]
+        widths = {values.shape[1] for values in (position, scale, color, *rest)}
+        lengths = {len(values) for values in read.values()}
+        is_consistent = widths == {3} and len(lengths) == 1
+        if not is_consistent or rotation.shape[1] != 4 or opacity.shape[1] != 1:
             raise ValueError("its attributes have other types or lengths than Gaussians have")
-    except (
-        *(LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError),
-        *(MemoryError, struct.error),
-    ) as error:
+    except _READ_ERRORS as error:
         raise UserError(f"{path}: {_WRONG} ({type(error).__name__}: {error})") from error
     quats = np.roll(rotation, 1, axis=1)
     harmonics = np.stack(rest, axis=1) if rest else None
@@ -158,6 +177,7 @@ def read_gltf_gaussians(path: Path) -> GaussianCloud:
 
 
 def _values(content: dict[str, Any], binary: bytes, number: int) -> np.ndarray:
+    """Return the values of an accessor as float64, one row per Gaussian."""
     accessor = content["accessors"][number]
     view = content["bufferViews"][accessor["bufferView"]]
     kind = np.dtype(_NUMBERS[accessor["componentType"]])

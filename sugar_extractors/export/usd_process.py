@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the Gaussians of a USD file in a process apart, which a damaged file can end.
+"""Read the Gaussians of a USD file in a subprocess, which a damaged file can crash.
 
 ``python -m sugar_extractors.export.usd_process FILE.usd ARRAYS.npz``
 """
@@ -20,15 +20,18 @@ WIDTHS = {
     "opacities": 1,
     "radiance:sphericalHarmonicsCoefficients": 3,
 }
-"""Attributes of a field of Gaussians, and how many numbers an element has; also in halves."""
+"""Numbers per Gaussian of each attribute of a field; files may also have them as halves."""
 
-ANTIALIASED_KEY = "antialiased"  # of the field's custom data, for which there is no attribute
+ANTIALIASED_KEY = "antialiased"  # key of the field's custom data; USD has no attribute for it
 
 
 def save_arrays(path: str, target: str) -> None:
-    """Save the attributes of the first field of Gaussians as float64.
+    """Save the attributes of the first field of Gaussians as float64, in a NumPy archive.
 
-    And its degree, and whether it is antialiased.
+    The archive also has the degree of its spherical harmonics and whether it is antialiased.
+
+    Raises:
+        ValueError: The file has no field of Gaussians.
     """
     usd, vol, sdf = load_package(path, "usd-core", "pxr.Usd", "pxr.UsdVol", "pxr.Sdf")
     stage = usd.Stage.Open(sdf.Layer.OpenAsAnonymous(path))
@@ -40,10 +43,13 @@ def save_arrays(path: str, target: str) -> None:
     def value(name: str) -> Any:
         return field.GetAttribute(name).Get()
 
-    found = {name: np.array(value(name) or value(f"{name}h"), float) for name in WIDTHS}
+    arrays = {}
+    for name in WIDTHS:
+        array = value(name) or value(f"{name}h")
+        arrays[name] = np.array(array, float)
     degree = int(value("radiance:sphericalHarmonicsDegree"))
     antialiased = field.GetCustomDataByKey(ANTIALIASED_KEY) is True
-    np.savez(target, degree=degree, antialiased=antialiased, **found)
+    np.savez(target, degree=degree, antialiased=antialiased, **arrays)
 
 
 if __name__ == "__main__":

@@ -22,11 +22,16 @@ from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.data.world_offset import offset_for
 from gaussian_splatting.engine.model import cloud_from_state
 from gaussian_splatting.engine.run_directory import Identity, scene_inputs
-from sugar_extractors.mesh import level_sets, meshing_backends, seams, tsdf
+from sugar_extractors.mesh import depth_views, level_sets, meshing_backends, seams
+from sugar_extractors.mesh.depth_views import Renderer
 from sugar_extractors.mesh.level_sets import Box, LevelSetModel, SurfaceSamples
 from sugar_extractors.mesh.mesh_config import OUTPUT_FLAG, MeshOptions
-from sugar_extractors.mesh.meshing_backends import MIN_POINTS, PoissonConfig, decimated_to_error
+from sugar_extractors.mesh.mesh_finishing import decimated_to_error, finish_mesh
+from sugar_extractors.mesh.meshing_backends import PoissonConfig
+from sugar_extractors.mesh.observed_region import observed_region
+from sugar_extractors.mesh.poisson_regions import MIN_POINTS, reconstruct_region
 from sugar_extractors.mesh.subdivision import covered_pixels, split_to_pixels
+from sugar_extractors.mesh.tsdf import FusedRegion, Fusion
 from sugar_extractors.results import alone_with, is_finished, publish, read_state
 from sugar_scene import triangle_mesh
 from sugar_scene.reprojection import NeighborViews
@@ -42,29 +47,39 @@ MIN_BACKGROUND_SHARE = 0.001  # of the surface points: Poisson makes large blobs
 
 
 def region_boxes(options: MeshOptions, scene: Scene) -> tuple[Box, Box]:
-    """Foreground and background box; a scene without a size needs one of the user."""
+    """Return the foreground and background box.
+
+    Raises:
+        UserError: The scene has no size, and the user gave no box.
+    """
     if scene.extent <= 0 and options.bboxmin is None:
         raise UserError(
             f"all training cameras of {options.scene_path} stand in one place, so the scene "
             "has no size; give the foreground with --bboxmin and --bboxmax"
         )
     center = middle_of(scene.train_cameras)
-    at = np.zeros(3) if options.center_bbox is False else center
-    background = Box.cube(at, BACKGROUND_HALF_SIDE * scene.extent)
+    box_center = np.zeros(3) if options.center_bbox is False else center
+    background = Box.cube(box_center, BACKGROUND_HALF_SIDE * scene.extent)
     if options.bboxmin is None:
-        return Box.cube(at, scene.extent), background
+        return Box.cube(box_center, scene.extent), background
     corners = np.array([options.bboxmin, options.bboxmax], dtype=np.float64)
     if options.center_bbox:
         corners = corners + center
     else:
         # Of captures far from the origin the user may know the original coordinates alone.
         corners = corners - offset_for(corners, scene.offset)
-    low, high = (tuple(map(float, corner)) for corner in corners)
-    return Box(low, high), background
+    low, high = corners.tolist()
+    return Box(tuple(low), tuple(high)), background
 
 
 def left_out(options: MeshOptions, name: str, n: int, points: np.ndarray) -> str:
-    """What to say of a region with few of the points; an empty box of the user is an error."""
+    """Return a message about a region with few points; an empty box of the user is an error.
+
+    Args:
+        name: Of the region.
+        n: Points in it.
+        points: All of them. (P, 3)
+    """
     if name == "foreground" and options.bboxmin is not None:
         moved = ", the box was moved by --center_bbox True" if options.center_bbox else ""
         raise UserError(
@@ -75,8 +90,9 @@ def left_out(options: MeshOptions, name: str, n: int, points: np.ndarray) -> str
 
 
 def span(points: np.ndarray) -> str:
-    """Box of the middle 98 % of points on each axis. (P, 3)"""
-    low, high = np.quantile(points[:: max(1, len(points) // 100_000)], (0.01, 0.99), axis=0)
+    """Return the box of the middle 98 % of points, (P, 3), on each axis, as text."""
+    stride = max(1, len(points) // 100_000)
+    low, high = np.quantile(points[::stride], (0.01, 0.99), axis=0)
     return str(Box(tuple(map(float, low)), tuple(map(float, high))))
 
 
@@ -84,6 +100,9 @@ def extract_coarse_mesh(options: MeshOptions, console: Console | None = None) ->
     """Extract meshes of all levels and decimation targets, each with a ``.json`` file beside it.
 
     Meshes that exist with the same settings are not made again.
+
+    Raises:
+        UserError: Flags are wrong, or there is no surface.
     """
     console = console or Console()
     if not options.use_vanilla_3dgs and options.coarse_model_path is None:
@@ -122,6 +141,8 @@ def extract_coarse_mesh(options: MeshOptions, console: Console | None = None) ->
 
 
 class _Extraction:
+    """One run of the mesh stage: the model, the cameras, and the regions to be meshed."""
+
     def __init__(
         self, options: MeshOptions, console: Console, checkpoint: ReferenceCheckpoint, scene: Scene
     ) -> None:
@@ -149,6 +170,7 @@ class _Extraction:
         console.info(f"meshing with {self._backend.name}")
 
     def run(self, jobs: Mapping[tuple[float, int], Identity]) -> None:
+        """Extract a mesh for each pair of a level and a number of triangles."""
         options = self._options
         levels = sorted({level for level, _ in jobs})
         samples = {}
@@ -167,38 +189,45 @@ class _Extraction:
             meshes = self._cut(meshes)
             if options.watertight and options.mesh_extractor == "tsdf":
                 meshes = [self._closed(meshes, figures)]
-            for target in [target for job_level, target in jobs if job_level == level]:
-                self._finish(jobs[level, target], level, target, meshes, surface, figures)
+            for (job_level, target), identity in jobs.items():
+                if job_level == level:
+                    path = options.mesh_path(level, target)
+                    mesh = self._finished(path, target, meshes, surface)
+                    self._write(path, identity, mesh, figures)
 
     def _cut(self, meshes: Sequence[TriangleMesh]) -> list[TriangleMesh]:
+        """Cut off triangles outside of the masks."""
         if self._hull is None:
             return list(meshes)
-        kept = []
+        remaining = []
         for mesh in meshes:
             vertices = torch.from_numpy(mesh.vertices).to(self._options.compute.device)
             inside = self._hull.contains(vertices).cpu().numpy()
             cut = triangle_mesh.with_corners_in(replace(mesh, normals=None), inside)
             if cut.n_faces:
-                kept.append(cut)
-        n_before, n_after = (sum(mesh.n_faces for mesh in some) for some in (meshes, kept))
+                remaining.append(cut)
+        n_before = sum(mesh.n_faces for mesh in meshes)
+        n_after = sum(mesh.n_faces for mesh in remaining)
         self._console.info(f"{n_before - n_after:,} triangles outside of the masks cut off")
-        if not kept:
+        if not remaining:
             raise UserError(
                 "the whole mesh lies outside of the masks; check that they belong to these "
                 "photographs, or pass --mask_mode ignore or --masks none"
             )
-        return kept
+        return remaining
 
     def _without_unseen(self, mesh: TriangleMesh) -> TriangleMesh:
-        """The triangles that some training view sees, and those that touch them."""
-        seen = np.zeros(mesh.n_vertices, dtype=bool)
-        seen[mesh.faces[self._covered_pixels(mesh) > 0]] = True
-        kept = triangle_mesh.with_corners_in(mesh, seen)
-        self._console.info(f"{mesh.n_faces - kept.n_faces:,} triangles that no view sees removed")
-        return kept
+        """Return the triangles that some training view sees, and those that touch them."""
+        is_visible = np.zeros(mesh.n_vertices, dtype=bool)
+        visible_faces = mesh.faces[self._covered_pixels(mesh) > 0]
+        is_visible[visible_faces] = True
+        visible = triangle_mesh.with_corners_in(mesh, is_visible)
+        n_removed = mesh.n_faces - visible.n_faces
+        self._console.info(f"{n_removed:,} triangles that no view sees removed")
+        return visible
 
     def _closed(self, meshes: Sequence[TriangleMesh], figures: dict[str, Any]) -> TriangleMesh:
-        """One closed surface through what was fused, masks applied before it is closed."""
+        """Return one closed surface through what was fused; masks were applied before."""
         fused = triangle_mesh.with_vertex_normals(triangle_mesh.merge_meshes(meshes))
         samples = SurfaceSamples(
             fused.vertices.astype(np.float32), fused.normals.astype(np.float32), fused.colors
@@ -214,33 +243,35 @@ class _Extraction:
         return mesh
 
     def _poisson(self, samples: SurfaceSamples) -> PoissonConfig:
-        """The settings with their depth; closed surfaces are cut nowhere."""
+        """Return the settings with their depth; closed surfaces are cut nowhere."""
         config = self._options.poisson.with_depth(samples.points, self._cameras)
         if not self._options.watertight:
             return config
         return replace(config, vertices_density_quantile=0.0)
 
     def _solved(self, name: str, samples: SurfaceSamples, poisson: PoissonConfig) -> TriangleMesh:
-        """A reconstructed region; meanwhile the console says how long it takes, and how much."""
-        own = memory_usage("cpu").current
+        """Reconstruct a region; meanwhile the console shows elapsed time and memory."""
+        own_bytes = memory_usage("cpu").current
 
         with self._console.waiting(name) as show:
 
             def watch(n_bytes: int) -> None:
-                self._largest_solver = max(self._largest_solver, own + n_bytes)
+                self._largest_solver = max(self._largest_solver, own_bytes + n_bytes)
                 show({"memory": format_bytes(n_bytes)})
 
-            return meshing_backends.reconstruct_region(samples, poisson, self._backend, watch)
+            return reconstruct_region(samples, poisson, self._backend, watch)
 
     def _build_model(self, path: Path) -> LevelSetModel:
+        """Return the opaque Gaussians; there have to be some."""
         cloud = self._cloud
         least = level_sets.MIN_OPACITY
         model = level_sets.build_model(cloud)
         opacities = opacities_of(cloud.opacity_logits).cpu().numpy()
-        deciles = " ".join(f"{v:.2f}" for v in np.quantile(opacities, np.linspace(0, 1, 11)))
+        deciles = np.quantile(opacities, np.linspace(0, 1, 11))
+        decile_text = " ".join(f"{value:.2f}" for value in deciles)
         self._console.info(
             f"{path}: {len(model):,} of {len(cloud):,} Gaussians are more opaque than "
-            f"{least:g}; deciles of opacity {deciles}"
+            f"{least:g}; deciles of opacity {decile_text}"
         )
         if len(model) == 0:
             raise UserError(
@@ -250,6 +281,7 @@ class _Extraction:
         return model
 
     def _sample(self, levels: Sequence[float]) -> list[SurfaceSamples]:
+        """Return surface points of each level."""
         options = self._options
         with self._console.progress("surface points", 1, len(self._cameras)) as progress:
             return level_sets.collect_surface_samples(
@@ -265,6 +297,7 @@ class _Extraction:
     def _poisson_regions(
         self, samples: SurfaceSamples, figures: dict[str, Any]
     ) -> list[TriangleMesh]:
+        """Reconstruct foreground and background; add their ``figures`` to the record."""
         options = self._options
         if len(samples) < MIN_POINTS:
             raise UserError(
@@ -278,18 +311,21 @@ class _Extraction:
         figures["surface_points"] = len(samples)
         meshes = []
         for name, mask in parts.items():
-            figures[f"{name}_points"] = n = int(mask.sum())
-            wanted = MIN_BACKGROUND_SHARE if name == "background" else 0.0
-            if n < max(MIN_POINTS, wanted * len(samples)):
+            n = int(mask.sum())
+            figures[f"{name}_points"] = n
+            min_share = MIN_BACKGROUND_SHARE if name == "background" else 0.0
+            if n < max(MIN_POINTS, min_share * len(samples)):
                 self._console.info(left_out(options, name, n, samples.points))
                 continue
             start = time.monotonic()
             region = samples.select(mask)
             poisson = self._poisson(region)
-            figures[f"{name}_depth"] = depth = poisson.poisson_depth
+            depth = poisson.poisson_depth
+            figures[f"{name}_depth"] = depth
             self._console.info(f"{name}: Poisson of {n:,} points, octree depth {depth}")
             mesh = self._solved(f"{name}: Poisson", region, poisson)
-            figures[f"{name}_seconds"] = seconds = round(time.monotonic() - start, 2)
+            seconds = round(time.monotonic() - start, 2)
+            figures[f"{name}_seconds"] = seconds
             self._console.info(
                 f"{name}: {mesh.n_faces:,} triangles before decimation ({seconds:.1f} s)"
             )
@@ -302,36 +338,26 @@ class _Extraction:
         return meshes
 
     def _tsdf_regions(self, figures: dict[str, Any]) -> list[TriangleMesh]:
-        options, scene, (inner, outer) = self._options, self._scene, self._boxes
-        config = options.tsdf
-        meshes = []
-        if config.tsdf_depth == "plane":
-            neighbors = NeighborViews(self._cameras, scene.extent, observations=scene.observations)
-            gaussians = self._cloud.detached().activate()
-            render = tsdf.plane_renderer(gaussians, self._cameras, neighbors, scene.extent)
-        else:
-            render = tsdf.view_renderer(self._cloud, config)
-        render = tsdf.kept(tsdf.carved_renderer(render, self._hull), self._cameras)
+        """Fuse foreground and background; add their ``figures`` to the record."""
+        options = self._options
+        inner, outer = self._boxes
         parts = {"foreground": inner}
         if options.background_mesh and not options.watertight:
             parts["background"] = outer
+        render = self._renderer()
+        meshes = []
         for name, box in parts.items():
             start = time.monotonic()
-            observed = None
-            if config.margin is not None:
-                margin = config.margin * scene.extent
-                observed = tsdf.observed_region(scene.observations, box, margin)
-            fusion = tsdf.Fusion(render, self._cameras, box, config, self._console)
-            fused = fusion.surface(observed)
-            figures[f"{name}_voxel"] = fused.voxel_size
-            figures[f"{name}_voxels"] = fused.n_voxels
+            region = self._fused(render, box)
+            figures[f"{name}_voxel"] = region.voxel_size
+            figures[f"{name}_voxels"] = region.n_voxels
             figures[f"{name}_seconds"] = round(time.monotonic() - start, 2)
-            if fused.mesh.n_faces == 0 and name == "foreground" and options.bboxmin is not None:
+            mesh = region.mesh
+            if mesh.n_faces == 0 and name == "foreground" and options.bboxmin is not None:
                 raise UserError(
                     f"no surface in the box {box}; widen --bboxmin and --bboxmax or check that "
                     "they are in world coordinates"
                 )
-            mesh = fused.mesh
             if len(parts) > 1:
                 mesh = seams.cut_at_box(mesh, inner, inside=name == "foreground")
             if mesh.n_faces:
@@ -343,49 +369,83 @@ class _Extraction:
             )
         return meshes
 
-    def _finish(
+    def _renderer(self) -> Renderer:
+        """Return the renderer of depth that the settings ask for, within the masks."""
+        config = self._options.tsdf
+        if config.tsdf_depth == "plane":
+            scene = self._scene
+            neighbors = NeighborViews(self._cameras, scene.extent, observations=scene.observations)
+            gaussians = self._cloud.detached().activate()
+            render = depth_views.plane_renderer(gaussians, self._cameras, neighbors, scene.extent)
+        else:
+            render = depth_views.view_renderer(self._cloud, config.min_alpha)
+        carved = depth_views.carved_renderer(render, self._hull)
+        return depth_views.cached_renderer(carved, self._cameras)
+
+    def _fused(self, render: Renderer, box: Box) -> FusedRegion:
+        """Return the surface within a box, near the points of the reconstruction if asked for."""
+        config = self._options.tsdf
+        region = None
+        if config.margin is not None:
+            margin = config.margin * self._scene.extent
+            region = observed_region(self._scene.observations, box, margin)
+        fusion = Fusion(render, self._cameras, box, config, self._console)
+        return fusion.surface(region)
+
+    def _finished(
         self,
-        identity: Identity,
-        level: float,
+        path: Path,
         target: int,
         meshes: Sequence[TriangleMesh],
         surface: SurfaceSamples | None,
-        figures: Mapping[str, Any],
-    ) -> None:
-        path = self._options.mesh_path(level, target)
+    ) -> TriangleMesh:
+        """Return one mesh of some regions, with at most ``target`` triangles each.
+
+        Args:
+            path: File of the mesh, for messages.
+            surface: Points that vertices snap to; None for none.
+        """
+        options = self._options
+        splits = options.triangle_pixels > 0 and options.mesh_error is None
         with self._console.waiting(f"{path.name}: {target:,} triangles"):
-            box = self._boxes[0] if self._options.mesh_extractor == "tsdf" else None
-            splits = self._options.triangle_pixels > 0 and self._options.mesh_error is None
+            box = self._boxes[0] if options.mesh_extractor == "tsdf" else None
             decimate = partial(self._backend.decimate, n_faces=target // 2 if splits else target)
-            if (pixels := self._options.mesh_error) is not None:
+            if options.mesh_error is not None:
                 decimate = partial(
                     decimated_to_error,
-                    pixels=pixels,
+                    pixels=options.mesh_error,
                     cameras=self._cameras,
                     n_faces=target,
                     decimate=self._backend.decimate,
                 )
-            mesh = meshing_backends.finish_mesh(meshes, decimate, surface, box)
-        if self._options.watertight:
+            mesh = finish_mesh(meshes, decimate, surface, box)
+        if options.watertight:
             # Decimation tears a few edges open, and Poisson ends at the borders of its cube.
-            mesh = triangle_mesh.with_vertex_normals(triangle_mesh.with_holes_filled(mesh))
-        elif self._options.remove_unseen:
+            mesh = triangle_mesh.with_holes_filled(mesh)
+            mesh = triangle_mesh.with_vertex_normals(mesh)
+        elif options.remove_unseen:
             mesh = self._without_unseen(mesh)
         if splits:
-            limits = self._options.triangle_pixels, target * len(meshes)
-            mesh = split_to_pixels(mesh, self._covered_pixels(mesh), *limits)
+            covered = self._covered_pixels(mesh)
+            mesh = split_to_pixels(mesh, covered, options.triangle_pixels, target * len(meshes))
             mesh = triangle_mesh.with_vertex_normals(mesh)
         if mesh.n_faces == 0:
             raise UserError(
                 f"{path.name}: no triangle is left after the clean-up; use more --surface_points "
                 "or a larger --decimation_target"
             )
+        return mesh
+
+    def _write(
+        self, path: Path, identity: Identity, mesh: TriangleMesh, figures: Mapping[str, Any]
+    ) -> None:
+        """Write a mesh and its record."""
         usage = memory_usage(self._options.compute.device)
-        solver = self._largest_solver if usage.kind == "RSS" else 0
+        solver_bytes = self._largest_solver if usage.kind == "RSS" else 0
         result = {
             **figures,
             "seconds": round(time.monotonic() - self._start, 2),
-            "peak_bytes": max(usage.peak, solver),
+            "peak_bytes": max(usage.peak, solver_bytes),
             "backend": self._backend.name,
             "vertices": mesh.n_vertices,
             "faces": mesh.n_faces,

@@ -69,18 +69,26 @@ class LevelSetPoints(NamedTuple):
 
 
 def build_model(cloud: GaussianCloud) -> LevelSetModel:
-    opaque = opacities_of(cloud.opacity_logits.detach()) > MIN_OPACITY
-    gaussians = cloud.select(opaque).activate()
-    values = (t.float().contiguous() for t in gaussians.tensors())
+    """Return the opaque Gaussians of a cloud with their neighbours and diamonds."""
+    is_opaque = opacities_of(cloud.opacity_logits.detach()) > MIN_OPACITY
+    activated = cloud.select(is_opaque).activate()
+    values = [tensor.float().contiguous() for tensor in activated.tensors()]
     gaussians = Gaussians(*values, antialiased=cloud.antialiased).without_bands()
+    means = gaussians.means
+    quats = gaussians.quats
+    scales = gaussians.scales
     n = len(gaussians)
-    device = gaussians.means.device
-    packed = torch.empty(n, PACK_SIZE, device=device)
-    shape = (gaussians.means, gaussians.quats, gaussians.scales)
-    launch(pack_rows, n, [*shape, gaussians.opacities, packed], min_items=_MIN_ITEMS)
-    neighbors = nearest_neighbors(gaussians.means, N_NEIGHBORS).indices
-    corners = diamond_vertices(*shape, DIAMOND_EXTENT).reshape(-1, 3)
-    return LevelSetModel(gaussians, neighbors, packed, corners, diamond_faces(n, device).int())
+    packed = torch.empty(n, PACK_SIZE, device=means.device)
+    arguments = [means, quats, scales, gaussians.opacities, packed]
+    launch(pack_rows, n, arguments, min_items=_MIN_ITEMS)
+    corners = diamond_vertices(means, quats, scales, DIAMOND_EXTENT)
+    return LevelSetModel(
+        gaussians=gaussians,
+        neighbors=nearest_neighbors(means, N_NEIGHBORS).indices,
+        packed=packed,
+        corners=corners.reshape(-1, 3),
+        faces=diamond_faces(n, means.device).int(),
+    )
 
 
 @wp.kernel
@@ -97,7 +105,7 @@ def billboard(first: int, view: View, means: Vec3s, corners: Vec3s, moved: Vec3s
 
 
 def diamond_hits(model: LevelSetModel, camera: Camera) -> TriangleHits:
-    """First hit of every pixel on the diamonds, turned towards the camera.
+    """Return the first hit of every pixel on the diamonds, turned towards the camera.
 
     The corners of a diamond slide along their lines of sight onto the plane through the centre
     that is orthogonal to the line of sight of the centre. A diamond so close that a corner has
@@ -138,6 +146,7 @@ def march(
     normals: Vec3s2d,
     valid: wp.array2d(dtype=wp.bool),
 ):
+    """Sample the density along a ray and find its first crossing of each level."""
     i = first + wp.tid()
     gaussian = hit_gaussians[i]
     pixel = coordinates[i]
@@ -166,20 +175,20 @@ def march(
 
     for level_index in range(levels.shape[0]):
         level = levels[level_index]
-        found = int(0)
+        crossing = int(0)  # the first sample above the level
         # Level 0 would never start outside; a full first sample means inside.
         if wp.min(density[0], 1.0) < level:
             for k in range(1, wp.static(RAY_SAMPLES)):
-                if found == 0 and wp.min(density[k], 1.0) > level:
-                    found = k
-        valid[level_index, i] = found > 0
+                if crossing == 0 and wp.min(density[k], 1.0) > level:
+                    crossing = k
+        valid[level_index, i] = crossing > 0
         points[level_index, i] = wp.vec3(0.0, 0.0, 0.0)
         normals[level_index, i] = wp.vec3(0.0, 0.0, 0.0)
-        if found > 0:
-            before = wp.min(density[found - 1], 1.0)
-            after = wp.min(density[found], 1.0)
+        if crossing > 0:
+            before = wp.min(density[crossing - 1], 1.0)
+            after = wp.min(density[crossing], 1.0)
             share = (level - before) / (after - before)
-            point = origin + (start + (float(found - 1) + share) * step) * direction
+            point = origin + (start + (float(crossing - 1) + share) * step) * direction
             points[level_index, i] = point
             outward = density_gradient(point, gaussian, neighbors, packed)
             normals[level_index, i] = wp.normalize(outward)
@@ -201,11 +210,14 @@ def march_rays(
     Args:
         coordinates: Image coordinates, (0.5, 0.5) in the middle of the first pixel. (S, 2) pixels
         depths: Depth of the hits along the view axis. (S,) world units
+        hit_gaussians: Rows of the Gaussians that the rays hit. (S,)
+        levels: Densities to search for.
     """
     n = coordinates.shape[0]
     device = coordinates.device
     shape = (len(levels), n)
-    points, normals = (torch.empty(*shape, 3, device=device) for _ in range(2))
+    points = torch.empty(*shape, 3, device=device)
+    normals = torch.empty(*shape, 3, device=device)
     valid = torch.empty(shape, dtype=torch.bool, device=device)
     scales = model.gaussians.scales.clamp_min(MIN_SCALE)
     arguments = [
@@ -227,8 +239,9 @@ def march_rays(
 
 
 def pixel_centers(pixels: Tensor, width: int) -> Tensor:
-    """Image coordinates of the centres of row-major pixel indices. (S,) -> (S, 2) pixels"""
-    return torch.stack([pixels % width, pixels // width], dim=-1).float() + 0.5
+    """Return the centres of pixels with row-major indices. (S,) -> (S, 2) pixels"""
+    places = torch.stack([pixels % width, pixels // width], dim=-1)
+    return places.float() + 0.5
 
 
 @dataclass(frozen=True)
@@ -242,7 +255,18 @@ class SurfaceSamples:
     def __len__(self) -> int:
         return len(self.points)
 
+    @classmethod
+    def empty(cls, n: int) -> SurfaceSamples:
+        """Return room for n points, whose values are arbitrary."""
+        shape = (n, 3)
+        return cls(
+            points=np.empty(shape, np.float32),
+            normals=np.empty(shape, np.float32),
+            colors=np.empty(shape, np.uint8),
+        )
+
     def select(self, rows: np.ndarray | slice) -> SurfaceSamples:
+        """Return some of the points."""
         return SurfaceSamples(self.points[rows], self.normals[rows], self.colors[rows])
 
 
@@ -255,17 +279,21 @@ class Box:
 
     @classmethod
     def cube(cls, center: np.ndarray, half: float) -> Box:
-        return cls(tuple(map(float, center - half)), tuple(map(float, center + half)))
+        """Return a cube around a point, (3,), by half the length of its sides."""
+        low = center - half
+        high = center + half
+        return cls(tuple(map(float, low)), tuple(map(float, high)))
 
     def contains(self, points: np.ndarray) -> np.ndarray:
-        """Which points lie strictly inside. (P, 3) -> (P,) bool"""
+        """Return which points lie strictly inside. (P, 3) -> (P,) bool"""
         low = np.float32(self.low)
         high = np.float32(self.high)
         return ((points > low) & (points < high)).all(axis=1)
 
     def __str__(self) -> str:
-        corners = (",".join(f"{v:.4g}" for v in corner) for corner in (self.low, self.high))
-        return "({}) to ({})".format(*corners)
+        low = ",".join(f"{value:.4g}" for value in self.low)
+        high = ",".join(f"{value:.4g}" for value in self.high)
+        return f"({low}) to ({high})"
 
 
 def collect_surface_samples(
@@ -282,13 +310,16 @@ def collect_surface_samples(
 
     Every view gives at most ``target // views + 1`` points per level, taken at random from
     twice as many random pixels. Memory does not grow with the views.
+
+    Args:
+        target: Points per level, about.
+        on_view: Called after each view with the number of views and of points so far.
+
+    Returns:
+        The points of each level.
     """
     per_view = target // len(cameras) + 1
-    shape = (per_view * len(cameras), 3)
-    stores = [
-        SurfaceSamples(np.empty(shape, "f4"), np.empty(shape, "f4"), np.empty(shape, "u1"))
-        for _ in levels
-    ]
+    stores = [SurfaceSamples.empty(per_view * len(cameras)) for _ in levels]
     filled = [0] * len(levels)
     for view, camera in enumerate(cameras):
         hits = diamond_hits(model, camera)
@@ -297,31 +328,39 @@ def collect_surface_samples(
         centers = pixel_centers(pixels, camera.width)
         depths = hits.depth.flatten()[pixels]
         owners = hits.face.flatten()[pixels] // 2
-        found = march_rays(model, camera, centers, depths, owners, levels)
+        samples = march_rays(model, camera, centers, depths, owners, levels)
         image = rasterize(model.gaussians, camera, sh_degree=0).image.reshape(-1, 3)
         colors = (image[pixels].clamp(0, 1) * 255).round().to(torch.uint8)
         for index, (level, store) in enumerate(zip(levels, stores, strict=True)):
             # A gradient of zero has no direction; it is as rare as it is useless to Poisson.
-            good = found.valid[index] & (found.normals[index] != 0).any(dim=-1)
-            good &= found.points[index].isfinite().all(dim=-1)
+            points = samples.points[index]
+            normals = samples.normals[index]
+            is_usable = samples.valid[index] & (normals != 0).any(dim=-1)
+            is_usable &= points.isfinite().all(dim=-1)
             if hull is not None:
-                good &= hull.contains(found.points[index])
+                is_usable &= hull.contains(points)
             # By the level itself: a mesh must not depend on which others are made beside it.
-            candidates = good.nonzero()[:, 0]
+            candidates = is_usable.nonzero()[:, 0]
             name = repr(float(level))
             rows = _random_rows(candidates, per_view, seed, "points", view, name)
-            at = slice(filled[index], filled[index] + rows.shape[0])
-            store.points[at] = found.points[index, rows].cpu().numpy()
-            store.normals[at] = found.normals[index, rows].cpu().numpy()
-            store.colors[at] = colors[rows].cpu().numpy()
-            filled[index] = at.stop
+            begin = filled[index]
+            end = begin + rows.shape[0]
+            store.points[begin:end] = points[rows].cpu().numpy()
+            store.normals[begin:end] = normals[rows].cpu().numpy()
+            store.colors[begin:end] = colors[rows].cpu().numpy()
+            filled[index] = end
         on_view(view + 1, sum(filled))
     return [store.select(slice(n)) for store, n in zip(stores, filled, strict=True)]
 
 
 def _random_rows(rows: Tensor, n: int, seed: int, *labels: str | int) -> Tensor:
-    """At most ``n`` of the rows, without replacement and in ascending order."""
+    """Choose at most ``n`` of the rows, without replacement and in ascending order.
+
+    Args:
+        labels: What the rows are for; each combination has random numbers of its own.
+    """
     if rows.shape[0] <= n:
         return rows
-    chosen = torch.randperm(rows.shape[0], generator=generator(seed, *labels), device="cpu")[:n]
+    rng = generator(seed, *labels)
+    chosen = torch.randperm(rows.shape[0], generator=rng, device="cpu")[:n]
     return rows[chosen.sort().values.to(rows.device)]

@@ -169,15 +169,18 @@ class MeshOptions(CaptureOptions):
 
     @property
     def n_surface_points(self) -> int:
+        """Surface points of a level; ``auto`` follows from the largest number of triangles."""
         if self.surface_points == flags.AUTO:
             return min(MOST_POINTS, POINTS_PER_TRIANGLE * max(self.decimation_targets))
         return self.surface_points
 
     @property
     def directory(self) -> Path:
+        """The folder of the meshes."""
         return self.mesh_output_dir or OUTPUT_ROOT / "coarse_mesh" / scene_name(self.scene_path)
 
     def mesh_path(self, level: float, target: int) -> Path:
+        """Return the file of the mesh of a level and a number of triangles."""
         model = "vanilla3dgs"
         path = self.coarse_model_path
         if not self.use_vanilla_3dgs and path is not None:
@@ -188,7 +191,7 @@ class MeshOptions(CaptureOptions):
 
     @property
     def reads_tracks(self) -> bool:
-        """Whether a mesh depends on which points the photographs observe."""
+        """Whether a mesh depends on which points the images observe."""
         planes = self.tsdf.tsdf_depth == "plane"
         return self.mesh_extractor == "tsdf" and (planes or self.tsdf.margin is not None)
 
@@ -200,10 +203,11 @@ class MeshOptions(CaptureOptions):
 
     @property
     def mesh_paths(self) -> list[Path]:
+        """Files of all meshes, in the order of ``jobs``."""
         return [self.mesh_path(*job) for job in self.jobs]
 
     def identity(self, level: float, target: int) -> dict[str, Any]:
-        """The settings that decide one mesh, as its ``.json`` file keeps them."""
+        """Return the settings that decide one mesh, as its ``.json`` file keeps them."""
         is_tsdf = self.mesh_extractor == "tsdf"
         skipped = {
             "preset",
@@ -221,7 +225,9 @@ class MeshOptions(CaptureOptions):
             *ABLATIONS,
         }
         decided = replace(self, poisson=self.poisson.resolved(has_hull=False))
-        values = {name: v for name, v in asdict(decided).items() if name not in skipped}
+        values = asdict(decided)
+        for name in skipped:
+            values.pop(name, None)
         if is_tsdf:
             values["tsdf"]["tsdf_margin"] = self.tsdf.margin
         values["level"] = None if is_tsdf else level
@@ -240,12 +246,15 @@ class MeshOptions(CaptureOptions):
         return model_file(self.coarse_model_path, COARSE_FLAG)
 
     def sources(self) -> dict[str, Any]:
-        own = {} if self.model is None else {"coarse_model": self.model.resolve()}
-        return {**super().sources(), **own}
+        """Return the paths that the record of a mesh names."""
+        sources = super().sources()
+        if self.model is not None:
+            sources["coarse_model"] = self.model.resolve()
+        return sources
 
 
 def mesh_name(model: str, level: float, target: int, variant: MeshVariant = "") -> str:
-    """File name of a coarse mesh of the run ``sugarcoarse_<model>``, or of ``vanilla3dgs``."""
+    """Return the file name of a mesh of the run ``sugarcoarse_<model>``, or ``vanilla3dgs``."""
     kind = {
         "": f"_level{number_text(level)}",
         "tsdf": "_tsdf",
@@ -257,7 +266,7 @@ def mesh_name(model: str, level: float, target: int, variant: MeshVariant = "") 
 
 
 def mesh_options(args: argparse.Namespace) -> MeshOptions:
-    """The extraction that was asked for, with the mode that the coarse model was trained in."""
+    """Return the options of parsed arguments, with the mode that the model was trained in."""
     path = args.coarse_model_path
     if path is not None and not args.use_vanilla_3dgs:
         record = (path if path.is_dir() else path.parent) / RUN_FILE

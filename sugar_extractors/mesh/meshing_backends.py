@@ -3,17 +3,16 @@
 
 Open3D needs system libraries that bare machines lack and takes seconds to load, so it is tried only
 when a mesh is made; pycolmap needs none. Both run the screened Poisson code of Kazhdan and Hoppe
-(ACM Trans. Graph. 2013), tell a density per vertex, and hold the interpreter meanwhile, so that
-they do it in a process of their own. Quadric decimation removes first what changes the surface
-least, so the fewest triangles that keep an error are found by halving and then by bisection.
+(ACM Trans. Graph. 2013), tell a density per vertex, and hold the interpreter meanwhile, so they run
+in a subprocess.
 """
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import importlib
 import json
-import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,42 +21,31 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from plyfile import PlyData, PlyElement
 
 from gaussian_splatting.data.cameras import Camera
 from sugar_extractors.mesh import poisson_process
-from sugar_extractors.mesh.level_sets import Box, SurfaceSamples
+from sugar_extractors.mesh.level_sets import SurfaceSamples
 from sugar_extractors.mesh.poisson_process import MESH, POINTS
-from sugar_extractors.mesh.seams import joined_at_box
-from sugar_extractors.mesh_quality import Surface
+from sugar_extractors.mesh.surface_sizes import SCALE, automatic_depth, nearest_rows, pixel_size
 from sugar_scene import triangle_mesh as meshes
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils import flags
 from sugar_utils.errors import UserError, explained
 from sugar_utils.libraries import load_pycolmap, run_alone
-from sugar_utils.neighbors import nearest_neighbors_of
 from sugar_utils.settings import flag
 
+Waiting = Callable[[int], None]  # called now and then with the bytes in use
 BACKENDS = ("auto", "open3d", "pycolmap")
 POINT_WEIGHT = 2.0  # of points against smoothness: Open3D's choice, a parameter of pycolmap's
+USUAL_QUANTILE = 0.1  # of the original; of an object within its masks it would cut thin parts away
 _KEEP_ALL = 1e-6
 _MIN_RATIO = 1e-9
-_PLACES = [(name, "<f4") for name in "xyz"]
-_COLORS = ("red", "green", "blue")
-SCALE = 1.1  # side of the solver's cube in sides of the points' bounding cube
-USUAL_QUANTILE = 0.1  # of the original; of an object within its masks it would cut thin parts away
-_flag = partial(flag, group="surface", no_effect_when="with --mesh_extractor tsdf")
-
-Waiting = Callable[[int], None]  # hears of the memory in use
-MIN_POINTS = 64  # fewer points in a region count as none: Poisson would make a blob of them
-_QUERY_CHUNK = 1 << 20
-_SAMPLED_POINTS = 10_000
+_PLACES = [(name, "<f4") for name in ("x", "y", "z")]
+_NORMALS = [(name, "<f4") for name in ("nx", "ny", "nz")]
+_COLORS = [(name, "u1") for name in ("red", "green", "blue")]
 _SOLVER = (poisson_process.__name__,)
-WITHIN = 0.95  # of the vertices that have to keep the error
-FEWEST_FACES = 64
-_BISECTIONS = 3
-_MOST_VERTICES = 200_000  # whose distance is measured
+_flag = partial(flag, group="surface", no_effect_when="with --mesh_extractor tsdf")
 
 
 @dataclass(frozen=True)
@@ -99,26 +87,29 @@ class PoissonConfig:
     )
 
     def with_depth(self, points: np.ndarray, cameras: Sequence[Camera]) -> PoissonConfig:
-        """The same with a number where the depth was left to the program."""
+        """Return the settings with a number for an ``auto`` depth. points: (P, 3)"""
         if self.poisson_depth != flags.AUTO:
             return self
-        return replace(self, poisson_depth=automatic_depth(points, pixel_size(points, cameras)))
+        depth = automatic_depth(points, pixel_size(points, cameras))
+        return replace(self, poisson_depth=depth)
 
     def resolved(self, has_hull: bool) -> PoissonConfig:
-        """The same with a number where the share was left open; a hull cuts off what is outside."""
+        """Return the settings with a number for an unset share; a hull cuts off what is outside."""
         if self.vertices_density_quantile is not None:
             return self
         return replace(self, vertices_density_quantile=0.0 if has_hull else USUAL_QUANTILE)
 
 
 class PoissonMesh(NamedTuple):
+    """A reconstructed surface and its support."""
+
     mesh: TriangleMesh  # screened Poisson surface of oriented points
     densities: np.ndarray  # support of each vertex; only their order is that of all backends, (V,)
 
 
 @contextlib.contextmanager
 def _enough_memory(step: str, named: str) -> Iterator[None]:
-    """Lack of memory in a step in one line that names the flags which ask for less."""
+    """Turn lack of memory in a step into an error that names the flags which need less."""
     try:
         yield
     # Native code throws bad_alloc, which arrives as this, too.
@@ -129,7 +120,29 @@ def _enough_memory(step: str, named: str) -> Iterator[None]:
         ) from error
 
 
-class Open3dBackend:
+class MeshingBackend(abc.ABC):
+    """Abstract base of the geometry libraries that mesh extraction uses."""
+
+    name: str  # value of --meshing_backend
+
+    @abc.abstractmethod
+    def reconstruct(
+        self, samples: SurfaceSamples, config: PoissonConfig, waiting: Waiting
+    ) -> PoissonMesh:
+        """Return the screened Poisson surface of points.
+
+        Raises:
+            UserError: Memory or disk is full.
+        """
+
+    @abc.abstractmethod
+    def decimate(self, mesh: TriangleMesh, n_faces: int) -> TriangleMesh:
+        """Return a mesh with at most so many faces, about, by quadric decimation."""
+
+
+class Open3dBackend(MeshingBackend):
+    """Open3D; decimation carries colours along."""
+
     name = "open3d"
 
     def __init__(self, open3d: Any) -> None:
@@ -145,13 +158,12 @@ class Open3dBackend:
         with _work_folder() as folder:
             np.savez(folder / f"{POINTS}.npz", **vars(samples))
             run_alone(*_SOLVER, [self.name, str(folder), json.dumps(options)], waiting)
-            with np.load(folder / f"{MESH}.npz") as found:
-                mesh = _mesh_of(found["vertices"], found["faces"], found["colors"])
-                return PoissonMesh(mesh, found["densities"])
+            with np.load(folder / f"{MESH}.npz") as arrays:
+                mesh = _mesh_of(arrays["vertices"], arrays["faces"], arrays["colors"])
+                return PoissonMesh(mesh, arrays["densities"])
 
     @_enough_memory("decimate", "--poisson_depth")
     def decimate(self, mesh: TriangleMesh, n_faces: int) -> TriangleMesh:
-        """Quadric decimation; colours are carried along."""
         if mesh.n_faces <= n_faces:
             return mesh
         o3d = self._o3d
@@ -161,12 +173,18 @@ class Open3dBackend:
         )
         copy.vertex_colors = o3d.utility.Vector3dVector(mesh.colors / 255.0)
         small = copy.simplify_quadric_decimation(n_faces)
-        parts = small.vertices, small.triangles, small.vertex_colors
-        return _mesh_of(*(np.asarray(part) for part in parts))
+        return _mesh_of(
+            np.asarray(small.vertices),
+            np.asarray(small.triangles),
+            np.asarray(small.vertex_colors),
+        )
 
 
-class PycolmapBackend:
-    """pycolmap, through files in the system's temporary folder, scaled to a cube for float32."""
+class PycolmapBackend(MeshingBackend):
+    """pycolmap, through files in the system's temporary folder, scaled to a cube for float32.
+
+    After decimation, vertices have the colour of the nearest vertex before.
+    """
 
     name = "pycolmap"
 
@@ -192,34 +210,29 @@ class PycolmapBackend:
 
     @_enough_memory("decimate", "--poisson_depth")
     def decimate(self, mesh: TriangleMesh, n_faces: int) -> TriangleMesh:
-        """Quadric decimation; colours are those of the nearest vertex before."""
         if mesh.n_faces <= n_faces:
             return mesh
         pycolmap = load_pycolmap()
         options = pycolmap.MeshSimplificationOptions()
         options.target_face_ratio = max(n_faces / mesh.n_faces, _MIN_RATIO)
         middle, size = _cube_of(mesh.vertices)
-        places = np.rec.fromarrays(((mesh.vertices - middle) / size).T, dtype=_PLACES)
+        scaled = (mesh.vertices - middle) / size
+        places = np.rec.fromarrays(scaled.T, dtype=_PLACES)
         with _work_folder() as folder:
             meshes.write_faces(folder / "mesh.ply", places, mesh.faces)
             pycolmap.simplify_mesh(folder / "mesh.ply", folder / "small.ply", options)
             small = _read_result(folder / "small.ply")
         vertices = small.vertices * size + middle
-        rows = _nearest_rows(vertices, mesh.vertices)
+        rows = nearest_rows(vertices, mesh.vertices)
         return TriangleMesh(vertices, small.faces, mesh.colors[rows])
 
 
-def _nearest_rows(queries: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """Row of the point that is nearest to each query. (Q,)"""
-    tensors = (torch.from_numpy(rows.astype(np.float32)) for rows in (queries, points))
-    return nearest_neighbors_of(*tensors, 1).indices[:, 0].numpy()
-
-
-MeshingBackend = Open3dBackend | PycolmapBackend  # what mesh extraction asks of a geometry library
-
-
 def choose_backend(name: str = "auto") -> MeshingBackend:
-    """The backend of that name; ``auto`` is Open3D where it can be imported, else pycolmap."""
+    """Return the backend of a name; ``auto`` is Open3D if it can be imported, else pycolmap.
+
+    Raises:
+        UserError: Open3D was chosen and cannot be imported.
+    """
     if name == "pycolmap":
         return PycolmapBackend()
     try:
@@ -242,22 +255,26 @@ def _mesh_of(vertices: np.ndarray, faces: np.ndarray, colors: np.ndarray) -> Tri
 @contextlib.contextmanager
 def _work_folder() -> Iterator[Path]:
     what = f"cannot write in the temporary folder {tempfile.gettempdir()}:"
-    how = {"prefix": "mesh-", "ignore_cleanup_errors": True}
     advice = "free some space or set TMPDIR"
-    with explained(what, advice), tempfile.TemporaryDirectory(**how) as folder:
+    with (
+        explained(what, advice),
+        tempfile.TemporaryDirectory(prefix="mesh-", ignore_cleanup_errors=True) as folder,
+    ):
         yield Path(folder)
 
 
 def _cube_of(points: np.ndarray) -> tuple[np.ndarray, float]:
+    """Return the middle, (3,), and the longest side of the box around points, (P, 3)."""
     low = points.min(axis=0).astype(np.float64)
     high = points.max(axis=0).astype(np.float64)
-    return (low + high) / 2, max(float((high - low).max()), 1e-12)
+    side = float((high - low).max())
+    return (low + high) / 2, max(side, 1e-12)
 
 
 def _write_points(path: Path, samples: SurfaceSamples, middle: np.ndarray, size: float) -> None:
-    kinds = [*_PLACES, *((n, "<f4") for n in ("nx", "ny", "nz")), *((n, "u1") for n in _COLORS)]
-    columns = (*((samples.points - middle) / size).T, *samples.normals.T, *samples.colors.T)
-    table = np.rec.fromarrays(columns, dtype=kinds)
+    scaled = (samples.points - middle) / size
+    columns = [*scaled.T, *samples.normals.T, *samples.colors.T]
+    table = np.rec.fromarrays(columns, dtype=[*_PLACES, *_NORMALS, *_COLORS])
     PlyData([PlyElement.describe(table, "vertex")], byte_order="<").write(str(path))
 
 
@@ -268,154 +285,3 @@ def _read_result(path: Path) -> TriangleMesh:
             f"folder {tempfile.gettempdir()}, or lower --poisson_depth"
         )
     return meshes.read_mesh_ply(path)
-
-
-# of octrees whose depth is chosen by the program
-LEAST_DEPTH = 4
-MOST_DEPTH = 10
-
-OUTLIER_NEIGHBORS = 20
-OUTLIER_RATIO = 20.0
-
-
-def outlier_mask(points: np.ndarray) -> np.ndarray:
-    """Points, (P, 3), far from their neighbours: by mean distance, in standard deviations. (P,)"""
-    cloud = torch.from_numpy(points)
-    distances = np.empty(len(points), dtype=np.float64)
-    for first in range(0, len(points), _QUERY_CHUNK):
-        chunk = cloud[first : first + _QUERY_CHUNK]
-        squares = nearest_neighbors_of(chunk, cloud, OUTLIER_NEIGHBORS).sq_distances
-        distances[first : first + len(chunk)] = squares.double().sqrt().mean(dim=1).numpy()
-    return distances > distances.mean() + OUTLIER_RATIO * distances.std(ddof=1)
-
-
-def reconstruct_region(
-    samples: SurfaceSamples,
-    config: PoissonConfig,
-    backend: MeshingBackend,
-    waiting: Waiting = lambda n_bytes: None,
-) -> TriangleMesh:
-    """Mesh of one region, before decimation."""
-    config = config.resolved(has_hull=False)
-    outliers = outlier_mask(samples.points)
-    if outliers.any():
-        samples = samples.select(~outliers)
-    mesh, densities = backend.reconstruct(samples, config, waiting)
-    if config.vertices_density_quantile > 0 and mesh.n_vertices:
-        keep = densities >= np.quantile(densities, config.vertices_density_quantile)
-        if config.max_gap > 0:
-            largest = config.max_gap * cell_size(samples.points, config.poisson_depth)
-            keep &= gaps(mesh.vertices, samples.points) <= largest
-        mesh = meshes.keep_vertices(mesh, keep)
-    return mesh
-
-
-def pixel_size(points: np.ndarray, cameras: Sequence[Camera]) -> float:
-    """Median size of a pixel at points, (P, 3), in the view that is nearest to each."""
-    some = points[:: max(1, len(points) // _SAMPLED_POINTS)]
-    return float(np.median(nearest_pixel_sizes(some, cameras)))
-
-
-def automatic_depth(points: np.ndarray, pixel: float) -> int:
-    """Octree depth for ``--poisson_depth auto``. points: (P, 3); pixel: its size on the surface
-
-    The cells are as small as a pixel, which nothing in the photographs is smaller than; a surface
-    that crosses the whole cube, six sides of it, still has a point in each.
-    """
-    side = SCALE * float(np.ptp(points, axis=0).max())
-    by_pixel = math.ceil(math.log2(max(side, pixel) / pixel)) if pixel > 0 else MOST_DEPTH
-    by_points = round(math.log(max(len(points), 6) / 6, 4))
-    return max(LEAST_DEPTH, min(by_pixel, by_points, MOST_DEPTH))
-
-
-def cell_size(points: np.ndarray, depth: int) -> float:
-    """Side of the finest octree cell in world units; points: (P, 3)"""
-    return SCALE * float(np.ptp(points, axis=0).max()) / 2**depth
-
-
-def gaps(vertices: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """Distance of each vertex to the nearest surface point. (V, 3), (P, 3) -> (V,) world units"""
-    queries = torch.from_numpy(vertices.astype(np.float32))
-    squares = nearest_neighbors_of(queries, torch.from_numpy(points), 1).sq_distances
-    return squares[:, 0].sqrt().numpy()
-
-
-def finish_mesh(
-    regions: Sequence[TriangleMesh],
-    decimate: Callable[[TriangleMesh], TriangleMesh],
-    surface: SurfaceSamples | None,
-    box: Box | None,
-) -> TriangleMesh:
-    """Decimate and clean each region, merge them, and snap vertices to surface points, if any.
-
-    Args:
-        box: Where foreground and background were cut; they are joined there.
-    """
-    parts = [meshes.clean_mesh(decimate(region)) for region in regions]
-    joined = box is not None and len(parts) == 2
-    mesh = joined_at_box(*parts, box) if joined else meshes.merge_meshes(parts)
-    if surface is None:
-        return meshes.with_vertex_normals(mesh)
-    # Normals come before the clean-up, which drops faces that collapsed in the projection.
-    return meshes.clean_mesh(meshes.with_vertex_normals(project_on_points(mesh, surface)))
-
-
-def project_on_points(mesh: TriangleMesh, surface: SurfaceSamples) -> TriangleMesh:
-    rows = _nearest_rows(mesh.vertices, surface.points)
-    return TriangleMesh(surface.points[rows].astype(np.float64), mesh.faces, surface.colors[rows])
-
-
-def nearest_pixel_sizes(points: np.ndarray, cameras: Sequence[Camera]) -> np.ndarray:
-    """Size of a pixel at points, (P, 3), in the camera nearest to each. (P,) world units"""
-    sizes = np.full(len(points), np.inf)
-    for camera in cameras:
-        distances = np.linalg.norm(points - camera.center, axis=1)
-        np.minimum(sizes, distances / camera.fx, out=sizes)
-    return sizes
-
-
-def decimated_to_error(
-    mesh: TriangleMesh,
-    pixels: float,
-    cameras: Sequence[Camera],
-    n_faces: int,
-    decimate: Callable[[TriangleMesh, int], TriangleMesh],
-) -> TriangleMesh:
-    """Decimate a mesh as far as 95 % of its vertices stay near the surface.
-
-    Args:
-        pixels: How near, in pixels of the camera nearest to a vertex.
-        n_faces: Triangles at most, whatever the error.
-    """
-    points = mesh.vertices[:: max(1, mesh.n_vertices // _MOST_VERTICES)]
-    limits = pixels * nearest_pixel_sizes(points, cameras)
-    # Trees of triangles resolve best what is about as large as 1.
-    origin = points.mean(axis=0)
-    size = max(float(np.ptp(points, axis=0).max()), 1e-12)
-
-    def keeps_error(candidate: TriangleMesh) -> bool:
-        surface = Surface((candidate.vertices - origin) / size, candidate.faces)
-        distances = surface.nearest((points - origin) / size).distances * size
-        return float((distances <= limits).mean()) >= WITHIN
-
-    best = decimate(mesh, n_faces)
-    while True:
-        few = best.n_faces // 2
-        if few < FEWEST_FACES:
-            return best
-        smaller = decimate(best, few)
-        if smaller.n_faces >= best.n_faces or not keeps_error(smaller):
-            break
-        best = smaller
-    start = best
-    low = few
-    high = best.n_faces
-    for _ in range(_BISECTIONS):
-        middle = (low + high) // 2
-        smaller = decimate(start, middle)
-        if keeps_error(smaller):
-            best = smaller
-            high = middle
-        else:
-            low = middle
-    return best

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Screened Poisson in a process of its own: ``python -m ... LIBRARY FOLDER OPTIONS``.
+"""Screened Poisson in a subprocess: ``python -m ... LIBRARY FOLDER OPTIONS``.
 
-It finds the points in the folder and leaves the mesh there. Nothing is imported but the library.
+It reads the points from the folder and writes the mesh there. Only the library is imported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ MESH = "mesh"
 
 
 def by_pycolmap(folder: Path, options: dict[str, Any]) -> None:
-    """PLY to PLY; attributes of ``PoissonMeshingOptions``."""
+    """Reconstruct by pycolmap, from PLY to PLY.
+
+    Args:
+        options: Attributes of ``PoissonMeshingOptions``.
+    """
     from sugar_utils.libraries import load_pycolmap
 
     pycolmap = load_pycolmap()
@@ -30,7 +34,11 @@ def by_pycolmap(folder: Path, options: dict[str, Any]) -> None:
 
 
 def by_open3d(folder: Path, options: dict[str, Any]) -> None:
-    """NumPy's format to the same; arguments of ``create_from_point_cloud_poisson``."""
+    """Reconstruct by Open3D, from a NumPy archive to another one.
+
+    Args:
+        options: Arguments of ``create_from_point_cloud_poisson``.
+    """
     import open3d
 
     open3d.utility.set_verbosity_level(open3d.utility.VerbosityLevel.Error)
@@ -52,5 +60,6 @@ def by_open3d(folder: Path, options: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    library, place, settings = sys.argv[1:]
-    {"pycolmap": by_pycolmap, "open3d": by_open3d}[library](Path(place), json.loads(settings))
+    library, work_folder, settings = sys.argv[1:]
+    solvers = {"pycolmap": by_pycolmap, "open3d": by_open3d}
+    solvers[library](Path(work_folder), json.loads(settings))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triangles as small as photographs resolve: those that cover many pixels are split into four.
+"""Split triangles that cover many pixels of an image into four.
 
 Midpoints of edges become vertices, so that the surface stays as it is. Triangles beside those that
 are split have one or two such edges and become two or three, so that no gap opens.
@@ -8,6 +8,7 @@ are split have one or two such edges and become two or three, so that no gap ope
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +17,8 @@ from gaussian_splatting.data.cameras import Camera
 from sugar_scene.triangle_mesh import TriangleMesh, edge_keys
 from sugar_scene.triangle_rasterizer import rasterize_triangles
 
-# Triangles by which of their edges are split (bits): rows of three corners, then three midpoints.
+# Parts of a triangle by the bits of the edges that are split. Numbers 0 to 2 are its corners,
+# 3 to 5 the midpoints of its edges.
 _PATTERNS = {
     0: [(0, 1, 2)],
     1: [(0, 3, 2), (3, 1, 2)],
@@ -30,31 +32,46 @@ _PATTERNS = {
 _MOST_ADDED = 6  # triangles by which splitting one grows a mesh, those beside it included
 _ENOUGH = 0.01  # share of the triangles to split in the last round
 _COUNTING_SIDE = 1280  # longest side in pixels of the views in which pixels are counted
+_SHARES = (1.0, 0.5, 0.25, 0.25)  # area of a part with 0 to 3 midpoints, in that of its parent
+
+
+class SplitMesh(NamedTuple):
+    """A mesh of which some faces were split."""
+
+    mesh: TriangleMesh
+    shares: np.ndarray  # area of each face in that of its parent, (F,)
+    parents: np.ndarray  # row of the face before that each one is a part of, (F,)
 
 
 def split_to_pixels(
     mesh: TriangleMesh, covered: np.ndarray, pixels: float, n_faces: int
 ) -> TriangleMesh:
-    """Split triangles that cover more pixels of some photograph, largest first; n_faces at most.
+    """Split triangles that cover more pixels of some image, largest first.
 
-    covered: pixels that each triangle covers, (F,); parts have theirs in proportion to their area.
+    Args:
+        covered: Pixels that each triangle covers, (F,); parts cover theirs in proportion to their
+            area.
+        pixels: Triangles that cover more are split.
+        n_faces: Triangles of the result at most.
     """
-    while (room := (n_faces - mesh.n_faces) // _MOST_ADDED) > 0:
+    while mesh.n_faces + _MOST_ADDED <= n_faces:
+        room = (n_faces - mesh.n_faces) // _MOST_ADDED
         largest = np.argsort(-covered, kind="stable")[:room]
         marked = largest[covered[largest] > pixels]
         if len(marked) <= _ENOUGH * mesh.n_faces:
             break
-        mesh, share, parents = with_split_faces(mesh, marked)
-        covered = share * covered[parents]
+        split = with_split_faces(mesh, marked)
+        mesh = split.mesh
+        covered = split.shares * covered[split.parents]
     return mesh
 
 
 def covered_pixels(
     mesh: TriangleMesh, cameras: Sequence[Camera], device: torch.device
 ) -> np.ndarray:
-    """The most pixels that each triangle covers in one of the views. (F,) float32
+    """Return the most pixels that each triangle covers in one of the views. (F,) float32
 
-    Pixels of the photographs; they are counted in views of at most ``_COUNTING_SIDE`` pixels.
+    The pixels are those of the images, counted in views of at most ``_COUNTING_SIDE`` pixels.
     """
     vertices = torch.from_numpy(mesh.vertices.astype(np.float32)).to(device)
     faces = torch.from_numpy(mesh.faces).to(device)
@@ -68,29 +85,36 @@ def covered_pixels(
     return most.cpu().numpy()
 
 
-def with_split_faces(
-    mesh: TriangleMesh, marked: np.ndarray
-) -> tuple[TriangleMesh, np.ndarray, np.ndarray]:
-    """Split some faces, rows of ``mesh.faces``, into four, and those beside them. (M,)
+def with_split_faces(mesh: TriangleMesh, marked: np.ndarray) -> SplitMesh:
+    """Split some faces into four, and those beside them into two or three.
 
-    Returns the mesh, and of each of its faces the share in its parent's area and the parent's row.
+    Args:
+        marked: Rows of the faces to split. (M,)
     """
-    keys, where, edge = np.unique(edge_keys(mesh.faces), return_index=True, return_inverse=True)
-    edge = edge.reshape(-1, 3)
+    keys, first, edges = np.unique(edge_keys(mesh.faces), return_index=True, return_inverse=True)
+    edges = edges.reshape(-1, 3)
     is_split = np.zeros(len(keys), dtype=bool)
-    is_split[edge[marked]] = True
-    midpoints = np.where(is_split, mesh.n_vertices + np.cumsum(is_split) - 1, -1)[edge]
-    starts = mesh.faces.ravel()
-    ends = np.roll(mesh.faces, -1, axis=1).ravel()
-    a = starts[where[is_split]]
-    b = ends[where[is_split]]
-    colors = np.rint(mesh.colors[[a, b]].mean(axis=0)).astype(np.uint8)
+    is_split[edges[marked]] = True
+    numbers = mesh.n_vertices + np.cumsum(is_split) - 1
+    midpoints = np.where(is_split, numbers, -1)[edges]
+    split_edges = first[is_split]
+    starts = mesh.faces.ravel()[split_edges]
+    ends = np.roll(mesh.faces, -1, axis=1).ravel()[split_edges]
+    colors = np.rint(mesh.colors[[starts, ends]].mean(axis=0)).astype(np.uint8)
+    points = (mesh.vertices[starts] + mesh.vertices[ends]) / 2
     nodes = np.hstack([mesh.faces, midpoints])
-    case = (midpoints >= 0) @ [1, 2, 4]
-    split = [(np.flatnonzero(case == k), rows) for k, rows in _PATTERNS.items()]
-    parents = np.concatenate([which.repeat(len(rows)) for which, rows in split])
-    faces = np.concatenate([nodes[which][:, rows].reshape(-1, 3) for which, rows in split])
-    shares = np.array([1.0, 0.5, 0.25, 0.25])[(faces >= mesh.n_vertices).sum(axis=1)]
-    vertices = np.concatenate([mesh.vertices, (mesh.vertices[a] + mesh.vertices[b]) / 2])
-    finer = TriangleMesh(vertices, faces, np.concatenate([mesh.colors, colors]))
-    return finer, shares, parents
+    patterns = (midpoints >= 0) @ [1, 2, 4]
+    parts = []
+    part_parents = []
+    for pattern, corners in _PATTERNS.items():
+        rows = np.flatnonzero(patterns == pattern)
+        parts.append(nodes[rows][:, corners].reshape(-1, 3))
+        part_parents.append(rows.repeat(len(corners)))
+    faces = np.concatenate(parts)
+    n_midpoints = (faces >= mesh.n_vertices).sum(axis=1)
+    finer = TriangleMesh(
+        vertices=np.concatenate([mesh.vertices, points]),
+        faces=faces,
+        colors=np.concatenate([mesh.colors, colors]),
+    )
+    return SplitMesh(finer, np.array(_SHARES)[n_midpoints], np.concatenate(part_parents))

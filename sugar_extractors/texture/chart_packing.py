@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packs charts into a square.
+"""Pack charts into a square.
 
 Each chart is turned so that the box around it is smallest. Large ones are dropped onto those that
 are there already, as in Lévy et al., "Least squares conformal maps", 2002, in four orientations;
@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from sugar_extractors.texture.chart_cutting import compact
-from sugar_extractors.texture.charts import Charts, cells_inside
+from sugar_extractors.texture.charts import Charts
+from sugar_extractors.texture.plane_geometry import cells_inside, doubled_areas
 from sugar_utils.errors import UserError
 
 _MOST_CELLS = 2048  # along a side of the grid
@@ -29,7 +30,7 @@ _MOST_TRIALS = 60  # where none does
 _CLOSE = 1.01  # ratio of scales that are not told apart any more
 _SPARE_ROWS = 128
 _WEIGHTS = 0.5, 1.0, 2.0, 5.0  # of the room above a chart, beside that below, where it is dropped
-_WAYS_KEPT = 2  # ways of dropping charts that are tried at all scales
+_WAYS_KEPT = 2  # strategies of dropping charts that are tried at all scales
 _HIGHEST = 4  # sides that charts are said to be high together where there is no room
 _BORDER = 1  # cells around a chart that are its own
 _TINY = 1e-300
@@ -59,27 +60,30 @@ class _Dropped(NamedTuple):
     height: int  # rows that they take
 
 
-class _Way(NamedTuple):
-    """How charts are dropped: the largest first, in which sense, and what room above counts."""
+class _Strategy(NamedTuple):
+    """A strategy of dropping charts, the largest first."""
 
-    size: Callable[[np.ndarray], float]
-    weight: float
+    size: Callable[[np.ndarray], float]  # of the mask of a chart, by which charts are sorted
+    weight: float  # of the room above a chart, beside that below
 
 
 def _longest_side(mask: np.ndarray) -> float:
     return max(mask.shape)
 
 
-def _cells_of(mask: np.ndarray) -> float:
+def _n_cells(mask: np.ndarray) -> float:
     return int(mask.sum())
 
 
-def _ways() -> list[_Way]:
-    return [_Way(size, weight) for size in (_longest_side, _cells_of) for weight in _WEIGHTS]
+def _strategies() -> list[_Strategy]:
+    strategies = []
+    for size in (_longest_side, _n_cells):
+        strategies += [_Strategy(size, weight) for weight in _WEIGHTS]
+    return strategies
 
 
 class _Packing(NamedTuple):
-    """Charts that fit."""
+    """Charts that fit on the grid."""
 
     scale: float  # cells per unit of the surface
     masks: list[np.ndarray]  # cells of each chart, (h, w) bool
@@ -87,7 +91,7 @@ class _Packing(NamedTuple):
 
 
 def packed(charts: Charts, side: int) -> np.ndarray:
-    """Corners of the faces in a texture of so many texels a side. (F, 3, 2) float64
+    """Return corners of the faces in a texture of so many texels a side. (F, 3, 2) float64
 
     Raises:
         UserError: The charts do not fit, however small.
@@ -98,13 +102,14 @@ def packed(charts: Charts, side: int) -> np.ndarray:
     best = None
     too_large = math.inf
     scale = cells * math.sqrt(_FIRST_SHARE / max(flat.area, _TINY))
-    ways = _ways()
+    strategies = _strategies()
     for trial in range(_MOST_TRIALS):
         masks = _masks(flat, scale)
-        dropped = [_dropped(masks, cells, way) for way in ways]
+        dropped = [_dropped(masks, cells, strategy) for strategy in strategies]
         # What is best at one scale is good at others.
-        order = sorted(range(len(ways)), key=lambda k: dropped[k].height)[:_WAYS_KEPT]
-        ways = [ways[k] for k in order]
+        order = sorted(range(len(strategies)), key=lambda k: dropped[k].height)
+        order = order[:_WAYS_KEPT]
+        strategies = [strategies[k] for k in order]
         places, height = _filled(masks, dropped[order[0]], cells)
         if height <= cells:
             best = _Packing(scale, masks, places)
@@ -137,31 +142,33 @@ def _turned(charts: Charts) -> _Flat:
     turns = np.zeros(n_charts)
     for angle in _TURNS:
         turned = points @ _rotation(angle).T
-        sides = np.maximum.reduceat(turned, first) - np.minimum.reduceat(turned, first)
+        highest = np.maximum.reduceat(turned, first)
+        lowest = np.minimum.reduceat(turned, first)
+        sides = highest - lowest
         # A line has a box without area in one position, which is not better for that.
         boxes = sides.prod(axis=1) + 1e-6 * sides.max(axis=1) ** 2
-        better = boxes < smallest
-        smallest[better] = boxes[better]
-        turns[better] = angle
+        is_better = boxes < smallest
+        smallest[is_better] = boxes[is_better]
+        turns[is_better] = angle
     rotations = np.stack([_rotation(angle) for angle in turns])
     corners = np.einsum("fij,fkj->fki", rotations[charts.numbers], charts.corners)
     turned = corners.reshape(-1, 2)[order]
     low = np.minimum.reduceat(turned, first)
     corners -= low[charts.numbers][:, None]
     sizes = np.maximum.reduceat(turned, first) - low
-    a, b, c = (corners[:, k] for k in range(3))
-    doubled = (b - a)[:, 0] * (c - a)[:, 1] - (b - a)[:, 1] * (c - a)[:, 0]
-    return _Flat(corners, charts.numbers, sizes, float(np.abs(doubled).sum()) / 2)
+    area = float(np.abs(doubled_areas(corners)).sum()) / 2
+    return _Flat(corners, charts.numbers, sizes, area)
 
 
 def _rotation(angle: float) -> np.ndarray:
+    """Return the rotation of the plane by an angle in radians. (2, 2)"""
     cosine = math.cos(angle)
     sine = math.sin(angle)
     return np.array([[cosine, -sine], [sine, cosine]])
 
 
 def _masks(flat: _Flat, scale: float) -> list[np.ndarray]:
-    """Cells that belong to each chart at a scale, its border included. (h, w) bool each"""
+    """Return the cells that belong to each chart at a scale, with its border. (h, w) bool each"""
     corners = flat.corners * scale + _BORDER
     shapes = np.floor(flat.sizes * scale).astype(np.int64) + 1 + 2 * _BORDER
     starts = np.concatenate([[0], np.cumsum(shapes.prod(axis=1))])
@@ -176,20 +183,25 @@ def _masks(flat: _Flat, scale: float) -> list[np.ndarray]:
         # Points on the outlines, half a cell apart.
         begin = corners[:, k]
         end = corners[:, (k + 1) % 3]
-        steps = np.ceil(2 * np.linalg.norm(end - begin, axis=1)).astype(np.int64) + 1
-        rows = np.repeat(np.arange(len(steps)), steps + 1)
-        number = np.arange(len(rows)) - np.repeat(np.cumsum(steps + 1) - steps - 1, steps + 1)
-        shares = (number / steps[rows])[:, None]
-        points = np.floor(begin[rows] * (1 - shares) + end[rows] * shares).astype(np.int64)
+        lengths = np.linalg.norm(end - begin, axis=1)
+        steps = np.ceil(2 * lengths).astype(np.int64) + 1
+        counts = steps + 1
+        rows = np.repeat(np.arange(len(steps)), counts)
+        first = np.cumsum(counts) - counts
+        numbers = np.arange(len(rows)) - first[rows]
+        shares = (numbers / steps[rows])[:, None]
+        points = begin[rows] * (1 - shares) + end[rows] * shares
+        points = np.floor(points).astype(np.int64)
         mark(points[:, 0], points[:, 1], flat.charts[rows])
-    return [
-        _grown(cells[starts[k] : starts[k + 1]].reshape(shapes[k, 1], shapes[k, 0]))
-        for k in range(len(shapes))
-    ]
+    masks = []
+    for k, (width, height) in enumerate(shapes):
+        mask = cells[starts[k] : starts[k + 1]].reshape(height, width)
+        masks.append(_grown(mask))
+    return masks
 
 
 def _grown(mask: np.ndarray) -> np.ndarray:
-    """A mask with the cells around it, which its border has room for."""
+    """Return a mask with the cells around it, which its border has room for. (h, w) bool"""
     tall = mask.copy()
     tall[1:] |= mask[:-1]
     tall[:-1] |= mask[1:]
@@ -199,13 +211,19 @@ def _grown(mask: np.ndarray) -> np.ndarray:
     return wide
 
 
-def _dropped(masks: list[np.ndarray], cells: int, way: _Way) -> _Dropped:
+def _is_small(mask: np.ndarray, cells: int) -> bool:
+    """Return whether a chart goes into a gap of a grid of so many cells a row."""
+    return mask.size < (cells / _SMALL) ** 2
+
+
+def _dropped(masks: list[np.ndarray], cells: int, strategy: _Strategy) -> _Dropped:
     """Drop the large charts one after the other onto a grid of so many cells a row."""
-    numbers = [k for k, mask in enumerate(masks) if mask.size >= (cells / _SMALL) ** 2]
+    numbers = [k for k, mask in enumerate(masks) if not _is_small(mask, cells)]
+    numbers.sort(key=lambda k: -strategy.size(masks[k]))
     places: dict[int, _Place] = {}
     heights = np.zeros(cells, dtype=np.int64)
-    for number in sorted(numbers, key=lambda k: -way.size(masks[k])):
-        place = _drop(masks[number], heights, way.weight)
+    for number in numbers:
+        place = _drop(masks[number], heights, strategy.weight)
         if place is None:
             return _Dropped({}, _HIGHEST * cells)
         places[number] = place
@@ -213,23 +231,30 @@ def _dropped(masks: list[np.ndarray], cells: int, way: _Way) -> _Dropped:
 
 
 def _filled(masks: list[np.ndarray], dropped: _Dropped, cells: int) -> tuple[list[_Place], int]:
-    """Put the small charts into gaps; return the places of all, and how many rows they take."""
-    small = [k for k, mask in enumerate(masks) if mask.size < (cells / _SMALL) ** 2]
+    """Put the small charts into gaps.
+
+    Returns:
+        The places of all charts, none where there is no room, and how many rows they take.
+    """
+    small = [k for k, mask in enumerate(masks) if _is_small(mask, cells)]
     places = dict(dropped.places)
     highest = dropped.height
     if len(places) + len(small) < len(masks):
         return [], highest
     spare = sum(masks[k].size for k in small) // cells
     # Room for all of the small ones above the others.
-    taken = np.zeros((highest + 3 * spare + _SPARE_ROWS, cells), dtype=bool)
+    n_rows = highest + 3 * spare + _SPARE_ROWS
+    is_occupied = np.zeros((n_rows, cells), dtype=bool)
     for number, place in places.items():
         mask = np.rot90(masks[number], place.quarter_turns)
-        taken[place.y : place.y + mask.shape[0], place.x : place.x + mask.shape[1]] |= mask
-    found = _in_gaps({k: masks[k].shape for k in small}, taken, max(1, cells // _GAP_CELLS))
-    if found is None:
+        height, width = mask.shape
+        is_occupied[place.y : place.y + height, place.x : place.x + width] |= mask
+    shapes = {k: masks[k].shape for k in small}
+    gap_places = _in_gaps(shapes, is_occupied, max(1, cells // _GAP_CELLS))
+    if gap_places is None:
         return [], _HIGHEST * cells
-    places.update(found)
-    for number, place in found.items():
+    places.update(gap_places)
+    for number, place in gap_places.items():
         highest = max(highest, place.y + masks[number].shape[0])
     return [places[k] for k in range(len(masks))], highest
 
@@ -238,11 +263,11 @@ def _drop(mask: np.ndarray, heights: np.ndarray, weight: float) -> _Place | None
     """Drop a chart where it leaves the least room below and above; None where it is too wide.
 
     Args:
-        heights: Rows that are taken in each column, which are raised. (cells,)
-        weight: What room above counts, beside that below.
+        heights: Occupied rows of each column, which are raised. (cells,)
+        weight: Of the room above, beside that below.
     """
     best = None
-    least = math.inf
+    least_cost = math.inf
     for turns in range(4):
         turned = np.rot90(mask, turns)
         height, width = turned.shape
@@ -255,8 +280,8 @@ def _drop(mask: np.ndarray, heights: np.ndarray, weight: float) -> _Place | None
         below = width * rows + bottom.sum() - windows.sum(axis=1)
         costs = below + weight * width * (rows + height)
         x = int(costs.argmin())
-        if costs[x] < least:
-            least = costs[x]
+        if costs[x] < least_cost:
+            least_cost = costs[x]
             best = _Place(x, int(rows[x]), turns)
     if best is not None:
         turned = np.rot90(mask, best.quarter_turns)
@@ -268,22 +293,23 @@ def _drop(mask: np.ndarray, heights: np.ndarray, weight: float) -> _Place | None
 
 
 def _in_gaps(
-    shapes: dict[int, tuple[int, int]], taken: np.ndarray, coarse: int
+    shapes: dict[int, tuple[int, int]], is_occupied: np.ndarray, coarse: int
 ) -> dict[int, _Place] | None:
     """Put boxes into gaps, the largest first and each as low as it goes; None without room.
 
     Args:
         shapes: Height and width of each box in cells.
-        taken: Cells that are taken. (H, W) bool
+        is_occupied: Cells of charts that are there already. (H, W) bool
         coarse: Cells that are one cell of the grid on which gaps are looked for.
     """
-    height = taken.shape[0] // coarse
-    width = taken.shape[1] // coarse
-    whole = taken[: height * coarse, : width * coarse].reshape(height, coarse, width, coarse)
-    full = whole.any(axis=(1, 3))
+    height = is_occupied.shape[0] // coarse
+    width = is_occupied.shape[1] // coarse
+    blocks = is_occupied[: height * coarse, : width * coarse]
+    blocks = blocks.reshape(height, coarse, width, coarse)
+    full = blocks.any(axis=(1, 3))
     groups: dict[tuple[int, int], list[int]] = {}
     for number, shape in shapes.items():
-        box = -(-shape[0] // coarse), -(-shape[1] // coarse)
+        box = (math.ceil(shape[0] / coarse), math.ceil(shape[1] / coarse))
         groups.setdefault(box, []).append(number)
     places: dict[int, _Place] = {}
     for box in sorted(groups, key=lambda box: (-box[0] * box[1], box)):
@@ -304,23 +330,28 @@ def _free_boxes(full: np.ndarray, box: tuple[int, int], count: int) -> list[tupl
     np.cumsum(sums, axis=1, out=sums)
     if tall >= sums.shape[0] or wide >= sums.shape[1]:
         return []
-    inside = sums[tall:, wide:] - sums[:-tall, wide:] - sums[tall:, :-wide] + sums[:-tall, :-wide]
+    n_full = sums[tall:, wide:] - sums[:-tall, wide:]
+    n_full = n_full - sums[tall:, :-wide] + sums[:-tall, :-wide]
+    is_empty = n_full == 0
     corners: list[tuple[int, int]] = []
-    for y in np.flatnonzero((inside == 0).any(axis=1)):
+    for y in np.flatnonzero(is_empty.any(axis=1)):
         next_x = 0
-        for x in np.flatnonzero(inside[y] == 0):
+        for x in np.flatnonzero(is_empty[y]):
             if len(corners) == count:
                 return corners
-            # Boxes that were taken since are not in the sums.
-            if x >= next_x and not full[y : y + tall, x : x + wide].any():
-                full[y : y + tall, x : x + wide] = True
+            if x < next_x:
+                continue
+            # The sums do not know of boxes that became full since.
+            box_cells = full[y : y + tall, x : x + wide]
+            if not box_cells.any():
+                box_cells[:] = True
                 corners.append((int(x), int(y)))
                 next_x = x + wide
     return corners
 
 
 def _moved(flat: _Flat, packing: _Packing) -> np.ndarray:
-    """Corners of the faces on the grid, in cells. (F, 3, 2)"""
+    """Return the corners of the faces on the grid, in cells. (F, 3, 2)"""
     corners = flat.corners * packing.scale + _BORDER
     turns = np.array([place.quarter_turns for place in packing.places])[flat.charts]
     origins = np.array([place[:2] for place in packing.places])[flat.charts]
@@ -331,8 +362,9 @@ def _moved(flat: _Flat, packing: _Packing) -> np.ndarray:
     y = corners[..., 1]
     # As np.rot90 turns the cells.
     turned = [
-        np.stack(pair, axis=2)
-        for pair in ((x, y), (y, widths - x), (widths - x, heights - y), (heights - y, x))
+        np.stack([x, y], axis=2),
+        np.stack([y, widths - x], axis=2),
+        np.stack([widths - x, heights - y], axis=2),
+        np.stack([heights - y, x], axis=2),
     ]
-    chosen = np.choose(turns[:, None, None], turned)
-    return chosen + origins[:, None]
+    return np.choose(turns[:, None, None], turned) + origins[:, None]

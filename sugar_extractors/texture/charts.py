@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unfolds a surface into flat charts.
+"""Unfold a surface into flat charts.
 
 Faces whose smoothed normals are nearest to the same of the six directions of the axes, and that are
 connected, are one chart: they are projected along their mean normal. Where noise folds the
@@ -17,13 +17,16 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse import csgraph
 
+from sugar_extractors.texture.plane_geometry import cells_inside, doubled_areas
+
 _DIRECTIONS = np.concatenate([np.eye(3), -np.eye(3)])
 _SMOOTHINGS = 8, 2, 0  # rounds in which normals are averaged with those of neighbours, per attempt
 _LABEL_ROUNDS = 12
 _LABEL_SHARE = 0.6  # of the faces that may change their direction in a round
 _NEIGHBOR_COST = 0.35  # what an edge between two directions costs, in units of 1 - cosine
 _SMALL_CHART = 10  # faces; smaller charts join the neighbour that they share most edges with
-_UNTANGLING = 6, 30  # rounds, each of a larger neighbourhood, and steps of a round
+_UNTANGLING_ROUNDS = 6  # each of a larger neighbourhood
+_UNTANGLING_STEPS = 30  # of a round
 _FOLDED = 0.05  # share of its area below which the image of a face is untangled
 _USABLE = 0.02  # share of its area that the image of a face has at least
 _LARGEST_GAIN = 3.0  # how much a chart is enlarged at most to have the area of its faces
@@ -32,7 +35,6 @@ _SAMPLES_PER_FACE = 16
 _ROUGH = 20.0  # median angle between neighbours in radians, times the root of the number of faces
 _FAIRING_ROUNDS = 10
 _FAIRING_STEPS = 0.5, -0.53
-_CELLS_AT_ONCE = 4_000_000
 _TINY = 1e-300
 
 
@@ -44,7 +46,7 @@ class Charts(NamedTuple):
 
 
 class _Surface(NamedTuple):
-    """Faces with what charts are made of."""
+    """Faces with the quantities that charts are made from."""
 
     vertices: np.ndarray  # (V, 3) float64
     faces: np.ndarray  # (F, 3)
@@ -72,20 +74,23 @@ def unfold(vertices: np.ndarray, faces: np.ndarray) -> Charts:
     for smoothing in _SMOOTHINGS:
         surface = _surface(points, faces[remaining])
         labels = _charts_of(surface, smoothing)
-        flat = _untangled(_projected(surface, labels), surface.areas)
-        usable = _signed_areas(flat) > _USABLE * surface.areas
-        usable &= ~_below_others(flat, labels, usable)
-        rows = remaining[usable]
-        numbers[rows] = count + labels[usable]
-        corners[rows] = _enlarged(flat, labels, surface.areas)[usable]
+        projection = _untangled(_projected(surface, labels), surface.areas)
+        is_usable = _signed_areas(projection) > _USABLE * surface.areas
+        is_usable &= ~_below_others(projection, labels, is_usable)
+        rows = remaining[is_usable]
+        numbers[rows] = count + labels[is_usable]
+        enlarged = _enlarged(projection, labels, surface.areas)
+        corners[rows] = enlarged[is_usable]
         count += labels.max(initial=-1) + 1
-        remaining = remaining[~usable]
+        remaining = remaining[~is_usable]
         if not len(remaining):
             break
     flat_faces, has_area = _single_faces(points[faces[remaining]])
     corners[remaining] = flat_faces
-    numbers[remaining] = count + np.where(has_area, np.arange(len(remaining)) + 1, 0)
-    return Charts(np.unique(numbers, return_inverse=True)[1].reshape(-1), corners)
+    # Faces without area are one chart together.
+    single_numbers = np.arange(len(remaining)) + 1
+    numbers[remaining] = count + np.where(has_area, single_numbers, 0)
+    return Charts(_renumbered(numbers), corners)
 
 
 def without_noise(vertices: np.ndarray, faces: np.ndarray) -> np.ndarray:
@@ -97,72 +102,111 @@ def without_noise(vertices: np.ndarray, faces: np.ndarray) -> np.ndarray:
     """
     points = np.asarray(vertices, dtype=np.float64)
     surface = _surface(points, faces)
-    ends = surface.normals[surface.neighbors]
-    if not len(ends):
+    if not len(surface.neighbors):
         return points
-    cosine = float(np.median((ends[:, 0] * ends[:, 1]).sum(axis=1)))
-    angle = math.acos(min(1.0, max(-1.0, cosine)))
+    first_normals = surface.normals[surface.neighbors[:, 0]]
+    second_normals = surface.normals[surface.neighbors[:, 1]]
+    cosines = (first_normals * second_normals).sum(axis=1)
+    median = float(np.median(cosines))
+    angle = math.acos(min(1.0, max(-1.0, median)))
     if angle * math.sqrt(len(faces)) < _ROUGH:
         return points
-    edges = faces[:, [0, 1, 1, 2, 2, 0]].reshape(-1, 2)
-    around = _adjacency(edges, len(points))
-    around.data[:] = 1.0
-    degrees = np.maximum(np.asarray(around.sum(axis=1)).ravel(), 1)[:, None]
-    is_used = (np.asarray(around.sum(axis=1)) > 0).reshape(-1, 1)
+    adjacency = _adjacency(_edges(faces), len(points))
+    adjacency.data[:] = 1.0
+    n_neighbors = np.asarray(adjacency.sum(axis=1)).reshape(-1, 1)
+    degrees = np.maximum(n_neighbors, 1)
+    is_used = n_neighbors > 0
     for _ in range(_FAIRING_ROUNDS):
         for step in _FAIRING_STEPS:
-            points = points + step * is_used * (around @ points / degrees - points)
+            means = adjacency @ points / degrees
+            points = points + step * is_used * (means - points)
     return points
 
 
+def _renumbered(labels: np.ndarray) -> np.ndarray:
+    """Return labels as numbers from 0 on, without gaps. (F,) int64"""
+    _, numbers = np.unique(labels, return_inverse=True)
+    return numbers.reshape(-1)
+
+
+def _edges(faces: np.ndarray) -> np.ndarray:
+    """Return the three edges of each face. (F, 3) -> (3 F, 2)"""
+    return faces[:, [0, 1, 1, 2, 2, 0]].reshape(-1, 2)
+
+
+def _unit(vectors: np.ndarray) -> np.ndarray:
+    """Return vectors with length 1; zero stays zero. (N, 3)"""
+    lengths = np.linalg.norm(vectors, axis=1)
+    return vectors / np.maximum(lengths, _TINY)[:, None]
+
+
 def _surface(points: np.ndarray, faces: np.ndarray) -> _Surface:
-    a, b, c = (points[faces[:, k]] for k in range(3))
+    a = points[faces[:, 0]]
+    b = points[faces[:, 1]]
+    c = points[faces[:, 2]]
     doubled = np.cross(b - a, c - a)
-    lengths = np.linalg.norm(doubled, axis=1)
-    normals = doubled / np.maximum(lengths, _TINY)[:, None]
-    edges = np.sort(faces[:, [0, 1, 1, 2, 2, 0]].reshape(-1, 2), axis=1)
+    edges = np.sort(_edges(faces), axis=1)
     owners = np.repeat(np.arange(len(faces)), 3)
     keys = edges[:, 0] * np.int64(len(points)) + edges[:, 1]
     order = np.argsort(keys, kind="stable")
     _, first, count = np.unique(keys[order], return_index=True, return_counts=True)
     first = first[count == 2]
     neighbors = np.stack([owners[order[first]], owners[order[first + 1]]], axis=1)
-    return _Surface(points, faces, normals, lengths / 2, neighbors)
+    return _Surface(
+        vertices=points,
+        faces=faces,
+        normals=_unit(doubled),
+        areas=np.linalg.norm(doubled, axis=1) / 2,
+        neighbors=neighbors,
+    )
 
 
 def _adjacency(pairs: np.ndarray, size: int) -> sparse.csr_matrix:
-    """The symmetric matrix of pairs of rows, which counts those that are there several times."""
+    """Return the symmetric matrix that counts how often each pair of rows occurs.
+
+    (P, 2) -> (size, size)
+    """
     rows = np.concatenate([pairs[:, 0], pairs[:, 1]])
     columns = np.concatenate([pairs[:, 1], pairs[:, 0]])
-    return sparse.coo_matrix((np.ones(len(rows)), (rows, columns)), shape=(size, size)).tocsr()
+    ones = np.ones(len(rows))
+    return sparse.coo_matrix((ones, (rows, columns)), shape=(size, size)).tocsr()
 
 
 def _charts_of(surface: _Surface, smoothing: int) -> np.ndarray:
-    """Connected faces that look in about the same direction. (F,) int64, from 0 on"""
+    """Return connected faces that look in about the same direction. (F,) int64, from 0 on
+
+    Args:
+        smoothing: Rounds in which normals are averaged; 0 also leaves labels and small charts.
+    """
     n_faces = len(surface.faces)
     adjacency = _adjacency(surface.neighbors, n_faces)
     smooth = surface.normals * surface.areas[:, None]
     for _ in range(smoothing):
-        smooth = smooth + adjacency @ smooth
-        smooth /= np.maximum(np.linalg.norm(smooth, axis=1), _TINY)[:, None]
-    smooth /= np.maximum(np.linalg.norm(smooth, axis=1), _TINY)[:, None]
+        smooth = _unit(smooth + adjacency @ smooth)
+    smooth = _unit(smooth)
     costs = 1 - smooth @ _DIRECTIONS.T
     labels = costs.argmin(axis=1)
-    draws = np.random.default_rng(0)
-    for _ in range(_LABEL_ROUNDS if smoothing else 0):
-        around = adjacency @ np.eye(len(_DIRECTIONS))[labels]
-        better = (costs - _NEIGHBOR_COST * around).argmin(axis=1)
+    if not smoothing:
+        return _connected(surface, labels)
+    rng = np.random.default_rng(0)
+    for _ in range(_LABEL_ROUNDS):
+        one_hot = np.eye(len(_DIRECTIONS))[labels]
+        n_agreeing = adjacency @ one_hot
+        better = (costs - _NEIGHBOR_COST * n_agreeing).argmin(axis=1)
         # Not all at once, or two neighbours would exchange their labels for ever.
-        labels = np.where(draws.random(n_faces) < _LABEL_SHARE, better, labels)
-    charts = _connected(surface, labels)
-    return _joined(surface, charts) if smoothing else charts
+        may_change = rng.random(n_faces) < _LABEL_SHARE
+        labels = np.where(may_change, better, labels)
+    return _joined(surface, _connected(surface, labels))
 
 
 def _connected(surface: _Surface, labels: np.ndarray) -> np.ndarray:
-    """Connected faces of the same label. (F,) int64, from 0 on"""
-    pairs = surface.neighbors[labels[surface.neighbors[:, 0]] == labels[surface.neighbors[:, 1]]]
+    """Return connected components of faces with the same label. (F,) int64, from 0 on"""
+    first_labels = labels[surface.neighbors[:, 0]]
+    second_labels = labels[surface.neighbors[:, 1]]
+    pairs = surface.neighbors[first_labels == second_labels]
     graph = _adjacency(pairs, len(labels))
-    return csgraph.connected_components(graph, directed=False)[1].astype(np.int64)
+    _, components = csgraph.connected_components(graph, directed=False)
+    return components.astype(np.int64)
 
 
 def _joined(surface: _Surface, charts: np.ndarray) -> np.ndarray:
@@ -172,15 +216,17 @@ def _joined(surface: _Surface, charts: np.ndarray) -> np.ndarray:
     ends = ends[ends[:, 0] != ends[:, 1]]
     ends = np.concatenate([ends, ends[:, ::-1]])
     # Only to larger ones, so that chains end.
-    larger = (sizes[ends[:, 0]] < _SMALL_CHART) & (sizes[ends[:, 1]] > sizes[ends[:, 0]])
-    pairs, counts = np.unique(ends[larger], axis=0, return_counts=True)
+    source_sizes = sizes[ends[:, 0]]
+    target_sizes = sizes[ends[:, 1]]
+    may_join = (source_sizes < _SMALL_CHART) & (target_sizes > source_sizes)
+    pairs, counts = np.unique(ends[may_join], axis=0, return_counts=True)
     order = np.argsort(counts, kind="stable")
     target = np.arange(len(sizes))
-    # The pair of most edges comes last, and stays.
+    # The pair of most edges is assigned last and overwrites the others.
     target[pairs[order, 0]] = pairs[order, 1]
     while not np.array_equal(target, target[target]):
         target = target[target]
-    return np.unique(target[charts], return_inverse=True)[1].reshape(-1)
+    return _renumbered(target[charts])
 
 
 def _projected(surface: _Surface, charts: np.ndarray) -> _Projection:
@@ -188,165 +234,141 @@ def _projected(surface: _Surface, charts: np.ndarray) -> _Projection:
     n_charts = charts.max(initial=-1) + 1
     weighted = surface.normals * surface.areas[:, None]
     sums = [np.bincount(charts, weighted[:, k], n_charts) for k in range(3)]
-    z = np.stack(sums, axis=1)
-    z /= np.maximum(np.linalg.norm(z, axis=1), _TINY)[:, None]
-    x = np.cross(np.eye(3)[np.abs(z).argmin(axis=1)], z)
-    x /= np.maximum(np.linalg.norm(x, axis=1), _TINY)[:, None]
+    z = _unit(np.stack(sums, axis=1))
+    least_axis = np.abs(z).argmin(axis=1)
+    x = _unit(np.cross(np.eye(3)[least_axis], z))
     y = np.cross(z, x)
-    keys = surface.faces * np.int64(max(n_charts, 1)) + charts[:, None]
+    # A point for each pair of a vertex and a chart.
+    stride = max(n_charts, 1)
+    keys = surface.faces * np.int64(stride) + charts[:, None]
     distinct, rows = np.unique(keys.ravel(), return_inverse=True)
-    vertices, owners = np.divmod(distinct, max(n_charts, 1))
+    vertices, owners = np.divmod(distinct, stride)
     places = surface.vertices[vertices]
-    points = np.stack([(places * axis[owners]).sum(axis=1) for axis in (x, y)], axis=1)
-    heights = (places * z[owners]).sum(axis=1)
-    return _Projection(points, heights, owners, rows.reshape(-1, 3))
+    along_x = (places * x[owners]).sum(axis=1)
+    along_y = (places * y[owners]).sum(axis=1)
+    along_z = (places * z[owners]).sum(axis=1)
+    return _Projection(
+        points=np.stack([along_x, along_y], axis=1),
+        heights=along_z,
+        charts=owners,
+        faces=rows.reshape(-1, 3),
+    )
 
 
-def _signed_areas(flat: _Projection) -> np.ndarray:
-    a, b, c = (flat.points[flat.faces[:, k]] for k in range(3))
-    return _cross(b - a, c - a) / 2
+def _signed_areas(projection: _Projection) -> np.ndarray:
+    """Return areas of the projected faces, negative where they are folded over. (F,)"""
+    return doubled_areas(projection.points[projection.faces]) / 2
 
 
-def _cross(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return a[..., 0] * b[..., 1] - a[..., 1] * b[..., 0]
+def _untangled(projection: _Projection, areas: np.ndarray) -> _Projection:
+    """Move inner points of folded faces to the mean of their neighbours.
 
-
-def _untangled(flat: _Projection, areas: np.ndarray) -> _Projection:
-    """Move inner points of folded faces to the mean of their neighbours."""
-    size = len(flat.points)
-    edges = flat.faces[:, [0, 1, 1, 2, 2, 0]].reshape(-1, 2)
+    Args:
+        areas: Of the faces on the surface. (F,)
+    """
+    size = len(projection.points)
+    edges = _edges(projection.faces)
     adjacency = _adjacency(edges, size)
     adjacency.data[:] = 1.0
     degrees = np.asarray(adjacency.sum(axis=1)).ravel()
     keys = np.sort(edges, axis=1) @ np.array([size, 1])
     _, first, count = np.unique(keys, return_index=True, return_counts=True)
-    movable = np.ones(size, dtype=bool)
-    movable[edges[first[count == 1]].ravel()] = False
-    rounds, steps = _UNTANGLING
-    points = flat.points.copy()
-    for number in range(rounds):
-        folded = _signed_areas(flat._replace(points=points)) < _FOLDED * areas
-        active = np.zeros(size, dtype=bool)
-        active[flat.faces[folded].ravel()] = True
+    border_edges = edges[first[count == 1]]
+    is_inner = np.ones(size, dtype=bool)
+    is_inner[border_edges.ravel()] = False
+    points = projection.points.copy()
+    for number in range(_UNTANGLING_ROUNDS):
+        current_areas = _signed_areas(projection._replace(points=points))
+        is_folded = current_areas < _FOLDED * areas
+        is_active = np.zeros(size, dtype=bool)
+        is_active[projection.faces[is_folded].ravel()] = True
         for _ in range(number + 1):
-            active |= adjacency @ active.astype(np.float64) > 0
-        rows = np.flatnonzero(active & movable)
+            is_active |= adjacency @ is_active.astype(np.float64) > 0
+        rows = np.flatnonzero(is_active & is_inner)
         if not len(rows):
             break
-        around = adjacency[rows]
-        for _ in range(steps):
-            points[rows] = around @ points / degrees[rows, None]
-    return flat._replace(points=points)
+        row_adjacency = adjacency[rows]
+        row_degrees = degrees[rows, None]
+        for _ in range(_UNTANGLING_STEPS):
+            points[rows] = row_adjacency @ points / row_degrees
+    return projection._replace(points=points)
 
 
-def _below_others(flat: _Projection, charts: np.ndarray, usable: np.ndarray) -> np.ndarray:
-    """Usable faces that lie below another usable one of their chart somewhere. (F,) bool
+def _below_others(projection: _Projection, charts: np.ndarray, is_usable: np.ndarray) -> np.ndarray:
+    """Return usable faces that lie below another usable one of their chart somewhere. (F,) bool
 
     The faces are sampled; what is smaller than the distance of samples may be missed.
     """
-    areas = np.where(usable, _signed_areas(flat), 0.0)
-    total = areas.sum()
-    below = np.zeros(len(usable), dtype=bool)
+    is_below = np.zeros(len(is_usable), dtype=bool)
+    total = np.where(is_usable, _signed_areas(projection), 0.0).sum()
     if not total > 0:
-        return below
-    samples = min(_SHEET_SAMPLES, _SAMPLES_PER_FACE * len(usable))
-    grid = flat.points * np.sqrt(samples / total)
+        return is_below
+    n_samples = min(_SHEET_SAMPLES, _SAMPLES_PER_FACE * len(is_usable))
+    # Each chart has a grid of cells for itself; all cells are numbered one grid after the other.
+    grid = projection.points * np.sqrt(n_samples / total)
     n_charts = charts.max() + 1
     lowest = np.full((n_charts, 2), np.inf)
-    np.minimum.at(lowest, flat.charts, grid)
-    grid = grid - np.floor(lowest)[flat.charts]
-    sizes = np.zeros((n_charts, 2))
-    np.maximum.at(sizes, flat.charts, grid)
-    sizes = np.floor(sizes).astype(np.int64) + 2
+    np.minimum.at(lowest, projection.charts, grid)
+    grid = grid - np.floor(lowest)[projection.charts]
+    highest = np.zeros((n_charts, 2))
+    np.maximum.at(highest, projection.charts, grid)
+    sizes = np.floor(highest).astype(np.int64) + 2
     starts = np.concatenate([[0], np.cumsum(sizes.prod(axis=1))])
-    rows = np.flatnonzero(usable)
-    inside = cells_inside(grid[flat.faces[rows]])
-    owners = rows[inside.faces]
-    numbers = charts[owners]
-    places = starts[numbers] + inside.y * sizes[numbers, 0] + inside.x
-    depths = flat.heights[flat.faces].mean(axis=1)[owners]
-    order = np.lexsort((-depths, places))
-    places = places[order]
-    # Of the faces at a place the highest comes first.
-    again = np.concatenate([[False], places[1:] == places[:-1]])
-    below[owners[order[again]]] = True
-    return below
+    usable_rows = np.flatnonzero(is_usable)
+    inside = cells_inside(grid[projection.faces[usable_rows]])
+    owners = usable_rows[inside.faces]
+    owner_charts = charts[owners]
+    cells = starts[owner_charts] + inside.y * sizes[owner_charts, 0] + inside.x
+    face_heights = projection.heights[projection.faces].mean(axis=1)
+    heights = face_heights[owners]
+    # Of the faces at a cell the highest comes first.
+    order = np.lexsort((-heights, cells))
+    cells = cells[order]
+    is_covered = np.concatenate([[False], cells[1:] == cells[:-1]])
+    is_below[owners[order[is_covered]]] = True
+    return is_below
 
 
-class CellsInside(NamedTuple):
-    """Cells of a grid whose middles lie in triangles."""
-
-    faces: np.ndarray  # row of the triangle, (N,)
-    x: np.ndarray  # column of the cell, (N,) int64
-    y: np.ndarray  # row of the cell, (N,) int64
-
-
-def cells_inside(triangles: np.ndarray) -> CellsInside:
-    """Return the cells whose middles lie in triangles. (F, 3, 2), in cells"""
-    a, b, c = (triangles[:, k] for k in range(3))
-    turns_right = _cross(b - a, c - a) < 0
-    triangles = np.where(turns_right[:, None, None], triangles[:, ::-1], triangles)
-    low = np.floor(triangles.min(axis=1)).astype(np.int64)
-    high = np.floor(triangles.max(axis=1)).astype(np.int64)
-    widths = high[:, 0] - low[:, 0] + 1
-    counts = widths * (high[:, 1] - low[:, 1] + 1)
-    ends = np.cumsum(counts)
-    parts = []
-    first = 0
-    while first < len(triangles):
-        reached = ends[first - 1] if first else 0
-        last = max(first + 1, int(np.searchsorted(ends, reached + _CELLS_AT_ONCE)))
-        rows = np.repeat(np.arange(first, last), counts[first:last])
-        number = np.arange(len(rows)) - (ends[rows] - counts[rows] - reached)
-        x = low[rows, 0] + number % widths[rows]
-        y = low[rows, 1] + number // widths[rows]
-        middles = np.stack([x, y], axis=1) + 0.5
-        a, b, c = (triangles[rows, k] for k in range(3))
-        inside = _cross(b - a, middles - a) > 0
-        inside &= _cross(c - b, middles - b) > 0
-        inside &= _cross(a - c, middles - c) > 0
-        parts.append((rows[inside], x[inside], y[inside]))
-        first = last
-    if not parts:
-        nothing = np.zeros(0, dtype=np.int64)
-        return CellsInside(nothing, nothing, nothing)
-    return CellsInside(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
-
-
-def _enlarged(flat: _Projection, charts: np.ndarray, areas: np.ndarray) -> np.ndarray:
-    """Corners of the faces, where each chart has the area of its faces. (F, 3, 2)"""
-    corners = flat.points[flat.faces]
-    return corners * _gains(charts, _signed_areas(flat), areas)[charts][:, None, None]
+def _enlarged(projection: _Projection, charts: np.ndarray, areas: np.ndarray) -> np.ndarray:
+    """Return corners of the faces, where each chart has the area of its faces. (F, 3, 2)"""
+    corners = projection.points[projection.faces]
+    gains = _gains(charts, _signed_areas(projection), areas)
+    return corners * gains[charts][:, None, None]
 
 
 def _gains(charts: np.ndarray, flat_areas: np.ndarray, areas: np.ndarray) -> np.ndarray:
-    """How much charts are enlarged to have the area of their faces. (C,)"""
+    """Return the factors that give charts the area of their faces, within limits. (C,)"""
     size = charts.max(initial=-1) + 1
     projected = np.bincount(charts, np.maximum(flat_areas, 0.0), size)
-    gains = np.sqrt(np.bincount(charts, areas, size) / np.maximum(projected, _TINY))
+    wanted_areas = np.bincount(charts, areas, size)
+    gains = np.sqrt(wanted_areas / np.maximum(projected, _TINY))
     return np.clip(gains, 1.0, _LARGEST_GAIN)
 
 
 def with_areas_of(charts: Charts, vertices: np.ndarray, faces: np.ndarray) -> Charts:
     """Scale charts that were unfolded in other units to the areas of a surface. (V, 3), (F, 3)"""
-    a, b, c = (np.asarray(vertices, dtype=np.float64)[faces[:, k]] for k in range(3))
+    triangles = np.asarray(vertices, dtype=np.float64)[faces]
+    a = triangles[:, 0]
+    b = triangles[:, 1]
+    c = triangles[:, 2]
     areas = np.linalg.norm(np.cross(b - a, c - a), axis=1) / 2
-    a, b, c = (charts.corners[:, k] for k in range(3))
-    flat_areas = np.abs(_cross(b - a, c - a)) / 2
+    flat_areas = np.abs(doubled_areas(charts.corners)) / 2
     unit = math.sqrt(areas.sum() / max(flat_areas.sum(), _TINY))
     gains = _gains(charts.numbers, flat_areas * unit**2, areas)
-    return charts._replace(corners=charts.corners * unit * gains[charts.numbers][:, None, None])
+    face_gains = gains[charts.numbers][:, None, None]
+    return charts._replace(corners=charts.corners * unit * face_gains)
 
 
 def _single_faces(triangles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Triangles in their own planes, (F, 3, 2), and whether they have an area, (F,) bool."""
+    """Return triangles in their own planes, (F, 3, 2), and whether they have an area, (F,)."""
     along = triangles[:, 1] - triangles[:, 0]
     other = triangles[:, 2] - triangles[:, 0]
     length = np.linalg.norm(along, axis=1)
-    height = np.linalg.norm(np.cross(along, other), axis=1) / np.maximum(length, _TINY)
+    divisor = np.maximum(length, _TINY)
+    height = np.linalg.norm(np.cross(along, other), axis=1) / divisor
     flat = np.zeros((len(triangles), 3, 2))
     flat[:, 1, 0] = length
-    flat[:, 2, 0] = (along * other).sum(axis=1) / np.maximum(length, _TINY)
+    flat[:, 2, 0] = (along * other).sum(axis=1) / divisor
     flat[:, 2, 1] = height
     has_area = length * height > 0
     flat[~has_area] = 0.0

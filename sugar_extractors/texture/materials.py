@@ -30,7 +30,7 @@ class Material:
 
 
 def name_of(raw: bytes) -> str:
-    """The name of a material or of a file, in which bytes that are no UTF-8 are escaped."""
+    """Return the name of a material or of a file; bytes that are no UTF-8 are escaped."""
     return raw.decode("utf-8", "surrogateescape").strip()
 
 
@@ -50,9 +50,15 @@ def materials_of(lines: Sequence[bytes]) -> dict[str, Material]:
         elif key in (b"norm", b"map_Kn"):
             materials[name] = replace(current, normals=text)
         elif key == b"Kd":
-            red, green, blue = (round(255 * min(max(float(x), 0), 1)) for x in text.split()[:3])
+            red, green, blue = (_byte(word) for word in text.split()[:3])
             materials[name] = replace(current, color=(red, green, blue))
     return materials
+
+
+def _byte(word: str) -> int:
+    """Return a share in [0, 1] as a byte; other numbers are clamped."""
+    share = min(max(float(word), 0), 1)
+    return round(255 * share)
 
 
 def materials_of_faces(lines: Sequence[bytes]) -> tuple[list[str], np.ndarray]:
@@ -73,18 +79,18 @@ def materials_of_faces(lines: Sequence[bytes]) -> tuple[list[str], np.ndarray]:
 
 
 def material_path(folder: Path, name: str) -> Path:
-    """Path of the MTL file that an OBJ names, found as photographs are."""
-    return _found(ImageFolder(folder, recursive=False, suffixes=(".mtl",)), name)
+    """Return the path of the MTL file that an OBJ names; names are matched as images' are."""
+    return _path_in(ImageFolder(folder, recursive=False, suffixes=(".mtl",)), name)
 
 
 def picture_path(folder: Path, name: str) -> Path:
-    """Path of a picture that a material names, found as photographs are."""
-    return _found(ImageFolder(folder, recursive=False), name)
+    """Return the path of a picture that a material names; names are matched as images' are."""
+    return _path_in(ImageFolder(folder, recursive=False), name)
 
 
-def _found(folder: ImageFolder, name: str) -> Path:
-    match = folder.find(name)
-    return require_regular_file(match or folder.root / name, missing_ok=True)
+def _path_in(folder: ImageFolder, name: str) -> Path:
+    path = folder.find(name) or folder.root / name
+    return require_regular_file(path, missing_ok=True)
 
 
 def read_picture(folder: Path, name: str) -> np.ndarray:
@@ -100,17 +106,16 @@ def read_pictures(
 
     A material without a picture has one of a few pixels in its colour.
     """
-    colors = [
-        np.full((2, 2, 3), material.color, np.uint8)
-        if material.picture is None
-        else read_picture(folder, material.picture)
-        for material in materials
-    ]
-    names = [material.normals for material in materials]
-    if any(name is None for name in names):
+    colors = []
+    for material in materials:
+        if material.picture is None:
+            colors.append(np.full((2, 2, 3), material.color, np.uint8))
+        else:
+            colors.append(read_picture(folder, material.picture))
+    names = [material.normals for material in materials if material.normals is not None]
+    if len(names) < len(materials):
         return colors, None
-    normals = [read_picture(folder, name) for name in names if name is not None]
-    return colors, normals
+    return colors, [read_picture(folder, name) for name in names]
 
 
 @dataclass(frozen=True)
@@ -133,29 +138,33 @@ class Layout:
         divisor = 1
         while max(layout.width, layout.height) > LARGEST_PICTURE > divisor:
             divisor *= 2
-            smaller = [(max(1, w // divisor), max(1, h // divisor)) for w, h in sizes]
+            smaller = []
+            for width, height in sizes:
+                smaller.append((max(1, width // divisor), max(1, height // divisor)))
             layout = _in_columns(smaller)
         return layout
 
     def filled(self, pictures: Sequence[np.ndarray]) -> np.ndarray:
-        """The large picture. (height, width, 3) uint8"""
+        """Return the large picture, with the given ones in it. (height, width, 3) uint8"""
         canvas = np.zeros((self.height, self.width, 3), np.uint8)
         for picture, size, corner in zip(pictures, self.sizes, self.corners, strict=True):
             scaled = picture
             if (picture.shape[1], picture.shape[0]) != size:
-                scaled = np.asarray(Image.fromarray(picture).resize(size, Image.Resampling.BOX))
+                image = Image.fromarray(picture).resize(size, Image.Resampling.BOX)
+                scaled = np.asarray(image)
             margin = (_PADDING, _PADDING)
             padded = np.pad(scaled, (margin, margin, (0, 0)), mode="edge")
+            height, width, _ = padded.shape
             column = corner[0] - _PADDING
             row = corner[1] - _PADDING
-            canvas[row : row + padded.shape[0], column : column + padded.shape[1]] = padded
+            canvas[row : row + height, column : column + width] = padded
         return canvas
 
     def moved(self, uvs: np.ndarray, indices: np.ndarray, path: Path) -> np.ndarray:
-        """Texture coordinates, v upwards, in the large picture instead of each face's own.
+        """Return texture coordinates in the large picture, v upwards. (F, 3, 2)
 
         Args:
-            uvs: Of the corners of faces, (F, 3, 2).
+            uvs: Of the corners of faces, each in the picture of its face, (F, 3, 2).
             indices: Of the picture of each face, (F,).
             path: Of the mesh, for messages.
 

@@ -36,6 +36,8 @@ _flag = partial(flag, group="texture")
 
 @dataclass(frozen=True)
 class PlacementOptions:
+    """Flags of copies that stand upright, or are in metres."""
+
     orient: str | None = _flag(
         None,
         "up: also write the textured mesh and the refined Gaussians upright, y up and "
@@ -66,10 +68,12 @@ class PlacementOptions:
 
     @property
     def wanted(self) -> bool:
+        """Whether anything is to be moved or scaled."""
         return self.is_scaled or self.orient == "up"
 
     @property
     def is_scaled(self) -> bool:
+        """Whether a scale is given."""
         return self.scale_factor is not None or self.known_distance is not None
 
     @property
@@ -80,10 +84,12 @@ class PlacementOptions:
 
 
 def placed_path(obj_path: Path) -> Path:
+    """Return the OBJ of the copy beside a mesh."""
     return obj_path.with_name(f"{obj_path.stem}_placed.obj")
 
 
 def placed_gaussians(obj_path: Path) -> Path:
+    """Return the PLY of the Gaussians of the copy beside a mesh."""
     return obj_path.with_name(f"{placed_path(obj_path).stem}_gaussians.ply")
 
 
@@ -151,7 +157,7 @@ def glb_matrix(matrix: np.ndarray, upright: bool) -> np.ndarray:
 def placement(
     cameras: Sequence[Camera], points: np.ndarray, vertices: np.ndarray, options: PlacementOptions
 ) -> np.ndarray:
-    """The (4, 4) matrix from the world of the capture to where the copy stands, for (x, y, z, 1).
+    """Return the (4, 4) matrix from the world of the capture to that of the copy.
 
     Upright meshes stand on y = 0, the middle of their base at the origin, and show +z the side that
     the photographs show. Others stay where they are, but for the scale.
@@ -172,7 +178,7 @@ def placement(
 
 
 def scale_of(cameras: Sequence[Camera], options: PlacementOptions) -> float:
-    """How many times larger the copy is."""
+    """Return the scale of the copy, by a factor or by a known distance."""
     if options.scale_factor is not None:
         return options.scale_factor
     if options.known_distance is None:
@@ -205,6 +211,7 @@ def _metres(text: str) -> float:
 
 
 def check_names(options: PlacementOptions, names: Sequence[str]) -> None:
+    """Raise a UserError if a known distance names images that are not among ``names``."""
     for text in (options.known_distance or ())[:2]:
         if point_of(text) is None:
             _photograph_of(text, names)
@@ -217,7 +224,7 @@ def _place_of(text: str, cameras: Sequence[Camera]) -> np.ndarray:
 
 
 def point_of(text: str) -> np.ndarray | None:
-    """A point ``x,y,z`` of the capture, (3,); None for any other text."""
+    """Return a point ``x,y,z`` of the capture, (3,); None for any other text."""
     try:
         point = np.array([float(part) for part in text.strip("()").split(",")])
     except ValueError:
@@ -236,5 +243,5 @@ def _photograph_of(text: str, names: Sequence[str]) -> str:
 
 
 def moved_points(vertices: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-    """Points after an affine map. (V, 3) and (4, 4) -> (V, 3)"""
+    """Return points after an affine map. (V, 3) and (4, 4) -> (V, 3)"""
     return vertices @ matrix[:3, :3].T + matrix[:3, 3]

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-FLAT = 128, 128, 255  # colour of a normal that does not differ from the mesh's own
+FLAT = (128, 128, 255)  # colour of a normal that does not differ from the mesh's own
 _TINY = 1e-200  # length of a vector of float64 that has no direction
 
 
 class SharedCorners(NamedTuple):
-    """Corners of faces, those with the same vertex and texture coordinate as one."""
+    """Corners of faces, where those with the same vertex and texture coordinate are one."""
 
     rows: Tensor  # the shared corner at each corner of each face, (F, 3) int64
     vertices: Tensor  # the vertex of each shared corner, (C,) int64
@@ -36,91 +36,122 @@ def shared_corners(faces: Tensor, uvs: Tensor, sides: Tensor | None = None) -> S
         sides: Faces with other values share no corner, (F,); None for all the same.
     """
     corners = uvs.reshape(-1, 2).float()
+    vertices = faces.reshape(-1).long()
     # Adding zero gives minus zero the bits of zero.
     bits = (corners + 0.0).contiguous().view(torch.int32).long()
-    place = bits[:, 0] * (1 << 32) + (bits[:, 1] & 0xFFFFFFFF)
-    _, place = place.unique(return_inverse=True)
-    key = faces.reshape(-1).long() * (int(place.max()) + 1) + place
+    place_bits = bits[:, 0] * (1 << 32) + (bits[:, 1] & 0xFFFFFFFF)
+    _, places = place_bits.unique(return_inverse=True)
+    n_places = int(places.max()) + 1
+    keys = vertices * n_places + places
     if sides is not None:
-        key = 2 * key + (sides > 0).repeat_interleave(3)
-    distinct, group = key.unique(return_inverse=True)
-    number = torch.arange(len(key), device=key.device)
-    first = torch.full_like(distinct, len(key)).scatter_reduce_(0, group, number, "amin")
+        keys = 2 * keys + (sides > 0).repeat_interleave(3)
+    distinct, groups = keys.unique(return_inverse=True)
+    numbers = torch.arange(len(keys), device=keys.device)
+    # The first corner of each group; groups are sorted by it.
+    first = torch.full_like(distinct, len(keys))
+    first.scatter_reduce_(0, groups, numbers, "amin")
     order = first.argsort()
-    rank = torch.empty_like(order)
-    rank[order] = torch.arange(len(order), device=order.device)
+    ranks = torch.empty_like(order)
+    ranks[order] = torch.arange(len(order), device=order.device)
     chosen = first[order]
-    rows = rank[group].reshape(-1, 3)
-    return SharedCorners(rows, faces.reshape(-1)[chosen].long(), corners[chosen])
+    return SharedCorners(
+        rows=ranks[groups].reshape(-1, 3),
+        vertices=vertices[chosen],
+        uvs=corners[chosen],
+    )
 
 
 def vertex_normals(vertices: Tensor, faces: Tensor) -> Tensor:
-    """Unit normals, those of adjacent faces weighted by area. (V, 3), (F, 3) -> (V, 3)
+    """Return unit normals, those of adjacent faces weighted by area. (V, 3), (F, 3) -> (V, 3)
 
-    Zero where no adjacent face has an area.
+    They are zero where no adjacent face has an area.
     """
     # Areas of small scenes are below what float32 divides by.
     a, b, c = vertices.double()[faces].unbind(1)
+    face_normals = torch.linalg.cross(b - a, c - a)
     sums = torch.zeros(vertices.shape, dtype=torch.float64, device=vertices.device)
-    sums.index_add_(0, faces.flatten(), torch.linalg.cross(b - a, c - a).repeat_interleave(3, 0))
-    return normalize(sums, dim=1, eps=_TINY).to(vertices.dtype)
+    sums.index_add_(0, faces.flatten(), face_normals.repeat_interleave(3, 0))
+    normals = normalize(sums, dim=1, eps=_TINY)
+    return normals.to(vertices.dtype)
 
 
 def corner_tangents(vertices: Tensor, faces: Tensor, uvs: Tensor, normals: Tensor) -> Tensor:
-    """Tangents at the corners, of length 1, and w, the side of the bitangent. (F, 3, 4)
+    """Return tangents at the corners, of length 1, and w, the side of the bitangent. (F, 3, 4)
 
-    uvs: texture coordinates, v upwards, (F, 3, 2); normals: (V, 3)
+    Args:
+        vertices: World units. (V, 3)
+        faces: (F, 3)
+        uvs: Texture coordinates, v upwards. (F, 3, 2)
+        normals: Unit normals of the vertices. (V, 3)
     """
     corners = vertices.double()[faces]
-    places = uvs.double()
-    across = normals.double()[faces]
-    e1, e2 = (corners[:, 1:] - corners[:, :1]).unbind(1)
-    d1, d2 = (places[:, 1:] - places[:, :1]).unbind(1)
-    side = torch.where(d1[:, 0] * d2[:, 1] < d1[:, 1] * d2[:, 0], -1.0, 1.0)
-    along_u = (e1 * d2[:, 1:] - e2 * d1[:, 1:]) * side[:, None]
-    tangents = _perpendicular(along_u[:, None].expand_as(across), across)
+    corner_uvs = uvs.double()
+    normals = normals.double()
+    corner_normals = normals[faces]
+    # Edges from the first corner, in the world and in the picture.
+    edge1, edge2 = (corners[:, 1:] - corners[:, :1]).unbind(1)
+    uv1, uv2 = (corner_uvs[:, 1:] - corner_uvs[:, :1]).unbind(1)
+    is_mirrored = uv1[:, 0] * uv2[:, 1] < uv1[:, 1] * uv2[:, 0]
+    side = torch.where(is_mirrored, -1.0, 1.0)
+    along_u = (edge1 * uv2[:, 1:] - edge2 * uv1[:, 1:]) * side[:, None]
+    tangents = _perpendicular(along_u[:, None].expand_as(corner_normals), corner_normals)
     tangents = tangents * _corner_angles(corners)[..., None]
     shared = shared_corners(faces, uvs, side)
     sums = tangents.new_zeros(len(shared.vertices), 3)
     sums.index_add_(0, shared.rows.reshape(-1), tangents.reshape(-1, 3))
-    axes = normals.double()[shared.vertices]
-    means = _perpendicular(sums, axes)
+    shared_normals = normals[shared.vertices]
+    means = _perpendicular(sums, shared_normals)
     # Faces without area in the picture have no direction of u: any other one will do.
-    least = torch.nn.functional.one_hot(axes.abs().argmin(dim=1), 3).to(axes)
-    means = torch.where(means.norm(dim=1, keepdim=True) < 0.5, _perpendicular(least, axes), means)
-    joined = torch.cat([means[shared.rows], side[:, None, None].expand(-1, 3, 1)], dim=2)
+    least_axis = shared_normals.abs().argmin(dim=1)
+    axes = torch.nn.functional.one_hot(least_axis, 3).to(shared_normals)
+    fallback = _perpendicular(axes, shared_normals)
+    has_none = means.norm(dim=1, keepdim=True) < 0.5
+    means = torch.where(has_none, fallback, means)
+    corner_sides = side[:, None, None].expand(-1, 3, 1)
+    joined = torch.cat([means[shared.rows], corner_sides], dim=2)
     return joined.to(vertices.dtype)
 
 
 def _perpendicular(vectors: Tensor, normals: Tensor) -> Tensor:
-    """Unit vectors along the part of vectors that is perpendicular to unit normals, or zero."""
-    parts = vectors - normals * (normals * vectors).sum(dim=-1, keepdim=True)
+    """Return unit vectors along the part perpendicular to unit normals, or zero. (..., 3)"""
+    along = (normals * vectors).sum(dim=-1, keepdim=True)
+    parts = vectors - normals * along
     return normalize(parts, dim=-1, eps=_TINY)
 
 
 def _corner_angles(corners: Tensor) -> Tensor:
-    """Angles of triangles at their corners in radians. (F, 3, 3) -> (F, 3)"""
-    ahead = normalize(corners.roll(-1, dims=1) - corners, dim=2, eps=_TINY)
-    back = normalize(corners.roll(1, dims=1) - corners, dim=2, eps=_TINY)
-    return (ahead * back).sum(dim=2).clamp(-1, 1).acos()
+    """Return angles of triangles at their corners in radians. (F, 3, 3) -> (F, 3)"""
+    to_next = corners.roll(-1, dims=1) - corners
+    to_last = corners.roll(1, dims=1) - corners
+    to_next = normalize(to_next, dim=2, eps=_TINY)
+    to_last = normalize(to_last, dim=2, eps=_TINY)
+    cosines = (to_next * to_last).sum(dim=2)
+    return cosines.clamp(-1, 1).acos()
 
 
 def tangent_frames(normals: Tensor, tangents: Tensor, weights: Tensor) -> Tensor:
-    """Axes T, B and N as columns at places of faces. (P, 3, 3)
+    """Return the axes T, B and N as columns at places of faces. (P, 3, 3)
 
-    normals, tangents: at the corners of their faces, (P, 3, 3) and (P, 3, 4); weights: barycentric
-    coordinates, (P, 3)
+    Args:
+        normals: At the corners of the faces. (P, 3, 3)
+        tangents: At the corners of the faces, with the side of the bitangent. (P, 3, 4)
+        weights: Barycentric coordinates of the places. (P, 3)
     """
-    normal = normalize((normals * weights[..., None]).sum(dim=1), dim=1)
-    tangent = normalize((tangents[..., :3] * weights[..., None]).sum(dim=1), dim=1)
-    bitangent = torch.linalg.cross(normal, tangent) * tangents[:, 0, 3:]
+    weights = weights[..., None]
+    normal = (normals * weights).sum(dim=1)
+    normal = normalize(normal, dim=1)
+    tangent = (tangents[..., :3] * weights).sum(dim=1)
+    tangent = normalize(tangent, dim=1)
+    side = tangents[:, 0, 3:]
+    bitangent = torch.linalg.cross(normal, tangent) * side
     return torch.stack([tangent, bitangent, normal], dim=2)
 
 
 def encoded(normals: Tensor, frames: Tensor) -> Tensor:
-    """World normals as colours of a normal map. (P, 3), (P, 3, 3) -> (P, 3) uint8"""
-    one = torch.eye(3, dtype=frames.dtype, device=frames.device)
-    usable = torch.linalg.det(frames).abs() > 1e-3
-    own = torch.linalg.solve(torch.where(usable[:, None, None], frames, one), normals)
-    colors = ((normalize(own, dim=1) + 1) * 127.5).round().to(torch.uint8)
-    return torch.where(usable[:, None], colors, colors.new_tensor(FLAT))
+    """Encode world normals as colours of a normal map. (P, 3), (P, 3, 3) -> (P, 3) uint8"""
+    identity = torch.eye(3, dtype=frames.dtype, device=frames.device)
+    is_usable = torch.linalg.det(frames).abs() > 1e-3
+    frames = torch.where(is_usable[:, None, None], frames, identity)
+    tangent_normals = normalize(torch.linalg.solve(frames, normals), dim=1)
+    colors = ((tangent_normals + 1) * 127.5).round().to(torch.uint8)
+    return torch.where(is_usable[:, None], colors, colors.new_tensor(FLAT))

@@ -42,16 +42,17 @@ _CHUNK_TEXELS = 1 << 22
 class Atlas:
     """Where the faces of a mesh lie in its texture."""
 
-    kind: str
+    kind: str  # one of ATLASES
     corners: Tensor  # texture coordinates of the corners of each face, in texels, (F, 3, 2) float32
-    side: int
-    square_size: int
+    side: int  # texels
+    square_size: int  # texels; 0 of charts
     # Edges at which charts end, as faces and the corners that they begin at, (E, 2) int64; None of
     # squares.
     outlines: Tensor | None = None
 
     @property
     def n_faces(self) -> int:
+        """Number of faces."""
         return self.corners.shape[0]
 
     @property
@@ -63,19 +64,24 @@ class Atlas:
     def filled_share(self) -> float:
         """Share of the texture that lies in triangles."""
         a, b, c = self.corners.double().unbind(1)
-        doubled = (b - a)[:, 0] * (c - a)[:, 1] - (b - a)[:, 1] * (c - a)[:, 0]
+        ab = b - a
+        ac = c - a
+        doubled = ab[:, 0] * ac[:, 1] - ab[:, 1] * ac[:, 0]
         return float(doubled.abs().sum()) / 2 / self.side**2
 
     def texel_faces(self, first_row: int, end_row: int) -> Tensor:
-        """Face of each texel of some rows, -1 for none; (end_row - first_row, side) int32"""
+        """Return the face of each texel of some rows, -1 for none.
+
+        (end_row - first_row, side) int32
+        """
         shape = (end_row - first_row, self.side)
         owners = torch.empty(shape, dtype=torch.int32, device=self.corners.device)
+        faces_of_rows = self._square_faces if self.kind == "squares" else self._chart_faces
         # In parts, because the temporaries are several times the result.
         step = max(1, _CHUNK_TEXELS // self.side)
         for first in range(first_row, end_row, step):
             end = min(first + step, end_row)
-            part = self._square_faces if self.kind == "squares" else self._chart_faces
-            owners[first - first_row : end - first_row] = part(first, end)
+            owners[first - first_row : end - first_row] = faces_of_rows(first, end)
         return owners
 
     def _chart_faces(self, first_row: int, end_row: int) -> Tensor:
@@ -96,7 +102,7 @@ class Atlas:
         return torch.where(faces < self.n_faces, faces, -1).int()
 
     def _rasterized_faces(self, first_row: int, end_row: int) -> Tensor:
-        """Faces over texel centres: the texture is what a camera sees of the plane z = 1."""
+        """Return faces over texel centres: the image of a camera that looks at the plane z = 1."""
         flat = torch.nn.functional.pad(self.corners.reshape(-1, 2), (0, 1), value=1.0)
         faces = torch.arange(len(flat), dtype=torch.int32, device=flat.device).reshape(-1, 3)
         camera = Camera(
@@ -114,9 +120,10 @@ class Atlas:
         return torch.where(owners < 0, self._tip_faces(first_row, end_row), owners)
 
     def _tip_faces(self, first_row: int, end_row: int) -> Tensor:
-        """Faces by the texels that filtering reads at their corners, and at the ends of charts.
+        """Return faces of the texels that filtering reads at their corners and chart outlines.
 
-        Corners are tips without a centre of a texel; from the ends neighbours must not take any.
+        A corner may lie over no centre of a texel, and neighbours must not take texels that
+        filtering reads at an outline.
         """
         n_texels = (end_row - first_row) * self.side
         none = torch.iinfo(torch.int32).max
@@ -126,15 +133,16 @@ class Atlas:
         for dy, dx in ((0, 0), (0, 1), (1, 0), (1, 1)):
             x = low[:, 0] + dx
             y = low[:, 1] + dy - first_row
-            inside = (x >= 0) & (x < self.side) & (y >= 0) & (y < end_row - first_row)
+            is_inside = (x >= 0) & (x < self.side)
+            is_inside &= (y >= 0) & (y < end_row - first_row)
             # The lowest face wins, whatever the order; the last place takes what lies outside.
-            place = torch.where(inside, y * self.side + x, n_texels)
+            place = torch.where(is_inside, y * self.side + x, n_texels)
             owners.scatter_reduce_(0, place, face, "amin")
-        found = owners[:-1].view(-1, self.side)
-        return torch.where(found == none, -1, found)
+        owners = owners[:-1].view(-1, self.side)
+        return torch.where(owners == none, -1, owners)
 
     def _read_points(self) -> tuple[Tensor, Tensor]:
-        """Corners of the faces and places on outlines of charts, (P, 2), and their faces, (P,)."""
+        """Return face corners and places on chart outlines, (P, 2), and their faces, (P,)."""
         device = self.corners.device
         face = torch.arange(self.n_faces, dtype=torch.int32, device=device).repeat_interleave(3)
         points = self.corners.reshape(-1, 2)
@@ -143,57 +151,82 @@ class Atlas:
         owners, first = self.outlines.unbind(1)
         begin = self.corners[owners, first]
         end = self.corners[owners, (first + 1) % 3]
-        steps = (2 * (end - begin).norm(dim=1)).ceil().long() + 1
+        lengths = (end - begin).norm(dim=1)
+        steps = (2 * lengths).ceil().long() + 1
         rows = torch.arange(len(steps), device=device).repeat_interleave(steps)
-        number = torch.arange(len(rows), device=device) - (steps.cumsum(0) - steps)[rows]
+        first_number = steps.cumsum(0) - steps
+        number = torch.arange(len(rows), device=device) - first_number[rows]
         shares = (number / steps[rows])[:, None]
         between = begin[rows] * (1 - shares) + end[rows] * shares
         return torch.cat([points, between]), torch.cat([face, owners[rows].int()])
 
 
 def make_atlas(kind: str, vertices: Tensor, faces: Tensor, square_size: int) -> Atlas:
-    """Lay out the faces of a mesh in a texture. vertices: (V, 3); faces: (F, 3), F > 0"""
+    """Lay out the faces of a mesh in a texture.
+
+    Args:
+        kind: One of ``ATLASES``.
+        vertices: World units. (V, 3)
+        faces: (F, 3), F > 0
+        square_size: Side in texels of the square of two faces; other kinds than ``squares`` get a
+            texture of the same size.
+
+    Raises:
+        UserError: The texture would be too large, or the squares too small.
+    """
     check_square_size(square_size)
-    per_axis = squares_per_axis(faces.shape[0])
-    if per_axis * square_size > MAX_SIDE:
+    n_faces = faces.shape[0]
+    per_axis = squares_per_axis(n_faces)
+    side = per_axis * square_size
+    if side > MAX_SIDE:
         largest = MAX_SIDE // per_axis
         advice = "extract a mesh of fewer triangles"
         if largest >= MIN_SQUARE_SIZE:
             advice = f"use --square_size {largest} or less"
         raise UserError(
-            f"{faces.shape[0]:,} triangles at --square_size {square_size} need a texture of "
-            f"{per_axis * square_size} texels per side, more than {MAX_SIDE}; {advice}"
+            f"{n_faces:,} triangles at --square_size {square_size} need a texture of "
+            f"{side} texels per side, more than {MAX_SIDE}; {advice}"
         )
     if kind == "squares":
-        return squares_atlas(faces.shape[0], square_size, vertices.device)
-    unfolded = xatlas_charts if kind == "xatlas" else own_charts
-    return packed_atlas(kind, unfolded(vertices, faces), per_axis * square_size, vertices.device)
+        return squares_atlas(n_faces, square_size, vertices.device)
+    charts = xatlas_charts(vertices, faces) if kind == "xatlas" else own_charts(vertices, faces)
+    return packed_atlas(kind, charts, side, vertices.device)
 
 
 def fitting_square_size(kind: str, vertices: Tensor, faces: Tensor, resolution: Tensor) -> int:
-    """Size of a square for which a texel is a pixel of the view that shows a place best.
+    """Return the size of a square for which a texel is a pixel of the view that shows it best.
 
-    resolution: pixels per squared world unit at the vertices, (V,)
+    Args:
+        resolution: Pixels per squared world unit at the vertices. (V,)
     """
+    n_faces = faces.shape[0]
     a, b, c = vertices[faces].unbind(1)
-    pixels = resolution[faces].mean(dim=1)
+    pixels_per_area = resolution[faces].mean(dim=1)
     # Of the smaller sides, because the two that fill a square's are not the longest in general.
-    sides = torch.stack([a - b, b - c, c - a], dim=1).norm(dim=2).median(dim=1).values
-    finest = (sides * pixels.sqrt())[pixels > 0].sort().values
-    texels = float(finest[int(FITTING_SHARE * len(finest))]) if len(finest) else 0.0
-    square_size = SQUARE_MARGIN + max(1, math.ceil(texels))
+    lengths = torch.stack([a - b, b - c, c - a], dim=1).norm(dim=2)
+    pixel_lengths = lengths.median(dim=1).values * pixels_per_area.sqrt()
+    pixel_lengths = pixel_lengths[pixels_per_area > 0].sort().values
+    texels = 0.0
+    if len(pixel_lengths):
+        texels = float(pixel_lengths[int(FITTING_SHARE * len(pixel_lengths))])
+    texels_per_leg = max(1, math.ceil(texels))
+    square_size = SQUARE_MARGIN + texels_per_leg
     if kind == "squares":
         return square_size
     areas = torch.linalg.cross(b - a, c - a).norm(dim=1).double() / 2
-    pixels_needed = float((areas * pixels).sum())
+    n_pixels = float((areas * pixels_per_area).sum())
     # The same surface has at least as many texels as in squares.
-    texels_needed = max(pixels_needed, faces.shape[0] * (square_size - SQUARE_MARGIN) ** 2 / 2)
-    side = math.sqrt(texels_needed / CHARTS_FILLED)
-    return max(MIN_SQUARE_SIZE, math.ceil(side / squares_per_axis(faces.shape[0])))
+    n_texels = max(n_pixels, n_faces * texels_per_leg**2 / 2)
+    side = math.sqrt(n_texels / CHARTS_FILLED)
+    return max(MIN_SQUARE_SIZE, math.ceil(side / squares_per_axis(n_faces)))
 
 
 def largest_square_size(n_faces: int, texture_size: int) -> int:
-    """Size of a square for which a texture has so many texels per side at most."""
+    """Return the size of a square for which a texture has so many texels per side at most.
+
+    Raises:
+        UserError: The faces do not fit.
+    """
     per_axis = squares_per_axis(n_faces)
     if texture_size < MIN_SQUARE_SIZE * per_axis:
         raise UserError(
@@ -204,6 +237,7 @@ def largest_square_size(n_faces: int, texture_size: int) -> int:
 
 
 def check_square_size(square_size: int) -> None:
+    """Raise a UserError if a square has no room for its margins."""
     if square_size < MIN_SQUARE_SIZE:
         raise UserError(
             f"--square_size {square_size} leaves no room for two triangles and their margins; "
@@ -212,11 +246,15 @@ def check_square_size(square_size: int) -> None:
 
 
 def squares_per_axis(n_faces: int) -> int:
+    """Return how many squares of two faces lie along a side of the texture."""
     return int(math.sqrt(n_faces // 2 + 1) + 1)
 
 
 def squares_atlas(n_faces: int, square_size: int, device: torch.device | str = "cpu") -> Atlas:
-    """SuGaR's layout: square k at column k // n and row k % n holds the faces 2 k and 2 k + 1."""
+    """Return SuGaR's layout.
+
+    Square k, at column k // n and row k % n, holds the faces 2 k and 2 k + 1.
+    """
     size = square_size
     per_axis = squares_per_axis(n_faces)
     lower = [[size - 2, 1], [2, 1], [size - 2, size - 3]]
@@ -226,12 +264,14 @@ def squares_atlas(n_faces: int, square_size: int, device: torch.device | str = "
     square = face // 2
     column = torch.div(square, per_axis, rounding_mode="floor")
     origin = torch.stack([column, square % per_axis], dim=-1) * size
-    return Atlas("squares", local[face % 2] + origin[:, None], size * per_axis, size)
+    corners = local[face % 2] + origin[:, None]
+    return Atlas("squares", corners, side=size * per_axis, square_size=size)
 
 
 def load_xatlas() -> Any:
-    charts = "use --texture_atlas charts"
-    return load_package("--texture_atlas xatlas", "xatlas", "xatlas", instead=charts)[0]
+    """Return the package xatlas; raise a UserError where it is missing."""
+    instead = "use --texture_atlas charts"
+    return load_package("--texture_atlas xatlas", "xatlas", "xatlas", instead=instead)[0]
 
 
 def own_charts(vertices: Tensor, faces: Tensor) -> Charts:
@@ -264,27 +304,29 @@ def xatlas_charts(vertices: Tensor, faces: Tensor) -> Charts:
     rows = indices.astype(np.int64)
     pairs = rows[:, [0, 1, 1, 2]].reshape(-1, 2)
     graph = sparse.coo_matrix((np.ones(len(pairs)), pairs.T), shape=(len(uvs), len(uvs)))
-    numbers = csgraph.connected_components(graph, directed=False)[1][rows[:, 0]]
-    numbers = np.unique(numbers, return_inverse=True)[1].reshape(-1)
-    return with_areas_of(Charts(numbers, uvs[rows] * size), places, corners)
+    _, components = csgraph.connected_components(graph, directed=False)
+    _, numbers = np.unique(components[rows[:, 0]], return_inverse=True)
+    charts = Charts(numbers.reshape(-1), uvs[rows] * size)
+    return with_areas_of(charts, places, corners)
 
 
 def packed_atlas(kind: str, charts: Charts, side: int, device: torch.device) -> Atlas:
     """Lay charts out in a texture of so many texels a side."""
     corners = torch.from_numpy(packed(charts, side).astype(np.float32)).to(device)
-    return Atlas(kind, corners, side, 0, _outlines(corners))
+    return Atlas(kind, corners, side, square_size=0, outlines=_outlines(corners))
 
 
 def _outlines(corners: Tensor) -> Tensor:
-    """Edges that one face has alone, as faces and the corners that they begin at. (E, 2) int64"""
-    points = corners.reshape(-1, 2).contiguous().view(torch.int32).long()
-    place = points[:, 0] * (1 << 32) + (points[:, 1] & 0xFFFFFFFF)
-    distinct, rows = place.unique(return_inverse=True)
+    """Return edges of a single face, as faces and the corners that they begin at. (E, 2) int64"""
+    bits = corners.reshape(-1, 2).contiguous().view(torch.int32).long()
+    place_bits = bits[:, 0] * (1 << 32) + (bits[:, 1] & 0xFFFFFFFF)
+    distinct, rows = place_bits.unique(return_inverse=True)
     rows = rows.reshape(-1, 3)
     ends = torch.stack([rows, rows.roll(-1, dims=1)], dim=2).sort(dim=2).values
     edges = ends[..., 0] * len(distinct) + ends[..., 1]
-    _, number, count = edges.reshape(-1).unique(return_inverse=True, return_counts=True)
-    return (count[number].reshape(-1, 3) == 1).nonzero()
+    _, numbers, counts = edges.reshape(-1).unique(return_inverse=True, return_counts=True)
+    n_faces_at_edge = counts[numbers].reshape(-1, 3)
+    return (n_faces_at_edge == 1).nonzero()
 
 
 def _grow(faces: Tensor) -> Tensor:
@@ -294,6 +336,8 @@ def _grow(faces: Tensor) -> Tensor:
     rows, columns = faces.shape
     # Side by side before corner to corner, so that the nearest texel is continued.
     for dy, dx in ((0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1)):
-        near = padded[1 + dy : 1 + dy + rows, 1 + dx : 1 + dx + columns]
-        grown = torch.where(grown < 0, near, grown)
+        y = 1 + dy
+        x = 1 + dx
+        neighbors = padded[y : y + rows, x : x + columns]
+        grown = torch.where(grown < 0, neighbors, grown)
     return grown

@@ -30,11 +30,10 @@ wp.set_module_options(FUSED_OPTIONS)
 
 BYTES_PER_TEXEL = 20  # sum of colours, sum of weights, face
 BUDGET_BYTES = 5 << 28  # of rows worked on at once: a texture of 8008 x 8008 texels in one go
-
 # Texels from a triangle within which colours are looked for: filtering reads up to one beside it,
 # and samples of a texel lie within half of one.
 REACH = 1.5
-MOST_PIXELS = 1_000  # pixels of a face's box; larger faces count as shown without a search
+MOST_PIXELS = 1_000  # pixels of a face's box; larger faces count as visible without a search
 _CHUNK_TEXELS = 1 << 22
 _MIN_ITEMS = 4096
 _MAX_SAMPLES = 4
@@ -43,37 +42,51 @@ Image = wp.array2d(dtype=wp.vec4)
 
 
 class ViewColors(NamedTuple):
-    """What a view shows."""
+    """Colours of one view, and how much it counts."""
 
     image: Tensor  # (H, W, 3) in [0, 1]; of (H, W, 4) the last value is how much a pixel counts
     # How much the view counts at each vertex, in addition to ``BakingConfig.floor``; (V,)
     preferred: Tensor | None = None
 
 
-ViewSource = Callable[[Camera], Tensor | ViewColors]
+ViewSource = Callable[[Camera], ViewColors]
 
 
 @dataclass(frozen=True)
 class BakingConfig:
-    # Of a pixel from the plane of the triangle, in widths of a pixel at that depth.
+    """Settings of a :class:`Baker`."""
+
+    # Distance of a pixel from the plane of the triangle, in widths of a pixel at that depth.
     depth_tolerance: float = 2.0
-    cosine_power: float = 4.0
+    cosine_power: float = 4.0  # of the cosine to the normal, in the weight of a view
     floor: float = 1.0  # how much a view counts where no vertex prefers it
-    budget_bytes: int = BUDGET_BYTES
+    budget_bytes: int = BUDGET_BYTES  # of the rows of the texture that are worked on at once
 
 
 @dataclass(frozen=True)
 class BakedTexture:
+    """A texture and how much of it some view shows."""
+
     texture: Tensor  # row 0 is at v = 1, as in a picture file, (side, side, 3) uint8
-    seen_texels: int
-    face_texels: int
-    seen_faces: int
+    seen_texels: int  # texels of faces that some view shows
+    face_texels: int  # texels of faces
+    seen_faces: int  # faces of which some texel is seen
     face_count: int  # faces that have texels; charts give none to those far below a texel
-    n_bands: int
+    n_bands: int  # parts in which the texture was worked on
+
+
+class _Band(NamedTuple):
+    """Colours of some rows of the texture, gathered from all views."""
+
+    rows: slice  # of the texture
+    faces: Tensor  # face of each texel, -1 for none, (R, side) int32
+    colors: Tensor  # (R, side, 3)
+    is_seen: Tensor  # (R, side) bool
 
 
 @wp.func
 def closest_on_segment(p: wp.vec2, a: wp.vec2, b: wp.vec2) -> wp.vec2:
+    """The point of a segment nearest to p."""
     along = b - a
     length = wp.dot(along, along)
     if not (length > 0.0):
@@ -96,6 +109,7 @@ def closest_in_triangle(p: wp.vec2, a: wp.vec2, b: wp.vec2, c: wp.vec2) -> wp.ve
 
 @wp.func
 def area(a: wp.vec2, b: wp.vec2) -> float:
+    """The signed area of the parallelogram of two vectors."""
     return a[0] * b[1] - a[1] * b[0]
 
 
@@ -118,11 +132,11 @@ def sample_surface(
     if not (u > -1.0 and v > -1.0 and u < float(view.width) and v < float(view.height)):
         return sum
     limit = tolerance * point[2] / wp.min(view.fx, view.fy)
-    left = int(wp.floor(u))
-    top = int(wp.floor(v))
+    x_first = int(wp.floor(u))
+    y_first = int(wp.floor(v))
     for k in range(4):
-        x = left + (k & 1)
-        y = top + (k >> 1)
+        x = x_first + (k & 1)
+        y = y_first + (k >> 1)
         if x >= 0 and y >= 0 and x < view.width and y < view.height:
             ray = wp.vec3(
                 (float(x) + 0.5 - view.cx) / view.fx, (float(y) + 0.5 - view.cy) / view.fy, 1.0
@@ -136,7 +150,7 @@ def sample_surface(
 
 
 @wp.kernel
-def find_shown(
+def find_visible(
     first: int,
     view: View,
     tolerance: float,
@@ -144,12 +158,12 @@ def find_shown(
     vertices: Vec3s,
     faces: Faces,
     depths: Floats2d,
-    shown: wp.array(dtype=wp.uint8),
+    may_be_visible: wp.array(dtype=wp.uint8),
 ):
-    """Faces of which some texel may find a colour: none of the others does.
+    """Mark faces of which some texel may find a colour; none of the others does.
 
     Texels look at pixels around points of the triangle's plane that are nearer than REACH texels to
-    the triangle. All of those pixels are asked, with the tolerance of the farthest point.
+    the triangle. This kernel tests all of those pixels, with the tolerance of the farthest point.
     """
     f = first + wp.tid()
     face = faces[f]
@@ -161,7 +175,7 @@ def find_shown(
     side1 = corners[3 * f + 1] - corners[3 * f]
     side2 = corners[3 * f + 2] - corners[3 * f]
     doubled = area(side1, side2)
-    shown[f] = wp.uint8(0)
+    may_be_visible[f] = wp.uint8(0)
     if doubled == 0.0 or offset == 0.0:
         return
     du = (side2[1] * ab - side1[1] * ac) / doubled
@@ -169,7 +183,7 @@ def find_shown(
     reach = wp.static(REACH) * (wp.length(du) + wp.length(dv))
     nearest = wp.min(a[2], wp.min(a[2] + ab[2], a[2] + ac[2])) - reach
     farthest = wp.max(a[2], wp.max(a[2] + ab[2], a[2] + ac[2])) + reach
-    shown[f] = wp.uint8(1)
+    may_be_visible[f] = wp.uint8(1)
     if not (nearest > 0.0):
         return
     low = wp.vec2(wp.inf, wp.inf)
@@ -185,22 +199,22 @@ def find_shown(
     slope_y = wp.max(wp.abs(low[1] - view.cy), wp.abs(high[1] - view.cy)) / view.fy
     margin_x = view.fx * reach / nearest * (1.0 + slope_x) + 2.0
     margin_y = view.fy * reach / nearest * (1.0 + slope_y) + 2.0
-    left = int(wp.floor(wp.clamp(low[0] - margin_x, 0.0, float(view.width))))
-    right = int(wp.ceil(wp.clamp(high[0] + margin_x, 0.0, float(view.width))))
-    top = int(wp.floor(wp.clamp(low[1] - margin_y, 0.0, float(view.height))))
-    bottom = int(wp.ceil(wp.clamp(high[1] + margin_y, 0.0, float(view.height))))
-    if (right - left) * (bottom - top) > wp.static(MOST_PIXELS):
+    x_begin = int(wp.floor(wp.clamp(low[0] - margin_x, 0.0, float(view.width))))
+    x_end = int(wp.ceil(wp.clamp(high[0] + margin_x, 0.0, float(view.width))))
+    y_begin = int(wp.floor(wp.clamp(low[1] - margin_y, 0.0, float(view.height))))
+    y_end = int(wp.ceil(wp.clamp(high[1] + margin_y, 0.0, float(view.height))))
+    if (x_end - x_begin) * (y_end - y_begin) > wp.static(MOST_PIXELS):
         return
     # Rounding must not decide otherwise here than where colours are taken.
     limit = 1.01 * tolerance * farthest / wp.min(view.fx, view.fy)
-    for y in range(top, bottom):
-        for x in range(left, right):
+    for y in range(y_begin, y_end):
+        for x in range(x_begin, x_end):
             ray = wp.vec3(
                 (float(x) + 0.5 - view.cx) / view.fx, (float(y) + 0.5 - view.cy) / view.fy, 1.0
             )
             if wp.abs(offset / wp.dot(normal, ray) - depths[y, x]) <= limit:
                 return
-    shown[f] = wp.uint8(0)
+    may_be_visible[f] = wp.uint8(0)
 
 
 @wp.kernel
@@ -219,15 +233,15 @@ def gather_view(
     floor: float,
     image: Image,
     depths: Floats2d,
-    shown: wp.array(dtype=wp.uint8),
+    may_be_visible: wp.array(dtype=wp.uint8),
     sums: Vec4s,
 ):
-    """Add what one view shows of each texel to its sums."""
+    """Add the weighted colour that one view has of each texel to its sum."""
     i = first + wp.tid()
     f = texel_faces[i]
     if f < 0:
         return
-    if shown[f] == wp.uint8(0):
+    if may_be_visible[f] == wp.uint8(0):
         return
     face = faces[f]
     a = vertices[face[0]]
@@ -281,58 +295,75 @@ def gather_view(
 
 @dataclass(frozen=True)
 class Baker:
-    """A mesh that is coloured from pictures of it, some rows of its texture at a time."""
+    """Colours the texture of a mesh from pictures of it, some rows at a time."""
 
     vertices: Tensor  # (V, 3) world units
     faces: Tensor  # (F, 3)
     atlas: Atlas
     cameras: Sequence[Camera]
     config: BakingConfig = BakingConfig()
-    on_view: Callable[[int, int], None] = lambda done, total: None  # how many views of how many
+    # Called after each view with the number of views that are done, and of all.
+    on_view: Callable[[int, int], None] = lambda done, total: None
 
     @torch.no_grad()
     def bake(self, source: ViewSource, face_colors: Tensor) -> BakedTexture:
-        """The texture; ``face_colors``, (F, 3) in [0, 1], are for faces that no view shows.
+        """Return the texture of weighted mean colours of all views.
 
         A texel that no view shows gets the mean colour of its face's texels.
+
+        Args:
+            source: Returns the colours of a view.
+            face_colors: For faces that no view shows. (F, 3) in [0, 1]
         """
         atlas = self.atlas
         device = self.vertices.device
         shape = (atlas.side, atlas.side)
         texture = torch.zeros(*shape, 3, dtype=torch.uint8, device=device)
-        seen = torch.zeros(shape, dtype=torch.bool, device=device)
-        face_sums = torch.zeros(4, atlas.n_faces, dtype=torch.int64, device=device)
-        for rows, owners, colors, found in self._gathered(source):
-            seen[rows] = found
-            texture[rows] = to_uint8(colors)
-            owners = owners[found].long()
-            colors = texture[rows][found].long()
+        is_seen = torch.zeros(shape, dtype=torch.bool, device=device)
+        color_sums = torch.zeros(3, atlas.n_faces, dtype=torch.int64, device=device)
+        counts = torch.zeros(atlas.n_faces, dtype=torch.int64, device=device)
+        for band in self._gathered(source):
+            is_seen[band.rows] = band.is_seen
+            texture[band.rows] = to_uint8(band.colors)
+            owners = band.faces[band.is_seen].long()
+            colors = texture[band.rows][band.is_seen].long()
             for channel in range(3):
-                face_sums[channel].scatter_add_(0, owners, colors[:, channel])
-            face_sums[3].scatter_add_(0, owners, torch.ones_like(owners))
+                color_sums[channel].scatter_add_(0, owners, colors[:, channel])
+            counts.scatter_add_(0, owners, torch.ones_like(owners))
         # Faces of which no texel is seen have their own colours.
-        counts = face_sums[3]
-        means = (face_sums[:3].double() / counts.clamp_min(1)).T.round().to(torch.uint8)
-        means = torch.where(counts[:, None] > 0, means, to_uint8(face_colors.to(device)))
-        n_seen = int(seen.sum())
-        n_faces = int((counts > 0).sum())
+        means = color_sums.double() / counts.clamp_min(1)
+        means = means.T.round().to(torch.uint8)
+        has_mean = counts > 0
+        means = torch.where(has_mean[:, None], means, to_uint8(face_colors.to(device)))
+        seen_texels = int(is_seen.sum())
         bands = _bands(atlas.side, self.config.budget_bytes)
-        n_texels, face_count = _fill_unseen(texture, seen, atlas, bands, means)
-        return BakedTexture(texture.flip(0), n_seen, n_texels, n_faces, face_count, len(bands))
+        face_texels, face_count = _fill_unseen(texture, is_seen, atlas, bands, means)
+        return BakedTexture(
+            texture=texture.flip(0),
+            seen_texels=seen_texels,
+            face_texels=face_texels,
+            seen_faces=int(has_mean.sum()),
+            face_count=face_count,
+            n_bands=len(bands),
+        )
 
     @torch.no_grad()
     def add(self, texture: Tensor, source: ViewSource, exposure: Callable[[], Tensor]) -> Tensor:
-        """Add to a baked texture, (side, side, 3) uint8, what views lack, which may be negative.
+        """Add missing colours to a baked texture and return it.
 
-        The sum is divided by the exposure, (3,), which is asked when all views were read.
+        Args:
+            texture: As :meth:`bake` returns it. (side, side, 3) uint8
+            source: Returns what is missing in a view, which may be negative.
+            exposure: Returns the divisor of the sum, (3,); called when all views were read.
         """
         texture = texture.flip(0)
-        for rows, _, colors, _ in self._gathered(source):
-            texture[rows] = to_uint8((texture[rows] / 255 + colors) / exposure())
+        for band in self._gathered(source):
+            colors = texture[band.rows] / 255 + band.colors
+            texture[band.rows] = to_uint8(colors / exposure())
         return texture.flip(0)
 
-    def _gathered(self, source: ViewSource) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-        """Some rows at a time: (R, side) faces, (R, side, 3) colours, whether seen."""
+    def _gathered(self, source: ViewSource) -> Iterator[_Band]:
+        """Yield the mean colours of all views, some rows of the texture at a time."""
         side = self.atlas.side
         n_views = len(self.cameras)
         bands = _bands(side, self.config.budget_bytes)
@@ -340,39 +371,58 @@ class Baker:
             texel_faces = self.atlas.texel_faces(band.start, band.stop)
             sums = torch.zeros(texel_faces.numel(), 4, device=self.vertices.device)
             for index, camera in enumerate(self.cameras):
-                shown = source(camera)
-                shown = ViewColors(shown) if isinstance(shown, Tensor) else shown
-                self._gather(band.start, texel_faces, camera, shown, sums)
+                self._gather(band.start, texel_faces, camera, source(camera), sums)
                 self.on_view(number * n_views + index + 1, len(bands) * n_views)
             for rows in _chunks(len(texel_faces), side):
                 chunk = sums.view(-1, side, 4)[rows]
-                colors = chunk[..., :3] / chunk[..., 3:].clamp_min(1e-30)
-                at = slice(band.start + rows.start, band.start + rows.stop)
-                yield at, texel_faces[rows], colors, chunk[..., 3] > 0
+                weights = chunk[..., 3]
+                yield _Band(
+                    rows=slice(band.start + rows.start, band.start + rows.stop),
+                    faces=texel_faces[rows],
+                    colors=chunk[..., :3] / weights[..., None].clamp_min(1e-30),
+                    is_seen=weights > 0,
+                )
             del sums, texel_faces
 
     def _gather(
-        self, first_row: int, texel_faces: Tensor, camera: Camera, shown: ViewColors, sums: Tensor
+        self, first_row: int, texel_faces: Tensor, camera: Camera, colors: ViewColors, sums: Tensor
     ) -> None:
-        """Add one view to the sums of a band. texel_faces: (R, side) int32, sums: (R side, 4)"""
+        """Add one view to the sums of a band.
+
+        Args:
+            first_row: Of the band in the texture.
+            texel_faces: Face of each texel of the band. (R, side) int32
+            sums: Weighted colours and weights, changed in place. (R side, 4)
+        """
         config = self.config
         faces = self.faces.to(torch.int32).contiguous()
-        moved = to_camera(self.vertices, camera)
-        depths = rasterize_camera_triangles(moved, faces, camera).depth
-        image, preferred = shown
+        points = to_camera(self.vertices, camera)
+        depths = rasterize_camera_triangles(points, faces, camera).depth
+        image = colors.image
         if image.shape[-1] == 3:
             image = torch.nn.functional.pad(image, (0, 1), value=1.0)
         else:
             # No surface lies where nothing counts, so no colour is taken from there.
             depths = torch.where(image[..., 3] > 0, depths, torch.inf)
-        preferred = moved.new_zeros(len(moved)) if preferred is None else preferred
+        preferred = colors.preferred
+        if preferred is None:
+            preferred = points.new_zeros(len(points))
         view = make_view(camera)
         depths = depths.contiguous()
         corners = as_array(self.atlas.corners.reshape(-1, 2).contiguous(), wp.vec2)
-        surface = [as_array(moved, wp.vec3), as_array(faces, wp.vec3i)]
-        reached = torch.empty(len(faces), dtype=torch.uint8, device=moved.device)
-        arguments = [view, config.depth_tolerance, corners, *surface, depths, reached]
-        launch(find_shown, len(faces), arguments, min_items=_MIN_ITEMS)
+        vertices = as_array(points, wp.vec3)
+        triangles = as_array(faces, wp.vec3i)
+        may_be_visible = torch.empty(len(faces), dtype=torch.uint8, device=points.device)
+        arguments = [
+            view,
+            config.depth_tolerance,
+            corners,
+            vertices,
+            triangles,
+            depths,
+            may_be_visible,
+        ]
+        launch(find_visible, len(faces), arguments, min_items=_MIN_ITEMS)
         arguments = [
             view,
             first_row,
@@ -381,24 +431,25 @@ class Baker:
             config.cosine_power,
             texel_faces.view(-1),
             corners,
-            *surface,
+            vertices,
+            triangles,
             preferred.contiguous(),
             config.floor,
             as_array(image.float().contiguous(), wp.vec4),
             depths,
-            reached,
+            may_be_visible,
             as_array(sums, wp.vec4),
         ]
         launch(gather_view, texel_faces.numel(), arguments, min_items=_MIN_ITEMS)
 
 
 def _bands(side: int, budget_bytes: int) -> list[slice]:
-    """Rows of the texture in parts that fit the budget, at least one row each."""
+    """Split the rows of the texture into parts that fit the budget, of at least one row."""
     return _parts(side, budget_bytes // (BYTES_PER_TEXEL * side))
 
 
 def _chunks(n_rows: int, side: int) -> list[slice]:
-    """Rows in parts whose temporaries are small beside the sums."""
+    """Split rows into parts whose temporaries are small beside the sums."""
     return _parts(n_rows, _CHUNK_TEXELS // side)
 
 
@@ -408,9 +459,18 @@ def _parts(n_rows: int, most: int) -> list[slice]:
 
 
 def _fill_unseen(
-    texture: Tensor, seen: Tensor, atlas: Atlas, bands: Sequence[slice], means: Tensor
+    texture: Tensor, is_seen: Tensor, atlas: Atlas, bands: Sequence[slice], means: Tensor
 ) -> tuple[int, int]:
-    """Colour the texels that no view shows; returns how many texels are of faces, of how many."""
+    """Colour the texels that no view shows.
+
+    Args:
+        texture: Changed in place. (side, side, 3) uint8
+        is_seen: Texels that have a colour. (side, side) bool
+        means: Colours of the faces. (F, 3) uint8
+
+    Returns:
+        The number of texels of faces, and of faces that have texels.
+    """
     between = means.double().mean(dim=0).round().to(torch.uint8)
     n_face_texels = 0
     has_texels = torch.zeros(atlas.n_faces, dtype=torch.bool, device=texture.device)
@@ -421,11 +481,11 @@ def _fill_unseen(
         for rows in _chunks(end - first, atlas.side):
             at = slice(first + rows.start, first + rows.stop)
             owners = texel_faces[rows]
-            missing = ~seen[at]
+            is_missing = ~is_seen[at]
             has_face = owners >= 0
-            texture[at][missing] = between
-            missing &= has_face
-            texture[at][missing] = means[owners[missing].long()]
+            texture[at][is_missing] = between
+            is_missing &= has_face
+            texture[at][is_missing] = means[owners[is_missing].long()]
             n_face_texels += int(has_face.sum())
             has_texels[owners[has_face].long()] = True
     return n_face_texels, int(has_texels.sum())
@@ -444,34 +504,37 @@ def with_filled_gaps(texture: Tensor, atlas: Atlas) -> Tensor:
     filled = texture.flip(0)
     side = atlas.side
     half = -(-side // 2)
+    # Bands of an even number of rows, as squares of 2 x 2 texels need.
     bands = _parts(side, max(2, _CHUNK_TEXELS // side // 2 * 2))
-    owned = torch.zeros(side, side, dtype=torch.bool, device=texture.device)
-    small = torch.zeros(half, half, 4, device=texture.device)
+    has_face = torch.zeros(side, side, dtype=torch.bool, device=texture.device)
+    sums = torch.zeros(half, half, 4, device=texture.device)
     for band in bands:
-        rows = atlas.texel_faces(band.start, band.stop) >= 0
-        owned[band] = rows
-        colors = torch.cat([filled[band].float(), torch.ones_like(rows)[..., None].float()], dim=2)
+        band_has_face = atlas.texel_faces(band.start, band.stop) >= 0
+        has_face[band] = band_has_face
+        counts = band_has_face[..., None].float()
+        colors = filled[band].float() * counts
+        band_sums = _halved(torch.cat([colors, counts], dim=2))
         first = band.start // 2
-        part = _halved(colors * rows[..., None])
-        small[first : first + len(part)] = part
-    means = _means_or_parents(small)
+        sums[first : first + len(band_sums)] = band_sums
+    means = _means_or_parents(sums)
+    columns = torch.arange(side, device=texture.device) // 2
     for band in bands:
         rows = torch.arange(band.start, band.stop, device=texture.device) // 2
-        columns = torch.arange(side, device=texture.device) // 2
         parents = means[rows][:, columns].round().to(torch.uint8)
-        filled[band] = torch.where(owned[band][..., None], filled[band], parents)
+        filled[band] = torch.where(has_face[band][..., None], filled[band], parents)
     return filled.flip(0)
 
 
 def _halved(sums: Tensor) -> Tensor:
-    """Sums over squares of 2 x 2. (H, W, 4) -> (H / 2, W / 2, 4), rounded up"""
+    """Sum over squares of 2 x 2. (H, W, 4) -> (H / 2, W / 2, 4), rounded up"""
     height, width, _ = sums.shape
     padded = torch.nn.functional.pad(sums, (0, 0, 0, width % 2, 0, height % 2))
-    return padded.reshape(-(-height // 2), 2, -(-width // 2), 2, 4).sum(dim=(1, 3))
+    squares = padded.reshape(-(-height // 2), 2, -(-width // 2), 2, 4)
+    return squares.sum(dim=(1, 3))
 
 
 def _means_or_parents(sums: Tensor) -> Tensor:
-    """Means of summed colours and counts; those of coarser squares where nothing was counted.
+    """Return means of summed colours and counts; of coarser squares where the count is zero.
 
     (H, W, 4) -> (H, W, 3)
     """

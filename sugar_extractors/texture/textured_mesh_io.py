@@ -9,14 +9,12 @@ texture coordinates 3 i + 1 to 3 i + 3. The GLB has one vertex per such corner.
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +25,7 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import IMAGE_ERRORS
 from gaussian_splatting.formats.moved import GLB_AXES
 from sugar_extractors.texture import materials
+from sugar_extractors.texture.gltf_container import BinaryPart, glb_head, gltf_start
 from sugar_extractors.texture.materials import Material
 from sugar_extractors.texture.tangent_space import (
     corner_tangents,
@@ -39,22 +38,14 @@ from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
 
 _CHUNK_ROWS = 1 << 16
-_GLB_LIMIT = (1 << 32) - 1
-_JPEG = b"\xff\xd8\xff"
 _LARGE_PNG = 8 << 20
 _JPEG_QUALITY = 95
 
 # Numbers of the glTF 2.0 specification.
-_UINT16 = 5123
-_UINT32 = 5125
-_FLOAT32 = 5126
-_ARRAY_BUFFER = 34962
-_ELEMENT_ARRAY_BUFFER = 34963
 _TRIANGLES = 4
 _LINEAR = 9729
 _LINEAR_MIPMAP_LINEAR = 9987
 _CLAMP = 33071
-_LARGEST_UINT16 = 65_535  # vertices that indices of 16 bits reach: the last number ends a strip
 _UNLIT = "KHR_materials_unlit"
 _VARIANTS = "KHR_materials_variants"
 
@@ -71,13 +62,26 @@ class TexturedMesh:
 
     @property
     def n_faces(self) -> int:
+        """Number of faces."""
         return self.faces.shape[0]
 
     def to(self, device: torch.device | str) -> TexturedMesh:
-        return TexturedMesh(*(t if t is None else t.to(device) for t in vars(self).values()))
+        """Return the mesh with all tensors on a device."""
+        normal_map = self.normal_map
+        return TexturedMesh(
+            vertices=self.vertices.to(device),
+            faces=self.faces.to(device),
+            uvs=self.uvs.to(device),
+            texture=self.texture.to(device),
+            normal_map=None if normal_map is None else normal_map.to(device),
+        )
 
     def corner_axes(self, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Vertex normals and tangents at the corners of all or some faces. (R, 3, 3), (R, 3, 4)"""
+        """Return vertex normals, (R, 3, 3), and tangents, (R, 3, 4), at the corners of faces.
+
+        Args:
+            rows: The faces; None for all.
+        """
         normals = written_normals(self)
         tangents = corner_tangents(self.vertices.float(), self.faces, self.uvs, normals)
         if rows is None:
@@ -86,15 +90,19 @@ class TexturedMesh:
 
 
 def mesh_files(obj_path: Path, glb: bool, normal_map: bool = False) -> list[Path]:
-    """The files of a textured mesh, in the order in which they appear."""
-    suffixes = [".png", ".mtl", *([".glb"] if glb else []), ".obj"]
-    normals = [obj_path.with_name(f"{obj_path.stem}_normals.png")] if normal_map else []
-    return [*normals, *(obj_path.with_suffix(suffix) for suffix in suffixes)]
+    """Return the files of a textured mesh, in the order in which they appear."""
+    files = []
+    if normal_map:
+        files.append(obj_path.with_name(f"{obj_path.stem}_normals.png"))
+    files += [obj_path.with_suffix(".png"), obj_path.with_suffix(".mtl")]
+    if glb:
+        files.append(obj_path.with_suffix(".glb"))
+    return [*files, obj_path.with_suffix(".obj")]
 
 
 @dataclass(frozen=True)
 class MeshStyle:
-    """How the files of a textured mesh are written."""
+    """Style of the files of a textured mesh."""
 
     y_up: bool = False  # whether y is up already; else the GLB is turned from the capture's axes
     lit: bool = False  # whether viewers light the GLB; else they show the colours of the texture
@@ -117,7 +125,11 @@ def write_textured_mesh(
 def write_mesh_files(
     targets: Mapping[Path, Path], mesh: TexturedMesh, style: MeshStyle = MeshStyle()
 ) -> None:
-    """Write the files of a textured mesh under other names than they will have."""
+    """Write the files of a textured mesh under other names than they will have.
+
+    Args:
+        targets: For each file the path to write to.
+    """
     # Of two pictures the texture is the last.
     names = {path.suffix: path for path in sorted(targets, key=lambda path: -len(path.name))}
     png = png_bytes(mesh.texture)
@@ -138,7 +150,13 @@ def write_mesh_files(
 def write_glb(
     target: Path, mesh: TexturedMesh, path: Path, style: MeshStyle, png: bytes | None = None
 ) -> None:
-    """Write the one-file form; ``path`` is what errors call it."""
+    """Write a GLB.
+
+    Args:
+        target: File to write to for now.
+        path: Its final name, for errors.
+        png: The texture as PNG; None to make it.
+    """
     png = png or png_bytes(mesh.texture)
     # Web pages load it: JPEG where PNG is large.
     small = png if len(png) <= _LARGE_PNG else jpeg_bytes(mesh.texture, _JPEG_QUALITY)
@@ -147,7 +165,7 @@ def write_glb(
 
 
 def png_bytes(texture: Tensor) -> bytes:
-    """A picture as PNG. (H, W, 3) uint8"""
+    """Encode a picture as PNG. (H, W, 3) uint8"""
     buffer = BytesIO()
     pixels = np.ascontiguousarray(texture.cpu().numpy())
     Image.fromarray(pixels).save(buffer, format="PNG", compress_level=4)
@@ -155,7 +173,10 @@ def png_bytes(texture: Tensor) -> bytes:
 
 
 def jpeg_bytes(texture: Tensor, quality: int = 85) -> bytes:
-    """A picture as JPEG; above a quality of 90, colours are at full resolution. (H, W, 3) uint8"""
+    """Encode a picture as JPEG. (H, W, 3) uint8
+
+    Above a quality of 90, colours are at full resolution.
+    """
     buffer = BytesIO()
     chroma = 0 if quality > 90 else 2
     picture = Image.fromarray(np.ascontiguousarray(texture.cpu().numpy()))
@@ -164,7 +185,11 @@ def jpeg_bytes(texture: Tensor, quality: int = 85) -> bytes:
 
 
 def obj_chunks(mesh: TexturedMesh, material_name: str, normals: bool = False) -> Iterator[bytes]:
-    """The text of an OBJ in parts; normals of the vertices where wanted, or for a normal map."""
+    """Yield the text of an OBJ in parts.
+
+    Args:
+        normals: Write normals of the vertices; a mesh with a normal map always has them.
+    """
     yield f"\nmtllib {material_name}\nusemtl mesh\n\n".encode()
     shared = shared_corners(mesh.faces, mesh.uvs)
     # Nine digits give every float32 back as it was.
@@ -182,10 +207,14 @@ def obj_chunks(mesh: TexturedMesh, material_name: str, normals: bool = False) ->
         chunks = [column[first : first + _CHUNK_ROWS] + 1 for column in columns]
         table = np.stack(chunks, axis=2)
         text = line * len(table) % tuple(table.ravel().tolist())
-        yield (text if first + len(table) < len(faces) else text[:-1]).encode()
+        if first + len(table) == len(faces):
+            # The last line has no end, as in the original.
+            text = text[:-1]
+        yield text.encode()
 
 
 def _lines(pattern: str, rows: np.ndarray) -> Iterator[bytes]:
+    """Yield a line of text for each row, (N, K), in parts."""
     for first in range(0, len(rows), _CHUNK_ROWS):
         chunk = rows[first : first + _CHUNK_ROWS]
         yield (pattern * len(chunk) % tuple(chunk.ravel().tolist())).encode()
@@ -199,20 +228,20 @@ def glb_chunks(
     *,
     variants: bool = False,
 ) -> Iterator[bytes]:
-    """A binary glTF 2.0 file in parts: one mesh, its picture inside.
+    """Yield a binary glTF 2.0 file in parts: one mesh with its picture.
 
     glTF wants y up and z towards the viewer, a capture in COLMAP's axes has y down and z forward.
     ``KHR_materials_unlit`` shows the colours of the photographs; a mesh with a normal map is lit.
 
     Args:
         picture: The texture as PNG or JPEG.
-        path: What the mesh is called after, and what errors call the file.
+        path: Name of the file, after which the mesh is named.
         variants: Add a second material, grey clay that is lit.
     """
     if not style.y_up:
         turn = mesh.vertices.new_tensor(np.diag(GLB_AXES)[:3])
         mesh = replace(mesh, vertices=mesh.vertices.float() * turn)
-    binary = _BinaryPart()
+    binary = BinaryPart()
     material, extensions = _material(lit=style.lit or mesh.normal_map is not None)
     primitive = {
         "attributes": _add_corners(binary, mesh),
@@ -245,62 +274,7 @@ def glb_chunks(
     yield from binary.parts
 
 
-class _BinaryPart:
-    """The binary part of a GLB under construction, and what the JSON part says of it."""
-
-    def __init__(self) -> None:
-        self.parts: list[bytes] = []
-        self.size = 0
-        self.views: list[dict[str, Any]] = []
-        self.accessors: list[dict[str, Any]] = []
-
-    def add_view(self, content: bytes, target: int | None = None) -> int:
-        """Append bytes and return the number of their view; all begin at multiples of four."""
-        view = {"buffer": 0, "byteOffset": self.size, "byteLength": len(content)}
-        if target is not None:
-            view["target"] = target
-        padding = b"\0" * (-len(content) % 4)
-        self.parts += [content, padding]
-        self.size += len(content) + len(padding)
-        self.views.append(view)
-        return len(self.views) - 1
-
-    def add_floats(self, values: Tensor, bounds: bool = False) -> int:
-        """Append one vector per vertex, (C, N), and return the number of its accessor."""
-        array = values.float().cpu().numpy().astype("<f4")
-        accessor = {
-            "bufferView": self.add_view(array.tobytes(), _ARRAY_BUFFER),
-            "componentType": _FLOAT32,
-            "count": len(array),
-            "type": f"VEC{array.shape[1]}",
-        }
-        if bounds:
-            accessor["min"] = array.min(axis=0).tolist()
-            accessor["max"] = array.max(axis=0).tolist()
-        self.accessors.append(accessor)
-        return len(self.accessors) - 1
-
-    def add_indices(self, rows: Tensor, n_vertices: int) -> int:
-        """Append the vertices of triangles, (F, 3), and return the number of the accessor."""
-        short = n_vertices <= _LARGEST_UINT16
-        array = rows.cpu().numpy().astype("<u2" if short else "<u4")
-        self.accessors.append(
-            {
-                "bufferView": self.add_view(array.tobytes(), _ELEMENT_ARRAY_BUFFER),
-                "componentType": _UINT16 if short else _UINT32,
-                "count": array.size,
-                "type": "SCALAR",
-            }
-        )
-        return len(self.accessors) - 1
-
-    def add_picture(self, picture: bytes) -> dict[str, Any]:
-        """Append a PNG or JPEG and return its entry among the images."""
-        kind = "jpeg" if picture.startswith(_JPEG) else "png"
-        return {"bufferView": self.add_view(picture), "mimeType": f"image/{kind}"}
-
-
-def _add_corners(binary: _BinaryPart, mesh: TexturedMesh) -> dict[str, int]:
+def _add_corners(binary: BinaryPart, mesh: TexturedMesh) -> dict[str, int]:
     """Append the vertices and, last, the indices; return the accessors of the attributes."""
     tangents = sides = None
     if mesh.normal_map is not None:
@@ -323,7 +297,7 @@ def _add_corners(binary: _BinaryPart, mesh: TexturedMesh) -> dict[str, int]:
 
 
 def _material(lit: bool) -> tuple[dict[str, Any], list[str]]:
-    """The material of the texture, and the extensions that it uses."""
+    """Return the material of the texture, and the extensions that it uses."""
     material: dict[str, Any] = {
         "name": "mesh",
         "doubleSided": True,
@@ -339,34 +313,8 @@ def _material(lit: bool) -> tuple[dict[str, Any], list[str]]:
     return material, [_UNLIT]
 
 
-def glb_head(content: dict[str, Any], path: Path, instead: str) -> bytes:
-    """What stands before the binary part of a GLB: two heads, and its description as JSON."""
-    text = json.dumps(content, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 4)
-    n_binary = content["buffers"][0]["byteLength"]
-    total = 12 + 8 + len(text) + 8 + n_binary
-    if total > _GLB_LIMIT:
-        raise UserError(f"{path}: larger than the 4 GiB of a GLB file; {instead}")
-    head = struct.pack("<4sII", b"glTF", 2, total) + struct.pack("<I4s", len(text), b"JSON")
-    return head + text + struct.pack("<I4s", n_binary, b"BIN\0")
-
-
-def gltf_start(name: str, primitive: dict[str, Any], extensions: Sequence[str]) -> dict[str, Any]:
-    """The JSON part of a glTF of one mesh, without its buffers."""
-    content: dict[str, Any] = {
-        "asset": {"version": "2.0", "generator": "sugar-trainer"},
-        "scene": 0,
-        "scenes": [{"nodes": [0]}],
-        "nodes": [{"name": name, "mesh": 0}],
-        "meshes": [{"name": name, "primitives": [primitive]}],
-    }
-    if extensions:
-        content["extensionsUsed"] = list(extensions)
-    return content
-
-
 def _add_clay(content: dict[str, Any]) -> None:
-    """A second material, lit by the viewer, and names for both."""
+    """Add a second material, lit by the viewer, and names for both."""
     clay = {
         "name": "clay",
         "doubleSided": True,
@@ -388,32 +336,24 @@ def read_textured_mesh(path: Path) -> TexturedMesh:
     """Read an OBJ of triangles with texture coordinates, and the picture of its material file.
 
     The pictures of several materials are put together into one.
+
+    Raises:
+        UserError: A file is missing or damaged, or has no texture.
     """
     path = Path(path)
     try:
         lines = require_regular_file(path, missing_ok=True).read_bytes().split(b"\n")
         vertices = _table(lines, b"v ", 3, np.float64)
         points = _table(lines, b"vt ", 2, np.float64)
-        first = next((line for line in lines if line.startswith(b"f ")), b"")
-        width = max(2, 1 + first.split()[1].count(b"/")) if len(first.split()) > 1 else 2
-        rows = _table(lines, b"f ", 3 * width, np.int64).reshape(-1, 3, width)[..., :2] - 1
-        material = _value(lines, b"mtllib ", path)
-        material_path = materials.material_path(path.parent, material)
-        by_name = materials.materials_of(material_path.read_bytes().split(b"\n"))
-        names, of_faces = materials.materials_of_faces(lines)
-        if len(of_faces) != len(rows):
-            raise ValueError(f"{len(of_faces)} faces are {len(rows)} triangles")
-        layout = None
-        if len(names) > 1:
-            chosen = [by_name.get(name, materials.Material()) for name in names]
-            if not any(material.picture for material in chosen):
-                raise _without_texture(path)
-            colors, normals = materials.read_pictures(path.parent, chosen)
-            layout = materials.Layout.of([(c.shape[1], c.shape[0]) for c in colors])
-            pictures = [layout.filled(colors)]
-            pictures += [] if normals is None else [layout.filled(normals)]
-        else:
-            pictures = _pictures_of(path, by_name, names)
+        width = _numbers_per_corner(lines)
+        corners = _table(lines, b"f ", 3 * width, np.int64).reshape(-1, 3, width) - 1
+        vertex_rows = corners[..., 0]
+        point_rows = corners[..., 1]
+        by_name = _read_materials(path, lines)
+        names, material_rows = materials.materials_of_faces(lines)
+        if len(material_rows) != len(corners):
+            raise ValueError(f"{len(material_rows)} faces are {len(corners)} triangles")
+        appearance = _read_appearance(path, by_name, names)
     except FileNotFoundError as error:
         raise UserError(
             f"{error.filename}: no such file; extract the textured mesh again"
@@ -425,34 +365,89 @@ def read_textured_mesh(path: Path) -> TexturedMesh:
         ) from error
     if not (fits_float32(vertices) and fits_float32(points)):
         raise UserError(f"{path}: has vertices with NaN or infinity; extract it again")
-    if not len(rows):
+    if not len(corners):
         raise UserError(f"{path}: has no triangles; extract it again")
-    for values, table in ((rows[..., 0], vertices), (rows[..., 1], points)):
-        if values.size and not 0 <= values.min() <= values.max() < len(table):
+    for rows, table in ((vertex_rows, vertices), (point_rows, points)):
+        if rows.size and not 0 <= rows.min() <= rows.max() < len(table):
             raise UserError(f"{path}: a face refers to a row that is not there; extract it again")
-    uvs = points[rows[..., 1]]
-    if layout is not None:
-        uvs = layout.moved(uvs, of_faces, path)
-    arrays = vertices.astype(np.float32), rows[..., 0].copy(), uvs.astype(np.float32), *pictures
-    return TexturedMesh(*(torch.from_numpy(array) for array in arrays))
+    uvs = points[point_rows]
+    if appearance.layout is not None:
+        uvs = appearance.layout.moved(uvs, material_rows, path)
+    normals = appearance.normals
+    return TexturedMesh(
+        vertices=torch.from_numpy(vertices.astype(np.float32)),
+        faces=torch.from_numpy(vertex_rows.copy()),
+        uvs=torch.from_numpy(uvs.astype(np.float32)),
+        texture=torch.from_numpy(appearance.texture),
+        normal_map=None if normals is None else torch.from_numpy(normals),
+    )
 
 
-def _pictures_of(
+class _Appearance(NamedTuple):
+    """Pictures of a mesh."""
+
+    texture: np.ndarray  # (H, W, 3) uint8
+    normals: np.ndarray | None  # normal map, (H, W, 3) uint8
+    layout: materials.Layout | None  # of the pictures of several materials; None for one
+
+
+def _numbers_per_corner(lines: list[bytes]) -> int:
+    """Return how many rows stand at each corner of a face: of vertex, texture and normal."""
+    first_face = next((line for line in lines if line.startswith(b"f ")), b"")
+    words = first_face.split()
+    if len(words) < 2:
+        return 2
+    return max(2, 1 + words[1].count(b"/"))
+
+
+def _read_materials(path: Path, lines: list[bytes]) -> dict[str, Material]:
+    """Read the materials of an OBJ, by their names, from its material file."""
+    name = _value(lines, b"mtllib ", path)
+    material_path = materials.material_path(path.parent, name)
+    return materials.materials_of(material_path.read_bytes().split(b"\n"))
+
+
+def _read_appearance(
     path: Path, by_name: Mapping[str, Material], names: Sequence[str]
-) -> list[np.ndarray]:
-    """The picture of the only material of a mesh, and its normals if it has some."""
+) -> _Appearance:
+    """Read the pictures of the materials of an OBJ.
+
+    Args:
+        names: Of the materials that faces have.
+    """
+    if len(names) <= 1:
+        return _single_appearance(path, by_name, names)
+    chosen = [by_name.get(name, Material()) for name in names]
+    if not any(material.picture for material in chosen):
+        raise _without_texture(path)
+    colors, normals = materials.read_pictures(path.parent, chosen)
+    layout = materials.Layout.of([(color.shape[1], color.shape[0]) for color in colors])
+    return _Appearance(
+        texture=layout.filled(colors),
+        normals=None if normals is None else layout.filled(normals),
+        layout=layout,
+    )
+
+
+def _single_appearance(
+    path: Path, by_name: Mapping[str, Material], names: Sequence[str]
+) -> _Appearance:
+    """Read the picture of the only material of a mesh, and its normals if it has some."""
     with_picture = [material for material in by_name.values() if material.picture is not None]
     material = by_name.get(names[0]) if names else None
     if material is None or material.picture is None:
         material = next(iter(with_picture), None)
     if material is None:
         raise _without_texture(path)
-    pictures = (material.picture, material.normals)
-    return [materials.read_picture(path.parent, name) for name in pictures if name is not None]
+    texture = materials.read_picture(path.parent, material.picture)
+    normals = None
+    if material.normals is not None:
+        normals = materials.read_picture(path.parent, material.normals)
+    return _Appearance(texture, normals, layout=None)
 
 
 def _table(lines: list[bytes], prefix: bytes, width: int, dtype: type) -> np.ndarray:
-    """The numbers of all lines of one kind. (N, width)"""
+    """Return the numbers of all lines with a prefix. (N, width)"""
     skip = len(prefix)
     text = b" ".join([line[skip:] for line in lines if line.startswith(prefix)])
     return np.array(text.replace(b"/", b" ").split(), dtype=dtype).reshape(-1, width)
@@ -473,7 +468,7 @@ def _without_texture(path: Path) -> UserError:
 def render_textured(
     mesh: TexturedMesh, camera: Camera, background: Tensor | None = None, *, supersampling: int = 1
 ) -> Tensor:
-    """Render the first hit of every pixel with the bilinear colour of the texture. (H, W, 3)
+    """Render a mesh with the bilinear colours of its texture, without lighting. (H, W, 3)
 
     Args:
         background: Colour behind the mesh, (3,) or of each sample; black when None.
@@ -495,29 +490,38 @@ def render_textured(
 
 
 def sample_texture(texture: Tensor, uvs: Tensor) -> Tensor:
-    """Bilinear colours of a texture, (H, W, 3) uint8, at coordinates, (P, 2), v upwards. (P, 3)"""
+    """Return bilinear colours of a texture at texture coordinates. (P, 3)
+
+    Args:
+        texture: (H, W, 3) uint8
+        uvs: v upwards. (P, 2)
+    """
     height, width, _ = texture.shape
     x = (uvs[:, 0] * width - 0.5).clamp(0, width - 1)
     y = ((1 - uvs[:, 1]) * height - 0.5).clamp(0, height - 1)
-    left = x.floor()
-    top = y.floor()
-    x_share = (x - left)[:, None]
-    y_share = (y - top)[:, None]
-    x0 = left.long()
-    y0 = top.long()
+    x_floor = x.floor()
+    y_floor = y.floor()
+    x_share = (x - x_floor)[:, None]
+    y_share = (y - y_floor)[:, None]
+    x0 = x_floor.long()
+    y0 = y_floor.long()
     x1 = (x0 + 1).clamp_max(width - 1)
     y1 = (y0 + 1).clamp_max(height - 1)
     texels = texture.reshape(-1, 3)
 
-    def along(y: Tensor) -> Tensor:
-        left, right = (texels.index_select(0, y * width + x) for x in (x0, x1))
-        return left * (1 - x_share) + right * x_share
+    def colors_of_row(row: Tensor) -> Tensor:
+        first = texels.index_select(0, row * width + x0)
+        second = texels.index_select(0, row * width + x1)
+        return first * (1 - x_share) + second * x_share
 
-    return (along(y0) * (1 - y_share) + along(y1) * y_share) / 255
+    upper = colors_of_row(y0)
+    lower = colors_of_row(y1)
+    return (upper * (1 - y_share) + lower * y_share) / 255
 
 
 def written_normals(mesh: TexturedMesh) -> Tensor:
-    """Vertex normals as files want them, all of length 1. (V, 3) float32"""
+    """Return vertex normals for files, all of length 1. (V, 3) float32"""
     normals = vertex_normals(mesh.vertices.float(), mesh.faces)
-    missing = normals.norm(dim=1) < 0.5
-    return torch.where(missing[:, None], normals.new_tensor([0.0, 0.0, 1.0]), normals)
+    is_missing = normals.norm(dim=1) < 0.5
+    fallback = normals.new_tensor([0.0, 0.0, 1.0])
+    return torch.where(is_missing[:, None], fallback, normals)

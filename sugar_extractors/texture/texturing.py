@@ -1,22 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The texture stage: from a refined model to a textured mesh, thin borders peeled.
-
-Poisson meshes end in flaps that the optimisation makes transparent. Rings of border triangles are
-taken off, and those that Gaussians cover densely are put back.
-"""
+"""The texture stage: from a refined model to a textured mesh."""
 
 from __future__ import annotations
 
 import argparse
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -38,11 +33,20 @@ from gaussian_splatting.shared_flags import white_background
 from sugar_extractors.mesh.mesh_config import OUTPUT_FLAG
 from sugar_extractors.results import alone_with, is_finished, publish, read_state
 from sugar_extractors.texture import texture_atlas as atlases
+from sugar_extractors.texture.border_peeling import (
+    DENSITY_THRESHOLD,
+    ITERATIONS,
+    face_density,
+    kept_faces,
+)
 from sugar_extractors.texture.photo_baking import Resolution, bake_photographs
 from sugar_extractors.texture.placed_export import PlacementOptions, scale_of, write_placed
+from sugar_extractors.texture.texture_atlas import Atlas
 from sugar_extractors.texture.texture_baking import (
+    BakedTexture,
     Baker,
     BakingConfig,
+    ViewColors,
     ViewSource,
     with_filled_gaps,
 )
@@ -52,9 +56,7 @@ from sugar_extractors.texture.textured_mesh_io import (
     mesh_files,
     write_mesh_files,
 )
-from sugar_scene.geometry import neighbor_opacities
 from sugar_scene.mesh_bound import LAYOUTS, BoundCloud, bound_cloud_from_state
-from sugar_scene.triangle_mesh import edge_keys
 from sugar_trainers.capture import CaptureOptions, load_views, model_file
 from sugar_trainers.naming import OUTPUT_ROOT, scene_name
 from sugar_utils import flags
@@ -64,77 +66,21 @@ from sugar_utils.errors import UserError, printable
 from sugar_utils.files import file_digest, remove_stale_temporaries
 from sugar_utils.flags import AUTO, Automatic
 from sugar_utils.memory import memory_usage, reset_peak
-from sugar_utils.neighbors import nearest_neighbors_of
 from sugar_utils.settings import flag, parser_of
 
-DENSITY_THRESHOLD = 0.1
-ITERATIONS = 5
-N_NEIGHBORS = 16
-_CHUNK = 1 << 16
-FaceDensity = Callable[[Tensor], Tensor]  # density at centres of faces, by row: (P,) -> (P,)
-
 MIN_ALPHA = 0.5  # pixels of an object that the Gaussians cover less give no colour
+SQUARE_SIZE = 8
+STANDALONE_SQUARE_SIZE = 10
+TEXTURE_SIZE = 8_192
+_STANDALONE = "only extract_refined_mesh_with_texture.py"
 _flag = partial(flag, group="texture")
 _peel = partial(flag, group="texture", no_effect_when="without --postprocess_mesh True")
-_alone = partial(flag, group="only extract_refined_mesh_with_texture.py")
-STANDALONE_SQUARE_SIZE = 10
-_STANDALONE = "only extract_refined_mesh_with_texture.py"
-
-
-def interior_faces(faces: Tensor, iterations: int) -> Tensor:
-    """Faces, (F, 3), that are left after rings of border faces were taken off. (F,) bool"""
-    keys = edge_keys(faces.cpu().numpy().astype(np.int64))
-    keep = np.ones(len(keys), dtype=bool)
-    edges = np.unique(keys, return_inverse=True)[1].reshape(keys.shape)
-    for _ in range(iterations):
-        counts = np.bincount(edges[keep].ravel(), minlength=edges.max(initial=-1) + 1)
-        inner = keep & (counts[edges] >= 2).all(axis=1)
-        if np.array_equal(inner, keep):
-            break
-        keep = inner
-    return torch.from_numpy(keep).to(faces.device)
-
-
-def kept_faces(
-    faces: Tensor,
-    density: FaceDensity,
-    iterations: int = ITERATIONS,
-    threshold: float = DENSITY_THRESHOLD,
-) -> Tensor:
-    """Faces, (F, 3), away from the border, and those at it that are dense. (F,) bool"""
-    keep = interior_faces(faces, iterations)
-    peeled = (~keep).nonzero()[:, 0]
-    if len(peeled):
-        keep[peeled] = density(peeled) > threshold
-    return keep
-
-
-def face_density(cloud: BoundCloud) -> FaceDensity:
-    """Density of mesh-bound Gaussians: the sum over the 16 nearest ones, not clamped."""
-    with torch.no_grad():
-        gaussians = cloud.activate()
-    shape = gaussians.means, gaussians.quats, gaussians.scales, gaussians.opacities
-
-    @torch.no_grad()
-    def density(rows: Tensor) -> Tensor:
-        parts = [gaussians.opacities[:0]]
-        for chunk in rows.split(_CHUNK):
-            points = cloud.vertices[cloud.faces[chunk]].mean(dim=1)
-            k = min(N_NEIGHBORS, len(gaussians))
-            found = nearest_neighbors_of(points.contiguous(), gaussians.means.contiguous(), k)
-            parts.append(neighbor_opacities(points, found.indices, *shape).sum(dim=-1))
-        return torch.cat(parts)
-
-    return density
-
-
-SQUARE_SIZE = 8
-TEXTURE_SIZE = 8_192
+_alone = partial(flag, group=_STANDALONE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextureOptions(CaptureOptions):
-    """A texture run; the topology of the mesh comes from the refined model itself."""
+    """Flags of a texture run; the topology of the mesh comes from the refined model itself."""
 
     refined_model_path: Path = _alone(
         MISSING,
@@ -224,35 +170,41 @@ class TextureOptions(CaptureOptions):
 
     @property
     def obj_path(self) -> Path:
-        folder = self.mesh_output_dir or OUTPUT_ROOT / "refined_mesh" / scene_name(self.scene_path)
+        """The OBJ to write, named after the refined model's folder."""
+        folder = self.mesh_output_dir
+        if folder is None:
+            folder = OUTPUT_ROOT / "refined_mesh" / scene_name(self.scene_path)
         model = self.refined_model_path
-        name = (model if model.is_dir() else model.resolve().parent).resolve().name
-        return folder / f"{name}{'_postprocessed' if self.postprocess_mesh else ''}.obj"
+        run_folder = model if model.is_dir() else model.resolve().parent
+        suffix = "_postprocessed" if self.postprocess_mesh else ""
+        return folder / f"{run_folder.resolve().name}{suffix}.obj"
 
     def identity(self) -> dict[str, Any]:
-        size = {"texture_size": self.texture_size} if self.square_size == AUTO else {}
-        names = ("postprocess_density_threshold", "postprocess_iterations")
-        peeling = {name: getattr(self, name) for name in names} if self.postprocess_mesh else {}
-        return {
-            **self.capture_identity(),
-            "square_size": self.square_size,
-            "atlas": self.atlas,
-            "source": self.texture_source,
-            "depth_tolerance": self.baking.depth_tolerance,
-            "cosine_power": self.baking.cosine_power,
-            **size,
-            "postprocess": self.postprocess_mesh,
-            "white_background": self.white_background,
-            **peeling,
-            **({"lit": True} if self.lit else {}),
-        }
+        """Return the settings that the result depends on."""
+        settings = self.capture_identity()
+        settings["square_size"] = self.square_size
+        settings["atlas"] = self.atlas
+        settings["source"] = self.texture_source
+        settings["depth_tolerance"] = self.baking.depth_tolerance
+        settings["cosine_power"] = self.baking.cosine_power
+        if self.square_size == AUTO:
+            settings["texture_size"] = self.texture_size
+        settings["postprocess"] = self.postprocess_mesh
+        settings["white_background"] = self.white_background
+        if self.postprocess_mesh:
+            settings["postprocess_density_threshold"] = self.postprocess_density_threshold
+            settings["postprocess_iterations"] = self.postprocess_iterations
+        if self.lit:
+            settings["lit"] = True
+        return settings
 
     def inputs(self, scene: Scene) -> dict[str, Any]:
-        """Digests of what is read; of the photographs only where the colours are theirs."""
-        read = scene_inputs(scene, photographs=self.texture_source == "photos")
-        return {**read, "refined model": file_digest(self.model)}
+        """Return digests of the files that are read; of images only where colours are theirs."""
+        digests = scene_inputs(scene, photographs=self.texture_source == "photos")
+        return {**digests, "refined model": file_digest(self.model)}
 
     def sources(self) -> dict[str, Any]:
+        """Return the paths that the record of the result names."""
         return {**super().sources(), "refined_model": self.refined_model_path.resolve()}
 
 
@@ -262,17 +214,18 @@ def extract_textured_mesh(
     """Write a refined model as a textured mesh, with a ``.json`` file beside it.
 
     A complete mesh of the same settings is not made again.
+
+    Args:
+        images: Store of the images, which other stages share; None to open one.
+
+    Returns:
+        The OBJ.
     """
     console = console or Console()
     target = options.obj_path
     if options.atlas == "xatlas":
         atlases.load_xatlas()
-    # An OBJ refers to its other files in lines of text, where some names cannot stand.
-    if printable(target.stem) != target.stem:
-        raise UserError(
-            f"{target}: control characters in a name cannot be referred to in an OBJ; rename the "
-            "refined model's folder"
-        )
+    _check_name(target)
     if options.compute.device_reason:
         console.note(options.compute.device_reason)
     model = options.model
@@ -283,14 +236,16 @@ def extract_textured_mesh(
         seed=options.random_seed,
         require_images=options.texture_source == "photos",
     )
-    exposures, known = _exposures(options, model, checkpoint, console)
-    inputs = {**options.inputs(scene), **known}
+    exposures, exposure_file = _exposures(options, model, checkpoint, console)
+    inputs = options.inputs(scene)
+    if exposure_file is not None:
+        inputs["exposures"] = file_digest(exposure_file)
     identity = Identity(options.identity(), inputs, options.sources())
-    read = functools.cache(partial(_read_model, options, model, console))
-    # Read before the output's folder is touched, unless there is a result that makes it needless.
+    read_model = functools.cache(partial(_read_model, options, model, console))
+    # Read before the output's folder is touched, unless a result makes it needless.
     if not target.exists():
-        read()
-    # Photographs that are named wrong are told of before the work.
+        read_model()
+    # Raises an error for wrong names of images before the work.
     scale_of(scene.calibrated_cameras, options.placement)
     with alone_with(target, OUTPUT_FLAG):
         files = mesh_files(target, options.export_glb)
@@ -299,32 +254,59 @@ def extract_textured_mesh(
         else:
             remove_stale_temporaries(target.parent)
             with shared_or_own_store(images, options.white_background) as store:
-                cloud = read().to(options.compute.device)
-                _texture(options, identity, cloud, scene, store, exposures, console)
+                cloud = read_model().to(options.compute.device)
+                colors = _ColorSources(scene.train_cameras, store, exposures)
+                _texture(options, identity, cloud, colors, console)
         if options.placement.wanted:
-            how = options.placement, options.export_glb, console.info
-            write_placed(target, scene, lambda: read().to_gaussians(), *how, lit=options.lit)
+            write_placed(
+                target,
+                scene,
+                lambda: read_model().to_gaussians(),
+                options.placement,
+                options.export_glb,
+                console.info,
+                lit=options.lit,
+            )
     return target
 
 
+def _check_name(target: Path) -> None:
+    # An OBJ refers to its other files in lines of text, where some names cannot stand.
+    if printable(target.stem) != target.stem:
+        raise UserError(
+            f"{target}: control characters in a name cannot be referred to in an OBJ; rename the "
+            "refined model's folder"
+        )
+
+
+@dataclass(frozen=True)
+class _ColorSources:
+    """Views of a capture that colour a texture."""
+
+    cameras: Sequence[Camera]
+    images: ImageStore
+    exposures: Mapping[str, Tensor]  # by the name of the camera
+
+
 def face_colors(cloud: BoundCloud) -> Tensor:
-    """Mean colour of the Gaussians of each face, without what depends on the view. (F, 3)"""
+    """Return the mean view-independent colour of each face's Gaussians. (F, 3)"""
     colors = sh_to_rgb(cloud.sh_dc[:, 0]).clamp(0, 1)
     return colors.reshape(-1, cloud.per_triangle, 3).mean(dim=1)
 
 
 def render_source(gaussians: Gaussians, white_background: bool = False) -> ViewSource:
-    """Renders of Gaussians without what depends on the view; of objects, without background."""
+    """Return a source of view-independent renders of Gaussians; of objects, without background."""
 
-    def render(camera: Camera) -> Tensor:
+    def render(camera: Camera) -> ViewColors:
         output = render_view(gaussians, camera, white=white_background, geometry=False, sh_degree=0)
         image = torch.nan_to_num(output.image)
         if camera.mask is None or camera.mask.mode != "object":
-            return image.clamp(0, 1)
+            return ViewColors(image.clamp(0, 1))
         alpha = torch.nan_to_num(output.alpha)[..., None]
-        behind = (1 - alpha) * float(white_background)
-        own = ((image - behind) / alpha.clamp_min(MIN_ALPHA)).clamp(0, 1)
-        return torch.cat([own, (alpha >= MIN_ALPHA).to(own.dtype)], dim=2)
+        background = (1 - alpha) * float(white_background)
+        colors = (image - background) / alpha.clamp_min(MIN_ALPHA)
+        weights = (alpha >= MIN_ALPHA).to(colors.dtype)
+        return ViewColors(torch.cat([colors.clamp(0, 1), weights], dim=2))
 
     return render
 
@@ -332,39 +314,47 @@ def render_source(gaussians: Gaussians, white_background: bool = False) -> ViewS
 def photo_source(
     images: ImageStore, device: torch.device, exposures: Mapping[str, Tensor]
 ) -> Callable[[Camera], Tensor]:
-    """The photographs, and how much each pixel counts; exposures are replaced by the mean one.
+    """Return a source of images and pixel weights; exposures are replaced by the mean one.
 
-    A texture has the colours of the mean photograph then, as the Gaussians have.
+    A texture then has the colours of the mean image, as the Gaussians have.
     """
+    mean = mean_exposure(torch.stack(list(exposures.values()))) if exposures else None
 
     def read(camera: Camera) -> Tensor:
         image = upload(images.get(camera), device)
-        counted = is_counted(image)
+        valid_mask = is_counted(image)
         colors = image[..., :3].float() / 255
         if camera.name in exposures:
             colors = unexposed(colors, exposures[camera.name].to(device))
             colors = exposed(colors, mean.to(device)).clamp(0, 1)
-        if counted is None:
+        if valid_mask is None:
             return functional.pad(colors, (0, 1), value=1.0)
-        # A pixel on the outline shows what is behind it, too.
-        return torch.cat([colors, eroded(counted, 1)[..., None].float()], dim=2)
+        # A pixel on the outline also shows the background.
+        weights = eroded(valid_mask, 1)[..., None].float()
+        return torch.cat([colors, weights], dim=2)
 
-    mean = mean_exposure(torch.stack(list(exposures.values()))) if exposures else None
     return read
 
 
 def _exposures(
     options: TextureOptions, model: Path, checkpoint: ReferenceCheckpoint, console: Console
-) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Exposures of the refinement, else of the checkpoint; and the digest of their file."""
+) -> tuple[dict[str, Tensor], Path | None]:
+    """Return exposures of the refinement, else of the checkpoint, and their file.
+
+    There are none for renders, and for images of a training without exposures.
+    """
     if options.texture_source != "photos":
-        return {}, {}
-    found = saved_exposures((load_payload(model).get("resume") or {}).get("stage", {}))
-    path = model if found else checkpoint.ply_path.with_name(reference_layout.EXPOSURE_FILE)
-    found = found or reference_layout.read_exposures(path, console.info)
-    if found:
-        console.info(f"exposures of {path} are taken out of the photographs")
-    return found, {"exposures": file_digest(path)} if found else {}
+        return {}, None
+    resume = load_payload(model).get("resume") or {}
+    path = model
+    exposures = saved_exposures(resume.get("stage", {}))
+    if not exposures:
+        path = checkpoint.ply_path.with_name(reference_layout.EXPOSURE_FILE)
+        exposures = reference_layout.read_exposures(path, console.info)
+    if not exposures:
+        return {}, None
+    console.info(f"exposures of {path} are taken out of the photographs")
+    return exposures, path
 
 
 def _read_model(options: TextureOptions, path: Path, console: Console) -> BoundCloud:
@@ -382,19 +372,30 @@ def _read_model(options: TextureOptions, path: Path, console: Console) -> BoundC
     console.info(f"{path}: {n_faces:,} triangles with {cloud.per_triangle} Gaussians each")
     if not options.postprocess_mesh:
         return cloud
-    peeling = options.postprocess_iterations, options.postprocess_density_threshold
-    keep = kept_faces(cloud.faces, face_density(cloud), *peeling)
-    console.info(f"peeled {int((~keep).sum()):,} border triangles off")
-    if not keep.any():
+    is_kept = kept_faces(
+        cloud.faces,
+        face_density(cloud),
+        options.postprocess_iterations,
+        options.postprocess_density_threshold,
+    )
+    n_peeled = int((~is_kept).sum())
+    console.info(f"peeled {n_peeled:,} border triangles off")
+    if not is_kept.any():
         raise UserError(
             f"{path}: no triangle is left after peeling; lower "
             "--postprocess_density_threshold or --postprocess_iterations"
         )
     # All vertices stay.
-    rows = keep.repeat_interleave(cloud.per_triangle)
-    names = ("sh_dc", "sh_rest", "opacity_logits", "log_scales", "rotations")
-    kept = {name: getattr(cloud, name)[rows] for name in names}
-    return replace(cloud, faces=cloud.faces[keep], **kept)
+    rows = is_kept.repeat_interleave(cloud.per_triangle)
+    return replace(
+        cloud,
+        faces=cloud.faces[is_kept],
+        sh_dc=cloud.sh_dc[rows],
+        sh_rest=cloud.sh_rest[rows],
+        opacity_logits=cloud.opacity_logits[rows],
+        log_scales=cloud.log_scales[rows],
+        rotations=cloud.rotations[rows],
+    )
 
 
 @torch.no_grad()
@@ -402,51 +403,37 @@ def _texture(
     options: TextureOptions,
     identity: Identity,
     cloud: BoundCloud,
-    scene: Scene,
-    images: ImageStore,
-    exposures: Mapping[str, Tensor],
+    colors: _ColorSources,
     console: Console,
 ) -> None:
+    """Make the texture, and publish the mesh with its record."""
     device = cloud.vertices.device
-    cameras = scene.train_cameras
     reset_peak(device)
     start = time.monotonic()
-    surface = cloud.vertices, cloud.faces
     is_photos = options.texture_source == "photos"
-    size = options.square_size
-    resolution = Resolution.of(*surface, cameras) if is_photos or size == AUTO else None
-    if size == AUTO:
-        size = atlases.fitting_square_size(options.atlas, *surface, resolution.best)
-        size = min(size, atlases.largest_square_size(len(cloud.faces), options.texture_size))
-    atlas = atlases.make_atlas(options.atlas, *surface, size)
+    resolution = None
+    if is_photos or options.square_size == AUTO:
+        resolution = Resolution.of(cloud.vertices, cloud.faces, colors.cameras)
+    size = _square_size(options, cloud, resolution)
+    atlas = atlases.make_atlas(options.atlas, cloud.vertices, cloud.faces, size)
     unwrapped = time.monotonic()
-    own = face_colors(cloud)
-    with console.progress("texture, percent", 1, 100) as progress:
-
-        def on_view(done: int, total: int) -> None:
-            progress.update(100 * done // total)
-
-        baker = Baker(*surface, atlas, cameras, options.baking, on_view)
-        if is_photos:
-            photographs = photo_source(images, device, exposures)
-            baked = bake_photographs(baker, photographs, own, resolution)
-        else:
-            baked = baker.bake(render_source(cloud.activate(), options.white_background), own)
+    baked = _baked(options, cloud, atlas, colors, resolution, console)
     texture = baked.texture
     if atlas.kind != "squares":
         texture = with_filled_gaps(texture, atlas)
     finished = time.monotonic()
-    mesh = TexturedMesh(*surface, atlas.uvs, texture)
+    mesh = TexturedMesh(cloud.vertices, cloud.faces, atlas.uvs, texture)
+    seen_face_share = round(baked.seen_faces / baked.face_count, 4)
     result = {
         "vertices": cloud.vertices.shape[0],
         "faces": atlas.n_faces,
-        "views": len(cameras),
+        "views": len(colors.cameras),
         "texture_side": atlas.side,
         "bands": baked.n_bands,
         "atlas": atlas.kind,
         "filled_share": round(atlas.filled_share, 4),
         "seen_texel_share": round(baked.seen_texels / max(1, baked.face_texels), 4),
-        "seen_face_share": round(baked.seen_faces / baked.face_count, 4),
+        "seen_face_share": seen_face_share,
         "unwrap_seconds": round(unwrapped - start, 2),
         "seconds": round(finished - start, 2),
         "bake_seconds": round(finished - unwrapped, 2),
@@ -460,12 +447,45 @@ def _texture(
         # The OBJ of this folder is laid out as the original's, which has no normals.
         write_mesh_files(targets, mesh, MeshStyle(lit=options.lit))
     console.info(
-        f"texture {atlas.side} x {atlas.side}, {100 * result['seen_face_share']:.1f} % of the "
+        f"texture {atlas.side} x {atlas.side}, {100 * seen_face_share:.1f} % of the "
         f"triangles seen ({time.monotonic() - start:.1f} s): {options.obj_path}"
     )
 
 
+def _square_size(options: TextureOptions, cloud: BoundCloud, resolution: Resolution | None) -> int:
+    """Return the size of a square in texels, which ``auto`` takes from the views."""
+    if options.square_size != AUTO or resolution is None:
+        return options.square_size
+    size = atlases.fitting_square_size(options.atlas, cloud.vertices, cloud.faces, resolution.best)
+    largest = atlases.largest_square_size(len(cloud.faces), options.texture_size)
+    return min(size, largest)
+
+
+def _baked(
+    options: TextureOptions,
+    cloud: BoundCloud,
+    atlas: Atlas,
+    colors: _ColorSources,
+    resolution: Resolution | None,
+    console: Console,
+) -> BakedTexture:
+    """Bake the texture from images, or from renders without their ``resolution``."""
+    colors_of_faces = face_colors(cloud)
+    with console.progress("texture, percent", 1, 100) as progress:
+
+        def on_view(done: int, total: int) -> None:
+            progress.update(100 * done // total)
+
+        baker = Baker(cloud.vertices, cloud.faces, atlas, colors.cameras, options.baking, on_view)
+        if options.texture_source == "photos":
+            photographs = photo_source(colors.images, cloud.vertices.device, colors.exposures)
+            return bake_photographs(baker, photographs, colors_of_faces, resolution)
+        source = render_source(cloud.activate(), options.white_background)
+        return baker.bake(source, colors_of_faces)
+
+
 def texture_parser(description: str | None) -> argparse.ArgumentParser:
+    """Return the parser of ``extract_refined_mesh_with_texture.py``."""
     square = {"default": STANDALONE_SQUARE_SIZE, "group": _STANDALONE}
     gpu = {"short": "-g", "group": _STANDALONE}
     device = {"group": _STANDALONE}

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of export formats.
+
+A new format is one entry of :data:`GAUSSIAN_FORMATS` or :data:`MESH_FORMATS`; flags, help texts,
+suffixes, readers and writers follow from it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from gaussian_splatting.data.ply import write_gaussian_ply
+from gaussian_splatting.formats import readers, spz
+from gaussian_splatting.formats.sog import write_sog
+from gaussian_splatting.formats.splat_file import write_splat
+from sugar_extractors.export import gltf_gaussians, mesh_writers, original_frame, usd_files
+from sugar_extractors.export.format_types import Axes, ExportFormat, GaussianFormat, MeshFormat
+from sugar_utils.libraries import load_package
+
+_MILLIMETRES_PER_METRE = 1000.0
+GAUSSIAN_FORMATS = (
+    GaussianFormat(
+        name="spz",
+        help="for phones and web pages, a tenth of the size",
+        suffix=".spz",
+        axes=Axes.Y_UP,
+        writer=spz.write_spz,
+        reader=readers.READERS[".spz"],
+        read_suffixes=(".spz",),
+        holds_antialiasing=True,
+        fit=spz.spz_fit,
+    ),
+    GaussianFormat(
+        name="spz4",
+        help="its version 4",
+        suffix=".spz",
+        axes=Axes.Y_UP,
+        writer=partial(spz.write_spz, version=4),
+        holds_antialiasing=True,
+        fit=spz.spz_fit,
+    ),
+    GaussianFormat(
+        name="sog",
+        help="for PlayCanvas",
+        suffix=".sog",
+        writer=write_sog,
+        reader=readers.READERS[".sog"],
+        read_suffixes=(".sog",),
+        holds_antialiasing=True,
+    ),
+    GaussianFormat(
+        name="splat",
+        help="without view-dependent colour",
+        suffix=".splat",
+        writer=write_splat,
+        reader=readers.READERS[".splat"],
+        read_suffixes=(".splat",),
+    ),
+    GaussianFormat(
+        name="ply",
+        suffix=".ply",
+        writer=write_gaussian_ply,
+        reader=readers.READERS[".ply"],
+        read_suffixes=(".ply",),
+        move_to_original=original_frame.move_ply,
+    ),
+    GaussianFormat(
+        name="gltf",
+        help="with KHR_gaussian_splatting, y up, as NAME.gltf.glb",
+        suffix=".gltf.glb",
+        axes=Axes.Y_UP,
+        writer=gltf_gaussians.write_gltf_gaussians,
+        reader=lambda path, notify: gltf_gaussians.read_gltf_gaussians(path),
+        read_suffixes=(".glb",),
+        move_to_original=original_frame.move_glb,
+    ),
+    GaussianFormat(
+        name="usd",
+        help="a ParticleField",
+        suffix=".usd",
+        axes=Axes.Y_UP,
+        writer=usd_files.write_usd_gaussians,
+        reader=lambda path, notify: usd_files.read_usd_gaussians(path),
+        read_suffixes=(".usd", ".usda", ".usdc"),
+        move_to_original=original_frame.move_usd,
+        check_packages=partial(usd_files.load_usd, "--to usd"),
+    ),
+)
+MESH_FORMATS = (
+    MeshFormat(
+        name="glb",
+        suffix=".glb",
+        axes=Axes.Y_UP,
+        writer=mesh_writers.write_glb,
+        writer_turns=True,
+        holds_normal_map=True,
+        move_to_original=original_frame.move_glb,
+    ),
+    MeshFormat(
+        name="obj",
+        suffix=".obj",
+        writer=mesh_writers.write_obj,
+        files_of=mesh_writers.obj_files,
+        holds_normal_map=True,
+        move_to_original=original_frame.move_obj,
+    ),
+    MeshFormat(
+        name="usdz",
+        help="for phones",
+        suffix=".usdz",
+        axes=Axes.Y_UP,
+        writer=mesh_writers.write_usdz,
+        check_packages=partial(usd_files.load_usd, "--to usdz"),
+    ),
+    MeshFormat(
+        name="stl",
+        help="for printers",
+        suffix=".stl",
+        axes=Axes.Z_UP,
+        units_per_metre=_MILLIMETRES_PER_METRE,
+        writer=partial(mesh_writers.write_printable, kind="stl"),
+        for_printers=True,
+    ),
+    MeshFormat(
+        name="3mf",
+        help="for printers",
+        suffix=".3mf",
+        axes=Axes.Z_UP,
+        units_per_metre=_MILLIMETRES_PER_METRE,
+        writer=partial(mesh_writers.write_printable, kind="3mf"),
+        for_printers=True,
+        check_packages=partial(
+            load_package, "--to 3mf", "lxml", "lxml.etree", instead="use --to stl"
+        ),
+    ),
+)
+FORMATS: dict[str, ExportFormat] = {
+    entry.name: entry for entry in (*GAUSSIAN_FORMATS, *MESH_FORMATS)
+}
+GAUSSIANS = tuple(entry.name for entry in GAUSSIAN_FORMATS)
+MESHES = tuple(entry.name for entry in MESH_FORMATS)
+
+
+def format_help() -> str:
+    """Return the help of ``--to``: all formats with what there is to say of each."""
+    gaussians = "; ".join(_described(entry) for entry in GAUSSIAN_FORMATS)
+    meshes = "; ".join(_described(entry) for entry in MESH_FORMATS)
+    return f"format. Gaussians: {gaussians}. Textured meshes: {meshes}"
+
+
+def _described(entry: ExportFormat) -> str:
+    return f"{entry.name}, {entry.help}" if entry.help else entry.name
+
+
+def readable_suffixes() -> str:
+    """Return the main suffix of each readable format of Gaussians, as words of a sentence."""
+    suffixes = [entry.read_suffixes[0] for entry in GAUSSIAN_FORMATS if entry.read_suffixes]
+    return f"{', '.join(suffixes[:-1])} or {suffixes[-1]}"

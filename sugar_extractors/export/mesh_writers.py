@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writers of textured meshes for the table of formats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from sugar_extractors.export import printable_meshes, usd_files
+from sugar_extractors.export.format_types import MeshExport
+from sugar_extractors.export.mesh_reduction import shape_of
+from sugar_extractors.texture import textured_mesh_io
+from sugar_extractors.texture.textured_mesh_io import MeshStyle, mesh_files
+from sugar_scene.triangle_mesh import open_edge_share
+
+
+def write_glb(export: MeshExport) -> None:
+    """Write a GLB, whose writer turns a mesh to y up by itself."""
+    style = MeshStyle(y_up=export.upright, lit=export.lit)
+    textured_mesh_io.write_glb(export.path, export.mesh, export.target, style)
+
+
+def write_obj(export: MeshExport) -> None:
+    """Write an OBJ with normals, its material and its pictures."""
+    files = mesh_files(export.target, glb=False, normal_map=export.normal_map)
+    targets = {file: export.paths[file] for file in files}
+    textured_mesh_io.write_mesh_files(targets, export.mesh, MeshStyle(obj_normals=True))
+
+
+def obj_files(target: Path, normal_map: bool) -> list[Path]:
+    """Return the files of an OBJ, the OBJ first."""
+    return mesh_files(target, glb=False, normal_map=normal_map)[::-1]
+
+
+def write_usdz(export: MeshExport) -> None:
+    """Write a USDZ package."""
+    usd_files.write_usdz(export.path, export.mesh)
+
+
+def write_printable(export: MeshExport, kind: str) -> None:
+    """Close a mesh, report its size, and write it as ``stl`` or ``3mf``."""
+    body = printable_meshes.closed_body(shape_of(export.mesh))
+    sides = " x ".join(f"{side:.1f}" for side in np.ptp(body.vertices, axis=0))
+    open_share = open_edge_share(body)
+    state = "closed"
+    if open_share:
+        state = f"{open_share:.2%} of its edges are open: close it before printing"
+    export.notify(f"{body.n_faces:,} triangles, {sides} mm, {state}")
+    printable_meshes.write_printable(export.path, body, kind)

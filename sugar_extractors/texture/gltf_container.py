@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of binary glTF 2.0 files: headers, the JSON part, and the binary part."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from sugar_utils.errors import UserError
+
+_GLB_LIMIT = (1 << 32) - 1
+_JPEG = b"\xff\xd8\xff"
+# Numbers of the glTF 2.0 specification.
+_UINT16 = 5123
+_UINT32 = 5125
+_FLOAT32 = 5126
+_ARRAY_BUFFER = 34962
+_ELEMENT_ARRAY_BUFFER = 34963
+_LARGEST_UINT16 = 65_535  # vertices that indices of 16 bits reach: the last number ends a strip
+
+
+class BinaryPart:
+    """The binary part of a GLB under construction, and what the JSON part says of it."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self.size = 0
+        self.views: list[dict[str, Any]] = []
+        self.accessors: list[dict[str, Any]] = []
+
+    def add_view(self, content: bytes, target: int | None = None) -> int:
+        """Append bytes and return the number of their view; all begin at multiples of four."""
+        view = {"buffer": 0, "byteOffset": self.size, "byteLength": len(content)}
+        if target is not None:
+            view["target"] = target
+        padding = b"\0" * (-len(content) % 4)
+        self.parts += [content, padding]
+        self.size += len(content) + len(padding)
+        self.views.append(view)
+        return len(self.views) - 1
+
+    def add_floats(self, values: Tensor, bounds: bool = False) -> int:
+        """Append one vector per vertex, (C, N), and return the number of its accessor."""
+        array = values.float().cpu().numpy().astype("<f4")
+        accessor = {
+            "bufferView": self.add_view(array.tobytes(), _ARRAY_BUFFER),
+            "componentType": _FLOAT32,
+            "count": len(array),
+            "type": f"VEC{array.shape[1]}",
+        }
+        if bounds:
+            accessor["min"] = array.min(axis=0).tolist()
+            accessor["max"] = array.max(axis=0).tolist()
+        self.accessors.append(accessor)
+        return len(self.accessors) - 1
+
+    def add_indices(self, rows: Tensor, n_vertices: int) -> int:
+        """Append the vertices of triangles, (F, 3), and return the number of the accessor."""
+        short = n_vertices <= _LARGEST_UINT16
+        array = rows.cpu().numpy().astype("<u2" if short else "<u4")
+        self.accessors.append(
+            {
+                "bufferView": self.add_view(array.tobytes(), _ELEMENT_ARRAY_BUFFER),
+                "componentType": _UINT16 if short else _UINT32,
+                "count": array.size,
+                "type": "SCALAR",
+            }
+        )
+        return len(self.accessors) - 1
+
+    def add_picture(self, picture: bytes) -> dict[str, Any]:
+        """Append a PNG or JPEG and return its entry among the images."""
+        kind = "jpeg" if picture.startswith(_JPEG) else "png"
+        return {"bufferView": self.add_view(picture), "mimeType": f"image/{kind}"}
+
+
+def glb_head(content: dict[str, Any], path: Path, instead: str) -> bytes:
+    """Return the bytes of a GLB before its binary part: headers and the JSON part.
+
+    Args:
+        instead: Advice where the file is too large.
+
+    Raises:
+        UserError: The file would be larger than 4 GiB.
+    """
+    text = json.dumps(content, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 4)
+    n_binary = content["buffers"][0]["byteLength"]
+    total = 12 + 8 + len(text) + 8 + n_binary
+    if total > _GLB_LIMIT:
+        raise UserError(f"{path}: larger than the 4 GiB of a GLB file; {instead}")
+    file_header = struct.pack("<4sII", b"glTF", 2, total)
+    json_header = struct.pack("<I4s", len(text), b"JSON")
+    binary_header = struct.pack("<I4s", n_binary, b"BIN\0")
+    return file_header + json_header + text + binary_header
+
+
+def gltf_start(name: str, primitive: dict[str, Any], extensions: Sequence[str]) -> dict[str, Any]:
+    """Return the JSON part of a glTF of one mesh, without its buffers."""
+    content: dict[str, Any] = {
+        "asset": {"version": "2.0", "generator": "sugar-trainer"},
+        "scene": 0,
+        "scenes": [{"nodes": [0]}],
+        "nodes": [{"name": name, "mesh": 0}],
+        "meshes": [{"name": name, "primitives": [primitive]}],
+    }
+    if extensions:
+        content["extensionsUsed"] = list(extensions)
+    return content

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results as models that can be looked at from any camera, and pictures of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gaussian_splatting.cloud import GaussianCloud, Gaussians
+from gaussian_splatting.data import cameras as poses
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.engine.reporting import view_findings
+from gaussian_splatting.engine.reporting.evaluation import to_uint8
+from gaussian_splatting.rasterization import plain_background, render_view
+from sugar_extractors.export.mesh_reduction import shape_of
+from sugar_extractors.export.reading import has_gaussians, read_any_gaussians
+from sugar_extractors.mesh_pictures import read_any_mesh, shaded_views
+from sugar_extractors.texture import textured_mesh_io as meshes
+from sugar_extractors.texture.textured_mesh_io import TexturedMesh
+from sugar_scene.mesh_bound import face_normals
+from sugar_scene.triangle_mesh import TriangleMesh
+from sugar_scene.triangle_rasterizer import rasterize_triangles
+from sugar_utils.errors import Notify, UserError
+
+Result = GaussianCloud | TexturedMesh | TriangleMesh  # files that can be shown
+SHOWS = ("image", "depth", "normal", "clay", "alpha")
+_VISIBLE_ALPHA = 0.5  # pixels that Gaussians cover less have no depth
+
+
+@dataclass(frozen=True)
+class ShownModel:
+    """A result as functions of a camera."""
+
+    name: str
+    picture: Callable[[Camera], Tensor]  # (H, W, 3) in [0, 1]
+    # Depth, infinite where there is nothing, (H, W); normals in camera axes, zero there, (H, W, 3).
+    geometry: Callable[[Camera], tuple[Tensor, Tensor]]
+    alpha: Callable[[Camera], Tensor]  # how much of what lies behind is hidden, (H, W) in [0, 1]
+    mesh: TriangleMesh | None = None  # its triangles, to be shown as clay; None of Gaussians
+
+
+def open_model(path: Path, white: bool, device: torch.device, notify: Notify) -> ShownModel:
+    """Read a result to look at.
+
+    Args:
+        white: Whether the background is white, else black.
+        notify: Called with lines about what was changed or left out.
+
+    Raises:
+        UserError: The file cannot be shown.
+    """
+    return model_of(path.name, read_result(path, notify), white, device)
+
+
+def read_result(path: Path, notify: Notify) -> Result:
+    """Read Gaussians as ``read_any_gaussians`` does, a mesh ``.ply``, or a textured ``.obj``.
+
+    Raises:
+        UserError: The file is missing, or of another kind.
+    """
+    if not path.exists():
+        raise UserError(f"{path}: no such file or folder; check the path of the result")
+    suffix = path.suffix.lower()
+    if suffix == ".obj":
+        return meshes.read_textured_mesh(path)
+    if has_gaussians(path):
+        return read_any_gaussians(path, notify)
+    if suffix == ".ply":
+        mesh = read_any_mesh(path)
+        if not mesh.n_faces:
+            raise UserError(f"{path}: has no triangles to show; make the mesh again")
+        return mesh
+    raise UserError(
+        f"{path}: cannot be shown; pass Gaussians (.ply, .spz, .splat, .pt, a folder), a mesh "
+        ".ply, or a textured .obj"
+    )
+
+
+def model_of(name: str, result: Result, white: bool, device: torch.device) -> ShownModel:
+    """Return a result as a model; arguments are those of :func:`open_model`."""
+    if isinstance(result, GaussianCloud):
+        return _of_gaussians(name, result.to(device).activate(), white)
+    if isinstance(result, TexturedMesh):
+        mesh = result.to(device)
+        background = plain_background(white, device)
+        picture = partial(meshes.render_textured, mesh, background=background, supersampling=2)
+        vertices = mesh.vertices
+        faces = mesh.faces
+        shape = shape_of(mesh)
+    else:
+        picture = partial(_colored_picture, result, device)
+        shape = result
+        vertices = torch.tensor(result.vertices, dtype=torch.float32, device=device)
+        faces = torch.tensor(result.faces, device=device)
+    geometry = partial(mesh_geometry, vertices, faces)
+
+    def alpha(camera: Camera) -> Tensor:
+        # A surface is opaque.
+        depth, _ = geometry(camera)
+        return depth.isfinite().float()
+
+    return ShownModel(name, picture, geometry, alpha, shape)
+
+
+def _of_gaussians(name: str, gaussians: Gaussians, white: bool) -> ShownModel:
+    render = partial(render_view, gaussians, white=white)
+
+    def geometry(camera: Camera) -> tuple[Tensor, Tensor]:
+        output = render(camera, geometry=True)
+        is_visible = output.alpha >= _VISIBLE_ALPHA
+        depth = output.depth / output.alpha.clamp_min(_VISIBLE_ALPHA)
+        depth = torch.where(is_visible, depth, torch.inf)
+        return depth, output.normal * is_visible[..., None]
+
+    def picture(camera: Camera) -> Tensor:
+        return render(camera, geometry=False).image
+
+    def alpha(camera: Camera) -> Tensor:
+        return render(camera, geometry=False).alpha
+
+    return ShownModel(name, picture, geometry, alpha)
+
+
+def _colored_picture(mesh: TriangleMesh, device: torch.device, camera: Camera) -> Tensor:
+    """Picture a mesh with the colours of its vertices. (H, W, 3) in [0, 1]"""
+    views = shaded_views(mesh, [camera], _longer_side(camera), colored=True, device=device)
+    return torch.from_numpy(views[0]).float() / 255
+
+
+def mesh_geometry(vertices: Tensor, faces: Tensor, camera: Camera) -> tuple[Tensor, Tensor]:
+    """Return depth, (H, W), and normals in camera axes, (H, W, 3), of the first surface.
+
+    Without a surface depth is infinite and the normal 0; normals are turned to the camera.
+    """
+    hits = rasterize_triangles(vertices, faces, camera)
+    rotation = torch.tensor(camera.rotation, dtype=torch.float32, device=vertices.device)
+    normals = face_normals(vertices[faces]) @ rotation.T
+    pixel_normals = torch.zeros(*hits.face.shape, 3, device=vertices.device)
+    pixel_normals[hits.covered] = normals[hits.face[hits.covered].long()]
+    rays = poses.pixel_rays(camera, dtype=pixel_normals.dtype, device=pixel_normals.device)
+    is_away = (pixel_normals * rays).sum(dim=2, keepdim=True) > 0
+    return hits.depth, torch.where(is_away, -pixel_normals, pixel_normals)
+
+
+def shown(model: ShownModel, show: str, camera: Camera, far: float) -> np.ndarray:
+    """Picture a model. (H, W, 3) uint8
+
+    Args:
+        show: One of ``SHOWS``.
+        far: Depth that is drawn white, in world units.
+    """
+    if show == "image":
+        return to_uint8(model.picture(camera)).cpu().numpy()
+    if show == "clay":
+        return shaded_views(model.mesh, [camera], _longer_side(camera))[0]
+    if show == "alpha":
+        return view_findings.grey_picture(model.alpha(camera)).cpu().numpy()
+    depth, normal = model.geometry(camera)
+    if show == "depth":
+        return view_findings.depth_picture(depth, far).cpu().numpy()
+    return view_findings.normal_picture(normal).cpu().numpy()
+
+
+def far_depth(model: ShownModel, cameras: Sequence[Camera]) -> float:
+    """Return the depth to draw white in pictures of several cameras, in world units.
+
+    See :func:`~gaussian_splatting.engine.reporting.view_findings.farthest`.
+    """
+    depths = [model.geometry(camera)[0].flatten() for camera in cameras]
+    return float(view_findings.farthest(torch.cat(depths)))
+
+
+def _longer_side(camera: Camera) -> int:
+    return max(camera.width, camera.height)
