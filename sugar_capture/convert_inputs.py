@@ -57,12 +57,12 @@ def read_inputs(work: Work) -> ConvertInputs:
         masks, mask_folder = _find_masks(work, photographs)
         views, view_masks = _cut_panoramas(work, photographs, masks)
         return ConvertInputs(views, view_masks, mask_folder, of_panoramas=True)
-    known = _read_known_cameras(work, photographs)
-    if known is not None:
-        masks, mask_folder = _find_masks(work, known.photographs)
-        known_digests = [file_digest(path) for path in known.source.files]
+    cameras = _read_known_cameras(work, photographs)
+    if cameras is not None:
+        masks, mask_folder = _find_masks(work, cameras.photographs)
+        digests = [file_digest(path) for path in cameras.source.files]
         return ConvertInputs(
-            known.photographs, masks, mask_folder, known=known, known_digests=known_digests
+            cameras.photographs, masks, mask_folder, known=cameras, known_digests=digests
         )
     n_rounds = _mask_turntable(work, photographs)
     masks, mask_folder = _find_masks(work, photographs)
@@ -102,13 +102,14 @@ def _read_known_cameras(work: Work, photographs: Sequence[Photograph]) -> KnownC
     files = the_cameras(named, source.folder, source.root)
     if files is None:
         return None
-    known = read_cameras(files, photographs)
+    cameras = read_cameras(files, photographs)
     n = len(photographs)
-    moved = f"; {known.offset} subtracted from all places" if known.offset else ""
-    work.console.info(f"cameras of {files.name}, {len(known.cameras)} of {n} photographs{moved}")
-    for line in known.notes:
+    n_matched = len(cameras.cameras)
+    moved = f"; {cameras.offset} subtracted from all places" if cameras.offset else ""
+    work.console.info(f"cameras of {files.name}, {n_matched} of {n} photographs{moved}")
+    for line in cameras.notes:
         work.console.info(f"note: {line}")
-    return known
+    return cameras
 
 
 def _mask_turntable(work: Work, photographs: Sequence[Photograph]) -> int:

@@ -137,7 +137,7 @@ def _absolute_cameras_flag(flag: str | None) -> str | None:
 def _plan_attempts(work: Work, inputs: ConvertInputs) -> list[Attempt]:
     """Return the ways to register the images, the preferred one first."""
     files = inputs.file_digests()
-    whole = Attempt(
+    whole_attempt = Attempt(
         work,
         inputs.photographs,
         masks=None,
@@ -147,8 +147,8 @@ def _plan_attempts(work: Work, inputs: ConvertInputs) -> list[Attempt]:
     )
     masked_features = work.options.sfm.masked_features
     if masked_features is False or not any(inputs.masks):
-        return [whole]
-    masked = Attempt(
+        return [whole_attempt]
+    masked_attempt = Attempt(
         work,
         inputs.photographs,
         masks=inputs.masks,
@@ -159,8 +159,8 @@ def _plan_attempts(work: Work, inputs: ConvertInputs) -> list[Attempt]:
     )
     # The background of a turntable would say that the camera stood still.
     if masked_features == "auto" and inputs.n_rounds == 0:
-        return [masked, whole]
-    return [masked]
+        return [masked_attempt, whole_attempt]
+    return [masked_attempt]
 
 
 def _result_key(work: Work, inputs: ConvertInputs, attempts: list[Attempt]) -> str:

@@ -109,14 +109,14 @@ def _describe(path: Path, folder: Path) -> Photograph:
     with open_image(path) as image:
         exif = image.getexif()
         details = exif.get_ifd(ExifTags.IFD.Exif)
-        width, height = image.size
+        stored_width, stored_height = image.size
         depth = _depth(image.mode)
         transparent = has_alpha(image)
     orientation = exif.get(_TAGS.Orientation, 1)
     is_on_its_side = orientation in _ON_ITS_SIDE
     is_turned = orientation in _UPRIGHT_TURNS
-    if is_on_its_side:
-        width, height = height, width
+    width = stored_height if is_on_its_side else stored_width
+    height = stored_width if is_on_its_side else stored_height
     maker = str(exif.get(_TAGS.Make, "")).strip(" \0")
     model = str(exif.get(_TAGS.Model, "")).strip(" \0")
     return Photograph(

@@ -67,11 +67,11 @@ def read_bundler(files: Sequence[Path], size_of: SizeOf) -> Entries:
 
 
 def _list_path(path: Path) -> Path:
-    beside = path.parent / "list.txt"
-    above = path.parent.parent / "list.txt"
-    if not beside.is_file() and above.is_file():
-        return above
-    return beside
+    candidates = [folder / "list.txt" for folder in (path.parent, path.parent.parent)]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    return candidates[0]
 
 
 def _read_names(path: Path) -> list[str]:

@@ -45,11 +45,15 @@ class _Intrinsic(msgspec.Struct):
 
 
 class _Pose(msgspec.Struct):
+    """The pose of an image: world to camera, and camera centre in world units."""
+
     rotation: Annotated[list[Vector], Meta(min_length=3, max_length=3)]
     center: Vector
 
 
 class _PoseEntry(msgspec.Struct):
+    """A pose with its key."""
+
     key: int
     value: _Pose
 
@@ -64,27 +68,39 @@ class _View(msgspec.Struct):
 
 
 class _ViewPointer(msgspec.Struct):
+    """Wrapper of a view."""
+
     data: _View
 
 
 class _ViewValue(msgspec.Struct):
+    """Wrapper of a view."""
+
     ptr_wrapper: _ViewPointer
 
 
 class _ViewEntry(msgspec.Struct):
+    """An image with its key."""
+
     key: int
     value: _ViewValue
 
 
 class _IntrinsicPointer(msgspec.Struct):
+    """Wrapper of a lens."""
+
     data: dict[str, Any]  # fields of ``_Intrinsic``, some perhaps inside of ``value0``
 
 
 class _IntrinsicValue(msgspec.Struct):
+    """Wrapper of a lens."""
+
     ptr_wrapper: _IntrinsicPointer
 
 
 class _IntrinsicEntry(msgspec.Struct):
+    """A lens with its key."""
+
     key: int
     value: _IntrinsicValue
 
