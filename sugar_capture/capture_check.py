@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from gaussian_splatting.data.cameras import Camera, looked_at, up_direction, upright_rotation
-from gaussian_splatting.data.consistency import reduced_grey, sharpness
+from gaussian_splatting.data.image_checks import reduced_grey, sharpness
 from gaussian_splatting.data.masks import overview
 from gaussian_splatting.data.observations import Observations, median
 from gaussian_splatting.data.scene import Scene

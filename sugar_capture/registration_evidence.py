@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gaussian_splatting.data.consistency import sharpness
+from gaussian_splatting.data.image_checks import sharpness
 from sugar_capture import matching, panoramas
 from sugar_capture.feature_database import database_errors
 from sugar_capture.mapping import Models

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from gaussian_splatting.data.consistency import sharpness
+from gaussian_splatting.data.image_checks import sharpness
 from sugar_capture.photographs import picture_files
 from sugar_utils.errors import UserError, explained
 from sugar_utils.files import atomic_path, file_digest, require_regular_file, write_json_atomic

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image, ImageFilter
 
 from gaussian_splatting.data.cameras import ViewMask
-from gaussian_splatting.data.consistency import sharpness
+from gaussian_splatting.data.image_checks import sharpness
 from gaussian_splatting.data.names import natural_order
 from sugar_capture.convert_options import ConvertOptions
 from sugar_capture.convert_run import convert
