@@ -31,7 +31,7 @@ def is_compressed(data: PlyData) -> bool:
 
 
 def uncompressed(data: PlyData) -> np.ndarray:
-    """The Gaussians of a compressed PLY with the properties of an uncompressed one. (N,) records
+    """Return the Gaussians of a compressed PLY with the properties of a plain one. (N,) records
 
     Opacities of 0 and 1 have infinite logits.
 
@@ -44,61 +44,90 @@ def uncompressed(data: PlyData) -> np.ndarray:
     if len(chunks) * CHUNK_ROWS < n:
         raise ValueError(f"{len(chunks)} chunks of {CHUNK_ROWS} for {n} Gaussians")
     row_chunks = chunks[np.arange(n) // CHUNK_ROWS]
-    position, rotation, scale, color = (vertices[name].astype(np.uint32) for name in PACKED)
-    columns: dict[str, np.ndarray] = {}
-    for number, (axis, (shift, bits)) in enumerate(zip(_AXES, _PLACES_OF_AXES, strict=True)):
-        share = _share(position, shift, bits)
-        columns[axis] = _between(row_chunks, f"min_{axis}", f"max_{axis}", share)
-        share = _share(scale, shift, bits)
-        bounds = f"min_scale_{axis}", f"max_scale_{axis}"
-        columns[f"scale_{number}"] = _between(row_chunks, *bounds, share)
-    for number, channel in enumerate(_COLORS):
-        share = _share(color, 24 - 8 * number, 8)
-        if f"min_{channel}" in chunks.dtype.names:
-            share = _between(row_chunks, f"min_{channel}", f"max_{channel}", share)
-        columns[f"f_dc_{number}"] = rgb_to_sh(share)
-    opacity = _share(color, 0, 8)
-    with np.errstate(divide="ignore"):
-        columns["opacity"] = np.log(opacity) - np.log(1 - opacity)
-    for number, part in enumerate(_quaternions(rotation).T):
+    packed = {name: vertices[name].astype(np.uint32) for name in PACKED}
+    columns = {
+        **_positions(packed["packed_position"], row_chunks),
+        **_scales(packed["packed_scale"], row_chunks),
+        **_colors(packed["packed_color"], row_chunks),
+        "opacity": _opacity_logits(packed["packed_color"]),
+    }
+    for number, part in enumerate(_quaternions(packed["packed_rotation"]).T):
         columns[f"rot_{number}"] = part
     if "sh" in data:
         harmonics = data["sh"].data
         if len(harmonics) != n:
             raise ValueError(f"{len(harmonics)} rows of spherical harmonics for {n} Gaussians")
         for name in harmonics.dtype.names:
-            columns[name] = _harmonic(harmonics[name])
+            columns[name] = _harmonics(harmonics[name])
     records = np.empty(n, [(name, "<f8") for name in columns])
     for name, values in columns.items():
         records[name] = values
     return records
 
 
+def _positions(packed: np.ndarray, row_chunks: np.ndarray) -> dict[str, np.ndarray]:
+    columns = {}
+    for axis, (shift, bits) in zip(_AXES, _PLACES_OF_AXES, strict=True):
+        share = _share(packed, shift, bits)
+        columns[axis] = _interpolate(row_chunks, f"min_{axis}", f"max_{axis}", share)
+    return columns
+
+
+def _scales(packed: np.ndarray, row_chunks: np.ndarray) -> dict[str, np.ndarray]:
+    columns = {}
+    for number, axis in enumerate(_AXES):
+        shift, bits = _PLACES_OF_AXES[number]
+        share = _share(packed, shift, bits)
+        low = f"min_scale_{axis}"
+        high = f"max_scale_{axis}"
+        columns[f"scale_{number}"] = _interpolate(row_chunks, low, high, share)
+    return columns
+
+
+def _colors(packed: np.ndarray, row_chunks: np.ndarray) -> dict[str, np.ndarray]:
+    columns = {}
+    for number, channel in enumerate(_COLORS):
+        share = _share(packed, 24 - 8 * number, 8)
+        low = f"min_{channel}"
+        if low in row_chunks.dtype.names:
+            share = _interpolate(row_chunks, low, f"max_{channel}", share)
+        columns[f"f_dc_{number}"] = rgb_to_sh(share)
+    return columns
+
+
+def _opacity_logits(packed_colors: np.ndarray) -> np.ndarray:
+    opacity = _share(packed_colors, 0, 8)
+    with np.errstate(divide="ignore"):
+        return np.log(opacity) - np.log(1 - opacity)
+
+
 def _share(packed: np.ndarray, shift: int, bits: int) -> np.ndarray:
-    """Some bits of numbers as shares of their range. (N,) float64 in [0, 1]"""
-    most = (1 << bits) - 1
-    return ((packed >> np.uint32(shift)) & np.uint32(most)) / most
+    """Return some bits of numbers as shares of their range. (N,) float64 in [0, 1]"""
+    largest = (1 << bits) - 1
+    return ((packed >> np.uint32(shift)) & np.uint32(largest)) / largest
 
 
-def _between(chunks: np.ndarray, low: str, high: str, share: np.ndarray) -> np.ndarray:
-    first = chunks[low].astype(np.float64)
-    return first + (chunks[high] - first) * share
+def _interpolate(row_chunks: np.ndarray, low: str, high: str, share: np.ndarray) -> np.ndarray:
+    """Return numbers between two bounds of the chunk of each row. (N,) float64"""
+    start = row_chunks[low].astype(np.float64)
+    return start + (row_chunks[high] - start) * share
 
 
 def _quaternions(packed: np.ndarray) -> np.ndarray:
-    """Unit quaternions, wxyz. (N,) uint32 -> (N, 4)"""
-    shares = [_share(packed, shift, 10) for shift in (20, 10, 0)]
-    three = (np.stack(shares, axis=1) - 0.5) * np.sqrt(2)
+    """Return unit quaternions, wxyz. (N,) uint32 -> (N, 4)"""
+    shares = np.stack([_share(packed, shift, 10) for shift in (20, 10, 0)], axis=1)
+    smaller_parts = (shares - 0.5) * np.sqrt(2)
     largest = packed >> np.uint32(30)
     quats = np.empty((len(packed), 4))
-    quats[np.arange(4) != largest[:, None]] = three.ravel()
-    rest = np.sqrt(np.maximum(0.0, 1 - (three**2).sum(axis=1)))
-    quats[np.arange(len(quats)), largest] = rest
+    quats[np.arange(4) != largest[:, None]] = smaller_parts.ravel()
+    squared = (smaller_parts**2).sum(axis=1)
+    quats[np.arange(len(quats)), largest] = np.sqrt(np.maximum(0.0, 1 - squared))
     return quats
 
 
-def _harmonic(values: np.ndarray) -> np.ndarray:
-    """Coefficients of bytes: the ends of the range are 0 and 255, others the middle of a step."""
+def _harmonics(values: np.ndarray) -> np.ndarray:
+    """Return coefficients of bytes: the ends are 0 and 255, others the middle of a step. (N,)"""
     share = (values.astype(np.float64) + 0.5) / 256
-    share = np.where(values == 0, 0.0, np.where(values == 255, 1.0, share))
+    share[values == 0] = 0.0
+    share[values == 255] = 1.0
     return (share - 0.5) * _HARMONICS_RANGE
