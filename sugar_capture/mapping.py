@@ -40,7 +40,7 @@ class Models:
 
 @dataclass(frozen=True)
 class MappingOptions:
-    """How models are found."""
+    """Settings of the mapper."""
 
     mapper: Mapper  # not ``auto``, see :func:`chosen_mapper`
     seed: int

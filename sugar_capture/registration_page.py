@@ -48,7 +48,7 @@ class CaptureMaps:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a call of convert did, for the end of the page."""
+    """The steps and settings of a call of convert, for the end of the page."""
 
     steps: Sequence[tuple[str, float, int]]  # title, seconds, peak bytes
     settings: Mapping[str, object]

@@ -552,7 +552,7 @@ def write_model(model: Any, folder: Path) -> None:
 def check_binary(path: Path, part: str) -> None:
     """Check that the counts in a binary COLMAP file agree with its length.
 
-    pycolmap does not notice the end of a file: it makes cameras of old memory, or never returns. So
+    pycolmap does not detect the end of a file: it makes cameras of old memory, or never returns. So
     the records are walked here first, which reads only their lengths.
 
     Args:

@@ -25,10 +25,9 @@ from gaussian_splatting.data.observations import far_below
 SIDE = 256  # longest side in pixels of the masks that are compared
 N_VOXELS = 56  # voxels along the longest side of the object
 OUTSIDE_SHARE = 0.15  # share of the views that may show a voxel outside of their masks
-EXACT = 0.1
+EXACT = 0.1  # voxels that exact masks reach beyond the hull
 ERROR_FACTOR = 2.5
-"""How far masks reach beyond the hull, in voxels, although they are exact; and how many times that
-distance their outlines are off, because most errors stay within the hull."""
+"""Error of outlines over the distance that masks reach beyond the hull: most errors stay within."""
 
 # Most below the median: IoU, standard deviations.
 IOU_GAP = 0.12

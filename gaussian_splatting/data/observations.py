@@ -248,7 +248,7 @@ KEEP_ALL = ViewOptions(0, (ALL_VIEWS,))
 
 @dataclass(frozen=True)
 class ViewFit:
-    """How well an image fits the reconstruction."""
+    """The fit of an image to the reconstruction."""
 
     n_points: int  # that it observes
     error: float  # median reprojection error in pixels; nan without points

@@ -198,7 +198,7 @@ def _move_back(cameras: Sequence[StoredCamera], offset: np.ndarray) -> tuple[Sto
 
 
 class _RecordedViews(NamedTuple):
-    """What the record of a run says about views; None where there is no record."""
+    """The views in the record of a run; None where there is no record."""
 
     held_out: frozenset[str] | None = None
     dropped: dict[str, str] | None = None

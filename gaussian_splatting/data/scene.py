@@ -384,9 +384,9 @@ def _finish(
     earlier: EarlierChecks = NO_EARLIER_CHECKS,
 ) -> Scene:
     """Check the views, and bring all cameras to their training size, with their masks."""
-    near = near_plane([*train, *test], source.points)
-    train = [replace(camera, near=near) for camera in train]
-    test = [replace(camera, near=near) for camera in test]
+    near_depth = near_plane([*train, *test], source.points)
+    train = [replace(camera, near=near_depth) for camera in train]
+    test = [replace(camera, near=near_depth) for camera in test]
     checked = checked_views(
         [*train, *test],
         root,

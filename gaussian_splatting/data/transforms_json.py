@@ -176,20 +176,21 @@ def read_transforms(
     split = None
     if len(contents) == 1:
         split = _declared_split(contents[0], paths[0], notify)
-    train: list[Camera] = []
-    test: list[Camera] = []
+    train = []
+    test = []
     for number, (path, content) in enumerate(zip(paths, contents, strict=True)):
         for frame in content.frames:
-            file = files[frame.file_path]
-            if file is None:
-                continue
             name = frame.file_path
             is_train = number == 0 if split is None else name in split.train
             is_test = number == 1 if split is None else name in split.held_out
+            file = files[name]
+            if file is None or not (is_train or is_test):
+                continue
+            camera = _camera(root, path, content, frame, file)
             if is_train:
-                train.append(_camera(root, path, content, frame, file))
-            elif is_test:
-                test.append(_camera(root, path, content, frame, file))
+                train.append(camera)
+            else:
+                test.append(camera)
     offset = offset_of([*train, *test])
     if offset.any():
         notify(describe_offset(offset))
