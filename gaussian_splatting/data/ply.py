@@ -19,8 +19,8 @@ import torch
 from plyfile import PlyData, PlyElement, PlyParseError
 
 from gaussian_splatting.cloud import ANTIALIASED, MAX_LOG_SCALE, GaussianCloud, finite_logits
-from gaussian_splatting.data.compressed_ply import is_compressed, uncompressed
 from gaussian_splatting.data.world_offset import offset_for
+from gaussian_splatting.formats.compressed_ply import is_compressed, uncompressed
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
 from sugar_utils.errors import Notify, UserError, explained
 from sugar_utils.files import atomic_path, require_regular_file
