@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flags of ``convert.py``, and what they mean together."""
+"""The flags of ``convert.py``."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ _convert = partial(flag, group="scene")
 
 @dataclass(frozen=True)
 class SfmOptions:
+    """Flags of ``convert.py`` for finding camera poses; train_full_pipeline.py has them, too."""
+
     frames: int = _posing(
         150,
         "frames of a video at most: the sharpest of as many intervals, without those in which "
@@ -87,7 +89,7 @@ class SfmOptions:
 
 @dataclass(frozen=True)
 class InertConvertFlags(InertFlags):
-    """Flags of the original that old commands carry; using one says that it does nothing."""
+    """Flags of the original that have no effect; using one prints a message that says so."""
 
     no_gpu: bool = inert(False, "it runs on the processor anyway", action="store_true")
     colmap_executable: str | None = inert(None, "COLMAP's Python edition does the work")
@@ -96,6 +98,8 @@ class InertConvertFlags(InertFlags):
 
 @dataclass(frozen=True)
 class ConvertOptions:
+    """All flags of ``convert.py``."""
+
     source_path: Path = _convert(
         MISSING,
         "folder with photographs in input/, images/ or the folder itself, or a video; the "

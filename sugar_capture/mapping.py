@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From matches to models: where every photograph was taken, as far as they hang together."""
+"""From matches to models: the pose of every image, for each set of images that share points."""
 
 from __future__ import annotations
 
@@ -18,23 +18,38 @@ from sugar_utils.files import replaced_folder
 from sugar_utils.libraries import load_pycolmap
 
 Mapper = Literal["auto", "incremental", "global"]
-MAX_INCREMENTAL = 500  # most photographs to add one by one: time grows with the square
+Poses = Sequence[tuple[np.ndarray, np.ndarray]]  # world to camera, (3, 3), and centre, (3,)
+MAX_INCREMENTAL = 500  # most images to add one by one: time grows with the square
 SMALLEST_MODEL = 3
-WELL_KNOWN = 20  # photographs of one camera from which the middle of its lens is found, too
+MIN_IMAGES_FOR_PRINCIPAL_POINT = 20  # of one camera, from which its principal point is refined
 
 
 @dataclass(frozen=True)
 class Models:
-    # Pycolmap's reconstruction with most photographs; None if there is no model.
+    """The models of a capture, one for each set of images that share points."""
+
+    # Pycolmap's reconstruction with most images; None if there is no model.
     largest: Any | None
-    registered: list[list[str]]
+    registered: list[list[str]]  # names of the images of each model, largest model first
 
     @property
-    def n_placed(self) -> int:
+    def n_registered(self) -> int:
+        """Number of images of the largest model."""
         return len(self.registered[0]) if self.registered else 0
 
 
+@dataclass(frozen=True)
+class MappingOptions:
+    """Settings of the mapper."""
+
+    mapper: Mapper  # not ``auto``, see :func:`chosen_mapper`
+    seed: int
+    keeps_lenses: bool = False  # lenses and rigs are exact and stay as they are
+    keeps_focal: bool = False  # focal lengths stay, too, except for the global mapper
+
+
 def chosen_mapper(mapper: Mapper, n_photographs: int) -> Mapper:
+    """Resolve ``auto`` by the number of images."""
     if mapper != "auto":
         return mapper
     return "incremental" if n_photographs <= MAX_INCREMENTAL else "global"
@@ -44,64 +59,70 @@ def map_photographs(
     database: Path,
     names: Sequence[str],
     folder: Path,
-    mapper: Mapper,
-    seed: int,
-    poses: Sequence[tuple[np.ndarray, np.ndarray]] | None,
+    options: MappingOptions,
+    poses: Poses | None,
     advance: Callable[[int], None],
-    exact: bool = False,
-    keeps_focal: bool = False,
 ) -> Models:
-    """Find the models, the largest first as ``0``; on one core, because only then bits repeat.
+    """Find the models and write them into a folder, the largest first as ``0``.
 
-    Known ``poses``, world-to-camera rotations and centres, are kept; so are lenses and rigs that
-    are ``exact``. ``keeps_focal``: focal lengths, too, but not by the global mapper.
+    It runs on one core, because only then results are the same bits each time.
+
+    Args:
+        names: Of the images, in the order of their numbers in the database.
+        poses: Of the images, where they are known; they are kept.
+        advance: Called with the number of registered images.
     """
     with replaced_folder(folder) as fresh:
         scratch = fresh / "scratch"
         scratch.mkdir(parents=True)
         if poses is not None:
-            found = [_triangulated(database, scratch, poses, seed)]
-        elif mapper == "incremental":
-            found = _incremental(database, scratch, seed, advance, exact, keeps_focal)
+            models = [_triangulate(database, scratch, poses, options.seed)]
+        elif options.mapper == "incremental":
+            models = _map_incrementally(database, scratch, options, advance)
         else:
-            found = _global(database, scratch, seed, exact)
-        found.sort(key=lambda model: (-model.num_reg_images(), -model.num_points3D()))
-        if found and poses is None and not (exact or keeps_focal):
-            refine_principal_points(found[0])
+            models = _map_globally(database, scratch, options)
+        models.sort(key=lambda model: (-model.num_reg_images(), -model.num_points3D()))
+        is_refined = poses is None and not (options.keeps_lenses or options.keeps_focal)
+        if models and is_refined:
+            refine_principal_points(models[0])
         shutil.rmtree(scratch)
-        for number, model in enumerate(found):
+        for number, model in enumerate(models):
             for image in model.images.values():
                 image.name = names[image.image_id - 1]
             write_model(model, fresh / str(number))
-    return _models(found)
+    return _models(models)
 
 
 def read_models(folder: Path) -> Models:
+    """Read what :func:`map_photographs` wrote into a folder."""
     folders = sorted(folder.glob("[0-9]*"), key=lambda path: (len(path.name), path.name))
     return _models([read_reconstruction(path) for path in folders])
 
 
-def _models(found: Sequence[Any]) -> Models:
-    registered = [sorted(model.images[n].name for n in model.reg_image_ids()) for model in found]
-    return Models(found[0] if found else None, registered)
+def _models(models: Sequence[Any]) -> Models:
+    registered = []
+    for model in models:
+        names = [model.images[number].name for number in model.reg_image_ids()]
+        registered.append(sorted(names))
+    return Models(models[0] if models else None, registered)
 
 
 def refine_principal_points(model: Any) -> None:
-    """Adjust a finished model once more, with the middle of the lens free where it can be known.
+    """Adjust a finished model once more, with free principal points where they can be determined.
 
-    While a model grows the middle cannot be told from a turned camera, so the mappers assume it.
-    Many photographs from all around can tell; cameras that took few keep theirs.
+    While a model grows, a principal point cannot be told from a rotation of the camera, so the
+    mappers assume it. Many images from all around determine it; cameras that took few keep theirs.
     """
     pycolmap = load_pycolmap()
     images = [model.images[number] for number in model.reg_image_ids()]
     counts = Counter(image.camera_id for image in images)
-    if max(counts.values()) < WELL_KNOWN:
+    if max(counts.values()) < MIN_IMAGES_FOR_PRINCIPAL_POINT:
         return
     config = pycolmap.BundleAdjustmentConfig()
     for image in images:
         config.add_image(image.image_id)
     for camera_id, count in counts.items():
-        if count < WELL_KNOWN:
+        if count < MIN_IMAGES_FOR_PRINCIPAL_POINT:
             config.set_constant_cam_intrinsics(camera_id)
     config.fix_gauge(pycolmap.BundleAdjustmentGauge.TWO_CAMS_FROM_WORLD)
     options = pycolmap.BundleAdjustmentOptions()
@@ -112,10 +133,8 @@ def refine_principal_points(model: Any) -> None:
     model.update_point_3d_errors()
 
 
-def _triangulated(
-    database: Path, folder: Path, poses: Sequence[tuple[np.ndarray, np.ndarray]], seed: int
-) -> Any:
-    """The model of a database whose lenses and poses are known: points alone are found."""
+def _triangulate(database: Path, folder: Path, poses: Poses, seed: int) -> Any:
+    """Return the model of a database whose lenses and poses are known; only points are computed."""
     pycolmap = load_pycolmap()
     model = pycolmap.Reconstruction()
     options = pycolmap.IncrementalPipelineOptions()
@@ -137,50 +156,56 @@ def _triangulated(
             model.images[image.image_id].frame.set_cam_from_world(image.camera_id, pose)
     for number in list(model.frames):
         model.register_frame(number)
-    where = str(database), str(folder), str(folder)
-    return pycolmap.triangulate_points(model, *where, options=options)
+    return pycolmap.triangulate_points(
+        model, str(database), str(folder), str(folder), options=options
+    )
 
 
-def _global(database: Path, folder: Path, seed: int, exact: bool) -> list[Any]:
+def _map_globally(database: Path, folder: Path, options: MappingOptions) -> list[Any]:
     pycolmap = load_pycolmap()
-    options = pycolmap.GlobalPipelineOptions()
-    options.random_seed = seed
-    options.num_threads = 1
-    options.min_model_size = SMALLEST_MODEL
-    steps = options.mapper
-    adjustment = options.mapper.bundle_adjustment
-    adjustment.refine_focal_length = adjustment.refine_extra_params = not exact
-    for step in (steps, steps.rotation_averaging, steps.global_positioning, adjustment):
-        step.refine_sensor_from_rig = not exact
-    where = str(database), str(folder), str(folder)
-    return list(pycolmap.global_mapping(*where, options).values())
+    pipeline = pycolmap.GlobalPipelineOptions()
+    pipeline.random_seed = options.seed
+    pipeline.num_threads = 1
+    pipeline.min_model_size = SMALLEST_MODEL
+    refines_lenses = not options.keeps_lenses
+    mapper = pipeline.mapper
+    adjustment = mapper.bundle_adjustment
+    adjustment.refine_focal_length = refines_lenses
+    adjustment.refine_extra_params = refines_lenses
+    for step in (mapper, mapper.rotation_averaging, mapper.global_positioning, adjustment):
+        step.refine_sensor_from_rig = refines_lenses
+    models = pycolmap.global_mapping(str(database), str(folder), str(folder), pipeline)
+    return list(models.values())
 
 
-def _incremental(
-    database: Path,
-    folder: Path,
-    seed: int,
-    advance: Callable[[int], None],
-    exact: bool,
-    keeps_focal: bool,
+def _map_incrementally(
+    database: Path, folder: Path, options: MappingOptions, advance: Callable[[int], None]
 ) -> list[Any]:
     pycolmap = load_pycolmap()
-    options = pycolmap.IncrementalPipelineOptions()
-    options.random_seed = seed
-    options.num_threads = 1
-    options.ba_refine_focal_length = not (exact or keeps_focal)
-    options.ba_refine_extra_params = not exact
-    options.ba_refine_sensor_from_rig = not exact
-    options.min_model_size = SMALLEST_MODEL
-    # Colours come from the undistorted photographs, which are read anyway.
-    options.extract_colors = False
-    placed = itertools.count(1)
-    found = pycolmap.incremental_mapping(
+    pipeline = pycolmap.IncrementalPipelineOptions()
+    pipeline.random_seed = options.seed
+    pipeline.num_threads = 1
+    pipeline.ba_refine_focal_length = not (options.keeps_lenses or options.keeps_focal)
+    pipeline.ba_refine_extra_params = not options.keeps_lenses
+    pipeline.ba_refine_sensor_from_rig = not options.keeps_lenses
+    pipeline.min_model_size = SMALLEST_MODEL
+    # Colours come from the undistorted images, which are read anyway.
+    pipeline.extract_colors = False
+    registered = itertools.count(1)
+
+    def on_initial_pair() -> None:
+        next(registered)
+        advance(next(registered))
+
+    def on_next_image() -> None:
+        advance(next(registered))
+
+    models = pycolmap.incremental_mapping(
         str(database),
         str(folder),
         str(folder),
-        options,
-        initial_image_pair_callback=lambda: (next(placed), advance(next(placed))),
-        next_image_callback=lambda: advance(next(placed)),
+        pipeline,
+        initial_image_pair_callback=on_initial_pair,
+        next_image_callback=on_next_image,
     )
-    return list(found.values())
+    return list(models.values())

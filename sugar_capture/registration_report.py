@@ -1,121 +1,138 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What came out, in words that a person can act on, and the page about it."""
+"""The registration report: how well the images were registered, and what the user can do."""
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageDraw
 
-from gaussian_splatting.data.cameras import up_direction, upright_rotation
 from sugar_utils.errors import UserError, shortened
-from sugar_utils.html import Page, Picture, duration_text
-from sugar_utils.memory import format_bytes
 
 BLURRED = 0.35
-"""Sharpness below which a photograph is called blurred. At 800 pixels those that it was set by have
-0.56 to 0.68, and after a Gaussian blur of one pixel 0.38 to 0.44, of two pixels 0.17 to 0.24."""
+"""Sharpness below which an image is called blurred. At 800 pixels the images that it was set by
+have 0.56 to 0.68, after a Gaussian blur of one pixel 0.38 to 0.44, of two pixels 0.17 to 0.24."""
 
 FEW_FEATURES = 200
-MANY_FEATURES = 1_000  # a photograph with so many, none of which match, is of another place
+MANY_FEATURES = 1_000  # an image with so many, none of which match, is of another place
 FINE_SHARE = 0.95
 USABLE_SHARE = 0.75
-FINE_ERROR = 1.5  # mean reprojection error in pixels of the size that features were looked for at
-LOOSE_POINTS = 60  # a photograph that shares fewer points with every other hangs by little
-SPLIT_SHARE = 0.2  # a second model with more of the photographs means two sets
-NARROW = 0.05  # camera path extent / distance to the scene; below, depth is a guess
+FINE_ERROR = 1.5  # mean reprojection error in pixels of the size at which features are extracted
+LOOSE_POINTS = 60  # an image that shares fewer points with every other is weakly connected
+SPLIT_SHARE = 0.2  # a second model with more of the images means two separate sets
+SMALLEST_SPLIT = 3  # images of a second model that means two separate sets
+NARROW = 0.05  # camera path extent / distance to the scene; below, depth is poorly determined
+_MOST_GAPS = 3
 
 _LESS_MASKED = (
     "the masks leave too little to go by; if the background stood still, pass --masked_features "
     "False, which uses them for all but the cameras"
 )
 
-MAP_SIZE = 1000
-_MARGIN = 60
-_MAX_POINTS = 60_000
-_LABELS = 40
-_THUMBNAIL = 320
-_MAX_LEFT_OUT_PICTURES = 12
-_MEANING = {
-    "fine": "Go on and train.",
-    "usable": "Go on and train, or do what is advised below for a better result.",
-    "poor": "The result will have holes or be wrong; better do what is advised below.",
-}
-
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of all photographs, in their order."""
+    """Measurements of all images, in their order; the report is made from them alone."""
 
     names: Sequence[str]
-    sharpness: Sequence[float]  # of each, (N,)
-    n_features: Sequence[int]  # found in each, (N,)
-    matches: Mapping[tuple[int, int], int]
-    models: Sequence[Sequence[str]]
+    sharpness: Sequence[float]  # of each image, (N,)
+    n_features: Sequence[int]  # of each image, (N,)
+    matches: Mapping[tuple[int, int], int]  # verified matches of pairs, by places in the order
+    models: Sequence[Sequence[str]]  # names of the registered images of each model, largest first
+    # Of the largest model:
     n_points: int = 0
-    track_length: float = 0.0
-    error: float = 0.0
-    shared: Mapping[str, int] | None = None
-    spread: float = 1.0
-    masked: bool = False
+    track_length: float = 0.0  # mean
+    error: float = 0.0  # mean reprojection error, in pixels at which features are extracted
+    shared: Mapping[str, int] | None = None  # most points that an image shares with another one
+    spread: float = 1.0  # camera path extent / distance to the scene
+    masked: bool = False  # features were extracted inside of masks only
     given: bool = False  # cameras are those of another program
+    # Pairs that contradict an image's pose, and all of its pairs, by name.
     contradicting: Mapping[str, tuple[int, int]] | None = None
 
 
 @dataclass(frozen=True)
 class Registration:
+    """The registration report of a capture."""
+
     word: str  # ``fine``, ``usable`` or ``poor``
     n_registered: int
-    left_out: list[tuple[str, str]]
-    other_models: list[list[str]]
+    left_out: list[tuple[str, str]]  # name and reason
+    other_models: list[list[str]]  # images of smaller models that the largest one lacks
     advice: list[str]
 
     def line(self, evidence: Evidence) -> str:
+        """Summarise the report in one line."""
         n = len(evidence.names)
         parts = [f"{self.n_registered} of {n} photographs are registered"]
         if self.left_out:
-            told = [f"{name} ({reason})" for name, reason in self.left_out]
-            parts.append(f"left out: {shortened(told, 5)}")
-        parts += [f"reprojection error {evidence.error:.2f} px", f"{evidence.n_points:,} points"]
-        return "; ".join([*parts, f"quality: {self.word}"])
+            reasons = [f"{name} ({reason})" for name, reason in self.left_out]
+            parts.append(f"left out: {shortened(reasons, 5)}")
+        parts.append(f"reprojection error {evidence.error:.2f} px")
+        parts.append(f"{evidence.n_points:,} points")
+        parts.append(f"quality: {self.word}")
+        return "; ".join(parts)
 
 
 def registration_of(evidence: Evidence) -> Registration:
+    """Judge a registration.
+
+    Raises:
+        UserError: No image is registered, or the images fall into two separate sets.
+    """
     if not evidence.models:
         raise UserError(_why_nothing(evidence))
     registered = set(evidence.models[0])
     others = [sorted(set(model) - registered) for model in evidence.models[1:]]
+    _refuse_split(evidence, registered, others)
+    left_out = []
+    for index, name in enumerate(evidence.names):
+        if name not in registered:
+            left_out.append((name, _reason(evidence, index, registered)))
+    return Registration(
+        word=_quality(evidence, len(registered)),
+        n_registered=len(registered),
+        left_out=left_out,
+        other_models=[names for names in others if names],
+        advice=_advice(evidence, registered),
+    )
+
+
+def _refuse_split(
+    evidence: Evidence, registered: Collection[str], others: Sequence[Sequence[str]]
+) -> None:
+    """Raise a ``UserError`` if a second model has a large share of the images."""
     second = max(others, key=len, default=[])
-    if len(second) > SPLIT_SHARE * len(evidence.names) and len(second) >= 3:
-        sets = [[n for n in evidence.names if n in names] for names in (registered, second)]
-        first, second = (f"{len(own)} from {own[0]} to {own[-1]}" for own in sets)
-        raise UserError(
-            f"the photographs fall into sets that share nothing: {first}, and {second}; put them "
-            "into folders of their own, or add photographs that show both"
-        )
-    left_out = [
-        (name, _reason(evidence, index, registered))
-        for index, name in enumerate(evidence.names)
-        if name not in registered
-    ]
-    share = len(registered) / len(evidence.names)
-    advice = _advice(evidence, registered)
-    word = "poor"
-    if share >= USABLE_SHARE and evidence.spread >= NARROW:
-        word = "fine" if share >= FINE_SHARE and evidence.error <= FINE_ERROR else "usable"
-    return Registration(word, len(registered), left_out, [m for m in others if m], advice)
+    if len(second) <= SPLIT_SHARE * len(evidence.names) or len(second) < SMALLEST_SPLIT:
+        return
+    raise UserError(
+        "the photographs fall into sets that share nothing: "
+        f"{_describe_set(evidence, registered)}, and {_describe_set(evidence, second)}; put them "
+        "into folders of their own, or add photographs that show both"
+    )
+
+
+def _describe_set(evidence: Evidence, names: Collection[str]) -> str:
+    members = [name for name in evidence.names if name in names]
+    return f"{len(members)} from {members[0]} to {members[-1]}"
+
+
+def _quality(evidence: Evidence, n_registered: int) -> str:
+    share = n_registered / len(evidence.names)
+    if share < USABLE_SHARE or evidence.spread < NARROW:
+        return "poor"
+    if share >= FINE_SHARE and evidence.error <= FINE_ERROR:
+        return "fine"
+    return "usable"
 
 
 def _why_nothing(evidence: Evidence) -> str:
     n = len(evidence.names)
-    blurred = [k for k in range(n) if _is_blurred(evidence, k)]
-    bare = [x for x in evidence.n_features if x < FEW_FEATURES]
+    blurred = [index for index in range(n) if _is_blurred(evidence, index)]
+    bare = [count for count in evidence.n_features if count < FEW_FEATURES]
     if len(blurred) > n / 2:
         reason = f"{len(blurred)} of them are blurred; hold the camera still, with more light"
     elif len(bare) > n / 2 and evidence.masked:
@@ -139,21 +156,20 @@ def _why_nothing(evidence: Evidence) -> str:
 
 
 def _is_blurred(evidence: Evidence, index: int) -> bool:
-    """Whether a photograph failed because it is blurred.
+    """Whether an image failed because it is blurred.
 
     One with many features that match nowhere is of another place, and smooth there.
     """
-    unrelated = evidence.n_features[index] >= MANY_FEATURES
-    unrelated = unrelated and not any(index in pair for pair in evidence.matches)
-    return evidence.sharpness[index] < BLURRED and not unrelated
+    if evidence.sharpness[index] >= BLURRED:
+        return False
+    if evidence.n_features[index] < MANY_FEATURES:
+        return True
+    return any(index in pair for pair in evidence.matches)
 
 
 def _reason(evidence: Evidence, index: int, registered: Collection[str]) -> str:
-    partners = {
-        evidence.names[i if j == index else j]: count
-        for (i, j), count in evidence.matches.items()
-        if index in (i, j)
-    }
+    """Explain why an image is not registered."""
+    partners = _partners(evidence, index)
     if _is_blurred(evidence, index):
         return "blurred"
     if evidence.n_features[index] < FEW_FEATURES:
@@ -163,41 +179,62 @@ def _reason(evidence: Evidence, index: int, registered: Collection[str]) -> str:
     for number, model in enumerate(evidence.models[1:], start=2):
         if evidence.names[index] in model:
             return f"belongs to part {number}, which shares too little with the rest"
-    inside = max((count for name, count in partners.items() if name in registered), default=0)
-    if not inside:
+    counts = [count for name, count in partners.items() if name in registered]
+    if not counts or max(counts) == 0:
         return "matches only photographs that are not registered either"
-    return f"too few matches, {inside} at most"
+    return f"too few matches, {max(counts)} at most"
+
+
+def _partners(evidence: Evidence, index: int) -> dict[str, int]:
+    """Return the number of matches of an image with each other one, by name."""
+    partners = {}
+    for (first, second), count in evidence.matches.items():
+        if first == index:
+            partners[evidence.names[second]] = count
+        elif second == index:
+            partners[evidence.names[first]] = count
+    return partners
 
 
 def _advice(evidence: Evidence, registered: Collection[str]) -> list[str]:
+    """Say what would improve the registration, the most important first."""
     advice = []
     if evidence.masked and len(registered) < USABLE_SHARE * len(evidence.names):
         advice.append(_LESS_MASKED)
     if evidence.contradicting:
-        wrong = evidence.contradicting.items()
-        named = [f"{name} ({n_wrong} of {n} pairs)" for name, (n_wrong, n) in wrong]
-        advice.append(f"remove or retake {shortened(named)}, whose matches contradict their poses")
+        names = []
+        for name, (n_wrong, n_pairs) in evidence.contradicting.items():
+            names.append(f"{name} ({n_wrong} of {n_pairs} pairs)")
+        advice.append(f"remove or retake {shortened(names)}, whose matches contradict their poses")
     if evidence.spread < NARROW:
         advice.append("the camera hardly moved: walk around the object, do not turn on the spot")
-    gaps = _gaps(evidence.names, registered)[:3]
+    gaps = _gaps(evidence.names, registered)[:_MOST_GAPS]
     if gaps:
-        where = " and ".join(filter(None, (", ".join(gaps[:-1]), gaps[-1])))
+        where = gaps[-1]
+        if len(gaps) > 1:
+            where = f"{', '.join(gaps[:-1])} and {gaps[-1]}"
         advice.append(f"add photographs {where}")
-    loose = [name for name, count in (evidence.shared or {}).items() if count < LOOSE_POINTS]
-    loose = [name for name in evidence.names if name in loose]
+    loose = _loose_images(evidence)
     if loose and not gaps:
         advice.append(f"add photographs around {shortened(loose)}, which hang by few points")
     if evidence.error > FINE_ERROR:
-        given = "check that the cameras belong to these photographs, or pass --cameras none"
-        zoomed = "do not zoom between photographs, or try --camera FULL_OPENCV"
-        advice.append(f"the lens fits badly: {given if evidence.given else zoomed}")
+        remedy = "do not zoom between photographs, or try --camera FULL_OPENCV"
+        if evidence.given:
+            remedy = "check that the cameras belong to these photographs, or pass --cameras none"
+        advice.append(f"the lens fits badly: {remedy}")
     return advice
 
 
+def _loose_images(evidence: Evidence) -> list[str]:
+    """Return the registered images that share few points with every other image."""
+    shared = evidence.shared or {}
+    return [name for name in evidence.names if name in shared and shared[name] < LOOSE_POINTS]
+
+
 def _gaps(names: Sequence[str], registered: Collection[str]) -> list[str]:
-    """Where runs of photographs that are not registered are, the longest run first."""
+    """Describe where runs of images that are not registered are, the longest run first."""
     groups = itertools.groupby(range(len(names)), lambda index: names[index] in registered)
-    runs = [list(run) for inside, run in groups if not inside]
+    runs = [list(run) for is_registered, run in groups if not is_registered]
     texts = []
     for run in sorted(runs, key=len, reverse=True):
         first = run[0]
@@ -213,153 +250,35 @@ def _gaps(names: Sequence[str], registered: Collection[str]) -> list[str]:
     return texts
 
 
-def model_facts(model) -> tuple[dict[str, int], float]:
-    """What the result needs of a reconstruction beside its counts."""
+class ModelFacts(NamedTuple):
+    """Measurements of a reconstruction."""
+
+    shared: dict[str, int]  # most points that each image shares with another one, by name
+    spread: float  # camera path extent / distance to the scene
+
+
+def model_facts(model: Any) -> ModelFacts:
+    """Measure a ``pycolmap.Reconstruction``."""
     numbers = sorted(model.reg_image_ids())
-    place = {number: k for k, number in enumerate(numbers)}
-    common = np.zeros((len(numbers), len(numbers)), np.int64)
-    sums = np.zeros(len(numbers))
-    counts = np.zeros(len(numbers))
-    centers = np.stack([model.images[n].projection_center() for n in numbers])
+    index_of = {number: index for index, number in enumerate(numbers)}
+    n = len(numbers)
+    common_points = np.zeros((n, n), np.int64)
+    distance_sums = np.zeros(n)
+    point_counts = np.zeros(n)
+    centers = np.stack([model.images[number].projection_center() for number in numbers])
     for point in model.points3D.values():
-        rows = np.unique([place[e.image_id] for e in point.track.elements if e.image_id in place])
-        common[np.ix_(rows, rows)] += 1
-        sums[rows] += np.linalg.norm(centers[rows] - point.xyz, axis=1)
-        counts[rows] += 1
-    np.fill_diagonal(common, 0)
-    shared = {model.images[n].name: int(common[k].max(initial=0)) for n, k in place.items()}
-    distance = float(np.median(sums[counts > 0] / counts[counts > 0])) if counts.any() else 0.0
+        image_ids = [element.image_id for element in point.track.elements]
+        rows = np.unique([index_of[image_id] for image_id in image_ids if image_id in index_of])
+        common_points[np.ix_(rows, rows)] += 1
+        distance_sums[rows] += np.linalg.norm(centers[rows] - point.xyz, axis=1)
+        point_counts[rows] += 1
+    np.fill_diagonal(common_points, 0)
+    shared = {}
+    for number, index in index_of.items():
+        shared[model.images[number].name] = int(common_points[index].max(initial=0))
+    has_points = point_counts > 0
+    if not has_points.any():
+        return ModelFacts(shared, 0.0)
+    distance = float(np.median(distance_sums[has_points] / point_counts[has_points]))
     extent = float(np.linalg.norm(np.ptp(centers, axis=0)))
-    return shared, extent / distance if distance else 0.0
-
-
-_PAPER = (250, 250, 248)
-_INK = (30, 30, 30)
-_PATH = (226, 200, 190)
-_CAMERA = (214, 69, 52)
-_FIRST = (36, 110, 185)
-
-
-def convert_page(
-    title: str,
-    evidence: Evidence,
-    registration: Registration,
-    findings: Sequence[tuple[str, str, str]],
-    seen_from_above: np.ndarray,
-    directions: Picture,
-    files: Mapping[str, Path],
-    steps: Sequence[tuple[str, float, int]],
-    settings: Mapping[str, object],
-) -> Page:
-    """The page about a registration; findings are what, where, and what to do."""
-    n = len(evidence.names)
-    page = Page(title, f"{n} photographs")
-    page.facts(
-        [
-            ("registered photographs", f"{registration.n_registered} of {n}"),
-            ("quality", registration.word),
-            ("reprojection error", f"{evidence.error:.2f} px"),
-            ("points", evidence.n_points),
-            ("photographs per point", f"{evidence.track_length:.1f}"),
-        ]
-    )
-    page.paragraph(_MEANING[registration.word], note=registration.word == "poor")
-    for advice in registration.advice:
-        page.paragraph(advice[0].upper() + advice[1:] + ".", note=True)
-    if findings:
-        page.heading("What is likely to go wrong")
-        page.table(("what", "where", "what to do"), findings, text_columns=3)
-    page.heading("Where the photographs were taken")
-    caption = (
-        "From above: the cameras, where they look, and their numbers in the order of the "
-        "photographs. Blue is the first one."
-    )
-    page.wide_picture(Picture(seen_from_above, caption, "Map of the cameras"))
-    page.wide_picture(directions)
-    for number, names in enumerate(registration.other_models, start=2):
-        text = f"Part {number}, which shares too little with the rest: {', '.join(names)}"
-        page.paragraph(text, note=True)
-    if registration.left_out:
-        page.heading("Photographs without a place")
-        page.table(("photograph", "why"), registration.left_out, text_columns=2)
-        shown = registration.left_out[:_MAX_LEFT_OUT_PICTURES]
-        pictures = [Picture(files[name], f"{name}: {reason}") for name, reason in shown]
-        page.pictures(pictures, width=_THUMBNAIL)
-    page.heading("All photographs")
-    page.pairs(_all_photographs(evidence), folded=f"{n} photographs")
-    page.heading("What it took")
-    page.table(
-        ("step", "time", "peak memory"),
-        [(name, duration_text(seconds), format_bytes(peak)) for name, seconds, peak in steps],
-    )
-    page.pairs(settings.items(), folded="settings")
-    return page
-
-
-def _all_photographs(evidence: Evidence) -> Iterator[tuple[str, str]]:
-    shared = evidence.shared or {}
-    partners = Counter(itertools.chain(*evidence.matches))
-    for index, name in enumerate(evidence.names):
-        sharp = evidence.sharpness[index]
-        blurred = " (blurred)" if sharp < BLURRED else ""
-        place = "not registered"
-        if name in shared:
-            place = f"shares {shared[name]:,} points with its nearest"
-        yield (
-            f"{index + 1}  {name}",
-            f"sharpness {sharp:.2f}{blurred}, {evidence.n_features[index]:,} features, matches "
-            f"{partners[index]} others, {place}",
-        )
-
-
-def camera_map(model: Any, names: Sequence[str]) -> np.ndarray:
-    """Cameras and points of a reconstruction from above. (MAP_SIZE, MAP_SIZE, 3) uint8"""
-    images = {model.images[n].name: model.images[n] for n in model.reg_image_ids()}
-    numbers = [number for number, name in enumerate(names, start=1) if name in images]
-    ordered = [images[names[number - 1]] for number in numbers]
-    poses = np.stack([image.cam_from_world().matrix() for image in ordered])
-    centers = np.stack([image.projection_center() for image in ordered])
-    kept = sorted(model.point3D_ids())
-    kept = kept[:: max(1, len(kept) // _MAX_POINTS)]
-    points = np.array([model.points3D[n].xyz for n in kept]).reshape(-1, 3)
-    colors = np.array([model.points3D[n].color for n in kept], np.uint8).reshape(-1, 3)
-    up = up_direction(poses[:, :, :3], points)
-    level = upright_rotation(up, centers[0] - centers.mean(axis=0))[[0, 2]]
-    at = centers @ level.T
-    looks = poses[:, 2, :3] @ level.T
-    seen = points @ level.T
-    near = np.percentile(seen, (5, 95), axis=0) if len(seen) else at
-    both = np.concatenate([at, near])
-    low = both.min(axis=0)
-    high = both.max(axis=0)
-    middle = (low + high) / 2
-    scale = (MAP_SIZE - 2 * _MARGIN) / max(float((high - low).max()), 1e-9)
-
-    def pixels(places: np.ndarray) -> np.ndarray:
-        return (places - middle) * scale + MAP_SIZE / 2
-
-    paper = np.full((MAP_SIZE, MAP_SIZE, 3), _PAPER, np.uint8)
-    x, y = pixels(seen).astype(int).T if len(seen) else np.zeros((2, 0), int)
-    inside = (x >= 0) & (x < MAP_SIZE) & (y >= 0) & (y < MAP_SIZE)
-    # Low points first, so that what lies on top is seen on top.
-    order = np.argsort(points[inside] @ up, kind="stable")
-    paper[y[inside][order], x[inside][order]] = colors[inside][order]
-    picture = Image.fromarray(paper)
-    _draw_cameras(ImageDraw.Draw(picture), pixels(at), looks, numbers)
-    return np.asarray(picture)
-
-
-def _draw_cameras(
-    draw: ImageDraw.ImageDraw, at: np.ndarray, looks: np.ndarray, numbers: Sequence[int]
-) -> None:
-    draw.line([tuple(place) for place in at], fill=_PATH, width=1)
-    every = -(-len(at) // _LABELS)
-    for k in range(len(at) - 1, -1, -1):
-        color = _FIRST if k == 0 else _CAMERA
-        ahead = at[k] + 22 * looks[k]
-        draw.line([tuple(at[k]), tuple(ahead)], fill=color, width=3)
-        radius = 7 if k == 0 else 4
-        draw.ellipse([*(at[k] - radius), *(at[k] + radius)], fill=color, outline=_INK)
-        if k % every == 0:
-            # Behind the camera, where its line of sight is not.
-            draw.text(tuple(at[k] - 14 * looks[k]), str(numbers[k]), fill=_INK, anchor="mm")
+    return ModelFacts(shared, extent / distance if distance else 0.0)

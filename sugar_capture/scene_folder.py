@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where photographs come from and results go in a scene folder, freed of the lens's distortion.
+"""The layout of a scene folder: where images come from, and where undistorted copies go.
 
-Photographs and masks as they were taken end up in ``input`` and ``input_masks`` (those that lie in
-the scene folder itself stay), flat copies in ``images`` and ``masks``, the model in ``sparse/0``.
-Until all is done everything new lies in ``distorted``; what was there before is moved, not changed.
+Images and masks as they were taken end up in ``input`` and ``input_masks`` (those that are in the
+scene folder itself stay), flat copies in ``images`` and ``masks``, the model in ``sparse/0``. Until
+all is done, everything new is in ``distorted``; files that were there before are only moved.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -46,104 +46,135 @@ RECORD = "convert.json"
 PAGE = "convert.html"
 
 DIVISORS = (2, 4, 8)  # of the smaller copies that ``--resize`` makes
-_JPEG = {"quality": 95, "subsampling": 0}
+_JPEG_QUALITY = 95
 
 
 class ConvertRecord(msgspec.Struct):
-    """``convert.json``: where the photographs are; beside it, what each step is made of."""
+    """``convert.json``: where the images are; its other keys are notes of finished steps."""
 
-    source: FileName = INPUT
-    cameras: str = ""
-    rounds: str = ""  # digest of photographs, and how many rounds of a turntable they are
-    published: bool = False
+    source: FileName = INPUT  # folder of the images in the scene, or absolute path of the video
+    cameras: str = ""  # the flag ``--cameras``
+    rounds: str = ""  # digest of the images, and the number of rounds of a turntable
+    published: bool = False  # results are in the scene
 
 
 @dataclass(frozen=True)
 class Source:
-    root: Path
-    folder: Path
+    """A scene folder, and the folder of its images or its video."""
+
+    root: Path  # scene folder
+    folder: Path  # of the images, or of the frames of the video
     video: Path | None = None
 
     @property
     def work(self) -> Path:
+        """Folder of all that is not finished."""
         return self.root / WORK
 
     @property
     def recursive(self) -> bool:
+        """Whether images may be in folders of the folder."""
         return self.folder != self.root
 
 
+class OriginalMasks(NamedTuple):
+    """Where the masks of the images as they were taken are."""
+
+    name: str | None  # for the flag ``--masks``
+    folder: Path | None  # a folder that is to become ``input_masks``
+
+
 def scene_root(path: Path) -> Path:
-    """The scene folder of what ``-s`` names: itself, or for a video the folder beside it."""
+    """Return the scene folder of ``-s``: the path itself, or for a video the folder beside it."""
     is_video = path.suffix.lower() in VIDEO_SUFFIXES and not path.is_dir()
     return path.with_suffix("") if is_video else path
 
 
 def is_scene(path: Path) -> bool:
-    """Whether ``-s`` may name it: photographs, a video, or a folder that has cameras."""
+    """Whether ``-s`` may name a path: images, a video, or a folder that has cameras."""
     return needs_cameras(path) or _has_cameras(scene_root(path))
 
 
 def needs_cameras(path: Path) -> bool:
-    """Whether ``-s`` names a video or photographs without cameras, or with cameras of others."""
+    """Whether ``-s`` names a video or images without cameras, or whose cameras are outdated."""
     root = scene_root(path)
     if root.is_dir() and _has_cameras(root):
-        record = read_record(root)
-        if not record.get("published"):
-            return False
-        source = _recorded(root, str(path) if path != root else record["source"])
-        if not any(file.is_file() for file in _taken(source)):
-            return False
-        known = record.get("taken")
-        cameras = record.get("cameras")
-        with contextlib.suppress(UserError):  # --cameras named a file that is gone
-            return not record.get("finished") or (
-                bool(known) and known != source_digest(source, cameras=cameras)
-            )
-        return False
+        return _is_outdated(path, root)
     if root != path:
         return path.is_file()
-    return any(_pictures_in(root, name) for name in _places(root)) or bool(_videos_of(root))
+    has_pictures = any(_pictures_in(root, name) for name in _image_folders(root))
+    return has_pictures or bool(_videos_of(root))
 
 
-def _places(root: Path) -> tuple[str, ...]:
+def _is_outdated(path: Path, root: Path) -> bool:
+    """Whether the cameras of a scene are convert's, and made of other files than are there now."""
+    record = read_record(root)
+    if not record.get("published"):
+        return False
+    source_name = record["source"] if path == root else str(path)
+    source = _recorded_source(root, source_name)
+    if not any(file.is_file() for file in _input_files(source)):
+        return False
+    if not record.get("finished"):
+        return True
+    noted_digest = record.get("taken")
+    if not noted_digest:
+        return False
+    with contextlib.suppress(UserError):  # --cameras named a file that is gone
+        return noted_digest != source_digest(source, cameras=record.get("cameras"))
+    return False
+
+
+def _image_folders(root: Path) -> tuple[str, ...]:
+    """Return the folders in which images are looked for, in this order."""
     return (INPUT, IMAGES, *capture_folders(root), ".")
 
 
-def _recorded(root: Path, began: str) -> Source:
-    """What an earlier call noted as the source."""
-    if began in _places(root):
-        return Source(root, root / began)
-    return Source(root, root / INPUT, Path(began))
+def _recorded_source(root: Path, name: str) -> Source:
+    """Return the source that an earlier call noted: a folder of the scene, or a video."""
+    if name in _image_folders(root):
+        return Source(root, root / name)
+    return Source(root, root / INPUT, Path(name))
 
 
-def _taken(source: Source) -> list[Path]:
-    video = source.video
-    return [video] if video else pictures.picture_files(source.folder, source.recursive)
+def _input_files(source: Source) -> list[Path]:
+    if source.video is not None:
+        return [source.video]
+    return pictures.picture_files(source.folder, source.recursive)
 
 
 def source_digest(source: Source, masks: Path | None = None, cameras: str | None = None) -> str:
-    """Digest of the names and contents of photographs, masks and cameras, or of a video.
+    """Return a digest of the names and contents of images, masks and cameras, or of a video.
 
     Args:
         masks: Folder of the masks; None for ``input_masks``.
         cameras: The flag ``--cameras``.
     """
-    masks = masks or source.root / INPUT_MASKS
-    files = [(path, path.parent if source.video else source.folder) for path in _taken(source)]
-    files += [(path, masks) for path in pictures.picture_files(masks)]
-    names = [[path.relative_to(root).as_posix(), file_digest(path)] for path, root in files]
-    known = find_cameras(cameras, source.folder, source.root)
-    return digest([*names, *([file_digest(path) for path in own.files] for own in known)])
+    mask_folder = masks or source.root / INPUT_MASKS
+    input_folder = source.folder
+    if source.video is not None:
+        input_folder = source.video.parent
+    entries: list[list[str]] = []
+    for path in _input_files(source):
+        entries.append([path.relative_to(input_folder).as_posix(), file_digest(path)])
+    for path in pictures.picture_files(mask_folder):
+        entries.append([path.relative_to(mask_folder).as_posix(), file_digest(path)])
+    for camera_files in find_cameras(cameras, source.folder, source.root):
+        entries.append([file_digest(path) for path in camera_files.files])
+    return digest(entries)
 
 
 def digest(*parts: Any) -> str:
-    """One short text for what a result depends on; parts are JSON values."""
+    """Return a short digest of JSON values."""
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
 
 
 def find_source(path: Path) -> Source:
-    """Photographs or a video of what ``-s`` names, where an earlier call found them first."""
+    """Find the images or the video of ``-s``, where an earlier call found them first.
+
+    Raises:
+        UserError: There are none, or several videos.
+    """
     root = scene_root(path)
     if root != path:
         if not path.is_file():
@@ -152,12 +183,12 @@ def find_source(path: Path) -> Source:
     if not root.exists():
         raise UserError(f"{root}: no such folder; check -s")
     if not root.is_dir():
-        known = " ".join(VIDEO_SUFFIXES)
-        raise UserError(f"{root}: neither a folder of photographs nor a video ({known})")
-    began = read_record(root).get("source")
-    if isinstance(began, str) and began not in ("", INPUT, IMAGES):
-        return _recorded(root, began)
-    for name in _places(root):
+        suffixes = " ".join(VIDEO_SUFFIXES)
+        raise UserError(f"{root}: neither a folder of photographs nor a video ({suffixes})")
+    noted_name = read_record(root).get("source")
+    if isinstance(noted_name, str) and noted_name not in ("", INPUT, IMAGES):
+        return _recorded_source(root, noted_name)
+    for name in _image_folders(root):
         if _pictures_in(root, name):
             return Source(root, root / name)
     videos = _videos_of(root)
@@ -166,14 +197,19 @@ def find_source(path: Path) -> Source:
         raise UserError(f"{root}: {len(videos)} videos ({names}); name one of them with -s")
     if videos:
         return Source(root, root / INPUT, videos[0])
-    found = (pictures.files_named(root / name, RAW_SUFFIXES) for name in _places(root))
-    raw = [path for files in found for path in files]
-    if raw:
-        raise UserError(
-            f"{root}: {len(raw)} raw photographs ({raw[0].name}, ...) and no others; develop them "
-            "to JPEG first"
+    raise _no_photographs(root)
+
+
+def _no_photographs(root: Path) -> UserError:
+    raw_files = []
+    for name in _image_folders(root):
+        raw_files += pictures.files_named(root / name, RAW_SUFFIXES)
+    if raw_files:
+        return UserError(
+            f"{root}: {len(raw_files)} raw photographs ({raw_files[0].name}, ...) and no others; "
+            "develop them to JPEG first"
         )
-    raise UserError(
+    return UserError(
         f"{root}: no photographs; put them, or a video, into {root / INPUT}, or name a video "
         "with -s"
     )
@@ -184,43 +220,49 @@ def _pictures_in(root: Path, name: str) -> bool:
 
 
 def _videos_of(root: Path) -> list[Path]:
-    suffixes = VIDEO_SUFFIXES
-    return pictures.files_named(root / INPUT, suffixes) or pictures.files_named(root, suffixes)
+    videos = pictures.files_named(root / INPUT, VIDEO_SUFFIXES)
+    return videos or pictures.files_named(root, VIDEO_SUFFIXES)
 
 
 def _has_cameras(root: Path) -> bool:
     return find_model(root) is not None or bool(find_transforms(root))
 
 
-def original_masks(source: Source, asked: str | None) -> tuple[str | None, Path | None]:
-    """Where the masks of the photographs as they were taken are. asked: the flag ``--masks``"""
-    if asked not in (None, *MASK_FOLDERS):
-        return asked, None
+def original_masks(source: Source, named: str | None) -> OriginalMasks:
+    """Return where the masks of the images as they were taken are.
+
+    Args:
+        named: The flag ``--masks``.
+    """
+    if named not in (None, *MASK_FOLDERS):
+        return OriginalMasks(named, None)
     if (source.root / INPUT_MASKS).is_dir():
-        return INPUT_MASKS, None
-    for name in (asked,) if asked else MASK_FOLDERS:
+        return OriginalMasks(INPUT_MASKS, None)
+    for name in (named,) if named else MASK_FOLDERS:
         if (source.root / name).is_dir():
-            return name, source.root / name
-    return asked, None
+            return OriginalMasks(name, source.root / name)
+    return OriginalMasks(named, None)
 
 
 def read_record(root: Path) -> dict[str, Any]:
-    """What earlier calls noted; empty where there is nothing to go by."""
+    """Read the notes of earlier calls; empty where there are none, or they are damaged."""
     with contextlib.suppress(UserError):
         return read_checked(root / WORK / RECORD, ConvertRecord)
     return {}
 
 
 def note(source: Source, **facts: Any) -> None:
-    began = source.folder.relative_to(source.root).as_posix()
+    """Add facts to the record of a scene; None removes one."""
+    source_name = source.folder.relative_to(source.root).as_posix()
     if source.video is not None:
-        began = str(source.video.resolve())
-    record = {**read_record(source.root), "source": began, **facts}
-    kept = {name: value for name, value in record.items() if value is not None}
-    write_json_atomic(source.work / RECORD, kept)
+        source_name = str(source.video.resolve())
+    record = {**read_record(source.root), "source": source_name, **facts}
+    entries = {name: value for name, value in record.items() if value is not None}
+    write_json_atomic(source.work / RECORD, entries)
 
 
 def require_free(source: Source, overwrite: bool) -> None:
+    """Raise a ``UserError`` if the scene has cameras of another program, unless told to go on."""
     if overwrite or read_record(source.root) or not _has_cameras(source.root):
         return
     raise UserError(
@@ -230,13 +272,20 @@ def require_free(source: Source, overwrite: bool) -> None:
 
 
 def publish(source: Source, flat: Path, masks: Path | None) -> Source:
-    """Give all results their places; called again after a kill it goes on.
+    """Move all results into the scene; called again after a kill it goes on.
 
-    What a call before this one made is replaced, all else that is in the way is kept in
+    Results of an earlier call are replaced; other files that are in the way are moved to
     ``distorted``.
+
+    Args:
+        flat: Folder of the results.
+        masks: Folder of masks that becomes ``input_masks``; None: there is none.
+
+    Returns:
+        The source, whose images may have been moved.
     """
     root = source.root
-    ours = bool(read_record(source.root).get("published"))
+    is_published = bool(read_record(source.root).get("published"))
     if source.folder == root / IMAGES and (flat / IMAGES).is_dir():
         source.folder.rename(root / INPUT)
         source = Source(root, root / INPUT)
@@ -250,17 +299,27 @@ def publish(source: Source, flat: Path, masks: Path | None) -> Source:
             shutil.rmtree(old, ignore_errors=True)
             (root / name).rename(old)
         (flat / name).rename(root / name)
-        if ours:
+        if is_published:
             shutil.rmtree(old, ignore_errors=True)
     return source
 
 
+class Step(NamedTuple):
+    """A finished step of a call."""
+
+    name: str
+    seconds: float
+    peak_bytes: int
+
+
 @dataclass
 class Work:
+    """One call of convert: its source, options and console, and the steps that it finished."""
+
     source: Source
     options: ConvertOptions
     console: Console
-    steps: list[tuple[str, float, int]] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
 
     @property
     def models(self) -> Path:
@@ -269,7 +328,7 @@ class Work:
 
     @property
     def flat(self) -> Path:
-        """Folder of what will take its place in the scene."""
+        """Folder of the results that are moved into the scene at the end."""
         return self.source.work / "flat"
 
     def noted(self, name: str, key: str) -> bool:
@@ -278,17 +337,25 @@ class Work:
 
     @contextlib.contextmanager
     def step(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Show how far a step has come, with the time that is left; and note what it took."""
-        began = time.monotonic()
+        """Show the progress of a step with the time that is left, and record what it took."""
+        start_time = time.monotonic()
         reset_peak("cpu")
         with self.console.progress(title, 1, total) as progress:
-            # Of a step that goes on, what was done before says nothing about its speed.
-            yield lambda done: progress.update(min(done, total)) if done else None
-        self.steps.append((title, time.monotonic() - began, memory_usage("cpu").peak))
+
+            def advance(n_done: int) -> None:
+                # Of a step that resumes, the part that was done before tells no speed.
+                if n_done:
+                    progress.update(min(n_done, total))
+
+            yield advance
+        seconds = time.monotonic() - start_time
+        self.steps.append(Step(title, seconds, memory_usage("cpu").peak))
 
 
 @dataclass(frozen=True)
 class Original:
+    """An image as it was taken, with its mask and the name of its undistorted copy."""
+
     photograph: pictures.Photograph
     mask: ViewMask | None
     flat_name: str
@@ -297,10 +364,11 @@ class Original:
 def originals(
     photographs: Sequence[pictures.Photograph], masks: Sequence[ViewMask | None]
 ) -> dict[str, Original]:
-    flat = pictures.output_names(photographs)
+    """Return the images by name, each with its mask."""
+    flat_names = pictures.output_names(photographs)
     return {
-        photograph.name: Original(photograph, mask, name)
-        for photograph, mask, name in zip(photographs, masks, flat, strict=True)
+        photograph.name: Original(photograph, mask, flat_name)
+        for photograph, mask, flat_name in zip(photographs, masks, flat_names, strict=True)
     }
 
 
@@ -311,16 +379,23 @@ def write_flat_pictures(
     resize: bool,
     advance: Callable[[int], None],
 ) -> None:
-    """Write flat copies of all photographs that the model places; those that are there stay."""
-    images = sorted((model.images[i] for i in model.reg_image_ids()), key=lambda i: i.name)
-    for done, image in enumerate(images, start=1):
+    """Write undistorted copies of all images that a model registers; existing copies stay.
+
+    Args:
+        model: ``pycolmap.Reconstruction``.
+        resize: Write reduced copies as well.
+    """
+    images = [model.images[number] for number in model.reg_image_ids()]
+    images.sort(key=lambda image: image.name)
+    for n_done, image in enumerate(images, start=1):
         original = by_name[image.name]
-        _write_flat(original, model.cameras[image.camera_id], folder)
+        lens = model.cameras[image.camera_id]
+        _write_flat(original, lens, folder)
         if resize:
             _write_smaller(folder, original.flat_name)
         if original.mask is not None and not original.mask.alpha:
-            _write_flat_mask(original, model.cameras[image.camera_id], folder)
-        advance(done)
+            _write_flat_mask(original, lens, folder)
+        advance(n_done)
 
 
 def _write_flat(original: Original, lens: Any, folder: Path) -> None:
@@ -328,9 +403,10 @@ def _write_flat(original: Original, lens: Any, folder: Path) -> None:
     target = folder / "images" / original.flat_name
     if target.is_file():
         return
-    kept = original.flat_name == photograph.name
+    keeps_format = original.flat_name == photograph.name
+    keeps_pixels = lens.is_undistorted() and not photograph.turned and not photograph.depth
     with atomic_path(target) as temporary:
-        if lens.is_undistorted() and kept and not photograph.turned and not photograph.depth:
+        if keeps_format and keeps_pixels:
             shutil.copyfile(photograph.path, temporary)
             return
         picture = pictures.read_upright(photograph.path)
@@ -355,40 +431,61 @@ def _write_flat_mask(original: Original, lens: Any, folder: Path) -> None:
 
 
 def _write_smaller(folder: Path, name: str) -> None:
-    targets = {divisor: folder / f"images_{divisor}" / name for divisor in DIVISORS}
-    missing = {divisor: path for divisor, path in targets.items() if not path.is_file()}
+    """Write reduced copies of an undistorted image; existing copies stay."""
+    missing = {}
+    for divisor in DIVISORS:
+        path = folder / f"images_{divisor}" / name
+        if not path.is_file():
+            missing[divisor] = path
     if not missing:
         return
     with Image.open(folder / "images" / name) as picture:
         picture.load()
         for divisor, path in missing.items():
-            size = tuple(max(1, round(side / divisor)) for side in picture.size)
+            width = max(1, round(picture.width / divisor))
+            height = max(1, round(picture.height / divisor))
+            smaller = picture.resize((width, height), Image.Resampling.LANCZOS)
             with atomic_path(path) as temporary:
-                _save(picture.resize(size, Image.Resampling.LANCZOS), temporary)
+                _save(smaller, temporary)
 
 
 def _save(picture: Image.Image, path: Path) -> None:
-    is_png = path.suffix.lower() == ".png"
-    picture.save(path, **({"compress_level": 1} if is_png else _JPEG))
+    if path.suffix.lower() == ".png":
+        picture.save(path, compress_level=1)
+    else:
+        picture.save(path, quality=_JPEG_QUALITY, subsampling=0)
 
 
 def write_flat_model(source: Path, by_name: Mapping[str, Original], folder: Path) -> None:
+    """Write the model of the undistorted copies.
+
+    Args:
+        source: Folder of the model of the images as they were taken.
+        folder: It has the copies in ``images``, and gets ``sparse/0``.
+    """
     pycolmap = load_pycolmap()
     model = read_reconstruction(source)
     options = pycolmap.UndistortCameraOptions()
     lenses = {number: lens for number, lens in model.cameras.items() if not lens.is_undistorted()}
-    flat = {number: pycolmap.undistort_camera(options, lens) for number, lens in lenses.items()}
+    flat_lenses = {}
+    for number, lens in lenses.items():
+        flat_lenses[number] = pycolmap.undistort_camera(options, lens)
     for image in model.images.values():
         number = image.camera_id
-        if image.num_points2D() and number in flat:
-            # Observed points move to where the flat photograph shows them.
-            rays = lenses[number].cam_from_img(image.points2D)
-            rays = np.concatenate([rays, np.ones((len(rays), 1))], axis=1)
-            for point, xy in zip(image.points2D, flat[number].img_from_cam(rays), strict=True):
-                point.xy = xy
+        if image.num_points2D() and number in flat_lenses:
+            _undistort_keypoints(image, lenses[number], flat_lenses[number])
         image.name = by_name[image.name].flat_name
-    for number, lens in flat.items():
+    for number, lens in flat_lenses.items():
         model.cameras[number].mergedict(lens.todict())
     model.extract_colors_for_all_images(str(folder / "images"))
     with replaced_folder(folder / "sparse") as fresh:
         write_model(model, fresh / "0")
+
+
+def _undistort_keypoints(image: Any, lens: Any, flat_lens: Any) -> None:
+    """Move the keypoints of an image to where its undistorted copy shows them."""
+    rays = lens.cam_from_img(image.points2D)
+    rays = np.concatenate([rays, np.ones((len(rays), 1))], axis=1)
+    pixels = flat_lens.img_from_cam(rays)
+    for point, xy in zip(image.points2D, pixels, strict=True):
+        point.xy = xy

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from sugar_capture.known_cameras import KnownCamera, read_cameras, the_cameras
+from sugar_capture.camera_readers.entries import KnownCamera
+from sugar_capture.known_cameras import read_cameras, the_cameras
 from sugar_utils.errors import UserError
 from tests.support.camera_files import (
     CENTERS,

@@ -23,12 +23,9 @@ from sugar_capture.convert_options import (
     SfmOptions,
 )
 from sugar_capture.convert_run import convert
-from sugar_capture.matching import (
-    contradicting_pairs,
-    create_database,
-    extract_features,
-    verified_matches,
-)
+from sugar_capture.feature_database import create_database
+from sugar_capture.matching import extract_features, verified_matches
+from sugar_capture.pair_checks import contradicting_pairs
 from sugar_capture.photographs import (
     described_photographs,
 )

@@ -14,11 +14,12 @@ import pytest
 from PIL import Image, ImageFilter
 
 from gaussian_splatting.data.cameras import ViewMask
-from gaussian_splatting.data.consistency import sharpness
+from gaussian_splatting.data.image_checks import sharpness
 from gaussian_splatting.data.names import natural_order
 from sugar_capture.convert_options import ConvertOptions
 from sugar_capture.convert_run import convert
-from sugar_capture.matching import create_database, extract_features
+from sugar_capture.feature_database import create_database
+from sugar_capture.matching import extract_features
 from sugar_capture.photographs import (
     camera_groups,
     described_photographs,

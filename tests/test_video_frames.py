@@ -16,8 +16,8 @@ from PIL import Image, ImageFilter
 
 from sugar_capture.convert_options import ConvertOptions, SfmOptions
 from sugar_capture.convert_run import convert
-from sugar_capture.photographs import choose_frames, extract_frames
 from sugar_capture.scene_folder import needs_cameras, scene_root
+from sugar_capture.video_frames import choose_frames, extract_frames
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from tests.support.photographed_room import HEIGHT, WIDTH, camera_poses, photograph

@@ -12,7 +12,8 @@ import pycolmap
 import pytest
 from PIL import Image
 
-from gaussian_splatting.data.consistency import _exposure_noise, inconsistent_images, mask_agreement
+from gaussian_splatting.data.image_checks import _exposure_noise, inconsistent_images
+from gaussian_splatting.data.mask_agreement import mask_agreement
 from gaussian_splatting.data.masks import NO_MASKS, MaskOptions
 from gaussian_splatting.data.observations import ViewOptions, repair_reconstruction
 from gaussian_splatting.data.ply import write_gaussian_ply

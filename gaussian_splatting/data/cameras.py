@@ -33,28 +33,30 @@ _MAX_TILT = 25.0
 _PLANE_TRIALS = 500
 _PLANE_WIDTH = 0.01
 _MAX_PLANE_POINTS = 20_000
+_MIN_PLANE_POINTS = 100
 _LEVEL_SPREAD = 0.3
+_MAX_UP_ANGLE = 60  # degrees between the vertical and the mean upper side of the images
 _LEAST_LEVEL = 0.1  # length of the level part of a direction of view, below which it has no front
 
 
 @dataclass(frozen=True)
 class ViewMask:
-    """Which pixels of a photograph count; black ones do not."""
+    """The mask of an image: which pixels count; black ones do not."""
 
     path: Path
     mode: MaskMode  # ``object``: outside there is nothing; ``ignore``: outside, nothing is known
-    alpha: bool = False
-    lens: str = ""
+    alpha: bool = False  # the file is the image, and its transparency is the mask
+    lens: str = ""  # distortion of the file, see ``Camera.lens``; empty for none
     # Mean error of its outline as a share of the longest side of the image; 0 for masks that are as
     # precise as can be measured.
     outline_error: float = 0.0
-    weight: float = 1.0
+    weight: float = 1.0  # of its vote about the visual hull
     white: int = 255  # the brightness that counts fully; 1 for masks that hold labels
 
 
 @dataclass(frozen=True, eq=False)
 class Camera:
-    """A posed pinhole camera and the photograph it took."""
+    """A posed pinhole camera and the image it took."""
 
     name: str
     width: int  # image width in pixels at which this camera renders
@@ -65,13 +67,13 @@ class Camera:
     cy: float  # principal point y in pixels from the top edge
     rotation: np.ndarray  # world-to-camera rotation, (3, 3) float64
     translation: np.ndarray  # world-to-camera translation in world units, (3,) float64
-    image_path: Path | None = None  # the photograph on disk; None for a camera without one
-    # The photograph as it was taken, where ``image_path`` is an undistorted copy.
+    image_path: Path | None = None  # the image on disk; None for a camera without one
+    # The image as it was taken, where ``image_path`` is an undistorted copy.
     source_path: Path | None = None
     lens: str = ""  # camera model and parameters that the copy was undistorted with; else empty
-    mask_path: Path | None = None
+    mask_path: Path | None = None  # its mask, where the scene's files name one
     depth_path: Path | None = None  # its depth map, where the scene's files name one
-    mask: ViewMask | None = None  # which pixels of the photograph count; None for all
+    mask: ViewMask | None = None  # which pixels of the image count; None for all
     # Gaussians whose centre is not farther than this along the view axis are culled, world units.
     near: float = REFERENCE_NEAR
 
@@ -87,11 +89,11 @@ class Camera:
 
     @property
     def shows_object(self) -> bool:
-        """Whether a mask says what of the photograph is the object."""
+        """Whether a mask tells which pixels of the image are the object."""
         return self.mask is not None and self.mask.mode == "object"
 
     def resized(self, width: int, height: int) -> Camera:
-        """The same view at another size: intrinsics scale with the image."""
+        """Return the same view at another size: intrinsics scale with the image."""
         sx = width / self.width
         sy = height / self.height
         return replace(
@@ -105,34 +107,39 @@ class Camera:
         )
 
     def reduced(self, longest_side: int) -> Camera:
-        """The same view with at most this many pixels along its longest side."""
+        """Return the same view with at most this many pixels along its longest side."""
         scale = min(1.0, longest_side / max(self.width, self.height))
-        return self.resized(*(max(1, round(side * scale)) for side in (self.width, self.height)))
+        width = max(1, round(self.width * scale))
+        height = max(1, round(self.height * scale))
+        return self.resized(width, height)
 
 
 def middle_of(cameras: Sequence[Camera]) -> np.ndarray:
-    """Mean of the camera centres. (3,) world units"""
+    """Return the mean of the camera centres. (3,) world units"""
     return np.stack([camera.center for camera in cameras]).mean(axis=0)
 
 
 def nearest_rotation(matrix: np.ndarray) -> np.ndarray | None:
-    """The rotation nearest to a matrix that is one up to rounding, (3, 3); None if it is none."""
+    """Return the rotation nearest to a matrix, (3, 3); None if it is not one up to rounding."""
     # Numbers so large that their squares overflow are no rotation either.
-    good = np.abs(matrix).max() < 2 and np.allclose(matrix.T @ matrix, np.eye(3), atol=1e-3)
-    if not good or np.linalg.det(matrix) <= 0:
+    if not np.abs(matrix).max() < 2:
         return None
-    left, _, right = np.linalg.svd(matrix)
-    return left @ right
+    is_orthonormal = np.allclose(matrix.T @ matrix, np.eye(3), atol=1e-3)
+    if not is_orthonormal or np.linalg.det(matrix) <= 0:
+        return None
+    left_vectors, _, right_vectors = np.linalg.svd(matrix)
+    return left_vectors @ right_vectors
 
 
 def camera_extent(cameras: Sequence[Camera]) -> float:
-    """1.1 times the largest distance of a camera from their mean, in world units."""
+    """Return 1.1 times the largest distance of a camera from their mean, in world units."""
     centers = np.stack([camera.center for camera in cameras])
-    return float(1.1 * np.linalg.norm(centers - centers.mean(axis=0), axis=1).max())
+    distances = np.linalg.norm(centers - centers.mean(axis=0), axis=1)
+    return float(1.1 * distances.max())
 
 
 def near_plane(cameras: Sequence[Camera], points: np.ndarray) -> float:
-    """Depth up to which nothing is rendered, in world units: half as far as the nearest points.
+    """Return the depth up to which nothing is rendered, in world units: half that of the points.
 
     At most the 0.2 units of 3DGS, so that captures in usual units are rendered as there.
 
@@ -140,28 +147,28 @@ def near_plane(cameras: Sequence[Camera], points: np.ndarray) -> float:
         cameras: All cameras of the capture.
         points: Points of the reconstruction, (P, 3); where there are none the camera extent counts.
     """
-    points = points[:: -(-len(points) // _MAX_NEAR_POINTS)] if len(points) else points
-    nearest = [
-        depth
-        for camera in cameras[:: -(-len(cameras) // _MAX_NEAR_CAMERAS)]
-        if (depth := _nearest_depth(camera, points)) is not None
-    ]
-    if nearest:
-        return min(REFERENCE_NEAR, _NEAR_SHARE * min(nearest))
+    if len(points):
+        points = points[:: -(-len(points) // _MAX_NEAR_POINTS)]
+    sampled_cameras = cameras[:: -(-len(cameras) // _MAX_NEAR_CAMERAS)]
+    depths = [_nearest_depth(camera, points) for camera in sampled_cameras]
+    depths = [depth for depth in depths if depth is not None]
+    if depths:
+        return min(REFERENCE_NEAR, _NEAR_SHARE * min(depths))
     extent = camera_extent(cameras)
     return min(REFERENCE_NEAR, _NEAR_OF_EXTENT * extent) if extent > 0 else REFERENCE_NEAR
 
 
 def _nearest_depth(camera: Camera, points: np.ndarray) -> float | None:
-    """Depth of the nearest points in the image of a camera; None where there are no points."""
+    """Return the depth of the nearest points in the image; None where there are no points."""
     view = points @ camera.rotation.T + camera.translation
     view = view[view[:, 2] > 0]
     if not len(view):
         return None
-    x = view[:, 0] / view[:, 2] * camera.fx + camera.cx
-    y = view[:, 1] / view[:, 2] * camera.fy + camera.cy
-    inside = (x >= 0) & (x < camera.width) & (y >= 0) & (y < camera.height)
-    depths = view[inside, 2]
+    x, y, z = view.T
+    columns = x / z * camera.fx + camera.cx
+    rows = y / z * camera.fy + camera.cy
+    inside = (columns >= 0) & (columns < camera.width) & (rows >= 0) & (rows < camera.height)
+    depths = z[inside]
     if not len(depths):
         return None
     least = _LEAST_NEAR * float(np.median(depths))
@@ -169,7 +176,7 @@ def _nearest_depth(camera: Camera, points: np.ndarray) -> float | None:
 
 
 class Pixels(NamedTuple):
-    """Where points are in an image; points outside of it have the nearest pixel of its border."""
+    """The pixels of points in an image; outside of it, the nearest pixel of its border."""
 
     rows: Tensor  # (...,) int64
     columns: Tensor  # (...,) int64
@@ -177,7 +184,7 @@ class Pixels(NamedTuple):
 
 
 def pixel_rays(camera: Camera, *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """Points at depth 1 of the middles of pixels, in camera axes. (H, W, 3)"""
+    """Return the points at depth 1 of the middles of pixels, in camera axes. (H, W, 3)"""
     x = (torch.arange(camera.width, dtype=dtype, device=device) + 0.5 - camera.cx) / camera.fx
     y = (torch.arange(camera.height, dtype=dtype, device=device) + 0.5 - camera.cy) / camera.fy
     grid = torch.stack(torch.meshgrid(x, y, indexing="xy"), dim=-1)
@@ -185,7 +192,7 @@ def pixel_rays(camera: Camera, *, dtype: torch.dtype, device: torch.device | str
 
 
 def pixels_of(points: Tensor, camera: Camera) -> Pixels:
-    """The pixels that points are in. (..., 3) in camera axes"""
+    """Return the pixels of points. (..., 3) in camera axes"""
     x, y, z = points.unbind(dim=-1)
     depth = z.clamp_min(_SMALLEST)
     columns = (x / depth * camera.fx + camera.cx).floor()
@@ -198,7 +205,7 @@ def pixels_of(points: Tensor, camera: Camera) -> Pixels:
 
 
 def up_direction(rotations: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """The direction against gravity. (3,) float64 of length 1
+    """Estimate the direction against gravity. (3,) float64 of length 1
 
     People tilt cameras up and down and hardly roll them, so the axis that is most square to all
     images' horizontal axes is the vertical. Where many points lie in a plane that is level within
@@ -208,20 +215,26 @@ def up_direction(rotations: np.ndarray, points: np.ndarray) -> np.ndarray:
         rotations: World to camera, x right, y down. (N, 3, 3)
         points: Of the reconstruction; may be none. (P, 3)
     """
-    mean = -rotations[:, 1].mean(axis=0)
-    mean = mean / max(np.linalg.norm(mean), 1e-12)
-    values, axes = np.linalg.eigh(np.einsum("ni,nj->ij", rotations[:, 0], rotations[:, 0]))
-    up = axes[:, 0] * (1.0 if axes[:, 0] @ mean >= 0 else -1.0)
+    mean_up = -rotations[:, 1].mean(axis=0)
+    mean_up = mean_up / max(np.linalg.norm(mean_up), 1e-12)
+    horizontal = rotations[:, 0]
+    values, axes = np.linalg.eigh(np.einsum("ni,nj->ij", horizontal, horizontal))
+    up = axes[:, 0].copy()
+    if up @ mean_up < 0:
+        up = -up
     # Horizontal axes that all point one way, or rolled cameras, leave the vertical open.
-    if values[0] > _LEVEL_SPREAD * values[1] or up @ mean < np.cos(np.radians(60)):
-        up = mean
+    is_ambiguous = values[0] > _LEVEL_SPREAD * values[1]
+    if is_ambiguous or up @ mean_up < np.cos(np.radians(_MAX_UP_ANGLE)):
+        up = mean_up
     ground = _ground_normal(points, up)
     return up if ground is None else ground
 
 
 def planes_of_triples(points: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """A point and the unit normal of planes through three of the points, (P, 3), always the same
-    draws: the candidates of RANSAC (Fischler and Bolles 1981)."""
+    """Yield a point and the unit normal of planes through three of the points, (P, 3).
+
+    They are the candidates of RANSAC (Fischler and Bolles 1981), always the same draws.
+    """
     draws = np.random.default_rng(0).integers(len(points), size=(_PLANE_TRIALS, 3))
     a, b, c = points[draws].swapaxes(0, 1)
     for corner, normal in zip(a, np.cross(b - a, c - a), strict=True):
@@ -231,52 +244,63 @@ def planes_of_triples(points: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarr
 
 
 def _ground_normal(points: np.ndarray, up: np.ndarray) -> np.ndarray | None:
+    """Return the upward normal of a nearly level plane with many points; None without one."""
     points = points[np.isfinite(points).all(axis=1)]
     points = points[:: max(1, len(points) // _MAX_PLANE_POINTS)].astype(np.float64)
-    if len(points) < 100:
+    if len(points) < _MIN_PLANE_POINTS:
         return None
     low, high = np.percentile(points, (5, 95), axis=0)
     width = _PLANE_WIDTH * np.linalg.norm(high - low)
     level = np.cos(np.radians(_MAX_TILT))
     best = None
     best_count = MIN_GROUND_SHARE * len(points)
-    for a, normal in planes_of_triples(points):
+    for corner, normal in planes_of_triples(points):
         if abs(normal @ up) < level:
             continue
-        inside = np.abs((points - a) @ normal) < width
-        if inside.sum() > best_count:
-            best = inside
-            best_count = int(inside.sum())
+        in_plane = np.abs((points - corner) @ normal) < width
+        count = int(in_plane.sum())
+        if count > best_count:
+            best = in_plane
+            best_count = count
     if best is None:
         return None
-    _, _, axes = np.linalg.svd(points[best] - points[best].mean(axis=0), full_matrices=False)
-    normal = axes[2] * (1.0 if axes[2] @ up >= 0 else -1.0)
+    plane_points = points[best]
+    centered = plane_points - plane_points.mean(axis=0)
+    _, _, axes = np.linalg.svd(centered, full_matrices=False)
+    normal = axes[2]
+    if normal @ up < 0:
+        normal = -normal
     return normal if normal @ up >= level else None
 
 
 def looked_at(cameras: Sequence[Camera]) -> np.ndarray:
-    """The point that is nearest to all lines of sight, in the sense of least squares. (3,)
+    """Return the point that is nearest to all lines of sight, by least squares. (3,)
 
-    Where all look the same way, it is one distance of the outermost cameras ahead of their middle.
+    Where all look the same way, it is ahead of their middle, as far as the outermost camera is from
+    it.
     """
     centers = np.stack([camera.center for camera in cameras])
     ahead = np.stack([camera.rotation[2] for camera in cameras])
-    across = np.eye(3) - ahead[:, :, None] * ahead[:, None, :]
-    total = across.sum(axis=0)
-    if np.linalg.eigvalsh(total)[0] > 1e-3 * len(cameras):
-        return np.linalg.solve(total, np.einsum("nij,nj->i", across, centers))
+    # Projections onto the plane across each line of sight.
+    projections = np.eye(3) - ahead[:, :, None] * ahead[:, None, :]
+    normal_matrix = projections.sum(axis=0)
+    if np.linalg.eigvalsh(normal_matrix)[0] > 1e-3 * len(cameras):
+        right_side = np.einsum("nij,nj->i", projections, centers)
+        return np.linalg.solve(normal_matrix, right_side)
     middle = centers.mean(axis=0)
-    mean = ahead.mean(axis=0)
-    reach = np.linalg.norm(centers - middle, axis=1).max()
-    return middle + reach * mean / np.linalg.norm(mean)
+    mean_direction = ahead.mean(axis=0)
+    distance = np.linalg.norm(centers - middle, axis=1).max()
+    return middle + distance * mean_direction / np.linalg.norm(mean_direction)
 
 
 def upright_rotation(up: np.ndarray, front: np.ndarray) -> np.ndarray:
-    """The rotation that brings ``up`` to +y and what of ``front`` is level to +z, as glTF wants.
+    """Return the rotation that brings ``up`` to +y and the level part of ``front`` to +z.
+
+    These are the axes of glTF. (3, 3)
 
     Args:
         up: (3,) of length 1.
-        front: From the object to who looks at it. (3,)
+        front: From the object to the viewer. (3,)
     """
     z = front - (front @ up) * up
     if np.linalg.norm(z) < 1e-9 * max(np.linalg.norm(front), 1.0):
@@ -287,14 +311,14 @@ def upright_rotation(up: np.ndarray, front: np.ndarray) -> np.ndarray:
 
 
 def front_direction(cameras: Sequence[Camera], up: np.ndarray) -> np.ndarray:
-    """The level direction from which a capture shows its object. (3,) of length 1
+    """Return the level direction from which a capture shows its object. (3,) of length 1
 
     It is opposite the mean direction of view. Where views from all around cancel each other, and
     where all look straight down, the first camera that looks level enough decides.
 
     Args:
         cameras: All cameras of the capture.
-        up: What is up in the world. (3,) of length 1
+        up: The vertical of the world. (3,) of length 1
     """
     ahead = np.stack([camera.rotation[2] for camera in cameras])
     for direction in (ahead.mean(axis=0), *ahead):
@@ -307,9 +331,9 @@ def front_direction(cameras: Sequence[Camera], up: np.ndarray) -> np.ndarray:
 
 
 def upright_axes(cameras: Sequence[Camera], points: np.ndarray) -> np.ndarray:
-    """The rotation that brings what is up to +y and the front of the object to +z. (3, 3)
+    """Return the rotation that brings the vertical to +y and the front of the object to +z. (3, 3)
 
-    Rows are the directions to the right, up, and towards who looks at the front.
+    Rows are the directions to the right, up, and towards a viewer of the front.
 
     Args:
         cameras: All cameras of the capture.

@@ -1,22 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """COLMAP models, read through ``pycolmap``, and written again with other poses.
 
-Photographs with lens distortion are undistorted once, into a cache beside the originals.
+Images with lens distortion are undistorted once, into a cache beside the originals.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-import mmap
 import os
 import shutil
 import struct
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -24,6 +23,14 @@ from PIL import Image
 from gaussian_splatting.data import images as pictures
 from gaussian_splatting.data import observations as tracks
 from gaussian_splatting.data.cameras import Camera, nearest_rotation
+from gaussian_splatting.data.colmap_files import (
+    PARTS,
+    check_binary,
+    format_of,
+    image_names,
+    is_utf8,
+    n_images_of,
+)
 from gaussian_splatting.data.names import (
     ImageFolder,
     ImagePlaces,
@@ -40,23 +47,23 @@ from sugar_utils.schemas import FAR
 _MODEL_FOLDERS = ("sparse/0", "sparse", "colmap/sparse/0", "colmap/sparse")
 _CACHE_FOLDER = "undistorted_cache"
 _FIT_POINTS = 300  # observed points of an image whose reprojection is looked at
+_MAX_SIDE = 1 << 20  # pixels
 _CACHE_VERSION = 3
-"""Counts the ways in which copies were made; those of an earlier way are made again."""
-
-PARTS = ("cameras", "images", "points3D", "rigs", "frames")  # files of a model, without the suffix
+"""Number of the way in which copies are made; those of an earlier way are made again."""
 
 
 def find_model(root: Path) -> Path | None:
-    """Folder of the COLMAP model of a scene; of numbered models without a ``0`` the lowest one.
+    """Return the folder of the COLMAP model of a scene; None if there is none.
 
-    A larger model beside it is not taken, because checkpoints of other programs live in the world
-    of this one; :func:`larger_model` tells of it.
+    Of numbered models without a ``0`` it is the lowest one. A larger model beside it is not used,
+    because checkpoints of other programs are in the world of this one; :func:`larger_model`
+    describes it.
     """
     for name in _MODEL_FOLDERS:
-        if _format_of(root / name):
+        if format_of(root / name):
             return root / name
     for sparse in (root / "sparse", root / "colmap" / "sparse"):
-        numbered = [p for p in sparse.glob("*") if p.name.isdigit() and _format_of(p)]
+        numbered = [p for p in sparse.glob("*") if p.name.isdigit() and format_of(p)]
         if numbered:
             return min(numbered, key=lambda p: int(p.name))
     return None
@@ -66,9 +73,9 @@ def larger_model(model: Path) -> str | None:
     """Describe the numbered model beside ``model`` that has most images, if it has more of them."""
     if not model.name.isdigit():
         return None
-    models = [path for path in model.parent.glob("*") if path.name.isdigit() and _format_of(path)]
-    counts = {path: _n_images(path) for path in models}
-    largest = max(counts, key=lambda path: counts[path], default=model)
+    models = [path for path in model.parent.glob("*") if path.name.isdigit() and format_of(path)]
+    counts = {path: n_images_of(path) for path in models}
+    largest = max(counts, key=counts.__getitem__, default=model)
     n_images = counts.get(model, 0)
     if counts.get(largest, 0) <= n_images:
         return None
@@ -79,69 +86,12 @@ def larger_model(model: Path) -> str | None:
     )
 
 
-def _n_images(folder: Path) -> int:
-    """Number of registered images of a model; 0 where the file is damaged."""
-    kind = _format_of(folder)
-    path = folder / f"images.{kind}"
-    if kind == "txt":
-        return len(_image_names(folder))
-    with explained(f"cannot read {path}:", "check the path"), path.open("rb") as file:
-        head = file.read(8)
-    return struct.unpack("<Q", head)[0] if len(head) == 8 else 0
-
-
-def _image_names(folder: Path) -> dict[int, bytes]:
-    """Names of the images of a model as they stand in its file, by the number of the image.
-
-    pycolmap cuts names in text files at their first space, and raises for those that are not UTF-8.
-    """
-    kind = _format_of(folder)
-    names: dict[int, bytes] = {}
-    with explained(f"{folder}: cannot read images.{kind}", "export the model again"):
-        content = (folder / f"images.{kind}").read_bytes()
-    if kind == "bin":
-        at = 8
-        while at + 64 < len(content):
-            (number,) = struct.unpack_from("<I", content, at)
-            end = content.index(b"\0", at + 64)
-            names[number] = content[at + 64 : end]
-            at = _skip_image(content, at)
-        return names
-    lines = iter(content.splitlines())
-    for line in lines:
-        if not line.strip() or line.lstrip().startswith(b"#"):
-            continue
-        # Number, quaternion, translation, number of the camera, and the name to the end.
-        fields = line.split(maxsplit=9)
-        if len(fields) == 10 and fields[0].isdigit():
-            names[int(fields[0])] = fields[9].strip()
-        # The line of keypoints, which may be empty.
-        next(lines, b"")
-    return names
-
-
 def _repair_names(reconstruction: Any, folder: Path, exists: Callable[[str], bool] | None) -> None:
-    """Give images the names that pycolmap does not read right."""
-    kind = _format_of(folder)
-    for number, raw in _image_names(folder).items():
-        if number in reconstruction.images and (kind == "txt" or not _is_utf8(raw)):
+    """Correct the names that pycolmap does not read right."""
+    is_text = format_of(folder) == "txt"
+    for number, raw in image_names(folder).items():
+        if number in reconstruction.images and (is_text or not is_utf8(raw)):
             reconstruction.images[number].name = readable_name(raw, exists)
-
-
-def _is_utf8(raw: bytes) -> bool:
-    try:
-        raw.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _format_of(folder: Path) -> str | None:
-    """``bin`` or ``txt``, whichever has the cameras and the images; binary first."""
-    for suffix in ("bin", "txt"):
-        if all((folder / f"{part}.{suffix}").is_file() for part in ("cameras", "images")):
-            return suffix
-    return None
 
 
 def read_colmap(
@@ -153,11 +103,15 @@ def read_colmap(
     repair: bool = False,
     notify: Notify = print,
 ) -> CaptureModel:
-    """Read a COLMAP model and find its photographs.
+    """Read a COLMAP model and find its images.
 
     Args:
-        cache_root: Scene folder that keeps undistorted photographs; None: that of the image folder.
-        missing_ok: Leave ``image_path`` empty where a photograph is missing.
+        cache_root: Scene folder that keeps undistorted images; None: that of the image folder.
+        missing_ok: Leave ``image_path`` empty where an image is missing.
+        repair: Estimate poses and points again that do not fit the keypoints.
+
+    Raises:
+        UserError: The model is damaged, or images are missing.
     """
     reconstruction = read_reconstruction(folder, images.has)
     offset = model_offset(reconstruction, folder)
@@ -166,47 +120,72 @@ def read_colmap(
         move_model(reconstruction, -offset)
     if repair:
         tracks.repair_reconstruction(reconstruction, notify)
-    poses = _poses(reconstruction, folder)
-    names = [name for name, *_ in poses]
-    places = ImagePlaces(images)
-    by_name = places.find_all(names)
-    missing = [name for name in names if by_name[name] is None]
-    if missing and not missing_ok:
-        if all(map(_is_utf8, _image_names(folder).values())):
-            raise missing_images(missing, len(poses), places)
-        advice = "the model's names are not UTF-8: rename the photographs, and export it again"
-        raise missing_images(missing, len(poses), places, advice)
-    paths = [by_name[name] for name in names]
-
+    registered = _registered_images(reconstruction, folder)
+    paths = _find_images(registered, images, folder, missing_ok)
     cameras = []
-    distorted = []
-    for (name, lens, rotation, translation), path in zip(poses, paths, strict=True):
-        pinhole = lens.is_perspective_pinhole() and lens.is_undistorted()
-        plain = lens if pinhole else _undistorted(lens, folder)
-        numbers = _pinhole_numbers(plain)
-        pose = {"rotation": rotation, "translation": translation}
-        cameras.append(Camera(name, **numbers, **pose, image_path=path))
-        if plain is not lens:
-            distorted.append((len(cameras) - 1, lens))
-    if distorted:
-        jobs = [(index, lens) for index, lens in distorted if cameras[index].image_path]
-        cache = cache_folder(cache_root or images.root.parent)
-        models = sorted({lens.model_name for _, lens in distorted})
-        notify(
-            f"{len(distorted)} images have a lens distortion ({', '.join(models)}): training on "
-            f"undistorted copies in {cache}; the originals stay as they are"
+    distorted_lenses = {}  # by index of the camera
+    for index, image in enumerate(registered):
+        is_pinhole = image.lens.is_perspective_pinhole() and image.lens.is_undistorted()
+        pinhole = image.lens
+        if not is_pinhole:
+            pinhole = _undistorted_lens(image.lens, folder)
+            distorted_lenses[index] = image.lens
+        camera = Camera(
+            name=image.name,
+            **_pinhole_numbers(pinhole),
+            rotation=image.rotation,
+            translation=image.translation,
+            image_path=paths[image.name],
         )
-        _undistort_views(cameras, jobs, cache)
+        cameras.append(camera)
+    if distorted_lenses:
+        cache = cache_folder(cache_root or images.root.parent)
+        models = sorted({lens.model_name for lens in distorted_lenses.values()})
+        notify(
+            f"{len(distorted_lenses)} images have a lens distortion ({', '.join(models)}): "
+            f"training on undistorted copies in {cache}; the originals stay as they are"
+        )
+        _undistort_views(cameras, distorted_lenses, cache)
     points, points_rgb = _points(reconstruction, folder)
-    text = f"COLMAP model {folder}: {len(cameras)} images, {len(points)} points"
-    observed = _observations(reconstruction)
-    return CaptureModel(cameras, None, points, points_rgb, text, observed, offset)
+    return CaptureModel(
+        train_cameras=cameras,
+        test_cameras=None,
+        points=points,
+        points_rgb=points_rgb,
+        description=f"COLMAP model {folder}: {len(cameras)} images, {len(points)} points",
+        observations=_observations(reconstruction),
+        offset=offset,
+    )
+
+
+def _find_images(
+    registered: Sequence[_RegisteredImage], images: ImageFolder, folder: Path, missing_ok: bool
+) -> dict[str, Path | None]:
+    """Return the file of each image by name.
+
+    Args:
+        folder: Of the model.
+        missing_ok: Return None for missing files.
+
+    Raises:
+        UserError: Files are missing.
+    """
+    names = [image.name for image in registered]
+    places = ImagePlaces(images)
+    paths = places.find_all(names)
+    missing = [name for name in names if paths[name] is None]
+    if missing and not missing_ok:
+        if all(is_utf8(name) for name in image_names(folder).values()):
+            raise missing_images(missing, len(names), places)
+        advice = "the model's names are not UTF-8: rename the photographs, and export it again"
+        raise missing_images(missing, len(names), places, advice)
+    return paths
 
 
 def model_offset(reconstruction: Any, folder: Path) -> np.ndarray:
-    """Offset to subtract from all places of a model; zeros near the origin. (3,)"""
-    poses = _poses(reconstruction, folder)
-    return world_offset(np.stack([-rotation.T @ shift for _, _, rotation, shift in poses]))
+    """Return the offset to subtract from all positions of a model; zeros near the origin. (3,)"""
+    registered = _registered_images(reconstruction, folder)
+    return world_offset(np.stack([-image.rotation.T @ image.translation for image in registered]))
 
 
 def move_model(reconstruction: Any, shift: np.ndarray) -> None:
@@ -219,11 +198,14 @@ def read_reconstruction(folder: Path, exists: Callable[[str], bool] | None = Non
     """Read a COLMAP model as a ``pycolmap.Reconstruction``.
 
     Args:
-        exists: Whether there is a photograph of a name; names that are not UTF-8 are read in an
+        exists: Whether there is an image of a name; names that are not UTF-8 are read in an
             encoding in which there is one.
+
+    Raises:
+        UserError: There is no model, or it is damaged.
     """
     pycolmap = load_pycolmap()
-    kind = _format_of(folder)
+    kind = format_of(folder)
     if kind is None:
         raise UserError(
             f"{folder}: no COLMAP model; it needs cameras.bin and images.bin, or the same as .txt"
@@ -250,7 +232,8 @@ def read_reconstruction(folder: Path, exists: Callable[[str], bool] | None = Non
                 read(copy)
             _forget_points(reconstruction)
     _repair_names(reconstruction, folder, exists)
-    _poses(reconstruction, folder)
+    # Raises for poses and lenses that cannot be used.
+    _registered_images(reconstruction, folder)
     return reconstruction
 
 
@@ -261,13 +244,26 @@ def _forget_points(reconstruction: Any) -> None:
             image.reset_point3D_for_point2D(index)
 
 
-def _poses(reconstruction: Any, folder: Path) -> list[tuple[str, Any, np.ndarray, np.ndarray]]:
-    """Name, lens, rotation and translation of every registered image, by name."""
+class _RegisteredImage(NamedTuple):
+    """An image with its pose."""
+
+    name: str
+    lens: Any  # pycolmap.Camera
+    rotation: np.ndarray  # world to camera, (3, 3) float64
+    translation: np.ndarray  # (3,) float64 world units
+
+
+def _registered_images(reconstruction: Any, folder: Path) -> list[_RegisteredImage]:
+    """Return all registered images, sorted by name.
+
+    Raises:
+        UserError: There are none, or a pose or lens cannot be used.
+    """
     # Frames may name images that are not there.
     what = f"{folder}: frames and images of the COLMAP model do not belong together"
     with explained(what, "export it again", Exception):
         image_ids = reconstruction.reg_image_ids()
-    poses = []
+    registered = []
     for image_id in image_ids:
         # A bad number or a name that is no text.
         what = f"{folder}: image {image_id} of the COLMAP model cannot be used"
@@ -282,19 +278,21 @@ def _poses(reconstruction: Any, folder: Path) -> list[tuple[str, Any, np.ndarray
         if nearest_rotation(rotation) is None or not np.abs(translation).max() <= FAR:
             raise UserError(f"{folder}: image {name} has no valid pose; export the model again")
         _check_lens(lens, name, folder)
-        poses.append((name, lens, rotation, translation))
-    if not poses:
+        registered.append(_RegisteredImage(name, lens, rotation, translation))
+    if not registered:
         raise UserError(
             f"{folder}: the COLMAP model has no registered images; run the mapper again"
         )
-    return sorted(poses, key=lambda pose: pose[0])
+    return sorted(registered, key=lambda image: image.name)
 
 
 def _check_lens(lens: Any, name: str, folder: Path) -> None:
-    valid = np.isfinite(lens.params).all() and lens.verify_params()
-    valid = valid and 0 < lens.width < 1 << 20 and 0 < lens.height < 1 << 20
-    focal = (lens.focal_length_x, lens.focal_length_y) if lens.is_perspective() else (1.0,)
-    if not valid or min(focal) <= 0:
+    has_size = 0 < lens.width < _MAX_SIDE and 0 < lens.height < _MAX_SIDE
+    is_valid = np.isfinite(lens.params).all() and lens.verify_params() and has_size
+    focal = 1.0
+    if lens.is_perspective():
+        focal = min(lens.focal_length_x, lens.focal_length_y)
+    if not is_valid or focal <= 0:
         raise UserError(
             f"{folder}: camera {lens.camera_id} ({lens.model_name}, image {name}) has an "
             "impossible size, focal length or distortion; export the model again"
@@ -302,7 +300,7 @@ def _check_lens(lens: Any, name: str, folder: Path) -> None:
 
 
 def _pinhole_numbers(lens: Any) -> dict[str, Any]:
-    """Size and intrinsics of a pycolmap camera without distortion, as of a ``Camera``."""
+    """Return the size and intrinsics of a pinhole pycolmap.Camera, as fields of ``Camera``."""
     matrix = lens.calibration_matrix()
     return {
         "width": int(lens.width),
@@ -314,7 +312,7 @@ def _pinhole_numbers(lens: Any) -> dict[str, Any]:
     }
 
 
-def _undistorted(lens: Any, folder: Path) -> Any:
+def _undistorted_lens(lens: Any, folder: Path) -> Any:
     what = f"{folder}: camera {lens.camera_id} ({lens.model_name}) cannot be undistorted"
     with explained(what, "convert the images to a perspective camera model first", Exception):
         return pictures.undistorted_camera(lens)
@@ -336,40 +334,49 @@ def _observations(reconstruction: Any) -> Observations | None:
     ids = sorted(points)
     ids = ids[:: -(-len(ids) // tracks.MAX_POINTS) or 1]
     names = {image_id: images[image_id].name for image_id in images}
-    rows: dict[str, list[int]] = {}
+    row_lists: dict[str, list[int]] = {}
     for row, number in enumerate(ids):
         for element in points[number].track.elements:
-            rows.setdefault(names.get(element.image_id, ""), []).append(row)
-    rows.pop("", None)
-    if not rows:
+            if element.image_id in names:
+                row_lists.setdefault(names[element.image_id], []).append(row)
+    # Images without a name are no views.
+    row_lists.pop("", None)
+    if not row_lists:
         return None
-    errors = np.array([points[i].error for i in ids], dtype=np.float32)
+    rows = {name: np.unique(np.array(row, dtype=np.int32)) for name, row in row_lists.items()}
+    fits = {}
+    for image_id in reconstruction.reg_image_ids():
+        fits[images[image_id].name] = _fit(reconstruction, image_id)
+    sampled = [points[number] for number in ids]
+    errors = np.array([point.error for point in sampled], dtype=np.float32)
+    has_error = np.isfinite(errors) & (errors >= 0)
     return Observations(
-        points=np.array([points[i].xyz for i in ids], dtype=np.float32),
-        errors=np.where(np.isfinite(errors) & (errors >= 0), errors, np.float32(1.0)),
-        lengths=np.array([points[i].track.length() for i in ids], dtype=np.int32),
-        rows={name: np.unique(np.array(own, dtype=np.int32)) for name, own in rows.items()},
-        fits={images[i].name: _fit(reconstruction, i) for i in reconstruction.reg_image_ids()},
-        rgb=np.array([points[i].color for i in ids], dtype=np.uint8).reshape(-1, 3),
+        points=np.array([point.xyz for point in sampled], dtype=np.float32),
+        errors=np.where(has_error, errors, np.float32(1.0)),
+        lengths=np.array([point.track.length() for point in sampled], dtype=np.int32),
+        rows=rows,
+        fits=fits,
+        rgb=np.array([point.color for point in sampled], dtype=np.uint8).reshape(-1, 3),
     )
 
 
 def _fit(reconstruction: Any, image_id: int) -> ViewFit:
+    """Measure how well an image fits the points that it observes."""
     points3d = reconstruction.points3D
-    observed = reconstruction.images[image_id].get_observation_points2D()
+    keypoints = reconstruction.images[image_id].get_observation_points2D()
     # Points of a damaged model may be missing.
-    seen = [p for p in observed if p.point3D_id in points3d]
-    sample = seen[:: -(-len(seen) // _FIT_POINTS) or 1]
+    observed = [keypoint for keypoint in keypoints if keypoint.point3D_id in points3d]
+    sample = observed[:: -(-len(observed) // _FIT_POINTS) or 1]
     if not sample:
         return ViewFit(0, math.nan)
-    points = np.array([points3d[p.point3D_id].xyz for p in sample])
-    keypoints = np.array([p.xy for p in sample])
-    errors = tracks.reprojection_errors(reconstruction, image_id, keypoints, points)
-    return ViewFit(len(seen), float(np.median(errors)))
+    points = np.array([points3d[keypoint.point3D_id].xyz for keypoint in sample])
+    pixels = np.array([keypoint.xy for keypoint in sample])
+    errors = tracks.reprojection_errors(reconstruction, image_id, pixels, points)
+    return ViewFit(len(observed), float(np.median(errors)))
 
 
 def cache_folder(scene_root: Path) -> Path:
-    """Folder for undistorted copies and predicted masks: in the scene, else a temporary one."""
+    """Return a folder for undistorted copies and predicted masks: in the scene, else temporary."""
     try:
         return storage.check_writable(scene_root / _CACHE_FOLDER)
     except UserError:
@@ -377,32 +384,40 @@ def cache_folder(scene_root: Path) -> Path:
         return storage.check_writable(storage.temporary_cache(_CACHE_FOLDER) / key)
 
 
-def _undistort_views(cameras: list[Camera], jobs: Sequence[tuple[int, Any]], cache: Path) -> None:
-    """Point the cameras of ``jobs`` at undistorted copies, making those that are not there yet."""
+def _undistort_views(cameras: list[Camera], lenses: Mapping[int, Any], cache: Path) -> None:
+    """Replace cameras with distorted lenses by those of undistorted copies of their images.
 
-    def work(job: tuple[int, Any]) -> None:
-        index, lens = job
-        camera = cameras[index]
-        text = pictures.lens_text(lens)
-        source = camera.image_path
-        lens_key = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-        file_text = f"{_CACHE_VERSION} {camera.name} {storage.file_digest(source)}"
-        file_key = hashlib.blake2b(os.fsencode(file_text), digest_size=8).hexdigest()
-        target = cache / f"{lens_key}/{source.stem}-{file_key}.png"
-        file_lens = _lens_of_file(source, lens, camera.name)
-        if not target.is_file():
-            _undistort_file(source, file_lens, target)
-        # Of a photograph that was reduced, the copy has rounded sides of its own.
-        numbers = _pinhole_numbers(pictures.undistorted_camera(file_lens))
-        cameras[index] = replace(
-            camera, **numbers, image_path=target, source_path=source, lens=text
-        )
+    Copies that are not there yet are made; cameras without an image stay.
 
-    storage.in_parallel(work, jobs)
+    Args:
+        cameras: Changed in place.
+        lenses: pycolmap.Camera by index of the camera.
+    """
+
+    def undistort(index: int) -> None:
+        cameras[index] = _undistort_view(cameras[index], lenses[index], cache)
+
+    storage.in_parallel(undistort, [index for index in lenses if cameras[index].image_path])
+
+
+def _undistort_view(camera: Camera, lens: Any, cache: Path) -> Camera:
+    """Make an undistorted copy of an image if it is not there yet, and return its camera."""
+    lens_text = pictures.lens_text(lens)
+    source = camera.image_path
+    lens_key = hashlib.blake2b(lens_text.encode(), digest_size=8).hexdigest()
+    file_text = f"{_CACHE_VERSION} {camera.name} {storage.file_digest(source)}"
+    file_key = hashlib.blake2b(os.fsencode(file_text), digest_size=8).hexdigest()
+    target = cache / f"{lens_key}/{source.stem}-{file_key}.png"
+    file_lens = _lens_of_file(source, lens, camera.name)
+    if not target.is_file():
+        _undistort_file(source, file_lens, target)
+    # The copy of an image that was reduced has rounded sides of its own.
+    numbers = _pinhole_numbers(pictures.undistorted_camera(file_lens))
+    return replace(camera, **numbers, image_path=target, source_path=source, lens=lens_text)
 
 
 def _lens_of_file(source: Path, lens: Any, name: str) -> Any:
-    """The lens of a camera at the size of its photograph, which may have been reduced."""
+    """Return the lens of a camera at the size of its image, which may have been reduced."""
     width, height = pictures.image_size(source)
     scaled = pictures.lens_at(lens, width, height)
     if scaled is None:
@@ -415,18 +430,26 @@ def _lens_of_file(source: Path, lens: Any, name: str) -> Any:
 
 
 def _undistort_file(source: Path, lens: Any, target: Path) -> None:
-    """Write an undistorted copy of a photograph; the lens is that of its size."""
+    """Write an undistorted copy of an image; the lens is that of its size."""
     with pictures.open_image(source) as image:
-        flat = pictures.undistorted(np.asarray(pictures.colors_of(image)), lens)
+        colors = np.asarray(pictures.colors_of(image))
+        undistorted = pictures.undistorted(colors, lens)
     with storage.atomic_path(target) as temporary:
-        Image.fromarray(flat).save(temporary, compress_level=1)
+        Image.fromarray(undistorted).save(temporary, compress_level=1)
 
 
 def write_poses(model: Path, target: Path, cameras: Sequence[Camera]) -> Path:
-    """Copy a COLMAP model with the poses of the images that the cameras are named after replaced.
+    """Copy a COLMAP model with the poses of cameras in place of its own, matched by name.
 
     The copy has the coordinates of the model, whatever was subtracted for the cameras. Of cameras
     that are mounted together the first one of each mount decides.
+
+    Args:
+        model: Folder of the model.
+        target: Folder in which the copy becomes ``0``.
+
+    Returns:
+        Folder of the copy.
     """
     pycolmap = load_pycolmap()
     by_name = {camera.name: camera for camera in cameras}
@@ -454,81 +477,11 @@ def write_model(model: Any, folder: Path) -> None:
         model.write_binary(str(folder))
         for part in PARTS:
             check_binary(folder / f"{part}.bin", part)
-    # pycolmap raises what its C++ threw, and does not message a full disk at all.
+    # pycolmap raises what its C++ threw, and does not report a full disk at all.
     except (OSError, RuntimeError, ValueError, UserError) as error:
-        cut = isinstance(error, UserError)
-        cause = "a file was cut off" if cut else " ".join(str(error).split())
+        cause = " ".join(str(error).split())
+        if isinstance(error, UserError):
+            cause = "a file was cut off"
         raise UserError(
             f"cannot write {folder}: {cause}; free some space or fix the permissions"
         ) from error
-
-
-def check_binary(path: Path, part: str) -> None:
-    """Check that the counts in a binary COLMAP file agree with its length.
-
-    pycolmap does not message the end of a file: it makes cameras of what was in memory before, or
-    never comes back. So the records are walked here first, which reads only their lengths.
-    """
-    if not path.is_file():
-        return
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size < 8:
-            raise UserError(f"{path}: truncated ({size} bytes); export the model again")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            (count,) = struct.unpack_from("<Q", data, 0)
-            skip = dict(zip(PARTS, _SKIPS, strict=True))[part]
-            end = 8
-            record = 0
-            try:
-                while record < count and end <= size:
-                    end = skip(data, end)
-                    record += 1
-            except struct.error:
-                end = size + 1
-            except ValueError as error:
-                raise UserError(
-                    f"{path}: damaged at record {record + 1} of {count} ({error}); "
-                    "export the model again"
-                ) from error
-    if end != size:
-        what = "truncated" if end > size else f"{size - end} bytes too long"
-        raise UserError(
-            f"{path}: {what} (record {record} of {count}, {size} bytes); export the model again"
-        )
-
-
-def _skip_camera(data: mmap.mmap, at: int) -> int:
-    pycolmap = load_pycolmap()
-    (model,) = struct.unpack_from("<i", data, at + 4)
-    known = {int(m): m for m in pycolmap.CameraModelId.__members__.values()}
-    if model < 0 or model not in known:
-        raise ValueError(f"unknown camera model {model}")
-    n_params = len(pycolmap.Camera.create_from_model_id(1, known[model], 1.0, 2, 2).params)
-    return at + 24 + 8 * n_params
-
-
-def _skip_image(data: mmap.mmap | bytes, at: int) -> int:
-    name_end = data.find(b"\0", at + 64)
-    if name_end < 0:
-        raise ValueError("image name without an end")
-    (n_points,) = struct.unpack_from("<Q", data, name_end + 1)
-    return name_end + 9 + 24 * n_points
-
-
-def _skip_rig(data: mmap.mmap, at: int) -> int:
-    (n_sensors,) = struct.unpack_from("<I", data, at + 4)
-    at += 8 + (8 if n_sensors else 0)
-    for _ in range(n_sensors - 1):
-        has_pose = struct.unpack_from("<B", data, at + 8)[0]
-        at += 9 + (56 if has_pose else 0)
-    return at
-
-
-def _skip_list(form: str, start: int, size: int) -> Callable[[mmap.mmap, int], int]:
-    """Of a record that ends with a list; ``start`` is where the length of that stands."""
-    head = start + struct.calcsize(form)
-    return lambda data, at: at + head + size * struct.unpack_from(form, data, at + start)[0]
-
-
-_SKIPS = (_skip_camera, _skip_image, _skip_list("<Q", 43, 8), _skip_rig, _skip_list("<I", 64, 16))

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Depth maps that a capture has beside its photographs, brought into the units of the scene.
+"""Depth maps of a capture, converted to the units of the scene.
 
-| who | where |
+| program | files |
 |---|---|
 | scanning apps, 3DGS data, monocular estimators | ``depths/STEM.*`` or ``depths/NAME.EXT.*`` |
 | nerfstudio | ``depth_file_path`` of each frame in ``transforms.json`` |
 | Polycam and others | ``confidence/STEM.*`` beside the folder: 0 to 2, or 0 to 255 |
 
-Files are 16-bit PNG, TIFF, NPY or EXR of any size with the aspect ratio of the photograph. What is
-0 or not finite is unknown. Where no points tell the scale, whole numbers are millimetres and floats
-are metres, whatever the file format. Values are depths z up to one scale for all (of a sensor), or
-up to a scale and a shift for each image, of the depth or of its reciprocal (of an estimator): what
-fits the points that the photographs observe best is taken. A map that does not fit them is left
-out.
+Files are 16-bit PNG, TIFF, NPY or EXR of any size with the aspect ratio of the image. Values of 0
+and values that are not finite are unknown. Where no points tell the scale, whole numbers are
+millimetres and floats are metres, whatever the file format. Values are depths z up to one scale for
+all (of a sensor), or up to a scale and a shift for each image, of the depth or of its reciprocal
+(of an estimator): the model that fits the observed points best is used. A map that does not fit
+them is left out.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -53,15 +54,22 @@ MAX_ERROR = 0.1
 MAX_WRONG = 0.5  # if more maps do not fit, the rest fit by chance
 SENSOR_ERROR = 1.5  # times the best fit's error up to which one scale for all is believed
 UNITS = {"mm": 0.001, "m": 1.0}  # in metres, which are the scene's units where no points tell
+_UNIT_TEXTS = {"mm": "whole numbers as millimetres", "m": "floats as metres"}
+_LEAST_CONFIDENCE = 1  # of 0 to 2
+_LEAST_CONFIDENCE_BYTE = 128  # of 0 to 255
 _ROUNDS = 20  # of reweighted least squares
+_IN_ONE_UNIT = "in one unit"
+_LINEAR = "each with a scale and a shift"
+_RECIPROCAL = "reciprocals, each with a scale and a shift"
 _flag = partial(flag, group="depth maps")
 
-_Files = tuple[Path, Path | None]  # a depth map and its confidence
-_DepthOf = Callable[[np.ndarray], np.ndarray]
+_DepthOf = Callable[[np.ndarray], np.ndarray]  # from the values of a map to depths
 
 
 @dataclass(frozen=True)
 class DepthOptions:
+    """Flags for depth maps."""
+
     depths: str | None = _flag(
         None,
         "folder of depth maps of the photographs, in the scene folder or anywhere, from a "
@@ -90,118 +98,40 @@ NO_DEPTHS = DepthOptions(depths=NONE)
 
 @dataclass(frozen=True)
 class DepthMap:
+    """The depth map of one view."""
+
     path: Path
     values: Tensor  # along the view axis, world units, 0 where unknown; (h, w) float32
 
 
 @dataclass(frozen=True)
 class KnownDepths:
-    """Depth maps of a scene by the name of the view; ``weight`` is that of their loss term."""
+    """Depth maps of a scene by the name of the view."""
 
     maps: Mapping[str, DepthMap] = field(default_factory=dict)
-    weight: float = 0.0
+    weight: float = 0.0  # of their loss term
     unit: str = AUTO  # of ``UNITS``, if it was named
 
     def of(self, camera: Camera, device: torch.device) -> Tensor | None:
-        """Depth of a view, 0 where unknown or masked out; None without a map. (H, W)"""
-        known = self.maps.get(camera.name)
-        if known is None:
+        """Return the depth of a view, 0 where unknown or masked out; None without a map. (H, W)"""
+        depth_map = self.maps.get(camera.name)
+        if depth_map is None:
             return None
-        depth = _nearest(known.values, camera)
+        depth = _resize_nearest(depth_map.values, camera)
         if camera.shows_object:
-            depth = depth * _nearest(torch.from_numpy(overview(camera) >= images.COUNTS), camera)
+            is_object = torch.from_numpy(overview(camera) >= images.COUNTS)
+            depth = depth * _resize_nearest(is_object, camera)
         return depth.to(device)
-
-
-def _nearest(values: Tensor, camera: Camera) -> Tensor:
-    """The value at each pixel of a view, of a map of any size. (h, w) -> (H, W)"""
-    height, width = values.shape
-    y = torch.arange(camera.height, device="cpu") * height // camera.height
-    x = torch.arange(camera.width, device="cpu") * width // camera.width
-    return values[y[:, None], x]
 
 
 NOTHING_KNOWN = KnownDepths()
 
 
-def known_depths(
-    cameras: Sequence[Camera],
-    root: Path,
-    options: DepthOptions,
-    observations: Observations | None,
-    notify: Notify,
-) -> KnownDepths:
-    """Find and read the depth maps of the cameras, at their calibrated size, and align them."""
-    paths = _find(cameras, root, options)
-    if not paths:
-        return NOTHING_KNOWN
-    chosen = [camera for camera in cameras if camera.name in paths]
-    raw = in_parallel(lambda camera: _read(camera, *paths[camera.name]), chosen)
-    by_name = {camera.name: one.values for camera, one in zip(chosen, raw, strict=True)}
-    if observations is None:
-        is_whole = {camera.name: one.is_whole for camera, one in zip(chosen, raw, strict=True)}
-        kind, depths = _in_metres(by_name, is_whole, options.depth_unit)
-        wrong = {}
-    else:
-        kind, depths, wrong = _align(chosen, by_name, observations)
-    told = shortened([f"{name} ({reason})" for name, reason in wrong.items()], 5)
-    if len(wrong) > MAX_WRONG * len(by_name) or not depths:
-        notify(f"left out all depth maps, which do not fit the points: {told or kind}")
-        return NOTHING_KNOWN
-    notify(f"depth maps of {len(depths)} of {len(cameras)} photographs, {kind}")
-    if wrong:
-        notify(f"left out {len(wrong)} depth maps that do not fit the points: {told}")
-    maps = {
-        name: DepthMap(paths[name][0], torch.from_numpy(_in_float32(values)))
-        for name, values in depths.items()
-    }
-    unit = options.depth_unit if observations is None else AUTO
-    return KnownDepths(maps, options.depth_weight, unit)
+class _DepthFiles(NamedTuple):
+    """The files of one depth map."""
 
-
-def _in_metres(
-    values: Mapping[str, np.ndarray], is_whole: Mapping[str, bool], unit: str
-) -> tuple[str, dict[str, np.ndarray]]:
-    """Say what the values are taken for, and return depths in metres, where no points tell.
-
-    Args:
-        is_whole: Whether a map holds whole numbers, by its name.
-        unit: One of ``UNITS``, or ``AUTO``.
-    """
-    units = {name: "mm" if is_whole[name] else "m" for name in values}
-    if unit != AUTO:
-        units = dict.fromkeys(values, unit)
-        kind = f"in {unit} by --depth_unit"
-    else:
-        counts = {"mm": "whole numbers as millimetres", "m": "floats as metres"}
-        parts = [text for name, text in counts.items() if name in units.values()]
-        kind = f"{' and '.join(parts)}, because no points tell their scale (--depth_unit)"
-    return kind, {name: UNITS[units[name]] * depth for name, depth in values.items()}
-
-
-def _find(cameras: Sequence[Camera], root: Path, options: DepthOptions) -> dict[str, _Files]:
-    asked = options.depths
-    if asked == NONE or options.depth_weight == 0:
-        return {}
-    places = [root / FOLDER] if asked is None else [root / asked, Path(asked)]
-    folder = next((place for place in places if place.is_dir()), None)
-    if folder is None:
-        if asked is not None:
-            raise UserError(f"--depths {asked}: no such folder, in {root} or by itself")
-        named = {c.name: c.depth_path for c in cameras if c.depth_path is not None}
-        return {name: (path, None) for name, path in named.items()}
-    places = (folder, folder.parent / CONFIDENCE)
-    maps, confidences = (
-        ImagePlaces(ImageFolder(place, suffixes=FILES)).find_all(camera.name for camera in cameras)
-        for place in places
-    )
-    found = {name: (path, confidences[name]) for name, path in maps.items()}
-    found = {name: files for name, files in found.items() if files[0] is not None}
-    if not found and asked is not None:
-        raise UserError(
-            f"{folder}: no depth map belongs to a photograph; name them as {cameras[0].name}.png"
-        )
-    return found
+    path: Path
+    confidence: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -212,34 +142,144 @@ class _RawMap:
     is_whole: bool  # whole numbers, as opposed to floats
 
 
-def _read(camera: Camera, path: Path, confidence: Path | None) -> _RawMap:
-    """Values of a map, without distortion."""
-    numbers = _values_of(path)
+@dataclass(frozen=True)
+class _AlignedMaps:
+    """Depth maps in the units of the scene."""
+
+    kind: str  # what the values were taken for, for messages
+    depths: dict[str, np.ndarray]  # of the maps that fit, by name, 0 where unknown, (h, w)
+    wrong: dict[str, str]  # reasons for the others
+
+
+def _resize_nearest(values: Tensor, camera: Camera) -> Tensor:
+    """Return the nearest value of a map at each pixel of a view. (h, w) -> (H, W)"""
+    height, width = values.shape
+    rows = torch.arange(camera.height, device="cpu") * height // camera.height
+    columns = torch.arange(camera.width, device="cpu") * width // camera.width
+    return values[rows[:, None], columns]
+
+
+def known_depths(
+    cameras: Sequence[Camera],
+    root: Path,
+    options: DepthOptions,
+    observations: Observations | None,
+    notify: Notify,
+) -> KnownDepths:
+    """Find and read the depth maps of the cameras, at their calibrated size, and align them."""
+    files = _find_files(cameras, root, options)
+    if not files:
+        return NOTHING_KNOWN
+    with_files = [camera for camera in cameras if camera.name in files]
+    raw_maps = in_parallel(lambda camera: _read(camera, files[camera.name]), with_files)
+    by_name = {camera.name: raw for camera, raw in zip(with_files, raw_maps, strict=True)}
+    if observations is None:
+        aligned = _in_metres(by_name, options.depth_unit)
+    else:
+        aligned = _align(with_files, by_name, observations)
+    reasons = shortened([f"{name} ({reason})" for name, reason in aligned.wrong.items()], 5)
+    if len(aligned.wrong) > MAX_WRONG * len(by_name) or not aligned.depths:
+        notify(f"left out all depth maps, which do not fit the points: {reasons or aligned.kind}")
+        return NOTHING_KNOWN
+    notify(f"depth maps of {len(aligned.depths)} of {len(cameras)} photographs, {aligned.kind}")
+    if aligned.wrong:
+        notify(f"left out {len(aligned.wrong)} depth maps that do not fit the points: {reasons}")
+    maps = {}
+    for name, values in aligned.depths.items():
+        maps[name] = DepthMap(files[name].path, torch.from_numpy(_in_float32(values)))
+    unit = options.depth_unit if observations is None else AUTO
+    return KnownDepths(maps, options.depth_weight, unit)
+
+
+def _in_metres(raw_maps: Mapping[str, _RawMap], unit: str) -> _AlignedMaps:
+    """Convert maps to metres, where no points tell their scale.
+
+    Args:
+        unit: One of ``UNITS``, or ``AUTO``.
+    """
+    units = {}
+    for name, raw in raw_maps.items():
+        automatic = "mm" if raw.is_whole else "m"
+        units[name] = automatic if unit == AUTO else unit
+    if unit == AUTO:
+        used_units = set(units.values())
+        texts = [text for name, text in _UNIT_TEXTS.items() if name in used_units]
+        kind = f"{' and '.join(texts)}, because no points tell their scale (--depth_unit)"
+    else:
+        kind = f"in {unit} by --depth_unit"
+    depths = {name: UNITS[units[name]] * raw.values for name, raw in raw_maps.items()}
+    return _AlignedMaps(kind, depths, wrong={})
+
+
+def _find_files(
+    cameras: Sequence[Camera], root: Path, options: DepthOptions
+) -> dict[str, _DepthFiles]:
+    """Return the files of the depth map of each view that has one."""
+    if options.depths == NONE or options.depth_weight == 0:
+        return {}
+    folder = _find_folder(root, options.depths)
+    if folder is None:
+        return {c.name: _DepthFiles(c.depth_path) for c in cameras if c.depth_path is not None}
+    names = [camera.name for camera in cameras]
+    maps = ImagePlaces(ImageFolder(folder, suffixes=FILES)).find_all(names)
+    confidence_folder = ImageFolder(folder.parent / CONFIDENCE, suffixes=FILES)
+    confidences = ImagePlaces(confidence_folder).find_all(names)
+    files = {}
+    for name, path in maps.items():
+        if path is not None:
+            files[name] = _DepthFiles(path, confidences[name])
+    if not files and options.depths is not None:
+        raise UserError(
+            f"{folder}: no depth map belongs to a photograph; name them as {cameras[0].name}.png"
+        )
+    return files
+
+
+def _find_folder(root: Path, named: str | None) -> Path | None:
+    """Return the folder of the depth maps; None if none is named and the scene has none."""
+    if named is None:
+        folder = root / FOLDER
+        return folder if folder.is_dir() else None
+    for folder in (root / named, Path(named)):
+        if folder.is_dir():
+            return folder
+    raise UserError(f"--depths {named}: no such folder, in {root} or by itself")
+
+
+def _read(camera: Camera, files: _DepthFiles) -> _RawMap:
+    """Read a map, reduced and without distortion."""
+    path = files.path
+    numbers = _read_numbers(path)
     is_whole = numbers.dtype.kind in "ui"
     values = _clean(numbers.astype(np.float64))
     height, width = values.shape
     advice = "replace it, or pass --depths none"
     images.require_aspect(path, "depth map", (width, height), camera, advice)
-    if confidence is not None:
-        levels = _values_of(confidence)
+    if files.confidence is not None:
+        levels = _read_numbers(files.confidence)
         if levels.shape != values.shape:
-            raise UserError(f"{confidence}: not the size of {path}; replace it, or remove it")
-        values = np.where(levels >= (1 if levels.max() <= 2 else 128), values, 0.0)
+            raise UserError(f"{files.confidence}: not the size of {path}; replace it, or remove it")
+        is_small_scale = levels.max() <= 2
+        least = _LEAST_CONFIDENCE if is_small_scale else _LEAST_CONFIDENCE_BYTE
+        values = np.where(levels >= least, values, 0.0)
     step = -(-max(width, height) // MAX_SIDE)
     values = values[step // 2 :: step, step // 2 :: step]
-    return _RawMap(_undistorted(values, camera) if camera.lens else values, is_whole)
+    if camera.lens:
+        values = _undistort(values, camera)
+    return _RawMap(values, is_whole)
 
 
-def _values_of(path: Path) -> np.ndarray:
-    """A file's numbers, of its type. (h, w)"""
+def _read_numbers(path: Path) -> np.ndarray:
+    """Read the numbers of a file, in its type. (h, w)"""
     advice = "replace the file, or pass --depths none"
     kinds = (*images.IMAGE_ERRORS, tokenize.TokenError, zipfile.BadZipFile, StopIteration)
     with explained(f"cannot read the depth map {path}:", advice, *kinds):
-        if path.suffix.lower() == ".npy":
+        suffix = path.suffix.lower()
+        if suffix == ".npy":
             values = np.load(require_regular_file(path), allow_pickle=False)
             if not isinstance(values, np.ndarray):
                 raise ValueError("it is a ZIP file of arrays, not one array")
-        elif path.suffix.lower() == ".exr":
+        elif suffix == ".exr":
             (exr,) = load_package(f"reading {path}", "OpenEXR", "OpenEXR")
             channels = exr.File(str(path)).channels()
             values = next(iter(channels.values())).pixels
@@ -255,105 +295,155 @@ def _values_of(path: Path) -> np.ndarray:
 
 
 def _clean(values: np.ndarray) -> np.ndarray:
+    """Set values that are not finite or not positive to 0."""
     return np.where(np.isfinite(values) & (values > 0), values, 0.0)
 
 
 def _in_float32(values: np.ndarray) -> np.ndarray:
-    """Depths in float32; those that it cannot hold are unknown."""
+    """Convert depths to float32; those that it cannot hold become unknown."""
     with np.errstate(over="ignore"):
         return _clean(values.astype(np.float32))
 
 
-def _undistorted(values: np.ndarray, camera: Camera) -> np.ndarray:
-    """The nearest value of the map as it was taken, at the pixels of the undistorted view."""
+def _undistort(values: np.ndarray, camera: Camera) -> np.ndarray:
+    """Return the nearest value of a distorted map at the pixels of the undistorted view. (h, w)"""
     height, width = values.shape
     view = camera.resized(width, height)
     rays = pixel_rays(view, dtype=torch.float64, device="cpu").reshape(-1, 3).numpy()
     lens = images.lens_of(camera.lens, width, height)
     x, y = np.floor(lens.img_from_cam(rays, check_cheirality=False)).T
     inside = (x >= 0) & (y >= 0) & (x < width) & (y < height)
-    row, column = (np.where(inside, at, 0).astype(int) for at in (y, x))
-    return np.where(inside, values[row, column], 0.0).reshape(height, width)
+    rows = np.where(inside, y, 0).astype(int)
+    columns = np.where(inside, x, 0).astype(int)
+    return np.where(inside, values[rows, columns], 0.0).reshape(height, width)
 
 
 @dataclass(frozen=True)
 class _Samples:
-    """Values of a map and depths of points that its photograph observes. (n,) each"""
+    """Values of a map and depths of the points that its image observes. (n,) each"""
 
     values: np.ndarray
     depths: np.ndarray
 
     def error(self, depth_of: _DepthOf) -> float:
-        """Median relative error of the depths that a model makes of the values."""
-        return float(np.median(np.abs(depth_of(self.values) / self.depths - 1)))
+        """Return the median relative error of the depths that a model makes of the values."""
+        ratios = depth_of(self.values) / self.depths
+        return float(np.median(np.abs(ratios - 1)))
 
     def fit(self, depth_of: _DepthOf) -> bool:
-        constant = self.error(lambda values: np.full_like(values, np.median(self.depths)))
-        limit = min(max(FINE_ERROR, CONSTANT_SHARE * constant), MAX_ERROR)
+        """Whether the map fits the points by a model."""
+        middle = np.median(self.depths)
+        constant_error = self.error(lambda values: np.full_like(values, middle))
+        limit = min(max(FINE_ERROR, CONSTANT_SHARE * constant_error), MAX_ERROR)
         return self.error(depth_of) <= limit
 
 
-def _samples(camera: Camera, values: np.ndarray, observations: Observations) -> _Samples:
-    seen = observations.seen(camera)
-    if seen is None:
+def _sample(camera: Camera, values: np.ndarray, observations: Observations) -> _Samples:
+    """Read a map at the points that its image observes."""
+    points = observations.seen(camera)
+    if points is None:
         return _Samples(np.empty(0), np.empty(0))
     height, width = values.shape
-    column, row = (seen.pixels * (width / camera.width, height / camera.height)).astype(int).T
-    at = values[row.clip(0, height - 1), column.clip(0, width - 1)]
-    return _Samples(at[at > 0], seen.depths[at > 0])
+    scale = (width / camera.width, height / camera.height)
+    columns, rows = (points.pixels * scale).astype(int).T
+    sampled = values[rows.clip(0, height - 1), columns.clip(0, width - 1)]
+    is_known = sampled > 0
+    return _Samples(sampled[is_known], points.depths[is_known])
 
 
 def _align(
-    cameras: Sequence[Camera], raw: Mapping[str, np.ndarray], observations: Observations
-) -> tuple[str, dict[str, np.ndarray], dict[str, str]]:
-    """What the values are; depths of the maps that fit; the others with the reason."""
-    samples = {c.name: _samples(c, raw[c.name], observations) for c in cameras}
-    known = {name: s for name, s in samples.items() if len(s.values) >= MIN_POINTS}
-    if not known:
-        return "which no point tells the scale of", {}, {}
-    ratios = np.concatenate([s.depths / s.values for s in known.values()])
-    scale = float(np.median(ratios))
-    fits: dict[str, dict[str, _DepthOf]] = {
-        "in one unit": dict.fromkeys(raw, lambda d: scale * d),
-        "each with a scale and a shift": {n: _fitted(s, False) for n, s in known.items()},
-        "reciprocals, each with a scale and a shift": {
-            n: _fitted(s, True) for n, s in known.items()
-        },
-    }
-    errors = {
-        kind: median(known[name].error(model[name]) for name in known)
-        for kind, model in fits.items()
-    }
-    sensor = next(iter(fits))
-    best = min(errors, key=errors.__getitem__)
-    kind = sensor if errors[sensor] <= SENSOR_ERROR * errors[best] else best
+    cameras: Sequence[Camera], raw_maps: Mapping[str, _RawMap], observations: Observations
+) -> _AlignedMaps:
+    """Fit all models to the observed points, and convert the maps by the best one."""
+    samples = {}
+    for camera in cameras:
+        sample = _sample(camera, raw_maps[camera.name].values, observations)
+        if len(sample.values) >= MIN_POINTS:
+            samples[camera.name] = sample
+    if not samples:
+        return _AlignedMaps("which no point tells the scale of", depths={}, wrong={})
+    models = _fit_models(raw_maps, samples)
+    kind = _best_kind(models, samples)
     depths = {}
     wrong = {}
-    for name, depth_of in fits[kind].items():
-        if name in known and not known[name].fit(depth_of):
-            wrong[name] = f"off by {known[name].error(depth_of):.0%}"
-        else:
-            depths[name] = np.where(raw[name] > 0, depth_of(raw[name]), 0.0)
-    return kind, depths, wrong
+    for name, depth_of in models[kind].items():
+        sample = samples.get(name)
+        if sample is not None and not sample.fit(depth_of):
+            wrong[name] = f"off by {sample.error(depth_of):.0%}"
+            continue
+        values = raw_maps[name].values
+        depths[name] = np.where(values > 0, depth_of(values), 0.0)
+    return _AlignedMaps(kind, depths, wrong)
 
 
-def _fitted(samples: _Samples, reciprocal: bool) -> _DepthOf:
-    """Scale and shift with the least sum of relative errors, by reweighted least squares."""
-    d = samples.values
-    z = samples.depths
-    target, relative = (1 / z, z) if reciprocal else (z, 1 / z)
-    weights = np.ones_like(d)
-    for _ in range(_ROUNDS):
-        root = np.sqrt(weights) * relative
-        rows = np.stack([d, np.ones_like(d)], axis=1) * root[:, None]
-        line = np.linalg.lstsq(rows, target * root, rcond=None)[0]
-        weights = 1 / np.maximum(np.abs(line[0] * d + line[1] - target) * relative, 1e-3)
-    scale = float(line[0])
-    shift = float(line[1])
+def _fit_models(
+    raw_maps: Mapping[str, _RawMap], samples: Mapping[str, _Samples]
+) -> dict[str, dict[str, _DepthOf]]:
+    """Fit each kind of model: for all maps one scale, or for each its own scale and shift."""
+    ratios = np.concatenate([sample.depths / sample.values for sample in samples.values()])
+    scale = float(np.median(ratios))
+
+    def scaled(values: np.ndarray) -> np.ndarray:
+        return scale * values
+
+    return {
+        _IN_ONE_UNIT: dict.fromkeys(raw_maps, scaled),
+        _LINEAR: {name: _fit_line(sample) for name, sample in samples.items()},
+        _RECIPROCAL: {name: _fit_reciprocal(sample) for name, sample in samples.items()},
+    }
+
+
+def _best_kind(
+    models: Mapping[str, Mapping[str, _DepthOf]], samples: Mapping[str, _Samples]
+) -> str:
+    """Return the kind of model that fits best; one unit for all where that is nearly as good."""
+    errors = {}
+    for kind, depth_of in models.items():
+        errors[kind] = median(sample.error(depth_of[name]) for name, sample in samples.items())
+    best = min(errors, key=errors.__getitem__)
+    if errors[_IN_ONE_UNIT] <= SENSOR_ERROR * errors[best]:
+        return _IN_ONE_UNIT
+    return best
+
+
+def _fit_line(samples: _Samples) -> _DepthOf:
+    """Fit depths as a scale and a shift of the values."""
+    depths = samples.depths
+    scale, shift = _robust_line(samples.values, depths, 1 / depths)
 
     def depth_of(values: np.ndarray) -> np.ndarray:
-        found = scale * values + shift
-        with np.errstate(divide="ignore"):
-            return 1 / found if reciprocal else found
+        return scale * values + shift
 
     return depth_of
+
+
+def _fit_reciprocal(samples: _Samples) -> _DepthOf:
+    """Fit reciprocals of depths as a scale and a shift of the values."""
+    depths = samples.depths
+    scale, shift = _robust_line(samples.values, 1 / depths, depths)
+
+    def depth_of(values: np.ndarray) -> np.ndarray:
+        with np.errstate(divide="ignore"):
+            return 1 / (scale * values + shift)
+
+    return depth_of
+
+
+def _robust_line(
+    values: np.ndarray, target: np.ndarray, relative: np.ndarray
+) -> tuple[float, float]:
+    """Return scale and shift with the least sum of errors, by reweighted least squares.
+
+    Args:
+        values: (n,)
+        target: Is approximated by ``scale * values + shift``. (n,)
+        relative: Weight of the error of each value. (n,)
+    """
+    weights = np.ones_like(values)
+    columns = np.stack([values, np.ones_like(values)], axis=1)
+    for _ in range(_ROUNDS):
+        root = np.sqrt(weights) * relative
+        line = np.linalg.lstsq(columns * root[:, None], target * root, rcond=None)[0]
+        errors = np.abs(line[0] * values + line[1] - target) * relative
+        weights = 1 / np.maximum(errors, 1e-3)
+    return float(line[0]), float(line[1])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Photographs: decoded at a size, freed of a lens's distortion, kept decoded.
+"""Images: decoded at a size, undistorted, and cached.
 
 Images stay 8-bit until the device needs them; the next one is decoded on a background thread.
 """
@@ -52,15 +52,14 @@ _TWO_FOCALS = {
     "SIMPLE_RADIAL_FISHEYE": ("OPENCV_FISHEYE", 8),
     "RADIAL_FISHEYE": ("OPENCV_FISHEYE", 8),
 }
-"""COLMAP's lenses with one focal length: which one with two, and how many parameters, is equal."""
+"""COLMAP's lens models with one focal length: the equal one with two, and how many parameters."""
 
-_TRIM_BYTES = 1 << 28  # decoded between two trims: photographs that leave make gaps in the heap
-
-_FALLBACK_BUDGET = 2 << 30
+_TRIM_BYTES = 1 << 28  # decoded between two trims: images that are dropped leave gaps in the heap
+_FALLBACK_BUDGET = 2 << 30  # bytes, where the free memory is unknown
 
 
 def composited(photograph: Tensor, color: Tensor) -> Tensor:
-    """The object of a photograph on a plain background, rounded to 8 bits. (H, W, 3) uint8
+    """Composite the object of an image on a plain background, in 8 bits. (H, W, 3) uint8
 
     Args:
         photograph: Colours and mask. (H, W, 4) uint8
@@ -77,7 +76,7 @@ def composited(photograph: Tensor, color: Tensor) -> Tensor:
 
 
 def dilated(mask: Tensor, pixels: int) -> Tensor:
-    """A mask grown by some pixels on each side, diagonals included. (H, W) bool -> (H, W) bool"""
+    """Grow a mask by some pixels on each side, diagonals included. (H, W) bool -> (H, W) bool"""
     if pixels == 0:
         return mask
     grown = functional.max_pool2d(mask[None, None].float(), 2 * pixels + 1, 1, pixels)
@@ -85,16 +84,16 @@ def dilated(mask: Tensor, pixels: int) -> Tensor:
 
 
 def eroded(mask: Tensor, pixels: int) -> Tensor:
-    """A mask shrunk by some pixels on each side; nothing is lost at the border of the image."""
+    """Shrink a mask by some pixels on each side, but not at the border of the image. (H, W) bool"""
     return ~dilated(~mask, pixels)
 
 
 def outlined(photograph: Tensor) -> Tensor:
-    """A photograph with the outline of its mask drawn in. (H, W, 3 or 4) -> (H, W, 3) uint8"""
+    """Draw the outline of its mask into an image. (H, W, 3 or 4) -> (H, W, 3) uint8"""
     if photograph.shape[-1] == 3:
         return photograph
     counted = photograph[..., 3] >= COUNTS
-    # A line that is still seen where the picture is shown small.
+    # A line that is still visible where the image is shown small.
     width = max(1, max(counted.shape) // 400)
     edge = dilated(counted, width) & ~counted
     color = torch.tensor(OUTLINE, dtype=torch.uint8, device=photograph.device)
@@ -102,12 +101,14 @@ def outlined(photograph: Tensor) -> Tensor:
 
 
 def image_size(path: Path) -> tuple[int, int]:
+    """Return width and height of an image file in pixels."""
     with open_image(path) as image:
         return image.size
 
 
 @contextlib.contextmanager
 def open_image(path: Path) -> Iterator[Image.Image]:
+    """Open an image file; errors while it is read become a ``UserError``."""
     require_regular_file(path, missing_ok=True)
     with (
         explained(f"cannot read the image {path}:", "replace the file", *IMAGE_ERRORS),
@@ -117,7 +118,7 @@ def open_image(path: Path) -> Iterator[Image.Image]:
 
 
 def colors_of(image: Image.Image) -> Image.Image:
-    """An image of any mode and depth as 8-bit RGB, or RGBA where something may be transparent."""
+    """Convert an image of any mode and depth to 8-bit RGB, or RGBA if it has transparency."""
     if image.mode == "F" or image.mode.startswith("I"):
         values = np.asarray(image).astype(np.float64)
         # Floats are 0 to 1, integers have 16 bits.
@@ -127,6 +128,7 @@ def colors_of(image: Image.Image) -> Image.Image:
 
 
 def has_alpha(image: Image.Image) -> bool:
+    """Whether an image has an alpha channel or a transparent colour."""
     return not {"A", "a"}.isdisjoint(image.getbands()) or "transparency" in image.info
 
 
@@ -150,45 +152,46 @@ def decode_image(path: Path, width: int, height: int, white_background: bool = F
 
 
 def decode_mask(mask: ViewMask, width: int, height: int, upright: bool = False) -> np.ndarray:
-    """Decode a mask, each pixel the mean of what it covers. (height, width) uint8, 255 counts"""
+    """Decode a mask; each pixel is the mean of those it covers. (height, width) uint8"""
     values, _ = read_mask(mask, upright)
     return resized_mask(values, width, height)
 
 
 def read_mask(mask: ViewMask, upright: bool = False) -> tuple[np.ndarray, MaskLevels | None]:
-    """A mask at the size of its file, (H, W) uint8, 255 counts; and the values of the file.
+    """Read a mask at the size of its file, (H, W) uint8, 255 counts, and the values of the file.
 
-    Values of a photograph's transparency mean themselves, so there are no levels of them.
+    An image's transparency needs no interpretation, so there are no levels of it.
     """
     with open_image(mask.path) as image:
         oriented = ImageOps.exif_transpose(image) if upright else image
         oriented.format = image.format
-        levels = None
+        alpha = _alpha_of(oriented)
         if mask.alpha:
-            values = _alpha_of(oriented)
-            if values is None:
+            levels = None
+            values = alpha
+            if alpha is None:
                 values = np.full(oriented.size[::-1], 255, np.uint8)
         else:
             brightness = brightness_of(oriented)
             levels = levels_of(oriented, brightness)
             values = counted(brightness, levels, mask.white)
-            alpha = _alpha_of(oriented)
             if alpha is not None:
                 values = (values.astype(np.uint16) * alpha // 255).astype(np.uint8)
     if mask.lens:
-        values = undistorted(values, lens_of(mask.lens, values.shape[1], values.shape[0]))
+        height, width = values.shape
+        values = undistorted(values, lens_of(mask.lens, width, height))
     return np.ascontiguousarray(values), levels
 
 
 def _alpha_of(image: Image.Image) -> np.ndarray | None:
-    """The transparency of an image; None where it has none. (H, W) uint8, 255 is opaque"""
+    """Return the transparency of an image, (H, W) uint8, 255 is opaque; None without any."""
     if not has_alpha(image):
         return None
     return np.asarray(image.convert("RGBA").getchannel("A"))
 
 
 def resized_mask(values: np.ndarray, width: int, height: int) -> np.ndarray:
-    """A mask of another size, each pixel the mean of what it covers. (height, width) uint8"""
+    """Resize a mask; each pixel is the mean of those it covers. (height, width) uint8"""
     flat = Image.fromarray(values)
     if flat.size != (width, height):
         flat = flat.resize((width, height), Image.Resampling.BOX)
@@ -196,19 +199,21 @@ def resized_mask(values: np.ndarray, width: int, height: int) -> np.ndarray:
 
 
 def decode_view(camera: Camera, white_background: bool = False) -> np.ndarray:
-    """The photograph of a camera at its size, with its mask. (H, W, 3) or (H, W, 4) uint8
+    """Decode the image of a camera at its size, with its mask. (H, W, 3) or (H, W, 4) uint8
 
-    Colours of photographs that are masked by their transparency are not composited.
+    Colours of images that are masked by their transparency are not composited.
     """
     if camera.image_path is None:
         raise UserError(f"camera {camera.name} has no image; check the scene's image folder")
     path = camera.image_path
-    size = (camera.width, camera.height)
+    width = camera.width
+    height = camera.height
     mask = camera.mask
     if mask is None:
-        return decode_image(path, *size, white_background)
-    values = decode_mask(mask, *size)[..., None]
-    colors = decode_image(path, *size, white_background and not mask.alpha)
+        return decode_image(path, width, height, white_background)
+    values = decode_mask(mask, width, height)[..., None]
+    has_white_background = white_background and not mask.alpha
+    colors = decode_image(path, width, height, has_white_background)
     if mask.alpha:
         # Composited on black they were multiplied by alpha, which compositing does again.
         straight = colors.astype(np.uint16) * 255 // np.maximum(values, 1)
@@ -217,7 +222,7 @@ def decode_view(camera: Camera, white_background: bool = False) -> np.ndarray:
 
 
 def fit_to_file(camera: Camera) -> Camera:
-    """The camera at the size of its image file, which may have been scaled after calibration."""
+    """Return the camera at the size of its image, which may have been scaled after calibration."""
     if camera.image_path is None:
         return camera
     width, height = image_size(camera.image_path)
@@ -234,27 +239,37 @@ def fit_to_file(camera: Camera) -> Camera:
 
 
 def require_aspect(path: Path, what: str, size: tuple[int, int], camera: Camera, help: str) -> None:
-    """Check that what belongs to a photograph, of a size in pixels, has its aspect ratio."""
+    """Check that a mask or a depth map has the aspect ratio of its image.
+
+    Args:
+        path: Its file, for the message of an error.
+        what: Its kind, for the message.
+        size: Its width and height in pixels.
+        help: Advice for the message.
+    """
     width, height = size
-    # Of an undistorted copy it may be that of the original, which has another size.
-    source = camera.source_path
-    expected = (camera.width, camera.height) if source is None else image_size(source)
+    image_width = camera.width
+    image_height = camera.height
+    if camera.source_path is not None:
+        # The file may belong to the original of an undistorted copy, which has another size.
+        image_width, image_height = image_size(camera.source_path)
     # Each side of a scaled image is off by less than one pixel of the scaled size.
-    slack = max(sum(expected), width + height)
-    if abs(width * expected[1] - height * expected[0]) > slack:
+    slack = max(image_width + image_height, width + height)
+    if abs(width * image_height - height * image_width) > slack:
         raise UserError(
             f"{path}: the {what} is {width} x {height} px, its photograph {camera.name} "
-            f"{expected[0]} x {expected[1]} px, another aspect ratio; {help}"
+            f"{image_width} x {image_height} px, another aspect ratio; {help}"
         )
 
 
 class ImageStore(contextlib.AbstractContextManager):
-    """Decoded training images under a byte budget, the least recently used leaving first.
+    """Decoded training images under a byte budget, the least recently used are dropped first.
 
     One thread uses a store; decoding ahead happens on one background thread.
 
     Args:
         budget_bytes: Bytes of decoded images to keep; None allows a quarter of the free memory.
+        sharers: Processes that share the free memory.
     """
 
     def __init__(
@@ -262,8 +277,8 @@ class ImageStore(contextlib.AbstractContextManager):
     ) -> None:
         self._white_background = white_background
         if budget_bytes is None:
-            free = available_bytes()
-            budget_bytes = _FALLBACK_BUDGET if free is None else free // (4 * sharers)
+            free_bytes = available_bytes()
+            budget_bytes = _FALLBACK_BUDGET if free_bytes is None else free_bytes // (4 * sharers)
         self._budget = budget_bytes
         self._images: OrderedDict[tuple, Tensor] = OrderedDict()
         self._pending: dict[tuple, Future[Tensor]] = {}
@@ -273,11 +288,11 @@ class ImageStore(contextlib.AbstractContextManager):
         self._device: torch.device | None = None
 
     def serve(self, device: torch.device) -> None:
-        """From now on decode for this device, see :func:`~sugar_utils.device.pinned`."""
+        """Decode for this device from now on, see :func:`~sugar_utils.device.pinned`."""
         self._device = device
 
     def get(self, camera: Camera) -> Tensor:
-        """The photograph of a camera at its size, on the CPU; it is shared, do not write to it.
+        """Return the image of a camera at its size, on the CPU; it is shared, do not write to it.
 
         (H, W, 3), or (H, W, 4) with a mask, uint8
         """
@@ -291,28 +306,35 @@ class ImageStore(contextlib.AbstractContextManager):
         return image
 
     def scaled(self, camera: Camera, scale: float, make: Callable[[Tensor], Tensor]) -> Tensor:
-        """A smaller copy of a photograph, kept under the same budget as photographs."""
+        """Return a smaller copy of an image, kept under the same budget as images.
+
+        Args:
+            make: Makes the copy from the image.
+        """
         key = _store_key(camera, scale)
-        whole = _store_key(camera)
+        original_key = _store_key(camera)
         if key in self._images:
             self._images.move_to_end(key)
             return self._images[key]
         copy = make(self.get(camera))
-        if whole in self._images:
-            # The next to leave: copies are asked for again, and they are made of it but once.
-            self._images.move_to_end(whole, last=False)
+        if original_key in self._images:
+            # Drop it next: copies are asked for again, and are made from it only once.
+            self._images.move_to_end(original_key, last=False)
         self._keep(key, copy)
         return copy
 
     def has_scaled(self, camera: Camera, scale: float) -> bool:
+        """Whether a smaller copy is kept."""
         return _store_key(camera, scale) in self._images
 
     def drop_scaled(self, scale: float) -> None:
-        for key in [key for key in self._images if key[-1] == scale]:
+        """Drop all copies of a scale."""
+        keys = [key for key in self._images if key[-1] == scale]
+        for key in keys:
             self.n_bytes -= held_bytes(self._images.pop(key))
 
     def shown(self, camera: Camera) -> Tensor:
-        """The photograph as figures and pictures see it: an object on the plain background."""
+        """Return the image for figures and pictures: an object is on the plain background."""
         image = self.get(camera)
         if not camera.shows_object:
             return image
@@ -321,11 +343,12 @@ class ImageStore(contextlib.AbstractContextManager):
         return torch.cat([composited(image, plain), image[..., 3:]], dim=2)
 
     def prefetch(self, camera: Camera) -> None:
-        """Start decoding the photograph of a camera; errors surface when it is asked for."""
+        """Start decoding the image of a camera; errors are raised when it is asked for."""
         key = _store_key(camera)
         if key in self._images or key in self._pending:
             return
-        for other in [k for k, future in self._pending.items() if future.done()]:
+        finished = [other for other, future in self._pending.items() if future.done()]
+        for other in finished:
             future = self._pending.pop(other)
             # A failed prefetch is decoded again, and raises, when the image is requested.
             if future.exception() is None:
@@ -353,10 +376,12 @@ class ImageStore(contextlib.AbstractContextManager):
             self.n_bytes -= held_bytes(self._images.popitem(last=False)[1])
 
     def limit(self, budget_bytes: int) -> None:
+        """Change the byte budget, and drop images until it is met."""
         self._budget = budget_bytes
         self._drop_to(budget_bytes)
 
     def close(self) -> None:
+        """Stop decoding and drop all images."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._pending.clear()
         self._images.clear()
@@ -369,7 +394,7 @@ class ImageStore(contextlib.AbstractContextManager):
 def shared_or_own_store(
     shared: ImageStore | None, white_background: bool, sharers: int = 1
 ) -> contextlib.AbstractContextManager[ImageStore]:
-    """A store for one stage: the shared one, which stays open, or an own one, closed at the end."""
+    """Return a store for one stage: the shared one, which stays open, or one that is closed."""
     if shared is not None:
         return contextlib.nullcontext(shared)
     return ImageStore(white_background, sharers=sharers)
@@ -380,22 +405,26 @@ def _store_key(camera: Camera, scale: float = 1.0) -> tuple:
 
 
 def lens_text(lens: Any) -> str:
+    """Return a pycolmap.Camera as text, see :func:`lens_of`."""
     return f"{lens.model_name} {lens.width} {lens.height} {list(lens.params)}"
 
 
 def lens_of(text: str, width: int, height: int) -> Any:
-    """The pycolmap camera of a :func:`lens_text`, for pictures of another size."""
-    model, own_width, own_height, rest = text.split(" ", 3)
+    """Return the pycolmap.Camera of a :func:`lens_text`, for images of another size."""
+    model, stored_width, stored_height, params_text = text.split(" ", 3)
     # Lists of numpy's numbers name their type.
-    numbers = re.findall(r"[-+]?\d[\d.]*(?:e[-+]?\d+)?", rest.replace("float64", ""))
+    numbers = re.findall(r"[-+]?\d[\d.]*(?:e[-+]?\d+)?", params_text.replace("float64", ""))
     lens = load_pycolmap().Camera(
-        model=model, width=int(own_width), height=int(own_height), params=list(map(float, numbers))
+        model=model,
+        width=int(stored_width),
+        height=int(stored_height),
+        params=[float(number) for number in numbers],
     )
     return _scaled_lens(lens, width, height)
 
 
 def lens_at(lens: Any, width: int, height: int) -> Any | None:
-    """A pycolmap camera for pictures of another size; None if that has another aspect ratio."""
+    """Return a pycolmap.Camera for images of another size; None for another aspect ratio."""
     # Each side of a scaled picture is off by less than one pixel.
     if abs(width * lens.height - height * lens.width) > lens.width + lens.height:
         return None
@@ -403,7 +432,7 @@ def lens_at(lens: Any, width: int, height: int) -> Any | None:
 
 
 def _scaled_lens(lens: Any, width: int, height: int) -> Any:
-    """A pycolmap camera whose pictures were scaled to a size in whole pixels."""
+    """Return a pycolmap.Camera whose images were scaled to a size in whole pixels."""
     if (width, height) == (lens.width, lens.height):
         return lens
     pycolmap = load_pycolmap()
@@ -420,17 +449,19 @@ def _scaled_lens(lens: Any, width: int, height: int) -> Any:
 
 
 def undistorted_camera(lens: Any) -> Any:
-    """The pycolmap camera of :func:`undistorted` pictures: a pinhole, with their size."""
+    """Return the pycolmap.Camera of :func:`undistorted` images: a pinhole, with their size."""
     pycolmap = load_pycolmap()
     return pycolmap.undistort_camera(pycolmap.UndistortCameraOptions(), lens)
 
 
 def undistorted(pixels: np.ndarray, lens: Any) -> np.ndarray:
-    """A picture as a lens without distortion would have taken it. (H, W) or (H, W, C) uint8"""
+    """Undistort an image. (H, W) or (H, W, C) uint8"""
     pycolmap = load_pycolmap()
     if pixels.ndim == 3 and pixels.shape[2] == 4:
-        # Four channels are no picture to COLMAP, so transparency goes by itself.
-        return np.dstack([undistorted(own, lens) for own in (pixels[..., :3], pixels[..., 3])])
+        # COLMAP has no images with four channels, so transparency is undistorted by itself.
+        colors = undistorted(pixels[..., :3], lens)
+        alpha = undistorted(pixels[..., 3], lens)
+        return np.dstack([colors, alpha])
     bitmap = pycolmap.Bitmap.from_array(np.ascontiguousarray(pixels))
     options = pycolmap.UndistortCameraOptions()
     return pycolmap.undistort_image(options, bitmap, lens)[0].to_array()

@@ -42,11 +42,12 @@ class MaskLevels:
 
     @property
     def may_be_labels(self) -> bool:
+        """Whether there are few values, as of labels, and they are exact."""
         return not self.is_lossy and len(self.values) <= MAX_LABELS
 
 
 def brightness_of(image: Image.Image) -> np.ndarray:
-    """The brightest channel of a mask file. (H, W) uint8, 0 only where all channels are 0"""
+    """Return the brightest channel of a mask file. (H, W) uint8, 0 only where all channels are"""
     if image.mode == "F" or image.mode.startswith("I"):
         values = np.nan_to_num(np.asarray(image).astype(np.float64)).clip(0)
         most = values.max(initial=0.0)
@@ -62,9 +63,13 @@ def brightness_of(image: Image.Image) -> np.ndarray:
 
 
 def levels_of(image: Image.Image, brightness: np.ndarray) -> MaskLevels:
-    """Statistics of an opened mask file, whose brightness is that of :func:`brightness_of`."""
-    values = np.flatnonzero(np.bincount(brightness.ravel(), minlength=WHITE + 1))
-    values = values[values > 0].tolist()
+    """Return the values of an opened mask file.
+
+    Args:
+        brightness: As of :func:`brightness_of`. (H, W) uint8
+    """
+    counts = np.bincount(brightness.ravel(), minlength=WHITE + 1)
+    values = [value for value in np.flatnonzero(counts).tolist() if value > 0]
     is_coloured = False
     if image.mode not in (*_GREY, "F") and not image.mode.startswith("I"):
         darkest = np.asarray(image.convert("RGB")).min(axis=2)
@@ -78,7 +83,7 @@ def levels_of(image: Image.Image, brightness: np.ndarray) -> MaskLevels:
 
 
 def white_of(levels: Sequence[MaskLevels]) -> int:
-    """The brightness that is white in the masks of a capture; ``LABELS`` where they hold labels."""
+    """Return the brightness that is white in the masks of a capture; ``LABELS`` for labels."""
     several = [level for level in levels if len(level.values) > 1]
     if not several:
         return WHITE
@@ -92,7 +97,12 @@ def white_of(levels: Sequence[MaskLevels]) -> int:
 
 
 def counted(brightness: np.ndarray, levels: MaskLevels, white: int) -> np.ndarray:
-    """Weight of each pixel. (H, W) uint8 -> (H, W) uint8, from ``COUNTS`` on it counts"""
+    """Return the weight of each pixel, which counts from ``COUNTS`` on. (H, W) uint8
+
+    Args:
+        brightness: (H, W) uint8
+        white: As of :func:`white_of`.
+    """
     if levels.is_two_valued or white == LABELS:
         return np.where(brightness > 0, WHITE, 0).astype(np.uint8)
     if white == WHITE:
@@ -102,16 +112,21 @@ def counted(brightness: np.ndarray, levels: MaskLevels, white: int) -> np.ndarra
 
 
 def description(levels: Sequence[tuple[str, MaskLevels]], white: int) -> str | None:
-    """A line about what is unusual in the masks of a capture, by name; None: nothing."""
+    """Describe unusual values in the masks of a capture; None if there are none.
+
+    Args:
+        levels: Of each mask, with its name.
+        white: As of :func:`white_of`.
+    """
     if white not in (WHITE, LABELS):
         return (
             f"masks are dim: the brightest value, {white}, is white; from half of it on they count"
         )
-    unusual = [
-        (name, level)
-        for name, level in levels
-        if (white == LABELS or level.is_two_valued) and level.brightest not in (0, WHITE)
-    ]
+    unusual = []
+    for name, level in levels:
+        holds_labels = white == LABELS or level.is_two_valued
+        if holds_labels and level.brightest not in (0, WHITE):
+            unusual.append((name, level))
     if not unusual:
         return None
     name, level = max(unusual, key=lambda pair: len(pair[1].values))

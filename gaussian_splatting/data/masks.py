@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding the masks of a capture's photographs, under the names that programs give them, and
-checking them before anything is written.
+"""Finding the masks of a capture's images, under the names that programs give them, and checking
+them before anything is written.
 
-| who | where |
+| program | files |
 |---|---|
 | COLMAP | ``masks/NAME.EXT.png`` |
 | Brush and many apps | ``masks/STEM.*`` |
 | others | ``masks/STEM_mask.*``, ``STEM-mask.*``, ``STEM.mask.*``, ``NAME.EXT.mask.*`` |
-| 2DGS, PGSR, GOF, DTU data | ``mask/000.png``, by the photographs' numbers or order |
+| 2DGS, PGSR, GOF, DTU data | ``mask/000.png``, by the images' numbers or order |
 | nerfstudio | ``mask_path`` of each frame in ``transforms.json`` |
 | NeRF-synthetic, cut-outs | alpha channel of the photograph |
 
-In all of them black is what does not count; see :mod:`~gaussian_splatting.data.mask_levels`.
+In all of them black pixels do not count; see :mod:`~gaussian_splatting.data.mask_levels`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -52,7 +52,7 @@ FOLDERS = ("masks", "mask")  # folders of a scene that are taken for masks unask
 OVERVIEW_SIDE = 512  # longest side in pixels of the small masks that are checked and carve the hull
 MAX_BLACK_SHARE = 0.25  # if of more masks nothing counts, they are no masks
 _ENDINGS = ("_mask", "-mask", ".mask")
-"""What names of masks may have behind the photograph's name, with its extension or without."""
+"""Endings of masks' names behind the image's name, with its extension or without."""
 
 _KEPT_OVERVIEWS = 4096
 _MEANING = {
@@ -60,8 +60,6 @@ _MEANING = {
     "ignore": "what is black in them is ignored (--mask_mode ignore)",
 }
 _flag = partial(flag, group="masks")
-
-_Found = tuple[str, list["ViewMask | None"]]
 TOLERANCE = 2  # pixels of the small masks by which a point may lie outside: poses are that wrong
 OUTLINE_ERRORS = 1.0  # the same in outline errors of the masks, where those are imprecise
 VOTES_SHARE = 0.1
@@ -75,6 +73,8 @@ _STEPS = 4  # steps of a pixel in which distances are stored, which end at 255 s
 
 @dataclass(frozen=True)
 class MaskOptions:
+    """Flags for masks."""
+
     masks: str | None = _flag(
         None,
         "folder of the masks, in the scene folder or anywhere; alpha: the transparency of "
@@ -100,41 +100,59 @@ NO_MASKS = MaskOptions(masks=NONE)
 def with_masks(
     cameras: Sequence[Camera], root: Path, options: MaskOptions, notify: Notify
 ) -> list[Camera]:
-    found = _find(cameras, root, options)
-    if found is None:
+    """Return the cameras with the masks that their images have, after all checks.
+
+    Args:
+        root: Scene folder.
+
+    Raises:
+        UserError: Named masks are not there, do not fit, or are black.
+    """
+    mask_files = _find(cameras, root, options)
+    if mask_files is None:
         return list(cameras)
-    place, masks = found
-    if not any(masks):
+    place = mask_files.place
+    if not any(mask_files.masks):
         advice = f"{place}: no mask belongs to a photograph; name them as {cameras[0].name}"
         if options.masks is not None:
             raise UserError(f"{advice}.png, or number them, or pass --masks none")
         notify(f"note: {advice}.png to use them; going on without masks")
         return list(cameras)
-    masked = [replace(c, mask=mask) for c, mask in zip(cameras, masks, strict=True)]
+    masked = []
+    for camera, mask in zip(cameras, mask_files.masks, strict=True):
+        masked.append(replace(camera, mask=mask))
     in_parallel(_check, masked)
     masked = _with_white(masked, notify)
-    empty = [camera for camera in masked if counts_nowhere(camera)]
-    if len(empty) > MAX_BLACK_SHARE * len(masked):
-        mask = empty[0].mask
-        reason = "the mask is all black"
-        if _file_overview(empty[0]).values.any():
-            reason = f"no pixel of the mask is at least {images.COUNTS} of 255"
-        raise UserError(
-            f"{mask.path}: {reason}, so nothing of {empty[0].name} would count; remove the mask, "
-            "or the photograph"
-        )
+    _refuse_black(masked)
     missing = [camera.name for camera in masked if camera.mask is None]
-    n = len(masked) - len(missing)
-    of = len(masked)
-    notify(f"masks of {n} of {of} photographs: {place}; {_MEANING[options.mask_mode]}")
+    n = len(masked)
+    n_masks = n - len(missing)
+    notify(f"masks of {n_masks} of {n} photographs: {place}; {_MEANING[options.mask_mode]}")
     if missing:
-        told = f"{len(missing)} of {of} photographs have no mask and count whole"
-        notify(f"note: {told} ({shortened(missing)})")
+        notify(
+            f"note: {len(missing)} of {n} photographs have no mask and count whole "
+            f"({shortened(missing)})"
+        )
     return masked
 
 
+def _refuse_black(cameras: Sequence[Camera]) -> None:
+    """Raise a ``UserError`` if nothing counts in so many masks that they are no masks."""
+    empty = [camera for camera in cameras if counts_nowhere(camera)]
+    if len(empty) <= MAX_BLACK_SHARE * len(cameras):
+        return
+    first = empty[0]
+    reason = "the mask is all black"
+    if _file_overview(first).values.any():
+        reason = f"no pixel of the mask is at least {images.COUNTS} of 255"
+    raise UserError(
+        f"{first.mask.path}: {reason}, so nothing of {first.name} would count; remove the mask, "
+        "or the photograph"
+    )
+
+
 def _with_white(cameras: Sequence[Camera], notify: Notify) -> list[Camera]:
-    """The cameras with masks that know which brightness is white in those of the capture."""
+    """Return the cameras with masks that know which brightness of the capture's masks is white."""
     masked = [camera for camera in cameras if camera.mask is not None and not camera.mask.alpha]
     levels = [(camera.mask.path.name, _file_overview(camera).levels) for camera in masked]
     white = mask_levels.white_of([level for _, level in levels])
@@ -171,14 +189,14 @@ def require_counted_pixels(cameras: Sequence[Camera]) -> None:
 def _is_empty(camera: Camera) -> bool:
     if camera.mask is None or (overview(camera) >= images.COUNTS).any():
         return False
-    # What is thin is lost in a small mask only.
+    # Thin parts are lost in a small mask only.
     values = images.decode_mask(camera.mask, camera.width, camera.height)
     return not (values >= images.COUNTS).any()
 
 
 @dataclass(frozen=True, eq=False)
 class _Overview:
-    """A mask file, seen small."""
+    """A reduced mask file."""
 
     values: np.ndarray  # above 0 where any of it counts, (H, W) uint8
     levels: MaskLevels | None  # values of the file; None of a photograph's transparency
@@ -186,19 +204,27 @@ class _Overview:
 
 
 def overview(camera: Camera) -> np.ndarray:
-    """The mask of a camera, ``OVERVIEW_SIDE`` long; above 0 where any of it counts. (H, W) uint8"""
+    """Return the mask of a camera, reduced; above 0 where any of it counts. (H, W) uint8
+
+    Its longest side has at most ``OVERVIEW_SIDE`` pixels.
+    """
     return _file_overview(camera).values
 
 
 def _file_overview(camera: Camera) -> _Overview:
     small = camera.reduced(OVERVIEW_SIDE)
     status = camera.mask.path.stat()
-    return _overview(camera.mask, small.width, small.height, (status.st_mtime_ns, status.st_size))
+    version = (status.st_mtime_ns, status.st_size)
+    return _overview(camera.mask, small.width, small.height, version)
 
 
 @functools.lru_cache(maxsize=_KEPT_OVERVIEWS)
 def _overview(mask: ViewMask, width: int, height: int, version: Any) -> _Overview:
-    """Kept, because every stage of a pipeline looks at the same masks; ``version`` of the file."""
+    """Read a mask file; cached, because every stage of a pipeline reads the same masks.
+
+    Args:
+        version: Time and size of the file, by which a change is noticed.
+    """
     file_values, levels = images.read_mask(mask)
     values = images.resized_mask(file_values, width, height)
     values.setflags(write=False)
@@ -206,47 +232,61 @@ def _overview(mask: ViewMask, width: int, height: int, version: Any) -> _Overvie
 
 
 def object_mask_path(folder: Path, name: str) -> Path:
+    """Return the path of the mask of an image in a folder of estimated masks."""
     parts = PurePosixPath(name.replace("\\", "/")).parts
-    return folder.joinpath(*(part for part in parts if part not in ("/", ".."))).with_name(
-        f"{PurePosixPath(parts[-1]).name}.png"
-    )
+    inner_parts = [part for part in parts if part not in ("/", "..")]
+    file_name = f"{PurePosixPath(parts[-1]).name}.png"
+    return folder.joinpath(*inner_parts).with_name(file_name)
 
 
 def with_object_masks(cameras: Sequence[Camera], folder: Path) -> list[Camera]:
-    """The cameras with the estimated masks that a folder holds in place of their own."""
-    paths = [object_mask_path(folder, camera.name) for camera in cameras]
-    return [
-        replace(c, mask=ViewMask(path, "object")) if path.is_file() else c
-        for c, path in zip(cameras, paths, strict=True)
-    ]
+    """Return the cameras with the estimated masks of a folder in place of their own."""
+    masked = []
+    for camera in cameras:
+        path = object_mask_path(folder, camera.name)
+        if path.is_file():
+            camera = replace(camera, mask=ViewMask(path, "object"))
+        masked.append(camera)
+    return masked
 
 
-def _find(cameras: Sequence[Camera], root: Path, options: MaskOptions) -> _Found | None:
-    asked = options.masks
+class _MaskFiles(NamedTuple):
+    """The masks of all views, before they are checked."""
+
+    place: str  # where they are, for messages
+    masks: list[ViewMask | None]  # of each camera
+
+
+def _find(cameras: Sequence[Camera], root: Path, options: MaskOptions) -> _MaskFiles | None:
+    """Find the masks that the flags name, or those of the scene; None where there are none."""
+    setting = options.masks
     mode = options.mask_mode
-    if asked in (NONE, *FOUND):
+    if setting in (NONE, *FOUND):
         return None
-    if asked == ALPHA:
-        paths = [camera.image_path for camera in cameras]
-        masks = [ViewMask(p, mode, alpha=True) if _is_transparent(p) else None for p in paths]
-        if not any(masks):
-            raise UserError(
-                f"--masks alpha: no photograph of {root} has an alpha channel; make masks"
-            )
-        return "alpha channels", masks
-    if asked is not None:
-        folder = next((p for p in (root / asked, Path(asked)) if p.is_dir()), None)
-        if folder is None:
-            raise UserError(f"--masks {asked}: no such folder, in {root} or by itself")
-        return _in_folder(cameras, folder, mode)
-    named = [camera.mask_path for camera in cameras]
-    if any(named):
-        place = f"named by transforms*.json of {root}"
-        return place, [_of_file(c, path, mode) for c, path in zip(cameras, named, strict=True)]
+    if setting == ALPHA:
+        return _alpha_masks(cameras, root, mode)
+    if setting is not None:
+        for folder in (root / setting, Path(setting)):
+            if folder.is_dir():
+                return _in_folder(cameras, folder, mode)
+        raise UserError(f"--masks {setting}: no such folder, in {root} or by itself")
+    if any(camera.mask_path for camera in cameras):
+        masks = [_of_file(camera, camera.mask_path, mode) for camera in cameras]
+        return _MaskFiles(f"named by transforms*.json of {root}", masks)
     for name in FOLDERS:
         if (root / name).is_dir():
             return _in_folder(cameras, root / name, mode)
     return None
+
+
+def _alpha_masks(cameras: Sequence[Camera], root: Path, mode: MaskMode) -> _MaskFiles:
+    masks = []
+    for camera in cameras:
+        path = camera.image_path
+        masks.append(ViewMask(path, mode, alpha=True) if _is_transparent(path) else None)
+    if not any(masks):
+        raise UserError(f"--masks alpha: no photograph of {root} has an alpha channel; make masks")
+    return _MaskFiles("alpha channels", masks)
 
 
 def _is_transparent(path: Path | None) -> bool:
@@ -257,32 +297,56 @@ def _is_transparent(path: Path | None) -> bool:
 
 
 def _of_file(camera: Camera, path: Path | None, mode: MaskMode) -> ViewMask | None:
-    # A photograph that was freed of its lens's distortion has a mask that was not.
+    # An image that was undistorted has a mask that was not.
     return None if path is None else ViewMask(path, mode, lens=camera.lens)
 
 
-def _in_folder(cameras: Sequence[Camera], folder: Path, mode: MaskMode) -> _Found:
-    by_name = ImageFolder(folder)
+def _in_folder(cameras: Sequence[Camera], folder: Path, mode: MaskMode) -> _MaskFiles:
+    """Find the masks of a folder by the names of the images, or by their numbers."""
+    mask_folder = ImageFolder(folder)
     names = [PurePosixPath(camera.name.replace("\\", "/")) for camera in cameras]
-    alike = Counter(name.name for name in names)
-
-    def find(name: PurePosixPath) -> Path | None:
-        places = [name, PurePosixPath(name.name)] if alike[name.name] == 1 else [name]
-        bases = [base for place in places for base in (place, place.with_suffix(""))]
-        wanted = [*map(str, places), *(f"{base}{end}" for end in _ENDINGS for base in bases)]
-        return next(filter(None, map(by_name.find, wanted)), None)
-
-    paths = [find(name) for name in names]
-    # A mask that several photographs of one name lead to belongs to none of them.
-    times = Counter(path for path, name in zip(paths, names, strict=True) if alike[name.name] > 1)
-    paths = [None if times[path] > 1 else path for path in paths]
+    name_counts = Counter(name.name for name in names)
+    paths: list[Path | None] = []
+    ambiguous: Counter[Path | None] = Counter()
+    for name in names:
+        is_unique = name_counts[name.name] == 1
+        path = _find_by_name(mask_folder, name, is_unique)
+        paths.append(path)
+        if not is_unique:
+            ambiguous[path] += 1
+    # A mask that several images of one name lead to belongs to none of them.
+    paths = [None if ambiguous[path] > 1 else path for path in paths]
     if not all(paths):
         paths = _by_number(cameras, folder) or paths
-    return str(folder), [_of_file(c, path, mode) for c, path in zip(cameras, paths, strict=True)]
+    masks = []
+    for camera, path in zip(cameras, paths, strict=True):
+        masks.append(_of_file(camera, path, mode))
+    return _MaskFiles(str(folder), masks)
+
+
+def _find_by_name(folder: ImageFolder, name: PurePosixPath, is_unique: bool) -> Path | None:
+    """Find the mask of an image.
+
+    Args:
+        is_unique: Whether no other image has the same last part of its name.
+    """
+    places = [name]
+    if is_unique:
+        places.append(PurePosixPath(name.name))
+    candidates = [str(place) for place in places]
+    for ending in _ENDINGS:
+        for place in places:
+            candidates.append(f"{place}{ending}")
+            candidates.append(f"{place.with_suffix('')}{ending}")
+    for candidate in candidates:
+        path = folder.find(candidate)
+        if path is not None:
+            return path
+    return None
 
 
 def _by_number(cameras: Sequence[Camera], folder: Path) -> list[Path | None] | None:
-    """Masks that are named by numbers alone, as DTU's are; None where there are others."""
+    """Find masks that are named by numbers alone, as DTU's are; None where there are others."""
     masks = _images_in(folder)
     photographs = [camera.source_path or camera.image_path for camera in cameras]
     if not masks or None in photographs or not all(path.stem.isdecimal() for path in masks):
@@ -302,9 +366,11 @@ def _by_number(cameras: Sequence[Camera], folder: Path) -> list[Path | None] | N
 
 
 def _images_in(folder: Path) -> list[Path]:
-    found = (p for p in folder.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES)
-    visible = (path for path in found if not path.name.startswith("."))
-    return sorted(visible, key=lambda path: natural_order(path.name))
+    files = []
+    for path in folder.iterdir():
+        if path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith("."):
+            files.append(path)
+    return sorted(files, key=lambda path: natural_order(path.name))
 
 
 def _check(camera: Camera) -> None:
@@ -318,84 +384,100 @@ def _check(camera: Camera) -> None:
 
 
 def is_outside(votes: Tensor, shown_by: Tensor) -> Tensor:
-    """Whether so many votes are enough. (N,), (N,) -> (N,) bool"""
+    """Whether points have enough votes to be outside of the object.
+
+    Args:
+        votes: Sum of the votes that a point is outside. (N,)
+        shown_by: Sum of the weights of the views that show it. (N,)
+    """
     needed = (FEW_VIEWS_SHARE * shown_by).clamp_max(MIN_VOTES)
     needed = torch.maximum(VOTES_SHARE * shown_by, needed)
     return (votes >= needed) & (votes > 0)
 
 
 def distance_outside(mask: Tensor) -> Tensor:
-    """Distance of each pixel from a mask, (H, W) bool, in quarters of a pixel. (H, W) uint8"""
+    """Return the distance of each pixel from a mask in quarters of a pixel. (H, W) bool -> uint8"""
     # Here and not above: it takes a tenth of the time in which a command starts.
     from scipy.ndimage import distance_transform_edt
 
     if not bool(mask.any()):
         return torch.full(mask.shape, 255, dtype=torch.uint8, device=mask.device)
-    found = distance_transform_edt(~mask.cpu().numpy()) * _STEPS
-    return torch.from_numpy(np.minimum(np.rint(found), 255).astype(np.uint8)).to(mask.device)
+    distances = distance_transform_edt(~mask.cpu().numpy()) * _STEPS
+    rounded = np.minimum(np.rint(distances), 255).astype(np.uint8)
+    return torch.from_numpy(rounded).to(mask.device)
 
 
 @dataclass(frozen=True, eq=False)
 class VisualHull:
-    cameras: tuple[Camera, ...]
+    """The space that masks of an object leave: a point is in it if few views exclude it."""
+
+    cameras: tuple[Camera, ...]  # at the size of the distances
     # Distances from the masks, as of :func:`distance_outside`, (H, W) uint8 each.
     distances: tuple[Tensor, ...]
-    tolerance: float = float(TOLERANCE)
+    tolerance: float = float(TOLERANCE)  # pixels by which a point may lie outside of a mask
     weights: tuple[float, ...] | None = None  # of the views; None for 1
 
     def votes(self, points: Tensor) -> tuple[Tensor, Tensor]:
-        """Votes of the views that points, (N, 3), lie outside of the object.
+        """Return the votes of the views that points, (N, 3), are outside of the object.
 
         A vote grows from 0 at the tolerance to the weight of the view at twice that distance, at
-        least one pixel later. A view that does not show a point has no vote. Returns the sums of
-        the votes, and of the weights of the views that show a point. (N,), (N,) float32
+        least one pixel later. A view that does not show a point has no vote.
+
+        Returns:
+            Sums of the votes, and of the weights of the views that show a point. (N,), (N,) float32
         """
         votes = torch.zeros(points.shape[0], dtype=torch.float32, device=points.device)
         shown_by = torch.zeros_like(votes)
         x, y, z = points.detach().float().unbind(-1)
         weights = self.weights or [1.0] * len(self.cameras)
-        for c, distance, weight in zip(self.cameras, self.distances, weights, strict=True):
+        for camera, distance, weight in zip(self.cameras, self.distances, weights, strict=True):
             # Sums of three products, not a matrix product, whose order depends on the machine.
-            u, v, depth = (
-                x * float(row[0]) + y * float(row[1]) + z * float(row[2]) + float(offset)
-                for row, offset in zip(c.rotation, c.translation, strict=True)
-            )
-            u = c.fx * u / depth + c.cx
-            v = c.fy * v / depth + c.cy
-            shown = (depth > _MIN_Z) & (u >= 0) & (v >= 0) & (u < c.width) & (v < c.height)
-            rows, columns = (torch.where(shown, value, 0).long() for value in (v, u))
+            coordinates = []
+            for row, offset in zip(camera.rotation, camera.translation, strict=True):
+                rotated = x * float(row[0]) + y * float(row[1]) + z * float(row[2])
+                coordinates.append(rotated + float(offset))
+            view_x, view_y, depth = coordinates
+            u = camera.fx * view_x / depth + camera.cx
+            v = camera.fy * view_y / depth + camera.cy
+            is_shown = (depth > _MIN_Z) & (u >= 0) & (v >= 0)
+            is_shown &= (u < camera.width) & (v < camera.height)
+            rows = torch.where(is_shown, v, 0).long()
+            columns = torch.where(is_shown, u, 0).long()
             beyond = distance[rows, columns].float() / _STEPS - self.tolerance
-            votes += (beyond / max(self.tolerance, 1.0)).clamp(0, 1) * shown * weight
-            shown_by += shown * weight
+            votes += (beyond / max(self.tolerance, 1.0)).clamp(0, 1) * is_shown * weight
+            shown_by += is_shown * weight
         return votes, shown_by
 
     def contains(self, points: Tensor) -> Tensor:
-        """Points that too few masks exclude. (N, 3) -> (N,) bool"""
-        return ~is_outside(*self.votes(points))
+        """Whether too few masks exclude points. (N, 3) -> (N,) bool"""
+        votes, shown_by = self.votes(points)
+        return ~is_outside(votes, shown_by)
 
     def silhouette(self, camera: Camera) -> Tensor | None:
-        """Pixels of a view where the object may be. (H, W) bool; None without a mask"""
-        for own, distance in zip(self.cameras, self.distances, strict=True):
-            if own.name == camera.name:
-                inside = distance <= min(math.ceil(self.tolerance * _STEPS), 254)
+        """Return the pixels of a view where the object may be, (H, W) bool; None without a mask."""
+        for hull_camera, distance in zip(self.cameras, self.distances, strict=True):
+            if hull_camera.name == camera.name:
+                is_inside = distance <= min(math.ceil(self.tolerance * _STEPS), 254)
                 size = (camera.height, camera.width)
-                return functional.interpolate(inside[None, None].float(), size)[0, 0] > 0
+                resized = functional.interpolate(is_inside[None, None].float(), size)
+                return resized[0, 0] > 0
         return None
 
 
 def hull_of(cameras: Sequence[Camera], device: torch.device | str = "cpu") -> VisualHull | None:
-    """The hull of the views whose masks show an object; None where there is none."""
-    seen = [camera for camera in cameras if camera.shows_object]
-    if not seen:
+    """Build the hull of the views whose masks show an object; None where there is none."""
+    masked = [camera for camera in cameras if camera.shows_object]
+    if not masked:
         return None
     views = []
     distances = []
-    for camera in seen:
+    for camera in masked:
         mask = torch.from_numpy(overview(camera) > 0)
         views.append(camera.resized(mask.shape[1], mask.shape[0]))
         distances.append(distance_outside(mask).to(device))
     side = max(max(view.width, view.height) for view in views)
-    error = max((c.mask.outline_error for c in seen if c.mask.weight > 0), default=0.0)
+    errors = [camera.mask.outline_error for camera in masked if camera.mask.weight > 0]
+    error = max(errors, default=0.0)
     tolerance = max(float(TOLERANCE), OUTLINE_ERRORS * error * side)
-    weights = tuple(camera.mask.weight for camera in seen)
+    weights = tuple(camera.mask.weight for camera in masked)
     return VisualHull(tuple(views), tuple(distances), tolerance, weights)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lookup of files, photographs and cameras by the names that other programs give them.
+"""Looking up files, images and cameras by the names that other programs give them.
 
 All readers look names up here: of COLMAP models, of ``transforms*.json``, of cameras of other
 programs, of masks and of depth maps. A name is tried as it is given, then without its first
@@ -125,28 +125,39 @@ def paired_by_number(numbered: Sequence[str], photographs: Sequence[str]) -> dic
     by_number = {int(PurePosixPath(name).stem): name for name in numbered}
     if len(by_number) < len(numbered):
         return None
-    digits = {name: re.findall(r"\d+", PurePosixPath(name).stem) for name in photographs}
-    numbers = {name: int(found[-1]) for name, found in digits.items() if found}
-    distinct = len(set(numbers.values())) == len(photographs)
+    numbers = _last_numbers(photographs)
     values = set(numbers.values())
-    if distinct and (values <= by_number.keys() or by_number.keys() <= values):
+    are_distinct = len(values) == len(photographs)
+    if are_distinct and (values <= by_number.keys() or by_number.keys() <= values):
         return {name: by_number[n] for name, n in numbers.items() if n in by_number}
-    # By place: sorted as text or as numbers, the photographs must stand in one order.
+    # By place: sorted as text or as numbers, the photographs must have one order.
     in_order = sorted(photographs, key=natural_order)
     if len(numbered) != len(photographs) or in_order != sorted(photographs):
         return None
     places = sorted(by_number)
     pairs = dict(zip(in_order, places, strict=True))
-    counts_places = places[-1] - places[0] == len(places) - 1 and places[0] in (0, 1)
-    if not counts_places:
-        shifts = {numbers[name] - place for name, place in pairs.items()} if distinct else set()
+    is_sequence = places[-1] - places[0] == len(places) - 1 and places[0] in (0, 1)
+    if not is_sequence:
+        shifts = set()
+        if are_distinct:
+            shifts = {numbers[name] - place for name, place in pairs.items()}
         if len(shifts) != 1:
             return None
     return {name: by_number[place] for name, place in pairs.items()}
 
 
+def _last_numbers(names: Sequence[str]) -> dict[str, int]:
+    """Return the last number in each name that has one."""
+    numbers = {}
+    for name in names:
+        digits = re.findall(r"\d+", PurePosixPath(name).stem)
+        if digits:
+            numbers[name] = int(digits[-1])
+    return numbers
+
+
 class NameIndex:
-    """Paths by the names under which they may be asked for.
+    """An index of paths by the names that programs may give them.
 
     The last part of a name decides, then its folders: they must end as those of the path do, or
     be left out. A name that begins at the root of another machine may have any folders.
@@ -162,9 +173,9 @@ class NameIndex:
     ) -> None:
         self._suffixes = suffixes
         self._paths: list[str] = []
-        # By last parts: whole, without extension, and up to the first dot, as older 3DGS releases
-        # store them.
-        self._whole: dict[str, list[str]] = {}
+        # Paths by their last part: complete, without extension, and up to the first dot, as older
+        # 3DGS releases store it.
+        self._complete: dict[str, list[str]] = {}
         self._stems: dict[str, list[str]] = {}
         self._beginnings: dict[str, list[str]] = {}
         for path in sorted(paths):
@@ -177,7 +188,7 @@ class NameIndex:
             else:
                 stem = _stem(name)
             self._paths.append(path)
-            self._whole.setdefault(name, []).append(path)
+            self._complete.setdefault(name, []).append(path)
             self._stems.setdefault(stem, []).append(path)
             self._beginnings.setdefault(name.split(".")[0], []).append(path)
 
@@ -193,25 +204,27 @@ class NameIndex:
     def find_as_spelt(self, name: str) -> str | None:
         """Return the path that a name means in the encoding in which it is given."""
         folders, last = _split(name)
+        is_absolute = _is_absolute(name)
         tables = (
-            (self._whole, last),
+            (self._complete, last),
             (self._stems, last),
             (self._stems, _stem(last)),
             (self._beginnings, last),
         )
         for table, key in tables:
-            candidates = _best(folders, _is_absolute(name), table.get(key, []))
+            candidates = _best(folders, is_absolute, table.get(key, []))
             if not candidates:
                 continue
             if len(candidates) == 1:
                 return candidates[0]
-            one_file = len({_split(path)[0] for path in candidates}) == 1
-            if one_file and table is not self._beginnings:
+            candidate_folders = {_split(path)[0] for path in candidates}
+            if len(candidate_folders) == 1 and table is not self._beginnings:
                 return min(candidates, key=self._rank)
             return None
         return None
 
     def _rank(self, path: str) -> tuple[int, str]:
+        """Return a key by which the preferred extension comes first."""
         suffixes = self._suffixes or ()
         suffix = PurePosixPath(path).suffix.lower()
         rank = suffixes.index(suffix) if suffix in suffixes else len(suffixes)
@@ -238,7 +251,7 @@ class ImageFolder:
         self._tree: NameIndex | None = None
 
     def find(self, name: str) -> Path | None:
-        """Path of the image called ``name``; None if there is none or the choice is unclear."""
+        """Return the image called ``name``; None if there is none or the choice is unclear."""
         if (self.root / name).is_file():
             return self.root / name
         match = first_match(name, self._find_as_spelt)
@@ -306,12 +319,12 @@ class ImagePlaces:
         return self._folders[0].root
 
     def find(self, name: str) -> Path | None:
-        """Path of the image called ``name`` in the first folder that has it."""
+        """Return the image called ``name`` in the first folder that has it; None without any."""
         paths = (folder.find(name) for folder in self._folders)
         return next((path for path in paths if path is not None), None)
 
     def find_all(self, names: Iterable[str]) -> dict[str, Path | None]:
-        """Path of each name, or None.
+        """Return the path of each name, or None.
 
         Where several names lead to one file it belongs to the one that is spelt like it; if there
         is none, to none of them.
@@ -342,14 +355,14 @@ class CamerasByName(Generic[Named]):
         self._index = NameIndex(self._train, suffixes=None)
 
     def __call__(self, name: str) -> Named | None:
-        """The camera; None if there is none or the choice is unclear."""
+        """Return the camera; None if there is none or the choice is unclear."""
         if name in self._exact:
             return self._exact[name]
         match = self._index.find(name)
         return None if match is None else self._train[match]
 
     def nearest(self, name: str) -> str | None:
-        """Name of the camera that resembles a name which was not found most."""
+        """Return the name of the camera that resembles a name which was not found most."""
         return nearest_name(name, self._index.paths)
 
 
@@ -378,7 +391,7 @@ def missing_images(
 def unknown_names(
     names: Sequence[str], items: Mapping[str, Any] | Sequence[str], place: str, advice: str
 ) -> UserError:
-    """The error for names in a list that mean nothing there is."""
+    """Return the error for names in a list that match nothing."""
     nearest = nearest_name(names[0], items)
     hint = f"; nearest to {names[0]} is {nearest}" if nearest else ""
     sample = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
@@ -395,12 +408,12 @@ def _is_text(name: str) -> bool:
 
 
 def _key(name: str) -> str:
-    """Spelling in which names are compared: composed characters, in lower case."""
+    """Return the spelling in which names are compared: composed characters, in lower case."""
     return unicodedata.normalize("NFC", name.lower())
 
 
 def _split(name: str) -> tuple[tuple[str, ...], str]:
-    """Folders of a name, without ``.`` and ``..``, and its last part, as they are compared."""
+    """Return the folders of a name, without ``.`` and ``..``, and its last part, as compared."""
     path = PurePosixPath(_key(normalized(name)))
     folders = tuple(part for part in path.parts[:-1] if part not in ("/", ".."))
     return folders, path.name
@@ -416,18 +429,18 @@ def _best(folders: tuple[str, ...], absolute: bool, paths: Sequence[str]) -> lis
     """Choose from paths with the right last part those whose folders agree best with a name's.
 
     Args:
-        absolute: Whether the name may have folders that are none here.
+        absolute: Whether the name may have folders that do not exist here.
     """
+    # Paths by the number of folders that they share with the name.
     agreeing: dict[int, list[str]] = {}
     others: dict[int, list[str]] = {}
     for path in paths:
-        candidate = _split(path)[0]
+        candidate, _ = _split(path)
         if candidate == folders:
             # More than the number of folders that any other path can share.
             agreeing.setdefault(len(folders) + 1, []).append(path)
             continue
-        pairs = zip(reversed(folders), reversed(candidate), strict=False)
-        n_shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        n_shared = _n_shared_folders(folders, candidate)
         if n_shared in (len(folders), len(candidate)):
             agreeing.setdefault(n_shared, []).append(path)
         elif absolute:
@@ -436,14 +449,25 @@ def _best(folders: tuple[str, ...], absolute: bool, paths: Sequence[str]) -> lis
     return group[max(group)] if group else []
 
 
+def _n_shared_folders(first: tuple[str, ...], second: tuple[str, ...]) -> int:
+    """Return the number of equal folders, counted from the end."""
+    n_shared = 0
+    for a, b in zip(reversed(first), reversed(second), strict=False):
+        if a != b:
+            break
+        n_shared += 1
+    return n_shared
+
+
 def _ends_with(path: Path, name: str) -> bool:
     """Whether a path ends as a name does."""
-    parts = PurePosixPath(_key(normalized(name))).parts
-    return PurePosixPath(_key(path.as_posix())).parts[-len(parts) :] == parts
+    name_parts = PurePosixPath(_key(normalized(name))).parts
+    path_parts = PurePosixPath(_key(path.as_posix())).parts
+    return path_parts[-len(name_parts) :] == name_parts
 
 
 def _stem(name: str) -> str:
-    """The name without the extension of a photograph."""
+    """Return a name without the extension of an image."""
     path = PurePosixPath(name)
     suffixes = (*IMAGE_SUFFIXES, *HEIF_SUFFIXES, *RAW_SUFFIXES)
     return path.stem if path.suffix.lower() in suffixes else name

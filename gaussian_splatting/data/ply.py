@@ -12,14 +12,15 @@ import re
 import struct
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from plyfile import PlyData, PlyElement, PlyParseError
 
 from gaussian_splatting.cloud import ANTIALIASED, MAX_LOG_SCALE, GaussianCloud, finite_logits
-from gaussian_splatting.data.compressed_ply import is_compressed, uncompressed
 from gaussian_splatting.data.world_offset import offset_for
+from gaussian_splatting.formats.compressed_ply import is_compressed, uncompressed
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
 from sugar_utils.errors import Notify, UserError, explained
 from sugar_utils.files import atomic_path, require_regular_file
@@ -41,7 +42,12 @@ _CHUNK_ROWS = 16_384
 _HEADER_BYTES = 1 << 16
 
 GAUSSIAN_PROPERTIES = (
-    *("x", "y", "z", "nx", "ny", "nz"),
+    "x",
+    "y",
+    "z",
+    "nx",
+    "ny",
+    "nz",
     *(f"f_dc_{i}" for i in range(3)),
     *(f"f_rest_{i}" for i in range(_N_REST)),
     "opacity",
@@ -52,23 +58,26 @@ GAUSSIAN_PROPERTIES = (
 
 def write_gaussian_ply(path: Path, cloud: GaussianCloud) -> None:
     """Write a cloud with the 62 float32 properties of 3DGS, complete or not at all."""
-
-    def rows(tensor: torch.Tensor) -> np.ndarray:
-        return tensor.detach().flatten(start_dim=1).to("cpu", torch.float32).numpy()
-
-    table = np.zeros((len(cloud), len(GAUSSIAN_PROPERTIES)), dtype="<f4")
-    table[:, 0:3] = rows(cloud.means)
-    table[:, 6:9] = rows(cloud.sh_dc)
+    n = len(cloud)
+    table = np.zeros((n, len(GAUSSIAN_PROPERTIES)), dtype="<f4")
+    table[:, 0:3] = _flat_rows(cloud.means)
+    table[:, 6:9] = _flat_rows(cloud.sh_dc)
     n_stored = cloud.sh_rest.shape[1]
-    rest = table[:, 9 : 9 + _N_REST].reshape(len(cloud), 3, _N_REST // 3)
+    # Channel by channel, the coefficients of each.
+    rest = np.zeros((n, 3, _N_REST // 3), dtype="<f4")
     rest[:, :, :n_stored] = cloud.sh_rest.detach().transpose(1, 2).to("cpu", torch.float32).numpy()
-    table[:, 9 : 9 + _N_REST] = rest.reshape(len(cloud), _N_REST)
-    table[:, 54:55] = rows(cloud.opacity_logits)
-    table[:, 55:58] = rows(cloud.log_scales)
-    table[:, 58:62] = rows(cloud.quats)
+    table[:, 9 : 9 + _N_REST] = rest.reshape(n, _N_REST)
+    table[:, 54:55] = _flat_rows(cloud.opacity_logits)
+    table[:, 55:58] = _flat_rows(cloud.log_scales)
+    table[:, 58:62] = _flat_rows(cloud.quats)
     record = np.dtype([(name, "<f4") for name in GAUSSIAN_PROPERTIES])
     comments = [ANTIALIASED] if cloud.antialiased else []
     _write_vertices(path, table.view(record).reshape(-1), comments)
+
+
+def _flat_rows(tensor: torch.Tensor) -> np.ndarray:
+    """Return a parameter on the host with one row for each Gaussian. (N, ...) -> (N, C) float32"""
+    return tensor.detach().flatten(start_dim=1).to("cpu", torch.float32).numpy()
 
 
 def _write_vertices(path: Path, vertices: np.ndarray, comments: Sequence[str] = ()) -> None:
@@ -112,53 +121,75 @@ def read_gaussian_ply(
     if is_compressed(data):
         with ply_errors(path, "export it again, as an uncompressed 3DGS PLY"):
             vertices = uncompressed(data)
-    rest = _numbered(vertices, "f_rest")
-    has_plain_colors = "f_dc_0" not in vertices.dtype.names
-    has_plain_colors = has_plain_colors and _has_plain_colors(vertices.dtype.names)
-    _check_gaussian_properties(path, vertices, len(rest), has_plain_colors)
-    # Other programs may have more of them.
-    f_dc, scale, rot = ([f"{name}_{i}" for i in range(n)] for name, n in _REQUIRED.items())
-    if has_plain_colors:
-        f_dc = [*_PLAIN_COLORS]
-    extra = ["filter_3D"] if "filter_3D" in vertices.dtype.names else []
-    names = ["x", "y", "z", *f_dc, "opacity", *scale, *rot, *rest, *extra]
-    table = _columns(vertices, names, offset)
-    if has_plain_colors:
-        most = 255.0 if vertices.dtype["red"].kind in "ui" else 1.0
-        table[:, 3:6] = rgb_to_sh(table[:, 3:6] / most)
+    layout = _gaussian_layout(path, vertices)
+    table = _columns(vertices, layout.names, offset)
+    if layout.has_plain_colors:
+        largest = 255.0 if vertices.dtype["red"].kind in "ui" else 1.0
+        table[:, 3:6] = rgb_to_sh(table[:, 3:6] / largest)
     table[:, 6] = finite_logits(torch.from_numpy(table[:, 6])).numpy()
-    finite = np.isfinite(table).all(axis=1) & (table[:, 7:10] <= MAX_LOG_SCALE).all(axis=1)
-    if not finite.all():
-        n_dropped = int((~finite).sum())
+    is_finite = np.isfinite(table).all(axis=1) & (table[:, 7:10] <= MAX_LOG_SCALE).all(axis=1)
+    if not is_finite.all():
+        n_dropped = int((~is_finite).sum())
         notify(f"{path}: dropped {n_dropped} of {len(table)} Gaussians with NaN or infinity")
-        table = table[finite]
+        table = table[is_finite]
     if len(table) == 0:
         raise UserError(f"{path}: holds no Gaussians; choose another checkpoint")
-
-    opacity = table[:, 6:7]
+    opacity_logits = table[:, 6:7]
     log_scales = table[:, 7:10]
     quats = table[:, 10:14]
-    if extra:
+    if layout.has_filter:
         notify(f"{path}: fused the 3D smoothing filter of Mip-Splatting into scales and opacities")
-        opacity, log_scales = _fuse_filter(opacity, log_scales, table[:, -1:])
+        opacity_logits, log_scales = _fuse_filter(opacity_logits, log_scales, table[:, -1:])
     quats[~quats.any(axis=1)] = (1, 0, 0, 0)
-    n_bands = len(rest) // 3
+    n_bands = layout.n_rest // 3
     sh_rest = np.zeros((len(table), _N_REST // 3, 3), dtype=np.float32)
-    stored = table[:, 14 : 14 + len(rest)].reshape(len(table), 3, n_bands)
+    stored = table[:, 14 : 14 + layout.n_rest].reshape(len(table), 3, n_bands)
     sh_rest[:, :n_bands] = stored.transpose(0, 2, 1)
-
-    def tensor(values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.array(values, dtype=np.float32, order="C"))
-
     return GaussianCloud(
-        means=tensor(table[:, 0:3]),
-        sh_dc=tensor(table[:, 3:6]).unsqueeze(1),
+        means=_float_tensor(table[:, 0:3]),
+        sh_dc=_float_tensor(table[:, 3:6]).unsqueeze(1),
         sh_rest=torch.from_numpy(sh_rest),
-        opacity_logits=tensor(opacity),
-        log_scales=tensor(log_scales),
-        quats=tensor(quats),
+        opacity_logits=_float_tensor(opacity_logits),
+        log_scales=_float_tensor(log_scales),
+        quats=_float_tensor(quats),
         antialiased=ANTIALIASED in data.comments,
     )
+
+
+class _GaussianLayout(NamedTuple):
+    """The properties of a PLY that a Gaussian cloud is read from."""
+
+    # x, y, z, 3 colours, opacity, 3 scales, 4 parts of a quaternion, ``f_rest_*``, filter.
+    names: list[str]
+    n_rest: int  # number of ``f_rest_*``
+    has_plain_colors: bool  # red, green and blue in place of ``f_dc_*``
+    has_filter: bool  # the smoothing filter of Mip-Splatting
+
+
+def _gaussian_layout(path: Path, vertices: np.ndarray) -> _GaussianLayout:
+    """Choose the properties to read.
+
+    Raises:
+        UserError: Properties are missing, or of a wrong kind.
+    """
+    available = vertices.dtype.names
+    rest = _numbered(vertices, "f_rest")
+    has_plain_colors = "f_dc_0" not in available and _has_plain_colors(available)
+    has_filter = "filter_3D" in available
+    _check_gaussian_properties(path, vertices, len(rest), has_plain_colors)
+    # Other programs may have more of them.
+    f_dc = [f"f_dc_{i}" for i in range(_REQUIRED["f_dc"])]
+    scale = [f"scale_{i}" for i in range(_REQUIRED["scale"])]
+    rot = [f"rot_{i}" for i in range(_REQUIRED["rot"])]
+    colors = list(_PLAIN_COLORS) if has_plain_colors else f_dc
+    names = ["x", "y", "z", *colors, "opacity", *scale, *rot, *rest]
+    if has_filter:
+        names.append("filter_3D")
+    return _GaussianLayout(names, len(rest), has_plain_colors, has_filter)
+
+
+def _float_tensor(values: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.array(values, dtype=np.float32, order="C"))
 
 
 def _read_ply(path: Path) -> PlyData:
@@ -166,16 +197,16 @@ def _read_ply(path: Path) -> PlyData:
     with ply_errors(path, "copy or export the file again"):
         data = PlyData.read(str(path))
     if "vertex" not in data:
-        found = ", ".join(element.name for element in data.elements) or "none"
-        raise UserError(f"{path}: has no element 'vertex' (it has: {found}); use another file")
+        names = ", ".join(element.name for element in data.elements) or "none"
+        raise UserError(f"{path}: has no element 'vertex' (it has: {names}); use another file")
     return data
 
 
 @contextlib.contextmanager
 def ply_errors(path: Path, advice: str) -> Iterator[None]:
-    """A context in which a PLY is read.
+    """Turn what plyfile raises while a PLY is read into a ``UserError``.
 
-    plyfile trusts the header: numbers that make no sense surface as any of these errors.
+    It trusts the header: malformed numbers surface as any of these errors.
     """
     kinds = (
         PlyParseError,
@@ -197,7 +228,7 @@ def ply_errors(path: Path, advice: str) -> Iterator[None]:
 
 
 def does_not_fit(path: Path) -> UserError:
-    """The error for a PLY without memory for it, unless its header asks for the impossible."""
+    """Return the error for a PLY that is larger than the memory, or whose header is malformed."""
     size = path.stat().st_size
     with path.open("rb") as file:
         header = file.read(_HEADER_BYTES).split(b"end_header")[0]
@@ -214,18 +245,22 @@ def does_not_fit(path: Path) -> UserError:
 
 
 def _numbered(vertices: np.ndarray, prefix: str) -> list[str]:
-    """Properties ``prefix_0``, ``prefix_1``, ... in the order of their numbers."""
-    found = [name for name in vertices.dtype.names if re.fullmatch(rf"{prefix}_\d{{1,6}}", name)]
-    return sorted(found, key=lambda name: int(name.rsplit("_", 1)[1]))
+    """Return the properties ``prefix_0``, ``prefix_1``, ... in the order of their numbers."""
+    pattern = re.compile(rf"{prefix}_\d{{1,6}}")
+    names = [name for name in vertices.dtype.names if pattern.fullmatch(name)]
+    return sorted(names, key=lambda name: int(name.rsplit("_", 1)[1]))
 
 
 def _check_gaussian_properties(
     path: Path, vertices: np.ndarray, n_rest: int, has_plain_colors: bool
 ) -> None:
+    """Raise a ``UserError`` if properties are missing, are lists, or are of no known degree."""
     required = ["x", "y", "z", "opacity"]
-    required += [f"{prefix}_{i}" for prefix, count in _REQUIRED.items() for i in range(count)]
+    for prefix, count in _REQUIRED.items():
+        required += [f"{prefix}_{i}" for i in range(count)]
     if has_plain_colors:
-        required = [*(name for name in required if not name.startswith("f_dc_")), *_PLAIN_COLORS]
+        required = [name for name in required if not name.startswith("f_dc_")]
+        required += _PLAIN_COLORS
     missing = [name for name in required if name not in vertices.dtype.names]
     if missing:
         hint = "export it as an uncompressed 3DGS PLY"
@@ -252,7 +287,7 @@ def _is_list(vertices: np.ndarray, name: str) -> bool:
 
 
 def color_properties(vertices: np.ndarray) -> list[str] | None:
-    """Names of the properties with red, green and blue, as several programs call them."""
+    """Return the names of the properties with red, green and blue; None without colours."""
     by_key = {name.lower(): name for name in vertices.dtype.names}
     for red, green, blue in COLOR_NAMES:
         if {red, green, blue} <= by_key.keys():
@@ -263,18 +298,18 @@ def color_properties(vertices: np.ndarray) -> list[str] | None:
 def _columns(
     vertices: np.ndarray, names: Sequence[str], offset: np.ndarray | None = None
 ) -> np.ndarray:
-    """Named properties side by side. (N, len(names)) float32
+    """Return named properties side by side. (N, len(names)) float32
 
     Args:
-        names: Where there is an offset, those of the coordinates come first.
+        names: Where there is an offset, the coordinates come first.
         offset: See :func:`read_gaussian_ply`.
     """
     table = np.empty((len(vertices), len(names)), dtype=np.float32)
     shifts = dict.fromkeys(names, np.float64(0))
     if offset is not None and offset.any():
         axes = names[:3]
-        places = np.stack([vertices[axis] for axis in axes], axis=1).astype(np.float64)
-        shifts |= zip(axes, offset_for(places, offset), strict=True)
+        positions = np.stack([vertices[axis] for axis in axes], axis=1).astype(np.float64)
+        shifts.update(zip(axes, offset_for(positions, offset), strict=True))
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, len(vertices), _CHUNK_ROWS):
             rows = np.array(vertices[start : start + _CHUNK_ROWS])
@@ -288,7 +323,13 @@ def _columns(
 def _fuse_filter(
     logits: np.ndarray, log_scales: np.ndarray, filter_std: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Logits and log scales of Gaussians convolved with an isotropic filter."""
+    """Return logits and log scales of Gaussians convolved with an isotropic filter.
+
+    Args:
+        logits: (N, 1)
+        log_scales: (N, 3)
+        filter_std: Standard deviation in world units. (N, 1)
+    """
     logits = logits.astype(np.float64)
     log_scales = log_scales.astype(np.float64)
     variances = np.exp(2 * log_scales) + filter_std.astype(np.float64) ** 2
@@ -296,53 +337,62 @@ def _fuse_filter(
     log_opacity = -np.logaddexp(0, -logits)
     log_opacity += (log_scales - fused).sum(axis=1, keepdims=True)
     # At f = 0 rounding could lift an opacity of nearly 1 to 1, whose logit is infinite.
-    unfiltered = filter_std == 0
-    log_odds = log_opacity - np.log(-np.expm1(np.minimum(log_opacity, -1e-12)))
-    return np.where(unfiltered, logits, log_odds), fused
+    log_complement = np.log(-np.expm1(np.minimum(log_opacity, -1e-12)))
+    log_odds = log_opacity - log_complement
+    return np.where(filter_std == 0, logits, log_odds), fused
 
 
 def write_point_ply(path: Path, points: np.ndarray, colors: np.ndarray) -> None:
     """Write coloured points as 3DGS does. points: (N, 3) world units; colors: (N, 3) uint8"""
     fields = [(name, "<f4") for name in ("x", "y", "z", "nx", "ny", "nz")]
-    fields += [(name, "u1") for name in ("red", "green", "blue")]
+    fields += [(name, "u1") for name in _PLAIN_COLORS]
     vertices = np.zeros(len(points), dtype=fields)
-    for column in range(3):
-        vertices["xyz"[column]] = points[:, column]
-        vertices[("red", "green", "blue")[column]] = colors[:, column]
+    for column, axis in enumerate("xyz"):
+        vertices[axis] = points[:, column]
+    for column, channel in enumerate(_PLAIN_COLORS):
+        vertices[channel] = colors[:, column]
     _write_vertices(path, vertices)
 
 
 def read_point_ply(
     path: Path, notify: Notify = print, offset: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Points (N, 3) float32 in world units and colours (N, 3) uint8; grey where there are none.
+    """Read points, (N, 3) float32 world units, and colours, (N, 3) uint8; grey without any.
 
     Args:
         offset: See :func:`read_gaussian_ply`.
+
+    Raises:
+        UserError: The file is damaged or holds no points.
     """
     vertices = _read_ply(path)["vertex"].data
     names = {name.lower(): name for name in vertices.dtype.names}
     missing = [name for name in ("x", "y", "z") if name not in names]
     if missing:
         raise UserError(f"{path}: lacks the properties {', '.join(missing)}; use a point cloud")
-    places = [names[axis] for axis in ("x", "y", "z")]
-    trio = color_properties(vertices)
-    lists = [name for name in (*places, *(trio or ())) if _is_list(vertices, name)]
+    axes = [names[axis] for axis in ("x", "y", "z")]
+    color_names = color_properties(vertices) or []
+    lists = [name for name in (*axes, *color_names) if _is_list(vertices, name)]
     if lists:
         raise UserError(f"{path}: {lists[0]} is a list in each row; use a point cloud")
-    points = _columns(vertices, places, offset)
-    if trio is None:
+    points = _columns(vertices, axes, offset)
+    if color_names:
+        colors = _point_colors(vertices, color_names)
+    else:
         notify(f"{path}: has no colours; the points start grey")
         colors = np.full(points.shape, 128, dtype=np.uint8)
-    else:
-        raw = np.stack([np.asarray(vertices[name]) for name in trio], axis=1)
-        if raw.dtype.kind == "f":
-            raw = np.rint(np.nan_to_num(raw) * 255)
-        elif raw.dtype.itemsize > 1 and raw.max(initial=0) > 255:
-            raw = raw // 257
-        colors = np.clip(raw, 0, 255).astype(np.uint8)
-    finite = np.isfinite(points).all(axis=1)
-    if not finite.all():
-        n_dropped = int((~finite).sum())
+    is_finite = np.isfinite(points).all(axis=1)
+    if not is_finite.all():
+        n_dropped = int((~is_finite).sum())
         notify(f"{path}: dropped {n_dropped} of {len(points)} points with NaN or infinity")
-    return points[finite], colors[finite]
+    return points[is_finite], colors[is_finite]
+
+
+def _point_colors(vertices: np.ndarray, names: Sequence[str]) -> np.ndarray:
+    """Convert colours of 8 or 16 bits, or floats from 0 to 1. (N, 3) uint8"""
+    values = np.stack([np.asarray(vertices[name]) for name in names], axis=1)
+    if values.dtype.kind == "f":
+        values = np.rint(np.nan_to_num(values) * 255)
+    elif values.dtype.itemsize > 1 and values.max(initial=0) > 255:
+        values = values // 257
+    return np.clip(values, 0, 255).astype(np.uint8)

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -56,6 +56,8 @@ _Matrix = tuple[
 
 @dataclass(frozen=True)
 class StoredCamera:
+    """An entry of ``cameras.json``."""
+
     camera: Camera
     # Whether ``cx`` and ``cy`` were stored. Other programs leave them out; the principal point is
     # then assumed at the image centre.
@@ -64,36 +66,39 @@ class StoredCamera:
 
 @dataclass(frozen=True)
 class ReferenceCheckpoint:
+    """A folder of a 3DGS training, or a file of Gaussians, with the records beside it."""
+
     root: Path
-    ply_path: Path
-    iteration: int | None
+    ply_path: Path  # file of the Gaussians
+    iteration: int | None  # of the training; None for a file outside of ``point_cloud``
     # Entries of ``cameras.json`` in file order; None without that file.
     cameras: tuple[StoredCamera, ...] | None
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)  # of ``cfg_args``
     # Names of the views that its training held out; None if it kept no record.
     held_out_views: frozenset[str] | None = None
-    dropped_views: dict[str, str] | None = None
+    dropped_views: dict[str, str] | None = None  # reasons by name; None if it kept no record
     # Folder of the masks that its training estimated; None if it did not.
     object_masks: Path | None = None
-    # What its world lacks for the coordinates of the original; None where it does not say. (3,)
+    # Offset from its world to the coordinates of the original; None where there is no record. (3,)
     recorded_offset: np.ndarray | None = None
-    # What was subtracted from its cameras, and will be from its Gaussians, when it was read. (3,)
+    # Offset that was subtracted from its cameras, and is subtracted from its Gaussians. (3,)
     subtracted: np.ndarray = field(default_factory=partial(np.zeros, 3))
 
     @property
     def images_dir(self) -> str:
-        """Folder of the photographs it was trained on, inside the scene folder."""
+        """Folder of the images it was trained on, inside the scene folder."""
         return self.settings.get("images", "images")
 
     def read_cloud(self, notify: Notify = print) -> GaussianCloud:
         """Read the Gaussians, in the axes of the capture."""
-        # Here and not above: what turns Gaussians is part of the engine, which imports this module.
+        # Here and not above: rotating Gaussians is part of the engine, which imports this module.
         from gaussian_splatting.formats.readers import read_gaussians
 
         return read_gaussians(self.ply_path, notify, self.subtracted)
 
 
 def point_cloud_path(root: Path, iteration: int) -> Path:
+    """Return the file of the Gaussians of an iteration."""
     return root / "point_cloud" / f"iteration_{iteration}" / _CLOUD_NAME
 
 
@@ -130,8 +135,10 @@ def write_cameras_json(
 
 
 def write_camera_list(path: Path, cameras: Sequence[Camera]) -> None:
-    entries = [
-        {
+    """Write cameras in the format of ``cameras.json``, in their order."""
+    entries = []
+    for number, camera in enumerate(cameras):
+        entry = {
             "id": number,
             "img_name": camera.name,
             "width": camera.width,
@@ -143,83 +150,104 @@ def write_camera_list(path: Path, cameras: Sequence[Camera]) -> None:
             "cx": camera.cx,
             "cy": camera.cy,
         }
-        for number, camera in enumerate(cameras)
-    ]
+        entries.append(entry)
     write_json_atomic(path, entries)
 
 
 def load_reference_checkpoint(
     path: Path | str, iteration: int | None = 7000, notify: Notify = print
 ) -> ReferenceCheckpoint:
-    """Find out what a 3DGS checkpoint holds; the Gaussians are read later.
+    """Read the records of a 3DGS checkpoint; the Gaussians are read later.
 
     Args:
+        path: Output folder of a training, or a file of Gaussians.
         iteration: Which iteration to take; None takes the last. Unused for a file of Gaussians.
+
+    Raises:
+        UserError: There is no checkpoint, or not this iteration.
     """
-    path = Path(path)
-    if (path / _CLOUD_NAME).is_file():
-        path = path / _CLOUD_NAME
-    if path.is_file() or path.suffix.lower() in _CLOUD_FILES:
-        root, ply_path, found = _locate_ply(path)
-    else:
-        root = path
-        found = _choose_iteration(path, iteration)
-        ply_path = point_cloud_path(path, found)
+    location = _locate(Path(path), iteration)
+    root = location.root
     cameras_path = root / "cameras.json"
     cameras = read_cameras_json(cameras_path) if cameras_path.is_file() else None
     subtracted = np.zeros(3)
     if cameras:
         subtracted = offset_of([stored.camera for stored in cameras])
-    if subtracted.any():
-        moved = moved_back([stored.camera for stored in cameras], subtracted)
-        cameras = tuple(
-            replace(stored, camera=camera) for stored, camera in zip(cameras, moved, strict=True)
-        )
+        cameras = _move_back(cameras, subtracted)
+    views = _read_recorded_views(root)
     return ReferenceCheckpoint(
-        root,
-        ply_path,
-        found,
-        cameras,
-        _read_settings(root / "cfg_args", notify),
-        **_recorded_views(root),
+        root=root,
+        ply_path=location.ply_path,
+        iteration=location.iteration,
+        cameras=cameras,
+        settings=_read_settings(root / "cfg_args", notify),
+        held_out_views=views.held_out,
+        dropped_views=views.dropped,
+        object_masks=views.object_masks,
         recorded_offset=read_offset(root),
         subtracted=subtracted,
     )
 
 
-def _recorded_views(root: Path) -> dict[str, Any]:
+def _move_back(cameras: Sequence[StoredCamera], offset: np.ndarray) -> tuple[StoredCamera, ...]:
+    """Return stored cameras in a world from which an offset, (3,), is subtracted."""
+    moved = moved_back([stored.camera for stored in cameras], offset)
+    return tuple(
+        replace(stored, camera=camera) for stored, camera in zip(cameras, moved, strict=True)
+    )
+
+
+class _RecordedViews(NamedTuple):
+    """The views in the record of a run; None where there is no record."""
+
+    held_out: frozenset[str] | None = None
+    dropped: dict[str, str] | None = None
+    object_masks: Path | None = None
+
+
+def _read_recorded_views(root: Path) -> _RecordedViews:
     path = root / CHECKPOINT_FOLDER / RUN_FILE
     record = schemas.read_checked(path, schemas.RunRecord) if path.is_file() else {}
     held_out = record.get("held_out_views")
     dropped = record.get("dropped_views")
     if held_out is None or dropped is None:
-        return {}
+        return _RecordedViews()
     masks = record.get("object_masks")
-    return {
-        "held_out_views": frozenset(held_out),
-        "dropped_views": dropped,
-        "object_masks": None if masks is None else root / OBJECT_MASKS / masks,
-    }
+    mask_folder = None if masks is None else root / OBJECT_MASKS / masks
+    return _RecordedViews(frozenset(held_out), dropped, mask_folder)
 
 
-def _locate_ply(path: Path) -> tuple[Path, Path, int | None]:
+class _Location(NamedTuple):
+    """Where the Gaussians of a checkpoint are."""
+
+    root: Path
+    ply_path: Path
+    iteration: int | None
+
+
+def _locate(path: Path, iteration: int | None) -> _Location:
+    if (path / _CLOUD_NAME).is_file():
+        path = path / _CLOUD_NAME
+    if not path.is_file() and path.suffix.lower() not in _CLOUD_FILES:
+        iteration = _choose_iteration(path, iteration)
+        return _Location(path, point_cloud_path(path, iteration), iteration)
     if not path.is_file():
         raise UserError(f"{path}: no such file; check --checkpoint_path")
     match = _ITERATION.fullmatch(path.parent.name)
     if match and path.parent.parent.name == "point_cloud":
-        return path.parent.parent.parent, path, int(match.group(1))
-    return path.parent, path, None
+        return _Location(path.parent.parent.parent, path, int(match.group(1)))
+    return _Location(path.parent, path, None)
 
 
 def _choose_iteration(root: Path, iteration: int | None) -> int:
     if not root.is_dir():
         raise UserError(f"{root}: no such checkpoint folder; check --checkpoint_path")
-    folders = (root / "point_cloud").glob("iteration_*")
-    numbers = sorted(
-        int(match.group(1))
-        for folder in folders
-        if (match := _ITERATION.fullmatch(folder.name)) and (folder / _CLOUD_NAME).is_file()
-    )
+    numbers = []
+    for folder in (root / "point_cloud").glob("iteration_*"):
+        match = _ITERATION.fullmatch(folder.name)
+        if match and (folder / _CLOUD_NAME).is_file():
+            numbers.append(int(match.group(1)))
+    numbers.sort()
     if not numbers:
         raise UserError(
             f"{root}: no point_cloud/iteration_N/{_CLOUD_NAME}; --checkpoint_path must name the "
@@ -251,6 +279,11 @@ class _CameraEntry(msgspec.Struct):
 
 
 def read_cameras_json(path: Path) -> tuple[StoredCamera, ...]:
+    """Read ``cameras.json`` in file order.
+
+    Raises:
+        UserError: An entry is malformed.
+    """
     entries = read_json(path)
     if not isinstance(entries, list) or not entries:
         raise UserError(f"{path}: holds no list of cameras; write it again")
@@ -267,14 +300,22 @@ def _stored_camera(path: Path, number: int, value: Any) -> StoredCamera:
     if nearest_rotation(rotation) is None:
         raise UserError(f"{place} ({name}): rotation is no rotation; {schemas.WRITE_AGAIN}")
     has_principal_point = entry.cx is not None and entry.cy is not None
-    middle = (entry.cx, entry.cy) if has_principal_point else (width / 2, height / 2)
-    pose = rotation, -rotation @ np.array(entry.position)
-    camera = Camera(name, width, height, entry.fx, entry.fy, *middle, *pose)
+    camera = Camera(
+        name=name,
+        width=width,
+        height=height,
+        fx=entry.fx,
+        fy=entry.fy,
+        cx=entry.cx if has_principal_point else width / 2,
+        cy=entry.cy if has_principal_point else height / 2,
+        rotation=rotation,
+        translation=-rotation @ np.array(entry.position),
+    )
     return StoredCamera(camera, has_principal_point)
 
 
 class _Settings(msgspec.Struct):
-    """What is read of ``cfg_args``; None where it says nothing."""
+    """The settings of ``cfg_args`` that are used; None for those that are missing."""
 
     images: schemas.FileName | None = None
     eval: bool | None = None
@@ -282,12 +323,12 @@ class _Settings(msgspec.Struct):
 
 
 def _read_settings(path: Path, notify: Notify) -> dict[str, Any]:
-    """Literal values of ``cfg_args``. Nothing is executed; the file may come from anywhere."""
+    """Read literal values of ``cfg_args``; nothing is executed, the file may be from anywhere."""
     if not path.is_file():
         return {}
     try:
         with warnings.catch_warnings():
-            # Folders of Windows hold what looks like unknown escapes.
+            # Folders of Windows look like unknown escapes.
             warnings.simplefilter("ignore")
             call = ast.parse(decoded(path.read_bytes()).strip(), mode="eval").body
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
@@ -311,14 +352,14 @@ def _read_settings(path: Path, notify: Notify) -> dict[str, Any]:
 
 def write_exposures(path: Path, exposures: Mapping[str, Tensor]) -> None:
     """Write exposures by name: logarithms of gains, then offsets, (2, 3) each."""
-
-    def matrix(log_gains: list[float], offsets: list[float]) -> list[list[float]]:
+    matrices = {}
+    for name, exposure in exposures.items():
+        log_gains, offsets = exposure.tolist()
         rows = [[0.0, 0.0, 0.0, offset] for offset in offsets]
-        for channel, value in enumerate(log_gains):
-            rows[channel][channel] = math.exp(value)
-        return rows
-
-    write_json_atomic(path, {name: matrix(*e.tolist()) for name, e in exposures.items()})
+        for channel, log_gain in enumerate(log_gains):
+            rows[channel][channel] = math.exp(log_gain)
+        matrices[name] = rows
+    write_json_atomic(path, matrices)
 
 
 def read_exposures(path: Path, notify: Notify) -> dict[str, Tensor]:
@@ -326,11 +367,22 @@ def read_exposures(path: Path, notify: Notify) -> dict[str, Tensor]:
     if not path.is_file():
         return {}
     matrices = schemas.conform(read_json(path), dict[schemas.FileName, _Matrix], path)
-    if any(m[i][j] for m in matrices.values() for i in range(3) for j in range(3) if i != j):
+    exposures = {}
+    mixes_channels = False
+    for name, matrix in matrices.items():
+        gains = [matrix[channel][channel] for channel in range(3)]
+        offsets = [row[3] for row in matrix]
+        mixes_channels = mixes_channels or bool(_off_diagonal(matrix))
+        log_gains = [math.log(gain) for gain in gains]
+        exposures[name] = torch.tensor([log_gains, offsets], device="cpu")
+    if mixes_channels:
         notify(f"{path}: its matrices mix channels; only gains and offsets are taken over")
-    return {
-        name: torch.tensor(
-            [[math.log(m[c][c]) for c in range(3)], [m[c][3] for c in range(3)]], device="cpu"
-        )
-        for name, m in matrices.items()
-    }
+    return exposures
+
+
+def _off_diagonal(matrix: _Matrix) -> list[float]:
+    """Return the numbers that mix channels and are not 0."""
+    numbers = []
+    for row in range(3):
+        numbers += [matrix[row][column] for column in range(3) if column != row]
+    return [number for number in numbers if number != 0]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of what ``-s`` names, before anything heavy is loaded, and ZIP files as scenes.
+"""Checks of the path in ``-s``, before anything heavy is loaded, and ZIP files as scenes.
 
 A ZIP file is unpacked once, into a folder of its name beside it, or where that cannot be written
-into the output folder. The folder has a note of what it was made of, by which it is found again.
+into the output folder. The folder has a note with a digest of the file, by which a later call finds
+it.
 """
 
 from __future__ import annotations
@@ -39,10 +40,20 @@ MAX_FILES = 200_000
 MAX_RATIO = 200  # of the size of all files to that of the ZIP file, above ``LARGE`` bytes
 LARGE = 1 << 30
 SPARE_BYTES = 1 << 28  # of the disk that are left free
-SCENE_FOLDERS = (
-    *("images", "input", "sparse", "colmap", "distorted", "masks", "mask", "depths", "keyframes"),
-    *("train", "test", "rgb"),
-)
+SCENE_FOLDERS = {
+    "images",
+    "input",
+    "sparse",
+    "colmap",
+    "distorted",
+    "masks",
+    "mask",
+    "depths",
+    "keyframes",
+    "train",
+    "test",
+    "rgb",
+}
 """Folders inside of a scene: a ZIP file of one such folder is the scene itself."""
 
 _UNWANTED = ("__MACOSX", ".DS_Store", "Thumbs.db", "desktop.ini")
@@ -86,7 +97,7 @@ def check_scene_path(path: Path) -> None:
 
 
 def _nearest_sibling(path: Path) -> str:
-    """A hint at what else is in the folder of a path; empty if nothing there is called alike."""
+    """Return a hint at a similar name in the folder of a path; empty without one."""
     with contextlib.suppress(OSError):
         names = [entry.name for entry in itertools.islice(path.parent.iterdir(), MAX_FILES)]
         nearest = nearest_name(path.name, names, _LIKE_IT)
@@ -96,7 +107,7 @@ def _nearest_sibling(path: Path) -> str:
 
 
 def scene_folder(path: Path, fallbacks: Sequence[Path], notify: Notify) -> Path:
-    """Check what ``-s`` names, and return the folder that a ZIP file is unpacked to instead of it.
+    """Check the path in ``-s``, and return it, or the folder into which a ZIP file is unpacked.
 
     Args:
         fallbacks: See :func:`unpacked`.
@@ -108,13 +119,18 @@ def scene_folder(path: Path, fallbacks: Sequence[Path], notify: Notify) -> Path:
 
 
 def output_folders(args: Any) -> list[Path]:
-    """Folders into which a ZIP file may be unpacked: those of flags for results, and the current.
+    """Return the folders into which a ZIP file may be unpacked: of flags for results, the current.
 
     Args:
-        args: What was parsed of the command line.
+        args: The parsed command line.
     """
-    values = (getattr(args, name, None) for name in ("output_dir", "model_path"))
-    return [*(value for value in values if isinstance(value, Path)), Path.cwd()]
+    folders = []
+    for name in ("output_dir", "model_path"):
+        value = getattr(args, name, None)
+        if isinstance(value, Path):
+            folders.append(value)
+    folders.append(Path.cwd())
+    return folders
 
 
 def unpacked(archive: Path, fallbacks: Sequence[Path], notify: Notify) -> Path:
@@ -174,7 +190,7 @@ def _is_unpacked(folder: Path, digest: str) -> bool:
 
 
 def _free_place(archive: Path, places: Sequence[Path]) -> Path:
-    """The first folder that can be written, in which nothing is called like the ZIP file."""
+    """Return the first folder that can be written, without an entry of the ZIP file's name."""
     for place in places:
         folder = place / archive.stem
         if os.path.lexists(folder):
@@ -193,7 +209,7 @@ def _free_place(archive: Path, places: Sequence[Path]) -> Path:
 
 @contextlib.contextmanager
 def _zip_errors(archive: Path) -> Any:
-    """A context in which a ZIP file is read: what ``zipfile`` raises becomes one line."""
+    """Turn what ``zipfile`` raises while a ZIP file is read into a ``UserError``."""
     kinds = (
         *(zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, EOFError),
         *(RuntimeError, ValueError, OSError, LookupError, struct.error, lzma.LZMAError),
@@ -204,7 +220,7 @@ def _zip_errors(archive: Path) -> Any:
 
 
 def _checked_members(archive: Path, file: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """Files of a ZIP file by their names, after all limits were checked."""
+    """Return the files of a ZIP file by their names, after all limits were checked."""
     members: dict[str, zipfile.ZipInfo] = {}
     for info in file.infolist():
         name = _member_name(info)
@@ -236,16 +252,20 @@ def _checked_members(archive: Path, file: zipfile.ZipFile) -> dict[str, zipfile.
 
 
 def _without_common_folder(members: dict[str, zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
-    """The files by their names inside of the folder that holds all of them, if there is one."""
+    """Return the files by their names inside of the folder that has all of them, if any."""
     first_parts = {PurePosixPath(name).parts[0] for name in members}
     in_folders = all("/" in name for name in members)
     if len(first_parts) > 1 or not in_folders or first_parts.pop().lower() in SCENE_FOLDERS:
         return members
-    return _without_common_folder({name.partition("/")[2]: i for name, i in members.items()})
+    inner_members = {}
+    for name, info in members.items():
+        _, _, inner_name = name.partition("/")
+        inner_members[inner_name] = info
+    return _without_common_folder(inner_members)
 
 
 def _member_name(info: zipfile.ZipInfo) -> str:
-    """Name of a file; programs that write UTF-8 do not always say so."""
+    """Return the name of a file; programs that write UTF-8 do not always say so."""
     name = info.filename
     if not info.flag_bits & _IS_UTF8:
         with contextlib.suppress(UnicodeError):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Captures far from the origin, as in UTM or ECEF coordinates: what is subtracted from all places.
+"""Captures far from the origin, as in UTM or ECEF coordinates: an offset is subtracted from them.
 
-float32 has seven digits. Where coordinates are a million times larger than what they describe, none
-are left for the scene itself, so a capture is moved to the origin wherever it enters, in float64.
-Results stay there; ``world_offset.json`` beside them says what to add for the original coordinates.
+float32 has seven digits. Where coordinates are a million times larger than the scene, none are left
+for the scene itself, so a capture is moved to the origin where it is read, in float64. Results stay
+there; ``world_offset.json`` beside them has the offset to add for the original coordinates.
 """
 
 from __future__ import annotations
@@ -27,31 +27,37 @@ MEANING = "coordinates of the original = coordinates of the results + offset"
 
 
 class _OffsetFile(msgspec.Struct):
+    """``world_offset.json``."""
+
     offset: tuple[Coordinate, Coordinate, Coordinate]
 
 
 def world_offset(centers: np.ndarray) -> np.ndarray:
-    """Offset to subtract from places around camera centres, (N, 3) float64. (3,) float64
+    """Return the offset to subtract from positions around camera centres. (N, 3) -> (3,) float64
 
     Zeros where the cameras are near the origin; else a number with few digits, so that it can be
     copied by hand and two subsets of the cameras mostly have the same one.
     """
     mean = centers.mean(axis=0)
     extent = float(np.ptp(centers, axis=0).max())
-    if np.linalg.norm(mean) <= min(FAR_AWAY, FAR_RATIO * extent or FAR_AWAY):
+    largest_distance = FAR_AWAY
+    if extent:
+        largest_distance = min(FAR_AWAY, FAR_RATIO * extent)
+    if np.linalg.norm(mean) <= largest_distance:
         return np.zeros(3)
-    return np.round(mean, -math.floor(math.log10(extent)) if extent else 0)
+    n_decimals = -math.floor(math.log10(extent)) if extent else 0
+    return np.round(mean, n_decimals)
 
 
 def offset_of(cameras: Sequence[Camera]) -> np.ndarray:
-    """:func:`world_offset` of cameras; zeros without cameras. (3,)"""
+    """Return the :func:`world_offset` of cameras; zeros without cameras. (3,)"""
     if not cameras:
         return np.zeros(3)
     return world_offset(np.stack([camera.center for camera in cameras]))
 
 
 def moved_back(cameras: Sequence[Camera], offset: np.ndarray) -> list[Camera]:
-    """Cameras in a world from which an offset, (3,), is subtracted."""
+    """Return cameras in a world from which an offset, (3,), is subtracted."""
     if not offset.any():
         return list(cameras)
     return [
@@ -61,7 +67,7 @@ def moved_back(cameras: Sequence[Camera], offset: np.ndarray) -> list[Camera]:
 
 
 def offset_for(points: np.ndarray, offset: np.ndarray) -> np.ndarray:
-    """Offset to subtract from points in the original coordinates or the moved ones. (3,)
+    """Return the offset to subtract from points in original or moved coordinates. (3,)
 
     They are the original ones where the median point lies nearer to the offset than to the origin.
 
@@ -78,7 +84,7 @@ def offset_for(points: np.ndarray, offset: np.ndarray) -> np.ndarray:
 
 
 def describe_offset(offset: np.ndarray) -> str:
-    """One line for the user."""
+    """Describe an offset in one line for the user."""
     numbers = ", ".join(f"{value:.10g}" for value in offset)
     return (
         f"the capture lies far from the origin: ({numbers}) is subtracted from all coordinates, "
@@ -96,7 +102,7 @@ def write_offset(folder: Path, offset: np.ndarray) -> None:
 
 
 def read_offset(folder: Path) -> np.ndarray | None:
-    """The offset that a folder's file holds, (3,); None where it has none."""
+    """Read the offset in a folder's file, (3,); None where it has none."""
     path = folder / OFFSET_FILE
     if not path.is_file():
         return None

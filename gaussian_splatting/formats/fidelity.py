@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Largest errors of the Gaussians of a file."""
+"""The largest errors of a file's Gaussians."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Fidelity:
     harmonics: float
 
     def line(self) -> str:
-        """The differences in words."""
+        """Summarise the differences in one line."""
         return (
             f"largest errors: position {self.position:.2g}, size {self.scale:.2%}, rotation "
             f"{self.rotation:.2g} degrees, colour {self.color:.2g} and opacity {self.opacity:.2g} "
@@ -33,25 +33,37 @@ class Fidelity:
         )
 
 
-def fidelity(written: GaussianCloud, found: GaussianCloud) -> Fidelity:
-    """Compare Gaussian by Gaussian, in the same order."""
-    a = columns(written)
-    b = columns(found)
-    difference = {name: np.abs(a[name] - b[name]) for name in a}
-    scales = np.exp(a["log_scales"])
-    shortest, longest = (end(scales, axis=1, keepdims=True) for end in (np.min, np.max))
-    axes = [rotation_matrices(torch.from_numpy(values["quats"])) for values in (a, b)]
-    cosines = (axes[0] * axes[1]).sum(dim=1).abs().clamp(max=1).numpy()
-    # Rotations of Gaussians that are round say nothing, so only what turns a long axis counts.
-    turned = np.degrees(np.arccos(cosines)) * (1 - shortest / scales)
-    opacities = np.abs(sigmoid(a["opacity_logits"]) - sigmoid(b["opacity_logits"]))
-    colors = [np.clip(sh_to_rgb(c["sh_dc"]), 0, 1) for c in (a, b)]
-    sizes = np.abs(np.exp(b["log_scales"]) - scales) / longest
+def fidelity(written: GaussianCloud, read_back: GaussianCloud) -> Fidelity:
+    """Compare two clouds Gaussian by Gaussian, in the same order."""
+    expected = columns(written)
+    actual = columns(read_back)
+    position_errors = np.abs(expected["means"] - actual["means"])
+    harmonic_errors = expected["sh_rest"] - actual["sh_rest"]
+    expected_opacities = sigmoid(expected["opacity_logits"])
+    opacity_errors = np.abs(expected_opacities - sigmoid(actual["opacity_logits"]))
+    expected_colors = np.clip(sh_to_rgb(expected["sh_dc"]), 0, 1)
+    color_errors = np.abs(expected_colors - np.clip(sh_to_rgb(actual["sh_dc"]), 0, 1))
+    scales = np.exp(expected["log_scales"])
+    longest = scales.max(axis=1, keepdims=True)
+    scale_errors = np.abs(np.exp(actual["log_scales"]) - scales) / longest
+    rotation_errors = _rotation_errors(expected["quats"], actual["quats"], scales)
     return Fidelity(
-        position=float(difference["means"].max()),
-        scale=float(sizes.max()),
-        rotation=float(turned.max()),
-        color=255 * float(np.abs(colors[0] - colors[1]).max()),
-        opacity=255 * float(opacities.max()),
-        harmonics=float(np.sqrt((difference["sh_rest"] ** 2).mean())),
+        position=float(position_errors.max()),
+        scale=float(scale_errors.max()),
+        rotation=float(rotation_errors.max()),
+        color=255 * float(color_errors.max()),
+        opacity=255 * float(opacity_errors.max()),
+        harmonics=float(np.sqrt((harmonic_errors**2).mean())),
     )
+
+
+def _rotation_errors(expected: np.ndarray, actual: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Return the angle of each axis, less for shorter ones: round Gaussians have no rotation.
+
+    (N, 4), (N, 4), (N, 3) -> (N, 3) degrees
+    """
+    expected_axes = rotation_matrices(torch.from_numpy(expected))
+    actual_axes = rotation_matrices(torch.from_numpy(actual))
+    cosines = (expected_axes * actual_axes).sum(dim=1).abs().clamp(max=1).numpy()
+    shortest = scales.min(axis=1, keepdims=True)
+    return np.degrees(np.arccos(cosines)) * (1 - shortest / scales)

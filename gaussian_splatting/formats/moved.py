@@ -17,9 +17,9 @@ _REFLECTED_BANDS = np.repeat([-1.0, 1.0, -1.0], (3, 5, 7))  # of degree 1 to 3, 
 
 
 def moved_cloud(cloud: GaussianCloud, matrix: np.ndarray) -> GaussianCloud:
-    """The cloud after a similarity, (4, 4), which may mirror it.
+    """Return a cloud after a similarity, (4, 4), which may mirror it.
 
-    A camera that moves along sees the same picture.
+    A camera that moves with it sees the same picture.
     """
     linear = matrix[:3, :3]
     factor = float(np.cbrt(np.linalg.det(linear)))
@@ -35,24 +35,28 @@ def moved_cloud(cloud: GaussianCloud, matrix: np.ndarray) -> GaussianCloud:
         return torch.as_tensor(array, dtype=torch.float64, device=device)
 
     frames = rotation_matrices(torch.nn.functional.normalize(cloud.quats.double(), dim=-1))
-    moved = {
-        "means": cloud.means.double() @ tensor(linear).T + tensor(matrix[:3, 3]),
-        "log_scales": cloud.log_scales.double() + np.log(abs(factor)),
-        "quats": quaternions_of(tensor(rotation) @ frames),
-        "sh_rest": bands.to(device)[:n_bands, :n_bands] @ cloud.sh_rest.double(),
-    }
-    return replace(cloud, **{name: t.to(getattr(cloud, name).dtype) for name, t in moved.items()})
+    means = cloud.means.double() @ tensor(linear).T + tensor(matrix[:3, 3])
+    log_scales = cloud.log_scales.double() + np.log(abs(factor))
+    quats = quaternions_of(tensor(rotation) @ frames)
+    sh_rest = bands.to(device)[:n_bands, :n_bands] @ cloud.sh_rest.double()
+    return replace(
+        cloud,
+        means=means.to(cloud.means.dtype),
+        log_scales=log_scales.to(cloud.log_scales.dtype),
+        quats=quats.to(cloud.quats.dtype),
+        sh_rest=sh_rest.to(cloud.sh_rest.dtype),
+    )
 
 
 def sh_rotation(rotation: np.ndarray) -> Tensor:
-    """How coefficients of the bands 1 to 3 of spherical harmonics change when colours turn.
+    """Return the matrix that rotates coefficients of the bands 1 to 3 of spherical harmonics.
 
-    To be multiplied with columns of them. (..., 3, 3) -> (..., 15, 15) float64 on the CPU
+    It is multiplied with columns of them. (..., 3, 3) -> (..., 15, 15) float64 on the CPU
     """
     # A tenth of a program's start, and few programs move Gaussians.
     from scipy.spatial.transform import Rotation
 
-    flat = Rotation.from_matrix(rotation.reshape(-1, 3, 3)).as_rotvec()
+    vectors = Rotation.from_matrix(rotation.reshape(-1, 3, 3)).as_rotvec()
     generators = rotation_generators().reshape(3, -1)
-    total = torch.as_tensor(flat, device="cpu") @ generators
+    total = torch.as_tensor(vectors, device="cpu") @ generators
     return torch.linalg.matrix_exp(total.reshape(*rotation.shape[:-2], 15, 15))

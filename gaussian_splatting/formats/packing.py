@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of Gaussians in few bits, and clouds of what files hold."""
+"""Packing the numbers of Gaussians in few bits, and building clouds from unpacked numbers."""
 
 from __future__ import annotations
 
@@ -14,39 +14,46 @@ from sugar_utils.errors import UserError
 BANDS = {0: 0, 1: 3, 2: 8, 3: 15, 4: 24}
 """Coefficients of spherical harmonics above band 0, by degree."""
 
-_NEARLY = 0.25 / 255
+_NEARLY = 0.25 / 255  # least distance of an opacity from 0 and 1
 
 
 def shares(values: np.ndarray, bits: int) -> np.ndarray:
-    """Numbers from 0 to 1 as whole numbers of so many bits; others become the nearest. uint32"""
-    most = (1 << bits) - 1
-    return np.clip(np.floor(values * most + 0.5), 0, most).astype(np.uint32)
+    """Return numbers from 0 to 1 as whole numbers of some bits; others are clipped. uint32"""
+    largest = (1 << bits) - 1
+    rounded = np.floor(values * largest + 0.5)
+    return np.clip(rounded, 0, largest).astype(np.uint32)
 
 
 def smallest_three(quats: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Place of the largest part of quaternions, (N,), and the others of unit length, (N, 3).
+    """Return the index of the largest part of quaternions, (N,), and the other parts, (N, 3).
 
-    Their order stays; their signs are such that the largest is positive: within +-sqrt(1/2).
+    The others are of unit quaternions and in their order. Signs are such that the largest part is
+    positive, so they are within +-sqrt(1/2).
     """
     unit = _unit(quats)
     largest = np.abs(unit).argmax(axis=1)
-    unit = unit * np.where(unit[np.arange(len(unit)), largest] < 0, -1.0, 1.0)[:, None]
-    return largest, unit[np.arange(4) != largest[:, None]].reshape(-1, 3)
+    is_negative = unit[np.arange(len(unit)), largest] < 0
+    unit = unit * np.where(is_negative, -1.0, 1.0)[:, None]
+    is_other = np.arange(4) != largest[:, None]
+    return largest, unit[is_other].reshape(-1, 3)
 
 
 def from_smallest_three(largest: np.ndarray, three: np.ndarray) -> np.ndarray:
-    """Unit quaternions again. (N,), (N, 3) -> (N, 4)"""
+    """Return the unit quaternions of :func:`smallest_three`. (N,), (N, 3) -> (N, 4)"""
     quats = np.empty((len(three), 4))
     quats[np.arange(4) != largest[:, None]] = three.ravel()
-    rest = np.sqrt(np.maximum(0.0, 1.0 - (three**2).sum(axis=1)))
-    quats[np.arange(len(quats)), largest] = rest
+    squared = (three**2).sum(axis=1)
+    quats[np.arange(len(quats)), largest] = np.sqrt(np.maximum(0.0, 1.0 - squared))
     return _unit(quats)
 
 
 def columns(cloud: GaussianCloud) -> dict[str, np.ndarray]:
-    """Parameters of a cloud by name, float64 on the host; quaternions of unit length."""
-    values = {name: tensor.cpu().double().numpy() for name, tensor in cloud.tensors().items()}
-    return {**values, "quats": _unit(values["quats"])}
+    """Return the parameters of a cloud by name, float64 on the host; quaternions of unit length."""
+    values = {}
+    for name, tensor in cloud.tensors().items():
+        values[name] = tensor.cpu().double().numpy()
+    values["quats"] = _unit(values["quats"])
+    return values
 
 
 def require_gaussians(path: Path, cloud: GaussianCloud) -> None:
@@ -68,35 +75,50 @@ def cloud_of(
     sh_dc: np.ndarray,
     sh_rest: np.ndarray | None = None,
 ) -> GaussianCloud:
-    """A cloud of what a file holds, (N, ...) each; ``sh_rest`` None for none, quats wxyz.
+    """Build the cloud of a file.
 
-    Opacities are in [0, 1]; the ends, whose logits are infinite, move inwards by less than the 8
-    bits of the formats tell.
+    Opacities of 0 and 1, whose logits are infinite, move inwards by less than the 8 bits of the
+    formats tell.
+
+    Args:
+        path: For the message of an error.
+        means: (N, 3)
+        quats: wxyz, of any length. (N, 4)
+        log_scales: (N, 3)
+        opacities: (N,) in [0, 1]
+        sh_dc: (N, 3)
+        sh_rest: (N, B, 3), B at most 15; None for none.
+
+    Raises:
+        UserError: Numbers are outside of their range.
     """
     rest = np.zeros((len(means), 15, 3))
     if sh_rest is not None:
         rest[:, : sh_rest.shape[1]] = sh_rest
-    inside = ((opacities >= 0) & (opacities <= 1)).all() and quats.any(axis=1).all()
-    inside = inside and (log_scales <= MAX_LOG_SCALE).all()
-    opacities = np.clip(opacities, _NEARLY, 1 - _NEARLY)
-    logits = np.log(opacities / (1 - opacities))[:, None]
+    is_valid = (
+        ((opacities >= 0) & (opacities <= 1)).all()
+        and quats.any(axis=1).all()
+        and (log_scales <= MAX_LOG_SCALE).all()
+    )
+    inner = np.clip(opacities, _NEARLY, 1 - _NEARLY)
+    logits = np.log(inner / (1 - inner))[:, None]
+    parameters = []
     with np.errstate(over="ignore"):
-        arrays = [
-            array.astype(np.float32)
-            for array in (means, sh_dc[:, None], rest, logits, log_scales, quats)
-        ]
-    # What float32 cannot hold is infinite now.
-    if not (inside and all(np.isfinite(array).all() for array in arrays)):
+        for array in (means, sh_dc[:, None], rest, logits, log_scales, quats):
+            parameters.append(array.astype(np.float32))
+    # Numbers that float32 cannot hold are infinite now.
+    is_finite = all(np.isfinite(array).all() for array in parameters)
+    if not (is_valid and is_finite):
         raise UserError(f"{path}: holds numbers that make no sense; export it again")
-    return GaussianCloud(*map(torch.from_numpy, arrays))
+    return GaussianCloud(*[torch.from_numpy(array) for array in parameters])
 
 
 def logarithms(scales: np.ndarray) -> np.ndarray:
-    """Natural logarithms; not finite where a scale is not positive."""
+    """Return natural logarithms; not finite where a scale is not positive."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.log(scales)
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
-    """1 / (1 + exp(-x)), without overflow."""
+    """Return 1 / (1 + exp(-x)), without overflow."""
     return 0.5 * (1 + np.tanh(0.5 * logits))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the files of Gaussians that need no other package, by their suffix."""
+"""Readers of the files of Gaussians that need no other package, by their suffix."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ READERS: dict[str, Callable[[Path, Notify], GaussianCloud]] = {
     ".sog": lambda path, notify: read_sog(path),
     ".splat": lambda path, notify: read_splat(path),
 }
-"""Readers of Gaussians in the axes of the file; they say what they changed or left out."""
+"""Readers of Gaussians in the axes of the file; they report what they change or leave out."""
 
 Y_UP = (".spz",)  # files whose y points up
 
@@ -51,6 +51,6 @@ def read_gaussians(path: Path, notify: Notify, offset: np.ndarray | None = None)
         cloud = moved_cloud(cloud, GLB_AXES)
     if offset is None or not offset.any():
         return cloud
-    places = cloud.means.double().numpy()
-    moved = places - offset_for(places, offset)
+    means = cloud.means.double().numpy()
+    moved = means - offset_for(means, offset)
     return replace(cloud, means=torch.from_numpy(moved.astype(np.float32)))

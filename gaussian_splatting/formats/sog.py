@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SOG, PlayCanvas' format for web pages: lossless WebP images of bytes in a ZIP, a texel each.
+"""SOG, PlayCanvas' format for web pages: lossless WebP images in a ZIP, one texel per Gaussian.
 
 Positions are sign(x) log(1 + |x|) in 16 bits between a least and a largest number; rotations the
-three smallest parts of a quaternion (wxyz) in 8 bits; scales and colours rows of a list of 256
-numbers; spherical harmonics rows of a palette whose numbers are such rows. Axes as in a PLY.
+three smallest parts of a quaternion (wxyz) in 8 bits; scales and colours indices into a codebook of
+256 numbers; spherical harmonics indices into a palette, whose numbers are such indices. Axes as in
+a PLY.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import zipfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,34 +37,54 @@ from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
 from sugar_utils.random import generator
 
-# most colours of the palette, and how many lie side by side
-_PALETTE = 4096
-_ROW = 64
-_ROUNDS = 4
-_SAMPLES = 16
-_CHUNK = 8192
+_PALETTE = 4096  # most rows of the palette of spherical harmonics
+_PALETTE_COLUMNS = 64  # rows of the palette that lie side by side
+_CODEBOOK = 256  # numbers of a codebook
+_ROUNDS = 4  # of Lloyd's algorithm
+_SAMPLES = 16  # rows of the sample for each row of the palette
+_CHUNK = 8192  # rows that are compared with the palette at once
 _LARGEST = 252  # of a quaternion's fourth byte if w is its largest part; then x, y, z
+
+
+class _Texels(NamedTuple):
+    """The content of an image."""
+
+    values: np.ndarray  # (N, C) bytes
+    width: int
+
+
+class _Quantized(NamedTuple):
+    """Numbers as indices into a codebook."""
+
+    codebook: list[float]  # 256 numbers
+    indices: np.ndarray  # in the shape of the numbers
+
+
+class _Palette(NamedTuple):
+    """Rows that stand for others."""
+
+    rows: Tensor  # (P, 45) float32
+    labels: np.ndarray  # index of the row that stands for each Gaussian, (N,)
 
 
 def write_sog(path: Path, cloud: GaussianCloud) -> None:
     """Write a ``.sog`` file of version 2, complete or not at all."""
     require_gaussians(path, cloud)
     values = columns(cloud)
-    places = np.sign(values["means"]) * np.log1p(np.abs(values["means"]))
-    low = places.min(axis=0)
-    high = places.max(axis=0)
-    fixed = shares((places - low) / np.maximum(high - low, 1e-12), 16)
-    scale_book, scales = _rows_of(values["log_scales"])
-    color_book, colors = _rows_of(values["sh_dc"][:, 0])
-    largest, three = smallest_three(values["quats"])
-    quats = np.column_stack([shares(three / np.sqrt(2) + 0.5, 8), largest + _LARGEST])
+    side = int(np.ceil(np.sqrt(len(cloud))))
+    positions = np.sign(values["means"]) * np.log1p(np.abs(values["means"]))
+    low = positions.min(axis=0)
+    high = positions.max(axis=0)
+    fixed = shares((positions - low) / np.maximum(high - low, 1e-12), 16)
+    scales = _quantize(values["log_scales"])
+    colors = _quantize(values["sh_dc"][:, 0])
     opacities = shares(sigmoid(values["opacity_logits"]), 8)
     images = {
-        "means_l": fixed & 255,
-        "means_u": fixed >> 8,
-        "scales": scales,
-        "quats": quats,
-        "sh0": np.column_stack([colors, opacities]),
+        "means_l": _Texels(fixed & 255, side),
+        "means_u": _Texels(fixed >> 8, side),
+        "scales": _Texels(scales.indices, side),
+        "quats": _Texels(_pack_quaternions(values["quats"]), side),
+        "sh0": _Texels(np.column_stack([colors.indices, opacities]), side),
     }
     meta: dict[str, Any] = {
         "version": 2,
@@ -71,66 +92,86 @@ def write_sog(path: Path, cloud: GaussianCloud) -> None:
         "count": len(cloud),
         "antialias": cloud.antialiased,
         "means": {"mins": low.tolist(), "maxs": high.tolist()},
-        "scales": {"codebook": scale_book},
+        "scales": {"codebook": scales.codebook},
         "quats": {},
-        "sh0": {"codebook": color_book},
+        "sh0": {"codebook": colors.codebook},
     }
-    side = int(np.ceil(np.sqrt(len(cloud))))
-    shapes = dict.fromkeys(images, side)
     if values["sh_rest"].any():
-        palette, labels = _palette(torch.from_numpy(values["sh_rest"]).flatten(1).float())
-        book, rows = _rows_of(palette.numpy())
-        images["shN_centroids"] = rows.reshape(-1, 3)
-        images["shN_labels"] = np.column_stack([labels & 255, labels >> 8, labels * 0])
-        meta["shN"] = {"count": len(palette), "bands": 3, "codebook": book}
-        shapes |= {"shN_centroids": _ROW * BANDS[3], "shN_labels": side}
+        _add_harmonics(images, meta, values["sh_rest"], side)
     with atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for name, texels in images.items():
-            meta[name.split("_")[0]].setdefault("files", []).append(f"{name}.webp")
+            section = meta[name.split("_")[0]]
+            section.setdefault("files", []).append(f"{name}.webp")
             # Without the time of day, the same Gaussians give the same bytes.
-            archive.writestr(zipfile.ZipInfo(f"{name}.webp"), _webp(texels, shapes[name]))
+            archive.writestr(zipfile.ZipInfo(f"{name}.webp"), _webp(texels))
         archive.writestr(zipfile.ZipInfo("meta.json"), json.dumps(meta))
 
 
-def _webp(texels: np.ndarray, width: int) -> bytes:
-    """An image of so many texels in a row; those that are missing at the end are 0."""
-    height = -(-len(texels) // width)
+def _add_harmonics(
+    images: dict[str, _Texels], meta: dict[str, Any], sh_rest: np.ndarray, side: int
+) -> None:
+    """Add the images and the entry of spherical harmonics. sh_rest: (N, 15, 3)"""
+    palette = _make_palette(torch.from_numpy(sh_rest).flatten(1).float())
+    quantized = _quantize(palette.rows.numpy())
+    labels = palette.labels
+    palette_width = _PALETTE_COLUMNS * BANDS[3]
+    images["shN_centroids"] = _Texels(quantized.indices.reshape(-1, 3), palette_width)
+    label_bytes = np.column_stack([labels & 255, labels >> 8, np.zeros_like(labels)])
+    images["shN_labels"] = _Texels(label_bytes, side)
+    meta["shN"] = {"count": len(palette.rows), "bands": 3, "codebook": quantized.codebook}
+
+
+def _pack_quaternions(quats: np.ndarray) -> np.ndarray:
+    """Return the three smallest parts and the code of the largest one. (N, 4) -> (N, 4)"""
+    largest, three = smallest_three(quats)
+    return np.column_stack([shares(three / np.sqrt(2) + 0.5, 8), largest + _LARGEST])
+
+
+def _webp(texels: _Texels) -> bytes:
+    """Encode an image; texels that are missing at the end of its last row are 0."""
+    n, n_channels = texels.values.shape
+    height = -(-n // texels.width)
+    pixels = np.zeros((height * texels.width, n_channels), np.uint8)
+    pixels[:n] = texels.values
+    picture = Image.fromarray(pixels.reshape(height, texels.width, -1))
     buffer = io.BytesIO()
-    image = np.zeros((height * width, texels.shape[1]), np.uint8)
-    image[: len(texels)] = texels
-    picture = Image.fromarray(image.reshape(height, width, -1))
     picture.save(buffer, "WEBP", lossless=True, exact=True)
     return buffer.getvalue()
 
 
-def _rows_of(values: np.ndarray) -> tuple[list[float], np.ndarray]:
-    """256 numbers, and for each value the row of the nearest one: means of parts (Lloyd)."""
+def _quantize(values: np.ndarray) -> _Quantized:
+    """Choose a codebook by Lloyd's algorithm, and the nearest number of it for each value."""
     ordered = np.sort(values, axis=None).astype(np.float64)
-    book = np.quantile(ordered, (np.arange(256) + 0.5) / 256)
-    total = np.cumsum([0.0, *ordered])
+    codebook = np.quantile(ordered, (np.arange(_CODEBOOK) + 0.5) / _CODEBOOK)
+    cumulative_sums = np.cumsum([0.0, *ordered])
     for _ in range(_ROUNDS):
-        ends = np.searchsorted(ordered, (book[1:] + book[:-1]) / 2)
-        ends = np.concatenate([[0], ends, [len(ordered)]])
+        inner_ends = np.searchsorted(ordered, (codebook[1:] + codebook[:-1]) / 2)
+        ends = np.concatenate([[0], inner_ends, [len(ordered)]])
         counts = np.diff(ends)
-        book = np.where(counts > 0, np.diff(total[ends]) / np.maximum(counts, 1), book)
-    return book.tolist(), np.searchsorted((book[1:] + book[:-1]) / 2, values)
+        means = np.diff(cumulative_sums[ends]) / np.maximum(counts, 1)
+        codebook = np.where(counts > 0, means, codebook)
+    indices = np.searchsorted((codebook[1:] + codebook[:-1]) / 2, values)
+    return _Quantized(codebook.tolist(), indices)
 
 
-def _palette(rows: Tensor) -> tuple[Tensor, np.ndarray]:
-    """At most so many rows that stand for all (k-means of a sample), and which one for each."""
+def _make_palette(rows: Tensor) -> _Palette:
+    """Choose rows that stand for all, by k-means of a sample. (N, 45)"""
     order = torch.randperm(len(rows), generator=generator(0, "palette"), device="cpu")
     palette = rows[order[:_PALETTE]]
     sample = rows[order[: _SAMPLES * _PALETTE]]
-    for _ in range(_ROUNDS if len(sample) > len(palette) else 0):
+    n_rounds = _ROUNDS if len(sample) > len(palette) else 0
+    for _ in range(n_rounds):
         nearest = _nearest(sample, palette)
         counts = torch.bincount(nearest, minlength=len(palette))[:, None]
         sums = torch.zeros_like(palette).index_add_(0, nearest, sample)
         palette = torch.where(counts > 0, sums / counts.clamp(min=1), palette)
-    return palette, _nearest(rows, palette).numpy()
+    return _Palette(palette, _nearest(rows, palette).numpy())
 
 
 def _nearest(rows: Tensor, palette: Tensor) -> Tensor:
-    return torch.cat([torch.cdist(part, palette).argmin(dim=1) for part in rows.split(_CHUNK)])
+    """Return the index of the nearest row of a palette. (N, C), (P, C) -> (N,)"""
+    parts = rows.split(_CHUNK)
+    return torch.cat([torch.cdist(part, palette).argmin(dim=1) for part in parts])
 
 
 def read_sog(path: Path) -> GaussianCloud:
@@ -147,18 +188,23 @@ def read_sog(path: Path) -> GaussianCloud:
 
 
 def _cloud_of_images(path: Path, archive: zipfile.ZipFile, meta: dict[str, Any]) -> GaussianCloud:
+    """Build the cloud; malformed content raises one of ``IMAGE_ERRORS``."""
     n = int(meta["count"])
 
     def texels(part: str, number: int = 0) -> np.ndarray:
+        """Decode an image of a part. (N, 4) uint8"""
         with Image.open(io.BytesIO(archive.read(meta[part]["files"][number]))) as image:
             return np.asarray(image.convert("RGBA")).reshape(-1, 4)
 
-    def numbers(part: str, rows: np.ndarray) -> np.ndarray:
-        return np.array(meta[part]["codebook"], np.float64)[rows]
+    def numbers(part: str, indices: np.ndarray) -> np.ndarray:
+        """Look indices up in the codebook of a part."""
+        codebook = np.array(meta[part]["codebook"], np.float64)
+        return codebook[indices]
 
-    low, high = (np.array(meta["means"][end], np.float64) for end in ("mins", "maxs"))
+    low = np.array(meta["means"]["mins"], np.float64)
+    high = np.array(meta["means"]["maxs"], np.float64)
     fixed = texels("means")[:n, :3] + 256.0 * texels("means", 1)[:n, :3]
-    places = low + (high - low) * fixed / 65535
+    positions = low + (high - low) * fixed / 65535
     quats = texels("quats")[:n]
     colors = texels("sh0")[:n]
     if n < 1 or min(len(fixed), len(quats), len(colors)) < n:
@@ -170,13 +216,14 @@ def _cloud_of_images(path: Path, archive: zipfile.ZipFile, meta: dict[str, Any])
         labels = texels("shN", 1)[:n].astype(np.int64)
         palette = numbers("shN", texels("shN")[:, :3]).reshape(-1, bands, 3)
         rest = palette[labels[:, 0] + 256 * labels[:, 1]]
+    largest = quats[:, 3].astype(np.int64) - _LARGEST
     cloud = cloud_of(
         path,
-        np.sign(places) * np.expm1(np.abs(places)),
-        from_smallest_three(quats[:, 3].astype(np.int64) - _LARGEST, three),
-        numbers("scales", texels("scales")[:n, :3]),
-        colors[:, 3] / 255,
-        numbers("sh0", colors[:, :3]),
-        rest,
+        means=np.sign(positions) * np.expm1(np.abs(positions)),
+        quats=from_smallest_three(largest, three),
+        log_scales=numbers("scales", texels("scales")[:n, :3]),
+        opacities=colors[:, 3] / 255,
+        sh_dc=numbers("sh0", colors[:, :3]),
+        sh_rest=rest,
     )
     return replace(cloud, antialiased=bool(meta.get("antialias", False)))

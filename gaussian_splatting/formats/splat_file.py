@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``.splat`` files: 3 + 3 float32 for position and scale, bytes for colour, opacity and rotation.
 
-Those that cover most come first, because pages show what has arrived. Axes as in a PLY.
+The largest and most opaque come first, because pages draw what has arrived. Axes as in a PLY.
 """
 
 from __future__ import annotations
@@ -27,17 +27,19 @@ ROW = np.dtype([("mean", "<f4", 3), ("scale", "<f4", 3), ("rgba", "u1", 4), ("ro
 
 
 def write_splat(path: Path, cloud: GaussianCloud) -> np.ndarray:
-    """Write a ``.splat`` file, complete or not at all; rows of the cloud in its order. (N,)"""
+    """Write a ``.splat`` file, complete or not at all; return its order of the Gaussians. (N,)"""
     require_gaussians(path, cloud)
     values = columns(cloud)
     opacities = sigmoid(values["opacity_logits"][:, 0])
     rows = np.zeros(len(cloud), ROW)
     rows["mean"] = values["means"]
     rows["scale"] = np.exp(values["log_scales"])
-    rows["rgba"] = shares(np.column_stack([sh_to_rgb(values["sh_dc"][:, 0]), opacities]), 8)
+    colors = sh_to_rgb(values["sh_dc"][:, 0])
+    rows["rgba"] = shares(np.column_stack([colors, opacities]), 8)
     rows["rotation"] = np.clip(np.rint(values["quats"] * 128) + 128, 0, 255)
-    weight = values["log_scales"].sum(axis=1) + np.log(np.maximum(opacities, 1e-12))
-    order = np.argsort(-weight, kind="stable")
+    log_volumes = values["log_scales"].sum(axis=1)
+    log_opacities = np.log(np.maximum(opacities, 1e-12))
+    order = np.argsort(-(log_volumes + log_opacities), kind="stable")
     with atomic_path(path) as temporary:
         temporary.write_bytes(rows[order].tobytes())
     return order
@@ -49,10 +51,14 @@ def read_splat(path: Path) -> GaussianCloud:
     if not content or len(content) % ROW.itemsize:
         raise UserError(f"{path}: damaged, or no .splat file (rows have 32 bytes); export it again")
     rows = np.frombuffer(content, ROW)
-    means = rows["mean"].astype(float)
-    scales = rows["scale"].astype(float)
-    rgba = rows["rgba"]
     quats = (rows["rotation"].astype(float) - 128) / 128
     quats[~quats.any(axis=1)] = (1, 0, 0, 0)
-    colors = rgb_to_sh(rgba[:, :3] / 255)
-    return cloud_of(path, means, quats, logarithms(scales), rgba[:, 3] / 255, colors)
+    rgba = rows["rgba"] / 255
+    return cloud_of(
+        path,
+        means=rows["mean"].astype(float),
+        quats=quats,
+        log_scales=logarithms(rows["scale"].astype(float)),
+        opacities=rgba[:, 3],
+        sh_dc=rgb_to_sh(rgba[:, :3]),
+    )

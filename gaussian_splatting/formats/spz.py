@@ -43,6 +43,7 @@ _TABLE = struct.Struct("<QQ")
 _RECORD = struct.Struct("<II")
 _TABLE_START = 32
 _MOST_COMPRESSED = 1024
+_PARTS_OFFSET = 15  # byte of the header with the number of parts, version 4
 _ANTIALIASED = 1  # flag
 _HAS_RECORDS = 2  # flag
 _MOST_FIXED = (1 << 23) - 1  # of the 24 bits of a position
@@ -66,8 +67,23 @@ _LETTERS = {
     "F": (0, 0, -1),
 }
 _SYSTEMS = (
-    *("RUB", "LDB", "RDB", "LUB", "RUB", "LDF", "RDF", "LUF", "RUF"),
-    *("LFD", "RFD", "LFU", "RFU", "LBD", "RBD", "LBU", "RBU"),
+    "RUB",
+    "LDB",
+    "RDB",
+    "LUB",
+    "RUB",
+    "LDF",
+    "RDF",
+    "LUF",
+    "RUF",
+    "LFD",
+    "RFD",
+    "LFU",
+    "RFU",
+    "LBD",
+    "RBD",
+    "LBU",
+    "RBU",
 )
 """Directions of x, y and z by the number in the record: right, left, up, down, back, front.
 Number 0 is none, which means the axes of the format."""
@@ -75,10 +91,18 @@ Number 0 is none, which means the axes of the format."""
 
 @dataclass(frozen=True)
 class SpzFit:
-    """Which of a cloud's Gaussians SPZ can hold, and what it does to the others."""
+    """The Gaussians of a cloud that SPZ can hold, and what happens to the others."""
 
     is_held: np.ndarray  # sizes are those that were written, up to the steps of the format, (N,)
     notes: tuple[str, ...]  # lines for the user
+
+
+class _ScaleFit(NamedTuple):
+    """The Gaussians whose sizes are beyond the range of SPZ."""
+
+    is_held: np.ndarray  # (N,) bool
+    n_small: int  # with axes that are too short
+    n_large: int  # with axes that are too long
 
 
 def spz_fit(path: Path, cloud: GaussianCloud) -> SpzFit:
@@ -91,59 +115,80 @@ def spz_fit(path: Path, cloud: GaussianCloud) -> SpzFit:
     values = columns(cloud)
     notes = []
     means = values["means"]
-    reach = float(np.abs(means).max())
-    if reach > _MOST_FIXED:
+    extent = float(np.abs(means).max())
+    if extent > _MOST_FIXED:
         raise UserError(
-            f"{path}: positions reach {reach:.3g} units, SPZ holds up to {_MOST_FIXED:,}; pass a "
+            f"{path}: positions reach {extent:.3g} units, SPZ holds up to {_MOST_FIXED:,}; pass a "
             "--scale_factor below 1, or use --to sog or ply"
         )
-    spread = float(np.quantile(np.abs(means - np.median(means, axis=0)).max(axis=1), 0.9))
-    step = 0.5 ** _fraction_bits(reach)
+    distances = np.abs(means - np.median(means, axis=0)).max(axis=1)
+    spread = float(np.quantile(distances, 0.9))
+    step = 0.5 ** _fraction_bits(extent)
     if 0 < _VISIBLE * spread < step / 2:
         notes.append(
-            f"note: SPZ rounds positions to {step:.2g} units, because one is {reach:.3g} away; if "
+            f"note: SPZ rounds positions to {step:.2g} units, because one is {extent:.3g} away; if "
             "that is too coarse, use --to sog or ply"
         )
-    log_scales = values["log_scales"]
-    longest = log_scales.max(axis=1)
-    clipped = np.exp(log_scales.clip(_LOWEST_SCALE, _HIGHEST_SCALE))
-    errors = np.abs(clipped - np.exp(log_scales)).max(axis=1) / np.exp(longest)
-    is_held = errors <= _SCALE_ERROR
-    n_outside = int((~is_held).sum())
+    fit = _fit_scales(values["log_scales"])
+    n_outside = fit.n_small + fit.n_large
     if n_outside == 0:
-        return SpzFit(is_held, tuple(notes))
+        return SpzFit(fit.is_held, tuple(notes))
+    _refuse_visible_errors(path, values["log_scales"], fit, spread)
     smallest = np.exp(_LOWEST_SCALE)
     largest = np.exp(_HIGHEST_SCALE)
-    is_large = longest > _HIGHEST_SCALE
-    n_large = int((~is_held & is_large).sum())
-    n_small = n_outside - n_large
-    most = _MAX_OUTSIDE * len(cloud)
-    if n_small > most and smallest > _VISIBLE * spread > 0:
-        # So that even flat ones have a thickness that is in the range.
-        needed = smallest / _SCALE_ERROR / np.exp(np.quantile(longest, 0.01))
-        factor = 10.0 ** np.ceil(np.log10(max(needed, 10.0)))
-        raise UserError(
-            f"{path}: {n_small:,} of {len(cloud):,} Gaussians are thinner than SPZ can say "
-            f"({smallest:.2g} units), and this scene is so small that it would show; pass "
-            f"--scale_factor {factor:g}, or use --to sog or ply"
-        )
-    if n_large > most:
-        factor = 10.0 ** np.floor(np.log10(largest / np.exp(longest.max())))
-        raise UserError(
-            f"{path}: {n_large:,} of {len(cloud):,} Gaussians are larger than SPZ can say "
-            f"({largest:.0f} units); pass --scale_factor {factor:g}, or use --to sog or ply"
-        )
     notes.append(
         f"note: {n_outside:,} of {len(cloud):,} Gaussians have axes beyond what SPZ can say, "
         f"{smallest:.2g} to {largest:.0f} units, and get the nearest; errors are of the others"
     )
-    return SpzFit(is_held, tuple(notes))
+    return SpzFit(fit.is_held, tuple(notes))
 
 
-def _fraction_bits(reach: float) -> int:
-    """Bits behind the point of positions: as many as the farthest one leaves room for."""
-    most = _MAX_FRACTION_BITS if reach >= 1 else _SMALL_FRACTION_BITS
-    return int(np.clip(np.floor(np.log2(_MOST_FIXED / max(reach, 1e-9))), 0, most))
+def _fit_scales(log_scales: np.ndarray) -> _ScaleFit:
+    """Compare sizes with the range of SPZ. (N, 3)"""
+    longest = log_scales.max(axis=1)
+    clipped = np.exp(log_scales.clip(_LOWEST_SCALE, _HIGHEST_SCALE))
+    errors = np.abs(clipped - np.exp(log_scales)).max(axis=1) / np.exp(longest)
+    is_held = errors <= _SCALE_ERROR
+    is_large = longest > _HIGHEST_SCALE
+    n_large = int((~is_held & is_large).sum())
+    n_small = int((~is_held & ~is_large).sum())
+    return _ScaleFit(is_held, n_small, n_large)
+
+
+def _refuse_visible_errors(
+    path: Path, log_scales: np.ndarray, fit: _ScaleFit, spread: float
+) -> None:
+    """Raise a ``UserError`` if so many sizes are beyond the range that it would show.
+
+    Args:
+        spread: Of the positions, in units.
+    """
+    n = len(log_scales)
+    longest = log_scales.max(axis=1)
+    smallest = np.exp(_LOWEST_SCALE)
+    largest = np.exp(_HIGHEST_SCALE)
+    if fit.n_small > _MAX_OUTSIDE * n and smallest > _VISIBLE * spread > 0:
+        # So that even flat ones have a thickness that is in the range.
+        needed = smallest / _SCALE_ERROR / np.exp(np.quantile(longest, 0.01))
+        factor = 10.0 ** np.ceil(np.log10(max(needed, 10.0)))
+        raise UserError(
+            f"{path}: {fit.n_small:,} of {n:,} Gaussians are thinner than SPZ can say "
+            f"({smallest:.2g} units), and this scene is so small that it would show; pass "
+            f"--scale_factor {factor:g}, or use --to sog or ply"
+        )
+    if fit.n_large > _MAX_OUTSIDE * n:
+        factor = 10.0 ** np.floor(np.log10(largest / np.exp(longest.max())))
+        raise UserError(
+            f"{path}: {fit.n_large:,} of {n:,} Gaussians are larger than SPZ can say "
+            f"({largest:.0f} units); pass --scale_factor {factor:g}, or use --to sog or ply"
+        )
+
+
+def _fraction_bits(extent: float) -> int:
+    """Return the bits behind the point of positions: as many as the farthest one leaves."""
+    most = _MAX_FRACTION_BITS if extent >= 1 else _SMALL_FRACTION_BITS
+    free_bits = np.floor(np.log2(_MOST_FIXED / max(extent, 1e-9)))
+    return int(np.clip(free_bits, 0, most))
 
 
 def write_spz(path: Path, cloud: GaussianCloud, version: int = 3) -> None:
@@ -154,43 +199,55 @@ def write_spz(path: Path, cloud: GaussianCloud, version: int = 3) -> None:
     """
     spz_fit(path, cloud)
     fraction_bits, parts = _spz_parts(cloud)
-    head = MAGIC, version, len(cloud), 3, fraction_bits, _ANTIALIASED * cloud.antialiased
+    flags = _ANTIALIASED if cloud.antialiased else 0
+    n_parts = 0 if version == 3 else len(parts)
+    header = _HEADER.pack(MAGIC, version, len(cloud), 3, fraction_bits, flags, n_parts)
     if version == 3:
         # Without the time of day, the same Gaussians give the same bytes.
-        content = gzip.compress(_HEADER.pack(*head, 0) + b"".join(parts), mtime=0)
+        content = gzip.compress(header + b"".join(parts), mtime=0)
     else:
+        content = header + struct.pack("<I12x", _TABLE_START)
         packed = [zstandard.ZstdCompressor(level=12).compress(part) for part in parts]
-        sizes = (_TABLE.pack(len(p), len(part)) for p, part in zip(packed, parts, strict=True))
-        start = _HEADER.pack(*head, len(parts)) + struct.pack("<I12x", _TABLE_START)
-        content = b"".join((start, *sizes, *packed))
+        for packed_part, part in zip(packed, parts, strict=True):
+            content += _TABLE.pack(len(packed_part), len(part))
+        content += b"".join(packed)
     with atomic_path(path) as temporary:
         temporary.write_bytes(content)
 
 
 def _spz_parts(cloud: GaussianCloud) -> tuple[int, list[bytes]]:
-    """Bits behind the point of positions, and the attributes one after the other."""
+    """Return the bits behind the point of positions, and the attributes in their order."""
     values = columns(cloud)
-    means = values["means"]
-    fraction_bits = _fraction_bits(float(np.abs(means).max()))
-    fixed = np.rint(means * (1 << fraction_bits))
-    largest, three = smallest_three(values["quats"][:, _XYZW])
-    size = np.floor(np.abs(three) * np.sqrt(2) * _ROTATION_STEPS + 0.5).astype(np.uint32)
-    rotations = largest.astype(np.uint32)
-    # Two bits for the place of the largest part, ten for each other: sign and size.
-    for column in range(3):
-        sign = (three[:, column] < 0).astype(np.uint32)
-        rotations = rotations << 10 | sign << 9 | np.minimum(size[:, column], _ROTATION_STEPS)
+    fraction_bits = _fraction_bits(float(np.abs(values["means"]).max()))
     # Steps of 8 in band 1 and of 16 beyond compress well.
     steps = np.where(np.arange(15) < 3, 8, 16)[None, :, None]
-    harmonics = (np.rint(values["sh_rest"] * 128) + 128 + steps // 2) // steps * steps
+    harmonics = np.rint(values["sh_rest"] * 128) + 128
     return fraction_bits, [
-        fixed.astype("<i4").view(np.uint8).reshape(-1, 4)[:, :3].tobytes(),
+        _pack_positions(values["means"], fraction_bits),
         _bytes(sigmoid(values["opacity_logits"]) * 255),
         _bytes((values["sh_dc"][:, 0] * _COLOR_SCALE + 0.5) * 255),
         _bytes((values["log_scales"] - _LOWEST_SCALE) * _SCALE_STEPS),
-        rotations.astype("<u4").tobytes(),
-        _bytes(harmonics),
+        _pack_rotations(values["quats"]),
+        _bytes((harmonics + steps // 2) // steps * steps),
     ]
+
+
+def _pack_positions(means: np.ndarray, fraction_bits: int) -> bytes:
+    """Return positions as numbers of three bytes. (N, 3)"""
+    fixed = np.rint(means * (1 << fraction_bits)).astype("<i4")
+    return fixed.view(np.uint8).reshape(-1, 4)[:, :3].tobytes()
+
+
+def _pack_rotations(quats: np.ndarray) -> bytes:
+    """Return quaternions as two bits for the largest part, and sign and size of each other."""
+    largest, three = smallest_three(quats[:, _XYZW])
+    steps = np.floor(np.abs(three) * np.sqrt(2) * _ROTATION_STEPS + 0.5).astype(np.uint32)
+    sizes = np.minimum(steps, _ROTATION_STEPS)
+    signs = (three < 0).astype(np.uint32)
+    packed = largest.astype(np.uint32)
+    for column in range(3):
+        packed = packed << 10 | signs[:, column] << 9 | sizes[:, column]
+    return packed.astype("<u4").tobytes()
 
 
 def _bytes(values: np.ndarray) -> bytes:
@@ -200,29 +257,30 @@ def _bytes(values: np.ndarray) -> bytes:
 class _Unpacked(NamedTuple):
     """The content of a file of any version."""
 
-    attributes: bytes  # behind the header, one after the other; before version 4 also the records
+    attributes: bytes  # header and attributes; before version 4 also the records
     records: bytes | None  # of version 4
 
 
 def _unpacked_spz(content: bytes) -> _Unpacked:
     if content[:4] != MAGIC.to_bytes(4, "little"):
         return _Unpacked(gzip.decompress(content), None)
-    start = struct.unpack_from("<I", content, _HEADER.size)[0]
-    records = content[_TABLE_START:start]
-    table = [_TABLE.unpack_from(content, start + _TABLE.size * k) for k in range(content[15])]
-    place = start + _TABLE.size * len(table)
+    table_start = struct.unpack_from("<I", content, _HEADER.size)[0]
+    records = content[_TABLE_START:table_start]
+    n_parts = content[_PARTS_OFFSET]
+    sizes = [_TABLE.unpack_from(content, table_start + _TABLE.size * k) for k in range(n_parts)]
+    start = table_start + _TABLE.size * n_parts
     parts = [content[: _HEADER.size]]
-    for size, unpacked in table:
-        if unpacked > _MOST_COMPRESSED * len(content):
+    for packed_size, size in sizes:
+        if size > _MOST_COMPRESSED * len(content):
             raise EOFError("sizes that cannot be")
-        unpacker = zstandard.ZstdDecompressor()
-        parts.append(unpacker.decompress(content[place : place + size], unpacked))
-        place += size
+        packed = content[start : start + packed_size]
+        parts.append(zstandard.ZstdDecompressor().decompress(packed, size))
+        start += packed_size
     return _Unpacked(b"".join(parts), records)
 
 
 def _records(block: bytes) -> dict[int, bytes]:
-    """Extension records by their type; what is cut off at the end is left out."""
+    """Return extension records by their type; one that is cut off at the end is left out."""
     records = {}
     place = 0
     while place + _RECORD.size <= len(block):
@@ -236,7 +294,7 @@ def _records(block: bytes) -> dict[int, bytes]:
 
 
 def _to_format_axes(path: Path, payload: bytes, notify: Notify) -> np.ndarray:
-    """From the axes that a record names to those of the format. (4, 4)"""
+    """Return the matrix from the axes that a record names to those of the format. (4, 4)"""
     number = int.from_bytes(payload[:4], "little") if len(payload) >= 4 else -1
     if not 0 <= number < len(_SYSTEMS):
         notify(f"note: {path}: names axes that are not known ({number}); taken as right, up, back")
@@ -244,6 +302,29 @@ def _to_format_axes(path: Path, payload: bytes, notify: Notify) -> np.ndarray:
     matrix = np.eye(4)
     matrix[:3, :3] = np.array([_LETTERS[letter] for letter in _SYSTEMS[number]], float).T
     return matrix
+
+
+class _Header(NamedTuple):
+    """The header of a file."""
+
+    magic: int
+    version: int
+    n: int  # Gaussians
+    degree: int  # of spherical harmonics
+    fraction_bits: int  # behind the point of positions
+    flags: int
+    n_parts: int  # of version 4
+
+
+class _Attributes(NamedTuple):
+    """The bytes of all Gaussians, (N, bytes) uint8 each, in the order of the file."""
+
+    positions: np.ndarray
+    opacities: np.ndarray
+    colors: np.ndarray
+    scales: np.ndarray
+    rotations: np.ndarray
+    harmonics: np.ndarray
 
 
 def read_spz(path: Path, notify: Notify = lambda line: None) -> GaussianCloud:
@@ -254,36 +335,59 @@ def read_spz(path: Path, notify: Notify = lambda line: None) -> GaussianCloud:
     )
     with explained(f"{path}: damaged, or no SPZ file", "export it again", *kinds):
         content, block = _unpacked_spz(require_regular_file(path).read_bytes())
-        magic, version, n, degree, fraction_bits, flags, _ = _HEADER.unpack_from(content)
-    if magic != MAGIC or version not in (2, 3, 4) or degree not in BANDS or fraction_bits > 23:
+        header = _Header(*_HEADER.unpack_from(content))
+    is_supported = header.version in (2, 3, 4) and header.degree in BANDS
+    if header.magic != MAGIC or not is_supported or header.fraction_bits > 23:
         raise UserError(f"{path}: not an SPZ file of version 2 to 4 and degree 0 to 4")
-    widths = (9, 1, 3, 3, 3 if version == 2 else 4, 3 * BANDS[degree])
-    if n == 0 or len(content) < _HEADER.size + n * sum(widths):
-        raise UserError(f"{path}: holds no {n} Gaussians, it was cut off; export it again")
-    data = np.frombuffer(content, np.uint8, n * sum(widths), _HEADER.size)
-    parts = np.split(data, n * np.cumsum(widths)[:-1])
-    positions, alphas, colors, scales, rotations, harmonics = (
-        part.reshape(n, width) for part, width in zip(parts, widths, strict=True)
-    )
-    # Signed numbers of three bytes each.
-    three = positions.reshape(-1, 3).astype(np.int64)
-    fixed = three[:, 0] | three[:, 1] << 8 | three[:, 2] << 16
-    fixed = np.where(fixed >= 1 << 23, fixed - (1 << 24), fixed).reshape(-1, 3)
+    attributes, end = _split_attributes(path, content, header)
+    harmonics = (attributes.harmonics.astype(float) - 128) / 128
     cloud = cloud_of(
         path,
-        fixed / (1 << fraction_bits),
-        _quats(rotations)[:, [3, 0, 1, 2]],
-        scales / 16 - 10,
-        alphas[:, 0] / 255,
-        (colors / 255 - 0.5) / _COLOR_SCALE,
-        ((harmonics.astype(float) - 128) / 128).reshape(n, -1, 3)[:, :15],
+        means=_unpack_positions(attributes.positions, header.fraction_bits),
+        quats=_quats(attributes.rotations)[:, [3, 0, 1, 2]],
+        log_scales=attributes.scales / 16 - 10,
+        opacities=attributes.opacities[:, 0] / 255,
+        sh_dc=(attributes.colors / 255 - 0.5) / _COLOR_SCALE,
+        sh_rest=harmonics.reshape(header.n, -1, 3)[:, :15],
     )
-    cloud = replace(cloud, antialiased=bool(flags & _ANTIALIASED))
-    if not flags & _HAS_RECORDS:
+    cloud = replace(cloud, antialiased=bool(header.flags & _ANTIALIASED))
+    if not header.flags & _HAS_RECORDS:
         return cloud
     if block is None:
-        block = content[_HEADER.size + len(data) :]
-    records = _records(block)
+        block = content[end:]
+    return _apply_records(path, cloud, _records(block), notify)
+
+
+def _split_attributes(path: Path, content: bytes, header: _Header) -> tuple[_Attributes, int]:
+    """Return the attributes behind the header, and the place of their end.
+
+    Raises:
+        UserError: The content is too short.
+    """
+    rotation_width = 3 if header.version == 2 else 4
+    widths = (9, 1, 3, 3, rotation_width, 3 * BANDS[header.degree])
+    size = header.n * sum(widths)
+    end = _HEADER.size + size
+    if header.n == 0 or len(content) < end:
+        raise UserError(f"{path}: holds no {header.n} Gaussians, it was cut off; export it again")
+    data = np.frombuffer(content, np.uint8, size, _HEADER.size)
+    parts = np.split(data, header.n * np.cumsum(widths)[:-1])
+    tables = [part.reshape(header.n, width) for part, width in zip(parts, widths, strict=True)]
+    return _Attributes(*tables), end
+
+
+def _unpack_positions(data: np.ndarray, fraction_bits: int) -> np.ndarray:
+    """Return positions from signed numbers of three bytes. (N, 9) uint8 -> (N, 3)"""
+    low_to_high = data.reshape(-1, 3).astype(np.int64)
+    unsigned = low_to_high[:, 0] | low_to_high[:, 1] << 8 | low_to_high[:, 2] << 16
+    signed = np.where(unsigned >= 1 << 23, unsigned - (1 << 24), unsigned)
+    return signed.reshape(-1, 3) / (1 << fraction_bits)
+
+
+def _apply_records(
+    path: Path, cloud: GaussianCloud, records: dict[int, bytes], notify: Notify
+) -> GaussianCloud:
+    """Return the cloud in the axes of the format; records of other kinds are named."""
     others = [_RECORD_NAMES.get(kind, f"0x{kind:08X}") for kind in records if kind != AXES]
     if others:
         notify(f"note: {path}: left out the extension records {', '.join(others)}")
@@ -294,13 +398,14 @@ def read_spz(path: Path, notify: Notify = lambda line: None) -> GaussianCloud:
 
 
 def _quats(data: np.ndarray) -> np.ndarray:
-    """Unit quaternions, xyzw. (N, 3) or (N, 4) uint8 -> (N, 4)"""
+    """Return unit quaternions, xyzw. (N, 3) or (N, 4) uint8 -> (N, 4)"""
     if data.shape[1] == 3:
         xyz = data / 127.5 - 1
         real = np.sqrt(np.maximum(0.0, 1 - (xyz**2).sum(axis=1)))
         return np.concatenate([xyz, real[:, None]], axis=1)
     packed = np.ascontiguousarray(data).view("<u4")[:, 0]
     three = np.stack([(packed >> shift) & 0x3FF for shift in (20, 10, 0)], axis=1)
-    size = (three & _ROTATION_STEPS) / (_ROTATION_STEPS * np.sqrt(2))
-    signed = np.where(three >> 9 == 1, -size, size)
-    return from_smallest_three((packed >> 30).astype(np.int64), signed)
+    sizes = (three & _ROTATION_STEPS) / (_ROTATION_STEPS * np.sqrt(2))
+    signed = np.where(three >> 9 == 1, -sizes, sizes)
+    largest = (packed >> 30).astype(np.int64)
+    return from_smallest_three(largest, signed)
