@@ -465,6 +465,10 @@ class TrainableBoundCloud(TrainableModel):
     def buffers(self) -> dict[str, Tensor]:
         return {FACES: self._start.faces.int(), THICKNESS: self._start.thickness}
 
+    def activate(self) -> Gaussians:
+        """Gaussians on the mesh, and those of the background."""
+        return self.cloud.activate_all()
+
     def schedule_vertex_rate(self, iteration: float) -> None:
         rate = self._rates.position(iteration, self._vertex_scale)
         self.optimizer.set_learning_rate("vertices", rate)

@@ -41,7 +41,7 @@ SampleSource = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]
 """Draws indices and noise from a mask, a number of samples, and the iteration."""
 
 
-class CoarseStage(Stage):
+class CoarseStage(Stage[TrainableCloud, CoarseConfig]):
     """Colour, entropy and geometric terms on free Gaussians.
 
     Args:

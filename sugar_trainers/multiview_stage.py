@@ -66,7 +66,7 @@ class MultiviewDensity:
         return False
 
 
-class MultiviewStage(Stage):
+class MultiviewStage(Stage[TrainableCloud, MultiviewConfig]):
     """Colour, plane normals and the agreement of neighbouring views, on free Gaussians.
 
     Args:

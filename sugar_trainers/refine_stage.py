@@ -36,7 +36,7 @@ LARGEST_AT_BORDERS = 2.0
 LARGEST_BESIDE = 1.5
 
 
-class RefineStage(Stage):
+class RefineStage(Stage[TrainableBoundCloud, RefineConfig]):
     """Colour loss and normal consistency on mesh-bound Gaussians.
 
     Args:

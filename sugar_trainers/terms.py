@@ -70,7 +70,7 @@ def _depth_normals(strip: ImageStrip) -> Tensor:
         camera.cy - strip.rows.start,
         rows=strip.counted_rows,
         total=strip.view.n_counted,
-        counted=strip.rows_of(strip.view.counted_pixels),
+        counted=strip.counted_pixels(),
     )
 
 

@@ -294,7 +294,7 @@ def strip(camera, inverse: torch.Tensor, rows: slice, halo: int, counted=None) -
         photograph = torch.cat([photograph, 255 * counted[..., None].to(torch.uint8)], dim=-1)
     view = TrainingView(camera, photograph, feature_columns=COLUMNS)
     rows = Rows(shown.start, shown.stop)
-    return ImageStrip(view, rows, here, features=inverse[shown, :, None])
+    return ImageStrip(view, rows, here, {"features": inverse[shown, :, None]})
 
 
 def test_the_term_is_a_mean_error_in_strips_as_in_the_whole(room):

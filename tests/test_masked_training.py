@@ -162,7 +162,7 @@ def test_what_is_ignored_is_left_out_of_the_mean():
 
     def compared() -> ColorLoss:
         view = TrainingView(look_at((1.0, 1.0, 1.0), width=30, height=40), photograph)
-        return color_loss(ImageStrip(view, Rows(0, 40), slice(0, 40), image), 0.2)
+        return color_loss(ImageStrip(view, Rows(0, 40), slice(0, 40), {"color": image}), 0.2)
 
     plain = l1_and_ssim(image, photograph[..., :3].float() / 255)
     found = compared()[1:]

@@ -92,18 +92,23 @@ class DensitySchedule(Protocol):
 
     def collects(self, iteration: int) -> bool:
         """Whether views of an iteration count for the next round."""
+        ...
 
     def round_due(self, iteration: int) -> bool:
         """Whether a round follows an iteration, whose step leaves all tensors as they are."""
+        ...
 
     def reset_due(self, iteration: int) -> bool:
         """Whether a reset of opacities follows an iteration."""
+        ...
 
     def is_last(self, iteration: int) -> bool:
         """Whether an iteration makes no step, so that nothing changes for it or after it."""
+        ...
 
     def removes_large(self, iteration: int) -> bool:
         """Whether a round removes Gaussians that are large in the world."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -198,7 +203,8 @@ class Densification(Component):
 
     def after_view(self, result: ViewResult, model: TrainableModel) -> None:
         """Count the view."""
-        if self._schedule.collects(result.view.iteration):
+        is_counted = self._schedule.collects(result.view.iteration)
+        if is_counted and result.d_means2d is not None:
             self._sums.see(result.d_means2d, result.visible, result.view.camera)
 
     def statistics(self) -> tuple[Tensor, ...]:

@@ -62,6 +62,7 @@ class ScoringRounds(Protocol):
 
     def due(self, iteration: int) -> bool:
         """Whether a round follows the iteration."""
+        ...
 
 
 class PruningScores(Component):
@@ -114,10 +115,11 @@ class PruningScores(Component):
 
     def after_view(self, result: ViewResult, model: TrainableModel) -> None:
         """Add the gradient of the probe, and which Gaussians the view shows."""
-        if self._probe is not None:
-            is_visible = result.visible.to(self._probe.dtype)[:, None]
-            self.sums.add(torch.cat([self._probe.grad, is_visible], dim=1))
-            self._probe = None
+        scores = None if self._probe is None else self._probe.grad
+        if scores is not None:
+            is_visible = result.visible.to(scores.dtype)[:, None]
+            self.sums.add(torch.cat([scores, is_visible], dim=1))
+        self._probe = None
 
     def statistics(self) -> tuple[Tensor, ...]:
         """Sums of the views of this step."""
@@ -167,7 +169,7 @@ class PruningScores(Component):
     def _sent_back(self, strip: ImageStrip) -> Tensor:
         with torch.no_grad():
             error = (strip.exposed_color() - strip.target_color()).abs().mean(dim=-1)
-            counted = strip.rows_of(strip.view.counted_pixels)
+            counted = strip.counted_pixels()
             if counted is not None:
                 error = error * counted
             is_wrong = (error > self._config.error).to(error.dtype)

@@ -68,7 +68,7 @@ def check_step(
         probes += log_scales.detach().aminmax()
     if numbers.radii.numel():
         probes.append(numbers.radii.detach().amax())
-    if numbers.predicted is not None:
+    if numbers.predicted is not None and numbers.predicted.excess is not None:
         probes.append(numbers.predicted.excess)
     values = _read(probes)
     if numbers.predicted is not None:
@@ -143,7 +143,9 @@ def _check_rows(
 ) -> None:
     """Name the first bad tensor and how many rows (Gaussians) of it are bad."""
     for name, tensor in named.items():
-        rows = () if tensor is None else _rows_of(~tensor.detach().isfinite())
+        if tensor is None:
+            continue
+        rows = _rows_of(~tensor.detach().isfinite())
         if len(rows) > 0:
             raise TrainingError(
                 f"{kind} {name} is not finite in {_describe(rows, tensor)} "
@@ -159,7 +161,7 @@ def _read(probes: list[Tensor]) -> list[float]:
 def _norm_probes(tensors: Iterable[Tensor | None]) -> list[Tensor]:
     """Norms, each finite only if every entry is."""
     present = [t.detach() for t in tensors if t is not None and t.numel() > 0]
-    return list(torch._foreach_norm(present, 2.0)) if present else []
+    return list(torch._foreach_norm(present, 2.0))  # pyright: ignore[reportPrivateImportUsage] if present else []
 
 
 def _log_limit(extent: float) -> float:

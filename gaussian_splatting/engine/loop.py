@@ -266,6 +266,8 @@ class Trainer:
             },
             **model_state,
         }
+        if self._store is None:
+            raise ValueError("the first process saves")
         path = self._store.save(iteration, payload)
         try:
             self._run.check_present()
@@ -296,7 +298,7 @@ class Trainer:
 
     def _restore(self, plan: ResumePlan) -> int:
         """Take a checkpoint back; return the iteration to go on with."""
-        payload: dict[str, Any] = plan.payload
+        payload: dict[str, Any] = plan.payload or {}
         first = self._config.first
         last = self._config.last
         if not first <= payload["iteration"] <= last:

@@ -51,6 +51,8 @@ class LossTerm:
     def evaluate(self, strip: ImageStrip) -> StripValue:
         """Evaluate an image term on a strip."""
         loss = self.value(strip)
+        if loss is None:
+            raise ValueError(f"loss term {self.name}: an image term has a value in every view")
         return StripValue(loss, {self.name: loss} if self.is_reported else {})
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gaussian_splatting.cloud import ANTIALIASED, GaussianCloud, finite_logits
+from gaussian_splatting.cloud import ANTIALIASED, GaussianCloud, Gaussians, finite_logits
 from gaussian_splatting.optim.adam import GroupedAdam
 from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
 from gaussian_splatting.optim.schedule import LearningRates
@@ -66,6 +66,10 @@ class TrainableModel(ABC):
         """Number of Gaussians."""
 
     @abstractmethod
+    def activate(self) -> Gaussians:
+        """The Gaussians as they are rendered; gradients reach the parameters."""
+
+    @abstractmethod
     def tensors_of(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Parameters of a ``state_dict``, checked."""
 
@@ -75,6 +79,7 @@ class TrainableModel(ABC):
 
     @property
     def device(self) -> torch.device:
+        """Device of all parameters."""
         return next(iter(self.optimizer.parameters.values())).device
 
     def distributions(self) -> dict[str, Tensor]:
@@ -90,10 +95,17 @@ class TrainableModel(ABC):
         for group in optimizer_state["param_groups"]:
             group["name"] = self.group_names[group["name"]]
         parameters = self.optimizer.parameters
-        own = {file: in_float32(parameters[name]) for name, file in self.state_names.items()}
-        return {"state_dict": {**self.buffers(), **own}, "optimizer_state_dict": optimizer_state}
+        state = self.buffers()
+        for name, file_name in self.state_names.items():
+            state[file_name] = in_float32(parameters[name])
+        return {"state_dict": state, "optimizer_state_dict": optimizer_state}
 
     def restore(self, payload: dict[str, Any]) -> None:
+        """Take :meth:`state` back; learning rates stay those of this run.
+
+        Raises:
+            UserError: It is the state of another model.
+        """
         device = self.device
         rates = self.optimizer.learning_rates()
         config = self.optimizer.config
@@ -101,12 +113,11 @@ class TrainableModel(ABC):
         self.optimizer = GroupedAdam(
             {n: tensors[n].to(device) for n in self.group_names}, rates, config, self._seed
         )
-        own_names = {file: own for own, file in self.group_names.items()}
+        names = {file_name: name for name, file_name in self.group_names.items()}
         saved = payload["optimizer_state_dict"]
-        groups = [
-            {**group, "name": own_names.get(group["name"], group["name"])}
-            for group in saved.get("param_groups", ())
-        ]
+        groups = []
+        for group in saved.get("param_groups", ()):
+            groups.append({**group, "name": names.get(group["name"], group["name"])})
         try:
             self.optimizer.load_state_dict({"state": saved.get("state"), "param_groups": groups})
         except (ValueError, KeyError) as error:
@@ -117,11 +128,14 @@ class TrainableModel(ABC):
 
 
 def in_float32(parameter: Tensor) -> Tensor:
+    """The values of a parameter in float32, without a gradient."""
     values = parameter.detach()
     return values if values.dtype == torch.float32 else values.cpu().float()
 
 
 class TrainableCloud(TrainableModel):
+    """Free Gaussians as a model."""
+
     state_names = STATE_NAMES
     group_names = GROUP_NAMES
 
@@ -144,6 +158,7 @@ class TrainableCloud(TrainableModel):
 
     @property
     def cloud(self) -> GaussianCloud:
+        """The parameters as a cloud."""
         return GaussianCloud(**self.optimizer.parameters, antialiased=self._antialiased)
 
     def state(self) -> dict[str, Any]:
@@ -151,10 +166,16 @@ class TrainableCloud(TrainableModel):
         antialiased = {ANTIALIASED: True} if self._antialiased else {}
         return {**super().state(), **antialiased}
 
+    def activate(self) -> Gaussians:
+        """The Gaussians as they are rendered."""
+        return self.cloud.activate()
+
     def schedule_position_rate(self, iteration: float) -> None:
+        """Set the learning rate of positions for an iteration of the paper's schedule."""
         self.optimizer.set_learning_rate("means", self._rates.position(iteration, self._extent))
 
     def tensors_of(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Parameters of a ``state_dict``, checked."""
         return cloud_from_state(state).tensors()
 
 

@@ -10,11 +10,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 import warp as wp
 
+from gaussian_splatting.compute import Compute
 from gaussian_splatting.data.images import ImageStore, shared_or_own_store
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import load_payload
@@ -23,7 +24,7 @@ from gaussian_splatting.engine.observer import ObservedRun, ObserverFactory, Vie
 from gaussian_splatting.engine.reporting.run_report import write_run_report
 from gaussian_splatting.engine.reporting.view_findings import problem_of
 from gaussian_splatting.engine.run_directory import RUN_FILE, ResumePlan, RunDirectory
-from gaussian_splatting.engine.stage import Stage
+from gaussian_splatting.engine.stage import Stage, StageConfig
 from gaussian_splatting.rasterization.blend_cpu import tile_kernels
 from gaussian_splatting.rasterization.blend_cuda import block_kernels
 from sugar_utils.console import Console, duration_text
@@ -36,9 +37,6 @@ from sugar_utils.settings import flag
 
 Model = TypeVar("Model")
 
-Options = TypeVar("Options")
-"""Options of a stage: ``config``, ``compute``, ``run``, ``messages``, and ``prepare(messages)``,
-which returns the :class:`StageRun` and the initial model."""
 KERNEL_PACKAGES = (
     "gaussian_splatting",
     "sugar_utils",
@@ -74,8 +72,36 @@ class StageRun(Generic[Model]):
 Prepare = Callable[["Messages"], tuple[StageRun[Model], Model]]  # reads the inputs of a run
 
 
+class StageOptions(Protocol):
+    """Options of a stage, as :func:`run_stage` needs them."""
+
+    @property
+    def config(self) -> StageConfig:
+        """Settings of the stage."""
+        ...
+
+    @property
+    def compute(self) -> Compute:
+        """Where it is computed."""
+        ...
+
+    @property
+    def run(self) -> RunOptions:
+        """How its folder is treated."""
+        ...
+
+    @property
+    def messages(self) -> tuple[str, ...]:
+        """One line for each flag that was given but cannot act."""
+        ...
+
+    def prepare(self, messages: Messages) -> tuple[StageRun, Any]:
+        """Read the inputs: the run, and the initial model."""
+        ...
+
+
 def run_stage(
-    options: Options,
+    options: StageOptions,
     images: ImageStore | None = None,
     prepare: Prepare | None = None,
     console: Console | None = None,

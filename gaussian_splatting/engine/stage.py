@@ -6,7 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,8 +25,15 @@ from gaussian_splatting.rasterization.projection import IntersectionPrediction
 class StageConfig(Protocol):
     """Settings that every stage has."""
 
-    white_background: bool
-    random_seed: int
+    @property
+    def white_background(self) -> bool:
+        """Whether what lies behind the Gaussians is white instead of black."""
+        ...
+
+    @property
+    def random_seed(self) -> int:
+        """Seed of all draws of the stage."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,11 @@ class StepResources:
     intersections: IntersectionPrediction | None = None
 
 
-class Stage(ABC):
+Model = TypeVar("Model", bound=TrainableModel, covariant=True)
+Config = TypeVar("Config", bound=StageConfig, covariant=True)
+
+
+class Stage(ABC, Generic[Model, Config]):
     """One optimisation, step by step; the loop and the stepper of the engine call it.
 
     What is not abstract serves a stage that renders its model as it is. Subclasses set the
@@ -46,12 +57,12 @@ class Stage(ABC):
     """
 
     name: str
-    model: TrainableModel
+    model: Model
     terms: Sequence[LossTerm]
     components: Sequence[Component] = ()
     extent: float  # camera extent in world units
     memory_plan: MemoryPlan  # to begin with
-    _config: StageConfig
+    _config: Config
     _rasterizer: rasterization.Rasterizer = rasterization.WARP
 
     @abstractmethod
@@ -115,7 +126,7 @@ class Stage(ABC):
 
     def gaussians(self) -> Gaussians:
         """The model as it is rendered."""
-        return self.model.cloud.activate()
+        return self.model.activate()
 
     def rendered_degree(self) -> int:
         """Degree of the spherical harmonics in evaluations."""

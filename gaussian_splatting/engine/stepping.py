@@ -186,6 +186,8 @@ class Stepper:
             total.n_showing += shows_any
             if view_index + 1 in self._view_indices:
                 earlier_gradients = optimizer.take_gradients()
+        if total is None:
+            raise ValueError("a process has no view of its own in a step")
         return total
 
     def _train_on(self, iteration: int, view_index: int, is_first: bool) -> tuple[ViewResult, bool]:

@@ -42,6 +42,14 @@ class ImageSplit:
 WHOLE_IMAGE = ImageSplit()
 
 
+class _SortedSplats(NamedTuple):
+    """What a rasterizer blends."""
+
+    splats: Tensor
+    tiles: Any  # of the rasterizer's own kind
+    background: Tensor
+
+
 class PassResult(NamedTuple):
     """What the terms of a pass report of the whole image, and the gradient of the centres."""
 
@@ -77,8 +85,7 @@ class ViewPass:
         self._rasterizer = rasterizer
         self._intersections = intersections
         self._projection: rasterization.Projection | None = projection
-        self._tiles: Any = None
-        self._background: Tensor | None = None
+        self._sorted: _SortedSplats | None = None
         self._blended: rasterization.BlendedRows | None = None
         self._n_intersections: int | None = None
         # What was taken for the number of intersections; to be checked with the step's numbers.
@@ -93,14 +100,14 @@ class ViewPass:
 
     def count(self) -> int:
         """Count the Gaussians that the view shows; the host waits, and learns of intersections."""
-        n_intersections = self._projection.tile_counts.sum()
+        n_intersections = self._open_projection().tile_counts.sum()
         counts = torch.stack([self.visible.sum(), n_intersections])
         n_visible, self._n_intersections = counts.tolist()
         return n_visible
 
     def depth(self) -> Tensor:
         """Depth map of the whole image, without a gradient. (H, W) world units"""
-        projection = self._prepare()
+        projection = self._open_projection()
         strips = self._split.rows(projection.camera.height)
         column = projection.layout.depth
         if len(strips) == 1:
@@ -119,7 +126,7 @@ class ViewPass:
         Args:
             d_depth: A further gradient of the depth map. (H, W)
         """
-        projection = self._prepare()
+        projection = self._open_projection()
         gradients = rasterization.SplatGradients.zeros(projection)
         halo = max(term.halo for term in terms)
         values: dict[str, Tensor] = {}
@@ -128,23 +135,30 @@ class ViewPass:
             for name, share in shares.items():
                 values[name] = values[name] + share if name in values else share
         self._projection = None
-        self._tiles = None
-        self._background = None
+        self._sorted = None
         torch.autograd.backward(
             [projection.means2d, projection.splats], [gradients.means2d, gradients.splats]
         )
         return PassResult(values, gradients.means2d)
 
-    def _prepare(self) -> rasterization.Projection:
-        """Sort into tiles, if that is still to be done."""
-        if self._tiles is None:
-            self._tiles = self._sort_into_tiles(self._projection)
-            self._background = rasterization.channel_background(
-                self._projection,
+    def _open_projection(self) -> rasterization.Projection:
+        """The projection, which :meth:`backpropagate` lets go of."""
+        if self._projection is None:
+            raise ValueError("the pass is over: it was backpropagated")
+        return self._projection
+
+    def _sorted_splats(self) -> _SortedSplats:
+        """Splats in tiles; sorted when they are needed first."""
+        if self._sorted is None:
+            projection = self._open_projection()
+            tiles = self._sort_into_tiles(projection)
+            background = rasterization.channel_background(
+                projection,
                 self._view.background,
                 farthest_depth_behind=self._farthest_depth_behind,
             )
-        return self._projection
+            self._sorted = _SortedSplats(projection.splats, tiles, background)
+        return self._sorted
 
     def _sort_into_tiles(self, projection: rasterization.Projection) -> Any:
         projection.n_pairs = self._n_intersections
@@ -164,9 +178,7 @@ class ViewPass:
         self._blended = None
         if blended is not None:
             return blended
-        return self._rasterizer.blend_rows(
-            self._projection.splats, self._tiles, self._background, rows
-        )
+        return self._rasterizer.blend_rows(*self._sorted_splats(), rows)
 
     def _backpropagate_strip(
         self,
@@ -177,7 +189,7 @@ class ViewPass:
         gradients: rasterization.SplatGradients,
     ) -> dict[str, Tensor]:
         """Add one strip's gradients of splats, and return what its terms report."""
-        projection = self._projection
+        projection = self._open_projection()
         rows_with_halo = rows.widened(halo, projection.camera.height)
         blended = self._blend(rows_with_halo)
         counted_rows = slice(rows.start - rows_with_halo.start, rows.stop - rows_with_halo.start)
@@ -185,7 +197,7 @@ class ViewPass:
             self._view,
             rows_with_halo,
             counted_rows,
-            **_map_leaves(blended.pixels, projection.layout),
+            _map_leaves(blended.pixels, projection.layout),
         )
         values: dict[str, Tensor] = {}
         for term in terms:
@@ -200,9 +212,7 @@ class ViewPass:
             d_pixels[counted_rows, :, projection.layout.depth] += d_depth[rows.start : rows.stop]
         del strip
         self._rasterizer.backpropagate_rows(
-            projection.splats,
-            self._tiles,
-            self._background,
+            *self._sorted_splats(),
             blended,
             d_pixels,
             torch.zeros_like(blended.transmittance),
@@ -214,7 +224,7 @@ class ViewPass:
 class _MapColumns(NamedTuple):
     """Where the channels of a rendered map are among all blended channels."""
 
-    name: str  # field of ImageStrip
+    name: str  # key of ``ImageStrip.maps``
     start: int
     width: int
 
@@ -245,10 +255,12 @@ def _pixel_gradient(
 ) -> Tensor:
     """Write the gradients of all maps over the blended channels. (R, W, C)"""
     columns = _map_columns(layout)
-    with_gradient = [c for c in columns if getattr(strip, c.name).grad is not None]
-    if sum(c.width for c in with_gradient) < pixels.shape[-1]:
+    gradients = {column: strip.maps[column.name].grad for column in columns}
+    n_written = sum(c.width for c, gradient in gradients.items() if gradient is not None)
+    if n_written < pixels.shape[-1]:
         pixels.zero_()
-    for name, start, width in with_gradient:
-        channels = pixels[..., start : start + width]
-        channels.copy_(getattr(strip, name).grad.reshape(channels.shape))
+    for column, gradient in gradients.items():
+        if gradient is not None:
+            channels = pixels[..., column.start : column.start + column.width]
+            channels.copy_(gradient.reshape(channels.shape))
     return pixels

@@ -43,6 +43,17 @@ class TrainingView:
     surface: Any = None  # what a stage knows of the surface in this view, for its own terms
 
     @property
+    def target(self) -> Tensor:
+        """The photograph.
+
+        Raises:
+            ValueError: The view has none.
+        """
+        if self.photograph is None:
+            raise ValueError(f"{self.camera.name}: this pass has no photograph to compare with")
+        return self.photograph
+
+    @property
     def counted_pixels(self) -> Tensor | None:
         """Pixels of the whole image that count. (H, W) bool; None for all"""
         return None if self.photograph is None else is_counted(self.photograph)
@@ -60,19 +71,34 @@ class TrainingView:
 class ImageStrip:
     """What a loss term is given of a horizontal strip: its view and the rendered maps.
 
-    Maps are leaves that collect gradients, None where they are not rendered. Their R rows include
-    neighbours of the rows that count.
+    Maps are leaves that collect gradients. Their R rows include neighbours of the rows that count.
+    A map that is not rendered is a ``KeyError``: a term names what it reads.
     """
 
     view: TrainingView
     rows: Rows  # of the image, that the maps show
     counted_rows: slice  # rows of the maps that count; the others are their neighbours
-    color: Tensor | None = None  # (R, W, 3)
-    depth: Tensor | None = None  # blended depth along the view axis, (R, W) world units
-    # Camera-space x and y of the normals; see ``complete_normals``, (R, W, 2).
-    normal_xy: Tensor | None = None
-    plane: Tensor | None = None  # blended normals and distances of the Gaussians' planes, (R, W, 4)
-    features: Tensor | None = None  # blended free features, (R, W, F)
+    maps: Mapping[str, Tensor]  # by name of the properties below
+
+    @property
+    def color(self) -> Tensor:
+        """Rendered colour. (R, W, 3)"""
+        return self.maps["color"]
+
+    @property
+    def depth(self) -> Tensor:
+        """Blended depth along the view axis. (R, W) world units"""
+        return self.maps["depth"]
+
+    @property
+    def normal_xy(self) -> Tensor:
+        """Camera-space x and y of the normals; see ``complete_normals``. (R, W, 2)"""
+        return self.maps["normal_xy"]
+
+    @property
+    def plane(self) -> Tensor:
+        """Blended normals and distances of the Gaussians' planes. (R, W, 4)"""
+        return self.maps["plane"]
 
     @property
     def height(self) -> int:
@@ -86,20 +112,26 @@ class ImageStrip:
 
     def exposed_color(self) -> Tensor:
         """The strip as a photograph of this exposure shows it. (R, W, 3)"""
-        inside = self.rows_of(self.view.exposed_pixels)
+        pixels = self.view.exposed_pixels
+        inside = None if pixels is None else self.rows_of(pixels)
         return exposed(self.color, self.view.exposure, inside)
 
     def feature(self, name: str) -> Tensor:
         """Blended features of a component in the rows that count. (C, W, f)"""
-        return self.features[self.counted_rows][..., self.view.feature_columns[name]]
+        return self.maps["features"][self.counted_rows][..., self.view.feature_columns[name]]
 
-    def rows_of(self, values: Tensor | None) -> Tensor | None:
-        """The shown rows of values of the whole image; None of None. (H, W, ...) -> (R, W, ...)"""
-        return None if values is None else values[self.rows.start : self.rows.stop]
+    def rows_of(self, values: Tensor) -> Tensor:
+        """The shown rows of values of the whole image. (H, W, ...) -> (R, W, ...)"""
+        return values[self.rows.start : self.rows.stop]
+
+    def counted_pixels(self) -> Tensor | None:
+        """Pixels of the shown rows that count; None for all. (R, W) bool"""
+        counted = self.view.counted_pixels
+        return None if counted is None else self.rows_of(counted)
 
     def target_color(self) -> Tensor:
         """The shown rows of the photograph as floats in [0, 1]. (R, W, 3)"""
-        target = self.rows_of(self.view.photograph[..., :3])
+        target = self.rows_of(self.view.target[..., :3])
         return target / 255.0 if target.dtype == torch.uint8 else target
 
 
@@ -111,11 +143,12 @@ def composited_view(view: TrainingView, plain_background: Tensor, seed: int) -> 
             mask; and with the exposure that the render will get, background and all.
         plain_background: Colour behind the render of a view without a mask. (3,)
     """
-    photograph = view.photograph
-    if photograph.shape[-1] == 3:
+    photograph = view.target
+    counted = is_counted(photograph)
+    if counted is None:
         return replace(view, background=plain_background)
     if not view.camera.shows_object:
-        weighted = without_uncovered(photograph[..., :3], is_counted(photograph))
+        weighted = without_uncovered(photograph[..., :3], counted)
         return replace(view, photograph=weighted, background=plain_background)
     rng = generator(seed, "mask background", *draw_labels(view.iteration, view.index))
     # Whole bytes, so that the photograph's background is the render's to the bit.
@@ -131,7 +164,7 @@ def composited_view(view: TrainingView, plain_background: Tensor, seed: int) -> 
         photograph=composited(photograph, color),
         background=background,
         # Only exposures need to know which pixels are the object's.
-        exposed_pixels=is_counted(photograph),
+        exposed_pixels=counted,
     )
 
 
@@ -188,7 +221,7 @@ def color_loss(strip: ImageStrip, dssim_weight: float) -> ColorLoss:
     image = strip.exposed_color()
     target = strip.target_color()
     rows = {"rows": strip.counted_rows, "total_rows": strip.height}
-    photograph = strip.view.photograph
+    photograph = strip.view.target
     if photograph.shape[-1] == 3:
         return ColorLoss(*color_terms(image, target, dssim_weight, **rows))
     all_weights = photograph[..., 3:].to(image.dtype) / 255

@@ -113,7 +113,10 @@ class VanillaConfig:
 
     @property
     def starts_dense(self) -> bool:
-        return self.init == "dense" or (self.init is None and self.robustness.robust)
+        """Whether it starts from points that photographs agree on, too."""
+        if self.init is None:
+            return bool(self.robustness.robust)
+        return self.init == "dense"
 
     @property
     def densifies_until(self) -> int:

@@ -354,7 +354,7 @@ class _VanillaRun:
         options = self._options
         train_cameras = scene.original_train_cameras
         if self._poses is not None:
-            train_cameras = self._moved(train_cameras)
+            train_cameras = self._moved(train_cameras, self._poses)
             model = find_model(scene.root)
             if model is not None:
                 write_poses(model, options.model_path / REFINED_MODEL, train_cameras)
@@ -373,12 +373,12 @@ class _VanillaRun:
         input_path = options.model_path / "input.ply"
         ply_files.write_point_ply(input_path, scene.points, scene.points_rgb)
 
-    def _moved(self, cameras: Sequence[Camera]) -> list[Camera]:
+    def _moved(self, cameras: Sequence[Camera], poses: PoseRefinement) -> list[Camera]:
         """Training cameras in their learned poses; those left out from the start as they were."""
         moved = []
         for camera in cameras:
             is_learned = camera.name not in self._scene.dropped_views
-            moved.append(self._poses.calibrated(camera) if is_learned else camera)
+            moved.append(poses.calibrated(camera) if is_learned else camera)
         return moved
 
 

@@ -56,7 +56,7 @@ class VanillaSchedule:
         return iteration > self.config.densification.opacity_reset_interval
 
 
-class VanillaStage(Stage):
+class VanillaStage(Stage[TrainableCloud, VanillaConfig]):
     """Colour loss, densification, pruning and opacity reset.
 
     Args:
