@@ -12,19 +12,18 @@ import torch
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.data.scene import Scene
-from gaussian_splatting.vanilla.dense_start import (
+from gaussian_splatting.vanilla.dense_start import dense_points, with_dense_points
+from gaussian_splatting.vanilla.initial_gaussians import initial_cloud
+from gaussian_splatting.vanilla.plane_sweep import (
     N_DEPTHS,
     NOWHERE,
     GreyView,
     best_plane,
     consistent,
-    dense_points,
     parallax,
     sweep,
-    with_dense_points,
     world_points,
 )
-from gaussian_splatting.vanilla.initial_gaussians import initial_cloud
 from tests.support.random_scenes import look_at
 from tests.support.tiny_scene import assert_same_bits, make_tiny_scene, run_cli
 

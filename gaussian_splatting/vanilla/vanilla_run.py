@@ -38,9 +38,10 @@ from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun, run
 from gaussian_splatting.engine.state_schema import payload_check
 from gaussian_splatting.shared_flags import InertFlags, checkpoint_interval, inert
 from gaussian_splatting.sky_sphere import sky_of
-from gaussian_splatting.vanilla.dense_start import with_dense_points, with_sky_colors
+from gaussian_splatting.vanilla.dense_start import with_dense_points
 from gaussian_splatting.vanilla.estimated_masks import ITERATIONS, MaskEstimation
 from gaussian_splatting.vanilla.initial_gaussians import initial_gaussians
+from gaussian_splatting.vanilla.sky_colors import with_sky_colors
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_utils.console import Console
@@ -181,9 +182,9 @@ class VanillaOptions:
         settings = {"random_seed": config.random_seed, **config.optimizer.identity()}
         iterations = min(ITERATIONS, 2 * config.iterations)
         train = partial(_train_whole, self)
-        asked = self.mask_options.masks
+        mask_flag = self.mask_options.masks
         estimation = MaskEstimation(
-            self.model_path, self.compute, settings, iterations, train, asked
+            self.model_path, self.compute, settings, iterations, train, mask_flag
         )
         return _stage_run(estimation(scene, messages), self, messages)
 
