@@ -48,21 +48,12 @@ def quaternions_of(matrices: Tensor) -> Tensor:
 
     Of the four equivalent formulas, each row uses the one with the largest pivot.
     """
-    m = matrices
-    a = m[..., 0, 0]
-    b = m[..., 1, 1]
-    c = m[..., 2, 2]
-    yz = m[..., 2, 1] - m[..., 1, 2]
-    syz = m[..., 2, 1] + m[..., 1, 2]
-    zx = m[..., 0, 2] - m[..., 2, 0]
-    szx = m[..., 0, 2] + m[..., 2, 0]
-    xy = m[..., 1, 0] - m[..., 0, 1]
-    sxy = m[..., 1, 0] + m[..., 0, 1]
+    xx, xy, xz, yx, yy, yz, zx, zy, zz = matrices.flatten(start_dim=-2).unbind(-1)
     formulas = (
-        (1 + a + b + c, yz, zx, xy),
-        (yz, 1 + a - b - c, sxy, szx),
-        (zx, sxy, 1 - a + b - c, syz),
-        (xy, szx, syz, 1 - a - b + c),
+        (1 + xx + yy + zz, zy - yz, xz - zx, yx - xy),
+        (zy - yz, 1 + xx - yy - zz, yx + xy, xz + zx),
+        (xz - zx, yx + xy, 1 - xx + yy - zz, zy + yz),
+        (yx - xy, xz + zx, zy + yz, 1 - xx - yy + zz),
     )
     candidates = torch.stack([torch.stack(parts, dim=-1) for parts in formulas], dim=-2)
     pivot = torch.diagonal(candidates, dim1=-2, dim2=-1).argmax(dim=-1)
@@ -87,9 +78,11 @@ class Gaussians:
         return self.means.shape[0]
 
     def tensors(self) -> tuple[Tensor, ...]:
+        """All tensors, in the order of the fields."""
         return (self.means, self.quats, self.scales, self.opacities, self.sh_dc, self.sh_rest)
 
     def joined(self, more: Gaussians) -> Gaussians:
+        """These, then others."""
         pairs = zip(self.tensors(), more.tensors(), strict=True)
         return Gaussians(*map(torch.cat, pairs), antialiased=self.antialiased)
 
@@ -104,13 +97,11 @@ class Gaussians:
         ``torch.autograd.backward(self.tensors(), grads)`` then carries their sum to the raw
         parameters.
         """
-        return Gaussians(
-            *(
-                t if t.is_leaf and t.requires_grad else t.detach().requires_grad_(True)
-                for t in self.tensors()
-            ),
-            antialiased=self.antialiased,
-        )
+        leaves = []
+        for tensor in self.tensors():
+            is_parameter = tensor.is_leaf and tensor.requires_grad
+            leaves.append(tensor if is_parameter else tensor.detach().requires_grad_(True))
+        return Gaussians(*leaves, antialiased=self.antialiased)
 
 
 def finite_logits(logits: Tensor) -> Tensor:
@@ -142,7 +133,11 @@ class _Activation(torch.autograd.Function):
         ctx: Any, d_unit: Tensor | None, d_scales: Tensor | None, d_opacities: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         lengths, unit, scales, opacities = ctx.saved_tensors
-        d_quats = d_logits = None
+        d_quats = None
+        d_log_scales = None
+        d_logits = None
+        if d_scales is not None:
+            d_log_scales = d_scales * scales
         if d_unit is not None:
             # Column by column: a product of all would be the largest tensor of the backward pass.
             along = unit[:, 0] * d_unit[:, 0]
@@ -151,7 +146,7 @@ class _Activation(torch.autograd.Function):
             d_quats = torch.addcmul(d_unit, unit, along[:, None], value=-1.0).div_(lengths)
         if d_opacities is not None:
             d_logits = (d_opacities * opacities * (1 - opacities))[:, None]
-        return d_quats, None if d_scales is None else d_scales * scales, d_logits
+        return d_quats, d_log_scales, d_logits
 
 
 @dataclass
@@ -170,6 +165,7 @@ class GaussianCloud:
         return self.means.shape[0]
 
     def tensors(self) -> dict[str, Tensor]:
+        """All tensors by attribute name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != ANTIALIASED}
 
     def activate(self) -> Gaussians:
@@ -188,13 +184,15 @@ class GaussianCloud:
 
     def joined(self, more: GaussianCloud) -> GaussianCloud:
         """These, then others, as new tensors."""
-        others = more.tensors()
-        return replace(self, **{n: torch.cat([t, others[n]]) for n, t in self.tensors().items()})
+        added = more.tensors()
+        joined = {name: torch.cat([t, added[name]]) for name, t in self.tensors().items()}
+        return replace(self, **joined)
 
     def select(self, rows: Tensor) -> GaussianCloud:
         """Rows by mask or index, as new tensors without gradients."""
         return replace(self, **{name: t.detach()[rows] for name, t in self.tensors().items()})
 
     def to(self, device: torch.device | str) -> GaussianCloud:
+        """The same on a device, without gradients."""
         moved = {name: t.detach().to(device) for name, t in self.tensors().items()}
         return replace(self, **moved)

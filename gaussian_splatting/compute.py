@@ -39,6 +39,8 @@ class Compute:
 
 @dataclass(frozen=True)
 class DeviceFlags:
+    """Flags of programs that compute in one process."""
+
     device: str = flag(
         "auto",
         "auto: a CUDA GPU of compute capability 7.5 or newer if torch and Warp can use "
@@ -59,9 +61,15 @@ class DeviceFlags:
 
     @classmethod
     def from_flags(cls, **flags: Any) -> Compute:
+        """Choose by the values of the flags."""
         return cls(**flags).choose()
 
     def choose(self) -> Compute:
+        """Choose the device.
+
+        Raises:
+            UserError: It cannot be used, or torchrun started several processes.
+        """
         if Launch.read().size > 1:
             raise UserError("this script works in one process: start it without torchrun")
         chosen = choose_device(self.device, self.gpu)
@@ -71,6 +79,8 @@ class DeviceFlags:
 
 @dataclass(frozen=True)
 class BackendFlags(DeviceFlags):
+    """Flags of programs that train, in one or more processes."""
+
     rasterizer: str = flag(
         "auto",
         "rendering backend. auto and warp: the built-in rasterizer, the same bits on every "

@@ -28,9 +28,12 @@ _MIN_SLOPE = 1e-6
 
 
 def _mean(values: Tensor, total: int | Tensor | None) -> Tensor:
-    if not isinstance(total, Tensor):
-        total = max(values.numel() if total is None else total, 1)
-    return values.sum() / total
+    """Sum divided by the number of elements of the whole, which is that of ``values`` if None."""
+    if isinstance(total, Tensor):
+        return values.sum() / total
+    if total is None:
+        total = values.numel()
+    return values.sum() / max(total, 1)
 
 
 def opacity_entropy(
@@ -40,7 +43,9 @@ def opacity_entropy(
     present = opacities * (opacities + _LOG_EPS).log()
     absent = (1 - opacities) * (1 - opacities + _LOG_EPS).log()
     entropy = -present - absent
-    return _mean(entropy if counted is None else entropy * counted, total)
+    if counted is not None:
+        entropy = entropy * counted
+    return _mean(entropy, total)
 
 
 def density_estimation_loss(
@@ -53,7 +58,8 @@ def density_estimation_loss(
         plane_distance: Signed distance delta to the tangent planes. (S,) world units
         beta: Scale of the field. (S,) world units
     """
-    target = torch.exp(-0.5 * (plane_distance / beta.clamp_min(_MIN_BETA)).square())
+    deviations = plane_distance / beta.clamp_min(_MIN_BETA)
+    target = torch.exp(-0.5 * deviations.square())
     return _mean((density - target).abs(), total)
 
 
@@ -77,7 +83,9 @@ def sdf_estimation_loss(
     """
     error = (sdf - depth_gap.abs()).abs() / (extent / 10)
     error = error.clamp_max(10 * extent)
-    return _mean(error if counted is None else torch.where(counted, error, 0.0), total)
+    if counted is not None:
+        error = torch.where(counted, error, 0.0)
+    return _mean(error, total)
 
 
 def better_normal_loss(normal_error: Tensor, total: int | None = None) -> Tensor:
@@ -97,16 +105,19 @@ def normals_from_depth(depth: Tensor, fx: float, fy: float, cx: float, cy: float
     height, width = depth.shape
     if height < 3 or width < 3:
         return (depth * 0)[..., None].expand(-1, -1, 3)
-    x = (torch.arange(width, device=depth.device, dtype=depth.dtype) - cx) / fx
-    y = (torch.arange(height, device=depth.device, dtype=depth.dtype) - cy) / fy
+    columns = torch.arange(width, device=depth.device, dtype=depth.dtype)
+    rows = torch.arange(height, device=depth.device, dtype=depth.dtype)
+    x = (columns - cx) / fx
+    y = (rows - cy) / fy
     points = torch.stack([depth * x, depth * y[:, None], depth], dim=-1)
     down = points[2:, 1:-1] - points[:-2, 1:-1]
     right = points[1:-1, 2:] - points[1:-1, :-2]
     cross = torch.linalg.cross(down, right)
     squared = cross.square().sum(dim=-1, keepdim=True)
     # Normalising a zero vector multiplies its gradient by the inverse of an epsilon.
-    regular = squared > MIN_SQUARED_CROSS
-    normals = torch.where(regular, cross / torch.where(regular, squared, 1.0).sqrt(), 0.0)
+    is_regular = squared > MIN_SQUARED_CROSS
+    length = torch.where(is_regular, squared, 1.0).sqrt()
+    normals = torch.where(is_regular, cross / length, 0.0)
     return functional.pad(normals, (0, 0, 1, 1, 1, 1))
 
 
@@ -134,11 +145,12 @@ def fused_depth_normal_consistency(
         rows: Rows that count; strips continue one row beyond them as a halo.
         counted: Pixels that count; None for all. (H, W) bool
     """
-    rows = rows or slice(None)
-    lens = (fx, fy, cx, cy)
-    total = max(depth[rows].numel(), 1) if total is None else total
-    what = 1.0 if counted is None else counted
-    return DepthNormalErrors.apply(depth, normal_xy, lens, what, rows, total)
+    if rows is None:
+        rows = slice(None)
+    if total is None:
+        total = max(depth[rows].numel(), 1)
+    weights = 1.0 if counted is None else counted
+    return DepthNormalErrors.apply(depth, normal_xy, (fx, fy, cx, cy), weights, rows, total)
 
 
 def lookup_depth(
@@ -151,7 +163,9 @@ def lookup_depth(
     """
     x, y, z = view_points.unbind(-1)
     z = torch.where(z > MIN_VIEW_Z, z, 1.0)
-    return bilinear(depth_map, fx * x / z + cx, fy * y / z + cy)
+    u = fx * x / z + cx
+    v = fy * y / z + cy
+    return bilinear(depth_map, u, v)
 
 
 def near_surface_mask(depth_gap: Tensor, view_std: Tensor, visible: Tensor) -> Tensor:
@@ -165,7 +179,8 @@ def gray_values(photograph: Tensor, counted: Tensor | None) -> Tensor:
     if photograph.dtype == torch.uint8:
         luma = luma / 255.0
     # Colour by colour: sums along rows of three are slow.
-    gray = (photograph.movedim(-1, 0).contiguous() * luma[:, None, None]).sum(dim=0)
+    planes = photograph.movedim(-1, 0).contiguous()
+    gray = (planes * luma[:, None, None]).sum(dim=0)
     return gray if counted is None else torch.where(counted, gray, UNCOUNTED)
 
 
@@ -179,12 +194,13 @@ def edge_weights(gray: Tensor) -> Tensor:
         return weights
     dx = (gray[1:-1, 2:] - gray[1:-1, :-2]) / 2
     dy = (gray[2:, 1:-1] - gray[:-2, 1:-1]) / 2
-    known = gray >= 0
-    crosses = known[1:-1, 1:-1] & known[1:-1, 2:] & known[1:-1, :-2] & known[2:, 1:-1]
-    crosses &= known[:-2, 1:-1]
-    slope = torch.where(crosses, (dx.square() + dy.square()).sqrt(), 0.0)
+    is_counted = gray >= 0
+    has_slope = is_counted[1:-1, 1:-1] & is_counted[1:-1, 2:] & is_counted[1:-1, :-2]
+    has_slope = has_slope & is_counted[2:, 1:-1] & is_counted[:-2, 1:-1]
+    slope = (dx.square() + dy.square()).sqrt()
+    slope = torch.where(has_slope, slope, 0.0)
     slope = slope / slope.max().clamp_min(_MIN_SLOPE)
-    weights[1:-1, 1:-1] = torch.where(crosses, (1 - slope).square(), 0.0)
+    weights[1:-1, 1:-1] = torch.where(has_slope, (1 - slope).square(), 0.0)
     return weights
 
 

@@ -23,7 +23,8 @@ from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.component import Component
 from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.memory_plan import MemoryOptions
-from gaussian_splatting.engine.run_directory import Identity, RunDirectory, scene_inputs
+from gaussian_splatting.engine.run_directory import RunDirectory
+from gaussian_splatting.engine.run_identity import Identity, scene_inputs
 from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.state_schema import PayloadCheck

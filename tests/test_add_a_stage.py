@@ -24,7 +24,8 @@ from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.loss_terms import COLOR, report
 from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableCloud
-from gaussian_splatting.engine.run_directory import Identity, RunDirectory, scene_inputs
+from gaussian_splatting.engine.run_directory import RunDirectory
+from gaussian_splatting.engine.run_identity import Identity, scene_inputs
 from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun, run_stage
 from gaussian_splatting.engine.stage import Stage, StepResources
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ViewPass

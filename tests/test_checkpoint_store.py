@@ -19,7 +19,7 @@ from gaussian_splatting.engine.checkpoint import (
     save_payload,
     to_portable,
 )
-from gaussian_splatting.engine.run_directory import settings_differences
+from gaussian_splatting.engine.run_identity import settings_differences
 from sugar_utils.errors import UserError
 from tests.support.limits import largest_file
 

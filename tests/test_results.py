@@ -14,7 +14,7 @@ import pytest
 
 from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.data.scene import VanillaSize, load_scene
-from gaussian_splatting.engine.run_directory import Identity
+from gaussian_splatting.engine.run_identity import Identity
 from sugar_extractors.result_folder import HandedOut, write_result_folder
 from sugar_extractors.results import is_finished, publish
 from sugar_extractors.texture.placed_export import PlacementOptions

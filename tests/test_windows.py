@@ -13,7 +13,8 @@ from pathlib import Path, PureWindowsPath
 
 import pytest
 
-from gaussian_splatting.engine.run_directory import Identity, RunDirectory
+from gaussian_splatting.engine.run_directory import RunDirectory
+from gaussian_splatting.engine.run_identity import Identity
 from sugar_extractors.mesh.mesh_config import mesh_name
 from sugar_pipeline.pipeline_flags import full_parser
 from sugar_pipeline.plan import full_plan

@@ -50,6 +50,8 @@ _SAMPLING_BYTES = 300  # of a Gaussian while fields are evaluated at samples
 
 @dataclass(frozen=True)
 class ViewLoad:
+    """What a view costs: its pixels, the Gaussians that it shows, and their tile intersections."""
+
     width: int
     height: int
     visible: int
@@ -58,15 +60,20 @@ class ViewLoad:
 
     @classmethod
     def of(cls, projection: Projection) -> ViewLoad:
+        """Count what a projected view shows."""
         camera = projection.camera
-        counts = int((projection.radii > 0).sum()), int(projection.tile_counts.sum())
+        n_visible = int((projection.radii > 0).sum())
+        n_intersections = int(projection.tile_counts.sum())
         mask = "" if camera.mask is None else camera.mask.mode
-        return cls(camera.width, camera.height, *counts, mask)
+        return cls(camera.width, camera.height, n_visible, n_intersections, mask)
 
     def grown(self, factor: float) -> ViewLoad:
         """What the view costs with so many times the Gaussians, each as large as now."""
-        visible, pairs = (math.ceil(factor * n) for n in (self.visible, self.intersections))
-        return replace(self, visible=visible, intersections=pairs)
+        return replace(
+            self,
+            visible=math.ceil(factor * self.visible),
+            intersections=math.ceil(factor * self.intersections),
+        )
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,8 @@ class ModelLoad:
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], config: OptimizerConfig) -> ModelLoad:
         """Of parameters by name, stored as ``config`` says."""
-        parameters = moments = 0
+        parameters = 0
+        moments = 0
         for name, tensor in tensors.items():
             parameters += tensor.numel() * config.value_dtype(name).itemsize
             moments += 2 * tensor.numel() * config.moment_dtype(name).itemsize
@@ -89,16 +97,18 @@ class ModelLoad:
 
 @dataclass(frozen=True)
 class StepLoad:
-    n: int
+    """What a step works on."""
+
+    n: int  # Gaussians
     model: ModelLoad
     view: ViewLoad
     geometry: Geometry = "none"
-    activation: int = 0
+    activation: int = 0  # bytes of activated Gaussians
     samples: int = 0
     features: int = 0  # free channels
     neighbors: int = 0  # neighbours of each Gaussian; 0 where none are needed
-    pair_bytes: int = 64 * 2**20
-    fixed: int = 0
+    pair_bytes: int = 64 * 2**20  # bytes of gradients to neighbours that are sorted at once
+    fixed: int = 0  # bytes of a mesh
 
 
 @dataclass(frozen=True)
@@ -157,6 +167,7 @@ def predict(load: StepLoad, plan: MemoryPlan) -> dict[str, int]:
 
 
 def predicted_bytes(load: StepLoad, plan: MemoryPlan) -> int:
+    """Estimated bytes of tensors at the peak of a step."""
     return sum(predict(load, plan).values())
 
 
@@ -208,8 +219,10 @@ class MemoryOptions:
 
     @property
     def split(self) -> ImageSplit:
-        strips = (self.accumulation_steps or STRIPS) if self.gradient_accumulation else 1
-        return ImageSplit(strips)
+        """Strips to begin with."""
+        if not self.gradient_accumulation:
+            return ImageSplit(1)
+        return ImageSplit(self.accumulation_steps or STRIPS)
 
     @property
     def fixed_split(self) -> bool:
@@ -218,6 +231,7 @@ class MemoryOptions:
 
     @property
     def messages(self) -> tuple[str, ...]:
+        """One line for each flag that was given but has no effect."""
         lines = []
         if self.accumulation_steps is not None and not self.gradient_accumulation:
             lines.append("--accumulation_steps has no effect without --gradient_accumulation True")
@@ -228,30 +242,35 @@ class MemoryOptions:
 
 @dataclass(frozen=True)
 class MemoryChoice:
+    """A plan that fits, and what it needs."""
+
     plan: MemoryPlan
-    phases: dict[str, dict[str, int]]
-    budget: int
+    phases: dict[str, dict[str, int]]  # bytes at the peak of each phase, by what they are for
+    budget: int  # bytes
     image_bytes: int  # of the budget for images; 0 where those lie in other memory
 
     @property
     def peak(self) -> int:
+        """Bytes at the peak of the phase that needs most."""
         return max(sum(parts.values()) for parts in self.phases.values())
 
     def lines(self) -> list[str]:
+        """Lines for the log."""
         images = "photographs stay in the memory of the host"
         if self.image_bytes:
             images = f"{format_bytes(self.image_bytes)} of it for photographs"
         room = format_bytes(self.budget)
-        found = [f"memory plan: {describe(self.plan)}; {room} to use, {images}"]
+        lines = [f"memory plan: {describe(self.plan)}; {room} to use, {images}"]
         for phase, needs in self.phases.items():
             parts = sorted(needs.items(), key=lambda part: -part[1])
             named = ", ".join(f"{name} {format_bytes(n)}" for name, n in parts)
             total = format_bytes(sum(needs.values()))
-            found.append(f"memory of {phase}: about {total} at most: {named}")
-        return found
+            lines.append(f"memory of {phase}: about {total} at most: {named}")
+        return lines
 
 
 def describe(plan: MemoryPlan) -> str:
+    """A plan in words."""
     strips = plan.split.strips
     words = ["whole images" if strips == 1 else f"images in {strips} strips"]
     if plan.sample_chunk is not None:
@@ -278,20 +297,25 @@ def surveyed(cameras: Sequence[Camera]) -> list[Camera]:
 
 
 def worst_view(load: StepLoad, views: Sequence[ViewLoad]) -> StepLoad:
+    """The step on the view that needs most."""
     loads = [replace(load, view=view) for view in views]
     return max(loads, key=lambda one: predicted_bytes(one, MemoryPlan()))
 
 
 def usable_bytes(options: MemoryOptions, device: torch.device, held: int) -> int | None:
-    """The budget, or most of what is free and of what is held but will be let go; None: unknown."""
+    """Usable bytes on the device, or None where the device cannot tell.
+
+    Args:
+        held: Bytes that are in use now and will be let go.
+    """
     if options.budget is not None:
         return options.budget
-    free = available_bytes(device)
-    if free is None:
+    available = available_bytes(device)
+    if available is None:
         return None
     if device.type == "cpu":
-        free //= options.sharers
-    return int(_FREE_SHARE * (free + held))
+        available //= options.sharers
+    return int(_FREE_SHARE * (available + held))
 
 
 def choose(
@@ -302,37 +326,62 @@ def choose(
     budget: int,
     image_sizes: Sequence[int],
 ) -> MemoryChoice:
+    """Choose the first plan of :func:`cheaper` that fits the budget.
+
+    Args:
+        loads_of: Steps of all phases with an optimiser's formats.
+        first: Plan to begin with.
+        budget: Bytes for tensors, and for images if there are sizes.
+        image_sizes: Bytes of each image; empty where images lie in other memory.
+
+    Raises:
+        UserError: No plan fits; the message says which flags would help.
+    """
     loads = loads_of(optimizer)
-    plans = _plans(first, options)
-    least = MIN_IMAGES * max(image_sizes, default=0)
-    for plan in plans:
+    least_images = MIN_IMAGES * max(image_sizes, default=0)
+    for plan in _plans(first, options):
         phases = {name: predict(load, plan) for name, load in loads.items()}
-        room = budget - max(sum(parts.values()) for parts in phases.values())
-        if room >= least:
-            return MemoryChoice(plan, phases, budget, min(sum(image_sizes), room))
+        peak = max(sum(parts.values()) for parts in phases.values())
+        left_over = budget - peak
+        if left_over >= least_images:
+            return MemoryChoice(plan, phases, budget, min(sum(image_sizes), left_over))
 
-    def needed(config: OptimizerConfig, free: MemoryOptions) -> int:
+    def needed(config: OptimizerConfig, options: MemoryOptions) -> int:
         loads = loads_of(config).values()
-        plans = _plans(first, free)
-        return least + min(max(predicted_bytes(load, plan) for load in loads) for plan in plans)
+        peaks = []
+        for plan in _plans(first, options):
+            peaks.append(max(predicted_bytes(load, plan) for load in loads))
+        return least_images + min(peaks)
 
+    raise UserError(_what_would_fit(optimizer, options, budget, needed))
+
+
+def _what_would_fit(
+    optimizer: OptimizerConfig,
+    options: MemoryOptions,
+    budget: int,
+    needed: Callable[[OptimizerConfig, MemoryOptions], int],
+) -> str:
+    """The message of a budget that is too small, with the mildest flags that help."""
     start = (
         f"training needs {format_bytes(needed(optimizer, options))} at least, the budget is "
         f"{format_bytes(budget)} (--vram_budget)"
     )
-    anything = replace(options, gradient_accumulation=None)
-    if options.fixed_split and needed(optimizer, anything) <= budget:
-        raise UserError(f"{start}; it fits without --gradient_accumulation")
-    for state in STATE_FORMATS[STATE_FORMATS.index(optimizer.optimizer_state) :]:
-        for half in (optimizer.use_bfloat16, True):
-            config = OptimizerConfig(state, half)
-            if needed(config, anything) <= budget:
-                more = " --use_bfloat16 True" if half else ""
-                raise UserError(f"{start}; it fits with --optimizer_state {state}{more}")
-    # The last one tried was the smallest.
-    raise UserError(
+    any_strips = replace(options, gradient_accumulation=None)
+    if options.fixed_split and needed(optimizer, any_strips) <= budget:
+        return f"{start}; it fits without --gradient_accumulation"
+    formats = STATE_FORMATS[STATE_FORMATS.index(optimizer.optimizer_state) :]
+    for state_format in formats:
+        for use_bfloat16 in (optimizer.use_bfloat16, True):
+            config = OptimizerConfig(state_format, use_bfloat16)
+            if needed(config, any_strips) <= budget:
+                flags = f"--optimizer_state {state_format}"
+                flags += " --use_bfloat16 True" * use_bfloat16
+                return f"{start}; it fits with {flags}"
+    smallest = OptimizerConfig(formats[-1], True)
+    return (
         f"{start}; even --optimizer_state bf16 --use_bfloat16 True needs "
-        f"{format_bytes(needed(config, anything))}: give that much, smaller images or fewer "
+        f"{format_bytes(needed(smallest, any_strips))}: give that much, smaller images or fewer "
         "Gaussians"
     )
 

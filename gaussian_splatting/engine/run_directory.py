@@ -9,29 +9,19 @@ checkpoint.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import math
 import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.reference_layout import RUN_FILE
-from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import CheckpointStore, load_numbered
+from gaussian_splatting.engine.run_identity import Identity
 from gaussian_splatting.engine.state_schema import PayloadCheck
 from sugar_utils import files as storage
-from sugar_utils.errors import Notify, UserError, explained, shortened
-from sugar_utils.flags import AUTO
+from sugar_utils.errors import Notify, UserError, explained
 from sugar_utils.schemas import RunRecord, read_checked
-
-_DIGITS = 8
-"""Decimals that count in a camera: enough for any pose, and no other processor's rounding."""
 
 _LOG = "log.txt"
 _EVENTS = "tensorboard"
@@ -40,124 +30,27 @@ _STAGING = ".replacing"
 _OBSOLETE = "obsolete"
 
 
-@dataclass(frozen=True)
-class Identity:
-    settings: dict[str, Any]
-    inputs: dict[str, Any] = field(default_factory=dict)
-    sources: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name in ("settings", "inputs", "sources"):
-            object.__setattr__(self, name, storage.json_values(getattr(self, name)))
-
-    def record(self) -> dict[str, Any]:
-        return {"settings": self.settings, "inputs": self.inputs, "sources": self.sources}
-
-    def differences(self, recorded: Mapping[str, Any]) -> list[str]:
-        """One line for every setting and kind of input that is not as recorded."""
-        known = (recorded.get(name) for name in ("settings", "inputs"))
-        settings, inputs = (value if isinstance(value, Mapping) else {} for value in known)
-        others = input_differences(inputs, self.inputs)
-        return settings_differences(settings, self.settings) + others
-
-
-def settings_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Lines such as ``"random_seed: 0 → 1"`` for every setting that is not the same."""
-    new = dict(storage.flat_items(storage.json_values(current)))
-    old = dict(storage.flat_items(storage.json_values(saved)))
-    names = [*new, *(name for name in old if name not in new)]
-    absent = "(not set)"
-    return [
-        f"{name}: {old.get(name, absent)} → {new.get(name, absent)}"
-        for name in names
-        if name not in old or name not in new or old[name] != new[name]
-    ]
-
-
-def input_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Lines such as ``"photographs: a.jpg changed"`` for kinds of input that are not the same."""
-    lines = []
-    for kind in [*current, *(kind for kind in saved if kind not in current)]:
-        old = saved.get(kind)
-        new = current.get(kind)
-        if old == new:
-            continue
-        if not isinstance(old, Mapping) or not isinstance(new, Mapping):
-            lines.append(f"{kind}: {'not recorded' if old is None else 'changed'}")
-            continue
-        found = {
-            "changed": [name for name in new if name in old and new[name] != old[name]],
-            "added": [name for name in new if name not in old],
-            "gone": [name for name in old if name not in new],
-        }
-        parts = [f"{shortened(names)} {what}" for what, names in found.items() if names]
-        lines.append(f"{kind}: {', '.join(parts)}")
-    return lines
-
-
-def scene_inputs(
-    scene: Scene, *, photographs: bool = True, tracks: bool = False
-) -> dict[str, dict[str, str] | str]:
-    """Digests of a scene's cameras, which of them are held out, their photographs and masks."""
-    roles = (("train", scene.train_cameras), ("test", scene.test_cameras))
-    views = [(role, camera) for role, cameras in roles for camera in cameras]
-    inputs = {"cameras": {camera.name: _camera_digest(camera, role) for role, camera in views}}
-    if photographs:
-        files = {c.name: c.source_path or c.image_path for _, c in views if c.image_path}
-        digests = storage.in_parallel(storage.file_digest, files.values())
-        inputs["photographs"] = dict(zip(files, digests, strict=True))
-    masked = {camera.name: camera.mask for _, camera in views if camera.mask is not None}
-    if masked:
-        paths = [mask.path for mask in masked.values()]
-        digests = storage.in_parallel(storage.file_digest, paths)
-        modes = [f"{mask.mode}{' alpha' * mask.alpha}" for mask in masked.values()]
-        shown = [f"{mode} {digest}" for mode, digest in zip(modes, digests, strict=True)]
-        inputs["masks"] = dict(zip(masked, shown, strict=True))
-    if scene.depths.maps:
-        maps = scene.depths.maps
-        digests = storage.in_parallel(storage.file_digest, [known.path for known in maps.values()])
-        unit = "" if scene.depths.unit == AUTO else f"{scene.depths.unit} "
-        shown = [f"weight {scene.depths.weight:g} {unit}{digest}" for digest in digests]
-        inputs["depth maps"] = dict(zip(maps, shown, strict=True))
-    if tracks and scene.observations is not None:
-        seen = scene.observations
-        digest = hashlib.sha256(seen.points.tobytes() + seen.lengths.tobytes())
-        for name, rows in sorted(seen.rows.items()):
-            digest.update(f"{name} {len(rows)} ".encode("utf-8", "surrogatepass") + rows.tobytes())
-        inputs["point tracks"] = digest.hexdigest()[:16]
-    return inputs
-
-
-def points_digest(scene: Scene) -> str:
-    return hashlib.sha256(scene.points.tobytes() + scene.points_rgb.tobytes()).hexdigest()[:16]
-
-
-def _camera_digest(camera: Camera, role: str) -> str:
-    """Short text that changes with anything that a render of the camera depends on."""
-    offset = camera.translation
-    # A power of two scales without rounding; half of the next one is never out of range.
-    unit = math.ldexp(0.5, math.frexp(float(np.abs(offset).max()))[1])
-    lens = (camera.fx, camera.fy, camera.cx, camera.cy)
-    numbers = [
-        *(value / camera.width for value in lens),
-        *camera.rotation.flatten(),
-        unit,
-        *(offset / unit),
-    ]
-    # Adding zero turns a negative zero into a positive one.
-    rounded = [round(float(value), _DIGITS) + 0.0 for value in numbers]
-    text = f"{role} {camera.width} {camera.height} {rounded} {camera.lens}"
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 @dataclass
 class ResumePlan:
+    """What to do with a run's folder: start anew, continue, or nothing."""
+
     payload: dict[str, Any] | None = None  # checkpoint to continue from; None to start anew
     source: Path | None = None
     finished: bool = False
 
 
 class RunDirectory:
+    """The folder of one run: its record, log and curves, and whose run lies in it.
+
+    Options make one, the runner plans with it, and the loop records the status in it.
+
+    Args:
+        identity: Of the run that is to be in the folder.
+        output_flag: Flag that chooses the folder, for messages.
+        products: Folders elsewhere that belong to the run.
+        check: What a checkpoint of the run must hold.
+    """
+
     def __init__(
         self,
         path: Path,
@@ -175,14 +68,16 @@ class RunDirectory:
 
     @property
     def tensorboard(self) -> Path:
-        return self._own / _EVENTS
+        """Folder of the event files."""
+        return self._folder / _EVENTS
 
     @property
     def log(self) -> Path:
-        return self._own / _LOG
+        """File of the log."""
+        return self._folder / _LOG
 
     @property
-    def _own(self) -> Path:
+    def _folder(self) -> Path:
         return self.path / _STAGING if self.replaces else self.path
 
     def plan(self, resume: str, overwrite: bool, final: int, notify: Notify) -> ResumePlan:
@@ -223,6 +118,7 @@ class RunDirectory:
             storage.write_json_atomic(self.path / RUN_FILE, record)
 
     def check_present(self) -> None:
+        """Raise ``UserError`` where the run's folder was removed meanwhile."""
         # A run of another program, which is to be replaced, may have no record.
         if not (self.log if self.replaces else self.path / RUN_FILE).is_file():
             raise UserError(
@@ -276,10 +172,10 @@ class RunDirectory:
             # The folder of a vanilla run holds its checkpoints one floor down.
             nested = source / self.path.name
             source = nested if nested.is_dir() else source
-            found = CheckpointStore(source, check=self.check).latest_valid(notify)
-            if found is None:
+            latest = CheckpointStore(source, check=self.check).latest_valid(notify)
+            if latest is None:
                 raise UserError(f"--resume {source}: no usable checkpoint in this folder")
-            source, payload = found
+            source, payload = latest
         else:
             payload = load_numbered(source, self.check)
         saved = payload.get("resume") or {}
@@ -301,10 +197,10 @@ class RunDirectory:
         return ResumePlan(payload=payload, source=source)
 
     def _latest(self, final: int, notify: Notify) -> ResumePlan:
-        found = CheckpointStore(self.path, check=self.check).latest_valid(notify)
-        if found is None:
+        latest = CheckpointStore(self.path, check=self.check).latest_valid(notify)
+        if latest is None:
             return ResumePlan()
-        source, payload = found
+        source, payload = latest
         # Left behind where an earlier checkpoint was continued with other settings.
         differences = self.identity.differences(payload["resume"])
         if differences:

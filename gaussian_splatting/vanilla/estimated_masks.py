@@ -46,7 +46,7 @@ from gaussian_splatting.data.masks import (
 from gaussian_splatting.data.ply import read_gaussian_ply
 from gaussian_splatting.data.reference_layout import OBJECT_MASKS
 from gaussian_splatting.data.scene import Scene
-from gaussian_splatting.engine.run_directory import points_digest, scene_inputs
+from gaussian_splatting.engine.run_identity import points_digest, scene_inputs
 from gaussian_splatting.rasterization import WARP, Rasterizer, rasterize
 from gaussian_splatting.rasterization.render import masked_shares
 from gaussian_splatting.vanilla.object_region import object_rows

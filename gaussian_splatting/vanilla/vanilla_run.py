@@ -29,11 +29,12 @@ from gaussian_splatting.data.masks import MaskOptions, hull_of
 from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.scene import Scene, SizeRule, VanillaSize, load_scene
 from gaussian_splatting.data.world_offset import write_offset
-from gaussian_splatting.engine import run_directory as runs
 from gaussian_splatting.engine.component import Component
 from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.model import check_free_payload, count_gaussians
+from gaussian_splatting.engine.run_directory import RunDirectory
+from gaussian_splatting.engine.run_identity import Identity, points_digest, scene_inputs
 from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun, run_stage
 from gaussian_splatting.engine.state_schema import payload_check
 from gaussian_splatting.shared_flags import InertFlags, checkpoint_interval, inert
@@ -157,8 +158,8 @@ class VanillaOptions:
 
     def inputs(self, scene: Scene) -> dict[str, Any]:
         if self.init_ply is None:
-            return {**runs.scene_inputs(scene), "points": runs.points_digest(scene)}
-        return {**runs.scene_inputs(scene), "initial Gaussians": file_digest(self.init_ply)}
+            return {**scene_inputs(scene), "points": points_digest(scene)}
+        return {**scene_inputs(scene), "initial Gaussians": file_digest(self.init_ply)}
 
     def sources(self) -> dict[str, Any]:
         own = {} if self.init_ply is None else {"init_ply": self.init_ply.resolve()}
@@ -263,9 +264,9 @@ class _VanillaRun:
         """What the engine runs."""
         scene = self._scene
         options = self._options
-        directory = runs.RunDirectory(
+        directory = RunDirectory(
             options.model_path / layout.CHECKPOINT_FOLDER,
-            runs.Identity(options.identity(), options.inputs(scene), options.sources()),
+            Identity(options.identity(), options.inputs(scene), options.sources()),
             output_flag="-m/--model_path",
             products=(options.model_path / "point_cloud",),
             check=payload_check(check_free_payload, count_gaussians, _STATE_RULES),

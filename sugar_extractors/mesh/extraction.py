@@ -21,7 +21,7 @@ from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.data.world_offset import offset_for
 from gaussian_splatting.engine.model import cloud_from_state
-from gaussian_splatting.engine.run_directory import Identity, scene_inputs
+from gaussian_splatting.engine.run_identity import Identity, scene_inputs
 from sugar_extractors.mesh import depth_views, level_sets, meshing_backends, seams
 from sugar_extractors.mesh.depth_views import Renderer
 from sugar_extractors.mesh.level_sets import Box, LevelSetModel, SurfaceSamples

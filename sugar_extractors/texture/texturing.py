@@ -24,7 +24,7 @@ from gaussian_splatting.data.images import ImageStore, eroded, shared_or_own_sto
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import load_payload
-from gaussian_splatting.engine.run_directory import Identity, scene_inputs
+from gaussian_splatting.engine.run_identity import Identity, scene_inputs
 from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.losses.exposure import exposed, mean_exposure, unexposed
 from gaussian_splatting.rasterization import render_view
