@@ -59,6 +59,7 @@ inert = partial(flag, group="accepted for old commands", no_effect_when="always"
 
 
 def checkpoint_interval(group: str) -> Any:
+    """A field for the interval between checkpoints."""
     return flag(
         CHECKPOINT_INTERVAL,
         "iterations between two checkpoints to resume from; where unset at "
@@ -88,6 +89,7 @@ def least_checkpoint_interval(length: int) -> int:
 
 
 def preset(group: str) -> Any:
+    """A field for the preset of a stage."""
     return flag(
         "reference",
         "reference: as the papers have it; fast: what measured as good in less time: "
@@ -107,6 +109,7 @@ class InertFlags:
 
     @property
     def messages(self) -> tuple[str, ...]:
+        """One line for each flag that was given."""
         return tuple(
             f"--{one.name} has no effect: {one.help}"
             for one in flags_of(type(self))

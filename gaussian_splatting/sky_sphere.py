@@ -55,6 +55,8 @@ class SkySphere:
 
 @dataclass(frozen=True)
 class RobustConfig:
+    """Measures against floaters."""
+
     robust: bool | None = flag(
         None,
         "against floaters: begin with a sphere of Gaussians far outside, a place "
@@ -96,6 +98,7 @@ def with_sky(
 
 
 def opaque_sky(cloud: GaussianCloud, sky: SkySphere | None) -> GaussianCloud:
+    """Make the Gaussians of a sky opaque; without a sky all stay as they are."""
     if sky is None:
         return cloud
     opaque = torch.full_like(cloud.opacity_logits, math.log(SKY_OPACITY / (1 - SKY_OPACITY)))

@@ -76,6 +76,7 @@ class SugarSize:
 
     @property
     def messages(self) -> tuple[str, ...]:
+        """One line for each flag that was given but has no effect."""
         default = SugarSize(resolution_factor=self.resolution_factor)
         if self.resolution_factor is None or self == default:
             return ()
@@ -84,6 +85,8 @@ class SugarSize:
 
 @dataclass(frozen=True, kw_only=True)
 class CaptureOptions:
+    """Flags that say which photographs and which checkpoint a stage reads."""
+
     scene_path: Path = flag(
         MISSING,
         "scene folder (images/ and sparse/0/); needed. train_full_pipeline.py takes a "
@@ -133,12 +136,17 @@ class CaptureOptions:
     compute: Compute = made_of(DeviceFlags, Compute)
 
     def sources(self) -> dict[str, Any]:
+        """Paths of the inputs, for the record of the run."""
         return {"scene": self.scene_path.resolve(), "checkpoint": self.checkpoint_path.resolve()}
 
     def capture_identity(self) -> dict[str, Any]:
         """The settings above that decide a result, as JSON values."""
-        own = {"iteration_to_load": self.iteration_to_load, "eval": self.eval}
-        return {**own, "images": self.images, **asdict(self.size)}
+        return {
+            "iteration_to_load": self.iteration_to_load,
+            "eval": self.eval,
+            "images": self.images,
+            **asdict(self.size),
+        }
 
 
 def load_views(
@@ -172,6 +180,11 @@ def load_views(
 
 
 def model_file(path: Path, flag: str) -> Path:
+    """The ``.pt`` of a path: the file itself, or the last one of a run's folder.
+
+    Raises:
+        UserError: There is none; the message names the flag.
+    """
     if path.is_dir():
         files = [p for p in path.glob("*.pt") if p.stem.isdigit()]
         if not files:

@@ -8,7 +8,7 @@ the mesh does not show, as sky, distance and parts thinner than triangles, stays
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -36,7 +36,7 @@ _MAX_SIDE = 480  # of the views that find the background, pixels
 
 @torch.no_grad()
 def with_photograph_colors(cloud: BoundCloud, photographs: Iterable[Photograph]) -> BoundCloud:
-    """Gaussians with the colours of the views that show their centres; others as they are.
+    """Give Gaussians the colours of the views that show their centres; others stay as they are.
 
     Spherical harmonics of degree 1, by least squares with a ridge.
     """
@@ -44,27 +44,31 @@ def with_photograph_colors(cloud: BoundCloud, photographs: Iterable[Photograph])
     normal = points.new_zeros(len(points), N_COEFFICIENTS, N_COEFFICIENTS)
     right = points.new_zeros(len(points), N_COEFFICIENTS, 3)
     for camera, image, exposure in photographs:
-        shown, row, column = pixels_of_points(points, cloud.vertices, cloud.faces, camera)
+        is_shown, row, column = pixels_of_points(points, cloud.vertices, cloud.faces, camera)
         image = upload(image, points.device)
         counted = is_counted(image)
         if counted is not None:
-            shown &= counted[row, column]
+            is_shown &= counted[row, column]
         colors = image[row, column, :3] / 255.0
         if exposure is not None:
             colors = unexposed(colors, exposure.to(colors.device))
         directions = normalize(points - points.new_tensor(camera.center), dim=1)
-        basis = sh_basis_of(directions)[:, :N_COEFFICIENTS] * shown[:, None]
+        basis = sh_basis_of(directions)[:, :N_COEFFICIENTS] * is_shown[:, None]
         normal += basis[:, :, None] * basis[:, None]
         right += basis[:, :, None] * (colors - 0.5)[:, None]
-    seen = normal[:, :1, :1] > 0
+    has_view = normal[:, :1, :1] > 0
     ridge = normal.new_full((N_COEFFICIENTS,), RIDGE * SH_C0**2)
     ridge[0] = 0.0
-    one = torch.eye(N_COEFFICIENTS, device=normal.device)
-    solvable = torch.where(seen, normal + ridge.diag(), one)
-    band_0, band_1 = torch.linalg.solve(solvable, right).split([1, N_COEFFICIENTS - 1], dim=1)
+    identity = torch.eye(N_COEFFICIENTS, device=normal.device)
+    solvable = torch.where(has_view, normal + ridge.diag(), identity)
+    coefficients = torch.linalg.solve(solvable, right)
+    band_0, band_1 = coefficients.split([1, N_COEFFICIENTS - 1], dim=1)
     rest = torch.cat([band_1, cloud.sh_rest[:, N_COEFFICIENTS - 1 :]], dim=1)
-    sh_dc = torch.where(seen, band_0, cloud.sh_dc)
-    return replace(cloud, sh_dc=sh_dc, sh_rest=torch.where(seen, rest, cloud.sh_rest))
+    return replace(
+        cloud,
+        sh_dc=torch.where(has_view, band_0, cloud.sh_dc),
+        sh_rest=torch.where(has_view, rest, cloud.sh_rest),
+    )
 
 
 def background_rows(
@@ -74,11 +78,15 @@ def background_rows(
     cameras: Sequence[Camera],
     rasterizer: Rasterizer = WARP,
 ) -> Tensor:
-    """Gaussians that blend into pixels which the mesh does not cover. (N,) bool
+    """Find Gaussians that blend into pixels which the mesh does not cover. (N,) bool
 
     With a fifth of their weights there, so that no gap is left around the mesh.
     """
-    views = [camera.reduced(_MAX_SIDE) for camera in cameras]
-    hits = (rasterize_triangles(vertices, faces, view) for view in views)
-    beside = ((view, (~hit.covered).float()) for view, hit in zip(views, hits, strict=True))
-    return masked_shares(gaussians, beside, rasterizer) > MIN_SHARE
+
+    def uncovered() -> Iterator[tuple[Camera, Tensor]]:
+        for camera in cameras:
+            view = camera.reduced(_MAX_SIDE)
+            hits = rasterize_triangles(vertices, faces, view)
+            yield view, (~hits.covered).float()
+
+    return masked_shares(gaussians, uncovered(), rasterizer) > MIN_SHARE

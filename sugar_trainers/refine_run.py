@@ -148,11 +148,11 @@ class RefineOptions(TrainingOptions[BoundCloud]):
         path = self.coarse_model_path
         if path is None:
             path = checkpoint.ply_path
-            free = checkpoint.read_cloud(messages)
+            coarse = checkpoint.read_cloud(messages)
         else:
-            free = cloud_from_state(load_payload(path)["state_dict"], "coarse SuGaR model")
-        background = self._background(cloud, free.to(self.compute.device), scene)
-        messages.detail(f"background: {len(background):,} of {len(free):,} Gaussians of {path}")
+            coarse = cloud_from_state(load_payload(path)["state_dict"], "coarse SuGaR model")
+        background = self._background(cloud, coarse.to(self.compute.device), scene)
+        messages.detail(f"background: {len(background):,} of {len(coarse):,} Gaussians of {path}")
         if len(background):
             cloud = replace(cloud, background=background)
         return cloud, {**digests, "background": file_digest(path)}

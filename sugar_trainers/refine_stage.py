@@ -79,8 +79,11 @@ class RefineStage(Stage[TrainableBoundCloud, RefineConfig]):
         self.terms = refine_terms(config, self._pairs)
         self._largest: dict[str, Tensor] = {}
         if cloud.background is not None:
-            beside = cloud.background.log_scales.detach() + math.log(LARGEST_BESIDE)
-            self._largest = {"log_scales": largest_at_borders(cloud), PREFIX + "log_scales": beside}
+            background_sizes = cloud.background.log_scales.detach()
+            self._largest = {
+                "log_scales": largest_at_borders(cloud),
+                PREFIX + "log_scales": background_sizes + math.log(LARGEST_BESIDE),
+            }
         self._iteration = 0
 
     def phase(self, iteration: int) -> str:

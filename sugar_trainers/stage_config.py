@@ -76,18 +76,23 @@ class Schedule:
 
     @classmethod
     def from_flags(cls: type[AnySchedule], schedule_scale: float = 1.0) -> AnySchedule:
+        """Build from values of flags."""
         return cls().scaled(schedule_scale)
 
     def scaled(self: AnySchedule, scale: float) -> AnySchedule:
+        """The same schedule with all milestones and intervals scaled."""
         # Milestones are the whole numbers.
-        values = {n: scaled(v, scale) for n, v in asdict(self).items() if type(v) is int}
-        for name in values.keys() & LEAST_INTERVALS.keys():
-            values[name] = max(values[name], min(getattr(self, name), LEAST_INTERVALS[name]))
-        return replace(self, **values, schedule_scale=self.schedule_scale * scale)
+        milestones = {n: scaled(v, scale) for n, v in asdict(self).items() if type(v) is int}
+        for name, least in LEAST_INTERVALS.items():
+            if name in milestones:
+                milestones[name] = max(milestones[name], min(getattr(self, name), least))
+        return replace(self, **milestones, schedule_scale=self.schedule_scale * scale)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SugarConfig:
+    """Settings that all stages of SuGaR have."""
+
     rates: LearningRates = without_flags(LearningRates)
     white_background: bool = white_background()
     exposure: LaterExposure = NO_LATER_EXPOSURE
@@ -107,6 +112,8 @@ class SugarConfig:
 
 @dataclass(frozen=True)
 class CoarseSchedule(Schedule):
+    """When opacities are made binary, and when the geometry is regularised."""
+
     entropy_start: int = 7_000  # exclusive
     entropy_stop: int = 9_000  # exclusive
     prune: int = 9_000  # after it, faint Gaussians are removed
@@ -114,14 +121,18 @@ class CoarseSchedule(Schedule):
     neighbor_interval: int = 500
 
     def entropy_active(self, iteration: int) -> bool:
+        """Whether the entropy term acts."""
         return self.entropy_start < iteration < self.entropy_stop
 
     def regularization_active(self, iteration: int) -> bool:
+        """Whether the geometric terms act."""
         return iteration > self.regularize
 
 
 @dataclass(frozen=True)
 class CoarseConfig(SugarConfig):
+    """Everything that decides the result of a coarse stage but for its inputs."""
+
     regularization_type: Regularization = "dn_consistency"
     schedule: CoarseSchedule = field(default_factory=CoarseSchedule)
     estimation_factor: float = _weight(
@@ -158,9 +169,11 @@ class CoarseConfig(SugarConfig):
 
     @property
     def messages(self) -> tuple[str, ...]:
+        """One line for each flag that was given but cannot act."""
+        if self.full_res_normals or self.uses_depth_normals:
+            return ()
         mode = self.regularization_type
-        line = f"--full_res_normals has no effect with {mode}, which renders no normals"
-        return () if self.full_res_normals or self.uses_depth_normals else (line,)
+        return (f"--full_res_normals has no effect with {mode}, which renders no normals",)
 
     @property
     def named_weights(self) -> tuple[float, float]:
@@ -174,6 +187,7 @@ class CoarseConfig(SugarConfig):
 
     @property
     def uses_depth_normals(self) -> bool:
+        """Whether normals of the depth map are compared with rendered ones."""
         return self.regularization_type == "dn_consistency"
 
     @property
@@ -188,11 +202,14 @@ class CoarseConfig(SugarConfig):
         return self.sdf_samples
 
     def identity(self) -> dict[str, Any]:
+        """The settings that decide the result, as JSON values."""
         return stage_identity(self, "sample_chunk", "knn_batch_size")
 
 
 @dataclass(frozen=True)
 class MultiviewSchedule(Schedule):
+    """When the mode densifies and trims."""
+
     last: int = 20_000
     densify_until: int = 15_000  # exclusive
     densification_interval: int = 100
@@ -210,19 +227,20 @@ class MultiviewSchedule(Schedule):
     def from_flags(
         cls, schedule_scale: float = 1.0, short_multiview: bool | Literal["auto"] = False
     ) -> MultiviewSchedule:
-        whole = cls().scaled(schedule_scale)
+        """Build from values of flags; a short schedule begins where the full one does."""
+        full = cls().scaled(schedule_scale)
         if short_multiview == flags.AUTO:
             short_multiview = schedule_scale <= SHORT_SCALE
         if not short_multiview:
-            return whole
-        half = whole.scaled(0.5)
-        later = whole.first - half.first
+            return full
+        half = full.scaled(0.5)
+        shift = full.first - half.first
         return replace(
             half,
-            first=whole.first,
-            last=half.last + later,
-            densify_until=half.densify_until + later,
-            schedule_scale=whole.schedule_scale,
+            first=full.first,
+            last=half.last + shift,
+            densify_until=half.densify_until + shift,
+            schedule_scale=full.schedule_scale,
             short_multiview=True,
         )
 
@@ -231,8 +249,10 @@ class MultiviewSchedule(Schedule):
         """Factor of all rates, so that fewer steps lead as far: a sum of steps, which are mostly
         noise, grows with the root of their number.
         """
+        if not self.short_multiview:
+            return 1.0
         length = 0.5 * self.schedule_scale
-        return min(MAX_RATE_FACTOR, length**-0.5) if self.short_multiview else 1.0
+        return min(MAX_RATE_FACTOR, length**-0.5)
 
     def paper_iteration(self, iteration: int) -> float:
         """Where the paper's schedule is, which the rate of positions follows."""
@@ -240,29 +260,37 @@ class MultiviewSchedule(Schedule):
         return (iteration + passed) / self.schedule_scale
 
     def densifies(self, iteration: int) -> bool:
+        """Whether Gaussians grow in number."""
         return iteration < self.densify_until
 
     def densification_due(self, iteration: int) -> bool:
+        """Whether a round of densification follows an iteration."""
         passed = iteration - self.first
-        due = passed > 0 and passed % self.densification_interval == 0
-        return due and self.densifies(iteration)
+        on_interval = passed > 0 and passed % self.densification_interval == 0
+        return on_interval and self.densifies(iteration)
 
     def trim_due(self, iteration: int) -> bool:
+        """Whether Gaussians that too few views see are removed before an iteration."""
         passed = iteration - self.first
         return passed > 0 and passed % self.trim_interval == 0
 
 
 @dataclass(frozen=True)
 class DensificationLimit:
+    """The one flag of densification that the mode has."""
+
     max_gaussians: int | None = max_gaussians()
 
     @classmethod
     def from_flags(cls, max_gaussians: int | None = None) -> DensificationConfig:
+        """Settings of densification with the values of the mode."""
         return DensificationConfig(prune_opacity=0.05, max_gaussians=max_gaussians)
 
 
 @dataclass(frozen=True)
 class MultiviewConfig(SugarConfig):
+    """Everything that decides the result of the multi-view mode but for its inputs."""
+
     regularization_type: ClassVar[str] = MULTIVIEW
     named_weights: ClassVar[tuple[float, ...]] = ()  # weights that are part of the folder's name
 
@@ -286,6 +314,7 @@ class MultiviewConfig(SugarConfig):
         return self.photometric_factor, self.geometric_factor
 
     def identity(self) -> dict[str, Any]:
+        """The settings that decide the result, as JSON values."""
         return {"regularization_type": self.regularization_type, **super().identity()}
 
 
@@ -360,8 +389,9 @@ class RefineConfig(SugarConfig):
         flags.require_box(self.bboxmin, self.bboxmax)
 
     @classmethod
-    def from_flags(cls, schedule_scale: float = 1.0, **given: Any) -> RefineConfig:
-        return cls(**given).with_schedule(schedule_scale)
+    def from_flags(cls, schedule_scale: float = 1.0, **flags: Any) -> RefineConfig:
+        """Build from values of flags."""
+        return cls(**flags).with_schedule(schedule_scale)
 
     def with_schedule(self, scale: float) -> RefineConfig:
         """The same settings with every length and interval scaled."""
@@ -382,10 +412,12 @@ class RefineConfig(SugarConfig):
         return 10.0 * radius / float(np.sqrt(np.float32(self.n_vertices_in_fg)))
 
     def sh_degree(self, iteration: int) -> int:
+        """Degree of the colours in an iteration."""
         if self.initial_colors == "photographs":
             return MAX_SH_DEGREE
         return min(MAX_SH_DEGREE, (iteration - 1) // self.sh_interval)
 
     def identity(self) -> dict[str, Any]:
+        """The settings that decide the result, as JSON values."""
         box = None if self.bboxmin is None else (self.bboxmin, self.bboxmax)
         return {**stage_identity(self, "bboxmin", "bboxmax"), "bbox": box}

@@ -115,16 +115,19 @@ def with_memory_plan(
 def predict_coarse(
     cloud: GaussianCloud | BoundCloud, config: StageSettings, options: MemoryOptions, scene: Scene
 ) -> memory_plan.MemoryChoice | None:
-    """The plan of a run and what it needs; None where the system does not say what is free."""
+    """Predict the plan of a run and what it needs.
+
+    None where the system does not say what is free.
+    """
     device = cloud.opacity_logits.device
     # The caller lets go of these; the stage makes a copy of its own.
-    held = sum(t.nbytes for t in cloud.tensors().values())
-    budget = memory_plan.usable_bytes(options, device, held)
+    cloud_bytes = sum(t.nbytes for t in cloud.tensors().values())
+    budget = memory_plan.usable_bytes(options, device, cloud_bytes)
     if budget is None:
         return None
     if config.optimizer.views_per_step > options.processes:
         # Gradients of the views before, beside those of the view in work.
-        budget -= held
+        budget -= cloud_bytes
     with torch.no_grad():
         bound = isinstance(cloud, BoundCloud)
         gaussians = cloud.activate_all() if bound else cloud.activate()

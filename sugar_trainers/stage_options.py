@@ -132,7 +132,9 @@ class TrainingOptions(CaptureOptions, ABC, Generic[Model]):
 
         def build(model: Model, images: ImageStore, console: Console) -> Stage:
             config = with_memory_plan(options.config, model, options.memory, scene, images, console)
-            beside = () if exposures is None else (exposures,)
+            components = [*depth_supervision(scene.depths, later_weight)]
+            if exposures is not None:
+                components.insert(0, exposures)
             context = StageContext(
                 scene=scene,
                 images=images,
@@ -140,7 +142,7 @@ class TrainingOptions(CaptureOptions, ABC, Generic[Model]):
                 rasterizer=options.compute.rasterizer,
                 device=options.compute.device,
                 exposures=exposures,
-                components=(*beside, *depth_supervision(scene.depths, later_weight)),
+                components=tuple(components),
             )
             return options.build(model, config, context)
 

@@ -56,6 +56,12 @@ class Comparison:
         return (self.pixels[:, 1] * self.gray.shape[1] + self.pixels[:, 0]).long()
 
     def of(self, planes: Tensor, pixels: Tensor, patches: int) -> tuple[Tensor, ...]:
+        """Compare pixels of the first view, (n, 2), that lie on planes, (n, 4).
+
+        Returns:
+            Weights, misses of the way to the neighbour and back in pixels, mismatches of patches
+            (1 - NCC), and which patches were compared. (n,) each
+        """
         maps = (self.gray, self.neighbor_gray, self.neighbor_depth)
         return ComparedPixels.apply(planes, pixels, *maps, self.pair, patches, self.tolerance)
 

@@ -55,7 +55,7 @@ def test_what_is_quick_is_silent(loaded, capsys):
 
 
 def test_what_takes_long_says_how_far_it_is(loaded, monkeypatch, capsys):
-    monkeypatch.setattr(kernel_compilation, "PATIENCE", 0.01)
+    monkeypatch.setattr(kernel_compilation, "MESSAGE_SECONDS", 0.01)
     slow = kernel_modules(True)[0].name
     load = wp.force_load
 

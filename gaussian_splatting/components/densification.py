@@ -351,11 +351,11 @@ def _within_budget(
     limits = [] if config.max_gaussians is None else [config.max_gaussians]
     if not limits and allowed is None:
         return grow
-    wanted = int(grow.sum())
+    n_growing = int(grow.sum())
     if allowed is not None:
-        limits.append(allowed(wanted))
+        limits.append(allowed(n_growing))
     budget = max(0, min(limits) - gradient.shape[0])
-    if wanted <= budget:
+    if n_growing <= budget:
         return grow
     candidates = torch.where(grow, gradient, -1.0)
     order = torch.argsort(candidates, descending=True, stable=True)

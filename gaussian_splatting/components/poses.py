@@ -33,12 +33,16 @@ from gaussian_splatting.rasterization import WARP, Rasterizer, rasterize
 from gaussian_splatting.rasterization.spherical_harmonics import sh_basis_of
 from sugar_utils.errors import UserError
 
-WAY = 0.03
+LARGEST_MOTION = 0.03
 """Radians, and extents: twice what is worth repairing; a reconstruction that is worse is wrong."""
 
 RATES = (2e-4, 3e-3)  # least and largest learning rate to begin with
 _MOTIONS = "pose_motions"
-_KEPT = {"pose_first_moments": "first", "pose_second_moments": "second", "pose_steps": "steps"}
+_ADAM_STATE = {
+    "pose_first_moments": "first",
+    "pose_second_moments": "second",
+    "pose_steps": "steps",
+}
 """Name in checkpoints to attribute of the optimiser."""
 
 STEPS = 50
@@ -61,10 +65,10 @@ class PoseConfig:
 
     @classmethod
     def of_run(cls, start: int, last: int, n_cameras: int, views_per_step: int) -> PoseConfig:
-        """Rates with which a camera can go ``WAY`` in a run, which shows it so many times."""
+        """Choose rates with which a camera can move by ``LARGEST_MOTION`` in a run."""
         n_visits = max(1.0, (last - start) * views_per_step / n_cameras)
         share = cls.final_share
-        rate = WAY * math.log(1 / share) / ((1 - share) * n_visits)
+        rate = LARGEST_MOTION * math.log(1 / share) / ((1 - share) * n_visits)
         return cls(rate=min(max(rate, RATES[0]), RATES[1]), start=start, last=last)
 
 
@@ -120,8 +124,8 @@ class PoseRefinement(Component):
             return
         direction = self._adam.direction()
         rate = rate_at(config.rate, config.final_share, config.start, config.last, iteration)
-        seen = direction.abs().sum(dim=1, keepdim=True) > 0
-        self.motions -= rate * (direction + config.anchor * self.motions * seen)
+        was_shown = direction.abs().sum(dim=1, keepdim=True) > 0
+        self.motions -= rate * (direction + config.anchor * self.motions * was_shown)
         # Gaussians and cameras could move together and no photograph would tell.
         self.motions -= self.motions.mean(dim=0)
 
@@ -133,24 +137,26 @@ class PoseRefinement(Component):
 
     def state(self) -> dict[str, Tensor]:
         """Motions, moments and numbers of steps of all training cameras."""
-        kept = {name: getattr(self._adam, own).clone() for name, own in _KEPT.items()}
-        return {_MOTIONS: self.motions.clone(), **kept}
+        state = {_MOTIONS: self.motions.clone()}
+        for name, attribute in _ADAM_STATE.items():
+            state[name] = getattr(self._adam, attribute).clone()
+        return state
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take :meth:`state` back; a checkpoint without poses leaves them at the start."""
         if _MOTIONS not in state:
             return
-        own = self.state()
-        for name in own:
-            if state[name].shape != own[name].shape:
+        present = self.state()
+        for name in present:
+            if state[name].shape != present[name].shape:
                 raise UserError(
                     f"the checkpoint's {name} are not those of {len(self._rows)} photographs; "
                     "start anew with --resume none"
                 )
-        saved = {name: state[name].double().cpu().clone() for name in own}
+        saved = {name: state[name].double().cpu().clone() for name in present}
         self.motions = saved.pop(_MOTIONS)
         for name, value in saved.items():
-            setattr(self._adam, _KEPT[name], value)
+            setattr(self._adam, _ADAM_STATE[name], value)
 
 
 def with_motion(camera: Camera, motion: Tensor, extent: float) -> Camera:
@@ -207,11 +213,12 @@ def fitted_pose(
         if float(loss.detach()) < least:
             best = moved
             least = float(loss.detach())
-        pulls = dict(zip(_MOVED, gradients, strict=True))
-        found = pose_gradient(leaves, pulls, torch.from_numpy(moved.center))
-        found[3:] *= extent
-        adam.gradient[0] = found
-        motion = motion - rate_at(RATE, FINAL_SHARE, 0, STEPS, step) * adam.direction()
+        by_name = dict(zip(_MOVED, gradients, strict=True))
+        gradient = pose_gradient(leaves, by_name, torch.from_numpy(moved.center))
+        gradient[3:] *= extent
+        adam.gradient[0] = gradient
+        rate = rate_at(RATE, FINAL_SHARE, 0, STEPS, step)
+        motion = motion - rate * adam.direction()
     return best
 
 
@@ -233,30 +240,32 @@ def pose_gradient(
     """
     turn, shift = torch.zeros(2, 3, dtype=torch.float64, device="cpu").unbind()
     if "means" in gradients:
-        pull = gradients["means"].double()
-        arms = values["means"].detach().double() - center.to(pull.device)
-        turn -= torch.linalg.cross(arms, pull).sum(dim=0).cpu()
-        shift -= pull.sum(dim=0).cpu()
+        d_means = gradients["means"].double()
+        arms = values["means"].detach().double() - center.to(d_means.device)
+        turn -= torch.linalg.cross(arms, d_means).sum(dim=0).cpu()
+        shift -= d_means.sum(dim=0).cpu()
     if "quats" in gradients:
         quats = values["quats"].detach().double()
-        pull = gradients["quats"].double()
-        w = quats[:, :1]
-        v = quats[:, 1:]
-        d_w = pull[:, :1]
-        d_v = pull[:, 1:]
-        turned = w * d_v - d_w * v + torch.linalg.cross(v, d_v)
+        d_quats = gradients["quats"].double()
+        real = quats[:, :1]
+        vector = quats[:, 1:]
+        d_vector = d_quats[:, 1:]
+        turned = real * d_vector - d_quats[:, :1] * vector + torch.linalg.cross(vector, d_vector)
         turn -= (0.5 * turned.sum(dim=0)).cpu()
     if "sh_rest" in gradients:
-        n_bands = values["sh_rest"].shape[1]
-        pull, rest = (
-            t.movedim(1, 0).reshape(n_bands, -1).float()
-            for t in (gradients["sh_rest"], values["sh_rest"].detach())
-        )
+        sh_rest = _by_band(values["sh_rest"].detach())
+        d_sh_rest = _by_band(gradients["sh_rest"])
         # In the precision of the parameters: a sum over all Gaussians and colours.
-        products = (pull @ rest.T).double()
+        products = (d_sh_rest @ sh_rest.T).double()
+        n_bands = len(sh_rest)
         generators = rotation_generators()[:, :n_bands, :n_bands].to(products.device)
         turn -= (generators * products).sum(dim=(1, 2)).cpu()
     return torch.cat([turn, shift])
+
+
+def _by_band(coefficients: Tensor) -> Tensor:
+    """All values of each coefficient in a row. (N, K, 3) -> (K, 3 N) float32"""
+    return coefficients.movedim(1, 0).reshape(coefficients.shape[1], -1).float()
 
 
 @functools.cache
@@ -269,10 +278,10 @@ def rotation_generators() -> Tensor:
     directions = torch.randn(_DIRECTIONS, 3, generator=rng, dtype=torch.float64, device="cpu")
     directions = torch.nn.functional.normalize(directions, dim=1)
     basis = sh_basis_of(directions)[:, 1:]
-    found = []
+    generators = []
     for axis in torch.eye(3, dtype=torch.float64, device="cpu"):
         # The turned function has at d the value that the function has at d turned back.
         back = -torch.linalg.cross(axis.expand_as(directions), directions)
         _, slope = torch.autograd.functional.jvp(sh_basis_of, directions, back)
-        found.append(torch.linalg.lstsq(basis, slope[:, 1:]).solution)
-    return torch.stack(found)
+        generators.append(torch.linalg.lstsq(basis, slope[:, 1:]).solution)
+    return torch.stack(generators)

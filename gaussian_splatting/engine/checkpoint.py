@@ -69,6 +69,7 @@ class CheckpointStore:
         return sorted(int(match.group(1)) for match in matches if match)
 
     def save(self, iteration: int, payload: Mapping[str, Any]) -> Path:
+        """Write the checkpoint of an iteration, complete or not at all."""
         path = checkpoint_path(self.directory, iteration)
         save_payload(path, payload)
         self._last_saved = iteration
@@ -111,6 +112,7 @@ class CheckpointStore:
 
 
 def checkpoint_path(directory: Path, iteration: int) -> Path:
+    """File of an iteration's checkpoint."""
     return directory / f"{iteration}.pt"
 
 
@@ -258,6 +260,8 @@ def _verify_archive(path: Path) -> None:
 
 
 class _Resume(msgspec.Struct):
+    """What continuing needs besides model and optimiser."""
+
     settings: dict[str, Any] = {}
     inputs: dict[str, Any] = {}
     sources: dict[str, Any] = {}
@@ -266,11 +270,15 @@ class _Resume(msgspec.Struct):
 
 
 class _Model(msgspec.Struct, kw_only=True):
+    """A model with its optimiser."""
+
     state_dict: dict[str, Tensor]
     optimizer_state_dict: dict[str, Any]
 
 
 class _Payload(_Model, kw_only=True):
+    """All of a checkpoint."""
+
     train_losses: list[float]
     epoch: Count
     iteration: Count
@@ -280,6 +288,8 @@ class _Payload(_Model, kw_only=True):
 
 
 class _Group(msgspec.Struct):
+    """A parameter group of the optimiser."""
+
     name: str
     lr: float
     params: list[int]

@@ -130,6 +130,7 @@ def check_scales(log_scales: Tensor, extent: float, iteration: int, camera_name:
 
 
 def check_population(n_gaussians: int, iteration: int, event: str = "pruning") -> None:
+    """Stop where no Gaussian is left after an event."""
     if n_gaussians < 1:
         raise TrainingError(
             f"no Gaussians left after {event} at iteration {iteration}; {_KEPT}: "

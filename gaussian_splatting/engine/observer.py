@@ -27,6 +27,7 @@ _HIGHEST_PORT = 65_535
 
 
 def port_number(text: str) -> int:
+    """Parse the number of a port."""
     value = integer(text)
     if not 1 <= value <= _HIGHEST_PORT:
         raise argparse.ArgumentTypeError(f"{text!r} is no port; choose 1024 to {_HIGHEST_PORT}")

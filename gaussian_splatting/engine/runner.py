@@ -50,7 +50,9 @@ RENDERED_CHANNELS = (3, 6)
 WORKERS_CPU = 2
 WORKERS_GPU = 8
 """Modules that are compiled at once; the compiler for CPUs mostly waits for itself."""
-PATIENCE = 1.5  # seconds after which it is said that kernels are being compiled; loading takes less
+MESSAGE_SECONDS = (
+    1.5  # seconds after which it is said that kernels are being compiled; loading takes less
+)
 
 
 @dataclass(frozen=True)
@@ -272,13 +274,14 @@ def compile_ahead(device: torch.device, console: Console, channels: Sequence[int
     modules = kernel_modules(device.type == "cpu", channels)
     with ThreadPoolExecutor(n_workers(device), thread_name_prefix="compile") as pool:
         loaded = [pool.submit(wp.force_load, place, [module]) for module in modules]
-        if wait(loaded, timeout=PATIENCE).not_done:
+        if wait(loaded, timeout=MESSAGE_SECONDS).not_done:
             with console.progress("compiling kernels, once", 1, len(loaded)) as progress:
                 for n_done, _ in enumerate(as_completed(loaded), start=1):
                     progress.update(n_done)
 
 
 def n_workers(device: torch.device) -> int:
+    """How many modules are compiled at once."""
     most = WORKERS_CPU if device.type == "cpu" else WORKERS_GPU
     return min(most, os.cpu_count() or 1)
 
@@ -286,10 +289,12 @@ def n_workers(device: torch.device) -> int:
 def kernel_modules(on_cpu: bool, channels: Sequence[int] = ()) -> list[Any]:
     """Warp's modules of kernels that a device of a kind may be given, in the order of names."""
     blend = tile_kernels if on_cpu else block_kernels
-    numbers = (*RENDERED_CHANNELS, *channels)
-    made = [kernel.module for n in numbers for kernel in vars(blend(n)).values()]
-    named = _imported_modules("_cuda" if on_cpu else "_cpu")
-    modules = {module.name: module for module in (*named, *made)}
+    modules = {}
+    for module in _imported_modules("_cuda" if on_cpu else "_cpu"):
+        modules[module.name] = module
+    for n_channels in (*RENDERED_CHANNELS, *channels):
+        for kernel in vars(blend(n_channels)).values():
+            modules[kernel.module.name] = kernel.module
     return [modules[name] for name in sorted(modules)]
 
 

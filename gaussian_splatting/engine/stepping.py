@@ -62,6 +62,7 @@ class EmptyViews:
         self._in_a_row = 0
 
     def name(self, camera_name: str, iteration: int) -> None:
+        """Warn of a view, once."""
         if camera_name not in self._named:
             self._named.add(camera_name)
             self._warn(

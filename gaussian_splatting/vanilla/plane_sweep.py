@@ -55,6 +55,8 @@ class Agreement(NamedTuple):
 
 
 class _BestPlane(NamedTuple):
+    """The plane on which neighbours agree best, for each pixel."""
+
     inverse: Tensor  # 1 / depth. (H, W)
     agreement: Tensor  # (H, W)
 

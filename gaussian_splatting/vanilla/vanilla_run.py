@@ -136,6 +136,7 @@ class VanillaOptions:
 
     @classmethod
     def from_flags(cls, **flags: Any) -> VanillaOptions:
+        """Build from values of flags; ``--start_checkpoint`` is another ``--resume``."""
         start = flags.get("start_checkpoint")
         run = flags["run"]
         if start is not None and run.resume == "auto":
@@ -153,17 +154,22 @@ class VanillaOptions:
         return *self.memory.messages, *lines, *self.inert.messages
 
     def identity(self) -> dict[str, Any]:
+        """The settings that decide the result, as JSON values."""
         size = {"resolution": self.resolution} if self.size is None else asdict(self.size)
         return {**size, "images": self.images, "eval": self.eval, **self.config.identity()}
 
     def inputs(self, scene: Scene) -> dict[str, Any]:
+        """Digests of what was read."""
         if self.init_ply is None:
             return {**scene_inputs(scene), "points": points_digest(scene)}
         return {**scene_inputs(scene), "initial Gaussians": file_digest(self.init_ply)}
 
     def sources(self) -> dict[str, Any]:
-        own = {} if self.init_ply is None else {"init_ply": self.init_ply.resolve()}
-        return {"scene": self.source_path.resolve(), **own}
+        """Paths of the inputs, for the record of the run."""
+        sources = {"scene": self.source_path.resolve()}
+        if self.init_ply is not None:
+            sources["init_ply"] = self.init_ply.resolve()
+        return sources
 
     def prepare(self, messages: Messages) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
         """The run and the initial model; the run's folder is not touched yet."""
@@ -194,7 +200,7 @@ def _train_whole(options: VanillaOptions, scene: Scene, folder: Path, iterations
     """Train a scene shortly for its masks, and return the PLY; settings go to its log alone."""
     config = options.config
     limit = DensificationConfig(max_gaussians=config.densification.max_gaussians)
-    whole = VanillaConfig(
+    short_config = VanillaConfig(
         preset="fast",
         iterations=iterations,
         densification=limit,
@@ -205,7 +211,7 @@ def _train_whole(options: VanillaOptions, scene: Scene, folder: Path, iterations
     short = replace(
         options,
         model_path=folder,
-        config=whole,
+        config=short_config,
         init_ply=None,
         test_iterations=(),
         save_iterations=(),
@@ -415,11 +421,16 @@ def _poses(scene: Scene, config: VanillaConfig) -> PoseRefinement | None:
 
 
 def vanilla_parser(description: str | None) -> argparse.ArgumentParser:
+    """The parser of ``gaussian_splatting/train.py``, with the flags of the original."""
     switch: dict[str, Any] = {
         "short": "-w",
         "group": "vanilla trainer",
         "options": {"action": "store_true"},
     }
-    free = {"no_effect_when": ""}
-    changes = {"white_background": switch, "init_ply": free, "max_gaussians": free}
+    always_acts = {"no_effect_when": ""}
+    changes = {
+        "white_background": switch,
+        "init_ply": always_acts,
+        "max_gaussians": always_acts,
+    }
     return parser_of(description, VanillaOptions, **changes)

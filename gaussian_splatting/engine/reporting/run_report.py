@@ -31,6 +31,8 @@ Curves = Mapping[str, list[html.Point]]
 
 
 def write_run_report(run_directory: Path, notify: Notify) -> Path | None:
+    """Write ``report.html`` of a run; None, and a message, where it cannot be written."""
+
     def build() -> html.Page:
         folder = run_directory.resolve()
         page = html.Page(f"Training run {folder.parent.name} / {folder.name}", str(folder))
@@ -49,8 +51,10 @@ def add_run_section(
     """
     record = _record(run_directory, page)
     curves = read_curves(run_directory / "tensorboard")
-    own = _figures(record, curves)
-    page.facts({**own, **{k: v for k, v in (figures or {}).items() if k not in own}}.items())
+    facts = _figures(record, curves)
+    for name, value in (figures or {}).items():
+        facts.setdefault(name, value)
+    page.facts(facts.items())
     if record.get("held_out_note"):
         page.paragraph(f"Held-out views were {record['held_out_note']}.", note=True)
     timings = record.get("timings", {})
@@ -105,6 +109,7 @@ def _curves_of(*files: tuple[Path, int]) -> Curves:
 
 
 def last_value(curves: Curves, name: str) -> float | None:
+    """The last value of a curve; None without one."""
     points = curves.get(name)
     return points[-1][1] if points else None
 
@@ -164,7 +169,7 @@ def _add_worst(page: html.Page, record: Mapping[str, Any], run_directory: Path) 
 def _charts(curves: Curves) -> list[html.Chart]:
     losses = [name for name in curves if name.startswith("Loss/")]
     losses.sort(key=lambda name: name != _TOTAL)
-    shown = {
+    labels = {
         "Test/PSNR": "held-out",
         f"Test/{FITTED}": "held-out after gain and offset",
         f"Test/{POSED}": "held-out after fitted poses",
@@ -174,7 +179,7 @@ def _charts(curves: Curves) -> list[html.Chart]:
         html.Chart("Loss and its terms", _series(curves, losses), y_label="loss", log_y=True),
         html.Chart(
             "PSNR of held-out and of training views",
-            [html.Series(label, curves[name]) for name, label in shown.items() if name in curves],
+            [html.Series(label, curves[name]) for name, label in labels.items() if name in curves],
             y_label="dB",
         ),
     ]
@@ -187,9 +192,9 @@ def _charts(curves: Curves) -> list[html.Chart]:
 
 
 def _series(curves: Curves, names: list[str]) -> list[html.Series]:
-    shown = {_TOTAL: "total"}
-    return [
-        html.Series(shown.get(name, name.split("/", 1)[1]), curves[name])
-        for name in names
-        if name in curves
-    ]
+    series = []
+    for name in names:
+        if name in curves:
+            label = "total" if name == _TOTAL else name.split("/", 1)[1]
+            series.append(html.Series(label, curves[name]))
+    return series
