@@ -16,7 +16,8 @@ from torch import Tensor
 from gaussian_splatting.components.view_checks import smaller
 from gaussian_splatting.data.cameras import Camera, pixels_of
 from gaussian_splatting.engine.reporting.evaluation import psnr
-from gaussian_splatting.engine.reporting.view_findings import LARGE_GAP, constant_psnr, problem_of
+from gaussian_splatting.engine.reporting.health import problem_of
+from gaussian_splatting.engine.reporting.view_findings import LARGE_GAP, constant_psnr
 from gaussian_splatting.engine.training_views import is_counted
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, render_textured
 from sugar_scene.triangle_mesh import TriangleMesh, border_edges

@@ -19,8 +19,8 @@ from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.observations import ALL_VIEWS
 from gaussian_splatting.data.reference_layout import CHECKPOINT_FOLDER
 from gaussian_splatting.data.scene import Scene, load_scene
+from gaussian_splatting.engine.reporting.health import FailedResult, problem_of
 from gaussian_splatting.engine.reporting.run_report import REPORT_FILE
-from gaussian_splatting.engine.reporting.view_findings import FailedResult, problem_of
 from gaussian_splatting.engine.run_directory import RUN_FILE
 from sugar_capture.photographs import described_photographs, output_names
 from sugar_capture.scene_folder import DIVISORS, find_source, scene_root

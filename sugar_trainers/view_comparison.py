@@ -14,7 +14,7 @@ from torch import Tensor
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
-from gaussian_splatting.engine.reporting.view_findings import grey_picture
+from gaussian_splatting.engine.reporting.view_pictures import grey_picture
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.engine.training_views import TrainingView, is_counted
 from gaussian_splatting.rasterization import (

@@ -19,7 +19,7 @@ from torch import Tensor
 from gaussian_splatting.data.cameras import Camera, camera_extent, middle_of, up_direction
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.observer import ObservedRun
-from gaussian_splatting.engine.reporting.view_findings import LIVE_PICTURES
+from gaussian_splatting.engine.reporting.view_pictures import LIVE_PICTURES
 from gaussian_splatting.engine.runner import StageOptions, run_stage
 from gaussian_splatting.engine.stage import Stage
 from sugar_utils.errors import Notify, UserError

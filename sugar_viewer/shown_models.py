@@ -15,7 +15,7 @@ from torch import Tensor
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data import cameras as poses
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.engine.reporting import view_findings
+from gaussian_splatting.engine.reporting import view_pictures
 from gaussian_splatting.engine.reporting.evaluation import to_uint8
 from gaussian_splatting.rasterization import plain_background, render_view
 from sugar_extractors.export.mesh_reduction import shape_of
@@ -160,20 +160,20 @@ def shown(model: ShownModel, show: str, camera: Camera, far: float) -> np.ndarra
     if show == "clay":
         return shaded_views(model.mesh, [camera], _longer_side(camera))[0]
     if show == "alpha":
-        return view_findings.grey_picture(model.alpha(camera)).cpu().numpy()
+        return view_pictures.grey_picture(model.alpha(camera)).cpu().numpy()
     depth, normal = model.geometry(camera)
     if show == "depth":
-        return view_findings.depth_picture(depth, far).cpu().numpy()
-    return view_findings.normal_picture(normal).cpu().numpy()
+        return view_pictures.depth_picture(depth, far).cpu().numpy()
+    return view_pictures.normal_picture(normal).cpu().numpy()
 
 
 def far_depth(model: ShownModel, cameras: Sequence[Camera]) -> float:
     """Return the depth to draw white in pictures of several cameras, in world units.
 
-    See :func:`~gaussian_splatting.engine.reporting.view_findings.farthest`.
+    See :func:`~gaussian_splatting.engine.reporting.view_pictures.farthest`.
     """
     depths = [model.geometry(camera)[0].flatten() for camera in cameras]
-    return float(view_findings.farthest(torch.cat(depths)))
+    return float(view_pictures.farthest(torch.cat(depths)))
 
 
 def _longer_side(camera: Camera) -> int:

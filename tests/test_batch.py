@@ -10,7 +10,7 @@ from PIL import Image
 
 import train_full_pipeline
 from gaussian_splatting.engine.loop import Interrupted
-from gaussian_splatting.engine.reporting.view_findings import FailedResult
+from gaussian_splatting.engine.reporting.health import FailedResult
 from sugar_pipeline import commands
 from sugar_pipeline.pipeline_flags import full_parser
 from sugar_pipeline.pipeline_run import PipelineResult

@@ -15,7 +15,7 @@ from scipy.spatial.transform import Rotation
 
 from gaussian_splatting.data.cameras import pixel_rays
 from gaussian_splatting.engine.observer import ObservedRun, ViewerOptions
-from gaussian_splatting.engine.reporting.view_findings import LIVE_PICTURES
+from gaussian_splatting.engine.reporting.view_pictures import LIVE_PICTURES
 from gaussian_splatting.engine.runner import RunOptions
 from sugar_utils.console import Console
 from sugar_utils.process_group import ALONE

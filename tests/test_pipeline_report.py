@@ -14,7 +14,7 @@ import torch
 
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.scene import VanillaSize, load_scene
-from gaussian_splatting.engine.reporting.progress import RunLogger
+from gaussian_splatting.engine.reporting.run_logger import RunLogger
 from sugar_extractors.mesh_quality import MeshQuality
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh
 from sugar_pipeline.pipeline_report import StageRecord, compare_with_photographs, write_report

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from gaussian_splatting.engine.reporting.progress import RunLogger
+from gaussian_splatting.engine.reporting.run_logger import RunLogger
 from gaussian_splatting.engine.reporting.run_report import (
     REPORT_FILE,
     add_run_section,

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from gaussian_splatting.engine.reporting.progress import (
+from gaussian_splatting.engine.reporting.run_logger import (
     MAX_HISTOGRAM_VALUES,
     RunLogger,
     subsample,

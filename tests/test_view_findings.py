@@ -3,18 +3,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.colmap import read_colmap
 from gaussian_splatting.data.names import ImageFolder
 from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.engine.reporting.evaluation import EvaluationResult, ViewScore
-from gaussian_splatting.engine.reporting.view_findings import Findings, farthest, find, fog_share
+from gaussian_splatting.engine.reporting.view_findings import Findings, find, floater_share
+from gaussian_splatting.engine.reporting.view_pictures import farthest
 from tests.support.tiny_scene import make_tiny_scene, tiny_cameras
 from tests.support.tracks import add_tracks
 
@@ -23,6 +26,20 @@ def scores(*decibels: float, fitted: float | None = None) -> EvaluationResult:
     return EvaluationResult(
         tuple(ViewScore(f"{value}.png", 0.1, value, 0.9, fitted) for value in decibels)
     )
+
+
+@dataclass(frozen=True)
+class Views:
+    """What an evaluation looks at of a scene."""
+
+    test_cameras: Sequence[Camera]
+    train_cameras: Sequence[Camera]
+    observations: Observations | None = None
+    dropped_test_cameras: Sequence[Camera] = ()
+
+
+def views_of(test_cameras, train_cameras, **more) -> Views:
+    return Views(test_cameras, train_cameras, **more)
 
 
 def observations(camera, depths) -> Observations:
@@ -56,8 +73,8 @@ def test_fog_is_what_lies_in_front_of_the_nearest_point():
     alpha = torch.tensor([[1.0, 1.0, 0.8, 0.4]])
     depth = torch.tensor([[1.0, 1.9, 0.8, 0.1]])
     # Depths of 1 and 1 are in front of 2, 1.9 is within the margin, the last one is not solid.
-    assert fog_share(depth, alpha, 2.0) == 0.5
-    assert fog_share(depth, alpha, 0.5) == 0.0
+    assert floater_share(depth, alpha, 2.0) == 0.5
+    assert floater_share(depth, alpha, 0.5) == 0.0
 
 
 class Wall:
@@ -79,10 +96,8 @@ class Wall:
 @pytest.mark.parametrize(("depth", "share"), [(1.0, 1.0), (2.0, 0.0)])
 def test_held_out_views_say_how_much_is_fog(depth, share):
     held_out, *rest = tiny_cameras(12)
-    found = find(
-        Wall(depth), [held_out], rest, lambda c: torch.zeros(48, 64, 3, dtype=torch.uint8),
-        observations(held_out, [2.0]),
-    )  # fmt: skip
+    scene = views_of([held_out], rest, observations=observations(held_out, [2.0]))
+    found = find(Wall(depth), scene, lambda c: torch.zeros(48, 64, 3, dtype=torch.uint8))
     assert found.floaters == share
     assert len(found.training.per_view) == 8
     assert "Test/floaters" in [tag for tag, _, _ in found.values()]
@@ -91,7 +106,8 @@ def test_held_out_views_say_how_much_is_fog(depth, share):
 
 def test_without_tracks_nothing_is_said_about_fog():
     cameras = tiny_cameras(4)
-    found = find(Wall(1.0), cameras[:1], cameras[1:], lambda c: torch.zeros(48, 64, 3).byte())
+    scene = views_of(cameras[:1], cameras[1:])
+    found = find(Wall(1.0), scene, lambda c: torch.zeros(48, 64, 3).byte())
     assert found.floaters is None
     assert "floater share" not in found.record()
 
@@ -104,8 +120,9 @@ def test_held_out_views_that_contradict_the_rest_are_measured_beside_the_others(
     def image_of(camera):
         return white if camera.name == cameras[1].name else black
 
-    found = find(Wall(1.0), cameras[:1], cameras[2:], image_of, None, cameras[1:2])
-    alone = find(Wall(1.0), cameras[:1], cameras[2:], image_of)
+    scene = views_of(cameras[:1], cameras[2:], dropped_test_cameras=cameras[1:2])
+    found = find(Wall(1.0), scene, image_of)
+    alone = find(Wall(1.0), replace(scene, dropped_test_cameras=()), image_of)
     assert found.held_out == alone.held_out
     assert [view.name for view in found.with_dropped.per_view] == [c.name for c in cameras[:2]]
     assert "held-out PSNR with dropped views" in found.record() or found.with_dropped.psnr > 1e3

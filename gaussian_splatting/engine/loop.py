@@ -24,7 +24,8 @@ from gaussian_splatting.engine.checkpoint import (
 from gaussian_splatting.engine.component import IterationContext
 from gaussian_splatting.engine.guard import TOTAL, check_parameters
 from gaussian_splatting.engine.observer import Observer
-from gaussian_splatting.engine.reporting.progress import Reporter, RunLogger
+from gaussian_splatting.engine.reporting.progress import Reporter
+from gaussian_splatting.engine.reporting.run_logger import RunLogger
 from gaussian_splatting.engine.run_directory import ResumePlan, RunDirectory
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.stepping import Stepper, StepSum

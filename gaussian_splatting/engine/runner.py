@@ -21,8 +21,8 @@ from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.loop import LoopConfig, Trainer
 from gaussian_splatting.engine.observer import ObservedRun, ObserverFactory, ViewerOptions
+from gaussian_splatting.engine.reporting.health import problem_of
 from gaussian_splatting.engine.reporting.run_report import write_run_report
-from gaussian_splatting.engine.reporting.view_findings import problem_of
 from gaussian_splatting.engine.run_directory import RUN_FILE, ResumePlan, RunDirectory
 from gaussian_splatting.engine.stage import Stage, StageConfig
 from gaussian_splatting.rasterization.blend_cpu import tile_kernels

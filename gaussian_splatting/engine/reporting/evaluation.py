@@ -25,6 +25,8 @@ from sugar_utils.errors import UserError
 
 @dataclass(frozen=True)
 class ViewScore:
+    """Image quality of one view."""
+
     name: str
     l1: float
     psnr: float
@@ -45,6 +47,7 @@ class EvaluationResult:
 
     @property
     def l1(self) -> float:
+        """Mean absolute difference."""
         return self._mean("l1")
 
     @property
@@ -54,16 +57,17 @@ class EvaluationResult:
 
     @property
     def ssim(self) -> float:
+        """Mean structural similarity."""
         return self._mean("ssim")
 
     @property
     def counted(self) -> dict[str, float]:
         """``psnr`` and ``ssim`` of what masks count, over the views with a mask; may be empty"""
-        found = [view for view in self.per_view if view.counted_psnr is not None]
-        return {
-            name: sum(getattr(view, f"counted_{name}") for view in found) / len(found)
-            for name in (("psnr", "ssim") if found else ())
-        }
+        psnrs = [view.counted_psnr for view in self.per_view if view.counted_psnr is not None]
+        ssims = [view.counted_ssim for view in self.per_view if view.counted_ssim is not None]
+        if not psnrs:
+            return {}
+        return {"psnr": sum(psnrs) / len(psnrs), "ssim": sum(ssims) / len(ssims)}
 
     @property
     def fitted_psnr(self) -> float | None:
@@ -97,13 +101,16 @@ def evaluate(
         photograph = upload(load_image(camera), image.device)
         target = photograph[..., :3]
         if image.shape != target.shape:
-            own, its = (" x ".join(map(str, picture.shape)) for picture in (image, target))
+            render_size = " x ".join(map(str, image.shape))
+            photograph_size = " x ".join(map(str, target.shape))
             raise UserError(
-                f"camera {camera.name}: the render is {own} but the photograph {its}; check that "
-                "images and cameras belong together"
+                f"camera {camera.name}: the render is {render_size} but the photograph "
+                f"{photograph_size}; check that images and cameras belong together"
             )
         rounded = to_uint8 if quantise else to_unit
-        as_photographed = rounded(fitted_to(to_unit(image), target)) if fitted else None
+        fitted_psnr = None
+        if fitted:
+            fitted_psnr = psnr(rounded(fitted_to(to_unit(image), target)), target)
         image = rounded(image)
         scores.append(
             ViewScore(
@@ -112,7 +119,7 @@ def evaluate(
                 psnr=psnr(image, target),
                 ssim=ssim(image, target),
                 **_counted_scores(image, photograph, camera),
-                fitted_psnr=psnr(as_photographed, target) if fitted else None,
+                fitted_psnr=fitted_psnr,
             )
         )
     if not scores:

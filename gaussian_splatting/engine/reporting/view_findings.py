@@ -1,30 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model is worth at one moment of a run: figures and pictures of its views."""
+"""Figures of a model at one point of a run: quality of its views, floaters, masks."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.observations import Observations
+from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.component import Figure
 from gaussian_splatting.engine.reporting import evaluation
 from gaussian_splatting.engine.reporting.evaluation import EvaluationResult, ViewScore, psnr
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.training_views import is_counted
-from gaussian_splatting.rasterization import RenderOutput
-from sugar_utils.errors import UserError
-from sugar_utils.files import atomic_path
 
 FITTED = "PSNR after gain and offset"
 POSED = "PSNR after fitted poses"
@@ -32,26 +26,11 @@ N_TRAINING_VIEWS = 8
 N_WORST = 3
 LARGE_GAP = 5.0
 """Decibels by which training views may be better; well covered captures stay below four."""
-
 SOLID = 0.5  # opacity from which a pixel is covered
 MANY_FLOATERS = 0.02  # share of held-out pixels; with a sky sphere it is well below
-
-FARTHEST_SHARE = 0.98  # of all pixels, that are nearer than what is drawn white
-NEAR_SHARE = 0.25
-FAR_BEHIND = 3.0
-"""White in any case is so many times the depth that this share of the pixels is nearer than."""
-THUMBNAIL = 240  # longest side in pixels
 WORST_FILE = "worst.png"
-_SAMPLED_PIXELS = 1_000_000
-FOG_MARGIN = 0.1  # share of the nearest observed point's depth that a pixel must be in front of it
-MIN_GAIN = -2.0
-"""Decibels that a model must have beyond one constant colour for each image. Objects of nearly one
-colour behind imprecise masks come close to it, and failures lie far below."""
-MIN_MASK_IOU = 0.6
-"""Least intersection over union of rendered opacity, or of a mesh, with the masks."""
-MAX_GAP = 12.0  # decibels by which training views may be better than held-out ones
-MIN_COVERED = 0.02  # least share of the images that a mesh covers where there are no masks
-_POSES = "sugar doctor, or python train.py --doctor, with -s SCENE checks them"
+FLOATER_MARGIN = 0.1
+"""Share of the nearest observed point's depth that a pixel of a floater is in front of it."""
 
 
 @dataclass(frozen=True)
@@ -93,21 +72,25 @@ class Findings:
 
     def worst(self) -> list[ViewScore]:
         """The photographs that fit worst, of those that were measured; the worst one first."""
-        scores = [s for found in (self.held_out, self.training) if found for s in found.per_view]
+        scores = []
+        for result in (self.held_out, self.training):
+            if result is not None:
+                scores += result.per_view
         return sorted(scores, key=lambda score: (_decibels(score), score.name))[:N_WORST]
 
     def values(self) -> list[tuple[str, str, float]]:
+        """Tag of the curve, name in the record, and value of every figure that there is."""
         rows: list[tuple[str, str, float | None]] = []
-        for tag, role, found in (
+        for tag, role, result in (
             ("Test", "held-out", self.held_out),
             ("Training", "training", self.training),
         ):
-            if found is not None:
+            if result is not None:
                 rows += [
-                    (f"{tag}/L1", f"{role} L1", found.l1),
-                    (f"{tag}/PSNR", f"{role} PSNR", found.psnr),
-                    (f"{tag}/{FITTED}", f"{role} {FITTED}", found.fitted_psnr),
-                    (f"{tag}/SSIM", f"{role} SSIM", found.ssim),
+                    (f"{tag}/L1", f"{role} L1", result.l1),
+                    (f"{tag}/PSNR", f"{role} PSNR", result.psnr),
+                    (f"{tag}/{FITTED}", f"{role} {FITTED}", result.fitted_psnr),
+                    (f"{tag}/SSIM", f"{role} SSIM", result.ssim),
                 ]
         if self.posed is not None:
             rows.append((f"Test/{POSED}", f"held-out {POSED}", _decibels(self.posed)))
@@ -123,6 +106,7 @@ class Findings:
         return [(tag, name, value) for tag, name, value in rows if value is not None]
 
     def record(self) -> dict[str, Any]:
+        """All figures by name, for ``run.json``."""
         # JSON has no infinity, which is the PSNR of equal images.
         finite = {name: value for _, name, value in self.values() if math.isfinite(value)}
         worst = {s.name: round(_decibels(s), 2) for s in self.worst() if math.isfinite(s.psnr)}
@@ -160,8 +144,8 @@ class Findings:
         """Held-out figures over whole views and over what masks count; empty without masks."""
         if self.held_out is None or not self.held_out.counted:
             return {}
-        whole = {"psnr": self.held_out.psnr, "ssim": self.held_out.ssim}
-        return {"whole": whole, "counted": self.held_out.counted}
+        of_whole_views = {"psnr": self.held_out.psnr, "ssim": self.held_out.ssim}
+        return {"whole": of_whole_views, "counted": self.held_out.counted}
 
     def advice(self) -> tuple[str, str] | None:
         """A line about a large gap, and one about what helps; None where there is no such gap."""
@@ -177,75 +161,103 @@ class Findings:
 
 
 @torch.no_grad()
-def find(
-    stage: Stage,
-    test_cameras: Sequence[Camera],
-    train_cameras: Sequence[Camera],
-    load_image: Callable[[Camera], Tensor],
-    observations: Observations | None = None,
-    dropped_cameras: Sequence[Camera] = (),
-) -> Findings:
-    """Measure a model.
+def find(stage: Stage, scene: Scene, load_image: Callable[[Camera], Tensor]) -> Findings:
+    """Measure a model on the held-out views of a scene, and on some training views.
 
     Renders are rounded to 8 bits, so that the figures are those of images saved and measured by
     any other program.
     """
-    seen_of: dict[str, list[float]] = defaultdict(list)  # by field of Findings
+    measurement = _Measurement(stage, scene, load_image)
+    components = stage.components
+    held_out = measurement.score(scene.test_cameras, measurement.render_and_look)
+    posed = None
+    if any(component.fits_held_out_poses for component in components):
+        moved = [stage.fitted_pose(camera, load_image(camera)) for camera in scene.test_cameras]
+        posed = measurement.score(moved)
+    with_dropped = measurement.score(scene.dropped_test_cameras)
+    if with_dropped is not None:
+        held_out_views = held_out.per_view if held_out else ()
+        with_dropped = EvaluationResult((*held_out_views, *with_dropped.per_view))
+    chosen = _evenly_chosen(scene.train_cameras, N_TRAINING_VIEWS)
+    looks_at_training = not scene.test_cameras
+    render = measurement.render_and_look if looks_at_training else measurement.render
+    training = measurement.score(chosen, render)
+    summaries = [component.summary() for component in components]
+    return Findings(
+        held_out,
+        training,
+        component_figures=tuple(f for component in components for f in component.figures()),
+        summaries=tuple(line for line in summaries if line is not None),
+        posed=posed,
+        with_dropped=with_dropped,
+        **measurement.means(),
+    )
 
-    def render(camera: Camera) -> Tensor:
-        return stage.render(camera, geometry=False).image
 
-    def render_and_look(camera: Camera) -> Tensor:
-        known = test_cameras and observations is not None
-        seen = observations.seen(camera) if known else None
-        output = stage.render(camera, geometry=seen is not None)
-        if seen is not None:
-            nearest = float(seen.depths.min())
-            seen_of["floaters"].append(fog_share(output.depth, output.alpha, nearest))
-        photograph = load_image(camera).cpu()
+class _Measurement:
+    """Renders views, and collects what is seen in them by field of :class:`Findings`."""
+
+    def __init__(self, stage: Stage, scene: Scene, load_image: Callable[[Camera], Tensor]) -> None:
+        self._stage = stage
+        self._scene = scene
+        self._load_image = load_image
+        self._values: dict[str, list[float]] = defaultdict(list)
+
+    def score(
+        self, cameras: Sequence[Camera], render: Callable[[Camera], Tensor] | None = None
+    ) -> EvaluationResult | None:
+        """Scores of views; None without views."""
+        if not cameras:
+            return None
+        fitted = any(component.changes_exposure for component in self._stage.components)
+        renderer = self.render if render is None else render
+        return evaluation.evaluate(
+            renderer, cameras, self._load_image, quantise=True, fitted=fitted
+        )
+
+    def render(self, camera: Camera) -> Tensor:
+        """Render a view. (H, W, 3)"""
+        return self._stage.render(camera, geometry=False).image
+
+    def render_and_look(self, camera: Camera) -> Tensor:
+        """Render a view, and look for floaters, at its mask, and at what its mask counts."""
+        nearest = self._nearest_observed_depth(camera)
+        output = self._stage.render(camera, geometry=nearest is not None)
+        if nearest is not None:
+            share = floater_share(output.depth, output.alpha, nearest)
+            self._values["floaters"].append(share)
+        photograph = self._load_image(camera).cpu()
         counted = is_counted(photograph)
         if counted is None or bool(counted.any()):
             weights = None if counted is None else counted.double()
             image = output.image.detach().cpu()
-            value = min(100.0, psnr(image, photograph[..., :3], weights))
-            seen_of["counted_psnr"].append(value)
-            seen_of["constant_psnr"].append(constant_psnr(photograph[..., :3], counted))
+            decibels = psnr(image, photograph[..., :3], weights)
+            self._values["counted_psnr"].append(min(100.0, decibels))
+            constant = constant_psnr(photograph[..., :3], counted)
+            self._values["constant_psnr"].append(constant)
         if counted is not None and camera.shows_object:
-            solid = output.alpha.detach().cpu() >= SOLID
-            either = int((solid | counted).sum())
-            seen_of["mask_iou"].append(int((solid & counted).sum()) / max(1, either))
+            is_solid = output.alpha.detach().cpu() >= SOLID
+            n_either = int((is_solid | counted).sum())
+            n_both = int((is_solid & counted).sum())
+            self._values["mask_iou"].append(n_both / max(1, n_either))
         return output.image
 
-    def score(cameras: Sequence[Camera], renderer: Callable = render) -> EvaluationResult | None:
-        if not cameras:
-            return None
-        fitted = any(component.changes_exposure for component in stage.components)
-        return evaluation.evaluate(renderer, cameras, load_image, quantise=True, fitted=fitted)
+    def means(self) -> dict[str, float]:
+        """Mean over the views that were looked at, by field of :class:`Findings`."""
+        return {name: sum(values) / len(values) for name, values in self._values.items()}
 
-    held_out = score(test_cameras, render_and_look)
-    posed = None
-    if any(component.fits_held_out_poses for component in stage.components):
-        posed = score([stage.fitted_pose(camera, load_image(camera)) for camera in test_cameras])
-    with_dropped = score(dropped_cameras)
-    if with_dropped is not None:
-        rest = held_out.per_view if held_out else ()
-        with_dropped = EvaluationResult((*rest, *with_dropped.per_view))
-    n = len(train_cameras)
-    shown = min(n, N_TRAINING_VIEWS)
-    chosen = [train_cameras[i * n // shown] for i in range(shown)]
-    training = score(chosen, render if test_cameras else render_and_look)
-    figures = [figure for component in stage.components for figure in component.figures()]
-    summaries = [component.summary() for component in stage.components]
-    means = {name: sum(values) / len(values) for name, values in seen_of.items()}
-    return Findings(
-        held_out,
-        training,
-        component_figures=tuple(figures),
-        summaries=tuple(line for line in summaries if line is not None),
-        posed=posed,
-        with_dropped=with_dropped,
-        **means,
-    )
+    def _nearest_observed_depth(self, camera: Camera) -> float | None:
+        """Depth of the nearest point that a held-out photograph observes, if any is known."""
+        observations = self._scene.observations
+        if not self._scene.test_cameras or observations is None:
+            return None
+        points = observations.seen(camera)
+        return None if points is None else float(points.depths.min())
+
+
+def _evenly_chosen(cameras: Sequence[Camera], most: int) -> list[Camera]:
+    n_chosen = min(len(cameras), most)
+    return [cameras[i * len(cameras) // n_chosen] for i in range(n_chosen)]
 
 
 def constant_psnr(photograph: Tensor, counted: Tensor | None = None) -> float:
@@ -265,65 +277,7 @@ def _scores(result: EvaluationResult) -> str:
     return f"PSNR {result.psnr:.2f} dB, {fitted}SSIM {result.ssim:.4f}, L1 {result.l1:.4f}"
 
 
-LIVE_PICTURES: dict[str, Callable[[RenderOutput], Tensor]] = {
-    "image": lambda output: evaluation.to_uint8(output.image),
-    "depth": lambda output: depth_picture(output.depth, farthest(output.depth)),
-    "normal": lambda output: normal_picture(output.normal),
-    "alpha": lambda output: grey_picture(output.alpha),
-}
-"""What can be shown of a render. (H, W, 3) uint8"""
-
-
-def view_pictures(output: RenderOutput, photograph: Tensor) -> dict[str, Tensor]:
-    """Photograph, render, depth and normals of a view. (H, W, 3) uint8 each, on the CPU"""
-    kinds = {"render": "image", "depth": "depth", "normal": "normal"}
-    made = {name: LIVE_PICTURES[kind](output).cpu() for name, kind in kinds.items()}
-    return {"photograph": photograph.cpu(), **made}
-
-
-def grey_picture(values: Tensor) -> Tensor:
-    """Values in [0, 1] from black to white. (H, W) -> (H, W, 3) uint8"""
-    return evaluation.to_uint8(values[..., None].expand(-1, -1, 3))
-
-
-def depth_picture(depth: Tensor, far: Tensor | float) -> Tensor:
-    """Depth as grey: white is far, or where there is nothing. (H, W) -> (H, W, 3) uint8"""
-    return grey_picture(depth / far)
-
-
-def normal_picture(normal: Tensor) -> Tensor:
-    """Normals in camera axes as colours: x right red, y up green, towards the camera blue."""
-    return evaluation.to_uint8((normal * normal.new_tensor([1.0, -1.0, -1.0]) + 1) / 2)
-
-
-def farthest(depth: Tensor) -> Tensor:
-    """Depth that is drawn white: nearly the largest, but not far behind what is near."""
-    values = depth.flatten()
-    values = values[:: max(1, values.numel() // _SAMPLED_PIXELS)]
-    values = values[(values > 0) & values.isfinite()]
-    if values.numel() == 0:
-        return depth.new_ones(())
-    ranks = (max(1, round(share * values.numel())) for share in (NEAR_SHARE, FARTHEST_SHARE))
-    near, far = (values.kthvalue(rank).values for rank in ranks)
-    return torch.minimum(far, FAR_BEHIND * near)
-
-
-def thumbnail(picture: Tensor) -> Tensor:
-    """A picture with no side above ``THUMBNAIL``. (H, W, 3) uint8 -> (h, w, 3) uint8"""
-    small = Image.fromarray(picture.numpy())
-    small.thumbnail((THUMBNAIL, THUMBNAIL))
-    return torch.from_numpy(np.array(small))
-
-
-def write_contact_sheet(path: Path, views: Sequence[dict[str, Tensor]]) -> None:
-    rows = [torch.cat(list(pictures.values()), dim=1) for pictures in views]
-    width = max(row.shape[1] for row in rows)
-    padded = [torch.nn.functional.pad(row, (0, 0, 0, width - row.shape[1])) for row in rows]
-    with atomic_path(path) as temporary:
-        Image.fromarray(torch.cat(padded).numpy()).save(temporary)
-
-
-def fog_share(depth: Tensor, alpha: Tensor, nearest: float) -> float:
+def floater_share(depth: Tensor, alpha: Tensor, nearest: float) -> float:
     """Share of the pixels that lie in front of all observed points, by more than a margin.
 
     Args:
@@ -332,48 +286,5 @@ def fog_share(depth: Tensor, alpha: Tensor, nearest: float) -> float:
         nearest: Depth of the nearest observed point, world units.
     """
     solid = alpha > SOLID
-    in_front = depth < (1.0 - FOG_MARGIN) * nearest * alpha
+    in_front = depth < (1.0 - FLOATER_MARGIN) * nearest * alpha
     return float((solid & in_front).to(torch.float64).mean())
-
-
-class FailedResult(UserError):
-    """A stage finished, but its result is not usable; the next stages would waste their time."""
-
-    exit_code = 5
-    label = "failed"
-
-
-def problem_of(figures: Mapping[str, Any]) -> str | None:
-    """What is wrong with a result, its likely cause and a remedy in one line; None for nothing.
-
-    Args:
-        figures: Any of ``psnr`` and ``constant_psnr`` (of the masked pixels where there are masks),
-            ``gap``, ``mask_iou`` and ``covered_share``.
-    """
-    psnr = figures.get("psnr")
-    constant = figures.get("constant_psnr")
-    if psnr is not None and constant is not None and psnr < constant + MIN_GAIN:
-        return (
-            f"renders are worse than one constant colour for each image ({psnr:.1f} dB, constant "
-            f"{constant:.1f} dB): poses or masks are wrong, or training was far too short; {_POSES}"
-        )
-    iou = figures.get("mask_iou")
-    if iou is not None and iou < MIN_MASK_IOU:
-        return (
-            f"the result fills {iou:.0%} of the masks (IoU, at least {MIN_MASK_IOU:.0%} expected): "
-            "masks contradict each other, or parts were removed by mistake; check the masks, or "
-            "pass --mask_mode ignore"
-        )
-    gap = figures.get("gap")
-    if gap is not None and gap > MAX_GAP:
-        return (
-            f"training views are {gap:.1f} dB better than held-out ones: each image is explained "
-            f"by itself; {_POSES}"
-        )
-    covered = figures.get("covered_share")
-    if covered is not None and covered < MIN_COVERED:
-        return (
-            f"the mesh covers {covered:.1%} of the images: the surface was not found; train "
-            "longer, or lower --surface_level"
-        )
-    return None
