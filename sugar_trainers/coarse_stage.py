@@ -183,12 +183,14 @@ class CoarseStage(Stage[TrainableCloud, CoarseConfig]):
             values |= self._half_size_terms(terms, leaves, view, resources.memory.split)
         if sample_terms:
             mask = sampling_mask(leaves, view.camera, view_pass.visible, depth)
-            n_candidates = n_visible if depth is None else int(mask.sum())
+            n_candidates = n_visible
+            if depth is not None or n_candidates is None:
+                n_candidates = int(mask.sum())
             samples = self._draw(mask, n_candidates, view)
             values |= self._sampler.backward(
                 sample_terms,
                 leaves,
-                self._neighbors.indices,
+                self._neighbors.found(),
                 samples,
                 SampledView(view.camera, depth, n_candidates),
                 resources.memory.sample_chunk or max(1, len(samples.indices)),
@@ -204,7 +206,7 @@ class CoarseStage(Stage[TrainableCloud, CoarseConfig]):
         # No colour is rendered: zeros as its gradient, three quarters of all, need not be kept.
         shapes = replace(leaves, sh_dc=leaves.sh_dc.detach(), sh_rest=leaves.sh_rest.detach())
         projection = project(shapes, half, rgb=False, depth=True, normal=True)
-        half_view = TrainingView(half, halved_mask(view.photograph, half), view.iteration)
+        half_view = TrainingView(half, halved_mask(view.target, half), view.iteration)
         view_pass = ViewPass(projection, half_view, split, rasterizer=self._rasterizer)
         return view_pass.backpropagate(terms).values
 

@@ -45,6 +45,16 @@ class NeighborSearch(Component):
             result = nearest_neighbors(means, self._config.n_neighbors, query_batch=batch)
             self.indices = result.indices
 
+    def found(self) -> Tensor:
+        """Neighbours of the last search. (N, K) int32
+
+        Raises:
+            ValueError: There was none: :meth:`begin` was not called for this iteration.
+        """
+        if self.indices is None:
+            raise ValueError("neighbours are searched when an iteration begins")
+        return self.indices
+
     def keep_rows(self, rows: Tensor) -> None:
         """Forget neighbours, whose rows are others now."""
         self.indices = None

@@ -142,7 +142,7 @@ class RefineStage(Stage[TrainableBoundCloud, RefineConfig]):
     ) -> tuple[TrainingView, MeshView]:
         """Choose pixels of the mesh to compare with a neighbouring view."""
         faces = mesh.hits(view.camera).face
-        covered = replace(view, photograph=without_uncovered(view.photograph, faces >= 0))
+        covered = replace(view, photograph=without_uncovered(view.target, faces >= 0))
         comparison = comparer.comparison(covered, mesh.depth)
         mesh = replace(mesh, faces=faces, comparison=comparison)
         is_object = view.camera.mask is not None and view.camera.mask.mode == "object"
@@ -182,7 +182,7 @@ class MeshView:
 
     def view_errors(self, factors: tuple[float, float]) -> Tensor | None:
         """Mean error of the compared pixels, whose planes are those of their triangles."""
-        if self.comparison is None or not len(self.comparison.pixels):
+        if self.comparison is None or self.faces is None or not len(self.comparison.pixels):
             return None
         pixels = self.comparison.pixels
         faces = self.faces[pixels[:, 1].long(), pixels[:, 0].long()]

@@ -130,11 +130,18 @@ class SurfaceSampler:
                 n_owners=view.n_candidates,
             )
             chunk = SampleChunk(fields, total, in_front, axes, view.depth, self._extent)
-            shares = {term.name: term.value(chunk) for term in terms}
-            backpropagate_weighted(list(shares.values()), [term.weight for term in terms])
-            for name, share in shares.items():
-                values[name] += share.detach()
+            shares = [_share(term, chunk) for term in terms]
+            backpropagate_weighted(shares, [term.weight for term in terms])
+            for term, share in zip(terms, shares, strict=True):
+                values[term.name] += share.detach()
         return values
+
+
+def _share(term: LossTerm, chunk: SampleChunk) -> Tensor:
+    share = term.value(chunk)
+    if share is None:
+        raise ValueError(f"loss term {term.name}: a term at samples has a value in every chunk")
+    return share
 
 
 def _chunks(samples: Samples, chunk_size: int) -> Iterator[tuple[Tensor, Tensor]]:

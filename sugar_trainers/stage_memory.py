@@ -22,7 +22,7 @@ from sugar_trainers.stage_config import CoarseConfig, MultiviewConfig, RefineCon
 from sugar_utils.console import Console
 
 StageSettings = CoarseConfig | MultiviewConfig | RefineConfig
-Settings = TypeVar("Settings", CoarseConfig, MultiviewConfig, RefineConfig)
+Settings = TypeVar("Settings", bound=CoarseConfig | MultiviewConfig | RefineConfig)
 
 _ACTIVATION_BYTES = 36  # per Gaussian: scales, opacities, unit quaternions and their lengths
 _BOUND_BYTES = 44  # per Gaussian on a mesh: centre, quaternion, scales, opacity
@@ -52,11 +52,15 @@ def stage_loads(
         model = memory_plan.ModelLoad.of(tensors, optimizer)
         step = StepLoad(n, model, views[0], activation=_ACTIVATION_BYTES * n, features=features)
         if isinstance(cloud, BoundCloud):
+            if not isinstance(config, RefineConfig):
+                raise TypeError("Gaussians on a mesh are refined")
             phases = {"refine": _refinement_load(step, cloud, config)}
         elif isinstance(config, MultiviewConfig):
             phases = {"multiview": replace(step, geometry="planes")}
-        else:
+        elif isinstance(config, CoarseConfig):
             phases = {"entropy": step, "geometry": _surface_load(step, cloud, config)}
+        else:
+            raise TypeError("free Gaussians are not refined")
         return {name: memory_plan.worst_view(load, views) for name, load in phases.items()}
 
     return loads

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 
+from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.components.densification import Region
 from gaussian_splatting.components.depth_supervision import depth_supervision, later_weight
 from gaussian_splatting.components.exposures import MIN_NOISE, Exposures
@@ -29,6 +30,7 @@ from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.state_schema import PayloadCheck
 from gaussian_splatting.rasterization import Rasterizer
+from sugar_scene.mesh_bound import BoundCloud
 from sugar_trainers.capture import CaptureOptions, load_views
 from sugar_trainers.stage_memory import StageSettings, with_memory_plan
 from sugar_utils.console import Console
@@ -36,7 +38,7 @@ from sugar_utils.errors import Notify, UserError
 from sugar_utils.files import file_digest
 from sugar_utils.settings import made_of
 
-Model = TypeVar("Model")
+Model = TypeVar("Model", GaussianCloud, BoundCloud)
 
 
 @dataclass(frozen=True)
@@ -132,9 +134,8 @@ class TrainingOptions(CaptureOptions, ABC, Generic[Model]):
 
         def build(model: Model, images: ImageStore, console: Console) -> Stage:
             config = with_memory_plan(options.config, model, options.memory, scene, images, console)
-            components = [*depth_supervision(scene.depths, later_weight)]
-            if exposures is not None:
-                components.insert(0, exposures)
+            components: list[Component] = [] if exposures is None else [exposures]
+            components += depth_supervision(scene.depths, later_weight)
             context = StageContext(
                 scene=scene,
                 images=images,

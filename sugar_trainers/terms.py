@@ -88,6 +88,8 @@ def _sdf(chunk: SampleChunk) -> Tensor:
     total = chunk.total_in_front
     if total is None:
         total = in_front.sum().clamp_min(1)
+    if chunk.depth is None:
+        raise ValueError("the sdf term names the depth map among those that it reads")
     gap = depth_gap(chunk.depth, view_points, chunk.axes.camera)
     return losses.sdf_estimation_loss(sdf, gap, chunk.extent, total, in_front)
 

@@ -117,7 +117,7 @@ class ViewComparer:
         if self._pixels:
             depth_of = partial(self._planes_depth, gaussians, split)
             comparison = self.comparison(view, depth_of)
-        gray = gray_of(view.photograph) if comparison is None else comparison.gray
+        gray = gray_of(view.target) if comparison is None else comparison.gray
         return SurfaceView(edge_weights(gray), comparison)
 
     def comparison(
@@ -133,7 +133,7 @@ class ViewComparer:
         neighbor = self._neighbors.draw(camera.name, self._seed, view.iteration, view.index)
         if neighbor is None:
             return None
-        gray = gray_of(view.photograph)
+        gray = gray_of(view.target)
         rng = generator(self._seed, "compared pixels", *draw_labels(view.iteration, view.index))
         pixels = spread_pixels(view.counted_pixels, gray, self._pixels, rng)
         tolerance = max(1.0, GRADUATION / max(1, view.iteration - self._first))

@@ -213,7 +213,7 @@ def fitted_pose(
         if float(loss.detach()) < least:
             best = moved
             least = float(loss.detach())
-        by_name = dict(zip(_MOVED, gradients, strict=True))
+        by_name: dict[str, Tensor] = dict(zip(_MOVED, gradients, strict=True))
         gradient = pose_gradient(leaves, by_name, torch.from_numpy(moved.center))
         gradient[3:] *= extent
         adam.gradient[0] = gradient
@@ -282,6 +282,7 @@ def rotation_generators() -> Tensor:
     for axis in torch.eye(3, dtype=torch.float64, device="cpu"):
         # The turned function has at d the value that the function has at d turned back.
         back = -torch.linalg.cross(axis.expand_as(directions), directions)
-        _, slope = torch.autograd.functional.jvp(sh_basis_of, directions, back)
+        derivatives = torch.autograd.functional.jvp(sh_basis_of, directions, back)
+        slope: Tensor = derivatives[1]  # pyright: ignore[reportAssignmentType]  of one tensor
         generators.append(torch.linalg.lstsq(basis, slope[:, 1:]).solution)
     return torch.stack(generators)

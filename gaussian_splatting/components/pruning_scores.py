@@ -58,7 +58,10 @@ class ScoreConfig:
 class ScoringRounds(Protocol):
     """When scores are needed: the schedule of densification."""
 
-    densification_interval: int
+    @property
+    def densification_interval(self) -> int:
+        """Iterations between two rounds."""
+        ...
 
     def due(self, iteration: int) -> bool:
         """Whether a round follows the iteration."""

@@ -122,7 +122,7 @@ def save_payload(path: Path, payload: Mapping[str, Any]) -> None:
     with files.atomic_path(path) as temporary, temporary.open("wb") as file:
         writer = _ErrorKeeper(file)
         try:
-            torch.save(portable, writer)
+            torch.save(portable, writer)  # pyright: ignore[reportArgumentType]  a raw stream will do
         except RuntimeError as error:
             # The archive writer hides the reason (disk full) behind an error of its own.
             raise (writer.error or error) from None
@@ -199,9 +199,11 @@ def to_portable(value: Any, place: str = "payload") -> Any:
         return tensor
     if value is None or isinstance(value, bool):
         return value
-    for kind in (int, float, str, bytes):
-        if isinstance(value, kind):
-            return value if type(value) is kind else kind(value)
+    for plain_type in (int, float, str, bytes):
+        if type(value) is plain_type:
+            return value
+        if isinstance(value, plain_type):
+            return plain_type(value)  # pyright: ignore[reportArgumentType]  it is of that type
     if isinstance(value, Mapping):
         keys = [to_portable(key, f"a key of {place}") for key in value]
         items = [to_portable(item, f"{place}[{key!r}]") for key, item in value.items()]

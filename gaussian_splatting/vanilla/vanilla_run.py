@@ -155,7 +155,9 @@ class VanillaOptions:
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result, as JSON values."""
-        size = {"resolution": self.resolution} if self.size is None else asdict(self.size)
+        size = {"resolution": self.resolution}
+        if self.size is not None:
+            size = asdict(self.size)  # pyright: ignore[reportArgumentType]  each is a dataclass
         return {**size, "images": self.images, "eval": self.eval, **self.config.identity()}
 
     def inputs(self, scene: Scene) -> dict[str, Any]:

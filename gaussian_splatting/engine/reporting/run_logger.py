@@ -47,16 +47,15 @@ class RunLogger:
         self._notify = notify
         self._file: BinaryIO | None = None
         try:
-            from tensorboard.compat.proto.event_pb2 import (  # pyright: ignore[reportAttributeAccessIssue]  made when it is imported
-                Event,
-                SessionLog,
-            )
+            from tensorboard.compat.proto import event_pb2
             from tensorboard.summary.writer.record_writer import RecordWriter
             from torch.utils.tensorboard import summary
         except ImportError as error:
             notify(f"no TensorBoard logs ({error}); pip install tensorboard to have them")
             return
-        self._event = Event
+        # Its classes are made when it is imported.
+        messages: Any = event_pb2
+        self._event = messages.Event
         self._summary = summary
         # Seconds, machine and process tell files apart, as in TensorBoard's own names; the
         # fraction those of one second.
@@ -72,7 +71,8 @@ class RunLogger:
         self._add(0, file_version=_FILE_VERSION)
         if first_iteration is not None:
             self._add(first_iteration, file_version=_FILE_VERSION)
-            self._add(first_iteration, session_log=SessionLog(status=SessionLog.START))
+            start = messages.SessionLog(status=messages.SessionLog.START)
+            self._add(first_iteration, session_log=start)
 
     def scalars(self, values: Mapping[str, float | Tensor], iteration: int) -> None:
         """Add one point to each curve; tensors on a device are read with one copy."""
