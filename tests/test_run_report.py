@@ -126,7 +126,8 @@ def test_what_follows_a_damaged_record_is_not_read(run):
 
 
 def test_without_tensorboard_there_are_no_curves_but_a_report(run, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
+    loader = "tensorboard.backend.event_processing.event_file_loader"
+    monkeypatch.setitem(sys.modules, loader, None)
     assert read_curves(run / "tensorboard") == {}
     assert "<svg" not in report_of(run)
 

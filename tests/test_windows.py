@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ast
 import ntpath
 import os
 import re
@@ -22,10 +21,8 @@ from sugar_trainers.naming import coarse_name, refined_name, scene_name
 from sugar_utils.errors import UserError
 from sugar_utils.html import Link
 from tests.support.repository import (
-    all_files,
     name_of,
     production_files,
-    tree_of,
 )
 
 LONGEST = 260
@@ -191,94 +188,6 @@ def test_characters_that_the_output_lacks_are_spelled():
     assert done.returncode == 2
     assert done.stdout.split(b"\n")[0].rstrip() == b"Stra\xdfe \\u2192"
     assert done.stderr.rstrip() == b"error: \\u4e2d"
-
-
-# The source
-
-POSIX_MODULES = {"fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty"}
-POSIX_ATTRIBUTES = {
-    "os": {"fork", "forkpty", "system", "popen", "rename", "symlink", "link", "getuid", "chown",
-           "killpg", "setsid", "mkfifo", "sched_getaffinity", "statvfs", "uname", "nice"},
-    "signal": {"SIGKILL", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGPIPE", "alarm", "pause",
-               "setitimer"},
-    "path": {"join"},
-    "shutil": {"chown"},
-}  # fmt: skip
-GUARDED = {
-    # Behind a test of the platform.
-    ("sugar_utils/memory.py", "resource"),
-}
-LINUX_ONLY = {
-    f"benchmarks/robustness/{name}.py"
-    for name in ("campaign", "child", "disturbances", "mutations")
-}
-"""Campaigns fork children and limit them, which their first lines say."""
-
-TEXT_METHODS = {"read_text", "write_text"}
-PROC_FILES = {"sugar_utils/memory.py"}
-"""Reads files of the Linux kernel, whose text is ASCII."""
-
-
-def _names(node: ast.AST) -> str:
-    return node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
-
-
-def faults(path: Path) -> list[str]:
-    """What does not work, or works differently, on Windows."""
-    name, found = name_of(path), []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        line = getattr(node, "lineno", 0)
-        if isinstance(node, ast.Import):
-            modules = {alias.name.split(".")[0] for alias in node.names}
-            found += [(line, m) for m in modules & POSIX_MODULES if (name, m) not in GUARDED]
-        elif isinstance(node, ast.ImportFrom) and node.module in POSIX_MODULES:
-            found.append((line, node.module))
-        elif isinstance(node, ast.Attribute):
-            if node.attr in POSIX_ATTRIBUTES.get(_names(node.value), ()):
-                found.append((line, f"{_names(node.value)}.{node.attr}"))
-        elif isinstance(node, ast.Call):
-            given = {keyword.arg: keyword.value for keyword in node.keywords}
-            if isinstance(given.get("shell"), ast.Constant) and given["shell"].value:
-                found.append((line, "shell=True"))
-            called = _names(node.func)
-            if called in TEXT_METHODS and "encoding" not in given and name not in PROC_FILES:
-                found.append((line, f"{called} without encoding"))
-            if called == "get_context" and [a.value for a in node.args] != ["spawn"]:
-                found.append((line, "multiprocessing other than spawn"))
-            if called in ("Pool", "Process") and _names(node.func.value) == "multiprocessing":
-                found.append((line, "multiprocessing as the platform has it"))
-    return [f"{name}:{line}: {what}" for line, what in found]
-
-
-def test_nothing_needs_posix():
-    for path in all_files():
-        if "tests" in path.parts:
-            continue
-        found = faults(path)
-        if name_of(path) in LINUX_ONLY:
-            assert "Linux" in ast.get_docstring(tree_of(path)), name_of(path)
-            found = [fault for fault in found if "encoding" in fault]
-        assert not found
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import os\nos.system('x')",
-        "import subprocess\nsubprocess.run('x', shell=True)",
-        "import fcntl",
-        "import os\nos.path.join('a', 'b')",
-        "import os\nos.rename('a', 'b')",
-        "import signal\nsignal.SIGHUP",
-        "from pathlib import Path\nPath('a').read_text()",
-        "import multiprocessing\nmultiprocessing.Pool(2)",
-    ],
-)
-def test_such_constructs_are_found(code, tmp_path, monkeypatch):
-    path = tmp_path / "code.py"
-    path.write_text(code, encoding="utf-8")
-    monkeypatch.setattr("tests.test_windows.name_of", lambda p: p.name)
-    assert faults(path)
 
 
 def test_files_of_the_repository_have_names_that_windows_takes():

@@ -162,7 +162,9 @@ def _read(probes: list[Tensor]) -> list[float]:
 def _norm_probes(tensors: Iterable[Tensor | None]) -> list[Tensor]:
     """Norms, each finite only if every entry is."""
     present = [t.detach() for t in tensors if t is not None and t.numel() > 0]
-    return list(torch._foreach_norm(present, 2.0))  # pyright: ignore[reportPrivateImportUsage] if present else []
+    if not present:
+        return []
+    return list(torch._foreach_norm(present, 2.0))  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _log_limit(extent: float) -> float:

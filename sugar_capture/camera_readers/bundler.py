@@ -22,7 +22,7 @@ from sugar_capture.camera_readers.lenses import (
     colmap_lens,
     require_rotation,
 )
-from sugar_capture.camera_readers.parsing import EXPORT_AGAIN, parse_numbers, read_text
+from sugar_capture.camera_readers.parsing import EXPORT_AGAIN, decoded_text, parse_numbers
 from sugar_utils.errors import UserError
 
 _LINES_PER_CAMERA = 5
@@ -34,7 +34,7 @@ _AFTER_NAME = re.compile(r"\s+[-+\d.]+\s+[-+\d.eE]+\s*$")
 def read_bundler(files: Sequence[Path], size_of: SizeOf) -> Entries:
     """Read ``bundle.out``, and ``list.txt`` beside it or in the folder above."""
     path = files[0]
-    lines = iter(read_text(path).splitlines()[1:])
+    lines = iter(decoded_text(path).splitlines()[1:])
     list_path = _list_path(path)
     names = _read_names(list_path)
     count = parse_numbers(next(lines, ""), 2, f"{path}, line 2")[0]
@@ -76,7 +76,7 @@ def _list_path(path: Path) -> Path:
 
 def _read_names(path: Path) -> list[str]:
     names = []
-    for line in read_text(path).splitlines():
+    for line in decoded_text(path).splitlines():
         if line.strip():
             name = _AFTER_NAME.sub("", line)
             names.append(name.strip().strip('"'))

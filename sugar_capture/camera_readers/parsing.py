@@ -52,7 +52,7 @@ def read_bytes(path: Path, count: int = -1) -> bytes:
         return file.read(count)
 
 
-def read_text(path: Path, count: int = -1) -> str:
+def decoded_text(path: Path, count: int = -1) -> str:
     """Read a text file; bytes that are not UTF-8 are kept as :func:`os.fsdecode` keeps them."""
     content = read_bytes(path, count)
     if count >= 0:

@@ -20,7 +20,7 @@ from sugar_capture.camera_readers.entries import (
     SkippedCamera,
 )
 from sugar_capture.camera_readers.lenses import TO_COLMAP_AXES, RealityLens, reality_colmap_lens
-from sugar_capture.camera_readers.parsing import EXPORT_AGAIN, parse_number, read_text
+from sugar_capture.camera_readers.parsing import EXPORT_AGAIN, decoded_text, parse_number
 from sugar_utils.errors import explained
 from sugar_utils.libraries import load_pycolmap
 
@@ -67,7 +67,7 @@ def is_reality_csv(path: Path) -> bool:
 
 def lacking_columns(path: Path) -> list[str]:
     """Return the columns that the reader needs and that a file does not have."""
-    table = _table(read_text(path, _HEADER_BYTES))
+    table = _table(decoded_text(path, _HEADER_BYTES))
     names = table.fieldnames or ()
     return [name for name in _REQUIRED_COLUMNS if name not in names]
 
@@ -79,7 +79,7 @@ def read_reality_csv(files: Sequence[Path], size_of: SizeOf) -> Entries:
     """
     path = files[0]
     with explained(f"{path}:", EXPORT_AGAIN, csv.Error):
-        table = _table(read_text(path))
+        table = _table(decoded_text(path))
         rows = list(table)
     columns = table.fieldnames or ()
     has_decimal_commas = table.reader.dialect.delimiter == ";"
