@@ -264,9 +264,8 @@ MORE_PROCESSES = [
 ]
 
 
-@pytest.mark.parametrize(
-    "processes", [PROCESSES, pytest.param(MORE_PROCESSES, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [PROCESSES, MORE_PROCESSES])
 def test_processes_print_one_line_without_a_traceback(original, tmp_path, processes):
     running = []
     for number, (script, name, mistakes) in enumerate(processes):

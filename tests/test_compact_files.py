@@ -145,7 +145,12 @@ def test_a_file_that_is_no_checkpoint_says_how_to_make_one(tmp_path):
         checkpoint.read_cloud(pytest.fail)
 
 
-@pytest.mark.parametrize("name", WRITERS)
+SLOW_TO_READ = ("a.usd",)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW_TO_READ)) for n in WRITERS]
+)
 def test_a_damaged_file_is_one_line(name, tmp_path):
     path = tmp_path / name
     with pytest.raises(UserError):
@@ -490,6 +495,7 @@ def test_usd_has_the_schema_of_gaussian_particle_fields(tmp_path):
     assert not UsdValidation.ValidationContext(every).Validate(stage)
 
 
+@pytest.mark.slow
 def test_usd_in_halves_is_read_and_one_without_gaussians_is_one_line(tmp_path):
     usd = pytest.importorskip("pxr.Usd")
     from pxr import Vt

@@ -155,7 +155,7 @@ def blob(seed: int = 0, subdivisions: int = 5) -> tuple[torch.Tensor, torch.Tens
     return torch.tensor(points, dtype=torch.float32), torch.tensor(ball.faces)
 
 
-@pytest.mark.parametrize("kind", ["charts", "xatlas"])
+@pytest.mark.parametrize("kind", ["charts", pytest.param("xatlas", marks=pytest.mark.slow)])
 def test_charts_fill_the_square_and_share_their_corners(kind):
     if kind == "xatlas":
         pytest.importorskip("xatlas")
@@ -188,6 +188,7 @@ def test_charts_have_at_least_the_texels_of_squares_where_the_size_is_automatic(
     assert found["charts"] >= float((areas * resolution[faces].mean(dim=1)).sum())
 
 
+@pytest.mark.slow
 def test_texels_of_charts_are_of_about_the_same_size():
     vertices, faces = blob()
     atlas = make_atlas("charts", vertices, faces, 10)
