@@ -19,7 +19,7 @@ from typing import Any
 
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine.runner import Messages
-from gaussian_splatting.engine.stepping import Stepper
+from gaussian_splatting.engine.stepping import RunContext, Stepper
 from gaussian_splatting.optim.schedule import scaled
 from sugar_pipeline.pipeline_flags import runs_stage
 from sugar_pipeline.plan import STAGES, PipelinePlan
@@ -29,7 +29,6 @@ from sugar_trainers.stage_config import MULTIVIEW
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable, read_json, write_json_atomic
-from sugar_utils.process_group import ALONE
 from sugar_utils.settings import with_flags
 
 SHARES = {"vanilla": 0.2, "coarse": 0.3, "refine": 0.5}  # of the time for training
@@ -75,11 +74,9 @@ def measure(options: Any, images: ImageStore, least_work: float = 0.0) -> Speed 
     stepper = Stepper(
         stage,
         cameras,
+        RunContext(images, console),
         first=loop.first,
         seed=loop.seed,
-        images=images,
-        group=ALONE,
-        console=console,
     )
     stepper.step(loop.first, None)  # compiles kernels and allocates
     start = time.perf_counter()

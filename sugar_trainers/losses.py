@@ -124,10 +124,7 @@ def normals_from_depth(depth: Tensor, fx: float, fy: float, cx: float, cy: float
 def fused_depth_normal_consistency(
     depth: Tensor,
     normal_xy: Tensor,
-    fx: float,
-    fy: float,
-    cx: float,
-    cy: float,
+    intrinsics: tuple[float, float, float, float],
     *,
     rows: slice | None = None,
     total: int | Tensor | None = None,
@@ -141,7 +138,7 @@ def fused_depth_normal_consistency(
         depth: May be a column of wider pixels. (H, W) float32, world units
         normal_xy: Blended x and y of the normals in camera axes, likewise, which
             ``complete_normals`` makes unit normals towards the camera. (H, W, 2) float32
-        fx, fy, cx, cy: In pixels, from the top left edge of this map.
+        intrinsics: fx, fy, cx and cy in pixels, from the top left edge of this map.
         rows: Rows that count; strips continue one row beyond them as a halo.
         counted: Pixels that count; None for all. (H, W) bool
     """
@@ -150,7 +147,7 @@ def fused_depth_normal_consistency(
     if total is None:
         total = max(depth[rows].numel(), 1)
     weights = 1.0 if counted is None else counted
-    return DepthNormalErrors.apply(depth, normal_xy, (fx, fy, cx, cy), weights, rows, total)
+    return DepthNormalErrors.apply(depth, normal_xy, intrinsics, weights, rows, total)
 
 
 def lookup_depth(

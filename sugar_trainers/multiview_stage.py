@@ -32,7 +32,7 @@ from sugar_scene.reprojection import NeighborViews
 from sugar_trainers.stage_config import MultiviewConfig, MultiviewSchedule
 from sugar_trainers.stage_options import StageContext
 from sugar_trainers.terms import PLANE, VisibleGaussians, multiview_terms
-from sugar_trainers.view_comparison import ViewComparer
+from sugar_trainers.view_comparison import ComparisonRule, ViewComparer
 from sugar_utils.errors import Notify, shortened
 
 SEEN_PIXELS = 0.5  # sum of blending weights from which a view sees a Gaussian
@@ -198,6 +198,12 @@ def views_that_see(
     return counts
 
 
+def comparison_rule(config: MultiviewConfig) -> ComparisonRule:
+    """Which pixels a view is compared by; none where no term needs them."""
+    n_pixels = config.multiview_pixels if any(config.view_factors) else 0
+    return ComparisonRule(n_pixels, config.random_seed, config.schedule.first)
+
+
 def build_multiview_stage(
     cloud: GaussianCloud, config: MultiviewConfig, context: StageContext
 ) -> MultiviewStage:
@@ -215,10 +221,8 @@ def build_multiview_stage(
         neighbors,
         context.images,
         scene.extent,
-        config.multiview_pixels if any(config.view_factors) else 0,
-        config.random_seed,
+        comparison_rule(config),
         context.rasterizer,
-        config.schedule.first,
     )
     return MultiviewStage(
         cloud,

@@ -29,7 +29,12 @@ from sugar_scene.triangle_rasterizer import TriangleHits, rasterize_triangles
 from sugar_trainers.initial_colors import with_photograph_colors
 from sugar_trainers.stage_config import MultiviewConfig, RefineConfig
 from sugar_trainers.stage_options import StageContext
-from sugar_trainers.view_comparison import Comparison, ViewComparer, view_errors
+from sugar_trainers.view_comparison import (
+    Comparison,
+    ComparisonRule,
+    ViewComparer,
+    view_errors,
+)
 
 # Factors of initial sizes: of Gaussians at open edges of the mesh, and of those beside it.
 LARGEST_AT_BORDERS = 2.0
@@ -225,8 +230,7 @@ def build_refine_stage(
             NeighborViews(cameras, scene.extent, observations=scene.observations),
             context.images,
             scene.extent,
-            MultiviewConfig().multiview_pixels,
-            config.random_seed,
+            ComparisonRule(MultiviewConfig().multiview_pixels, config.random_seed),
             context.rasterizer,
         )
     return RefineStage(

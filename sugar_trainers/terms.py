@@ -61,13 +61,11 @@ def _entropy(inputs: VisibleGaussians) -> Tensor | None:
 
 def _depth_normals(strip: ImageStrip) -> Tensor:
     camera = strip.view.camera
+    intrinsics = (camera.fx, camera.fy, camera.cx, camera.cy - strip.rows.start)
     return losses.fused_depth_normal_consistency(
         strip.depth,
         strip.normal_xy,
-        camera.fx,
-        camera.fy,
-        camera.cx,
-        camera.cy - strip.rows.start,
+        intrinsics,
         rows=strip.counted_rows,
         total=strip.view.n_counted,
         counted=strip.counted_pixels(),

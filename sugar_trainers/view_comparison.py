@@ -88,6 +88,15 @@ class SurfaceView:
     comparison: Comparison | None  # None where the view has no neighbour
 
 
+@dataclass(frozen=True)
+class ComparisonRule:
+    """Which pixels are compared."""
+
+    n_pixels: int  # of a view; 0 compares nothing
+    seed: int  # of the draws
+    first: int = 0  # iteration at which planes begin to settle
+
+
 class ViewComparer:
     """Finds for each view of a step the neighbour and the pixels that it is compared by."""
 
@@ -96,18 +105,16 @@ class ViewComparer:
         neighbors: NeighborViews,
         images: ImageStore,
         extent: float,
-        pixels: int,
-        seed: int,
+        rule: ComparisonRule,
         rasterizer: Rasterizer = WARP,
-        first: int = 0,
     ) -> None:
         self.reach = REACH * extent  # Gaussians up to this depth are planes
         self._neighbors = neighbors
         self._images = images
         self.rasterizer = rasterizer
-        self._pixels = pixels
-        self._seed = seed
-        self._first = first
+        self._pixels = rule.n_pixels
+        self._seed = rule.seed
+        self._first = rule.first
 
     def surface_view(
         self, gaussians: Gaussians, view: TrainingView, split: ImageSplit

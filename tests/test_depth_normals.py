@@ -41,7 +41,7 @@ def test_values_and_gradients_are_those_of_the_float64_twin(size, masked):
     how = {"counted": counted, "total": counted.sum().clamp_min(1)} if masked else {}
     leaves, exact = as_leaves(depth, normal_xy), as_leaves(depth.double(), normal_xy.double())
     found, expected = (
-        fused_depth_normal_consistency(*leaves, *LENS, **how),
+        fused_depth_normal_consistency(*leaves, LENS, **how),
         twin(*exact, *LENS, **how),
     )
     (3 * found).backward()
@@ -56,7 +56,7 @@ def test_gradients_are_those_of_finite_differences():
     depth, normal_xy, _ = made_maps(12, 10, seed=3)
     depth = depth.clamp_min(1.5)
     leaves = as_leaves(depth, normal_xy)
-    fused_depth_normal_consistency(*leaves, *LENS).backward()
+    fused_depth_normal_consistency(*leaves, LENS).backward()
     rng = torch.Generator().manual_seed(5)
     for leaf, place in zip(leaves, range(2), strict=True):
         for _ in range(4):
@@ -76,7 +76,7 @@ def test_strips_add_up_to_the_map(masked):
     total = counted.sum() if masked else height * width
     whole = as_leaves(depth, normal_xy)
     loss = fused_depth_normal_consistency(
-        *whole, *LENS, total=total, counted=counted if masked else None
+        *whole, LENS, total=total, counted=counted if masked else None
     )
     loss.backward()
     parts, sums = 0.0, [torch.zeros_like(leaf) for leaf in whole]
@@ -84,7 +84,7 @@ def test_strips_add_up_to_the_map(masked):
         top, end = max(first - 1, 0), min(last + 1, height)
         strip = as_leaves(depth[top:end], normal_xy[top:end])
         part = fused_depth_normal_consistency(
-            *strip, *LENS[:3], LENS[3] - top, rows=slice(first - top, last - top), total=total,
+            *strip, (*LENS[:3], LENS[3] - top), rows=slice(first - top, last - top), total=total,
             counted=counted[top:end] if masked else None,
         )  # fmt: skip
         part.backward()
@@ -103,7 +103,7 @@ def test_bits_do_not_depend_on_the_threads():
         for n in (1, 2, 3):
             torch.set_num_threads(n)
             leaves = as_leaves(depth, normal_xy)
-            loss = fused_depth_normal_consistency(*leaves, *LENS, counted=counted)
+            loss = fused_depth_normal_consistency(*leaves, LENS, counted=counted)
             loss.backward()
             found.append([loss.detach(), *(leaf.grad for leaf in leaves)])
     finally:
@@ -116,7 +116,7 @@ def test_bits_do_not_depend_on_the_threads():
 def test_maps_without_a_surface_count_one_and_pull_at_nothing(size):
     depth, normal_xy, _ = made_maps(*size)
     leaves = as_leaves(torch.zeros_like(depth) if size == (6, 7) else depth, normal_xy)
-    loss = fused_depth_normal_consistency(*leaves, *LENS)
+    loss = fused_depth_normal_consistency(*leaves, LENS)
     loss.backward()
     assert float(loss.detach()) == 1.0
     assert not any(leaf.grad.any() for leaf in leaves)
@@ -127,5 +127,5 @@ def test_pixels_that_are_not_numbers_pull_at_nothing_else():
     depth = depth.clone()
     depth[10, 10] = torch.nan
     leaves = as_leaves(depth, normal_xy)
-    fused_depth_normal_consistency(*leaves, *LENS).backward()
+    fused_depth_normal_consistency(*leaves, LENS).backward()
     assert all(leaf.grad.isfinite().all() for leaf in leaves)

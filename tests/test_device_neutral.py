@@ -37,7 +37,7 @@ from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.multiview_stage import MultiviewStage
 from sugar_trainers.refine_stage import RefineStage
 from sugar_trainers.stage_config import CoarseConfig, CoarseSchedule, MultiviewConfig, RefineConfig
-from sugar_trainers.view_comparison import ViewComparer
+from sugar_trainers.view_comparison import ComparisonRule, ViewComparer
 from sugar_utils.device import DeviceChoice, upload
 from sugar_utils.files import read_json
 from tests.support.mesh_scenes import ITERATION as MESH_ITERATION
@@ -105,7 +105,7 @@ def stages(tmp_path, scene, images):
     neighbors = NeighborViews(scene.cameras, EXTENT, far)
     comparing = MultiviewConfig(multiview_pixels=500)
     cameras = scene.cameras
-    comparer = ViewComparer(neighbors, images, EXTENT, 500, 0)
+    comparer = ViewComparer(neighbors, images, EXTENT, ComparisonRule(500, 0))
     multiview = MultiviewStage(
         cloud_on_gpu(), comparing, everywhere(EXTENT), cameras, comparer, lambda line: None
     )

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gaussian_splatting.components.exposures import ExposureConfig, Exposures
-from gaussian_splatting.engine.stepping import Stepper
+from gaussian_splatting.engine.stepping import RunContext, Stepper
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.rasterization import (
     Rows,
@@ -30,7 +30,6 @@ from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_utils.console import Console
 from sugar_utils.errors import TrainingError
-from sugar_utils.process_group import ALONE
 from tests.support.launches import EXTENT, gpu_paths
 from tests.support.random_scenes import look_at, random_gaussians
 from tests.support.step_scenes import Case, MadeUpPhotographs, as_cloud, make_scene, photograph
@@ -132,8 +131,8 @@ def trained(steps: int, views_per_step: int = 1):
 def stepper_of(stage):
     camera = make_scene(CASE)[1]
     return Stepper(
-        stage, [camera] * 3, first=601, seed=0, images=MadeUpPhotographs(photograph), group=ALONE,
-        console=Console(),
+        stage, [camera] * 3, RunContext(MadeUpPhotographs(photograph), Console()),
+        first=601, seed=0,
     )  # fmt: skip
 
 

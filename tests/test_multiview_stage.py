@@ -29,7 +29,7 @@ from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_scene.plane_kernels import UNCOUNTED
 from sugar_scene.reprojection import NeighborViews
 from sugar_scene.triangle_mesh import read_mesh_ply
-from sugar_trainers.multiview_stage import MultiviewStage, views_that_see
+from sugar_trainers.multiview_stage import MultiviewStage, comparison_rule, views_that_see
 from sugar_trainers.refine_stage import MeshView, RefineStage
 from sugar_trainers.stage_config import (
     LEAST_INTERVALS,
@@ -38,6 +38,7 @@ from sugar_trainers.stage_config import (
     RefineConfig,
 )
 from sugar_trainers.view_comparison import (
+    ComparisonRule,
     ViewComparer,
     gray_of,
     spread_pixels,
@@ -81,9 +82,7 @@ def make_stage(scene, cloud=None, **settings) -> MultiviewStage:
         neighbors,
         store,
         EXTENT,
-        config.multiview_pixels if any(config.view_factors) else 0,
-        config.random_seed,
-        first=config.schedule.first,
+        comparison_rule(config),
     )
     region = everywhere(EXTENT)
     return MultiviewStage(cloud, config, region, scene.cameras, comparer, lambda line: None)
@@ -167,7 +166,7 @@ def test_large_mismatches_fade_little_by_little(scene):
     """At first patches differ because planes are off."""
     with ImageStore() as store:
         neighbors = NeighborViews(scene.cameras, EXTENT)
-        comparer = ViewComparer(neighbors, store, EXTENT, 100, 0, first=700)
+        comparer = ViewComparer(neighbors, store, EXTENT, ComparisonRule(100, 0, 700))
         camera = scene.cameras[0]
         photograph, depth = store.get(camera), torch.ones(camera.height, camera.width)
         found = [
@@ -361,7 +360,9 @@ def bound_stage(scene, **settings) -> RefineStage:
         EXTENT,
     )
     store = ImageStore(budget_bytes=10**8)
-    comparer = ViewComparer(NeighborViews(scene.cameras, EXTENT), store, EXTENT, 2_000, 0)
+    comparer = ViewComparer(
+        NeighborViews(scene.cameras, EXTENT), store, EXTENT, ComparisonRule(2_000, 0)
+    )
     return RefineStage(cloud, RefineConfig(**settings), EXTENT, comparer=comparer)
 
 

@@ -23,7 +23,7 @@ from gaussian_splatting.compute import BackendFlags, DeviceFlags
 from gaussian_splatting.engine import memory_plan
 from gaussian_splatting.engine.component import ViewResult
 from gaussian_splatting.engine.memory_plan import MemoryOptions
-from gaussian_splatting.engine.stepping import Stepper
+from gaussian_splatting.engine.stepping import RunContext, Stepper
 from gaussian_splatting.optim.adam import GroupedAdam
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.vanilla.vanilla_run import vanilla_parser
@@ -156,8 +156,7 @@ def stepper_of(stage: Pull, group: ProcessGroup = ALONE) -> Stepper:
         get=lambda camera: torch.zeros(1), prefetch=lambda camera: None, serve=lambda device: None
     )
     return Stepper(
-        stage, tiny_cameras(10), first=1, seed=0, images=images, group=group,
-        console=Console.silent(),
+        stage, tiny_cameras(10), RunContext(images, Console.silent(), group), first=1, seed=0,
     )  # fmt: skip
 
 

@@ -145,7 +145,7 @@ def depth_normals(setup: Setup) -> Iterator[Finding]:
     normal_xy = 0.15 * draw(height, width, 2, seed=2)
     found = [t.to(setup.place, copy=True).requires_grad_() for t in (depth, normal_xy)]
     truth = [t.double().requires_grad_() for t in (depth, normal_xy)]
-    value = fused_depth_normal_consistency(*found, *lens)
+    value = fused_depth_normal_consistency(*found, lens)
     expected = depth_normal_consistency(truth[0], complete_normals(truth[1]), *lens)
     value.backward()
     expected.backward()

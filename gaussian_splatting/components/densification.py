@@ -151,6 +151,17 @@ class DensificationStatistics(ViewSums):
             self.total = columns.to(self.total.device)
 
 
+@dataclass(frozen=True)
+class GrowthLimits:
+    """What restricts densification beyond its settings."""
+
+    # Which Gaussians grow and which stay; a component of its own.
+    scores: PruningScores | None = None
+    # Number of Gaussians that there may be after a round, from the iteration and the number that
+    # the round would add.
+    allowed: Callable[[int, int], int] | None = None
+
+
 class Densification(Component):
     """Clones, splits, prunes and resets Gaussians of a model as a schedule says.
 
@@ -159,9 +170,7 @@ class Densification(Component):
 
     Args:
         seed: Of the run; children are drawn from it.
-        scores: Restricts which Gaussians grow and which stay; a component of its own.
-        allowed: Number of Gaussians that there may be after a round, from the iteration and the
-            number that the round would add; None for no limit but that of the settings.
+        limits: What restricts it beyond the settings.
     """
 
     name = "densification"
@@ -177,17 +186,15 @@ class Densification(Component):
         schedule: DensitySchedule,
         region: Region,
         seed: int,
-        *,
-        scores: PruningScores | None = None,
-        allowed: Callable[[int, int], int] | None = None,
+        limits: GrowthLimits | None = None,
     ) -> None:
         self._model = model
         self._config = config
         self._schedule = schedule
         self._region = region
         self._seed = seed
-        self._scores = scores
-        self._allowed = allowed
+        self._scores = None if limits is None else limits.scores
+        self._allowed = None if limits is None else limits.allowed
         self._sums = DensificationStatistics(len(model), model.device)
 
     def begin(self, iteration: int) -> None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import (
     CheckpointStore,
@@ -28,13 +27,11 @@ from gaussian_splatting.engine.reporting.progress import Reporter
 from gaussian_splatting.engine.reporting.run_logger import RunLogger
 from gaussian_splatting.engine.run_directory import ResumePlan, RunDirectory
 from gaussian_splatting.engine.stage import Stage
-from gaussian_splatting.engine.stepping import Stepper, StepSum
+from gaussian_splatting.engine.stepping import RunContext, Stepper, StepSum
 from gaussian_splatting.engine.stop_request import StopRequest
-from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.frame import EXIT_OF_SIGNAL
 from sugar_utils.memory import out_of_memory, release_cached
-from sugar_utils.process_group import ALONE, ProcessGroup
 
 _RESUME_BEGINNINGS = ("--resu", "--sta")
 """Shortest forms of --resume and --start_checkpoint that the parsers take."""
@@ -85,32 +82,22 @@ class Trainer:
         stage: Stage,
         config: LoopConfig,
         scene: Scene,
-        images: ImageStore,
         run: RunDirectory,
-        console: Console,
-        group: ProcessGroup = ALONE,
+        context: RunContext,
         observers: Sequence[Observer] = (),
     ) -> None:
         self._stage = stage
         self._config = config
         self._scene = scene
-        self._images = images
+        self._images = context.images
         self._run = run
-        self._console = console
-        self._group = group
+        self._console = context.console
+        self._group = context.group
         self._observers = observers
         self._cameras = list(scene.train_cameras)
-        self._stepper = Stepper(
-            stage,
-            self._cameras,
-            first=config.first,
-            seed=config.seed,
-            images=images,
-            group=group,
-            console=console,
-        )
+        self._stepper = Stepper(stage, self._cameras, context, first=config.first, seed=config.seed)
         self._store: CheckpointStore | None = None
-        if group.is_first:
+        if self._group.is_first:
             self._store = CheckpointStore(
                 run.path, config.keep_checkpoints, config.checkpoint_milestones, config.last
             )

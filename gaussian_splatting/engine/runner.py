@@ -25,6 +25,7 @@ from gaussian_splatting.engine.reporting.health import problem_of
 from gaussian_splatting.engine.reporting.run_report import write_run_report
 from gaussian_splatting.engine.run_directory import RUN_FILE, ResumePlan, RunDirectory
 from gaussian_splatting.engine.stage import Stage, StageConfig
+from gaussian_splatting.engine.stepping import RunContext
 from gaussian_splatting.rasterization.blend_cpu import tile_kernels
 from gaussian_splatting.rasterization.blend_cuda import block_kernels
 from sugar_utils.console import Console, duration_text
@@ -141,9 +142,8 @@ def run_stage(
                 observed = ObservedRun(stage, run.scene, run.loop.last, viewer, group, console)
                 with ExitStack() as stack:
                     observers = [stack.enter_context(o(observed)) for o in options.run.observers]
-                    trainer = Trainer(
-                        stage, run.loop, run.scene, store, run.directory, console, group, observers
-                    )
+                    context = RunContext(store, console, group)
+                    trainer = Trainer(stage, run.loop, run.scene, run.directory, context, observers)
                     trainer.run(plan)
                 outcome = f"{len(stage.model):,} Gaussians"
             if group.is_first:

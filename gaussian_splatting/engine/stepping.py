@@ -35,7 +35,16 @@ from sugar_utils.console import Console
 from sugar_utils.device import upload
 from sugar_utils.errors import Notify, TrainingError, UserError
 from sugar_utils.memory import out_of_memory, release_cached
-from sugar_utils.process_group import ProcessGroup
+from sugar_utils.process_group import ALONE, ProcessGroup
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What a run is made in."""
+
+    images: ImageStore
+    console: Console
+    group: ProcessGroup = ALONE
 
 
 @dataclass
@@ -87,6 +96,10 @@ class Stepper:
     The loop owns one for the whole run. It holds what steps share: the order of the views, the
     memory plan that fits, and numbers of tile intersections at earlier visits.
 
+    Args:
+        first: First iteration of the run.
+        seed: Of the run; the order of the views follows from it.
+
     Raises:
         UserError: A step has more views than there are.
     """
@@ -95,31 +108,29 @@ class Stepper:
         self,
         stage: Stage,
         cameras: Sequence[Camera],
+        context: RunContext,
         *,
         first: int,
         seed: int,
-        images: ImageStore,
-        group: ProcessGroup,
-        console: Console,
     ) -> None:
         self._stage = stage
         self._cameras = cameras
         self._first = first
         self._order = ViewSampler(len(cameras), seed, stage.name)
-        self._views = SizedViews(images)
-        images.serve(stage.model.device)
-        self._group = group
-        self._console = console
-        self._empty = EmptyViews(len(cameras), console.warn)
+        self._views = SizedViews(context.images)
+        context.images.serve(stage.model.device)
+        self._group = context.group
+        self._console = context.console
+        self._empty = EmptyViews(len(cameras), context.console.warn)
         self._usable_rows = list(range(len(cameras)))
         self._resources = StepResources(stage.memory_plan, IntersectionPrediction())
         self._n_views = stage.model.optimizer.config.views_per_step
-        if self._n_views > max(len(cameras), group.size):
+        if self._n_views > max(len(cameras), self._group.size):
             raise UserError(
                 f"--views_per_step {self._n_views}: there are only {len(cameras)} views to train "
                 "on; give fewer"
             )
-        self._view_indices = group.share(self._n_views)
+        self._view_indices = self._group.share(self._n_views)
 
     def camera(self, iteration: int, view_index: int = 0) -> Camera:
         """The view of this index in the step; another one in place of an excluded one."""

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.components.densification import Densification, Region
-from gaussian_splatting.components.growing_resolution import GrowingResolution, ResolutionGrowth
+from gaussian_splatting.components.densification import Densification, GrowthLimits, Region
+from gaussian_splatting.components.growing_resolution import GrowingResolution
 from gaussian_splatting.components.poses import fitted_pose
 from gaussian_splatting.components.pruning_scores import PruningScores
 from gaussian_splatting.data.cameras import Camera
@@ -61,9 +61,9 @@ class VanillaStage(Stage[TrainableCloud, VanillaConfig]):
 
     Args:
         export: Writes the model of an iteration.
-        components: What is learned beside the model, before densification in their order.
+        components: What is learned or done beside the model. Images that grow limit the number of
+            Gaussians, too.
         region: Where Gaussians may be.
-        growth: Sizes of the images, and with them a limit on the number of Gaussians.
     """
 
     name = "vanilla"
@@ -76,7 +76,6 @@ class VanillaStage(Stage[TrainableCloud, VanillaConfig]):
         export: Callable[[int, GaussianCloud], object],
         rasterizer: Rasterizer = WARP,
         components: Iterable[Component] = (),
-        growth: ResolutionGrowth | None = None,
     ) -> None:
         self.extent = region.extent
         self.model = TrainableCloud(
@@ -87,7 +86,8 @@ class VanillaStage(Stage[TrainableCloud, VanillaConfig]):
         self._config = config
         self._export = export
         self._rasterizer = rasterizer
-        self.components = [*components, *self._population_components(region, growth)]
+        self.components = list(components)
+        self.components += self._population_components(region)
 
     def phase(self, iteration: int) -> str:
         """Gaussians grow in number, then are refined."""
@@ -151,17 +151,9 @@ class VanillaStage(Stage[TrainableCloud, VanillaConfig]):
         """Write the model."""
         self._export(iteration, self.model.cloud.detached())
 
-    def _population_components(
-        self, region: Region, growth: ResolutionGrowth | None
-    ) -> list[Component]:
-        """Densification, and what restricts it."""
+    def _population_components(self, region: Region) -> list[Component]:
+        """Densification, and the scores that restrict it."""
         config = self._config
-        components: list[Component] = []
-        allowed = None
-        if growth is not None:
-            growing = GrowingResolution(growth, len(self.model))
-            allowed = growing.allowed
-            components.append(growing)
         scores = None
         if config.scores:
             scores = PruningScores(
@@ -172,16 +164,13 @@ class VanillaStage(Stage[TrainableCloud, VanillaConfig]):
                 config.densifies_until,
                 config.optimizer.views_per_step,
             )
+        growing = [c for c in self.components if isinstance(c, GrowingResolution)]
         densification = Densification(
             self.model,
             config.densification,
             VanillaSchedule(config),
             region,
             config.random_seed,
-            scores=scores,
-            allowed=allowed,
+            GrowthLimits(scores, growing[0].allowed if growing else None),
         )
-        components.append(densification)
-        if scores is not None:
-            components.append(scores)
-        return components
+        return [densification] if scores is None else [densification, scores]

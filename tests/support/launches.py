@@ -34,7 +34,7 @@ from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.components.densification import Region
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.stage import Stage
-from gaussian_splatting.engine.stepping import Stepper
+from gaussian_splatting.engine.stepping import RunContext, Stepper
 from gaussian_splatting.losses import photometric
 from gaussian_splatting.optim import adam
 from gaussian_splatting.rasterization import Rasterizer, projection
@@ -45,7 +45,6 @@ from sugar_trainers import sampling
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.stage_config import CoarseConfig, MultiviewConfig
 from sugar_utils.console import Console
-from sugar_utils.process_group import ALONE
 from sugar_utils.warp_launch import PreparedLaunch
 from tests.support import pretend_device
 from tests.support.pretend_device import GPU, HOST, pretend_gpu, side_of
@@ -247,8 +246,8 @@ def count(phase: str) -> Counts:
     with pretend_gpu(), gpu_paths():
         (stage, iteration), camera = PHASES[phase](), _camera()
         stepper = Stepper(
-            stage, [camera] * 9, first=iteration, seed=0, images=MadeUpPhotographs(_photograph),
-            group=ALONE, console=Console(),
+            stage, [camera] * 9, RunContext(MadeUpPhotographs(_photograph), Console()),
+            first=iteration, seed=0,
         )  # fmt: skip
         stepper.step(iteration, None)
         with counting() as counts:

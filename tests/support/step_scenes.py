@@ -15,7 +15,7 @@ from gaussian_splatting.components.densification import Region
 from gaussian_splatting.components.exposures import Exposures
 from gaussian_splatting.data.cameras import Camera
 from sugar_scene.reprojection import NeighborViews
-from sugar_trainers.multiview_stage import MultiviewStage
+from sugar_trainers.multiview_stage import MultiviewStage, comparison_rule
 from sugar_trainers.stage_config import MultiviewConfig
 from sugar_trainers.view_comparison import ViewComparer
 
@@ -163,9 +163,7 @@ def make_multiview_stage(
         NeighborViews(cameras, extent),
         MadeUpPhotographs(photograph),
         extent,
-        config.multiview_pixels if any(config.view_factors) else 0,
-        config.random_seed,
-        first=config.schedule.first,
+        comparison_rule(config),
     )
     components = [] if exposures is None else [exposures]
     return MultiviewStage(
