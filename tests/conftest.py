@@ -78,7 +78,7 @@ def solve_here(module: str, arguments: Sequence[str], waiting: Callable[[int], N
 
 @pytest.fixture(scope="session", autouse=True)
 def poisson_in_this_process() -> Iterator[None]:
-    """To start a process takes longer than small meshes; ``own_process`` brings it back."""
+    """To start a process takes longer than small meshes; ``separate_process`` brings it back."""
     from sugar_extractors.mesh import meshing_backends
 
     with pytest.MonkeyPatch.context() as patch:
@@ -87,7 +87,7 @@ def poisson_in_this_process() -> Iterator[None]:
 
 
 @pytest.fixture
-def own_process(monkeypatch) -> None:
+def separate_process(monkeypatch) -> None:
     """Poisson in a process of its own, as in the program."""
     from sugar_extractors.mesh import meshing_backends
     from sugar_utils.libraries import run_alone

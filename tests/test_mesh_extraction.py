@@ -302,7 +302,7 @@ def test_open3d_is_taken_where_it_can_be_imported(monkeypatch):
 
 
 @pytest.mark.parametrize("backend", backends())
-def test_backends_keep_colours_and_order_densities_by_support(backend, own_process):
+def test_backends_keep_colours_and_order_densities_by_support(backend, separate_process):
     points = sphere_points(4_000).astype(np.float32)
     dense = np.concatenate([points, *[points[points[:, 2] > 0]] * 6])
     noise = np.random.default_rng(0).normal(0, 2e-3, dense.shape)
