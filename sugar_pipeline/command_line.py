@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from sugar_utils import __version__
+from sugar_utils.entrypoint import run_main
 from sugar_utils.errors import UserError
-from sugar_utils.frame import run_main
 from sugar_utils.torchrun import is_follower
 
 _SCENE_FLAGS = ("-s", "--scene_path", "--scene-path", "--source_path", "--source-path")

@@ -27,8 +27,8 @@ from sugar_pipeline.plan import PipelinePlan, full_plan, train_plan, with_mode
 from sugar_pipeline.time_plan import TimePlan
 from sugar_trainers.naming import scene_name
 from sugar_utils.console import Console
+from sugar_utils.entrypoint import report
 from sugar_utils.errors import UserError
-from sugar_utils.frame import report
 from sugar_utils.settings import given_flags, with_flags
 from sugar_utils.torchrun import Launch
 

@@ -24,9 +24,9 @@ import rich.progress
 from rich.table import Table
 from rich.text import Text
 
+from sugar_utils.entrypoint import complain, discard
 from sugar_utils.errors import explained, printable
 from sugar_utils.files import require_regular_file
-from sugar_utils.frame import complain, discard
 
 _RATE_SECONDS = 10.0  # a rate is that of the last seconds, at least so many,
 _RATE_SHARE = 0.2  # and of at least this share of the iterations so far: a stall is averaged out

@@ -32,7 +32,7 @@ from tests.support.repository import (
     tree_of,
 )
 
-RUNNERS = {"sugar_pipeline.command_line", "sugar_utils.frame"}
+RUNNERS = {"sugar_pipeline.command_line", "sugar_utils.entrypoint"}
 """All that a script may import of ours: the table of programs, and what handles errors."""
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 600, 120

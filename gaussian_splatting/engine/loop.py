@@ -30,8 +30,8 @@ from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.stepping import Stepper, StepSum
 from gaussian_splatting.engine.stop_request import StopRequest
 from sugar_utils.console import Console
+from sugar_utils.entrypoint import EXIT_OF_SIGNAL
 from sugar_utils.errors import UserError
-from sugar_utils.frame import EXIT_OF_SIGNAL
 from sugar_utils.memory import out_of_memory, release_cached
 from sugar_utils.process_group import ALONE, ProcessGroup
 

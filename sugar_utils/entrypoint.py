@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frame of every entry point: errors in one line, Ctrl-C, and what becomes of the output.
+"""What every entry point runs in: errors in one line, Ctrl-C, exit codes, and the output.
 
 Entry points load the rest inside of it, because that takes seconds; so it imports nothing slow.
 """
