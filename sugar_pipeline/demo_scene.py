@@ -30,7 +30,8 @@ from gaussian_splatting.data.names import IMAGE_SUFFIXES
 from gaussian_splatting.optim.schedule import LearningRates
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from sugar_extractors.mesh_quality import sample_surface
-from sugar_pipeline.demo_surface import make_disc, make_knot, picture, textured_surface, visible
+from sugar_pipeline.demo_surface import make_disc, make_knot, visible
+from sugar_pipeline.demo_texture import picture, textured_surface
 from sugar_pipeline.pipeline_flags import DEMO_FLAGS, full_parser
 from sugar_pipeline.pipeline_run import PipelineResult, run_stages
 from sugar_pipeline.plan import PipelinePlan, full_plan
