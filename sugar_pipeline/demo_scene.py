@@ -34,7 +34,8 @@ from sugar_extractors.mesh_quality import sample_surface
 from sugar_pipeline.demo_surface import make_disc, make_knot, visible
 from sugar_pipeline.demo_texture import picture, textured_surface
 from sugar_pipeline.pipeline_flags import DEMO_FLAGS, full_parser
-from sugar_pipeline.pipeline_run import PipelineResult, run_stages
+from sugar_pipeline.pipeline_result import PipelineResult
+from sugar_pipeline.pipeline_run import run_stages
 from sugar_pipeline.plan import PipelinePlan, full_plan
 from sugar_scene import triangle_mesh as meshes
 from sugar_utils.console import Console
