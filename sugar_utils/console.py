@@ -70,7 +70,7 @@ class Console(contextlib.AbstractContextManager):
         listener: Listener | None = None,
         verbose: bool = True,
     ) -> None:
-        self._stream: IO[str] = stream or sys.stdout
+        self._stream: IO[str] = sys.stdout if stream is None else stream
         reconfigure = getattr(self._stream, "reconfigure", None)
         if reconfigure is not None:
             # A narrow code page must not end a run because an image has an accent in its name.
