@@ -38,9 +38,9 @@ from gaussian_splatting.rasterization import render_view
 from sugar_extractors.mesh_pictures import read_any_mesh
 from sugar_extractors.mesh_quality import OBJECT_FILE, compare_surfaces, read_reference
 from sugar_trainers.capture import SugarSize
+from sugar_utils.entrypoint import run_main
 from sugar_utils.errors import UserError
 from sugar_utils.flags import Parser, integer, name_list, positive_float
-from sugar_utils.frame import run_main
 from tests.support.faulty_captures import OF_MASKS, copy_scene, faults, view_names
 
 REPOSITORY = Path(__file__).resolve().parent.parent

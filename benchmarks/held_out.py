@@ -34,9 +34,9 @@ from sugar_extractors.mesh_pictures import read_any_mesh
 from sugar_extractors.texture.textured_mesh_io import read_textured_mesh, render_textured
 from sugar_scene.triangle_rasterizer import rasterize_triangles
 from sugar_trainers.capture import SugarSize
+from sugar_utils.entrypoint import run_main
 from sugar_utils.errors import UserError
 from sugar_utils.flags import Parser, positive_float
-from sugar_utils.frame import run_main
 
 
 def held_out_views(args: argparse.Namespace) -> list[Camera]:

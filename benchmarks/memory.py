@@ -52,8 +52,8 @@ from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.refine_stage import RefineStage
 from sugar_trainers.stage_config import CoarseConfig, MultiviewConfig, RefineConfig
 from sugar_trainers.stage_memory import stage_loads
+from sugar_utils.entrypoint import run_main
 from sugar_utils.flags import Parser, positive_int
-from sugar_utils.frame import run_main
 from sugar_utils.memory import format_bytes, memory_usage, reset_peak
 from tests.support import step_scenes
 from tests.support.color_losses import color_loss

@@ -25,8 +25,8 @@ import sugar_utils  # noqa: F401  before torch
 from benchmarks.rasterizer import print_machine, print_table
 from sugar_extractors.mesh_pictures import read_any_mesh
 from sugar_extractors.mesh_quality import N_SAMPLES, compare_surfaces, read_reference
+from sugar_utils.entrypoint import run_main
 from sugar_utils.flags import Parser, integer, positive_int
-from sugar_utils.frame import run_main
 
 
 def run(args: argparse.Namespace) -> None:

@@ -31,7 +31,7 @@ import warp as wp
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization import blend, build_tile_lists, project, rasterize
-from sugar_utils.frame import run_main
+from sugar_utils.entrypoint import run_main
 from sugar_utils.memory import format_bytes, memory_usage
 from tests.support.step_scenes import Case, make_scene
 

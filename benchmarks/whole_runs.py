@@ -27,9 +27,9 @@ import sugar_utils  # noqa: F401  before torch
 from benchmarks.rasterizer import print_machine, print_table
 from sugar_extractors.mesh_pictures import read_any_mesh
 from sugar_extractors.mesh_quality import OBJECT_FILE, compare_surfaces, read_reference
+from sugar_utils.entrypoint import run_main
 from sugar_utils.errors import UserError
 from sugar_utils.flags import Parser, positive_int
-from sugar_utils.frame import run_main
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 Steps = list[list[str]]

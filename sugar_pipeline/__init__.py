@@ -23,7 +23,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Functions are loaded when they are asked for: the command does not wait for torch."""
+    """Load functions when they are used: the command does not wait for torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from sugar_pipeline import api

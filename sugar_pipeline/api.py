@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program as functions: the pipeline, its stages, reading and rendering.
 
-Functions have the flags of the command of the same name as keywords, print what it prints, and
-raise :class:`~sugar_utils.errors.UserError` where it would end with an error. A further keyword
-``progress`` is a function, called with the name of a loop, its iteration and its last one; then
-nothing is printed.
+The keywords of a function are the flags of its command. It prints what the command prints, and
+raises :class:`~sugar_utils.errors.UserError` where the command would end with an error. With a
+further keyword ``progress``, a function that is called with the name of a loop, its iteration and
+its last one, nothing is printed.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from gaussian_splatting.data.scene import load_scene as read_scene
 from gaussian_splatting.rasterization import RenderOutput, rasterize
 from sugar_extractors.export.export_run import read_any_gaussians
 from sugar_pipeline.command_line import PROGRAMS
-from sugar_pipeline.pipeline_run import PipelineResult
+from sugar_pipeline.pipeline_result import PipelineResult
 from sugar_trainers.capture import SugarSize
 from sugar_utils.console import Console, Listener
+from sugar_utils.errors import say_nothing
 
 PathLike = str | Path
 
 
 def run(scene: PathLike, **flags: Any) -> PipelineResult:
-    """Photographs, a video or a scene to a textured mesh, as ``sugar run``.
+    """Make a textured mesh of photographs, a video or a scene, as ``sugar run``.
 
     >>> result = run("scan", gs_output_dir="gaussians", low_poly=True, **small)
     >>> result.mesh.suffix, result.report.name
@@ -37,7 +38,7 @@ def run(scene: PathLike, **flags: Any) -> PipelineResult:
 
 
 def train_vanilla(scene: PathLike, output: PathLike, **flags: Any) -> Path:
-    """Train vanilla 3DGS, as ``sugar vanilla``; the PLY of its last iteration.
+    """Train vanilla 3DGS, as ``sugar vanilla``; return the PLY of its last iteration.
 
     >>> steps = []
     >>> ply = train_vanilla("scan", "out", iterations=7, progress=lambda *step: steps.append(step))
@@ -50,7 +51,7 @@ def train_vanilla(scene: PathLike, output: PathLike, **flags: Any) -> Path:
 def train_coarse(
     scene: PathLike, checkpoint: PathLike, mode: str = "multiview", **flags: Any
 ) -> Path:
-    """Align Gaussians with the surface, as ``train_coarse_MODE.py``; the ``.pt``.
+    """Align Gaussians with the surface, as ``train_coarse_MODE.py``; return the ``.pt``.
 
     >>> coarse = train_coarse("scan", "gaussians", "sdf", schedule_scale=0.0005, **small)
     >>> coarse.name
@@ -61,7 +62,7 @@ def train_coarse(
 
 
 def extract_mesh(scene: PathLike, checkpoint: PathLike, coarse: PathLike, **flags: Any) -> Path:
-    """The mesh of a coarse model, as ``sugar mesh``; a PLY.
+    """Extract the mesh of a coarse model, as ``sugar mesh``; return the PLY.
 
     >>> mesh = extract_mesh("scan", "gaussians", coarse, poisson_depth=5, **small)
     >>> mesh.suffix
@@ -72,7 +73,7 @@ def extract_mesh(scene: PathLike, checkpoint: PathLike, coarse: PathLike, **flag
 
 
 def refine(scene: PathLike, checkpoint: PathLike, mesh: PathLike, **flags: Any) -> Path:
-    """Refine a mesh and the Gaussians bound to it, as ``sugar refine``; the ``.pt``.
+    """Refine a mesh and the Gaussians bound to it, as ``sugar refine``; return the ``.pt``.
 
     >>> refined = refine("scan", "gaussians", mesh, refinement_iterations=4, **small)
     >>> refined.name
@@ -83,7 +84,7 @@ def refine(scene: PathLike, checkpoint: PathLike, mesh: PathLike, **flags: Any) 
 
 
 def bake_texture(scene: PathLike, checkpoint: PathLike, refined: PathLike, **flags: Any) -> Path:
-    """The textured mesh of a refined model, as ``sugar texture``; the OBJ.
+    """Bake the texture of a refined model, as ``sugar texture``; return the OBJ.
 
     >>> bake_texture("scan", "gaussians", refined, **small).suffix
     '.obj'
@@ -93,26 +94,28 @@ def bake_texture(scene: PathLike, checkpoint: PathLike, refined: PathLike, **fla
 
 
 def load_scene(path: PathLike, **options: Any) -> Scene:
-    """Cameras, images and points of a folder; options: see ``gaussian_splatting.data.scene``.
+    """Read the scene of a folder; options: see ``gaussian_splatting.data.scene``.
 
     >>> scene = load_scene("scan")
     >>> len(scene.train_cameras), len(scene.test_cameras)
     (8, 2)
     """
-    return read_scene(path, **{"size_rule": SugarSize(), "notify": lambda line: None, **options})
+    options.setdefault("size_rule", SugarSize())
+    options.setdefault("notify", say_nothing)
+    return read_scene(path, **options)
 
 
 def load_gaussians(path: PathLike) -> Gaussians:
-    """Gaussians of a file or folder that ``sugar export`` reads, as the rasterizer takes them.
+    """Read Gaussians of a file or folder that ``sugar export`` reads, for :func:`render`.
 
     >>> tuple(load_gaussians("gaussians").means.shape)
     (200, 3)
     """
-    return read_any_gaussians(Path(path), lambda line: None).activate()
+    return read_any_gaussians(Path(path), say_nothing).activate()
 
 
 def render(gaussians: Gaussians, camera: Camera, **channels: Any) -> RenderOutput:
-    """Colour, and depth, normals or features if asked for; differentiable. See ``rasterize``.
+    """Render colour, and further channels such as depth; differentiable. See ``rasterize``.
 
     >>> camera = load_scene("scan").test_cameras[0]
     >>> output = render(load_gaussians("gaussians"), camera, depth=True)
@@ -124,10 +127,13 @@ def render(gaussians: Gaussians, camera: Camera, **channels: Any) -> RenderOutpu
 
 def _call(script: str, progress: Listener | None = None, **flags: Any) -> Any:
     """Run a program with flags as keywords; None is a flag that is not given."""
-    parser = PROGRAMS[script].make_parser(None)
-    values = parser.with_values({k: v for k, v in flags.items() if v is not None})
-    args = parser.parse_args([], values)
-    # Programs without training have nothing to leave out.
-    verbose = getattr(args, "verbose", True)
-    console = Console(verbose=verbose) if progress is None else Console.silent(progress)
-    return PROGRAMS[script].call(parser, args, console=console)
+    program = PROGRAMS[script]
+    parser = program.make_parser(None)
+    given_values = {name: value for name, value in flags.items() if value is not None}
+    args = parser.parse_args([], parser.with_values(given_values))
+    if progress is None:
+        # Programs without training have nothing to leave out.
+        console = Console(verbose=getattr(args, "verbose", True))
+    else:
+        console = Console.silent(progress)
+    return program.call(parser, args, console=console)

@@ -16,36 +16,51 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sugar_utils import __version__
-from sugar_utils.errors import UserError
-from sugar_utils.frame import run_main
+from sugar_utils.entrypoint import run_main
+from sugar_utils.errors import UserError, say_nothing
 from sugar_utils.torchrun import is_follower
+
+if TYPE_CHECKING:
+    from sugar_utils.flags import Parser
 
 _SCENE_FLAGS = ("-s", "--scene_path", "--scene-path", "--source_path", "--source-path")
 _STAGE = "sugar_viewer.live_view:run_watched_stage"
 _COARSE = "sugar_trainers.coarse_run:CoarseOptions"
+_MULTIVIEW = "sugar_trainers.coarse_run:MultiviewOptions"
+_COARSE_SETTINGS = {"density": _COARSE, "sdf": _COARSE, "multiview": _MULTIVIEW}
+"""Settings of the coarse stage in each mode that has a script."""
+_RUN_TRAIN = "sugar_pipeline.commands:run_train"
+_RUN_FULL = "sugar_pipeline.commands:run_full"
+_TRAIN_PARSER = "sugar_pipeline.pipeline_flags:train_parser"
+_FULL_PARSER = "sugar_pipeline.pipeline_flags:full_parser"
 
 
 @dataclass(frozen=True)
 class Program:
-    """A script and the verb that does the same; what it needs is named as ``module:name``."""
+    """A script, and the verb of ``sugar`` that does the same.
 
-    script: str
+    Functions and dataclasses that it needs are named as ``module:name`` and imported when it runs.
+    """
+
+    script: str  # its path in the repository
     help: str
-    run: str
+    run: str  # gets the settings
     settings: str = ""  # a dataclass, or a function of what was parsed; unset: ``run`` gets that
     parser: str = ""  # a dataclass of flags, or makes the parser of a description; unset: settings
     chosen: Mapping[str, Any] = field(default_factory=dict)  # values that its flags begin with
     takes_results: bool = False  # whether words without a flag are results, and not the scene
 
-    def make_parser(self, description: str | None) -> argparse.ArgumentParser:
+    def make_parser(self, description: str | None) -> Parser:
+        """Make the parser of the program's flags."""
         with _without_collections():
             from sugar_utils.settings import parser_of
 
-            made = _named(self.parser or self.settings)
-        parser = parser_of(description, made) if isinstance(made, type) else made(description)
+            source = _named(self.parser or self.settings)
+        is_settings = isinstance(source, type)
+        parser = parser_of(description, source) if is_settings else source(description)
         parser.set_defaults(**self.chosen)
         return parser
 
@@ -59,13 +74,19 @@ class Program:
             parser.epilog = (parser.epilog or "").replace(f"python {self.script}", parser.prog)
         self.call(parser, parser.parse_args(words))
 
-    def call(self, parser: argparse.ArgumentParser, args: argparse.Namespace, **more: Any) -> Any:
-        from sugar_utils.settings import from_args, given_flags, write_settings
+    def call(self, parser: Parser, args: argparse.Namespace, **more: Any) -> Any:
+        """Run the program with flags that were parsed; return what its function returns.
+
+        Args:
+            parser: The parser of the flags.
+            args: The flags.
+            more: Further keywords of the function, such as ``console``.
+        """
+        from sugar_utils.settings import given_flags, write_settings
 
         if not getattr(args, "demo", False):
             args = with_scene_folders(args)
-        made = _named(self.settings) if self.settings else lambda args: args
-        settings = from_args(made, args) if isinstance(made, type) else made(args)
+        settings = self._settings_of(args)
         result = _named(self.run)(settings, **more)
         if self.run == _STAGE and not is_follower():
             is_vanilla = hasattr(settings, "model_path")
@@ -73,10 +94,19 @@ class Program:
             write_settings(folder, given_flags(args, parser))
         return result
 
+    def _settings_of(self, args: argparse.Namespace) -> Any:
+        """The argument of the program's function."""
+        from sugar_utils.settings import from_args
+
+        if not self.settings:
+            return args
+        source = _named(self.settings)
+        return from_args(source, args) if isinstance(source, type) else source(args)
+
 
 @contextlib.contextmanager
 def _without_collections() -> Iterator[None]:
-    """A context in which no garbage is collected: a fifth of the time in which torch is loaded."""
+    """Collect no garbage meanwhile, which takes a fifth of the time in which torch is loaded."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -89,7 +119,10 @@ def _without_collections() -> Iterator[None]:
 def check_early(words: Sequence[str], program: Program) -> None:
     """Refuse scenes that are not there before torch is loaded, which takes seconds.
 
-    What is a flag and what is its value only the parser knows, so this looks at plain cases alone.
+    Only the parser can tell flags from values, so only plain cases are checked.
+
+    Raises:
+        UserError: The one scene of the command line does not exist.
     """
     from gaussian_splatting.data.scene_path import check_scene_path
 
@@ -109,52 +142,55 @@ def check_early(words: Sequence[str], program: Program) -> None:
 
 
 def with_scene_folders(args: argparse.Namespace) -> argparse.Namespace:
-    """Check the paths of scenes, and put the folder of a ZIP file in place of that.
+    """Check the paths of scenes, and replace a ZIP file by its folder.
 
-    Several scenes are looked at when their turn comes.
+    Several scenes are checked when their turn comes.
     """
     from gaussian_splatting.data.scene_path import ZIP_SUFFIX, output_folders, scene_folder
     from sugar_utils.settings import with_flags
 
     # Pages and exports of results do without their scene.
     needs_scene = not hasattr(args, "results") and not hasattr(args, "result")
-    every = getattr(args, "all_scene_path", [])
-    if len(every) > 1:
+    scenes = getattr(args, "all_scene_path", [])
+    if len(scenes) > 1:
         return args
-    notify = (lambda line: None) if is_follower() else print
+    notify = say_nothing if is_follower() else print
     changes: dict[str, Any] = {}
     for name in ("scene_path", "source_path"):
         path = getattr(args, name, None)
         if isinstance(path, Path) and (needs_scene or path.suffix.lower() == ZIP_SUFFIX):
             changes[name] = scene_folder(path, output_folders(args), notify)
-    if every:
+    if scenes:
         changes["all_scene_path"] = [changes["scene_path"]]
     return with_flags(args, **changes)
 
 
 def _named(place: str) -> Any:
+    """Import what ``module:name`` names."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
-_COMMANDS = "sugar_pipeline.commands"
-_FLAGS = "sugar_pipeline.pipeline_flags"
-_TRAIN = (f"{_COMMANDS}:run_train", "", f"{_FLAGS}:train_parser")
 VERBS: dict[str, Program] = {
     "demo": Program(
         "train.py",
         "make a small scene, take it through all stages, measure the mesh",
-        *_TRAIN,
-        {"demo": True},
+        _RUN_TRAIN,
+        parser=_TRAIN_PARSER,
+        chosen={"demo": True},
     ),
     "run": Program(
         "train_full_pipeline.py",
         "photographs or a video to a textured mesh",
-        f"{_COMMANDS}:run_full",
-        "",
-        f"{_FLAGS}:full_parser",
+        _RUN_FULL,
+        parser=_FULL_PARSER,
     ),
-    "train": Program("train.py", "a 3DGS checkpoint to a textured mesh", *_TRAIN),
+    "train": Program(
+        "train.py",
+        "a 3DGS checkpoint to a textured mesh",
+        _RUN_TRAIN,
+        parser=_TRAIN_PARSER,
+    ),
     "convert": Program(
         "gaussian_splatting/convert.py",
         "camera poses of photographs or a video",
@@ -221,29 +257,29 @@ VERBS: dict[str, Program] = {
     "doctor": Program(
         "train.py",
         "check the installation, and scene and checkpoint if given",
-        *_TRAIN,
-        {"doctor": True},
+        _RUN_TRAIN,
+        parser=_TRAIN_PARSER,
+        chosen={"doctor": True},
     ),
 }
 
-PROGRAMS: dict[str, Program] = {
-    **{program.script: program for program in VERBS.values() if not program.chosen},
-    **{
-        f"train_coarse_{mode}.py": Program(
-            "", "", _STAGE, settings, chosen={"regularization_type": mode}
-        )
-        for mode, settings in (
-            ("density", _COARSE),
-            ("sdf", _COARSE),
-            ("multiview", "sugar_trainers.coarse_run:MultiviewOptions"),
-        )
-    },
-}
-"""What each script runs, by its path in the repository."""
+
+def _programs() -> dict[str, Program]:
+    """Collect the programs of all scripts: those with a verb, and the coarse stages."""
+    programs = {program.script: program for program in VERBS.values() if not program.chosen}
+    for mode, settings in _COARSE_SETTINGS.items():
+        script = f"train_coarse_{mode}.py"
+        chosen = {"regularization_type": mode}
+        programs[script] = Program(script, "", _STAGE, settings, chosen=chosen)
+    return programs
+
+
+PROGRAMS = _programs()
+"""The program of each script, by its path in the repository."""
 
 
 def main_of(name: str, description: str | None) -> Callable[[], None]:
-    """The main function of a script, by its path in the repository."""
+    """Make the main function of a script of this path in the repository."""
 
     def main() -> None:
         PROGRAMS[name].start(description)
@@ -252,11 +288,12 @@ def main_of(name: str, description: str | None) -> Callable[[], None]:
 
 
 def run_script(main: Callable[[], None]) -> NoReturn:
-    """Run the main function of a script, and leave with its exit code."""
+    """Run the main function of a script, and exit with its exit code."""
     sys.exit(run_main(main))
 
 
 def main() -> None:
+    """Run the verb that is the first word of the command line."""
     verb, *rest = sys.argv[1:] or ["--help"]
     if verb in VERBS:
         VERBS[verb].start(f"sugar {verb}: {VERBS[verb].help}.", verb)
@@ -270,13 +307,13 @@ def main() -> None:
     elif verb == "--print_completion":
         print(_completion(*rest[:1]))
     else:
-        near = difflib.get_close_matches(verb, VERBS, n=1)
-        advice = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(VERBS)}"
+        similar = difflib.get_close_matches(verb, VERBS, n=1)
+        advice = f"did you mean {similar[0]}?" if similar else f"choose one of {', '.join(VERBS)}"
         raise UserError(f"sugar has no verb {verb!r}; {advice}")
 
 
 def _completion(shell: str = "bash") -> str:
-    """A script that completes verbs, flags and file names in a shell."""
+    """Make a script that completes verbs, flags and file names in a shell."""
     from sugar_utils.libraries import load_package
 
     (shtab,) = load_package("--print_completion", "shtab", "shtab")
@@ -287,14 +324,14 @@ def _completion(shell: str = "bash") -> str:
     parser = argparse.ArgumentParser(prog="sugar")
     verbs = parser.add_subparsers(parser_class=argparse.ArgumentParser)
     for name, program in VERBS.items():
-        made = program.make_parser(None)
-        verbs.add_parser(name, parents=[made], add_help=False, help=program.help)
-        for action in made._actions:
+        verb_parser = program.make_parser(None)
+        verbs.add_parser(name, parents=[verb_parser], add_help=False, help=program.help)
+        for action in verb_parser._actions:
             if action.type is Path:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
     return shtab.complete(parser, shell)
 
 
 def entry() -> int:
-    """What the installed command ``sugar`` calls."""
+    """Run the installed command ``sugar``; return its exit code."""
     return run_main(main)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo: a small scene made on the spot as a COLMAP capture, taken all the way, and measured.
+"""The demo: a small synthetic scene as a COLMAP capture, taken through all stages, and measured.
 
-It needs no download, so a fresh installation can be tried out and measured at once. The folder::
+It needs no download, so a fresh installation can be tried out and measured at once. The folder of
+the scene::
 
     images/view_000.png ...     sRGB photographs
     sparse/0/*.bin              COLMAP model: cameras, poses, points with their tracks
@@ -30,9 +31,11 @@ from gaussian_splatting.data.names import IMAGE_SUFFIXES
 from gaussian_splatting.optim.schedule import LearningRates
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from sugar_extractors.mesh_quality import sample_surface
-from sugar_pipeline.demo_surface import make_disc, make_knot, picture, textured_surface, visible
+from sugar_pipeline.demo_surface import make_disc, make_knot, visible
+from sugar_pipeline.demo_texture import picture, textured_surface
 from sugar_pipeline.pipeline_flags import DEMO_FLAGS, full_parser
-from sugar_pipeline.pipeline_run import PipelineResult, run_stages
+from sugar_pipeline.pipeline_result import PipelineResult
+from sugar_pipeline.pipeline_run import run_stages
 from sugar_pipeline.plan import PipelinePlan, full_plan
 from sugar_scene import triangle_mesh as meshes
 from sugar_utils.console import Console
@@ -44,7 +47,8 @@ from sugar_utils.random import derive_seed, generator
 _VERSION = 2
 _MARKER = "demo.json"
 _GT_FILES = ("gt_mesh.ply", "gt_object.ply", "gt_visible.ply", "gt.json")
-_MIN_VIEWS = 3
+_MIN_VIEWS_OF_SAMPLE = 3  # views that see a surface sample; fewer and it is left out
+_MIN_SIDE = 16  # pixels
 _N_KNOT_SAMPLES = 28_000
 _N_DISC_SAMPLES = 12_000
 _N_KNOT_POINTS = 2_100
@@ -55,7 +59,9 @@ _OFF_CENTER = (0.016, -0.0125)  # of the principal point, in image widths and he
 _TARGET = (0.0, 0.0, 0.42)
 _DISTANCE = 2.0
 _DISTANCE_SPREAD = 0.07
-_ELEVATIONS = (8.0, 66.0)
+_ELEVATIONS = (8.0, 66.0)  # lowest and highest camera, degrees
+_GOLDEN_ANGLE = math.pi * (3 - math.sqrt(5))
+_CAMERA_ID = 1
 
 VANILLA_ITERATIONS = 850
 # Settings of the stages: short schedules, of which none is cut further, and small meshes.
@@ -75,11 +81,17 @@ class _Samples(NamedTuple):
 
     @property
     def n_knot(self) -> int:
+        """Number of samples of the knot; those of the disc have z = 0."""
         return int((self.points[:, 2] != 0).sum())
 
     def pick(self, rows: np.ndarray) -> _Samples:
-        points, normals, visible, pixels = self
-        return _Samples(points[rows], normals[rows], visible[:, rows], pixels[:, rows])
+        """Select samples by their rows."""
+        return _Samples(
+            points=self.points[rows],
+            normals=self.normals[rows],
+            visible=self.visible[:, rows],
+            pixels=self.pixels[:, rows],
+        )
 
 
 def make_demo_scene(
@@ -100,13 +112,14 @@ def make_demo_scene(
         "height": height,
         "seed": seed,
     }
-    if n_views < _MIN_VIEWS or min(width, height) < 16:
+    if n_views < _MIN_VIEWS_OF_SAMPLE or min(width, height) < _MIN_SIDE:
         raise UserError(
             f"the demo scene cannot have {n_views} views of {width} x {height} pixels; "
-            f"it needs at least {_MIN_VIEWS} views of 16 x 16"
+            f"it needs at least {_MIN_VIEWS_OF_SAMPLE} views of {_MIN_SIDE} x {_MIN_SIDE}"
         )
-    images = [f"images/view_{view:03d}.png" for view in range(n_views)]
-    names = [*images, *(f"sparse/0/{part}.bin" for part in PARTS), *_GT_FILES]
+    names = [f"images/view_{view:03d}.png" for view in range(n_views)]
+    names += [f"sparse/0/{part}.bin" for part in PARTS]
+    names += _GT_FILES
     if _is_complete(root, parameters, names):
         notify(f"using the demo scene in {root}")
         return False
@@ -115,46 +128,58 @@ def make_demo_scene(
     advice = "free some space or choose another folder"
     with explained(f"cannot write the demo scene in {root}:", advice):
         _build(root, parameters)
-        files = {name: (root / name).stat().st_size for name in names}
-    write_json_atomic(root / _MARKER, {"parameters": parameters, "files": files})
+        marker = _marker(root, parameters, names)
+    write_json_atomic(root / _MARKER, marker)
     return True
+
+
+def _marker(root: Path, parameters: dict[str, int], names: list[str]) -> dict[str, object]:
+    """Contents of ``demo.json``: the parameters, and the length of every file."""
+    sizes = {name: (root / name).stat().st_size for name in names}
+    return {"parameters": parameters, "files": sizes}
 
 
 def _is_complete(root: Path, parameters: dict[str, int], names: list[str]) -> bool:
     """Whether the folder holds the scene of these parameters, and every file has its length."""
     try:
-        files = {name: (root / name).stat().st_size for name in names}
-        return read_json(root / _MARKER) == {"parameters": parameters, "files": files}
+        return read_json(root / _MARKER) == _marker(root, parameters, names)
     except (UserError, OSError):
         return False
 
 
 def _clear(root: Path) -> None:
-    """Remove an older or half-written demo scene, and nothing that is not one."""
+    """Remove an older or half-written demo scene, and nothing else.
+
+    Raises:
+        UserError: The folder holds another capture.
+    """
     images = root / "images"
     sparse = root / "sparse" / "0"
-    ours = sorted(images.glob("view_*.png"))
+    demo_images = sorted(images.glob("view_*.png"))
     model = [sparse / f"{part}.bin" for part in PARTS]
     foreign = {path for path in images.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES}
-    foreign -= set(ours)
-    if not ours and not (root / _MARKER).is_file():
+    foreign -= set(demo_images)
+    if not demo_images and not (root / _MARKER).is_file():
         foreign |= {path for path in model if path.is_file()}
     if foreign:
         raise UserError(
             f"{root} holds another capture ({min(foreign).name}); choose a new folder for the demo"
         )
     check_writable(root)
-    # Readers cache the points as a PLY file. The pictures, by which it is known as ours, go last.
-    old = [root / name for name in (_MARKER, *_GT_FILES)]
-    for path in [*old, *model, sparse / "points3D.ply", *ours]:
+    # Readers cache the points as a PLY file. The images identify the folder as a demo scene, so
+    # they go last.
+    obsolete = [root / name for name in (_MARKER, *_GT_FILES)]
+    obsolete += [*model, sparse / "points3D.ply", *demo_images]
+    for path in obsolete:
         with explained(f"cannot remove {path}:", f"remove {root}"):
             path.unlink(missing_ok=True)
     remove_stale_temporaries(root)
-    for folder in (images, sparse):
-        check_writable(folder)
+    check_writable(images)
+    check_writable(sparse)
 
 
 def _build(root: Path, parameters: dict[str, int]) -> None:
+    """Write all files of the scene but the marker."""
     seed = parameters["seed"]
     knot = make_knot()
     disc = make_disc()
@@ -165,95 +190,122 @@ def _build(root: Path, parameters: dict[str, int]) -> None:
     for camera, pixels in zip(cameras, pictures, strict=True):
         Image.fromarray(pixels).save(root / "images" / camera.name, compress_level=4)
     samples = _visible_samples(knot, disc, cameras, seed)
-    n_points = _write_model(root / "sparse" / "0", cameras, samples, pictures, seed)
+    points = _drawn_points(samples, seed)
+    _write_model(root / "sparse" / "0", cameras, points, pictures)
 
-    both = meshes.with_vertex_normals(meshes.merge_meshes([knot, disc]))
-    meshes.write_mesh_ply(root / "gt_mesh.ply", both)
+    scene_mesh = meshes.with_vertex_normals(meshes.merge_meshes([knot, disc]))
+    meshes.write_mesh_ply(root / "gt_mesh.ply", scene_mesh)
     meshes.write_mesh_ply(root / "gt_object.ply", knot)
-    none = np.zeros((0, 3), np.int64)
+    no_faces = np.zeros((0, 3), np.int64)
     grey = np.full(samples.points.shape, 128, np.uint8)
-    points = meshes.TriangleMesh(samples.points, none, grey, samples.normals)
-    meshes.write_mesh_ply(root / "gt_visible.ply", points)
-    boxes = [
-        [m.vertices.min(axis=0).tolist(), m.vertices.max(axis=0).tolist()] for m in (knot, disc)
-    ]
+    sample_cloud = meshes.TriangleMesh(samples.points, no_faces, grey, samples.normals)
+    meshes.write_mesh_ply(root / "gt_visible.ply", sample_cloud)
     facts = {
         "up": "+z",
         "unit": "longest side of the object",
         "object_size": 1.0,
-        "object_bbox": boxes[0],
-        "ground_bbox": boxes[1],
+        "object_bbox": _bounding_box(knot),
+        "ground_bbox": _bounding_box(disc),
         "object_vertices": knot.n_vertices,
         "object_faces": knot.n_faces,
         "ground_vertices": disc.n_vertices,
         "ground_faces": disc.n_faces,
         "gt_visible_samples": len(samples.points),
         "gt_visible_object_samples": samples.n_knot,
-        "points3D": n_points,
+        "points3D": len(points.points),
         "point_noise": _POINT_NOISE,
         "parameters": parameters,
     }
     write_json_atomic(root / "gt.json", facts)
 
 
+def _bounding_box(mesh: meshes.TriangleMesh) -> list[list[float]]:
+    """Low and high corner. (2, 3)"""
+    low = mesh.vertices.min(axis=0)
+    high = mesh.vertices.max(axis=0)
+    return [low.tolist(), high.tolist()]
+
+
 def _cameras(parameters: dict[str, int]) -> list[Camera]:
-    n_views, width, height = (parameters[key] for key in ("n_views", "width", "height"))
+    """Cameras on a spiral around the object that look at its middle, from low to high."""
+    n_views = parameters["n_views"]
+    width = parameters["width"]
+    height = parameters["height"]
     source = generator(parameters["seed"], "demo", "cameras")
     draws = torch.rand(n_views + 1, generator=source, dtype=torch.float64, device="cpu").numpy()
+    first_angle = 2 * math.pi * draws[-1]
     low, high = np.sin(np.radians(_ELEVATIONS))
     focal = _FOCAL * min(width, height * 4 / 3)
-    cx = width * (0.5 + _OFF_CENTER[0])
-    cy = height * (0.5 + _OFF_CENTER[1])
     cameras = []
     for view in range(n_views):
-        rise = low + (high - low) * (view + 0.5) / n_views
-        turn = math.pi * (3 - math.sqrt(5)) * view + 2 * math.pi * draws[-1]
-        flat = math.sqrt(1 - rise**2)
-        away = np.array([flat * math.cos(turn), flat * math.sin(turn), rise])
+        # unit vector from the object to the camera
+        z = low + (high - low) * (view + 0.5) / n_views
+        angle = _GOLDEN_ANGLE * view + first_angle
+        horizontal = math.sqrt(1 - z**2)
+        away = np.array([horizontal * math.cos(angle), horizontal * math.sin(angle), z])
         distance = _DISTANCE + _DISTANCE_SPREAD * (2 * draws[view] - 1)
-        right = np.array([-math.sin(turn), math.cos(turn), 0.0])
-        rotation = np.stack([right, np.cross(-away, right), -away])
-        translation = -rotation @ (np.array(_TARGET) + distance * away)
-        lens = width, height, focal, focal, cx, cy
-        cameras.append(Camera(f"view_{view:03d}.png", *lens, rotation, translation))
+        right = np.array([-math.sin(angle), math.cos(angle), 0.0])
+        down = np.cross(-away, right)
+        rotation = np.stack([right, down, -away])
+        center = np.array(_TARGET) + distance * away
+        camera = Camera(
+            name=f"view_{view:03d}.png",
+            width=width,
+            height=height,
+            fx=focal,
+            fy=focal,
+            cx=width * (0.5 + _OFF_CENTER[0]),
+            cy=height * (0.5 + _OFF_CENTER[1]),
+            rotation=rotation,
+            translation=-rotation @ center,
+        )
+        cameras.append(camera)
     return cameras
 
 
 def _visible_samples(
     knot: meshes.TriangleMesh, disc: meshes.TriangleMesh, cameras: list[Camera], seed: int
 ) -> _Samples:
-    parts = [
-        sample_surface(mesh.vertices, mesh.faces, count, derive_seed(seed, "demo", name))
-        for mesh, count, name in ((knot, _N_KNOT_SAMPLES, "knot"), (disc, _N_DISC_SAMPLES, "disc"))
-    ]
-    points, normals = (
-        np.concatenate([getattr(part, name) for part in parts]) for name in ("points", "normals")
+    """Draw samples of both surfaces; keep those that enough views see."""
+    knot_samples = sample_surface(
+        knot.vertices, knot.faces, _N_KNOT_SAMPLES, derive_seed(seed, "demo", "knot")
     )
-    seen = visible(knot, points, normals, np.stack([camera.center for camera in cameras]))
-    pixels = np.empty((*seen.shape, 2))
+    disc_samples = sample_surface(
+        disc.vertices, disc.faces, _N_DISC_SAMPLES, derive_seed(seed, "demo", "disc")
+    )
+    points = np.concatenate([knot_samples.points, disc_samples.points])
+    normals = np.concatenate([knot_samples.normals, disc_samples.normals])
+    centers = np.stack([camera.center for camera in cameras])
+    visibility = visible(knot, points, normals, centers)
+    pixels = np.empty((*visibility.shape, 2))
     for view, camera in enumerate(cameras):
         x, y, z = camera.rotation @ points.T + camera.translation[:, None]
         pixels[view, :, 0] = camera.fx * x / z + camera.cx
         pixels[view, :, 1] = camera.fy * y / z + camera.cy
-        edge = np.array([camera.width, camera.height]) - 1
-        seen[view] &= (z > 0) & ((pixels[view] > 1) & (pixels[view] < edge)).all(axis=1)
-    rows = np.flatnonzero(seen.sum(axis=0) >= _MIN_VIEWS)
-    return _Samples(points, normals, seen, pixels).pick(rows)
+        last_pixel = np.array([camera.width, camera.height]) - 1
+        inside = (pixels[view] > 1) & (pixels[view] < last_pixel)
+        visibility[view] &= (z > 0) & inside.all(axis=1)
+    rows = np.flatnonzero(visibility.sum(axis=0) >= _MIN_VIEWS_OF_SAMPLE)
+    return _Samples(points, normals, visibility, pixels).pick(rows)
 
 
-def _write_model(
-    folder: Path, cameras: list[Camera], samples: _Samples, pictures: list[np.ndarray], seed: int
-) -> int:
-    """Write the COLMAP model: exact poses and observations, points with a little noise."""
+def _drawn_points(samples: _Samples, seed: int) -> _Samples:
+    """Draw the samples that become points of the COLMAP model, with a little noise."""
     source = generator(seed, "demo", "points")
     n_knot = samples.n_knot
     n_disc = len(samples.points) - n_knot
-    knot, disc = (torch.randperm(n, generator=source, device="cpu") for n in (n_knot, n_disc))
-    rows = torch.cat([knot[:_N_KNOT_POINTS], disc[:_N_DISC_POINTS] + n_knot])
-    points = samples.pick(rows.numpy())
+    knot_order = torch.randperm(n_knot, generator=source, device="cpu")
+    disc_order = torch.randperm(n_disc, generator=source, device="cpu")
+    rows = torch.cat([knot_order[:_N_KNOT_POINTS], disc_order[:_N_DISC_POINTS] + n_knot])
     noise = torch.randn(len(rows), 3, generator=source, dtype=torch.float64, device="cpu")
-    positions = points.points + _POINT_NOISE * noise.numpy()
+    drawn = samples.pick(rows.numpy())
+    return drawn._replace(points=drawn.points + _POINT_NOISE * noise.numpy())
 
+
+def _write_model(
+    folder: Path, cameras: list[Camera], points: _Samples, pictures: list[np.ndarray]
+) -> None:
+    """Write the COLMAP model: exact poses and observations, points of the given positions."""
     pycolmap = load_pycolmap()
     model = pycolmap.Reconstruction()
     first = cameras[0]
@@ -263,33 +315,34 @@ def _write_model(
         height=first.height,
         params=[first.fx, first.fy, first.cx, first.cy],
     )
-    lens.camera_id = 1
+    lens.camera_id = _CAMERA_ID
     model.add_camera_with_trivial_rig(lens)
-    colors = np.zeros(positions.shape)
+    color_sums = np.zeros(points.points.shape)
     for view, (camera, pixels) in enumerate(zip(cameras, pictures, strict=True)):
-        seen = points.visible[view]
-        keypoints = points.pixels[view, seen]
+        visible_rows = points.visible[view]
+        keypoints = points.pixels[view, visible_rows]
         image = pycolmap.Image(
-            name=camera.name, keypoints=keypoints, camera_id=1, image_id=view + 1
+            name=camera.name, keypoints=keypoints, camera_id=_CAMERA_ID, image_id=view + 1
         )
         pose = pycolmap.Rigid3d(pycolmap.Rotation3d(camera.rotation), camera.translation)
         model.add_image_with_trivial_frame(image, pose)
-        column, row = keypoints.astype(int).T
-        colors[seen] += pixels[row, column]
-    colors = np.round(colors / points.visible.sum(axis=0)[:, None]).astype(np.uint8)
-    rank = np.cumsum(points.visible, axis=1) - 1
-    for number, (position, color) in enumerate(zip(positions, colors, strict=True)):
+        columns, rows = keypoints.astype(int).T
+        color_sums[visible_rows] += pixels[rows, columns]
+    n_views_of_point = points.visible.sum(axis=0)
+    colors = np.round(color_sums / n_views_of_point[:, None]).astype(np.uint8)
+    # Number of each observation among the keypoints of its image.
+    keypoint_numbers = np.cumsum(points.visible, axis=1) - 1
+    for number, (position, color) in enumerate(zip(points.points, colors, strict=True)):
         track = pycolmap.Track()
         for view in np.flatnonzero(points.visible[:, number]):
-            track.add_element(int(view) + 1, int(rank[view, number]))
+            track.add_element(int(view) + 1, int(keypoint_numbers[view, number]))
         model.add_point3D(position, track, color)
     model.update_point_3d_errors()
     write_model(model, folder)
-    return len(rows)
 
 
 def run_demo(args: argparse.Namespace) -> PipelineResult:
-    """Make the scene and run every stage on it; its true geometry is known, so it is measured."""
+    """Make the scene, run every stage on it, and measure the meshes against its geometry."""
     root = args.output_dir / "demo_scene"
     plan = demo_plan(args, root)
     group = plan.coarse.compute.group
@@ -297,44 +350,45 @@ def run_demo(args: argparse.Namespace) -> PipelineResult:
         if group.is_first:
             make_demo_scene(root, seed=args.random_seed)
         group.barrier()
-    first = plan.coarse.compute.group.is_first
-    console = Console(verbose=args.verbose) if first else Console.silent()
+    console = Console(verbose=args.verbose) if group.is_first else Console.silent()
     return run_stages(plan, console)
 
 
 def timed_demo(args: argparse.Namespace) -> argparse.Namespace:
-    """Make the scene; flags of ``train_full_pipeline.py`` that reconstruct it in some minutes."""
+    """Make the scene; return flags of ``train_full_pipeline.py`` for it, with ``--minutes``."""
     scene = args.output_dir / "demo_scene"
     make_demo_scene(scene, seed=args.random_seed)
     return _full_flags(args, scene, "-r multiview")
 
 
 def _full_flags(args: argparse.Namespace, scene: Path, flags: str) -> argparse.Namespace:
-    own = full_parser(None).parse_args(flags.split())
-    own.scene_path = scene
+    """Flags of ``train_full_pipeline.py``: ``flags``, and those that the demo shares with it."""
+    full_args = full_parser(None).parse_args(flags.split())
+    full_args.scene_path = scene
     for name in DEMO_FLAGS[1:]:
-        setattr(own, name, getattr(args, name))
-    return own
+        setattr(full_args, name, getattr(args, name))
+    return full_args
 
 
 def demo_plan(args: argparse.Namespace, scene: Path) -> PipelinePlan:
-    """The plan of ``train_full_pipeline.py`` with a vanilla stage that suits the small scene."""
-    own = _full_flags(args, scene, FLAGS)
-    own.vanilla_iterations = round(VANILLA_ITERATIONS / own.schedule_scale)
-    plan = full_plan(own)
-    until = VANILLA_ITERATIONS * 2 // 3
+    """Plan ``train_full_pipeline.py`` with a vanilla stage that suits the small scene."""
+    full_args = _full_flags(args, scene, FLAGS)
+    full_args.vanilla_iterations = round(VANILLA_ITERATIONS / full_args.schedule_scale)
+    plan = full_plan(full_args)
+    assert plan.vanilla is not None, "the demo gives no checkpoint, so it trains one"
+    planned = plan.vanilla.config
     config = VanillaConfig(
-        preset=plan.vanilla.config.preset,
+        preset=planned.preset,
         iterations=VANILLA_ITERATIONS,
         rates=LearningRates(position_lr_max_steps=VANILLA_ITERATIONS),
         sh_interval=VANILLA_ITERATIONS // 2,
         densification=DensificationConfig(
             densify_from_iter=100,
-            densify_until_iter=until,
+            densify_until_iter=VANILLA_ITERATIONS * 2 // 3,
             densification_interval=100,
         ),
-        optimizer=plan.vanilla.config.optimizer,
+        optimizer=planned.optimizer,
         random_seed=args.random_seed,
-        robustness=plan.vanilla.config.robustness,
+        robustness=planned.robustness,
     )
     return replace(plan, vanilla=replace(plan.vanilla, config=config))

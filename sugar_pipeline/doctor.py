@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``train.py --doctor``: whether machine, scene and checkpoint will train, and what to fix."""
+"""``train.py --doctor``: check machine, scene and checkpoint, and say what to fix."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import importlib.util
 import platform
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -55,72 +55,21 @@ OPTIONAL = {
 BACKENDS = {"gsplat": "gsplat", "inria": "diff_gaussian_rasterization"}
 MANY = 0.05  # share of Gaussians from which something is worth a warning
 PERCENTILES = (1, 50, 99)
-_NAMED = f"(percentiles {', '.join(map(str, PERCENTILES))})"
-
-
-def run_doctor(args: argparse.Namespace) -> None:
-    """Look at everything, print it with what to do, and train nothing."""
-    console = Console()
-    found = machine_findings(args.device, args.gpu, args.output_dir)
-    show(console, "machine", found)
-    if args.scene_path is not None:
-        try:
-            found += _capture_findings(args, console)
-        except UserError as error:
-            found.append(Finding("scene", "cannot be used", "problem", str(error)))
-            show(console, "scene", found[-1:])
-    n_problems = sum(finding.state == "problem" for finding in found)
-    n_warnings = sum(finding.state == "warning" for finding in found)
-    if n_problems:
-        raise UserError(f"the doctor found {n_problems} problem(s), see the arrows above")
-    console.info(f"no problems, {n_warnings} warning(s)")
-
-
-def _capture_findings(args: argparse.Namespace, console: Console) -> list[Finding]:
-    notes: list[str] = []
-    if args.checkpoint_path is None:
-        scene = load_scene(
-            args.scene_path,
-            size_rule=from_args(SugarSize, args),
-            images_dir=args.images or "images",
-            eval_split=args.eval,
-            masks=from_args(MaskOptions, args),
-            view_options=from_args(ViewOptions, args),
-            notify=notes.append,
-        )
-    else:
-        mode = options_of_mode(args.regularization_type or "dn_consistency")
-        options = from_args(mode, args, output_dir=args.output_dir)
-        checkpoint, scene = load_views(options, notes.append, require_images=True)
-    mode, reason = mode_of(scene)
-    starts_here = args.checkpoint_path is None
-    found = [
-        *scene_findings(scene, starts_here),
-        *(Finding("note", note, "warning") for note in notes),
-    ]
-    found.append(Finding("mode", f"-r {mode} suits this capture: {reason}"))
-    found += [Finding(what, where, "warning", do) for what, where, do in check_capture(scene)[0]]
-    show(console, scene.description, found)
-    if args.checkpoint_path is None:
-        return found
-    notes.clear()
-    cloud = checkpoint.read_cloud(notes.append)
-    if len(cloud) == 0:
-        raise UserError(f"{checkpoint.ply_path} holds no Gaussians; train the vanilla stage again")
-    of_cloud = [*gaussian_findings(cloud, scene), *(Finding("note", n, "warning") for n in notes)]
-    if scene.extent > 0:
-        of_cloud.append(memory_finding(cloud, options, scene))
-    show(console, str(checkpoint.ply_path), of_cloud)
-    if args.minutes is not None:
-        mode = args.regularization_type or mode
-        chosen = with_flags(args, regularization_type=mode, stop_after=None)
-        with ImageStore(options.config.white_background) as images:
-            TimePlan(chosen, train_plan, {}, console).preview(images)
-    return [*found, *of_cloud]
+PERCENTILES_TEXT = f"(percentiles {', '.join(map(str, PERCENTILES))})"
+# Below these, a warning.
+LITTLE_MEMORY = 4 * 2**30  # bytes
+LITTLE_DISK = 10 * 2**30  # bytes
+FEW_VIEWS = 20
+FEW_POINTS = 100
+# Longest axes of Gaussians outside of these, in camera extents, are degenerate.
+LARGE_SHARE_OF_EXTENT = 0.5
+SMALL_SHARE_OF_EXTENT = 1e-7
 
 
 @dataclass(frozen=True)
 class Finding:
+    """One line of the doctor: what was looked at, its value, and how to fix it if it is wrong."""
+
     what: str
     value: str
     # A warning costs quality or time; with a problem, training fails or runs elsewhere than one
@@ -130,11 +79,95 @@ class Finding:
 
     @classmethod
     def unless(cls, fault: bool, what: str, value: str, state: State, advice: str) -> Finding:
-        """In order unless there is a fault; then in that state, with that advice."""
+        """Make a finding that is in order, or, where there is a fault, has a state and advice."""
         return cls(what, value, state, advice) if fault else cls(what, value)
 
 
+def run_doctor(args: argparse.Namespace) -> None:
+    """Check everything, print the findings, and train nothing.
+
+    Raises:
+        UserError: There is a problem.
+    """
+    console = Console()
+    findings = machine_findings(args.device, args.gpu, args.output_dir)
+    show(console, "machine", findings)
+    if args.scene_path is not None:
+        try:
+            findings += _capture_findings(args, console)
+        except UserError as error:
+            failure = Finding("scene", "cannot be used", "problem", str(error))
+            findings.append(failure)
+            show(console, "scene", [failure])
+    n_problems = sum(finding.state == "problem" for finding in findings)
+    n_warnings = sum(finding.state == "warning" for finding in findings)
+    if n_problems:
+        raise UserError(f"the doctor found {n_problems} problem(s), see the arrows above")
+    console.info(f"no problems, {n_warnings} warning(s)")
+
+
+def _capture_findings(args: argparse.Namespace, console: Console) -> list[Finding]:
+    """Check and print the scene, and the checkpoint if one is given."""
+    if args.checkpoint_path is None:
+        return _scene_without_checkpoint(args, console)
+    mode = options_of_mode(args.regularization_type or "dn_consistency")
+    options = from_args(mode, args, output_dir=args.output_dir)
+    notes: list[str] = []
+    checkpoint, scene = load_views(options, notes.append, require_images=True)
+    suggested_mode, findings = _scene_with_mode(scene, notes, starts_from_points=False)
+    show(console, scene.description, findings)
+    cloud_notes: list[str] = []
+    cloud = checkpoint.read_cloud(cloud_notes.append)
+    if len(cloud) == 0:
+        raise UserError(f"{checkpoint.ply_path} holds no Gaussians; train the vanilla stage again")
+    cloud_findings = gaussian_findings(cloud, scene) + _note_findings(cloud_notes)
+    if scene.extent > 0:
+        cloud_findings.append(memory_finding(cloud, options, scene))
+    show(console, str(checkpoint.ply_path), cloud_findings)
+    if args.minutes is not None:
+        mode = args.regularization_type or suggested_mode
+        timed_args = with_flags(args, regularization_type=mode, stop_after=None)
+        with ImageStore(options.config.white_background) as images:
+            TimePlan(timed_args, train_plan, {}, console).preview(images)
+    return findings + cloud_findings
+
+
+def _scene_without_checkpoint(args: argparse.Namespace, console: Console) -> list[Finding]:
+    """Check and print a scene that training would start from."""
+    notes: list[str] = []
+    scene = load_scene(
+        args.scene_path,
+        size_rule=from_args(SugarSize, args),
+        images_dir=args.images or "images",
+        eval_split=args.eval,
+        masks=from_args(MaskOptions, args),
+        view_options=from_args(ViewOptions, args),
+        notify=notes.append,
+    )
+    _, findings = _scene_with_mode(scene, notes, starts_from_points=True)
+    show(console, scene.description, findings)
+    return findings
+
+
+def _scene_with_mode(
+    scene: Scene, notes: Sequence[str], starts_from_points: bool
+) -> tuple[str, list[Finding]]:
+    """Return the mode that suits a scene, and all findings about the scene."""
+    mode, reason = mode_of(scene)
+    findings = scene_findings(scene, starts_from_points) + _note_findings(notes)
+    findings.append(Finding("mode", f"-r {mode} suits this capture: {reason}"))
+    for what, where, advice in check_capture(scene)[0]:
+        findings.append(Finding(what, where, "warning", advice))
+    return mode, findings
+
+
+def _note_findings(notes: Iterable[str]) -> list[Finding]:
+    """Findings of what was said while a file was read."""
+    return [Finding("note", note, "warning") for note in notes]
+
+
 def show(console: Console, title: str, findings: Iterable[Finding]) -> None:
+    """Print findings as a table."""
     rows = []
     for finding in findings:
         rows.append((finding.what, f"{finding.state:<8} {finding.value}"))
@@ -143,72 +176,92 @@ def show(console: Console, title: str, findings: Iterable[Finding]) -> None:
     console.table(title, rows)
 
 
-LITTLE_MEMORY = 4 * 2**30
-LITTLE_DISK = 10 * 2**30
-
-
 def machine_findings(
     kind: str, gpu: int | None, output: Path, facts: devices.CudaFacts | None = None
 ) -> list[Finding]:
+    """Check the computer and the installed packages.
+
+    Args:
+        kind: ``auto``, ``cpu`` or ``cuda``, as ``--device``.
+        gpu: Number of the GPU, as ``--gpu``.
+        output: Folder of results; it need not exist.
+        facts: What is known of GPUs and driver; if None, they are looked at.
+    """
     facts = facts or devices.cuda_facts()
-    found = [*_system(output), *_torch(facts)]
+    findings = [*_system(output), *_torch(facts)]
     for index, device in enumerate(facts.gpus):
         free = format_bytes(available_bytes(torch.device("cuda", index)) or 0)
         memory = f"{free} of {format_bytes(device.memory)} free"
         value = f"{device.name}, compute capability {device.version}, {memory}"
-        found.append(Finding(f"GPU {index}", value))
+        findings.append(Finding(f"GPU {index}", value))
     try:
-        chosen = devices.choose_device(kind, gpu, facts)
+        choice = devices.choose_device(kind, gpu, facts)
     except UserError as error:
-        return [*found, Finding("device", "none", "problem", str(error)), *_libraries()]
+        findings.append(Finding("device", "none", "problem", str(error)))
+        findings += _libraries()
+        return findings
     # A driver means that there is a GPU: not to use it is hardly what its owner wants.
-    missed = chosen.device.type == "cpu" and facts.driver and kind == "auto"
+    is_missed = choice.device.type == "cpu" and facts.driver and kind == "auto"
     advice = "the line above says how to fix it"
-    found.append(Finding.unless(missed, "device", chosen.reason, "problem", advice))
-    return [*found, *_rasterizers(chosen.device), *_libraries()]
+    findings.append(Finding.unless(is_missed, "device", choice.reason, "problem", advice))
+    findings += _rasterizers(choice.device)
+    findings += _libraries()
+    return findings
 
 
 def _system(output: Path) -> Iterator[Finding]:
     yield Finding("Python", f"{platform.python_version()} on {platform.platform(terse=True)}")
-    free = available_bytes("cpu")
-    if free is not None:
+    free_memory = available_bytes("cpu")
+    if free_memory is not None:
+        value = format_bytes(free_memory)
+        is_little = free_memory < LITTLE_MEMORY
         advice = "close other programs; photographs and meshing need some"
-        little = free < LITTLE_MEMORY
-        value = format_bytes(free)
-        yield Finding.unless(little, "free main memory", value, "warning", advice)
+        yield Finding.unless(is_little, "free main memory", value, "warning", advice)
     folders = (output.resolve(), *output.resolve().parents)
     existing = next(folder for folder in folders if folder.is_dir())
-    room = shutil.disk_usage(existing).free
-    value = f"{format_bytes(room)} at {existing}"
+    free_disk = shutil.disk_usage(existing).free
+    value = f"{format_bytes(free_disk)} at {existing}"
+    is_little = free_disk < LITTLE_DISK
     advice = "a million Gaussians take 0.7 GB in every checkpoint that is kept"
-    yield Finding.unless(room < LITTLE_DISK, "free disk space", value, "warning", advice)
+    yield Finding.unless(is_little, "free disk space", value, "warning", advice)
 
 
 def _torch(facts: devices.CudaFacts) -> Iterator[Finding]:
     build = f"for CUDA {facts.torch_cuda}" if facts.torch_cuda else "CPU-only build"
     oldest, newest = TESTED_TORCH
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    names = [".".join(map(str, end)) for end in TESTED_TORCH]
-    untested = not oldest <= version <= newest
+    is_untested = not oldest <= version <= newest
     value = f"{torch.__version__}, {build}"
-    advice = f"tested with {names[0]} to {names[1]}; it may work all the same"
-    yield Finding.unless(untested, "torch", value, "warning", advice)
+    advice = (
+        f"tested with {_version_text(oldest)} to {_version_text(newest)}; it may work all the same"
+    )
+    yield Finding.unless(is_untested, "torch", value, "warning", advice)
     yield Finding("Warp", f"{wp.__version__}, kernels kept in {wp.config.kernel_cache_dir}")
-    cuda = devices.driver_cuda_version() if facts.driver else None
-    needed = (12, 0) if WARP_VERSION < (1, 18) else devices.MIN_DRIVER_CUDA
+    if not facts.driver:
+        yield Finding("NVIDIA driver", "none")
+        return
+    supported_cuda = devices.driver_cuda_version()
+    if supported_cuda is None:
+        yield Finding("NVIDIA driver", "found")
+        return
+    needed_cuda = (12, 0) if WARP_VERSION < (1, 18) else devices.MIN_DRIVER_CUDA
+    value = f"found, supports CUDA up to {_version_text(supported_cuda)}"
+    is_old = supported_cuda < needed_cuda
     advice = (
         f"the kernels need CUDA {devices.MIN_DRIVER_CUDA[0]}, so driver {devices.MIN_DRIVER} or "
         f"newer; {devices.INSTALL_DRIVER}; {devices.KEEP_DRIVER}"
     )
-    supports = "" if cuda is None else f", supports CUDA up to {cuda[0]}.{cuda[1]}"
-    value = f"found{supports}" if facts.driver else "none"
-    old = cuda is not None and cuda < needed
-    yield Finding.unless(old, "NVIDIA driver", value, "problem", advice)
+    yield Finding.unless(is_old, "NVIDIA driver", value, "problem", advice)
+
+
+def _version_text(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
 
 
 def _rasterizers(device: torch.device) -> Iterator[Finding]:
     fault = reference_test(device)
-    value = f"built in, {device.type}: {fault or 'agrees with the float64 reference'}"
+    outcome = fault or "agrees with the float64 reference"
+    value = f"built in, {device.type}: {outcome}"
     advice = "please report this, with the lines above"
     yield Finding.unless(fault is not None, "rasterizer warp", value, "problem", advice)
     for name, package in BACKENDS.items():
@@ -248,90 +301,46 @@ def _version(package: str) -> str | None:
         return None
 
 
-FEW_VIEWS = 20
-FEW_POINTS = 100
-LARGE_SHARE_OF_EXTENT = 0.5
-SMALL_SHARE_OF_EXTENT = 1e-7
-
-
 def scene_findings(scene: Scene, starts_from_points: bool = False) -> list[Finding]:
-    """Report cameras, photographs, masks and points of a scene.
+    """Check cameras, photographs, masks and points of a scene.
 
     Args:
+        scene: The scene.
         starts_from_points: Whether there is no checkpoint, so that training needs points.
     """
-    n = len(scene.train_cameras)
-    points = scene.points
+    return [
+        *_cameras(scene),
+        *_photographs(scene),
+        *_masks(scene),
+        *_points(scene.points, starts_from_points),
+    ]
+
+
+def _cameras(scene: Scene) -> Iterator[Finding]:
+    n_train = len(scene.train_cameras)
+    value = f"{n_train} to train on, {len(scene.test_cameras)} held out"
     advice = f"fewer than {FEW_VIEWS} views seldom determine a surface; take more"
-    value = f"{n} to train on, {len(scene.test_cameras)} held out"
-    found = [Finding.unless(n < FEW_VIEWS, "cameras", value, "warning", advice)]
-    advice = "all cameras stand in one place; take photographs from different positions"
+    yield Finding.unless(n_train < FEW_VIEWS, "cameras", value, "warning", advice)
     value = f"{scene.extent:.3g} world units"
-    found.append(Finding.unless(scene.extent <= 0, "camera extent", value, "problem", advice))
-    found += [*_photographs(scene), *_masks(scene)]
-    advice = (
-        "vanilla training starts from them; let COLMAP triangulate again, or pass a point cloud "
-        "with --init_ply"
-    )
-    what = "points of the reconstruction"
-    value = f"{len(points):,}"
-    state: State = "problem" if starts_from_points and not len(points) else "warning"
-    found.append(Finding.unless(len(points) < FEW_POINTS, what, value, state, advice))
-    if len(points) > 1:
-        distances = nearest_neighbors(torch.from_numpy(points), 2).sq_distances[:, 1].sqrt()
-        value = f"{_percentiles(distances)} world units {_NAMED}"
-        found.append(Finding("distance of neighbouring points", value))
-    return found
-
-
-def memory_finding(cloud: GaussianCloud, options: CoarseOptions, scene: Scene) -> Finding:
-    """What coarse training would need, and with which plan."""
-    what = "memory of coarse training"
-    try:
-        chosen = predict_coarse(cloud, options.config, options.memory, scene)
-    except UserError as error:
-        return Finding(what, "does not fit", "problem", str(error))
-    if chosen is None:
-        return Finding(what, "the system does not say what is free")
-    return Finding(what, f"{format_bytes(chosen.peak)} at most; {chosen.lines()[0]}")
-
-
-def _percentiles(values: Tensor) -> str:
-    found = np.percentile(np.asarray(values, np.float64), PERCENTILES)
-    return ", ".join(f"{value:.3g}" for value in found)
+    advice = "all cameras stand in one place; take photographs from different positions"
+    yield Finding.unless(scene.extent <= 0, "camera extent", value, "problem", advice)
 
 
 def _photographs(scene: Scene) -> Iterator[Finding]:
     cameras = [*scene.train_cameras, *scene.test_cameras]
     sizes = Counter((camera.width, camera.height) for camera in cameras)
-    shown = ", ".join(f"{n} of {w} x {h}" for (w, h), n in sizes.most_common(3))
+    common_sizes = [f"{n} of {w} x {h}" for (w, h), n in sizes.most_common(3)]
     more = f" and {len(sizes) - 3} other sizes" if len(sizes) > 3 else ""
-    n_bytes = sum((3 + (c.mask is not None)) * c.width * c.height for c in cameras)
-    yield Finding("training size", f"{shown}{more}; {format_bytes(n_bytes)} as bytes")
+    n_bytes = 0
+    for camera in cameras:
+        n_channels = 3 if camera.mask is None else 4
+        n_bytes += n_channels * camera.width * camera.height
+    value = f"{', '.join(common_sizes)}{more}; {format_bytes(n_bytes)} as bytes"
+    yield Finding("training size", value)
     broken = [camera.name for camera in cameras if not _opens(camera)]
     value = f"{len(broken)} of {len(cameras)} cannot be opened" if broken else "all can be opened"
     advice = f"copy them again: {', '.join(broken[:5])}"
     yield Finding.unless(bool(broken), "photographs", value, "problem", advice)
-
-
-def _masks(scene: Scene) -> Iterator[Finding]:
-    """What the masks of training views leave; nothing where there are none."""
-    masked = [camera for camera in scene.train_cameras if camera.mask is not None]
-    if not masked:
-        return
-    share = np.mean([overview(camera).mean() / 255 for camera in masked])
-    n = len(masked)
-    of = len(scene.train_cameras)
-    value = f"{n} of {of}, mode {masked[0].mask.mode}; {share:.0%} of their pixels count"
-    advice = "photographs without a mask count whole; make the others, or --masks none"
-    yield Finding.unless(n < of, "masks", value, "warning", advice)
-    hull = hull_of(scene.train_cameras)
-    if hull is not None and len(scene.points):
-        n_inside = int(hull.contains(torch.from_numpy(scene.points)).sum())
-        what = "points inside of the masks"
-        value = f"{n_inside:,} of {len(scene.points):,}"
-        advice = "do the masks belong to these photographs? Else --mask_mode ignore or --masks none"
-        yield Finding.unless(n_inside == 0, what, value, "problem", advice)
 
 
 def _opens(camera: Camera) -> bool:
@@ -342,55 +351,119 @@ def _opens(camera: Camera) -> bool:
         return False
 
 
+def _masks(scene: Scene) -> Iterator[Finding]:
+    """Check the masks of training views; nothing where there are none."""
+    cameras = scene.train_cameras
+    masks = [camera.mask for camera in cameras if camera.mask is not None]
+    if not masks:
+        return
+    shares = [overview(camera).mean() / 255 for camera in cameras if camera.mask is not None]
+    counts = f"{len(masks)} of {len(cameras)}"
+    value = f"{counts}, mode {masks[0].mode}; {np.mean(shares):.0%} of their pixels count"
+    advice = "photographs without a mask count whole; make the others, or --masks none"
+    yield Finding.unless(len(masks) < len(cameras), "masks", value, "warning", advice)
+    hull = hull_of(cameras)
+    if hull is not None and len(scene.points):
+        n_inside = int(hull.contains(torch.from_numpy(scene.points)).sum())
+        what = "points inside of the masks"
+        value = f"{n_inside:,} of {len(scene.points):,}"
+        advice = "do the masks belong to these photographs? Else --mask_mode ignore or --masks none"
+        yield Finding.unless(n_inside == 0, what, value, "problem", advice)
+
+
+def _points(points: np.ndarray, starts_from_points: bool) -> Iterator[Finding]:
+    """Check the number of points, (N, 3), and their distances."""
+    n_points = len(points)
+    state: State = "problem" if starts_from_points and n_points == 0 else "warning"
+    advice = (
+        "vanilla training starts from them; let COLMAP triangulate again, or pass a point cloud "
+        "with --init_ply"
+    )
+    is_few = n_points < FEW_POINTS
+    what = "points of the reconstruction"
+    yield Finding.unless(is_few, what, f"{n_points:,}", state, advice)
+    if n_points > 1:
+        distances = nearest_neighbors(torch.from_numpy(points), 2).sq_distances[:, 1].sqrt()
+        value = f"{_percentiles(distances)} world units {PERCENTILES_TEXT}"
+        yield Finding("distance of neighbouring points", value)
+
+
+def _percentiles(values: Tensor) -> str:
+    percentiles = np.percentile(np.asarray(values, np.float64), PERCENTILES)
+    return ", ".join(f"{value:.3g}" for value in percentiles)
+
+
+def memory_finding(cloud: GaussianCloud, options: CoarseOptions, scene: Scene) -> Finding:
+    """Predict the memory of coarse training, and the plan that it fits with."""
+    what = "memory of coarse training"
+    try:
+        plan = predict_coarse(cloud, options.config, options.memory, scene)
+    except UserError as error:
+        return Finding(what, "does not fit", "problem", str(error))
+    if plan is None:
+        return Finding(what, "the system does not say what is free")
+    return Finding(what, f"{format_bytes(plan.peak)} at most; {plan.lines()[0]}")
+
+
 def gaussian_findings(cloud: GaussianCloud, scene: Scene) -> list[Finding]:
-    """Size, shape and opacity of Gaussians, duplicates, and who sees them."""
-    faint = float((cloud.opacity_logits < 0).float().mean())
-    doubled = 1.0 - torch.unique(cloud.means, dim=0).shape[0] / len(cloud)
-    with torch.no_grad():
-        gaussians = cloud.activate()
-        views = surveyed(scene.train_cameras)
-        counts = [int((project(gaussians, view).radii > 0).sum()) for view in views]
+    """Check size, shape and opacity of Gaussians, duplicates, and in which views they are."""
     return [
         Finding("Gaussians", f"{len(cloud):,}"),
         *_sizes(cloud, scene.extent),
-        Finding.unless(
-            faint > 1 - MANY,
-            "opacity below 0.5",
-            f"{faint:.1%} now; what stays so until iteration 9000 is removed",
-            "warning",
-            "nearly everything is transparent; train the vanilla stage for longer",
-        ),
-        Finding.unless(
-            doubled > MANY,
-            "duplicates",
-            f"{doubled:.2%} share their position with another",
-            "warning",
-            "the file may hold the scene twice",
-        ),
-        Finding.unless(
-            min(counts) == 0,
-            "visible",
-            f"{min(counts):,} to {max(counts):,} Gaussians in {len(counts)} of the views",
-            "warning" if max(counts) else "problem",
-            "Gaussians and cameras live in different worlds: was the checkpoint trained on this "
-            "scene?",
-        ),
+        _opacity(cloud),
+        _duplicates(cloud),
+        _visibility(cloud, scene),
     ]
+
+
+def _opacity(cloud: GaussianCloud) -> Finding:
+    share = float((cloud.opacity_logits < 0).float().mean())
+    value = f"{share:.1%} now; what stays so until iteration 9000 is removed"
+    advice = "nearly everything is transparent; train the vanilla stage for longer"
+    return Finding.unless(share > 1 - MANY, "opacity below 0.5", value, "warning", advice)
+
+
+def _duplicates(cloud: GaussianCloud) -> Finding:
+    n_positions = torch.unique(cloud.means, dim=0).shape[0]
+    share = 1.0 - n_positions / len(cloud)
+    value = f"{share:.2%} share their position with another"
+    advice = "the file may hold the scene twice"
+    return Finding.unless(share > MANY, "duplicates", value, "warning", advice)
+
+
+def _visibility(cloud: GaussianCloud, scene: Scene) -> Finding:
+    counts = []
+    with torch.no_grad():
+        gaussians = cloud.activate()
+        for view in surveyed(scene.train_cameras):
+            n_visible = int((project(gaussians, view).radii > 0).sum())
+            counts.append(n_visible)
+    value = f"{min(counts):,} to {max(counts):,} Gaussians in {len(counts)} of the views"
+    state: State = "warning" if max(counts) else "problem"
+    advice = (
+        "Gaussians and cameras live in different worlds: was the checkpoint trained on this scene?"
+    )
+    return Finding.unless(min(counts) == 0, "visible", value, state, advice)
 
 
 def _sizes(cloud: GaussianCloud, extent: float) -> Iterator[Finding]:
     scales = cloud.log_scales.exp()
-    longest = _percentiles(scales.amax(dim=1).cpu())
-    shortest = scales.amin(dim=1).cpu()
-    value = f"{longest} world units {_NAMED}, shortest {_percentiles(shortest)}"
+    longest = scales.amax(dim=1)
+    longest_text = _percentiles(longest.cpu())
+    shortest_text = _percentiles(scales.amin(dim=1).cpu())
+    value = f"{longest_text} world units {PERCENTILES_TEXT}, shortest {shortest_text}"
     yield Finding("longest axes", value)
-    finite = torch.stack([t.flatten(1).isfinite().all(dim=1) for t in cloud.tensors().values()])
-    bad = int((~finite.all(dim=0)).sum())
+    is_finite = torch.ones(len(cloud), dtype=torch.bool, device=scales.device)
+    for tensor in cloud.tensors().values():
+        is_finite &= tensor.flatten(1).isfinite().all(dim=1)
+    n_bad = int((~is_finite).sum())
     advice = "the checkpoint is damaged or its training diverged; train it again"
-    yield Finding.unless(bad > 0, "not finite", f"{bad:,} Gaussians", "problem", advice)
-    huge = float((scales.amax(dim=1) > LARGE_SHARE_OF_EXTENT * extent).float().mean())
-    point = float((scales.amax(dim=1) < SMALL_SHARE_OF_EXTENT * extent).float().mean())
-    longer = f"{huge:.2%} longer than {LARGE_SHARE_OF_EXTENT:g} extents"
-    value = f"{longer}, {point:.2%} shorter than {SMALL_SHARE_OF_EXTENT:g}"
+    yield Finding.unless(n_bad > 0, "not finite", f"{n_bad:,} Gaussians", "problem", advice)
+    large_share = float((longest > LARGE_SHARE_OF_EXTENT * extent).float().mean())
+    small_share = float((longest < SMALL_SHARE_OF_EXTENT * extent).float().mean())
+    large_text = f"{large_share:.2%} longer than {LARGE_SHARE_OF_EXTENT:g} extents"
+    small_text = f"{small_share:.2%} shorter than {SMALL_SHARE_OF_EXTENT:g}"
+    is_degenerate = max(large_share, small_share) > MANY
+    value = f"{large_text}, {small_text}"
     advice = "scene and checkpoint may differ in scale, or its training diverged"
-    yield Finding.unless(max(huge, point) > MANY, "degenerate", value, "warning", advice)
+    yield Finding.unless(is_degenerate, "degenerate", value, "warning", advice)

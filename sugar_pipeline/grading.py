@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How good the results of a pipeline are, in a word and a reason, from figures of their views.
+"""Grades of a pipeline's results, a word and a reason each, from figures of their views.
 
-A grade is about what a stage made; that of the whole is the worst of what is handed out.
+A grade is about the result of one stage; that of a run is the worst of its final results.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -26,7 +28,7 @@ from sugar_scene.triangle_rasterizer import rasterize_triangles
 Word = Literal["good", "usable", "poor"]
 WORDS: tuple[Word, ...] = ("good", "usable", "poor")  # from best to worst
 
-GOOD_PSNR = 23.0  # of held-out views, over the pixels that count, in dB
+GOOD_PSNR = 23.0  # dB of held-out views, over the pixels that count
 USABLE_PSNR = 18.0  # below, shapes are recognised and little else
 TRAINING_BONUS = 2.0  # dB by which views that were trained on are better
 TEXTURE_MALUS = 3.0  # dB by which a mesh without view-dependent colour is worse
@@ -36,7 +38,8 @@ GOOD_IOU = 0.9  # intersection over union with the object masks
 USABLE_IOU = 0.75
 MAX_LOSS = 1.0  # dB by which a refinement may be worse than the model it began with
 N_VIEWS = 8  # views on which a mesh is measured
-_MIN_PIXELS = 50
+_MIN_PIXELS = 50  # that a textured mesh covers of a view whose colours are compared
+_MAX_PSNR = 100.0
 _EDGE_SAMPLES = 8  # points along an open edge that are projected
 _RIM_PIXELS = 2  # a rim may be so far from the border of its hole in the image
 _RIM_SHARE = 0.5  # of the border of a hole that has to be a rim
@@ -53,8 +56,8 @@ class Grade(NamedTuple):
 
 
 def worst(grades: Sequence[Grade]) -> Grade | None:
-    """The grade with the worst word; the first of several. None where there is none."""
-    return max(grades, key=lambda one: WORDS.index(one.word), default=None)
+    """Return the grade with the worst word; the first of several. None where there is none."""
+    return max(grades, key=lambda grade: WORDS.index(grade.word), default=None)
 
 
 def grade_model(health: Mapping[str, Any], held_out: bool) -> Grade | None:
@@ -70,7 +73,10 @@ def grade_model(health: Mapping[str, Any], held_out: bool) -> Grade | None:
     value = health.get("psnr")
     if value is None:
         return None
-    grades = [_by_psnr(value, 0.0 if held_out else TRAINING_BONUS, _views(held_out))]
+    if held_out:
+        grades = [_grade_of_psnr(value, 0.0, "held-out views")]
+    else:
+        grades = [_grade_of_psnr(value, TRAINING_BONUS, "training views")]
     gap = health.get("gap")
     if gap is not None and gap >= LARGE_GAP:
         reason = f"views that were trained on are {gap:.1f} dB better than held-out ones"
@@ -86,15 +92,16 @@ def grade_mesh(figures: Mapping[str, Any]) -> Grade | None:
     grades = []
     iou = figures.get("mask_iou")
     if iou is not None:
-        words = f"the mesh fills the masks to {iou:.0%} (intersection over union)"
-        grades.append(Grade(_word(iou, GOOD_IOU, USABLE_IOU), words))
-    holes = figures.get("hole_share")
-    if holes is not None:
-        words = f"holes are {holes:.1%} of what the views show of the mesh"
-        grades.append(Grade(_word(-holes, -GOOD_HOLES, -USABLE_HOLES), words))
+        reason = f"the mesh fills the masks to {iou:.0%} (intersection over union)"
+        grades.append(Grade(_word(iou, GOOD_IOU, USABLE_IOU), reason))
+    hole_share = figures.get("hole_share")
+    if hole_share is not None:
+        reason = f"holes are {hole_share:.1%} of what the views show of the mesh"
+        grades.append(Grade(_word(-hole_share, -GOOD_HOLES, -USABLE_HOLES), reason))
     value = figures.get("psnr")
     if value is not None:
-        grades.append(_by_psnr(value, -TEXTURE_MALUS, "the textured mesh against photographs"))
+        views = "the textured mesh against photographs"
+        grades.append(_grade_of_psnr(value, -TEXTURE_MALUS, views))
     return worst(grades)
 
 
@@ -105,65 +112,107 @@ def loses(refined: Mapping[str, Any], coarse: Mapping[str, Any]) -> float:
     return max(0.0, coarse["psnr"] - refined["psnr"])
 
 
+@dataclass
+class _ViewFigures:
+    """Figures of a mesh, collected view by view; averages at the end."""
+
+    values: dict[str, list[float]] = field(default_factory=dict)  # of each view, by name
+    n_hole_pixels: int = 0
+    n_covered_pixels: int = 0
+
+    def add(self, name: str, value: float) -> None:
+        """Add the figure of one view."""
+        self.values.setdefault(name, []).append(value)
+
+    def add_coverage(self, covered: Tensor, mask: Tensor | None) -> None:
+        """Add how much of a view, or of its object mask, the mesh covers. (H, W) bool"""
+        if mask is None:
+            self.add("covered_share", float(covered.float().mean()))
+            return
+        intersection = int((covered & mask).sum())
+        union = int((covered | mask).sum())
+        self.add("mask_iou", intersection / max(1, union))
+
+    def add_colors(
+        self, mesh: TexturedMesh, camera: Camera, image: Tensor, covered: Tensor
+    ) -> None:
+        """Add the colour error of a view, unless hardly any pixels are covered."""
+        if int(covered.sum()) < _MIN_PIXELS:
+            return
+        photograph = image[..., :3]
+        colors = render_textured(mesh, camera)
+        value = psnr(colors, photograph.float() / 255, covered.double())
+        self.add("psnr", min(value, _MAX_PSNR))
+        self.add("constant_psnr", constant_psnr(photograph, covered))
+
+    def means(self) -> dict[str, float]:
+        """Average figures over the views, rounded."""
+        means = {}
+        for name, values in self.values.items():
+            means[name] = round(sum(values) / len(values), 4)
+        hole_share = self.n_hole_pixels / max(1, self.n_covered_pixels)
+        return {**means, "hole_share": round(hole_share, 4)}
+
+
 def mesh_health(
     mesh: TriangleMesh | TexturedMesh,
     cameras: Sequence[Camera],
     load_image: Callable[[Camera], Tensor],
 ) -> dict[str, float]:
-    """Coverage of some views, and of a textured mesh the colour error there.
+    """Measure the coverage of some views, and the colour error of a textured mesh.
 
     Returns:
         ``mask_iou`` where there are object masks, else ``covered_share``; ``hole_share``, pixels
         enclosed by what the mesh covers over covered pixels; of a textured mesh also ``psnr`` and
         ``constant_psnr`` of the covered pixels.
     """
-    chosen = cameras[:: -(-len(cameras) // N_VIEWS)]
+    step = math.ceil(len(cameras) / N_VIEWS)
     vertices = torch.as_tensor(mesh.vertices, dtype=torch.float32, device="cpu")
     faces = torch.as_tensor(mesh.faces, device="cpu")
     textured = mesh.to("cpu") if isinstance(mesh, TexturedMesh) else None
-    figures: dict[str, list[float]] = {}
-    shape = TriangleMesh(vertices.numpy(), faces.numpy(), np.zeros((len(vertices), 3), np.uint8))
-    rims = vertices[torch.from_numpy(border_edges(shape))]
-    n_holes = n_covered = 0
-    for camera in chosen:
+    rims = vertices[torch.from_numpy(_rim_edges(vertices, faces))]
+    figures = _ViewFigures()
+    for camera in cameras[::step]:
         view, image = smaller(camera, load_image(camera).cpu())
         covered = rasterize_triangles(vertices, faces, view).covered
         mask = is_counted(image) if camera.shows_object else None
-        n_holes += int(holes_in(covered, pixels_of_edges(rims, view), mask).sum())
-        n_covered += int(covered.sum())
-        if mask is None:
-            figures.setdefault("covered_share", []).append(float(covered.float().mean()))
-        else:
-            union = max(1, int((covered | mask).sum()))
-            figures.setdefault("mask_iou", []).append(int((covered & mask).sum()) / union)
-            covered = covered & mask
-        if textured is not None and int(covered.sum()) >= _MIN_PIXELS:
-            colors = render_textured(textured, view)
-            target = image[..., :3].float() / 255
-            value = min(psnr(colors, target, covered.double()), 100.0)
-            figures.setdefault("psnr", []).append(value)
-            figures.setdefault("constant_psnr", []).append(constant_psnr(image[..., :3], covered))
-    means = {name: round(sum(values) / len(values), 4) for name, values in figures.items()}
-    return {**means, "hole_share": round(n_holes / max(1, n_covered), 4)}
+        holes = holes_in(covered, pixels_of_edges(rims, view), mask)
+        figures.n_hole_pixels += int(holes.sum())
+        figures.n_covered_pixels += int(covered.sum())
+        figures.add_coverage(covered, mask)
+        if textured is not None:
+            colored = covered if mask is None else covered & mask
+            figures.add_colors(textured, view, image, colored)
+    return figures.means()
+
+
+def _rim_edges(vertices: Tensor, faces: Tensor) -> np.ndarray:
+    """Open edges of a mesh, as rows of its vertices. (E, 2)"""
+    no_colors = np.zeros((len(vertices), 3), np.uint8)
+    return border_edges(TriangleMesh(vertices.numpy(), faces.numpy(), no_colors))
 
 
 def pixels_of_edges(ends: Tensor, camera: Camera) -> Tensor:
-    """Pixels that edges cross, hidden ones included. (E, 2, 3) world units -> (H, W) bool"""
+    """Mark pixels that edges cross, hidden edges included. (E, 2, 3) world units -> (H, W) bool"""
     shares = torch.linspace(0, 1, _EDGE_SAMPLES, dtype=ends.dtype, device="cpu")[:, None, None]
-    points = (ends[:, 0] + shares * (ends[:, 1] - ends[:, 0]).unsqueeze(0)).reshape(-1, 3)
+    starts = ends[:, 0]
+    steps = ends[:, 1] - ends[:, 0]
+    points = (starts + shares * steps.unsqueeze(0)).reshape(-1, 3)
     rotation = torch.as_tensor(camera.rotation, dtype=ends.dtype, device="cpu")
-    shift = torch.as_tensor(camera.translation, dtype=ends.dtype, device="cpu")
-    pixels = pixels_of(points @ rotation.T + shift, camera)
+    translation = torch.as_tensor(camera.translation, dtype=ends.dtype, device="cpu")
+    pixels = pixels_of(points @ rotation.T + translation, camera)
+    rows = pixels.rows[pixels.inside]
+    columns = pixels.columns[pixels.inside]
     crossed = torch.zeros(camera.height, camera.width, dtype=torch.bool, device="cpu")
-    crossed[pixels.rows[pixels.inside], pixels.columns[pixels.inside]] = True
+    crossed[rows, columns] = True
     return crossed
 
 
 def holes_in(covered: Tensor, rims: Tensor, mask: Tensor | None) -> Tensor:
-    """Pixels inside of holes of a mesh. (H, W) bool
+    """Mark pixels inside of holes of a mesh. (H, W) bool
 
-    The mesh does not cover them, although it does all around them, and most of what is around them
-    is its own rim: an opening between two arms has none.
+    A hole is an uncovered region that covered pixels enclose, and most of whose border is near
+    open edges of the mesh: an opening between two arms has none.
 
     Args:
         covered: Pixels that show the mesh. (H, W) bool
@@ -173,26 +222,25 @@ def holes_in(covered: Tensor, rims: Tensor, mask: Tensor | None) -> Tensor:
     # Here and not above: it takes a tenth of the time in which a command starts.
     from scipy.ndimage import binary_dilation, binary_fill_holes, label
 
-    gaps = binary_fill_holes(covered.numpy()) & ~covered.numpy()
-    near_rims = binary_dilation(rims.numpy(), np.ones((3, 3)), iterations=_RIM_PIXELS)
+    covered_array = covered.numpy()
+    gaps = binary_fill_holes(covered_array) & ~covered_array
+    square = np.ones((3, 3))
+    is_near_rim = binary_dilation(rims.numpy(), square, iterations=_RIM_PIXELS)
     holes = np.zeros_like(gaps)
-    parts, n_parts = label(gaps)
-    for number in range(1, n_parts + 1):
-        part = parts == number
-        around = binary_dilation(part) & ~part
-        if near_rims[around].mean() >= _RIM_SHARE:
-            holes |= part
-    found = torch.from_numpy(holes)
-    return found if mask is None else found & mask
+    labels = np.zeros(gaps.shape, np.int32)
+    label(gaps, output=labels)
+    for number in range(1, int(labels.max()) + 1):
+        gap = labels == number
+        border = binary_dilation(gap) & ~gap
+        if is_near_rim[border].mean() >= _RIM_SHARE:
+            holes |= gap
+    hole_pixels = torch.from_numpy(holes)
+    return hole_pixels if mask is None else hole_pixels & mask
 
 
-def _by_psnr(value: float, shift: float, views: str) -> Grade:
+def _grade_of_psnr(value: float, shift: float, views: str) -> Grade:
     word = _word(value, GOOD_PSNR + shift, USABLE_PSNR + shift)
     return Grade(word, f"{views} {value:.1f} dB")
-
-
-def _views(held_out: bool) -> str:
-    return "held-out views" if held_out else "training views"
 
 
 def _word(value: float, good: float, usable: float) -> Word:

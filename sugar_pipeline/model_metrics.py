@@ -11,19 +11,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import io
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import torch
 from msgspec import Meta
 from torch import Tensor
 
-from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.cloud import MAX_SH_DEGREE, Gaussians
 from gaussian_splatting.compute import Compute, DeviceFlags
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
@@ -46,27 +46,27 @@ from sugar_utils.console import Console
 from sugar_utils.device import upload
 from sugar_utils.errors import Notify, UserError, explained
 from sugar_utils.files import read_json, remove_stale_temporaries, write_json_atomic
-from sugar_utils.flags import boolean, non_negative_float, positive_int
+from sugar_utils.flags import Parser, boolean, non_negative_float, positive_int
 from sugar_utils.schemas import FileName, conform
 from sugar_utils.settings import flag, from_args, made_of, parser_of
 
-SH_DEGREE = 3
 PAPER_ITERATION = 30_000
 _flag = partial(flag, group="metrics")
 
 Scores = dict[str, float | list[str] | None]
 
 _ADVICE = 'write {"scene folder": "vanilla checkpoint folder", ...}'
-_SceneConfig = Annotated[dict[FileName, FileName], Meta(min_length=1)]
+_SceneConfig = cast("type[dict[str, str]]", Annotated[dict[FileName, FileName], Meta(min_length=1)])
 
 Perceptual = Callable[[Tensor, Tensor], float]  # distance of two (H, W, 3) images in [0, 1]
+Render = Callable[[Camera], Tensor]  # (H, W, 3) float
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsOptions:
-    """What to measure.
+    """Flags of ``metrics.py``: the models to measure, and how.
 
-    ``dn_consistency`` and ``density`` share names.
+    Models of the modes ``dn_consistency`` and ``density`` have the same names.
     """
 
     scene_config: str = _flag(
@@ -140,6 +140,7 @@ class MetricsOptions:
 
     @property
     def variant(self) -> MeshVariant:
+        """Word of the mesh's name that says how it was made."""
         if self.use_marching_cubes:
             return "marchingcubes"
         if self.use_poisson_center:
@@ -148,6 +149,7 @@ class MetricsOptions:
 
     @property
     def result_path(self) -> Path:
+        """The JSON file of the figures, named as by the original."""
         method = "sdf" if self.regularization_type == "sdf" else "density"
         suffix = {
             "": "",
@@ -164,11 +166,13 @@ class MetricsOptions:
 
     @property
     def key(self) -> str:
+        """Key of the refined model in the JSON file."""
         level = number_text(self.surface_level)
         return f"sugar_{level}_{self.n_vertices_in_mesh}_{self.refinement_iterations}"
 
     @property
     def refined_name(self) -> str:
+        """Folder of the refined model, without its parents."""
         run = coarse_name(self.iteration_to_load, self.regularization_type, self.estimation_factor)
         model = run.removeprefix("sugarcoarse_")
         mesh = mesh_name(model, self.surface_level, self.n_vertices_in_mesh, self.variant)
@@ -223,11 +227,13 @@ def _measure_scene(
     with ImageStore(options.white_background) as images:
         for key, render in _models(options, scene_path, checkpoint_path, console):
             fitted = options.exposure_compensation
-            rows[key] = _score(render, scene.test_cameras, images, perceptual, fitted)
-            rows[key] |= _with_dropped(render, scene, images)
-            figures = {n: v for n, v in rows[key].items() if isinstance(v, float)}
-            shown = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
-            console.info(f"{scene_name(scene_path)} {key}: {shown}")
+            scores = _score(render, scene.test_cameras, images, perceptual, fitted)
+            scores |= _with_dropped(render, scene, images)
+            rows[key] = scores
+            figures = [
+                f"{name} {value:.4f}" for name, value in scores.items() if isinstance(value, float)
+            ]
+            console.info(f"{scene_name(scene_path)} {key}: {'  '.join(figures)}")
     if checkpoint.settings.get("eval") is False:
         # The layout of the file is the original's and has no field for it.
         console.warn(
@@ -239,21 +245,12 @@ def _measure_scene(
 
 def _models(
     options: MetricsOptions, scene_path: Path, checkpoint_path: Path, console: Console
-) -> Sequence[tuple[str, Callable[[Camera], Tensor]]]:
-    models = []
+) -> list[tuple[str, Render]]:
+    """Renderers of all models to measure, with their keys in the JSON file."""
+    models: list[tuple[str, Render]] = []
     device = options.compute.device
     if options.evaluate_vanilla:
-        for iteration in dict.fromkeys((options.iteration_to_load, PAPER_ITERATION)):
-            try:
-                checkpoint = load_reference_checkpoint(checkpoint_path, iteration, console.info)
-            except UserError:
-                if iteration == options.iteration_to_load:
-                    raise
-                console.info(f"{checkpoint_path} has no iteration {iteration}; left out")
-                continue
-            cloud = checkpoint.read_cloud(console.info).to(device)
-            number = f"{iteration // 1000}k" if iteration % 1000 == 0 else iteration
-            models.append((f"3dgs_{number}", _gaussian_render(cloud.activate(), options)))
+        models += _vanilla_models(options, checkpoint_path, console)
     folder = options.output_dir / "refined_mesh" / scene_name(scene_path)
     name = options.refined_name
     if options.use_uv_texture:
@@ -269,29 +266,50 @@ def _models(
     return models
 
 
-def _with_dropped(render: Callable[[Camera], Tensor], scene: Scene, images: ImageStore) -> Scores:
+def _vanilla_models(
+    options: MetricsOptions, checkpoint_path: Path, console: Console
+) -> list[tuple[str, Render]]:
+    """Renderers of the vanilla checkpoint: SuGaR's start, and iteration 30000 if it is there."""
+    models: list[tuple[str, Render]] = []
+    for iteration in dict.fromkeys((options.iteration_to_load, PAPER_ITERATION)):
+        try:
+            checkpoint = load_reference_checkpoint(checkpoint_path, iteration, console.info)
+        except UserError:
+            if iteration == options.iteration_to_load:
+                raise
+            console.info(f"{checkpoint_path} has no iteration {iteration}; left out")
+            continue
+        cloud = checkpoint.read_cloud(console.info).to(options.compute.device)
+        number = f"{iteration // 1000}k" if iteration % 1000 == 0 else iteration
+        models.append((f"3dgs_{number}", _gaussian_render(cloud.activate(), options)))
+    return models
+
+
+def _with_dropped(render: Render, scene: Scene, images: ImageStore) -> Scores:
     """PSNR with the held-out views that contradict the rest, and their names; empty without."""
     dropped = scene.dropped_test_cameras
     if not dropped:
         return {}
-    found = evaluate(render, [*scene.test_cameras, *dropped], images.shown)
+    evaluation = evaluate(render, [*scene.test_cameras, *dropped], images.shown)
     names = [camera.name for camera in dropped]
-    return {"psnr_with_dropped_views": found.psnr, "dropped_views": names}
+    return {"psnr_with_dropped_views": evaluation.psnr, "dropped_views": names}
 
 
-def _gaussian_render(gaussians: Gaussians, options: MetricsOptions) -> Callable[[Camera], Tensor]:
-    degree = 0 if options.use_diffuse_color_only else SH_DEGREE
+def _gaussian_render(gaussians: Gaussians, options: MetricsOptions) -> Render:
+    degree = 0 if options.use_diffuse_color_only else MAX_SH_DEGREE
 
     def render(camera: Camera) -> Tensor:
-        return render_view(
+        output = render_view(
             gaussians, camera, white=options.white_background, geometry=False, sh_degree=degree
-        ).image
+        )
+        assert output.image is not None
+        return output.image
 
     return render
 
 
 def _score(
-    render: Callable[[Camera], Tensor],
+    render: Render,
     cameras: Sequence[Camera],
     images: ImageStore,
     perceptual: Perceptual | None,
@@ -306,22 +324,25 @@ def _score(
             distances.append(perceptual(image.clamp(0, 1), target))
         return image
 
-    scores = evaluate(render_and_compare, cameras, images.shown, fitted=fitted)
-    lpips = sum(distances) / len(distances) if distances else None
-    more = {"psnr_after_gain_and_offset": scores.fitted_psnr} if fitted else {}
-    more |= {f"{name}_counted": value for name, value in scores.counted.items()}
-    return {"ssim": scores.ssim, "psnr": scores.psnr, "lpips": lpips, **more}
+    evaluation = evaluate(render_and_compare, cameras, images.shown, fitted=fitted)
+    scores: Scores = {"ssim": evaluation.ssim, "psnr": evaluation.psnr}
+    scores["lpips"] = sum(distances) / len(distances) if distances else None
+    if fitted:
+        scores["psnr_after_gain_and_offset"] = evaluation.fitted_psnr
+    for name, value in evaluation.counted.items():
+        scores[f"{name}_counted"] = value
+    return scores
 
 
 def load_perceptual(notify: Notify) -> Perceptual | None:
-    """LPIPS with the VGG network, as papers of the field report it; None if it cannot be had.
+    """Load LPIPS with the VGG network, as papers of the field report it; None if it cannot be had.
 
     Its weights are downloaded by torchvision on first use, which needs a network.
     """
     try:
         package = importlib.import_module("lpips")
         # The package prints where it found its weights.
-        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        with contextlib.redirect_stdout(io.StringIO()):
             network = package.LPIPS(net="vgg", verbose=False).eval()
     # Weights come over the network: whatever goes wrong there must not cost the other figures.
     except Exception as error:
@@ -331,22 +352,25 @@ def load_perceptual(notify: Notify) -> Perceptual | None:
 
     @torch.no_grad()
     def distance(image: Tensor, target: Tensor) -> float:
-        pair = (tensor.permute(2, 0, 1)[None].cpu() for tensor in (image, target))
-        return float(network(*pair))
+        image_batch = image.permute(2, 0, 1)[None].cpu()
+        target_batch = target.permute(2, 0, 1)[None].cpu()
+        return float(network(image_batch, target_batch))
 
     return distance
 
 
-def metrics_parser(description: str | None) -> argparse.ArgumentParser:
+def metrics_parser(description: str | None) -> Parser:
+    """Make the parser of ``metrics.py``."""
     return parser_of(description, MetricsOptions, PresetFlags)
 
 
 def metrics_options(args: argparse.Namespace) -> MetricsOptions:
+    """Make the options of the flags, with the presets resolved."""
     return from_args(MetricsOptions, apply_presets(args))
 
 
 def read_scene_config(text: str) -> dict[Path, Path]:
-    """Scene folders and their checkpoint folders, from a JSON file or the JSON itself."""
+    """Read scene folders and their checkpoint folders from a JSON file, or from the JSON itself."""
     if not text:
         raise UserError(f"--scene_config is empty; {_ADVICE}")
     if text.lstrip().startswith("{"):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,10 +20,18 @@ from sugar_trainers.naming import OUTPUT_ROOT
 from sugar_trainers.refine_run import RefineOptions
 from sugar_trainers.stage_config import MODES, MULTIVIEW, CoarseConfig
 from sugar_utils.errors import UserError
-from sugar_utils.flags import Repeated, open_share, optional_str, positive_float, positive_int
-from sugar_utils.settings import add_flags, flag, flags_of, parser_of, with_flags
+from sugar_utils.flags import (
+    Parser,
+    Repeated,
+    open_share,
+    optional_str,
+    positive_float,
+    positive_int,
+)
+from sugar_utils.settings import Flag, add_flags, flag, flags_of, parser_of, with_flags
 
-STAGES = ("coarse", "mesh", "refine", "texture")
+STAGES = ("convert", "vanilla", "coarse", "mesh", "refine", "texture")  # in their order
+SUGAR_STAGES = STAGES[STAGES.index("coarse") :]  # those of ``train.py``
 REFINEMENT_TIMES = {"short": 2_000, "medium": 7_000, "long": 15_000}
 # triangles, Gaussians per triangle
 LOW_POLY = (200_000, 6)
@@ -76,11 +85,16 @@ _GROUPS: dict[type, tuple[str, ...]] = {
     RefineOptions: ("refinement stage",),
     TextureOptions: ("texture",),
 }
-"""Of each stage's flags those that the pipelines have; the others follow from the stage before."""
+"""Headings whose flags the pipelines have, by stage; other flags follow from the stage before."""
+
+_LATER_STAGES = {"mesh": MeshOptions, "refine": RefineOptions, "texture": TextureOptions}
+"""Stages that may be left out."""
 
 
 @dataclass(frozen=True)
 class PresetFlags:
+    """Flags that set several others: of the pipelines, and of ``metrics.py``."""
+
     low_poly: bool = _preset(
         False,
         "200,000 triangles with 6 Gaussians each, whatever -v and -g say",
@@ -103,6 +117,8 @@ class PresetFlags:
 
 @dataclass(frozen=True)
 class PipelineFlags:
+    """Flags of both pipelines that concern the run and not one of its stages."""
+
     regularization_type: str | None = _pipeline(
         None,
         "how the surface is regularised: multiview gives the best surfaces where photographs "
@@ -123,7 +139,7 @@ class PipelineFlags:
         task="time and memory",
     )
     stop_after: str | None = _pipeline(
-        None, "last stage to run; unset: texture", choices=STAGES, task="run"
+        None, "last stage to run; unset: texture", choices=SUGAR_STAGES, task="run"
     )
     force: bool = _pipeline(
         False,
@@ -148,6 +164,8 @@ class PipelineFlags:
 
 @dataclass(frozen=True)
 class TrainFlags:
+    """Flags of ``train.py`` alone."""
+
     demo: bool = flag(
         False,
         "make a small scene, take it all the way to a textured mesh, on short schedules, "
@@ -170,7 +188,7 @@ class TrainFlags:
 
 @dataclass(frozen=True)
 class FullFlags:
-    """The stage that ``train_full_pipeline.py`` puts before the others."""
+    """Flags of ``train_full_pipeline.py`` alone, of its vanilla stage."""
 
     gs_output_dir: Path | None = flag(
         None,
@@ -188,7 +206,8 @@ class FullFlags:
     )
 
 
-def train_parser(description: str | None) -> argparse.ArgumentParser:
+def train_parser(description: str | None) -> Parser:
+    """Make the parser of ``train.py``."""
     parser = parser_of(description, examples=TRAIN_EXAMPLES)
     texture = {"group": _train, "long": "--export_uv_textured_mesh"}
     _add_pipeline_flags(parser, texture)
@@ -196,14 +215,15 @@ def train_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def full_parser(description: str | None) -> argparse.ArgumentParser:
+def full_parser(description: str | None) -> Parser:
+    """Make the parser of ``train_full_pipeline.py``."""
     parser = parser_of(description, examples=FULL_EXAMPLES)
-    # The checkpoint is the one that the stage before makes.
+    # The checkpoint is that of the vanilla stage.
     parser.set_defaults(checkpoint_path=None, iteration_to_load=None)
     several = {"options": {"action": Repeated}}
     _add_pipeline_flags(parser, {"group": _full}, without=("checkpoint",), scene=several)
-    for settings in (FullFlags, VanillaOptions):
-        add_flags(parser, settings, _full, "vanilla stage")
+    add_flags(parser, FullFlags, _full, "vanilla stage")
+    add_flags(parser, VanillaOptions, _full, "vanilla stage")
     add_flags(parser, SfmOptions)
     return parser
 
@@ -216,13 +236,13 @@ def _add_pipeline_flags(
 ) -> None:
     add_flags(parser, PipelineFlags, export_obj=texture)
     for settings, groups in _GROUPS.items():
-        wanted = (group for group in groups if group not in without)
-        add_flags(parser, settings, *wanted, scene_path=scene or {})
+        included = [group for group in groups if group not in without]
+        add_flags(parser, settings, *included, scene_path=scene or {})
     add_flags(parser, PresetFlags)
 
 
 def apply_presets(args: argparse.Namespace) -> argparse.Namespace:
-    """The flags with ``--low_poly``, ``--high_poly`` and ``--refinement_time`` resolved.
+    """Return the flags with ``--low_poly``, ``--high_poly`` and ``--refinement_time`` resolved.
 
     As in the original, they win over ``-v``, ``-g`` and ``-f``, and high over low. Without
     ``--preset``, pipelines are fast.
@@ -249,20 +269,24 @@ def runs_stage(args: argparse.Namespace, stage: str) -> bool:
 
 
 def messages(args: argparse.Namespace) -> tuple[str, ...]:
-    """One line for each group of flags that was given but cannot act beside the others."""
+    """One line for each group of given flags that has no effect because of another flag."""
     lines = []
-    later = {"mesh": MeshOptions, "refine": RefineOptions, "texture": TextureOptions}
-    for stage, settings in later.items():
-        shared = flags_of(PipelineFlags, "mesh stage") if stage == "mesh" else ()
-        own = (*shared, *flags_of(settings, *_GROUPS[settings]))
-        used = [f"--{f.name}" for f in own if getattr(args, f.name) != f.default]
-        if used and not runs_stage(args, stage):
-            lines.append(f"{', '.join(used)}: no effect, the {stage} stage does not run")
+    for stage, settings in _LATER_STAGES.items():
+        flags = list(flags_of(settings, *_GROUPS[settings]))
+        if stage == "mesh":
+            flags = [*flags_of(PipelineFlags, "mesh stage"), *flags]
+        changed = _changed(args, flags)
+        if changed and not runs_stage(args, stage):
+            lines.append(f"{', '.join(changed)}: no effect, the {stage} stage does not run")
     if args.regularization_type == MULTIVIEW:
-        of_others = flags_of(CoarseConfig, "coarse stage")
-        unused = [f"--{f.name}" for f in of_others if getattr(args, f.name) != f.default]
+        unused = _changed(args, flags_of(CoarseConfig, "coarse stage"))
         if unused:
             lines.append(f"{', '.join(unused)}: no effect with multiview")
     if args.low_poly and args.high_poly:
         lines.append("--low_poly has no effect beside --high_poly")
     return tuple(lines)
+
+
+def _changed(args: argparse.Namespace, flags: Iterable[Flag]) -> list[str]:
+    """The flags, as they are typed, whose values are not the defaults."""
+    return [f"--{one.name}" for one in flags if getattr(args, one.name) != one.default]

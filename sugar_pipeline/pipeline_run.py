@@ -1,92 +1,74 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the stages of a plan in one process, checks what they made, and writes the report."""
+"""Run the stages of a plan in one process, check what they made, and write the report."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from gaussian_splatting.data.consistency import check_view_names
-from gaussian_splatting.data.depth_maps import NO_DEPTHS
 from gaussian_splatting.data.images import ImageStore
-from gaussian_splatting.data.observations import ALL_VIEWS
 from gaussian_splatting.data.reference_layout import CHECKPOINT_FOLDER
-from gaussian_splatting.data.scene import Scene, load_scene
 from gaussian_splatting.engine.reporting.health import FailedResult, problem_of
 from gaussian_splatting.engine.reporting.run_report import REPORT_FILE
-from gaussian_splatting.engine.run_directory import RUN_FILE
-from sugar_capture.photographs import described_photographs, output_names
-from sugar_capture.scene_folder import DIVISORS, find_source, scene_root
+from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
+from sugar_capture.convert_options import ConvertOptions
 from sugar_extractors import mesh_quality
 from sugar_extractors.export.export_run import read_any_gaussians, read_bound_gaussians
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
+from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh_pictures import read_any_mesh
 from sugar_extractors.mesh_quality import MeshQuality
 from sugar_extractors.result_folder import LOG, HandedOut, write_result_folder
-from sugar_extractors.texture import placed_export as placing
 from sugar_extractors.texture.placed_export import PlacementOptions
 from sugar_extractors.texture.textured_mesh_io import read_textured_mesh
-from sugar_extractors.texture.texturing import extract_textured_mesh
+from sugar_extractors.texture.texturing import TextureOptions, extract_textured_mesh
 from sugar_pipeline import pipeline_report
-from sugar_pipeline.grading import (
-    MAX_LOSS,
-    Grade,
-    grade_mesh,
-    grade_model,
-    loses,
-    mesh_health,
-    worst,
+from sugar_pipeline.grading import MAX_LOSS, Grade, grade_mesh, loses, mesh_health, worst
+from sugar_pipeline.input_checks import check_names_of_photographs, check_places
+from sugar_pipeline.pipeline_report import ReportContent, Summary
+from sugar_pipeline.pipeline_result import (
+    CAMERA_POSES,
+    COARSE,
+    COARSE_MESH,
+    REFINEMENT,
+    TEXTURED,
+    VANILLA,
+    PipelineResult,
+    StageRecord,
+    file_record,
+    training_record,
 )
-from sugar_pipeline.pipeline_report import StageRecord, Summary
-from sugar_pipeline.plan import STAGES, PipelinePlan
-from sugar_trainers.capture import SugarSize, load_views
+from sugar_pipeline.plan import PipelinePlan
+from sugar_trainers.capture import load_views
+from sugar_trainers.coarse_run import CoarseOptions
 from sugar_trainers.naming import scene_name
+from sugar_trainers.refine_run import RefineOptions
 from sugar_trainers.stage_options import load_capture
 from sugar_utils.console import Console, duration_text
-from sugar_utils.errors import UserError, shortened
-from sugar_utils.files import check_writable, require_regular_file
+from sugar_utils.errors import UserError, say_nothing, shortened
+from sugar_utils.files import check_writable
 from sugar_utils.process_group import ProcessGroup
-from sugar_utils.schemas import ResultNote, RunRecord, read_checked
 from sugar_utils.settings import write_settings
 from sugar_viewer.live_view import run_watched_stage
 
 TITLE = "SuGaR of"  # begins the title of a pipeline's report, not of a single run's
-# Names of stages in messages and reports; that of the coarse stage goes on with its mode.
-VANILLA = "vanilla 3DGS"
-COARSE = "coarse SuGaR"
-COARSE_MESH = "coarse mesh"
-REFINEMENT = "refinement"
-TEXTURED = "textured mesh"
+_TITLES = {
+    "convert": CAMERA_POSES,
+    "vanilla": VANILLA,
+    "coarse": COARSE,
+    "mesh": COARSE_MESH,
+    "refine": REFINEMENT,
+    "texture": "texture",
+}
+_TRAINING_STAGES = ("vanilla", "coarse", "refine")  # those in which all processes take part
 
 Revise = Callable[[str, PipelinePlan, ImageStore], PipelinePlan]
-
-
-@dataclass
-class PipelineResult:
-    records: list[StageRecord] = field(default_factory=list)
-    # Coarse mesh; None where no mesh was wanted, and likewise below.
-    coarse_mesh: Path | None = None
-    refined: Path | None = None
-    textured: Path | None = None
-    quality: dict[str, MeshQuality] = field(default_factory=dict)
-    report: Path | None = None  # HTML file; None if it could not be written
-    # Whether the refinement is worse than what it began with, so that this is handed out.
-    splats_are_coarse: bool = False
-    # Files of the folder of results, those for people first.
-    files: list[Path] = field(default_factory=list)
-    grade: Grade | None = None
-
-    @property
-    def mesh(self) -> Path | None:
-        """The last mesh that was made: the textured one if there is one."""
-        return self.textured or self.coarse_mesh
 
 
 def run_stages(
@@ -95,286 +77,372 @@ def run_stages(
     """Run all stages of a plan; what is finished already is not repeated.
 
     All stages share one store of decoded photographs. Several processes train together; the first
-    alone does the rest while the others wait. ``revise`` is called before each stage with its name
-    and returns the plan to go on with.
+    alone does the rest while the others wait.
+
+    Args:
+        plan: Options of the stages.
+        console: Gets the messages; if None, the terminal.
+        revise: Called before each stage with its name; returns the plan to go on with.
+
+    Raises:
+        FailedResult: The result of a stage is a failure, and the plan does not force the rest.
     """
     group = plan.coarse.compute.group
     console = console or (Console() if group.is_first else Console.silent())
     white = plan.coarse.config.white_background
     with group.single_report(), ImageStore(white, sharers=group.size) as images:
-        plan, result = _run_stages(plan, images, console, group, revise)
+        run = _PipelineRun(plan, images, console)
+        run.run_all(group, revise)
         if group.is_first:
-            _conclude(plan, result, images, console)
+            run.conclude()
             console.close()
         group.barrier()
-    failed = group.broadcast(next((r for r in result.records if r.problem), None))
-    if failed is not None and not plan.force:
+    failures = [record for record in run.result.records if record.problem]
+    first_failure = group.broadcast(failures[0] if failures else None)
+    if first_failure is not None and not run.plan.force:
         raise FailedResult(
-            f"{failed.name}: {failed.problem}; what was made is kept, --force True goes on"
+            f"{first_failure.name}: {first_failure.problem}; what was made is kept, "
+            "--force True goes on"
         )
-    return result
+    return run.result
 
 
-def _run_stages(
-    plan: PipelinePlan,
-    images: ImageStore,
-    console: Console,
-    group: ProcessGroup,
-    revise: Revise | None,
-) -> tuple[PipelinePlan, PipelineResult]:
-    for message in plan.messages:
-        console.note(message)
-    result = PipelineResult()
-    check_names_of_photographs(plan)
-    if plan.convert is None:
-        check_places(plan)
-    stages = [name for name in STAGES if getattr(plan, name) is not None]
-    for number, name in enumerate(stages, start=1):
-        if revise is not None:
-            plan = revise(name, plan, images)
-        title, trains, run = _stages(plan, result, images, console)[name]
-        console.headline(f"stage {number} of {plan.n_stages}: {title}")
-        problem = None
-        if trains or group.is_first:
-            record = _with_health(run(), plan, result, images)
-            if group.is_first:
-                record = _compared(record, result, console)
-                console.headline(_outcome(record))
-            result.records.append(record)
-            problem = record.problem
-        if number == 1 and group.is_first:
-            # Not before a stage has accepted its inputs: what is refused leaves nothing behind.
-            console.open_log(check_writable(plan.result_folder) / LOG)
-        # What a stage wrote is there before the next one reads it.
-        problem = group.broadcast(problem)
-        if problem is not None:
-            console.warn(f"{title}: {problem}")
-            if not plan.force:
-                break
-    return plan, result
+class _PipelineRun:
+    """One run of a plan: runs the stages in their order, and then writes the results.
 
+    A stage reads the files of the stages before it; ``result`` collects what they made.
+    """
 
-def _outcome(record: StageRecord) -> str:
-    """One line about a stage that ended: what it made, in what time, and how good it is."""
-    facts = [record.size_text, "" if record.seconds is None else duration_text(record.seconds)]
-    made = ", ".join(filter(None, facts))
-    grade = "" if record.grade is None else f"; {record.grade}"
-    if record.problem is not None:
-        # The reason is said in a warning of its own.
-        grade = "; poor"
-    return f"  {record.name}: {made}{grade}" if made or grade else f"  {record.name}: ended"
+    def __init__(self, plan: PipelinePlan, images: ImageStore, console: Console) -> None:
+        self.plan = plan
+        self.result = PipelineResult()
+        self._images = images
+        self._console = console
 
+    def run_all(self, group: ProcessGroup, revise: Revise | None) -> None:
+        """Run the stages, up to one that fails unless the plan forces the rest."""
+        console = self._console
+        for message in self.plan.messages:
+            console.note(message)
+        check_names_of_photographs(self.plan)
+        if self.plan.convert is None:
+            check_places(self.plan)
+        for number, stage in enumerate(self.plan.stages, start=1):
+            if revise is not None:
+                self.plan = revise(stage, self.plan, self._images)
+            title = self._title(stage)
+            console.headline(f"stage {number} of {len(self.plan.stages)}: {title}")
+            problem = None
+            if group.is_first or stage in _TRAINING_STAGES:
+                record = self._run_stage(stage)
+                if group.is_first:
+                    record = self._compared_with_coarse(record)
+                    console.headline(_outcome(record))
+                self.result.records.append(record)
+                problem = record.problem
+            if number == 1 and group.is_first:
+                # Not before a stage has accepted its inputs: what is refused leaves nothing behind.
+                console.open_log(check_writable(self.plan.result_folder) / LOG)
+            # What a stage wrote is there before the next one reads it.
+            problem = group.broadcast(problem)
+            if problem is not None:
+                console.warn(f"{title}: {problem}")
+                if not self.plan.force:
+                    return
 
-def _compared(record: StageRecord, result: PipelineResult, console: Console) -> StageRecord:
-    """The record of a refinement, graded against the model that it began with."""
-    coarse = next((one for one in result.records if one.name.startswith(COARSE)), None)
-    if record.name != REFINEMENT or coarse is None:
-        return record
-    loss = loses(record.health, coarse.health)
-    if loss <= MAX_LOSS:
-        return record
-    result.splats_are_coarse = True
-    reason = (
-        f"views are {loss:.1f} dB worse than with the coarse model, whose Gaussians are handed "
-        "out instead"
-    )
-    console.warn(f"{record.name}: {reason}", "more iterations: --refinement_time, -f or --minutes")
-    return replace(record, grade=Grade("poor", reason))
+    def _title(self, stage: str) -> str:
+        title = _TITLES[stage]
+        if stage == "coarse":
+            return f"{title}, {self.plan.coarse.config.regularization_type}"
+        return title
 
+    def _run_stage(self, stage: str) -> StageRecord:
+        """Run one stage of the plan."""
+        runs = {
+            "convert": self._find_cameras,
+            "vanilla": self._train_vanilla,
+            "coarse": self._train_coarse,
+            "mesh": self._extract_mesh,
+            "refine": self._refine,
+            "texture": self._bake_texture,
+        }
+        return runs[stage](getattr(self.plan, stage))
 
-def _with_health(
-    record: StageRecord, plan: PipelinePlan, result: PipelineResult, images: ImageStore
-) -> StageRecord:
-    """The record with what is wrong with the result, and the views that were left out."""
-    if record.run_directory is not None:
-        recorded = read_checked(record.run_directory / RUN_FILE, RunRecord)
-        health = recorded.get("health", {})
-        return replace(
-            record,
-            problem=problem_of(health),
-            dropped_views=recorded.get("dropped_views", {}),
-            health=health,
-            grade=grade_model(health, bool(recorded.get("held_out_views"))),
-        )
-    if result.coarse_mesh is None or plan.mesh.bboxmin is not None:
-        return record
-    _, scene = load_views(plan.mesh, _silent)
-    if not all(camera.image_path for camera in scene.train_cameras):
-        return record
-    textured = result.textured is not None
-    mesh = read_textured_mesh(result.textured) if textured else read_any_mesh(result.coarse_mesh)
-    figures = mesh_health(mesh, scene.test_cameras or scene.train_cameras, images.shown)
-    return replace(
-        record,
-        figures={**record.figures, **figures},
-        problem=problem_of(figures),
-        grade=grade_mesh(figures),
-    )
-
-
-def _conclude(
-    plan: PipelinePlan, result: PipelineResult, images: ImageStore, console: Console
-) -> None:
-    try:
-        result.quality = _measure(plan.coarse.scene_path, result, plan.coarse.compute.device)
-        result.grade = worst(_grades_of_what_is_handed_out(result))
-        if plan.force or not any(record.problem for record in result.records):
-            result.files = _write_result_folder(plan, result)
-        result.report = _write_report(plan, result, images, console)
-    except UserError as error:
-        # All results are there; a page about them is not worth an error.
-        console.warn(f"no report: {error}")
-    trained = [r.run_directory for r in result.records if r.run_directory is not None]
-    if trained and plan.given:
-        write_settings(trained[-1], plan.given)
-    for name, quality in result.quality.items():
-        console.headline(
-            f"{name} against the known geometry: Chamfer distance {quality.chamfer:.2%} of the "
-            f"object's size, F-score at 1 % {quality.f_scores[-1]:.3f}"
-        )
-    for label, path in (
-        ("mesh", result.coarse_mesh),
-        ("refined model", result.refined),
-        ("textured mesh", result.textured),
-        ("report", result.report),
-    ):
-        if path is not None:
-            console.info(f"{label}: {path}")
-    _tell_result(result, console)
-
-
-def _tell_result(result: PipelineResult, console: Console) -> None:
-    """Say how good the result is, what was left out, where it is and what shows it."""
-    if result.grade is not None:
-        console.headline(f"the result is {result.grade}")
-    dropped = {name: why for one in result.records for name, why in one.dropped_views.items()}
-    if dropped:
-        named = shortened([f"{name} ({why})" for name, why in dropped.items()])
-        console.headline(f"left out: {len(dropped)} photographs: {named}")
-    files = [path.name for path in result.files]
-    if result.report is not None and result.report.name not in files:
-        files.append(result.report.name)
-    if result.files:
-        folder = result.files[0].parent
-        console.headline(f"results in {folder}: {', '.join(files)}")
-        console.headline(f"to look at them: {_show_command(folder)}")
-
-
-def _show_command(folder: Path) -> str:
-    program = "sugar view" if Path(sys.argv[0]).stem == "sugar" else "python view.py"
-    return f"{program} {shlex.quote(str(folder))}"
-
-
-def _grades_of_what_is_handed_out(result: PipelineResult) -> list[Grade]:
-    """Grades of the last mesh, and of the Gaussians that are handed out."""
-    by_name = {record.name: record for record in result.records}
-    models = [record for record in result.records if record.run_directory is not None]
-    if result.splats_are_coarse:
-        models = [record for record in models if record.name != REFINEMENT]
-    meshes = [by_name[name] for name in (COARSE_MESH, TEXTURED) if name in by_name]
-    last = [*models[-1:], *meshes[-1:]]
-    return [record.grade for record in last if record.grade is not None]
-
-
-def _write_result_folder(plan: PipelinePlan, result: PipelineResult) -> list[Path]:
-    """Copy what is handed out into one folder, under plain names and upright."""
-    splats = result.refined
-    if splats is None or result.splats_are_coarse:
-        coarse = [one for one in result.records if one.name.startswith(COARSE)]
-        splats = coarse[0].outputs[0] if coarse else None
-    if splats is None:
-        return []
-    last = plan.texture or plan.refine or plan.mesh or plan.coarse
-    _, scene = load_views(last, _silent)
-    options = PlacementOptions() if plan.texture is None else plan.texture.placement
-    handed_out = HandedOut(
-        result.mesh,
-        splats,
-        partial(read_any_gaussians, splats, _silent),
-        glb=plan.texture is None or plan.texture.export_glb,
-        lit=plan.texture is not None and plan.texture.lit,
-    )
-    return write_result_folder(plan.result_folder, handed_out, scene, options)
-
-
-def _stages(
-    plan: PipelinePlan, result: PipelineResult, images: ImageStore, console: Console
-) -> dict[str, tuple[str, bool, Callable[[], StageRecord]]]:
-    """Title, whether all processes take part, and what to call, by name."""
-    coarse_title = f"{COARSE}, {plan.coarse.config.regularization_type}"
-
-    def cameras() -> StageRecord:
+    def _find_cameras(self, options: ConvertOptions) -> StageRecord:
         # Most scenes have cameras, and what reads videos is slow to load.
         from sugar_capture.convert_run import convert
 
-        found = convert(plan.convert, console)
-        check_places(plan)
-        outputs = [path for path in (found.page, found.root / "sparse" / "0") if path is not None]
+        conversion = convert(options, self._console)
+        check_places(self.plan)
+        outputs = [conversion.root / "sparse" / "0"]
+        if conversion.page is not None:
+            outputs.insert(0, conversion.page)
         return StageRecord(
-            "camera positions", found.seconds, found.peak_bytes, outputs, figures=found.figures()
+            CAMERA_POSES,
+            conversion.seconds,
+            conversion.peak_bytes,
+            outputs,
+            figures=conversion.figures(),
         )
 
-    def vanilla() -> StageRecord:
-        ply = run_watched_stage(plan.vanilla, images=images, console=console)
-        return training_record(VANILLA, plan.vanilla.model_path / CHECKPOINT_FOLDER, [ply])
+    def _train_vanilla(self, options: VanillaOptions) -> StageRecord:
+        ply = run_watched_stage(options, images=self._images, console=self._console)
+        return training_record(VANILLA, options.model_path / CHECKPOINT_FOLDER, [ply])
 
-    def coarse() -> StageRecord:
-        path = run_watched_stage(plan.coarse, images=images, console=console)
-        return training_record(coarse_title, path.parent, [path])
+    def _train_coarse(self, options: CoarseOptions) -> StageRecord:
+        path = run_watched_stage(options, images=self._images, console=self._console)
+        return training_record(self._title("coarse"), path.parent, [path])
 
-    def mesh() -> StageRecord:
-        result.coarse_mesh = extract_coarse_mesh(plan.mesh, console)[0]
-        return file_record(COARSE_MESH, result.coarse_mesh)
+    def _extract_mesh(self, options: MeshOptions) -> StageRecord:
+        path = extract_coarse_mesh(options, self._console)[0]
+        self.result.coarse_mesh = path
+        return self._with_mesh_health(file_record(COARSE_MESH, path))
 
-    def refine() -> StageRecord:
-        result.refined = run_watched_stage(plan.refine, images=images, console=console)
-        outputs = [result.refined, *([plan.refine.ply_path] if plan.refine.export_ply else [])]
-        return training_record(REFINEMENT, result.refined.parent, outputs)
+    def _refine(self, options: RefineOptions) -> StageRecord:
+        path = run_watched_stage(options, images=self._images, console=self._console)
+        self.result.refined = path
+        outputs = [path]
+        if options.export_ply:
+            outputs.append(options.ply_path)
+        return training_record(REFINEMENT, path.parent, outputs)
 
-    def texture() -> StageRecord:
-        result.textured = extract_textured_mesh(plan.texture, console, images)
-        return file_record(TEXTURED, result.textured)
+    def _bake_texture(self, options: TextureOptions) -> StageRecord:
+        path = extract_textured_mesh(options, self._console, self._images)
+        self.result.textured = path
+        return self._with_mesh_health(file_record(TEXTURED, path))
 
-    return {
-        "convert": ("camera positions", False, cameras),
-        "vanilla": (VANILLA, True, vanilla),
-        "coarse": (coarse_title, True, coarse),
-        "mesh": (COARSE_MESH, False, mesh),
-        "refine": (REFINEMENT, True, refine),
-        "texture": ("texture", False, texture),
-    }
+    def _with_mesh_health(self, record: StageRecord) -> StageRecord:
+        """Add figures of some views of the last mesh, its grade, and what is wrong with it."""
+        options = self.plan.mesh
+        result = self.result
+        if options is None or options.bboxmin is not None or result.coarse_mesh is None:
+            return record
+        _, scene = load_views(options, say_nothing)
+        if not all(camera.image_path for camera in scene.train_cameras):
+            return record
+        if result.textured is not None:
+            mesh = read_textured_mesh(result.textured)
+        else:
+            mesh = read_any_mesh(result.coarse_mesh)
+        cameras = scene.test_cameras or scene.train_cameras
+        figures = mesh_health(mesh, cameras, self._images.shown)
+        return replace(
+            record,
+            figures={**record.figures, **figures},
+            problem=problem_of(figures),
+            grade=grade_mesh(figures),
+        )
+
+    def _compared_with_coarse(self, record: StageRecord) -> StageRecord:
+        """Grade a refinement against the coarse model; other records stay as they are."""
+        coarse = _coarse_record(self.result)
+        if record.name != REFINEMENT or coarse is None:
+            return record
+        loss = loses(record.health, coarse.health)
+        if loss <= MAX_LOSS:
+            return record
+        self.result.splats_are_coarse = True
+        reason = (
+            f"views are {loss:.1f} dB worse than with the coarse model, whose Gaussians are handed "
+            "out instead"
+        )
+        advice = "more iterations: --refinement_time, -f or --minutes"
+        self._console.warn(f"{record.name}: {reason}", advice)
+        return replace(record, grade=Grade("poor", reason))
+
+    def conclude(self) -> None:
+        """Measure and grade the results, write their folder and the report, and print them."""
+        plan = self.plan
+        result = self.result
+        console = self._console
+        try:
+            result.quality = _measure(plan.coarse.scene_path, result, plan.coarse.compute.device)
+            result.grade = worst(_grades_of_results(result))
+            has_failed = any(record.problem for record in result.records)
+            if plan.force or not has_failed:
+                result.files = _write_result_folder(plan, result)
+            result.report = self._write_report()
+        except UserError as error:
+            # All results are there; a page about them is not worth an error.
+            console.warn(f"no report: {error}")
+        if result.last_run_directory is not None and plan.given:
+            write_settings(result.last_run_directory, plan.given)
+        for name, quality in result.quality.items():
+            console.headline(
+                f"{name} against the known geometry: Chamfer distance {quality.chamfer:.2%} of the "
+                f"object's size, F-score at 1 % {quality.f_scores[-1]:.3f}"
+            )
+        files = {
+            "mesh": result.coarse_mesh,
+            "refined model": result.refined,
+            "textured mesh": result.textured,
+            "report": result.report,
+        }
+        for label, path in files.items():
+            if path is not None:
+                console.info(f"{label}: {path}")
+        _print_result(result, console)
+
+    def _write_report(self) -> Path | None:
+        """Write the report into the folder of the last training stage, and a copy to the results.
+
+        None where nothing was trained, or where it could not be written.
+        """
+        result = self.result
+        notify = self._console.warn
+        directory = result.last_run_directory
+        if directory is None:
+            return None
+        path = directory / REPORT_FILE
+        if _is_current(path, result.records):
+            return path
+        content = self._report_content()
+        scene = scene_name(self.plan.coarse.scene_path)
+        title = f"{TITLE} {scene}"
+        if result.files:
+            # The same page; its links lead from there.
+            copy = self.plan.result_folder / REPORT_FILE
+            pipeline_report.write_report(copy, title, result.records, content, notify)
+        return pipeline_report.write_report(path, title, result.records, content, notify)
+
+    def _report_content(self) -> ReportContent:
+        """Gather what the report shows of the stages that made something."""
+        result = self.result
+        # A stage that failed its checks may have ended the pipeline.
+        plan = replace(
+            self.plan,
+            mesh=self.plan.mesh if result.coarse_mesh else None,
+            refine=self.plan.refine if result.refined else None,
+            texture=self.plan.texture if result.textured else None,
+        )
+        last = plan.coarse if plan.refine is None else plan.refine
+        device = last.compute.device
+        _, scene = load_capture(last, say_nothing)
+        cameras = scene.test_cameras or scene.train_cameras
+        refined = None
+        if result.refined is not None:
+            refined = read_bound_gaussians(result.refined).to(device).activate_all()
+        textured = None
+        textured_on_device = None
+        if result.textured is not None:
+            textured = read_textured_mesh(result.textured)
+            textured_on_device = textured.to(device)
+        return ReportContent(
+            settings=plan.settings(),
+            summary=_summary(plan, result),
+            pictures=pipeline_report.mesh_picture_rows(
+                cameras, coarse_mesh=result.coarse_mesh, refined=result.refined, device=device
+            ),
+            comparison=pipeline_report.compare_with_photographs(
+                scene, self._images, refined, textured_on_device, device
+            ),
+            quality=result.quality,
+            model=pipeline_report.model_to_turn(textured, scene, self._console.warn),
+        )
 
 
-def training_record(name: str, directory: Path, outputs: Sequence[Path]) -> StageRecord:
-    recorded: dict[str, Any] = read_checked(directory / RUN_FILE, RunRecord)
-    phases = recorded.get("timings", {}).values()
-    seconds = sum(phase["seconds"] for phase in phases)
-    peak = max((phase["peak_bytes"] for phase in phases), default=0)
-    return StageRecord(name, seconds, peak, tuple(outputs), directory)
+def _outcome(record: StageRecord) -> str:
+    """One line about a stage that ended: size and time of the result, and its quality."""
+    facts = []
+    if record.size_text:
+        facts.append(record.size_text)
+    if record.seconds is not None:
+        facts.append(duration_text(record.seconds))
+    quality = ""
+    if record.problem is not None:
+        # A warning of its own gives the reason.
+        quality = "; poor"
+    elif record.grade is not None:
+        quality = f"; {record.grade}"
+    if not facts and not quality:
+        return f"  {record.name}: ended"
+    return f"  {record.name}: {', '.join(facts)}{quality}"
 
 
-def file_record(name: str, path: Path) -> StageRecord:
-    """Record of a stage that writes its figures beside its result."""
-    recorded: dict[str, Any] = read_checked(path.with_suffix(".json"), ResultNote)
-    figures = dict(recorded.get("result", {}))
-    seconds = figures.pop("seconds", 0.0)
-    peak = figures.pop("peak_bytes", 0)
-    names = (path.stem, placing.placed_path(path).stem, placing.placed_gaussians(path).stem)
-    beside = sorted(p for p in path.parent.iterdir() if p.stem in names and p != path)
-    outputs = [path, *(p for p in beside if p.suffix != ".json")]
-    return StageRecord(name, seconds, peak, tuple(outputs), figures=figures)
+def _coarse_record(result: PipelineResult) -> StageRecord | None:
+    """The record of the coarse training stage; None where it did not run."""
+    records = [record for record in result.records if record.name.startswith(COARSE)]
+    return records[0] if records else None
+
+
+def _print_result(result: PipelineResult, console: Console) -> None:
+    """Print the grade, the views that were left out, and where the results are."""
+    if result.grade is not None:
+        console.headline(f"the result is {result.grade}")
+    dropped: dict[str, str] = {}
+    for record in result.records:
+        dropped.update(record.dropped_views)
+    if dropped:
+        views = [f"{name} ({reason})" for name, reason in dropped.items()]
+        console.headline(f"left out: {len(dropped)} photographs: {shortened(views)}")
+    if not result.files:
+        return
+    names = [path.name for path in result.files]
+    if result.report is not None and result.report.name not in names:
+        names.append(result.report.name)
+    folder = result.files[0].parent
+    console.headline(f"results in {folder}: {', '.join(names)}")
+    console.headline(f"to look at them: {_show_command(folder)}")
+
+
+def _show_command(folder: Path) -> str:
+    is_sugar = Path(sys.argv[0]).stem == "sugar"
+    program = "sugar view" if is_sugar else "python view.py"
+    return f"{program} {shlex.quote(str(folder))}"
+
+
+def _grades_of_results(result: PipelineResult) -> list[Grade]:
+    """Grades of the last mesh, and of the Gaussians in the folder of results."""
+    models = [record for record in result.records if record.run_directory is not None]
+    if result.splats_are_coarse:
+        models = [record for record in models if record.name != REFINEMENT]
+    # The textured mesh comes after the coarse one.
+    meshes = [record for record in result.records if record.name in (COARSE_MESH, TEXTURED)]
+    last_records = [*models[-1:], *meshes[-1:]]
+    return [record.grade for record in last_records if record.grade is not None]
+
+
+def _write_result_folder(plan: PipelinePlan, result: PipelineResult) -> list[Path]:
+    """Copy the results into one folder, under plain names and upright."""
+    splats = result.refined
+    if splats is None or result.splats_are_coarse:
+        coarse = _coarse_record(result)
+        splats = None if coarse is None else coarse.outputs[0]
+    if splats is None:
+        return []
+    last = plan.texture or plan.refine or plan.mesh or plan.coarse
+    _, scene = load_views(last, say_nothing)
+    if plan.texture is None:
+        placement = PlacementOptions()
+        writes_glb = True
+        is_lit = False
+    else:
+        placement = plan.texture.placement
+        writes_glb = plan.texture.export_glb
+        is_lit = plan.texture.lit
+    results = HandedOut(
+        result.mesh,
+        splats,
+        partial(read_any_gaussians, splats, say_nothing),
+        glb=writes_glb,
+        lit=is_lit,
+    )
+    return write_result_folder(plan.result_folder, results, scene, placement)
 
 
 def _measure(scene: Path, result: PipelineResult, device: torch.device) -> dict[str, MeshQuality]:
-    if not (scene / mesh_quality.OBJECT_FILE).is_file() or result.coarse_mesh is None:
+    """Compare the meshes with the true geometry, where the scene has it."""
+    has_reference = (scene / mesh_quality.OBJECT_FILE).is_file()
+    if not has_reference or result.coarse_mesh is None:
         return {}
     reference = mesh_quality.read_reference(scene)
-    meshes = {"coarse mesh": result.coarse_mesh, "refined mesh": result.refined}
-    return {
-        name: mesh_quality.compare_surfaces(read_any_mesh(path), reference, device=device)
-        for name, path in meshes.items()
-        if path is not None
-    }
+    paths = {"coarse mesh": result.coarse_mesh, "refined mesh": result.refined}
+    qualities = {}
+    for name, path in paths.items():
+        if path is not None:
+            mesh = read_any_mesh(path)
+            qualities[name] = mesh_quality.compare_surfaces(mesh, reference, device=device)
+    return qualities
 
 
 def _is_current(report: Path, records: Sequence[StageRecord]) -> bool:
@@ -383,128 +451,15 @@ def _is_current(report: Path, records: Sequence[StageRecord]) -> bool:
         return False
     if f"<title>{TITLE}" not in report.read_text(encoding="utf-8", errors="replace"):
         return False
+    report_time = report.stat().st_mtime_ns
     outputs = [path for record in records for path in record.outputs if path.exists()]
-    return all(path.stat().st_mtime_ns <= report.stat().st_mtime_ns for path in outputs)
+    return all(path.stat().st_mtime_ns <= report_time for path in outputs)
 
 
-def _write_report(
-    plan: PipelinePlan, result: PipelineResult, images: ImageStore, console: Console
-) -> Path | None:
-    """The report lies with the last training stage; it never costs a result."""
-    # A stage that failed its checks may have ended the pipeline.
-    plan = replace(
-        plan,
-        mesh=plan.mesh if result.coarse_mesh else None,
-        refine=plan.refine if result.refined else None,
-        texture=plan.texture if result.textured else None,
-    )
-    last = plan.coarse if plan.refine is None else plan.refine
-    trained = [r.run_directory for r in result.records if r.run_directory is not None]
-    if not trained:
-        return None
-    path = trained[-1] / REPORT_FILE
-    if _is_current(path, result.records):
-        return path
-    _, scene = load_capture(last, _silent)
-    cameras = scene.test_cameras or scene.train_cameras
-    device = last.compute.device
-    textured = None if result.textured is None else read_textured_mesh(result.textured)
-    summary = Summary(
-        result.grade,
-        [str(one.grade.reason) for one in result.records if _is_replaced(one, result)],
-        result.files,
-        _show_command(plan.result_folder),
-    )
-    rows = pipeline_report.mesh_picture_rows(
-        cameras, coarse_mesh=result.coarse_mesh, refined=result.refined, device=device
-    )
-    refined = None
-    if result.refined is not None:
-        refined = read_bound_gaussians(result.refined).to(device).activate_all()
-    placed = None if textured is None else textured.to(device)
-    comparison = pipeline_report.compare_with_photographs(scene, images, refined, placed, device)
-    title = f"{TITLE} {scene_name(last.scene_path)}"
-    content: dict[str, Any] = {
-        "settings": plan.settings(),
-        "comparison": comparison,
-        "pictures": rows,
-        "quality": result.quality or None,
-        "notify": console.warn,
-        "model": pipeline_report.model_to_turn(textured, scene, console.warn),
-        "summary": summary,
-    }
-    if result.files:
-        # The same page; its links lead from there.
-        copy = plan.result_folder / REPORT_FILE
-        pipeline_report.write_report(copy, title, result.records, **content)
-    return pipeline_report.write_report(path, title, result.records, **content)
-
-
-def _is_replaced(record: StageRecord, result: PipelineResult) -> bool:
-    return record.name == REFINEMENT and result.splats_are_coarse
-
-
-def check_files_of_flags(plan: PipelinePlan) -> None:
-    """Before cameras are looked for: whether files and folders that later stages read are there."""
-    vanilla = plan.vanilla
-    if plan.convert is None or vanilla is None:
-        return
-    root = scene_root(plan.convert.source_path)
-    if vanilla.init_ply is not None:
-        require_regular_file(vanilla.init_ply)
-    depths = vanilla.depth_options.depths
-    places = [] if depths in (None, NO_DEPTHS.depths) else [root / depths, Path(depths)]
-    if places and not any(place.is_dir() for place in places):
-        raise UserError(f"--depths {depths}: no such folder, in {root} or by itself")
-    # Copies at other sizes are made with the cameras.
-    outputs = ("images", *(f"images_{divisor}" for divisor in DIVISORS if plan.convert.resize))
-    if vanilla.images not in outputs and not (root / vanilla.images).is_dir():
-        raise UserError(f"--images {vanilla.images}: no such folder in {root}")
-    cameras = plan.convert.sfm.cameras
-    if cameras not in (None, "none") and not Path(cameras).exists():
-        raise UserError(f"--cameras {cameras}: no such file or folder; check the path")
-
-
-def check_names_of_photographs(plan: PipelinePlan) -> None:
-    """Before cameras are looked for: whether the photographs that flags name exist at all.
-
-    Those of a video are frames that are not known yet.
-    """
-    if plan.convert is None:
-        return
-    source = find_source(plan.convert.source_path)
-    distance = None if plan.texture is None else plan.texture.placement.known_distance
-    views = () if plan.vanilla is None else plan.vanilla.view_options.keep_views
-    if source.video is not None or (distance is None and not set(views) - {ALL_VIEWS}):
-        return
-    names = list(output_names(described_photographs(source.folder, source.recursive)))
-    if plan.texture is not None and distance is not None:
-        placing.check_names(plan.texture.placement, names)
-    check_view_names(views, names)
-
-
-def check_places(plan: PipelinePlan) -> None:
-    """As soon as there are cameras: whether those that give the scale are among them."""
-    if plan.texture is None or plan.texture.placement.known_distance is None:
-        return
-    scene = _capture(plan)
-    placing.scale_of(scene.calibrated_cameras, plan.texture.placement)
-
-
-def _capture(plan: PipelinePlan) -> Scene:
-    """The scene as the texture stage will read it."""
-    if plan.vanilla is None:
-        return load_views(plan.texture, _silent)[1]
-    vanilla = plan.vanilla
-    return load_scene(
-        vanilla.source_path,
-        size_rule=SugarSize(),
-        images_dir=vanilla.images,
-        masks=vanilla.mask_options,
-        view_options=vanilla.view_options,
-        notify=_silent,
-    )
-
-
-def _silent(line: str) -> None:
-    """What is to be said about the scene its stages say."""
+def _summary(plan: PipelinePlan, result: PipelineResult) -> Summary:
+    notes = []
+    for record in result.records:
+        is_replaced = record.name == REFINEMENT and result.splats_are_coarse
+        if is_replaced and record.grade is not None:
+            notes.append(record.grade.reason)
+    return Summary(result.grade, notes, result.files, _show_command(plan.result_folder))

@@ -25,7 +25,7 @@ from sugar_capture.scene_folder import needs_cameras, scene_root
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.texture.texture_atlas import load_xatlas
 from sugar_extractors.texture.texturing import TextureOptions
-from sugar_pipeline.pipeline_flags import apply_presets, messages, runs_stage
+from sugar_pipeline.pipeline_flags import STAGES, apply_presets, messages, runs_stage
 from sugar_scene.reprojection import NeighborViews
 from sugar_trainers.capture import SugarSize
 from sugar_trainers.coarse_run import CoarseOptions, options_of_mode
@@ -33,11 +33,10 @@ from sugar_trainers.naming import OUTPUT_ROOT, scene_name
 from sugar_trainers.refine_run import RefineOptions
 from sugar_trainers.stage_config import MODES, MULTIVIEW, RefineConfig
 from sugar_utils.console import Console
-from sugar_utils.errors import UserError
+from sugar_utils.errors import UserError, say_nothing
 from sugar_utils.settings import from_args, require_given, with_flags
 from sugar_utils.torchrun import Launch
 
-STAGES = ("convert", "vanilla", "coarse", "mesh", "refine", "texture")  # in their order
 STAGE_FOLDERS = (
     "vanilla_gs",
     "coarse",
@@ -49,15 +48,19 @@ STAGE_FOLDERS = (
     "exports",
     "renders",
 )
-"""Folders of the original's tree, and of programs beside it, in the output folder."""
+"""Folders of the original's tree, and of further programs, in the output folder."""
 MIN_DENSIFICATION_INTERVAL = 50
 MIN_RESET_INTERVAL = 1_000
+MIN_MULTIVIEW_CAMERAS = 12  # training views from which the multi-view mode is an option
+MIN_MULTIVIEW_SHARE = 0.9  # of the training views that have neighbours
 
 
 @dataclass(frozen=True)
 class PipelinePlan:
+    """Options of each stage of a run, resolved; None for a stage that does not run."""
+
     coarse: CoarseOptions
-    mesh: MeshOptions | None = None  # None to stop before it; likewise below
+    mesh: MeshOptions | None = None
     refine: RefineOptions | None = None
     texture: TextureOptions | None = None
     vanilla: VanillaOptions | None = None  # None where a checkpoint is given
@@ -65,25 +68,32 @@ class PipelinePlan:
     messages: tuple[str, ...] = ()
     force: bool = False  # whether stages follow on a failed one
     given: Mapping[str, Any] = field(default_factory=dict)  # flags that repeat the run
-    # Folder that gets what is handed out under plain names.
-    result_folder: Path = OUTPUT_ROOT
+    result_folder: Path = OUTPUT_ROOT  # gets the final results under plain names
 
     @property
-    def n_stages(self) -> int:
-        return sum(getattr(self, name) is not None for name in STAGES)
+    def stages(self) -> list[str]:
+        """Names of the stages that run, in their order."""
+        return [name for name in STAGES if getattr(self, name) is not None]
 
     def settings(self) -> dict[str, Any]:
         """Inputs and resolved settings of each stage; files of earlier stages must exist."""
-        found = {}
-        for name in STAGES[1:]:
+        settings = {}
+        for name in self.stages:
+            if name == "convert":
+                continue
             options = getattr(self, name)
-            if options is not None:
-                job = options.jobs[0] if name == "mesh" else ()
-                found[name] = {**options.sources(), **options.identity(*job)}
-        return found
+            # Settings of a mesh are those of one level and one number of triangles.
+            job = options.jobs[0] if name == "mesh" else ()
+            settings[name] = {**options.sources(), **options.identity(*job)}
+        return settings
 
 
 def train_plan(args: argparse.Namespace) -> PipelinePlan:
+    """Plan ``train.py``: from a checkpoint to a textured mesh.
+
+    Raises:
+        UserError: A flag is missing or wrong, also of a stage that does not run.
+    """
     if args.regularization_type is None:
         raise UserError(
             f"-r/--regularization_type is missing; choose one of {', '.join(MODES)} "
@@ -127,17 +137,17 @@ def train_plan(args: argparse.Namespace) -> PipelinePlan:
         refined_model_path=refine.result,
         mesh_output_dir=root / "refined_mesh" / scene,
     )
-    # What is wrong is told for stages that do not run, too.
-    later = {"mesh": mesh, "refine": refine, "texture": texture}
-    running = {name: options for name, options in later.items() if runs_stage(args, name)}
-    if "texture" in running and texture.atlas == "xatlas":
+    runs_texture = runs_stage(args, "texture")
+    if runs_texture and texture.atlas == "xatlas":
         load_xatlas()
     return PipelinePlan(
         coarse,
+        mesh=mesh if runs_stage(args, "mesh") else None,
+        refine=refine if runs_stage(args, "refine") else None,
+        texture=texture if runs_texture else None,
         messages=messages(args),
         force=args.force,
         result_folder=result_folder(args),
-        **running,
     )
 
 
@@ -149,13 +159,15 @@ def result_folder(args: argparse.Namespace) -> Path:
     name = scene_name(args.scene_path)
     folder = Path(args.output_dir) / name
     is_scene = folder.resolve() == Path(args.scene_path).resolve()
-    return folder.with_name(f"{name}_result") if is_scene or name in STAGE_FOLDERS else folder
+    if is_scene or name in STAGE_FOLDERS:
+        return folder.with_name(f"{name}_result")
+    return folder
 
 
 def full_plan(args: argparse.Namespace) -> PipelinePlan:
-    """Plan of ``train_full_pipeline.py``: a vanilla stage, if none is given, before the others.
+    """Plan ``train_full_pipeline.py``: a vanilla stage before the others, unless one is given.
 
-    Photographs without cameras, and videos, get a stage that finds them before all others.
+    Photographs without cameras, and videos, get a stage that computes camera poses first.
     """
     args = apply_presets(args)
     require_given(args, CoarseOptions, "scene_path")
@@ -165,9 +177,9 @@ def full_plan(args: argparse.Namespace) -> PipelinePlan:
         args.checkpoint_path = args.gs_output_dir
         args.iteration_to_load = args.vanilla_iterations
         plan = train_plan(args)
-        idle = [f"--{name}" for name in ("max_gaussians", "init_ply") if getattr(args, name)]
-        if idle:
-            line = f"{', '.join(idle)}: no effect with --gs_output_dir, nothing is trained before"
+        unused = [f"--{name}" for name in ("max_gaussians", "init_ply") if getattr(args, name)]
+        if unused:
+            line = f"{', '.join(unused)}: no effect with --gs_output_dir, nothing is trained before"
             plan = replace(plan, messages=(*plan.messages, line))
         return replace(plan, convert=convert)
     args.checkpoint_path = args.output_dir / "vanilla_gs" / scene_name(args.scene_path)
@@ -176,12 +188,11 @@ def full_plan(args: argparse.Namespace) -> PipelinePlan:
     return replace(plan, convert=convert, vanilla=_vanilla_options(args, plan.coarse))
 
 
-MIN_VIEWS = 12
-MIN_OVERLAP = 0.9
-
-
 def with_mode(args: argparse.Namespace, console: Console) -> argparse.Namespace:
-    """The flags with ``-r``: given, or what suits the capture; missing cameras are found first."""
+    """Return the flags with a mode, ``-r``: the given one, or one that suits the capture.
+
+    To know the capture, missing camera poses are computed first.
+    """
     if args.regularization_type is not None:
         return args
     args = apply_presets(args)
@@ -197,7 +208,7 @@ def with_mode(args: argparse.Namespace, console: Console) -> argparse.Namespace:
         size_rule=SugarSize(),
         images_dir=args.images or "images",
         eval_split=args.eval,
-        notify=lambda line: None,
+        notify=say_nothing,
     )
     mode, reason = mode_of(scene)
     console.info(f"--regularization_type {mode}: {reason}")
@@ -205,17 +216,25 @@ def with_mode(args: argparse.Namespace, console: Console) -> argparse.Namespace:
 
 
 def mode_of(scene: Scene) -> tuple[str, str]:
+    """Return the mode of the coarse stage that suits a scene, and the reason in words."""
     cameras = scene.train_cameras
-    if len(cameras) < MIN_VIEWS:
-        return "dn_consistency", f"there are only {len(cameras)} training views"
+    n_cameras = len(cameras)
+    if n_cameras < MIN_MULTIVIEW_CAMERAS:
+        return "dn_consistency", f"there are only {n_cameras} training views"
     neighbors = NeighborViews(cameras, scene.extent, observations=scene.observations)
-    n = len(cameras) - len(neighbors.without_neighbors)
-    mode = MULTIVIEW if n >= MIN_OVERLAP * len(cameras) else "dn_consistency"
-    return mode, f"{n} of {len(cameras)} training views have neighbours to be compared with"
+    n_with_neighbors = n_cameras - len(neighbors.without_neighbors)
+    overlaps = n_with_neighbors >= MIN_MULTIVIEW_SHARE * n_cameras
+    mode = MULTIVIEW if overlaps else "dn_consistency"
+    reason = f"{n_with_neighbors} of {n_cameras} training views have neighbours to be compared with"
+    return mode, reason
 
 
 def convert_options(args: argparse.Namespace) -> ConvertOptions | None:
-    """How to find the cameras of photographs or of a video; None where there are some."""
+    """Options of the stage that computes camera poses; None where the scene has cameras.
+
+    Raises:
+        UserError: Several processes run, of which only one can compute poses.
+    """
     if not needs_cameras(args.scene_path):
         return None
     if Launch.read().size > 1:
@@ -228,9 +247,9 @@ def convert_options(args: argparse.Namespace) -> ConvertOptions | None:
 
 
 def _run_of(args: argparse.Namespace, stage: str) -> RunOptions:
-    """Treatment of earlier runs; a checkpoint given by path concerns the stage that made it.
+    """Options of a stage's run; ``--resume PATH`` applies only to the stage of that checkpoint.
 
-    The name of its folder tells which one; the coarse one if it is unknown.
+    The name of the checkpoint's folder tells the stage; it is the coarse one if unknown.
     """
     options = from_args(RunOptions, args)
     if options.resume in ("auto", "none"):
@@ -238,16 +257,16 @@ def _run_of(args: argparse.Namespace, stage: str) -> RunOptions:
     checkpoint = Path(options.resume)
     folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
     name = folder.resolve().name
-    maker = "coarse"
+    checkpoint_stage = "coarse"
     if name.startswith("sugarfine_") and runs_stage(args, "refine"):
-        maker = "refine"
+        checkpoint_stage = "refine"
     elif name == CHECKPOINT_FOLDER and getattr(args, "gs_output_dir", args) is None:
-        maker = "vanilla"
-    return options if maker == stage else replace(options, resume="auto")
+        checkpoint_stage = "vanilla"
+    return options if checkpoint_stage == stage else replace(options, resume="auto")
 
 
 def _vanilla_options(args: argparse.Namespace, coarse: CoarseOptions) -> VanillaOptions:
-    """The vanilla stage holds out what the others hold out, at the size that they train on."""
+    """Options of the vanilla stage: held-out views and image size are those of the others."""
     n = scaled(args.vanilla_iterations, args.schedule_scale)
     config = from_args(VanillaConfig, args, iterations=n, optimizer=coarse.config.optimizer)
     if config.robustness.robust is None:

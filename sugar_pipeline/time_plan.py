@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``--minutes``: lengths of the stages from their measured speed, so that a run ends in time.
+"""``--minutes``: choose lengths of the stages by their measured speed, so that a run ends in time.
 
 Before each training stage some of its iterations are timed, spread over its schedule, with the
-model and the photographs that it will have. The stage gets its share of the time that is left.
-The chosen lengths are kept in a file, so that a run that is continued has the same settings.
+model and the photographs that it will have. The stage gets its share of the time that remains.
+The chosen lengths are saved in a file, so that a run that is continued has the same settings.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gaussian_splatting.data.images import ImageStore
-from gaussian_splatting.engine.runner import Messages
+from gaussian_splatting.engine.runner import Messages, StageRun
 from gaussian_splatting.engine.stepping import RunContext, Stepper
 from gaussian_splatting.optim.schedule import scaled
-from sugar_pipeline.pipeline_flags import runs_stage
-from sugar_pipeline.plan import STAGES, PipelinePlan
+from sugar_pipeline.pipeline_flags import STAGES, runs_stage
+from sugar_pipeline.plan import PipelinePlan
 from sugar_trainers.capture import SugarSize
 from sugar_trainers.naming import scene_name
 from sugar_trainers.stage_config import MULTIVIEW
@@ -47,13 +47,25 @@ SHORT = 2e8  # pixels times iterations of a stage, below which nothing is estima
 
 @dataclass(frozen=True)
 class Speed:
+    """The measured speed of a training stage, and what it was measured on."""
+
     seconds: float  # of an iteration
     n_views: int
     width: int  # of the largest training image, in pixels
     height: int
 
 
-def measure(options: Any, images: ImageStore, least_work: float = 0.0) -> Speed | None:
+class TrainingStageOptions(Protocol):
+    """Options of a training stage; they make a run of the engine."""
+
+    def prepare(self, messages: Messages) -> tuple[StageRun, Any]:
+        """The run and its initial model."""
+        ...
+
+
+def measure(
+    options: TrainingStageOptions, images: ImageStore, least_work: float = 0.0
+) -> Speed | None:
     """Time iterations of a stage on a copy of its model; nothing is written.
 
     None where the stage has less work than ``least_work``, in pixels times iterations, or a run in
@@ -61,9 +73,10 @@ def measure(options: Any, images: ImageStore, least_work: float = 0.0) -> Speed 
     """
     run, model = options.prepare(Messages())
     cameras = list(run.scene.train_cameras)
-    loop = run.loop
     largest = max(cameras, key=lambda camera: camera.width * camera.height)
-    if largest.width * largest.height * (loop.last - loop.first) < least_work:
+    n_pixels = largest.width * largest.height
+    n_iterations = run.loop.last - run.loop.first
+    if n_pixels * n_iterations < least_work:
         return None
     if least_work and run.directory.path.exists():
         return None
@@ -75,26 +88,35 @@ def measure(options: Any, images: ImageStore, least_work: float = 0.0) -> Speed 
         stage,
         cameras,
         RunContext(images, console),
-        first=loop.first,
-        seed=loop.seed,
+        first=run.loop.first,
+        seed=run.loop.seed,
     )
-    stepper.step(loop.first, None)  # compiles kernels and allocates
-    start = time.perf_counter()
-    length = loop.last - loop.first
-    for k in range(TIMED_STEPS):
-        iteration = loop.first + length * (2 * k + 1) // (2 * TIMED_STEPS)
-        # The value waits for the device.
-        float(stepper.step(iteration, None).terms["loss"])
-    seconds = (time.perf_counter() - start) / TIMED_STEPS
+    seconds = _seconds_of_step(stepper, run.loop.first, n_iterations)
     return Speed(seconds, len(cameras), largest.width, largest.height)
 
 
+def _seconds_of_step(stepper: Stepper, first: int, n_iterations: int) -> float:
+    """Average time of some steps, spread over the schedule, in seconds."""
+    stepper.step(first, None)  # compiles kernels and allocates
+    start = time.perf_counter()
+    for k in range(TIMED_STEPS):
+        iteration = first + n_iterations * (2 * k + 1) // (2 * TIMED_STEPS)
+        loss = stepper.step(iteration, None).terms["loss"]
+        # The value waits for the device.
+        float(loss)
+    return (time.perf_counter() - start) / TIMED_STEPS
+
+
 class TimePlan:
-    """Revises a plan before each of its stages.
+    """Revises a plan before each of its stages, so that the run ends in time.
+
+    The pipeline calls it with the name of the stage that comes next.
 
     Args:
-        args: The flags; where ``minutes`` is None, the times are only told.
-        given: Flags that were given, by name; what they say is not chosen.
+        args: The flags; where ``minutes`` is None, the expected times are only printed.
+        make: Makes the plan of flags.
+        given: Flags that were given, by name; their values are not chosen.
+        console: Gets the messages.
     """
 
     def __init__(
@@ -109,9 +131,10 @@ class TimePlan:
         self._given = given
         self._console = console
         self._start = time.monotonic()
-        self._step: float | None = None  # seconds of a vanilla iteration
+        self._step = 0.0  # seconds of a vanilla iteration
         self._n_views = 0
-        self._chosen: dict[str, dict[str, Any]] = {}
+        self._has_estimated = False  # whether the expected times were printed
+        self._chosen: dict[str, dict[str, Any]] = {}  # flags by name of the stage
         if args.minutes is None:
             return
         if "schedule_scale" in given:
@@ -120,18 +143,27 @@ class TimePlan:
             raise UserError("--minutes plans whole runs; leave out --stop_after and -t False")
         name = f"time_plan_{scene_name(args.scene_path)}.json"
         self._file = Path(args.output_dir) / name
-        self._identity = repr(sorted((key, str(value)) for key, value in given.items()))
-        known = read_json(self._file) if self._file.is_file() else {}
-        if known.get("flags") == self._identity and not args.overwrite and args.resume != "none":
-            self._chosen = known["chosen"]
-            self._step = known["step"]
-            self._n_views = known["n_views"]
-            spent = known["spent"]
-            self._start -= spent
-            console.headline(
-                f"going on after {spent / 60:.1f} minutes of an earlier process; the plan is "
-                f"{args.minutes:g}"
-            )
+        self._fingerprint = repr(sorted((key, str(value)) for key, value in given.items()))
+        self._continue_earlier_plan()
+
+    def _continue_earlier_plan(self) -> None:
+        """Read what an earlier process with the same flags chose, unless it starts anew."""
+        args = self._args
+        if not self._file.is_file():
+            return
+        saved = read_json(self._file)
+        starts_anew = args.overwrite or args.resume == "none"
+        if saved.get("flags") != self._fingerprint or starts_anew:
+            return
+        self._chosen = saved["chosen"]
+        self._step = saved["step"] or 0.0
+        self._n_views = saved["n_views"]
+        spent = saved["spent"]
+        self._start -= spent
+        self._console.headline(
+            f"going on after {spent / 60:.1f} minutes of an earlier process; the plan is "
+            f"{args.minutes:g}"
+        )
 
     @property
     def spent(self) -> float:
@@ -139,38 +171,48 @@ class TimePlan:
         return time.monotonic() - self._start
 
     def __call__(self, stage: str, plan: PipelinePlan, images: ImageStore) -> PipelinePlan:
-        """The plan with the length of the stage that comes next."""
+        """Return the plan with the length of the stage that comes next."""
         if self._args.minutes is None:
-            if stage in SHARES and self._step is None:
-                self._step = 0.0
-                self._tell(stage, plan, images)
+            if stage in SHARES and not self._has_estimated:
+                self._has_estimated = True
+                self._print_expected_minutes(stage, plan, images)
             return plan
         if stage in SHARES:
-            if stage not in self._chosen:
-                self._chosen[stage] = self._choose(stage, plan, images)
-            for name, values in self._chosen.items():
-                if STAGES.index(name) <= STAGES.index(stage):
-                    self._args = with_flags(self._args, **values)
-            earlier = {name: getattr(plan, name) for name in STAGES[: STAGES.index(stage)]}
-            plan = replace(self._make(self._args), given=plan.given, **earlier)
+            plan = self._revised(stage, plan, images)
+        self._save()
+        return plan
+
+    def _revised(self, stage: str, plan: PipelinePlan, images: ImageStore) -> PipelinePlan:
+        """Choose the length of a training stage; stages before it stay as they are."""
+        if stage not in self._chosen:
+            self._chosen[stage] = self._choose(stage, plan, images)
+        position = STAGES.index(stage)
+        for name, values in self._chosen.items():
+            if STAGES.index(name) <= position:
+                self._args = with_flags(self._args, **values)
+        earlier = {name: getattr(plan, name) for name in STAGES[:position]}
+        return replace(self._make(self._args), given=plan.given, **earlier)
+
+    def _save(self) -> None:
+        """Write the choices, so that a run that is continued has the same settings."""
         check_writable(self._file.parent)
         write_json_atomic(
             self._file,
             {
-                "flags": self._identity,
+                "flags": self._fingerprint,
                 "chosen": self._chosen,
                 "spent": self.spent,
-                "step": self._step,
+                "step": self._step or None,  # None before the first stage is timed
                 "n_views": self._n_views,
             },
         )
-        return plan
 
     def preview(self, images: ImageStore) -> None:
-        """As of the coarse stage: what it would be given."""
+        """Print what the coarse stage would be given."""
         self._choose("coarse", self._make(self._args), images)
 
     def conclude(self) -> None:
+        """Print how long the run took."""
         if self._args.minutes is not None:
             self._console.headline(
                 f"took {self.spent / 60:.1f} minutes; the plan was {self._args.minutes:g}"
@@ -178,34 +220,28 @@ class TimePlan:
 
     def _choose(self, stage: str, plan: PipelinePlan, images: ImageStore) -> dict[str, Any]:
         """Flags that give a stage its length; those of the first one also give sizes."""
-        speed = measure(getattr(plan, stage), images)
-        sizes = {}
-        if not self._chosen:
+        is_first = not self._chosen
+        speed = self._measured(stage, plan, images)
+        sizes: dict[str, Any] = {}
+        if is_first:
             while self._possible(stage, plan, speed) < ENOUGH[stage]:
                 side = max(speed.width, speed.height) // 2
-                if side < SMALLEST_IMAGE or plan.coarse.size != SugarSize(**sizes):
+                is_size_given = plan.coarse.size != SugarSize(**sizes)
+                if side < SMALLEST_IMAGE or is_size_given:
                     break
                 sizes = {"img_size_limit": side}
                 plan = self._make(with_flags(self._args, **sizes))
-                speed = measure(getattr(plan, stage), images)
-            if not {"n_vertices_in_mesh", "low_poly", "high_poly"} & self._given.keys():
-                triangles = round(TRIANGLES_PER_PIXEL * speed.width * speed.height)
-                most = plan.refine.config.n_vertices_in_fg
-                sizes = sizes | {"n_vertices_in_mesh": min(triangles, most)}
-        possible = self._possible(stage, plan, speed)
+                speed = self._measured(stage, plan, images)
+            sizes |= self._triangles(plan, speed)
+        n_possible = int(self._possible(stage, plan, speed))
         full = self._full_length(stage, plan)
-        n = min(full, max(LEAST[stage], int(possible)))
+        n = min(full, max(LEAST[stage], n_possible))
         self._console.info(
             f"{stage}: {n:,} of {full:,} iterations, {1000 * speed.seconds:.0f} ms each, images of "
             f"{speed.width} x {speed.height} pixels"
         )
-        end = datetime.now()
-        ends = []
-        for name, seconds in self._seconds(stage, plan).items():
-            end += timedelta(seconds=max(0.0, seconds))
-            ends.append(f"{name} {end:%H:%M:%S}")
-        self._console.headline(f"expected ends: {', '.join(ends)}")
-        if not self._chosen and self._minutes_of(LEAST, plan) > self._args.minutes:
+        self._print_expected_ends(stage, plan)
+        if is_first and self._minutes_of(LEAST, plan) > self._args.minutes:
             enough = math.ceil(self._minutes_of(ENOUGH, plan))
             self._console.warn(
                 f"{self._args.minutes:g} minutes are too short for this capture, so the run takes "
@@ -214,42 +250,76 @@ class TimePlan:
             )
         return sizes | self._flags(stage, n, full, plan)
 
+    def _measured(self, stage: str, plan: PipelinePlan, images: ImageStore) -> Speed:
+        """Time a stage; the first one also gives the speed of the stages that follow."""
+        speed = measure(getattr(plan, stage), images)
+        assert speed is not None, "without a least amount of work, every stage is timed"
+        if not self._chosen:
+            self._step = speed.seconds / _costs(plan)[stage]
+            self._n_views = speed.n_views
+        return speed
+
+    def _triangles(self, plan: PipelinePlan, speed: Speed) -> dict[str, Any]:
+        """The flag for a number of triangles that suits the image size, unless one is given."""
+        if {"n_vertices_in_mesh", "low_poly", "high_poly"} & self._given.keys():
+            return {}
+        assert plan.refine is not None, "--minutes plans whole runs"
+        n_triangles = round(TRIANGLES_PER_PIXEL * speed.width * speed.height)
+        most = plan.refine.config.n_vertices_in_fg
+        return {"n_vertices_in_mesh": min(n_triangles, most)}
+
+    def _print_expected_ends(self, stage: str, plan: PipelinePlan) -> None:
+        """Print the times of day at which this stage and those after it will end."""
+        end = datetime.now()
+        ends = []
+        for name, seconds in self._seconds(stage, plan).items():
+            end += timedelta(seconds=max(0.0, seconds))
+            ends.append(f"{name} {end:%H:%M:%S}")
+        self._console.headline(f"expected ends: {', '.join(ends)}")
+
     def _minutes_of(self, iterations: Mapping[str, int], plan: PipelinePlan) -> float:
         """Minutes of a whole run whose stages have so many iterations."""
         costs = _costs(plan)
         seconds = self.spent
-        for name in STAGES:
-            if name in costs and getattr(plan, name) is not None:
-                n = iterations[name] * GROWTH[name] if name in iterations else self._n_views
-                seconds += n * costs[name] * self._step
+        for name in plan.stages:
+            if name in iterations:
+                seconds += iterations[name] * GROWTH[name] * costs[name] * self._step
+            elif name in costs:
+                seconds += self._n_views * costs[name] * self._step
         return seconds / 60
 
     def _possible(self, stage: str, plan: PipelinePlan, speed: Speed) -> float:
-        """Iterations of a stage in its share of the time that is left."""
-        if not self._chosen:
-            self._step = speed.seconds / _costs(plan)[stage]
-            self._n_views = speed.n_views
-        return self._seconds(stage, plan)[stage] / (speed.seconds * GROWTH[stage])
+        """Iterations of a stage in its share of the time that remains."""
+        seconds = self._seconds(stage, plan)[stage]
+        return seconds / (speed.seconds * GROWTH[stage])
 
     def _seconds(self, stage: str, plan: PipelinePlan) -> dict[str, float]:
+        """Expected seconds of a stage and of those after it, by name in their order."""
         costs = _costs(plan)
-        after = STAGES[STAGES.index(stage) :]
-        after = [name for name in after if getattr(plan, name) is not None]
-        shares = {name: SHARES.get(name, 0.0) for name in after}
-        others = {n: costs[n] * self._n_views * self._step for n in after if n not in SHARES}
-        left = 60 * self._args.minutes - self.spent - sum(others.values())
-        return {n: others.get(n, left * shares[n] / sum(shares.values())) for n in after}
+        names = _stages_from(stage, plan)
+        training = [name for name in names if name in SHARES]
+        seconds = {}
+        for name in names:
+            if name not in SHARES:
+                seconds[name] = costs[name] * self._n_views * self._step
+        for_training = 60 * self._args.minutes - self.spent - sum(seconds.values())
+        share_sum = sum(SHARES[name] for name in training)
+        for name in training:
+            seconds[name] = for_training * SHARES[name] / share_sum
+        return {name: seconds[name] for name in names}
 
     def _full_length(self, stage: str, plan: PipelinePlan) -> int:
+        """Iterations of a stage without a limit of time."""
         if stage == "vanilla":
             return self._args.vanilla_iterations
         if stage == "refine":
+            assert plan.refine is not None
             return scaled(plan.refine.config.refinement_iterations, 1 / self._args.schedule_scale)
         schedule = plan.coarse.config.schedule
         return scaled(schedule.last - schedule.first, 1 / schedule.schedule_scale)
 
     def _flags(self, stage: str, n: int, full: int, plan: PipelinePlan) -> dict[str, Any]:
-        """Flags with which a stage has so many iterations, and earlier stages those they had."""
+        """Flags with which a stage has ``n`` iterations, and earlier stages those they had."""
         if stage == "refine":
             iterations = scaled(n, 1 / self._args.schedule_scale)
             return {"refinement_iterations": iterations, "refinement_time": None}
@@ -263,29 +333,34 @@ class TimePlan:
             flags["test_iterations"] = []  # that of the last iteration is enough
         return flags
 
-    def _tell(self, stage: str, plan: PipelinePlan, images: ImageStore) -> None:
-        """Say how long all stages will take, unless that is not long."""
+    def _print_expected_minutes(self, stage: str, plan: PipelinePlan, images: ImageStore) -> None:
+        """Print how long all stages will take, unless the run is short."""
         speed = measure(getattr(plan, stage), images, SHORT)
         if speed is None:
             return
         costs = _costs(plan)
         step = speed.seconds * GROWTH[stage] / costs[stage]
         minutes = {}
-        for name in STAGES[STAGES.index(stage) :]:
+        for name in _stages_from(stage, plan):
             options = getattr(plan, name)
-            if options is not None:
-                n = speed.n_views
-                if name == "vanilla":
-                    n = options.config.iterations
-                elif name in SHARES:
-                    n = options.loop.last - options.loop.first
-                minutes[name] = n * costs[name] * step / 60
-        stages = ", ".join(f"{name} {time:.1f}" for name, time in minutes.items())
+            n = speed.n_views
+            if name == "vanilla":
+                n = options.config.iterations
+            elif name in SHARES:
+                n = options.loop.last - options.loop.first
+            minutes[name] = n * costs[name] * step / 60
+        stages = ", ".join(f"{name} {value:.1f}" for name, value in minutes.items())
         self._console.headline(
             f"expected minutes: {stages}, together {sum(minutes.values()):.0f}; --minutes N "
             "chooses lengths and sizes for N minutes"
         )
 
 
+def _stages_from(stage: str, plan: PipelinePlan) -> list[str]:
+    """Names of a stage of the plan and of those after it."""
+    return plan.stages[plan.stages.index(stage) :]
+
+
 def _costs(plan: PipelinePlan) -> dict[str, float]:
+    """Costs of the stages in the mode of the plan."""
     return MULTIVIEW_COSTS if plan.coarse.config.regularization_type == MULTIVIEW else COSTS

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ground floor: what every other package stands on. They all import it before anything else."""
+"""Helpers of all other packages, which import this package before anything else."""
 
 import os
 
-# Whichever of Pillow and pycolmap is loaded second uses image libraries of the first. Pillow's
-# serve both; with pycolmap's, saving a PNG corrupts the heap: it hangs or aborts within a few.
+# The second one of Pillow and pycolmap to be loaded uses the image libraries of the first. Pillow's
+# work for both; with pycolmap's, saving a few PNG files corrupts the heap.
 from PIL import _imaging  # noqa: F401
 
 # Idle OpenMP threads of torch would spin on the cores that the kernels' own threads need:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run says: to the terminal in colour, to pipes in plain lines, and to ``log.txt``.
+"""Messages of a run: on the terminal in colour, in pipes as plain lines, and in ``log.txt``.
 
-A console that is not verbose prints headlines, warnings and how far a loop is; all else goes to the
-log alone. A string is one line and no more: a path such as ``scans/[old]/fox`` is not taken for
-markup, and a control character in a file's name is spelled.
+A console that is not verbose prints headlines, warnings and the progress of loops; all else goes to
+the log alone. A string is always one line: a path such as ``scans/[old]/fox`` is not taken for
+markup, and control characters in a file's name are escaped.
 """
 
 from __future__ import annotations
@@ -16,23 +16,36 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import rich.console
 import rich.progress
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from sugar_utils.entrypoint import complain, discard
 from sugar_utils.errors import explained, printable
 from sugar_utils.files import require_regular_file
-from sugar_utils.frame import complain, discard
 
-_RATE_SECONDS = 10.0  # a rate is that of the last seconds, at least so many,
-_RATE_SHARE = 0.2  # and of at least this share of the iterations so far: a stall is averaged out
+# A rate is that of the last seconds, at least so many, and of at least this share of the iterations
+# so far: a stall is averaged out.
+_RATE_SECONDS = 10.0
+_RATE_SHARE = 0.2
 _REDRAW_SECONDS = 0.1
 _QUIET_STEPS = 10  # lines that a loop prints where there is neither a bar nor --verbose
-Listener = Callable[[str, int, int], None]
+
+Listener = Callable[[str, int, int], None]  # gets the name of a loop, its iteration and its last
+
+
+@dataclass(frozen=True)
+class Pace:
+    """When a console prints the progress of a loop as lines."""
+
+    plain_seconds: float = 10.0  # between two lines
+    clock: Callable[[], float] = time.monotonic  # the time in seconds
 
 
 class Console(contextlib.AbstractContextManager):
@@ -41,9 +54,10 @@ class Console(contextlib.AbstractContextManager):
     Args:
         log_path: Log file, continued when it exists; None for no log.
         stream: Where to print; the standard output if None.
-        terminal: Treat the stream as a terminal or not; found out if None.
-        verbose: Print what else goes to the log alone.
-        listener: Called with the name of a loop, its iteration and its last one.
+        terminal: Whether the stream is a terminal; if None, the stream is asked.
+        pace: When to print the progress of a loop.
+        listener: Called with the progress of loops.
+        verbose: Print also what else goes to the log alone.
     """
 
     def __init__(
@@ -52,26 +66,24 @@ class Console(contextlib.AbstractContextManager):
         *,
         stream: IO[str] | None = None,
         terminal: bool | None = None,
-        plain_seconds: float = 10.0,
-        clock: Callable[[], float] = time.monotonic,
+        pace: Pace = Pace(),
         listener: Listener | None = None,
         verbose: bool = True,
     ) -> None:
-        stream = sys.stdout if stream is None else stream
-        if hasattr(stream, "reconfigure"):
+        self._stream: IO[str] = sys.stdout if stream is None else stream
+        reconfigure = getattr(self._stream, "reconfigure", None)
+        if reconfigure is not None:
             # A narrow code page must not end a run because an image has an accent in its name.
-            stream.reconfigure(errors="replace")
+            reconfigure(errors="replace")
         if terminal is None:
             # Variables such as FORCE_COLOR ask for colours, not for bars in a log of a build.
-            terminal = bool(getattr(stream, "isatty", lambda: False)())
-        self._stream = stream
+            terminal = hasattr(self._stream, "isatty") and self._stream.isatty()
         self.verbose = verbose
         self._notes: set[str] = set()
         self.rich = _Terminal(
-            file=stream, force_terminal=terminal, markup=False, highlight=False, emoji=False
+            file=self._stream, force_terminal=terminal, markup=False, highlight=False, emoji=False
         )
-        self.plain_seconds = plain_seconds
-        self.clock = clock
+        self.pace = pace
         self.listener = listener
         self._log: IO[str] | None = None
         if log_path is not None:
@@ -79,10 +91,11 @@ class Console(contextlib.AbstractContextManager):
 
     @classmethod
     def silent(cls, listener: Listener | None = None) -> Console:
+        """Make a console that prints nothing."""
         return cls(stream=_Nowhere(), terminal=False, listener=listener)
 
     def with_log(self, path: Path) -> Console:
-        """Another console that says the same in the same place, and has a log."""
+        """Make a console that prints to the same stream, and has a log."""
         console = Console(path, stream=self._stream, listener=self.listener, verbose=self.verbose)
         console._notes = self._notes
         return console
@@ -93,20 +106,21 @@ class Console(contextlib.AbstractContextManager):
         return self.rich.is_terminal and not self.rich.is_dumb_terminal
 
     def headline(self, message: str) -> None:
-        """Say what everybody should read: what begins, what it made, where it is."""
+        """Print what everybody should read: what begins, its result, and where that is."""
         self._say(Text(printable(message)))
 
     def note(self, message: str) -> None:
-        """Say what is noteworthy about the inputs; in a run of several stages once."""
-        self._say(Text(printable(message)), printed=message not in self._notes or self.verbose)
+        """Print what is noteworthy about the inputs; in a run of several stages once."""
+        is_new = message not in self._notes
+        self._say(Text(printable(message)), printed=is_new or self.verbose)
         self._notes.add(message)
 
     def info(self, message: str) -> None:
-        """Say what only the log, or who asked for it with ``--verbose``, needs."""
+        """Log details; printed only with ``--verbose``."""
         self._say(Text(printable(message)), printed=self.verbose)
 
     def warn(self, message: str, advice: str | None = None) -> None:
-        """Say what may be wrong and, on a line of its own, what helps."""
+        """Print what may be wrong and, on a line of its own, what helps."""
         self._say(Text.assemble(("warning: ", "bold yellow"), printable(message)))
         if advice is not None:
             self._say(Text(f"  what helps: {printable(advice)}"))
@@ -115,6 +129,8 @@ class Console(contextlib.AbstractContextManager):
         """Print names and values below each other, for example the resolved configuration.
 
         Args:
+            title: Line above the table.
+            rows: Names and values.
             headline: Print it even if the console is not verbose.
         """
         printed = headline or self.verbose
@@ -128,12 +144,14 @@ class Console(contextlib.AbstractContextManager):
             for name, value in texts:
                 table.add_row(Text(name), Text(value))
             self._print(table)
-        for line in (title, *(f"  {name:<{width}}  {value}" for name, value in texts)):
-            self._say(Text(line), printed=printed and not self.is_terminal)
+        printed_as_lines = printed and not self.is_terminal
+        self._say(Text(title), printed=printed_as_lines)
+        for name, value in texts:
+            self._say(Text(f"  {name:<{width}}  {value}"), printed=printed_as_lines)
 
     @contextlib.contextmanager
     def progress(self, description: str, first: int, last: int) -> Iterator[Progress]:
-        """A loop's bar on a terminal, below the messages; a line now and then elsewhere."""
+        """Show the progress of a loop: a bar below the messages, lines where it is no terminal."""
         description = printable(description)
         with _Bar(self, description, first, last) as bar:
             progress = Progress(self, description, first, last, bar)
@@ -144,7 +162,7 @@ class Console(contextlib.AbstractContextManager):
 
     @contextlib.contextmanager
     def waiting(self, description: str) -> Iterator[Callable[[Mapping[str, str]], None]]:
-        """Show a spinner with the elapsed time of work that does not say how far it is."""
+        """Show a spinner with the elapsed time; yields a function that shows fields next to it."""
         description = printable(description)
         column = rich.progress.TextColumn
         live = rich.progress.Progress(
@@ -157,22 +175,23 @@ class Console(contextlib.AbstractContextManager):
             disable=not self.is_terminal,
         )
         task = live.add_task(description, total=None, words="")
-        start = said = self.clock()
+        start = self.pace.clock()
+        last_line = start
 
         def show(fields: Mapping[str, str]) -> None:
-            nonlocal said
-            now = self.clock()
+            nonlocal last_line
+            now = self.pace.clock()
             words = " ".join(f"{name} {value}" for name, value in fields.items())
             live.update(task, words=printable(words))
-            if now - said >= self.plain_seconds:
-                said = now
+            if now - last_line >= self.pace.plain_seconds:
+                last_line = now
                 self.plain_line(f"{description} {duration_text(now - start)} so far {words}")
 
         with live:
             yield show
 
     def open_log(self, path: Path) -> None:
-        """Go on in a log file, appended to when it exists."""
+        """Log to a file from now on; appended to when it exists."""
         self.close()
         advice = "fix the permissions or choose another output folder"
         with explained(f"cannot write {path}:", advice):
@@ -181,6 +200,7 @@ class Console(contextlib.AbstractContextManager):
             self._log = path.open("a", encoding="utf-8", newline="\n", errors="replace")
 
     def close(self) -> None:
+        """Close the log."""
         if self._log is not None:
             self._log.close()
             self._log = None
@@ -189,28 +209,29 @@ class Console(contextlib.AbstractContextManager):
         self.close()
 
     def plain_line(self, line: str, short: str | None = None) -> None:
-        """Log a line, and print it where nothing livelier is drawn.
+        """Log a line, and print it where there is no terminal with a bar.
 
         Args:
-            short: What a console that is not verbose prints instead; None: nothing.
+            line: The line.
+            short: Printed instead by a console that is not verbose; None: nothing.
         """
         self._say(Text(printable(line)), printed=self.verbose and not self.is_terminal)
         if short is not None and not self.verbose and not self.is_terminal:
             self._print(Text(printable(short)))
 
-    def _say(self, what: Text, printed: bool = True) -> None:
+    def _say(self, text: Text, printed: bool = True) -> None:
         if printed:
-            self._print(what)
-        self._write_log(what.plain)
+            self._print(text)
+        self._write_log(text.plain)
 
-    def _print(self, what: Text | Table) -> None:
+    def _print(self, content: Text | Table) -> None:
         try:
             # Soft wrapping leaves long paths in one piece for copying and parsing.
-            self.rich.print(what, soft_wrap=isinstance(what, Text))
+            self.rich.print(content, soft_wrap=isinstance(content, Text))
         except BrokenPipeError:
             raise
         except OSError as error:
-            # A full disk under the redirected output is no reason to end a run: its files count.
+            # A full disk under the redirected output is no reason to end a run: its files matter.
             self.rich.quiet = True
             discard(self._stream)
             message = f"the output is not continued: {error.strerror or error}"
@@ -232,20 +253,22 @@ class Console(contextlib.AbstractContextManager):
             self.warn(f"{log.name} is not continued: {error.strerror or error}")
 
 
-class _Nowhere(io.TextIOBase):
+class _Nowhere(io.StringIO):
+    """A stream that drops all text."""
+
     def write(self, text: str) -> int:
         return len(text)
 
 
 class _Terminal(rich.console.Console):
-    """Rich's console, which leaves it to us to end the program when the reader of a pipe left."""
+    """Rich's console, whose error about a closed pipe reaches the entry point."""
 
     def on_broken_pipe(self) -> None:
         raise
 
 
 class Progress:
-    """The progress of a loop: its bar, its lines in the log, and the time that is left."""
+    """The progress of a loop: its bar, its lines in the log, and the remaining time."""
 
     def __init__(
         self, console: Console, description: str, first: int, last: int, bar: _Bar
@@ -255,7 +278,7 @@ class Progress:
         self._first = first
         self._last = last
         self._bar = bar
-        self._marks: deque[tuple[float, int]] = deque()
+        self._marks: deque[tuple[float, int]] = deque()  # recent times and iterations
         self._line_time = -math.inf
         self._bar_time = -math.inf
         self._printed_step = 0
@@ -266,16 +289,18 @@ class Progress:
 
     @property
     def due(self) -> bool:
-        """Whether the next update will show something: to be asked before fields are read."""
-        now = self._console.clock()
+        """Whether the next update will show something, so that its fields are worth reading."""
+        now = self._console.pace.clock()
         return self._line_is_due(now) or self._bar_is_due(now)
 
     def update(self, iteration: int, fields: Mapping[str, str] | None = None) -> None:
         """Report that an iteration is done; cheap enough to be called every time.
 
-        ``fields`` are short texts to show beside; None keeps those of the last call.
+        Args:
+            iteration: Its number.
+            fields: Short texts to show, by name; None: those of the last call.
         """
-        now = self._console.clock()
+        now = self._console.pace.clock()
         if self._console.listener is not None:
             self._console.listener(self._description, iteration, self._last)
         rate = self._measured_rate(iteration, now)
@@ -284,55 +309,62 @@ class Progress:
         self._iteration = iteration
         if rate is not None:
             speed = f"{rate:.1f} it/s" if rate >= 1 else f"{1 / rate:.1f} s/it"
-            left = max(0, self._last - iteration)
-            self._timing = (speed, f"eta {duration_text(left / rate)}")
+            n_remaining = max(0, self._last - iteration)
+            self._timing = (speed, f"eta {duration_text(n_remaining / rate)}")
         if fields is not None:
             self._fields = fields
-        due = iteration >= self._last or self._line_is_due(now)
-        if due and not self._is_printed:
-            self._print_line(now)
+        line_is_due = iteration >= self._last or self._line_is_due(now)
+        if line_is_due and not self._is_printed:
+            self._print_line(iteration, now)
         if self._bar_is_due(now):
             self._bar_time = now
-            self._bar.show(iteration, self._timing, self._shown_fields())
+            self._bar.show(iteration, self._timing, self._bar_fields())
 
     def finish(self) -> None:
-        if self._iteration is not None:
-            self._bar.show(self._iteration, self._timing, self._shown_fields())
+        """Show the last iteration, if that is not done."""
+        if self._iteration is None:
+            return
+        self._bar.show(self._iteration, self._timing, self._bar_fields())
         if not self._is_printed:
-            self._print_line(self._console.clock())
+            self._print_line(self._iteration, self._console.pace.clock())
 
-    def _shown_fields(self) -> Mapping[str, str]:
+    def _bar_fields(self) -> Mapping[str, str]:
         return self._fields if self._console.verbose else {}
 
     def _measured_rate(self, iteration: int, now: float) -> float | None:
-        """Iterations per second of the last while; None before there was a second iteration."""
+        """Recent iterations per second; None before there was a second iteration."""
         self._marks.append((now, iteration))
-        enough = _RATE_SHARE * (iteration - self._first)
+        least_iterations = _RATE_SHARE * (iteration - self._first)
         while len(self._marks) > 2:
-            then, earlier = self._marks[1]
-            if now - then < _RATE_SECONDS or iteration - earlier < enough:
+            mark_time, mark_iteration = self._marks[1]
+            is_recent = now - mark_time < _RATE_SECONDS
+            if is_recent or iteration - mark_iteration < least_iterations:
                 break
             self._marks.popleft()
-        then, earlier = self._marks[0]
-        return (iteration - earlier) / (now - then) if now > then and iteration > earlier else None
+        mark_time, mark_iteration = self._marks[0]
+        seconds = now - mark_time
+        n_iterations = iteration - mark_iteration
+        return n_iterations / seconds if seconds > 0 and n_iterations > 0 else None
 
     def _line_is_due(self, now: float) -> bool:
-        return now - self._line_time >= self._console.plain_seconds
+        return now - self._line_time >= self._console.pace.plain_seconds
 
     def _bar_is_due(self, now: float) -> bool:
         return not self._bar.disable and now - self._bar_time >= _REDRAW_SECONDS
 
-    def _print_line(self, now: float) -> None:
+    def _print_line(self, iteration: int, now: float) -> None:
         self._line_time = now
         self._is_printed = True
-        fields = (f"{name} {value}" for name, value in self._fields.items())
-        count = f"{self._description} {self._iteration}/{self._last}"
-        total = max(1, self._last - self._first + 1)
-        step = _QUIET_STEPS * (self._iteration - self._first + 1) // total
+        count = f"{self._description} {iteration}/{self._last}"
         line = " ".join([count, *self._timing])
-        printed = not self._console.verbose and step > self._printed_step
+        fields = [f"{name} {value}" for name, value in self._fields.items()]
+        total = max(1, self._last - self._first + 1)
+        step = _QUIET_STEPS * (iteration - self._first + 1) // total
+        short = None
+        if not self._console.verbose and step > self._printed_step:
+            short = line
         self._printed_step = max(step, self._printed_step)
-        self._console.plain_line(" ".join([line, *fields]), line if printed else None)
+        self._console.plain_line(" ".join([line, *fields]), short)
 
 
 class _Bar(rich.progress.Progress):
@@ -355,12 +387,14 @@ class _Bar(rich.progress.Progress):
         total = max(1, last - first + 1)
         self._task = self.add_task(description, total=total, count="", timing="")
 
-    def get_renderables(self) -> Iterator[Any]:
+    def get_renderables(self) -> Iterator[RenderableType]:
+        """The bar, and the line of fields if there are any."""
         yield self.make_tasks_table(self.tasks)
         if self._fields_text.plain:
             yield self._fields_text
 
     def show(self, iteration: int, timing: Iterable[str], fields: Mapping[str, str]) -> None:
+        """Draw the bar at an iteration."""
         words = printable("  ".join(f"{name} {value}" for name, value in fields.items()))
         self._fields_text = Text(words, no_wrap=True, overflow="ellipsis", style="dim")
         self.update(
@@ -372,7 +406,7 @@ class _Bar(rich.progress.Progress):
 
 
 def duration_text(seconds: float) -> str:
-    """Seconds as ``m:ss`` or ``h:mm:ss``."""
+    """Format seconds as ``m:ss`` or ``h:mm:ss``."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

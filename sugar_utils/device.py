@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which device to compute on: what is there, whether it can be used, and how to fix it if not."""
+"""Choose the device to compute on, and say how to fix it where a GPU cannot be used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INSTALL_CUDA_TORCH = (
     'Started" for your system, then "pip install -r requirements-without-torch.txt", which keeps it'
 )
 INSTALL_DRIVER = "install the current driver from nvidia.com/drivers and restart"
-# What the pinned torch and Warp are built for, and the first driver that serves it.
+# CUDA version that the pinned torch and Warp are built for, and its first driver.
 MIN_DRIVER_CUDA = (13, 0)
 MIN_DRIVER = "580"
 
@@ -36,71 +36,93 @@ KEEP_DRIVER = (
 
 @dataclass(frozen=True)
 class Gpu:
+    """A CUDA device that torch can see."""
+
     name: str
     capability: tuple[int, int]  # CUDA compute capability, for example (8, 9)
-    memory: int = 0
+    memory: int = 0  # bytes
 
     @property
     def version(self) -> str:
+        """The compute capability as text."""
         return ".".join(map(str, self.capability))
 
 
 @dataclass(frozen=True)
 class CudaFacts:
-    driver: bool
+    """Driver, GPUs, and support of CUDA in torch and Warp."""
+
+    driver: bool  # whether an NVIDIA driver is installed
     torch_cuda: str | None  # CUDA version that torch was built for; None for the CPU-only build
-    architectures: tuple[str, ...] = ()
+    architectures: tuple[str, ...] = ()  # that torch has kernels for, such as sm_86
     gpus: tuple[Gpu, ...] = ()
-    warp_gpus: int = 0
+    warp_gpus: int = 0  # number of GPUs that Warp can open
 
 
 @dataclass(frozen=True)
 class DeviceChoice:
+    """The device to compute on, and why it was chosen, for the user."""
+
     device: torch.device
     reason: str
 
 
 def cuda_facts() -> CudaFacts:
-    """Ask the system, torch and Warp (which ``warp_launch`` has started)."""
-    available = torch.version.cuda is not None and torch.cuda.is_available()
-    count = torch.cuda.device_count() if available else 0
-    found = [torch.cuda.get_device_properties(index) for index in range(count)]
+    """Collect the facts from the system, torch and Warp (which ``warp_launch`` has started)."""
+    has_driver = _driver_library() is not None
+    if torch.version.cuda is None or not torch.cuda.is_available():
+        return CudaFacts(has_driver, torch.version.cuda)
+    gpus = []
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        capability = (properties.major, properties.minor)
+        gpus.append(Gpu(properties.name, capability, properties.total_memory))
     return CudaFacts(
-        driver=_driver_library() is not None,
+        driver=has_driver,
         torch_cuda=torch.version.cuda,
-        architectures=tuple(torch.cuda.get_arch_list()) if available else (),
-        gpus=tuple(Gpu(one.name, (one.major, one.minor), one.total_memory) for one in found),
-        warp_gpus=warp_launch.wp.get_cuda_device_count() if available else 0,
+        architectures=tuple(torch.cuda.get_arch_list()),
+        gpus=tuple(gpus),
+        warp_gpus=warp_launch.wp.get_cuda_device_count(),
     )
 
 
 def choose_device(kind: str, gpu: int | None, facts: CudaFacts | None = None) -> DeviceChoice:
-    """The device to compute on: the GPU of that number, or the first usable one if None."""
+    """Choose the device to compute on.
+
+    Args:
+        kind: ``auto``, ``cpu`` or ``cuda``.
+        gpu: Number of the GPU; None: the first usable one.
+        facts: If None, they are collected.
+
+    Raises:
+        UserError: There is no such GPU, or none is usable and the kind is ``cuda``.
+    """
     if kind == "cpu":
-        idle = "" if gpu is None else f" (--gpu {gpu} has no effect beside it)"
-        return DeviceChoice(torch.device("cpu"), f"computing on the CPU: --device cpu{idle}")
+        no_effect = "" if gpu is None else f" (--gpu {gpu} has no effect beside it)"
+        return DeviceChoice(torch.device("cpu"), f"computing on the CPU: --device cpu{no_effect}")
     facts = facts or cuda_facts()
     if gpu is not None and facts.gpus and not 0 <= gpu < len(facts.gpus):
-        named = ", ".join(f"{i}: {g.name}" for i, g in enumerate(facts.gpus))
-        raise UserError(f"--gpu {gpu}: there is no such CUDA device; choose from {named}")
+        choices = ", ".join(f"{i}: {g.name}" for i, g in enumerate(facts.gpus))
+        raise UserError(f"--gpu {gpu}: there is no such CUDA device; choose from {choices}")
     candidates = range(max(1, len(facts.gpus))) if gpu is None else [gpu]
-    obstacles = {index: _obstacle_to(index, facts) for index in candidates}
-    usable = next((index for index, found in obstacles.items() if found is None), None)
-    if usable is not None:
-        chosen = facts.gpus[usable]
-        return DeviceChoice(
-            torch.device("cuda", usable),
-            f"computing on cuda:{usable}: {chosen.name}, compute capability {chosen.version}",
-        )
-    obstacle = next(iter(obstacles.values()))
+    obstacles = []
+    for index in candidates:
+        obstacle = _obstacle_to(index, facts)
+        if obstacle is None:
+            usable = facts.gpus[index]
+            return DeviceChoice(
+                torch.device("cuda", index),
+                f"computing on cuda:{index}: {usable.name}, compute capability {usable.version}",
+            )
+        obstacles.append(obstacle)
     if kind == "cuda":
-        raise UserError(f"--device cuda: {obstacle}; or pass --device cpu")
-    idle = "" if gpu is None else f"--gpu {gpu} has no effect; "
-    return DeviceChoice(torch.device("cpu"), f"computing on the CPU: {idle}{obstacle}")
+        raise UserError(f"--device cuda: {obstacles[0]}; or pass --device cpu")
+    no_effect = "" if gpu is None else f"--gpu {gpu} has no effect; "
+    return DeviceChoice(torch.device("cpu"), f"computing on the CPU: {no_effect}{obstacles[0]}")
 
 
 def make_current(device: torch.device) -> None:
-    """Let what has no device of its own belong to this GPU: pinned memory, streams, libraries.
+    """Make a GPU the current one, to which pinned memory, streams and libraries belong.
 
     Otherwise each of several processes would open a context on the first GPU, of half a gigabyte.
     """
@@ -117,35 +139,38 @@ def upload(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def pinned(tensor: Tensor, device: torch.device | None) -> Tensor:
-    """A host tensor in pinned memory if the device is a GPU and so much can be; in any thread."""
+    """Copy a host tensor to pinned memory if the device is a GPU and allows it; in any thread."""
     if device is None or device.type != "cuda":
         return tensor
-    # The current device is one of each thread's own.
+    # Each thread has a current device.
     make_current(device)
     try:
         return tensor.pin_memory()
     except RuntimeError:
-        # Systems limit how much can be.
+        # Systems limit pinned memory.
         return tensor
 
 
 def held_bytes(tensor: Tensor) -> int:
-    """What a tensor takes of the host's memory; torch hands out pinned memory in powers of two."""
+    """Bytes of host memory of a tensor; torch allocates pinned memory in powers of two."""
     return 1 << (tensor.nbytes - 1).bit_length() if tensor.is_pinned() else tensor.nbytes
 
 
 @functools.lru_cache(maxsize=256)
 def constants(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Numbers on a device, sent there once and never to be changed. (len(values),) float32"""
+    """Numbers on a device, cached; never change them in place. (len(values),) float32"""
     return torch.tensor(values, dtype=torch.float32, device=device)
 
 
 def driver_cuda_version() -> tuple[int, int] | None:
     """Newest CUDA version that the installed driver supports; None without a driver."""
     library = _driver_library()
+    if library is None:
+        return None
     version = ctypes.c_int(0)
     # The one function of the driver that needs no initialisation.
-    if library is None or library.cuDriverGetVersion(ctypes.byref(version)) != 0:
+    error = library.cuDriverGetVersion(ctypes.byref(version))
+    if error != 0:
         return None
     return version.value // 1000, version.value % 1000 // 10
 
@@ -158,7 +183,7 @@ def _driver_library() -> ctypes.CDLL | None:
 
 
 def _obstacle_to(index: int, facts: CudaFacts) -> str | None:
-    """Why one GPU, or any at all, cannot be used, and how to fix it."""
+    """Reason why a GPU, or any at all, cannot be used, and how to fix it; None if it can."""
     if not facts.driver:
         return f"no NVIDIA driver was found; with an NVIDIA GPU, {INSTALL_DRIVER}"
     if facts.torch_cuda is None:
@@ -198,5 +223,5 @@ def _runs_on(architecture: str, capability: tuple[int, int]) -> bool:
     if not digits.isdigit():
         return False
     built_for = (int(digits[:-1]), int(digits[-1]))
-    same = kind == "compute" or built_for[0] == capability[0]
-    return same and built_for <= capability
+    is_compatible = kind == "compute" or built_for[0] == capability[0]
+    return is_compatible and built_for <= capability

@@ -7,7 +7,7 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-Notify = Callable[[str], None]  # is told, in one line each, what is worth knowing
+Notify = Callable[[str], None]  # gets messages worth knowing, of one line each
 
 # C0 and C1 controls, line and paragraph separators, what turns the direction of text, and the
 # halves of characters that stand for bytes of a file name which are no UTF-8.
@@ -15,7 +15,7 @@ _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u206
 
 
 class UserError(Exception):
-    """Something the user can put right; the message says what, where and how.
+    """An error that the user can fix; the message says what, where and how.
 
     Entry points print the message after ``label`` and leave with ``exit_code``. ``silent`` says
     whether another process of the run has printed it; None means that the first one does.
@@ -27,17 +27,26 @@ class UserError(Exception):
 
 
 class TrainingError(UserError):
-    """Training met numbers it must not train on; the last good checkpoint is kept."""
+    """Training met numbers it must not train on; the last good checkpoint stays."""
 
     exit_code = 3
 
 
+def say_nothing(line: str) -> None:
+    """Drop a message; a ``Notify`` for files whose messages another reader prints."""
+
+
 @contextlib.contextmanager
 def explained(what: str, advice: str, *kinds: type[Exception]) -> Iterator[None]:
-    """A context whose errors of some kinds, ``OSError`` if none is named, a user can fix.
+    """Turn errors of some kinds, ``OSError`` if none is named, into errors that a user can fix.
 
     Args:
         what: What cannot be done, and where. After a colon the reason follows without brackets.
+        advice: How to fix it.
+        kinds: Types of the errors.
+
+    Raises:
+        UserError: In place of such an error.
     """
     kinds = kinds or (OSError,)
     try:
@@ -45,19 +54,23 @@ def explained(what: str, advice: str, *kinds: type[Exception]) -> Iterator[None]
     except kinds as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         reason = reason or type(error).__name__
-        told = f"{what} {reason}" if what.endswith(":") else f"{what} ({reason})"
-        raise UserError(f"{told}; {advice}") from error
+        problem = f"{what} {reason}" if what.endswith(":") else f"{what} ({reason})"
+        raise UserError(f"{problem}; {advice}") from error
 
 
 def printable(text: str) -> str:
-    r"""The text in one line that moves no cursor: a line end becomes ``\n``, escape ``\x1b``.
+    r"""Escape control characters: a line end becomes ``\n``, escape ``\x1b``.
 
     Printed as it is, a file's name could colour the terminal, or add a line like the program's own.
     """
-    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+    return _CONTROLS.sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode("ascii")
 
 
 def shortened(names: Sequence[str], limit: int = 3) -> str:
-    """The first of some names, and whether there are more."""
+    """Join the first names, and say how many more there are."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more

@@ -36,7 +36,8 @@ from sugar_utils.errors import UserError, explained
 A = TypeVar("A")
 B = TypeVar("B")
 _TEMPORARY = re.compile(r"\.tmp-(\d+)(\.[^.]*)?$")
-FINGERPRINT_BLOCKS = 64
+FINGERPRINT_BLOCKS = 64  # of a large file that are read
+_BLOCK_BYTES = 1 << 20
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -52,9 +53,12 @@ def _cause(error: OSError | ValueError) -> str:
 
 
 def require_regular_file(path: str | os.PathLike[str], *, missing_ok: bool = False) -> Path:
-    """Check that a path leads to a plain file, or perhaps to nothing, before it is opened.
+    """Check that a path leads to a regular file, or perhaps to nothing, before it is opened.
 
-    Whoever opens a pipe waits for another program, for ever if there is none; a device has no end.
+    Opening a pipe waits for another program, for ever if there is none; a device has no end.
+
+    Raises:
+        UserError: It is no such file, or cannot be looked at.
     """
     path = Path(path)
     try:
@@ -72,7 +76,7 @@ def require_regular_file(path: str | os.PathLike[str], *, missing_ok: bool = Fal
 
 
 def temporary_path(path: Path) -> Path:
-    """Name under which this process writes a file; many writers choose the format by its suffix."""
+    """Name under which this process writes a file; it has the file's suffix, the format of many."""
     return path.with_name(f"{path.name}.tmp-{os.getpid()}{path.suffix}")
 
 
@@ -82,7 +86,7 @@ def _make_directory(directory: Path) -> None:
 
 
 def _flush(path: Path) -> None:
-    """Have a file, or what is called how in a folder, written to the disk."""
+    """Flush a file, or a folder's directory entries, to disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(descriptor)
@@ -107,17 +111,19 @@ def _replace(source: Path, target: Path) -> None:
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Write a file so that it appears complete or not at all: the body writes to the yielded path.
 
-    When it raises, the temporary is removed and an older file stays as it was. Parent folders are
-    created, and what killed processes left of the same file is removed.
+    When the body raises, the temporary is removed and an older file stays as it was. Parent folders
+    are created, and temporaries that killed processes left of the same file are removed.
+
+    Raises:
+        UserError: The file cannot be written.
     """
     path = require_regular_file(path, missing_ok=True)
     _make_directory(path.parent)
     temporary = temporary_path(path)
     try:
-        with os.scandir(path.parent) as entries:
-            names = [entry.name for entry in entries if entry.name.startswith(f"{path.name}.tmp-")]
-        for name in names:
-            _removed_as_stale(path.with_name(name))
+        for name in os.listdir(path.parent):
+            if name.startswith(f"{path.name}.tmp-"):
+                _removed_as_stale(path.with_name(name))
         yield temporary
         _flush(temporary)
         _replace(temporary, path)
@@ -140,7 +146,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def replaced_folder(folder: Path) -> Iterator[Path]:
-    """Make a folder that takes the place of another one of its name when the body is done."""
+    """Make a folder that replaces another one of its name when the body is done."""
     fresh = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     yield fresh
@@ -163,12 +169,12 @@ def _json_value(value: object) -> str:
 
 
 def json_values(value: Any) -> Any:
-    """``value`` as a JSON file gives it back: tuples become lists, paths strings."""
+    """Convert values as a JSON file does: tuples become lists, paths strings."""
     return json.loads(json.dumps(value, default=_json_value))
 
 
 def flat_items(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Name and value of all settings; names of nested ones are dotted."""
+    """Yield name and value of all settings; names of nested ones are dotted."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from flat_items(value, f"{prefix}{name}.")
@@ -183,7 +189,11 @@ def write_json_atomic(path: str | os.PathLike[str], value: Any) -> None:
 
 
 def read_json(path: str | os.PathLike[str], encodings: Sequence[str] = ()) -> Any:
-    """Read a JSON file in UTF-8, or else in the first of other encodings in which it is JSON."""
+    """Read a JSON file in UTF-8, or else in the first of other encodings in which it is JSON.
+
+    Raises:
+        UserError: It cannot be read, or is no JSON.
+    """
     path = require_regular_file(path, missing_ok=True)
     try:
         content = path.read_bytes()
@@ -206,9 +216,10 @@ def read_json(path: str | os.PathLike[str], encodings: Sequence[str] = ()) -> An
 
 
 def decoded(content: bytes, errors: str = "strict") -> str:
-    """Decode a text in UTF-8, or in UTF-16 where it begins with the mark of that.
+    """Decode a text in UTF-8, or in UTF-16 where it begins with the byte-order mark of that.
 
     Args:
+        content: The bytes.
         errors: How bytes that are no text are decoded, as in :meth:`bytes.decode`.
     """
     encoding = "utf-16" if content.startswith(_UTF16_MARKS) else "utf-8-sig"
@@ -224,7 +235,11 @@ def _is_utf8(content: bytes) -> bool:
 
 
 def check_writable(directory: str | os.PathLike[str]) -> Path:
-    """Create a folder if need be and prove that files can be written in it."""
+    """Create a folder if need be, and check that files can be written in it.
+
+    Raises:
+        UserError: They cannot.
+    """
     directory = Path(directory)
     _make_directory(directory)
     advice = "fix the permissions or choose another output folder"
@@ -237,20 +252,20 @@ def check_writable(directory: str | os.PathLike[str]) -> Path:
 
 
 def fingerprint(path: Path) -> str:
-    """A short text that changes when a file's content does; of large files a part is read."""
+    """Digest of a file's length and content; of large files, blocks spread over the file."""
     size = require_regular_file(path).stat().st_size
     digest = hashlib.sha256(str(size).encode())
-    whole = size <= FINGERPRINT_BLOCKS << 20
+    is_small = size <= FINGERPRINT_BLOCKS * _BLOCK_BYTES
     with path.open("rb") as file:
         for block in range(FINGERPRINT_BLOCKS):
-            if not whole:
-                file.seek((size - (1 << 20)) * block // (FINGERPRINT_BLOCKS - 1))
-            digest.update(file.read(1 << 20))
+            if not is_small:
+                file.seek((size - _BLOCK_BYTES) * block // (FINGERPRINT_BLOCKS - 1))
+            digest.update(file.read(_BLOCK_BYTES))
     return digest.hexdigest()[:16]
 
 
 def file_digest(path: Path) -> str:
-    """Digest of the content of a file; not read again while its size and times stay the same."""
+    """Digest of a file's content; cached while its size and times stay the same."""
     with explained(f"cannot read {path}:", "check the path"):
         stat = path.stat()
     # The last of them changes with every write, whatever a copy made of the others.
@@ -258,18 +273,19 @@ def file_digest(path: Path) -> str:
 
 
 def in_parallel(work: Callable[[A], B], items: Iterable[A]) -> list[B]:
-    """Results of work that waits for files, several at a time, in the order of the items."""
+    """Call ``work`` on items from several threads, for files; results in the order of the items."""
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
         return list(pool.map(work, items))
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def _digest_at(path: Path, *state: int) -> str:
-    """Kept, because all stages of a pipeline ask for the same photographs."""
+    """Cached, because all stages of a pipeline read the same photographs."""
     return fingerprint(path)
 
 
 def process_is_alive(pid: int) -> bool:
+    """Whether a process of this number exists."""
     try:
         return pid > 0 and psutil.pid_exists(pid)
     except OverflowError:
@@ -277,7 +293,7 @@ def process_is_alive(pid: int) -> bool:
 
 
 def remove_stale_temporaries(directory: str | os.PathLike[str], nested: bool = False) -> list[Path]:
-    """Remove what killed processes left half-written in a folder, before the first write.
+    """Remove temporaries that killed processes left in a folder, before the first write.
 
     A temporary that carries this process's own number is stale too: in a container every run may
     get the same number.
@@ -287,6 +303,7 @@ def remove_stale_temporaries(directory: str | os.PathLike[str], nested: bool = F
 
 
 def _removed_as_stale(path: Path) -> bool:
+    """Remove a temporary whose process has ended; whether it was one."""
     match = _TEMPORARY.search(path.name)
     if match is None or path.is_dir():
         return False
@@ -301,10 +318,10 @@ def _removed_as_stale(path: Path) -> bool:
 
 
 def temporary_cache(name: str) -> Path:
-    """A folder of this user that other runs find again.
+    """Make a folder for temporary files of this user, which later runs use again.
 
-    All users share the temporary place. Where another user made the folder first, or a link of that
-    name leads elsewhere, a new folder with a random name serves this process.
+    All users share the system's temporary folder. Where another user made the folder first, or a
+    link of that name leads elsewhere, this process gets a new folder with a random name.
     """
     try:
         user = re.sub(r"[^\w.-]", "_", getpass.getuser())
@@ -322,20 +339,30 @@ def temporary_cache(name: str) -> Path:
 
 def _is_ours(path: Path) -> bool:
     """Whether a folder is no link and no other user can have put anything into it."""
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or os.path.islink(path):
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or os.path.islink(path):
         return False
     if not hasattr(os, "geteuid"):
-        # Windows keeps a temporary folder for each user.
+        # Windows has a temporary folder for each user.
         return True
-    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    others_can_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return status.st_uid == os.geteuid() and not others_can_write
 
 
 @contextlib.contextmanager
 def exclusive(folder: Path, advice: str, name: str = ".lock") -> Iterator[None]:
-    """A context in which no other process that asks for the same lock works in a folder.
+    """Lock a folder for this process.
 
-    A note beside the lock names its holder, for messages. A folder without locks is used without.
+    A JSON file next to the lock names its holder, for messages. Where the file system has no locks,
+    the folder is used without.
+
+    Args:
+        folder: The folder.
+        advice: Next step for a user whose folder is in use.
+        name: File name of the lock.
+
+    Raises:
+        UserError: Another process has the lock.
     """
     path = folder / name
     note = folder / f"{name}.json"
@@ -347,26 +374,30 @@ def exclusive(folder: Path, advice: str, name: str = ".lock") -> Iterator[None]:
     except Timeout:
         raise UserError(f"{folder}: {_holder(note)} is at work in it; {advice}") from None
     except OSError:
-        # Two runs that are not kept apart are better than none.
+        # Two runs without a lock are better than none.
         yield
         return
     try:
         since = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
-        me = {"process": os.getpid(), "host": socket.gethostname(), "since": since}
+        holder = {"process": os.getpid(), "host": socket.gethostname(), "since": since}
         with contextlib.suppress(UserError):
-            write_json_atomic(note, me)
+            write_json_atomic(note, holder)
         yield
     finally:
-        # What cannot be removed does no harm; Windows removes no file that is locked.
-        last = (lock.release, path.unlink) if os.name == "nt" else (path.unlink, lock.release)
-        for step in (note.unlink, *last):
+        # A file that cannot be removed does no harm.
+        steps = [note.unlink, path.unlink, lock.release]
+        if os.name == "nt":
+            # Windows removes no file that is locked.
+            steps = [note.unlink, lock.release, path.unlink]
+        for step in steps:
             with contextlib.suppress(OSError):
                 step()
 
 
 def _holder(note: Path) -> str:
+    """Words for the process that has a lock."""
     with contextlib.suppress(UserError):
-        found = read_json(note)
-        if isinstance(found, dict) and {"process", "host", "since"} <= found.keys():
-            return f"process {found['process']} on {found['host']} since {found['since']}"
+        holder = read_json(note)
+        if isinstance(holder, dict) and {"process", "host", "since"} <= holder.keys():
+            return f"process {holder['process']} on {holder['host']} since {holder['since']}"
     return "another process"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import csv
 import difflib
+import itertools
 import json
 import math
 import re
@@ -25,16 +26,20 @@ from sugar_utils.torchrun import is_follower
 TASKS = ("input", "result", "time and memory", "run")
 """Headings of the common flags in ``--help``."""
 
+# Attributes of an action that settings add to those of argparse.
+NO_EFFECT_WHEN = "no_effect_when"
+TASK = "task"
+
+AUTO = "auto"
 _TRUE = ("yes", "true", "t", "y", "1")
 _FALSE = ("no", "false", "f", "n", "0")
-AUTO = "auto"
 Automatic = int | Literal["auto"]  # a whole number, or what the program chooses
 Number = TypeVar("Number", int, float)
 _SIGNED_VALUES = re.compile(r"^-(\d|\.\d)[-+\d.,eE_\s]*$")
 
 
 def boolean(text: str) -> bool:
-    """``yes true t y 1`` or ``no false f n 0`` in any case; anything else is an error."""
+    """Parse ``yes true t y 1`` or ``no false f n 0``, in any case."""
     word = text.strip().lower()
     if word in _TRUE:
         return True
@@ -46,6 +51,7 @@ def boolean(text: str) -> bool:
 
 
 def integer(text: str) -> int:
+    """Parse a whole number."""
     try:
         return int(text)
     except ValueError:
@@ -53,7 +59,7 @@ def integer(text: str) -> int:
 
 
 def finite_float(text: str) -> float:
-    """A number; infinity and not-a-number are errors."""
+    """Parse a number; infinity and not-a-number are errors."""
     try:
         value = float(text)
     except ValueError:
@@ -63,50 +69,52 @@ def finite_float(text: str) -> float:
     return value
 
 
-def _that(parse: Callable[[str], Number], fits: Callable[[Number], bool], must: str) -> Any:
-    """Numbers of a kind that fit; ``must`` says of the others what they must be."""
+def _bounded(
+    parse: Callable[[str], Number], is_valid: Callable[[Number], bool], rule: str
+) -> Callable[[str], Number]:
+    """Make a parser of numbers that are valid; errors say that others "must" follow the rule."""
 
     def number(text: str) -> Number:
         value = parse(text)
-        if not fits(value):
-            raise argparse.ArgumentTypeError(f"{text!r} must {must}")
+        if not is_valid(value):
+            raise argparse.ArgumentTypeError(f"{text!r} must {rule}")
         return value
 
     return number
 
 
-positive_int = _that(integer, lambda n: n >= 1, "be at least 1")
-non_negative_int = _that(integer, lambda n: n >= 0, "not be negative")
-positive_float = _that(finite_float, lambda x: x > 0, "be greater than 0")
-acute_angle = _that(finite_float, lambda x: 0 < x < 90, "lie between 0 and 90")
-non_negative_float = _that(finite_float, lambda x: x >= 0, "not be negative")
-unit_float = _that(finite_float, lambda x: 0 <= x <= 1, "lie between 0 and 1")
-share = _that(finite_float, lambda x: 0 <= x < 1, "be at least 0 and less than 1")
-open_share = _that(finite_float, lambda x: 0 < x < 1, "lie between 0 and 1; 0.3 is usual")
+positive_int = _bounded(integer, lambda n: n >= 1, "be at least 1")
+non_negative_int = _bounded(integer, lambda n: n >= 0, "not be negative")
+positive_float = _bounded(finite_float, lambda x: x > 0, "be greater than 0")
+acute_angle = _bounded(finite_float, lambda x: 0 < x < 90, "lie between 0 and 90")
+non_negative_float = _bounded(finite_float, lambda x: x >= 0, "not be negative")
+unit_float = _bounded(finite_float, lambda x: 0 <= x <= 1, "lie between 0 and 1")
+share = _bounded(finite_float, lambda x: 0 <= x < 1, "be at least 0 and less than 1")
+open_share = _bounded(finite_float, lambda x: 0 < x < 1, "lie between 0 and 1; 0.3 is usual")
 
 
 def positive_or_auto(text: str) -> Automatic:
-    """A whole number of at least 1, or auto."""
+    """Parse a whole number of at least 1, or auto."""
     return AUTO if text == AUTO else positive_int(text)
 
 
 def boolean_or_auto(text: str) -> bool | Literal["auto"]:
-    """True, false, or what the program finds out."""
+    """Parse true, false, or auto."""
     return AUTO if text.strip().lower() == AUTO else boolean(text)
 
 
 def automatic_boolean(text: str) -> bool | None:
-    """True, false, or auto: None, as where the flag is not given."""
+    """Parse true, false, or auto: None, as where the flag is not given."""
     return None if text == AUTO else boolean(text)
 
 
 def optional_str(text: str) -> str | None:
-    """A string, where the word ``None`` means that the flag is not set."""
+    """Return the text, or None for the word ``None``: the flag is not set."""
     return None if text == "None" else text
 
 
 def vector3(text: str) -> tuple[float, float, float] | None:
-    """Three numbers as ``(x,y,z)`` or ``x,y,z``; the word ``None`` means not set."""
+    """Parse three numbers, ``(x,y,z)`` or ``x,y,z``; the word ``None`` means not set."""
     if text == "None":
         return None
     inner = text.strip()
@@ -115,29 +123,36 @@ def vector3(text: str) -> tuple[float, float, float] | None:
     parts = inner.split(",")
     if len(parts) != 3:
         raise argparse.ArgumentTypeError(f"{text!r} is not three numbers; write (x,y,z)")
-    x, y, z = (finite_float(part) for part in parts)
-    return x, y, z
+    return finite_float(parts[0]), finite_float(parts[1]), finite_float(parts[2])
 
 
 def name_list(text: str) -> tuple[str, ...]:
-    """Names separated by commas; one that has a comma stands in quotes."""
+    """Parse names separated by commas; one that has a comma stands in quotes."""
     row = next(csv.reader([text], skipinitialspace=True), [])
-    return tuple(name for name in (part.strip() for part in row) if name)
+    names = [part.strip() for part in row]
+    return tuple(name for name in names if name)
 
 
 def require_box(low: Sequence[float] | None, high: Sequence[float] | None) -> None:
-    """Check that ``--bboxmin`` and ``--bboxmax`` are both absent or span a box."""
-    if (low is None) != (high is None):
-        given, absent = ("bboxmin", "bboxmax") if high is None else ("bboxmax", "bboxmin")
-        raise UserError(f"--{given} is given without --{absent}; give both corners of the box")
-    if low is not None and any(a >= b for a, b in zip(low, high, strict=True)):
+    """Check that ``--bboxmin`` and ``--bboxmax`` are both absent or span a box.
+
+    Raises:
+        UserError: One is absent, or they span no box.
+    """
+    if low is None and high is None:
+        return
+    if low is None:
+        raise UserError("--bboxmax is given without --bboxmin; give both corners of the box")
+    if high is None:
+        raise UserError("--bboxmin is given without --bboxmax; give both corners of the box")
+    if any(a >= b for a, b in zip(low, high, strict=True)):
         raise UserError(
             f"--bboxmin {tuple(low)} is not below --bboxmax {tuple(high)} on every axis"
         )
 
 
 def parse_int_list(text: str) -> list[int]:
-    """Whole numbers separated by spaces or commas, in square brackets or not."""
+    """Parse whole numbers separated by spaces or commas, in square brackets or not."""
     inner = text.strip()
     if inner.startswith("[") != inner.endswith("]"):
         raise argparse.ArgumentTypeError(f"{text!r} has an unmatched bracket")
@@ -147,7 +162,7 @@ def parse_int_list(text: str) -> list[int]:
 
 
 class IntList(argparse.Action):
-    """Stores ``7000 8000``, ``7000,8000`` and ``[7000, 8000]`` alike as a list of integers.
+    """Action that parses ``7000 8000``, ``7000,8000`` and ``[7000, 8000]`` to the same integers.
 
     Use as ``parser.add_argument("--test_iterations", action=IntList, default=[7000])``.
     """
@@ -157,8 +172,9 @@ class IntList(argparse.Action):
         super().__init__(option_strings, dest, **kwargs)
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        """Parse all words given after the flag together, as a bracket may span several."""
-        text = values if isinstance(values, str) else " ".join(str(value) for value in values or ())
+        """Parse all words after the flag together, as a bracket may span several."""
+        words = [values] if isinstance(values, str) else values or ()
+        text = " ".join(str(word) for word in words)
         try:
             setattr(namespace, self.dest, parse_int_list(text))
         except argparse.ArgumentTypeError as error:
@@ -166,32 +182,38 @@ class IntList(argparse.Action):
 
 
 class Repeated(argparse.Action):
-    """May be given several times: the last value under its name, all under ``all_`` and that."""
+    """Action of a flag that may be repeated.
+
+    The last value is stored under the flag's name, all values under ``all_NAME``.
+    """
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        """Store one value more."""
         earlier = getattr(namespace, f"all_{self.dest}", [])
         setattr(namespace, f"all_{self.dest}", [*earlier, values])
         setattr(namespace, self.dest, values)
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Formatter of ``--help`` that adds defaults, and conditions without effect, to the texts."""
+
     def _get_help_string(self, action: argparse.Action) -> str:
-        text = action.help
-        no_effect_when = getattr(action, "no_effect_when", "")
-        unnamed = (None, False, argparse.SUPPRESS)
+        text = action.help or ""
+        no_effect_when = getattr(action, NO_EFFECT_WHEN, "")
         if no_effect_when:
             text = f"{text}; without effect: {no_effect_when}"
-        if action.default in unnamed or action.default == []:
-            return text
-        return f"{text} (default: %(default)s)"
+        has_no_default = action.default in (None, False, argparse.SUPPRESS) or action.default == []
+        return text if has_no_default else f"{text} (default: %(default)s)"
 
 
 class _HelpAll(argparse.Action):
+    """Action of ``--help_all``: print all flags and exit."""
+
     def __init__(self, option_strings: Sequence[str], dest: str, **kwargs: Any) -> None:
         super().__init__(option_strings, argparse.SUPPRESS, nargs=0, **kwargs)
         self.default = argparse.SUPPRESS
 
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         print(argparse.ArgumentParser.format_help(parser), end="")
         parser.exit()
 
@@ -216,91 +238,103 @@ class Parser(argparse.ArgumentParser):
             metavar="FILE.toml",
             help="values of flags, name = value in a line; flags win over it",
         )
-        # argparse takes a word that matches for a value and not for a flag; the original pattern
-        # knows single numbers only.
+        # argparse takes words of this pattern for values and not for flags. Its own pattern matches
+        # single numbers only.
         self._negative_number_matcher = _SIGNED_VALUES
 
     def format_help(self) -> str:
-        """The common flags by task, or all flags of a parser that gives no examples."""
+        """Format the common flags by task, or all flags of a parser that gives no examples."""
         if not self.epilog:
             return super().format_help()
-        tasks: dict[str, list[argparse.Action]] = {name: [] for name in TASKS}
-        for action in self._actions:
-            if getattr(action, "task", ""):
-                tasks[action.task].append(action)  # type: ignore[attr-defined]
         formatter = self._get_formatter()
         formatter.add_text(self.description)
-        for name, actions in tasks.items():
-            formatter.start_section(name)
-            formatter.add_arguments(actions)
+        for task in TASKS:
+            formatter.start_section(task)
+            formatter.add_arguments(a for a in self._actions if getattr(a, TASK, "") == task)
             formatter.end_section()
         formatter.add_text(self.epilog)
         formatter.add_text("--help_all lists all flags")
         return formatter.format_help()
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]
-        """As in argparse, after dashes inside flag names became underscores."""
+        """Parse as argparse does, after dashes inside flag names became underscores.
+
+        Values of a file of settings take the place of the defaults.
+        """
         words = [self._underscored(word) for word in (sys.argv[1:] if args is None else args)]
         words = self._with_scene_flags(words)
-        self._tell_beginnings(words)
-        found, extra = super().parse_known_args(words, namespace)
-        file = getattr(found, "config_file", None)
+        self._print_completed_flags(words)
+        parsed, extra = super().parse_known_args(words, namespace)
+        file = getattr(parsed, "config_file", None)
         if file is None:
-            return found, extra
-        unset = argparse.Namespace(**{action.dest: self for action in self._actions})
-        given = vars(super().parse_known_args(words, unset)[0])
-        values = {k: v for k, v in read_config(file).items() if given.get(k, self) is self}
-        # What is there before the words are parsed takes the place of the defaults.
-        found, extra = super().parse_known_args(words, self.with_values(values, file))
-        del found.config_file
-        return found, extra
+            return parsed, extra
+        given = self._given(words)
+        values = {name: value for name, value in read_config(file).items() if name not in given}
+        # What is in the namespace before the words are parsed takes the place of the defaults.
+        parsed, extra = super().parse_known_args(words, self.with_values(values, file))
+        delattr(parsed, "config_file")
+        return parsed, extra
+
+    def _given(self, words: Sequence[str]) -> set[str]:
+        """Names of the flags that words give."""
+        unset = object()
+        defaults = argparse.Namespace(**{action.dest: unset for action in self._actions})
+        parsed = super().parse_known_args(words, defaults)[0]
+        return {name for name, value in vars(parsed).items() if value is not unset}
 
     def with_values(
         self, values: Mapping[str, Any], file: Path | None = None
     ) -> argparse.Namespace:
-        """Values by names of flags, checked and converted as on the command line.
+        """Check and convert values by names of flags, as on the command line.
 
-        They are numbers, strings, booleans and lists of these; ``file`` is where they stand, None
-        for the arguments of a function.
+        Args:
+            values: Numbers, strings, booleans and lists of these.
+            file: The file that they are from; None for the arguments of a function.
+
+        Raises:
+            UserError: A name is no flag, or a value does not fit.
         """
-        found = argparse.Namespace()
-        flags = {action.dest: action for action in self._actions if action.option_strings}
+        namespace = argparse.Namespace()
+        actions = {action.dest: action for action in self._actions if action.option_strings}
         for name in ("help", argparse.SUPPRESS, "config_file"):
-            flags.pop(name, None)
+            actions.pop(name, None)
         for name, value in values.items():
             place = "" if file is None else f"{file}, line {_line_of(name, file)}: "
-            action = flags.get(name.replace("-", "_"))
+            action = actions.get(name.replace("-", "_"))
             if action is None:
-                raise UserError(f"{place}unknown setting {name}; {_nearest(name, flags)}")
+                raise UserError(f"{place}unknown setting {name}; {_nearest(name, actions)}")
             try:
-                self._take(action, value, found)
+                self._store(action, value, namespace)
             except (argparse.ArgumentError, argparse.ArgumentTypeError) as error:
                 reason = getattr(error, "message", None) or error
                 raise UserError(f"{place}{name}: {reason}") from None
-        return found
+        return namespace
 
-    def _take(self, action: argparse.Action, value: Any, found: argparse.Namespace) -> None:
-        """Let an action keep a value in a namespace."""
+    def _store(self, action: argparse.Action, value: Any, namespace: argparse.Namespace) -> None:
+        """Let an action check a value and store it in a namespace."""
         items = list(value) if isinstance(value, list | tuple) else [value]
         if any(isinstance(item, list | tuple | Mapping) for item in items):
             raise argparse.ArgumentTypeError(
                 "neither a number, a string, true or false, nor a list"
             )
         if action.nargs == 0:
-            setattr(found, action.dest, boolean(str(value)))
+            setattr(namespace, action.dest, boolean(str(value)))
             return
         words = [str(item) for item in items]
-        several = isinstance(action, Repeated)
-        if action.nargs is None and not several:
-            quoted = [f'"{word}"' if "," in word and len(words) > 1 else word for word in words]
-            words = [",".join(quoted)]
-        for part in [[word] for word in words] if several else [words]:
+        if isinstance(action, Repeated):
+            # Each item as if the flag was given anew.
+            parts = [[word] for word in words]
+        elif action.nargs is None:
+            parts = [[_one_word(words)]]
+        else:
+            parts = [words]
+        for part in parts:
             if self._match_argument(action, "A" * len(part)) != len(part):
                 raise argparse.ArgumentError(action, f"takes other than {len(part)} values")
-            action(self, found, self._get_values(action, part), action.option_strings[-1])
+            action(self, namespace, self._get_values(action, part), action.option_strings[-1])
 
     def parse_args(self, args=None, namespace=None):  # type: ignore[override]
-        """As in argparse; an unknown flag is named with the one it resembles most."""
+        """Parse as argparse does; an error about an unknown flag names the most similar one."""
         namespace, extra = self.parse_known_args(args, namespace)
         if extra:
             flags = [word.split("=", 1)[0] for word in extra if word.startswith("-")]
@@ -324,8 +358,8 @@ class Parser(argparse.ArgumentParser):
                 raise argparse.ArgumentError(action, "needs True or False behind it") from error
             raise
 
-    def _tell_beginnings(self, words: Sequence[str]) -> None:
-        """Say which flags are taken for words that are only the beginning of one."""
+    def _print_completed_flags(self, words: Sequence[str]) -> None:
+        """Print which flags are meant by words that are only the beginning of one."""
         for word in words:
             name = word.split("=", 1)[0]
             if not name.startswith("--") or name == "--" or name in self._option_string_actions:
@@ -335,7 +369,7 @@ class Parser(argparse.ArgumentParser):
                 print(f"note: {printable(name)} is taken for {flags[0]}")
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        """As in argparse, but ``--flag=--`` is a value; Pythons before 3.13 make an empty list."""
+        """Convert as argparse does, but ``--flag=--`` is a value, as it is from Python 3.13 on."""
         if action.option_strings and arg_strings == ["--"] and action.nargs in (None, "?"):
             value = self._get_value(action, "--")
             self._check_value(action, value)
@@ -350,13 +384,17 @@ class Parser(argparse.ArgumentParser):
         action = self._option_string_actions.get("-s")
         if action is None or any(not other.option_strings for other in self._actions):
             return words
-        n_scenes = next((n for n, word in enumerate(words) if word.startswith("-")), len(words))
+        scenes = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
+        n_scenes = len(scenes)
         if not isinstance(action, Repeated):
             n_scenes = min(n_scenes, 1)
-        scenes = [word for scene in words[:n_scenes] for word in ("-s", scene)]
-        return [*scenes, *words[n_scenes:]]
+        flags = []
+        for scene in words[:n_scenes]:
+            flags += ["-s", scene]
+        return flags + words[n_scenes:]
 
     def _underscored(self, word: str) -> str:
+        """Replace dashes inside the name of a flag that exists with underscores only."""
         if not word.startswith("--") or word == "--":
             return word
         name, equals, value = word[2:].partition("=")
@@ -365,13 +403,25 @@ class Parser(argparse.ArgumentParser):
         return f"--{name.replace('-', '_')}{equals}{value}"
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]}?" if near else "--help_all lists all flags"
+def _one_word(words: list[str]) -> str:
+    """Join the items of a list as the flag's value has them, those with a comma in quotes."""
+    if len(words) > 1:
+        words = [f'"{word}"' if "," in word else word for word in words]
+    return ",".join(words)
+
+
+def _nearest(name: str, flags: Iterable[str]) -> str:
+    """Advice about an unknown flag: the most similar one, if there is one."""
+    similar = difflib.get_close_matches(name, flags, n=1)
+    return f"did you mean {similar[0]}?" if similar else "--help_all lists all flags"
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """What a file of settings holds, by name."""
+    """Read the values of a file of settings, by name.
+
+    Raises:
+        UserError: It cannot be read, or is no TOML.
+    """
     # Here and not above: without such a file, commands start sooner.
     from sugar_utils.files import decoded, require_regular_file
 
@@ -383,19 +433,22 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def config_text(values: Mapping[str, Any], comment: str) -> str:
-    """The file of settings that :func:`read_config` reads; None is left out."""
-    lines = [
-        f"{name} = {json.dumps(value, ensure_ascii=False, default=str)}\n"
-        for name, value in values.items()
-        if value is not None
-    ]
-    return f"# {comment}\n{''.join(lines)}"
+    """Text of a file of settings, for :func:`read_config`; values that are None are left out."""
+    lines = [f"# {comment}"]
+    for name, value in values.items():
+        if value is not None:
+            text = json.dumps(value, ensure_ascii=False, default=str)
+            lines.append(f"{name} = {text}")
+    return "\n".join(lines) + "\n"
 
 
 def _line_of(name: str, file: Path) -> int | str:
-    """The line in which a name is given its value, or opens a table."""
-    pattern = re.compile(rf"""\s*\[*\s*["']?{re.escape(name)}["']?\s*[].=]""")
+    """Number of the line that gives a name its value, or opens a table of that name."""
     from sugar_utils.files import decoded
 
-    lines = enumerate(decoded(file.read_bytes()).splitlines(), start=1)
-    return next((number for number, line in lines if pattern.match(line)), "?")
+    pattern = re.compile(rf"""\s*\[*\s*["']?{re.escape(name)}["']?\s*[].=]""")
+    lines = decoded(file.read_bytes()).splitlines()
+    for number, line in enumerate(lines, start=1):
+        if pattern.match(line):
+            return number
+    return "?"

@@ -2,8 +2,8 @@
 """One HTML file that needs nothing else: no font, no picture from elsewhere.
 
 The Jinja template ``web/page.html.j2`` shows blocks, in light and dark, on a phone and on paper.
-Models turn by Google's ``<model-viewer>`` as published (version 4.4.0, Apache-2.0, with parts under
-the BSD and MIT licences that it names). All text is escaped.
+The 3D viewer is Google's ``<model-viewer>`` as published (version 4.4.0, Apache-2.0, with parts
+under the BSD and MIT licences that it names). All text is escaped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import numpy as np
@@ -27,30 +27,40 @@ from sugar_utils.errors import Notify, printable
 from sugar_utils.files import flat_items, write_text_atomic
 from sugar_utils.memory import format_bytes
 
+if TYPE_CHECKING:
+    from jinja2 import Template
+
 MAX_POINTS = 400  # points drawn of a series
 N_COLORS = 8
+# A chart and its margins, in units of its SVG canvas.
 _WIDTH = 520
 _HEIGHT = 290
 _LEFT = 62
 _RIGHT = 16
 _TOP = 12
 _BOTTOM = 46
-_MARKED = 12
-_FEW_DECADES = 2.4
-Point = tuple[float, float]
-
+_MAX_DOTS = 12  # points of a line that are marked with dots
+_FEW_DECADES = 2.4  # of a logarithmic axis that also has ticks at 2 and 5
+_STEP_FACTORS = (1, 2, 5, 10)
 _JPEG_QUALITY = 88
 _WEB = Path(__file__).parent / "web"
+
+Point = tuple[float, float]
+Interval = tuple[float, float]  # its lower and its upper end
 
 
 @dataclass(frozen=True)
 class Series:
+    """One line of a chart."""
+
     name: str
     points: Sequence[Point]
 
 
 @dataclass(frozen=True)
 class Chart:
+    """A line chart of a page."""
+
     title: str
     series: Sequence[Series]
     x_label: str = "iteration"
@@ -58,30 +68,40 @@ class Chart:
     log_y: bool = False
 
     def can_draw(self, point: Point) -> bool:
-        return all(map(math.isfinite, point)) and (point[1] > 0 or not self.log_y)
+        """Whether a point is finite and, on a logarithmic axis, positive."""
+        x, y = point
+        if not (math.isfinite(x) and math.isfinite(y)):
+            return False
+        return y > 0 or not self.log_y
 
     def drawable(self) -> list[Series]:
-        return [s for s in self.series if any(map(self.can_draw, s.points))]
+        """Series with at least one point to draw."""
+        return [series for series in self.series if any(map(self.can_draw, series.points))]
 
 
 def thinned(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
     """At most ``limit`` points of a line: the first, the last, and the extremes of each stretch."""
     if len(points) <= limit:
         return list(points)
-    kept = [points[0]]
-    for stretch in np.array_split(np.array(points[1:-1]), (limit - 2) // 2):
-        extremes = {int(stretch[:, 1].argmin()), int(stretch[:, 1].argmax())}
-        kept += [tuple(stretch[row].tolist()) for row in sorted(extremes)]
-    return [*kept, points[-1]]
+    selected = [points[0]]
+    inner_points = np.array(points[1:-1])
+    for stretch in np.array_split(inner_points, (limit - 2) // 2):
+        values = stretch[:, 1]
+        extremes = {int(values.argmin()), int(values.argmax())}
+        for row in sorted(extremes):
+            x, y = stretch[row].tolist()
+            selected.append((x, y))
+    return [*selected, points[-1]]
 
 
 def nice_ticks(low: float, high: float, n: int = 5) -> list[float]:
     """About ``n`` round numbers (steps of 1, 2 or 5 times a power of ten) in [low, high]."""
     if not high > low:
         return [low]
-    rough = (high - low) / n
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(f * power for f in (1, 2, 5, 10) if f * power >= rough * 0.999)
+    least_step = (high - low) / n
+    power = 10.0 ** math.floor(math.log10(least_step))
+    steps = [factor * power for factor in _STEP_FACTORS]
+    step = next(step for step in steps if step >= least_step * 0.999)
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [k * step for k in range(first, last + 1)]
@@ -90,16 +110,24 @@ def nice_ticks(low: float, high: float, n: int = 5) -> list[float]:
 def log_ticks(low: float, high: float) -> list[float]:
     """Powers of ten in [low, high], with 2 and 5 between few of them; else round numbers."""
     decades = math.log10(high / low)
-    steps = (1,) if decades > _FEW_DECADES else (1, 2, 5)
-    every = max(1, math.ceil(decades / 6)) if len(steps) == 1 else 1
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks = [f * 10.0**p for p in powers if p % every == 0 for f in steps]
-    inside = [t for t in ticks if low * 0.999 <= t <= high * 1.001]
+    if decades > _FEW_DECADES:
+        factors = (1,)
+        power_step = max(1, math.ceil(decades / 6))
+    else:
+        factors = (1, 2, 5)
+        power_step = 1
+    first = math.floor(math.log10(low))
+    last = math.ceil(math.log10(high))
+    ticks = []
+    for power in range(first, last + 1):
+        if power % power_step == 0:
+            ticks += [factor * 10.0**power for factor in factors]
+    inside = [tick for tick in ticks if low * 0.999 <= tick <= high * 1.001]
     return inside if len(inside) >= 3 else nice_ticks(low, high)
 
 
 def number_text(value: float) -> str:
-    """A number for people: ``12,000``, ``0.25``, ``3e-07``."""
+    """Format a number for people: ``12,000``, ``0.25``, ``3e-07``."""
     if value == 0 or 1e-3 <= abs(value) < 1e5:
         text = f"{value:,.6f}".rstrip("0").rstrip(".")
         return text if len(text) <= 9 else f"{value:,.4g}"
@@ -107,7 +135,7 @@ def number_text(value: float) -> str:
 
 
 def tick_text(value: float) -> str:
-    """The same, short enough for an axis: ``15k``, ``2M``."""
+    """Format a number for an axis, shorter: ``15k``, ``2M``."""
     if abs(value) >= 1e6:
         return f"{value / 1e6:.6g}M"
     if abs(value) >= 1e4:
@@ -116,10 +144,19 @@ def tick_text(value: float) -> str:
 
 
 def drawn(chart: Chart) -> dict[str, Any]:
-    """What of a chart with something to draw lies where on a canvas, in its units."""
+    """Lay out a chart that has something to draw: values of the page's template."""
     series = chart.drawable()
-    frame = _Frame.around([p for s in series for p in s.points if chart.can_draw(p)], chart.log_y)
-    y_ticks = log_ticks(*frame.y) if chart.log_y else nice_ticks(*frame.y)
+    points = []
+    for line in series:
+        points += [point for point in line.points if chart.can_draw(point)]
+    axes = _Axes.around(points, chart.log_y)
+    y_values = log_ticks(*axes.y) if chart.log_y else nice_ticks(*axes.y)
+    x_ticks = [(axes.canvas_x(x), tick_text(x)) for x in nice_ticks(*axes.x)]
+    y_ticks = [(axes.canvas_y(y), tick_text(y)) for y in y_values]
+    lines = []
+    for number, line in enumerate(series):
+        layout = _line_layout(line.points, chart, axes)
+        lines.append({"name": line.name, "color": number % N_COLORS, **layout})
     return {
         "title": chart.title,
         "x_label": chart.x_label,
@@ -130,64 +167,82 @@ def drawn(chart: Chart) -> dict[str, Any]:
         "right": _WIDTH - _RIGHT,
         "top": _TOP,
         "bottom": _HEIGHT - _BOTTOM,
-        "y_ticks": [(frame.at(frame.x[0], y)[1], tick_text(y)) for y in y_ticks],
-        "x_ticks": [(frame.at(x, frame.y[0])[0], tick_text(x)) for x in nice_ticks(*frame.x)],
-        "lines": [
-            {"name": line.name, "color": number % N_COLORS, **_paths(line.points, chart, frame)}
-            for number, line in enumerate(series)
-        ],
+        "y_ticks": y_ticks,
+        "x_ticks": x_ticks,
+        "lines": lines,
     }
 
 
 @dataclass(frozen=True)
-class _Frame:
-    x: tuple[float, float]
-    y: tuple[float, float]
+class _Axes:
+    """Intervals of a chart's axes, and where its values are on the canvas."""
+
+    x: Interval
+    y: Interval
     log_y: bool
 
     @staticmethod
-    def around(points: Sequence[Point], log_y: bool) -> _Frame:
-        (x0, x1), (y0, y1) = ((min(v), max(v)) for v in zip(*points, strict=True))
-        if x0 == x1:
-            x0 = x0 - 1
-            x1 = x1 + 1
+    def around(points: Sequence[Point], log_y: bool) -> _Axes:
+        """Make axes that span the points, with a margin above and below."""
+        x_values = [x for x, _ in points]
+        y_values = [y for _, y in points]
+        x_interval = (min(x_values), max(x_values))
+        if x_interval[0] == x_interval[1]:
+            x_interval = (x_interval[0] - 1, x_interval[1] + 1)
+        low = min(y_values)
+        high = max(y_values)
         if log_y:
-            room = max(1.03, (y1 / y0) ** 0.04)
-            return _Frame((x0, x1), (max(y0 / room, 1e-300), y1 * room), True)
-        room = 0.05 * (y1 - y0) or 0.05 * abs(y1) or 1.0
+            margin = max(1.03, (high / low) ** 0.04)
+            return _Axes(x_interval, (max(low / margin, 1e-300), high * margin), True)
+        margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
         # Counts and errors stay above zero: a margin must not invent negative ones.
-        low = max(0.0, y0 - room) if y0 >= 0 else y0 - room
-        return _Frame((x0, x1), (low, y1 + room), False)
+        bottom = max(0.0, low - margin) if low >= 0 else low - margin
+        return _Axes(x_interval, (bottom, high + margin), False)
 
-    def at(self, x: float, y: float) -> Point:
-        (x0, x1), (y0, y1) = self.x, self.y
-        across = (x - x0) / (x1 - x0)
-        up = math.log(y / y0) / math.log(y1 / y0) if self.log_y else (y - y0) / (y1 - y0)
-        width = _WIDTH - _LEFT - _RIGHT
-        height = _HEIGHT - _TOP - _BOTTOM
-        return _LEFT + across * width, _HEIGHT - _BOTTOM - up * height
+    def canvas_x(self, x: float) -> float:
+        """Horizontal position of a value on the canvas."""
+        left, right = self.x
+        share = (x - left) / (right - left)
+        return _LEFT + share * (_WIDTH - _LEFT - _RIGHT)
+
+    def canvas_y(self, y: float) -> float:
+        """Vertical position of a value on the canvas, from its top."""
+        bottom, top = self.y
+        if self.log_y:
+            share = math.log(y / bottom) / math.log(top / bottom)
+        else:
+            share = (y - bottom) / (top - bottom)
+        return _HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM)
+
+    def canvas_point(self, point: Point) -> Point:
+        """Position of a point on the canvas."""
+        x, y = point
+        return self.canvas_x(x), self.canvas_y(y)
 
 
-def _paths(points: Sequence[Point], chart: Chart, frame: _Frame) -> dict[str, Any]:
-    """Paths between gaps, and dots where the points are few."""
+def _line_layout(points: Sequence[Point], chart: Chart, axes: _Axes) -> dict[str, Any]:
+    """SVG paths between gaps of a line, and positions of dots where the points are few."""
     groups = itertools.groupby(points, chart.can_draw)
     runs = [list(run) for can_draw, run in groups if can_draw]
-    total = sum(map(len, runs))
+    total = sum(len(run) for run in runs)
     paths = []
     dots = []
     for run in runs:
-        places = [frame.at(*p) for p in thinned(run, max(4, MAX_POINTS * len(run) // total))]
-        paths.append("L".join(f"{x:.1f} {y:.1f}" for x, y in places))
-        if total <= _MARKED or len(run) == 1:
-            dots += places
+        limit = max(4, MAX_POINTS * len(run) // total)
+        positions = [axes.canvas_point(point) for point in thinned(run, limit)]
+        paths.append("L".join(f"{x:.1f} {y:.1f}" for x, y in positions))
+        if total <= _MAX_DOTS or len(run) == 1:
+            dots += positions
     return {"paths": paths, "dots": dots}
 
 
 @dataclass(frozen=True)
 class Picture:
+    """A picture of a page, with a line below it."""
+
     image: np.ndarray | Path  # (H, W, 3) uint8, or an image file
     caption: str = ""
-    alt: str = ""
+    alt: str = ""  # text in place of the picture; unset: the caption
 
 
 class Page:
@@ -196,25 +251,30 @@ class Page:
     def __init__(self, title: str, subtitle: str = "") -> None:
         self._title = title
         self._subtitle = subtitle
-        self._blocks: list[dict[str, Any]] = []
+        self._blocks: list[dict[str, object]] = []
 
-    def _add(self, kind: str, **content: Any) -> None:
+    def _add(self, kind: str, **content: object) -> None:
         self._blocks.append({"kind": kind, **content})
 
     def heading(self, text: str, level: int = 2) -> None:
+        """Append a heading."""
         self._add("heading", text=text, level=level)
 
     def paragraph(self, text: str, note: bool = False) -> None:
+        """Append a paragraph; a note is set apart."""
         self._add("paragraph", text=text, note=note)
 
     def facts(self, rows: Iterable[tuple[str, object]]) -> None:
-        if rows := list(rows):
-            self._add("facts", rows=rows)
+        """Append names and values next to each other."""
+        facts = list(rows)
+        if facts:
+            self._add("facts", rows=facts)
 
     def pairs(self, rows: Iterable[tuple[str, object]], folded: str | None = None) -> None:
-        """Names and values below each other; ``folded``: the text to click on to see them."""
-        if rows := list(rows):
-            self._add("pairs", rows=rows, folded=folded)
+        """Append names and values below each other; ``folded``: the text to click on for them."""
+        pairs = list(rows)
+        if pairs:
+            self._add("pairs", rows=pairs, folded=folded)
 
     def table(
         self,
@@ -223,36 +283,42 @@ class Page:
         text_columns: int = 1,
         folded: str | None = None,
     ) -> None:
-        """A table; the first columns, and those with links, are words, the others numbers."""
-        if rows := [list(row) for row in rows]:
-            links = {i for row in rows for i, cell in enumerate(row) if isinstance(cell, Link)}
-            words = links | set(range(text_columns))
-            self._add("table", header=header, rows=rows, words=words, folded=folded)
+        """Append a table; the first columns, and those with links, are text, the others numbers."""
+        cells = [list(row) for row in rows]
+        if not cells:
+            return
+        columns = set(range(text_columns))
+        for row in cells:
+            columns |= {number for number, cell in enumerate(row) if isinstance(cell, Link)}
+        self._add("table", header=header, rows=cells, words=columns, folded=folded)
 
     def charts(self, charts: Iterable[Chart]) -> None:
-        """Line charts side by side; empty ones are left out."""
-        if figures := [drawn(chart) for chart in charts if chart.drawable()]:
-            self._add("charts", charts=figures)
+        """Append line charts side by side; empty ones are left out."""
+        layouts = [drawn(chart) for chart in charts if chart.drawable()]
+        if layouts:
+            self._add("charts", charts=layouts)
 
     def pictures(self, pictures: Iterable[Picture], width: int = 640) -> None:
-        """Pictures side by side, four in a row where there is room."""
-        if figures := [_figure(picture, width) for picture in pictures]:
+        """Append pictures side by side, four in a row where there is room."""
+        figures = [_figure(picture, width) for picture in pictures]
+        if figures:
             self._add("pictures", figures=figures)
 
     def wide_picture(self, picture: Picture) -> None:
-        """One picture over the whole width; narrow screens scroll it."""
+        """Append one picture over the whole width; narrow screens scroll it."""
         self._add("wide", figure=_figure(picture, width=1600))
 
     def model(self, glb: bytes) -> None:
-        """A textured mesh that can be turned: a GLB with the variants ``textured`` and ``clay``."""
+        """Append a 3D viewer of a GLB with the variants ``textured`` and ``clay``."""
         self._add("model", glb=_base64(glb))
 
     def files(self, paths: Iterable[Path], root: Path, folded: str | None = None) -> None:
-        """Files with their sizes, as links relative to the folder of this page."""
+        """Append files with their sizes, as links relative to the folder of this page."""
         rows = [(Link.to(path, root), format_bytes(size)) for path, size in sizes_of(paths)]
         self.table(("file", "size"), rows, folded=folded)
 
     def html(self) -> str:
+        """The page as text."""
         component = None
         if any(block["kind"] == "model" for block in self._blocks):
             source = (_WEB / "model-viewer-umd.min.js").read_text(encoding="utf-8")
@@ -264,7 +330,7 @@ class Page:
 
 
 @functools.cache
-def _template() -> Any:
+def _template() -> Template:
     # Only when a page is written: it takes a tenth of a second.
     from jinja2 import Environment, FileSystemLoader
 
@@ -273,11 +339,15 @@ def _template() -> Any:
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
-        # Text in one line that moves no cursor; what is marked as HTML already stays as it is.
-        finalize=lambda value: printable(value) if type(value) is str else value,
+        finalize=_without_controls,
     )
     environment.filters["shown"] = value_text
     return environment.get_template("page.html.j2")
+
+
+def _without_controls(value: object) -> object:
+    """Escape control characters of plain text; text that is marked as HTML is of another type."""
+    return printable(value) if type(value) is str else value
 
 
 @dataclass(frozen=True)
@@ -289,7 +359,7 @@ class Link:
 
     @staticmethod
     def to(path: Path, root: Path) -> Link:
-        """A link from a page in ``root``; plain text where no relative path leads there."""
+        """Make a link from a page in ``root``; plain text where no relative path leads there."""
         try:
             relative = Path(os.path.relpath(path, root)).as_posix()
         except ValueError:
@@ -312,7 +382,7 @@ def write_page(path: Path, build: Callable[[], Page], notify: Notify) -> Path | 
 
 
 def value_text(value: object) -> str:
-    """A value for people: numbers grouped and rounded, lists joined, None a dash."""
+    """Format a value for people: numbers grouped and rounded, lists joined, None a dash."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -327,7 +397,7 @@ def value_text(value: object) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Time for people: ``8.3 s``, ``4 min 05 s``, ``2 h 10 min``."""
+    """Format a time for people: ``8.3 s``, ``4 min 05 s``, ``2 h 10 min``."""
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -337,51 +407,74 @@ def duration_text(seconds: float) -> str:
 
 def flattened(settings: Mapping[str, object]) -> list[tuple[str, object]]:
     """Nested settings as rows with dotted names; numbers as one would type them."""
-    return [(name, v if isinstance(v, bool) else _typed(v)) for name, v in flat_items(settings)]
-
-
-def sizes_of(paths: Iterable[Path]) -> list[tuple[Path, int]]:
-    return [
-        (path, sum(p.stat().st_size for p in (path, *path.rglob("*")) if p.is_file()))
-        for path in paths
-        if path.exists()
-    ]
+    rows = []
+    for name, value in flat_items(settings):
+        # Pages show a truth value as yes or no.
+        rows.append((name, value if isinstance(value, bool) else _typed(value)))
+    return rows
 
 
 def _typed(value: object) -> object:
-    if isinstance(value, int | float):
-        return f"{value:g}" if isinstance(value, float) else str(value)
+    """Numbers, and lists of them, as one would type them; None for an empty list."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, int):
+        return str(value)
     if isinstance(value, list | tuple):
-        return ", ".join(str(_typed(v)) for v in value) or None
+        return ", ".join(str(_typed(item)) for item in value) or None
     return value
 
 
-def _figure(picture: Picture, width: int) -> dict[str, Any]:
+def sizes_of(paths: Iterable[Path]) -> list[tuple[Path, int]]:
+    """Files and folders that exist, with their sizes in bytes."""
+    sizes = []
+    for path in paths:
+        if path.exists():
+            files = [file for file in (path, *path.rglob("*")) if file.is_file()]
+            sizes.append((path, sum(file.stat().st_size for file in files)))
+    return sizes
+
+
+def _figure(picture: Picture, width: int) -> dict[str, object]:
+    """Encode a picture for the page's template; only the caption where it cannot be read."""
     try:
-        uri, (width, height) = _data_uri(picture.image, width)
+        image = _small_image(picture.image, width)
+        uri = _data_uri(image)
     except (OSError, ValueError, Image.DecompressionBombError) as error:
         return {"caption": f"{picture.caption} (no picture: {error})"}
-    alt = picture.alt or picture.caption
-    return {"uri": uri, "width": width, "height": height, "caption": picture.caption, "alt": alt}
+    return {
+        "uri": uri,
+        "width": image.width,
+        "height": image.height,
+        "caption": picture.caption,
+        "alt": picture.alt or picture.caption,
+    }
 
 
-def _data_uri(image: np.ndarray | Path, width: int) -> tuple[str, tuple[int, int]]:
-    """A picture as text and its size in pixels: PNG where that is smaller, else JPEG."""
-    if isinstance(image, np.ndarray):
-        picture = Image.fromarray(image)
+def _small_image(source: np.ndarray | Path, width: int) -> Image.Image:
+    """Read an image, no wider than ``width`` pixels."""
+    if isinstance(source, np.ndarray):
+        image = Image.fromarray(source)
     else:
-        with Image.open(image) as opened:
-            picture = opened.convert("RGB")
-    if picture.width > width:
-        height = max(1, round(picture.height * width / picture.width))
-        picture = picture.resize((width, height), Image.Resampling.LANCZOS)
-    encoded = {}
-    for kind, options in (("jpeg", {"quality": _JPEG_QUALITY}), ("png", {"optimize": False})):
-        buffer = io.BytesIO()
-        picture.save(buffer, kind, **options)
-        encoded[kind] = buffer.getvalue()
-    kind, data = min(encoded.items(), key=lambda item: len(item[1]))
-    return f"data:image/{kind};base64,{_base64(data)}", picture.size
+        with Image.open(source) as opened:
+            image = opened.convert("RGB")
+    if image.width <= width:
+        return image
+    height = max(1, round(image.height * width / image.width))
+    return image.resize((width, height), Image.Resampling.LANCZOS)
+
+
+def _data_uri(image: Image.Image) -> str:
+    """Encode an image as text: as PNG where that is smaller, else as JPEG."""
+    jpeg_buffer = io.BytesIO()
+    image.save(jpeg_buffer, "jpeg", quality=_JPEG_QUALITY)
+    png_buffer = io.BytesIO()
+    image.save(png_buffer, "png", optimize=False)
+    jpeg = jpeg_buffer.getvalue()
+    png = png_buffer.getvalue()
+    if len(png) < len(jpeg):
+        return f"data:image/png;base64,{_base64(png)}"
+    return f"data:image/jpeg;base64,{_base64(jpeg)}"
 
 
 def _base64(content: bytes) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Libraries with habits of their own: loaded on demand, silenced, or run in a process apart."""
+"""Load optional and noisy libraries, and run modules in a subprocess."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import psutil
 
 from sugar_utils.errors import UserError, explained
 
-_FATAL = 3  # level by which glog, which pycolmap prints with, knows what it dies of
+_FATAL = 3  # level of glog, which pycolmap logs with
 _ROOT = Path(__file__).resolve().parent.parent
 _KILLED = -9
 _NO_MEMORY = ("MemoryError", "bad_alloc")
@@ -35,21 +35,33 @@ if not sys.stdin.buffer.read(1):
 def load_package(
     what: str, package: str, *modules: str, instead: str | None = None
 ) -> tuple[ModuleType, ...]:
-    """Import modules of a package that may be missing; ``instead``: what else to do."""
-    advice = f"install it with 'pip install {package}'" + (f", or {instead}" if instead else "")
+    """Import modules of a package that may be missing.
+
+    Args:
+        what: The feature that needs it, for messages.
+        package: Its name for pip.
+        modules: Names of its modules.
+        instead: Another way for the user.
+
+    Raises:
+        UserError: It is missing.
+    """
+    advice = f"install it with 'pip install {package}'"
+    if instead:
+        advice += f", or {instead}"
     with explained(f"{what} needs the package {package}", advice, ImportError):
         return tuple(importlib.import_module(module) for module in modules)
 
 
 def load_pycolmap() -> ModuleType:
-    """pycolmap, without its handler of SIGTERM, which prints a page of addresses, and silent."""
-    loaded = "pycolmap" in sys.modules
+    """Import pycolmap, silent and without its SIGTERM handler, which prints a page of addresses."""
+    was_loaded = "pycolmap" in sys.modules
     handler = signal.getsignal(signal.SIGTERM)
     import pycolmap
 
     # Only the main thread may set a handler, and only those that Python knows can be set again.
-    main = threading.current_thread() is threading.main_thread()
-    if not loaded and main and handler is not None:
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if not was_loaded and is_main_thread and handler is not None:
         signal.signal(signal.SIGTERM, handler)
     pycolmap.logging.minloglevel = _FATAL
     return pycolmap
@@ -58,15 +70,22 @@ def load_pycolmap() -> ModuleType:
 def run_alone(
     module: str, arguments: Sequence[str], waiting: Callable[[int], None] = lambda n_bytes: None
 ) -> None:
-    """Run ``python -m module`` to its end. Whatever ends the wait, or this process, ends it.
+    """Run ``python -m module`` in a subprocess, which never outlives this call or this process.
 
-    It raises ``MemoryError`` where the system ended it, which happens for that reason.
+    Args:
+        module: Name of the module.
+        arguments: Its command line.
+        waiting: Called several times a second with the memory of the subprocess, in bytes.
+
+    Raises:
+        MemoryError: The system killed it, which happens for lack of memory.
+        UserError: It failed.
     """
     command = [sys.executable, "-m", module, *arguments]
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         # Modules are looked for where it starts; the user's folder may hold some of the same names.
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, cwd=_ROOT
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=_ROOT
         )
         try:
             with _ended_with_us(process.pid):
@@ -80,17 +99,17 @@ def run_alone(
             process.wait()
         if process.returncode == 0:
             return
-        said.seek(0)
-        text = said.read().decode(errors="replace").strip()
-        if process.returncode == _KILLED or any(word in text for word in _NO_MEMORY):
-            raise MemoryError(f"{module} was ended by the system")
-        reason = text.splitlines()[-1] if text else f"exit code {process.returncode}"
-        raise UserError(f"{module} failed: {reason}")
+        output.seek(0)
+        text = output.read().decode(errors="replace").strip()
+    if process.returncode == _KILLED or any(word in text for word in _NO_MEMORY):
+        raise MemoryError(f"{module} was ended by the system")
+    reason = text.splitlines()[-1] if text else f"exit code {process.returncode}"
+    raise UserError(f"{module} failed: {reason}")
 
 
 @contextlib.contextmanager
 def _ended_with_us(pid: int) -> Iterator[None]:
-    """A context that a process does not outlive, should this one be killed within."""
+    """End a process if this one is killed in the context."""
     watcher = subprocess.Popen(
         [sys.executable, "-c", _END_WITH_PARENT, str(pid)],
         stdin=subprocess.PIPE,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory this process uses, has used at most, and could still take.
+"""Current, peak and available memory of this process.
 
-On a CUDA device the figures are those of torch's allocator there, else the resident set. What
-``psutil`` does not know is read here: the peaks of Linux and macOS, and limits of containers.
+On a CUDA device the figures are those of torch's allocator there, else the resident set. Figures
+that ``psutil`` lacks are read here: the peaks of Linux and macOS, and limits of containers.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ _NO_MEMORY = (
 
 @dataclass(frozen=True)
 class MemoryUsage:
+    """Memory of this process on one device, in bytes."""
+
     current: int
     peak: int
-    kind: str
+    kind: str  # ``CUDA``, or ``RSS`` for the resident set
 
 
 def memory_usage(device: torch.device | str) -> MemoryUsage:
-    """Current and peak memory: torch's allocations on CUDA, the resident set elsewhere."""
+    """Measure current and peak memory: torch's allocations on CUDA, else the resident set."""
     device = torch.device(device)
     if device.type == "cuda":
         used = torch.cuda.memory_allocated(device)
@@ -53,19 +55,19 @@ def reset_peak(device: torch.device | str) -> bool:
         torch.cuda.reset_peak_memory_stats(device)
         return True
     try:
-        _CLEAR_REFS.write_text(_RESET_RESIDENT_PEAK)
+        _CLEAR_REFS.write_text(_RESET_RESIDENT_PEAK, encoding="utf-8")
     except OSError:
         return False
     return True
 
 
 def available_bytes(device: torch.device | str = "cpu") -> int | None:
-    """Bytes to be had without swapping, within limits of a container; None if unknown."""
+    """Available memory in bytes, within limits of a container; None if unknown."""
     device = torch.device(device)
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return free + unused
+        device_bytes, _ = torch.cuda.mem_get_info(device)
+        cached_bytes = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return device_bytes + cached_bytes
     try:
         limits = [psutil.virtual_memory().available, *_cgroup_room(_CGROUPS)]
     except (OSError, psutil.Error):
@@ -82,20 +84,20 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def release_cached(device: torch.device | str) -> None:
-    """Give back what torch's allocator keeps of freed memory, in other sizes than wanted now."""
+    """Return memory that torch's allocator caches to the device."""
     gc.collect()
     if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()
 
 
 def trim_heap() -> None:
-    """Return free pages between used ones, which glibc keeps, to the system."""
+    """Return free pages between used ones, which glibc caches, to the system."""
     if sys.platform == "linux":
         getattr(ctypes.CDLL(None), "malloc_trim", int)(0)  # musl has no such function
 
 
 def format_bytes(n_bytes: int) -> str:
-    """Bytes for people, in powers of 1024: ``"512 B"``, ``"1.50 GiB"``."""
+    """Format bytes for people, in powers of 1024: ``"512 B"``, ``"1.50 GiB"``."""
     if abs(n_bytes) < 1024:
         return f"{n_bytes} B"
     value = n_bytes / 1024
@@ -108,18 +110,18 @@ def format_bytes(n_bytes: int) -> str:
 
 
 def _resident_bytes() -> tuple[int, int]:
-    """Current and peak resident set in bytes; zeros where the system does not say."""
+    """Current and peak resident set in bytes; zeros where they are unknown."""
     try:
         now = psutil.Process().memory_info()
     except (OSError, psutil.Error):
         return 0, 0
     if sys.platform == "win32":
         return now.rss, now.peak_wset
-    # The one that ``reset_peak`` starts anew, where there is one.
+    # The peak that ``reset_peak`` resets, where there is one.
     peak = _entry(_PROC_STATUS, "VmHWM:")
     if peak is not None:
         return now.rss, 1024 * peak
-    import resource
+    import resource  # noqa: TID251 - only where /proc is missing, which Windows is not asked
 
     unit = 1 if sys.platform == "darwin" else 1024
     return now.rss, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
@@ -131,27 +133,35 @@ def _entry(path: Path, name: str) -> int | None:
         lines = path.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
         return None
-    words = (line.split() for line in lines)
-    return next((int(found[1]) for found in words if found[:1] == [name]), None)
+    for line in lines:
+        words = line.split()
+        if words and words[0] == name:
+            return int(words[1])
+    return None
 
 
 def _read_number(path: Path) -> int | None:
     try:
-        text = path.read_text().strip()
+        text = path.read_text(encoding="utf-8").strip()
     except OSError:
         return None
     return int(text) if text.isdigit() else None
 
 
 def _cgroup_room(root: Path) -> list[int]:
-    """Bytes left under the memory limits of control groups (version 2, then 1) seen at ``root``."""
-    rooms = []
-    for folder, limit_name, usage_name, cache_name in (
-        (root, "memory.max", "memory.current", "inactive_file"),
-        (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        limit = _read_number(folder / limit_name)
-        usage = _read_number(folder / usage_name)
-        if limit is not None and usage is not None:
-            rooms.append(limit - usage + (_entry(folder / "memory.stat", cache_name) or 0))
-    return rooms
+    """Bytes that remain under the limits of control groups (version 2, then 1) below ``root``."""
+    version_2 = _room_below(root, "memory.max", "memory.current", "inactive_file")
+    version_1 = _room_below(
+        root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+    )
+    return [room for room in (version_2, version_1) if room is not None]
+
+
+def _room_below(folder: Path, limit_name: str, usage_name: str, cache_name: str) -> int | None:
+    """Bytes that remain under one limit, file cache included; None without a limit."""
+    limit = _read_number(folder / limit_name)
+    usage = _read_number(folder / usage_name)
+    if limit is None or usage is None:
+        return None
+    cache = _entry(folder / "memory.stat", cache_name) or 0
+    return limit - usage + cache

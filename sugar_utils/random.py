@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counter-based randomness: every draw is a function of the seed and of what it is for.
+"""Counter-based randomness: every draw is a function of the seed and of its purpose.
 
-A run has no random state to save, which is what makes resuming bit-exact.
+A run has no random state to save, so resuming is bit-exact.
 """
 
 import hashlib
@@ -12,16 +12,17 @@ import torch
 def derive_seed(seed: int, *labels: str | int) -> int:
     """Hash ``seed`` and ``labels`` (for example ``"samples", iteration``) to 63 bits."""
     text = "/".join(str(part) for part in (seed, *labels))
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
 
 
 def draw_labels(iteration: int, view_index: int) -> tuple[int, ...]:
-    """Labels of what is drawn for one view: the first of a step has the iteration's alone."""
+    """Labels of draws for one view; those of a step's first view have the iteration only."""
     return (iteration,) if view_index == 0 else (iteration, view_index)
 
 
 def generator(seed: int, *labels: str | int) -> torch.Generator:
-    """A fresh generator for one purpose, independent of all others.
+    """Make a generator for one purpose, independent of all others.
 
     It is on the CPU: a generator on a GPU gives other numbers on another model.
     """

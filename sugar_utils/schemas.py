@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What files must hold: one ``msgspec`` type per kind of file, checked where the file is read.
+"""Schemas of files: one ``msgspec`` type per kind of file, checked where the file is read.
 
-Numbers have bounds, which also keep out what is no number; other keys are let through.
+Numbers have bounds, which also reject infinity and not-a-number; unknown keys are allowed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sugar_utils.errors import UserError
 from sugar_utils.files import read_json
 
 WRITE_AGAIN = "the file is damaged, write it again"
-FAR = 1e15  # beyond it, squares do not fit into float32
+FAR = 1e15  # largest coordinate; squares of larger numbers do not fit into float32
 MAX_DEPTH = 50  # maximum nesting depth of JSON input
 Coordinate = Annotated[float, Meta(ge=-FAR, le=FAR)]
 Positive = Annotated[float, Meta(gt=0, le=FAR)]
@@ -30,12 +30,14 @@ T = TypeVar("T")
 
 
 class Phase(msgspec.Struct):
+    """Time and memory of a part of a run."""
+
     seconds: Seconds
     peak_bytes: Count
 
 
 class RunRecord(msgspec.Struct):
-    """``run.json``."""
+    """``run.json`` of a training run."""
 
     status: str = ""
     settings: dict[str, Any] = {}
@@ -50,13 +52,15 @@ class RunRecord(msgspec.Struct):
 
 
 class Figures(msgspec.Struct):
-    """Of the figures of a result, those that reports count with."""
+    """Figures of a result that reports add up."""
 
     seconds: Seconds = 0.0
     peak_bytes: Count = 0
 
 
 class ResultNote(msgspec.Struct):
+    """JSON file next to a mesh, with the settings and inputs that it was made with."""
+
     settings: dict[str, Any] = {}
     inputs: dict[str, Any] = {}
     sources: dict[str, Any] = {}
@@ -65,17 +69,33 @@ class ResultNote(msgspec.Struct):
     replaces: dict[str, Any] = {}
 
 
-def conform(value: Any, schema: type[T], place: object, advice: str = WRITE_AGAIN) -> T:
+def conform(value: object, schema: type[T], place: object, advice: str = WRITE_AGAIN) -> T:
+    """Convert JSON values to a schema.
+
+    Args:
+        value: The values.
+        schema: The ``msgspec`` type.
+        place: Where they are from, for messages.
+        advice: How to fix them.
+
+    Raises:
+        UserError: They do not fit.
+    """
     try:
         return msgspec.convert(value, schema)
     except msgspec.ValidationError as error:
-        raise UserError(f"{place}: {str(error).replace('`', '')}; {advice}") from error
+        reason = str(error).replace("`", "")
+        raise UserError(f"{place}: {reason}; {advice}") from error
     except UnicodeError as error:
         raise UserError(f"{place}: holds characters that do not exist; {advice}") from error
 
 
 def read_checked(path: Path, schema: type) -> Any:
-    """Read a JSON file that must be of a schema, and return it as it is."""
+    """Read a JSON file of a schema, and return its values as they are.
+
+    Raises:
+        UserError: It cannot be read, or does not fit.
+    """
     value = read_json(path)
     conform(value, schema, path)
     if is_deeper(value, MAX_DEPTH):
@@ -83,7 +103,8 @@ def read_checked(path: Path, schema: type) -> Any:
     return value
 
 
-def is_deeper(value: Any, limit: int) -> bool:
+def is_deeper(value: object, limit: int) -> bool:
+    """Whether lists and objects are nested more than ``limit`` deep."""
     if not isinstance(value, dict | list | tuple):
         return False
     items = value.values() if isinstance(value, dict) else value

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types of arrays that kernels are given, by what one element is and how many axes there are."""
+"""Types of array parameters of kernels, by their elements and number of axes."""
 
 import warp as wp
 

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launching Warp kernels on torch tensors, on every core of the CPU or on the tensor's GPU.
+"""Launch Warp kernels on torch tensors, on every core of the CPU or on the tensor's GPU.
 
 Kernels take the index of their first work item as first argument. On the CPU the items are cut into
 ranges for a thread pool (a Warp launch releases the GIL); on a GPU one launch covers them all, on
 torch's current stream. No two work items write one address, so bits do not depend on the cutting.
+
+Warp describes every argument anew for each launch, which costs the host several times as much as
+the launch. Between two steps only addresses and numbers of rows change. So a launch is recorded
+when a kernel is first launched, and from then on the memory of its arguments is overwritten.
 """
 
 from __future__ import annotations
@@ -31,63 +35,64 @@ from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable, temporary_cache
 
 wp.config.log_level = wp.LOG_WARNING
-# They save no time here, and a run that is killed leaves 400 MB of them in the temporary folder.
+# Precompiled headers save no time here, and a run that is killed leaves 400 MB of them in the
+# temporary folder.
 wp.config.use_precompiled_headers = False
 
 RANGES_PER_THREAD = 8  # enough for an even load where tiles differ, few enough to stay cheap
 WARP_VERSION = tuple(int(part) for part in wp.__version__.split(".")[:2])
-HAS_FIBERS = hasattr(wp.config, "enable_cpu_blocks")  # thread blocks on a CPU, which checks need
-# CPU compiler flags without the compiler's own vectoriser; earlier versions of Warp, which serve
-# drivers of CUDA 12, do not know them.
+HAS_FIBERS = hasattr(wp.config, "enable_cpu_blocks")  # thread blocks on a CPU, for tests
+# CPU compiler flags that switch the compiler's vectoriser off; earlier versions of Warp, which
+# serve drivers of CUDA 12, do not know them.
 NO_VECTORISER = " -fno-slp-vectorize -fno-vectorize" if WARP_VERSION >= (1, 19) else ""
 # Module options for kernels whose adjoints are written by hand.
 FUSED_OPTIONS = {"enable_backward": False, "cpu_compiler_flags": "-march=native -ffp-contract=fast"}
-# The same for hand-vectorised kernels; the compiler's own vectoriser only hurts there.
+# The same for hand-vectorised kernels, which the compiler's vectoriser makes slower.
 NATIVE_OPTIONS = {
     "enable_backward": False,
     "cpu_compiler_flags": FUSED_OPTIONS["cpu_compiler_flags"] + NO_VECTORISER,
 }
-# For those that must round as torch does, on every device: neither compiler contracts anything.
+# For kernels that must round as torch does, on every device: no fused multiply-add.
 EXACT_OPTIONS = {
     "enable_backward": False,
     "fuse_fp": False,
     "cpu_compiler_flags": "-march=native -ffp-contract=off" + NO_VECTORISER,
 }
 _KERNEL_OPTIONS = frozenset(inspect.signature(wp.kernel).parameters)
-_PREPARED = threading.local()  # the launches that a thread has prepared
-# Warp describes every argument anew for each launch, which costs the host several times as much as
-# the launch. Between two steps only places and numbers of rows change. So a launch is recorded when
-# a kernel is met first, and the memory that holds its arguments is written over from then on.
+_THREAD = threading.local()  # ``launches``: the prepared launches of a thread
 MAX_ROWS = 2**31 - 1  # Warp counts rows with 32 bits; bytes between them with 64
 
 
 @contextlib.contextmanager
 def _silent_stderr() -> Iterator[None]:
-    """Send what native code writes to the standard error nowhere, for a few milliseconds."""
+    """Discard what native code writes to the standard error, for a few milliseconds."""
     try:
-        kept = os.dup(2)
+        saved_stderr = os.dup(2)
     except OSError:
-        # Closed, as under some service managers: nothing is shown anyway.
+        # Closed, as under some service managers: nothing is printed anyway.
         yield
         return
     try:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 2)
-        os.close(nowhere)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 2)
+        os.close(null)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(saved_stderr, 2)
+        os.close(saved_stderr)
 
 
 def _start_warp() -> None:
-    # It warns of a missing CUDA driver whatever the log level.
+    """Start Warp with a folder for compiled kernels that can be written."""
+    # Warp warns of a missing CUDA driver whatever the log level.
     quiet = contextlib.nullcontext if torch.cuda.is_available() else _silent_stderr
     try:
         with quiet():
             wp.init()
-        check_writable(wp.config.kernel_cache_dir)
-        os.listdir(wp.config.kernel_cache_dir)
+        folder = wp.config.kernel_cache_dir
+        assert folder is not None, "Warp chooses its folder when it starts"
+        check_writable(folder)
+        os.listdir(folder)
     except (OSError, UserError) as error:
         reason = error.args[1] if isinstance(error, OSError) else error
         wp.config.kernel_cache_dir = str(temporary_cache("kernels"))
@@ -104,37 +109,41 @@ _start_warp()
 
 
 def native_source(module_file: str, name: str) -> str:
-    """The C++ text ``native/<name>.inc`` beside a module."""
-    return (Path(module_file).parent / "native" / f"{name}.inc").read_text(encoding="utf-8")
+    """Read the C++ text ``native/<name>.inc`` in the folder of a module."""
+    path = Path(module_file).parent / "native" / f"{name}.inc"
+    return path.read_text(encoding="utf-8")
 
 
-# What native bodies begin with: eight floats in one vector register.
+# Beginning of native bodies: eight floats in one vector register.
 SIMD_SOURCE = native_source(__file__, "simd")
 
 
 def native_kernel(body: str, **options: Any) -> Callable[[Callable[..., None]], Any]:
-    """Make a kernel with a C++ body of a stub, whose first parameter is the work item.
+    """Decorator that gives a stub a C++ body and makes it a kernel.
 
-    Warp has C++ in functions only: the kernel is the one line that calls it.
+    The first parameter of the stub is the work item. Warp has C++ in functions only, so the kernel
+    is one line that calls such a function.
 
     Args:
-        body: May use the names of the stub's parameters.
-        options: Those of ``wp.kernel``.
+        body: C++ text; it may use the names of the stub's parameters.
+        options: Keywords of ``wp.kernel``.
     """
 
     def kernel_of(stub: Callable[..., None]) -> Any:
         item, *others = inspect.signature(stub).parameters
-        call = f"native_body({', '.join([f'{item} + wp.tid()', *others])})"
-        text = f"def native({', '.join([item, *others])}):\n    {call}\n"
+        parameters = ", ".join([item, *others])
+        arguments = ", ".join([f"{item} + wp.tid()", *others])
+        text = f"def native({parameters}):\n    native_body({arguments})\n"
         # Warp reads the text of a kernel from its file.
         file = f"<kernel {stub.__module__}.{stub.__qualname__}>"
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-        names = {"native_body": wp.func_native(body)(stub), "wp": wp}
+        names: dict[str, Any] = {"native_body": wp.func_native(body)(stub), "wp": wp}
         exec(compile(text, file, "exec"), names)
-        made = functools.update_wrapper(names["native"], stub)
-        del made.__wrapped__
-        made.__annotations__ = inspect.get_annotations(stub, eval_str=True)
-        return wp.kernel(**options)(made)
+        function = names["native"]
+        functools.update_wrapper(function, stub)
+        del function.__wrapped__
+        function.__annotations__ = inspect.get_annotations(stub, eval_str=True)
+        return wp.kernel(**options)(function)
 
     return kernel_of
 
@@ -144,9 +153,9 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="warp")
 
 
-def known_options(**wanted: Any) -> dict[str, Any]:
-    """Options of ``wp.kernel`` that tune, less those that this version of Warp does not know."""
-    return {name: value for name, value in wanted.items() if name in _KERNEL_OPTIONS}
+def known_options(**options: Any) -> dict[str, Any]:
+    """Select the options of ``wp.kernel`` that this version of Warp knows."""
+    return {name: value for name, value in options.items() if name in _KERNEL_OPTIONS}
 
 
 def run_ranges(work: Callable[[int, int], None], n_items: int, *, min_items: int = 1) -> None:
@@ -156,9 +165,14 @@ def run_ranges(work: Callable[[int, int], None], n_items: int, *, min_items: int
     if threads == 1 or n_ranges == 1:
         work(0, n_items)
         return
-    edges = [n_items * i // n_ranges for i in range(n_ranges + 1)]
-    ranges = [(a, b - a) for a, b in zip(edges, edges[1:], strict=False) if b > a]
-    for future in [_pool(threads).submit(work, *span) for span in ranges]:
+    pool = _pool(threads)
+    futures = []
+    for number in range(n_ranges):
+        first = n_items * number // n_ranges
+        end = n_items * (number + 1) // n_ranges
+        if end > first:
+            futures.append(pool.submit(work, first, end - first))
+    for future in futures:
         future.result()
 
 
@@ -171,15 +185,20 @@ def launch(
     min_items: int = 1,
     block_dim: int = 256,
 ) -> None:
-    """Run ``kernel(first, *inputs)`` for ``n_items`` items where its tensors are; none are a no-op.
+    """Run ``kernel(first, *inputs)`` for ``n_items`` items on the device of its tensors.
 
-    ``device`` is needed where there is no tensor. Blocks of fewer threads suit many registers.
+    Args:
+        kernel: Its first parameter is the first work item of a range.
+        n_items: Number of work items; nothing is launched for none.
+        inputs: The other arguments.
+        device: Needed where no argument is a tensor.
+        min_items: Least number of items of a range on the CPU.
+        block_dim: Threads of a block on a GPU; fewer suit kernels with many registers.
     """
     if n_items == 0:
         return
     if device is None:
-        tensors = (x.tensor if type(x) is TypedTensor else x for x in inputs)
-        device = next(x.device for x in tensors if isinstance(x, Tensor))
+        device = _device_of(inputs)
     if device.type == "cpu":
         _load_once(kernel)
         prepared = _prepare(kernel, 1, [0, *inputs], device="cpu")
@@ -188,6 +207,16 @@ def launch(
     stream = _torch_stream(device)
     prepared = _prepare(kernel, n_items, [0, *inputs], stream=stream, block_dim=block_dim)
     prepared.run(n_items, stream)
+
+
+def _device_of(inputs: Sequence[Any]) -> torch.device:
+    """Device of the first tensor."""
+    for value in inputs:
+        if isinstance(value, TypedTensor):
+            return value.tensor.device
+        if isinstance(value, Tensor):
+            return value.device
+    raise TypeError("a kernel without tensors needs a device")
 
 
 def launch_blocks(
@@ -199,10 +228,20 @@ def launch_blocks(
     block_dim: int,
     together: int = 1,
 ) -> None:
-    """Run a tile kernel with ``n_blocks`` blocks of ``block_dim`` threads; no blocks are a no-op.
+    """Run a tile kernel with blocks of threads.
 
-    On the CPU the threads of a block are fibers on one core: slow, and only for checks.
-    ``together`` blocks are one on a GPU, for blocks that are warps and share nothing.
+    On the CPU the threads of a block are fibers on one core: slow, and only for tests.
+
+    Args:
+        kernel: The tile kernel.
+        n_blocks: Number of blocks; nothing is launched for none.
+        inputs: Arguments of the kernel.
+        device: Where it runs.
+        block_dim: Threads of a block.
+        together: Blocks that are one block on a GPU, for warps that share nothing.
+
+    Raises:
+        UserError: This version of Warp has no thread blocks on a CPU.
     """
     if n_blocks == 0:
         return
@@ -219,24 +258,25 @@ def launch_blocks(
             f"Warp {wp.__version__} cannot run kernels of thread blocks on a CPU; take 1.19"
         )
     arguments = [describe(x) if isinstance(x, Argument) else x for x in inputs]
-    allowed = wp.config.enable_cpu_blocks
+    was_enabled = wp.config.enable_cpu_blocks
     wp.config.enable_cpu_blocks = True
     try:
         wp.launch_tiled(kernel, dim=[n_blocks], inputs=arguments, device="cpu", block_dim=block_dim)
     finally:
-        wp.config.enable_cpu_blocks = allowed
+        wp.config.enable_cpu_blocks = was_enabled
 
 
 def _prepare(kernel: Any, dim: Any, inputs: Sequence[Any], **how: Any) -> PreparedLaunch:
-    """A launch with these arguments; this thread's own, from when it met the kernel first."""
-    kept = _PREPARED.__dict__.setdefault("launches", {})
+    """This thread's recorded launch of a kernel, with these arguments."""
+    launches = _THREAD.__dict__.setdefault("launches", {})
     # A stream is an argument of every launch, its device one of the recorded one. Warp's devices
     # have no hash.
-    where = how["stream"].device.alias if "stream" in how else None
-    key = (kernel, where, how.get("block_dim"))
-    prepared = kept.get(key)
+    device_name = how["stream"].device.alias if "stream" in how else None
+    key = (kernel, device_name, how.get("block_dim"))
+    prepared = launches.get(key)
     if prepared is None:
-        prepared = kept[key] = PreparedLaunch(kernel, dim, inputs, **how)
+        prepared = PreparedLaunch(kernel, dim, inputs, **how)
+        launches[key] = prepared
     else:
         prepared.take(inputs)
     return prepared
@@ -244,7 +284,7 @@ def _prepare(kernel: Any, dim: Any, inputs: Sequence[Any], **how: Any) -> Prepar
 
 @contextlib.contextmanager
 def on_stream_of(device: torch.device) -> Iterator[None]:
-    """Let Warp's own functions work on torch's current stream; on the CPU there is none."""
+    """Let functions of Warp work on torch's current stream; on the CPU there is none."""
     if device.type == "cpu":
         yield
         return
@@ -259,30 +299,43 @@ def _torch_stream(device: torch.device) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def _warp_stream(device: torch.device, handle: int) -> Any:
-    """Kept, because to register a stream with Warp costs more than a launch."""
+    """Register a stream with Warp; cached, because that costs more than a launch."""
     return wp.Stream(wp.device_from_torch(device), cuda_stream=handle)
 
 
 @functools.cache
 def _load_once(kernel: Any) -> None:
-    """Compile before the pool starts: Warp's module loader is not made for several threads."""
+    """Compile before the pool starts, because Warp's module loader is not thread-safe."""
     wp.load_module(kernel.module, device="cpu")
 
 
 class TypedTensor(NamedTuple):
-    """A contiguous tensor, and what Warp is to take for one element: None for its own scalars."""
+    """A contiguous tensor as an array of vectors, matrices or structs."""
 
     tensor: Tensor
-    dtype: Any = None
+    dtype: Any = None  # Warp's type of one element; None: the tensor's scalars
 
 
-as_array = TypedTensor
-Argument = Tensor | TypedTensor  # a tensor that a kernel is given
+Argument = Tensor | TypedTensor  # an argument of a kernel that becomes an array
 
 
-def describe(given: Argument) -> Any:
-    """What Warp wants to know of a tensor: address, sizes and strides; keeps nothing alive."""
-    tensor, dtype = given if type(given) is TypedTensor else (given, None)
+def as_array(tensor: Tensor, dtype: Any = None) -> TypedTensor:
+    """Make a kernel's argument of a tensor whose elements are of a Warp type."""
+    return TypedTensor(tensor, dtype)
+
+
+def describe(argument: Argument) -> Any:
+    """Make Warp's description of a tensor: address, sizes and strides; keeps nothing alive.
+
+    Raises:
+        UserError: It has more rows than a kernel can number.
+    """
+    if isinstance(argument, TypedTensor):
+        tensor = argument.tensor
+        dtype = argument.dtype
+    else:
+        tensor = argument
+        dtype = None
     if max(tensor.shape, default=0) > MAX_ROWS:
         shape = " x ".join(f"{side:,}" for side in tensor.shape)
         raise UserError(
@@ -292,42 +345,50 @@ def describe(given: Argument) -> Any:
         )
     if tensor.requires_grad:
         tensor = tensor.detach()
-    found = wp.from_torch(tensor, dtype=dtype, requires_grad=False, return_ctype=True)
+    description: Any = wp.from_torch(tensor, dtype=dtype, requires_grad=False, return_ctype=True)
     # Warp's reference to the tensor, which would keep it alive as long as the prepared launch.
-    found._ref = None
-    return found
+    description._ref = None
+    return description
 
 
 class _Array:
-    """Memory that describes a tensor to a kernel."""
+    """Memory of a launch that describes a tensor to the kernel."""
 
-    def __init__(self, given: Argument) -> None:
-        self.stored = describe(given)
+    def __init__(self, argument: Argument) -> None:
+        self.stored = describe(argument)
         self._sizes = self.stored.shape
-        self._known = None
+        self._layout: tuple[object, ...] | None = None  # of the tensor that was described last
 
-    def take(self, given: Argument) -> None:
-        tensor, dtype = given if type(given) is TypedTensor else (given, None)
+    def take(self, argument: Argument) -> None:
+        """Overwrite the memory; of a tensor of the same layout, only address and rows."""
+        if isinstance(argument, TypedTensor):
+            tensor = argument.tensor
+            dtype = argument.dtype
+        else:
+            tensor = argument
+            dtype = None
         shape = tensor.shape
-        # What has no rows is described anew.
-        known = bool(shape) and (shape[1:], tensor.stride(), tensor.dtype, dtype)
-        if known and known == self._known and shape[0] <= MAX_ROWS:
+        # Without rows there is no layout to compare.
+        layout = (shape[1:], tensor.stride(), tensor.dtype, dtype) if shape else None
+        if layout is not None and layout == self._layout and shape[0] <= MAX_ROWS:
             self.stored.data = tensor.data_ptr()
             self._sizes[0] = shape[0]
             return
-        found = describe(given)
-        ctypes.memmove(ctypes.byref(self.stored), ctypes.byref(found), ctypes.sizeof(found))
-        self._known = known
+        description = describe(argument)
+        n_bytes = ctypes.sizeof(description)
+        ctypes.memmove(ctypes.byref(self.stored), ctypes.byref(description), n_bytes)
+        self._layout = layout
 
 
 class _Value:
-    """Memory of a number, a struct or a small vector, as Warp packed it."""
+    """Memory of a launch that holds a number, a struct or a small vector, as Warp packed it."""
 
     def __init__(self, packed: Any) -> None:
         self._is_number = not isinstance(packed, (ctypes.Structure, ctypes.Array))
         self.stored = packed if self._is_number else type(packed).from_buffer_copy(packed)
 
     def take(self, value: Any) -> None:
+        """Overwrite the memory by another value of the same type."""
         if self._is_number:
             self.stored.value = value
             return
@@ -336,25 +397,25 @@ class _Value:
 
 
 class PreparedLaunch:
-    """The launch of one kernel in one way, to be repeated.
+    """A recorded launch of one kernel on one device, to be repeated with other arguments.
 
-    Not for several threads at once but for :meth:`run`, while no arguments are taken.
+    Several threads may call :meth:`run_range` at once, but none while :meth:`take` runs.
     """
 
     def __init__(self, kernel: Any, dim: Any, arguments: Sequence[Any], **how: Any) -> None:
         self.kernel = kernel
-        arrays = [_Array(x) if isinstance(x, Argument) else None for x in arguments]
-        given = [
-            x if array is None else array.stored for x, array in zip(arguments, arrays, strict=True)
-        ]
-        launch = wp.launch(kernel, dim, given, record_cmd=True, **how)
-        self._slots = []
+        slots = [_Array(value) if isinstance(value, Argument) else None for value in arguments]
+        inputs = []
+        for value, array in zip(arguments, slots, strict=True):
+            inputs.append(value if array is None else array.stored)
+        launch: Any = wp.launch(kernel, dim, inputs, record_cmd=True, **how)
+        self._slots: list[_Array | _Value] = []
         # The first parameter are the bounds of the launch.
-        for i, array in enumerate(arrays, start=1):
-            slot = array or _Value(launch.params[i])
-            launch.params[i] = slot.stored
+        for number, array in enumerate(slots, start=1):
+            slot = _Value(launch.params[number]) if array is None else array
+            launch.params[number] = slot.stored
             if launch.params_addr:
-                launch.params_addr[i] = ctypes.addressof(slot.stored)
+                launch.params_addr[number] = ctypes.addressof(slot.stored)
             self._slots.append(slot)
         # Kept by Warp for graphs that it records itself; here they would keep memory alive.
         launch.fwd_args = None
@@ -364,26 +425,27 @@ class PreparedLaunch:
         self._idle: deque[_Pass] = deque()
 
     def take(self, arguments: Sequence[Any]) -> None:
-        """Arguments of the next launches, of the same kinds as those at first."""
+        """Set the arguments of the next launches, of the same kinds as those at first."""
         for slot, value in zip(self._slots, arguments, strict=True):
             slot.take(value)
 
     def run(self, dim: Any, stream: Any = None) -> None:
+        """Launch with these bounds, on a stream of a GPU."""
         self._first.launch(dim, stream)
 
     def run_range(self, first: int, count: int) -> None:
         """Launch on the CPU over some items, ``first`` being the first argument; in any thread."""
         try:
-            one = self._idle.pop()
+            launch = self._idle.pop()
         except IndexError:
-            one = self._template.twin()
-        one.params[1] = ctypes.c_int32(first)
-        one.launch(count, None)
-        self._idle.append(one)
+            launch = self._template.twin()
+        launch.params[1] = ctypes.c_int32(first)
+        launch.launch(count, None)
+        self._idle.append(launch)
 
 
 class _Pass:
-    """A recorded launch with bounds of its own."""
+    """A recorded launch with bounds of its own, for one thread at a time."""
 
     def __init__(self, launch: Any, dim: Any) -> None:
         self._launch = launch
@@ -391,12 +453,13 @@ class _Pass:
         self.params = launch.params
 
     def twin(self) -> _Pass:
-        """Another, of the same arguments, that may run at the same time."""
+        """Copy the launch; the copy has the same arguments and may run at the same time."""
         launch = copy.copy(self._launch)
         launch.params = list(self.params)
         return _Pass(launch, self._dim)
 
     def launch(self, dim: Any, stream: Any) -> None:
+        """Launch with these bounds."""
         if dim != self._dim:
             self._launch.set_dim(dim)
             self._dim = dim

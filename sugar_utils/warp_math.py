@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions for Warp kernels: rotations, random bits, and what the lanes of a warp exchange.
+"""Functions for Warp kernels: rotations, random bits, and warp shuffles, votes and sums.
 
 On a GPU each function is an instruction or a few. On the CPU the lanes of a block are fibers that
 wait for each other, so kernels written with these functions add up in the same order on both. All
 lanes of a warp must call them together; a block of fibers is one warp.
 """
+# Kernels are Warp's language, not Python's.
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+# pyright: reportReturnType=false
 
 import warp as wp
 
@@ -13,14 +17,15 @@ _MULTIPLIER_1 = wp.constant(wp.uint32(0x7FEB352D))
 _MULTIPLIER_2 = wp.constant(wp.uint32(0x846CA68B))
 
 WARP_LANES = 32
-SUM_COLUMNS = 16  # how many columns :func:`sum_columns` adds up at once
+SUM_COLUMNS = 16  # columns that :func:`sum_columns` adds up at once
 Columns = wp.types.vector(length=SUM_COLUMNS, dtype=wp.float32)
-_SWAP = "__shfl_xor_sync(0xffffffffu, value, distance)", "lane ^ distance"
+_SWAP_CUDA = "__shfl_xor_sync(0xffffffffu, value, distance)"
+_SWAP_SOURCE = "lane ^ distance"  # lane whose value is returned
 
 
 @wp.func
 def hashed(x: wp.uint32) -> wp.uint32:
-    """32 bits that look random: two rounds of xor, shift and multiply."""
+    """Hash a number to 32 bits: two rounds of xor, shift and multiply."""
     y = (x ^ (x >> wp.uint32(16))) * _MULTIPLIER_1
     y = (y ^ (y >> wp.uint32(15))) * _MULTIPLIER_2
     return y ^ (y >> wp.uint32(16))
@@ -36,7 +41,7 @@ return wp::vec_t<4, wp::float32>(at[0], at[1], at[2], at[3]);
 #endif
 """)
 def four_of(values: wp.array2d(dtype=float), row: int, column: int) -> wp.vec4:
-    """Four neighbours in a row, in one load of 16 bytes on a GPU.
+    """Read four neighbours in a row, in one load of 16 bytes on a GPU.
 
     The array has no gaps, its rows are multiples of four values, the column is one, and its memory
     was allocated for it: a view may begin anywhere.
@@ -107,18 +112,18 @@ def smallest_axis(s: wp.vec3) -> int:
 
 @wp.func
 def pick(v: wp.vec3, j: int) -> float:
-    """``v[j]``; as an index, a computed one would send the vector to memory on a GPU."""
-    found = v[0]
+    """Return ``v[j]``; indexing by a computed number would move the vector to memory on a GPU."""
+    value = v[0]
     if j == 1:
-        found = v[1]
+        value = v[1]
     if j == 2:
-        found = v[2]
-    return found
+        value = v[2]
+    return value
 
 
 @wp.func
 def column(m: wp.mat33, j: int) -> wp.vec3:
-    """Column of a matrix; ``j`` may be computed."""
+    """Return a column of a matrix; ``j`` may be computed."""
     return wp.vec3(
         pick(wp.vec3(m[0, 0], m[0, 1], m[0, 2]), j),
         pick(wp.vec3(m[1, 0], m[1, 1], m[1, 2]), j),
@@ -128,7 +133,7 @@ def column(m: wp.mat33, j: int) -> wp.vec3:
 
 @wp.func
 def add_at(v: wp.vec3, j: int, x: float) -> wp.vec3:
-    """With ``v[j] += x``; ``j`` may be computed."""
+    """Return the vector with ``v[j] += x``; ``j`` may be computed."""
     result = wp.vec3(v[0], v[1], v[2])
     for k in range(3):
         if k == j:
@@ -138,7 +143,7 @@ def add_at(v: wp.vec3, j: int, x: float) -> wp.vec3:
 
 @wp.func
 def add_to_column(m: wp.mat33, j: int, x: wp.vec3) -> wp.mat33:
-    """With a vector added to a column; ``j`` may be computed."""
+    """Return the matrix with a vector added to a column; ``j`` may be computed."""
     result = m
     for r in range(3):
         for c in range(3):
@@ -148,7 +153,7 @@ def add_to_column(m: wp.mat33, j: int, x: wp.vec3) -> wp.mat33:
 
 
 def _exchange(type_name: str, cuda: str, source: str) -> str:
-    """Body of a function that returns another lane's value."""
+    """C++ body of a function that returns another lane's value."""
     return f"""
 #if defined(__CUDA_ARCH__)
 return {cuda};
@@ -163,17 +168,19 @@ return other;
 """
 
 
-@wp.func_native(_exchange("float", *_SWAP))
+@wp.func_native(_exchange("float", _SWAP_CUDA, _SWAP_SOURCE))
 def swap_floats(value: float, lane: int, distance: int) -> float:
-    """The value of the lane whose number differs in the bits of ``distance``."""
+    """Return the value of the lane whose number differs in the bits of ``distance``."""
 
 
-@wp.func_native(_exchange("int", *_SWAP))
-def swap_ints(value: int, lane: int, distance: int) -> int: ...
+@wp.func_native(_exchange("int", _SWAP_CUDA, _SWAP_SOURCE))
+def swap_ints(value: int, lane: int, distance: int) -> int:
+    """Return the value of the lane whose number differs in the bits of ``distance``."""
 
 
 @wp.func_native(_exchange("int", "__shfl_sync(0xffffffffu, value, source)", "source"))
-def read_lane(value: int, lane: int, source: int) -> int: ...
+def read_lane(value: int, lane: int, source: int) -> int:
+    """Return the value of the lane ``source``."""
 
 
 @wp.func_native(f"""
@@ -190,7 +197,7 @@ return bits;
 #endif
 """)
 def lanes_where(yes: int, lane: int) -> int:
-    """One bit for each lane, set where ``yes`` is not zero."""
+    """Return one bit for each lane, set where ``yes`` is not zero."""
 
 
 @wp.func_native("""
@@ -201,7 +208,7 @@ return __builtin_ctz(bits);
 #endif
 """)
 def lowest_bit(bits: int) -> int:
-    """Number of the lowest set bit; there must be one."""
+    """Return the number of the lowest set bit; there must be one."""
 
 
 # The factor is -1 / (2 ln 2).
@@ -215,7 +222,7 @@ return ::expf(-0.5f * x);
 #endif
 """)
 def gauss(x: float) -> float:
-    """e^(-x/2); on a GPU to two units in the last place, and what rounding the exponent adds."""
+    """Return e^(-x/2); on a GPU to two units in the last place, plus rounding of the exponent."""
 
 
 @wp.func_native("""
@@ -228,12 +235,12 @@ return 1.0f / x;
 #endif
 """)
 def reciprocal_fast(x: float) -> float:
-    """1 / x; on a GPU to one unit in the last place."""
+    """Return 1 / x; on a GPU to one unit in the last place."""
 
 
 @wp.func
 def max_over_lanes(value: int, lane: int) -> int:
-    """The largest of all lanes, in all lanes."""
+    """Return the largest value of all lanes, in all lanes."""
     largest = value
     for step in range(5):
         largest = wp.max(largest, swap_ints(largest, lane, 1 << step))
@@ -242,15 +249,15 @@ def max_over_lanes(value: int, lane: int) -> int:
 
 @wp.func
 def or_over_lanes(bits: int, lane: int) -> int:
-    """The bits that any lane has, in all lanes."""
-    found = bits
+    """Return the bits that any lane has, in all lanes."""
+    union = bits
     for step in range(5):
-        found = found | swap_ints(found, lane, 1 << step)
-    return found
+        union = union | swap_ints(union, lane, 1 << step)
+    return union
 
 
 def _folded(half: int, distance: int) -> wp.Function:
-    """A step of :func:`sum_columns`: twice as many columns as ``half`` become ``half``."""
+    """Make a step of :func:`sum_columns`: twice as many columns as ``half`` become ``half``."""
     HALF = wp.constant(half)
     DISTANCE = wp.constant(distance)
 
@@ -259,8 +266,9 @@ def _folded(half: int, distance: int) -> wp.Function:
         v = values
         upper = (lane & DISTANCE) != 0
         for c in range(HALF):
-            given = wp.where(upper, v[c], v[c + HALF])
-            v[c] = wp.where(upper, v[c + HALF], v[c]) + swap_floats(given, lane, DISTANCE)
+            sent = wp.where(upper, v[c], v[c + HALF])
+            retained = wp.where(upper, v[c + HALF], v[c])
+            v[c] = retained + swap_floats(sent, lane, DISTANCE)
         return v
 
     return fold
@@ -274,10 +282,10 @@ _fold_2 = _folded(1, 2)
 
 @wp.func
 def sum_columns(values: Columns, lane: int) -> float:
-    """Sums of 16 columns over all lanes, each in two of them, in 16 exchanges.
+    """Return sums of 16 columns over all lanes, each in two of the lanes, in 16 exchanges.
 
-    In every step a lane keeps one half of its columns, gives the other half to its partner, and
-    adds what it is given; a tree for each column would take 80 exchanges.
+    In every step a lane retains one half of its columns, sends the other half to its partner, and
+    adds what it receives; a tree for each column would take 80 exchanges.
     """
     v = _fold_2(_fold_4(_fold_8(_fold_16(values, lane), lane), lane), lane)
     return v[0] + swap_floats(v[0], lane, 1)

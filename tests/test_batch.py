@@ -13,7 +13,7 @@ from gaussian_splatting.engine.loop import Interrupted
 from gaussian_splatting.engine.reporting.health import FailedResult
 from sugar_pipeline import commands
 from sugar_pipeline.pipeline_flags import full_parser
-from sugar_pipeline.pipeline_run import PipelineResult
+from sugar_pipeline.pipeline_result import PipelineResult
 from sugar_utils.errors import UserError
 from tests.support.tiny_scene import run_cli
 
@@ -156,7 +156,7 @@ def test_scenes_that_cannot_be_run_together_are_one_line(scenes, started, tmp_pa
     (tmp_path / "cup").mkdir()
     Image.new("RGB", (8, 8)).save(tmp_path / "cup" / "a.png")
     cases = {
-        ("-s", scenes, "-s", tmp_path / "cup"): "several scenes have the same name",
+        ("-s", scenes, "-s", tmp_path / "cup"): "two scenes have the same name",
         ("-s", scenes, "--gs_output_dir", "x"): "no --gs_output_dir; run them one by one",
     }
     for words, message in cases.items():

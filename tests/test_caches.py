@@ -65,7 +65,7 @@ def test_what_somebody_planted_is_not_used(plant, tmp_path, shared):
 
 KERNELS = """
 import sys
-from sugar_utils.frame import run_main
+from sugar_utils.entrypoint import run_main
 
 def main():
     import torch, warp

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from sugar_utils.console import Console
+from sugar_utils.console import Console, Pace
 from sugar_utils.errors import UserError
 
 STAMP = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")
@@ -127,7 +127,7 @@ def test_table_is_drawn_on_terminals_and_aligned_in_the_log(tmp_path):
 
 def test_plain_progress_prints_the_first_the_last_and_one_line_per_interval(tmp_path):
     stream, clock = io.StringIO(), Clock()
-    console = Console(tmp_path / "log.txt", stream=stream, clock=clock, plain_seconds=10)
+    console = Console(tmp_path / "log.txt", stream=stream, pace=Pace(10, clock))
     with console.progress("coarse", 7001, 7100) as progress:
         for iteration in range(7001, 7101):
             clock.now += 0.25
@@ -142,7 +142,7 @@ def test_plain_progress_prints_the_first_the_last_and_one_line_per_interval(tmp_
 
 def test_due_tells_when_fields_are_worth_computing():
     clock = Clock()
-    console = Console(stream=io.StringIO(), clock=clock, plain_seconds=10)
+    console = Console(stream=io.StringIO(), pace=Pace(10, clock))
     with console.progress("coarse", 1, 100) as progress:
         assert progress.due
         progress.update(1, fields={"loss": "1"})
@@ -153,7 +153,7 @@ def test_due_tells_when_fields_are_worth_computing():
 
 def test_interrupted_progress_still_shows_where_it_stopped():
     stream, clock = io.StringIO(), Clock()
-    console = Console(stream=stream, clock=clock, plain_seconds=10)
+    console = Console(stream=stream, pace=Pace(10, clock))
 
     def stopped_loop():
         with console.progress("coarse", 1, 100) as progress:
@@ -169,7 +169,7 @@ def test_interrupted_progress_still_shows_where_it_stopped():
 
 def test_slow_loops_and_long_waits_are_readable():
     stream, clock = io.StringIO(), Clock()
-    console = Console(stream=stream, clock=clock, plain_seconds=0)
+    console = Console(stream=stream, pace=Pace(0, clock))
     with console.progress("refine", 1, 2001) as progress:
         progress.update(0)
         clock.now += 4.0
@@ -179,7 +179,7 @@ def test_slow_loops_and_long_waits_are_readable():
 
 def test_what_does_not_say_how_far_it_is_is_timed(tmp_path):
     stream, clock = io.StringIO(), Clock()
-    console = Console(tmp_path / "log.txt", stream=stream, clock=clock, plain_seconds=10)
+    console = Console(tmp_path / "log.txt", stream=stream, pace=Pace(10, clock))
     with console.waiting("background: Poisson") as show:
         for _ in range(130):
             clock.now += 0.5
@@ -203,7 +203,9 @@ def test_terminals_see_at_once_what_goes_on():
 
 def test_terminal_progress_draws_a_bar_with_fields_and_messages_above(tmp_path):
     stream, clock = io.StringIO(), Clock()
-    with Console(tmp_path / "log.txt", stream=stream, terminal=True, clock=clock) as console:
+    with Console(
+        tmp_path / "log.txt", stream=stream, terminal=True, pace=Pace(clock=clock)
+    ) as console:
         assert console.is_terminal
         with console.progress("coarse [x]", 1, 50) as progress:
             for iteration in range(1, 51):
@@ -255,7 +257,7 @@ def test_log_that_fills_the_disk_is_given_up_with_one_warning(tmp_path, monkeypa
 def test_a_quiet_console_prints_headlines_warnings_and_tenths_of_a_loop(tmp_path):
     stream, clock = io.StringIO(), Clock()
     log = tmp_path / "log.txt"
-    with Console(log, stream=stream, clock=clock, plain_seconds=1, verbose=False) as console:
+    with Console(log, stream=stream, pace=Pace(1, clock), verbose=False) as console:
         console.headline("stage 1 of 2: coarse")
         console.table("settings", [("seed", 0)])
         console.info("saved 100.pt")
@@ -277,7 +279,7 @@ def test_a_quiet_console_prints_headlines_warnings_and_tenths_of_a_loop(tmp_path
 
 def test_a_rate_needs_two_iterations_and_an_end_is_printed_once():
     stream, clock = io.StringIO(), Clock()
-    console = Console(stream=stream, clock=clock, plain_seconds=0)
+    console = Console(stream=stream, pace=Pace(0, clock))
     with console.progress("photographs", 1, 135) as progress:
         progress.update(135)
         for _ in range(240):
@@ -288,7 +290,7 @@ def test_a_rate_needs_two_iterations_and_an_end_is_printed_once():
 
 def test_a_short_stall_does_not_upset_the_time_that_is_left():
     stream, clock = io.StringIO(), Clock()
-    console = Console(stream=stream, clock=clock, plain_seconds=0)
+    console = Console(stream=stream, pace=Pace(0, clock))
     with console.progress("coarse", 1, 2000) as progress:
         for iteration in range(1, 1501):
             # An evaluation stops the loop for 20 seconds.

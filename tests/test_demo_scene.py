@@ -47,7 +47,7 @@ def vectors(ply: PlyData, names: str) -> np.ndarray:
 def coarse_light() -> Iterator[None]:
     """How softly the scene is lit matters to no test, and takes most of the time to make it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sugar_pipeline.demo_surface._N_FILL_RAYS", 6)
+        patch.setattr("sugar_pipeline.demo_texture._N_FILL_RAYS", 6)
         yield
 
 

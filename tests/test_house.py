@@ -31,7 +31,7 @@ from tests.support.repository import (
     tree_of,
 )
 
-RUNNERS = {"sugar_pipeline.command_line", "sugar_utils.frame"}
+RUNNERS = {"sugar_pipeline.command_line", "sugar_utils.entrypoint"}
 """All that a script may import of ours: the table of programs, and what handles errors."""
 
 DISTRIBUTIONS = {"PIL": "pillow", "warp": "warp-lang"}

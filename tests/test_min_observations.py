@@ -20,8 +20,8 @@ from gaussian_splatting.data.observations import (
 )
 from gaussian_splatting.data.reference_layout import load_reference_checkpoint
 from gaussian_splatting.data.scene import load_scene, load_scene_for_checkpoint
+from sugar_pipeline.input_checks import check_places
 from sugar_pipeline.pipeline_flags import full_parser
-from sugar_pipeline.pipeline_run import check_places
 from sugar_pipeline.plan import full_plan
 from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError

@@ -182,7 +182,7 @@ def test_the_kernel_of_gpus_finds_the_same_bits(k, rng, monkeypatch):
     queries = torch.cat([points[::7], 2 * torch.randn(300, 3, generator=rng)])
     here = nearest_neighbors(points, k), nearest_neighbors_of(queries, points, k)
     plain = lambda tree: [tree.points, tree.rows, tree.boxes, tree.lowest]  # noqa: E731
-    monkeypatch.setattr(module, "_eights", plain)
+    monkeypatch.setattr(module, "_in_eights", plain)
     monkeypatch.setattr(module, "_native_query_kernel", module._query_kernel)
     there = nearest_neighbors(points, k), nearest_neighbors_of(queries, points, k)
     for one, other in zip(here, there, strict=True):

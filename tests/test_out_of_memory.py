@@ -134,7 +134,7 @@ LIMITED = """
 import resource, sys
 from gaussian_splatting import train
 from gaussian_splatting.vanilla import vanilla_stage as vanilla
-from sugar_utils.frame import run_main
+from sugar_utils.entrypoint import run_main
 
 room = int(sys.argv.pop()) * 2**20
 original = vanilla.VanillaStage.accumulate

@@ -35,7 +35,7 @@ def test_cameras_are_found_where_there_are_none(room):
     assert plan.convert.sfm.matcher == "similar"
     assert plan.convert.sfm.frames == 7
     assert plan.convert.masks.masks == "none"
-    assert plan.n_stages == 6
+    assert len(plan.stages) == 6
     assert plan.vanilla.source_path == room
 
 

@@ -17,7 +17,12 @@ from gaussian_splatting.data.scene import VanillaSize, load_scene
 from gaussian_splatting.engine.reporting.run_logger import RunLogger
 from sugar_extractors.mesh_quality import MeshQuality
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh
-from sugar_pipeline.pipeline_report import StageRecord, compare_with_photographs, write_report
+from sugar_pipeline.pipeline_report import (
+    ReportContent,
+    compare_with_photographs,
+    write_report,
+)
+from sugar_pipeline.pipeline_result import StageRecord
 from sugar_pipeline.pipeline_run import TITLE, _is_current
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import make_tiny_scene, tiny_cloud
@@ -70,9 +75,11 @@ def test_a_pipeline_report_has_it_all(tmp_path):
         tmp_path / "report.html",
         "SuGaR of fox & co",
         stages_in(tmp_path),
-        settings={"seed": 12345, "mesh": {"level": 0.3}},
-        pictures=rows,
-        quality=QUALITY,
+        ReportContent(
+            settings={"seed": 12345, "mesh": {"level": 0.3}},
+            pictures=rows,
+            quality={"mesh": QUALITY},
+        ),
         notify=pytest.fail,
     )
     text = path.read_text(encoding="utf-8")
@@ -107,14 +114,20 @@ def test_photographs_stand_above_what_was_made_of_them(tmp_path, monkeypatch, ev
     assert all("that it covers" in p.caption for p in found.rows["Textured mesh"])
     share = int(re.search(r"covers (\d+)%", found.coverage)[1])
     assert 0 < share < 100
-    page = write_report(tmp_path / "r.html", "t", [], comparison=found, notify=pytest.fail)
+    page = write_report(
+        tmp_path / "r.html", "t", [], ReportContent(comparison=found), notify=pytest.fail
+    )
     assert page.read_text(encoding="utf-8").count("<img ") == 6
     assert list(nothing.rows) == ["Photograph"]
 
 
 def test_the_model_to_turn_stands_at_the_top(tmp_path):
     path = write_report(
-        tmp_path / "report.html", "A run", stages_in(tmp_path), model=b"glTF", notify=pytest.fail
+        tmp_path / "report.html",
+        "A run",
+        stages_in(tmp_path),
+        ReportContent(model=b"glTF"),
+        notify=pytest.fail,
     )
     text = path.read_text(encoding="utf-8")
     body = text[text.index("<body>") :]
@@ -124,14 +137,16 @@ def test_the_model_to_turn_stands_at_the_top(tmp_path):
 
 def test_several_meshes_stand_side_by_side(tmp_path):
     quality = {"coarse": QUALITY, "refined": QUALITY}
-    path = write_report(tmp_path / "r.html", "t", [], quality=quality, notify=pytest.fail)
+    path = write_report(
+        tmp_path / "r.html", "t", [], ReportContent(quality=quality), notify=pytest.fail
+    )
     header = re.search(r"(?s)<thead>.*?</thead>", path.read_text(encoding="utf-8"))[0]
     assert header.index("coarse") < header.index("refined")
 
 
 def test_a_stage_that_was_not_run_has_no_time(tmp_path):
     stage = StageRecord("vanilla", 0.0, 0, status="finished before")
-    path = write_report(tmp_path / "r.html", "t", [stage], notify=pytest.fail)
+    path = write_report(tmp_path / "r.html", "t", [stage], ReportContent(), notify=pytest.fail)
     text = path.read_text(encoding="utf-8")
     assert "finished before" in text
     assert "0 B" not in text
@@ -148,8 +163,9 @@ def test_a_report_of_another_program_is_not_taken_for_ours(tmp_path):
 def test_a_pipeline_report_never_costs_a_result(tmp_path):
     said: list[str] = []
     stages = [StageRecord("coarse", 1.0, 1, (), tmp_path / "no such run")]
-    assert write_report(tmp_path / "r.html", "t", stages, notify=said.append) is None
+    content = ReportContent()
+    assert write_report(tmp_path / "r.html", "t", stages, content, notify=said.append) is None
     assert "the results themselves are complete" in said[0]
     (tmp_path / "file").write_text("")
-    assert write_report(tmp_path / "file" / "r.html", "t", [], notify=said.append) is None
+    assert write_report(tmp_path / "file" / "r.html", "t", [], content, notify=said.append) is None
     assert len(said) == 2

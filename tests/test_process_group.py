@@ -226,7 +226,7 @@ def test_views_per_step_follow_the_number_of_processes(launched):
 def test_only_the_first_process_prints_errors_that_all_know(
     launched, monkeypatch, capsys, tmp_path
 ):
-    monkeypatch.setattr("sugar_utils.frame._SILENT_SECONDS", 0.0)
+    monkeypatch.setattr("sugar_utils.entrypoint._SILENT_SECONDS", 0.0)
     assert run_cli(vanilla_train.main, "--no_such_flag", 1) == 2
     assert run_cli(vanilla_train.main, "-s", tmp_path, "-m", "b", "--views_per_step", 3) == 2
     assert capsys.readouterr().err == ""

@@ -11,7 +11,7 @@ import train_refined
 from gaussian_splatting.data.ply import read_gaussian_ply
 from sugar_scene.mesh_bound import bound_cloud_from_state
 from sugar_scene.triangle_mesh import write_mesh_ply
-from sugar_utils.frame import run_main
+from sugar_utils.entrypoint import run_main
 from tests.support.golden import GOLDEN_DIR
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import make_tiny_checkpoint, make_tiny_scene

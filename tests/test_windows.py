@@ -172,7 +172,8 @@ def test_a_file_that_another_program_holds_open_is_named(tmp_path, monkeypatch):
 
 def test_characters_that_the_output_lacks_are_spelled():
     code = (
-        "import sys; from sugar_utils.frame import run_main; from sugar_utils.errors import *\n"
+        "import sys\n"
+        "from sugar_utils.entrypoint import run_main; from sugar_utils.errors import *\n"
         "def main():\n    print('Stra\\u00dfe \\u2192'); raise UserError('\\u4e2d')\n"
         "sys.exit(run_main(main))"
     )

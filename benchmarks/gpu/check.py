@@ -37,9 +37,9 @@ import sugar_utils  # noqa: F401  before torch
 
 # isort: split
 from benchmarks.gpu.runner import FAILED, OK, SKIPPED, Row, Runner, Section
+from sugar_utils.entrypoint import run_main
 from sugar_utils.files import write_json_atomic
 from sugar_utils.flags import Parser, positive_float
-from sugar_utils.frame import run_main
 
 SECTIONS = tuple(
     Section(name, f"benchmarks.gpu.{name}", share)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sugar_utils.frame import run_main
+from sugar_utils.entrypoint import run_main
 
 Main = Callable[[], int | None]
 OUT, ERR, STACKS = "stdout.txt", "stderr.txt", "stacks.txt"

@@ -34,8 +34,8 @@ from benchmarks.robustness.child import Limits, Outcome
 from benchmarks.robustness.disturbances import SCENARIOS, Disturbance, Place, Scenario, Undisturbed
 from benchmarks.robustness.judgement import JOURNALS, NOT_RESULTS, end_of, judge_output, wrong_in
 from gaussian_splatting.engine.checkpoint import load_payload
+from sugar_utils.entrypoint import run_main
 from sugar_utils.errors import UserError
-from sugar_utils.frame import run_main
 from tests.support.tiny_scene import assert_same_bits
 
 ENDS = ("accepted", "refused", "stopped", "killed")

@@ -28,7 +28,7 @@ from benchmarks.robustness.campaign import Result, Worker, campaign_parser, run_
 from benchmarks.robustness.judgement import ENDS, FAULTS, Expectation, judge, snapshot
 from benchmarks.robustness.targets import corrupt, expected_bits, kind_of, parts_of
 from benchmarks.robustness.world import copy_parts, run_command
-from sugar_utils.frame import run_main
+from sugar_utils.entrypoint import run_main
 
 INPUTS = ("scene", "text", "nerf", "ngp", "vanilla", "points.ply", "cloud.ply", "mesh.ply",
           "scenes.json", "exports", "path.json", "known.xml", "zipped.zip",

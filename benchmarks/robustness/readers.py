@@ -56,8 +56,8 @@ from benchmarks.robustness.facts import (
 )
 from benchmarks.robustness.judgement import ENDS, FAULTS, Expectation, judge, snapshot
 from gaussian_splatting.data.scene_path import scene_folder
+from sugar_utils.entrypoint import run_main
 from sugar_utils.errors import Notify, printable
-from sugar_utils.frame import run_main
 
 FACTS = "facts.json"
 _IN_PLACE = 0.08  # share of damages that put something else in the place of a file

@@ -29,8 +29,8 @@ from gaussian_splatting.engine.run_directory import ResumePlan, RunDirectory
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.stepping import RunContext, Stepper, StepSum
 from gaussian_splatting.engine.stop_request import StopRequest
+from sugar_utils.entrypoint import EXIT_OF_SIGNAL
 from sugar_utils.errors import UserError
-from sugar_utils.frame import EXIT_OF_SIGNAL
 from sugar_utils.memory import out_of_memory, release_cached
 
 _RESUME_BEGINNINGS = ("--resu", "--sta")

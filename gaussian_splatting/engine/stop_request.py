@@ -7,7 +7,7 @@ import signal
 from types import FrameType
 from typing import Any
 
-from sugar_utils.frame import EXIT_OF_SIGNAL, signal_handler
+from sugar_utils.entrypoint import EXIT_OF_SIGNAL, signal_handler
 
 SIGNALS = tuple(EXIT_OF_SIGNAL)
 """Names of the signals; their places are exchanged by the processes of a run."""

@@ -31,7 +31,7 @@ from gaussian_splatting.data.reference_layout import (
 )
 from gaussian_splatting.rasterization import rasterize
 from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
-from sugar_utils.frame import run_main
+from sugar_utils.entrypoint import run_main
 from tests.support.random_scenes import look_at
 
 REPOSITORY = Path(__file__).resolve().parents[2]

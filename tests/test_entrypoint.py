@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from sugar_utils.entrypoint import run_main
 from sugar_utils.errors import TrainingError, UserError
-from sugar_utils.frame import run_main
 from tests.support.repository import entry_points, name_of, production_files
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -53,7 +53,7 @@ for module in sys.argv[1:]:
 
 FRAMED = """
 import signal, sys
-from sugar_utils.frame import run_main
+from sugar_utils.entrypoint import run_main
 
 # Whoever starts the tests in the background has Ctrl-C ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -106,7 +106,7 @@ def test_run_main_returns_codes(capsys):
 def test_reader_that_leaves_early_causes_no_traceback():
     code = (
         "import sys\n"
-        "from sugar_utils.frame import run_main\n"
+        "from sugar_utils.entrypoint import run_main\n"
         "def main():\n"
         "    for i in range(200_000):\n"
         "        print('line', i)\n"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frame of every entry point: errors in one line, Ctrl-C, and what becomes of the output.
+"""What every entry point runs in: errors in one line, Ctrl-C, exit codes, and the output.
 
 Entry points load the rest inside of it, because that takes seconds; so it imports nothing slow.
 """
@@ -25,7 +25,7 @@ from sugar_utils.torchrun import is_follower
 EXIT_OF_SIGNAL = {"SIGINT": 130, "SIGTERM": 143, "SIGBREAK": 149}
 EXIT_BROKEN_PIPE = 141
 _GONE = "it was moved or removed meanwhile; put it back, or start again"
-# Why the system refuses a file, whatever program asks for it, and what helps.
+# Errors of the system that are no defects of the program, and what helps.
 _NO_DEFECTS = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some space"),
     **dict.fromkeys(
@@ -38,19 +38,19 @@ _NO_DEFECTS = {
     **dict.fromkeys((errno.ENOENT, errno.ENOTDIR, errno.ESTALE), _GONE),
 }
 
-_SILENT_SECONDS = 2.0
+_SILENT_SECONDS = 2.0  # for which a process that prints nothing waits for the one that does
 
 
 def run_main(main: Callable[[], int | None]) -> int:
     """Run an entry point, ``sys.exit(run_main(main))``; the exit code is its result, 0 for None.
 
-    What users can put right is printed in one line without a traceback; then the exit code is the
-    error's own, 130 after Ctrl-C, 143 when it was terminated, 141 when the reader of the output
-    left, 2 where the output could not be written. Anything unexpected propagates.
+    Errors that users can fix are printed in one line without a traceback. The exit code is then
+    that of the error, 130 after Ctrl-C, 143 after a termination, 141 when the reader of the output
+    left, 2 where the output could not be written. Other errors propagate.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            # Closed streams get a place where nothing is read and everything is dropped.
+            # Closed streams are replaced by one that drops everything.
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -68,15 +68,15 @@ def run_main(main: Callable[[], int | None]) -> int:
 
 
 def discard(stream: IO[str]) -> None:
-    """Let everything that is still written to a stream, or buffered, go nowhere without error."""
+    """Drop everything that is written to a stream from now on, or still buffered."""
     with contextlib.suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
 
 
 def complain(line: str) -> None:
-    """Print a line to the standard error, if there is one that takes it."""
+    """Print a line to the standard error, if that can be written."""
     try:
         print(printable(line), file=sys.stderr, flush=True)
     except (OSError, ValueError):
@@ -87,37 +87,41 @@ def complain(line: str) -> None:
 def signal_handler(
     handle: Callable[[int, FrameType | None], None], replaces: Callable[[object], bool]
 ) -> Iterator[None]:
-    """Handle the signals that ask a program to stop, in place of handlers that may be replaced.
+    """Handle the signals that stop a program, in place of handlers that may be replaced.
 
-    Outside the main thread Python delivers no signals; the context then changes nothing.
+    Outside the main thread Python delivers no signals; the context then does nothing.
+
+    Args:
+        handle: The handler.
+        replaces: Whether it may replace a handler.
     """
-    before: dict[int, Any] = {}
+    previous: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         for name in EXIT_OF_SIGNAL:
             number = getattr(signal, name, None)
             if number is not None and replaces(signal.getsignal(number)):
-                before[number] = signal.signal(number, handle)
+                previous[number] = signal.signal(number, handle)
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             # None stands for a handler that was not installed from Python.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _guarded(main: Callable[[], int | None]) -> int:
-    """Run it; a stop signal raises ``KeyboardInterrupt``, so what is half-written is removed.
+    """Run it; a stop signal raises ``KeyboardInterrupt``, so half-written files are removed.
 
-    Libraries turn it into errors of their own. What arrives after a signal is a consequence of it.
+    Libraries may turn that into other errors: any error after a signal is a consequence of it.
     """
-    seen: list[str] = []
+    signals: list[str] = []
 
-    def note(number: int, frame: FrameType | None) -> None:
-        seen.append(signal.Signals(number).name)
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        signals.append(signal.Signals(number).name)
         raise KeyboardInterrupt
 
-    usual = (signal.default_int_handler, signal.SIG_DFL)
-    with signal_handler(note, lambda handler: handler in usual):
+    default_handlers = (signal.default_int_handler, signal.SIG_DFL)
+    with signal_handler(interrupt, lambda handler: handler in default_handlers):
         try:
             code = main() or 0
             if "sugar_utils.process_group" in sys.modules:
@@ -126,29 +130,27 @@ def _guarded(main: Callable[[], int | None]) -> int:
                 leave_process_group()
             return code
         except KeyboardInterrupt:
-            return _interrupted(seen[-1] if seen else "SIGINT")
+            return _interrupted(signals[-1] if signals else "SIGINT")
         except Exception as error:
-            return _interrupted(seen[-1]) if seen else report(error)
+            return _interrupted(signals[-1]) if signals else report(error)
 
 
 def report(error: Exception) -> int:
-    """Print an error that is no defect and give its exit code; called while it is handled."""
+    """Print an error that is no defect and return its exit code; called while it is handled.
+
+    Other errors are raised again.
+    """
     if isinstance(error, UserError):
-        if is_follower() if error.silent is None else error.silent:
-            # Whoever started the processes ends all with the first that leaves; let the other
-            # one speak before.
-            time.sleep(_SILENT_SECONDS)
-        else:
-            complain(f"{error.label}: {error}")
-        return error.exit_code
+        return _report_user_error(error)
     if isinstance(error, BrokenPipeError):
         discard(sys.stdout)
         return EXIT_BROKEN_PIPE
     if _out_of_memory(error):
         reason = " ".join(str(error).split("\n")[0].split())
+        details = f" ({reason})" if reason else ""
         complain(
-            f"error: out of memory{f' ({reason})' if reason else ''}; close other programs, ask "
-            "for less (smaller images, fewer points), or use a machine with more memory"
+            f"error: out of memory{details}; close other programs, ask for less (smaller images, "
+            "fewer points), or use a machine with more memory"
         )
         return 2
     if not isinstance(error, OSError) or error.errno not in _NO_DEFECTS:
@@ -156,10 +158,20 @@ def report(error: Exception) -> int:
     if error.filename is None and _NO_DEFECTS[error.errno] == _GONE:
         raise
     if error.filename is None:
-        # A print that failed does not say that it was one.
+        # An error without a file name is that of a print.
         return _unwritable(error)
     complain(f"error: cannot use {error.filename}: {error.strerror}; {_NO_DEFECTS[error.errno]}")
     return 2
+
+
+def _report_user_error(error: UserError) -> int:
+    is_silent = is_follower() if error.silent is None else error.silent
+    if is_silent:
+        # torchrun ends all processes with the first that exits; let the other one print before.
+        time.sleep(_SILENT_SECONDS)
+    else:
+        complain(f"{error.label}: {error}")
+    return error.exit_code
 
 
 def _out_of_memory(error: BaseException) -> bool:
@@ -179,7 +191,7 @@ def _interrupted(name: str) -> int:
 
 
 def _flushed(code: int) -> int:
-    """Bring the output on its way; the exit code, which tells where that cannot be done."""
+    """Flush the output; return the exit code, another one where that fails."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -201,17 +213,18 @@ def _unwritable(error: OSError) -> int:
 
 @contextlib.contextmanager
 def _warnings_in_one_line() -> Iterator[None]:
-    said = set()
+    """Print each warning once, in one line without its place in the source."""
+    printed = set()
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
         line = " ".join(str(message).split())
-        if line not in said and not is_follower():
-            said.add(line)
+        if line not in printed and not is_follower():
+            printed.add(line)
             with contextlib.suppress(OSError, ValueError):
                 print(f"warning: {printable(line)}")
 
     with warnings.catch_warnings():
         warnings.showwarning = show
-        # Photographs of a hundred megapixels are what some cameras take.
+        # Some cameras take photographs of a hundred megapixels.
         warnings.filterwarnings("ignore", message="Image size .* exceeds limit")
         yield
