@@ -7,6 +7,9 @@ in the plane of the two larger axes, with its corners on them, is what rays are 
 Density and distance take N Gaussians with K neighbours and S samples; training uses
 :func:`.field_kernels.evaluate_fields`, which needs no (S, K) memory.
 """
+# Kernels are Warp's language, not Python's.
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 

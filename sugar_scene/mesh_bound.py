@@ -12,6 +12,9 @@ direction is n,
 
     x = b . de / |e|,   y = -b . dc / |c|,   z = -n . de / |e|.
 """
+# Kernels are Warp's language, not Python's.
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 

@@ -4,6 +4,9 @@
 One kernel finds the error of each pair of triangles and its gradient; sums over the corners at a
 vertex run in an order that the topology alone decides.
 """
+# Kernels are Warp's language, not Python's.
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 

@@ -7,6 +7,9 @@ is a row or a run of pixels, one on a GPU, where it is a pixel. All gradients ar
 forward, as every term is a sum. Sums are one number per item, added up by torch in float64: no
 atomics, the same bits every time.
 """
+# Kernels are Warp's language, not Python's.
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 

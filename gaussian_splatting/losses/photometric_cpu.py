@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The colour loss on the CPU: C++ bodies in ``native/``, one row per work item."""
+# Kernels are Warp's language, not Python's.
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 

@@ -5,6 +5,9 @@ A thread walks down one column of one colour, ``RUN`` rows at a time, blurs each
 keeps the last eleven results in registers to blur them down. A run starts five rows early. Sums
 are one number per run, added up by torch in float64: no atomics, the same bits every time.
 """
+# Kernels are Warp's language, not Python's.
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 import functools
 

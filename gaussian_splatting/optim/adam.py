@@ -8,6 +8,9 @@ spacing: a number goes to one of its two neighbours with a probability that keep
 random bits are a hash of the seed of the step and the number of the element, so they depend neither
 on threads nor on the past.
 """
+# Kernels are Warp's language, not Python's.
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 

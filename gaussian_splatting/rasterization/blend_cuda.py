@@ -13,6 +13,9 @@ A warp holds two batches in shared memory. Neighbouring lanes copy neighbouring 
 bytes each where rows are whole multiples of that, straight into shared memory (``cp.async``, from
 compute capability 8.0 on). Rows begin at multiples of 16 bytes, so that a lane reads four floats.
 """
+# Kernels are Warp's language, not Python's.
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 import functools
 from types import SimpleNamespace

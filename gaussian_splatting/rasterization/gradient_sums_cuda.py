@@ -5,6 +5,9 @@ A row has two columns for the centre, four for conic and opacity, one for each c
 up the rows of one splat; splats of many pairs are taken by all lanes of a warp, each every 32nd
 row, and the 32 sums are added in a fixed tree.
 """
+# Kernels are Warp's language, not Python's.
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 import functools
 from typing import Any

@@ -15,6 +15,9 @@ axes towards the camera, and its product with the centre, n . t = d for every po
 
 EWA projection after Zwicker et al. 2001 as used by 3DGS (Kerbl et al. 2023, section 4).
 """
+# Kernels are Warp's language, not Python's.
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 from typing import Any
 

@@ -6,6 +6,9 @@ limit (``projection_kernels``, column 6). That ellipse covers one interval in ea
 from its leftmost to its rightmost point inside the row, widened by what rounding can do to the
 test of a pixel: no pixel that blends the splat is ever lost.
 """
+# Kernels are Warp's language, not Python's.
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 

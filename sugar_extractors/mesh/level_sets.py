@@ -6,6 +6,9 @@ along the ray from -3 to +3 standard deviations of the Gaussian that was hit, an
 crossing of the level is interpolated (SuGaR, Guédon & Lepetit, CVPR 2024, section 4.2). Rays go
 through pixel centres, and normals point out of the object.
 """
+# Kernels are Warp's language, not Python's.
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
