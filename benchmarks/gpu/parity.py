@@ -142,8 +142,8 @@ def tile_lists(setup: Setup) -> Iterator[Finding]:
         for name in ("offsets", "ids", "places", "counts"):
             yield equal(f"{name} of {n:,}", getattr(lists, name), getattr(expected, name))
         reached = expected.counts > 0
-        starts = lists.first_pairs.cpu()[reached]
-        yield equal(f"first pairs of {n:,}", starts, expected.first_pairs[reached])
+        starts = lists.first_intersections.cpu()[reached]
+        yield equal(f"first pairs of {n:,}", starts, expected.first_intersections[reached])
 
 
 def _backward(
@@ -154,7 +154,7 @@ def _backward(
     blended = blend_rows(found.splats, tiles, background, rows, blocks=blocks)
     gradients = SplatGradients.zeros(found)
     backpropagate_rows(
-        found.splats, tiles, background, blended, d_pixels, d_left, gradients, blocks=blocks
+        found.splats, tiles, blended, d_pixels, d_left, gradients, blocks=blocks
     )
     return blended.pixels, blended.transmittance, gradients
 
@@ -190,7 +190,7 @@ def blending(setup: Setup) -> Iterator[Finding]:
     sum((image * w.to(setup.place)).sum() for image, w in zip(own, weights, strict=True)).backward()
     gradients = SplatGradients.zeros(found)
     backpropagate_rows(
-        found.splats, tiles, behind, blended, pixels.grad, left.grad, gradients, blocks=True
+        found.splats, tiles, blended, pixels.grad, left.grad, gradients, blocks=True
     )
     torch.autograd.backward([found.means2d, found.splats], [gradients.means2d, gradients.splats])
     for name in PARAMETERS:

@@ -147,16 +147,17 @@ class ViewPass:
         return self._projection
 
     def _sort_into_tiles(self, projection: rasterization.Projection) -> Any:
-        projection.n_pairs = self._n_intersections
+        projection.n_intersections = self._n_intersections
         camera = projection.camera
         n_gaussians = len(projection.radii)
         if self._n_intersections is None and self._intersections is not None:
-            projection.guess = self._intersections.guess(camera, n_gaussians)
+            projection.prediction = self._intersections.predict(camera, n_gaussians)
         tiles = self._rasterizer.build_tile_lists(projection)
-        if projection.guess is not None and projection.guess.excess is not None:
-            self.predicted = projection.guess
+        prediction = projection.prediction
+        if prediction is not None and prediction.excess is not None:
+            self.predicted = prediction
         elif self._intersections is not None and isinstance(tiles, rasterization.TileLists):
-            self._intersections.note(camera, n_gaussians, tiles.ids.shape[0])
+            self._intersections.record(camera, n_gaussians, tiles.ids.shape[0])
         return tiles
 
     def _blend(self, rows: rasterization.Rows) -> rasterization.BlendedRows:
@@ -202,7 +203,6 @@ class ViewPass:
         self._rasterizer.backpropagate_rows(
             projection.splats,
             self._tiles,
-            self._background,
             blended,
             d_pixels,
             torch.zeros_like(blended.transmittance),
