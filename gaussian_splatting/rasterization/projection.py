@@ -221,7 +221,7 @@ class _Project(torch.autograd.Function):
         *saved_rows, radii, splats = ctx.saved_tensors
         rows = _ProjectedRows(*saved_rows)
         if d_means2d is None:
-            d_means2d = splats.new_zeros(splats.shape[0], 2)
+            d_means2d = torch.zeros(splats.shape[0], 2, device=splats.device)
         if d_splats is None:
             d_splats = torch.zeros_like(splats)
         gradients = _ProjectedRows(*[torch.empty_like(tensor) for tensor in rows])
