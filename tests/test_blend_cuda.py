@@ -8,6 +8,7 @@ import torch
 import warp as wp
 
 from gaussian_splatting.losses import photometric_cuda
+from gaussian_splatting.losses.color_loss import CountedRows
 from gaussian_splatting.losses.photometric import FusedPhotometric, color_terms
 from gaussian_splatting.losses.photometric_cuda import RUN
 from gaussian_splatting.losses.ssim_reference import ssim_map_reference
@@ -333,7 +334,7 @@ def test_the_colour_loss_by_columns_matches_float64(height, width, top, end):
     n_values = 3 * width * height
 
     leaf = image.clone().requires_grad_(True)
-    how = (slice(top, end), n_values, 0.2, (end - top) / height, photometric_cuda)
+    how = (CountedRows(top, end, n_values, 0.2, (end - top) / height), photometric_cuda)
     loss, l1, ssim = FusedPhotometric.apply(leaf, target, *how)
     (0.8 * l1 - 0.3 * ssim).backward()
     twin = image.double().requires_grad_(True)
