@@ -56,7 +56,8 @@ from sugar_extractors.texture.textured_mesh_io import (
     mesh_files,
     write_mesh_files,
 )
-from sugar_scene.mesh_bound import LAYOUTS, BoundCloud, bound_cloud_from_state
+from sugar_scene.bound_model import bound_cloud_from_state
+from sugar_scene.mesh_bound import LAYOUTS, BoundCloud
 from sugar_trainers.capture import CaptureOptions, load_views, model_file
 from sugar_trainers.naming import OUTPUT_ROOT, scene_name
 from sugar_utils import flags
