@@ -52,6 +52,7 @@ SH_REST = 15
 _MIN_ITEMS = 256
 _VECTORS = {1: None, 2: wp.vec2, 3: wp.vec3, 4: wp.vec4}  # Warp's type of rows of so many numbers
 _SQRT3 = math.sqrt(3.0)
+_MIDDLE = ((1 / 3, 1 / 3, 1 / 3),)
 
 
 class TriangleLayout(NamedTuple):
@@ -66,7 +67,6 @@ def _corners_of(a: float, b: float) -> tuple[tuple[float, float, float], ...]:
     return ((a, b, b), (b, a, b), (b, b, a))
 
 
-_MIDDLE = ((1 / 3, 1 / 3, 1 / 3),)
 _HALVES = _corners_of(1 / 2, 1 / 4)
 _OUTER = _corners_of(2 / 3, 1 / 6)
 _INNER = _corners_of(1 / 6, 5 / 12)

@@ -28,6 +28,7 @@ from sugar_scene.plane_kernels import (
     ALL_PATCHES,
     NO_PATCHES,
     PATCHES_WHERE_MET,
+    ComparedMaps,
     ComparedPixels,
     depth_of_planes,
 )
@@ -56,8 +57,8 @@ class Comparison:
         return (self.pixels[:, 1] * self.gray.shape[1] + self.pixels[:, 0]).long()
 
     def of(self, planes: Tensor, pixels: Tensor, patches: int) -> tuple[Tensor, ...]:
-        maps = (self.gray, self.neighbor_gray, self.neighbor_depth)
-        return ComparedPixels.apply(planes, pixels, *maps, self.pair, patches, self.tolerance)
+        maps = ComparedMaps(self.gray, self.neighbor_gray, self.neighbor_depth)
+        return ComparedPixels.apply(planes, pixels, maps, self.pair, patches, self.tolerance)
 
 
 def view_errors(

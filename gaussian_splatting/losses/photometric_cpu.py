@@ -30,8 +30,11 @@ _BLOCK = 256  # floats of a row that are worked on together
 
 
 def _source(name: str) -> str:
-    common = warp_launch.SIMD_SOURCE + native_source(__file__, "photometric_common")
-    return native_source(__file__, name).replace("PHOTOMETRIC_COMMON", common)
+    weights = gaussian_window(torch.float32, "cpu").tolist()
+    taps = ", ".join(f"{weight!r}f" for weight in weights)
+    common = native_source(__file__, "photometric_common").replace("GAUSSIAN_WINDOW", taps)
+    body = native_source(__file__, name)
+    return body.replace("PHOTOMETRIC_COMMON", warp_launch.SIMD_SOURCE + common)
 
 
 @native_kernel(_source("photometric_forward"))
@@ -39,7 +42,6 @@ def _forward_rows(
     item: int,
     top_row: int,
     width: int,
-    taps_: Floats,
     image_: Floats2d,
     target_: Floats2d,
     sums_: Floats2d,
@@ -52,7 +54,6 @@ def _forward_rows(
 def _backward_rows(
     y: int,
     counted: wp.vec2i,
-    taps_: Floats,
     image_: Floats2d,
     target_: Floats2d,
     partials_: Floats3d,
@@ -79,8 +80,7 @@ def compare(image: Tensor, target: Tensor, rows: CountedRows, keep_partials: boo
     # Zero where SSIM is not counted, as beyond the image.
     partials = x.new_zeros((3, height, x.shape[1]) if keep_partials else (3, 1, 1))
     sums = x.new_zeros(height, 2)
-    taps = gaussian_window(torch.float32, x.device)
-    arguments = [rows.top, width, taps, x, y, sums, partials]
+    arguments = [rows.top, width, x, y, sums, partials]
     launch(_forward_rows, rows.end - rows.top, arguments)
     l1, ssim = sums.double().sum(dim=0) / rows.n_values
     total = weighted_color_loss(l1, ssim, rows.weight, rows.share)
@@ -93,8 +93,7 @@ def differentiate(
 ) -> Tensor:
     """See :class:`PhotometricKernels`."""
     gradient = saved.image.new_empty(shape)
-    taps = gaussian_window(torch.float32, gradient.device)
     counted = wp.vec2i(rows.top, rows.end)
-    arguments = [counted, taps, *saved, weights, gradient]
+    arguments = [counted, *saved, weights, gradient]
     launch(_backward_rows, shape[0], arguments)
     return gradient
