@@ -208,7 +208,7 @@ class NormalErrors(torch.autograd.Function):
 
 
 class DepthNormalErrors(torch.autograd.Function):
-    """Depth, (R, W), blended x and y of normals, (R, W, 2), lens (fx, fy, cx, cy) with pixel centres
+    """Depth, (R, W), blended x and y of normals, (R, W, 2), lens (fx, fy, cx, cy) of pixel centres
     at integers, valid mask, (R, W) bool or 1, counted rows, divisor -> mean of 1 - N . n(z), which
     is 1 where the depth map has no normal n(z).
     """

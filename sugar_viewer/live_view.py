@@ -20,7 +20,7 @@ from gaussian_splatting.data.cameras import Camera, camera_extent, middle_of, up
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.observer import ObservedRun
 from gaussian_splatting.engine.reporting.view_findings import LIVE_PICTURES
-from gaussian_splatting.engine.runner import Options, run_stage
+from gaussian_splatting.engine.runner import run_stage
 from gaussian_splatting.engine.stage import Stage
 from sugar_utils.errors import Notify, UserError
 from sugar_utils.memory import release_cached
@@ -216,7 +216,7 @@ def open_live_view(run: ObservedRun) -> LiveView:
     return LiveView(page, console.warn, run.group.is_alone)
 
 
-def run_watched_stage(options: Options, **arguments: Any) -> Path:
+def run_watched_stage(options: Any, **arguments: Any) -> Path:
     """:func:`run_stage` with the live view where the flags of the run ask for one."""
     run = replace(options.run, observers=(open_live_view,))
     return run_stage(replace(options, run=run), **arguments)
