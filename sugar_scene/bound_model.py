@@ -130,12 +130,15 @@ class TrainableBoundCloud(TrainableModel):
         background = self._background
         if background is None:
             return state
-        bound, free = _split_optimizer_state(state["optimizer_state_dict"])
+        bound_state, background_state = _split_optimizer_state(state["optimizer_state_dict"])
         values = {}
         for name, file_name in FREE_STATE_NAMES.items():
             values[file_name] = in_float32(getattr(background, name))
-        state["optimizer_state_dict"] = bound
-        state[BACKGROUND] = {"state_dict": values, "optimizer_state_dict": free}
+        state["optimizer_state_dict"] = bound_state
+        state[BACKGROUND] = {
+            "state_dict": values,
+            "optimizer_state_dict": background_state,
+        }
         return state
 
     def restore(self, payload: dict[str, Any]) -> None:
@@ -190,9 +193,9 @@ def _split_optimizer_state(state: dict[str, Any]) -> tuple[dict[str, Any], dict[
         else:
             free_moments[index - n] = moments
     free_groups = [{**group, "params": [i]} for i, group in enumerate(groups[n:])]
-    bound = {"state": bound_moments, "param_groups": groups[:n]}
-    free = {"state": free_moments, "param_groups": free_groups}
-    return bound, free
+    bound_state = {"state": bound_moments, "param_groups": groups[:n]}
+    background_state = {"state": free_moments, "param_groups": free_groups}
+    return bound_state, background_state
 
 
 def _joined_optimizer_state(bound: dict[str, Any], free: dict[str, Any]) -> dict[str, Any]:

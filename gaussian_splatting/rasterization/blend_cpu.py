@@ -47,12 +47,14 @@ def sort_intersections(
     counts_: Ints,
     order_: Ints,
     intersection_tiles_: Ints,
-    offsets_: Ints,
-    cursor_: Ints,
+    offsets_: Ints2d,
     ids_: Ints,
     places_: Ints,
 ):
-    """Sort intersections by tile, stably; one work item does it all."""
+    """Sort intersections by tile, stably; one work item does it all.
+
+    The first row of ``offsets_`` is the start of each tile's run, the second is working memory.
+    """
 
 
 class TileKernels:

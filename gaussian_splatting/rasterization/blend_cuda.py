@@ -215,13 +215,13 @@ def touched_blocks(corner: wp.vec2i, x: float, y: float, extent_x: float, extent
     """Return the blocks that hold a pixel inside of a splat's box, one bit each."""
     across = int(0)
     for i in range(_ACROSS):
-        left = float(corner[0] + i * _PIXELS_ACROSS)
-        if wp.max(left - x, x - (left + _TO_LAST_COLUMN)) <= extent_x:
+        first_column = float(corner[0] + i * _PIXELS_ACROSS)
+        if wp.max(first_column - x, x - (first_column + _TO_LAST_COLUMN)) <= extent_x:
             across = across | (1 << i)
     blocks = int(0)
     for i in range(_DOWN):
-        top = float(corner[1] + i * _PIXELS_DOWN)
-        if wp.max(top - y, y - (top + _TO_LAST_ROW)) <= extent_y:
+        first_row = float(corner[1] + i * _PIXELS_DOWN)
+        if wp.max(first_row - y, y - (first_row + _TO_LAST_ROW)) <= extent_y:
             blocks = blocks | (across << (i * _ACROSS))
     return blocks
 

@@ -170,12 +170,11 @@ def _sort_natively(order: Tensor, counts: Tensor, tiles: Tensor, n_all_tiles: in
     """Sort intersections by tile, in native code on the CPU."""
     n_intersections = tiles.shape[0]
     device = tiles.device
-    offsets = _ints(n_all_tiles + 1, device)
-    cursor = _ints(n_all_tiles + 1, device)
+    offsets = torch.empty(2, n_all_tiles + 1, dtype=torch.int32, device=device)
     ids = _ints(n_intersections, device)
     places = _ints(n_intersections, device)
-    launch(sort_intersections, 1, [counts, order, tiles, offsets, cursor, ids, places])
-    return _SortedLists(offsets, ids, places)
+    launch(sort_intersections, 1, [counts, order, tiles, offsets, ids, places])
+    return _SortedLists(offsets[0], ids, places)
 
 
 def _sort_by_radix(tiles: Tensor, owners: Tensor, n_all_tiles: int) -> _SortedLists:
