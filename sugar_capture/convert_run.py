@@ -87,12 +87,13 @@ def convert(options: ConvertOptions, console: Console | None = None) -> Converte
     scene_folder.require_free(source, options.overwrite)
     check_writable(source.work)
     with exclusive(source.work, "wait for it"), contextlib.ExitStack() as stack:
-        if console is None:
-            console = stack.enter_context(Console(source.work / "log.txt"))
+        open_console = console
+        if open_console is None:
+            open_console = stack.enter_context(Console(source.work / "log.txt"))
         for message in options.inert.messages:
-            console.info(message)
+            open_console.info(message)
         note(source)
-        return _convert(Work(source, options, console))
+        return _convert(Work(source, options, open_console))
 
 
 def _convert(work: Work) -> Converted:

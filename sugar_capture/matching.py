@@ -295,5 +295,5 @@ def _count_clear_matches(features: np.ndarray, others: np.ndarray) -> np.ndarray
     second_distance = 2 - 2 * two_best[..., 0]
     first_distance = 2 - 2 * two_best[..., 1]
     is_clear = first_distance < MAX_RATIO**2 * second_distance
-    is_feature = features.any(axis=1)[:, None]
+    is_feature = np.any(features, axis=1)[:, None]
     return (is_clear & is_feature).sum(axis=0)

@@ -81,6 +81,8 @@ def _add_model(
 ) -> Evidence:
     """Add measurements of the largest model."""
     model = models.largest
+    if model is None:
+        raise ValueError("there is no model to measure")
     facts = model_facts(model)
     shared = facts.shared
     if attempt is not None and attempt.of_panoramas:

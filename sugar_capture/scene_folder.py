@@ -423,6 +423,8 @@ def _write_flat_mask(original: Original, lens: Any, folder: Path) -> None:
     if target.is_file():
         return
     photograph = original.photograph
+    if original.mask is None:
+        raise ValueError(f"{original.flat_name} has no mask")
     values = decode_mask(original.mask, photograph.width, photograph.height, upright=True)
     if not lens.is_undistorted():
         values = undistorted(values, lens)

@@ -59,7 +59,8 @@ def textured_border(image: np.ndarray) -> np.ndarray:
     from scipy.ndimage import maximum_filter, minimum_filter, uniform_filter
 
     border = border_of(*image.shape[:2])
-    smooth = uniform_filter(image.astype(np.float32), (3, 3, 1)).mean(axis=2)
+    # SciPy's types know one size for all axes only.
+    smooth = uniform_filter(image.astype(np.float32), (3, 3, 1)).mean(axis=2)  # pyright: ignore[reportArgumentType]
     # Pixels inside of the border do not count.
     highest = maximum_filter(np.where(border, smooth, -np.inf), _TEXTURE_SIDE)
     lowest = minimum_filter(np.where(border, smooth, np.inf), _TEXTURE_SIDE)
@@ -151,18 +152,27 @@ def moving_masks(images: np.ndarray) -> np.ndarray | None:
     return masks if masks.any(axis=0).mean() >= MOVING_SHARE else None
 
 
+def _labels(mask: np.ndarray) -> tuple[np.ndarray, int]:
+    """Number the connected parts of a mask from 1 on; their map and how many there are."""
+    from scipy.ndimage import label
+
+    parts = np.empty(mask.shape, dtype=np.int32)
+    n_parts = label(mask, output=parts)
+    return parts, int(n_parts)  # pyright: ignore[reportArgumentType]  an int with ``output``
+
+
 def _object_mask(is_background_color: np.ndarray, border: np.ndarray) -> np.ndarray:
     """Return the pixels that are not connected with the border by the background's colours.
 
     Small parts are left out. (H, W), (H, W) -> (H, W) bool
     """
     # Here and not above: most commands start without it.
-    from scipy.ndimage import binary_closing, binary_opening, label
+    from scipy.ndimage import binary_closing, binary_opening
 
-    parts, _ = label(is_background_color | binary_closing(is_background_color))
+    parts, _ = _labels(is_background_color | binary_closing(is_background_color))
     border_parts = np.setdiff1d(parts[border], [0])
     is_outside = np.isin(parts, border_parts)
-    parts, n_parts = label(binary_opening(~is_outside))
+    parts, n_parts = _labels(binary_opening(~is_outside))
     sizes = np.bincount(parts.ravel(), minlength=n_parts + 1)
     sizes[0] = 0
     is_large = sizes >= max(1, SMALLEST_PART * sizes.max())
@@ -220,7 +230,8 @@ def _write_mask(photograph: Photograph, mask: np.ndarray, folder: Path) -> None:
     picture = Image.fromarray(mask.astype(np.uint8) * 255)
     size = (photograph.width, photograph.height)
     picture = picture.resize(size, Image.Resampling.BILINEAR)
-    picture = picture.point(lambda value: 255 * (value >= 128))
+    # New values of the 256 brightnesses.
+    picture = picture.point([0] * 128 + [255] * 128)
     with atomic_path(object_mask_path(folder, photograph.name)) as temporary:
         picture.save(temporary, format="PNG")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import av
+import av.error
 import msgspec
 import numpy as np
 from PIL import Image

@@ -22,7 +22,7 @@ from sugar_extractors.texture.textured_mesh_io import (
     glb_chunks,
     jpeg_bytes,
 )
-from sugar_scene.mesh_bound import bound_cloud_from_state
+from sugar_scene.bound_model import bound_cloud_from_state
 from sugar_scene.triangle_mesh import TriangleMesh, fits_float32, read_mesh_ply
 from sugar_scene.triangle_rasterizer import rasterize_triangles
 from sugar_utils.errors import UserError

@@ -13,6 +13,10 @@ Only the object counts. What is compared, and where:
   more) to the whole mesh.
 - Topology is that of the whole mesh, because a cut would make edges that it does not have.
 """
+# Kernels are Warp's language, not Python's.
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+# pyright: reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
@@ -246,7 +250,7 @@ def _meets(corners: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray
 
 
 def _inside(points: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    return ((points >= low) & (points <= high)).all(axis=-1)
+    return np.all((points >= low) & (points <= high), axis=-1)
 
 
 def _samples_inside(
@@ -388,6 +392,8 @@ class Surface:
 
         (Q, 3) float32 -> (Q,) bool
         """
+        if self._tree is None:
+            raise ValueError("a mesh without triangles blocks nothing")
         hits = torch.empty(len(starts), dtype=torch.bool, device=self._device)
         rays = [as_array(values.contiguous(), wp.vec3) for values in (starts, ways)]
         launch(find_blocked, len(starts), [self._tree.id, *rays, hits], min_items=_MIN_ITEMS)

@@ -20,7 +20,7 @@ from gaussian_splatting.data.reference_layout import CHECKPOINT_FOLDER, load_ref
 from gaussian_splatting.data.scene import Scene, load_scene, load_scene_for_checkpoint
 from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.run_identity import Identity
-from sugar_scene.mesh_bound import state_with_background
+from sugar_scene.bound_model import state_with_background
 from sugar_trainers.capture import SugarSize
 from sugar_utils import files as storage
 from sugar_utils.errors import Notify, UserError

@@ -27,7 +27,8 @@ from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.scene import Scene, load_scene
 from gaussian_splatting.engine.memory_plan import surveyed
 from gaussian_splatting.rasterization import project
-from gaussian_splatting.rasterization.backends import choose_rasterizer, reference_test
+from gaussian_splatting.rasterization.backends import choose_rasterizer
+from gaussian_splatting.rasterization.self_test import reference_test
 from sugar_capture.capture_check import check_capture
 from sugar_extractors.mesh.meshing_backends import choose_backend
 from sugar_pipeline.plan import mode_of, train_plan

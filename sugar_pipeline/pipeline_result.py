@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gaussian_splatting.engine.reporting.run_report import last_value, read_curves
 from gaussian_splatting.engine.reporting.health import problem_of
+from gaussian_splatting.engine.reporting.run_report import last_value, read_curves
 from gaussian_splatting.engine.run_directory import RUN_FILE
 from sugar_extractors.mesh_quality import MeshQuality
 from sugar_extractors.texture.placed_export import placed_gaussians, placed_path

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """CPU bodies of the fields: C++ in ``native/`` that works on eight neighbours at a time.
 
-They say the same as the functions of ``field_device``, but add up neighbours in another order.
+They compute what the functions of ``field_device`` do, but add neighbours in another order.
 """
+# Kernels are Warp's language, not Python's.
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
@@ -24,7 +27,8 @@ constexpr float NEGLIGIBLE_SQUARE = 174.f;  // exp(-m / 2) is the smallest norma
 
 
 def _source(name: str) -> str:
-    lanes, body = (native_source(__file__, part) for part in ("neighbor_lanes", name))
+    lanes = native_source(__file__, "neighbor_lanes")
+    body = native_source(__file__, name)
     # The lanes look rows up in arrays that the body names.
     names = "const float* packed = packed_.data;\nconst int* neighbors = neighbors_.data;\n"
     return SIMD_SOURCE + _CONSTANTS + names + lanes + body
@@ -48,7 +52,7 @@ def evaluate_owners(
     normal_error_: Floats,
     residual_: Floats2d,
 ):
-    """Fields at all samples of one Gaussian; each output is that of ``evaluate_samples``."""
+    """Evaluate the fields at all samples of one Gaussian; outputs as of ``evaluate_samples``."""
 
 
 @wp.func_native(_source("add_up_pairs"))

@@ -4,6 +4,10 @@
 Letters: i the Gaussian that a sample belongs to, j one of its neighbours, a an axis of j, y the
 sample in the whitened coordinates of j, y = diag(1/s_j) R_j^T (x - mean_j).
 """
+# Kernels are Warp's language, not Python's.
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+# pyright: reportReturnType=false
 
 from __future__ import annotations
 
@@ -32,22 +36,25 @@ PACK_SIZE = 16  # numbers per Gaussian in the packed table: one cache line
 NEGLIGIBLE_SQUARE = 208.0  # exp(-m / 2) is zero in float32 from here on
 
 PAIR_SIZE = 11  # gradients per (i, j): mean 3, quaternion 4, scales 3, opacity 1
-# What reaches row i through its samples: d/d mean, and in the rows below d/d(R diag(1.5 s)).
+# Gradient that reaches row i through its samples: d/d mean, and below it d/d(R diag(1.5 s)).
 PairSums = wp.types.matrix(shape=(4, 3), dtype=wp.float32)
 
 
 @wp.func
 def vec3_of(values: Floats2d, row: int) -> wp.vec3:
+    """Read three numbers of a row."""
     return wp.vec3(values[row, 0], values[row, 1], values[row, 2])
 
 
 @wp.func
 def quat_of(quats: Floats2d, row: int) -> wp.vec4:
+    """Read a quaternion, wxyz."""
     return wp.vec4(quats[row, 0], quats[row, 1], quats[row, 2], quats[row, 3])
 
 
 @wp.func
 def sign_of(x: float) -> float:
+    """Return 1, -1 or, of zero, 0."""
     if x > 0.0:
         return 1.0
     if x < 0.0:
@@ -57,7 +64,7 @@ def sign_of(x: float) -> float:
 
 @wp.func
 def whitening_of(packed: Floats2d, row: int) -> wp.mat33:
-    """A^T = diag(1/s) R^T of a packed row."""
+    """Read A^T = diag(1/s) R^T of a packed row."""
     return wp.mat33(
         packed[row, 4],
         packed[row, 5],
@@ -73,19 +80,33 @@ def whitening_of(packed: Floats2d, row: int) -> wp.mat33:
 
 @wp.struct
 class Neighbor:
+    """A packed row: a neighbour of a sample's Gaussian."""
+
     mean: wp.vec3
     opacity: float
-    first: wp.vec3
+    first: wp.vec3  # rows of the whitening diag(1/s) R^T
     second: wp.vec3
     third: wp.vec3
-    direction: wp.vec3
-    smallest: float
-    axis: int
-    normal_factor: float
+    direction: wp.vec3  # row of the smallest axis: the normal divided by its scale
+    smallest: float  # smallest scale
+    axis: int  # its axis
+    normal_factor: float  # of the weight of its normal
+
+
+@wp.struct
+class SampleRun:
+    """The samples of one Gaussian, from ``begin`` to before ``end``."""
+
+    begin: int
+    end: int
+    mean: wp.vec3  # of the Gaussian
+    spread: wp.mat33  # R diag(1.5 s), which turns a draw into an offset
+    density_factor: float
 
 
 @wp.func
 def neighbor_of(packed: Floats2d, row: int) -> Neighbor:
+    """Unpack a row."""
     a = four_of(packed, row, 0)
     b = four_of(packed, row, 4)
     c = four_of(packed, row, 8)
@@ -109,6 +130,7 @@ def neighbor_of(packed: Floats2d, row: int) -> Neighbor:
 
 @wp.func
 def whitened(n: Neighbor, x: wp.vec3) -> wp.vec3:
+    """Return a point in the whitened coordinates of a neighbour."""
     offset = x - n.mean
     return wp.vec3(wp.dot(n.first, offset), wp.dot(n.second, offset), wp.dot(n.third, offset))
 
@@ -122,7 +144,7 @@ def pack_rows(
     opacities: Floats,
     packed: Floats2d,
 ):
-    """Columns: mean, opacity, whitening (9), smallest scale, its axis, normal weight factor."""
+    """Pack a Gaussian: mean, opacity, whitening (9), smallest scale, its axis, normal factor."""
     i = first + wp.tid()
     rotation = rotation_matrix(quat_of(quats, i))
     axis = smallest_axis(vec3_of(scales, i))
@@ -157,6 +179,7 @@ def evaluate_samples(
     normal_error: Floats,
     residual: Floats2d,
 ):
+    """Evaluate the fields at one sample; the residual is what the backward pass needs of them."""
     s = first + wp.tid()
     i = indices[s]
     rotation = rotation_matrix(quat_of(quats, i))
@@ -199,7 +222,7 @@ def evaluate_samples(
 
 @wp.func
 def _scale_gradient(scales: wp.vec3, yy_moment: wp.mat33) -> wp.vec3:
-    """Gradient of the scales from the moment <c y y^T>, since dy_a / ds_a = -y_a / s_a."""
+    """Return the scales' gradient from the moment <c y y^T>, since dy_a / ds_a = -y_a / s_a."""
     grad = wp.vec3()
     for a in range(3):
         if scales[a] >= wp.static(MIN_SCALE):
@@ -247,7 +270,7 @@ def _sum_over_samples(
     has_point_grads: int,
     point_grads: Floats2d,
 ):
-    """What does not depend on neighbours: gradients of the points, plane, beta and own normal."""
+    """Sum what does not depend on neighbours: gradients of points, plane, beta and normal."""
     point_sum = wp.vec3()
     point_moment = wp.mat33()
     plane_moment = wp.vec3()
@@ -267,29 +290,25 @@ def _sum_over_samples(
 
 @wp.func
 def _sum_over_pair(
-    begin: int,
-    end: int,
-    own_mean: wp.vec3,
-    spread: wp.mat33,
+    run: SampleRun,
     j: int,
     packed: Floats2d,
     noise: Floats2d,
     residual: Floats2d,
-    density_factor: float,
     field_grads: Floats2d,
 ):
-    """Moments over the samples near j, with c = dL/d(y^2 / 2): all that its gradients need."""
+    """Sum moments over the samples near j, with c = dL/d(y^2 / 2), for the gradients of j."""
     neighbor = neighbor_of(packed, j)
-    strength = density_factor * neighbor.opacity
+    strength = run.density_factor * neighbor.opacity
     y_moment = wp.vec3()
     yy_moment = wp.mat33()
     y_noise_moment = wp.mat33()
     gauss_sum = float(0.0)
     normal_grad = wp.vec3()
     touched = int(0)
-    for s in range(begin, end):
+    for s in range(run.begin, run.end):
         draw = vec3_of(noise, s)
-        y = whitened(neighbor, own_mean + spread * draw)
+        y = whitened(neighbor, run.mean + run.spread * draw)
         square = wp.dot(y, y)
         if square < wp.static(NEGLIGIBLE_SQUARE):
             touched = 1
@@ -328,24 +347,19 @@ def _add_up_pairs(
     field_grads: Floats2d,
     gradient_rows: Floats3d,
 ) -> PairSums:
-    """Fill the gradient_rows of all neighbours; return what reaches i."""
+    """Fill the gradient rows of all neighbours; return the gradient that reaches i."""
     mean_grad = wp.vec3()
     noise_moment = wp.mat33()
+    run = SampleRun()
+    run.begin = begin
+    run.end = end
+    run.mean = vec3_of(packed, i)
+    run.spread = spread
+    run.density_factor = density_factor
     for k in range(n_neighbors):
         j = neighbors[i, k]
         y_moment, yy_moment, y_noise_moment, gauss_sum, neighbor_normal_grad, touched = (
-            _sum_over_pair(
-                begin,
-                end,
-                vec3_of(packed, i),
-                spread,
-                j,
-                packed,
-                noise,
-                residual,
-                density_factor,
-                field_grads,
-            )
+            _sum_over_pair(run, j, packed, noise, residual, field_grads)
         )
         neighbor = neighbor_of(packed, j)
         axis = neighbor.axis
@@ -387,7 +401,9 @@ def _own_rotation_entries(
 
 
 @functools.cache
-def sample_gradients_kernel(gradient_sums: Any = _add_up_pairs) -> Any:
+def sample_gradients_kernel(gradient_sums: Any = _add_up_pairs) -> wp.Kernel:
+    """Return the kernel of a Gaussian's samples; ``gradient_sums`` works on its neighbours."""
+
     @wp.kernel(module="unique", module_options=FUSED_OPTIONS)
     def add_up_samples(
         first: int,
@@ -405,7 +421,7 @@ def sample_gradients_kernel(gradient_sums: Any = _add_up_pairs) -> Any:
         field_grads: Floats2d,
         gradient_rows: Floats3d,
     ):
-        """Gradients of a Gaussian's samples; field_grads: density, beta, plane, normal."""
+        """Backpropagate a Gaussian's samples; field_grads: density, beta, plane, normal."""
         owner = first + wp.tid()
         i = owners[owner]
         begin = starts[owner]
@@ -472,7 +488,7 @@ def add_up_pairs(
     scale_grads: Floats2d,
     opacity_grads: Floats,
 ):
-    """The first entry of each run of equal targets adds the whole run to its row.
+    """Add each run of equal targets to its row, in the work item of the run's first entry.
 
     Owners without samples, which are the last, all have the same targets: without the break, one
     thread would add up their zeros.

@@ -2,7 +2,7 @@
 """Density, tangent-plane and normal fields at random points, as Warp kernels with their adjoint.
 
 N Gaussians with K neighbours each have S samples; nothing of size S x K is stored. The backward
-pass recomputes the pairs.
+pass recomputes the (Gaussian, neighbour) pairs.
 
 All samples of one Gaussian i share its neighbour list. One thread per i takes its neighbours j in
 turn and sums over its samples, in the local coordinates y = diag(1/s_j) R_j^T (x - mean_j), what
@@ -15,6 +15,7 @@ chunk size.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,67 +59,128 @@ def evaluate_fields(
     """
     if native is None:
         native = means.device.type == "cpu"
-    samples = neighbors, indices, noise, float(density_factor), None if native else n_owners, native
-    return FieldSamples(*_Fields.apply(means, quats, scales, opacities, *samples))
+    settings = _FieldSettings(
+        neighbors=neighbors,
+        indices=indices,
+        noise=noise,
+        density_factor=float(density_factor),
+        n_owners=None if native else n_owners,
+        native=native,
+    )
+    return FieldSamples(*_Fields.apply(settings, means, quats, scales, opacities))
+
+
+class _FieldSettings(NamedTuple):
+    """Arguments of :func:`evaluate_fields` without a gradient."""
+
+    neighbors: Tensor
+    indices: Tensor
+    noise: Tensor
+    density_factor: float
+    n_owners: int | None
+    native: bool
+
+
+class _SavedFields(NamedTuple):
+    """Tensors that the backward pass reads."""
+
+    means: Tensor
+    quats: Tensor
+    scales: Tensor
+    opacities: Tensor
+    packed: Tensor  # (N, PACK_SIZE)
+    neighbors: Tensor  # (N, K) int32
+    noise: Tensor  # (S, 3)
+    owners: Tensor  # Gaussians of adjacent samples, (R,) int32
+    starts: Tensor  # where each run begins and the last ends, (R + 1,) int32
+    residual: Tensor  # (S, 4)
 
 
 class _Fields(torch.autograd.Function):
+    """:class:`_FieldSettings`, means, quaternions, scales, opacities -> fields at samples."""
+
     @staticmethod
-    def forward(
-        ctx,
-        means,
-        quats,
-        scales,
-        opacities,
-        neighbors,
-        indices,
-        noise,
-        density_factor,
-        n_owners,
-        native,
-    ):
-        gaussians = [t.detach().float().contiguous() for t in (means, quats, scales, opacities)]
-        samples = [neighbors.int().contiguous(), noise.float().contiguous()]
+    def forward(ctx, settings: _FieldSettings, *gaussians: Tensor):
+        prepared = [tensor.detach().float().contiguous() for tensor in gaussians]
+        means, quats, scales, opacities = prepared
+        neighbors = settings.neighbors.int().contiguous()
+        noise = settings.noise.float().contiguous()
+        n_gaussians = means.shape[0]
         n_samples = noise.shape[0]
         device = means.device
-
-        def empty(*shape: int) -> Tensor:
-            return torch.empty((n_samples, *shape), device=device)
-
-        outputs = FieldSamples(empty(3), empty(), empty(), empty(), empty())
-        residual = empty(4)
-        indices = indices.int()
-        packed = torch.empty((means.shape[0], field_device.PACK_SIZE), device=device)
-        launch(field_device.pack_rows, means.shape[0], [*gaussians, packed], min_items=_MIN_ITEMS)
-        inputs = [*gaussians[1:3], packed, *samples, density_factor, *outputs, residual]
-        owners, starts = _runs(indices, n_owners)
-        if native:
+        outputs = FieldSamples(
+            points=torch.empty(n_samples, 3, device=device),
+            density=torch.empty(n_samples, device=device),
+            beta=torch.empty(n_samples, device=device),
+            plane_distance=torch.empty(n_samples, device=device),
+            normal_error=torch.empty(n_samples, device=device),
+        )
+        residual = torch.empty(n_samples, 4, device=device)
+        packed = torch.empty(n_gaussians, field_device.PACK_SIZE, device=device)
+        launch(field_device.pack_rows, n_gaussians, [*prepared, packed], min_items=_MIN_ITEMS)
+        indices = settings.indices.int()
+        owners, starts = _runs(indices, settings.n_owners)
+        inputs = [
+            quats,
+            scales,
+            packed,
+            neighbors,
+            noise,
+            settings.density_factor,
+            *outputs,
+            residual,
+        ]
+        if settings.native:
             arguments = [owners, starts, *inputs]
             launch(evaluate_owners, owners.shape[0], arguments, min_items=_MIN_ITEMS // 8)
         else:
             launch(field_device.evaluate_samples, n_samples, [indices, *inputs])
-        ctx.save_for_backward(*gaussians, packed, *samples, owners, starts, residual)
-        ctx.density_factor = density_factor
-        ctx.native = native
+        ctx.save_for_backward(
+            *_SavedFields(
+                means=means,
+                quats=quats,
+                scales=scales,
+                opacities=opacities,
+                packed=packed,
+                neighbors=neighbors,
+                noise=noise,
+                owners=owners,
+                starts=starts,
+                residual=residual,
+            )
+        )
+        ctx.density_factor = settings.density_factor
+        ctx.native = settings.native
         ctx.set_materialize_grads(False)
         return tuple(outputs)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, *field_grads):
-        *gaussians, packed, neighbors, noise, owners, starts, residual = ctx.saved_tensors
-        has_point_grads = field_grads[0] is not None
-        point_grads = field_grads[0].contiguous() if has_point_grads else noise.new_empty((0, 3))
-        scalar_grads = torch.stack(
-            [noise.new_zeros(noise.shape[0]) if g is None else g for g in field_grads[1:]], dim=1
-        )
-        grads = [torch.zeros_like(t) for t in gaussians]
-        inputs = [*gaussians[1:3], packed, neighbors, noise, residual]
-        inputs += [ctx.density_factor, int(has_point_grads), point_grads, scalar_grads]
-        for first, gradient_rows in _chunks(owners.shape[0], neighbors.shape[1] + 1, noise):
-            chunk = owners[first : first + gradient_rows.shape[0]]
-            kernel = add_up_samples_native if ctx.native else field_device.sample_gradients_kernel()
-            begins = starts[first:]
+    def backward(ctx, d_points: Tensor | None, *d_scalars: Tensor | None):
+        saved = _SavedFields(*ctx.saved_tensors)
+        noise = saved.noise
+        neighbors = saved.neighbors
+        point_grads = noise.new_empty((0, 3)) if d_points is None else d_points.contiguous()
+        zeros = noise.new_zeros(noise.shape[0])
+        scalar_grads = torch.stack([zeros if d is None else d for d in d_scalars], dim=1)
+        gaussians = (saved.means, saved.quats, saved.scales, saved.opacities)
+        grads = [torch.zeros_like(tensor) for tensor in gaussians]
+        inputs = [
+            saved.quats,
+            saved.scales,
+            saved.packed,
+            neighbors,
+            noise,
+            saved.residual,
+            ctx.density_factor,
+            int(d_points is not None),
+            point_grads,
+            scalar_grads,
+        ]
+        kernel = add_up_samples_native if ctx.native else field_device.sample_gradients_kernel()
+        for first, gradient_rows in _chunks(saved.owners.shape[0], neighbors.shape[1] + 1, noise):
+            chunk = saved.owners[first : first + gradient_rows.shape[0]]
+            begins = saved.starts[first:]
             arguments = [chunk, begins, *inputs, gradient_rows]
             launch(kernel, chunk.shape[0], arguments, min_items=_MIN_ITEMS // 8)
             targets = torch.cat([neighbors[chunk.long()], chunk[:, None]], dim=1)
@@ -127,10 +189,11 @@ class _Fields(torch.autograd.Function):
             rows = gradient_rows.view(-1, field_device.PAIR_SIZE)
             arguments = [targets, order, begins, per_owner, rows, *grads]
             launch(field_device.add_up_pairs, targets.shape[0], arguments, min_items=_MIN_ITEMS)
-        return (*grads, *[None] * 6)
+        return (None, *grads)
 
 
 def pair_bytes(device: torch.device) -> int:
+    """Return the largest size of the buffer of per-pair gradients on a device."""
     return PAIR_BYTES if device.type == "cpu" else PAIR_BYTES_GPU
 
 

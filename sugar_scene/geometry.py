@@ -7,6 +7,9 @@ in the plane of the two larger axes, with its corners on them, is what rays are 
 Density and distance take N Gaussians with K neighbours and S samples; training uses
 :func:`.field_kernels.evaluate_fields`, which needs no (S, K) memory.
 """
+# Kernels are Warp's language, not Python's.
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
@@ -19,9 +22,11 @@ import warp as wp
 from torch import Tensor
 
 from gaussian_splatting.cloud import rotation_matrices
-from sugar_utils.warp_arrays import Floats, Vec3s
+from sugar_utils.warp_arrays import Floats, Longs, Vec3s
 from sugar_utils.warp_launch import as_array, launch
 from sugar_utils.warp_math import hashed
+
+wp.set_module_options({"enable_backward": False, "cpu_compiler_flags": "-march=native"})
 
 MIN_SCALE = 1e-8  # scales are clamped to this before they are inverted. World units.
 
@@ -41,23 +46,23 @@ _MIN_SAMPLES = 4_096
 
 
 def smallest_axis(scales: Tensor) -> Tensor:
-    """Index of the smallest scale, the first on ties. (N, 3) -> (N,) int64"""
+    """Return the index of the smallest scale, the first on ties. (N, 3) -> (N,) int64"""
     return scales.argmin(dim=-1)
 
 
 def smallest_scales(scales: Tensor) -> Tensor:
-    """The smallest scale of each Gaussian, with its gradient on that axis. (N, 3) -> (N,)"""
+    """Return the smallest scale of each Gaussian, differentiable. (N, 3) -> (N,)"""
     return scales.gather(-1, smallest_axis(scales)[..., None]).squeeze(-1)
 
 
 def covariances(quats: Tensor, scales: Tensor) -> Tensor:
-    """Covariance matrices R diag(s^2) R^T. (N, 4), (N, 3) -> (N, 3, 3) world units squared"""
+    """Return R diag(s^2) R^T. (N, 4), (N, 3) -> (N, 3, 3) world units squared"""
     half = rotation_matrices(quats) * scales[:, None, :]
     return half @ half.transpose(1, 2)
 
 
 def inverse_square_roots(quats: Tensor, scales: Tensor) -> Tensor:
-    """Matrices A = R diag(1 / s), so that the inverse covariance is A A^T. (N, 3, 3)
+    """Return A = R diag(1 / s), so that the inverse covariance is A A^T. (N, 3, 3)
 
     The Mahalanobis distance of x is the length of A^T (x - mean); s is at least ``MIN_SCALE``.
     """
@@ -65,31 +70,35 @@ def inverse_square_roots(quats: Tensor, scales: Tensor) -> Tensor:
 
 
 def std_along_view(means: Tensor, quats: Tensor, scales: Tensor, camera_center: Tensor) -> Tensor:
-    """Standard deviation along the line of sight: |s * R^T u|, u towards the camera. (N,)"""
+    """Return the standard deviation along the view ray: |s * R^T u|, u towards the camera. (N,)"""
     sight = torch.nn.functional.normalize(camera_center - means, dim=-1)
     local = (rotation_matrices(quats).transpose(1, 2) @ sight[..., None]).squeeze(-1)
     return (scales * local).norm(dim=-1)
 
 
 def diamond_vertices(means: Tensor, quats: Tensor, scales: Tensor, extent: float = 2.0) -> Tensor:
-    """Corners of the diamonds. (N, 4, 3) world units
+    """Return the corners of the diamonds. (N, 4, 3) world units
 
     With the axes renumbered so that the shortest comes first: -axis 1, axis 2, axis 1, -axis 2.
     """
-    axes = (smallest_axis(scales)[:, None] + torch.arange(1, 3, device=scales.device)) % 3
-    half = rotation_matrices(quats) * (extent * scales)[:, None, :]
-    first, second = half.gather(-1, axes[:, None, :].expand(-1, 3, -1)).unbind(-1)
+    offsets = torch.arange(1, 3, device=scales.device)
+    larger_axes = (smallest_axis(scales)[:, None] + offsets) % 3
+    half_axes = rotation_matrices(quats) * (extent * scales)[:, None, :]
+    columns = larger_axes[:, None, :].expand(-1, 3, -1)
+    first, second = half_axes.gather(-1, columns).unbind(-1)
     return means[:, None] + torch.stack((-first, second, first, -second), dim=1)
 
 
 def diamond_faces(n_gaussians: int, device: torch.device | str = "cpu") -> Tensor:
-    """Two triangles per diamond: face ``f`` belongs to Gaussian ``f // 2``. (2 N, 3) int64"""
+    """Return two triangles per diamond; face f belongs to Gaussian f // 2. (2 N, 3) int64"""
     quad = torch.tensor([[0, 2, 1], [0, 3, 2]], device=device)
     corners = 4 * torch.arange(n_gaussians, device=device)
     return (corners[:, None, None] + quad).reshape(-1, 3)
 
 
 class FieldSamples(NamedTuple):
+    """Fields at S sample points."""
+
     points: Tensor  # where the fields are evaluated, (S, 3) world units
     density: Tensor  # sum of the opacities of the neighbours at the point; may exceed 1, (S,)
     beta: Tensor  # mean of the smallest scales of the neighbours, (S,) world units
@@ -100,9 +109,10 @@ class FieldSamples(NamedTuple):
 def sample_points(
     means: Tensor, quats: Tensor, scales: Tensor, indices: Tensor, noise: Tensor
 ) -> Tensor:
-    """Points drawn from Gaussians: x = mean + R (1.5 s * noise), differentiable. (S, 3)"""
+    """Return points drawn from Gaussians: x = mean + R (1.5 s * noise), differentiable. (S, 3)"""
     local = SAMPLE_SPREAD * scales[indices] * noise
-    return means[indices] + (rotation_matrices(quats[indices]) @ local[..., None]).squeeze(-1)
+    offset = rotation_matrices(quats[indices]) @ local[..., None]
+    return means[indices] + offset.squeeze(-1)
 
 
 def neighbor_opacities(
@@ -114,19 +124,26 @@ def neighbor_opacities(
     opacities: Tensor,
     density_factor: float = 1.0,
 ) -> Tensor:
-    """Opacity o_j(x) = f a_j exp(-m / 2) of neighbours, m the squared Mahalanobis distance. (S, K)
+    """Return the opacities of neighbours at points. (S, K)
 
-    ``neighbor_rows``, (S, K), are Gaussians; unit quaternions are wxyz.
+    o_j(x) = f a_j exp(-m / 2), where m is the squared Mahalanobis distance.
+
+    Args:
+        points: (S, 3) world units
+        neighbor_rows: Gaussians to evaluate at each point. (S, K)
+        quats: Unit quaternions, wxyz. (N, 4)
+        density_factor: f
     """
     rows = neighbor_rows.long()
     offset = points[:, None] - means[rows]  # (S, K, 3)
-    local = (inverse_square_roots(quats, scales).transpose(1, 2)[rows] @ offset[..., None])[..., 0]
+    whitening = inverse_square_roots(quats, scales).transpose(1, 2)
+    local = (whitening[rows] @ offset[..., None]).squeeze(-1)
     square = (local * local).sum(dim=-1).clamp(0.0, MAX_SQ_MAHALANOBIS)
     return density_factor * opacities[rows] * torch.exp(-0.5 * square)
 
 
 def sdf_from_density(density: Tensor, beta: Tensor) -> Tensor:
-    """Distance to the level set at which the density equals 1. (S,) world units
+    """Return the distance to the level set at which the density equals 1. (S,) world units
 
     sdf = beta sqrt(-2 ln d), with densities of 1 and more set to 1 (their gradient divided by the
     density) and densities below 1e-16 to 1e-16. The square root has an infinite slope where the
@@ -137,35 +154,32 @@ def sdf_from_density(density: Tensor, beta: Tensor) -> Tensor:
     clamped = torch.where(density < 1, density, saturated).clamp_min(_MIN_DENSITY)
     square = (-2 * clamped.log()).clamp_min(0)
     regular = square > _SINGULAR_SQUARE
-    root = torch.where(regular, torch.where(regular, square, 1.0).sqrt(), square.detach().sqrt())
+    # The inner choice keeps an infinite slope out of the gradient.
+    differentiable_root = torch.where(regular, square, 1.0).sqrt()
+    root = torch.where(regular, differentiable_root, square.detach().sqrt())
     return beta * root
-
-
-# Draws are hashes of the seed and the number of the sample (a generator of a GPU gives other
-# numbers on another model), made with integers and a table, so that no rounding differs either.
-
-wp.set_module_options({"enable_backward": False, "cpu_compiler_flags": "-march=native"})
 
 
 @wp.kernel
 def _place_samples(
     first: int,
-    n: wp.int64,
-    n_candidates: wp.int64,
     seed: wp.uint32,
     more_seed: wp.uint32,
     quantiles: Floats,
-    candidates: wp.array(dtype=wp.int64),
-    indices: wp.array(dtype=wp.int64),
+    candidates: Longs,
+    indices: Longs,
     noise: Vec3s,
 ):
+    """Draw one sample: a candidate, and a normal offset; seeds are 64 bits in two halves."""
     i = first + wp.tid()
-    own = hashed(hashed(wp.uint32(i) ^ seed) + more_seed)
+    n = wp.int64(indices.shape[0])
+    n_candidates = wp.int64(candidates.shape[0])
+    bits = hashed(hashed(wp.uint32(i) ^ seed) + more_seed)
     # (i + u) * candidates / n with u of 32 bits: somewhere in the i-th of n equal parts.
-    offset = (wp.uint64(own) * wp.uint64(n_candidates)) >> _WORD
+    offset = (wp.uint64(bits) * wp.uint64(n_candidates)) >> _WORD
     indices[i] = candidates[int((wp.int64(i) * n_candidates + wp.int64(offset)) / n)]
-    second = hashed(own + _SECOND)
-    third = hashed(own + _THIRD)
+    second = hashed(bits + _SECOND)
+    third = hashed(bits + _THIRD)
     x = int(second >> _SHIFT)
     y = int(second & _LOW_HALF)
     z = int(third >> _SHIFT)
@@ -177,29 +191,40 @@ def draw_samples(
 ) -> tuple[Tensor, Tensor]:
     """Draw Gaussians of a mask, (N,) bool, uniformly, and a standard normal offset for each draw.
 
-    The draws are stratified: each Gaussian gets as many samples as any other, give or take two,
-    which leaves less noise in their mean. Without ``n_candidates`` the host counts the mask.
+    Draws are hashes of the seed and the number of the sample (generators of GPUs differ between
+    models), made with integers and a table, so that no rounding differs either. They are
+    stratified: each Gaussian gets as many samples as any other, give or take two, which leaves less
+    noise in their mean. Without ``n_candidates`` the host counts the mask.
 
     Returns:
         Gaussian of each sample, rising, (S,) int64, and offsets, (S, 3) float32 (2^16 values for
         each coordinate); S = 0 where the mask is empty.
     """
-    n_candidates = int(mask.sum()) if n_candidates is None else n_candidates
+    if n_candidates is None:
+        n_candidates = int(mask.sum())
+    if n_candidates == 0:
+        n_samples = 0
     candidates = torch.nonzero_static(mask, size=n_candidates).squeeze(1)
-    n_samples = n_samples if n_candidates else 0
     indices = torch.empty(n_samples, dtype=torch.int64, device=mask.device)
     noise = torch.empty((n_samples, 3), dtype=torch.float32, device=mask.device)
-    seeds = (wp.uint32(seed & 0xFFFFFFFF), wp.uint32(seed >> 32 & 0xFFFFFFFF))
-    quantiles = _normal_quantiles(mask.device)
-    points = as_array(noise, wp.vec3)
-    arguments = [n_samples, n_candidates, *seeds, quantiles, candidates, indices, points]
+    arguments = [
+        wp.uint32(seed & 0xFFFFFFFF),
+        wp.uint32(seed >> 32 & 0xFFFFFFFF),
+        _normal_quantiles(mask.device),
+        candidates,
+        indices,
+        as_array(noise, wp.vec3),
+    ]
     launch(_place_samples, n_samples, arguments, min_items=_MIN_SAMPLES)
     return indices, noise
 
 
 @functools.lru_cache(maxsize=4)
 def _normal_quantiles(device: torch.device) -> Tensor:
-    """The normal distribution in 2^16 equal parts, the middle of each; of variance 1. (2^16,)"""
+    """Return the normal distribution's quantiles at the middles of 2^16 equal parts. (2^16,)
+
+    They are scaled to a variance of 1.
+    """
     from scipy.special import ndtri
 
     n = 1 << _QUANTILE_BITS

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Normal consistency of a mesh: 1 - cosine of the angle between neighbouring triangles.
 
-One kernel finds the error of each pair of triangles and its gradient; sums over the corners at a
-vertex run in an order that the topology alone decides.
+One kernel computes the error of each pair of triangles and its gradient. Sums over the corners at a
+vertex run in an order that depends on the topology alone.
 """
+# Kernels are Warp's language, not Python's.
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
@@ -22,13 +25,15 @@ COSINE_EPS = 1e-8
 
 
 def adjacent_face_pairs(faces: Tensor) -> Tensor:
-    """Corners of every pair of faces that share an edge, by the topology alone. (P, 4) int64
+    """Return the corners of every pair of faces that share an edge. (P, 4) int64
 
-    Rows (first end of the edge, second end, opposite corner of one face, of the other), sorted by
-    edge. An edge with k faces gives k (k - 1) / 2 pairs.
+    Rows are (first end of the edge, second end, opposite corner of one face, of the other), sorted
+    by edge. An edge with k faces gives k (k - 1) / 2 pairs.
     """
     faces = faces.long()
-    corners = torch.stack([faces, faces.roll(-1, 1), faces.roll(-2, 1)], dim=-1).reshape(-1, 3)
+    # Each edge of each face with the opposite corner.
+    edges = torch.stack([faces, faces.roll(-1, 1), faces.roll(-2, 1)], dim=-1)
+    corners = edges.reshape(-1, 3)
     ends = corners[:, :2].sort(dim=1).values
     order = torch.argsort(ends[:, 1], stable=True)
     order = order[torch.argsort(ends[order, 0], stable=True)]
@@ -37,29 +42,33 @@ def adjacent_face_pairs(faces: Tensor) -> Tensor:
     pairs = []
     # Faces on one edge are adjacent now; compare each with those 1, 2, ... places further on.
     for distance in range(1, ends.shape[0]):
-        same = (ends[distance:] == ends[:-distance]).all(dim=1)
-        if not bool(same.any()):
+        on_one_edge = (ends[distance:] == ends[:-distance]).all(dim=1)
+        if not bool(on_one_edge.any()):
             break
-        first = same.nonzero().squeeze(1)
-        corners = opposite[first, None], opposite[first + distance, None]
-        pairs.append(torch.cat([ends[first], *corners], dim=1))
-    return torch.cat(pairs) if pairs else faces.new_zeros(0, 4)
+        first = on_one_edge.nonzero().squeeze(1)
+        second = first + distance
+        pairs.append(torch.cat([ends[first], opposite[first, None], opposite[second, None]], dim=1))
+    if not pairs:
+        return faces.new_zeros(0, 4)
+    return torch.cat(pairs)
 
 
 @wp.func
-def normal_gradient(own: wp.vec3, other: wp.vec3, cosine: float) -> wp.vec3:
-    """Gradient of the cosine between two vectors to the first one."""
-    length = wp.length(own)
+def normal_gradient(normal: wp.vec3, other: wp.vec3, cosine: float) -> wp.vec3:
+    """Return the gradient of the cosine between two vectors with respect to the first."""
+    length = wp.length(normal)
     bounded = wp.max(length, wp.static(COSINE_EPS))
-    pull = other / (bounded * wp.max(wp.length(other), wp.static(COSINE_EPS)))
+    gradient = other / (bounded * wp.max(wp.length(other), wp.static(COSINE_EPS)))
     if length > wp.static(COSINE_EPS):
-        pull -= own * (cosine / (length * length))
-    return pull
+        gradient -= normal * (cosine / (length * length))
+    return gradient
 
 
 @wp.kernel
-def bend_pairs(first: int, vertices: Vec3s, pairs: Ints2d, errors: Floats, pulls: Vec3s2d):
-    """1 - cos of the angle between two triangles, and its gradient to their four corners."""
+def compare_normals_of_pairs(
+    first: int, vertices: Vec3s, pairs: Ints2d, errors: Floats, gradients: Vec3s2d
+):
+    """Compute 1 - cos of the angle between two triangles, and its gradient by the four corners."""
     pair = first + wp.tid()
     start = vertices[pairs[pair, 0]]
     edge = vertices[pairs[pair, 1]] - start
@@ -76,14 +85,15 @@ def bend_pairs(first: int, vertices: Vec3s, pairs: Ints2d, errors: Floats, pulls
     g_edge = wp.cross(a, g_one) + wp.cross(g_other, b)
     g_a = wp.cross(g_one, edge)
     g_b = wp.cross(edge, g_other)
-    pulls[pair, 0] = -(g_edge + g_a + g_b)
-    pulls[pair, 1] = g_edge
-    pulls[pair, 2] = g_a
-    pulls[pair, 3] = g_b
+    gradients[pair, 0] = -(g_edge + g_a + g_b)
+    gradients[pair, 1] = g_edge
+    gradients[pair, 2] = g_a
+    gradients[pair, 3] = g_b
 
 
 @wp.kernel
 def add_up_corners(first: int, ends: Ints, corners: Ints, values: Vec3s, sums: Vec3s):
+    """Add the values of all corners at a vertex."""
     vertex = first + wp.tid()
     total = wp.vec3(0.0)
     for i in range(ends[vertex], ends[vertex + 1]):
@@ -92,7 +102,10 @@ def add_up_corners(first: int, ends: Ints, corners: Ints, values: Vec3s, sums: V
 
 
 class CornerSums:
-    """Adds up what corners say to their vertices, given the vertex of each: the same bits."""
+    """Sums of values at corners by vertex, with the same bits every time.
+
+    It is made of the vertex of each corner.
+    """
 
     def __init__(self, index: Tensor, n_vertices: int) -> None:
         flat = index.reshape(-1)
@@ -102,15 +115,19 @@ class CornerSums:
         self._n_vertices = n_vertices
 
     def __call__(self, values: Tensor) -> Tensor:
-        """Sums of vectors at corners. (..., 3) float32, M in all -> (V, 3)"""
+        """Add vectors at corners. (..., 3) float32, M in all -> (V, 3)"""
         sums = values.new_empty(self._n_vertices, 3)
-        vectors = as_array(values.view(-1, 3), wp.vec3), as_array(sums, wp.vec3)
-        arguments = [self._ends, self._corners, *vectors]
+        arguments = [
+            self._ends,
+            self._corners,
+            as_array(values.view(-1, 3), wp.vec3),
+            as_array(sums, wp.vec3),
+        ]
         launch(add_up_corners, self._n_vertices, arguments, min_items=_MIN_ITEMS)
         return sums
 
 
-class _Bending(torch.autograd.Function):
+class _NormalConsistency(torch.autograd.Function):
     """Vertices, :class:`PairsOfTriangles` -> mean error."""
 
     @staticmethod
@@ -119,18 +136,18 @@ class _Bending(torch.autograd.Function):
         pairs = triangles.pairs
         n = len(triangles.pairs)
         errors = vertices.new_empty(n)
-        pulls = vertices.new_empty(n, 4, 3)
-        arguments = [as_array(vertices, wp.vec3), pairs, errors, as_array(pulls, wp.vec3)]
-        launch(bend_pairs, n, arguments, min_items=_MIN_ITEMS)
+        gradients = vertices.new_empty(n, 4, 3)
+        arguments = [as_array(vertices, wp.vec3), pairs, errors, as_array(gradients, wp.vec3)]
+        launch(compare_normals_of_pairs, n, arguments, min_items=_MIN_ITEMS)
         ctx.n_pairs = max(1, n)
-        ctx.save_for_backward(triangles.sums(pulls))
+        ctx.save_for_backward(triangles.sums(gradients))
         return (errors.sum(dtype=torch.float64) / ctx.n_pairs).float()
 
     @staticmethod
     @once_differentiable
     def backward(ctx, d_loss: Tensor):
-        (pull,) = ctx.saved_tensors
-        return pull * (d_loss / ctx.n_pairs), None
+        (gradient,) = ctx.saved_tensors
+        return gradient * (d_loss / ctx.n_pairs), None
 
 
 class PairsOfTriangles:
@@ -141,5 +158,5 @@ class PairsOfTriangles:
         self.sums = CornerSums(pairs, n_vertices)
 
     def normal_consistency(self, vertices: Tensor) -> Tensor:
-        """Mean of 1 - cos of the angle between adjacent normals. vertices: (V, 3) float32"""
-        return _Bending.apply(vertices, self)
+        """Return the mean of 1 - cos between adjacent normals. vertices: (V, 3) float32"""
+        return _NormalConsistency.apply(vertices, self)

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blended planes against their own depth and against a neighbouring view, and rendered normals
-against a depth map, fused.
+"""Fused comparisons of blended planes with their own depth and with a neighbouring view, and of
+rendered normals with a depth map.
 
 The C++ bodies in ``native/`` are written for any number of lanes: eight on a CPU, where a work item
-is a row or a run of pixels, one on a GPU, where it is a pixel. All gradients are found on the way
-forward, as every term is a sum. Sums are one number per item, added up by torch in float64: no
+is a row or a run of pixels, one on a GPU, where it is a pixel. All gradients are computed in the
+forward pass, as every term is a sum. Sums are one number per item, added up by torch in float64: no
 atomics, the same bits every time.
 """
+# Kernels are Warp's language, not Python's.
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import warp as wp
@@ -53,8 +56,9 @@ constexpr float UNCOUNTED = {UNCOUNTED};
 
 def _source(name: str) -> str:
     """A body for one lane, and for eight where there are vectors."""
-    parts = ("one_lane", "eight_lanes", name)
-    one, eight, body = (native_source(__file__, part) for part in parts)
+    one = native_source(__file__, "one_lane")
+    eight = native_source(__file__, "eight_lanes")
+    body = native_source(__file__, name)
     return (
         f"{_CONSTANTS}if (lanes == 1) {{\n{one}{body}}}\n"
         f"#ifndef __CUDACC__\nelse {{\n{warp_launch.SIMD_SOURCE}{eight}{body}}}\n#endif\n"
@@ -62,9 +66,8 @@ def _source(name: str) -> str:
 
 
 @native_kernel(_source("plane_maps"))
-def map_planes(
-    item: int, lanes: int, lens: wp.vec4, pad: int, plane_: Floats3d, maps_: Floats3d
-): ...
+def map_planes(item: int, lanes: int, lens: wp.vec4, pad: int, plane_: Floats3d, maps_: Floats3d):
+    """Depth of planes and, where there is room, their unit normals."""
 
 
 @native_kernel("constexpr bool of_planes = true;\n" + _source("plane_normals"))
@@ -77,7 +80,8 @@ def compare_normals(
     maps_: Floats3d,
     gradient_: Floats3d,
     sums_: Floats,
-): ...
+):
+    """Errors between planes and the normals of their depth, with their gradient."""
 
 
 @native_kernel("constexpr bool of_planes = false;\n" + _source("plane_normals"))
@@ -90,7 +94,8 @@ def compare_depth_normals(
     maps_: Floats3d,
     gradient_: Floats3d,
     sums_: Floats,
-): ...
+):
+    """Errors between rendered normals and those of a depth map, with their gradient."""
 
 
 @native_kernel(_source("compare_pixels"))
@@ -108,14 +113,15 @@ def compare_pixels(
     gray_: Floats2d,
     gray2_: Floats2d,
     depth2_: Floats2d,
-    found_: Floats2d,
+    results_: Floats2d,
     d_miss_: Floats2d,
     d_mismatch_: Floats2d,
-): ...
+):
+    """Errors of pixels in a neighbouring view, with their gradients."""
 
 
 def lanes_of(device: torch.device) -> int:
-    """Floats that a work item takes at once."""
+    """Return the number of floats that a work item processes at once."""
     return 8 if device.type == "cpu" else 1
 
 
@@ -124,7 +130,7 @@ def _lens(camera: Camera, first_row: int = 0) -> wp.vec4:
 
 
 def depth_of_planes(plane: Tensor, camera: Camera, first_row: int = 0) -> Tensor:
-    """Depth at which the rays of some rows meet their planes, 0 where unknown. (R, W) world units
+    """Return the depth at which rays meet their planes, 0 where unknown. (R, W) world units
 
     N and D, (R, W, 4) float32, may be columns of wider pixels.
     """
@@ -153,25 +159,26 @@ def _maps_like(like: Tensor, value: float) -> tuple[Tensor, Tensor]:
 
 
 def _mean_error(
-    kernel: Any,
-    given: Tensor,
+    kernel: wp.Kernel,
+    values: Tensor,
     maps: Tensor,
     lens: wp.vec4,
     scale: Tensor,
     gradient: Tensor,
     total: int | Tensor,
 ) -> Tensor:
-    lanes = lanes_of(given.device)
-    n_items = _items(given.shape, lanes)
-    sums = torch.empty(n_items, device=given.device)
-    arguments = [lanes, lens, scale, given, maps, gradient, sums]
+    """Run a kernel over planes or normals; return the sum of errors divided by ``total``."""
+    lanes = lanes_of(values.device)
+    n_items = _items(values.shape, lanes)
+    sums = torch.empty(n_items, device=values.device)
+    arguments = [lanes, lens, scale, values, maps, gradient, sums]
     launch(kernel, n_items, arguments, min_items=_MIN_ITEMS)
     return (sums.sum(dtype=torch.float64) / total).float()
 
 
 class NormalErrors(torch.autograd.Function):
-    """Blended planes, (R, W, 4), camera, first row, weights of all its pixels, (H, W), rows that
-    count, divisor -> mean of w (1 - N . n(z)), where pixels without a depth, or beside one, are 0.
+    """Blended planes, (R, W, 4), camera, first row, weights of all its pixels, (H, W), counted
+    rows, divisor -> mean of w (1 - N . n(z)), 0 at pixels without a depth and next to them.
     """
 
     @staticmethod
@@ -184,15 +191,15 @@ class NormalErrors(torch.autograd.Function):
         rows: slice,
         total: int | Tensor,
     ):
-        given = plane.detach()
+        plane = plane.detach()
         lens = _lens(camera, first_row)
-        maps, inside = _maps_like(given, 0.0)
-        inside[4, rows] = weights[first_row : first_row + len(given)][rows]
-        _map_planes(given, lens, _PAD, maps)
-        gradient = torch.empty(*given.shape[:2], 4, device=given.device)
+        maps, inside = _maps_like(plane, 0.0)
+        inside[4, rows] = weights[first_row : first_row + len(plane)][rows]
+        _map_planes(plane, lens, _PAD, maps)
+        gradient = torch.empty(*plane.shape[:2], 4, device=plane.device)
         ctx.save_for_backward(gradient)
-        scale = torch.ones(1, device=given.device) / total
-        return _mean_error(compare_normals, given, maps, lens, scale, gradient, total)
+        scale = torch.ones(1, device=plane.device) / total
+        return _mean_error(compare_normals, plane, maps, lens, scale, gradient, total)
 
     @staticmethod
     def backward(ctx, d_loss: Tensor):
@@ -201,8 +208,8 @@ class NormalErrors(torch.autograd.Function):
 
 
 class DepthNormalErrors(torch.autograd.Function):
-    """Depth, (R, W), blended x and y of normals, (R, W, 2), lens of whole numbers at the centres of
-    pixels, which count, (R, W) bool or 1, rows that count, divisor -> mean of 1 - N . n(z), which
+    """Depth, (R, W), blended x and y of normals, (R, W, 2), lens (fx, fy, cx, cy) of pixel centres
+    at integers, valid mask, (R, W) bool or 1, counted rows, divisor -> mean of 1 - N . n(z), which
     is 1 where the depth map has no normal n(z).
     """
 
@@ -211,22 +218,23 @@ class DepthNormalErrors(torch.autograd.Function):
         ctx,
         depth: Tensor,
         normal_xy: Tensor,
-        lens: tuple[float, ...],
-        counted: Tensor | float,
+        lens: tuple[float, float, float, float],
+        valid: Tensor | float,
         rows: slice,
         total: int | Tensor,
     ):
-        given, (fx, fy, cx, cy) = normal_xy.detach(), lens
-        maps, inside = _maps_like(given, torch.nan)
-        torch.stack([depth.detach(), *given.unbind(2)], out=inside[:3])
-        inside[4, rows] = counted[rows] if isinstance(counted, Tensor) else counted
+        fx, fy, cx, cy = lens
+        normal_xy = normal_xy.detach()
+        maps, inside = _maps_like(normal_xy, torch.nan)
+        torch.stack([depth.detach(), *normal_xy.unbind(2)], out=inside[:3])
+        inside[4, rows] = valid[rows] if isinstance(valid, Tensor) else valid
         # By x and y of the normals, (R, W, 2), and by depth, (R, W), one after the other.
         gradient = torch.empty(3, *depth.shape, device=depth.device)
         ctx.save_for_backward(gradient)
         ctx.total = total
         scale = constants((1.0,), depth.device)
-        lens = wp.vec4(fx, fy, cx + 0.5, cy + 0.5)
-        return _mean_error(compare_depth_normals, given, maps, lens, scale, gradient, total)
+        shifted = wp.vec4(fx, fy, cx + 0.5, cy + 0.5)
+        return _mean_error(compare_depth_normals, normal_xy, maps, shifted, scale, gradient, total)
 
     @staticmethod
     def backward(ctx, d_loss: Tensor):
@@ -253,18 +261,25 @@ class PlanesAt(torch.autograd.Function):
         return gradient, None
 
 
+class ComparedMaps(NamedTuple):
+    """Maps of two views that are compared; grey values are in [0, 1], ``UNCOUNTED`` if masked."""
+
+    gray: Tensor  # of the reference view, (H, W)
+    neighbor_gray: Tensor  # (H', W')
+    neighbor_depth: Tensor  # 0 where unknown, (H', W') world units
+
+
 class ComparedPixels(torch.autograd.Function):
-    """How a neighbour sees what planes, N and D, (n, 4), say that pixels show.
+    """Compares pixels of a view, given their planes N and D, (n, 4), with a neighbouring view.
 
-    Pixels are columns and rows, (n, 2) int32. Grey values of both views, in [0, 1] or ``UNCOUNTED``
-    outside of masks, and the depth of the neighbour's planes, 0 where unknown, are whole maps.
-    ``patches`` says whose patches are compared. With a ``tolerance`` t, gradients of 1 - NCC = m
-    are multiplied by exp(-(m / (t LARGE_MISMATCH))^4) (1 + 2 / (1 + (m / SMALL_MISMATCH)^2)).
+    Pixels are columns and rows, (n, 2) int32. ``patches`` says whose patches are compared. With a
+    ``tolerance`` t, gradients of 1 - NCC = m are multiplied by
+    exp(-(m / (t LARGE_MISMATCH))^4) (1 + 2 / (1 + (m / SMALL_MISMATCH)^2)).
 
-    Returns weights exp(-error) of pixels that the way to the neighbour and back misses by less than
-    ``MAX_CYCLE``; the errors of all that have a depth there, in pixels, above 0; 1 - NCC of
-    patches with what their planes show in the neighbour; and where there is one: the patch lies in
-    both images, counts in both, and has something to match. 0 elsewhere. (n,) each
+    Returns, (n,) each and 0 elsewhere: weights exp(-error) of pixels whose forward-backward
+    reprojection error is less than ``MAX_CYCLE``; the errors of all pixels with a depth there, in
+    pixels, above 0; 1 - NCC of patches with what their planes show in the neighbour; and 1 where
+    there is one: the patch lies in both images, counts in both, and has something to match.
     """
 
     @staticmethod
@@ -272,40 +287,37 @@ class ComparedPixels(torch.autograd.Function):
         ctx,
         planes: Tensor,
         pixels: Tensor,
-        gray: Tensor,
-        gray2: Tensor,
-        depth2: Tensor,
+        maps: ComparedMaps,
         pair: ViewPair,
         patches: int,
         tolerance: float | None = None,
     ):
         n = planes.shape[0]
         device = planes.device
-        lanes = lanes_of(planes.device)
-        found = torch.zeros(4, n, device=device)
+        lanes = lanes_of(device)
+        results = torch.zeros(4, n, device=device)
         d_miss, d_mismatch = torch.zeros(2, n, 4, device=device).unbind()
-        rotation = wp.mat33(*(float(value) for value in pair.rotation.ravel()))
-        translation = wp.vec3(*(float(value) for value in pair.translation))
         falloff = wp.vec3(0.0)
         if tolerance is not None:
             falloff = wp.vec3(RELIABLE_GAIN, 1 / SMALL_MISMATCH, 1 / (LARGE_MISMATCH * tolerance))
-        maps = pixels, planes, gray, gray2, depth2
-        arguments: list[Any] = [
+        arguments = [
             lanes,
             patches,
             falloff,
             _lens(pair.reference),
             _lens(pair.neighbor),
-            rotation,
-            translation,
-            *(tensor.detach().contiguous() for tensor in maps),
-            found,
+            wp.mat33(*pair.rotation.ravel().tolist()),
+            wp.vec3(*pair.translation.tolist()),
+            pixels.detach().contiguous(),
+            planes.detach().contiguous(),
+            *[tensor.detach().contiguous() for tensor in maps],
+            results,
             d_miss,
             d_mismatch,
         ]
         n_items = n if lanes == 1 else -(-n // _RUN)
         launch(compare_pixels, n_items, arguments)
-        weights, misses, mismatches, matched = found.unbind()
+        weights, misses, mismatches, matched = results.unbind()
         ctx.save_for_backward(d_miss, d_mismatch)
         ctx.mark_non_differentiable(weights, matched)
         return weights, misses, mismatches, matched
@@ -314,4 +326,4 @@ class ComparedPixels(torch.autograd.Function):
     def backward(ctx, _, d_misses: Tensor, d_mismatches: Tensor, __):
         d_miss, d_mismatch = ctx.saved_tensors
         gradient = d_miss * d_misses[:, None] + d_mismatch * d_mismatches[:, None]
-        return gradient, None, None, None, None, None, None, None
+        return gradient, None, None, None, None, None

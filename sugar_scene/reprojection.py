@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several views of one surface: which see it, and from pixel to pixel and back.
+"""Reprojection between views of one surface, and the choice of neighbouring views.
 
-A pixel's point is projected into a neighbouring view, and the point that its own depth gives there
-back again. Where both views see the same surface point the pixel is met; by occlusion or wrong
-depth it is missed by some pixels.
+A pixel's point is projected into a neighbouring view, and the point at the neighbour's own depth
+there is projected back. Where both views see the same surface point, it falls on the same pixel;
+occlusion or a wrong depth makes it miss by some pixels.
 
 Every Gaussian is a plane: n . X = d in camera axes, n its normal towards the camera. Blending
 gives N = sum w n and D = sum w d, and the point of a pixel's ray r = K^-1 p~ on the blended plane
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -33,13 +32,15 @@ MAX_CYCLE = 1.0  # pixels; points that miss by more are different or too uncerta
 MIN_SQUARE = 1e-12  # square pixels; a square root has no gradient at zero
 
 MIN_FACING = 0.05  # least -N . r; smaller ones are transparent or at a grazing angle
-REACH = 10.0  # camera extents; Gaussians farther off are sky that has no parallax and no planes
+REACH = 10.0  # camera extents; Gaussians farther away are sky, without parallax and planes
 MIN_DEPTH = 1e-4  # points nearer to the camera than this have no pixel. World units.
 _BITS = 36  # of the largest gradient as an integer: 2^26 of them fit into 63 bits
 
 
 @dataclass(frozen=True)
 class ViewPair:
+    """A view and a neighbouring one, with the transform between their camera coordinates."""
+
     reference: Camera
     neighbor: Camera
     rotation: np.ndarray  # X of the reference is rotation X + translation of the neighbour, (3, 3)
@@ -47,18 +48,20 @@ class ViewPair:
 
     @classmethod
     def of(cls, reference: Camera, neighbor: Camera) -> ViewPair:
+        """Return the pair with its transform."""
         rotation = neighbor.rotation @ reference.rotation.T
         translation = neighbor.translation - rotation @ reference.translation
         return cls(reference, neighbor, rotation, translation)
 
 
-def triangle_planes(vertices: Tensor, faces: Tensor, camera: Camera, chosen: Tensor) -> Tensor:
-    """Planes N and D of some faces, towards the camera; gradients reach the vertices.
+def triangle_planes(vertices: Tensor, faces: Tensor, camera: Camera, rows: Tensor) -> Tensor:
+    """Return planes N and D of some faces, towards the camera; gradients reach the vertices.
 
     (V, 3) float32 world units, (F, 3) int64, rows of the faces, (n,) -> (n, 4)
     """
     axes = torch.arange(3, device=vertices.device)
-    corners = gather(vertices.reshape(-1), 3 * faces[chosen.long()][..., None] + axes)
+    coordinates = 3 * faces[rows.long()][..., None] + axes
+    corners = gather(vertices.reshape(-1), coordinates)
     rotation = torch.from_numpy(camera.rotation).to(vertices)
     corners = corners @ rotation.T + torch.from_numpy(camera.translation).to(vertices)
     a, b, c = corners.unbind(1)
@@ -78,12 +81,12 @@ def bilinear(values: Tensor, u: Tensor, v: Tensor) -> Tensor:
     x = (u - 0.5).clamp(0, width - 1)
     y = (v - 0.5).clamp(0, height - 1)
     # A point that is not a number reads NaN; its index must be one of the map all the same.
-    left = x.detach().floor().nan_to_num(0.0)
-    top = y.detach().floor().nan_to_num(0.0)
-    a = x - left
-    b = y - top
-    column = left.long()
-    row = top.long()
+    x0 = x.detach().floor().nan_to_num(0.0)
+    y0 = y.detach().floor().nan_to_num(0.0)
+    a = x - x0
+    b = y - y0
+    column = x0.long()
+    row = y0.long()
     right = (column + 1).clamp_max(width - 1)
     below = (row + 1).clamp_max(height - 1)
     corners = torch.stack([row * width, row * width, below * width, below * width])
@@ -93,19 +96,21 @@ def bilinear(values: Tensor, u: Tensor, v: Tensor) -> Tensor:
 
 
 def gather(values: Tensor, index: Tensor) -> Tensor:
-    """Elements of a vector by int64 index of any shape; gradients have the same bits every time."""
+    """Index a vector by int64 of any shape; gradients have the same bits every time."""
     return _Gather.apply(values, index)
 
 
 class _Gather(torch.autograd.Function):
+    """Vector, (N,), and index of any shape -> its elements."""
+
     @staticmethod
-    def forward(ctx: Any, values: Tensor, index: Tensor) -> Tensor:
+    def forward(ctx, values: Tensor, index: Tensor) -> Tensor:
         ctx.save_for_backward(index)
         ctx.n_values = values.shape[0]
         return values[index]
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
         (index,) = ctx.saved_tensors
         return ordered_sum(gradient.reshape(-1), index.reshape(-1), ctx.n_values), None
 
@@ -120,23 +125,25 @@ def ordered_sum(values: Tensor, index: Tensor, n_places: int) -> Tensor:
         return values.new_zeros(n_places)
     largest = values.abs().max().double()
     scale = torch.exp2((_BITS - torch.frexp(largest).exponent).double())
-    whole = (values.double() * scale).round().to(torch.int64)
+    multiples = (values.double() * scale).round().to(torch.int64)
     sums = torch.zeros(n_places, dtype=torch.int64, device=values.device)
-    sums.index_add_(0, index, whole)
+    sums.index_add_(0, index, multiples)
     result = sums.double() / scale
     return torch.where(largest.isfinite(), result, torch.nan).to(values.dtype)
 
 
 @dataclass(frozen=True)
 class NeighborRule:
-    max_angle: float = 30.0
-    min_baseline: float = 0.002
+    """Which views are neighbours of a view."""
+
+    max_angle: float = 30.0  # between directions of view, degrees
+    min_baseline: float = 0.002  # distances of camera centres, camera extents
     max_baseline: float = 0.5
-    kept: int = 8
+    max_neighbors: int = 8
 
 
 class NeighborViews:
-    """The neighbours of training views, and those that other views have among them."""
+    """Neighbours of training views, and of other views among the training views."""
 
     def __init__(
         self,
@@ -153,47 +160,54 @@ class NeighborViews:
         self._rule = rule
         self._centers = np.stack([camera.center for camera in cameras])
         self._directions = np.stack([camera.rotation[2] for camera in cameras])
-        points = {} if observations is None else observations.rows
-        none = np.zeros(0, np.int32)
-        rows = [points.get(camera.name, none) for camera in cameras]
-        places = np.concatenate([none, *rows])
-        starts = np.cumsum([0, *map(len, rows)])
-        shape = len(rows), int(places.max(initial=0)) + 1
-        seen = csr_array((np.ones(len(places), np.int32), places, starts), shape=shape)
-        common = seen @ seen.T
-        self._by_name = {}
+        points_by_name = {} if observations is None else observations.rows
+        no_points = np.zeros(0, np.int32)
+        points_by_view = [points_by_name.get(camera.name, no_points) for camera in cameras]
+        # Which view observes which point, as a sparse matrix.
+        points = np.concatenate([no_points, *points_by_view])
+        starts = np.cumsum([0, *map(len, points_by_view)])
+        shape = (len(points_by_view), int(points.max(initial=0)) + 1)
+        is_observed = csr_array((np.ones(len(points), np.int32), points, starts), shape=shape)
+        common = is_observed @ is_observed.T
+        self._by_name: dict[str, tuple[Camera, ...]] = {}
         for row, camera in enumerate(cameras):
             self._by_name[camera.name] = self.among(camera, common[[row]].toarray()[0])
 
     def of(self, name: str) -> tuple[Camera, ...]:
-        """Neighbours of a training view, the best first; none if it has none."""
+        """Return the neighbours of a training view, the best first; may be empty."""
         return self._by_name.get(name, ())
 
     def among(self, camera: Camera, common: np.ndarray | None = None) -> tuple[Camera, ...]:
-        """Training views that are neighbours of any view, the best first.
+        """Return the training views that are neighbours of any view, the best first.
 
-        ``common`` counts the points that it shares with each training view; None if unknown.
+        Args:
+            common: Number of points shared with each training view; None if unknown.
         """
         rule = self._rule
         extent = self._extent
         cosine = np.clip(self._directions @ camera.rotation[2], -1.0, 1.0)
         angle = np.degrees(np.arccos(cosine))
         baseline = np.linalg.norm(self._centers - camera.center, axis=1)
-        near = (baseline >= rule.min_baseline * extent) & (baseline <= rule.max_baseline * extent)
-        itself = np.array([other.name == camera.name for other in self._cameras])
-        others = np.flatnonzero(near & (angle <= rule.max_angle) & ~itself)
+        is_neighbor = baseline >= rule.min_baseline * extent
+        is_neighbor &= baseline <= rule.max_baseline * extent
+        is_neighbor &= angle <= rule.max_angle
+        is_neighbor &= np.array([other.name != camera.name for other in self._cameras], dtype=bool)
+        others = np.flatnonzero(is_neighbor)
         shared = np.zeros(len(others), np.int64) if common is None else common[others]
         # By points in common where there are any, then by angle; equals in the order of views.
         best = others[np.lexsort((angle[others], -shared))]
-        return tuple(self._cameras[other] for other in best[: rule.kept])
+        return tuple(self._cameras[other] for other in best[: rule.max_neighbors])
 
     def draw(self, name: str, seed: int, iteration: int, view_index: int = 0) -> Camera | None:
-        """One neighbour of a training view, by iteration and seed; None if there is none."""
-        found = self.of(name)
+        """Draw one neighbour of a training view, by iteration and seed; None if there is none."""
+        neighbors = self.of(name)
+        if not neighbors:
+            return None
         labels = draw_labels(iteration, view_index)
         number = derive_seed(seed, "neighbor view", *labels)
-        return found[number % len(found)] if found else None
+        return neighbors[number % len(neighbors)]
 
     @property
     def without_neighbors(self) -> list[str]:
-        return [name for name, found in self._by_name.items() if not found]
+        """Names of the training views without neighbours."""
+        return [name for name, neighbors in self._by_name.items() if not neighbors]

@@ -23,10 +23,18 @@ _FACE_ROW = np.dtype([("n", "u1"), ("rows", "<u4", (3,))])
 _CHUNK_ROWS = 1 << 16
 _DEFAULT_COLOR = 128
 _FACE_LISTS = ("vertex_indices", "vertex_index")
+_POSITION = ("x", "y", "z")
+_NORMAL = ("nx", "ny", "nz")
+_COLOR = ("red", "green", "blue")
+_NUMBERS = dict.fromkeys(_POSITION + _NORMAL, "<f8")
+_BYTES = dict.fromkeys(_COLOR, "u1")
+_VERTEX = np.dtype([*_NUMBERS.items(), *_BYTES.items()])
 
 
 @dataclass(frozen=True)
 class TriangleMesh:
+    """A triangle mesh with colours at its vertices."""
+
     vertices: np.ndarray  # (V, 3) float64 world units
     faces: np.ndarray  # rows of the vertices, counter-clockwise seen from outside, (F, 3) int64
     colors: np.ndarray  # (V, 3) uint8
@@ -39,23 +47,29 @@ class TriangleMesh:
 
     @property
     def n_faces(self) -> int:
+        """Number of triangles."""
         return len(self.faces)
 
 
 def doubled_area_normals(vertices: np.ndarray, faces: np.ndarray) -> np.ndarray:
-    """Normal of each face with twice its area as length. (V, 3), (F, 3) -> (F, 3)"""
-    a, b, c = (vertices[faces[:, k]].astype(np.float64) for k in range(3))
+    """Return each face's normal, as long as twice its area. (V, 3), (F, 3) -> (F, 3)"""
+    a = vertices[faces[:, 0]].astype(np.float64)
+    b = vertices[faces[:, 1]].astype(np.float64)
+    c = vertices[faces[:, 2]].astype(np.float64)
     return np.cross(b - a, c - a)
 
 
 def with_vertex_normals(mesh: TriangleMesh) -> TriangleMesh:
     """Give each vertex the area-weighted mean normal of its faces; (0, 0, 1) without any."""
     weighted = doubled_area_normals(mesh.vertices, mesh.faces)
-    n = mesh.n_vertices
-    sums = [sum(np.bincount(row, values, n) for row in mesh.faces.T) for values in weighted.T]
-    total = np.stack(sums, axis=1)
+    total = np.zeros((mesh.n_vertices, 3))
+    for axis in range(3):
+        for corner in range(3):
+            rows = mesh.faces[:, corner]
+            total[:, axis] += np.bincount(rows, weighted[:, axis], mesh.n_vertices)
     length = np.linalg.norm(total, axis=1, keepdims=True)
-    normals = np.where(length > 0, total / np.where(length > 0, length, 1), (0.0, 0.0, 1.0))
+    has_length = length > 0
+    normals = np.where(has_length, total / np.where(has_length, length, 1), (0.0, 0.0, 1.0))
     return replace(mesh, normals=normals)
 
 
@@ -68,23 +82,28 @@ def keep_vertices(mesh: TriangleMesh, keep: np.ndarray) -> TriangleMesh:
 
 
 def without_unused_vertices(mesh: TriangleMesh) -> TriangleMesh:
+    """Remove vertices that no face uses."""
     used = np.zeros(mesh.n_vertices, dtype=bool)
     used[mesh.faces] = True
     return keep_vertices(mesh, used)
 
 
-def with_corners_in(mesh: TriangleMesh, kept: np.ndarray) -> TriangleMesh:
-    """The faces of which a corner is kept, (V,) bool, and their vertices."""
-    faces = mesh.faces[kept[mesh.faces].any(axis=1)]
+def with_corners_in(mesh: TriangleMesh, selected: np.ndarray) -> TriangleMesh:
+    """Keep the faces with at least one selected corner, (V,) bool, and their vertices."""
+    faces = mesh.faces[selected[mesh.faces].any(axis=1)]
     return without_unused_vertices(replace(mesh, faces=faces))
 
 
 def merge_meshes(meshes: Sequence[TriangleMesh]) -> TriangleMesh:
     """Put meshes side by side without welding them; at least one mesh."""
-    starts = np.cumsum([0, *(mesh.n_vertices for mesh in meshes)])
+    faces = []
+    n_vertices = 0
+    for mesh in meshes:
+        faces.append(mesh.faces + n_vertices)
+        n_vertices += mesh.n_vertices
     return TriangleMesh(
         np.concatenate([mesh.vertices for mesh in meshes]),
-        np.concatenate([m.faces + start for m, start in zip(meshes, starts, strict=False)]),
+        np.concatenate(faces),
         np.concatenate([mesh.colors for mesh in meshes]),
     )
 
@@ -99,15 +118,16 @@ def clean_mesh(mesh: TriangleMesh) -> TriangleMesh:
 
 
 def edge_keys(faces: np.ndarray) -> np.ndarray:
-    """One number for the side from corner k to k + 1, the same both ways. (F, 3) int64"""
+    """Return a number for each edge from corner k to k + 1, the same both ways. (F, 3) int64"""
     ends = np.roll(faces, -1, axis=1)
     low = np.minimum(faces, ends)
     high = np.maximum(faces, ends)
-    return low * (int(faces.max(initial=0)) + 1) + high
+    n_vertices = int(faces.max(initial=0)) + 1
+    return low * n_vertices + high
 
 
 def _connected(a: np.ndarray, b: np.ndarray, n: int) -> np.ndarray:
-    """Number of the connected part of each of ``n`` nodes with edges from ``a`` to ``b``. (n,)"""
+    """Label the connected components of ``n`` nodes with edges from ``a`` to ``b``. (n,)"""
     # Here and not above: they take a tenth of the time in which a command starts.
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import connected_components
@@ -115,21 +135,24 @@ def _connected(a: np.ndarray, b: np.ndarray, n: int) -> np.ndarray:
     if n == 0:
         return np.empty(0, dtype=np.int32)
     graph = csr_array((np.ones(len(a), dtype=bool), (a, b)), shape=(n, n))
-    return connected_components(graph, directed=False)[1]
+    _, labels = connected_components(graph, directed=False)
+    return labels
 
 
 def component_labels(mesh: TriangleMesh) -> np.ndarray:
-    """Connected component of each vertex, named by its lowest vertex. (V,) int64"""
+    """Return each vertex's connected component, named by its lowest vertex. (V,) int64"""
     if mesh.n_vertices == 0:
         return np.empty(0, dtype=np.int64)
     # Two sides of a triangle connect what all three do.
     a = mesh.faces[:, :2].ravel()
     b = mesh.faces[:, 1:].ravel()
     groups = _connected(a, b, mesh.n_vertices)
-    return np.unique(groups, return_index=True)[1][groups]
+    _, lowest_vertices = np.unique(groups, return_index=True)
+    return lowest_vertices[groups]
 
 
 def without_small_components(mesh: TriangleMesh, min_faces: int) -> TriangleMesh:
+    """Remove connected components of fewer faces."""
     labels = component_labels(mesh)
     sizes = np.bincount(labels[mesh.faces[:, 0]], minlength=mesh.n_vertices)
     return keep_vertices(mesh, sizes[labels] >= min_faces)
@@ -137,13 +160,16 @@ def without_small_components(mesh: TriangleMesh, min_faces: int) -> TriangleMesh
 
 @dataclass(frozen=True)
 class Topology:
-    open_edge_share: float
-    non_manifold_edge_share: float
+    """Topological figures of a mesh."""
+
+    open_edge_share: float  # edges of one face, of all edges
+    non_manifold_edge_share: float  # edges of more than two faces, of all edges
     components: int
     holes: int
 
 
 def topology(mesh: TriangleMesh) -> Topology:
+    """Return the topological figures of a mesh; zeros for one without faces."""
     if mesh.n_faces == 0:
         return Topology(0.0, 0.0, 0, 0)
     _, first, counts = np.unique(edge_keys(mesh.faces), return_index=True, return_counts=True)
@@ -151,7 +177,8 @@ def topology(mesh: TriangleMesh) -> Topology:
     ends = np.roll(mesh.faces, -1, axis=1).ravel()
     borders = first[counts == 1]
     used, rows = np.unique([starts[borders], ends[borders]], return_inverse=True)
-    holes = _connected(*rows.reshape(2, -1), len(used))
+    border_starts, border_ends = rows.reshape(2, -1)
+    holes = _connected(border_starts, border_ends, len(used))
     return Topology(
         open_edge_share=float((counts == 1).mean()),
         non_manifold_edge_share=float((counts > 2).mean()),
@@ -161,13 +188,15 @@ def topology(mesh: TriangleMesh) -> Topology:
 
 
 def open_edge_share(mesh: TriangleMesh) -> float:
-    """Share of edges that belong to a single face: 0 for a watertight mesh."""
-    counts = np.unique(edge_keys(mesh.faces), return_counts=True)[1]
-    return float((counts == 1).mean()) if len(counts) else 0.0
+    """Return the share of edges that belong to a single face: 0 for a watertight mesh."""
+    _, counts = np.unique(edge_keys(mesh.faces), return_counts=True)
+    if len(counts) == 0:
+        return 0.0
+    return float((counts == 1).mean())
 
 
 def _sorted_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A stable order of rows, and which of them are the first of their kind in it. (N,) each"""
+    """Return a stable order of rows, and which rows of it differ from the one before. (N,) each"""
     order = np.lexsort(rows.T[::-1])
     is_new = np.ones(len(rows), dtype=bool)
     is_new[1:] = (rows[order][1:] != rows[order][:-1]).any(axis=1)
@@ -185,7 +214,8 @@ def _without_duplicated_vertices(mesh: TriangleMesh) -> TriangleMesh:
 def _without_repeated(faces: np.ndarray) -> np.ndarray:
     """Keep the first of faces with the same corners in the same sense of rotation."""
     start = faces.argmin(axis=1)[:, None]
-    order, is_new = _sorted_rows(np.take_along_axis(faces, (start + np.arange(3)) % 3, axis=1))
+    corners = (start + np.arange(3)) % 3
+    order, is_new = _sorted_rows(np.take_along_axis(faces, corners, axis=1))
     return faces[np.sort(order[is_new])]
 
 
@@ -210,16 +240,16 @@ def _without_crowded_edges(mesh: TriangleMesh) -> TriangleMesh:
 
 
 def border_edges(mesh: TriangleMesh) -> np.ndarray:
-    """Sides of a single face, in its sense of rotation. (E, 2)"""
+    """Return the edges of a single face, in its sense of rotation. (E, 2)"""
     _, inverse, counts = np.unique(edge_keys(mesh.faces), return_inverse=True, return_counts=True)
     sides = np.stack([mesh.faces, np.roll(mesh.faces, -1, axis=1)], axis=-1).reshape(-1, 2)
     return sides[counts[inverse.reshape(-1)] == 1]
 
 
 def border_loops(mesh: TriangleMesh) -> list[np.ndarray]:
-    """Closed walks along open edges, in the sense of rotation of the faces beside them.
+    """Return closed walks along open edges, in the sense of rotation of the adjacent faces.
 
-    Where holes touch a walk may go around both. Edges that no walk comes back from are in none.
+    Where holes touch, a walk may go around both. Edges on no closed walk are left out.
     """
     edges = border_edges(mesh).tolist()
     after: dict[int, list[int]] = {}
@@ -239,9 +269,10 @@ def border_loops(mesh: TriangleMesh) -> list[np.ndarray]:
 
 
 def with_holes_filled(mesh: TriangleMesh, longest: int | None = None) -> TriangleMesh:
-    """Cover each hole of at most ``longest`` edges (None: each) by triangles around its middle."""
-    most = mesh.n_faces * 3 if longest is None else longest
-    return with_loops_filled(mesh, [loop for loop in border_loops(mesh) if len(loop) <= most])
+    """Cover each hole of at most ``longest`` edges (None: any) by triangles around its middle."""
+    max_length = mesh.n_faces * 3 if longest is None else longest
+    loops = [loop for loop in border_loops(mesh) if len(loop) <= max_length]
+    return with_loops_filled(mesh, loops)
 
 
 def with_loops_filled(mesh: TriangleMesh, loops: Sequence[np.ndarray]) -> TriangleMesh:
@@ -261,19 +292,13 @@ def with_loops_filled(mesh: TriangleMesh, loops: Sequence[np.ndarray]) -> Triang
     return TriangleMesh(np.concatenate(vertices), np.concatenate(faces), np.concatenate(colors))
 
 
-_POSITION = ("x", "y", "z")
-_NORMAL = ("nx", "ny", "nz")
-_COLOR = ("red", "green", "blue")
-_NUMBERS = dict.fromkeys(_POSITION + _NORMAL, "<f8")
-_BYTES = dict.fromkeys(_COLOR, "u1")
-_VERTEX = np.dtype([*_NUMBERS.items(), *_BYTES.items()])
-
-
 def write_mesh_ply(path: Path, mesh: TriangleMesh) -> None:
     """Write a mesh, complete or not at all; missing normals are computed."""
-    if mesh.normals is None:
-        mesh = with_vertex_normals(mesh)
-    columns = (*mesh.vertices.T, *mesh.normals.T, *mesh.colors.T)
+    normals = mesh.normals
+    if normals is None:
+        normals = with_vertex_normals(mesh).normals
+    assert normals is not None
+    columns = (*mesh.vertices.T, *normals.T, *mesh.colors.T)
     with atomic_path(path) as temporary:
         write_faces(temporary, np.rec.fromarrays(columns, dtype=_VERTEX), mesh.faces)
 
@@ -297,7 +322,7 @@ def write_faces(path: Path, vertices: np.ndarray, faces: np.ndarray) -> None:
 
 
 def fits_float32(values: np.ndarray) -> bool:
-    """Whether numbers are finite, in float32 as well."""
+    """Return whether numbers are finite, in float32 as well."""
     # Written so that it is false of NaN.
     return bool((np.abs(values) <= np.finfo(np.float32).max).all())
 
@@ -331,29 +356,35 @@ def _mesh_of(path: Path, data: PlyData) -> TriangleMesh:
     if missing:
         raise UserError(f"{path}: has no element '{missing[0]}'; pass a mesh, not a point cloud")
     vertex = data["vertex"].data
-    names = data["vertex"].data.dtype.names
-    missing = [name for name in _POSITION if name not in names]
+    missing = _missing_columns(vertex, _POSITION)
     if missing:
         raise UserError(f"{path}: vertices lack '{missing[0]}'; extract the mesh again")
-
-    def columns(wanted: tuple[str, ...]) -> np.ndarray | None:
-        if not {*wanted} <= {*names}:
-            return None
-        return np.stack([np.asarray(vertex[name], dtype=np.float64) for name in wanted], axis=1)
-
     color_names = color_properties(vertex)
-    colors = None if color_names is None else columns(tuple(color_names))
-    if colors is None:
+    if color_names is None:
         colors = np.full((len(vertex), 3), _DEFAULT_COLOR)
-    elif vertex[color_names[0]].dtype.kind == "f":
-        colors = colors * 255
+    else:
+        colors = _columns(vertex, color_names)
+        if vertex[color_names[0]].dtype.kind == "f":
+            colors = colors * 255
     colors = np.clip(np.rint(colors), 0, 255)
+    normals = None if _missing_columns(vertex, _NORMAL) else _columns(vertex, _NORMAL)
     faces = _triangles(path, data["face"].data)
-    return TriangleMesh(columns(_POSITION), faces, colors.astype(np.uint8), columns(_NORMAL))
+    return TriangleMesh(_columns(vertex, _POSITION), faces, colors.astype(np.uint8), normals)
+
+
+def _missing_columns(rows: np.ndarray, names: Sequence[str]) -> list[str]:
+    present = rows.dtype.names or ()
+    return [name for name in names if name not in present]
+
+
+def _columns(rows: np.ndarray, names: Sequence[str]) -> np.ndarray:
+    """Named properties side by side. (N, len(names)) float64"""
+    return np.stack([np.asarray(rows[name], dtype=np.float64) for name in names], axis=1)
 
 
 def _triangles(path: Path, faces: np.ndarray) -> np.ndarray:
-    names = [name for name in _FACE_LISTS if name in faces.dtype.names]
+    present = faces.dtype.names or ()
+    names = [name for name in _FACE_LISTS if name in present]
     if not names:
         raise UserError(f"{path}: faces lack 'vertex_indices'; extract the mesh again")
     lists = faces[names[0]]

@@ -9,12 +9,16 @@ and their products float64, hence exact: no ray slips through between two triang
 
 The winner at a pixel is the smallest depth, then the smallest face index, in any order of faces.
 """
+# Kernels are Warp's language, not Python's.
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 import warp as wp
@@ -42,6 +46,8 @@ Rects = wp.array(dtype=wp.vec4i)
 
 @dataclass(frozen=True)
 class TriangleHits:
+    """The first triangle on every pixel's ray."""
+
     face: Tensor  # row of the face; -1 where there is none, (H, W) int32
     depth: Tensor  # depth along the view axis; infinite where there is none, (H, W) world units
     mesh: tuple[Tensor, Tensor]  # vertices in camera coordinates, (V, 3), and faces, (F, 3) int32
@@ -49,35 +55,43 @@ class TriangleHits:
 
     @property
     def covered(self) -> Tensor:
+        """Pixels whose ray meets a triangle. (H, W) bool"""
         return self.face >= 0
 
     @functools.cached_property
     def barycentrics(self) -> Tensor:
-        """Weights of the face's corners, perspective-correct; zero where there is none. (H, W, 3)
+        """Perspective-correct weights of the face's corners; zero without a face. (H, W, 3)
 
-        Most callers need faces and depths alone.
+        Computed when they are read: most callers need faces and depths alone.
         """
         vertices, faces = self.mesh
         weights = vertices.new_zeros(*self.face.shape, 3)
         rays = pixel_rays(self.camera, dtype=torch.float64, device=vertices.device)
-        for at in self.covered.nonzero().split(MAX_PIXELS):
-            at = tuple(at.unbind(1))
-            a, b, c = vertices[faces[self.face[at]]].double().unbind(1)
-            sides = torch.stack([torch.linalg.cross(*pair) for pair in ((b, c), (c, a), (a, b))])
-            signed = (sides * rays[at]).sum(dim=-1)
-            weights[at] = (signed / signed.sum(dim=0)).T.float()
+        for pixels in self.covered.nonzero().split(MAX_PIXELS):
+            row, column = pixels.unbind(1)
+            corners = vertices[faces[self.face[row, column]]]
+            a, b, c = corners.double().unbind(1)
+            sides = torch.stack(
+                [torch.linalg.cross(b, c), torch.linalg.cross(c, a), torch.linalg.cross(a, b)]
+            )
+            signed = (sides * rays[row, column]).sum(dim=-1)
+            weights[row, column] = (signed / signed.sum(dim=0)).T.float()
         return weights
 
 
 @wp.kernel
 def move_to_camera(first: int, view: View, points: Vec3s, moved: Vec3s):
+    """Transform points from world to camera coordinates."""
     i = first + wp.tid()
     moved[i] = view.rotation * points[i] + view.translation
 
 
 @wp.func
 def axis_bounds(a: wp.vec3, b: wp.vec3, c: wp.vec3, axis: int, f: float, m: float) -> wp.vec2:
-    """Interval of pixel indices whose centres the projection of a triangle may cover."""
+    """Return the interval of pixel indices whose centres a projected triangle may cover.
+
+    Along one axis, with focal length f and principal point m.
+    """
     pa = f * a[axis] / a[2] + m
     pb = f * b[axis] / b[2] + m
     pc = f * c[axis] / c[2] + m
@@ -90,7 +104,7 @@ def axis_bounds(a: wp.vec3, b: wp.vec3, c: wp.vec3, axis: int, f: float, m: floa
 
 @wp.kernel
 def bound_faces(first: int, view: View, vertices: Vec3s, faces: Faces, rects: Rects, counts: Ints):
-    """Pixel rectangle (x0, x1, y0, y1; past the end) and number of tiles of each face."""
+    """Compute each face's pixel rectangle (x0, x1, y0, y1; past the end) and number of tiles."""
     i = first + wp.tid()
     rects[i] = wp.vec4i(0, 0, 0, 0)
     counts[i] = 0
@@ -125,12 +139,14 @@ def bound_faces(first: int, view: View, vertices: Vec3s, faces: Faces, rects: Re
 def tiles_of_pairs(
     first: int, view: View, pair_faces: Ints, pair_numbers: Ints, rects: Rects, tiles: Ints
 ):
+    """Compute the tile of each (face, tile) pair, the k-th of its face."""
     i = first + wp.tid()
     rect = rects[pair_faces[i]]
-    left = rect[0] / _TILE_SIDE
-    across = (rect[1] - 1) / _TILE_SIDE - left + 1
+    first_column = rect[0] / _TILE_SIDE
+    across = (rect[1] - 1) / _TILE_SIDE - first_column + 1
     k = pair_numbers[i]
-    tiles[i] = (rect[2] / _TILE_SIDE + k / across) * view.tiles_x + left + k % across
+    row = rect[2] / _TILE_SIDE + k / across
+    tiles[i] = row * view.tiles_x + first_column + k % across
 
 
 @native_kernel(f"constexpr int TILE = {TILE};\n" + native_source(__file__, "hit_faces"))
@@ -147,7 +163,7 @@ def hit_faces(
     hits_: Ints2d,
     depths_: Floats2d,
 ):
-    """Work off a tile's faces within one square cell of the tile."""
+    """Test a tile's faces against the pixels of one square cell of the tile."""
 
 
 def rasterize_triangles(vertices: Tensor, faces: Tensor, camera: Camera) -> TriangleHits:
@@ -155,26 +171,33 @@ def rasterize_triangles(vertices: Tensor, faces: Tensor, camera: Camera) -> Tria
     return rasterize_camera_triangles(to_camera(vertices, camera), faces, camera)
 
 
+class VisiblePoints(NamedTuple):
+    """Points of a mesh's surface in one view."""
+
+    is_visible: Tensor  # whether nothing hides the point, (P,) bool
+    row: Tensor  # row of its pixel, 0 outside of the image, (P,) int64
+    column: Tensor  # column of its pixel, 0 outside of the image, (P,) int64
+
+
 def pixels_of_points(
     points: Tensor, vertices: Tensor, faces: Tensor, camera: Camera
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Which points of a mesh's surface, (P, 3), a view shows, to within the size of a pixel.
-
-    Returns:
-        Whether nothing hides it, (P,) bool; its row and its column, 0 for hidden ones, (P,) int64.
-    """
-    first = rasterize_triangles(vertices, faces, camera).depth
+) -> VisiblePoints:
+    """Find the points of a mesh's surface, (P, 3), that a view shows, to a pixel's precision."""
+    first_depth = rasterize_triangles(vertices, faces, camera).depth
     x, y, z = to_camera(points, camera).unbind(1)
     column = camera.fx * x / z + camera.cx
     row = camera.fy * y / z + camera.cy
-    shown = (z > 0) & (column >= 0) & (column < camera.width)
-    shown &= (row >= 0) & (row < camera.height)
-    column, row = (torch.where(shown, at, 0.0).long() for at in (column, row))
-    return shown & (z <= first[row, column] + z / camera.fx), row, column
+    in_image = (z > 0) & (column >= 0) & (column < camera.width)
+    in_image &= (row >= 0) & (row < camera.height)
+    column = torch.where(in_image, column, 0.0).long()
+    row = torch.where(in_image, row, 0.0).long()
+    pixel_size = z / camera.fx
+    is_visible = in_image & (z <= first_depth[row, column] + pixel_size)
+    return VisiblePoints(is_visible, row, column)
 
 
 def to_camera(points: Tensor, camera: Camera) -> Tensor:
-    """World to camera coordinates, bit-identical for any number of threads. (N, 3) -> (N, 3)"""
+    """Transform to camera coordinates, bit-identical for any number of threads. (N, 3) -> (N, 3)"""
     points = points.detach().float().contiguous()
     moved = torch.empty_like(points)
     arguments = [make_view(camera), as_array(points, wp.vec3), as_array(moved, wp.vec3)]
@@ -183,13 +206,14 @@ def to_camera(points: Tensor, camera: Camera) -> Tensor:
 
 
 def rasterize_camera_triangles(vertices: Tensor, faces: Tensor, camera: Camera) -> TriangleHits:
-    """The same for vertices in camera coordinates; faces with a NaN corner are left out."""
+    """Find first triangles of a mesh in camera coordinates; faces with a NaN corner are skipped."""
     device = vertices.device
     vertices = vertices.detach().float().contiguous()
     n_faces = len(faces)
     view = make_view(camera)
-    # Without rows any strides count as contiguous, which Warp does not take.
-    faces = faces if n_faces else torch.empty(0, 3, dtype=torch.int32, device=device)
+    if n_faces == 0:
+        # Without rows any strides count as contiguous, which Warp does not take.
+        faces = torch.empty(0, 3, dtype=torch.int32, device=device)
     faces = faces.to(device=device, dtype=torch.int32).contiguous()
     hits = torch.full((camera.height, camera.width), -1, dtype=torch.int32, device=device)
     depths = torch.full(hits.shape, torch.inf, device=device)
@@ -202,38 +226,50 @@ def rasterize_camera_triangles(vertices: Tensor, faces: Tensor, camera: Camera) 
     lens = wp.vec4(camera.fx, camera.fy, camera.cx, camera.cy)
     cell = _CPU_CELL if device.type == "cpu" else _GPU_CELL
     for span in _spans(counts):
-        offsets, ids = _tile_lists(view, *span, counts, rects, across * down)
+        offsets, ids = _tile_lists(view, span, counts, rects, across * down)
         arguments = [across, lens, cell, offsets, ids, *mesh, rect_array, hits, depths]
         launch(hit_faces, across * down * (TILE // cell) ** 2, arguments)
     return TriangleHits(hits, depths, (vertices, faces), camera)
 
 
-def _spans(counts: Tensor) -> list[tuple[int, int, int]]:
-    """First face, end and number of pairs of groups of faces, of about ``MAX_PAIRS`` pairs each."""
+class _Span(NamedTuple):
+    """A range of faces."""
+
+    first: int
+    end: int
+    n_pairs: int  # (tile, face) pairs of its faces
+
+
+def _spans(counts: Tensor) -> list[_Span]:
+    """Cut the faces into groups of about ``MAX_PAIRS`` pairs each."""
+    n_faces = len(counts)
     ends = counts.cumsum(0)
-    total = int(ends[-1]) if len(counts) else 0
+    total = int(ends[-1]) if n_faces else 0
+    if total == 0:
+        return []
     if total <= MAX_PAIRS:
-        return [(0, len(counts), total)] if total else []
+        return [_Span(0, n_faces, total)]
     starts = torch.arange(0, total, MAX_PAIRS, device=counts.device)
     firsts = torch.searchsorted(ends, starts, right=True).unique().tolist()
-    return [(a, b, int(counts[a:b].sum())) for a, b in pairwise([*firsts, len(counts)])]
+    spans = []
+    for first, end in pairwise([*firsts, n_faces]):
+        spans.append(_Span(first, end, int(counts[first:end].sum())))
+    return spans
 
 
 def _tile_lists(
-    view: View, first: int, end: int, n_pairs: int, counts: Tensor, rects: Tensor, n_all: int
+    view: View, span: _Span, counts: Tensor, rects: Tensor, n_all_tiles: int
 ) -> tuple[Tensor, Tensor]:
     """Faces by tile: start of each tile's run (tiles + 1,), and the faces (pairs,)."""
     device = counts.device
-    sizes = counts[first:end].long()
-    own = torch.arange(first, end, dtype=torch.int32, device=device)
-    faces, starts = (
-        torch.repeat_interleave(values, sizes, output_size=n_pairs)
-        for values in (own, sizes.cumsum(0) - sizes)
-    )
-    numbers = (torch.arange(n_pairs, device=device) - starts).int()
-    tiles = torch.empty(n_pairs, dtype=torch.int32, device=device)
+    sizes = counts[span.first : span.end].long()
+    span_faces = torch.arange(span.first, span.end, dtype=torch.int32, device=device)
+    faces = torch.repeat_interleave(span_faces, sizes, output_size=span.n_pairs)
+    starts = torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes, output_size=span.n_pairs)
+    numbers = (torch.arange(span.n_pairs, device=device) - starts).int()
+    tiles = torch.empty(span.n_pairs, dtype=torch.int32, device=device)
     arguments = [view, faces, numbers, as_array(rects, wp.vec4i), tiles]
-    launch(tiles_of_pairs, n_pairs, arguments, min_items=_MIN_ITEMS)
+    launch(tiles_of_pairs, span.n_pairs, arguments, min_items=_MIN_ITEMS)
     tiles, order = tiles.sort()
-    edges = torch.arange(n_all + 1, dtype=torch.int32, device=device)
+    edges = torch.arange(n_all_tiles + 1, dtype=torch.int32, device=device)
     return torch.searchsorted(tiles, edges, out_int32=True), faces[order]

@@ -29,7 +29,8 @@ from gaussian_splatting.shared_flags import (
     scaled_checkpoint_interval,
 )
 from sugar_scene import mesh_bound
-from sugar_scene.mesh_bound import BoundCloud, check_bound_payload
+from sugar_scene.bound_model import check_bound_payload
+from sugar_scene.mesh_bound import BoundCloud
 from sugar_scene.triangle_mesh import read_mesh_ply
 from sugar_trainers.initial_colors import background_rows
 from sugar_trainers.naming import OUTPUT_ROOT, refined_name, scene_name

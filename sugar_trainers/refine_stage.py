@@ -21,7 +21,8 @@ from gaussian_splatting.engine.strips import ViewPass
 from gaussian_splatting.engine.training_views import TrainingView, without_uncovered
 from gaussian_splatting.rasterization import WARP, Rasterizer, project
 from sugar_scene import mesh_bound
-from sugar_scene.mesh_bound import PREFIX, BoundCloud, TrainableBoundCloud
+from sugar_scene.bound_model import TrainableBoundCloud
+from sugar_scene.mesh_bound import PREFIX, BoundCloud
 from sugar_scene.mesh_normals import PairsOfTriangles, adjacent_face_pairs
 from sugar_scene.reprojection import NeighborViews, triangle_planes
 from sugar_scene.triangle_mesh import edge_keys
@@ -79,7 +80,7 @@ class RefineStage(Stage[TrainableBoundCloud, RefineConfig]):
         self._rasterizer = rasterizer
         self._comparer = comparer
         # The topology never changes, so what follows from it is found once.
-        self._placement = mesh_bound.Placement(cloud)
+        self._placement = mesh_bound.Binding(cloud)
         self._pairs = PairsOfTriangles(adjacent_face_pairs(cloud.faces), len(cloud.vertices))
         self.terms = refine_terms(config, self._pairs)
         self._largest: dict[str, Tensor] = {}

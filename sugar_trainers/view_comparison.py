@@ -28,6 +28,7 @@ from sugar_scene.plane_kernels import (
     ALL_PATCHES,
     NO_PATCHES,
     PATCHES_WHERE_MET,
+    ComparedMaps,
     ComparedPixels,
     depth_of_planes,
 )
@@ -62,8 +63,8 @@ class Comparison:
             Weights, misses of the way to the neighbour and back in pixels, mismatches of patches
             (1 - NCC), and which patches were compared. (n,) each
         """
-        maps = (self.gray, self.neighbor_gray, self.neighbor_depth)
-        return ComparedPixels.apply(planes, pixels, *maps, self.pair, patches, self.tolerance)
+        maps = ComparedMaps(self.gray, self.neighbor_gray, self.neighbor_depth)
+        return ComparedPixels.apply(planes, pixels, maps, self.pair, patches, self.tolerance)
 
 
 def view_errors(

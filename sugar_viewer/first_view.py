@@ -46,7 +46,7 @@ def first_view(
     """
     cameras = [] if scene is None else scene.calibrated_cameras
     elevation = _USUAL_VIEW
-    if cameras:
+    if scene is not None and cameras:
         axes = upright_axes(cameras, scene.points)
         directions = np.stack([camera.rotation[2] for camera in cameras])
         sines = np.clip(-directions @ axes[1], -1, 1)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -217,6 +216,5 @@ def open_live_view(run: ObservedRun) -> LiveView:
 
 
 def run_watched_stage(options: StageOptions, **arguments: Any) -> Path:
-    """:func:`run_stage` with the live view where the flags of the run ask for one."""
-    run = replace(options.run, observers=(open_live_view,))
-    return run_stage(replace(options, run=run), **arguments)
+    """Call :func:`run_stage` with the live view, which the flags of the run can turn off."""
+    return run_stage(options, **arguments, observers=(open_live_view,))

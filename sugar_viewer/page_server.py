@@ -91,11 +91,11 @@ def _guarded_pages(host: str) -> Iterator[None]:
 
         return serve(*arguments, process_request=process, **how)
 
-    server.serve = guarded
+    server.serve = guarded  # pyright: ignore[reportAttributeAccessIssue]  a module's function
     try:
         yield
     finally:
-        server.serve = serve
+        server.serve = serve  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def address(host: str, port: int) -> str:
@@ -181,7 +181,8 @@ def stand_at(server: viser.ViserServer, camera: Camera, up: np.ndarray, distance
         up: Direction in the world. (3,)
         distance: From the camera to the point that it turns around, in world units.
     """
-    server.scene.set_up_direction(tuple(float(x) for x in up))
+    x, y, z = up.astype(float).tolist()
+    server.scene.set_up_direction((x, y, z))
     start = server.initial_camera
     start.position = tuple(camera.center)
     start.look_at = tuple(camera.center + distance * camera.rotation[2])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import av
+import av.error
 import numpy as np
 from PIL import Image, ImageOps
 
@@ -32,7 +33,7 @@ def write_video(path: Path, pictures: Iterable[np.ndarray], frames_per_second: i
     """
     try:
         _encode(path, pictures, frames_per_second)
-    except av.FFmpegError as error:
+    except av.error.FFmpegError as error:
         if isinstance(error, OSError):
             raise
         raise UserError(

@@ -158,6 +158,8 @@ def shown(model: ShownModel, show: str, camera: Camera, far: float) -> np.ndarra
     if show == "image":
         return to_uint8(model.picture(camera)).cpu().numpy()
     if show == "clay":
+        if model.mesh is None:
+            raise ValueError("Gaussians have no triangles to show")
         return shaded_views(model.mesh, [camera], _longer_side(camera))[0]
     if show == "alpha":
         return view_pictures.grey_picture(model.alpha(camera)).cpu().numpy()

@@ -307,4 +307,4 @@ def inside(points: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray
     """Return which points lie in the box between two corners. (P, 3) -> (P,) bool"""
     low = np.minimum(one, other)
     high = np.maximum(one, other)
-    return ((points >= low) & (points <= high)).all(axis=1)
+    return np.all((points >= low) & (points <= high), axis=1)

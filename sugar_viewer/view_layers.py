@@ -95,7 +95,7 @@ def cut_result(result: Result, one: np.ndarray, other: np.ndarray) -> Result | N
     is_inside = inside(places_of(result), one, other)
     if isinstance(result, GaussianCloud):
         return result.select(torch.from_numpy(is_inside)) if is_inside.any() else None
-    rows = is_inside[np.asarray(result.faces)].all(axis=1)
+    rows = np.all(is_inside[np.asarray(result.faces)], axis=1)
     if not rows.any():
         return None
     if isinstance(result, TexturedMesh):

@@ -41,7 +41,6 @@ _MARK_SHARE = 0.006  # of the extent
 _TYPICAL_SIZE = 0.05  # standard deviation that the middle one of a cloud's Gaussians is sent with
 GLB_TURN = (0.0, 1.0, 0.0, 0.0)  # from glTF's axes back to those of a capture, as a quaternion
 SMALL_SIDE = 160  # pixels, of images in frusta
-_NO_SHADOW = {"cast_shadow": False, "receive_shadow": False}
 
 
 @dataclass(frozen=True)
@@ -56,18 +55,22 @@ def add_result(server: viser.ViserServer, name: str, result: Result | GlbFile) -
     """Show a result under a name of viser's scene."""
     if isinstance(result, GlbFile):
         turn = (1.0, 0.0, 0.0, 0.0) if result.upright else GLB_TURN
-        return server.scene.add_glb(name, result.content, wxyz=turn, **_NO_SHADOW)
+        return server.scene.add_glb(
+            name, result.content, wxyz=turn, cast_shadow=False, receive_shadow=False
+        )
     if isinstance(result, GaussianCloud):
         return server.scene.add_gaussian_splats(name, **splat_values(result))
     if isinstance(result, TexturedMesh):
-        return server.scene.add_glb(name, textured_glb(result), **_NO_SHADOW)
+        return server.scene.add_glb(
+            name, textured_glb(result), cast_shadow=False, receive_shadow=False
+        )
     # It comes with viser, whose absence is told elsewhere.
     import trimesh
 
     shape = trimesh.Trimesh(
         result.vertices, result.faces, vertex_colors=result.colors, process=False, validate=False
     )
-    return server.scene.add_mesh_trimesh(name, shape, **_NO_SHADOW)
+    return server.scene.add_mesh_trimesh(name, shape, cast_shadow=False, receive_shadow=False)
 
 
 def splat_values(cloud: GaussianCloud) -> dict[str, Any]:

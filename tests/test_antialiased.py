@@ -20,12 +20,12 @@ from sugar_extractors.export.formats import GAUSSIANS
 from sugar_extractors.export.gltf_gaussians import read_gltf_gaussians, write_gltf_gaussians
 from sugar_extractors.export.usd_files import read_usd_gaussians, write_usd_gaussians
 from sugar_extractors.mesh.level_sets import build_model
-from sugar_scene.mesh_bound import (
+from sugar_scene.bound_model import (
     TrainableBoundCloud,
-    bind_to_mesh,
     bound_cloud_from_state,
     state_with_background,
 )
+from sugar_scene.mesh_bound import bind_to_mesh
 from tests.support.heard_console import Heard
 from tests.support.tiny_scene import tiny_cloud
 

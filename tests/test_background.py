@@ -18,15 +18,13 @@ from gaussian_splatting.engine.checkpoint import load_payload, save_payload
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.optim.schedule import LearningRates
 from sugar_extractors.export.reading import read_bound_gaussians
-from sugar_scene.mesh_bound import (
-    BACKGROUND,
-    BoundCloud,
+from sugar_scene.bound_model import (
     TrainableBoundCloud,
-    bind_to_mesh,
     bound_cloud_from_state,
     check_bound_payload,
     state_with_background,
 )
+from sugar_scene.mesh_bound import BACKGROUND, BoundCloud, bind_to_mesh
 from sugar_scene.triangle_mesh import write_mesh_ply
 from sugar_trainers.initial_colors import background_rows
 from sugar_trainers.refine_stage import (

@@ -8,6 +8,7 @@ import torch
 import warp as wp
 
 from gaussian_splatting.losses import photometric_cuda
+from gaussian_splatting.losses.color_loss import CountedRows
 from gaussian_splatting.losses.photometric import FusedPhotometric, color_terms
 from gaussian_splatting.losses.photometric_cuda import RUN
 from gaussian_splatting.losses.ssim_reference import ssim_map_reference
@@ -54,7 +55,7 @@ def blend_and_return(projection, rows, inputs, blocks):
     blended = blend_rows(projection.splats, tiles, background, rows, blocks=blocks)
     gradients = SplatGradients.zeros(projection)
     backpropagate_rows(
-        projection.splats, tiles, background, blended, d_pixels, d_transmittance, gradients,
+        projection.splats, tiles, blended, d_pixels, d_transmittance, gradients,
         blocks=blocks,
     )  # fmt: skip
     return blended, gradients
@@ -178,7 +179,7 @@ def test_strips_add_up_to_the_image():
         strip = blend_rows(projection.splats, tiles, background, rows, blocks=True)
         again.append(strip.pixels)
         backpropagate_rows(
-            projection.splats, tiles, background, strip, d_pixels[rows.start : rows.stop],
+            projection.splats, tiles, strip, d_pixels[rows.start : rows.stop],
             d_transmittance[rows.start : rows.stop], found, blocks=True,
         )  # fmt: skip
     assert torch.equal(torch.cat(again), blended.pixels)
@@ -234,7 +235,7 @@ def test_lists_are_those_of_native_code(n):
     for name in ("offsets", "ids", "places", "counts"):
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
     reached = expected.counts > 0
-    assert torch.equal(found.first_pairs[reached], expected.first_pairs[reached])
+    assert torch.equal(found.first_intersections[reached], expected.first_intersections[reached])
 
 
 def test_one_launch_projects_and_counts_as_two_do(monkeypatch):
@@ -266,7 +267,7 @@ def test_lists_are_sorted_by_tile_then_depth_then_index(blocks):
     assert keys == sorted(keys)
     assert sorted(tiles.places.tolist()) == list(range(pairs))
     for i in (tiles.counts > 0).nonzero()[:20, 0].tolist():
-        begin = int(tiles.first_pairs[i])
+        begin = int(tiles.first_intersections[i])
         places = tiles.places[begin : begin + int(tiles.counts[i])]
         assert bool((tiles.ids[places.long()] == i).all())
         assert bool((places.diff() > 0).all())
@@ -278,7 +279,7 @@ def test_a_launch_of_no_blocks_is_no_launch():
 
 @pytest.mark.parametrize("blocks", [True, False])
 def test_more_pairs_than_can_be_numbered_are_refused(blocks, monkeypatch):
-    monkeypatch.setattr(rasterizers, "_MAX_PAIRS", 10)
+    monkeypatch.setattr(rasterizers, "_MAX_INTERSECTIONS", 10)
     with pytest.raises(UserError, match=r"view \(70 x 50\) needs \d+ \(tile, Gaussian\) pairs"):
         build_tile_lists(projected(250), blocks=blocks)
 
@@ -316,9 +317,7 @@ def test_tiles_that_are_left_out_lose_no_pixel_and_no_gradient(seed):
     for lists in (tiles, boxes):
         blended = blend_rows(projection.splats, lists, background, rows)
         gradients = SplatGradients.zeros(projection)
-        backpropagate_rows(
-            projection.splats, lists, background, blended, d_pixels, d_transmittance, gradients
-        )
+        backpropagate_rows(projection.splats, lists, blended, d_pixels, d_transmittance, gradients)
         results.append((blended.pixels, blended.transmittance, *vars(gradients).values()))
     for found, expected in zip(*results, strict=True):
         assert torch.equal(found, expected)
@@ -335,7 +334,7 @@ def test_the_colour_loss_by_columns_matches_float64(height, width, top, end):
     n_values = 3 * width * height
 
     leaf = image.clone().requires_grad_(True)
-    how = (slice(top, end), n_values, 0.2, (end - top) / height, photometric_cuda)
+    how = (CountedRows(top, end, n_values, 0.2, (end - top) / height), photometric_cuda)
     loss, l1, ssim = FusedPhotometric.apply(leaf, target, *how)
     (0.8 * l1 - 0.3 * ssim).backward()
     twin = image.double().requires_grad_(True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sugar_scene.mesh_bound import LAYOUTS, BoundCloud, Placement, bind_to_mesh
+from sugar_scene.mesh_bound import LAYOUTS, Binding, BoundCloud, bind_to_mesh
 from sugar_scene.mesh_normals import CornerSums, PairsOfTriangles, adjacent_face_pairs
 from tests.support.bound_reference import activated, normal_consistency
 
@@ -83,7 +83,7 @@ def test_the_gradient_is_that_of_finite_differences():
     cloud, step = disturbed(1, torch.tensor([[0, 1, 2], [0, 2, 3]])), 1e-3
     weights = draw(2, 4)
     vertices = cloud.vertices.clone().requires_grad_()
-    place = Placement(cloud)
+    place = Binding(cloud)
 
     def value(moved):
         return (replace(cloud, vertices=moved).activate(place).quats * weights).sum()

@@ -80,7 +80,7 @@ def test_all_kernels_compile_for_every_generation(architecture, tmp_path):
     assert compile_for(samples, architecture, tmp_path / "samples") > 1000
     for n_channels in CHANNELS if architecture in (75, 120) else CHANNELS[-1:]:
         kernels = block_kernels(n_channels)
-        for name in ("forward", "backward", "sum_pairs"):
+        for name in ("forward", "backward", "sum_gradient_rows"):
             kernel = getattr(kernels, name)
             folder = tmp_path / f"{name} {n_channels}"
             machine_code = n_channels == CHANNELS[-1]

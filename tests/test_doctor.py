@@ -13,7 +13,7 @@ import torch
 import train
 from gaussian_splatting.data.ply import read_gaussian_ply, write_gaussian_ply
 from gaussian_splatting.data.scene import load_scene
-from gaussian_splatting.rasterization import backends as self_test
+from gaussian_splatting.rasterization import self_test
 from sugar_pipeline import doctor as machine_checkup
 from sugar_pipeline.doctor import (
     BACKENDS,
@@ -116,7 +116,7 @@ def test_a_wrong_rasterizer_is_found_out(tmp_path, monkeypatch):
 
     def wrong(*args, **kwargs):
         output = right(*args, **kwargs)
-        return replace(output, depth=output.depth + 0.1)
+        return replace(output, maps=replace(output.maps, depth=output.depth + 0.1))
 
     monkeypatch.setattr(self_test, "rasterize", wrong)
     found = by_name(machine_findings("cpu", None, tmp_path, NO_CUDA))["rasterizer warp"]

@@ -26,7 +26,8 @@ from sugar_extractors.texture.textured_mesh_io import (
     render_textured,
     write_textured_mesh,
 )
-from sugar_scene.mesh_bound import BoundCloud, bound_cloud_from_state
+from sugar_scene.bound_model import bound_cloud_from_state
+from sugar_scene.mesh_bound import BoundCloud
 from sugar_utils.errors import UserError
 from sugar_viewer.shown_models import open_model
 from tests.support.bound_reference import to_gaussians

@@ -23,7 +23,7 @@ from gaussian_splatting.rasterization import (
 )
 from gaussian_splatting.rasterization.projection import (
     IntersectionPrediction,
-    PairsMissed,
+    IntersectionsMissed,
     PredictedIntersections,
 )
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
@@ -45,10 +45,10 @@ def projected():
 
 def guessed(projection, spare: int):
     """Tile lists with room for so many more pairs than there are; and the guess."""
-    n_pairs = int(projection.tile_counts.sum())
+    n_intersections = int(projection.tile_counts.sum())
     prediction = IntersectionPrediction()
-    guess = PredictedIntersections(prediction, projection.camera, 250, n_pairs + spare)
-    projection.guess = guess
+    guess = PredictedIntersections(prediction, projection.camera, 250, n_intersections + spare)
+    projection.prediction = guess
     return build_tile_lists(projection, blocks=True), guess
 
 
@@ -58,9 +58,7 @@ def blended_and_returned(projection, tiles):
     background, rows = torch.rand(3, generator=g), Rows(0, 50)
     blended = blend_rows(projection.splats, tiles, background, rows, blocks=True)
     sums = SplatGradients.zeros(projection)
-    backpropagate_rows(
-        projection.splats, tiles, background, blended, d_pixels, d_left, sums, blocks=True
-    )
+    backpropagate_rows(projection.splats, tiles, blended, d_pixels, d_left, sums, blocks=True)
     return blended.pixels, sums.means2d, sums.splats
 
 
@@ -81,33 +79,33 @@ def test_lists_with_room_to_spare_blend_the_same_bits(spare):
 @pytest.mark.parametrize("missing", [1, 400])
 def test_lists_that_are_too_short_say_so_and_write_nothing_outside(missing):
     projection = projected()
-    n_pairs = int(projection.tile_counts.sum())
-    assert n_pairs > 401
+    n_intersections = int(projection.tile_counts.sum())
+    assert n_intersections > 401
     tiles, guess = guessed(projection, -missing)
     assert int(guess.excess) == missing
-    assert int(tiles.offsets[-1]) == tiles.ids.shape[0] == n_pairs - missing
+    assert int(tiles.offsets[-1]) == tiles.ids.shape[0] == n_intersections - missing
     # The pairs that are there belong to Gaussians, and gradients are finite.
     assert int(tiles.ids.min()) >= 0
     assert int(tiles.ids.max()) < 250
     for values in blended_and_returned(projection, tiles):
         assert bool(values.isfinite().all())
-    with pytest.raises(PairsMissed):
+    with pytest.raises(IntersectionsMissed):
         guess.commit(float(guess.excess))
     # Next time there is room.
-    again = guess.forecast.guess(projection.camera, 250)
-    assert again.capacity >= n_pairs
+    again = guess.predictor.predict(projection.camera, 250)
+    assert again.capacity >= n_intersections
 
 
 def test_a_forecast_follows_the_number_of_gaussians_and_knows_sizes_apart():
-    forecast, camera = IntersectionPrediction(), look_at((2.5, 1.2, 0.3), width=70, height=50)
-    assert forecast.guess(camera, 100) is None
-    forecast.note(camera, 100, 1_000_000)
-    assert forecast.guess(camera, 100).capacity > 1_090_000
-    assert forecast.guess(camera, 200).capacity > 2_190_000
-    assert forecast.guess(camera, 50).capacity == forecast.guess(camera, 100).capacity
-    assert forecast.guess(camera.resized(35, 25), 100) is None
-    forecast.note(camera, 100, projection.MOST)
-    assert forecast.guess(camera, 100) is None
+    prediction, camera = IntersectionPrediction(), look_at((2.5, 1.2, 0.3), width=70, height=50)
+    assert prediction.predict(camera, 100) is None
+    prediction.record(camera, 100, 1_000_000)
+    assert prediction.predict(camera, 100).capacity > 1_090_000
+    assert prediction.predict(camera, 200).capacity > 2_190_000
+    assert prediction.predict(camera, 50).capacity == prediction.predict(camera, 100).capacity
+    assert prediction.predict(camera.resized(35, 25), 100) is None
+    prediction.record(camera, 100, projection.MAX_PREDICTION)
+    assert prediction.predict(camera, 100) is None
 
 
 def trained(steps: int, views_per_step: int = 1):
@@ -145,8 +143,8 @@ def state_of(stage):
 @pytest.mark.parametrize("views_per_step", [1, 2])
 @pytest.mark.parametrize("short", [False, True], ids=["enough room", "too little"])
 def test_training_has_the_same_bits_with_guesses_and_without(short, views_per_step, monkeypatch):
-    guess, commit, committed = IntersectionPrediction.guess, PredictedIntersections.commit, []
-    monkeypatch.setattr(IntersectionPrediction, "guess", lambda *_: None)
+    guess, commit, committed = IntersectionPrediction.predict, PredictedIntersections.commit, []
+    monkeypatch.setattr(IntersectionPrediction, "predict", lambda *_: None)
     expected = state_of(trained(4, views_per_step))
     every_other = itertools.cycle([short, False])
 
@@ -160,7 +158,7 @@ def test_training_has_the_same_bits_with_guesses_and_without(short, views_per_st
         committed.append(excess)
         commit(found, excess)
 
-    monkeypatch.setattr(IntersectionPrediction, "guess", guess_short)
+    monkeypatch.setattr(IntersectionPrediction, "predict", guess_short)
     monkeypatch.setattr(PredictedIntersections, "commit", commit_watched)
     found = state_of(trained(4, views_per_step))
     missed = sum(excess > 0 for excess in committed)

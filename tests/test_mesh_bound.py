@@ -9,17 +9,9 @@ import torch
 
 from gaussian_splatting.cloud import quaternions_of, rotation_matrices
 from gaussian_splatting.rasterization import rasterize
+from sugar_scene.bound_model import FACES, STATE_NAMES, THICKNESS, bound_cloud_from_state
 from sugar_scene.geometry import covariances
-from sugar_scene.mesh_bound import (
-    FACES,
-    LAYOUTS,
-    STATE_NAMES,
-    THICKNESS,
-    bind_to_mesh,
-    bound_cloud_from_state,
-    face_frames,
-    face_normals,
-)
+from sugar_scene.mesh_bound import LAYOUTS, bind_to_mesh, face_frames, face_normals
 from sugar_scene.mesh_normals import PairsOfTriangles, adjacent_face_pairs
 from sugar_utils.errors import UserError
 from tests.support.bound_reference import normal_consistency as reference_consistency

@@ -15,7 +15,7 @@ import torch
 import train
 from gaussian_splatting.engine.memory_plan import cheaper
 from gaussian_splatting.engine.reporting.progress import Reporter
-from gaussian_splatting.rasterization import Rasterizer
+from gaussian_splatting.rasterization.rasterizers import WarpRasterizer
 from gaussian_splatting.train import main as train_vanilla
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_utils.memory import out_of_memory
@@ -54,16 +54,16 @@ def same_bits(first: Path, second: Path) -> bool:
 
 def fail_on_whole_images(monkeypatch, error: Exception, channels: int = 3) -> list[int]:
     """Let the backward pass through an unsplit image fail when it has enough channels."""
-    original, failures = Rasterizer.backpropagate_rows, []
+    original, failures = WarpRasterizer.backpropagate_rows, []
 
-    def failing(splats, tiles, background, blended, *rest, **kernels):
+    def failing(self, splats, tiles, blended, *rest):
         whole = blended.pixels.shape[0] == tiles.height
-        if whole and background.shape[0] >= channels:
+        if whole and blended.background.shape[0] >= channels:
             failures.append(tiles.height)
             raise error
-        original(splats, tiles, background, blended, *rest, **kernels)
+        original(self, splats, tiles, blended, *rest)
 
-    monkeypatch.setattr(Rasterizer, "backpropagate_rows", staticmethod(failing))
+    monkeypatch.setattr(WarpRasterizer, "backpropagate_rows", failing)
     return failures
 
 
@@ -122,7 +122,7 @@ def test_where_no_plan_helps_one_line_says_so(scene, tmp_path, monkeypatch, caps
     def failing(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr(Rasterizer, "blend_rows", staticmethod(failing))
+    monkeypatch.setattr(WarpRasterizer, "blend_rows", failing)
     # Once for each plan, and slow beside all that other tests have left.
     monkeypatch.setattr(gc, "collect", lambda: 0)
     code = run_cli(train_vanilla, "-s", scene.root, "-m", tmp_path, "--iterations", 2)

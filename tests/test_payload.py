@@ -15,7 +15,8 @@ from gaussian_splatting.engine.checkpoint import CheckpointStore, checkpoint_pat
 from gaussian_splatting.engine.model import TrainableCloud, check_free_payload, count_gaussians
 from gaussian_splatting.engine.state_schema import payload_check
 from gaussian_splatting.optim.schedule import LearningRates
-from sugar_scene.mesh_bound import TrainableBoundCloud, bind_to_mesh, check_bound_payload
+from sugar_scene.bound_model import TrainableBoundCloud, check_bound_payload
+from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_trainers.neighbor_search import NeighborSearch
 from sugar_utils.errors import UserError
 from tests.support.mesh_scenes import icosahedron

@@ -15,7 +15,6 @@ from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit, ViewPass
 from gaussian_splatting.engine.training_views import TrainingView
 from gaussian_splatting.losses.photometric import SSIM_HALO
 from gaussian_splatting.rasterization import (
-    Rasterizer,
     Rows,
     blend_rows,
     build_tile_lists,
@@ -23,6 +22,7 @@ from gaussian_splatting.rasterization import (
     project,
     rasterize,
 )
+from gaussian_splatting.rasterization.rasterizers import WarpRasterizer
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
@@ -280,9 +280,13 @@ def test_a_strip_is_as_large_as_its_rows_and_freed_before_the_next():
 
 def test_gaussians_are_sorted_once(monkeypatch):
     sorted_views, picture = [], photograph(view())
-    original = Rasterizer.build_tile_lists
-    watched = staticmethod(lambda p: sorted_views.append(p) or original(p))
-    monkeypatch.setattr(Rasterizer, "build_tile_lists", watched)
+    original = WarpRasterizer.build_tile_lists
+
+    def watched(self, projection):
+        sorted_views.append(projection)
+        return original(self, projection)
+
+    monkeypatch.setattr(WarpRasterizer, "build_tile_lists", watched)
     leaves, camera = random_gaussians(50, 5, torch.float32).as_leaves(), view()
 
     target = TrainingView(camera, picture)

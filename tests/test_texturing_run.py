@@ -21,7 +21,7 @@ from gaussian_splatting.losses.exposure import exposed, mean_exposure
 from sugar_extractors.texture import textured_mesh_io
 from sugar_extractors.texture.textured_mesh_io import read_textured_mesh, render_textured
 from sugar_extractors.texture.texturing import TextureOptions, texture_parser
-from sugar_scene.mesh_bound import FACES, STATE_NAMES
+from sugar_scene.bound_model import FACES, STATE_NAMES
 from sugar_utils.flags import Parser
 from sugar_utils.settings import add_flags, from_args
 from tests.support.refined_models import NAME, refined_state, save_model

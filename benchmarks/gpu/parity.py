@@ -19,6 +19,7 @@ from benchmarks.gpu import parity_values
 from benchmarks.gpu.common import Check, Finding, Setup, compare, draw, equal, on_device
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.losses import photometric_cuda
+from gaussian_splatting.losses.color_loss import CountedRows
 from gaussian_splatting.losses.photometric import FusedPhotometric
 from gaussian_splatting.losses.ssim_reference import ssim_map_reference
 from gaussian_splatting.rasterization import (
@@ -142,8 +143,8 @@ def tile_lists(setup: Setup) -> Iterator[Finding]:
         for name in ("offsets", "ids", "places", "counts"):
             yield equal(f"{name} of {n:,}", getattr(lists, name), getattr(expected, name))
         reached = expected.counts > 0
-        starts = lists.first_pairs.cpu()[reached]
-        yield equal(f"first pairs of {n:,}", starts, expected.first_pairs[reached])
+        starts = lists.first_intersections.cpu()[reached]
+        yield equal(f"first pairs of {n:,}", starts, expected.first_intersections[reached])
 
 
 def _backward(
@@ -153,9 +154,7 @@ def _backward(
     """Pixels and transmittance of some rows, and gradients for given ones of pixels."""
     blended = blend_rows(found.splats, tiles, background, rows, blocks=blocks)
     gradients = SplatGradients.zeros(found)
-    backpropagate_rows(
-        found.splats, tiles, background, blended, d_pixels, d_left, gradients, blocks=blocks
-    )
+    backpropagate_rows(found.splats, tiles, blended, d_pixels, d_left, gradients, blocks=blocks)
     return blended.pixels, blended.transmittance, gradients
 
 
@@ -189,9 +188,7 @@ def blending(setup: Setup) -> Iterator[Finding]:
         yield compare(name, image, truth, 3e-5, flips=FLIPS)
     sum((image * w.to(setup.place)).sum() for image, w in zip(own, weights, strict=True)).backward()
     gradients = SplatGradients.zeros(found)
-    backpropagate_rows(
-        found.splats, tiles, behind, blended, pixels.grad, left.grad, gradients, blocks=True
-    )
+    backpropagate_rows(found.splats, tiles, blended, pixels.grad, left.grad, gradients, blocks=True)
     torch.autograd.backward([found.means2d, found.splats], [gradients.means2d, gradients.splats])
     for name in PARAMETERS:
         grad, truth = getattr(leaves, name).grad, getattr(exact, name).grad
@@ -227,7 +224,7 @@ def color_loss(setup: Setup) -> Iterator[Finding]:
     for top, end in ((0, height), (5, height - 4)):
         leaf = image.to(setup.place, copy=True).requires_grad_()
         n_values = 3 * width * height
-        how = (slice(top, end), n_values, 0.2, 1.0, photometric_cuda)
+        how = (CountedRows(top, end, n_values, 0.2, 1.0), photometric_cuda)
         _, l1, ssim = FusedPhotometric.apply(leaf, target.to(setup.place), *how)
         (0.8 * l1 - 0.3 * ssim).backward()
         exact = image.double().requires_grad_()

@@ -88,6 +88,20 @@ class Camera:
         return self.width / (2 * self.fx), self.height / (2 * self.fy)
 
     @property
+    def image_file(self) -> Path:
+        """The image on disk; a ``ValueError`` for a camera without one."""
+        if self.image_path is None:
+            raise ValueError(f"the camera {self.name} has no image")
+        return self.image_path
+
+    @property
+    def image_mask(self) -> ViewMask:
+        """The mask of the image; a ``ValueError`` for a camera without one."""
+        if self.mask is None:
+            raise ValueError(f"the camera {self.name} has no mask")
+        return self.mask
+
+    @property
     def shows_object(self) -> bool:
         """Whether a mask tells which pixels of the image are the object."""
         return self.mask is not None and self.mask.mode == "object"

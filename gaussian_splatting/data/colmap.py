@@ -403,7 +403,7 @@ def _undistort_views(cameras: list[Camera], lenses: Mapping[int, Any], cache: Pa
 def _undistort_view(camera: Camera, lens: Any, cache: Path) -> Camera:
     """Make an undistorted copy of an image if it is not there yet, and return its camera."""
     lens_text = pictures.lens_text(lens)
-    source = camera.image_path
+    source = camera.image_file
     lens_key = hashlib.blake2b(lens_text.encode(), digest_size=8).hexdigest()
     file_text = f"{_CACHE_VERSION} {camera.name} {storage.file_digest(source)}"
     file_key = hashlib.blake2b(os.fsencode(file_text), digest_size=8).hexdigest()

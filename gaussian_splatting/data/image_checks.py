@@ -165,7 +165,7 @@ def reduced_grey(camera: Camera, longest_side: int) -> tuple[Camera, np.ndarray]
     """Return a camera and its image in grey, not larger than asked for. (H, W) uint8"""
     small = camera.reduced(longest_side)
     size = (small.width, small.height)
-    with open_image(camera.image_path) as image:
+    with open_image(camera.image_file) as image:
         # JPEG files are decoded at a fraction of their size, which takes a fraction of the time.
         image.draft("RGB", size)
         colors = colors_of(image).convert("RGB")
@@ -179,11 +179,11 @@ def _measure(camera: Camera, observations: Observations | None) -> ImageStatisti
     correlation = np.nan
     stops = np.nan
     points = None if observations is None else observations.seen(small)
-    has_colors = points is not None and points.rgb is not None
-    if has_colors and len(points.rgb) >= _MIN_OBSERVED_POINTS:
+    colors = None if points is None else points.rgb
+    if points is not None and colors is not None and len(colors) >= _MIN_OBSERVED_POINTS:
         columns, rows = points.pixels.astype(int).T
         image_values = grey[rows, columns].astype(float)
-        correlation, stops = _compare_colors(image_values, points.rgb @ _LUMA)
+        correlation, stops = _compare_colors(image_values, colors @ _LUMA)
     return ImageStatistics(correlation, stops, sharpness(grey))
 
 
@@ -244,13 +244,13 @@ def _copies(cameras: Sequence[Camera], measured: dict[str, ImageStatistics]) -> 
     """Return images with the same bytes as another; the one that fits its points best stays."""
     by_size: dict[int, list[Camera]] = {}
     for camera in cameras:
-        size = camera.image_path.stat().st_size
+        size = camera.image_file.stat().st_size
         by_size.setdefault(size, []).append(camera)
     by_digest: dict[str, list[str]] = {}
     for group in by_size.values():
         if len(group) > 1:
             for camera in group:
-                by_digest.setdefault(file_digest(camera.image_path), []).append(camera.name)
+                by_digest.setdefault(file_digest(camera.image_file), []).append(camera.name)
     reasons = {}
     for names in by_digest.values():
         best = max(names, key=lambda name: np.nan_to_num(measured[name].correlation))

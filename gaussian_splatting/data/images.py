@@ -168,9 +168,8 @@ def read_mask(mask: ViewMask, upright: bool = False) -> tuple[np.ndarray, MaskLe
         alpha = _alpha_of(oriented)
         if mask.alpha:
             levels = None
-            values = alpha
-            if alpha is None:
-                values = np.full(oriented.size[::-1], 255, np.uint8)
+            opaque = np.full(oriented.size[::-1], 255, np.uint8)
+            values = opaque if alpha is None else alpha
         else:
             brightness = brightness_of(oriented)
             levels = levels_of(oriented, brightness)

@@ -146,15 +146,19 @@ def _refuse_black(cameras: Sequence[Camera]) -> None:
     if _file_overview(first).values.any():
         reason = f"no pixel of the mask is at least {images.COUNTS} of 255"
     raise UserError(
-        f"{first.mask.path}: {reason}, so nothing of {first.name} would count; remove the mask, "
-        "or the photograph"
+        f"{first.image_mask.path}: {reason}, so nothing of {first.name} would count; remove the "
+        "mask, or the photograph"
     )
 
 
 def _with_white(cameras: Sequence[Camera], notify: Notify) -> list[Camera]:
     """Return the cameras with masks that know which brightness of the capture's masks is white."""
     masked = [camera for camera in cameras if camera.mask is not None and not camera.mask.alpha]
-    levels = [(camera.mask.path.name, _file_overview(camera).levels) for camera in masked]
+    levels = []
+    for camera in masked:
+        file_levels = _file_overview(camera).levels
+        if file_levels is not None:
+            levels.append((camera.image_mask.path.name, file_levels))
     white = mask_levels.white_of([level for _, level in levels])
     line = mask_levels.description(levels, white)
     if line is not None:
@@ -181,8 +185,8 @@ def require_counted_pixels(cameras: Sequence[Camera]) -> None:
     if all(_is_empty(camera) for camera in cameras):
         first = cameras[0]
         raise UserError(
-            f"{first.mask.path}: at {first.width} x {first.height} px no pixel of any training "
-            "view counts in the masks; use larger images or other masks, or --masks none"
+            f"{first.image_mask.path}: at {first.width} x {first.height} px no pixel of any "
+            "training view counts in the masks; use larger images or other masks, or --masks none"
         )
 
 
@@ -213,9 +217,10 @@ def overview(camera: Camera) -> np.ndarray:
 
 def _file_overview(camera: Camera) -> _Overview:
     small = camera.reduced(OVERVIEW_SIDE)
-    status = camera.mask.path.stat()
+    mask = camera.image_mask
+    status = mask.path.stat()
     version = (status.st_mtime_ns, status.st_size)
-    return _overview(camera.mask, small.width, small.height, version)
+    return _overview(mask, small.width, small.height, version)
 
 
 @functools.lru_cache(maxsize=_KEPT_OVERVIEWS)
@@ -282,7 +287,7 @@ def _find(cameras: Sequence[Camera], root: Path, options: MaskOptions) -> _MaskF
 def _alpha_masks(cameras: Sequence[Camera], root: Path, mode: MaskMode) -> _MaskFiles:
     masks = []
     for camera in cameras:
-        path = camera.image_path
+        path = camera.image_file
         masks.append(ViewMask(path, mode, alpha=True) if _is_transparent(path) else None)
     if not any(masks):
         raise UserError(f"--masks alpha: no photograph of {root} has an alpha channel; make masks")
@@ -348,8 +353,13 @@ def _find_by_name(folder: ImageFolder, name: PurePosixPath, is_unique: bool) -> 
 def _by_number(cameras: Sequence[Camera], folder: Path) -> list[Path | None] | None:
     """Find masks that are named by numbers alone, as DTU's are; None where there are others."""
     masks = _images_in(folder)
-    photographs = [camera.source_path or camera.image_path for camera in cameras]
-    if not masks or None in photographs or not all(path.stem.isdecimal() for path in masks):
+    photographs: list[Path] = []
+    for camera in cameras:
+        file = camera.source_path or camera.image_path
+        if file is None:
+            return None
+        photographs.append(file)
+    if not masks or not all(path.stem.isdecimal() for path in masks):
         return None
     if len({path.parent for path in photographs}) > 1:
         return None
@@ -402,7 +412,7 @@ def distance_outside(mask: Tensor) -> Tensor:
 
     if not bool(mask.any()):
         return torch.full(mask.shape, 255, dtype=torch.uint8, device=mask.device)
-    distances = distance_transform_edt(~mask.cpu().numpy()) * _STEPS
+    distances = np.asarray(distance_transform_edt(~mask.cpu().numpy())) * _STEPS
     rounded = np.minimum(np.rint(distances), 255).astype(np.uint8)
     return torch.from_numpy(rounded).to(mask.device)
 
@@ -476,8 +486,9 @@ def hull_of(cameras: Sequence[Camera], device: torch.device | str = "cpu") -> Vi
         views.append(camera.resized(mask.shape[1], mask.shape[0]))
         distances.append(distance_outside(mask).to(device))
     side = max(max(view.width, view.height) for view in views)
-    errors = [camera.mask.outline_error for camera in masked if camera.mask.weight > 0]
+    masks = [camera.image_mask for camera in masked]
+    errors = [mask.outline_error for mask in masks if mask.weight > 0]
     error = max(errors, default=0.0)
     tolerance = max(float(TOLERANCE), OUTLINE_ERRORS * error * side)
-    weights = tuple(camera.mask.weight for camera in masked)
+    weights = tuple(mask.weight for mask in masks)
     return VisualHull(tuple(views), tuple(distances), tolerance, weights)

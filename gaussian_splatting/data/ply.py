@@ -172,7 +172,7 @@ def _gaussian_layout(path: Path, vertices: np.ndarray) -> _GaussianLayout:
     Raises:
         UserError: Properties are missing, or of a wrong kind.
     """
-    available = vertices.dtype.names
+    available = property_names(vertices)
     rest = _numbered(vertices, "f_rest")
     has_plain_colors = "f_dc_0" not in available and _has_plain_colors(available)
     has_filter = "filter_3D" in available
@@ -247,7 +247,7 @@ def does_not_fit(path: Path) -> UserError:
 def _numbered(vertices: np.ndarray, prefix: str) -> list[str]:
     """Return the properties ``prefix_0``, ``prefix_1``, ... in the order of their numbers."""
     pattern = re.compile(rf"{prefix}_\d{{1,6}}")
-    names = [name for name in vertices.dtype.names if pattern.fullmatch(name)]
+    names = [name for name in property_names(vertices) if pattern.fullmatch(name)]
     return sorted(names, key=lambda name: int(name.rsplit("_", 1)[1]))
 
 
@@ -261,12 +261,12 @@ def _check_gaussian_properties(
     if has_plain_colors:
         required = [name for name in required if not name.startswith("f_dc_")]
         required += _PLAIN_COLORS
-    missing = [name for name in required if name not in vertices.dtype.names]
+    missing = [name for name in required if name not in property_names(vertices)]
     if missing:
         hint = "export it as an uncompressed 3DGS PLY"
         if missing == ["scale_2"]:
             hint = "it is a 2D Gaussian cloud; train it with 3D Gaussians"
-        elif "f_dc_0" in missing and "red" in vertices.dtype.names:
+        elif "f_dc_0" in missing and "red" in property_names(vertices):
             hint = "it is a point cloud, not Gaussians; use point_cloud/iteration_N/point_cloud.ply"
         raise UserError(f"{path}: lacks the properties {', '.join(missing)}; {hint}")
     columns = (*required, *_numbered(vertices, "f_rest"), "filter_3D")
@@ -283,12 +283,17 @@ def _check_gaussian_properties(
 
 def _is_list(vertices: np.ndarray, name: str) -> bool:
     """Whether a property, which may be missing, has a list in each row."""
-    return name in vertices.dtype.names and vertices.dtype[name].kind == "O"
+    return name in property_names(vertices) and vertices.dtype[name].kind == "O"
+
+
+def property_names(vertices: np.ndarray) -> tuple[str, ...]:
+    """Return the names of a structured array's fields; none of a plain array."""
+    return vertices.dtype.names or ()
 
 
 def color_properties(vertices: np.ndarray) -> list[str] | None:
     """Return the names of the properties with red, green and blue; None without colours."""
-    by_key = {name.lower(): name for name in vertices.dtype.names}
+    by_key = {name.lower(): name for name in property_names(vertices)}
     for red, green, blue in COLOR_NAMES:
         if {red, green, blue} <= by_key.keys():
             return [by_key[red], by_key[green], by_key[blue]]
@@ -366,7 +371,7 @@ def read_point_ply(
         UserError: The file is damaged or holds no points.
     """
     vertices = _read_ply(path)["vertex"].data
-    names = {name.lower(): name for name in vertices.dtype.names}
+    names = {name.lower(): name for name in property_names(vertices)}
     missing = [name for name in ("x", "y", "z") if name not in names]
     if missing:
         raise UserError(f"{path}: lacks the properties {', '.join(missing)}; use a point cloud")

@@ -293,21 +293,28 @@ def read_cameras_json(path: Path) -> tuple[StoredCamera, ...]:
 def _stored_camera(path: Path, number: int, value: Any) -> StoredCamera:
     place = f"{path}, entry {number}"
     entry = schemas.conform(value, _CameraEntry, place)
-    name = schemas.conform(str(entry.img_name), schemas.FileName, place)
+    # ``Annotated`` is a type to msgspec, not to type checkers.
+    name: str = schemas.conform(str(entry.img_name), schemas.FileName, place)  # pyright: ignore[reportArgumentType]
     rotation = np.array(entry.rotation).T.copy()
     width = int(entry.width)
     height = int(entry.height)
     if nearest_rotation(rotation) is None:
         raise UserError(f"{place} ({name}): rotation is no rotation; {schemas.WRITE_AGAIN}")
-    has_principal_point = entry.cx is not None and entry.cy is not None
+    cx = width / 2
+    cy = height / 2
+    has_principal_point = False
+    if entry.cx is not None and entry.cy is not None:
+        cx = entry.cx
+        cy = entry.cy
+        has_principal_point = True
     camera = Camera(
         name=name,
         width=width,
         height=height,
         fx=entry.fx,
         fy=entry.fy,
-        cx=entry.cx if has_principal_point else width / 2,
-        cy=entry.cy if has_principal_point else height / 2,
+        cx=cx,
+        cy=cy,
         rotation=rotation,
         translation=-rotation @ np.array(entry.position),
     )

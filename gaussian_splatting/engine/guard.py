@@ -54,7 +54,8 @@ def check_step(
         Whether the view shows any Gaussian.
 
     Raises:
-        PairsMissed: The prediction of tile intersections was too low; nothing of the view counts.
+        IntersectionsMissed: The prediction of tile intersections was too low; the view does not
+            count.
         TrainingError: A number is bad.
     """
     log_scales = numbers.parameters["log_scales"]

@@ -47,7 +47,7 @@ class TrainableModel(ABC):
     state_names: ClassVar[dict[str, str]]
     """Parameter to name in a state dict, in the order of the file."""
 
-    group_names: ClassVar[dict[str, str]]
+    group_names: dict[str, str]
     """Parameter to name of the optimiser group, in the order of the file."""
 
     def __init__(

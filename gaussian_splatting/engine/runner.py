@@ -108,6 +108,7 @@ def run_stage(
     images: ImageStore | None = None,
     prepare: Prepare | None = None,
     console: Console | None = None,
+    observers: Sequence[ObserverFactory] = (),
 ) -> Path:
     """Train a stage and return the first of its results; a finished run is not repeated.
 
@@ -115,6 +116,7 @@ def run_stage(
         images: Decoded photographs that other stages use, too; an own store if None.
         prepare: In place of ``options.prepare``, which reads the inputs.
         console: Where it is said, besides in the log of the run; the standard output if None.
+        observers: Called with the stage before it is trained; what they return is told of steps.
     """
     group = options.compute.group
     white = options.config.white_background
@@ -141,9 +143,9 @@ def run_stage(
                 viewer = options.run.watching
                 observed = ObservedRun(stage, run.scene, run.loop.last, viewer, group, console)
                 with ExitStack() as stack:
-                    observers = [stack.enter_context(o(observed)) for o in options.run.observers]
+                    opened = [stack.enter_context(observer(observed)) for observer in observers]
                     context = RunContext(store, console, group)
-                    trainer = Trainer(stage, run.loop, run.scene, run.directory, context, observers)
+                    trainer = Trainer(stage, run.loop, run.scene, run.directory, context, opened)
                     trainer.run(plan)
                 outcome = f"{len(stage.model):,} Gaussians"
             if group.is_first:
@@ -204,7 +206,6 @@ class RunOptions:
         const=True,
     )
     watching: ViewerOptions = field(default_factory=ViewerOptions)
-    observers: tuple[ObserverFactory, ...] = ()
 
 
 class Messages(list[str]):

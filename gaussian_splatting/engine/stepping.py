@@ -30,7 +30,7 @@ from gaussian_splatting.engine.stage import Stage, StepResources
 from gaussian_splatting.engine.stop_request import SIGNALS
 from gaussian_splatting.engine.training_views import TrainingView
 from gaussian_splatting.engine.view_sampling import SizedViews, ViewSampler
-from gaussian_splatting.rasterization.projection import IntersectionPrediction, PairsMissed
+from gaussian_splatting.rasterization.projection import IntersectionPrediction, IntersectionsMissed
 from sugar_utils.console import Console
 from sugar_utils.device import upload
 from sugar_utils.errors import Notify, TrainingError, UserError
@@ -208,7 +208,7 @@ class Stepper:
         result = self._accumulate(view)
         try:
             shows_any = self._check(result, is_first)
-        except PairsMissed:
+        except IntersectionsMissed:
             self._stage.model.optimizer.zero_grad()
             result = self._accumulate(view)
             shows_any = self._check(result, is_first)

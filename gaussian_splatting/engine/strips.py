@@ -161,16 +161,17 @@ class ViewPass:
         return self._sorted
 
     def _sort_into_tiles(self, projection: rasterization.Projection) -> Any:
-        projection.n_pairs = self._n_intersections
+        projection.n_intersections = self._n_intersections
         camera = projection.camera
         n_gaussians = len(projection.radii)
         if self._n_intersections is None and self._intersections is not None:
-            projection.guess = self._intersections.guess(camera, n_gaussians)
+            projection.prediction = self._intersections.predict(camera, n_gaussians)
         tiles = self._rasterizer.build_tile_lists(projection)
-        if projection.guess is not None and projection.guess.excess is not None:
-            self.predicted = projection.guess
+        prediction = projection.prediction
+        if prediction is not None and prediction.excess is not None:
+            self.predicted = prediction
         elif self._intersections is not None and isinstance(tiles, rasterization.TileLists):
-            self._intersections.note(camera, n_gaussians, tiles.ids.shape[0])
+            self._intersections.record(camera, n_gaussians, tiles.ids.shape[0])
         return tiles
 
     def _blend(self, rows: rasterization.Rows) -> rasterization.BlendedRows:
@@ -212,7 +213,8 @@ class ViewPass:
             d_pixels[counted_rows, :, projection.layout.depth] += d_depth[rows.start : rows.stop]
         del strip
         self._rasterizer.backpropagate_rows(
-            *self._sorted_splats(),
+            projection.splats,
+            self._sorted_splats().tiles,
             blended,
             d_pixels,
             torch.zeros_like(blended.transmittance),
@@ -231,14 +233,18 @@ class _MapColumns(NamedTuple):
 
 def _map_columns(layout: rasterization.ChannelLayout) -> list[_MapColumns]:
     """The maps that are rendered."""
-    columns = (
+    possible = (
         ("color", layout.rgb, 3),
         ("depth", layout.depth, 1),
         ("normal_xy", layout.normal, 2),
         ("plane", layout.plane, 4),
         ("features", layout.features, layout.n_features),
     )
-    return [_MapColumns(*column) for column in columns if column[1] is not None]
+    columns = []
+    for name, start, width in possible:
+        if start is not None:
+            columns.append(_MapColumns(name, start, width))
+    return columns
 
 
 def _map_leaves(pixels: Tensor, layout: rasterization.ChannelLayout) -> dict[str, Tensor]:

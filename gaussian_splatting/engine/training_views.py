@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import COUNTS, composited
+from gaussian_splatting.losses.color_loss import ColorLoss, weighted_color_loss
 from gaussian_splatting.losses.exposure import exposed
 from gaussian_splatting.losses.photometric import color_terms
-from gaussian_splatting.losses.ssim_reference import weighted_color_loss
 from gaussian_splatting.rasterization import Rows
 from sugar_utils.random import draw_labels, generator
 
@@ -204,14 +204,6 @@ def halved_mask(photograph: Tensor, half: Camera) -> Tensor | None:
     return torch.stack(quarters).amin(dim=0)
 
 
-class ColorLoss(NamedTuple):
-    """The colour loss of a strip and what it is made of; scalars that add up over strips."""
-
-    total: Tensor  # (1 - weight) * l1 + weight * (1 - ssim)
-    l1: Tensor
-    ssim: Tensor
-
-
 def color_loss(strip: ImageStrip, dssim_weight: float) -> ColorLoss:
     """Compare a strip with its photograph: L1 and SSIM by weighted pixels.
 
@@ -223,7 +215,7 @@ def color_loss(strip: ImageStrip, dssim_weight: float) -> ColorLoss:
     rows = {"rows": strip.counted_rows, "total_rows": strip.height}
     photograph = strip.view.target
     if photograph.shape[-1] == 3:
-        return ColorLoss(*color_terms(image, target, dssim_weight, **rows))
+        return color_terms(image, target, dssim_weight, **rows)
     all_weights = photograph[..., 3:].to(image.dtype) / 255
     weights = strip.rows_of(all_weights)
     fill = (1 - weights) * image.detach()

@@ -89,7 +89,7 @@ def _colors(packed: np.ndarray, row_chunks: np.ndarray) -> dict[str, np.ndarray]
     for number, channel in enumerate(_COLORS):
         share = _share(packed, 24 - 8 * number, 8)
         low = f"min_{channel}"
-        if low in row_chunks.dtype.names:
+        if low in (row_chunks.dtype.names or ()):
             share = _interpolate(row_chunks, low, f"max_{channel}", share)
         columns[f"f_dc_{number}"] = rgb_to_sh(share)
     return columns

@@ -110,7 +110,8 @@ def cloud_of(
     is_finite = all(np.isfinite(array).all() for array in parameters)
     if not (is_valid and is_finite):
         raise UserError(f"{path}: holds numbers that make no sense; export it again")
-    return GaussianCloud(*[torch.from_numpy(array) for array in parameters])
+    tensors = [torch.from_numpy(array) for array in parameters]
+    return GaussianCloud(*tensors, antialiased=False)
 
 
 def logarithms(scales: np.ndarray) -> np.ndarray:

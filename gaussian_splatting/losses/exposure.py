@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exposure of a photograph as a function of images: a gain and an offset per colour channel.
+"""Exposure of an image: a gain and an offset per colour channel.
 
-An exposure is a (2, 3) tensor: logarithms of gains a, then offsets b, per channel. A photograph of
-this exposure shows I' = exp(a) I + b of what the model renders as I.
+An exposure is a (2, 3) tensor: logarithms of gains a, then offsets b, per channel. An image of this
+exposure shows I' = exp(a) I + b where the model renders I.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class _Exposed(torch.autograd.Function):
 
 
 def exposed(image: Tensor, exposure: Tensor | None, inside: Tensor | None = None) -> Tensor:
-    """Return the image, (H, W, 3), as a photograph of this exposure, (2, 3), shows it.
+    """Apply an exposure, (2, 3), to a rendered image, (H, W, 3).
 
     Args:
         exposure: None leaves the image as it is.
-        inside: Pixels whose gradient reaches the exposure; None for all. What lies behind a masked
-            object is made up and must not. (H, W) bool
+        inside: Pixels whose gradient reaches the exposure; None for all. The background of a masked
+            object is synthetic and must not reach it. (H, W) bool
     """
     if exposure is None:
         return image
@@ -56,8 +56,8 @@ def unexposed(image: Tensor, exposure: Tensor) -> Tensor:
 def mean_exposure(values: Tensor) -> Tensor:
     """Return the exposure with the mean gain and the mean offset. (V, 2, 3) -> (2, 3)
 
-    The mean of photographs is that of a model in this exposure; with the mean logarithm of gains
-    the model would be darker where they differ much.
+    A model in this exposure has the mean colours of the images; with the mean logarithm of gains
+    it would be darker where they differ much.
     """
     exposures = values.double()
     log_gain = exposures[:, 0].exp().mean(dim=0).log()

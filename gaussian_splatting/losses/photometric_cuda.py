@@ -5,6 +5,9 @@ A thread walks down one column of one colour, ``RUN`` rows at a time, blurs each
 keeps the last eleven results in registers to blur them down. A run starts five rows early. Sums
 are one number per run, added up by torch in float64: no atomics, the same bits every time.
 """
+# Kernels are Warp's language, not Python's.
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 import functools
 
@@ -12,6 +15,12 @@ import torch
 import warp as wp
 from torch import Tensor
 
+from gaussian_splatting.losses.color_loss import (
+    ColorLoss,
+    Comparison,
+    CountedRows,
+    SavedImages,
+)
 from gaussian_splatting.losses.ssim_reference import C1, C2, WINDOW_SIZE, gaussian_window
 from sugar_utils.warp_arrays import Floats, Floats2d, Floats3d
 from sugar_utils.warp_launch import launch
@@ -36,9 +45,21 @@ FiveLines = wp.types.matrix(shape=(5, WINDOW_SIZE), dtype=wp.float32)
 ThreeLines = wp.types.matrix(shape=(3, WINDOW_SIZE), dtype=wp.float32)
 
 
+@wp.struct
+class ColumnSettings:
+    """Window of SSIM, counted rows and factors of a comparison."""
+
+    taps: Window
+    top_row: int  # first counted row
+    end_row: int  # row past the last counted one
+    scale: float  # of L1 and SSIM: 1 / number of values
+    weight: float  # of 1 - SSIM
+    share: float  # one run's part of the counted share of the image
+
+
 @wp.func
 def moments_across(image: Floats2d, target: Floats2d, y: int, i: int, taps: Window) -> vec5:
-    """Window averages of x, y, x^2, y^2 and x y along a row; zeros outside the image."""
+    """Return window averages of x, y, x^2, y^2 and x y along a row; zeros outside the image."""
     sums = vec5()
     if y >= 0 and y < image.shape[0]:
         for k in range(_TAPS):
@@ -58,7 +79,7 @@ def moments_across(image: Floats2d, target: Floats2d, y: int, i: int, taps: Wind
 
 @wp.func
 def partials_across(partials: Floats3d, y: int, i: int, taps: Window) -> wp.vec3:
-    """Window averages of the three derivatives along a row."""
+    """Return window averages of the three derivatives along a row."""
     sums = wp.vec3()
     if y >= 0 and y < partials.shape[1]:
         for k in range(_TAPS):
@@ -72,23 +93,21 @@ def partials_across(partials: Floats3d, y: int, i: int, taps: Window) -> wp.vec3
 @wp.kernel
 def compare_columns(
     first: int,
-    top_row: int,
-    end_row: int,
-    keep_partials: int,
-    taps: Window,
-    scale: float,
-    weight: float,
-    share: float,
+    settings: ColumnSettings,
     image: Floats2d,
     target: Floats2d,
     sums: Floats2d,
     partials: Floats3d,
 ):
-    """A run's part of loss, L1 and SSIM, and SSIM's derivatives by the blurred x, x^2 and x y."""
+    """Compute a run's part of loss, L1 and SSIM.
+
+    Where ``partials`` has room, also SSIM's derivatives by the blurred x, x^2 and x y.
+    """
     item = first + wp.tid()
     i = item % image.shape[1]
-    start = top_row + item / image.shape[1] * _ROWS
-    end = wp.min(start + _ROWS, end_row)
+    start = settings.top_row + item / image.shape[1] * _ROWS
+    end = wp.min(start + _ROWS, settings.end_row)
+    taps = settings.taps
     lines = FiveLines()
     l1 = float(0.0)
     ssim = float(0.0)
@@ -111,14 +130,16 @@ def compare_columns(
             s = a1 * a2 * inverse
             l1 += wp.abs(image[row, i] - target[row, i])
             ssim += s
-            if keep_partials == 1:
+            if partials.shape[2] == image.shape[1]:
                 d_var = -s * b1 * inverse
                 d_cov = 2.0 * a1 * inverse
                 d_mean = 2.0 * (my * a2 * inverse - mx * s * b2 * inverse - mx * d_var)
                 partials[0, row, i] = d_mean - my * d_cov
                 partials[1, row, i] = d_var
                 partials[2, row, i] = d_cov
-    sums[item, 0] = (1.0 - weight) * (scale * l1) + weight * (share - scale * ssim)
+    scale = settings.scale
+    weight = settings.weight
+    sums[item, 0] = (1.0 - weight) * (scale * l1) + weight * (settings.share - scale * ssim)
     sums[item, 1] = scale * l1
     sums[item, 2] = scale * ssim
 
@@ -126,16 +147,14 @@ def compare_columns(
 @wp.kernel
 def differentiate_columns(
     first: int,
-    top_row: int,
-    end_row: int,
-    taps: Window,
+    settings: ColumnSettings,
     image: Floats2d,
     target: Floats2d,
     partials: Floats3d,
     weights: Floats,
     gradient: Floats2d,
 ):
-    """dL/dx of a run: L1's sign, and blurs of SSIM's derivatives.
+    """Compute dL/dx of a run: L1's sign, and blurs of SSIM's derivatives.
 
     Rows outside the counted ones are there for the windows of their neighbours.
     """
@@ -143,6 +162,7 @@ def differentiate_columns(
     i = item % image.shape[1]
     start = item / image.shape[1] * _ROWS
     end = wp.min(start + _ROWS, image.shape[0])
+    taps = settings.taps
     lines = ThreeLines()
     for y in range(start - _HALF, end + _HALF):
         newest = partials_across(partials, y, i, taps)
@@ -156,7 +176,7 @@ def differentiate_columns(
             a = image[row, i]
             b = target[row, i]
             sign = float(0.0)
-            if row >= top_row and row < end_row:
+            if row >= settings.top_row and row < settings.end_row:
                 if a > b:
                     sign = 1.0
                 elif a < b:
@@ -165,40 +185,46 @@ def differentiate_columns(
             gradient[row, i] = weights[0] * sign + weights[1] * blurred
 
 
-@functools.cache
-def _taps() -> Window:
-    return Window(*gaussian_window(torch.float32, "cpu").tolist())
+@functools.lru_cache(maxsize=64)
+def _settings(rows: CountedRows, n_runs: int) -> ColumnSettings:
+    """Settings of the kernels; cached because a struct costs the host as much as a launch."""
+    settings = ColumnSettings()
+    settings.taps = Window(*gaussian_window(torch.float32, "cpu").tolist())
+    settings.top_row = rows.top
+    settings.end_row = rows.end
+    settings.scale = 1.0 / rows.n_values
+    settings.weight = rows.weight
+    settings.share = rows.share / max(n_runs, 1)
+    return settings
 
 
-def compare(
-    image: Tensor,
-    target: Tensor,
-    rows: slice,
-    keep: bool,
-    n_values: int,
-    weight: float,
-    share: float,
-) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """As of ``photometric_cpu``."""
+def _n_runs(n_rows: int, line: int) -> int:
+    return -(-n_rows // RUN) * line
+
+
+def compare(image: Tensor, target: Tensor, rows: CountedRows, keep_partials: bool) -> Comparison:
+    """See :class:`PhotometricKernels`."""
     height = image.shape[0]
     line = _COLORS * image.shape[1]
-    x, y = (t.reshape(height, line).contiguous() for t in (image, target.detach()))
+    x = image.reshape(height, line).contiguous()
+    y = target.detach().reshape(height, line).contiguous()
     # Zero where SSIM is not counted, as beyond the image.
-    partials = torch.zeros((3, height, line) if keep else (3, 1, 1), device=image.device)
-    n_runs = -(-(rows.stop - rows.start) // RUN) * line
+    partials = torch.zeros((3, height, line) if keep_partials else (3, 1, 1), device=image.device)
+    n_runs = _n_runs(rows.end - rows.top, line)
     sums = torch.empty(n_runs, 3, device=image.device)
-    factors = 1.0 / n_values, weight, share / max(n_runs, 1)
-    arguments = [rows.start, rows.stop, int(keep), _taps(), *factors, x, y, sums, partials]
+    arguments = [_settings(rows, n_runs), x, y, sums, partials]
     launch(compare_columns, n_runs, arguments, block_dim=BLOCK_DIM)
-    return sums.sum(dim=0, dtype=torch.float64).float().unbind(), (x, y, partials)
+    loss = ColorLoss(*sums.sum(dim=0, dtype=torch.float64).float().unbind())
+    return Comparison(loss, SavedImages(x, y, partials))
 
 
 def differentiate(
-    shape: torch.Size, rows: slice, weights: Tensor, x: Tensor, y: Tensor, partials: Tensor
+    shape: torch.Size, rows: CountedRows, weights: Tensor, saved: SavedImages
 ) -> Tensor:
-    """As of ``photometric_cpu``."""
-    height, line = x.shape
-    gradient = torch.empty_like(x)
-    arguments = [rows.start, rows.stop, _taps(), x, y, partials, weights, gradient]
-    launch(differentiate_columns, -(-height // RUN) * line, arguments, block_dim=BLOCK_DIM)
+    """See :class:`PhotometricKernels`."""
+    height, line = saved.image.shape
+    gradient = torch.empty_like(saved.image)
+    settings = _settings(rows, _n_runs(rows.end - rows.top, line))
+    arguments = [settings, *saved, weights, gradient]
+    launch(differentiate_columns, _n_runs(height, line), arguments, block_dim=BLOCK_DIM)
     return gradient.view(shape)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Structural similarity in plain torch, and how L1 and SSIM make the colour loss.
+"""Structural similarity in plain torch.
 
 Wang et al., "Image Quality Assessment: From Error Visibility to Structural Similarity", IEEE TIP
 2004, with the choices of 3DGS: an 11 x 11 Gaussian window of sigma 1.5, each channel by itself,
@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d
 
-from sugar_utils.device import constants
-
 WINDOW_SIZE = 11
 WINDOW_SIGMA = 1.5
 C1 = 1e-4
@@ -23,15 +21,18 @@ C2 = 9e-4
 
 
 def gaussian_window(dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """The window along one axis, summing to 1; the 2D window is its outer product. (11,)"""
+    """Return the window along one axis, summing to 1; the 2D window is its outer product. (11,)"""
     middle = WINDOW_SIZE // 2
-    weights = [math.exp(-((i - middle) ** 2) / (2 * WINDOW_SIGMA**2)) for i in range(WINDOW_SIZE)]
+    weights = []
+    for i in range(WINDOW_SIZE):
+        square = (i - middle) ** 2
+        weights.append(math.exp(-square / (2 * WINDOW_SIGMA**2)))
     total = sum(weights)
     return torch.tensor([weight / total for weight in weights], dtype=dtype, device=device)
 
 
 def ssim_map_reference(image: Tensor, target: Tensor) -> Tensor:
-    """Similarity in [-1, 1] around every pixel; gradients reach both images. (H, W, C)"""
+    """Return the similarity in [-1, 1] around every pixel; differentiable. (H, W, C)"""
     x = image.permute(2, 0, 1)
     y = target.to(image.dtype).permute(2, 0, 1)
     # Window averages along both axes, with zeros outside.
@@ -46,23 +47,3 @@ def ssim_map_reference(image: Tensor, target: Tensor) -> Tensor:
     luminance = (2 * mean_x * mean_y + C1) / (mean_x**2 + mean_y**2 + C1)
     structure = (2 * covariance + C2) / (variances + C2)
     return (luminance * structure).permute(1, 2, 0)
-
-
-def weighted_color_loss(l1: Tensor, ssim: Tensor, weight: float, share: float = 1.0) -> Tensor:
-    """(1 - weight) L1 + weight (share - SSIM), for the ``share`` of an image that was counted."""
-    return (1.0 - weight) * l1 + weight * (share - ssim)
-
-
-def gradient_weights(
-    gradients: tuple[Tensor | None, Tensor | None, Tensor | None], weight: float, n_values: int
-) -> Tensor:
-    """Gradients of the sums of |x - y| and of SSIM from those of loss, L1 and SSIM. (2,)"""
-    d_loss, d_l1, d_ssim = gradients
-    given = d_loss if d_loss is not None else d_l1 if d_l1 is not None else d_ssim
-    factors = constants(((1.0 - weight) / n_values, -weight / n_values), given.device)
-    weights = torch.zeros_like(factors) if d_loss is None else d_loss * factors
-    if d_l1 is not None or d_ssim is not None:
-        zero = torch.zeros_like(given)
-        own = torch.stack([zero if d is None else d for d in (d_l1, d_ssim)])
-        weights = weights + own / n_values
-    return weights

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step changes: Adam, its moments, learning rates, densification."""
+"""Optimisation: Adam with its moments, its settings, and learning rates."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How an optimiser stores what it keeps, and after how many views it steps."""
+"""Settings of the optimiser: storage of values and moments, and views per step."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ StateFormat = Literal["fp32", "bf16"]
 STATE_FORMATS: tuple[StateFormat, ...] = ("fp32", "bf16")
 
 BFLOAT16_VALUES = ("sh_rest",)
-"""Endings of names of parameters that stand 8 bits of mantissa: an error of 0.4 % in a colour's
-dependence on the direction. Positions, sizes, rotations, opacities and base colours do not."""
+"""Endings of names of parameters for which 8 bits of mantissa are enough: an error of 0.4 % in the
+view dependence of a colour. Positions, sizes, rotations, opacities and base colours need more."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,11 @@ class OptimizerConfig:
 
     @classmethod
     def from_flags(cls, **flags: Any) -> OptimizerConfig:
-        """The settings for the processes that torchrun started."""
+        """Return the settings for the processes that torchrun started.
+
+        Raises:
+            UserError: The processes cannot share the views of a step evenly.
+        """
         size = Launch.read().size
         views = flags.setdefault("views_per_step", size)
         if views % size != 0:
@@ -59,18 +63,24 @@ class OptimizerConfig:
         return cls(**flags)
 
     def value_dtype(self, name: str) -> torch.dtype:
+        """Return the type in which a parameter is stored."""
         return torch.bfloat16 if self._is_half(name) else torch.float32
 
     def moment_dtype(self, name: str) -> torch.dtype:
+        """Return the type in which a parameter's moments are stored."""
         half = self.optimizer_state == "bf16" or self._is_half(name)
         return torch.bfloat16 if half else torch.float32
 
-    def identity(self) -> dict[str, Any]:
-        """The settings that are not the usual ones, by the names of their flags."""
-        values = {"optimizer_state": self.optimizer_state, "use_bfloat16": self.use_bfloat16}
-        given = {name: value for name, value in values.items() if value not in ("fp32", False)}
-        views = self.views_per_step
-        return given if views == 1 else {**given, "views_per_step": views}
+    def identity(self) -> dict[str, object]:
+        """Return the settings that differ from the defaults, by the names of their flags."""
+        identity: dict[str, object] = {}
+        if self.optimizer_state != "fp32":
+            identity["optimizer_state"] = self.optimizer_state
+        if self.use_bfloat16:
+            identity["use_bfloat16"] = self.use_bfloat16
+        if self.views_per_step != 1:
+            identity["views_per_step"] = self.views_per_step
+        return identity
 
     def _is_half(self, name: str) -> bool:
         return self.use_bfloat16 and name.endswith(BFLOAT16_VALUES)
@@ -80,10 +90,11 @@ DEFAULT_OPTIMIZER = OptimizerConfig()
 
 
 def fields_without(config: Any, *names: str) -> dict[str, Any]:
+    """Return the fields of a dataclass, without some, as a dictionary."""
     return {name: value for name, value in asdict(config).items() if name not in names}
 
 
 def stage_identity(config: Any, *without: str) -> dict[str, Any]:
-    """The settings of a stage that decide its result, as JSON values."""
+    """Return the settings of a stage that decide its result, as JSON values."""
     values = fields_without(config, "split", "optimizer", "exposure", *without)
     return {**values, **config.exposure.identity(), **config.optimizer.identity()}

@@ -17,7 +17,7 @@ _rate = partial(flag, group="vanilla trainer", parse=positive_float)
 
 @dataclass(frozen=True)
 class LearningRates:
-    """Rates of 3DGS (Kerbl et al. 2023): constant, but that of the positions falls log-linearly."""
+    """Learning rates of 3DGS (Kerbl et al. 2023); that of positions decays log-linearly."""
 
     position_lr_init: float = _rate(1.6e-4, "first learning rate of positions, times camera extent")
     position_lr_final: float = _rate(1.6e-6, "their last learning rate")
@@ -30,18 +30,22 @@ class LearningRates:
     rotation_lr: float = _rate(0.001, "learning rate of rotations")
 
     def position(self, iteration: float, extent: float) -> float:
-        """Position rate at an absolute iteration, in world units per step."""
+        """Return the position rate at an absolute iteration, in world units per step."""
         progress = min(max(iteration / self.position_lr_max_steps, 0.0), 1.0)
         low = math.log(self.position_lr_init)
         high = math.log(self.position_lr_final)
         return extent * math.exp(low + (high - low) * progress)
 
     def times(self, factor: float) -> LearningRates:
-        rates = {n: factor * v for n, v in asdict(self).items() if n != "position_lr_max_steps"}
+        """Return all rates multiplied by a factor."""
+        rates = {}
+        for name, value in asdict(self).items():
+            if name != "position_lr_max_steps":
+                rates[name] = factor * value
         return replace(self, **rates)
 
     def by_name(self, iteration: float, extent: float) -> dict[str, float]:
-        """Rates of the six Gaussian parameters by attribute name."""
+        """Return the rates of the six Gaussian parameters by attribute name."""
         return {
             "means": self.position(iteration, extent),
             "sh_dc": self.feature_lr,
@@ -53,19 +57,19 @@ class LearningRates:
 
 
 def scaled(iterations: int, scale: float) -> int:
-    """A milestone or interval of the paper's schedule, scaled and at least 1."""
+    """Scale a milestone or interval of the paper's schedule; at least 1."""
     return max(1, round(iterations * scale))
 
 
 def scaled_all(iterations: Iterable[int], scale: float) -> tuple[int, ...]:
-    """Milestones scaled, in order, without duplicates."""
+    """Scale milestones; in order, without duplicates."""
     return tuple(sorted({scaled(i, scale) for i in iterations}))
 
 
 def spaced(iterations: Iterable[int], last: int, least: int) -> tuple[int, ...]:
-    """The last iteration and those that lie at least so far before it and before each other."""
-    kept = [last]
+    """Return the last iteration and earlier ones at least ``least`` iterations apart."""
+    descending = [last]
     for iteration in sorted(iterations, reverse=True):
-        if kept[-1] - iteration >= least:
-            kept.append(iteration)
-    return tuple(reversed(kept))
+        if descending[-1] - iteration >= least:
+            descending.append(iteration)
+    return tuple(reversed(descending))

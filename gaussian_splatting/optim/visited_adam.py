@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adam for values of which a step shows only some rows: each row counts its own steps."""
+"""Adam for rows of which each step has gradients for some: each row counts its own steps."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-BETAS = (0.9, 0.99)  # the second is short: a photograph is seen some hundred times
+BETAS = (0.9, 0.99)  # the second is short: a view is visited some hundred times
 _EPSILON = 1e-15
 
 
 def rate_at(rate: float, final_share: float, start: int, last: int, iteration: int) -> float:
-    """Learning rate of an iteration: log-linear to ``final_share`` of ``rate`` at ``last``."""
+    """Return the rate of an iteration: log-linear to ``final_share`` of ``rate`` at ``last``."""
     progress = (iteration - start) / max(1, last - start)
     return rate * final_share ** min(max(progress, 0.0), 1.0)
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: F401  these are the names that other packages use
 """Differentiable tile rasterizer for 3D Gaussians."""
 
-from gaussian_splatting.rasterization.projection import Projection, project
+from gaussian_splatting.rasterization.projection import ChannelLayout, Projection, project
 from gaussian_splatting.rasterization.rasterizers import (
     WARP,
+    BlendedRows,
     Rasterizer,
     Rows,
     SplatGradients,
@@ -22,3 +22,25 @@ from gaussian_splatting.rasterization.render import (
     rasterize,
     render_view,
 )
+
+__all__ = [
+    "WARP",
+    "BlendedRows",
+    "ChannelLayout",
+    "Projection",
+    "Rasterizer",
+    "RenderOutput",
+    "Rows",
+    "SplatGradients",
+    "TileLists",
+    "backpropagate_rows",
+    "blend",
+    "blend_rows",
+    "build_tile_lists",
+    "channel_background",
+    "complete_normals",
+    "plain_background",
+    "project",
+    "rasterize",
+    "render_view",
+]

@@ -1,161 +1,97 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choosing a rasterizer: the built-in one unless another is asked for and passes its self-test."""
+"""Rasterizers of other packages, and the choice of a rasterizer.
+
+The built-in one is used unless another is asked for and passes its self-test.
+"""
 
 from __future__ import annotations
 
+import abc
 import importlib
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
+from typing import Any, Generic
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from gaussian_splatting.cloud import Gaussians
-from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization import projection_kernels as kernels
-from gaussian_splatting.rasterization import rasterizers
-from gaussian_splatting.rasterization.projection import Projection, project
-from gaussian_splatting.rasterization.rasterizers import BlendedRows, Rasterizer, Rows, TileLists
-from gaussian_splatting.rasterization.render import rasterize
-from sugar_utils.errors import UserError, explained
-from sugar_utils.random import generator
-
-MIN_VERSION = (1, 5)
-PASS_CHANNELS = 3
-_W_GUARD = 1e-7  # the package divides by w plus this
-_BEHIND = -1.0
-"""Depth of splats that were culled: before the package's own near plane, whatever it is."""
-RASTERIZERS = ("auto", "warp", "gsplat", "inria")
-N_GAUSSIANS = 60
-WIDTH = 21
-HEIGHT = 35
-STRIPS = (Rows(0, HEIGHT), Rows(17, 30))
-"""The whole image, and a strip that begins and ends inside of a tile."""
-MAX_ERROR = 8e-3
-GRADIENT_ERROR = 2e-2
-"""Largest difference of a pixel, and norm of the gradients' difference relative to their own.
-
-A splat that one of the two just counts and the other just does not makes 1/255 of its value."""
-BLOCK = 7
-MAX_BLOCK_ERROR = 1e-3
-BLOCK_MEANS = (
-    0.3798,
-    0.3097,
-    0.2277,
-    1.5725,
-    0.6061,
-    0.1946,
-    0.1240,
-    0.1924,
-    0.9389,
-    0.3272,
-    0.0041,
-    0.0025,
-    0.0043,
-    0.0201,
-    0.0067,
-    0.1899,
-    0.1413,
-    0.1148,
-    0.8116,
-    0.2883,
-    0.0558,
-    0.0479,
-    0.0491,
-    0.2369,
-    0.0945,
-    0.1035,
-    0.0947,
-    0.1160,
-    0.7571,
-    0.2207,
-    0.0951,
-    0.0620,
-    0.0762,
-    0.5529,
-    0.1776,
-    0.1817,
-    0.1329,
-    0.1876,
-    0.8739,
-    0.3346,
-    0.3020,
-    0.2187,
-    0.2570,
-    1.8468,
-    0.5841,
-    0.0970,
-    0.0974,
-    0.0941,
-    0.5540,
-    0.2197,
-    0.1981,
-    0.1778,
-    0.2114,
-    1.1385,
-    0.3940,
-    0.2012,
-    0.1330,
-    0.1759,
-    1.1342,
-    0.3597,
-    0.0346,
-    0.0308,
-    0.0284,
-    0.1763,
-    0.0721,
-    0.1361,
-    0.0990,
-    0.1146,
-    0.6822,
-    0.2552,
-    0.0248,
-    0.0162,
-    0.0247,
-    0.1159,
-    0.0472,
+from gaussian_splatting.rasterization.projection import Projection
+from gaussian_splatting.rasterization.rasterizers import (
+    WARP,
+    BlendedRows,
+    Rasterizer,
+    Rows,
+    SplatGradients,
+    TileLists,
+    Tiles,
+    build_tile_lists,
 )
-"""Colour, depth and alpha of the test scene, block means of the float64 twin."""
+from gaussian_splatting.rasterization.self_test import self_test
+from sugar_utils.errors import UserError, explained
+
+RASTERIZERS = ("auto", "warp", "gsplat", "inria")
+MIN_VERSION = (1, 5)  # of gsplat
+PASS_CHANNELS = 3  # that diff_gaussian_rasterization blends in one pass
+_W_GUARD = 1e-7  # diff_gaussian_rasterization divides by w plus this
+_BEHIND = -1.0  # depth given to culled splats: nearer than that package's own near plane
 
 
 @dataclass(frozen=True)
 class GraphRows(BlendedRows):
-    """Blended rows with the graph that made them."""
+    """Blended rows with the autograd graph of their pixels."""
 
     leaf: Tensor  # copy of the splats that collects their gradient, (N, 9 + C)
-    outputs: tuple[Tensor, Tensor]
+    outputs: tuple[Tensor, Tensor]  # pixels and transmittance with their graph
 
 
-class GraphRasterizer(Rasterizer):
-    """Renders rows as a differentiable function of splats.
+class GraphRasterizer(Rasterizer[Tiles, GraphRows], Generic[Tiles]):
+    """Base of rasterizers that render rows as a differentiable function of splats."""
 
-    ``render(splats, tiles, background, rows)`` gives pixels (R, W, C) and transmittance (R, W) of
-    one splat or more.
-    """
+    @abc.abstractmethod
+    def render(
+        self, splats: Tensor, tiles: Tiles, background: Tensor, rows: Rows
+    ) -> tuple[Tensor, Tensor]:
+        """Return pixels, (R, W, C), and transmittance, (R, W), of one splat or more."""
 
-    def blend_rows(self, splats: Tensor, tiles: Any, background: Tensor, rows: Rows) -> GraphRows:
+    def blend_rows(self, splats: Tensor, tiles: Tiles, background: Tensor, rows: Rows) -> GraphRows:
+        """See :meth:`Rasterizer.blend_rows`."""
         leaf = splats.detach().requires_grad_()
         with torch.enable_grad():
             if splats.shape[0]:
+                # Rows of tiles are rendered whole.
                 top = rows.start // kernels.TILE * kernels.TILE
-                images = self.render(leaf, tiles, background, Rows(top, rows.stop))
-                pixels, transmittance = (image[rows.start - top :] for image in images)
+                pixels, transmittance = self.render(leaf, tiles, background, Rows(top, rows.stop))
+                pixels = pixels[rows.start - top :]
+                transmittance = transmittance[rows.start - top :]
             else:
                 # The packages leave an image of nothing black instead of showing the background.
                 shape = (rows.stop - rows.start, tiles.width)
                 nothing = leaf.sum()
                 pixels = background.expand(*shape, -1) + nothing
                 transmittance = torch.ones(shape, device=splats.device) + nothing
-        last = torch.empty(0, dtype=torch.int32, device=splats.device)
-        outputs = pixels, transmittance
-        return GraphRows(*(t.detach() for t in outputs), last, rows, leaf, outputs)
+        return GraphRows(
+            pixels=pixels.detach(),
+            transmittance=transmittance.detach(),
+            last=torch.empty(0, dtype=torch.int32, device=splats.device),
+            rows=rows,
+            background=background,
+            leaf=leaf,
+            outputs=(pixels, transmittance),
+        )
 
     def backpropagate_rows(
-        self, splats, tiles, background, blended, d_pixels, d_transmittance, gradients
+        self,
+        splats: Tensor,
+        tiles: Tiles,
+        blended: GraphRows,
+        d_pixels: Tensor,
+        d_transmittance: Tensor,
+        gradients: SplatGradients,
     ) -> None:
-        outputs = [d_pixels, d_transmittance]
-        (d_splats,) = torch.autograd.grad(blended.outputs, [blended.leaf], outputs)
+        """See :meth:`Rasterizer.backpropagate_rows`."""
+        d_outputs = [d_pixels, d_transmittance]
+        (d_splats,) = torch.autograd.grad(blended.outputs, [blended.leaf], d_outputs)
         gradients.means2d.add_(d_splats[:, :2])
         # Columns before the conic have a sum of their own, those up to the channels no gradient.
         gradients.splats[:, 2:6].add_(d_splats[:, 2:6])
@@ -164,10 +100,12 @@ class GraphRasterizer(Rasterizer):
 
 @dataclass(frozen=True)
 class RowedLists(TileLists):
+    """Tile lists whose rows of tiles the host can cut out."""
+
     starts: tuple[int, ...]  # place in the lists where each row of tiles begins, and the end
 
 
-class GsplatRasterizer(GraphRasterizer):
+class GsplatRasterizer(GraphRasterizer[RowedLists]):
     """Pixels by gsplat's ``rasterize_to_pixels``."""
 
     name = "gsplat"
@@ -176,9 +114,11 @@ class GsplatRasterizer(GraphRasterizer):
         self._package = package
 
     def build_tile_lists(self, projection: Projection) -> RowedLists:
-        lists = rasterizers.build_tile_lists(projection)
-        # One read for all strips: a strip's list ends where the package is told that it does.
-        return RowedLists(**vars(lists), starts=tuple(lists.offsets[:: lists.across].tolist()))
+        """See :meth:`Rasterizer.build_tile_lists`."""
+        lists = build_tile_lists(projection)
+        # One read for all strips: the package must be told where a strip's list ends.
+        starts = lists.offsets[:: lists.across].tolist()
+        return RowedLists(**vars(lists), starts=tuple(starts))
 
     def render(
         self, splats: Tensor, tiles: RowedLists, background: Tensor, rows: Rows
@@ -191,7 +131,9 @@ class GsplatRasterizer(GraphRasterizer):
         last = tiles.starts[top + down]
         offsets = tiles.offsets[top * tiles.across : (top + down) * tiles.across] - first
         # Scalars, because a small tensor would wait for its copy to the device.
-        means2d = torch.stack([splats[:, 0] + 0.5, splats[:, 1] + (0.5 - rows.start)], dim=-1)
+        x = splats[:, 0] + 0.5
+        y = splats[:, 1] + (0.5 - rows.start)
+        means2d = torch.stack([x, y], dim=-1)
         opacities = splats[:, 5]
         # Straight through: the cap changes the value, not the gradient.
         opacities = opacities + (opacities.clamp_max(kernels.ALPHA_MAX) - opacities).detach()
@@ -211,6 +153,11 @@ class GsplatRasterizer(GraphRasterizer):
 
 
 def load_gsplat() -> GsplatRasterizer:
+    """Import gsplat.
+
+    Raises:
+        UserError: It is not installed, or too old.
+    """
     package = _imported("gsplat", 'install it with "pip install gsplat"')
     version = str(getattr(package, "__version__", "0"))
     numbers = [int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit()]
@@ -220,14 +167,14 @@ def load_gsplat() -> GsplatRasterizer:
     return GsplatRasterizer(package)
 
 
-def _imported(name: str, advice: str) -> Any:
+def _imported(name: str, advice: str) -> ModuleType:
     with explained(f"{name} cannot be imported", advice, ImportError):
         return importlib.import_module(name)
 
 
 @dataclass(frozen=True)
 class SplatList:
-    """What is to be blended, not sorted: the package sorts for itself, strip by strip."""
+    """Splats to be blended, not sorted: the package sorts them itself, strip by strip."""
 
     radii: Tensor  # three standard deviations, rounded up; 0 for culled splats, (N,) int32 pixels
     depths: Tensor  # view-axis depth, by which splats are sorted, (N,) world units
@@ -235,12 +182,17 @@ class SplatList:
     height: int  # image height in pixels
 
 
-class InriaRasterizer(GraphRasterizer):
-    """Splats as flat Gaussians before a trivial camera."""
+class InriaRasterizer(GraphRasterizer[SplatList]):
+    """Pixels by diff_gaussian_rasterization: splats as flat Gaussians before a trivial camera."""
 
     name = "inria"
 
     def __init__(self, package: Any) -> None:
+        """Take the package or a fork of it.
+
+        Raises:
+            UserError: The fork has unknown settings.
+        """
         self._settings = package.GaussianRasterizationSettings
         self._rasterizer = package.GaussianRasterizer
         unknown = set(self._settings._fields) - set(_camera_settings(1, 1, torch.device("cpu")))
@@ -251,6 +203,7 @@ class InriaRasterizer(GraphRasterizer):
             )
 
     def build_tile_lists(self, projection: Projection) -> SplatList:
+        """See :meth:`Rasterizer.build_tile_lists`."""
         camera = projection.camera
         return SplatList(projection.radii, projection.depths, camera.width, camera.height)
 
@@ -258,23 +211,25 @@ class InriaRasterizer(GraphRasterizer):
         self, splats: Tensor, tiles: SplatList, background: Tensor, rows: Rows
     ) -> tuple[Tensor, Tensor]:
         """See :class:`GraphRasterizer`; a strip is an image of its own, its splats moved up."""
-        width = tiles.width
-        n_rows = rows.stop - rows.start
+        n_channels = background.shape[0]
         centres, covariances = flat_gaussians(splats, tiles, rows)
+        # One more channel of ones blends to alpha; the package takes three at a time.
         ones = torch.ones_like(splats[:, :1])
         values = torch.cat([splats[:, kernels.SPLAT_HEADER :], ones], dim=1)
         behind = torch.cat([background, background.new_zeros(1)])
         missing = -values.shape[1] % PASS_CHANNELS
         values = torch.nn.functional.pad(values, (0, missing))
         behind = torch.nn.functional.pad(behind, (0, missing))
-        camera = _camera_settings(width, n_rows, splats.device)
+        camera = _camera_settings(tiles.width, rows.stop - rows.start, splats.device)
         images = []
         for first in range(0, values.shape[1], PASS_CHANNELS):
             channels = slice(first, first + PASS_CHANNELS)
             settings = {**camera, "bg": behind[channels].contiguous()}
-            settings = self._settings(**{name: settings[name] for name in self._settings._fields})
+            # Versions of the package have some of these settings.
+            expected = {name: settings[name] for name in self._settings._fields}
+            rasterize_pass = self._rasterizer(raster_settings=self._settings(**expected))
             # Forks return (colour, radii) and further images after them.
-            image, *_ = self._rasterizer(raster_settings=settings)(
+            image, *_ = rasterize_pass(
                 means3D=centres,
                 means2D=torch.zeros_like(centres),
                 cov3D_precomp=covariances,
@@ -282,22 +237,21 @@ class InriaRasterizer(GraphRasterizer):
                 colors_precomp=values[:, channels].contiguous(),
             )
             images.append(image)
-        n_channels = background.shape[0]
         rendered = torch.cat(images).permute(1, 2, 0)
         return rendered[..., :n_channels].contiguous(), 1.0 - rendered[..., n_channels]
 
 
-def flat_gaussians(splats: Tensor, listed: SplatList, rows: Rows) -> tuple[Tensor, Tensor]:
-    """3D Gaussians that the trivial camera projects to given splats, (N, 9 + C).
+def flat_gaussians(splats: Tensor, splat_list: SplatList, rows: Rows) -> tuple[Tensor, Tensor]:
+    """Return 3D Gaussians that the trivial camera projects to given splats, (N, 9 + C).
 
     Centres (N, 3), and covariances (N, 6) as xx, xy, xz, yy, yz, zz; culled splats lie behind it.
     """
-    width = listed.width
+    width = splat_list.width
     n_rows = rows.stop - rows.start
     # In float64: the determinant of a long and thin splat's conic cancels.
     rows64 = splats[:, :5].double()
-    visible = listed.radii > 0
-    depth = torch.where(visible, listed.depths, _BEHIND).detach().double()
+    visible = splat_list.radii > 0
+    depth = torch.where(visible, splat_list.depths, _BEHIND).detach().double()
     x = (2 * rows64[:, 0] + 1) / width - 1
     y = ((2 * (rows64[:, 1] - rows.start) + 1) / n_rows - 1) * (n_rows / width)
     centres = torch.stack([x * (depth + _W_GUARD), y * (depth + _W_GUARD), depth], dim=-1)
@@ -321,7 +275,7 @@ def flat_gaussians(splats: Tensor, listed: SplatList, rows: Rows) -> tuple[Tenso
     return centres.float(), covariances.float()
 
 
-def _camera_settings(width: int, height: int, device: torch.device) -> dict[str, Any]:
+def _camera_settings(width: int, height: int, device: torch.device) -> dict[str, object]:
     """Settings of a camera at the origin that looks along z, its focal length half the width."""
     tan_y = height / width
     rows = ((1.0, 0, 0, 0), (0, 1.0 / tan_y, 0, 0), (0, 0, 1.0, 0), (0, 0, 1.0, 0))
@@ -344,29 +298,34 @@ def _camera_settings(width: int, height: int, device: torch.device) -> dict[str,
 
 
 def load_inria() -> InriaRasterizer:
+    """Import diff_gaussian_rasterization.
+
+    Raises:
+        UserError: It is not installed, or a fork with unknown settings.
+    """
     advice = "build it from its authors' sources or use --rasterizer warp"
     return InriaRasterizer(_imported("diff_gaussian_rasterization", advice))
 
 
-_LOADERS = {"gsplat": load_gsplat, "inria": load_inria}
-
-
 def choose_rasterizer(name: str, device: torch.device) -> tuple[Rasterizer, str]:
-    """The rasterizer of a run, and one line that names it with the reason.
+    """Return the rasterizer of a run, and one line that names it with the reason.
 
     ``auto`` is the built-in one: it alone gives the same bits on every run.
+
+    Raises:
+        UserError: The rasterizer is not available on this device, or fails its self-test.
     """
     if name == "auto":
-        return rasterizers.WARP, "rasterizer: warp, built in; it gives the same bits on every run"
+        return WARP, "rasterizer: warp, built in; it gives the same bits on every run"
     if name == "warp":
-        return rasterizers.WARP, "rasterizer: warp, by --rasterizer"
+        return WARP, "rasterizer: warp, by --rasterizer"
     if device.type != "cuda":
         raise UserError(
             f"--rasterizer {name} renders on CUDA devices only, and this run computes on the "
             f"{device.type.upper()}; leave the flag out"
         )
     try:
-        rasterizer = _LOADERS[name]()
+        rasterizer = load_gsplat() if name == "gsplat" else load_inria()
     except UserError as error:
         raise UserError(f"--rasterizer {name}: {error}") from error
     fault = self_test(rasterizer, device)
@@ -376,94 +335,3 @@ def choose_rasterizer(name: str, device: torch.device) -> tuple[Rasterizer, str]
             "and GPU, or leave the flag out"
         )
     return rasterizer, f"rasterizer: {name}, by --rasterizer; its self-test passed"
-
-
-@torch.no_grad()
-def self_test(rasterizer: Rasterizer, device: torch.device) -> str | None:
-    """Compare with the built-in rasterizer. What is wrong, None if nothing is."""
-    expected = _render(rasterizers.WARP, device)
-    try:
-        found = _render(rasterizer, device)
-    # Another package's failure, whatever it is, is a reason not to use it.
-    except Exception as error:
-        return f"it raised {type(error).__name__} ({' '.join(str(error).split())[:300]})"
-    for name, values in expected.items():
-        if not bool(found[name].isfinite().all()):
-            return f"its {name} are not finite"
-        difference = (found[name] - values).double()
-        error = float(difference.abs().max())
-        allowed = MAX_ERROR
-        if name.startswith("gradients"):
-            error = float(difference.norm() / values.double().norm())
-            allowed = GRADIENT_ERROR
-        if error > allowed:
-            return f"its {name} differ by {error:.1e} from the built-in rasterizer's"
-    return None
-
-
-@torch.no_grad()
-def reference_test(device: torch.device) -> str | None:
-    """Compare the built-in rasterizer with recorded float64 values. What is wrong, if anything."""
-    found = rasterize(_test_scene(device), _test_camera(), depth=True)
-    pixels = torch.cat([found.image, found.depth[..., None], found.alpha[..., None]], dim=-1)
-    blocks = pixels.cpu().double().unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
-    means = blocks.mean(dim=(1, 3)).reshape(-1, pixels.shape[2])
-    expected = torch.tensor(BLOCK_MEANS, dtype=torch.float64, device="cpu").view_as(means)
-    errors = (means - expected).abs().amax(dim=0).tolist()
-    for name, error in zip(("image", "image", "image", "depth", "alpha"), errors, strict=True):
-        if not error <= MAX_BLOCK_ERROR:
-            return f"its {name} differs by {error:.1e} from the float64 reference"
-    return None
-
-
-def _render(rasterizer: Rasterizer, device: torch.device) -> dict[str, Tensor]:
-    projection = project(_test_scene(device), _test_camera(), depth=True, normal=True)
-    tiles = rasterizer.build_tile_lists(projection)
-    background = torch.linspace(0.1, 0.6, projection.layout.total, device=device)
-    results = {}
-    for rows in STRIPS:
-        blended = rasterizer.blend_rows(projection.splats, tiles, background, rows)
-        draws = generator(0, "rasterizer self-test", rows.start, rows.stop)
-        shape = blended.pixels.shape
-        d_pixels = torch.randn(shape, generator=draws, device="cpu").to(device)
-        d_left = torch.randn(shape[:2], generator=draws, device="cpu").to(device)
-        pixels = blended.pixels.clone()
-        left = blended.transmittance.clone()
-        gradients = rasterizers.SplatGradients.zeros(projection)
-        rasterizer.backpropagate_rows(
-            projection.splats, tiles, background, blended, d_pixels, d_left, gradients
-        )
-        by_splat = gradients.splats
-        found = {
-            "pixels": pixels,
-            "transmittances": left,
-            "gradients of centres": gradients.means2d,
-            "gradients of shapes": by_splat[:, 2:5],
-            "gradients of opacities": by_splat[:, 5],
-            "gradients of channels": by_splat[:, 9:],
-        }
-        results |= {f"{name} of rows {rows.start} to {rows.stop}": v for name, v in found.items()}
-    return results
-
-
-def _test_camera() -> Camera:
-    lens = {"fx": 30.0, "fy": 31.0, "cx": WIDTH / 2 + 1.5, "cy": HEIGHT / 2 - 2.0}
-    return Camera("self-test", WIDTH, HEIGHT, **lens, rotation=np.eye(3), translation=np.zeros(3))
-
-
-def _test_scene(device: torch.device) -> Gaussians:
-    """Gaussians before, beside and behind the camera, none as opaque as the caps of alpha."""
-    draws = generator(0, "rasterizer self-test")
-    n = N_GAUSSIANS
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=draws, device="cpu")
-
-    means = normal(n, 3) * torch.tensor([1.2, 1.0, 0.8], device="cpu")
-    means[:, 2] += 3.0
-    means[: n // 20, 2] *= -1.0
-    quats = torch.nn.functional.normalize(normal(n, 4), dim=-1)
-    scales = torch.exp(0.5 * normal(n, 3) - 2.2)
-    opacities = torch.rand(n, generator=draws, device="cpu") * 0.9 + 0.03
-    tensors = means, quats, scales, opacities, 0.5 * normal(n, 1, 3), 0.1 * normal(n, 15, 3)
-    return Gaussians(*(tensor.to(device) for tensor in tensors))

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """CPU tile kernels: C++ bodies in ``native/`` compiled by Warp for a given number of channels."""
+# Kernels are Warp's language, not Python's.
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 
 import warp as wp
 
+from gaussian_splatting.rasterization.blend_inputs import BackwardInputs, ForwardInputs, SumInputs
 from gaussian_splatting.rasterization.projection import MIN_ITEMS
 from sugar_utils.warp_arrays import Floats, Floats2d, Floats3d, Ints, Ints2d
 from sugar_utils.warp_launch import (
@@ -27,35 +31,34 @@ _source = functools.partial(native_source, __file__)
 @native_kernel(_source("sort_splats"))
 def sort_splats(
     item: int,
-    n: int,
     depths_: Floats,
     counts_: Ints,
     order_: Ints,
     spare_: Ints,
-    first_pairs_: Ints,
+    first_intersections_: Ints,
     total_: wp.array(dtype=wp.int64),
 ):
-    """Sort splats by depth and lay out their runs of pairs; one work item does it all."""
+    """Sort splats by depth and lay out their runs of intersections; one work item does it all."""
 
 
-@native_kernel(_source("sort_pairs"))
-def sort_pairs(
+@native_kernel(_source("sort_intersections"))
+def sort_intersections(
     item: int,
-    n_pairs: int,
-    n_tiles: int,
     counts_: Ints,
     order_: Ints,
-    pair_tiles_: Ints,
-    offsets_: Ints,
-    cursor_: Ints,
+    intersection_tiles_: Ints,
+    offsets_: Ints2d,
     ids_: Ints,
     places_: Ints,
 ):
-    """Scatter the pairs to their tiles, where they stay in order; one work item does it all."""
+    """Sort intersections by tile, stably; one work item does it all.
+
+    The first row of ``offsets_`` is the start of each tile's run, the second is working memory.
+    """
 
 
 class TileKernels:
-    """Kernels for splats of some channels, and how they are launched."""
+    """Kernels of the CPU for splats of some number of channels; see :class:`BlendKernels`."""
 
     def __init__(self, n_channels: int) -> None:
         common = f"constexpr int CHANNELS = {n_channels};\n" + SIMD_SOURCE + _source("common")
@@ -98,13 +101,13 @@ class TileKernels:
             gradient_sums_: Floats2d,
         ): ...
 
-        @native_kernel(header + _source("sum_pairs"), **_UNIQUE)
-        def sum_pairs(
+        @native_kernel(header + _source("sum_gradient_rows"), **_UNIQUE)
+        def sum_gradient_rows(
             i: int,
             first_tile: int,
             end_tile: int,
             offsets_: Ints,
-            first_pairs_: Ints,
+            first_intersections_: Ints,
             counts_: Ints,
             places_: Ints,
             gradient_sums_: Floats2d,
@@ -114,18 +117,19 @@ class TileKernels:
 
         self.forward = forward
         self.backward = backward
-        self.sum_pairs = sum_pairs
+        self.sum_gradient_rows = sum_gradient_rows
 
-    def launch_forward(self, n_tiles: int, inputs: list[Any]) -> None:
+    def launch_forward(self, n_tiles: int, inputs: ForwardInputs) -> None:
+        """Blend the pixels of some tiles."""
         launch(self.forward, n_tiles, inputs)
 
-    def launch_backward(self, n_tiles: int, inputs: list[Any]) -> None:
-        """Fill the rows of the pairs in some tiles."""
+    def launch_backward(self, n_tiles: int, inputs: BackwardInputs) -> None:
+        """Fill the gradient rows of all intersections in some tiles."""
         launch(self.backward, n_tiles, inputs)
 
-    def launch_sums(self, n_splats: int, inputs: list[Any]) -> None:
-        """Add the rows of each splat's pairs to its gradients."""
-        launch(self.sum_pairs, n_splats, inputs, min_items=MIN_ITEMS)
+    def launch_sums(self, n_splats: int, inputs: SumInputs) -> None:
+        """Add the rows of each splat's intersections to its gradients."""
+        launch(self.sum_gradient_rows, n_splats, inputs, min_items=MIN_ITEMS)
 
 
 tile_kernels = functools.cache(TileKernels)

@@ -5,7 +5,8 @@ A warp blends a tile, each lane eight pixels, one of each block of 8 x 4. Blocks
 row, and so are lanes within a block. Splats come in batches of 32, of which a lane tests one: which
 blocks of pixels its box touches, eight bits that all lanes know. In the backward pass a lane first
 adds up its own eight pixels; the warp then adds up the columns of 32 lanes in 16 exchanges and
-stores the sums at once, in the row of ``gradient_sums`` that the pair owns. Nothing is added
+stores the sums at once, in the row of ``gradient_sums`` that the
+intersection owns. Nothing is added
 atomically. The numerics are those of ``native/``, but for the rounding of exponentials and
 reciprocals.
 
@@ -13,13 +14,18 @@ A warp holds two batches in shared memory. Neighbouring lanes copy neighbouring 
 bytes each where rows are whole multiples of that, straight into shared memory (``cp.async``, from
 compute capability 8.0 on). Rows begin at multiples of 16 bytes, so that a lane reads four floats.
 """
+# Kernels are Warp's language, not Python's.
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+# pyright: reportReturnType=false, reportAssignmentType=false, reportRedeclaration=false
 
 import functools
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import warp as wp
+from torch import Tensor
 
+from gaussian_splatting.rasterization.blend_inputs import BackwardInputs, ForwardInputs, SumInputs
 from gaussian_splatting.rasterization.gradient_sums_cuda import (
     SPLAT_COLUMNS,
     launch_sums,
@@ -35,7 +41,7 @@ from gaussian_splatting.rasterization.projection_kernels import (
     TRANSMITTANCE_MIN,
 )
 from sugar_utils.warp_arrays import Floats2d, Floats3d, Ints, Ints2d
-from sugar_utils.warp_launch import as_array, known_options, launch_blocks
+from sugar_utils.warp_launch import TypedTensor, as_array, known_options, launch_blocks
 from sugar_utils.warp_math import (
     SUM_COLUMNS,
     WARP_LANES,
@@ -49,7 +55,9 @@ from sugar_utils.warp_math import (
     reciprocal_fast,
 )
 
-_WIDTH = 8
+wp.set_module_options({"enable_backward": False})
+
+_WIDTH = 8  # pixels of a block
 _HEIGHT = WARP_LANES // _WIDTH
 BLOCKS_ACROSS = TILE // _WIDTH
 BLOCKS = BLOCKS_ACROSS * (TILE // _HEIGHT)
@@ -148,6 +156,7 @@ Shade = wp.types.vector(length=1, dtype=wp.float32)
 
 @wp.func
 def tile_corner(tile: int, tiles_x: int) -> wp.vec2i:
+    """Return the column and row of a tile's first pixel."""
     return wp.vec2i((tile % tiles_x) * _SIDE, (tile / tiles_x) * _SIDE)
 
 
@@ -165,18 +174,19 @@ def pixel_in_block(first: wp.vec2i, block: int) -> wp.vec2i:
 
 @wp.struct
 class Form:
-    """The quadratic form d^T conic d of a splat, as far as it is known for a lane's two columns."""
+    """The quadratic form d^T conic d of a splat, evaluated for the two columns of a lane."""
 
-    dx: Offsets
-    xx: Offsets
-    xy: Offsets
-    yy: float
-    first_y: float
-    y: float
+    dx: Offsets  # from the centre to the columns
+    xx: Offsets  # conic xx times dx^2
+    xy: Offsets  # 2 conic xy times dx
+    yy: float  # conic yy
+    first_y: float  # row of the lane's first pixel
+    y: float  # row of the centre
 
 
 @wp.func
 def form_of(first: wp.vec2i, x: float, y: float, conic: wp.vec3) -> Form:
+    """Return the form of a splat with its centre at (x, y) for a lane's first pixel."""
     form = Form()
     for i in range(_ACROSS):
         form.dx[i] = (float(first[0]) + float(i * _PIXELS_ACROSS)) - x
@@ -190,56 +200,65 @@ def form_of(first: wp.vec2i, x: float, y: float, conic: wp.vec3) -> Form:
 
 @wp.func
 def offset_in_y(form: Form, block: int) -> float:
-    """From a splat's centre to a lane's pixel in a block."""
+    """Return the y offset from a splat's centre to a lane's pixel in a block."""
     return (form.first_y + float((block / _ACROSS) * _PIXELS_DOWN)) - form.y
 
 
 @wp.func
 def form_at(form: Form, block: int, dy: float) -> float:
-    """The value of the form at a lane's pixel in a block, twice the exponent."""
+    """Return the form's value at a lane's pixel in a block: twice the exponent."""
     return form.xx[block % _ACROSS] + dy * (form.xy[block % _ACROSS] + form.yy * dy)
 
 
 @wp.func
-def touched_blocks(corner: wp.vec2i, x: float, y: float, reach_x: float, reach_y: float) -> int:
-    """Blocks that hold a pixel inside a splat's box."""
+def touched_blocks(corner: wp.vec2i, x: float, y: float, extent_x: float, extent_y: float) -> int:
+    """Return the blocks that hold a pixel inside of a splat's box, one bit each."""
     across = int(0)
     for i in range(_ACROSS):
-        near = float(corner[0] + i * _PIXELS_ACROSS)
-        if wp.max(near - x, x - (near + _TO_LAST_COLUMN)) <= reach_x:
+        first_column = float(corner[0] + i * _PIXELS_ACROSS)
+        if wp.max(first_column - x, x - (first_column + _TO_LAST_COLUMN)) <= extent_x:
             across = across | (1 << i)
     blocks = int(0)
     for i in range(_DOWN):
-        near = float(corner[1] + i * _PIXELS_DOWN)
-        if wp.max(near - y, y - (near + _TO_LAST_ROW)) <= reach_y:
+        first_row = float(corner[1] + i * _PIXELS_DOWN)
+        if wp.max(first_row - y, y - (first_row + _TO_LAST_ROW)) <= extent_y:
             blocks = blocks | (across << (i * _ACROSS))
     return blocks
 
 
 @wp.func
 def last_of_blocks(latest: Places, lane: int) -> int:
-    """The largest place of any lane in each block, kept by the lane of the block's number."""
-    kept = int(-1)
+    """Return the largest place of any lane in the block whose number is this lane's."""
+    last_place = int(-1)
     for block in range(_BLOCKS):
         largest = max_over_lanes(latest[block], lane)
         if lane == block:
-            kept = largest
-    return kept
+            last_place = largest
+    return last_place
 
 
 @wp.func
-def blocks_that_reach(kept: int, place: int, lane: int) -> int:
-    """Blocks whose last place, from :func:`last_of_blocks`, is not before ``place``."""
+def blocks_that_reach(last_place: int, place: int, lane: int) -> int:
+    """Return the blocks whose last place, from :func:`last_of_blocks`, is not before ``place``."""
     blocks = int(0)
     for block in range(_BLOCKS):
-        if place <= read_lane(kept, lane, block):
+        if place <= read_lane(last_place, lane, block):
             blocks = blocks | (1 << block)
     return blocks
 
 
+class BatchFunctions(NamedTuple):
+    """Warp functions of a warp's two batches in shared memory; ``batches`` is their address."""
+
+    open: wp.Function  # () -> batches
+    copy: wp.Function  # (batches, buffer, lane, own_id, splats): begins to copy 32 splats
+    wait: wp.Function  # (): waits for all copies
+    read: wp.Function  # (batches, buffer, row) -> one splat
+
+
 @functools.cache
-def batch_functions(n_channels: int) -> SimpleNamespace:
-    """Warp functions for splats of ``n_channels`` channels, for kernels with warps as blocks."""
+def batch_functions(n_channels: int) -> BatchFunctions:
+    """Return the functions for splats of some channels, for kernels with warps as blocks."""
     floats = SPLAT_HEADER + n_channels
     pitch = -(-floats // 4) * 4
     Row = wp.types.vector(length=floats, dtype=wp.float32)
@@ -280,61 +299,76 @@ def batch_functions(n_channels: int) -> SimpleNamespace:
     @wp.func_native(of_width(_READ))
     def read_splat(batches: wp.uint64, buffer: int, row: int) -> Padded: ...
 
-    return SimpleNamespace(open=open_batches, copy=copy_batch, wait=wait_for_batch, read=read_splat)
-
-
-wp.set_module_options({"enable_backward": False})
+    return BatchFunctions(open_batches, copy_batch, wait_for_batch, read_splat)
 
 
 class BlockKernels:
-    """Kernels for splats of some channels, and how they are launched."""
+    """Kernels of GPUs for splats of some number of channels; see :class:`BlendKernels`."""
 
     def __init__(self, n_channels: int) -> None:
         self.forward = _forward_kernel(n_channels)
         self.backward = _backward_kernel(n_channels)
-        self.sum_pairs = sum_kernel(n_channels)
+        self.sum_gradient_rows = sum_kernel(n_channels)
 
-    def launch_forward(self, n_tiles: int, inputs: list[Any]) -> None:
-        _launch_on_tiles(self.forward, n_tiles, _with_rows(inputs, 7))
+    def launch_forward(self, n_tiles: int, inputs: ForwardInputs) -> None:
+        """Blend the pixels of some tiles."""
+        inputs = inputs._replace(splats=_rows_of(inputs.splats))
+        _launch_on_tiles(self.forward, n_tiles, inputs)
 
-    def launch_backward(self, n_tiles: int, inputs: list[Any]) -> None:
-        _launch_on_tiles(self.backward, n_tiles, _with_rows(inputs, 7, len(inputs) - 1))
+    def launch_backward(self, n_tiles: int, inputs: BackwardInputs) -> None:
+        """Fill the gradient rows of all intersections in some tiles."""
+        inputs = inputs._replace(
+            splats=_rows_of(inputs.splats), gradient_sums=_rows_of(inputs.gradient_sums)
+        )
+        _launch_on_tiles(self.backward, n_tiles, inputs)
 
-    def launch_sums(self, n_splats: int, inputs: list[Any]) -> None:
-        launch_sums(self.sum_pairs, n_splats, _with_rows(inputs, 6), inputs[2].device)
+    def launch_sums(self, n_splats: int, inputs: SumInputs) -> None:
+        """Add the rows of each splat's intersections to its gradients."""
+        inputs = inputs._replace(gradient_sums=_rows_of(inputs.gradient_sums))
+        launch_sums(self.sum_gradient_rows, n_splats, inputs)
 
 
 block_kernels = functools.cache(BlockKernels)
 
 
-def _launch_on_tiles(kernel: Any, n_tiles: int, inputs: list[Any]) -> None:
-    how = {"device": inputs[5].device, "block_dim": WARP_LANES}
-    together = kernel.module.options["block_dim"] // WARP_LANES
-    launch_blocks(kernel, n_tiles, inputs, **how, together=together)
+def _launch_on_tiles(
+    kernel: wp.Kernel, n_tiles: int, inputs: ForwardInputs | BackwardInputs
+) -> None:
+    launch_blocks(
+        kernel,
+        n_tiles,
+        inputs,
+        device=inputs.offsets.device,
+        block_dim=WARP_LANES,
+        together=kernel.module.options["block_dim"] // WARP_LANES,
+    )
 
 
-def _with_rows(inputs: list[Any], *places: int) -> list[Any]:
-    """The inputs, where those at some places, tables of floats, are one vector per row to Warp."""
-    inputs = list(inputs)
-    for place in places:
-        row = wp.types.vector(length=inputs[place].shape[1], dtype=wp.float32)
-        inputs[place] = as_array(inputs[place], row)
-    return inputs
+def _rows_of(table: Tensor) -> TypedTensor:
+    """A table of floats as one vector per row."""
+    return as_array(table, wp.types.vector(length=table.shape[1], dtype=wp.float32))
 
 
-def _options(n_channels: int, limits: tuple[tuple[int, int], ...]) -> dict[str, Any]:
-    most = next((registers for channels, registers in limits if n_channels <= channels), 255)
+def _kernel_options(
+    n_channels: int, register_limits: tuple[tuple[int, int], ...]
+) -> dict[str, Any]:
+    """Options of a kernel; the limits are pairs of a number of channels and of registers."""
+    n_registers = 255
+    for max_channels, limit in register_limits:
+        if n_channels <= max_channels:
+            n_registers = limit
+            break
     # Tiles in one block of a GPU: two where registers allow more than 16 warps.
-    block_dim = (2 if n_channels <= 4 else 1) * WARP_LANES
+    tiles_together = 2 if n_channels <= 4 else 1
     return {
-        "module_options": {"enable_backward": False, "block_dim": block_dim},
-        **known_options(grid_stride=False, cuda_max_registers=most),
+        "module_options": {"enable_backward": False, "block_dim": tiles_together * WARP_LANES},
+        **known_options(grid_stride=False, cuda_max_registers=n_registers),
     }
 
 
 @wp.func
 def shape_gradients(sums: Columns, conic: wp.vec3) -> Columns:
-    """Five columns: gradients of centre and conic, from sums of dL/dsigma times offsets."""
+    """Turn sums of dL/dsigma times offsets into gradients of centre and conic, five columns."""
     result = sums
     result[0] = conic[0] * sums[0] + conic[1] * sums[1]
     result[1] = conic[1] * sums[0] + conic[2] * sums[1]
@@ -344,13 +378,14 @@ def shape_gradients(sums: Columns, conic: wp.vec3) -> Columns:
     return result
 
 
-def _forward_kernel(n_channels: int) -> Any:
+def _forward_kernel(n_channels: int) -> wp.Kernel:
+    """Kernel that blends tiles, one warp each; arguments are :class:`ForwardInputs`."""
     CHANNELS = wp.constant(n_channels)
     Colors = wp.types.matrix(shape=(BLOCKS, n_channels), dtype=wp.float32)
     Row = wp.types.vector(length=SPLAT_HEADER + n_channels, dtype=wp.float32)
     batch_of = batch_functions(n_channels)
 
-    @wp.kernel(module="unique", **_options(n_channels, _FORWARD_REGISTERS))
+    @wp.kernel(module="unique", **_kernel_options(n_channels, _FORWARD_REGISTERS))
     def forward(
         first_tile: int,
         width: int,
@@ -369,7 +404,7 @@ def _forward_kernel(n_channels: int) -> Any:
         tile = first_tile + warp
         corner = tile_corner(tile, tiles_x)
         first = first_pixel(corner, lane)
-        light = Floats(1.0)
+        transmitted = Floats(1.0)
         latest = Places(-1)
         alive = Bits()
         blended = Colors()
@@ -395,10 +430,13 @@ def _forward_kernel(n_channels: int) -> Any:
             if start + _LANES < end:
                 batch_of.copy(batches, 1 - buffer, lane, next_id, splats)
                 next_id = ids[wp.min(start + 2 * _LANES + lane, end - 1)]
-            own = batch_of.read(batches, buffer, lane)
+            own_splat = batch_of.read(batches, buffer, lane)
             own_blocks = int(0)
             if start + lane < end:
-                own_blocks = open_blocks & touched_blocks(corner, own[0], own[1], own[7], own[8])
+                own_blocks = touched_blocks(
+                    corner, own_splat[0], own_splat[1], own_splat[7], own_splat[8]
+                )
+                own_blocks = own_blocks & open_blocks
             waiting = lanes_where(own_blocks, lane)
             while waiting != 0:
                 j = lowest_bit(waiting)
@@ -415,29 +453,32 @@ def _forward_kernel(n_channels: int) -> Any:
                         if (alive[0] & (1 << q)) != 0 and square >= 0.0 and square <= limit:
                             alpha = wp.min(splat[5] * gauss(square), _CAP)
                             if alpha >= _FAINTEST:
-                                after = light[q] * (1.0 - alpha)
+                                after = transmitted[q] * (1.0 - alpha)
                                 if after < _OPAQUE:
                                     alive[0] = alive[0] & ~(1 << q)
                                 else:
-                                    weight = alpha * light[q]
+                                    weight = alpha * transmitted[q]
                                     for c in range(CHANNELS):
                                         blended[q, c] += weight * splat[HEADER + c]
-                                    light[q] = after
+                                    transmitted[q] = after
                                     latest[q] = start + j
         # Nothing may still be on its way into the memory of a warp that ends.
         batch_of.wait()
         for q in range(_BLOCKS):
             at = pixel_in_block(first, q)
             if at[0] < width and at[1] >= top_row and at[1] < end_row:
-                transmittance[at[1] - top_row, at[0]] = light[q]
+                transmittance[at[1] - top_row, at[0]] = transmitted[q]
                 last[at[1] - top_row, at[0]] = latest[q]
                 for c in range(CHANNELS):
-                    image[at[1] - top_row, at[0], c] = blended[q, c] + light[q] * background[c]
+                    image[at[1] - top_row, at[0], c] = (
+                        blended[q, c] + transmitted[q] * background[c]
+                    )
 
     return forward
 
 
 def _loading_function(n_channels: int) -> wp.Function:
+    """Function that loads the state and gradients of a lane's pixels for the backward pass."""
     CHANNELS = wp.constant(n_channels)
     Colors = wp.types.matrix(shape=(BLOCKS, n_channels), dtype=wp.float32)
 
@@ -453,33 +494,37 @@ def _loading_function(n_channels: int) -> wp.Function:
         d_image: Floats3d,
         d_transmittance: Floats2d,
     ):
-        light = Floats(1.0)
+        transmitted = Floats(1.0)
         behind = Floats(0.0)
         latest = Places(-1)
         d_pixel = Colors()
         for q in range(_BLOCKS):
             at = pixel_in_block(first, q)
             if at[0] < width and at[1] >= top_row and at[1] < end_row:
-                light[q] = transmittance[at[1] - top_row, at[0]]
+                transmitted[q] = transmittance[at[1] - top_row, at[0]]
                 latest[q] = last[at[1] - top_row, at[0]]
                 d_end = d_transmittance[at[1] - top_row, at[0]]
                 for c in range(CHANNELS):
                     d_pixel[q, c] = d_image[at[1] - top_row, at[0], c]
                     d_end += d_pixel[q, c] * background[c]
-                behind[q] = light[q] * d_end
-        return light, behind, latest, d_pixel
+                behind[q] = transmitted[q] * d_end
+        return transmitted, behind, latest, d_pixel
 
     return load_pixels
 
 
-def _backward_kernel(n_channels: int) -> Any:
+def _backward_kernel(n_channels: int) -> wp.Kernel:
+    """Kernel that fills gradient rows, one warp a tile; arguments are :class:`BackwardInputs`."""
     CHANNELS = wp.constant(n_channels)
     load_pixels = _loading_function(n_channels)
-    SumsRow, Sums, store_row = store_row_function(n_channels)
+    row_functions = store_row_function(n_channels)
+    SumsRow = row_functions.Row
+    Sums = row_functions.Part
+    store_row = row_functions.store
     Row = wp.types.vector(length=SPLAT_HEADER + n_channels, dtype=wp.float32)
     batch_of = batch_functions(n_channels)
 
-    @wp.kernel(module="unique", **_options(n_channels, _BACKWARD_REGISTERS))
+    @wp.kernel(module="unique", **_kernel_options(n_channels, _BACKWARD_REGISTERS))
     def backward(
         first_tile: int,
         width: int,
@@ -500,7 +545,7 @@ def _backward_kernel(n_channels: int) -> Any:
         tile = first_tile + warp
         corner = tile_corner(tile, tiles_x)
         first = first_pixel(corner, lane)
-        light, behind, latest, d_pixel = load_pixels(
+        transmitted, behind, latest, d_pixel = load_pixels(
             first,
             width,
             top_row,
@@ -511,9 +556,9 @@ def _backward_kernel(n_channels: int) -> Any:
             d_image,
             d_transmittance,
         )
-        kept = last_of_blocks(latest, lane)
+        last_place = last_of_blocks(latest, lane)
         begin = offsets[tile]
-        end = wp.max(max_over_lanes(kept, lane) + 1, begin)
+        end = wp.max(max_over_lanes(last_place, lane) + 1, begin)
         first_place = offsets[first_tile]
         sums = Sums()
         # What lies behind the last splat that any pixel blended has no gradient.
@@ -531,9 +576,11 @@ def _backward_kernel(n_channels: int) -> Any:
             if start - _LANES >= begin:
                 batch_of.copy(batches, 1 - buffer, lane, next_id, splats)
                 next_id = ids[wp.max(start - 2 * _LANES - lane, begin)]
-            own = batch_of.read(batches, buffer, lane)
-            own_blocks = touched_blocks(corner, own[0], own[1], own[7], own[8])
-            own_blocks = own_blocks & blocks_that_reach(kept, start - lane, lane)
+            own_splat = batch_of.read(batches, buffer, lane)
+            own_blocks = touched_blocks(
+                corner, own_splat[0], own_splat[1], own_splat[7], own_splat[8]
+            )
+            own_blocks = own_blocks & blocks_that_reach(last_place, start - lane, lane)
             for j in range(wp.min(_LANES, start - begin + 1)):
                 k = start - j
                 blocks = read_lane(own_blocks, lane, j)
@@ -554,7 +601,7 @@ def _backward_kernel(n_channels: int) -> Any:
                                 if alpha >= _FAINTEST:
                                     touched[0] = 1
                                     inverse = reciprocal_fast(1.0 - alpha)
-                                    before = light[q] * inverse
+                                    before = transmitted[q] * inverse
                                     weight = alpha * before
                                     shade = Shade()
                                     for c in range(CHANNELS):
@@ -566,7 +613,7 @@ def _backward_kernel(n_channels: int) -> Any:
                                     # The cap passes the gradient straight through, as in 3DGS.
                                     d_alpha = before * shade[0] - behind[q] * inverse
                                     behind[q] += weight * shade[0]
-                                    light[q] = before
+                                    transmitted[q] = before
                                     d_sigma = uncapped * d_alpha
                                     gx = d_sigma * form.dx[q % _ACROSS]
                                     gy = d_sigma * dy
@@ -581,7 +628,7 @@ def _backward_kernel(n_channels: int) -> Any:
                 store_row(gradient_sums, k - first_place, sums, any_touched, lane)
                 # A zero that the compiler does not know: it would write the known one again at
                 # every way out of the first block.
-                sums = Sums(0.0 * light[0])
+                sums = Sums(0.0 * transmitted[0])
         batch_of.wait()
 
     return backward

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums of the gradient rows of a splat's pairs on GPUs, in an order that no launch changes.
+"""Sums of the gradient rows of a splat's intersections on GPUs, always in the same order.
 
 A row has two columns for the centre, four for conic and opacity, one for each channel. A lane adds
-up the rows of one splat; splats of many pairs are taken by all lanes of a warp, each every 32nd
-row, and the 32 sums are added in a fixed tree.
+up the rows of one splat; splats of many intersections are taken by all lanes of a warp, each every
+32nd row, and the 32 sums are added in a fixed tree.
 """
+# Kernels are Warp's language, not Python's.
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+# pyright: reportReturnType=false, reportAssignmentType=false, reportRedeclaration=false
 
 import functools
-from typing import Any
+from typing import NamedTuple
 
-import torch
 import warp as wp
 
+from gaussian_splatting.rasterization.blend_inputs import SumInputs
 from gaussian_splatting.rasterization.projection_kernels import HEADER
 from sugar_utils.warp_arrays import Floats2d, Ints
 from sugar_utils.warp_launch import known_options, launch_blocks
@@ -31,7 +35,7 @@ _LANES = wp.constant(WARP_LANES)
 _COLUMNS = wp.constant(SUM_COLUMNS)
 _SPLAT_COLUMNS = wp.constant(SPLAT_COLUMNS)
 _MANY = wp.constant(16)
-"""Splats of more pairs are taken by a whole warp: the fewest instructions for a million splats."""
+"""Splats of more intersections are taken by a whole warp; fewest instructions for 10^6 splats."""
 
 _STORE = f"""
 const int column = group * {SUM_COLUMNS} + lane / 2;
@@ -41,13 +45,24 @@ if (lane % 2 == 0 && column < WIDTH) gradient_sums.data[row][column] = total;
 
 @wp.func
 def splat_of(warp: int, lane: int, n_splats: int) -> int:
-    """Large splats may have neighbouring numbers, so a warp takes splats far from each other."""
+    """Return the splat of a lane.
+
+    Large splats may have neighbouring numbers, so a warp takes splats far from each other.
+    """
     return lane * ((n_splats + _LANES - 1) / _LANES) + warp
 
 
+class RowFunctions(NamedTuple):
+    """Types and the Warp function for gradient rows of some number of channels."""
+
+    Row: type  # a row of ``gradient_sums``
+    Part: type  # a lane's part of it: columns in groups of ``SUM_COLUMNS``
+    store: wp.Function  # (gradient_sums, row, part, any_part, lane): adds the parts and stores them
+
+
 @functools.cache
-def store_row_function(n_channels: int) -> tuple[type, type, wp.Function]:
-    """The types of a row and of a lane's part of it, and what adds the parts up and stores them."""
+def store_row_function(n_channels: int) -> RowFunctions:
+    """Return what stores the gradient row of an intersection."""
     width = SPLAT_COLUMNS + n_channels
     n_groups = -(-width // SUM_COLUMNS)
     GROUPS = wp.constant(n_groups)
@@ -77,7 +92,7 @@ def store_row_function(n_channels: int) -> tuple[type, type, wp.Function]:
                 total = sum_columns(part[g], lane)
             store_sum(gradient_sums, row, g, lane, total)
 
-    return Row, Part, store_row
+    return RowFunctions(Row, Part, store_row)
 
 
 @wp.func
@@ -91,15 +106,23 @@ def add_gradient(d_means2d: Floats2d, d_splats: Floats2d, i: int, column: int, v
         d_splats[i, HEADER + column - _SPLAT_COLUMNS] += value
 
 
-def launch_sums(kernel: Any, n_splats: int, inputs: list[Any], device: torch.device) -> None:
-    """Launch what :func:`sum_kernel` returned; its first argument is added."""
-    n_warps = -(-n_splats // WARP_LANES)
-    how = {"device": device, "block_dim": WARP_LANES}
-    launch_blocks(kernel, n_warps, [n_splats, *inputs], **how, together=_WARPS_TOGETHER)
+def launch_sums(kernel: wp.Kernel, n_splats: int, inputs: SumInputs) -> None:
+    """Launch a kernel of :func:`sum_kernel`; its first argument is added."""
+    launch_blocks(
+        kernel,
+        -(-n_splats // WARP_LANES),
+        [n_splats, *inputs],
+        device=inputs.offsets.device,
+        block_dim=WARP_LANES,
+        together=_WARPS_TOGETHER,
+    )
 
 
-def sum_kernel(n_channels: int) -> Any:
-    """Kernel of one warp for every 32 splats; arguments as those of the kernel in ``blend_cpu``."""
+def sum_kernel(n_channels: int) -> wp.Kernel:
+    """Return a kernel of one warp for every 32 splats.
+
+    Its arguments are the number of splats and :class:`~.blend_inputs.SumInputs`.
+    """
     width = SPLAT_COLUMNS + n_channels
     WIDTH = wp.constant(width)
     GROUPS = wp.constant(-(-width // SUM_COLUMNS))
@@ -107,12 +130,12 @@ def sum_kernel(n_channels: int) -> Any:
     options = {"enable_backward": False, "block_dim": _WARPS_TOGETHER * WARP_LANES}
 
     @wp.kernel(module="unique", module_options=options, **known_options(grid_stride=False))
-    def sum_pairs(
+    def sum_gradient_rows(
         n_splats: int,
         first_tile: int,
         end_tile: int,
         offsets: Ints,
-        first_pairs: Ints,
+        first_intersections: Ints,
         counts: Ints,
         places: Ints,
         gradient_sums: wp.array(dtype=Sums),
@@ -122,30 +145,30 @@ def sum_kernel(n_channels: int) -> Any:
         warp, lane = wp.tid()
         begin = offsets[first_tile]
         end = offsets[end_tile]
-        own = splat_of(warp, lane, n_splats)
-        own_pair = int(0)
+        own_splat = splat_of(warp, lane, n_splats)
+        own_first = int(0)
         own_count = int(0)
-        if own < n_splats:
-            own_pair = first_pairs[own]
-            # Of pairs for which the lists had no room nothing is known.
-            own_count = wp.min(counts[own], places.shape[0] - own_pair)
+        if own_splat < n_splats:
+            own_first = first_intersections[own_splat]
+            # Intersections for which the lists had no room have no place.
+            own_count = wp.min(counts[own_splat], places.shape[0] - own_first)
         if own_count > 0 and own_count <= _MANY:
             own_sum = Sums()
-            for pair in range(own_pair, own_pair + own_count):
-                place = places[pair]
+            for k in range(own_first, own_first + own_count):
+                place = places[k]
                 if place >= begin and place < end:
                     own_sum += gradient_sums[place - begin]
             for c in range(WIDTH):
-                add_gradient(d_means2d, d_splats, own, c, own_sum[c])
+                add_gradient(d_means2d, d_splats, own_splat, c, own_sum[c])
         waiting = lanes_where(wp.where(own_count > _MANY, 1, 0), lane)
         while waiting != 0:
             j = lowest_bit(waiting)
             waiting = waiting & (waiting - 1)
-            first_pair = read_lane(own_pair, lane, j)
+            first_of_run = read_lane(own_first, lane, j)
             count = read_lane(own_count, lane, j)
             part = Sums()
-            for pair in range(first_pair + lane, first_pair + count, _LANES):
-                place = places[pair]
+            for k in range(first_of_run + lane, first_of_run + count, _LANES):
+                place = places[k]
                 if place >= begin and place < end:
                     part += gradient_sums[place - begin]
             for g in range(GROUPS):
@@ -158,4 +181,4 @@ def sum_kernel(n_channels: int) -> Any:
                 if lane % 2 == 0 and column < WIDTH:
                     add_gradient(d_means2d, d_splats, splat_of(warp, j, n_splats), column, total)
 
-    return sum_pairs
+    return sum_gradient_rows

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import warp as wp
@@ -17,66 +19,89 @@ from gaussian_splatting.rasterization.projection_kernels import Channels, make_v
 from gaussian_splatting.rasterization.tile_coverage import PROJECT_AND_COUNT, count_tiles
 from sugar_utils.warp_launch import as_array, launch
 
-MIN_ITEMS = 2048  # Gaussians per launch below which another strip costs more than it gives
+MIN_ITEMS = 2048  # Gaussians per range of the CPU's thread pool; smaller ranges cost more
 MARGIN = 1.1
 SPARE = 4096
-"""Room beyond what the last visit had: as a factor, and for views of few pairs."""
+"""Room beyond the count of the last visit: a factor, and a constant for views with few
+intersections."""
 
-MOST = 2**30  # forecasts end here, so that pairs may double and still be numbered by 32 bits
+MAX_PREDICTION = 2**30  # the count may double and its index still fits in 32 bits
 
 _launch = functools.partial(launch, min_items=MIN_ITEMS)
 
 
-class PairsMissed(Exception):
-    """Tile lists were too short: nothing that the view said counts."""
+class IntersectionsMissed(Exception):
+    """Raised where tile lists were too short: the results of the view must be discarded."""
+
+
+class _ViewSize(NamedTuple):
+    """Key of a view in :class:`IntersectionPrediction`; sizes in pixels."""
+
+    name: str
+    width: int
+    height: int
+
+    @classmethod
+    def of(cls, camera: Camera) -> _ViewSize:
+        return cls(camera.name, camera.width, camera.height)
+
+
+class _Visit(NamedTuple):
+    """Counts at the last visit of a view."""
+
+    n_intersections: int
+    n_gaussians: int
 
 
 class IntersectionPrediction:
-    """How many (tile, Gaussian) pairs views will have: about as many as at their last visit.
+    """Predicts a view's number of (tile, Gaussian) intersections from its last visit.
 
-    To read the number, the host of a GPU would wait for all that is still to do. Lists that are
-    long enough need none; whether they were is read with the checks of the step, else the view is
-    repeated.
+    The exact number would have to be read from the GPU, and the host would wait for all pending
+    work. Tile lists that are long enough do not need it. Whether they were is read together with
+    the checks of the training step; if they were not, the view is repeated.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, int, int], tuple[int, int]] = {}
+        self._last_visits: dict[_ViewSize, _Visit] = {}
 
-    def guess(self, camera: Camera, n_gaussians: int) -> PredictedIntersections | None:
-        """Room for a view; None if it was not seen yet at this size, or had too many."""
-        last = self._seen.get(_key(camera))
-        if last is None:
+    def predict(self, camera: Camera, n_gaussians: int) -> PredictedIntersections | None:
+        """Return the predicted capacity of a view's tile lists.
+
+        None: the view has not been visited at this size, or has too many intersections.
+        """
+        visit = self._last_visits.get(_ViewSize.of(camera))
+        if visit is None:
             return None
-        n_pairs, n_then = last
-        expected = n_pairs * max(1.0, n_gaussians / max(1, n_then))
-        capacity = int(MARGIN * expected) + SPARE
-        if capacity > MOST:
+        growth = max(1.0, n_gaussians / max(1, visit.n_gaussians))
+        capacity = int(MARGIN * (visit.n_intersections * growth)) + SPARE
+        if capacity > MAX_PREDICTION:
             return None
         return PredictedIntersections(self, camera, n_gaussians, capacity)
 
-    def note(self, camera: Camera, n_gaussians: int, n_pairs: int) -> None:
-        self._seen[_key(camera)] = (n_pairs, n_gaussians)
+    def record(self, camera: Camera, n_gaussians: int, n_intersections: int) -> None:
+        """Record the exact number of intersections of a view."""
+        self._last_visits[_ViewSize.of(camera)] = _Visit(n_intersections, n_gaussians)
 
 
 @dataclass
 class PredictedIntersections:
-    """Room for the pairs of one view, and what it lacked."""
+    """Predicted length of one view's tile lists, and by how much it was wrong."""
 
-    forecast: IntersectionPrediction
+    predictor: IntersectionPrediction
     camera: Camera
     n_gaussians: int
-    capacity: int
-    excess: Tensor | None = None
+    capacity: int  # length of the tile lists
+    excess: Tensor | None = None  # intersections beyond the capacity, negative if there are fewer
 
     def commit(self, excess: float) -> None:
-        """Take note of the excess; raise ``PairsMissed`` if there was too little room."""
-        self.forecast.note(self.camera, self.n_gaussians, round(self.capacity + excess))
+        """Record the exact number of intersections.
+
+        Raises:
+            IntersectionsMissed: There were more than the capacity.
+        """
+        self.predictor.record(self.camera, self.n_gaussians, round(self.capacity + excess))
         if excess > 0:
-            raise PairsMissed
-
-
-def _key(camera: Camera) -> tuple[str, int, int]:
-    return camera.name, camera.width, camera.height
+            raise IntersectionsMissed
 
 
 @dataclass(frozen=True)
@@ -95,19 +120,25 @@ class ChannelLayout:
     def of(
         cls, *, rgb: bool, depth: bool, normal: bool, plane: bool, n_features: int
     ) -> ChannelLayout:
-        """3, 1, 2, 4 and ``n_features`` columns of what is wanted."""
-        column = 0
-        starts = []
-        widths = ((rgb, 3), (depth, 1), (normal, 2), (plane, 4), (n_features > 0, n_features))
-        for wanted, width in widths:
-            starts.append(column if wanted else None)
-            column += width if wanted else 0
-        return cls(*starts, n_features=n_features, total=column)
+        """Lay out 3, 1, 2, 4 and ``n_features`` columns for the requested quantities."""
+        widths = {
+            "rgb": 3 if rgb else 0,
+            "depth": 1 if depth else 0,
+            "normal": 2 if normal else 0,
+            "plane": 4 if plane else 0,
+            "features": n_features,
+        }
+        starts: dict[str, int | None] = {}
+        total = 0
+        for name, width in widths.items():
+            starts[name] = total if width > 0 else None
+            total += width
+        return cls(**starts, n_features=n_features, total=total)
 
 
 @dataclass
 class Projection:
-    """Splats of one camera, before any pixel is touched."""
+    """Splats of one camera, before any pixel is blended."""
 
     # Centres, (N, 2) pixels, the middle of the first pixel is (0, 0); differentiable.
     means2d: Tensor
@@ -119,98 +150,134 @@ class Projection:
     tile_counts: Tensor  # tiles among those that the splat reaches, (N,) int32
     layout: ChannelLayout
     camera: Camera
-    n_pairs: int | None = None
-    guess: PredictedIntersections | None = None
+    n_intersections: int | None = None  # sum of the tile counts, if the host knows it
+    prediction: PredictedIntersections | None = None  # else its prediction, if there is one
+
+
+class _ProjectedRows(NamedTuple):
+    """Tensors that a projection reads, in the order of its gradients."""
+
+    means: Tensor  # (N, 3)
+    quats: Tensor  # (N, 4)
+    scales: Tensor  # (N, 3)
+    opacities: Tensor  # (N,)
+    sh_dc: Tensor  # (N, 1, 3)
+    sh_rest: Tensor  # (N, K, 3) float32 or bfloat16
+    features: Tensor  # (N, F)
+
+
+class _ProjectionSettings(NamedTuple):
+    """Arguments of a projection that are no tensors."""
+
+    view: object  # struct ``View``
+    channels: object  # struct ``Channels``
+    n_channels: int
 
 
 class _Project(torch.autograd.Function):
+    """:class:`_ProjectionSettings` and :class:`_ProjectedRows` -> tensors of a projection."""
+
     @staticmethod
-    def forward(
-        ctx, view, channels, n_channels, means, quats, scales, opacities, sh_dc, sh_rest, features
-    ):
-        n = means.shape[0]
-        device = means.device
-        means2d_splats = torch.empty(n, kernels.SPLAT_HEADER + n_channels, device=device)
+    def forward(ctx, settings: _ProjectionSettings, *tensors: Tensor):
+        rows = _prepared_rows(_ProjectedRows(*tensors))
+        n = rows.means.shape[0]
+        device = rows.means.device
+        splats = torch.empty(n, kernels.SPLAT_HEADER + settings.n_channels, device=device)
         depths = torch.empty(n, device=device)
-        sizes = ((n,), (n,), (n, 4))
-        radii, counts, rects = (torch.empty(s, dtype=torch.int32, device=device) for s in sizes)
-        given = means, quats, scales, opacities, sh_dc, features
-        means, quats, scales, opacities, sh_dc, features = (
-            tensor.detach().float().contiguous() for tensor in given
-        )
-        # Three quarters of all values: read in the type they are stored in.
-        vector = _vector_of(sh_rest)
-        sh_rest = sh_rest.detach().to(wp.dtype_to_torch(vector._wp_scalar_type_)).contiguous()
+        radii = torch.empty(n, dtype=torch.int32, device=device)
+        counts = torch.empty(n, dtype=torch.int32, device=device)
+        rects = torch.empty(n, 4, dtype=torch.int32, device=device)
+        coefficients = _vector_of(rows.sh_rest)
         inputs = [
-            view,
-            channels,
-            as_array(means, wp.vec3),
-            as_array(quats, wp.vec4),
-            as_array(scales, wp.vec3),
-            opacities,
-            as_array(sh_dc, wp.vec3),
-            as_array(sh_rest, vector),
-            features,
-            means2d_splats,
+            settings.view,
+            settings.channels,
+            as_array(rows.means, wp.vec3),
+            as_array(rows.quats, wp.vec4),
+            as_array(rows.scales, wp.vec3),
+            rows.opacities,
+            as_array(rows.sh_dc, wp.vec3),
+            as_array(rows.sh_rest, coefficients),
+            rows.features,
+            splats,
             radii,
             depths,
             as_array(rects, wp.vec4i),
         ]
         if counts_while_projecting(device):
-            _launch(PROJECT_AND_COUNT[vector], n, [*inputs, counts])
+            _launch(PROJECT_AND_COUNT[coefficients], n, [*inputs, counts])
         else:
-            _launch(kernels.PROJECT_FORWARD[vector], n, inputs)
-            _launch(count_tiles, n, [means2d_splats, as_array(rects, wp.vec4i), counts])
-        means2d = means2d_splats[:, :2].contiguous()
-        ctx.view = view
-        ctx.channels = channels
-        shape = means, quats, scales, opacities
-        ctx.save_for_backward(*shape, sh_dc, sh_rest, features, radii, means2d_splats)
+            _launch(kernels.PROJECT_FORWARD[coefficients], n, inputs)
+            _launch(count_tiles, n, [splats, as_array(rects, wp.vec4i), counts])
+        means2d = splats[:, :2].contiguous()
+        ctx.settings = settings
+        ctx.save_for_backward(*rows, radii, splats)
         ctx.mark_non_differentiable(radii, depths, rects, counts)
-        # Zeros for what has no gradient would be alive at the peak, 28 bytes per Gaussian.
+        # Materialized zeros for absent gradients would be alive at the peak, 28 bytes per Gaussian.
         ctx.set_materialize_grads(False)
-        return means2d, means2d_splats, radii, depths, rects, counts
+        return means2d, splats, radii, depths, rects, counts
 
     @staticmethod
-    def backward(ctx, d_means2d, d_splats, *_):
-        *given, radii, splats = ctx.saved_tensors
-        means, quats, scales, _, _, sh_rest, _ = given
+    def backward(ctx, d_means2d: Tensor | None, d_splats: Tensor | None, *_: object):
+        *saved_rows, radii, splats = ctx.saved_tensors
+        rows = _ProjectedRows(*saved_rows)
         if d_means2d is None:
-            d_means2d = splats.new_zeros(splats.shape[0], 2)
+            d_means2d = torch.zeros(splats.shape[0], 2, device=splats.device)
         if d_splats is None:
             d_splats = torch.zeros_like(splats)
-        grads = [torch.empty_like(tensor) for tensor in given]
-        d_means, d_quats, d_scales, d_opacities, d_sh_dc, d_sh_rest, d_features = grads
-        vector = _vector_of(sh_rest)
+        gradients = _ProjectedRows(*[torch.empty_like(tensor) for tensor in rows])
+        coefficients = _vector_of(rows.sh_rest)
         inputs = [
-            ctx.view,
-            ctx.channels,
-            as_array(means, wp.vec3),
-            as_array(quats, wp.vec4),
-            as_array(scales, wp.vec3),
-            as_array(sh_rest, vector),
+            ctx.settings.view,
+            ctx.settings.channels,
+            as_array(rows.means, wp.vec3),
+            as_array(rows.quats, wp.vec4),
+            as_array(rows.scales, wp.vec3),
+            as_array(rows.sh_rest, coefficients),
             radii,
             splats,
             as_array(d_means2d.contiguous(), wp.vec2),
             d_splats.contiguous(),
-            as_array(d_means, wp.vec3),
-            as_array(d_quats, wp.vec4),
-            as_array(d_scales, wp.vec3),
-            d_opacities,
-            as_array(d_sh_dc, wp.vec3),
-            as_array(d_sh_rest, vector),
-            d_features,
+            as_array(gradients.means, wp.vec3),
+            as_array(gradients.quats, wp.vec4),
+            as_array(gradients.scales, wp.vec3),
+            gradients.opacities,
+            as_array(gradients.sh_dc, wp.vec3),
+            as_array(gradients.sh_rest, coefficients),
+            gradients.features,
         ]
-        _launch(kernels.PROJECT_BACKWARD[vector], means.shape[0], inputs)
-        return (None, None, None, *grads)
+        _launch(kernels.PROJECT_BACKWARD[coefficients], rows.means.shape[0], inputs)
+        return (None, *gradients)
+
+
+def _prepared_rows(rows: _ProjectedRows) -> _ProjectedRows:
+    """Detach and make contiguous; float32 but for the coefficients, which keep their type.
+
+    Coefficients are three quarters of all values, so they are read in the type they are stored in.
+    """
+    sh_rest = rows.sh_rest.detach()
+    if sh_rest.dtype != torch.bfloat16:
+        sh_rest = sh_rest.float()
+    return _ProjectedRows(
+        means=rows.means.detach().float().contiguous(),
+        quats=rows.quats.detach().float().contiguous(),
+        scales=rows.scales.detach().float().contiguous(),
+        opacities=rows.opacities.detach().float().contiguous(),
+        sh_dc=rows.sh_dc.detach().float().contiguous(),
+        sh_rest=sh_rest.contiguous(),
+        features=rows.features.detach().float().contiguous(),
+    )
 
 
 def counts_while_projecting(device: torch.device) -> bool:
-    """Whether one launch projects and counts tiles; on a CPU two kernels may round differently."""
+    """Return whether one launch projects and counts tiles.
+
+    On a CPU two kernels do, because they may round differently.
+    """
     return device.type != "cpu"
 
 
 def _vector_of(sh_rest: Tensor) -> type:
+    """Warp's type of one coefficient."""
     return kernels.vec3bf if sh_rest.dtype == torch.bfloat16 else wp.vec3
 
 
@@ -230,23 +297,35 @@ def project(
     A Gaussian with a non-finite position, shape or opacity is culled.
 
     Args:
-        plane_reach: Carry planes through the centres, that normal n whole and n . centre, of
-            Gaussians up to this depth in world units. Those farther away have none, all zeros.
+        plane_reach: Maximum depth, in world units, of Gaussians whose planes are carried: the unit
+            normal n and the distance n . centre. Planes of Gaussians farther away are all zeros.
         features: Free values to blend. (N, F) or None
-        sh_degree: Degree at which colours are evaluated, 0 to 3; at most what ``sh_rest``, float32
-            or bfloat16, holds.
+        sh_degree: Degree at which colours are evaluated, 0 to 3; at most that of ``sh_rest``,
+            which is float32 or bfloat16.
+
+    Raises:
+        ValueError: No channel is requested, or ``sh_rest`` or ``features`` has another shape.
     """
     n_features = 0 if features is None else features.shape[1]
-    plane = plane_reach is not None
-    wanted = {"rgb": rgb, "depth": depth, "normal": normal, "plane": plane}
-    layout = ChannelLayout.of(**wanted, n_features=n_features)
+    layout = ChannelLayout.of(
+        rgb=rgb,
+        depth=depth,
+        normal=normal,
+        plane=plane_reach is not None,
+        n_features=n_features,
+    )
     if layout.total == 0:
         raise ValueError("nothing to render: ask for rgb, depth, normal, plane or features")
-    if rgb and gaussians.sh_rest.shape[1] < (sh_degree + 1) ** 2 - 1:
+    n_coefficients = (sh_degree + 1) ** 2 - 1
+    if rgb and gaussians.sh_rest.shape[1] < n_coefficients:
         raise ValueError(
-            f"sh_degree {sh_degree} needs {(sh_degree + 1) ** 2 - 1} coefficients in sh_rest, "
+            f"sh_degree {sh_degree} needs {n_coefficients} coefficients in sh_rest, "
             f"got {gaussians.sh_rest.shape[1]}"
         )
+    if features is None:
+        features = gaussians.means.new_zeros(len(gaussians), 0)
+    elif features.shape[0] != len(gaussians):
+        raise ValueError(f"{features.shape[0]} rows of features for {len(gaussians)} Gaussians")
     channels = Channels()
     for name in ("rgb", "depth", "normal", "plane", "features"):
         column = getattr(layout, name)
@@ -255,10 +334,6 @@ def project(
     channels.sh_degree = sh_degree
     channels.antialiased = int(gaussians.antialiased)
     channels.plane_reach = 0.0 if plane_reach is None else plane_reach
-    if features is None:
-        features = gaussians.means.new_zeros(len(gaussians), 0)
-    elif features.shape[0] != len(gaussians):
-        raise ValueError(f"{features.shape[0]} rows of features for {len(gaussians)} Gaussians")
-    settings = (make_view(camera), channels, layout.total)
-    raw = gaussians.tensors()
-    return Projection(*_Project.apply(*settings, *raw, features), layout=layout, camera=camera)
+    settings = _ProjectionSettings(make_view(camera), channels, layout.total)
+    tensors: Sequence[Tensor] = _Project.apply(settings, *gaussians.tensors(), features)
+    return Projection(*tensors, layout=layout, camera=camera)

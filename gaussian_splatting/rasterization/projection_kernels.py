@@ -15,8 +15,12 @@ axes towards the camera, and its product with the centre, n . t = d for every po
 
 EWA projection after Zwicker et al. 2001 as used by 3DGS (Kerbl et al. 2023, section 4).
 """
+# Kernels are Warp's language, not Python's.
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+# pyright: reportReturnType=false, reportAssignmentType=false, reportRedeclaration=false
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import warp as wp
 
@@ -41,7 +45,8 @@ LOW_PASS = 0.3
 """Added to both variances of a projected Gaussian, so that none is thinner than a pixel. px^2"""
 
 FRUSTUM_MARGIN = 0.3
-"""How far outside the image, in half fields of view, the projection is linearised in place."""
+"""Margin around the image, in half fields of view, inside of which the projection is linearised
+at the centre itself."""
 
 TILE = 16  # side of a square tile in pixels
 ALPHA_MAX = 0.99
@@ -59,60 +64,74 @@ Coefficients = wp.array2d(dtype=Any)
 Rects = wp.array(dtype=wp.vec4i)
 vec3bf = wp.types.vector(length=3, dtype=wp.bfloat16)
 MIN_COVERAGE = wp.constant(0.000025)
-"""Least squared share that an antialiased splat keeps: opacities shrink to 0.005 at most, as in
-3DGS. Below it, as of flat splats seen edge-on, the share is a constant."""
+"""Smallest squared share of an antialiased splat: opacities shrink to 0.005 at most, as in 3DGS.
+Below it, as for flat splats seen edge-on, the share is a constant."""
 
 
 @wp.struct
 class View:
     """Pose, intrinsics and size of one camera, as a kernel argument."""
 
-    rotation: wp.mat33
-    translation: wp.vec3
-    center: wp.vec3
-    fx: float
+    rotation: wp.mat33  # world to camera
+    translation: wp.vec3  # world to camera, world units
+    center: wp.vec3  # camera centre, world units
+    fx: float  # focal lengths and principal point in pixels
     fy: float
     cx: float
     cy: float
+    x_min: float  # limits of the linearisation, see :class:`LinearisationLimits`
+    x_max: float
+    y_min: float
+    y_max: float
+    width: int  # of the image in pixels
+    height: int
+    tiles_x: int  # tiles across and down
+    tiles_y: int
+    near: float  # Gaussians nearer than this along the view axis are culled, world units
+
+
+class LinearisationLimits(NamedTuple):
+    """Range of x/z and y/z in which covariances are projected at the centre itself."""
+
     x_min: float
     x_max: float
     y_min: float
     y_max: float
-    width: int
-    height: int
-    tiles_x: int
-    tiles_y: int
-    near: float
 
 
-def linearisation_limits(camera: Camera) -> tuple[float, float, float, float]:
-    """Image plus 0.3 half fields of view on each side (3DGS), in x/z and y/z, for covariances."""
+def linearisation_limits(camera: Camera) -> LinearisationLimits:
+    """Return the image plus 0.3 half fields of view on each side, as in 3DGS."""
     tan_x, tan_y = camera.tan_half_fov
     margin_x = FRUSTUM_MARGIN * tan_x
     margin_y = FRUSTUM_MARGIN * tan_y
-    return (
-        -camera.cx / camera.fx - margin_x,
-        (camera.width - camera.cx) / camera.fx + margin_x,
-        -camera.cy / camera.fy - margin_y,
-        (camera.height - camera.cy) / camera.fy + margin_y,
+    return LinearisationLimits(
+        x_min=-camera.cx / camera.fx - margin_x,
+        x_max=(camera.width - camera.cx) / camera.fx + margin_x,
+        y_min=-camera.cy / camera.fy - margin_y,
+        y_max=(camera.height - camera.cy) / camera.fy + margin_y,
     )
 
 
 def n_tiles(camera: Camera) -> tuple[int, int]:
-    """Tiles across and down, the last ones possibly partial."""
+    """Return the tiles across and down; the last ones may be partial."""
     return -(-camera.width // TILE), -(-camera.height // TILE)
 
 
-def make_view(camera: Camera) -> Any:
+def make_view(camera: Camera) -> View:
+    """Return a camera as an argument of kernels."""
+    limits = linearisation_limits(camera)
     view = View()
-    view.rotation = wp.mat33(*(float(v) for v in camera.rotation.ravel()))
-    view.translation = wp.vec3(*(float(v) for v in camera.translation))
-    view.center = wp.vec3(*(float(v) for v in camera.center))
+    view.rotation = wp.mat33(*camera.rotation.ravel().tolist())
+    view.translation = wp.vec3(*camera.translation.tolist())
+    view.center = wp.vec3(*camera.center.tolist())
     view.fx = camera.fx
     view.fy = camera.fy
     view.cx = camera.cx
     view.cy = camera.cy
-    view.x_min, view.x_max, view.y_min, view.y_max = linearisation_limits(camera)
+    view.x_min = limits.x_min
+    view.x_max = limits.x_max
+    view.y_min = limits.y_min
+    view.y_max = limits.y_max
     view.width = camera.width
     view.height = camera.height
     view.tiles_x, view.tiles_y = n_tiles(camera)
@@ -122,22 +141,22 @@ def make_view(camera: Camera) -> Any:
 
 @wp.struct
 class Channels:
-    """Which channels a splat carries and in which column (-1: absent)."""
+    """Columns of the channels that a splat carries, -1 where there are none, and settings."""
 
     rgb: int
     depth: int
     normal: int
     plane: int
-    plane_reach: float
+    plane_reach: float  # maximum depth of Gaussians whose planes are carried, world units
     features: int
     n_features: int
     sh_degree: int
-    antialiased: int
+    antialiased: int  # 1 where opacities shrink as splats are widened
 
 
 @wp.func
 def squared_area(v: mat23) -> float:
-    """Determinant of v v^T, without the cancellation of a difference of products."""
+    """Return the determinant of v v^T, without the cancellation of a difference of products."""
     xy = v[0, 0] * v[1, 1] - v[0, 1] * v[1, 0]
     yz = v[0, 1] * v[1, 2] - v[0, 2] * v[1, 1]
     zx = v[0, 2] * v[1, 0] - v[0, 0] * v[1, 2]
@@ -146,7 +165,7 @@ def squared_area(v: mat23) -> float:
 
 @wp.func
 def coverage(area: float, widened_area: float) -> float:
-    """Area of a splat over that of the widened one, squared; both areas are squares.
+    """Return the area of a splat over that of the widened one, squared; both areas are squares.
 
     Widened splats keep their sum over the pixels if opacities shrink by its root (Mip-Splatting, Yu
     et al., CVPR 2024, section 5.2).
@@ -156,9 +175,9 @@ def coverage(area: float, widened_area: float) -> float:
 
 @wp.func
 def coverage_gradient(a: float, b: float, c: float, area: float, widened_area: float) -> wp.vec3:
-    """Gradient of the root's logarithm with respect to the covariance (a, b; b, c) of the splat.
+    """Differentiate the root's logarithm with respect to the covariance (a, b; b, c) of the splat.
 
-    b stands for both its places. Areas are squares, as in :func:`coverage`.
+    b stands for both off-diagonal entries. Areas are squares, as in :func:`coverage`.
     """
     if area <= MIN_COVERAGE * widened_area:
         return wp.vec3()
@@ -170,7 +189,7 @@ def coverage_gradient(a: float, b: float, c: float, area: float, widened_area: f
 
 @wp.func
 def clamped_tangents(t: wp.vec3, view: View) -> wp.vec2:
-    """Camera-space x and y at which the projection is linearised."""
+    """Return the camera-space x and y at which the projection is linearised."""
     return wp.vec2(
         wp.clamp(t[0] / t[2], view.x_min, view.x_max) * t[2],
         wp.clamp(t[1] / t[2], view.y_min, view.y_max) * t[2],
@@ -179,6 +198,7 @@ def clamped_tangents(t: wp.vec3, view: View) -> wp.vec2:
 
 @wp.func
 def projection_jacobian(t: wp.vec3, txy: wp.vec2, view: View) -> mat23:
+    """Return the Jacobian of the projection at (txy, t.z), pixels per world unit."""
     iz = 1.0 / t[2]
     return mat23(
         view.fx * iz,
@@ -192,7 +212,7 @@ def projection_jacobian(t: wp.vec3, txy: wp.vec2, view: View) -> mat23:
 
 @wp.func
 def scaled_rotation(r: wp.mat33, s: wp.vec3) -> wp.mat33:
-    """R diag(s): its square is the covariance."""
+    """Return R diag(s), whose square is the covariance."""
     return wp.mat33(
         r[0, 0] * s[0],
         r[0, 1] * s[1],
@@ -210,7 +230,7 @@ def scaled_rotation(r: wp.mat33, s: wp.vec3) -> wp.mat33:
 def sh_color(
     i: int, direction: wp.vec3, degree: int, sh_dc: Vec3s2d, sh_rest: Coefficients
 ) -> wp.vec3:
-    """Colour before the clamp at zero."""
+    """Return the colour before the clamp at zero."""
     basis = sh_basis(direction, degree)
     color = basis[0] * sh_dc[i, 0] + wp.vec3(0.5, 0.5, 0.5)
     # Unrolled: a computed index would send the basis to memory on a GPU.
@@ -222,7 +242,7 @@ def sh_color(
 
 @wp.func
 def tile_range(p: float, radius: float, extent: float, n: int) -> wp.vec2i:
-    """First and one past the last tile along one axis, of the 3DGS square ``p +- radius``.
+    """Return the first and past-the-last tile along one axis of the 3DGS square ``p +- radius``.
 
     Tiles that alpha >= 1/255 does not reach are left out, which changes nothing in the image.
     """
@@ -232,6 +252,55 @@ def tile_range(p: float, radius: float, extent: float, n: int) -> wp.vec2i:
     tight_lo = wp.clamp(wp.floor(wp.ceil(p - extent) / TILE_SIDE), 0.0, limit)
     tight_hi = wp.clamp(wp.floor(wp.floor(p + extent) / TILE_SIDE) + 1.0, 0.0, limit)
     return wp.vec2i(wp.max(int(lo), int(tight_lo)), wp.min(int(hi), int(tight_hi)))
+
+
+@wp.func
+def covariance_of(v: mat23) -> wp.vec3:
+    """Return xx, xy and yy of the covariance v v^T. px^2"""
+    return wp.vec3(
+        v[0, 0] * v[0, 0] + v[0, 1] * v[0, 1] + v[0, 2] * v[0, 2],
+        v[0, 0] * v[1, 0] + v[0, 1] * v[1, 1] + v[0, 2] * v[1, 2],
+        v[1, 0] * v[1, 0] + v[1, 1] * v[1, 1] + v[1, 2] * v[1, 2],
+    )
+
+
+@wp.func
+def visible_extent(opacity: float, xx: float, yy: float) -> wp.vec3:
+    """Return the largest visible exponent, and half extents in pixels; columns 6 to 8 of a splat.
+
+    xx and yy are the variances of the splat.
+    """
+    limit = float(0.0)
+    extent_x = float(-1.0e6)
+    extent_y = float(-1.0e6)
+    if opacity * INVERSE_ALPHA_MIN > 1.0:
+        # A hair more than the exact bound: the pixel test decides, this only saves work.
+        limit = wp.log(INVERSE_ALPHA_MIN * opacity) * 1.0001 + 1.0e-4
+        extent_x = wp.sqrt(2.0 * limit * xx) + 1.0e-3
+        extent_y = wp.sqrt(2.0 * limit * yy) + 1.0e-3
+    return wp.vec3(limit, extent_x, extent_y)
+
+
+@wp.func
+def put_normal(
+    i: int,
+    mean: wp.vec3,
+    t: wp.vec3,
+    normal: wp.vec3,
+    view: View,
+    channels: Channels,
+    splats: Floats2d,
+):
+    """Write the channels of a Gaussian's normal and plane; t is its centre in camera axes."""
+    facing = wp.sign(wp.dot(normal, view.center - mean))
+    normal_view = view.rotation * normal * facing
+    if channels.normal >= 0:
+        splats[i, HEADER + channels.normal] = normal_view[0]
+        splats[i, HEADER + channels.normal + 1] = normal_view[1]
+    if channels.plane >= 0 and t[2] <= channels.plane_reach:
+        for k in range(3):
+            splats[i, HEADER + channels.plane + k] = normal_view[k]
+        splats[i, HEADER + channels.plane + 3] = wp.dot(normal_view, t)
 
 
 @wp.func
@@ -266,9 +335,10 @@ def project_one(
     rotation = rotation_matrix(quats[i])
     txy = clamped_tangents(t, view)
     v = projection_jacobian(t, txy, view) * view.rotation * scaled_rotation(rotation, scale)
-    a = v[0, 0] * v[0, 0] + v[0, 1] * v[0, 1] + v[0, 2] * v[0, 2] + BLUR
-    b = v[0, 0] * v[1, 0] + v[0, 1] * v[1, 1] + v[0, 2] * v[1, 2]
-    c = v[1, 0] * v[1, 0] + v[1, 1] * v[1, 1] + v[1, 2] * v[1, 2] + BLUR
+    covariance = covariance_of(v)
+    a = covariance[0] + BLUR
+    b = covariance[1]
+    c = covariance[2] + BLUR
     det = a * c - b * b
     # Written so that a NaN anywhere in the position, shape or opacity culls the Gaussian.
     if not (det > 0.0 and det < 1.0e30 and wp.isfinite(opacity)):
@@ -279,21 +349,14 @@ def project_one(
     py = view.fy * t[1] / t[2] + view.cy - 0.5
     middle = 0.5 * (a + c)
     radius = wp.ceil(3.0 * wp.sqrt(middle + wp.sqrt(wp.max(0.1, middle * middle - det))))
-    limit = 0.0
-    extent_x = -1.0e6
-    extent_y = -1.0e6
-    if opacity * INVERSE_ALPHA_MIN > 1.0:
-        # A hair more than the exact bound: the pixel test decides, this only saves work.
-        limit = wp.log(INVERSE_ALPHA_MIN * opacity) * 1.0001 + 1.0e-4
-        extent_x = wp.sqrt(2.0 * limit * a) + 1.0e-3
-        extent_y = wp.sqrt(2.0 * limit * c) + 1.0e-3
+    extent = visible_extent(opacity, a, c)
     square_x = tile_range(px, radius, UNBOUNDED, view.tiles_x)
     square_y = tile_range(py, radius, UNBOUNDED, view.tiles_y)
     if square_x[1] <= square_x[0] or square_y[1] <= square_y[0]:
         return
     radii[i] = int(wp.min(radius, 1.0e9))
-    tiles_x = tile_range(px, radius, extent_x, view.tiles_x)
-    tiles_y = tile_range(py, radius, extent_y, view.tiles_y)
+    tiles_x = tile_range(px, radius, extent[1], view.tiles_x)
+    tiles_y = tile_range(py, radius, extent[2], view.tiles_y)
     if tiles_x[1] > tiles_x[0] and tiles_y[1] > tiles_y[0]:
         tile_rects[i] = wp.vec4i(tiles_x[0], tiles_x[1], tiles_y[0], tiles_y[1])
     splats[i, 0] = px
@@ -302,9 +365,8 @@ def project_one(
     splats[i, 3] = -b / det
     splats[i, 4] = a / det
     splats[i, 5] = opacity
-    splats[i, 6] = limit
-    splats[i, 7] = extent_x
-    splats[i, 8] = extent_y
+    for k in range(3):
+        splats[i, 6 + k] = extent[k]
     if channels.rgb >= 0:
         direction = wp.normalize(mean - view.center)
         color = sh_color(i, direction, channels.sh_degree, sh_dc, sh_rest)
@@ -314,15 +376,7 @@ def project_one(
         splats[i, HEADER + channels.depth] = t[2]
     if channels.normal >= 0 or channels.plane >= 0:
         normal = column(rotation, smallest_axis(scale))
-        facing = wp.sign(wp.dot(normal, view.center - mean))
-        normal_view = view.rotation * normal * facing
-        if channels.normal >= 0:
-            splats[i, HEADER + channels.normal] = normal_view[0]
-            splats[i, HEADER + channels.normal + 1] = normal_view[1]
-        if channels.plane >= 0 and t[2] <= channels.plane_reach:
-            for k in range(3):
-                splats[i, HEADER + channels.plane + k] = normal_view[k]
-            splats[i, HEADER + channels.plane + 3] = wp.dot(normal_view, t)
+        put_normal(i, mean, t, normal, view, channels, splats)
     for k in range(channels.n_features):
         splats[i, HEADER + channels.features + k] = features[i, k]
 
@@ -344,6 +398,7 @@ def project_forward(
     depths: Floats,
     tile_rects: Rects,
 ):
+    """Project Gaussians; see :func:`project_one`."""
     i = first + wp.tid()
     project_one(
         i,
@@ -365,6 +420,7 @@ def project_forward(
 
 @wp.func
 def put_vector(target: Vec3s2d, i: int, k: int, v: wp.vec3):
+    """Store a vector in the type of its table: float32, or in the overload below bfloat16."""
     target[i, k] = v
 
 
@@ -374,38 +430,45 @@ def put_vector(target: wp.array2d(dtype=vec3bf), i: int, k: int, v: wp.vec3):  #
 
 
 @wp.func
+def clamped_gradient(i: int, column: int, splats: Floats2d, d_splats: Floats2d) -> wp.vec3:
+    """Return the gradient of a colour before its clamp at zero; column is its first one."""
+    d_color = wp.vec3()
+    for k in range(3):
+        if splats[i, column + k] > 0.0:
+            d_color[k] = d_splats[i, column + k]
+    return d_color
+
+
+@wp.func
 def color_gradient(
     i: int,
     offset: wp.vec3,
-    channels: Channels,
-    splats: Floats2d,
-    d_splats: Floats2d,
+    d_color: wp.vec3,
+    degree: int,
     sh_rest: wp.array2d(dtype=Any),
     d_sh_dc: Vec3s2d,
     d_sh_rest: wp.array2d(dtype=Any),
 ) -> wp.vec3:
-    """Backpropagate one colour to its coefficients; returns the gradient of the centre."""
-    d_color = wp.vec3()
-    for k in range(3):
-        # A colour clamped at zero has no gradient.
-        if splats[i, HEADER + channels.rgb + k] > 0.0:
-            d_color[k] = d_splats[i, HEADER + channels.rgb + k]
+    """Backpropagate one colour to its coefficients; return the gradient of the centre."""
     length = wp.length(offset)
     direction = offset / length
-    basis = sh_basis(direction, channels.sh_degree)
+    basis = sh_basis(direction, degree)
     d_sh_dc[i, 0] = basis[0] * d_color
     d_basis = vec16()
     for k in range(1, 16):
-        if k < (channels.sh_degree + 1) * (channels.sh_degree + 1):
+        if k < (degree + 1) * (degree + 1):
             put_vector(d_sh_rest, i, k - 1, basis[k] * d_color)
             d_basis[k] = wp.dot(wp.vec3(sh_rest[i, k - 1]), d_color)
-    d_direction = sh_direction_gradient(direction, channels.sh_degree, d_basis)
+    d_direction = sh_direction_gradient(direction, degree, d_basis)
     return (d_direction - direction * wp.dot(direction, d_direction)) / length
 
 
 @wp.func
 def conic_gradient(i: int, splats: Floats2d, d: wp.vec3) -> wp.vec3:
-    """Gradient of the 2D covariance (xx, xy counted twice, yy): dL/dcov = -K G K for K = cov^-1."""
+    """Return the gradient of the 2D covariance (xx, xy counted twice, yy).
+
+    dL/dcov = -K G K for K = cov^-1, where d is the gradient of K.
+    """
     k00 = splats[i, 2]
     k01 = splats[i, 3]
     k11 = splats[i, 4]
@@ -417,6 +480,40 @@ def conic_gradient(i: int, splats: Floats2d, d: wp.vec3) -> wp.vec3:
     m10 = k01 * g00 + k11 * g01
     m11 = k01 * g01 + k11 * g11
     return wp.vec3(-(m00 * k00 + m01 * k01), -(m00 * k01 + m01 * k11), -(m10 * k01 + m11 * k11))
+
+
+@wp.func
+def clear_gradients(
+    i: int,
+    d_means: Vec3s,
+    d_quats: Vec4s,
+    d_scales: Vec3s,
+    d_opacities: Floats,
+    d_features: Floats2d,
+):
+    """Write zeros for a culled Gaussian."""
+    d_means[i] = wp.vec3()
+    d_quats[i] = wp.vec4()
+    d_scales[i] = wp.vec3()
+    d_opacities[i] = 0.0
+    for k in range(d_features.shape[1]):
+        d_features[i, k] = 0.0
+
+
+@wp.func
+def add_jacobian_gradient(
+    d_t: wp.vec3, d_jacobian: mat23, t: wp.vec3, txy: wp.vec2, view: View
+) -> wp.vec3:
+    """Add the gradient of the Jacobian to that of t, the centre in camera axes."""
+    iz = 1.0 / t[2]
+    d_t[2] = d_t[2] - iz * iz * (view.fx * d_jacobian[0, 0] + view.fy * d_jacobian[1, 1])
+    across = view.fx * txy[0] * d_jacobian[0, 2] + view.fy * txy[1] * d_jacobian[1, 2]
+    d_t[2] = d_t[2] + 2.0 * iz * iz * iz * across
+    if t[0] * iz >= view.x_min and t[0] * iz <= view.x_max:
+        d_t[0] = d_t[0] - view.fx * iz * iz * d_jacobian[0, 2]
+    if t[1] * iz >= view.y_min and t[1] * iz <= view.y_max:
+        d_t[1] = d_t[1] - view.fy * iz * iz * d_jacobian[1, 2]
+    return d_t
 
 
 @wp.kernel
@@ -440,7 +537,7 @@ def project_backward(
     d_sh_rest: Coefficients,
     d_features: Floats2d,
 ):
-    """Adjoint of :func:`project_forward`; rows of culled ones are zeros.
+    """Adjoint of :func:`project_forward`; gradients of culled Gaussians are zeros.
 
     As in 3DGS, a camera-space x or y clamped by the linearisation limits counts as a constant.
     """
@@ -449,12 +546,7 @@ def project_backward(
     for k in range(d_sh_rest.shape[1]):
         put_vector(d_sh_rest, i, k, wp.vec3())
     if radii[i] == 0:
-        d_means[i] = wp.vec3()
-        d_quats[i] = wp.vec4()
-        d_scales[i] = wp.vec3()
-        d_opacities[i] = 0.0
-        for k in range(d_features.shape[1]):
-            d_features[i, k] = 0.0
+        clear_gradients(i, d_means, d_quats, d_scales, d_opacities, d_features)
         return
     mean = means[i]
     scale = scales[i]
@@ -471,9 +563,10 @@ def project_backward(
     d_cov = conic_gradient(i, splats, wp.vec3(d_splats[i, 2], d_splats[i, 3], d_splats[i, 4]))
     d_opacity = d_splats[i, 5]
     if channels.antialiased > 0:
-        a = v[0, 0] * v[0, 0] + v[0, 1] * v[0, 1] + v[0, 2] * v[0, 2]
-        b = v[0, 0] * v[1, 0] + v[0, 1] * v[1, 1] + v[0, 2] * v[1, 2]
-        c = v[1, 0] * v[1, 0] + v[1, 1] * v[1, 1] + v[1, 2] * v[1, 2]
+        covariance = covariance_of(v)
+        a = covariance[0]
+        b = covariance[1]
+        c = covariance[2]
         area = squared_area(v)
         widened_area = (a + BLUR) * (c + BLUR) - b * b
         d_cov += d_opacity * splats[i, 5] * coverage_gradient(a, b, c, area, widened_area)
@@ -490,13 +583,7 @@ def project_backward(
         view.fy * iz * d_means2d[i][1],
         -iz * iz * (view.fx * t[0] * d_means2d[i][0] + view.fy * t[1] * d_means2d[i][1]),
     )
-    d_t[2] = d_t[2] - iz * iz * (view.fx * d_jacobian[0, 0] + view.fy * d_jacobian[1, 1])
-    across = view.fx * txy[0] * d_jacobian[0, 2] + view.fy * txy[1] * d_jacobian[1, 2]
-    d_t[2] = d_t[2] + 2.0 * iz * iz * iz * across
-    if t[0] * iz >= view.x_min and t[0] * iz <= view.x_max:
-        d_t[0] = d_t[0] - view.fx * iz * iz * d_jacobian[0, 2]
-    if t[1] * iz >= view.y_min and t[1] * iz <= view.y_max:
-        d_t[1] = d_t[1] - view.fy * iz * iz * d_jacobian[1, 2]
+    d_t = add_jacobian_gradient(d_t, d_jacobian, t, txy, view)
     if channels.depth >= 0:
         d_t[2] = d_t[2] + d_splats[i, HEADER + channels.depth]
 
@@ -523,9 +610,10 @@ def project_backward(
 
     d_mean = wp.transpose(view.rotation) * d_t
     if channels.rgb >= 0:
-        d_mean += color_gradient(
-            i, mean - view.center, channels, splats, d_splats, sh_rest, d_sh_dc, d_sh_rest
-        )
+        d_color = clamped_gradient(i, HEADER + channels.rgb, splats, d_splats)
+        offset = mean - view.center
+        degree = channels.sh_degree
+        d_mean += color_gradient(i, offset, d_color, degree, sh_rest, d_sh_dc, d_sh_rest)
     d_means[i] = d_mean
     d_quats[i] = rotation_gradient(q, d_rotation)
     d_scales[i] = d_scale
@@ -534,10 +622,17 @@ def project_backward(
         d_features[i, k] = d_splats[i, HEADER + channels.features + k]
 
 
-def by_coefficients(kernel: Any, *names: str) -> dict[type, Any]:
-    """A kernel by the type of its coefficients of bands 1 and up, the arguments of these names."""
-    types = (wp.vec3, vec3bf)
-    return {v: wp.overload(kernel, dict.fromkeys(names, wp.array2d(dtype=v))) for v in types}
+def by_coefficients(kernel: wp.Kernel, *names: str) -> dict[type, wp.Kernel]:
+    """Return the overloads of a kernel by the type of its coefficients of bands 1 and up.
+
+    Args:
+        names: Arguments of that type.
+    """
+    overloads = {}
+    for vector in (wp.vec3, vec3bf):
+        argument_types = dict.fromkeys(names, wp.array2d(dtype=vector))
+        overloads[vector] = wp.overload(kernel, argument_types)
+    return overloads
 
 
 PROJECT_FORWARD = by_coefficients(project_forward, "sh_rest")

@@ -3,10 +3,19 @@
 
 Signs and constants are those that 3DGS files use: colour = max(0, sum_k Y_k(direction) c_k + 0.5).
 """
+# Kernels are Warp's language, not Python's.
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
+from typing import TypeVar
+
+import numpy as np
 import torch
 import warp as wp
 from torch import Tensor
+
+Values = TypeVar("Values", Tensor, np.ndarray)
+"""Arrays of any shape."""
 
 SH_C0 = 0.28209479177387814  # the constant basis function, 1 / (2 sqrt(pi))
 vec16 = wp.types.vector(length=16, dtype=wp.float32)
@@ -22,18 +31,18 @@ C3_3 = wp.constant(0.3731763325901154)
 C3_5 = wp.constant(1.445305721320277)
 
 
-def rgb_to_sh(colors: Tensor) -> Tensor:
-    """Band-0 coefficients of colours in [0, 1]: colour = 0.5 + C0 * coefficient; any shape."""
+def rgb_to_sh(colors: Values) -> Values:
+    """Return band-0 coefficients of colours in [0, 1]: colour = 0.5 + C0 * coefficient."""
     return (colors - 0.5) / SH_C0
 
 
-def sh_to_rgb(sh_dc: Tensor) -> Tensor:
-    """Colours in [0, 1], or beyond, of coefficients of band 0. Any shape"""
+def sh_to_rgb(sh_dc: Values) -> Values:
+    """Return the colours of band-0 coefficients, in [0, 1] or beyond."""
     return sh_dc * SH_C0 + 0.5
 
 
 def sh_basis_of(directions: Tensor) -> Tensor:
-    """The basis functions in torch. (N, 3) unit directions of any dtype -> (N, 16)"""
+    """Evaluate the basis functions in torch. (N, 3) unit directions of any dtype -> (N, 16)"""
     x, y, z = directions.unbind(-1)
     xx = x * x
     yy = y * y
@@ -61,7 +70,7 @@ def sh_basis_of(directions: Tensor) -> Tensor:
 
 @wp.func
 def sh_basis(d: wp.vec3, degree: int) -> vec16:
-    """Values of the 16 basis functions; those above ``degree`` are zero."""
+    """Return the 16 basis functions; those above ``degree`` are zero."""
     y = vec16()
     y[0] = C0
     if degree > 0:
@@ -90,7 +99,7 @@ def sh_basis(d: wp.vec3, degree: int) -> vec16:
 
 @wp.func
 def sh_direction_gradient(d: wp.vec3, degree: int, g: vec16) -> wp.vec3:
-    """Gradient of sum_k g_k Y_k(d) with respect to the (unnormalised) direction ``d``."""
+    """Differentiate sum_k g_k Y_k(d) with respect to the (unnormalised) direction ``d``."""
     x = d[0]
     y = d[1]
     z = d[2]

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tiles of its rectangle a splat reaches: an exact ellipse test, one source for all devices.
+"""Tiles of its rectangle that a splat reaches: an exact ellipse test, one source for all devices.
 
 A splat is visible where sigma(d) = d^T conic d / 2 of the offset d from its centre is at most its
 limit (``projection_kernels``, column 6). That ellipse covers one interval in each row of tiles,
-from its leftmost to its rightmost point inside the row, widened by what rounding can do to the
+from its leftmost to its rightmost point inside of the row, widened by what rounding can do to the
 test of a pixel: no pixel that blends the splat is ever lost.
 """
+# Kernels are Warp's language, not Python's.
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
@@ -44,24 +47,25 @@ _NEEDLE = wp.constant(1.0e4)
 
 @wp.struct
 class Ellipse:
-    """Where a splat is visible, as far as rows of tiles need it; x is relative to the image."""
+    """The region where a splat is visible, prepared for rows of tiles; lengths in pixels."""
 
-    whole: int
-    x: float
+    covers_rect: int  # 1 where every tile of the rectangle counts as reached; the rest is unset
+    x: float  # centre
     y: float
     pad_x: float  # how far a pixel at the rim may lie outside by rounding
     pad_y: float
-    slope: float
-    half_square: float
-    shrink: float
-    reach_y: float
-    widest: float
+    slope: float  # x of the middle of a horizontal section, by y from the centre
+    half_square: float  # square of half the section through the centre
+    shrink: float  # what that square loses per square of y
+    extent_y: float  # largest y from the centre
+    widest: float  # y from the centre of the rightmost point
 
 
 @wp.func
 def ellipse_of(splats: Floats2d, i: int, rect: wp.vec4i) -> Ellipse:
+    """Return the ellipse of splat ``i``, whose rectangle of tiles is ``rect``."""
     e = Ellipse()
-    e.whole = 1
+    e.covers_rect = 1
     # A box of one row or one column is touched by the ellipse in each of its tiles; of two by two
     # so seldom less than all are touched that finding out costs more than it saves.
     across = rect[1] - rect[0]
@@ -76,7 +80,7 @@ def ellipse_of(splats: Floats2d, i: int, rect: wp.vec4i) -> Ellipse:
         return e
     square = 2.0 * splats[i, 6] * (1.0 + _ROUNDING * (xx * yy / det))
     inverse = 1.0 / xx
-    e.whole = 0
+    e.covers_rect = 0
     e.x = splats[i, 0]
     e.y = splats[i, 1]
     e.pad_x = 0.01 + 4.0e-7 * wp.abs(e.x)
@@ -84,27 +88,28 @@ def ellipse_of(splats: Floats2d, i: int, rect: wp.vec4i) -> Ellipse:
     e.slope = -xy * inverse
     e.half_square = square * inverse
     e.shrink = det * inverse * inverse
-    e.reach_y = wp.sqrt(square * xx / det)
+    e.extent_y = wp.sqrt(square * xx / det)
     e.widest = -xy * wp.sqrt(square / (yy * det))
     return e
 
 
 @wp.func
 def covered_tiles(e: Ellipse, rect: wp.vec4i, row: int) -> wp.vec2i:
-    """First and past-the-last reached tile of a row of tiles; may be empty. Not for ``whole``."""
+    """First and past-the-last reached tile of a row of tiles; may be empty."""
     top = float(row) * _SIDE - e.y - e.pad_y
-    low = wp.max(top, -e.reach_y)
-    high = wp.min(top + (_SIDE - 1.0) + 2.0 * e.pad_y, e.reach_y)
+    low = wp.max(top, -e.extent_y)
+    high = wp.min(top + (_SIDE - 1.0) + 2.0 * e.pad_y, e.extent_y)
     if low > high:
         return wp.vec2i(0, 0)
-    # Ends are extreme where the ellipse is widest; if that is outside the row, at the near edge.
+    # Ends are extreme where the ellipse is widest; if that is outside the row, at the nearer edge.
     at_right = wp.clamp(e.widest, low, high)
     at_left = wp.clamp(-e.widest, low, high)
-    beyond = wp.max(e.half_square - e.shrink * at_right * at_right, 0.0)
-    right = e.slope * at_right + wp.sqrt(beyond)
-    left = e.slope * at_left - wp.sqrt(wp.max(e.half_square - e.shrink * at_left * at_left, 0.0))
+    after = wp.max(e.half_square - e.shrink * at_right * at_right, 0.0)
+    right = e.slope * at_right + wp.sqrt(after)
+    before = wp.max(e.half_square - e.shrink * at_left * at_left, 0.0)
+    low_x = e.slope * at_left - wp.sqrt(before)
     # First and last pixel; a cast rounds towards zero, which is down here, and cheap.
-    from_x = wp.clamp(e.x + left - e.pad_x, 0.0, _FAR)
+    from_x = wp.clamp(e.x + low_x - e.pad_x, 0.0, _FAR)
     to_x = wp.clamp(e.x + right + e.pad_x, -1.0, _FAR)
     first = int(from_x)
     if float(first) < from_x:
@@ -117,8 +122,9 @@ def covered_tiles(e: Ellipse, rect: wp.vec4i, row: int) -> wp.vec2i:
 
 @wp.func
 def n_covered(splats: Floats2d, i: int, rect: wp.vec4i) -> int:
+    """Return the number of tiles that splat ``i`` reaches."""
     ellipse = ellipse_of(splats, i, rect)
-    if ellipse.whole == 1:
+    if ellipse.covers_rect == 1:
         return (rect[1] - rect[0]) * (rect[3] - rect[2])
     count = int(0)
     for row in range(rect[2], rect[3]):
@@ -129,6 +135,7 @@ def n_covered(splats: Floats2d, i: int, rect: wp.vec4i) -> int:
 
 @wp.kernel
 def count_tiles(first: int, splats: Floats2d, rects: Rects, counts: Ints):
+    """Count the tiles that each splat reaches."""
     i = first + wp.tid()
     counts[i] = n_covered(splats, i, rects[i])
 
@@ -179,38 +186,39 @@ PROJECT_AND_COUNT = by_coefficients(project_and_count, "sh_rest")
 def list_tiles(
     first: int,
     tiles_x: int,
-    n_pairs: int,
     splats: Floats2d,
     rects: Rects,
-    first_pairs: Ints,
-    pair_tiles: Ints,
+    first_intersections: Ints,
+    intersection_tiles: Ints,
     owners: Ints,
 ):
-    """Write the tiles of each splat, by row of tiles, from its first pair on.
+    """Write the tiles of each splat, by row of tiles, from its first intersection on.
 
-    Its index goes to ``owners`` at the same places, unless that is empty. Pairs beyond ``n_pairs``
-    are left out.
+    Its index goes to ``owners`` at the same places, unless that is empty. Intersections for which
+    there is no room are left out.
     """
     i = first + wp.tid()
     rect = rects[i]
     ellipse = ellipse_of(splats, i, rect)
-    pair = int(first_pairs[i])
+    place = int(first_intersections[i])
     for row in range(rect[2], rect[3]):
         tiles = wp.vec2i(rect[0], rect[1])
-        if ellipse.whole == 0:
+        if ellipse.covers_rect == 0:
             tiles = covered_tiles(ellipse, rect, row)
         for tile in range(tiles[0], tiles[1]):
-            if pair < n_pairs:
-                pair_tiles[pair] = row * tiles_x + tile
+            if place < intersection_tiles.shape[0]:
+                intersection_tiles[place] = row * tiles_x + tile
                 if owners.shape[0] > 0:
-                    owners[pair] = i
-            pair += 1
+                    owners[place] = i
+            place += 1
 
 
 @wp.kernel
-def place_pairs(first: int, sorted_pairs: Ints, owners: Ints, places: Ints, ids: Ints):
-    """The place of each pair, and the splat at each place, from the pair at each place."""
+def place_intersections(
+    first: int, sorted_intersections: Ints, owners: Ints, places: Ints, ids: Ints
+):
+    """Invert a sort: the place of each intersection, and the splat at each place."""
     k = first + wp.tid()
-    pair = sorted_pairs[k]
-    places[pair] = k
-    ids[k] = owners[pair]
+    intersection = sorted_intersections[k]
+    places[intersection] = k
+    ids[k] = owners[intersection]

@@ -58,7 +58,7 @@ def read_bundler(files: Sequence[Path], size_of: SizeOf) -> Entries:
             size=size,
             focal=(focal, focal),
             middle=(size[0] / 2, size[1] / 2),
-            radial=numbers[1:3],
+            radial=numbers[1:3].tolist(),
         )
         lens = colmap_lens(parameters, place)
         rotation = require_rotation(numbers[3:12], f"{place}, R")

@@ -64,7 +64,9 @@ _Reconstruction = Annotated[list[_Part], Meta(min_length=1, max_length=1 << 30)]
 def read_opensfm(files: Sequence[Path], size_of: SizeOf) -> Entries:
     """Read ``reconstruction.json``; of several parts the largest."""
     path = files[0]
-    parts = conform(read_json(path, ENCODINGS), _Reconstruction, path, EXPORT_AGAIN)
+    content = read_json(path, ENCODINGS)
+    # ``Annotated`` is a type to msgspec, not to type checkers.
+    parts: list[_Part] = conform(content, _Reconstruction, path, EXPORT_AGAIN)  # pyright: ignore[reportArgumentType]
     part = max(parts, key=lambda part: len(part.shots))
     lenses = {}
     for name, camera in part.cameras.items():

@@ -77,7 +77,7 @@ class _XcrProperties:
         Raises:
             UserError: The lens has a distortion, skew or aspect ratio that is not supported.
         """
-        model = self._texts.get(_qualified("DistortionModel"), "perspective")
+        model = self._texts.get(_qualified("DistortionModel"), "perspective") or ""
         # Spelt with one f in the files.
         coefficients = self.numbers("DistortionCoeficients", 6, "0 0 0 0 0 0")
         if coefficients.any() and not model.startswith(("brown", "perspective")):
@@ -93,7 +93,7 @@ class _XcrProperties:
             focal=self.number("FocalLength35mm"),
             u=self.number("PrincipalPointU"),
             v=self.number("PrincipalPointV"),
-            radial=coefficients[:4],
+            radial=coefficients[:4].tolist(),
             t1=coefficients[4],
             t2=coefficients[5],
         )

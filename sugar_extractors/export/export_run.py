@@ -155,14 +155,15 @@ class ExportOptions:
         # A name of dots has no stem that a suffix could follow.
         if output is not None and (output.is_dir() or not output.name.strip(".")):
             raise UserError(f"--output {output}: is a folder; name the file to write")
-        is_mesh = isinstance(self.format, MeshFormat)
-        if is_mesh and self.repose is not None:
+        mesh_format = self.format if isinstance(self.format, MeshFormat) else None
+        if mesh_format is not None and self.repose is not None:
             raise UserError(
                 f"--repose makes Gaussians; choose --to {', '.join(GAUSSIANS)}, not {self.to}"
             )
         if self.original_frame:
             self._check_original_frame()
-        if is_mesh and self.format.for_printers and not self.placement.is_scaled:
+        for_printers = mesh_format is not None and mesh_format.for_printers
+        if for_printers and not self.placement.is_scaled:
             raise UserError(
                 f"--to {self.to} is in millimetres: pass --known_distance, or --scale_factor with "
                 "how many metres a unit of the capture is"
@@ -170,7 +171,7 @@ class ExportOptions:
         if self.format.check_packages is not None:
             self.format.check_packages()
         for name in ("max_triangles", "texture_size"):
-            if getattr(self, name) is not None and not is_mesh:
+            if getattr(self, name) is not None and mesh_format is None:
                 raise UserError(f"--{name} is for meshes; choose --to {', '.join(MESHES)}")
         if self.normal_map:
             self._check_normal_map()
@@ -228,7 +229,7 @@ class ExportOptions:
 def export_parser(description: str | None) -> argparse.ArgumentParser:
     """Return the parser of ``export.py``; flags of a placement have the help that fits here."""
     changes = {name: {"group": "export", "help": text} for name, text in _PLACEMENT_HELP.items()}
-    return parser_of(description, ExportOptions, **changes)
+    return parser_of(description, ExportOptions, examples="", **changes)
 
 
 def export(options: ExportOptions, console: Console | None = None) -> Path:
@@ -258,13 +259,16 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
     with ExitStack() as stack:
         # They appear in reverse order, so that the target is the last.
         temporary = {path: stack.enter_context(atomic_path(path)) for path in all_files}
-        if isinstance(options.format, GaussianFormat):
-            matrix = _export_gaussians(options, options.format, temporary, console)
+        file_format = options.format
+        if isinstance(file_format, MeshFormat):
+            matrix = _export_mesh(options, file_format, temporary, console)
+        elif isinstance(file_format, GaussianFormat):
+            matrix = _export_gaussians(options, file_format, temporary, console)
         else:
-            matrix = _export_mesh(options, options.format, temporary, console)
-        if options.original_frame:
+            raise TypeError(f"--to {options.to} is neither a mesh nor Gaussians")
+        if options.original_frame and file_format.move_to_original is not None:
             offset = _scene(options, console).offset
-            options.format.move_to_original(temporary[target], offset)
+            file_format.move_to_original(temporary[target], offset)
         if options.placement.wanted:
             note = {"matrix": matrix.tolist(), "meaning": _MATRIX_MEANING}
             write_json_atomic(temporary[options.matrix_file], note)

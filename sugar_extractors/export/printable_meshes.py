@@ -44,4 +44,7 @@ def write_printable(path: Path, mesh: TriangleMesh, kind: str) -> None:
     # A 3MF package holds its bodies in a scene.
     content = body if kind == "stl" else trimesh.Scene(body)
     with atomic_path(path) as temporary:
-        temporary.write_bytes(content.export(file_type=kind))
+        encoded = content.export(file_type=kind)
+        if not isinstance(encoded, bytes):
+            raise TypeError(f"trimesh wrote {kind} as {type(encoded).__name__}")
+        temporary.write_bytes(encoded)

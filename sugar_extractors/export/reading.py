@@ -16,7 +16,7 @@ from sugar_extractors.export.format_types import Axes, GaussianFormat
 from sugar_extractors.export.formats import GAUSSIAN_FORMATS
 from sugar_extractors.export.gltf_gaussians import holds_gltf_gaussians
 from sugar_extractors.results import read_state
-from sugar_scene import mesh_bound
+from sugar_scene import bound_model
 from sugar_scene.mesh_bound import BoundCloud
 from sugar_trainers.capture import model_file
 from sugar_utils.errors import Notify, UserError
@@ -51,8 +51,8 @@ def read_as_written(path: Path, notify: Notify) -> GaussianCloud:
 
 
 def _cloud_of_any_stage(state: dict[str, Tensor]) -> GaussianCloud:
-    if mesh_bound.FACES in state:
-        return mesh_bound.bound_cloud_from_state(state).to_gaussians()
+    if bound_model.FACES in state:
+        return bound_model.bound_cloud_from_state(state).to_gaussians()
     return cloud_from_state(state)
 
 
@@ -82,4 +82,4 @@ def read_bound_gaussians(path: Path) -> BoundCloud:
             f"{path}: does not say which triangle carries which Gaussian; pass the .pt of the "
             "refinement, or the folder of its run"
         )
-    return read_state(model_file(path, "the path"), mesh_bound.bound_cloud_from_state)
+    return read_state(model_file(path, "the path"), bound_model.bound_cloud_from_state)

@@ -22,7 +22,7 @@ from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.data.masks import VisualHull
 from gaussian_splatting.rasterization import rasterize
 from sugar_scene import reprojection
-from sugar_scene.plane_kernels import NO_PATCHES, ComparedPixels, depth_of_planes
+from sugar_scene.plane_kernels import NO_PATCHES, ComparedMaps, ComparedPixels, depth_of_planes
 from sugar_trainers.view_comparison import all_pixels
 
 MAX_ANGLE = 80.0  # largest angle between a surface's normal and the line of sight, in degrees
@@ -164,8 +164,8 @@ def confirmed_depth(
     for neighbor, neighbor_depth in neighbors:
         pair = reprojection.ViewPair.of(camera, neighbor)
         # The depth also stands for the images, which are not compared.
-        maps = [neighbor_depth] * 3
-        error = ComparedPixels.apply(planes, pixels, *maps, pair, NO_PATCHES)[1]
+        maps = ComparedMaps(neighbor_depth, neighbor_depth, neighbor_depth)
+        error = ComparedPixels.apply(planes, pixels, maps, pair, NO_PATCHES)[1]
         has_error = error > 0
         is_compared |= has_error
         is_agreed |= has_error & (error <= MAX_MISS)

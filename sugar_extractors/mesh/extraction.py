@@ -93,7 +93,7 @@ def span(points: np.ndarray) -> str:
     """Return the box of the middle 98 % of points, (P, 3), on each axis, as text."""
     stride = max(1, len(points) // 100_000)
     low, high = np.quantile(points[::stride], (0.01, 0.99), axis=0)
-    return str(Box(tuple(map(float, low)), tuple(map(float, high))))
+    return str(Box.of_corners(low, high))
 
 
 def extract_coarse_mesh(options: MeshOptions, console: Console | None = None) -> list[Path]:
@@ -229,6 +229,8 @@ class _Extraction:
     def _closed(self, meshes: Sequence[TriangleMesh], figures: dict[str, Any]) -> TriangleMesh:
         """Return one closed surface through what was fused; masks were applied before."""
         fused = triangle_mesh.with_vertex_normals(triangle_mesh.merge_meshes(meshes))
+        if fused.normals is None:
+            raise ValueError("a mesh with normals has none")
         samples = SurfaceSamples(
             fused.vertices.astype(np.float32), fused.normals.astype(np.float32), fused.colors
         )

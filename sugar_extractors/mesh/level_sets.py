@@ -6,6 +6,9 @@ along the ray from -3 to +3 standard deviations of the Gaussian that was hit, an
 crossing of the level is interpolated (SuGaR, Guédon & Lepetit, CVPR 2024, section 4.2). Rays go
 through pixel centres, and normals point out of the object.
 """
+# Kernels are Warp's language, not Python's.
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
@@ -282,13 +285,20 @@ class Box:
         """Return a cube around a point, (3,), by half the length of its sides."""
         low = center - half
         high = center + half
-        return cls(tuple(map(float, low)), tuple(map(float, high)))
+        return cls.of_corners(low, high)
+
+    @classmethod
+    def of_corners(cls, low: np.ndarray, high: np.ndarray) -> Box:
+        """Return the box between two corners. (3,) each"""
+        x0, y0, z0 = low.tolist()
+        x1, y1, z1 = high.tolist()
+        return cls((x0, y0, z0), (x1, y1, z1))
 
     def contains(self, points: np.ndarray) -> np.ndarray:
         """Return which points lie strictly inside. (P, 3) -> (P,) bool"""
         low = np.float32(self.low)
         high = np.float32(self.high)
-        return ((points > low) & (points < high)).all(axis=1)
+        return np.all((points > low) & (points < high), axis=1)
 
     def __str__(self) -> str:
         low = ",".join(f"{value:.4g}" for value in self.low)

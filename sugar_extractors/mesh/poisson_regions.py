@@ -49,10 +49,13 @@ def reconstruct_region(
         samples = samples.select(~is_outlier)
     mesh, densities = backend.reconstruct(samples, config, waiting)
     quantile = config.vertices_density_quantile
+    depth = config.poisson_depth
+    if quantile is None or isinstance(depth, str):
+        raise ValueError("the Poisson settings are not resolved")
     if quantile > 0 and mesh.n_vertices:
         is_kept = densities >= np.quantile(densities, quantile)
         if config.max_gap > 0:
-            largest = config.max_gap * cell_size(samples.points, config.poisson_depth)
+            largest = config.max_gap * cell_size(samples.points, depth)
             is_kept &= gaps(mesh.vertices, samples.points) <= largest
         mesh = meshes.keep_vertices(mesh, is_kept)
     return mesh

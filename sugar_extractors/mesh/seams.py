@@ -102,7 +102,7 @@ def _halves(faces: np.ndarray, bc: np.ndarray) -> list[np.ndarray]:
 def joined_at_box(inner: TriangleMesh, outer: TriangleMesh, box: Box) -> TriangleMesh:
     """Merge an inner and an outer mesh, and join their borders at a box by triangles."""
     # Here and not above: most commands start without it.
-    from scipy.spatial import cKDTree
+    from scipy.spatial import KDTree
 
     mesh = meshes.merge_meshes([inner, outer])
     inner_edges = meshes.border_edges(inner)
@@ -117,7 +117,7 @@ def joined_at_box(inner: TriangleMesh, outer: TriangleMesh, box: Box) -> Triangl
     if not len(inner_edges) or not len(outer_edges):
         return mesh
     border = _Border.of(mesh.vertices, outer_edges + inner.n_vertices)
-    tree = cKDTree(mesh.vertices[border.rows])
+    tree = KDTree(mesh.vertices[border.rows])
     faces = []
     for chain in _chains(inner_edges):
         distances, nearest = tree.query(mesh.vertices[chain])
@@ -228,7 +228,7 @@ def _strip(
             opposite = None
             continue
         if opposite is None:
-            opposite = goals[k - 1] if reached[k - 1] else goals[k]
+            opposite = int(goals[k - 1] if reached[k - 1] else goals[k])
         faces.append((vertex, rows[k - 1], opposite))
         path = border.path(opposite, goals[k])
         if path is None:

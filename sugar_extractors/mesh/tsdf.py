@@ -6,6 +6,9 @@ first of two passes over the views finds the blocks that some depth reaches, the
 distances and colours in them. So the memory does not depend on the number of views, and the result
 not on their order of arrival.
 """
+# Kernels are Warp's language, not Python's.
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def _neighbors(charts: Charts) -> sparse.csr_matrix:
     first = order[:-1][is_shared] // 3
     second = order[1:][is_shared] // 3
     ones = np.ones(len(first))
-    return sparse.coo_matrix((ones, (first, second)), shape=(n_faces, n_faces)).tocsr()
+    return sparse.csr_matrix((ones, (first, second)), shape=(n_faces, n_faces))
 
 
 def _best_cut(triangles: np.ndarray) -> _Cut:

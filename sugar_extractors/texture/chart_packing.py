@@ -306,7 +306,7 @@ def _in_gaps(
     width = is_occupied.shape[1] // coarse
     blocks = is_occupied[: height * coarse, : width * coarse]
     blocks = blocks.reshape(height, coarse, width, coarse)
-    full = blocks.any(axis=(1, 3))
+    full = np.any(blocks, axis=(1, 3))
     groups: dict[tuple[int, int], list[int]] = {}
     for number, shape in shapes.items():
         box = (math.ceil(shape[0] / coarse), math.ceil(shape[1] / coarse))

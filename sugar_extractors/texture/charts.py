@@ -169,7 +169,7 @@ def _adjacency(pairs: np.ndarray, size: int) -> sparse.csr_matrix:
     rows = np.concatenate([pairs[:, 0], pairs[:, 1]])
     columns = np.concatenate([pairs[:, 1], pairs[:, 0]])
     ones = np.ones(len(rows))
-    return sparse.coo_matrix((ones, (rows, columns)), shape=(size, size)).tocsr()
+    return sparse.csr_matrix((ones, (rows, columns)), shape=(size, size))
 
 
 def _charts_of(surface: _Surface, smoothing: int) -> np.ndarray:

@@ -7,6 +7,9 @@ with the depth of the first hit. Texels larger than a pixel average several poin
 its triangle, which bilinear filtering reads at the edges, is a point of the triangle's plane:
 neighbours then meet at their edge. One work item owns a texel, so there are no atomics.
 """
+# Kernels are Warp's language, not Python's.
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 

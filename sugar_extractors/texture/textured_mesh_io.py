@@ -437,7 +437,7 @@ def _single_appearance(
     material = by_name.get(names[0]) if names else None
     if material is None or material.picture is None:
         material = next(iter(with_picture), None)
-    if material is None:
+    if material is None or material.picture is None:
         raise _without_texture(path)
     texture = materials.read_picture(path.parent, material.picture)
     normals = None

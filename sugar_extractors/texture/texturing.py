@@ -56,7 +56,8 @@ from sugar_extractors.texture.textured_mesh_io import (
     mesh_files,
     write_mesh_files,
 )
-from sugar_scene.mesh_bound import LAYOUTS, BoundCloud, bound_cloud_from_state
+from sugar_scene.bound_model import bound_cloud_from_state
+from sugar_scene.mesh_bound import LAYOUTS, BoundCloud
 from sugar_trainers.capture import CaptureOptions, load_views, model_file
 from sugar_trainers.naming import OUTPUT_ROOT, scene_name
 from sugar_utils import flags
@@ -324,7 +325,7 @@ def photo_source(
         image = upload(images.get(camera), device)
         valid_mask = is_counted(image)
         colors = image[..., :3].float() / 255
-        if camera.name in exposures:
+        if mean is not None and camera.name in exposures:
             colors = unexposed(colors, exposures[camera.name].to(device))
             colors = exposed(colors, mean.to(device)).clamp(0, 1)
         if valid_mask is None:
@@ -454,8 +455,11 @@ def _texture(
 
 def _square_size(options: TextureOptions, cloud: BoundCloud, resolution: Resolution | None) -> int:
     """Return the size of a square in texels, which ``auto`` takes from the views."""
-    if options.square_size != AUTO or resolution is None:
-        return options.square_size
+    square_size = options.square_size
+    if not isinstance(square_size, str):
+        return square_size
+    if resolution is None:
+        raise ValueError("--square_size auto needs the resolution of the views")
     size = atlases.fitting_square_size(options.atlas, cloud.vertices, cloud.faces, resolution.best)
     largest = atlases.largest_square_size(len(cloud.faces), options.texture_size)
     return min(size, largest)
@@ -477,7 +481,7 @@ def _baked(
             progress.update(100 * done // total)
 
         baker = Baker(cloud.vertices, cloud.faces, atlas, colors.cameras, options.baking, on_view)
-        if options.texture_source == "photos":
+        if options.texture_source == "photos" and resolution is not None:
             photographs = photo_source(colors.images, cloud.vertices.device, colors.exposures)
             return bake_photographs(baker, photographs, colors_of_faces, resolution)
         source = render_source(cloud.activate(), options.white_background)

@@ -37,7 +37,7 @@ from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.stepping import RunContext, Stepper
 from gaussian_splatting.losses import photometric
 from gaussian_splatting.optim import adam
-from gaussian_splatting.rasterization import Rasterizer, projection
+from gaussian_splatting.rasterization import WARP, projection
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_scene import field_kernels
@@ -147,13 +147,9 @@ def gpu_paths() -> Iterator[None]:
     """Take on the CPU what a GPU would take; kernels of blocks run as fibers."""
     fields = field_kernels.evaluate_fields
 
-    def on_blocks(function: Callable[..., Any]) -> Callable[..., Any]:
-        return staticmethod(lambda *given, **how: function(*given, **{**how, "blocks": True}))
-
-    blending = ("build_tile_lists", "blend_rows", "backpropagate_rows")
     with contextlib.ExitStack() as stack:
         for owner, name, replacement in (
-            *((Rasterizer, name, on_blocks(getattr(Rasterizer, name))) for name in blending),
+            (WARP, "blocks", True),
             (photometric, "photometric_cpu", photometric.photometric_cuda),
             (projection, "counts_while_projecting", lambda device: True),
             (adam, "in_one_launch", lambda device: True),

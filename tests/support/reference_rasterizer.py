@@ -24,7 +24,7 @@ from gaussian_splatting.rasterization.projection_kernels import (
     linearisation_limits,
     n_tiles,
 )
-from gaussian_splatting.rasterization.render import RenderOutput, complete_normals
+from gaussian_splatting.rasterization.render import RenderedMaps, RenderOutput, complete_normals
 from gaussian_splatting.rasterization.spherical_harmonics import sh_basis_of
 
 
@@ -189,12 +189,15 @@ def rasterize_reference(
     if farthest_depth_behind:
         behind[3] = splats.depths.detach().max()
     pixels = (alpha * before) @ values + left[..., None] * behind
-    return RenderOutput(
+    maps = RenderedMaps(
         image=pixels[..., :3],
         depth=pixels[..., 3],
         normal=complete_normals(pixels[..., 4:6]),
         plane=pixels[..., 6:10],
         features=pixels[..., 10:],
+    )
+    return RenderOutput(
+        maps=maps,
         alpha=1 - left,
         radii=splats.radii,
         means2d=splats.means2d,

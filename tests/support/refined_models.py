@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from gaussian_splatting.engine.checkpoint import save_payload
-from sugar_scene.mesh_bound import FACES, STATE_NAMES, THICKNESS, bind_to_mesh
+from sugar_scene.bound_model import FACES, STATE_NAMES, THICKNESS
+from sugar_scene.mesh_bound import bind_to_mesh
 from tests.support.mesh_scenes import icosahedron
 
 NAME = "sugarfine_3Dgs7000_level03_decim20_normalconsistency01_gaussperface3"

@@ -174,7 +174,7 @@ def ssim(image: Tensor, target: Tensor, weights: Tensor | None = None) -> float:
     image, target = _unit_pair(image, target)
     if weights is None and image.device.type == "cpu" and image.dtype == torch.float32:
         # The same to six digits in a fiftieth of the time.
-        return float(color_terms(image, target, DSSIM_WEIGHT)[2])
+        return float(color_terms(image, target, DSSIM_WEIGHT).ssim)
     if image.device.type != "cpu":
         # A GPU's convolutions may round float32 to the 10 bits of TF32, which moves SSIM by 0.07.
         image = image.double()
