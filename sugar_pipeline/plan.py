@@ -11,7 +11,6 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from gaussian_splatting.data.reference_layout import CHECKPOINT_FOLDER
 from gaussian_splatting.data.scene import Scene, load_scene
@@ -67,7 +66,7 @@ class PipelinePlan:
     convert: ConvertOptions | None = None  # None where the scene has cameras
     messages: tuple[str, ...] = ()
     force: bool = False  # whether stages follow on a failed one
-    given: Mapping[str, Any] = field(default_factory=dict)  # flags that repeat the run
+    given: Mapping[str, object] = field(default_factory=dict)  # flags that repeat the run
     result_folder: Path = OUTPUT_ROOT  # gets the final results under plain names
 
     @property
@@ -75,7 +74,7 @@ class PipelinePlan:
         """Names of the stages that run, in their order."""
         return [name for name in STAGES if getattr(self, name) is not None]
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """Inputs and resolved settings of each stage; files of earlier stages must exist."""
         settings = {}
         for name in self.stages:
