@@ -117,18 +117,7 @@ def train_plan(args: argparse.Namespace) -> PipelinePlan:
         surface_levels=(args.surface_level,),
         decimation_targets=(args.n_vertices_in_mesh,),
     )
-    refine = from_args(
-        RefineOptions,
-        args,
-        compute=coarse.compute,
-        memory=coarse.memory,
-        mesh_path=mesh.mesh_paths[0],
-        coarse_model_path=coarse.result,
-        output_dir=root / "refined" / scene,
-        ply_dir=root / "refined_ply" / scene,
-        config=from_args(RefineConfig, args, n_vertices_in_fg=args.n_vertices_in_mesh),
-        run=_run_of(args, "refine"),
-    )
+    refine = _refine_options(args, coarse, mesh)
     texture = from_args(
         TextureOptions,
         args,
@@ -147,6 +136,24 @@ def train_plan(args: argparse.Namespace) -> PipelinePlan:
         messages=messages(args),
         force=args.force,
         result_folder=result_folder(args),
+    )
+
+
+def _refine_options(
+    args: argparse.Namespace, coarse: CoarseOptions, mesh: MeshOptions
+) -> RefineOptions:
+    scene = scene_name(args.scene_path)
+    return from_args(
+        RefineOptions,
+        args,
+        compute=coarse.compute,
+        memory=coarse.memory,
+        mesh_path=mesh.mesh_paths[0],
+        coarse_model_path=coarse.result,
+        output_dir=args.output_dir / "refined" / scene,
+        ply_dir=args.output_dir / "refined_ply" / scene,
+        config=from_args(RefineConfig, args, n_vertices_in_fg=args.n_vertices_in_mesh),
+        run=_run_of(args, "refine"),
     )
 
 
