@@ -2,7 +2,7 @@
 # ruff: noqa: F403, F405
 """All stages together: pipelines, the demo, reports, metrics; the functions of ``api``."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import sugar_utils  # noqa: F401  before torch and pycolmap
 
@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Load functions when they are used: the command does not wait for torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -27,17 +27,19 @@ from sugar_utils.errors import say_nothing
 PathLike = str | Path
 
 
-def run(scene: PathLike, **flags: Any) -> PipelineResult:
+def run(scene: PathLike, *, progress: Listener | None = None, **flags: object) -> PipelineResult:
     """Make a textured mesh of photographs, a video or a scene, as ``sugar run``.
 
     >>> result = run("scan", gs_output_dir="gaussians", low_poly=True, **small)
     >>> result.mesh.suffix, result.report.name
     ('.obj', 'report.html')
     """
-    return _call("train_full_pipeline.py", scene_path=scene, **flags)
+    return _call("train_full_pipeline.py", progress, scene_path=scene, **flags)
 
 
-def train_vanilla(scene: PathLike, output: PathLike, **flags: Any) -> Path:
+def train_vanilla(
+    scene: PathLike, output: PathLike, *, progress: Listener | None = None, **flags: object
+) -> Path:
     """Train vanilla 3DGS, as ``sugar vanilla``; return the PLY of its last iteration.
 
     >>> steps = []
@@ -45,11 +47,18 @@ def train_vanilla(scene: PathLike, output: PathLike, **flags: Any) -> Path:
     >>> ply.as_posix(), steps[-1]
     ('out/point_cloud/iteration_7/point_cloud.ply', ('vanilla', 7, 7))
     """
-    return _call("gaussian_splatting/train.py", source_path=scene, model_path=output, **flags)
+    return _call(
+        "gaussian_splatting/train.py", progress, source_path=scene, model_path=output, **flags
+    )
 
 
 def train_coarse(
-    scene: PathLike, checkpoint: PathLike, mode: str = "multiview", **flags: Any
+    scene: PathLike,
+    checkpoint: PathLike,
+    mode: str = "multiview",
+    *,
+    progress: Listener | None = None,
+    **flags: object,
 ) -> Path:
     """Align Gaussians with the surface, as ``train_coarse_MODE.py``; return the ``.pt``.
 
@@ -58,10 +67,17 @@ def train_coarse(
     '8.pt'
     """
     name = f"train_coarse_{mode}.py"
-    return _call(name, scene_path=scene, checkpoint_path=checkpoint, **flags)
+    return _call(name, progress, scene_path=scene, checkpoint_path=checkpoint, **flags)
 
 
-def extract_mesh(scene: PathLike, checkpoint: PathLike, coarse: PathLike, **flags: Any) -> Path:
+def extract_mesh(
+    scene: PathLike,
+    checkpoint: PathLike,
+    coarse: PathLike,
+    *,
+    progress: Listener | None = None,
+    **flags: object,
+) -> Path:
     """Extract the mesh of a coarse model, as ``sugar mesh``; return the PLY.
 
     >>> mesh = extract_mesh("scan", "gaussians", coarse, poisson_depth=5, **small)
@@ -69,10 +85,17 @@ def extract_mesh(scene: PathLike, checkpoint: PathLike, coarse: PathLike, **flag
     '.ply'
     """
     inputs = {"scene_path": scene, "checkpoint_path": checkpoint, "coarse_model_path": coarse}
-    return _call("extract_mesh.py", **inputs, **flags)[0]
+    return _call("extract_mesh.py", progress, **inputs, **flags)[0]
 
 
-def refine(scene: PathLike, checkpoint: PathLike, mesh: PathLike, **flags: Any) -> Path:
+def refine(
+    scene: PathLike,
+    checkpoint: PathLike,
+    mesh: PathLike,
+    *,
+    progress: Listener | None = None,
+    **flags: object,
+) -> Path:
     """Refine a mesh and the Gaussians bound to it, as ``sugar refine``; return the ``.pt``.
 
     >>> refined = refine("scan", "gaussians", mesh, refinement_iterations=4, **small)
@@ -80,17 +103,24 @@ def refine(scene: PathLike, checkpoint: PathLike, mesh: PathLike, **flags: Any) 
     '4.pt'
     """
     inputs = {"scene_path": scene, "checkpoint_path": checkpoint, "mesh_path": mesh}
-    return _call("train_refined.py", **inputs, **flags)
+    return _call("train_refined.py", progress, **inputs, **flags)
 
 
-def bake_texture(scene: PathLike, checkpoint: PathLike, refined: PathLike, **flags: Any) -> Path:
+def bake_texture(
+    scene: PathLike,
+    checkpoint: PathLike,
+    refined: PathLike,
+    *,
+    progress: Listener | None = None,
+    **flags: object,
+) -> Path:
     """Bake the texture of a refined model, as ``sugar texture``; return the OBJ.
 
     >>> bake_texture("scan", "gaussians", refined, **small).suffix
     '.obj'
     """
     inputs = {"scene_path": scene, "checkpoint_path": checkpoint, "refined_model_path": refined}
-    return _call("extract_refined_mesh_with_texture.py", **inputs, **flags)
+    return _call("extract_refined_mesh_with_texture.py", progress, **inputs, **flags)
 
 
 def load_scene(path: PathLike, **options: Any) -> Scene:
@@ -125,7 +155,7 @@ def render(gaussians: Gaussians, camera: Camera, **channels: Any) -> RenderOutpu
     return rasterize(gaussians, camera, **channels)
 
 
-def _call(script: str, progress: Listener | None = None, **flags: Any) -> Any:
+def _call(script: str, progress: Listener | None, **flags: object) -> Any:
     """Run a program with flags as keywords; None is a flag that is not given."""
     program = PROGRAMS[script]
     parser = program.make_parser(None)

@@ -50,7 +50,7 @@ class Program:
     run: str  # gets the settings
     settings: str = ""  # a dataclass, or a function of what was parsed; unset: ``run`` gets that
     parser: str = ""  # a dataclass of flags, or makes the parser of a description; unset: settings
-    chosen: Mapping[str, Any] = field(default_factory=dict)  # values that its flags begin with
+    chosen: Mapping[str, object] = field(default_factory=dict)  # values that its flags begin with
     takes_results: bool = False  # whether words without a flag are results, and not the scene
 
     def make_parser(self, description: str | None) -> Parser:
@@ -74,7 +74,7 @@ class Program:
             parser.epilog = (parser.epilog or "").replace(f"python {self.script}", parser.prog)
         self.call(parser, parser.parse_args(words))
 
-    def call(self, parser: Parser, args: argparse.Namespace, **more: Any) -> Any:
+    def call(self, parser: Parser, args: argparse.Namespace, **more: object) -> object:
         """Run the program with flags that were parsed; return what its function returns.
 
         Args:
@@ -89,12 +89,13 @@ class Program:
         settings = self._settings_of(args)
         result = _named(self.run)(settings, **more)
         if self.run == _STAGE and not is_follower():
-            is_vanilla = hasattr(settings, "model_path")
-            folder = settings.model_path / "checkpoints" if is_vanilla else result.parent
+            # Only the vanilla stage has one.
+            model_path = getattr(settings, "model_path", None)
+            folder = result.parent if model_path is None else model_path / "checkpoints"
             write_settings(folder, given_flags(args, parser))
         return result
 
-    def _settings_of(self, args: argparse.Namespace) -> Any:
+    def _settings_of(self, args: argparse.Namespace) -> object:
         """The argument of the program's function."""
         from sugar_utils.settings import from_args
 
@@ -155,7 +156,7 @@ def with_scene_folders(args: argparse.Namespace) -> argparse.Namespace:
     if len(scenes) > 1:
         return args
     notify = say_nothing if is_follower() else print
-    changes: dict[str, Any] = {}
+    changes: dict[str, object] = {}
     for name in ("scene_path", "source_path"):
         path = getattr(args, name, None)
         if isinstance(path, Path) and (needs_scene or path.suffix.lower() == ZIP_SUFFIX):

@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from gaussian_splatting.data.scene_path import output_folders, scene_folder
 from gaussian_splatting.engine.loop import Interrupted
@@ -91,7 +90,7 @@ def _check_before_cameras(args: argparse.Namespace) -> None:
 def _run(
     args: argparse.Namespace,
     make: Callable[[argparse.Namespace], PipelinePlan],
-    changed_flags: dict[str, Any],
+    changed_flags: dict[str, object],
     console: Console,
 ) -> PipelineResult:
     """Run the stages of a plan; a single process estimates or plans their time."""

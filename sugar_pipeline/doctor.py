@@ -191,8 +191,8 @@ def machine_findings(
     facts = facts or devices.cuda_facts()
     findings = [*_system(output), *_torch(facts)]
     for index, device in enumerate(facts.gpus):
-        free = format_bytes(available_bytes(torch.device("cuda", index)) or 0)
-        memory = f"{free} of {format_bytes(device.memory)} free"
+        available = format_bytes(available_bytes(torch.device("cuda", index)) or 0)
+        memory = f"{available} of {format_bytes(device.memory)} free"
         value = f"{device.name}, compute capability {device.version}, {memory}"
         findings.append(Finding(f"GPU {index}", value))
     try:

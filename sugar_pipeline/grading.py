@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -60,7 +60,7 @@ def worst(grades: Sequence[Grade]) -> Grade | None:
     return max(grades, key=lambda grade: WORDS.index(grade.word), default=None)
 
 
-def grade_model(health: Mapping[str, Any], held_out: bool) -> Grade | None:
+def grade_model(health: Mapping[str, float], held_out: bool) -> Grade | None:
     """Grade trained Gaussians by their views; None where nothing was measured.
 
     Args:
@@ -84,7 +84,7 @@ def grade_model(health: Mapping[str, Any], held_out: bool) -> Grade | None:
     return worst(grades)
 
 
-def grade_mesh(figures: Mapping[str, Any]) -> Grade | None:
+def grade_mesh(figures: Mapping[str, float]) -> Grade | None:
     """Grade a mesh by :func:`mesh_health`; None where nothing was measured."""
     problem = problem_of(figures)
     if problem is not None:
@@ -105,7 +105,7 @@ def grade_mesh(figures: Mapping[str, Any]) -> Grade | None:
     return worst(grades)
 
 
-def loses(refined: Mapping[str, Any], coarse: Mapping[str, Any]) -> float:
+def loses(refined: Mapping[str, float], coarse: Mapping[str, float]) -> float:
     """Decibels by which the views of a refined model are worse than the coarse model's."""
     if "psnr" not in refined or "psnr" not in coarse:
         return 0.0

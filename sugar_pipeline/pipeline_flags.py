@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from gaussian_splatting.shared_flags import Preset, preset
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
@@ -230,9 +229,9 @@ def full_parser(description: str | None) -> Parser:
 
 def _add_pipeline_flags(
     parser: argparse.ArgumentParser,
-    texture: dict[str, Any],
+    texture: Mapping[str, object],
     without: tuple[str, ...] = (),
-    scene: dict[str, Any] | None = None,
+    scene: Mapping[str, object] | None = None,
 ) -> None:
     add_flags(parser, PipelineFlags, export_obj=texture)
     for settings, groups in _GROUPS.items():

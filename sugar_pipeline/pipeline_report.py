@@ -65,7 +65,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class ReportContent:
-    """What a report shows besides the stages; None and empty parts are left out."""
+    """Content of a report besides the stages; None and empty parts are left out."""
 
     settings: Mapping[str, object] | None = None  # of all stages, nested
     comparison: Comparison | None = None

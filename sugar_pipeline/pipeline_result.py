@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pipeline made: a record for each stage, and the files of the whole run."""
+"""Result of a pipeline: a record for each stage, and the files of the whole run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from gaussian_splatting.engine.reporting.health import problem_of
 from gaussian_splatting.engine.reporting.run_report import last_value, read_curves
@@ -90,7 +89,7 @@ class PipelineResult:
 
 def training_record(name: str, directory: Path, outputs: Sequence[Path]) -> StageRecord:
     """Make the record of a training stage from the ``run.json`` of its folder."""
-    run: dict[str, Any] = read_checked(directory / RUN_FILE, RunRecord)
+    run = read_checked(directory / RUN_FILE, RunRecord)
     phases = run.get("timings", {}).values()
     health = run.get("health", {})
     has_held_out_views = bool(run.get("held_out_views"))
@@ -109,7 +108,7 @@ def training_record(name: str, directory: Path, outputs: Sequence[Path]) -> Stag
 
 def file_record(name: str, path: Path) -> StageRecord:
     """Make the record of a stage that writes a JSON file with its figures next to its result."""
-    note: dict[str, Any] = read_checked(path.with_suffix(".json"), ResultNote)
+    note = read_checked(path.with_suffix(".json"), ResultNote)
     figures = dict(note.get("result", {}))
     seconds = figures.pop("seconds", 0.0)
     peak_bytes = figures.pop("peak_bytes", 0)

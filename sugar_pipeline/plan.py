@@ -11,7 +11,6 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from gaussian_splatting.data.reference_layout import CHECKPOINT_FOLDER
 from gaussian_splatting.data.scene import Scene, load_scene
@@ -67,7 +66,7 @@ class PipelinePlan:
     convert: ConvertOptions | None = None  # None where the scene has cameras
     messages: tuple[str, ...] = ()
     force: bool = False  # whether stages follow on a failed one
-    given: Mapping[str, Any] = field(default_factory=dict)  # flags that repeat the run
+    given: Mapping[str, object] = field(default_factory=dict)  # flags that repeat the run
     result_folder: Path = OUTPUT_ROOT  # gets the final results under plain names
 
     @property
@@ -75,7 +74,7 @@ class PipelinePlan:
         """Names of the stages that run, in their order."""
         return [name for name in STAGES if getattr(self, name) is not None]
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """Inputs and resolved settings of each stage; files of earlier stages must exist."""
         settings = {}
         for name in self.stages:
@@ -118,18 +117,7 @@ def train_plan(args: argparse.Namespace) -> PipelinePlan:
         surface_levels=(args.surface_level,),
         decimation_targets=(args.n_vertices_in_mesh,),
     )
-    refine = from_args(
-        RefineOptions,
-        args,
-        compute=coarse.compute,
-        memory=coarse.memory,
-        mesh_path=mesh.mesh_paths[0],
-        coarse_model_path=coarse.result,
-        output_dir=root / "refined" / scene,
-        ply_dir=root / "refined_ply" / scene,
-        config=from_args(RefineConfig, args, n_vertices_in_fg=args.n_vertices_in_mesh),
-        run=_run_of(args, "refine"),
-    )
+    refine = _refine_options(args, coarse, mesh)
     texture = from_args(
         TextureOptions,
         args,
@@ -148,6 +136,24 @@ def train_plan(args: argparse.Namespace) -> PipelinePlan:
         messages=messages(args),
         force=args.force,
         result_folder=result_folder(args),
+    )
+
+
+def _refine_options(
+    args: argparse.Namespace, coarse: CoarseOptions, mesh: MeshOptions
+) -> RefineOptions:
+    scene = scene_name(args.scene_path)
+    return from_args(
+        RefineOptions,
+        args,
+        compute=coarse.compute,
+        memory=coarse.memory,
+        mesh_path=mesh.mesh_paths[0],
+        coarse_model_path=coarse.result,
+        output_dir=args.output_dir / "refined" / scene,
+        ply_dir=args.output_dir / "refined_ply" / scene,
+        config=from_args(RefineConfig, args, n_vertices_in_fg=args.n_vertices_in_mesh),
+        run=_run_of(args, "refine"),
     )
 
 

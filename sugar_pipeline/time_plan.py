@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine.runner import Messages, StageRun
@@ -58,7 +58,7 @@ class Speed:
 class TrainingStageOptions(Protocol):
     """Options of a training stage; they make a run of the engine."""
 
-    def prepare(self, messages: Messages) -> tuple[StageRun, Any]:
+    def prepare(self, messages: Messages) -> tuple[StageRun, object]:
         """The run and its initial model."""
         ...
 
@@ -123,7 +123,7 @@ class TimePlan:
         self,
         args: argparse.Namespace,
         make: Callable[[argparse.Namespace], PipelinePlan],
-        given: Mapping[str, Any],
+        given: Mapping[str, object],
         console: Console,
     ) -> None:
         self._args = args
@@ -134,7 +134,7 @@ class TimePlan:
         self._step = 0.0  # seconds of a vanilla iteration
         self._n_views = 0
         self._has_estimated = False  # whether the expected times were printed
-        self._chosen: dict[str, dict[str, Any]] = {}  # flags by name of the stage
+        self._chosen: dict[str, dict[str, object]] = {}  # flags by name of the stage
         if args.minutes is None:
             return
         if "schedule_scale" in given:
@@ -218,11 +218,11 @@ class TimePlan:
                 f"took {self.spent / 60:.1f} minutes; the plan was {self._args.minutes:g}"
             )
 
-    def _choose(self, stage: str, plan: PipelinePlan, images: ImageStore) -> dict[str, Any]:
+    def _choose(self, stage: str, plan: PipelinePlan, images: ImageStore) -> dict[str, object]:
         """Flags that give a stage its length; those of the first one also give sizes."""
         is_first = not self._chosen
         speed = self._measured(stage, plan, images)
-        sizes: dict[str, Any] = {}
+        sizes: dict[str, int] = {}
         if is_first:
             while self._possible(stage, plan, speed) < ENOUGH[stage]:
                 side = max(speed.width, speed.height) // 2
@@ -259,7 +259,7 @@ class TimePlan:
             self._n_views = speed.n_views
         return speed
 
-    def _triangles(self, plan: PipelinePlan, speed: Speed) -> dict[str, Any]:
+    def _triangles(self, plan: PipelinePlan, speed: Speed) -> dict[str, int]:
         """The flag for a number of triangles that suits the image size, unless one is given."""
         if {"n_vertices_in_mesh", "low_poly", "high_poly"} & self._given.keys():
             return {}
@@ -318,12 +318,12 @@ class TimePlan:
         schedule = plan.coarse.config.schedule
         return scaled(schedule.last - schedule.first, 1 / schedule.schedule_scale)
 
-    def _flags(self, stage: str, n: int, full: int, plan: PipelinePlan) -> dict[str, Any]:
+    def _flags(self, stage: str, n: int, full: int, plan: PipelinePlan) -> dict[str, object]:
         """Flags with which a stage has ``n`` iterations, and earlier stages those they had."""
         if stage == "refine":
             iterations = scaled(n, 1 / self._args.schedule_scale)
             return {"refinement_iterations": iterations, "refinement_time": None}
-        flags: dict[str, Any] = {"schedule_scale": n / full}
+        flags: dict[str, object] = {"schedule_scale": n / full}
         if "short_multiview" not in self._given:
             # Its length is that of this plan.
             flags["short_multiview"] = False

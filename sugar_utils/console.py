@@ -264,6 +264,7 @@ class _Terminal(rich.console.Console):
     """Rich's console, whose error about a closed pipe reaches the entry point."""
 
     def on_broken_pipe(self) -> None:
+        """Raise the error again; called while it is handled."""
         raise
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every entry point runs in: errors in one line, Ctrl-C, exit codes, and the output.
+"""Run an entry point: errors in one line, Ctrl-C, exit codes, and the output.
 
 Entry points load the rest inside of it, because that takes seconds; so it imports nothing slow.
 """
@@ -17,7 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import IO, Any
+from typing import IO
 
 from sugar_utils.errors import UserError, printable
 from sugar_utils.torchrun import is_follower
@@ -38,6 +38,7 @@ _NO_DEFECTS = {
     **dict.fromkeys((errno.ENOENT, errno.ENOTDIR, errno.ESTALE), _GONE),
 }
 
+Handler = Callable[[int, FrameType | None], object]  # of a signal
 _SILENT_SECONDS = 2.0  # for which a process that prints nothing waits for the one that does
 
 
@@ -84,9 +85,7 @@ def complain(line: str) -> None:
 
 
 @contextlib.contextmanager
-def signal_handler(
-    handle: Callable[[int, FrameType | None], None], replaces: Callable[[object], bool]
-) -> Iterator[None]:
+def signal_handler(handle: Handler, replaces: Callable[[object], bool]) -> Iterator[None]:
     """Handle the signals that stop a program, in place of handlers that may be replaced.
 
     Outside the main thread Python delivers no signals; the context then does nothing.
@@ -95,7 +94,7 @@ def signal_handler(
         handle: The handler.
         replaces: Whether it may replace a handler.
     """
-    previous: dict[int, Any] = {}
+    previous: dict[int, Handler | int | None] = {}
     if threading.current_thread() is threading.main_thread():
         for name in EXIT_OF_SIGNAL:
             number = getattr(signal, name, None)

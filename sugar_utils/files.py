@@ -168,12 +168,12 @@ def _json_value(value: object) -> str:
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
-def json_values(value: Any) -> Any:
+def json_values(value: object) -> Any:
     """Convert values as a JSON file does: tuples become lists, paths strings."""
     return json.loads(json.dumps(value, default=_json_value))
 
 
-def flat_items(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat_items(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     """Yield name and value of all settings; names of nested ones are dotted."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
@@ -182,7 +182,7 @@ def flat_items(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[
             yield f"{prefix}{name}", value
 
 
-def write_json_atomic(path: str | os.PathLike[str], value: Any) -> None:
+def write_json_atomic(path: str | os.PathLike[str], value: object) -> None:
     """Write ``value`` as indented JSON, complete or not at all; paths become strings."""
     text = json.dumps(value, indent=2, ensure_ascii=False, default=_json_value)
     write_text_atomic(path, text + "\n")

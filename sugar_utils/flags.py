@@ -171,7 +171,13 @@ class IntList(argparse.Action):
         kwargs.setdefault("nargs", "+")
         super().__init__(option_strings, dest, **kwargs)
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[object] | None,
+        option_string: str | None = None,
+    ) -> None:
         """Parse all words after the flag together, as a bracket may span several."""
         words = [values] if isinstance(values, str) else values or ()
         text = " ".join(str(word) for word in words)
@@ -187,7 +193,13 @@ class Repeated(argparse.Action):
     The last value is stored under the flag's name, all values under ``all_NAME``.
     """
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[object] | None,
+        option_string: str | None = None,
+    ) -> None:
         """Store one value more."""
         earlier = getattr(namespace, f"all_{self.dest}", [])
         setattr(namespace, f"all_{self.dest}", [*earlier, values])
@@ -268,14 +280,15 @@ class Parser(argparse.ArgumentParser):
         file = getattr(parsed, "config_file", None)
         if file is None:
             return parsed, extra
-        given = self._given(words)
-        values = {name: value for name, value in read_config(file).items() if name not in given}
+        given_names = self._given_names(words)
+        settings = read_config(file)
+        values = {name: value for name, value in settings.items() if name not in given_names}
         # What is in the namespace before the words are parsed takes the place of the defaults.
         parsed, extra = super().parse_known_args(words, self.with_values(values, file))
         delattr(parsed, "config_file")
         return parsed, extra
 
-    def _given(self, words: Sequence[str]) -> set[str]:
+    def _given_names(self, words: Sequence[str]) -> set[str]:
         """Names of the flags that words give."""
         unset = object()
         defaults = argparse.Namespace(**{action.dest: unset for action in self._actions})
@@ -283,7 +296,7 @@ class Parser(argparse.ArgumentParser):
         return {name for name, value in vars(parsed).items() if value is not unset}
 
     def with_values(
-        self, values: Mapping[str, Any], file: Path | None = None
+        self, values: Mapping[str, object], file: Path | None = None
     ) -> argparse.Namespace:
         """Check and convert values by names of flags, as on the command line.
 
@@ -310,7 +323,7 @@ class Parser(argparse.ArgumentParser):
                 raise UserError(f"{place}{name}: {reason}") from None
         return namespace
 
-    def _store(self, action: argparse.Action, value: Any, namespace: argparse.Namespace) -> None:
+    def _store(self, action: argparse.Action, value: object, namespace: argparse.Namespace) -> None:
         """Let an action check a value and store it in a namespace."""
         items = list(value) if isinstance(value, list | tuple) else [value]
         if any(isinstance(item, list | tuple | Mapping) for item in items):
@@ -416,7 +429,7 @@ def _nearest(name: str, flags: Iterable[str]) -> str:
     return f"did you mean {similar[0]}?" if similar else "--help_all lists all flags"
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, object]:
     """Read the values of a file of settings, by name.
 
     Raises:
@@ -432,7 +445,7 @@ def read_config(path: Path) -> dict[str, Any]:
         return tomllib.loads(decoded(path.read_bytes()))
 
 
-def config_text(values: Mapping[str, Any], comment: str) -> str:
+def config_text(values: Mapping[str, object], comment: str) -> str:
     """Text of a file of settings, for :func:`read_config`; values that are None are left out."""
     lines = [f"# {comment}"]
     for name, value in values.items():

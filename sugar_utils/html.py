@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import numpy as np
@@ -143,7 +143,7 @@ def tick_text(value: float) -> str:
     return number_text(value)
 
 
-def drawn(chart: Chart) -> dict[str, Any]:
+def drawn(chart: Chart) -> dict[str, object]:
     """Lay out a chart that has something to draw: values of the page's template."""
     series = chart.drawable()
     points = []
@@ -201,8 +201,8 @@ class _Axes:
 
     def canvas_x(self, x: float) -> float:
         """Horizontal position of a value on the canvas."""
-        left, right = self.x
-        share = (x - left) / (right - left)
+        low, high = self.x
+        share = (x - low) / (high - low)
         return _LEFT + share * (_WIDTH - _LEFT - _RIGHT)
 
     def canvas_y(self, y: float) -> float:
@@ -220,7 +220,7 @@ class _Axes:
         return self.canvas_x(x), self.canvas_y(y)
 
 
-def _line_layout(points: Sequence[Point], chart: Chart, axes: _Axes) -> dict[str, Any]:
+def _line_layout(points: Sequence[Point], chart: Chart, axes: _Axes) -> dict[str, object]:
     """SVG paths between gaps of a line, and positions of dots where the points are few."""
     groups = itertools.groupby(points, chart.can_draw)
     runs = [list(run) for can_draw, run in groups if can_draw]

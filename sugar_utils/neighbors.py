@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import warp as wp
@@ -28,7 +28,14 @@ from torch import Tensor
 
 from sugar_utils.errors import UserError
 from sugar_utils.warp_arrays import Doubles, Doubles2d, Floats2d, Floats3d, Ints, Ints2d, Longs
-from sugar_utils.warp_launch import EXACT_OPTIONS, SIMD_SOURCE, launch, native_kernel, native_source
+from sugar_utils.warp_launch import (
+    EXACT_OPTIONS,
+    SIMD_SOURCE,
+    Kernel,
+    launch,
+    native_kernel,
+    native_source,
+)
 
 BATCH = 100_000  # default number of queries per launch
 LEAF_SIZE = 16  # points per leaf. From 8 to 32 the time on a CPU differs by less than a tenth.
@@ -390,7 +397,7 @@ def _before(distance: float, row: int, other_distance: float, other_row: int) ->
 
 
 @functools.cache
-def _query_kernel(capacity: int) -> Any:
+def _query_kernel(capacity: int) -> Kernel:
     """Make the kernel that searches for up to ``capacity`` neighbours, held in local memory."""
     Distances = wp.types.vector(length=capacity, dtype=wp.float32)
     Rows = wp.types.vector(length=capacity, dtype=wp.int32)
@@ -489,7 +496,7 @@ def _query_kernel(capacity: int) -> Any:
 
 
 @functools.cache
-def _native_query_kernel(capacity: int) -> Any:
+def _native_query_kernel(capacity: int) -> Kernel:
     """Make the same kernel for the CPU, on eight points or boxes at a time."""
     constants = (
         f"constexpr int CAPACITY = {capacity}, LEAF_SIZE = {LEAF_SIZE}, MAX_DEPTH = {_MAX_DEPTH};\n"

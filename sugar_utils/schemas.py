@@ -26,6 +26,7 @@ Count = Annotated[int, Meta(ge=0, le=2**53)]
 Seconds = Annotated[float, Meta(ge=0, le=FAR)]
 # Any name that an operating system could have, bytes that are no UTF-8 included.
 FileName = Annotated[str, Meta(min_length=1, pattern=r"^[^\x00\ud800-\udc7f\udd00-\udfff]*$")]
+JsonObject = dict[str, Any]
 T = TypeVar("T")
 
 
@@ -40,9 +41,9 @@ class RunRecord(msgspec.Struct):
     """``run.json`` of a training run."""
 
     status: str = ""
-    settings: dict[str, Any] = {}
-    inputs: dict[str, Any] = {}
-    sources: dict[str, Any] = {}
+    settings: JsonObject = {}
+    inputs: JsonObject = {}
+    sources: JsonObject = {}
     timings: dict[str, Phase] = {}
     obsolete: list[FileName] | None = None
     held_out_views: list[FileName] | None = None
@@ -61,12 +62,12 @@ class Figures(msgspec.Struct):
 class ResultNote(msgspec.Struct):
     """JSON file next to a mesh, with the settings and inputs that it was made with."""
 
-    settings: dict[str, Any] = {}
-    inputs: dict[str, Any] = {}
-    sources: dict[str, Any] = {}
+    settings: JsonObject = {}
+    inputs: JsonObject = {}
+    sources: JsonObject = {}
     result: Figures = msgspec.field(default_factory=Figures)
     files: dict[FileName, Any] = {}
-    replaces: dict[str, Any] = {}
+    replaces: JsonObject = {}
 
 
 def conform(value: object, schema: type[T], place: object, advice: str = WRITE_AGAIN) -> T:

@@ -41,7 +41,7 @@ so a field of such a name need not be a flag."""
 
 Settings = TypeVar("Settings")
 
-_PARSERS: dict[type, Callable[[str], Any]] = {bool: boolean, int: integer, float: float}
+_PARSERS: dict[type, Callable[[str], object]] = {bool: boolean, int: integer, float: float}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,19 +49,19 @@ class Flag:
     """Declaration of a flag in the metadata of a field; made by :func:`flag`."""
 
     name: str = ""  # of the field
-    default: Any  # of the parser
+    default: object  # of the parser
     help: str  # what it means, for ``--help`` and for the documents
     group: str  # heading above it in both
     short: str | None = None  # one-letter form
     long: str = ""  # its form where that is not the name of the field
-    parse: Callable[[str], Any] | None  # checks and converts the text
+    parse: Callable[[str], object] | None  # checks and converts the text
     no_effect_when: str = ""
     missing: str = ""  # advice where it is required and missing
     positional: bool = False  # given by its position, without the name of a flag
     # Heading in ``--help``, of :data:`~sugar_utils.flags.TASKS`; else only ``--help_all`` shows it.
     task: str = ""
     # Value by the name of a preset or mode that is chosen, where the flag is not given.
-    modes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    modes: Mapping[str, object] = dataclasses.field(default_factory=dict)
     options: dict[str, Any]  # further keywords of ``add_argument``
 
     @property
@@ -90,11 +90,11 @@ _FLAG_FIELDS = frozenset(Flag.__dataclass_fields__)
 
 
 def flag(
-    default: Any,
+    default: object,
     help: str,
     *,
     group: str,
-    parse: Callable[[str], Any] | None = None,
+    parse: Callable[[str], object] | None = None,
     unset: bool = False,
     **more: Any,
 ) -> Any:
@@ -130,18 +130,18 @@ def without_flags(cls: type) -> Any:
     return dataclasses.field(default_factory=cls, metadata={_KEY: None})
 
 
-def made_of(source: type, default: Callable[[], Any]) -> Any:
+def made_of(source: type, default: Callable[[], object]) -> Any:
     """Declare a field whose value ``source.from_flags`` makes of the flags of ``source``."""
     return dataclasses.field(default_factory=default, metadata={_SOURCE: source})
 
 
 @functools.cache
-def _types_of(cls: type) -> dict[str, Any]:
+def _types_of(cls: type) -> dict[str, object]:
     """Types of the fields of a dataclass; cached, because their evaluation is slow."""
     return typing.get_type_hints(cls)
 
 
-def _nested(field: dataclasses.Field[Any], types: dict[str, Any]) -> type | None:
+def _nested(field: dataclasses.Field[object], types: dict[str, object]) -> type | None:
     """The dataclass with the flags of a field that is no flag itself; None if there are none."""
     if _KEY in field.metadata:
         return None
@@ -169,7 +169,7 @@ def flags_of(cls: type, *groups: str) -> Iterator[Flag]:
 
 
 def parser_of(
-    description: str | None, *settings: type, examples: str = "", **changes: dict[str, Any]
+    description: str | None, *settings: type, examples: str = "", **changes: Mapping[str, object]
 ) -> Parser:
     """Make a parser of all flags of some dataclasses.
 
@@ -186,7 +186,7 @@ def parser_of(
 
 
 def add_flags(
-    parser: argparse.ArgumentParser, cls: type, *groups: str, **changes: dict[str, Any]
+    parser: argparse.ArgumentParser, cls: type, *groups: str, **changes: Mapping[str, object]
 ) -> None:
     """Put flags into a parser; those that it has already stay as they are.
 
@@ -212,7 +212,7 @@ def add_flags(
         setattr(action, TASK, declaration.task)
 
 
-def from_args(cls: type[Settings], args: argparse.Namespace, **given: Any) -> Settings:
+def from_args(cls: type[Settings], args: argparse.Namespace, **given: object) -> Settings:
     """Make the settings of parsed flags.
 
     A flag that the script does not have leaves its field at the default, and so do fields that are
@@ -252,11 +252,11 @@ def from_args(cls: type[Settings], args: argparse.Namespace, **given: Any) -> Se
     return make(**values)
 
 
-def _fields_of(cls: type) -> tuple[dataclasses.Field[Any], ...]:
+def _fields_of(cls: type) -> tuple[dataclasses.Field[object], ...]:
     return dataclasses.fields(cls)
 
 
-def _value_of_mode(declaration: Flag, args: argparse.Namespace) -> Any:
+def _value_of_mode(declaration: Flag, args: argparse.Namespace) -> object:
     """Value of a flag that is not given, in the preset or mode that was chosen."""
     for name in MODE_FLAGS:
         mode = getattr(args, name, None)
@@ -279,12 +279,12 @@ def require_given(args: argparse.Namespace, cls: type, *names: str) -> None:
             raise UserError(f"{spellings} is missing; {advice}")
 
 
-def with_flags(args: argparse.Namespace, **values: Any) -> argparse.Namespace:
+def with_flags(args: argparse.Namespace, **values: object) -> argparse.Namespace:
     """Copy parsed flags, with other values of some."""
     return argparse.Namespace(**{**vars(args), **values})
 
 
-def given_flags(args: argparse.Namespace, parser: argparse.ArgumentParser) -> dict[str, Any]:
+def given_flags(args: argparse.Namespace, parser: argparse.ArgumentParser) -> dict[str, object]:
     """Values that are not the defaults of a parser, by name."""
     defaults = {action.dest: action.default for action in parser._actions}
     defaults.pop(argparse.SUPPRESS, None)
@@ -295,7 +295,7 @@ def given_flags(args: argparse.Namespace, parser: argparse.ArgumentParser) -> di
     return values
 
 
-def write_settings(folder: Path, flags: Mapping[str, Any]) -> None:
+def write_settings(folder: Path, flags: Mapping[str, object]) -> None:
     """Write ``settings.toml``, which repeats a run: values of its flags, by name."""
     text = config_text(flags, "--config with this file repeats the run")
     path = folder / SETTINGS_FILE

@@ -59,6 +59,8 @@ EXACT_OPTIONS = {
     "cpu_compiler_flags": "-march=native -ffp-contract=off" + NO_VECTORISER,
 }
 _KERNEL_OPTIONS = frozenset(inspect.signature(wp.kernel).parameters)
+Kernel = Any  # a ``wp.Kernel``; in Warp's types, a decorated kernel is still a function
+Dim = int | tuple[int, int]  # work items of a launch, or its blocks and threads of a block
 _THREAD = threading.local()  # ``launches``: the prepared launches of a thread
 MAX_ROWS = 2**31 - 1  # Warp counts rows with 32 bits; bytes between them with 64
 
@@ -118,7 +120,7 @@ def native_source(module_file: str, name: str) -> str:
 SIMD_SOURCE = native_source(__file__, "simd")
 
 
-def native_kernel(body: str, **options: Any) -> Callable[[Callable[..., None]], Any]:
+def native_kernel(body: str, **options: Any) -> Callable[[Callable[..., None]], Kernel]:
     """Decorator that gives a stub a C++ body and makes it a kernel.
 
     The first parameter of the stub is the work item. Warp has C++ in functions only, so the kernel
@@ -129,7 +131,7 @@ def native_kernel(body: str, **options: Any) -> Callable[[Callable[..., None]], 
         options: Keywords of ``wp.kernel``.
     """
 
-    def kernel_of(stub: Callable[..., None]) -> Any:
+    def kernel_of(stub: Callable[..., None]) -> Kernel:
         item, *others = inspect.signature(stub).parameters
         parameters = ", ".join([item, *others])
         arguments = ", ".join([f"{item} + wp.tid()", *others])
@@ -153,7 +155,7 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="warp")
 
 
-def known_options(**options: Any) -> dict[str, Any]:
+def known_options(**options: object) -> dict[str, Any]:
     """Select the options of ``wp.kernel`` that this version of Warp knows."""
     return {name: value for name, value in options.items() if name in _KERNEL_OPTIONS}
 
@@ -177,9 +179,9 @@ def run_ranges(work: Callable[[int, int], None], n_items: int, *, min_items: int
 
 
 def launch(
-    kernel: Any,
+    kernel: Kernel,
     n_items: int,
-    inputs: Sequence[Any],
+    inputs: Sequence[object],
     *,
     device: torch.device | None = None,
     min_items: int = 1,
@@ -209,7 +211,7 @@ def launch(
     prepared.run(n_items, stream)
 
 
-def _device_of(inputs: Sequence[Any]) -> torch.device:
+def _device_of(inputs: Sequence[object]) -> torch.device:
     """Device of the first tensor."""
     for value in inputs:
         if isinstance(value, TypedTensor):
@@ -220,9 +222,9 @@ def _device_of(inputs: Sequence[Any]) -> torch.device:
 
 
 def launch_blocks(
-    kernel: Any,
+    kernel: Kernel,
     n_blocks: int,
-    inputs: Sequence[Any],
+    inputs: Sequence[object],
     *,
     device: torch.device,
     block_dim: int,
@@ -266,16 +268,26 @@ def launch_blocks(
         wp.config.enable_cpu_blocks = was_enabled
 
 
-def _prepare(kernel: Any, dim: Any, inputs: Sequence[Any], **how: Any) -> PreparedLaunch:
+def _prepare(
+    kernel: Kernel,
+    dim: Dim,
+    inputs: Sequence[object],
+    *,
+    device: str | None = None,
+    stream: wp.Stream | None = None,
+    block_dim: int = 256,
+) -> PreparedLaunch:
     """This thread's recorded launch of a kernel, with these arguments."""
     launches = _THREAD.__dict__.setdefault("launches", {})
     # A stream is an argument of every launch, its device one of the recorded one. Warp's devices
     # have no hash.
-    device_name = how["stream"].device.alias if "stream" in how else None
-    key = (kernel, device_name, how.get("block_dim"))
+    device_name = None if stream is None else stream.device.alias
+    key = (kernel, device_name, block_dim)
     prepared = launches.get(key)
     if prepared is None:
-        prepared = PreparedLaunch(kernel, dim, inputs, **how)
+        prepared = PreparedLaunch(
+            kernel, dim, inputs, device=device, stream=stream, block_dim=block_dim
+        )
         launches[key] = prepared
     else:
         prepared.take(inputs)
@@ -292,19 +304,19 @@ def on_stream_of(device: torch.device) -> Iterator[None]:
         yield
 
 
-def _torch_stream(device: torch.device) -> Any:
+def _torch_stream(device: torch.device) -> wp.Stream:
     stream = torch.cuda.current_stream(device)
     return _warp_stream(stream.device, stream.cuda_stream)
 
 
 @functools.lru_cache(maxsize=16)
-def _warp_stream(device: torch.device, handle: int) -> Any:
+def _warp_stream(device: torch.device, handle: int) -> wp.Stream:
     """Register a stream with Warp; cached, because that costs more than a launch."""
     return wp.Stream(wp.device_from_torch(device), cuda_stream=handle)
 
 
 @functools.cache
-def _load_once(kernel: Any) -> None:
+def _load_once(kernel: Kernel) -> None:
     """Compile before the pool starts, because Warp's module loader is not thread-safe."""
     wp.load_module(kernel.module, device="cpu")
 
@@ -319,7 +331,7 @@ class TypedTensor(NamedTuple):
 Argument = Tensor | TypedTensor  # an argument of a kernel that becomes an array
 
 
-def as_array(tensor: Tensor, dtype: Any = None) -> TypedTensor:
+def as_array(tensor: Tensor, dtype: object = None) -> TypedTensor:
     """Make a kernel's argument of a tensor whose elements are of a Warp type."""
     return TypedTensor(tensor, dtype)
 
@@ -402,13 +414,30 @@ class PreparedLaunch:
     Several threads may call :meth:`run_range` at once, but none while :meth:`take` runs.
     """
 
-    def __init__(self, kernel: Any, dim: Any, arguments: Sequence[Any], **how: Any) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        dim: Dim,
+        arguments: Sequence[object],
+        *,
+        device: str | None = None,
+        stream: wp.Stream | None = None,
+        block_dim: int = 256,
+    ) -> None:
         self.kernel = kernel
         slots = [_Array(value) if isinstance(value, Argument) else None for value in arguments]
         inputs = []
         for value, array in zip(arguments, slots, strict=True):
             inputs.append(value if array is None else array.stored)
-        launch: Any = wp.launch(kernel, dim, inputs, record_cmd=True, **how)
+        launch: Any = wp.launch(
+            kernel,
+            dim,
+            inputs,
+            device=device,
+            stream=stream,
+            block_dim=block_dim,
+            record_cmd=True,
+        )
         self._slots: list[_Array | _Value] = []
         # The first parameter are the bounds of the launch.
         for number, array in enumerate(slots, start=1):
@@ -429,7 +458,7 @@ class PreparedLaunch:
         for slot, value in zip(self._slots, arguments, strict=True):
             slot.take(value)
 
-    def run(self, dim: Any, stream: Any = None) -> None:
+    def run(self, dim: Dim, stream: wp.Stream | None = None) -> None:
         """Launch with these bounds, on a stream of a GPU."""
         self._first.launch(dim, stream)
 
@@ -447,7 +476,7 @@ class PreparedLaunch:
 class _Pass:
     """A recorded launch with bounds of its own, for one thread at a time."""
 
-    def __init__(self, launch: Any, dim: Any) -> None:
+    def __init__(self, launch: Any, dim: Dim) -> None:
         self._launch = launch
         self._dim = dim
         self.params = launch.params
@@ -458,7 +487,7 @@ class _Pass:
         launch.params = list(self.params)
         return _Pass(launch, self._dim)
 
-    def launch(self, dim: Any, stream: Any) -> None:
+    def launch(self, dim: Dim, stream: wp.Stream | None) -> None:
         """Launch with these bounds."""
         if dim != self._dim:
             self._launch.set_dim(dim)

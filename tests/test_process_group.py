@@ -422,7 +422,7 @@ def test_a_killed_process_ends_the_others_with_one_line(scene, tmp_path):
     code, _, err = finish(processes[0], timeout=20)
     finish(processes[1])
     assert code == 4
-    assert err.startswith("error: another process of this run ended without a word")
+    assert err.startswith("error: another process of this run exited unexpectedly")
     assert err.count("\n") == 1
 
 
