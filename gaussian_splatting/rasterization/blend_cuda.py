@@ -16,8 +16,8 @@ compute capability 8.0 on). Rows begin at multiples of 16 bytes, so that a lane 
 """
 # Kernels are Warp's language, not Python's.
 # pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
-# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
-# pyright: reportReturnType=false, reportAssignmentType=false, reportRedeclaration=false
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportReturnType=false
+# pyright: reportAssignmentType=false
 
 import functools
 from typing import Any, NamedTuple

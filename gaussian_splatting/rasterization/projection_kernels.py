@@ -18,7 +18,7 @@ EWA projection after Zwicker et al. 2001 as used by 3DGS (Kerbl et al. 2023, sec
 # Kernels are Warp's language, not Python's.
 # pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
-# pyright: reportReturnType=false, reportAssignmentType=false, reportRedeclaration=false
+# pyright: reportRedeclaration=false
 
 from typing import Any, NamedTuple
 
