@@ -14,8 +14,7 @@ Only the object counts. What is compared, and where:
 - Topology is that of the whole mesh, because a cut would make edges that it does not have.
 """
 # Kernels are Warp's language, not Python's.
-# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
-# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false
 
 from __future__ import annotations

@@ -5,9 +5,8 @@ Letters: i the Gaussian that a sample belongs to, j one of its neighbours, a an 
 sample in the whitened coordinates of j, y = diag(1/s_j) R_j^T (x - mean_j).
 """
 # Kernels are Warp's language, not Python's.
-# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
-# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
-# pyright: reportReturnType=false
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportReturnType=false
 
 from __future__ import annotations
 

@@ -161,8 +161,9 @@ class _Fields(torch.autograd.Function):
         noise = saved.noise
         neighbors = saved.neighbors
         point_grads = noise.new_empty((0, 3)) if d_points is None else d_points.contiguous()
-        zeros = noise.new_zeros(noise.shape[0])
-        scalar_grads = torch.stack([zeros if d is None else d for d in d_scalars], dim=1)
+        n_samples = noise.shape[0]
+        columns = [noise.new_zeros(n_samples) if d is None else d for d in d_scalars]
+        scalar_grads = torch.stack(columns, dim=1)
         gaussians = (saved.means, saved.quats, saved.scales, saved.opacities)
         grads = [torch.zeros_like(tensor) for tensor in gaussians]
         inputs = [

@@ -8,8 +8,7 @@ Density and distance take N Gaussians with K neighbours and S samples; training 
 :func:`.field_kernels.evaluate_fields`, which needs no (S, K) memory.
 """
 # Kernels are Warp's language, not Python's.
-# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
-# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportArgumentType=false
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ One kernel computes the error of each pair of triangles and its gradient. Sums o
 vertex run in an order that depends on the topology alone.
 """
 # Kernels are Warp's language, not Python's.
-# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
-# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportCallIssue=false
+# pyright: reportArgumentType=false
 
 from __future__ import annotations
 

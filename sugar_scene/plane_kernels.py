@@ -8,8 +8,7 @@ forward pass, as every term is a sum. Sums are one number per item, added up by 
 atomics, the same bits every time.
 """
 # Kernels are Warp's language, not Python's.
-# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
-# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+# pyright: reportInvalidTypeForm=false
 
 from __future__ import annotations
 

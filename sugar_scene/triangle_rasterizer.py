@@ -10,8 +10,8 @@ and their products float64, hence exact: no ray slips through between two triang
 The winner at a pixel is the smallest depth, then the smallest face index, in any order of faces.
 """
 # Kernels are Warp's language, not Python's.
-# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
-# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportArgumentType=false
+# pyright: reportGeneralTypeIssues=false
 
 from __future__ import annotations
 

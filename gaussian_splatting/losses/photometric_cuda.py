@@ -6,8 +6,7 @@ keeps the last eleven results in registers to blur them down. A run starts five 
 are one number per run, added up by torch in float64: no atomics, the same bits every time.
 """
 # Kernels are Warp's language, not Python's.
-# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
-# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 
 import functools
 

@@ -9,8 +9,7 @@ random bits are a hash of the seed of the step and the number of the element, so
 on threads nor on the past.
 """
 # Kernels are Warp's language, not Python's.
-# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
-# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 # pyright: reportRedeclaration=false
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """CPU tile kernels: C++ bodies in ``native/`` compiled by Warp for a given number of channels."""
 # Kernels are Warp's language, not Python's.
-# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
-# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+# pyright: reportInvalidTypeForm=false
 
 from __future__ import annotations
 

@@ -6,9 +6,8 @@ up the rows of one splat; splats of many intersections are taken by all lanes of
 32nd row, and the 32 sums are added in a fixed tree.
 """
 # Kernels are Warp's language, not Python's.
-# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
-# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
-# pyright: reportReturnType=false, reportAssignmentType=false, reportRedeclaration=false
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportArgumentType=false
+# pyright: reportGeneralTypeIssues=false, reportReturnType=false, reportAssignmentType=false
 
 import functools
 from typing import NamedTuple

@@ -15,6 +15,7 @@ from torch import Tensor
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization import projection_kernels as kernels
+from gaussian_splatting.rasterization.projection_adjoint import PROJECT_BACKWARD
 from gaussian_splatting.rasterization.projection_kernels import Channels, make_view
 from gaussian_splatting.rasterization.tile_coverage import PROJECT_AND_COUNT, count_tiles
 from sugar_utils.warp_launch import as_array, launch
@@ -245,7 +246,7 @@ class _Project(torch.autograd.Function):
             as_array(gradients.sh_rest, coefficients),
             gradients.features,
         ]
-        _launch(kernels.PROJECT_BACKWARD[coefficients], rows.means.shape[0], inputs)
+        _launch(PROJECT_BACKWARD[coefficients], rows.means.shape[0], inputs)
         return (None, *gradients)
 
 

@@ -4,8 +4,7 @@
 Signs and constants are those that 3DGS files use: colour = max(0, sum_k Y_k(direction) c_k + 0.5).
 """
 # Kernels are Warp's language, not Python's.
-# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
-# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false
 
 from typing import TypeVar
 

@@ -7,8 +7,8 @@ crossing of the level is interpolated (SuGaR, Guédon & Lepetit, CVPR 2024, sect
 through pixel centres, and normals point out of the object.
 """
 # Kernels are Warp's language, not Python's.
-# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportIndexIssue=false
-# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
