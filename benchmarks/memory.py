@@ -67,7 +67,7 @@ ITERATIONS = {"entropy": 8_000, "refine": 4_000}
 
 @dataclass(frozen=True)
 class Setting:
-    """What is weighed: a phase, see the top of this file, and the sizes and settings of its step.
+    """One measurement: a phase, see the top of this file, and the sizes and settings of its step.
 
     ``n`` counts Gaussians, which are one to a triangle in the refinement;
     ``mode`` is the regularisation of the coarse stage.
@@ -167,7 +167,7 @@ def naive_step(stage: CoarseStage, config: CoarseConfig, camera: Camera, target:
 
 
 def step(stage: CoarseStage | RefineStage, setting: Setting, camera: Camera, target: Tensor):
-    """What is weighed: one iteration, from learning rates to the optimiser's step."""
+    """Run the measured part: one iteration, from learning rates to the optimiser's step."""
     if setting.phase == "naive":
         naive_step(stage, setting.config(), camera, target)
         return

@@ -95,7 +95,7 @@ def time_steps(
 
 
 def describe_machine() -> dict[str, str | int]:
-    """What a figure means nothing without."""
+    """Facts of machine and scene that belong to every figure."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run computes with: device and rasterizer, and their flags."""
+"""Device and rasterizer of a run, and their flags."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sugar_utils.torchrun import Launch
 
 @dataclass(frozen=True)
 class Compute:
-    """What a run computes with; no part of its identity, so runs may move between machines."""
+    """Device and rasterizer of a run; not in its identity, so runs may move between machines."""
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     rasterizer: Rasterizer = WARP

@@ -42,7 +42,7 @@ class SkySphere:
         return cls(middle_of(cameras), 0.5 * SKY_RADIUS * extent) if extent > 0 else None
 
     def distance(self, means: Tensor) -> Tensor:
-        """How far they are from the middle, 0 for those that are not far. (N, 3) -> (N,)"""
+        """Return distances from the middle, 0 for those that are not far. (N, 3) -> (N,)"""
         away = (means - means.new_tensor(self.middle)).norm(dim=-1)
         return torch.where(away > self.nearest, away, 0.0)
 
@@ -72,7 +72,7 @@ class RobustConfig:
     sky_points: int = 1_000
 
     def identity(self) -> dict[str, Any]:
-        """What decides a result; empty where nothing is done."""
+        """Return the settings that decide a result; empty where nothing is done."""
         return {"robust": asdict(self)} if self.robust else {}
 
 

@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What SuGaR adds to Gaussians: density fields, meshes, Gaussians bound to them, reprojection."""
+"""SuGaR's geometry: density fields, meshes, Gaussians bound to them, reprojection."""
 
 import sugar_utils  # noqa: F401  before torch and pycolmap

@@ -297,7 +297,7 @@ class _BindGaussians(torch.autograd.Function):
 
 
 class Binding:
-    """How Gaussians are bound to a mesh's triangles; prepared once, as the topology is fixed."""
+    """Binding of Gaussians to a mesh's triangles; prepared once, as the topology is fixed."""
 
     def __init__(self, cloud: BoundCloud) -> None:
         self.faces = cloud.faces.int().contiguous()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the refinement starts from besides the mesh: colours of photographs, and a background.
+"""Start of the refinement besides the mesh: colours of photographs, and a background.
 
 Colours of vertices are as coarse as the mesh and the same from all sides, and an optimiser needs
 hundreds of steps to change that: colours of mesh-bound Gaussians come from the photographs. What

@@ -113,7 +113,7 @@ class MultiviewStage(Stage[TrainableCloud, MultiviewConfig]):
 
     def phase(self, iteration: int) -> str:
         """Gaussians grow in number, then settle."""
-        return "densify" if self._config.schedule.densifies(iteration) else "settle"
+        return "densify" if self._config.schedule.densifies(iteration) else "optimize"
 
     def begin(self, iteration: int) -> None:
         """Densify where that is due; set the rate; trim."""

@@ -170,7 +170,7 @@ def largest_at_borders(cloud: BoundCloud) -> Tensor:
 
 @dataclass(frozen=True)
 class MeshView:
-    """What terms of the model are given: the mesh, and how a view shows it."""
+    """Inputs of the terms of the model: the mesh, and how a view shows it."""
 
     cloud: BoundCloud
     camera: Camera

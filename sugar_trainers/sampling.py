@@ -43,7 +43,7 @@ class CameraAxes:
 
 @dataclass(frozen=True)
 class SampleChunk:
-    """What a term is given of one chunk of the samples of a view."""
+    """One chunk of the samples of a view, as a term gets it."""
 
     fields: FieldSamples  # gradients reach the Gaussians through them
     total: int  # samples of all chunks

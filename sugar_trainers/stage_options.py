@@ -43,7 +43,7 @@ Model = TypeVar("Model", GaussianCloud, BoundCloud)
 
 @dataclass(frozen=True)
 class StageContext:
-    """What a stage is built from besides its model and settings."""
+    """Inputs that a stage is built from besides its model and settings."""
 
     scene: Scene
     images: ImageStore
@@ -90,7 +90,7 @@ class TrainingOptions(CaptureOptions, ABC, Generic[Model]):
     @property
     @abstractmethod
     def payload_check(self) -> PayloadCheck:
-        """What a checkpoint of the stage must hold."""
+        """Return the check of a checkpoint of the stage."""
 
     @abstractmethod
     def initial(

@@ -24,7 +24,7 @@ PLANE = "plane"  # map of a view that holds blended planes
 
 @dataclass(frozen=True)
 class VisibleGaussians:
-    """What terms of the model are given: all Gaussians, and which of them a view shows."""
+    """Inputs of the terms of the model: all Gaussians, and which of them a view shows."""
 
     gaussians: Gaussians
     visible: Tensor  # (N,) bool

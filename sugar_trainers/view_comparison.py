@@ -83,7 +83,7 @@ def view_errors(
 
 @dataclass(frozen=True)
 class SurfaceView:
-    """What is known of the surface in a view; see ``TrainingView.surface``."""
+    """Rendered surface of a view; see ``TrainingView.surface``."""
 
     edges: Tensor  # see edge_weights; (H, W)
     comparison: Comparison | None  # None where the view has no neighbour

@@ -19,13 +19,13 @@ _CORRECTIONS = (
         "new Float32Array([-2,-2,2,-2,2,2,-2,2]),2)",
         "new Float32Array([-2,-2,-1e15,2,-2,1e15,2,2,-1e15,-2,2,1e15]),3)",
     ),
-    # A curve for films would change the colours of unlit textures, which are the photographs'.
+    # A tone curve would change the colours of unlit textures, which are the photographs'.
     ("reversedDepthBuffer:!0},", "reversedDepthBuffer:!0},flat:!0,"),
 )
 
 
 def corrected_page(html: str) -> str:
-    """Return the page with the corrections, or as it is where it has no place for them."""
+    """Return the page with the corrections, or unchanged where they do not fit."""
     words = "".join(f".replace({json.dumps(old)},{json.dumps(new)})" for old, new in _CORRECTIONS)
     return html.replace(_UNPACKED, _UNPACKED + words)
 

@@ -57,7 +57,7 @@ ENTRIES = {
 
 
 def add(monkeypatch, term):
-    """What a developer does: one more entry in the table of the coarse stage."""
+    """Add one entry to the table of the coarse stage, as a developer would."""
     monkeypatch.setattr(coarse, "coarse_terms", lambda config: (*coarse_terms(config), term))
 
 

@@ -39,7 +39,7 @@ from tests.support.tiny_scene import TinyScene, assert_same_bits, disturbed_clou
 
 @dataclass(frozen=True)
 class ColorConfig:
-    """What decides the result."""
+    """Settings that decide the result."""
 
     iterations: int = 12
     white_background: bool = False

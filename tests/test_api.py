@@ -44,7 +44,7 @@ def by_script(name: str) -> dict:
 
 @pytest.fixture(scope="module")
 def names(tmp_path_factory) -> Iterator[dict]:
-    """What the examples share; their folder has the scene and the checkpoint that they name."""
+    """Names of the examples; their folder has the scene and the checkpoint that they name."""
     root, before = tmp_path_factory.mktemp("api"), Path.cwd()
     make_tiny_checkpoint(root / "gaussians", make_tiny_scene(root / "scan"))
     os.chdir(root)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the program chooses where a flag says auto."""
+"""Choices of the program where a flag says auto."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a mesh does not show stays beside it in the refined model."""
+"""The refined model keeps Gaussians for what the mesh does not show."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_gaussians_at_open_edges_stay_small():
 
 
 def test_the_background_grows_little():
-    """What is far away would cover views that it lies beside."""
+    """Far Gaussians would cover views that they lie beside."""
     cloud = bound()
     stage = RefineStage(cloud, RefineConfig(), 1.0)
     sizes = stage.model.cloud.log_scales, stage.model.cloud.background.log_scales

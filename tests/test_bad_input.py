@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users get wrong: one line that says so, exit code 2, and nothing left half-written."""
+"""Errors of users: one line that says so, exit code 2, and nothing left half-written."""
 
 import shutil
 from collections.abc import Callable

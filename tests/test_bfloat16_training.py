@@ -41,7 +41,7 @@ def coarse_flags(scene, checkpoint: Path, output: Path, *more: object) -> list[o
 
 
 def rewind(source: Path, target: Path, iteration: int) -> None:
-    """What a run killed after this checkpoint leaves."""
+    """Return the folder that a run killed after this checkpoint leaves."""
     target.mkdir(parents=True)
     shutil.copy(source / f"{iteration}.pt", target)
     record = json.loads((source / "run.json").read_text(encoding="utf-8"))
@@ -118,7 +118,7 @@ def test_rendering_from_bfloat16_is_rendering_from_the_same_numbers(degree):
 
 
 def test_raw_parameters_collect_their_gradients_once():
-    """As leaves they are themselves: no second tensor of their size."""
+    """Leaves are the parameters themselves: no second tensor of their size."""
     cloud = tiny_cloud()
     for tensor in cloud.tensors().values():
         tensor.requires_grad_(True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is likely to go wrong is said of captures that have the fault, and of no others."""
+"""Likely faults are reported of captures that have them, and of no others."""
 
 from __future__ import annotations
 

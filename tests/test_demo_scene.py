@@ -45,7 +45,7 @@ def vectors(ply: PlyData, names: str) -> np.ndarray:
 
 @pytest.fixture(scope="module", autouse=True)
 def coarse_light() -> Iterator[None]:
-    """How softly the scene is lit matters to no test, and takes most of the time to make it."""
+    """Light the scene with few rays: no test needs soft light, and it takes most of the time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sugar_pipeline.demo_texture._N_FILL_RAYS", 6)
         yield

@@ -77,7 +77,7 @@ def cloud_on_gpu() -> GaussianCloud:
 
 
 def on_host(values):
-    """What a checkpoint file keeps."""
+    """Save and load a checkpoint."""
     return tree_map(lambda x: x.cpu() if isinstance(x, torch.Tensor) else x, values)
 
 

@@ -199,7 +199,7 @@ def test_every_flag_is_declared_once():
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_file_of_settings_repeats_every_flag(script, tmp_path):
-    """What ``settings.toml`` says of a run is read as the flags were."""
+    """The run's ``settings.toml`` gives the same settings as its flags."""
     parser, file = parser_of(script), tmp_path / "settings.toml"
     for action in flags_of(parser):
         if action.dest == "config_file":

@@ -26,8 +26,7 @@ BROKEN = Section("broken", "tests.support.broken_checks", 1.0)
 SETUP = {"device": "cpu", "quick": True, "scene": None, "work": ""}
 
 NOT_PRETENDED = {"tile lists"}
-"""Lists of nothing leave marks that the pretended device takes for those of the host's lists beside
-them."""
+"""Lists of nothing leave values that the pretended device takes for those of the host's lists."""
 
 PRETENDED = [section for section in gpu_check.SECTIONS if section.name != "training"]
 """Whole runs have such a test of their own, in ``test_device_neutral``."""

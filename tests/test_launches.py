@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much a step asks of the host of a GPU, counted on a CPU: limits that must not be exceeded."""
+"""Work of the host for a step on a GPU, counted on a CPU, stays within limits."""
 
 from __future__ import annotations
 

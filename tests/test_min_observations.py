@@ -97,7 +97,7 @@ def test_the_number_is_the_least_that_is_enough(scene):
 
 
 def fits(*values: tuple[int, float]) -> Observations:
-    """What a reconstruction says of photographs 0.png, 1.png, ..."""
+    """Observations of photographs 0.png, 1.png, ... in a reconstruction."""
     empty = np.zeros((0,), np.float32)
     return Observations(
         np.zeros((0, 3), np.float32), empty, empty.astype(np.int32), {},

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens to any long run some day: full disks, closed outputs, odd names, killed runs."""
+"""Accidents of long runs: full disks, closed outputs, odd names, killed runs."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_other_web_pages_get_403(port, origin):
 
 
 def test_a_foreign_name_that_leads_to_this_machine_gets_403(port):
-    """As after DNS rebinding: page and server have one name, which is not this machine's."""
+    """DNS rebinding: page and server have one name, which is not this machine's."""
     for name, status in (("evil.example", 403), ("localhost", 200)):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
         place = f"{name}:{port}"

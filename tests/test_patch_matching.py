@@ -65,7 +65,7 @@ def all_pixels(camera: Camera) -> Tensor:
 
 
 def picture(camera: Camera) -> Tensor:
-    """What the camera sees of the plane. (H, W) float64"""
+    """Render the plane. (H, W) float64"""
     rays = rays_of(all_pixels(camera), camera, torch.float64)
     depth, known = plane_depth(plane_in(camera).expand(len(rays), 4), rays)
     assert known.all()
@@ -90,7 +90,7 @@ def true_planes(pixels: Tensor, camera: Camera) -> Tensor:
 
 @pytest.fixture(autouse=True, params=[8, 1])
 def lanes(request, monkeypatch):
-    """As a CPU works, and as a GPU does."""
+    """Run the comparison of a CPU and that of a GPU."""
     monkeypatch.setattr(plane_kernels, "lanes_of", lambda device: request.param)
 
 

@@ -26,7 +26,7 @@ N = 6
 
 
 def stepped(model) -> dict:
-    """What files hold of a model that made a step."""
+    """Return the payload of a model that made a step."""
     for parameter in model.optimizer.parameters.values():
         parameter.grad = torch.ones_like(parameter)
     model.optimizer.step()

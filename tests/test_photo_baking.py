@@ -57,7 +57,7 @@ def pattern(points: torch.Tensor) -> torch.Tensor:
 
 
 def picture(camera, n=3):
-    """What a camera sees of the painted plane: colours (H, W, 3), and how much counts, 1."""
+    """Render the painted plane: colours (H, W, 3) and weights, which are 1."""
     vertices, faces = plane()
     fine = camera.resized(camera.width * n, camera.height * n)
     hits = rasterize_triangles(vertices, faces, fine)

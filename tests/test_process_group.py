@@ -377,7 +377,7 @@ def test_two_processes_are_one_with_masks(mode, scene, checkpoint, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_count_footprints_and_grow_like_one(scene, checkpoint, tmp_path):
+def test_two_processes_score_and_grow_like_one(scene, checkpoint, tmp_path):
     script, main, flags = kinds(scene, checkpoint, tmp_path)["vanilla"]
     flags = ("--preset", "fast", *flags)
     one, two = tmp_path / "one", tmp_path / "two"

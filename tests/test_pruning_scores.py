@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Gaussians show of the photographs, and densification that counts it."""
+"""Pruning scores of Gaussians, and the densification that uses them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of a reconstruction follows from the evidence, and so does what to compare."""
+"""Reports of a reconstruction follow from the evidence, and so does the choice of comparisons."""
 
 from __future__ import annotations
 

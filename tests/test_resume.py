@@ -134,7 +134,7 @@ def straight(kind, tmp_path_factory) -> Path:
 
 
 def rewind(kind: Kind, straight: Path, output: Path, *iterations: int) -> Path:
-    """What a killed run that saved these iterations leaves; returns its folder."""
+    """Return the folder that a killed run with these checkpoints leaves."""
     source, target = straight / kind.folder, output / kind.folder
     target.mkdir(parents=True)
     for iteration in iterations:

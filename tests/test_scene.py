@@ -38,7 +38,7 @@ def checkpoint_of(root: Path, cameras=None) -> ReferenceCheckpoint:
 
 
 def without_principal_points(checkpoint: ReferenceCheckpoint, rename=lambda name: name):
-    """What another 3DGS program would have written for the same cameras."""
+    """Write the file of another 3DGS program for the same cameras."""
     path = checkpoint.root / "cameras.json"
     entries = json.loads(path.read_text())
     for entry in entries:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a file says is checked where it is read: one line for everything that cannot be meant."""
+"""Files are checked where they are read: one line for everything that cannot be meant."""
 
 from __future__ import annotations
 

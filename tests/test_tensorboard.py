@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is logged can be read back by TensorBoard's own reader."""
+"""TensorBoard's own reader reads the logs back."""
 
 import io
 import sys

@@ -79,7 +79,7 @@ def test_other_sources_and_atlases(inputs, tmp_path, flags):
 def test_photographs_of_changing_exposure_give_the_colours_of_the_mean_one(
     inputs, tmp_path, learned_by
 ):
-    """What was learned is taken out: the texture is that of photographs of one exposure."""
+    """Learned exposures are taken out: the texture is that of photographs of one exposure."""
     scene, shared, model = inputs
     root = tmp_path / "scene"
     shutil.copytree(scene.root, root)
@@ -154,7 +154,7 @@ def test_a_copy_in_metres_is_made_of_the_finished_mesh(inputs, tmp_path, capsys)
     matrix = np.array(json.loads((tmp_path / f"{NAME}_placed.json").read_text())["matrix"])
     apart = matrix[:3, :3] @ (first.center - second.center)
     assert np.linalg.norm(apart) == pytest.approx(3)
-    assert texture(inputs, tmp_path, "--known_distance", first.name, "nobody.png", 3) == 2
+    assert texture(inputs, tmp_path, "--known_distance", first.name, "missing.png", 3) == 2
     assert "nobody.png: neither a registered photograph" in capsys.readouterr().err
 
 

@@ -30,7 +30,7 @@ def scores(*decibels: float, fitted: float | None = None) -> EvaluationResult:
 
 @dataclass(frozen=True)
 class Views:
-    """What an evaluation looks at of a scene."""
+    """The part of a scene that an evaluation reads."""
 
     test_cameras: Sequence[Camera]
     train_cameras: Sequence[Camera]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lanes of a warp tell each other, run as fibers, against plain loops over 32 numbers."""
+"""Exchanges between lanes of a warp, run as fibers, against plain loops over 32 numbers."""
 
 from __future__ import annotations
 

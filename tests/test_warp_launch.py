@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kernels are given: buffers that they can number, and the arguments of this launch."""
+"""Inputs of kernels: buffers that they can number, and the arguments of this launch."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_more_rows_than_at_first_are_counted_as_well():
 
 
 def test_the_addresses_that_a_driver_is_given_are_those_of_the_arguments_now(monkeypatch):
-    """As recorded for a GPU, where a launch is a table of addresses."""
+    """A launch as recorded for a GPU: a table of addresses."""
     record, recorded = wp.launch, []
 
     def record_for_gpu(*arguments, **how):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all checks of ``benchmarks/gpu/check.py`` share: findings, comparisons, clocks, scenes."""
+"""Helpers of all checks of ``benchmarks/gpu/check.py``: findings, comparisons, clocks, scenes."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Result:
 
 
 class Worker:
-    """What a process keeps between cases; ``run(case)`` of a campaign gives a :class:`Result`."""
+    """State of a process between cases; ``run(case)`` of a campaign gives a :class:`Result`."""
 
     def __init__(self, seed: int, limits: Limits, own: Path) -> None:
         self.seed, self.limits, self.own = seed, limits, own

@@ -34,7 +34,7 @@ _MEMORY = 3 << 30
 
 @dataclass(frozen=True)
 class Limits:
-    """What a child may use; ``stacks`` are dumped before the time ends, which can crash it."""
+    """Limits of a child; ``stacks`` are dumped before the time ends, which can crash it."""
 
     seconds: float = 30.0
     stacks: bool = True
@@ -42,7 +42,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a child ended; a negative code is the number of the signal that killed it."""
+    """End of a child; a negative code is the number of the signal that killed it."""
 
     code: int
     out: str

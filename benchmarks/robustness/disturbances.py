@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is disturbed, and how: failing writes, signals, limits on files and memory. Linux only."""
+"""Disturbances of runs: failing writes, signals, limits on files and memory. Linux only."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ SCENARIOS = (
 
 @dataclass
 class Disturbance:
-    """What happens to a run: at its file system events, at its start, in the parent meanwhile.
+    """Events of a run: at its file system calls, at its start, in the parent meanwhile.
 
     ``may_be_killed`` and ``may_lose_output`` tell what it does by itself; ``others`` are outcomes
     of other processes.
@@ -128,7 +128,7 @@ class Place:
         return outcome, int(tally.read_text(encoding="utf-8"))
 
     def disturbance(self, draw: Random, scenario: Scenario, known: Undisturbed) -> Disturbance:
-        """What happens to a scenario; everything about it follows from ``draw``."""
+        """Draw a disturbance of a scenario; everything about it follows from ``draw``."""
         folder, event = self.root / scenario.output, draw.randint(1, known.events)
         return draw.choice(_KINDS)(draw, event, folder, known, self, scenario)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a reader made of a file, in numbers that can be compared."""
+"""Results of readers as numbers that can be compared."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def judge_disturbed(
     outcome: Outcome, disturbance: Disturbance, scenario: Scenario, folder: Path,
     before: dict[str, bytes], undisturbed: Undisturbed,
 ) -> tuple[str, dict[str, str]]:  # fmt: skip
-    """How a disturbed run ended, and what is wrong with that and with what it left.
+    """Judge the end of a disturbed run and the files that it left.
 
     ``before`` has the contents of the files that were in its output ``folder``.
     """
@@ -153,7 +153,7 @@ def _torn(path: Path) -> str:
 def _lost(
     scenario: Scenario, folder: Path, before: dict[str, bytes], undisturbed: Undisturbed
 ) -> str:
-    """What was there before and has no successor."""
+    """Return files that were there before and have no successor."""
     now = _results(folder)
     kept = {name for name, path in now.items() if before.get(name) == path.read_bytes()}
     checkpoints = [name for name in before if name.endswith(".pt")]

@@ -25,7 +25,7 @@ from tests.support.tiny_scene import assert_same_bits
 ENDS = ("refused", "accepted", "stopped")
 FAULTS = ("traceback", "hang", "crash", "noise", "lost", "leftover", "wrong")
 JOURNALS = {"log.txt", "run.json", "report.html", "convert.html"}
-"""What a run may change although it fails."""
+"""Files that a run may change although it fails."""
 
 NOT_RESULTS = {"tensorboard", "distorted"}
 """Folders of events, and of intermediate files of ``convert.py``."""
@@ -107,7 +107,7 @@ def _is_temporary(path: str) -> bool:
 
 
 def end_of(outcome: Outcome) -> str:
-    """How a process ended by its exit code; empty: badly."""
+    """Name the end of a process by its exit code; empty: badly."""
     ends = {0: "accepted", **dict.fromkeys((2, 3, 4), "refused"), 130: "stopped", 143: "stopped"}
     return ends.get(outcome.code, "")
 
@@ -174,7 +174,7 @@ def _wrong_results(case: Expectation, after: dict[str, Any], outcome: Outcome) -
 
 
 def wrong_in(path: Path) -> str:
-    """What is wrong with a result; empty for kinds without numbers."""
+    """Return the faults of a result; empty for kinds without numbers."""
     try:
         bad = _not_finite(path)
     # Anything that a reader raises is the file's fault.

@@ -86,7 +86,7 @@ _NO_BANDS = ("g.splat",)
 
 
 def write_format(name: str) -> Callable[[Path], None]:
-    """What writes a valid file of one of ``FORMATS`` into a folder."""
+    """Return the writer of a valid file of one of ``FORMATS``."""
 
     def write(root: Path) -> None:
         FORMATS[name](root / name, small_cloud())
@@ -95,7 +95,7 @@ def write_format(name: str) -> Callable[[Path], None]:
 
 
 def read_format(name: str) -> Callable[[Path, Notify], Facts]:
-    """What reads a file of one of ``FORMATS``."""
+    """Return the reader of one of ``FORMATS``."""
 
     def read(root: Path, notify: Notify) -> Facts:
         path = root / name
@@ -243,7 +243,7 @@ def _spz_variant(path: Path, cloud: GaussianCloud, draw: Random) -> Variant:
     FORMATS[path.name](path, cloud)
     payloads = {
         "axes of the format": record(AXES, struct.pack("<I", 4)),
-        "axes that nobody knows": record(AXES, struct.pack("<I", draw.choice((17, 99, 2**31)))),
+        "unknown axes": record(AXES, struct.pack("<I", draw.choice((17, 99, 2**31)))),
         "no axes": record(AXES, b""),
         "an unknown record": record(0x12345678, draw.randbytes(30)),
         "two records": record(0xADBE0002, bytes(12)) + record(AXES, bytes(4)),

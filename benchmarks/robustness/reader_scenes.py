@@ -42,7 +42,7 @@ NAMES = tuple(f"view_{k:02d}.png" for k in range(N_VIEWS))
 
 @dataclass(frozen=True)
 class Capture:
-    """What a scene is to hold.
+    """Contents of a scene to be made.
 
     Attributes:
         files: Names of the photographs inside of their folder.

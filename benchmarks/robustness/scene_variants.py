@@ -47,7 +47,7 @@ _FOREIGN = {
     "cp437": "Größe",
     "utf-8": "фото-é-写",
 }
-"""What names begin with in encodings."""
+"""First letters of names in encodings."""
 
 
 def drawn_names(draw: Random, ascii_only: bool = False) -> tuple[str, Capture]:

@@ -22,7 +22,7 @@ Corrupt = Callable[[Path, Random], str]
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run in a corrupted world: an entry point and its flags.
+    """A command for a corrupted scene: an entry point and its flags.
 
     A ``lengthy`` one may rightly run for hours, and only has to be interruptible. ``same_bits``
     tells when success means the result of an undisturbed run: ``always``, where checksums reveal
@@ -104,7 +104,7 @@ def _kinds() -> dict[str, tuple[Corrupt, list[tuple[str, list[str]]]]]:
 
 
 KINDS = _kinds()
-"""How a kind of file is corrupted; patterns of files, each with the commands that read them."""
+"""Corruptions of each kind of file: patterns of files, each with the commands that read them."""
 
 _SAME_BITS = {"checkpoint bytes": "always", "checkpoint contents": "fallback"}
 TURNS = (*KINDS, "flags", "flags", "names", "in place")

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is learned or done beside the model: one component a file; a stage's builder chooses."""
+"""Components of stages: features beside the model, one in each file; a stage's builder chooses."""

@@ -153,7 +153,7 @@ class DensificationStatistics(ViewSums):
 
 @dataclass(frozen=True)
 class GrowthLimits:
-    """What restricts densification beyond its settings."""
+    """Restrictions of densification beyond its settings."""
 
     # Which Gaussians grow and which stay; a component of its own.
     scores: PruningScores | None = None
@@ -274,7 +274,7 @@ class Densification(Component):
 
 @dataclass(frozen=True)
 class RoundLimits:
-    """What bounds one round of clone, split and prune."""
+    """Limits of one round of clone, split and prune."""
 
     extent: float  # of the cameras, world units
     remove_large: bool  # whether Gaussians go that are large in the world

@@ -68,7 +68,7 @@ class ExposureConfig:
         return replace(self, exposure_compensation=differ)
 
     def identity(self) -> dict[str, Any]:
-        """What decides a result; empty where nothing is compensated."""
+        """Return the settings that decide a result; empty where nothing is compensated."""
         return {"exposure": asdict(self)} if self.exposure_compensation else {}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Gaussians show of the photographs: scores that restrict densification and prune.
+"""Pruning scores: how much Gaussians show, and of wrong pixels; they also limit densification.
 
 After FastGS (2025), Gaussians are added only where several views agree that pixels are wrong, and
 removed by the same score. A feature that is zero on all Gaussians changes no picture, but its
@@ -111,7 +111,7 @@ class PruningScores(Component):
         return self._probe
 
     def terms(self, view: TrainingView) -> Sequence[LossTerm]:
-        """What a view sends back to the features; its loss is always zero."""
+        """Return the term that sends ones back to the features; its loss is always zero."""
         if not self.collects(view.iteration):
             return ()
         return (LossTerm(PRUNING_SCORES, 1.0, "image", self._sent_back, is_reported=False),)

@@ -162,7 +162,7 @@ def load_payload(path: Path, check: PayloadCheck | None = None) -> dict[str, Any
 
 
 def load_numbered(path: Path, check: PayloadCheck | None = None) -> dict[str, Any]:
-    """As :func:`load_payload`; where the name of the file is a number, it is the iteration."""
+    """Call :func:`load_payload`; where the name of the file is a number, it is the iteration."""
     payload = load_payload(path, check)
     named = _FILE_NAME.match(path.name)
     if named and payload["iteration"] != int(named.group(1)):
@@ -262,7 +262,7 @@ def _verify_archive(path: Path) -> None:
 
 
 class _Resume(msgspec.Struct):
-    """What continuing needs besides model and optimiser."""
+    """Return what continuing needs besides model and optimiser."""
 
     settings: dict[str, Any] = {}
     inputs: dict[str, Any] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is learned or done beside the model of a stage.
+"""The protocol of components: what a stage learns or does beside its model.
 
 A stage is a model, a table of loss terms and a list of components. The engine calls each component
 in the order of the list and knows none of them by name. An iteration calls::
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ViewResult:
-    """What a stage found in one view of a step; gradients are in the parameters."""
+    """Results of one view of a step; gradients are in the parameters."""
 
     view: TrainingView
     # Detached scalars: each active term unweighted, their weighted sum as ``"loss"``.
@@ -136,7 +136,7 @@ class Component:
         """Look at the model after a step; all processes of a run come here together."""
 
     def state(self) -> dict[str, Any]:
-        """What resuming needs: tensors, and primitives; names are unique among components."""
+        """Return what resuming needs: tensors and primitives; names are unique among components."""
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:

@@ -233,7 +233,7 @@ class Trainer:
         self._console.warn(f"not enough memory to {purpose}; training goes on ({reason})")
 
     def _check_parameters(self, iteration: int) -> None:
-        """What the last steps did is checked in a later iteration, too late for files."""
+        """Check parameters now; the check in a later iteration would be too late for files."""
         parameters = self._stage.model.optimizer.parameters
         check_parameters(parameters, iteration, self._stepper.camera(iteration).name)
 

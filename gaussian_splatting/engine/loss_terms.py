@@ -20,7 +20,7 @@ from gaussian_splatting.losses.photometric import DSSIM_WEIGHT, SSIM_HALO
 from sugar_utils.device import constants
 
 Place = Literal["model", "samples", "image", "half-size image"]
-"""What a term looks at: the model itself, once per view; points drawn in it, chunk by chunk; the
+"""Input of a term: the model itself, once per view; points drawn in it, chunk by chunk; the
 rendered view, strip by strip; or depth and normals of the view at half its size."""
 
 

@@ -35,8 +35,8 @@ MIN_IMAGES = 2  # the one that is trained on and the next one
 _FREE_SHARE = 0.8  # of free memory; the rest is for what is not in tensors, and other programs
 
 Geometry = Literal["none", "full", "half", "depth", "planes"]
-"""What a step renders beside colour: nothing; depth and normals with it; in a pass of their own at
-half the size; depth only; planes, which are compared with a neighbouring view."""
+"""Maps that a step renders beside colour: none; depth and normals in the same pass; the same in a
+pass of their own at half the size; depth only; planes, which are compared with a neighbouring view."""
 
 _CHANNELS = {"none": 3, "full": 6, "half": 3, "depth": 4, "planes": 7}
 # Of a pixel, for the losses that are evaluated on it; SSIM keeps five maps of three channels.
@@ -50,7 +50,7 @@ _SAMPLING_BYTES = 300  # of a Gaussian while fields are evaluated at samples
 
 @dataclass(frozen=True)
 class ViewLoad:
-    """What a view costs: its pixels, the Gaussians that it shows, and their tile intersections."""
+    """Counts that set the cost of a view: pixels, visible Gaussians, tile intersections."""
 
     width: int
     height: int
@@ -68,7 +68,7 @@ class ViewLoad:
         return cls(camera.width, camera.height, n_visible, n_intersections, mask)
 
     def grown(self, factor: float) -> ViewLoad:
-        """What the view costs with so many times the Gaussians, each as large as now."""
+        """Return the load with so many times the Gaussians, each as large as now."""
         return replace(
             self,
             visible=math.ceil(factor * self.visible),
@@ -97,7 +97,7 @@ class ModelLoad:
 
 @dataclass(frozen=True)
 class StepLoad:
-    """What a step works on."""
+    """Inputs of a step that set its memory."""
 
     n: int  # Gaussians
     model: ModelLoad
@@ -113,7 +113,7 @@ class StepLoad:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """How a step saves memory; the result depends on it by rounding only."""
+    """Measures of a step that save memory; the result depends on them by rounding only."""
 
     split: ImageSplit = WHOLE_IMAGE
     sample_chunk: int | None = None  # samples evaluated at once; None for all
@@ -177,7 +177,7 @@ LoadsOf = Callable[[OptimizerConfig], Mapping[str, StepLoad]]
 
 @dataclass(frozen=True)
 class MemoryOptions:
-    """What the user said about memory; none of it changes the result but for rounding."""
+    """Flags about memory; they change the result by rounding only."""
 
     vram_budget: float | None = flag(
         None,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every stage optimises: named parameters, their optimiser, and their form in files."""
+"""Trainable models of stages: named parameters, their optimiser, and their form in files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gaussian_splatting.optim.schedule import LearningRates
 from sugar_utils.errors import UserError
 
 SHOWN_VALUES = {"opacity": torch.sigmoid, "scales": torch.exp}
-"""What makes the values to show of those parameters that are stored otherwise."""
+"""Activations of parameters that are stored before activation, for logs."""
 
 STATE_NAMES = {
     "means": "_points",

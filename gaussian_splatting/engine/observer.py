@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may watch a training: flags of the live view, and what the engine tells an observer.
+"""Observers of a training: their protocol, and the flags of the live view.
 
 The engine calls observers and knows none of them; ``sugar_viewer`` has one.
 """
@@ -59,7 +59,7 @@ class ViewerOptions:
 
 @dataclass(frozen=True)
 class ObservedRun:
-    """What an observer may know of a run before its first iteration."""
+    """Facts of a run that an observer is given before the first iteration."""
 
     stage: Stage
     scene: Scene

@@ -32,7 +32,7 @@ _OBSOLETE = "obsolete"
 
 @dataclass
 class ResumePlan:
-    """What to do with a run's folder: start anew, continue, or nothing."""
+    """Decision about a run's folder: start anew, continue, or do nothing."""
 
     payload: dict[str, Any] | None = None  # checkpoint to continue from; None to start anew
     source: Path | None = None

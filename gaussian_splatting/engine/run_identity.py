@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What identifies a run: settings that decide the result, and digests of what was read."""
+"""Identity of a run: the settings that decide its result, and digests of its inputs."""
 
 from __future__ import annotations
 

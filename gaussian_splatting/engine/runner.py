@@ -90,7 +90,7 @@ class StageOptions(Protocol):
 
     @property
     def run(self) -> RunOptions:
-        """How its folder is treated."""
+        """Options of its folder and checkpoints."""
         ...
 
     @property
@@ -174,7 +174,7 @@ def _quality_and_time(directory: RunDirectory) -> str:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a run treats its folder and its checkpoints; none of it changes the result."""
+    """Options of a run's folder and checkpoints; none of them changes the result."""
 
     resume: str = flag(
         "auto",
@@ -282,7 +282,7 @@ def compile_ahead(device: torch.device, console: Console, channels: Sequence[int
 
 
 def n_workers(device: torch.device) -> int:
-    """How many modules are compiled at once."""
+    """Return the number of modules that are compiled at once."""
     most = WORKERS_CPU if device.type == "cpu" else WORKERS_GPU
     return min(most, os.cpu_count() or 1)
 

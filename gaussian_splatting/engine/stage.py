@@ -38,7 +38,7 @@ class StageConfig(Protocol):
 
 @dataclass(frozen=True)
 class StepResources:
-    """What a step may use; the result does not depend on it but for rounding."""
+    """Resources of a step; the result depends on them by rounding only."""
 
     memory: MemoryPlan
     # Numbers of tile intersections at earlier visits; None: the host waits for the number.
@@ -203,7 +203,7 @@ class Stage(ABC, Generic[Model, Config]):
         return excluded
 
     def extra_state(self) -> dict[str, Any]:
-        """What resuming needs beyond parameters and moments; tensors and primitives."""
+        """Return what resuming needs beyond parameters and moments: tensors and primitives."""
         state: dict[str, Any] = {}
         for component in self.components:
             state |= component.state()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a checkpoint must hold to make sense, declared by those who read it.
+"""Requirements on the tensors of a checkpoint, declared by those who read them.
 
 :mod:`.checkpoint` checks what all checkpoints have in common. A model declares the shapes of its
 tensors, and a component those of its state; :func:`payload_check` puts them together for a stage.
@@ -23,7 +23,7 @@ ANY = "any"
 
 @dataclass(frozen=True)
 class StateRule:
-    """What a tensor in the state of a component must be, where it is there."""
+    """Requirements on a tensor in the state of a component; it may be missing."""
 
     name: str  # of the tensor, or what the names of several begin with
     shape: tuple[int | Literal["N", "any"], ...]  # ``N`` stands for the number of Gaussians

@@ -40,7 +40,7 @@ from sugar_utils.process_group import ALONE, ProcessGroup
 
 @dataclass(frozen=True)
 class RunContext:
-    """What a run is made in."""
+    """The surroundings of a run: photographs, console and group of processes."""
 
     images: ImageStore
     console: Console
@@ -145,7 +145,7 @@ class Stepper:
         self._usable_rows = rows
 
     def epoch(self, iteration: int) -> int:
-        """How many complete passes over the views lie behind an iteration."""
+        """Return the number of complete passes over the views before an iteration."""
         return self._order.epoch(self._place(iteration, 0))
 
     def align(self) -> None:

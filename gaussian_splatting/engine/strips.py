@@ -29,7 +29,7 @@ from gaussian_splatting.rasterization.projection import (
 
 @dataclass(frozen=True)
 class ImageSplit:
-    """How the memory of one view is saved; the result does not depend on it but for rounding."""
+    """Division of an image into strips: less memory, and a result that differs by rounding only."""
 
     strips: int = 1
 
@@ -43,7 +43,7 @@ WHOLE_IMAGE = ImageSplit()
 
 
 class _SortedSplats(NamedTuple):
-    """What a rasterizer blends."""
+    """Splats in tiles, ready to be blended."""
 
     splats: Tensor
     tiles: Any  # of the rasterizer's own kind
@@ -51,7 +51,7 @@ class _SortedSplats(NamedTuple):
 
 
 class PassResult(NamedTuple):
-    """What the terms of a pass report of the whole image, and the gradient of the centres."""
+    """Values that terms report of the whole image, and the gradient of the centres."""
 
     values: dict[str, Tensor]  # detached scalars by name
     d_means2d: Tensor  # (N, 2) per pixel

@@ -69,7 +69,7 @@ class TrainingView:
 
 @dataclass(frozen=True)
 class ImageStrip:
-    """What a loss term is given of a horizontal strip: its view and the rendered maps.
+    """A horizontal strip of a view, as loss terms get it: the view and the rendered maps.
 
     Maps are leaves that collect gradients. Their R rows include neighbours of the rows that count.
     A map that is not rendered is a ``KeyError``: a term names what it reads.
@@ -190,7 +190,7 @@ def without_uncovered(photograph: Tensor, covered: Tensor) -> Tensor:
 
 
 def halved_mask(photograph: Tensor, half: Camera) -> Tensor | None:
-    """What a mask says at half the size; a pixel counts where all it covers do.
+    """Halve the size of a mask; a pixel counts where all that it covers do.
 
     (H, W, 4) -> (H / 2, W / 2, 4) uint8, of which the colours mean nothing; None without a mask
     """

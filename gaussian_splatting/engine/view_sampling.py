@@ -26,7 +26,7 @@ class ViewSampler:
         self._permutation: list[int] = []
 
     def epoch(self, step: int) -> int:
-        """How many complete passes lie behind a step (steps count from 0)."""
+        """Return the number of complete passes before a step (steps count from 0)."""
         return step // self._n
 
     def index(self, step: int) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How L1 and SSIM make the colour loss of 3DGS, and the types its implementations share."""
+"""The colour loss of 3DGS from L1 and SSIM, and the types its implementations share."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CountedRows(NamedTuple):
 
 
 class SavedImages(NamedTuple):
-    """What the backward pass of a colour loss reads; layouts are those of the kernels."""
+    """Tensors that the backward pass of a colour loss reads; layouts are those of the kernels."""
 
     image: Tensor
     target: Tensor

@@ -358,7 +358,7 @@ class GroupedAdam:
         )
 
     def zero_grad(self) -> None:
-        """Drop all gradients and marks of unused parameters."""
+        """Drop all gradients, and forget which parameters were unused."""
         for parameter in self.parameters.values():
             parameter.grad = None
         self._unused.clear()

@@ -34,7 +34,7 @@ _CENTRAL = 0.5  # radii: standard deviation of the weight by which the object is
 
 
 class Crossing(NamedTuple):
-    """What the cameras look at."""
+    """The region that the cameras look at."""
 
     center: np.ndarray  # point nearest to all optical axes. (3,) world units
     radius: float  # that views show of it, world units

@@ -124,7 +124,7 @@ class VanillaConfig:
         return min(self.iterations, self.densification.densify_until_iter)
 
     def identity(self) -> dict[str, Any]:
-        """The settings that decide the result, as JSON values, once they are settled."""
+        """Return the settings that decide the result, as JSON values, once they are resolved."""
         values = fields_without(
             self,
             "preset",

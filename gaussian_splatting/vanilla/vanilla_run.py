@@ -269,7 +269,7 @@ class _VanillaRun:
             self._exposures = Exposures(config.exposure, names, device, span, steps_last=False)
 
     def stage_run(self) -> StageRun[GaussianCloud]:
-        """What the engine runs."""
+        """Return the run that the engine trains."""
         scene = self._scene
         options = self._options
         directory = RunDirectory(
@@ -333,7 +333,7 @@ class _VanillaRun:
         return cloud
 
     def _components(self) -> list[Component]:
-        """What is learned or done beside the Gaussians; densification is the stage's."""
+        """Return the components beside the Gaussians; densification is the stage's."""
         options = self._options
         last = options.config.iterations
         components: list[Component] = []
@@ -408,7 +408,7 @@ def _loop(options: VanillaOptions) -> LoopConfig:
 
 
 def _poses(scene: Scene, config: VanillaConfig) -> PoseRefinement | None:
-    """Poses to learn, if that is asked for; they wait until the Gaussians have settled."""
+    """Poses to learn, if that is asked for; they wait until the Gaussians have converged."""
     if not config.refine_poses:
         return None
     if scene.extent <= 0:

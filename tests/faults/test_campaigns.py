@@ -22,7 +22,7 @@ pytestmark = [
 
 
 def run(script: str, tmp_path: Path, *flags: object) -> tuple[str, list[dict]]:
-    """What a campaign printed, and its results."""
+    """Run a campaign; return its output and its results."""
     record = tmp_path / "results.json"
     command = [
         sys.executable,

@@ -155,7 +155,7 @@ def test_what_a_fault_destroyed_is_noticed(tmp_path):
 
 
 def test_a_thread_that_python_could_not_start_is_no_hang_of_ours(tmp_path):
-    """As Python 3.11 dumps it, where a new thread found no memory."""
+    """The dump of Python 3.11 where a new thread found no memory."""
     frames = [("wait", 327), ("wait", 629), ("start", 969)]
     lines = [f'  File "/lib/python3.11/threading.py", line {n} in {name}' for name, n in frames]
     ours = '  File "/sugar/engine/loop.py", line 90 in run'

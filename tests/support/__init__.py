@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests share, and benchmarks use: scenes, recorded cases, stand-ins. No tests."""
+"""Helpers of tests and benchmarks: scenes, recorded cases, stand-ins. No tests."""

@@ -199,7 +199,7 @@ def rig_xml(poses=POSES, names=NAMES) -> ET.Element:
 
 
 def record3d(poses=POSES) -> dict:
-    """What ``metadata.json`` of Record3D holds."""
+    """Return the contents of Record3D's ``metadata.json``."""
     rows = []
     for rotation, center in poses:
         quaternion = pycolmap.Rotation3d(rotation.T * (1, -1, -1)).quat

@@ -18,7 +18,7 @@ _MASK = 0xFFFFFFFF
 
 
 def _tables() -> np.ndarray:
-    """What a byte does to the sum when k bytes follow it. (LONGEST, 256) uint32, by k and byte"""
+    """Share of a byte in the sum when k bytes follow it. (LONGEST, 256) uint32, by k and byte"""
     one = np.array(pywrap_tensorflow.CRC_TABLE, dtype=np.uint32)
     tables = np.empty((LONGEST, 256), dtype=np.uint32)
     tables[0] = one

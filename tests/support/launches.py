@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the host does for an iteration on a GPU, counted on a CPU.
+"""Work of the host for an iteration on a GPU, counted on a CPU.
 
 Launches of Warp kernels, operations of torch and waits of the host for the device, with the paths
 of GPUs taken. Each costs the host some microseconds (a launch of Warp tens of them)
@@ -68,7 +68,7 @@ _READS = ("tolist", "cpu", "numpy", "__array__")
 
 @dataclass
 class Counts:
-    """What one iteration took.
+    """Calls of one iteration.
 
     Attributes:
         launches: Of Warp kernels, by name.
@@ -83,7 +83,7 @@ class Counts:
     waits: Counter = field(default_factory=Counter)
 
     def totals(self) -> tuple[int, int, int, int]:
-        """How many of each."""
+        """Return the number of each."""
         return tuple(c.total() for c in (self.launches, self.operations, self.free, self.waits))
 
 

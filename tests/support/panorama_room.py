@@ -27,7 +27,7 @@ def poses(n: int) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def panorama(rotation: np.ndarray, center: np.ndarray, width: int, tripod: bool) -> np.ndarray:
-    """What is seen of the room from a place inside of it. (width / 2, width, 3) uint8"""
+    """Render the room from a place inside of it. (width / 2, width, 3) uint8"""
     longitudes = ((np.arange(width) + 0.5) / width * 2 - 1) * np.pi
     latitudes = ((np.arange(width // 2) + 0.5) / (width // 2) - 0.5) * np.pi
     longitude, latitude = np.meshgrid(longitudes, latitudes)

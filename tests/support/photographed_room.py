@@ -45,7 +45,7 @@ def photograph(
     width: int = WIDTH,
     height: int = HEIGHT,
 ) -> np.ndarray:
-    """What a camera sees of the floor z = 0 and the walls x = 0 and y = 0. (H, W, 3) uint8"""
+    """Render the floor z = 0 and the walls x = 0 and y = 0. (H, W, 3) uint8"""
     focal = FOCAL * max(width, height) / WIDTH
     x, y = np.meshgrid(np.arange(width) + 0.5 - width / 2, np.arange(height) + 0.5 - height / 2)
     rays = np.stack([x / focal, y / focal, np.ones_like(x)], axis=-1) @ rotation

@@ -58,7 +58,7 @@ def bilinear_depth(depth: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
 def cycle_error(
     rays: Tensor, depth: Tensor, neighbor_depth: Tensor, pair: ViewPair
 ) -> tuple[Tensor, Tensor]:
-    """How far pixels are missed on the way to the neighbour and back.
+    """Return by how much pixels are missed on the way to the neighbour and back.
 
     Args:
         rays: Points of the pixels' rays at depth 1. (n, 3)

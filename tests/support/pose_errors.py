@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far found cameras are from known ones."""
+"""Errors of estimated camera poses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gaussian_splatting.data.cameras import Camera, camera_extent
 
 @dataclass(frozen=True)
 class Errors:
-    """How far found cameras are from known ones.
+    """Return the distances of estimated cameras from known ones.
 
     Attributes:
         rotation: Degrees. (N,)

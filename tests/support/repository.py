@@ -31,13 +31,13 @@ def entry_points() -> list[Path]:
 
 
 def production_files() -> list[Path]:
-    """What is shipped: all floors and the entry points."""
+    """Return the files of the product: all packages and the entry points."""
     inside = [path for floor in FLOORS for path in sorted((ROOT / floor).rglob("*.py"))]
     return [*inside, *sorted(ROOT.glob("*.py"))]
 
 
 def all_files() -> list[Path]:
-    """What is shipped, tests and benchmarks."""
+    """Return the files of product, tests and benchmarks."""
     beside = [path for name in ("tests", "benchmarks") for path in (ROOT / name).rglob("*.py")]
     return [*production_files(), *sorted(beside)]
 

@@ -72,7 +72,7 @@ def _rays(camera: Camera) -> np.ndarray:
 
 
 def _trace(origin: np.ndarray, rays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How many rays away the first surface is, and whether that is the white wall. (...) each"""
+    """Return distances to the first surface along rays, and whether it is the white wall. (...)"""
     with np.errstate(divide="ignore", invalid="ignore"):
         walls = np.where(rays != 0, (np.sign(rays) * HALF - origin) / rays, np.inf)
         sides = np.sort(np.stack([(LOW - origin) / rays, (HIGH - origin) / rays]), axis=0)

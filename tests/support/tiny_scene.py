@@ -50,7 +50,7 @@ SHORT_PIPELINE = (
 
 @dataclass(frozen=True)
 class TinyScene:
-    """What was written.
+    """Paths of a scene that was written.
 
     Attributes:
         root: Scene folder.
@@ -185,7 +185,7 @@ def disturbed_cloud(cloud: GaussianCloud) -> GaussianCloud:
 
 
 def render_8_bit(cloud: GaussianCloud, camera: Camera) -> np.ndarray:
-    """What saving a render on black as PNG keeps of it. (H, W, 3) uint8"""
+    """Quantise a render on black as saving it as PNG does. (H, W, 3) uint8"""
     with torch.no_grad():
         image = rasterize(cloud.activate(), camera, torch.zeros(3)).image
     return (image.clamp(0, 1) * 255).round().to(torch.uint8).numpy()

@@ -43,7 +43,7 @@ def camera_at(angle: float, elevation: float = 30.0, distance: float = 3.6) -> C
 
 
 def studio(seed: int) -> np.ndarray:
-    """What stands behind. (H, W, 3) float in [0, 1]"""
+    """Render the background. (H, W, 3) float in [0, 1]"""
     image = Image.fromarray(poster(seed).astype(np.uint8)).resize((WIDTH, HEIGHT))
     return 0.2 + 0.6 * np.asarray(image, dtype=np.float64) / 255
 

@@ -26,7 +26,7 @@ class FailedResult(UserError):
 
 
 def problem_of(figures: Mapping[str, Any]) -> str | None:
-    """What is wrong with a result, its likely cause and a remedy in one line; None for nothing.
+    """Return the fault of a result, its likely cause and a remedy in one line; None without one.
 
     Args:
         figures: Any of ``psnr`` and ``constant_psnr`` (of the masked pixels where there are masks),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run shows while it trains: progress fields, curves, evaluations, pictures, times."""
+"""Reports during training: progress fields, curves, evaluations, pictures, times."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class Reporter(contextlib.AbstractContextManager):
             self._console.info(f"photograph, render, depth and normals: {path}")
 
     def results(self) -> dict[str, Any]:
-        """What the last evaluation found, for the record of the run; without what is empty."""
+        """Return the last evaluation's findings for the record of the run, without empty ones."""
         results = {"figures": self.figures, "held_out": self.held_out, "health": self.health}
         return {name: values for name, values in results.items() if values}
 

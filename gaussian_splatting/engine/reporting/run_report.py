@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one training run did, read from its folder alone and shown as a page."""
+"""The report page of one training run, made from its folder alone."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ FLOATER_MARGIN = 0.1
 
 @dataclass(frozen=True)
 class Findings:
-    """What one evaluation found; None where it does not apply."""
+    """Findings of one evaluation; None where one does not apply."""
 
     held_out: EvaluationResult | None
     training: EvaluationResult | None = None

@@ -29,7 +29,7 @@ LIVE_PICTURES: dict[str, Callable[[RenderOutput], Tensor]] = {
     "normal": lambda output: normal_picture(output.normal),
     "alpha": lambda output: grey_picture(output.alpha),
 }
-"""What can be shown of a render. (H, W, 3) uint8"""
+"""Pictures that can be made of a render. (H, W, 3) uint8"""
 
 
 def view_pictures(output: RenderOutput, photograph: Tensor) -> dict[str, Tensor]:
