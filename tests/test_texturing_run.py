@@ -155,7 +155,7 @@ def test_a_copy_in_metres_is_made_of_the_finished_mesh(inputs, tmp_path, capsys)
     apart = matrix[:3, :3] @ (first.center - second.center)
     assert np.linalg.norm(apart) == pytest.approx(3)
     assert texture(inputs, tmp_path, "--known_distance", first.name, "missing.png", 3) == 2
-    assert "nobody.png: neither a registered photograph" in capsys.readouterr().err
+    assert "missing.png: neither a registered photograph" in capsys.readouterr().err
 
 
 def test_a_stranger_is_not_replaced(inputs, tmp_path, capsys):

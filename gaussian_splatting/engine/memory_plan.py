@@ -36,7 +36,8 @@ _FREE_SHARE = 0.8  # of free memory; the rest is for what is not in tensors, and
 
 Geometry = Literal["none", "full", "half", "depth", "planes"]
 """Maps that a step renders beside colour: none; depth and normals in the same pass; the same in a
-pass of their own at half the size; depth only; planes, which are compared with a neighbouring view."""
+pass of their own at half the size; depth only; planes, which are compared with a neighbouring
+view."""
 
 _CHANNELS = {"none": 3, "full": 6, "half": 3, "depth": 4, "planes": 7}
 # Of a pixel, for the losses that are evaluated on it; SSIM keeps five maps of three channels.
