@@ -7,7 +7,6 @@ Quaternions are w, x, y, z (real part first).
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -118,7 +117,7 @@ class _Activation(torch.autograd.Function):
     """Unit quaternions, scales and opacities of raw ones; its backward pass has few operations."""
 
     @staticmethod
-    def forward(ctx: Any, quats: Tensor, log_scales: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx, quats: Tensor, log_scales: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
         lengths = torch.linalg.vector_norm(quats, dim=-1, keepdim=True).clamp_min(_MIN_LENGTH)
         unit = quats / lengths
         scales = log_scales.exp()
@@ -130,7 +129,7 @@ class _Activation(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, d_unit: Tensor | None, d_scales: Tensor | None, d_opacities: Tensor | None
+        ctx, d_unit: Tensor | None, d_scales: Tensor | None, d_opacities: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         lengths, unit, scales, opacities = ctx.saved_tensors
         d_quats = None

@@ -218,6 +218,8 @@ def _require_fitting_cameras(known: KnownCameras, evidence: Evidence) -> None:
 
 def _flatten(work: Work, models: Models, by_name: Mapping[str, Original], key: str) -> None:
     """Write undistorted images and their model beside the scene, unless that is noted."""
+    if models.largest is None:
+        raise ValueError("there is no model to undistort")
     if not work.noted("flattening", key):
         shutil.rmtree(work.flat, ignore_errors=True)
         note(work.source, flattening=key, finished=None)

@@ -8,7 +8,7 @@ import re
 import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from sugar_capture.photographs import Photograph, camera_groups
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path
 from sugar_utils.libraries import load_pycolmap
+
+if TYPE_CHECKING:
+    import pycolmap
 
 SMALL_GROUP = 10  # cameras with fewer images get one parameter of distortion
 FALLBACK_FOCAL = 1.2  # in longer sides, where EXIF tells none: 45 degrees, as in COLMAP
@@ -119,12 +122,12 @@ def _single_rigs(lenses: Lenses) -> list[Rig]:
     return rigs
 
 
-def _write_sensor(database: Any, lens: Any) -> Any:
+def _write_sensor(database: pycolmap.Database, lens: pycolmap.Camera) -> pycolmap.sensor_t:
     pycolmap = load_pycolmap()
     return pycolmap.sensor_t(pycolmap.SensorType.CAMERA, database.write_camera(lens))
 
 
-def _write_rig(database: Any, rig: Rig, sensors: Sequence[Any]) -> int:
+def _write_rig(database: pycolmap.Database, rig: Rig, sensors: Sequence[Any]) -> int:
     """Write a rig and return its number; its first sensor is the reference."""
     pycolmap = load_pycolmap()
     record = pycolmap.Rig()

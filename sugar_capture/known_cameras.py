@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from sugar_capture.camera_readers.reader_table import FORMATS
 from sugar_capture.camera_readers.reality_csv import lacking_columns
 from sugar_capture.photographs import Photograph
 from sugar_utils.errors import UserError, shortened
+
+if TYPE_CHECKING:
+    import pycolmap
 
 MIN_MATCHED_CAMERAS = 3
 _CAMERAS_OF_IMAGES = {
@@ -252,7 +255,7 @@ def _refuse_half_turns(photographs: Sequence[Photograph], source: CameraFiles) -
     )
 
 
-def _scaled_lens(camera: KnownCamera, photograph: Photograph, path: Path) -> Any:
+def _scaled_lens(camera: KnownCamera, photograph: Photograph, path: Path) -> pycolmap.Camera:
     """Return the lens at the size of the photograph, which may have been scaled."""
     lens = camera.lens
     width = photograph.width

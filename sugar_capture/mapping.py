@@ -9,13 +9,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from gaussian_splatting.data.colmap import read_reconstruction, write_model
 from sugar_utils.files import replaced_folder
 from sugar_utils.libraries import load_pycolmap
+
+if TYPE_CHECKING:
+    import pycolmap
 
 Mapper = Literal["auto", "incremental", "global"]
 Poses = Sequence[tuple[np.ndarray, np.ndarray]]  # world to camera, (3, 3), and centre, (3,)
@@ -29,7 +32,7 @@ class Models:
     """The models of a capture, one for each set of images that share points."""
 
     # Pycolmap's reconstruction with most images; None if there is no model.
-    largest: Any | None
+    largest: pycolmap.Reconstruction | None
     registered: list[list[str]]  # names of the images of each model, largest model first
 
     @property
@@ -107,7 +110,7 @@ def _models(models: Sequence[Any]) -> Models:
     return Models(models[0] if models else None, registered)
 
 
-def refine_principal_points(model: Any) -> None:
+def refine_principal_points(model: pycolmap.Reconstruction) -> None:
     """Adjust a finished model once more, with free principal points where they can be determined.
 
     While a model grows, a principal point cannot be told from a rotation of the camera, so the
@@ -133,7 +136,7 @@ def refine_principal_points(model: Any) -> None:
     model.update_point_3d_errors()
 
 
-def _triangulate(database: Path, folder: Path, poses: Poses, seed: int) -> Any:
+def _triangulate(database: Path, folder: Path, poses: Poses, seed: int) -> pycolmap.Reconstruction:
     """Return the model of a database whose lenses and poses are known; only points are computed."""
     pycolmap = load_pycolmap()
     model = pycolmap.Reconstruction()

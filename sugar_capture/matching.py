@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from sugar_capture.feature_database import database_name
 from sugar_capture.photographs import Photograph, read_grey
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.memory import available_bytes
+
+if TYPE_CHECKING:
+    import pycolmap
 
 _BYTES_PER_PIXEL = 256  # most that a SIFT extractor holds, first octave at twice the size
 _FALLBACK_MEMORY = 2 << 30  # bytes, where the free memory is unknown
@@ -43,7 +46,7 @@ class _Features(NamedTuple):
 
     index: int  # of the image
     keypoints: np.ndarray  # x, y, scale and orientation, in pixels of the file, (N, 4) float32
-    descriptors: Any  # pycolmap.FeatureDescriptors
+    descriptors: pycolmap.FeatureDescriptors
 
 
 def extract_features(
@@ -91,7 +94,7 @@ def _n_workers(longest_side: int) -> int:
     return max(1, n_workers)
 
 
-def _write_features(database: Any, features: _Features) -> None:
+def _write_features(database: pycolmap.Database, features: _Features) -> None:
     number = features.index + 1
     # Keypoints and descriptors or none, should the process be killed between them.
     transaction = load_pycolmap().DatabaseTransaction(database)
@@ -109,7 +112,7 @@ def _features_of(
     photograph: Photograph,
     mask: ViewMask | None,
     longest_side: int,
-    options: Any,
+    options: pycolmap.FeatureExtractionOptions,
 ) -> _Features:
     pycolmap = load_pycolmap()
     grey = np.ascontiguousarray(read_grey(photograph.path, longest_side))

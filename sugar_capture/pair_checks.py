@@ -5,12 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sugar_utils.errors import UserError
 from sugar_utils.libraries import load_pycolmap
+
+if TYPE_CHECKING:
+    import pycolmap
 
 MAX_ERROR = 0.005  # epipolar distance as a share of the longest side; above, the pair contradicts
 CONTRADICTING_SHARE = 0.5  # share of the pairs of an image that must contradict its pose
@@ -19,7 +22,10 @@ MIN_PAIRS = 2  # that are checked of an image, for it to be judged
 
 
 def contradicting_pairs(
-    model: Any, database_path: Path, names: Sequence[str], matches: Mapping[tuple[int, int], int]
+    model: pycolmap.Reconstruction,
+    database_path: Path,
+    names: Sequence[str],
+    matches: Mapping[tuple[int, int], int],
 ) -> dict[str, tuple[int, int]]:
     """Return the images most of whose pairs contradict their poses.
 
@@ -52,7 +58,9 @@ def contradicting_pairs(
 class _PairChecker:
     """Measures matches against the poses of a model; rays of keypoints are computed once."""
 
-    def __init__(self, model: Any, database_path: Path, names: Sequence[str]) -> None:
+    def __init__(
+        self, model: pycolmap.Reconstruction, database_path: Path, names: Sequence[str]
+    ) -> None:
         self._model = model
         self._path = database_path
         self._names = names
@@ -63,7 +71,7 @@ class _PairChecker:
         """Whether the model has the poses of two images."""
         return self._names[i] in self._images and self._names[j] in self._images
 
-    def error(self, database: Any, i: int, j: int) -> float:
+    def error(self, database: pycolmap.Database, i: int, j: int) -> float:
         """Return the median epipolar distance of a pair, as a share of the longest side."""
         first_rays = self._rays_of(database, i)
         second_rays = self._rays_of(database, j)
@@ -82,10 +90,10 @@ class _PairChecker:
         )
         return scale * distance
 
-    def _image(self, index: int) -> Any:
+    def _image(self, index: int) -> pycolmap.Image:
         return self._images[self._names[index]]
 
-    def _rays_of(self, database: Any, index: int) -> np.ndarray:
+    def _rays_of(self, database: pycolmap.Database, index: int) -> np.ndarray:
         """Keypoints at depth 1 in the axes of the camera. (N, 2)"""
         if index not in self._rays:
             keypoints = database.read_keypoints(index + 1)[:, :2].astype(np.float64)

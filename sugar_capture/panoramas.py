@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -23,6 +23,9 @@ from sugar_capture.photographs import Photograph, output_names, read_grey, read_
 from sugar_utils.errors import Notify, UserError, shortened
 from sugar_utils.files import atomic_path
 from sugar_utils.libraries import load_pycolmap
+
+if TYPE_CHECKING:
+    import pycolmap
 
 FACES = {
     "front": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
@@ -275,7 +278,7 @@ def rigs_of(views: Sequence[Photograph]) -> list[Rig]:
     return rigs
 
 
-def _view_lens(size: int) -> Any:
+def _view_lens(size: int) -> pycolmap.Camera:
     """Return the pycolmap.Camera of a view: a square that shows 90 degrees."""
     lens = load_pycolmap().Camera(model="PINHOLE", width=size, height=size, params=[size / 2] * 4)
     lens.has_prior_focal_length = True

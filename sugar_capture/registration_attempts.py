@@ -216,7 +216,8 @@ def _try_whole_images(masked_models: Models, attempt: Attempt) -> Models | None:
     models = attempt.run()
     n_whole = models.n_registered
     # On a narrow path the cameras hardly moved, as where an object turned before a background.
-    if n_whole > n_masked and model_facts(models.largest).spread >= NARROW:
+    model = models.largest
+    if model is not None and n_whole > n_masked and model_facts(model).spread >= NARROW:
         info(f"{n_whole} of {n} whole photographs are registered: these poses are taken")
         return models
     info("no more whole photographs are registered: poses from inside the masks are taken")

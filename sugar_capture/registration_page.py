@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -17,6 +17,9 @@ from gaussian_splatting.data.cameras import up_direction, upright_rotation
 from sugar_capture.registration_report import BLURRED, Evidence, Registration
 from sugar_utils.html import Page, Picture, duration_text
 from sugar_utils.memory import format_bytes
+
+if TYPE_CHECKING:
+    import pycolmap
 
 MAP_SIZE = 1000  # pixels
 _MAP_MARGIN = 60
@@ -141,7 +144,7 @@ def _describe_images(evidence: Evidence) -> Iterator[tuple[str, str]]:
         )
 
 
-def camera_map(model: Any, names: Sequence[str]) -> np.ndarray:
+def camera_map(model: pycolmap.Reconstruction, names: Sequence[str]) -> np.ndarray:
     """Draw cameras and points of a reconstruction from above. (MAP_SIZE, MAP_SIZE, 3) uint8
 
     Args:

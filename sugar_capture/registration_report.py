@@ -6,11 +6,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from sugar_utils.errors import UserError, shortened
+
+if TYPE_CHECKING:
+    import pycolmap
 
 BLURRED = 0.35
 """Sharpness below which an image is called blurred. At 800 pixels the images that it was set by
@@ -257,7 +260,7 @@ class ModelFacts(NamedTuple):
     spread: float  # camera path extent / distance to the scene
 
 
-def model_facts(model: Any) -> ModelFacts:
+def model_facts(model: pycolmap.Reconstruction) -> ModelFacts:
     """Measure a ``pycolmap.Reconstruction``."""
     numbers = sorted(model.reg_image_ids())
     index_of = {number: index for index, number in enumerate(numbers)}

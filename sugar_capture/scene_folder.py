@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -37,6 +37,9 @@ from sugar_utils.files import atomic_path, file_digest, replaced_folder, write_j
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.memory import memory_usage, reset_peak
 from sugar_utils.schemas import FileName, read_checked
+
+if TYPE_CHECKING:
+    import pycolmap
 
 WORK = "distorted"
 INPUT = "input"
@@ -164,7 +167,7 @@ def source_digest(source: Source, masks: Path | None = None, cameras: str | None
     return digest(entries)
 
 
-def digest(*parts: Any) -> str:
+def digest(*parts: object) -> str:
     """Return a short digest of JSON values."""
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
 
@@ -251,7 +254,7 @@ def read_record(root: Path) -> dict[str, Any]:
     return {}
 
 
-def note(source: Source, **facts: Any) -> None:
+def note(source: Source, **facts: object) -> None:
     """Add facts to the record of a scene; None removes one."""
     source_name = source.folder.relative_to(source.root).as_posix()
     if source.video is not None:
@@ -373,7 +376,7 @@ def originals(
 
 
 def write_flat_pictures(
-    model: Any,
+    model: pycolmap.Reconstruction,
     by_name: Mapping[str, Original],
     folder: Path,
     resize: bool,
@@ -398,7 +401,7 @@ def write_flat_pictures(
         advance(n_done)
 
 
-def _write_flat(original: Original, lens: Any, folder: Path) -> None:
+def _write_flat(original: Original, lens: pycolmap.Camera, folder: Path) -> None:
     photograph = original.photograph
     target = folder / "images" / original.flat_name
     if target.is_file():
@@ -418,7 +421,7 @@ def _write_flat(original: Original, lens: Any, folder: Path) -> None:
         _save(Image.fromarray(pixels), temporary)
 
 
-def _write_flat_mask(original: Original, lens: Any, folder: Path) -> None:
+def _write_flat_mask(original: Original, lens: pycolmap.Camera, folder: Path) -> None:
     target = folder / "masks" / f"{original.flat_name}.png"
     if target.is_file():
         return
@@ -484,10 +487,12 @@ def write_flat_model(source: Path, by_name: Mapping[str, Original], folder: Path
         write_model(model, fresh / "0")
 
 
-def _undistort_keypoints(image: Any, lens: Any, flat_lens: Any) -> None:
+def _undistort_keypoints(
+    image: pycolmap.Image, lens: pycolmap.Camera, flat_lens: pycolmap.Camera
+) -> None:
     """Move the keypoints of an image to where its undistorted copy shows them."""
     rays = lens.cam_from_img(image.points2D)
     rays = np.concatenate([rays, np.ones((len(rays), 1))], axis=1)
-    pixels = flat_lens.img_from_cam(rays)
+    pixels = np.asarray(flat_lens.img_from_cam(rays))
     for point, xy in zip(image.points2D, pixels, strict=True):
         point.xy = xy

@@ -35,6 +35,8 @@ _FEW_ERRORS = 10  # that are never too many while a video is decoded
 _JPEG_QUALITY = 95
 _DEFAULT_RATE = 30  # frames per second, where a video does not tell
 Advance = Callable[[int], None]  # called with the number of frames that are done
+Progress = Callable[[str, int], contextlib.AbstractContextManager[Advance]]
+"""Opened with a title and a total of frames."""
 
 
 class FrameChoice(msgspec.Struct):
@@ -56,7 +58,7 @@ class FrameLook:
     thumbnail: np.ndarray  # (48, 48) uint8
 
 
-def extract_frames(video: Path, folder: Path, n_wanted: int, progress: Any) -> FrameChoice:
+def extract_frames(video: Path, folder: Path, n_wanted: int, progress: Progress) -> FrameChoice:
     """Write the best frames of a video as ``frame_00012.jpg``; those that are there already stay.
 
     The video is read twice, so that no more than one frame is in memory.

@@ -162,7 +162,7 @@ def _records(path: Path) -> Iterator[Path]:
 
 def _recorded(record: Path) -> Capture:
     """Return the folders that a record names and that are still there."""
-    content: Any = storage.read_json(record)
+    content = storage.read_json(record)
     values = content.get("sources") if isinstance(content, dict) else None
     advice = "pass the scene as -s and the vanilla checkpoint as -c"
     sources = conform(values or {}, _Sources, f"{record}, sources", advice)

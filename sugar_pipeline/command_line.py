@@ -166,7 +166,7 @@ def with_scene_folders(args: argparse.Namespace) -> argparse.Namespace:
     return with_flags(args, **changes)
 
 
-def _named(place: str) -> Any:
+def _named(place: str) -> Callable[..., Any]:
     """Import what ``module:name`` names."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)

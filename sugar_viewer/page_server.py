@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -27,6 +27,8 @@ from sugar_utils.errors import UserError, explained
 from sugar_utils.libraries import load_package
 from sugar_utils.schemas import FAR
 from sugar_viewer.page_corrections import correct_response
+
+Option = TypeVar("Option", bound=str)
 
 if TYPE_CHECKING:
     import viser
@@ -122,22 +124,22 @@ def check_free(host: str, port: int, flag: str) -> None:
 def follow_browsers(server: viser.ViserServer, requests: RenderQueue) -> None:
     """Report to a queue where all browsers look, and when they leave."""
 
-    def follow(number: int, camera: Any) -> None:
+    def follow(number: int, camera: viser.CameraHandle) -> None:
         view = view_of(camera)
         if view is not None:
             requests.looks(number, view)
 
     @server.on_client_connect
-    def _(client: Any) -> None:
+    def _(client: viser.ClientHandle) -> None:
         follow(client.client_id, client.camera)
         client.camera.on_update(lambda camera: follow(client.client_id, camera))
 
     @server.on_client_disconnect
-    def _(client: Any) -> None:
+    def _(client: viser.ClientHandle) -> None:
         requests.leaves(client.client_id)
 
 
-def view_of(camera: Any) -> BrowserView | None:
+def view_of(camera: viser.CameraHandle) -> BrowserView | None:
     """Return the view of a browser's camera in viser; None if its values are malformed."""
     try:
         view = BrowserView(
@@ -162,7 +164,7 @@ def view_of(camera: Any) -> BrowserView | None:
     return view if max(view.width, view.height) <= _MOST_PIXELS else None
 
 
-def selected_option(choice: Any) -> str:
+def selected_option(choice: viser.GuiDropdownHandle[Option]) -> Option:
     """Return the selected option of a dropdown; the first one if a browser sent another text."""
     return choice.value if choice.value in choice.options else choice.options[0]
 
@@ -200,7 +202,7 @@ def turn_of(camera: Camera) -> np.ndarray:
     return np.roll(Rotation.from_matrix(camera.rotation.T).as_quat(), 1)
 
 
-def look_through(client: Any, camera: Camera) -> None:
+def look_through(client: viser.ClientHandle, camera: Camera) -> None:
     """Let a browser look from a camera, with the height of its view."""
     with client.atomic():
         client.camera.position = camera.center
@@ -208,7 +210,9 @@ def look_through(client: Any, camera: Camera) -> None:
         client.camera.fov = 2 * math.atan(camera.tan_half_fov[1])
 
 
-def add_frustum(server: viser.ViserServer, name: str, camera: Camera, size: float) -> Any:
+def add_frustum(
+    server: viser.ViserServer, name: str, camera: Camera, size: float
+) -> viser.CameraFrustumHandle:
     """Add a camera of the capture as a pyramid; ``size`` is in world units."""
     # viser reads a vertical field of view.
     return server.scene.add_camera_frustum(

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import av
 import av.error
 import numpy as np
+from av.container import OutputContainer
 from PIL import Image, ImageOps
 
 from sugar_utils.errors import UserError
@@ -68,7 +68,9 @@ def _check_size(path: Path, width: int, height: int) -> None:
         )
 
 
-def _video_stream(container: Any, width: int, height: int, frames_per_second: int) -> Any:
+def _video_stream(
+    container: OutputContainer, width: int, height: int, frames_per_second: int
+) -> av.VideoStream:
     """Add the stream of a video to a container, with even sides."""
     codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
     stream = container.add_stream(codec, rate=frames_per_second)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gaussian_splatting.data.cameras import Camera
 from sugar_viewer import page_server
@@ -79,8 +79,9 @@ class RenderPanel:
         for control in (self._right_title, self._right_kind):
             control.visible = layout != LAYOUTS[0]
         self._split.visible = layout == LAYOUTS[2]
-        first = self._choice(self._left_title, self._left_kind)
-        second = self._choice(self._right_title, self._right_kind)
+        selected = page_server.selected_option
+        first = self._choice(selected(self._left_title), selected(self._left_kind))
+        second = self._choice(selected(self._right_title), selected(self._right_kind))
         split = self._split.value
         if not 0 <= split <= 1:
             split = 0.5
@@ -90,12 +91,9 @@ class RenderPanel:
         if not silent:
             self._changed()
 
-    def _choice(self, title: Any, kind: Any) -> PictureChoice:
-        """Return what two controls say; Gaussians have no clay, their colours are shown."""
-        choice = PictureChoice(
-            model=page_server.selected_option(title),
-            picture=page_server.selected_option(kind),
-        )
+    def _choice(self, model: str, picture: str) -> PictureChoice:
+        """Return a choice of two controls; Gaussians have no clay, their colours are shown."""
+        choice = PictureChoice(model, picture)
         available = self._pictures.available(choice.model)
         if choice.picture in available:
             return choice

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -59,7 +59,7 @@ class BoxPanel:
             )
             self.words = server.gui.add_markdown("")
         size = float(np.linalg.norm(self.corners[1] - self.corners[0]))
-        self._lines: Any = None
+        self._lines: viser.LineSegmentsHandle | None = None
         self._handles = []
         for number, corner in enumerate(self.corners):
             handle = self._scene.add_transform_controls(
@@ -81,7 +81,7 @@ class BoxPanel:
         names = ", ".join(outside)
         self.words.content = f"Nothing in the box, so shown whole: {names}" if names else ""
 
-    def _follow(self, number: int, event: Any) -> None:
+    def _follow(self, number: int, event: viser.TransformControlsEvent) -> None:
         self.corners[number] = np.array(self._handles[number].position, dtype=float)
         self._text.value = box_flags(*self.corners)
         self._draw()
@@ -136,7 +136,7 @@ class MeasurePanel:
         if self._on.value:
             self._server.scene.on_click()(self._clicked)
 
-    def _clicked(self, event: Any) -> None:
+    def _clicked(self, event: viser.SceneClickEvent) -> None:
         origin = np.array(event.ray_origin)
         direction = np.array(event.ray_direction)
         self._post(lambda: self.add(origin, direction))
@@ -185,8 +185,8 @@ class PathPanel:
         back.on_click(lambda _: self._set(self.views[:-1]))
         save.on_click(lambda event: self.save(event.client))
 
-    def _add(self, client: Any) -> None:
-        view = view_of(client.camera)
+    def _add(self, client: viser.ClientHandle | None) -> None:
+        view = None if client is None else view_of(client.camera)
         if view is not None:
             self._set([*self.views, view.camera(_PATH_SIDE)])
 
@@ -200,7 +200,7 @@ class PathPanel:
             lines = np.stack([places[:-1], places[1:]], axis=1)
             _add_lines(self._server.scene, "/path", lines, _PATH_COLOR)
 
-    def save(self, client: Any) -> None:
+    def save(self, client: viser.ClientHandle | None) -> None:
         """Write the path to its file, and offer it to a browser as a download."""
         try:
             frames = min(max(int(self._frames.value), 2), _MOST_FRAMES)
@@ -214,8 +214,12 @@ class PathPanel:
 
 
 def _add_lines(
-    scene: Any, name: str, lines: np.ndarray, color: tuple[int, int, int], width: float = 3.0
-) -> Any:
+    scene: viser.SceneApi,
+    name: str,
+    lines: np.ndarray,
+    color: tuple[int, int, int],
+    width: float = 3.0,
+) -> viser.LineSegmentsHandle:
     """Add line segments, (N, 2, 3), with a width in pixels."""
     return scene.add_line_segments(
         name, lines.astype(np.float32), color, thickness=width, thickness_units="screen"

@@ -51,7 +51,9 @@ class GlbFile:
     upright: bool  # whether the page shows a world whose y is up, as that of the file is
 
 
-def add_result(server: viser.ViserServer, name: str, result: Result | GlbFile) -> Any:
+def add_result(
+    server: viser.ViserServer, name: str, result: Result | GlbFile
+) -> viser.SceneNodeHandle:
     """Show a result under a name of viser's scene."""
     if isinstance(result, GlbFile):
         turn = (1.0, 0.0, 0.0, 0.0) if result.upright else GLB_TURN
@@ -222,7 +224,7 @@ class ViewPage:
     def _add_switches(self) -> dict[str, Any]:
         """Add what the browser draws beside the results, and a switch for each thing."""
         server = self._server
-        switches: dict[str, Any] = {}
+        switches: dict[str, viser.GuiCheckboxHandle] = {}
         last = list(self._layers)[-1]
         with server.gui.add_folder("Drawn by the browser (fast)"):
             for title in self._layers:
@@ -237,7 +239,7 @@ class ViewPage:
             switch.on_update(lambda _: self._changed())
         return switches
 
-    def _add_frustum(self, number: int) -> Any:
+    def _add_frustum(self, number: int) -> viser.CameraFrustumHandle:
         """Add the frustum of a camera; a click on it looks through the camera."""
         camera = self._cameras[number]
         size = _FRUSTUM_SHARE * self._context.extent
@@ -245,7 +247,7 @@ class ViewPage:
         frustum.on_click(lambda event: page_server.look_through(event.client, camera))
         return frustum
 
-    def _add_points(self) -> Any:
+    def _add_points(self) -> viser.PointCloudHandle | None:
         """Add the points of the reconstruction; return None if there are none."""
         scene = self._context.scene
         if scene is None or not len(scene.points):

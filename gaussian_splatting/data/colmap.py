@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -43,6 +43,9 @@ from sugar_utils import files as storage
 from sugar_utils.errors import Notify, UserError, explained
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.schemas import FAR
+
+if TYPE_CHECKING:
+    import pycolmap
 
 _MODEL_FOLDERS = ("sparse/0", "sparse", "colmap/sparse/0", "colmap/sparse")
 _CACHE_FOLDER = "undistorted_cache"
@@ -86,7 +89,9 @@ def larger_model(model: Path) -> str | None:
     )
 
 
-def _repair_names(reconstruction: Any, folder: Path, exists: Callable[[str], bool] | None) -> None:
+def _repair_names(
+    reconstruction: pycolmap.Reconstruction, folder: Path, exists: Callable[[str], bool] | None
+) -> None:
     """Correct the names that pycolmap does not read right."""
     is_text = format_of(folder) == "txt"
     for number, raw in image_names(folder).items():
@@ -182,19 +187,21 @@ def _find_images(
     return paths
 
 
-def model_offset(reconstruction: Any, folder: Path) -> np.ndarray:
+def model_offset(reconstruction: pycolmap.Reconstruction, folder: Path) -> np.ndarray:
     """Return the offset to subtract from all positions of a model; zeros near the origin. (3,)"""
     registered = _registered_images(reconstruction, folder)
     return world_offset(np.stack([-image.rotation.T @ image.translation for image in registered]))
 
 
-def move_model(reconstruction: Any, shift: np.ndarray) -> None:
+def move_model(reconstruction: pycolmap.Reconstruction, shift: np.ndarray) -> None:
     """Shift a ``pycolmap.Reconstruction``, changed in place, by (3,) world units."""
     pycolmap = load_pycolmap()
     reconstruction.transform(pycolmap.Sim3d(1.0, pycolmap.Rotation3d(), shift))
 
 
-def read_reconstruction(folder: Path, exists: Callable[[str], bool] | None = None) -> Any:
+def read_reconstruction(
+    folder: Path, exists: Callable[[str], bool] | None = None
+) -> pycolmap.Reconstruction:
     """Read a COLMAP model as a ``pycolmap.Reconstruction``.
 
     Args:
@@ -237,7 +244,7 @@ def read_reconstruction(folder: Path, exists: Callable[[str], bool] | None = Non
     return reconstruction
 
 
-def _forget_points(reconstruction: Any) -> None:
+def _forget_points(reconstruction: pycolmap.Reconstruction) -> None:
     """Detach keypoints from points that are not there."""
     for image in reconstruction.images.values():
         for index in image.get_observation_point2D_idxs():
@@ -248,12 +255,14 @@ class _RegisteredImage(NamedTuple):
     """An image with its pose."""
 
     name: str
-    lens: Any  # pycolmap.Camera
+    lens: pycolmap.Camera
     rotation: np.ndarray  # world to camera, (3, 3) float64
     translation: np.ndarray  # (3,) float64 world units
 
 
-def _registered_images(reconstruction: Any, folder: Path) -> list[_RegisteredImage]:
+def _registered_images(
+    reconstruction: pycolmap.Reconstruction, folder: Path
+) -> list[_RegisteredImage]:
     """Return all registered images, sorted by name.
 
     Raises:
@@ -286,7 +295,7 @@ def _registered_images(reconstruction: Any, folder: Path) -> list[_RegisteredIma
     return sorted(registered, key=lambda image: image.name)
 
 
-def _check_lens(lens: Any, name: str, folder: Path) -> None:
+def _check_lens(lens: pycolmap.Camera, name: str, folder: Path) -> None:
     has_size = 0 < lens.width < _MAX_SIDE and 0 < lens.height < _MAX_SIDE
     is_valid = np.isfinite(lens.params).all() and lens.verify_params() and has_size
     focal = 1.0
@@ -299,7 +308,7 @@ def _check_lens(lens: Any, name: str, folder: Path) -> None:
         )
 
 
-def _pinhole_numbers(lens: Any) -> dict[str, Any]:
+def _pinhole_numbers(lens: pycolmap.Camera) -> dict[str, Any]:
     """Return the size and intrinsics of a pinhole pycolmap.Camera, as fields of ``Camera``."""
     matrix = lens.calibration_matrix()
     return {
@@ -312,13 +321,13 @@ def _pinhole_numbers(lens: Any) -> dict[str, Any]:
     }
 
 
-def _undistorted_lens(lens: Any, folder: Path) -> Any:
+def _undistorted_lens(lens: pycolmap.Camera, folder: Path) -> pycolmap.Camera:
     what = f"{folder}: camera {lens.camera_id} ({lens.model_name}) cannot be undistorted"
     with explained(what, "convert the images to a perspective camera model first", Exception):
         return pictures.undistorted_camera(lens)
 
 
-def _points(reconstruction: Any, folder: Path) -> tuple[np.ndarray, np.ndarray]:
+def _points(reconstruction: pycolmap.Reconstruction, folder: Path) -> tuple[np.ndarray, np.ndarray]:
     points = reconstruction.points3D
     ids = sorted(points)
     xyz = np.array([points[i].xyz for i in ids], dtype=np.float32).reshape(-1, 3)
@@ -328,7 +337,7 @@ def _points(reconstruction: Any, folder: Path) -> tuple[np.ndarray, np.ndarray]:
     return xyz, rgb
 
 
-def _observations(reconstruction: Any) -> Observations | None:
+def _observations(reconstruction: pycolmap.Reconstruction) -> Observations | None:
     points = reconstruction.points3D
     images = reconstruction.images
     ids = sorted(points)
@@ -360,7 +369,7 @@ def _observations(reconstruction: Any) -> Observations | None:
     )
 
 
-def _fit(reconstruction: Any, image_id: int) -> ViewFit:
+def _fit(reconstruction: pycolmap.Reconstruction, image_id: int) -> ViewFit:
     """Measure how well an image fits the points that it observes."""
     points3d = reconstruction.points3D
     keypoints = reconstruction.images[image_id].get_observation_points2D()
@@ -400,7 +409,7 @@ def _undistort_views(cameras: list[Camera], lenses: Mapping[int, Any], cache: Pa
     storage.in_parallel(undistort, [index for index in lenses if cameras[index].image_path])
 
 
-def _undistort_view(camera: Camera, lens: Any, cache: Path) -> Camera:
+def _undistort_view(camera: Camera, lens: pycolmap.Camera, cache: Path) -> Camera:
     """Make an undistorted copy of an image if it is not there yet, and return its camera."""
     lens_text = pictures.lens_text(lens)
     source = camera.image_file
@@ -416,7 +425,7 @@ def _undistort_view(camera: Camera, lens: Any, cache: Path) -> Camera:
     return replace(camera, **numbers, image_path=target, source_path=source, lens=lens_text)
 
 
-def _lens_of_file(source: Path, lens: Any, name: str) -> Any:
+def _lens_of_file(source: Path, lens: pycolmap.Camera, name: str) -> pycolmap.Camera:
     """Return the lens of a camera at the size of its image, which may have been reduced."""
     width, height = pictures.image_size(source)
     scaled = pictures.lens_at(lens, width, height)
@@ -429,7 +438,7 @@ def _lens_of_file(source: Path, lens: Any, name: str) -> Any:
     return scaled
 
 
-def _undistort_file(source: Path, lens: Any, target: Path) -> None:
+def _undistort_file(source: Path, lens: pycolmap.Camera, target: Path) -> None:
     """Write an undistorted copy of an image; the lens is that of its size."""
     with pictures.open_image(source) as image:
         colors = np.asarray(pictures.colors_of(image))
@@ -470,7 +479,7 @@ def write_poses(model: Path, target: Path, cameras: Sequence[Camera]) -> Path:
     return target / "0"
 
 
-def write_model(model: Any, folder: Path) -> None:
+def write_model(model: pycolmap.Reconstruction, folder: Path) -> None:
     """Write a ``pycolmap.Reconstruction`` in binary form, complete or not at all."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

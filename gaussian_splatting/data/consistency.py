@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -37,6 +37,8 @@ from gaussian_splatting.data.observations import (
     hardly_known,
 )
 from sugar_utils.errors import Notify, UserError, shortened
+
+Result = TypeVar("Result")
 
 _CACHED_RESULTS = 16  # of checks
 
@@ -188,7 +190,9 @@ def _file_state(path: Path) -> bytes:
 
 
 @functools.lru_cache(maxsize=_CACHED_RESULTS)
-def _cached_result(check: Callable[[Sequence[Camera], Any], Any], inputs: _CheckInputs) -> Any:
+def _cached_result(
+    check: Callable[[Sequence[Camera], Any], Result], inputs: _CheckInputs
+) -> Result:
     return check(inputs.cameras, inputs.data)
 
 

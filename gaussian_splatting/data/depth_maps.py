@@ -311,7 +311,8 @@ def _undistort(values: np.ndarray, camera: Camera) -> np.ndarray:
     view = camera.resized(width, height)
     rays = pixel_rays(view, dtype=torch.float64, device="cpu").reshape(-1, 3).numpy()
     lens = images.lens_of(camera.lens, width, height)
-    x, y = np.floor(lens.img_from_cam(rays, check_cheirality=False)).T
+    pixels = np.asarray(lens.img_from_cam(rays, check_cheirality=False))
+    x, y = np.floor(pixels).T
     inside = (x >= 0) & (y >= 0) & (x < width) & (y < height)
     rows = np.where(inside, y, 0).astype(int)
     columns = np.where(inside, x, 0).astype(int)

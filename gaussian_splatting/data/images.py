@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -35,6 +35,9 @@ from sugar_utils.errors import UserError, explained
 from sugar_utils.files import require_regular_file
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.memory import available_bytes, trim_heap
+
+if TYPE_CHECKING:
+    import pycolmap
 
 OUTLINE = (255, 0, 200)
 IMAGE_ERRORS = (
@@ -403,12 +406,12 @@ def _store_key(camera: Camera, scale: float = 1.0) -> tuple:
     return camera.image_path, camera.width, camera.height, camera.mask, scale
 
 
-def lens_text(lens: Any) -> str:
+def lens_text(lens: pycolmap.Camera) -> str:
     """Return a pycolmap.Camera as text, see :func:`lens_of`."""
     return f"{lens.model_name} {lens.width} {lens.height} {list(lens.params)}"
 
 
-def lens_of(text: str, width: int, height: int) -> Any:
+def lens_of(text: str, width: int, height: int) -> pycolmap.Camera:
     """Return the pycolmap.Camera of a :func:`lens_text`, for images of another size."""
     model, stored_width, stored_height, params_text = text.split(" ", 3)
     # Lists of numpy's numbers name their type.
@@ -422,7 +425,7 @@ def lens_of(text: str, width: int, height: int) -> Any:
     return _scaled_lens(lens, width, height)
 
 
-def lens_at(lens: Any, width: int, height: int) -> Any | None:
+def lens_at(lens: pycolmap.Camera, width: int, height: int) -> pycolmap.Camera | None:
     """Return a pycolmap.Camera for images of another size; None for another aspect ratio."""
     # Each side of a scaled picture is off by less than one pixel.
     if abs(width * lens.height - height * lens.width) > lens.width + lens.height:
@@ -430,7 +433,7 @@ def lens_at(lens: Any, width: int, height: int) -> Any | None:
     return _scaled_lens(lens, width, height)
 
 
-def _scaled_lens(lens: Any, width: int, height: int) -> Any:
+def _scaled_lens(lens: pycolmap.Camera, width: int, height: int) -> pycolmap.Camera:
     """Return a pycolmap.Camera whose images were scaled to a size in whole pixels."""
     if (width, height) == (lens.width, lens.height):
         return lens
@@ -447,13 +450,13 @@ def _scaled_lens(lens: Any, width: int, height: int) -> Any:
     return scaled
 
 
-def undistorted_camera(lens: Any) -> Any:
+def undistorted_camera(lens: pycolmap.Camera) -> pycolmap.Camera:
     """Return the pycolmap.Camera of :func:`undistorted` images: a pinhole, with their size."""
     pycolmap = load_pycolmap()
     return pycolmap.undistort_camera(pycolmap.UndistortCameraOptions(), lens)
 
 
-def undistorted(pixels: np.ndarray, lens: Any) -> np.ndarray:
+def undistorted(pixels: np.ndarray, lens: pycolmap.Camera) -> np.ndarray:
     """Undistort an image. (H, W) or (H, W, C) uint8"""
     pycolmap = load_pycolmap()
     if pixels.ndim == 3 and pixels.shape[2] == 4:

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -224,7 +224,7 @@ def _file_overview(camera: Camera) -> _Overview:
 
 
 @functools.lru_cache(maxsize=_KEPT_OVERVIEWS)
-def _overview(mask: ViewMask, width: int, height: int, version: Any) -> _Overview:
+def _overview(mask: ViewMask, width: int, height: int, version: object) -> _Overview:
     """Read a mask file; cached, because every stage of a pipeline reads the same masks.
 
     Args:

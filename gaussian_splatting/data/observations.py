@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from sugar_utils.errors import Notify, shortened
 from sugar_utils.flags import integer, name_list
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.settings import flag
+
+if TYPE_CHECKING:
+    import pycolmap
 
 # Limit of the median reprojection error of an image: times the median one, pixels.
 WORSE = 3.0
@@ -71,7 +74,7 @@ def far_below(
     return middle, {name: value for name, value in values.items() if value < limit}
 
 
-def repair_reconstruction(model: Any, notify: Notify) -> None:
+def repair_reconstruction(model: pycolmap.Reconstruction, notify: Notify) -> None:
     """Estimate poses and points again that do not fit the keypoints.
 
     Args:
@@ -106,7 +109,7 @@ def repair_reconstruction(model: Any, notify: Notify) -> None:
 
 
 def reprojection_errors(
-    model: Any, image_id: int, keypoints: np.ndarray, points: np.ndarray
+    model: pycolmap.Reconstruction, image_id: int, keypoints: np.ndarray, points: np.ndarray
 ) -> np.ndarray:
     """Return the distances of projected points from keypoints. (n,) pixels, inf behind the camera
 
@@ -126,7 +129,7 @@ def reprojection_errors(
 class _Tracks:
     """Keypoints with a 3D point, of all registered images."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: pycolmap.Reconstruction) -> None:
         self._model = model
         # Numbers of points are of 64 bits without a sign.
         self._ids = np.array(sorted(model.points3D), dtype=np.uint64)
@@ -154,7 +157,7 @@ class _Tracks:
         image = self._model.images[image_id]
         frame = image.frame
         keypoints, rows = self.images[image_id]
-        if len(rows) < _MIN_INLIERS or len(list(frame.image_ids)) > 1:
+        if frame is None or len(rows) < _MIN_INLIERS or len(list(frame.image_ids)) > 1:
             return False
         options = pycolmap.AbsolutePoseEstimationOptions()
         options.ransac.max_error = limit

@@ -290,7 +290,7 @@ def read_cameras_json(path: Path) -> tuple[StoredCamera, ...]:
     return tuple(_stored_camera(path, number, entry) for number, entry in enumerate(entries))
 
 
-def _stored_camera(path: Path, number: int, value: Any) -> StoredCamera:
+def _stored_camera(path: Path, number: int, value: object) -> StoredCamera:
     place = f"{path}, entry {number}"
     entry = schemas.conform(value, _CameraEntry, place)
     # ``Annotated`` is a type to msgspec, not to type checkers.

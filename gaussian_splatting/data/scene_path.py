@@ -8,6 +8,7 @@ it.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import itertools
 import lzma
@@ -18,9 +19,8 @@ import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from gaussian_splatting.data.names import (
     HEIF_SUFFIXES,
@@ -118,7 +118,7 @@ def scene_folder(path: Path, fallbacks: Sequence[Path], notify: Notify) -> Path:
     return path
 
 
-def output_folders(args: Any) -> list[Path]:
+def output_folders(args: argparse.Namespace) -> list[Path]:
     """Return the folders into which a ZIP file may be unpacked: of flags for results, the current.
 
     Args:
@@ -208,7 +208,7 @@ def _free_place(archive: Path, places: Sequence[Path]) -> Path:
 
 
 @contextlib.contextmanager
-def _zip_errors(archive: Path) -> Any:
+def _zip_errors(archive: Path) -> Iterator[None]:
     """Turn what ``zipfile`` raises while a ZIP file is read into a ``UserError``."""
     kinds = (
         *(zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, EOFError),

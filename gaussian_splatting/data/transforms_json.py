@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
@@ -231,7 +231,9 @@ def _read_points(
     return points, points_rgb
 
 
-def _tell_unused(value: Any, path: Path, notify: Notify) -> None:
+def _tell_unused(
+    value: Mapping[str, Sequence[Mapping[str, object]]], path: Path, notify: Notify
+) -> None:
     """Name the keys of a file, and of its frames, that other programs would follow."""
     keys = set(value).union(*value["frames"])
     unused = sorted(keys & _UNUSED)

@@ -186,7 +186,7 @@ def unpacked_state(resume: Mapping[str, Any]) -> dict[str, Any]:
     return {**primitives, **resume.get("stage", {})}
 
 
-def to_portable(value: Any, place: str = "payload") -> Any:
+def to_portable(value: object, place: str = "payload") -> Any:
     """Copy nested containers with every tensor detached, on the CPU and owning just its memory.
 
     Subclasses of numbers and strings (enumerations, numpy floats) become the plain type.
@@ -226,7 +226,7 @@ class _ErrorKeeper(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
-    def write(self, data: Any) -> int:
+    def write(self, data: bytes | memoryview) -> int:
         try:
             return self._file.write(data)
         except OSError as error:
@@ -383,7 +383,7 @@ def _check_dense(name: str, tensor: Tensor) -> None:
         raise ValueError(f"{name} has values of NaN or infinity")
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     if isinstance(value, dict):
         return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
     if isinstance(value, (list, tuple)):

@@ -279,7 +279,7 @@ class Trainer:
             reporter.logger = RunLogger(self._run.tensorboard, notify=self._console.warn)
         self._console.headline(f"the run that was in {self._run.path} is replaced")
 
-    def _record(self, status: str, timings: dict[str, dict[str, float]], **more: Any) -> None:
+    def _record(self, status: str, timings: dict[str, dict[str, float]], **more: object) -> None:
         views = self._scene.record()
         views["dropped_views"] = {**views["dropped_views"], **self._stage.excluded_views()}
         self._run.record(status, timings=timings, **views, **more)

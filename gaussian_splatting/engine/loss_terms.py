@@ -95,7 +95,7 @@ def acting(terms: Iterable[LossTerm], iteration: int) -> dict[Place, list[LossTe
     return active_terms
 
 
-def backpropagate(terms: Iterable[LossTerm], inputs: Any) -> dict[str, Tensor]:
+def backpropagate(terms: Iterable[LossTerm], inputs: object) -> dict[str, Tensor]:
     """Backpropagate one term after the other from the same inputs; return their values by name."""
     values = {}
     for term in terms:

@@ -111,7 +111,7 @@ class RunDirectory:
             )
         return self._latest(final, notify)
 
-    def record(self, status: str, **extra: Any) -> None:
+    def record(self, status: str, **extra: object) -> None:
         """Write ``run.json``; while another run is to be replaced, its own stays."""
         if not self.replaces:
             record = {"status": status, **self.identity.record(), **extra}

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import signal
-from types import FrameType
-from typing import Any
+from types import FrameType, TracebackType
 
 from sugar_utils.entrypoint import EXIT_OF_SIGNAL, signal_handler
 
@@ -27,8 +26,13 @@ class StopRequest:
         self._handlers.__enter__()
         return self
 
-    def __exit__(self, *exception: Any) -> None:
-        self._handlers.__exit__(*exception)
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._handlers.__exit__(exception_type, exception, traceback)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested is not None and number == signal.SIGINT:

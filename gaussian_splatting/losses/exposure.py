@@ -7,8 +7,6 @@ exposure shows I' = exp(a) I + b where the model renders I.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -19,13 +17,13 @@ class _Exposed(torch.autograd.Function):
     """Image and (2, 3) log gains and offsets -> image; gradients sum within rows first."""
 
     @staticmethod
-    def forward(ctx: Any, image: Tensor, exposure: Tensor) -> Tensor:
+    def forward(ctx, image: Tensor, exposure: Tensor) -> Tensor:
         gain = exposure[0].exp()
         ctx.save_for_backward(image, gain)
         return torch.addcmul(exposure[1], image, gain)
 
     @staticmethod
-    def backward(ctx: Any, d_exposed: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx, d_exposed: Tensor) -> tuple[Tensor, Tensor]:
         image, gain = ctx.saved_tensors
         d_log_gain = gain * _sum_of_pixels(d_exposed * image)
         d_exposure = torch.stack([d_log_gain, _sum_of_pixels(d_exposed)])

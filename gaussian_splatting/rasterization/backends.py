@@ -10,7 +10,7 @@ import abc
 import importlib
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Generic
+from typing import Generic
 
 import torch
 from torch import Tensor
@@ -110,7 +110,7 @@ class GsplatRasterizer(GraphRasterizer[RowedLists]):
 
     name = "gsplat"
 
-    def __init__(self, package: Any) -> None:
+    def __init__(self, package: ModuleType) -> None:
         self._package = package
 
     def build_tile_lists(self, projection: Projection) -> RowedLists:
@@ -187,7 +187,7 @@ class InriaRasterizer(GraphRasterizer[SplatList]):
 
     name = "inria"
 
-    def __init__(self, package: Any) -> None:
+    def __init__(self, package: ModuleType) -> None:
         """Take the package or a fork of it.
 
         Raises:

@@ -6,9 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import pycolmap
 
 # Reasons for which cameras are skipped; each completes "cameras are ...".
 NO_IMAGE = "of images that are not here"
@@ -24,7 +27,7 @@ class KnownCamera:
     """A camera that another program computed, in COLMAP's axes and pixels."""
 
     name: str  # of the image, as the file has it: perhaps without folder or extension
-    lens: Any  # pycolmap.Camera
+    lens: pycolmap.Camera
     rotation: np.ndarray  # world to camera, (3, 3)
     center: np.ndarray  # (3,) world units
 

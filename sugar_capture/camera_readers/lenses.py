@@ -5,15 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from gaussian_splatting.data.cameras import nearest_rotation
 from sugar_capture.camera_readers.entries import Size
 from sugar_capture.camera_readers.parsing import EXPORT_AGAIN
 from sugar_utils.errors import UserError
 from sugar_utils.libraries import load_pycolmap
+
+if TYPE_CHECKING:
+    import pycolmap
 
 TO_COLMAP_AXES = np.diag([1.0, -1.0, -1.0])  # from cameras that look along -z with y up
 FILM_WIDTH = 36.0  # mm, to which focal lengths of RealityScan refer
@@ -31,7 +35,7 @@ class LensParameters:
     is_fisheye: bool = False
 
 
-def colmap_lens(lens: LensParameters, place: str) -> Any:
+def colmap_lens(lens: LensParameters, place: str) -> pycolmap.Camera:
     """Build the pycolmap.Camera of a lens, with the simplest model that has its distortion.
 
     Args:
@@ -85,7 +89,7 @@ class RealityLens:
     t2: float  # OpenCV's p1
 
 
-def reality_colmap_lens(lens: RealityLens, size: Size, place: str) -> Any:
+def reality_colmap_lens(lens: RealityLens, size: Size, place: str) -> pycolmap.Camera:
     """Build the pycolmap.Camera of a lens of RealityScan for an image of a size."""
     longer_side = max(size)
     focal = lens.focal / FILM_WIDTH * longer_side
@@ -99,7 +103,7 @@ def reality_colmap_lens(lens: RealityLens, size: Size, place: str) -> Any:
     return colmap_lens(parameters, place)
 
 
-def require_rotation(matrix: Any, place: str) -> np.ndarray:
+def require_rotation(matrix: ArrayLike, place: str) -> np.ndarray:
     """Return the rotation nearest to nine numbers that are one up to rounding. (3, 3)
 
     Raises:

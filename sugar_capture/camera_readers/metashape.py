@@ -6,7 +6,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from sugar_capture.camera_readers.parsing import (
     require_child,
 )
 from sugar_utils.errors import UserError
+
+if TYPE_CHECKING:
+    import pycolmap
 
 MAX_MISFIT = 0.1  # pixels by which the lens may differ from that of the file
 _CAMERA_TYPES = ("frame", "fisheye", "equidistant_fisheye")
@@ -125,7 +128,7 @@ class _Chunk:
         master_pose = parse_numbers(master_transform.text, 16, master_place).reshape(4, 4)
         return master_pose @ in_rig
 
-    def lens(self, camera: ET.Element) -> Any:
+    def lens(self, camera: ET.Element) -> pycolmap.Camera:
         """Return the pycolmap.Camera of a camera; cameras of one sensor share it."""
         sensor_id = camera.get("sensor_id")
         if sensor_id not in self._lenses:
@@ -160,7 +163,7 @@ def _child_numbers(parent: ET.Element, name: str, count: int, place: str) -> np.
     return parse_numbers(child.text, count, f"{place}, {name}")
 
 
-def _sensor_lens(sensor: ET.Element, place: str) -> Any:
+def _sensor_lens(sensor: ET.Element, place: str) -> pycolmap.Camera:
     """Build the pycolmap.Camera of a sensor.
 
     Agisoft's p1 and p2 are OpenCV's p2 and p1, and cx and cy count from the middle of the image.

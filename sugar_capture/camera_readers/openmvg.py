@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
@@ -24,6 +24,9 @@ from sugar_capture.camera_readers.parsing import EXPORT_AGAIN, Vector
 from sugar_utils.errors import UserError
 from sugar_utils.files import read_json
 from sugar_utils.schemas import Coordinate, FileName, PixelCount, conform
+
+if TYPE_CHECKING:
+    import pycolmap
 
 _Pair = Annotated[list[Coordinate], Meta(min_length=2, max_length=2)]
 _OneNumber = Annotated[list[Coordinate], Meta(min_length=1, max_length=1)]
@@ -133,7 +136,7 @@ def read_openmvg(files: Sequence[Path], size_of: SizeOf) -> Entries:
         yield KnownCamera(name, lenses[view.id_intrinsic], rotation, np.array(pose.center))
 
 
-def _lens(entry: _IntrinsicEntry, path: Path) -> Any:
+def _lens(entry: _IntrinsicEntry, path: Path) -> pycolmap.Camera:
     """Build the pycolmap.Camera of a lens."""
     data = entry.value.ptr_wrapper.data
     place = f"{path}, intrinsic {entry.key}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import numpy as np
@@ -19,6 +19,9 @@ from sugar_utils.errors import UserError
 from sugar_utils.files import read_json
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.schemas import Coordinate, FileName, PixelCount, Positive, conform
+
+if TYPE_CHECKING:
+    import pycolmap
 
 _BROWN_MODELS = ("perspective", "simple_radial", "radial", "brown")
 _FISHEYE_MODELS = ("fisheye", "fisheye_opencv")
@@ -80,7 +83,7 @@ def read_opensfm(files: Sequence[Path], size_of: SizeOf) -> Entries:
         yield KnownCamera(name, lenses[shot.camera], rotation, center)
 
 
-def _lens(camera: _Camera, place: str) -> Any:
+def _lens(camera: _Camera, place: str) -> pycolmap.Camera:
     """Build the pycolmap.Camera of a lens."""
     kind = camera.projection_type
     if kind not in (*_BROWN_MODELS, *_FISHEYE_MODELS):

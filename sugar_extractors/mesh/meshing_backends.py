@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 from plyfile import PlyData, PlyElement
@@ -145,7 +146,7 @@ class Open3dBackend(MeshingBackend):
 
     name = "open3d"
 
-    def __init__(self, open3d: Any) -> None:
+    def __init__(self, open3d: ModuleType) -> None:
         self._o3d = open3d
         open3d.utility.set_verbosity_level(open3d.utility.VerbosityLevel.Error)
 

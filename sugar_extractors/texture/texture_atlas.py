@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -268,7 +268,7 @@ def squares_atlas(n_faces: int, square_size: int, device: torch.device | str = "
     return Atlas("squares", corners, side=size * per_axis, square_size=size)
 
 
-def load_xatlas() -> Any:
+def load_xatlas() -> ModuleType:
     """Return the package xatlas; raise a UserError where it is missing."""
     instead = "use --texture_atlas charts"
     return load_package("--texture_atlas xatlas", "xatlas", "xatlas", instead=instead)[0]

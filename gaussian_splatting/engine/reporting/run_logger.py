@@ -126,7 +126,7 @@ class RunLogger:
             except OSError as error:
                 self._warn(error)
 
-    def _add(self, iteration: int, **content: Any) -> None:
+    def _add(self, iteration: int, **content: object) -> None:
         if self._file is None:
             return
         event = self._event(wall_time=time.time(), step=int(iteration), **content)
