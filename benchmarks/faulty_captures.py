@@ -81,10 +81,21 @@ def named_views(lines: list[str], every: list[str]) -> set[str]:
 def train(scene: Path, out: Path, args: argparse.Namespace) -> tuple[int, list[str]]:
     """Run the pipeline; returns its exit code and output."""
     command = [
-        sys.executable, "train_full_pipeline.py", "-s", str(scene), "-r", args.mode,
-        "--schedule_scale", str(args.schedule_scale), "--resolution_factor",
-        str(args.resolution_factor), "--output_dir", str(out), *SHORT, *args.flags,
-    ]  # fmt: skip
+        sys.executable,
+        "train_full_pipeline.py",
+        "-s",
+        str(scene),
+        "-r",
+        args.mode,
+        "--schedule_scale",
+        str(args.schedule_scale),
+        "--resolution_factor",
+        str(args.resolution_factor),
+        "--output_dir",
+        str(out),
+        *SHORT,
+        *args.flags,
+    ]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     lines = [*done.stdout.splitlines(), *done.stderr.splitlines()]
     out.parent.with_suffix(".log").write_text("\n".join(lines), encoding="utf-8")
@@ -120,9 +131,12 @@ def measure(out: Path, clean: Scene, root: Path, faulty: set[str]) -> Row:
 def run(args: argparse.Namespace) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     clean = load_scene(
-        args.scene, size_rule=SugarSize(resolution_factor=args.resolution_factor),
-        masks=MaskOptions(), view_options=ViewOptions(), notify=lambda line: None,
-    )  # fmt: skip
+        args.scene,
+        size_rule=SugarSize(resolution_factor=args.resolution_factor),
+        masks=MaskOptions(),
+        view_options=ViewOptions(),
+        notify=lambda line: None,
+    )
     masked = (args.scene / "masks").is_dir()
     names = [n for n in faults(args.foreign) if masked or not n.startswith(OF_MASKS)]
     every, rows = view_names(args.scene), {}

@@ -68,9 +68,15 @@ def silhouettes(args: argparse.Namespace) -> None:
         iou, stray, missing = np.mean(figures, axis=0)
         print(f"[{number}] {path}")
         rows.append(
-            [f"[{number}]", f"{mesh.n_faces:,}", f"{iou:.4f}", f"{np.min(figures, 0)[0]:.4f}",
-             f"{stray:.2%}", f"{missing:.2%}"]
-        )  # fmt: skip
+            [
+                f"[{number}]",
+                f"{mesh.n_faces:,}",
+                f"{iou:.4f}",
+                f"{np.min(figures, 0)[0]:.4f}",
+                f"{stray:.2%}",
+                f"{missing:.2%}",
+            ]
+        )
     print()
     print_table(["mesh", "triangles", "IoU", "smallest", "stray", "missing"], rows)
 
@@ -105,9 +111,16 @@ def textures(args: argparse.Namespace) -> None:
         means = np.mean(figures, axis=0)
         print(f"[{len(rows) + 1}] {path}")
         rows.append(
-            [f"[{len(rows) + 1}]", f"{mesh.n_faces:,}", f"{len(mesh.texture)}",
-             f"{means[0]:.2f} dB", f"{means[1]:.2f} dB", f"{means[2]:.3f}", f"{means[3]:.0%}"]
-        )  # fmt: skip
+            [
+                f"[{len(rows) + 1}]",
+                f"{mesh.n_faces:,}",
+                f"{len(mesh.texture)}",
+                f"{means[0]:.2f} dB",
+                f"{means[1]:.2f} dB",
+                f"{means[2]:.3f}",
+                f"{means[3]:.0%}",
+            ]
+        )
     print()
     head = ["mesh", "triangles", "side", "PSNR", "after gain and offset", "sharpness", "covered"]
     print_table(head, rows)

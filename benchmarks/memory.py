@@ -100,9 +100,12 @@ class Setting:
         if self.phase == "multiview":
             return MultiviewConfig(**common, multiview_pixels=self.samples)
         return CoarseConfig(
-            **common, regularization_type=self.mode, full_res_normals=self.full_res_normals,
-            sdf_samples=self.samples, sample_chunk=self.sample_chunk,
-        )  # fmt: skip
+            **common,
+            regularization_type=self.mode,
+            full_res_normals=self.full_res_normals,
+            sdf_samples=self.samples,
+            sample_chunk=self.sample_chunk,
+        )
 
 
 @dataclass
@@ -158,9 +161,13 @@ def naive_step(stage: CoarseStage, config: CoarseConfig, camera: Camera, target:
     loss = loss + config.dn_factor * consistency
     drawn = draw_samples(output.visible, config.samples_for(len(gaussians)), seed=0)
     fields = evaluate_fields(
-        gaussians.means, gaussians.quats, gaussians.scales, gaussians.opacities,
-        stage.neighbors, *drawn,
-    )  # fmt: skip
+        gaussians.means,
+        gaussians.quats,
+        gaussians.scales,
+        gaussians.opacities,
+        stage.neighbors,
+        *drawn,
+    )
     density = losses.density_estimation_loss(fields.density, fields.plane_distance, fields.beta)
     loss = loss + config.estimation_factor * density
     (loss + config.normal_factor * losses.better_normal_loss(fields.normal_error)).backward()
@@ -252,20 +259,32 @@ def weigh_setting(setting: Setting) -> Weight:
 def table_settings(args: argparse.Namespace) -> list[Setting]:
     """One setting changed at a time, from the naive step to everything that saves memory."""
     plain = Setting(
-        "geometry", args.gaussians, args.width, args.height,
-        samples=args.samples, sample_chunk=args.samples,
-    )  # fmt: skip
+        "geometry",
+        args.gaussians,
+        args.width,
+        args.height,
+        samples=args.samples,
+        sample_chunk=args.samples,
+    )
     bfloat = OptimizerConfig("bf16", use_bfloat16=True)
     saving = {"strips": args.strips, "sample_chunk": args.samples // 4}
     changes = (
-        {"phase": "naive"}, {}, {"full_res_normals": False}, {"strips": args.strips},
-        saving, {"optimizer": OptimizerConfig("bf16")},
+        {"phase": "naive"},
+        {},
+        {"full_res_normals": False},
+        {"strips": args.strips},
+        saving,
+        {"optimizer": OptimizerConfig("bf16")},
         {"optimizer": bfloat},
-        {"optimizer": bfloat, **saving}, {"mode": "density"}, {"mode": "sdf"},
-        {"phase": "entropy"}, {"phase": "neighbors"},
+        {"optimizer": bfloat, **saving},
+        {"mode": "density"},
+        {"mode": "sdf"},
+        {"phase": "entropy"},
+        {"phase": "neighbors"},
         {"phase": "multiview", "samples": 16_384, "sample_chunk": 16_384},
-        {"phase": "refine"}, {"phase": "refine", "strips": args.strips},
-    )  # fmt: skip
+        {"phase": "refine"},
+        {"phase": "refine", "strips": args.strips},
+    )
     return [replace(plain, **change) for change in changes]
 
 
@@ -295,10 +314,16 @@ def run(args: argparse.Namespace) -> None:
         if setting.phase not in ("naive", "neighbors"):
             error = 100 * (weight.predicted / weight.peak - 1)
             predicted = [format_bytes(weight.predicted), f"{error:+.1f} %"]
-        rows.append([
-            describe_setting(setting), format_bytes(weight.peak), f"{weight.peak / naive:.2f}",
-            *predicted, format_bytes(weight.resident), f"{weight.seconds:.1f}",
-        ])  # fmt: skip
+        rows.append(
+            [
+                describe_setting(setting),
+                format_bytes(weight.peak),
+                f"{weight.peak / naive:.2f}",
+                *predicted,
+                format_bytes(weight.resident),
+                f"{weight.seconds:.1f}",
+            ]
+        )
         print(" | ".join(rows[-1]), flush=True)
     print(f"\n{args.gaussians:,} Gaussians, {args.width} x {args.height}\n")
     titles = ["step", "in tensors", "to naive", "predicted", "error", "resident set", "seconds"]

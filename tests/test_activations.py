@@ -145,11 +145,13 @@ def test_gradients_of_the_activation_are_those_of_autograd_in_float64():
     found = GaussianCloud(torch.zeros(30, 3), *bands, leaves[2], leaves[1], leaves[0]).activate()
     exact = [t.double().requires_grad_(True) for t in raw]
     expected = (
-        torch.nn.functional.normalize(exact[0], dim=-1), exact[1].exp(),
+        torch.nn.functional.normalize(exact[0], dim=-1),
+        exact[1].exp(),
         exact[2].sigmoid().squeeze(-1),
-    )  # fmt: skip
-    for value, twin, pull in zip((found.quats, found.scales, found.opacities), expected, pulls,
-                                 strict=True):  # fmt: skip
+    )
+    for value, twin, pull in zip(
+        (found.quats, found.scales, found.opacities), expected, pulls, strict=True
+    ):
         torch.testing.assert_close(value.double(), twin, rtol=1e-6, atol=1e-7)
         value.backward(pull, retain_graph=True)
         twin.backward(pull.double())

@@ -63,9 +63,22 @@ def add(monkeypatch, term):
 
 def train_coarse(scene, checkpoint, output):
     return run_cli(
-        train.main, "-s", scene.root, "-c", checkpoint, "-r", "density", "--stop_after", "coarse",
-        "--output_dir", output, "--schedule_scale", 0.002, "--sdf_samples", 300,
-    )  # fmt: skip
+        train.main,
+        "-s",
+        scene.root,
+        "-c",
+        checkpoint,
+        "-r",
+        "density",
+        "--stop_after",
+        "coarse",
+        "--output_dir",
+        output,
+        "--schedule_scale",
+        0.002,
+        "--sdf_samples",
+        300,
+    )
 
 
 def one_step(iteration=9_100, **settings):
@@ -96,9 +109,11 @@ def test_the_gradient_is_that_of_the_weighted_value(monkeypatch):
     _, after = one_step()
     n = after["sh_dc"].numel()
     torch.testing.assert_close(
-        after["sh_dc"] - before["sh_dc"], torch.full_like(after["sh_dc"], WEIGHT / n),
-        rtol=1e-3, atol=1e-8,
-    )  # fmt: skip
+        after["sh_dc"] - before["sh_dc"],
+        torch.full_like(after["sh_dc"], WEIGHT / n),
+        rtol=1e-3,
+        atol=1e-8,
+    )
 
 
 def test_an_entry_acts_when_its_schedule_says_so(monkeypatch):

@@ -52,9 +52,13 @@ def test_clouds_that_are_made_of_others_keep_it():
     rows = torch.arange(5)
     turn = np.diag([2.0, -2.0, -2.0, 1.0])
     for made in (
-        cloud.detached(), cloud.select(rows), cloud.joined(cloud), cloud.to("cpu"),
-        moved_cloud(cloud, turn), TrainableCloud(cloud, LearningRates(), 1.0).cloud,
-    ):  # fmt: skip
+        cloud.detached(),
+        cloud.select(rows),
+        cloud.joined(cloud),
+        cloud.to("cpu"),
+        moved_cloud(cloud, turn),
+        TrainableCloud(cloud, LearningRates(), 1.0).cloud,
+    ):
         assert made.antialiased
     opaque = replace(cloud, opacity_logits=cloud.opacity_logits.abs() + 1)
     assert build_model(opaque).gaussians.antialiased

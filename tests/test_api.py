@@ -17,8 +17,11 @@ from sugar_utils.errors import UserError
 from tests.support.repository import ROOT, tree_of
 from tests.support.tiny_scene import make_tiny_checkpoint, make_tiny_scene
 
-IN_ORDER = [node.name for node in tree_of(ROOT / "sugar_pipeline" / "api.py").body
-            if getattr(node, "name", "_")[0] != "_"]  # fmt: skip
+IN_ORDER = [
+    node.name
+    for node in tree_of(ROOT / "sugar_pipeline" / "api.py").body
+    if getattr(node, "name", "_")[0] != "_"
+]
 """Examples use what those before them made."""
 
 pytestmark = pytest.mark.usefixtures("small_pictures")
@@ -27,11 +30,18 @@ pytestmark = pytest.mark.usefixtures("small_pictures")
 def by_script(name: str) -> dict:
     """Flags of a function that make its example small."""
     sizes = {
-        "sdf_samples": 300, "surface_points": 4000, "square_size": 6, "schedule_scale": 0.002,
-        "poisson_depth": 5, "background_mesh": False, "meshing_backend": "pycolmap", "force": True,
-        "decimation_targets": 300, "regularization_type": "dn_consistency",
+        "sdf_samples": 300,
+        "surface_points": 4000,
+        "square_size": 6,
+        "schedule_scale": 0.002,
+        "poisson_depth": 5,
+        "background_mesh": False,
+        "meshing_backend": "pycolmap",
+        "force": True,
+        "decimation_targets": 300,
+        "regularization_type": "dn_consistency",
         "refinement_iterations": 3000,
-    }  # fmt: skip
+    }
     known = {
         "run": tuple(name for name in sizes if name != "decimation_targets"),
         "train_coarse": ("sdf_samples",),

@@ -63,8 +63,12 @@ def test_more_points_than_the_reference_draws_are_never_drawn():
 
 
 def test_surface_points_follow_the_triangles_that_are_kept(tmp_path):
-    options = MeshOptions(scene_path=tmp_path, checkpoint_path=tmp_path, surface_points=AUTO,
-                          decimation_targets=(1_000, 20_000))  # fmt: skip
+    options = MeshOptions(
+        scene_path=tmp_path,
+        checkpoint_path=tmp_path,
+        surface_points=AUTO,
+        decimation_targets=(1_000, 20_000),
+    )
     assert options.n_surface_points == 200_000
     many = MeshOptions(scene_path=tmp_path, checkpoint_path=tmp_path, surface_points=AUTO)
     assert many.n_surface_points == MOST_POINTS
@@ -72,8 +76,12 @@ def test_surface_points_follow_the_triangles_that_are_kept(tmp_path):
 
 def test_a_mesh_of_more_surface_points_for_a_larger_target_is_another_mesh(tmp_path):
     def identity(*targets: int) -> dict:
-        options = MeshOptions(scene_path=tmp_path, checkpoint_path=tmp_path, surface_points=AUTO,
-                              decimation_targets=targets)  # fmt: skip
+        options = MeshOptions(
+            scene_path=tmp_path,
+            checkpoint_path=tmp_path,
+            surface_points=AUTO,
+            decimation_targets=targets,
+        )
         return options.identity(0.3, 20_000)
 
     assert identity(20_000) == identity(10_000, 20_000)
@@ -101,11 +109,17 @@ def test_a_pixel_is_measured_in_the_nearest_view():
 def test_a_sphere_comes_back_with_what_was_chosen(tmp_path):
     made = write_mesh_scene(tmp_path, sphere_cloud(), cameras_around())
     options = MeshOptions(
-        scene_path=made.root, checkpoint_path=made.checkpoint, iteration_to_load=ITERATION,
-        coarse_model_path=made.coarse, mesh_output_dir=tmp_path / "meshes", surface_levels=(0.3,),
-        decimation_targets=(3_000,), surface_points=AUTO,
-        poisson=PoissonConfig(poisson_depth=AUTO), meshing_backend="pycolmap",
-    )  # fmt: skip
+        scene_path=made.root,
+        checkpoint_path=made.checkpoint,
+        iteration_to_load=ITERATION,
+        coarse_model_path=made.coarse,
+        mesh_output_dir=tmp_path / "meshes",
+        surface_levels=(0.3,),
+        decimation_targets=(3_000,),
+        surface_points=AUTO,
+        poisson=PoissonConfig(poisson_depth=AUTO),
+        meshing_backend="pycolmap",
+    )
     (path,) = extract_coarse_mesh(options)
     kept = json.loads(path.with_suffix(".json").read_text())
     assert kept["result"]["foreground_depth"] == 6

@@ -48,9 +48,13 @@ def round_gaussians(means: list[list[float]], size: float) -> GaussianCloud:
     n = len(means)
     quats = torch.tensor([[1.0, 0, 0, 0]]).repeat(n, 1)
     return GaussianCloud(
-        torch.tensor(means), torch.ones(n, 1, 3), torch.zeros(n, 15, 3), torch.full((n, 1), 3.0),
-        torch.full((n, 3), math.log(size)), quats,
-    )  # fmt: skip
+        torch.tensor(means),
+        torch.ones(n, 1, 3),
+        torch.zeros(n, 15, 3),
+        torch.full((n, 1), 3.0),
+        torch.full((n, 3), math.log(size)),
+        quats,
+    )
 
 
 def test_the_background_is_what_blends_beside_the_mesh():
@@ -138,9 +142,12 @@ def test_gaussians_at_open_edges_stay_small():
     torch.testing.assert_close(limit, expected)
     ball = icosahedron()
     closed = bind_to_mesh(
-        torch.tensor(ball.vertices).float(), torch.tensor(ball.faces),
-        torch.rand(len(ball.vertices), 3), 6, 1.0,
-    )  # fmt: skip
+        torch.tensor(ball.vertices).float(),
+        torch.tensor(ball.faces),
+        torch.rand(len(ball.vertices), 3),
+        6,
+        1.0,
+    )
     assert bool(largest_at_borders(closed).isinf().all())
 
 

@@ -144,9 +144,21 @@ def vanilla_flags(scene: Path) -> list[object]:
 
 def coarse_flags(scene: Path, checkpoint: Path) -> list[object]:
     return [
-        "-s", scene, "-c", checkpoint, "-r", "density", "--output_dir", scene.parent / "out",
-        "--stop_after", "coarse", "--schedule_scale", 0.0003, "--sdf_samples", 50,
-    ]  # fmt: skip
+        "-s",
+        scene,
+        "-c",
+        checkpoint,
+        "-r",
+        "density",
+        "--output_dir",
+        scene.parent / "out",
+        "--stop_after",
+        "coarse",
+        "--schedule_scale",
+        0.0003,
+        "--sdf_samples",
+        50,
+    ]
 
 
 def assert_one_line(code: int, err: str, texts: tuple[str, ...]) -> None:
@@ -179,7 +191,7 @@ SHARED = [
     Mistake("none kept", ("--keep_checkpoints",), flags=("--keep_checkpoints", 0)),
     Mistake("missing checkpoint to resume", ("nowhere.pt",), flags=("--resume", "nowhere.pt")),
     Mistake("list of words", ("--test_iterations", "'a'"), flags=("--test_iterations", "a")),
-]  # fmt: skip
+]
 
 VANILLA = [
     Mistake("missing model", ("sparse",), remove_sparse),
@@ -194,7 +206,7 @@ VANILLA = [
     Mistake("negative size", ("--resolution", "-3"), flags=("--resolution", -3)),
     Mistake("missing start", ("start.ply", "no such file"), flags=("--init_ply", "start.ply")),
     Mistake("folder of images", ("images_4: no such",), flags=("--images", "images_4")),
-]  # fmt: skip
+]
 
 COARSE = [
     Mistake("no cameras", ("sparse",), remove_sparse_and_cameras_json),
@@ -218,7 +230,7 @@ COARSE = [
     Mistake("two per triangle", ("--gaussians_per_triangle",), flags=("-g", 2)),
     Mistake("no size", ("--resolution_factor",), flags=("--resolution_factor", 0)),
     Mistake("no samples", ("--sdf_samples",), flags=("--sdf_samples", 0)),
-]  # fmt: skip
+]
 
 
 def ids(mistakes: list[Mistake]) -> list[str]:

@@ -55,9 +55,14 @@ def blend_and_return(projection, rows, inputs, blocks):
     blended = blend_rows(projection.splats, tiles, background, rows, blocks=blocks)
     gradients = SplatGradients.zeros(projection)
     backpropagate_rows(
-        projection.splats, tiles, blended, d_pixels, d_transmittance, gradients,
+        projection.splats,
+        tiles,
+        blended,
+        d_pixels,
+        d_transmittance,
+        gradients,
         blocks=blocks,
-    )  # fmt: skip
+    )
     return blended, gradients
 
 
@@ -103,10 +108,16 @@ def make_opaque(gaussians):
         (5, 32, 16, lambda g: g.means.add_(100.0)),
     ],
     ids=[
-        "any", "long lists", "one tile", "one pixel", "covers everything", "ends inside a batch",
-        "no gaussians", "no pairs",
+        "any",
+        "long lists",
+        "one tile",
+        "one pixel",
+        "covers everything",
+        "ends inside a batch",
+        "no gaussians",
+        "no pairs",
     ],
-)  # fmt: skip
+)
 def test_blocks_agree_with_native_code(n, width, height, change):
     projection = projected(n, width=width, height=height, change=change)
     if n == 1200:
@@ -179,9 +190,14 @@ def test_strips_add_up_to_the_image():
         strip = blend_rows(projection.splats, tiles, background, rows, blocks=True)
         again.append(strip.pixels)
         backpropagate_rows(
-            projection.splats, tiles, strip, d_pixels[rows.start : rows.stop],
-            d_transmittance[rows.start : rows.stop], found, blocks=True,
-        )  # fmt: skip
+            projection.splats,
+            tiles,
+            strip,
+            d_pixels[rows.start : rows.stop],
+            d_transmittance[rows.start : rows.stop],
+            found,
+            blocks=True,
+        )
     assert torch.equal(torch.cat(again), blended.pixels)
     assert_equal_but_for_rounding(found.splats, expected.splats)
     assert_equal_but_for_rounding(found.means2d, expected.means2d)

@@ -38,7 +38,7 @@ from tests.support.camera_files import (
     rig_xml,
     text_of,
     xmp,
-)  # fmt: skip
+)
 
 
 def points_before(rotation: np.ndarray, center: np.ndarray) -> np.ndarray:
@@ -140,11 +140,15 @@ def test_reality_scan_csv(tmp_path):
     ("header", "separator", "decimal"),
     [
         ("Name,X,Y,Altitude,Yaw,Pitch,Roll,Focal Length,PX,PY,K1,K2,K3,K4,T1,T2", ",", "."),
-        ("#Image Name; easting (m); northing (m); height [m]; heading (deg); pitch; roll; f; px;"
-         " py; k1; k2; k3; k4; t1; t2", ";", ","),
+        (
+            "#Image Name; easting (m); northing (m); height [m]; heading (deg); pitch; roll; f; px;"
+            " py; k1; k2; k3; k4; t1; t2",
+            ";",
+            ",",
+        ),
         ("label\tx\ty\tz\tyaw\tpitch\troll\tf35\tppx\tppy\tk1\tk2\tk3\tk4\tt1\tt2", "\t", "."),
     ],
-)  # fmt: skip
+)
 def test_columns_by_other_names_and_separators(tmp_path, header, separator, decimal):
     rows = reality_rows(separator).replace(".jpg", "_jpg").replace(".", decimal)
     (tmp_path / "cameras.csv").write_text(f"{header}\n{rows.replace('_jpg', '.jpg')}")
@@ -357,50 +361,95 @@ BAD = {
     "negative": ("cameras.xml", damaged(">500<", ">-5<", XML), "sensor 0: has no positive size"),
     "no size": ("cameras.xml", damaged("<resolution ", "<x ", XML), "sensor 0: has no resolution"),
     "too few": ("cameras.xml", XML.replace(" 0 0 0 1<", "<"), "IMG_0.jpg, transform: needs 16"),
-    "no rotation": ("cameras.xml", metashape([(2 * r, c) for r, c in POSES]),
-                    "IMG_0.jpg, transform: is no rotation"),
+    "no rotation": (
+        "cameras.xml",
+        metashape([(2 * r, c) for r, c in POSES]),
+        "IMG_0.jpg, transform: is no rotation",
+    ),
     "mirrored": ("cameras.xml", metashape([(-r, c) for r, c in POSES]), "transform: is no rotat"),
-    "sensor": ("cameras.xml", damaged('sensor id="0"', 'sensor id="5"', XML),
-               "IMG_0.jpg: sensor_id 0 is not among the sensors"),
+    "sensor": (
+        "cameras.xml",
+        damaged('sensor id="0"', 'sensor id="5"', XML),
+        "IMG_0.jpg: sensor_id 0 is not among the sensors",
+    ),
     "spherical": ("cameras.xml", metashape(kind="spherical"), "camera type spherical is not supp"),
     "k4": ("cameras.xml", metashape(extra="<k4>0.1</k4>"), "sensor 0: k4 is not supported"),
     "b2": ("cameras.xml", metashape(extra="<b2>3</b2>"), "sensor 0: b2 is not supported"),
     "p3": ("cameras.xml", metashape(extra="<p3>3</p3>"), "sensor 0: p3 and p4 are not supported"),
-    "chunks": ("cameras.xml", XML.replace("</chunk>", "</chunk><chunk><cameras/></chunk>"),
-               "2 chunks with cameras; export a single chunk"),
+    "chunks": (
+        "cameras.xml",
+        XML.replace("</chunk>", "</chunk><chunk><cameras/></chunk>"),
+        "2 chunks with cameras; export a single chunk",
+    ),
     "two of one": ("cameras.xml", damaged("IMG_1", "IMG_0", XML), "several cameras of the image"),
-    "strangers": ("cameras.xml", metashape(labels=list("abcd")),
-                  r"0 of its 4 cameras \(a, b, c and 1 more\) have an image"),
-    "csv number": ("a.csv", CSV_HEADER + "IMG_0.jpg,1,2,3,4,5,6,x,0,0,0,0,0,0,0,0",
-                   "a.csv, line 2, f: could not convert"),
-    "csv short": ("a.csv", CSV_HEADER + "IMG_0.jpg,1,2,3",
-                  "1 of 1 cameras are without a position or rotation: IMG_0.jpg"),
+    "strangers": (
+        "cameras.xml",
+        metashape(labels=list("abcd")),
+        r"0 of its 4 cameras \(a, b, c and 1 more\) have an image",
+    ),
+    "csv number": (
+        "a.csv",
+        CSV_HEADER + "IMG_0.jpg,1,2,3,4,5,6,x,0,0,0,0,0,0,0,0",
+        "a.csv, line 2, f: could not convert",
+    ),
+    "csv short": (
+        "a.csv",
+        CSV_HEADER + "IMG_0.jpg,1,2,3",
+        "1 of 1 cameras are without a position or rotation: IMG_0.jpg",
+    ),
     "xmp model": ("IMG_0.xmp", xmp(*POSES[0], model="division"), "division is not supported"),
     "xmp rotation": ("IMG_0.xmp", xmp(2 * ROTATIONS[0], CENTERS[0]), "xcr:Rotation: is no rotat"),
-    "xmp field": ("IMG_0.xmp", damaged("FocalLength35mm", "x", xmp(*POSES[0])),
-                  "IMG_0.xmp, xcr:FocalLength35mm: needs 1"),
+    "xmp field": (
+        "IMG_0.xmp",
+        damaged("FocalLength35mm", "x", xmp(*POSES[0])),
+        "IMG_0.xmp, xcr:FocalLength35mm: needs 1",
+    ),
     "xmp skew": ("IMG_0.xmp", damaged('Skew="0"', 'Skew="1"', xmp(*POSES[0])), "xcr:Skew and"),
     "mvg json": ("sfm_data.json", json.dumps(DATA)[:-9], "sfm_data.json, line 1.*not valid JSON"),
-    "mvg field": ("sfm_data.json", damaged("focal_length", "x", json.dumps(DATA)),
-                  "intrinsic 0: Object missing required field focal_length; spherical"),
-    "mvg pose": ("sfm_data.json", damaged('"center"', '"x"', json.dumps(DATA)),
-                 "missing required field center - at .*extrinsics"),
-    "mvg intrinsic": ("sfm_data.json", damaged('"id_intrinsic": 0', '"id_intrinsic": 4',
-                      json.dumps(DATA)), "IMG_0.jpg: id_intrinsic 4 is missing"),
-    "mvg nan": ("sfm_data.json", damaged("500.0", "NaN", json.dumps(DATA)),
-                "Expected .*focal_length"),
-    "sfm kind": ("reconstruction.json", json.dumps(opensfm({"projection_type": "spherical"})),
-                 "projection_type spherical is not supported"),
+    "mvg field": (
+        "sfm_data.json",
+        damaged("focal_length", "x", json.dumps(DATA)),
+        "intrinsic 0: Object missing required field focal_length; spherical",
+    ),
+    "mvg pose": (
+        "sfm_data.json",
+        damaged('"center"', '"x"', json.dumps(DATA)),
+        "missing required field center - at .*extrinsics",
+    ),
+    "mvg intrinsic": (
+        "sfm_data.json",
+        damaged('"id_intrinsic": 0', '"id_intrinsic": 4', json.dumps(DATA)),
+        "IMG_0.jpg: id_intrinsic 4 is missing",
+    ),
+    "mvg nan": (
+        "sfm_data.json",
+        damaged("500.0", "NaN", json.dumps(DATA)),
+        "Expected .*focal_length",
+    ),
+    "sfm kind": (
+        "reconstruction.json",
+        json.dumps(opensfm({"projection_type": "spherical"})),
+        "projection_type spherical is not supported",
+    ),
     "sfm focal": ("reconstruction.json", json.dumps(opensfm({})), "camera v2 x: has no positive"),
-    "sfm camera": ("reconstruction.json", damaged('"camera": "v2 x"', '"camera": "z"',
-                   json.dumps(opensfm({"focal": 1}))), "shot IMG_0.jpg: camera z is missing"),
+    "sfm camera": (
+        "reconstruction.json",
+        damaged('"camera": "v2 x"', '"camera": "z"', json.dumps(opensfm({"focal": 1}))),
+        "shot IMG_0.jpg: camera z is missing",
+    ),
     "empty": ("reconstruction.json", '[]"cameras"', "not valid JSON"),
-    "record": ("metadata.json", json.dumps({"w": W, "h": H, "K": [1] * 9, "poses": [[0] * 6]}),
-               "metadata.json: .*length >= 7 - at .*poses"),
-    "quaternion": ("metadata.json", json.dumps({"w": W, "h": H, "K": [1] * 9, "poses": [[0] * 7]}),
-                   "metadata.json, pose 0, quaternion: is no rotation"),
+    "record": (
+        "metadata.json",
+        json.dumps({"w": W, "h": H, "K": [1] * 9, "poses": [[0] * 6]}),
+        "metadata.json: .*length >= 7 - at .*poses",
+    ),
+    "quaternion": (
+        "metadata.json",
+        json.dumps({"w": W, "h": H, "K": [1] * 9, "poses": [[0] * 7]}),
+        "metadata.json, pose 0, quaternion: is no rotation",
+    ),
     "list": ("bundle.out", "# Bundle file v0.3\n1 0\n", "no such file"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BAD)

@@ -34,9 +34,13 @@ from tests.support.tracks import make_observed_scene
 
 def read(root: Path) -> Scene:
     return load_scene(
-        root, size_rule=VanillaSize(), eval_split=False, masks=MaskOptions(),
-        view_options=ViewOptions(), notify=lambda line: None,
-    )  # fmt: skip
+        root,
+        size_rule=VanillaSize(),
+        eval_split=False,
+        masks=MaskOptions(),
+        view_options=ViewOptions(),
+        notify=lambda line: None,
+    )
 
 
 def told(scene: Scene) -> dict[str, str]:

@@ -111,8 +111,11 @@ def test_infinite_logits_are_opaque_and_transparent_gaussians(tmp_path):
     assert 1 - 1e-6 < float(opacities[0]) < 1
     assert 0 < float(opacities[1]) < 1e-6
     state = {
-        "_points": cloud.means, "all_densities": cloud.opacity_logits,
-        "_scales": cloud.log_scales, "_quaternions": cloud.quats,
-        "_sh_coordinates_dc": cloud.sh_dc, "_sh_coordinates_rest": cloud.sh_rest,
-    }  # fmt: skip
+        "_points": cloud.means,
+        "all_densities": cloud.opacity_logits,
+        "_scales": cloud.log_scales,
+        "_quaternions": cloud.quats,
+        "_sh_coordinates_dc": cloud.sh_dc,
+        "_sh_coordinates_rest": cloud.sh_rest,
+    }
     assert torch.equal(cloud_from_state(state).opacity_logits, read.opacity_logits)

@@ -200,12 +200,14 @@ def test_a_damaged_database_is_made_anew(converted, tmp_path, monkeypatch, damag
     path = root / "distorted" / "database.db"
     whole = path.read_bytes()
     middle = len(whole) // 2
-    path.write_bytes({
-        "text": b"hello" * 100,
-        "half": whole[:middle],
-        "empty": b"",
-        "middle": whole[:middle] + b"\xa5" * 9000 + whole[middle + 9000 :],
-    }[damage])  # fmt: skip
+    path.write_bytes(
+        {
+            "text": b"hello" * 100,
+            "half": whole[:middle],
+            "empty": b"",
+            "middle": whole[:middle] + b"\xa5" * 9000 + whole[middle + 9000 :],
+        }[damage]
+    )
     convert(replace(options, overwrite=True), Console.silent())
     assert_same_model(root, converted)
 

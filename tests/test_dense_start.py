@@ -32,8 +32,10 @@ SIZE = {"width": 64, "height": 48, "focal": 70.0}
 
 def cameras() -> list[Camera]:
     """Five cameras side by side, four units from the plane y = 0."""
-    return [look_at((x, -4.0, 0.4 * abs(x)), name=f"{x:.1f}.png", **SIZE) for x in
-            (-1.2, -0.6, 0.0, 0.6, 1.2)]  # fmt: skip
+    return [
+        look_at((x, -4.0, 0.4 * abs(x)), name=f"{x:.1f}.png", **SIZE)
+        for x in (-1.2, -0.6, 0.0, 0.6, 1.2)
+    ]
 
 
 def on_plane(camera: Camera) -> torch.Tensor:
@@ -141,10 +143,17 @@ def wall() -> Scene:
     points[:, ::2] = rng.uniform(-1, 1, (40, 2))
     points[:, 1] = rng.normal(size=40) * 0.3
     return Scene(
-        root=None, train_cameras=views, test_cameras=[], original_train_cameras=views,
-        original_test_cameras=[], points=points, points_rgb=np.zeros((40, 3), np.uint8),
-        extent=1.5, white_background=False, description="",
-    )  # fmt: skip
+        root=None,
+        train_cameras=views,
+        test_cameras=[],
+        original_train_cameras=views,
+        original_test_cameras=[],
+        points=points,
+        points_rgb=np.zeros((40, 3), np.uint8),
+        extent=1.5,
+        white_background=False,
+        description="",
+    )
 
 
 def test_dense_points_lie_on_the_surface_and_have_its_colours(wall):
@@ -197,9 +206,19 @@ def test_without_sparse_points_there_are_none(wall):
 
 def run(scene, output, *more: object) -> int:
     return run_cli(
-        vanilla_train.main, "-s", scene, "-m", output, "--iterations", 12,
-        "--checkpoint_interval", 6, "--keep_checkpoints", 9, *more,
-    )  # fmt: skip
+        vanilla_train.main,
+        "-s",
+        scene,
+        "-m",
+        output,
+        "--iterations",
+        12,
+        "--checkpoint_interval",
+        6,
+        "--keep_checkpoints",
+        9,
+        *more,
+    )
 
 
 def test_a_run_starts_with_them_and_resumes_with_the_same_bits(tmp_path, capsys):

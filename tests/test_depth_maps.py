@@ -65,10 +65,14 @@ def sensor(number: int, depth: np.ndarray) -> np.ndarray:
 def load(root: Path, **depths) -> tuple[KnownDepths, list[str]]:
     lines: list[str] = []
     scene = load_scene(
-        root, size_rule=VanillaSize(), eval_split=False, masks=MaskOptions(),
-        depths=DepthOptions(**depths), view_options=ViewOptions(min_observations=0),
+        root,
+        size_rule=VanillaSize(),
+        eval_split=False,
+        masks=MaskOptions(),
+        depths=DepthOptions(**depths),
+        view_options=ViewOptions(min_observations=0),
         notify=lines.append,
-    )  # fmt: skip
+    )
     return scene.depths, [line for line in lines if "depth map" in line]
 
 
@@ -92,9 +96,13 @@ def test_maps_end_where_masks_do(room, tmp_path):
     for view in room.cameras:
         Image.fromarray(mask).save(root / "masks" / view.name)
     scene = load_scene(
-        root, size_rule=VanillaSize(), eval_split=False, masks=MaskOptions(), depths=DepthOptions(),
+        root,
+        size_rule=VanillaSize(),
+        eval_split=False,
+        masks=MaskOptions(),
+        depths=DepthOptions(),
         notify=lambda line: None,
-    )  # fmt: skip
+    )
     found = scene.depths.of(scene.train_cameras[0], torch.device("cpu"))
     assert bool((found[:, : camera.width // 2] > 0).all())
     assert bool((found[:, camera.width // 2 :] == 0).all())
@@ -185,8 +193,13 @@ def without_tracks(room: Room, root: Path, ending: str) -> None:
         pose = np.eye(4)
         pose[:3, :3] = view.rotation.T * (1, -1, -1)
         pose[:3, 3] = view.center
-        frames.append({"file_path": f"images/{view.name}", "transform_matrix": pose.tolist(),
-                       "depth_file_path": f"lidar/{Path(view.name).stem}{ending}"})  # fmt: skip
+        frames.append(
+            {
+                "file_path": f"images/{view.name}",
+                "transform_matrix": pose.tolist(),
+                "depth_file_path": f"lidar/{Path(view.name).stem}{ending}",
+            }
+        )
     lens = {"fl_x": camera.fx, "fl_y": camera.fy, "cx": camera.cx, "cy": camera.cy}
     (root / "transforms.json").write_text(json.dumps({**lens, "frames": frames}))
 
@@ -348,10 +361,14 @@ def test_blended_reciprocals_have_the_gradient_of_finite_differences(room):
 
 def run(root: Path, model: Path, iterations: int = 12, **flags) -> Path:
     options = VanillaOptions(
-        source_path=root, model_path=model, config=VanillaConfig(iterations=iterations),
-        view_options=ViewOptions(min_observations=0), checkpoint_interval=6, test_iterations=(),
+        source_path=root,
+        model_path=model,
+        config=VanillaConfig(iterations=iterations),
+        view_options=ViewOptions(min_observations=0),
+        checkpoint_interval=6,
+        test_iterations=(),
         **flags,
-    )  # fmt: skip
+    )
     return run_stage(options)
 
 

@@ -84,9 +84,12 @@ def test_strips_add_up_to_the_map(masked):
         top, end = max(first - 1, 0), min(last + 1, height)
         strip = as_leaves(depth[top:end], normal_xy[top:end])
         part = fused_depth_normal_consistency(
-            *strip, (*LENS[:3], LENS[3] - top), rows=slice(first - top, last - top), total=total,
+            *strip,
+            (*LENS[:3], LENS[3] - top),
+            rows=slice(first - top, last - top),
+            total=total,
             counted=counted[top:end] if masked else None,
-        )  # fmt: skip
+        )
         part.backward()
         parts += float(part.detach())
         for total_of, leaf in zip(sums, strip, strict=True):

@@ -42,8 +42,18 @@ def test_a_machine_scene_and_checkpoint_in_order_pass(scene, checkpoint, tmp_pat
     flags = ("-s", scene.root, "-c", checkpoint, "--output_dir", tmp_path / "output")
     assert run_cli(train.main, "--doctor", *flags) == 0
     said = capsys.readouterr().out
-    for name in ("torch", "device", "rasterizer warp", "meshing", "camera extent", "training size",
-                 "longest axes", "duplicates", "visible", "memory of coarse training"):  # fmt: skip
+    for name in (
+        "torch",
+        "device",
+        "rasterizer warp",
+        "meshing",
+        "camera extent",
+        "training size",
+        "longest axes",
+        "duplicates",
+        "visible",
+        "memory of coarse training",
+    ):
         assert name in said
     assert "no problems" in said
     assert not (tmp_path / "output").exists()

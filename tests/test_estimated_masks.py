@@ -34,9 +34,13 @@ def capture(tmp_path_factory) -> Path:
 
 def load(root: Path):
     return load_scene(
-        root, size_rule=VanillaSize(), masks=MaskOptions(), eval_split=False,
-        view_options=ViewOptions(), notify=lambda line: None,
-    )  # fmt: skip
+        root,
+        size_rule=VanillaSize(),
+        masks=MaskOptions(),
+        eval_split=False,
+        view_options=ViewOptions(),
+        notify=lambda line: None,
+    )
 
 
 def iou(a: np.ndarray, b: np.ndarray) -> float:
@@ -99,10 +103,14 @@ def test_missing_masks_are_estimated_once_and_later_stages_use_them(capture, tmp
     missing = {camera.name for camera in given if camera.mask is None}
     assert {path.stem for path in folder.glob("*.png")} == missing
     scene = load_scene_for_checkpoint(
-        root, load_reference_checkpoint(options.model_path, 60), size_rule=VanillaSize(),
-        eval_split=False, masks=MaskOptions(), view_options=ViewOptions(),
+        root,
+        load_reference_checkpoint(options.model_path, 60),
+        size_rule=VanillaSize(),
+        eval_split=False,
+        masks=MaskOptions(),
+        view_options=ViewOptions(),
         notify=lambda line: None,
-    )  # fmt: skip
+    )
     found = {camera.name: camera for camera in scene.train_cameras}
     scores = [iou(overview(found[c.name]), overview(c)) for c in full if c.name in missing]
     assert np.median(scores) > 0.85

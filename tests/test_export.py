@@ -65,10 +65,15 @@ def bound(seed: int = 0) -> BoundCloud:
     }
     sizes = cloud.log_scales.double() + 0.3 * torch.randn(cloud.log_scales.shape, generator=rng)
     return replace(
-        cloud, vertices=cloud.vertices.double(), opacity_logits=cloud.opacity_logits.double(),
-        thickness=torch.tensor(0.01).double(), log_scales=sizes, sh_dc=0.2 * changed["sh_dc"],
-        sh_rest=0.2 * changed["sh_rest"], rotations=changed["rotations"],
-    )  # fmt: skip
+        cloud,
+        vertices=cloud.vertices.double(),
+        opacity_logits=cloud.opacity_logits.double(),
+        thickness=torch.tensor(0.01).double(),
+        log_scales=sizes,
+        sh_dc=0.2 * changed["sh_dc"],
+        sh_rest=0.2 * changed["sh_rest"],
+        rotations=changed["rotations"],
+    )
 
 
 def moved(points: torch.Tensor, matrix: np.ndarray) -> torch.Tensor:

@@ -171,8 +171,13 @@ def test_placed_gaussians_of_all_formats_lie_in_one_world(to, place, inputs, tmp
     read, (position, size, rotation, color, harmonics) = GAUSSIANS[to]
     target = tmp_path / ("a.glb" if to == "gltf" else f"a.{to}")
     matrix = exported(inputs, inputs.ply, to, target, place[1:])
-    check_world(matrix, exported(inputs, inputs.ply, "ply", tmp_path / "b.ply", place[1:]),
-                to, place[0], inputs.up)  # fmt: skip
+    check_world(
+        matrix,
+        exported(inputs, inputs.ply, "ply", tmp_path / "b.ply", place[1:]),
+        to,
+        place[0],
+        inputs.up,
+    )
     found, expected = read(target), moved_cloud(inputs.cloud, matrix)
     distances, rows = cKDTree(found.means.numpy()).query(expected.means.numpy())
     assert distances.max() < max(position, 1e-4)

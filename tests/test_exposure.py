@@ -254,10 +254,26 @@ def changing(tmp_path_factory):
 
 def vanilla(scene, output, *more):
     code = run_cli(
-        vanilla_train.main, "-s", scene.root, "-m", output, "--eval", "--iterations", 60,
-        "--schedule_scale", 0.005, "--test_iterations", 30, "--checkpoint_interval", 20,
-        "--densify_until_iter", 1, "--opacity_reset_interval", 99_999, *more,
-    )  # fmt: skip
+        vanilla_train.main,
+        "-s",
+        scene.root,
+        "-m",
+        output,
+        "--eval",
+        "--iterations",
+        60,
+        "--schedule_scale",
+        0.005,
+        "--test_iterations",
+        30,
+        "--checkpoint_interval",
+        20,
+        "--densify_until_iter",
+        1,
+        "--opacity_reset_interval",
+        99_999,
+        *more,
+    )
     assert code == 0
     return output
 
@@ -270,8 +286,10 @@ def learned(changing, tmp_path_factory):
 
 def test_brighter_photographs_get_larger_gains(learned):
     table = read_exposures(learned / "point_cloud" / "iteration_60" / "exposure.json", print)
-    gains = [np.mean([float(e[0].mean()) for name, e in table.items()
-                      if int(name[5:7]) % 3 == k]) for k in range(3)]  # fmt: skip
+    gains = [
+        np.mean([float(e[0].mean()) for name, e in table.items() if int(name[5:7]) % 3 == k])
+        for k in range(3)
+    ]
     assert gains[0] < gains[1] < gains[2]
     assert len(table) == 8
 
@@ -305,10 +323,29 @@ def test_a_continued_vanilla_run_has_the_same_bits(changing, learned, tmp_path):
 
 def coarse(scene, checkpoint, output, *more):
     return run_cli(
-        train.main, "-s", scene.root, "-c", checkpoint, "-i", 60, "-r", "dn_consistency",
-        "--stop_after", "coarse", "--output_dir", output, "--schedule_scale", 0.002,
-        "--sdf_samples", 300, "--checkpoint_milestones", 10_000, "--force", True, *more,
-    )  # fmt: skip
+        train.main,
+        "-s",
+        scene.root,
+        "-c",
+        checkpoint,
+        "-i",
+        60,
+        "-r",
+        "dn_consistency",
+        "--stop_after",
+        "coarse",
+        "--output_dir",
+        output,
+        "--schedule_scale",
+        0.002,
+        "--sdf_samples",
+        300,
+        "--checkpoint_milestones",
+        10_000,
+        "--force",
+        True,
+        *more,
+    )
 
 
 def test_the_coarse_stage_goes_on_with_the_exposures_and_resumes(
@@ -344,9 +381,9 @@ def test_the_fast_preset_goes_on_with_exposures_of_the_checkpoint(
 
 
 @pytest.mark.parametrize(
-    ("asked", "differ", "on"), [("auto", True, True), ("auto", False, False),
-                                (False, True, False), (True, False, True)],
-)  # fmt: skip
+    ("asked", "differ", "on"),
+    [("auto", True, True), ("auto", False, False), (False, True, False), (True, False, True)],
+)
 def test_what_is_asked_for_wins_over_what_is_measured(asked, differ, on):
     config = ExposureConfig(exposure_compensation=asked).resolved(differ)
     assert config.exposure_compensation is on
@@ -357,11 +394,32 @@ def test_the_refinement_learns_exposures_and_resumes(changing, learned, tmp_path
     write_mesh_ply(mesh, icosahedron())
 
     def refine(output, *more):
-        assert run_cli(
-            train_refined.main, "-s", changing.root, "-c", learned, "-i", 60, "-m", mesh, "-g", 3,
-            "-v", 300, "-f", 12, "--checkpoint_interval", 4, "--exposure_compensation", "-o",
-            output, *more,
-        ) == 0  # fmt: skip
+        assert (
+            run_cli(
+                train_refined.main,
+                "-s",
+                changing.root,
+                "-c",
+                learned,
+                "-i",
+                60,
+                "-m",
+                mesh,
+                "-g",
+                3,
+                "-v",
+                300,
+                "-f",
+                12,
+                "--checkpoint_interval",
+                4,
+                "--exposure_compensation",
+                "-o",
+                output,
+                *more,
+            )
+            == 0
+        )
         return next(output.rglob("12.pt"))
 
     straight = refine(tmp_path / "a")

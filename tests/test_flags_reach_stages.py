@@ -54,18 +54,39 @@ STAGES_OF_FLAGS = {
 """Stages, by their initials, and the flags that change what they do."""
 
 VALUES = {
-    "bboxmin": "(-1,-1,-1)", "bboxmax": "(1,1,1)", "refinement_time": "medium", "resume": "none",
-    "surface_level": "0.4", "checkpoint_milestones": "8000", "test_iterations": "8000",
-    "img_size_limit": "800", "n_vertices_in_mesh": "1234",
-    "gradient_accumulation": "True", "use_gradient_checkpointing": "True", "center_bbox": "True",
-    "refine_surface_terms": "True", "mesh_extractor": "tsdf", "tsdf_depth": "plane",
-    "exposure_compensation": "True", "vertices_density_quantile": "0.05", "robust": "False",
-    "growing_resolution": "True", "remove_unseen": "False", "keep_background": "False",
-    "initial_colors": "mesh", "antialiased": "False", "short_multiview": "True",
-    "square_size": "9", "high_poly": "True", "known_distance": "a.jpg b.jpg 2",
-    "scene_path": "other", "checkpoint_path": "other", "gs_output_dir": "None",
-    "masked_features": "True", "panoramas": "True",
-}  # fmt: skip
+    "bboxmin": "(-1,-1,-1)",
+    "bboxmax": "(1,1,1)",
+    "refinement_time": "medium",
+    "resume": "none",
+    "surface_level": "0.4",
+    "checkpoint_milestones": "8000",
+    "test_iterations": "8000",
+    "img_size_limit": "800",
+    "n_vertices_in_mesh": "1234",
+    "gradient_accumulation": "True",
+    "use_gradient_checkpointing": "True",
+    "center_bbox": "True",
+    "refine_surface_terms": "True",
+    "mesh_extractor": "tsdf",
+    "tsdf_depth": "plane",
+    "exposure_compensation": "True",
+    "vertices_density_quantile": "0.05",
+    "robust": "False",
+    "growing_resolution": "True",
+    "remove_unseen": "False",
+    "keep_background": "False",
+    "initial_colors": "mesh",
+    "antialiased": "False",
+    "short_multiview": "True",
+    "square_size": "9",
+    "high_poly": "True",
+    "known_distance": "a.jpg b.jpg 2",
+    "scene_path": "other",
+    "checkpoint_path": "other",
+    "gs_output_dir": "None",
+    "masked_features": "True",
+    "panoramas": "True",
+}
 """Values that the general rule does not find."""
 
 BESIDE = {
@@ -83,12 +104,14 @@ OWN_MEANING = {
     # The checkpoint that the vanilla stage makes, of so many iterations.
     *((stage, name) for stage in STAGES.values() for name in ("checkpoint_path", "scene_path")),
     # No photographs are measured while vanilla trains, and None means its own folder.
-    ("vanilla", "test_iterations"), ("vanilla", "images"),
+    ("vanilla", "test_iterations"),
+    ("vanilla", "images"),
     # Only the stage that made a checkpoint continues it.
-    ("vanilla", "resume"), ("refine", "resume"),
+    ("vanilla", "resume"),
+    ("refine", "resume"),
     # When and how the number of Gaussians changes; the flag is a field of the score's settings.
     ("vanilla", "densification"),
-}  # fmt: skip
+}
 """Fields of the same name as a flag whose value follows from it and is not it."""
 
 IN_PAPER_ITERATIONS = {"checkpoint_interval": ("vanilla",), "schedule_scale": ("refine",)}

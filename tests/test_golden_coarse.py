@@ -210,8 +210,13 @@ def test_twenty_iterations_follow_the_recorded_trajectory():
         result = accumulate(stage, iteration, cameras[index], target)
         agreeing = ((result.radii > 0).numpy() == case["out_visible"][row]).mean()
         assert agreeing > 0.99
-        for term, recorded in (("loss", "total"), ("color", "color"), ("dn", "dn"),
-                               ("density", "density"), ("normal", "normal")):  # fmt: skip
+        for term, recorded in (
+            ("loss", "total"),
+            ("color", "color"),
+            ("dn", "dn"),
+            ("density", "density"),
+            ("normal", "normal"),
+        ):
             expected = float(case[f"out_{recorded}_loss"][row])
             assert float(result.terms[term]) == pytest.approx(expected, abs=1e-4), (term, row)
         if row == 0:

@@ -53,8 +53,11 @@ def test_twelve_iterations_follow_the_recorded_trajectory():
         assert rate == pytest.approx(float(case["out_vertex_lr"][row]), rel=1e-9)
         target = torch.tensor(case["in_gt_images_u8"][index]).float() / 255
         terms = accumulate(stage, iteration, cameras[index], target).terms
-        for term, recorded in (("loss", "total_loss"), ("color", "color_loss"),
-                               ("normal_consistency", "normal_consistency")):  # fmt: skip
+        for term, recorded in (
+            ("loss", "total_loss"),
+            ("color", "color_loss"),
+            ("normal_consistency", "normal_consistency"),
+        ):
             expected = float(case[f"out_{recorded}"][row])
             assert float(terms[term]) == pytest.approx(expected, abs=1e-5), (term, row)
         if row == 0:

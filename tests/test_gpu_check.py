@@ -76,13 +76,18 @@ def test_one_broken_check_hides_no_other(tmp_path):
     runner = Runner(BROKEN, SETUP, time.monotonic() + 60, tmp_path)
     rows = [(row.check, row.what, row.status) for row in runner.run()]
     assert rows == [
-        ("fine", "first", OK), ("fine", "second", FAILED),
-        ("raises", "before", OK), ("raises", "", FAILED),
-        ("dies", "before", OK), ("dies", "", FAILED),
-        ("hangs", "before", OK), ("hangs", "", FAILED),
+        ("fine", "first", OK),
+        ("fine", "second", FAILED),
+        ("raises", "before", OK),
+        ("raises", "", FAILED),
+        ("dies", "before", OK),
+        ("dies", "", FAILED),
+        ("hangs", "before", OK),
+        ("hangs", "", FAILED),
         ("needs CUDA", "", SKIPPED),
-        ("fine again", "first", OK), ("fine again", "second", FAILED),
-    ]  # fmt: skip
+        ("fine again", "first", OK),
+        ("fine again", "second", FAILED),
+    ]
     shown = {row.check: row.shown for row in runner.rows if not row.what}
     assert shown["raises"] == "ValueError: two lines"
     assert shown["dies"] == "the process ended with code 7: words of the dying"

@@ -200,11 +200,30 @@ def test_unless_asked_for_nothing_grows_and_no_run_has_another_name():
 
 
 def vanilla(scene, output, *more) -> None:
-    assert run_cli(
-        vanilla_train.main, "-s", scene.root, "-m", output, "--eval", "--iterations", 32,
-        "--densify_from_iter", 2, "--densification_interval", 4, "--densify_until_iter", 28,
-        "--opacity_reset_interval", 99, "--checkpoint_iterations", 6, *more,
-    ) == 0  # fmt: skip
+    assert (
+        run_cli(
+            vanilla_train.main,
+            "-s",
+            scene.root,
+            "-m",
+            output,
+            "--eval",
+            "--iterations",
+            32,
+            "--densify_from_iter",
+            2,
+            "--densification_interval",
+            4,
+            "--densify_until_iter",
+            28,
+            "--opacity_reset_interval",
+            99,
+            "--checkpoint_iterations",
+            6,
+            *more,
+        )
+        == 0
+    )
 
 
 @pytest.mark.parametrize("more", [(), ("--densification", "scored", "--views_per_step", 2)])

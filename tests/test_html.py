@@ -224,19 +224,26 @@ def test_thinning_keeps_peaks_and_ends():
 
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
-    [(0, 10, [0, 2, 4, 6, 8, 10]), (7000, 15000, [8000, 10000, 12000, 14000]),
-     (0.1, 0.35, [0.1, 0.15, 0.2, 0.25, 0.3, 0.35]), (-1, 1, [-1, -0.5, 0, 0.5, 1]),
-     (3, 3, [3])],
-)  # fmt: skip
+    [
+        (0, 10, [0, 2, 4, 6, 8, 10]),
+        (7000, 15000, [8000, 10000, 12000, 14000]),
+        (0.1, 0.35, [0.1, 0.15, 0.2, 0.25, 0.3, 0.35]),
+        (-1, 1, [-1, -0.5, 0, 0.5, 1]),
+        (3, 3, [3]),
+    ],
+)
 def test_ticks_are_round_numbers_inside_the_range(low, high, expected):
     assert nice_ticks(low, high) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
-    [(0.01, 1, [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1]), (1e-4, 10, [1e-4, 1e-3, 0.01, 0.1, 1, 10]),
-     (0.11, 0.14, [0.11, 0.12, 0.13, 0.14])],
-)  # fmt: skip
+    [
+        (0.01, 1, [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1]),
+        (1e-4, 10, [1e-4, 1e-3, 0.01, 0.1, 1, 10]),
+        (0.11, 0.14, [0.11, 0.12, 0.13, 0.14]),
+    ],
+)
 def test_logarithmic_ticks(low, high, expected):
     ticks = log_ticks(low, high)
     assert set(np.round(expected, 9)) <= set(np.round(ticks, 9))
@@ -245,22 +252,38 @@ def test_logarithmic_ticks(low, high, expected):
 
 def test_numbers_read_well():
     assert [tick_text(x) for x in (0, 0.25, 1500, 15_000, 2e6, 3e-7)] == [
-        "0", "0.25", "1,500", "15k", "2M", "3e-07",
-    ]  # fmt: skip
+        "0",
+        "0.25",
+        "1,500",
+        "15k",
+        "2M",
+        "3e-07",
+    ]
     assert [duration_text(x) for x in (8.34, 59.99, 245, 7_800)] == [
-        "8.3 s", "1 min 00 s", "4 min 05 s", "2 h 10 min",
-    ]  # fmt: skip
+        "8.3 s",
+        "1 min 00 s",
+        "4 min 05 s",
+        "2 h 10 min",
+    ]
     assert [value_text(x) for x in (None, True, 12345, 0.5, [1, 2.5], "a")] == [
-        "–", "yes", "12,345", "0.5", "1, 2.5", "a",
-    ]  # fmt: skip
+        "–",
+        "yes",
+        "12,345",
+        "0.5",
+        "1, 2.5",
+        "a",
+    ]
 
 
 def test_settings_are_flat_and_as_one_would_type_them():
     nested = {"seed": 12345, "rates": {"means": 1.6e-06, "on": True}, "box": [0, 1.5], "no": None}
     assert flattened(nested) == [
-        ("seed", "12345"), ("rates.means", "1.6e-06"), ("rates.on", True), ("box", "0, 1.5"),
+        ("seed", "12345"),
+        ("rates.means", "1.6e-06"),
+        ("rates.on", True),
+        ("box", "0, 1.5"),
         ("no", None),
-    ]  # fmt: skip
+    ]
 
 
 def lines_of(svg: str) -> list[str]:

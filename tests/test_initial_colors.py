@@ -44,8 +44,10 @@ def painted(camera, level: int) -> torch.Tensor:
 
 
 def test_each_gaussian_gets_the_mean_of_the_views_that_show_it():
-    photographs = [(CAMERAS[0], painted(CAMERAS[0], 100), None),
-                   (CAMERAS[1], painted(CAMERAS[1], 200), None)]  # fmt: skip
+    photographs = [
+        (CAMERAS[0], painted(CAMERAS[0], 100), None),
+        (CAMERAS[1], painted(CAMERAS[1], 200), None),
+    ]
     cloud = square()
     found, means = colors_of(with_photograph_colors(cloud, photographs)), cloud.activate().means
     front, right = means[:, 2] == 0, means[:, 0] > 0.1

@@ -129,9 +129,12 @@ def trained(steps: int, views_per_step: int = 1):
 def stepper_of(stage):
     camera = make_scene(CASE)[1]
     return Stepper(
-        stage, [camera] * 3, RunContext(MadeUpPhotographs(photograph), Console()),
-        first=601, seed=0,
-    )  # fmt: skip
+        stage,
+        [camera] * 3,
+        RunContext(MadeUpPhotographs(photograph), Console()),
+        first=601,
+        seed=0,
+    )
 
 
 def state_of(stage):

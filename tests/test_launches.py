@@ -23,8 +23,10 @@ LIMITS = {
 def test_a_step_stays_within_its_limits(phase):
     launches, operations, _, waits = count(phase).totals()
     assert all(a <= b for a, b in zip((launches, operations, waits), LIMITS[phase], strict=True)), (
-        launches, operations, waits,
-    )  # fmt: skip
+        launches,
+        operations,
+        waits,
+    )
     # What is not counted would pass unseen.
     assert launches > 10
     assert operations > 40

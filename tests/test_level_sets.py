@@ -72,9 +72,12 @@ def march_reference(
     def opacity(points, rows):
         return neighbor_opacities(points, rows, means, quats, scales, opacities)
 
-    density = opacity(
-        x.reshape(-1, 3), rows.repeat_interleave(n_samples, 0)
-    ).sum(-1).reshape(t.shape).clamp_max(1)  # fmt: skip
+    density = (
+        opacity(x.reshape(-1, 3), rows.repeat_interleave(n_samples, 0))
+        .sum(-1)
+        .reshape(t.shape)
+        .clamp_max(1)
+    )
     out = []
     for level in levels:
         above = density > level

@@ -106,8 +106,10 @@ def test_a_watched_run_has_the_bits_of_one_that_nobody_watches(kind, tmp_path, m
     assert len(page.pictures) >= 6
     assert len({picture.tobytes() for picture in page.pictures}) >= 3
     assert page.closed
-    names = [folder / kind.folder / f"{kind.last}.pt"
-             for folder in (tmp_path / "alone", tmp_path / "watched")]  # fmt: skip
+    names = [
+        folder / kind.folder / f"{kind.last}.pt"
+        for folder in (tmp_path / "alone", tmp_path / "watched")
+    ]
     assert_same_bits(*names)
 
 

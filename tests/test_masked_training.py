@@ -252,10 +252,26 @@ def masked_scene(tmp_path_factory) -> TinyScene:
 
 def vanilla_run(scene: Path, output: Path, *more: object) -> int:
     return run_cli(
-        vanilla_train.main, "-s", scene, "-m", output, "--eval", "--iterations", 24,
-        "--densify_from_iter", 2, "--densification_interval", 4, "--checkpoint_interval", 10,
-        "--test_iterations", 24, "--keep_checkpoints", 9, *more,
-    )  # fmt: skip
+        vanilla_train.main,
+        "-s",
+        scene,
+        "-m",
+        output,
+        "--eval",
+        "--iterations",
+        24,
+        "--densify_from_iter",
+        2,
+        "--densification_interval",
+        4,
+        "--checkpoint_interval",
+        10,
+        "--test_iterations",
+        24,
+        "--keep_checkpoints",
+        9,
+        *more,
+    )
 
 
 def copy_with_other_background(scene: TinyScene, root: Path) -> Path:
@@ -318,9 +334,7 @@ def test_refinement_takes_masks(masked_scene, checkpoint, tmp_path):
     finals = []
     for masks in ("masks", "none"):
         flags = ("-s", masked_scene.root, "-c", checkpoint, "-m", mesh, "-f", 3, "-g", 1)
-        assert run_cli(
-            train_refined.main, *flags, "-o", tmp_path / masks, "--masks", masks
-        ) == 0  # fmt: skip
+        assert run_cli(train_refined.main, *flags, "-o", tmp_path / masks, "--masks", masks) == 0
         (path,) = (tmp_path / masks).rglob("3.pt")
         finals.append(load_pt(path)["state_dict"])
     assert any(not torch.equal(value, finals[1][name]) for name, value in finals[0].items())
@@ -331,9 +345,18 @@ def test_a_pipeline_with_masks_makes_a_mesh_of_the_object(
     masked_scene, checkpoint, tmp_path, capsys
 ):
     code = run_cli(
-        train.main, "-s", masked_scene.root, "-c", checkpoint, *SHORT_PIPELINE,
-        "--texture_source", "photos", "--output_dir", tmp_path, "--verbose",
-    )  # fmt: skip
+        train.main,
+        "-s",
+        masked_scene.root,
+        "-c",
+        checkpoint,
+        *SHORT_PIPELINE,
+        "--texture_source",
+        "photos",
+        "--output_dir",
+        tmp_path,
+        "--verbose",
+    )
     assert code == 0, capsys.readouterr().err
     assert "outside of the masks cut off" in capsys.readouterr().out
     assert list(tmp_path.rglob("*.obj"))

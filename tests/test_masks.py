@@ -208,7 +208,7 @@ MEANINGS = {
     "labels": ([0, 1, 2, 7], [False, True, True, True], "labels (IMG_1.png: 0, 1, 2, 7)"),
     "brightness": ([0, 127, 128, 255], [False, False, True, True], None),
     "dim.jpg": ([0, 40, 60, 100], [False, False, True, True], "masks are dim: the brightest"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", MEANINGS)
@@ -305,9 +305,12 @@ def test_a_bad_mask_is_one_line_before_anything_is_written(capture, tmp_path, ca
 
 @pytest.mark.parametrize(
     ("masks", "message"),
-    [("absent", "--masks absent: no such folder"), ("alpha", "no photograph .* alpha channel"),
-     ("images/other", "no mask belongs to a photograph|of 3")],
-)  # fmt: skip
+    [
+        ("absent", "--masks absent: no such folder"),
+        ("alpha", "no photograph .* alpha channel"),
+        ("images/other", "no mask belongs to a photograph|of 3"),
+    ],
+)
 def test_masks_that_were_asked_for_must_be_there(capture, masks, message):
     if masks == "images/other":
         masks = "empty"

@@ -170,10 +170,23 @@ def test_a_store_shrinks_at_once(scene):
 
 def coarse(scene, checkpoint, output, *flags) -> int:
     return run_cli(
-        train.main, "-s", scene.root, "-c", checkpoint, "-r", "dn_consistency",
-        "--stop_after", "coarse", "--output_dir", output, "--schedule_scale", 0.0005,
-        "--sdf_samples", 100, *flags,
-    )  # fmt: skip
+        train.main,
+        "-s",
+        scene.root,
+        "-c",
+        checkpoint,
+        "-r",
+        "dn_consistency",
+        "--stop_after",
+        "coarse",
+        "--output_dir",
+        output,
+        "--schedule_scale",
+        0.0005,
+        "--sdf_samples",
+        100,
+        *flags,
+    )
 
 
 def test_a_run_prints_its_plan_before_it_trains(scene, checkpoint, tmp_path, capsys):

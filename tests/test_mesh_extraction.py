@@ -85,8 +85,12 @@ def options(scene, tmp_path) -> MeshOptions:
 
 def changed_scene(tmp_path, options, cloud, cameras=None) -> MeshOptions:
     made = write_mesh_scene(tmp_path / "other", cloud, cameras or cameras_around(8))
-    return replace(options, scene_path=made.root, checkpoint_path=made.checkpoint,
-                   coarse_model_path=made.coarse)  # fmt: skip
+    return replace(
+        options,
+        scene_path=made.root,
+        checkpoint_path=made.checkpoint,
+        coarse_model_path=made.coarse,
+    )
 
 
 def outward_share(mesh: TriangleMesh) -> float:
@@ -212,10 +216,13 @@ def test_threads_do_not_change_bits(tmp_path, options, backend, extractor):
             torch.set_num_threads(threads)
             (path,) = extract_coarse_mesh(
                 replace(
-                    options, meshing_backend=backend, mesh_extractor=extractor,
-                    surface_points=15_000, mesh_output_dir=tmp_path / str(threads),
+                    options,
+                    meshing_backend=backend,
+                    mesh_extractor=extractor,
+                    surface_points=15_000,
+                    mesh_output_dir=tmp_path / str(threads),
                 )
-            )  # fmt: skip
+            )
             results.add(path.read_bytes())
     finally:
         torch.set_num_threads(before)

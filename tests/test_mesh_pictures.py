@@ -41,9 +41,13 @@ def test_a_ball_is_bright_on_the_upper_left_and_dark_on_the_lower_right():
 
 @pytest.mark.parametrize(
     ("size", "width", "expected"),
-    [((80, 60), 160, (120, 160)), ((80, 60), 40, (30, 40)), ((60, 90), 45, (45, 30)),
-     ((1000, 2), 50, (1, 50))],
-)  # fmt: skip
+    [
+        ((80, 60), 160, (120, 160)),
+        ((80, 60), 40, (30, 40)),
+        ((60, 90), 45, (45, 30)),
+        ((1000, 2), 50, (1, 50)),
+    ],
+)
 def test_pictures_have_the_size_asked_for_and_the_shape_of_the_view(size, width, expected):
     (picture,) = shaded_views(sphere(), [camera(*size)], width)
     assert picture.shape[:2] == expected

@@ -64,8 +64,10 @@ def write_scene(root, mesh: TriangleMesh, **changes):
 
 
 def test_samples_are_even_in_area_repeatable_and_lie_on_their_faces():
-    mesh = mesh_of([[0, 0, 0], [3, 0, 0], [0, 3, 0], [0, 0, 1], [1, 0, 1], [0, 1, 1]],
-                   [[0, 1, 2], [3, 4, 5], [0, 0, 1]])  # fmt: skip
+    mesh = mesh_of(
+        [[0, 0, 0], [3, 0, 0], [0, 3, 0], [0, 0, 1], [1, 0, 1], [0, 1, 1]],
+        [[0, 1, 2], [3, 4, 5], [0, 0, 1]],
+    )
     one, two = (sample_surface(mesh.vertices, mesh.faces, 1_000, seed=4) for _ in range(2))
     assert np.array_equal(one.points, two.points)
     upper = one.points[:, 2] > 0.5
@@ -146,9 +148,20 @@ def test_half_a_sphere_is_accurate_and_not_complete():
 
 
 def test_shares_of_edges_and_parts_are_counted():
-    fan = mesh_of([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, -1, 0], [0, 0, 1],
-                   [0, 0, -1], [1, 0, -1], [1, 1, -1], [9, 9, 9]],
-                  [[0, 1, 2], [0, 1, 3], [0, 1, 4], [5, 6, 7]])  # fmt: skip
+    fan = mesh_of(
+        [
+            [0, 0, 0],
+            [1, 0, 0],
+            [0, 1, 0],
+            [0, -1, 0],
+            [0, 0, 1],
+            [0, 0, -1],
+            [1, 0, -1],
+            [1, 1, -1],
+            [9, 9, 9],
+        ],
+        [[0, 1, 2], [0, 1, 3], [0, 1, 4], [5, 6, 7]],
+    )
     quality = compare(fan, reference_of(fan))
     assert quality.non_manifold_edge_share == pytest.approx(1 / 10)
     assert quality.open_edge_share == pytest.approx(9 / 10)

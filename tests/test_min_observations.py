@@ -89,9 +89,12 @@ def test_zero_keeps_all(scene):
 
 def test_the_number_is_the_least_that_is_enough(scene):
     found = load_scene(
-        scene, size_rule=SugarSize(), eval_split=False, view_options=ViewOptions(5),
+        scene,
+        size_rule=SugarSize(),
+        eval_split=False,
+        view_options=ViewOptions(5),
         notify=lambda line: None,
-    )  # fmt: skip
+    )
     assert "view_03.png" in names(found.train_cameras)
     assert "view_05.png" not in names(found.train_cameras)
 
@@ -100,9 +103,12 @@ def fits(*values: tuple[int, float]) -> Observations:
     """Observations of photographs 0.png, 1.png, ... in a reconstruction."""
     empty = np.zeros((0,), np.float32)
     return Observations(
-        np.zeros((0, 3), np.float32), empty, empty.astype(np.int32), {},
+        np.zeros((0, 3), np.float32),
+        empty,
+        empty.astype(np.int32),
+        {},
         {f"{i}.png": ViewFit(*value) for i, value in enumerate(values)},
-    )  # fmt: skip
+    )
 
 
 def left_out(observations: Observations | None, least: int = 20) -> set[str]:
@@ -134,9 +140,13 @@ def test_with_a_checkpoint_they_are_left_out_where_it_poses_them_alike(tmp_path)
     def found() -> list[str]:
         checkpoint = load_reference_checkpoint(root, 7_000, lambda line: None)
         read = load_scene_for_checkpoint(
-            tiny.root, checkpoint, size_rule=SugarSize(), eval_split=False,
-            view_options=ViewOptions(), notify=lambda line: None,
-        )  # fmt: skip
+            tiny.root,
+            checkpoint,
+            size_rule=SugarSize(),
+            eval_split=False,
+            view_options=ViewOptions(),
+            notify=lambda line: None,
+        )
         return names(read.train_cameras)
 
     assert "view_03.png" not in found()

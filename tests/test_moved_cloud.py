@@ -45,9 +45,16 @@ def moved_camera(camera: Camera, matrix: np.ndarray) -> Camera:
     rotation = camera.rotation @ (matrix[:3, :3] / scale).T
     center = matrix[:3, :3] @ camera.center + matrix[:3, 3]
     return Camera(
-        camera.name, camera.width, camera.height, camera.fx, camera.fy, camera.cx, camera.cy,
-        rotation, -rotation @ center,
-    )  # fmt: skip
+        camera.name,
+        camera.width,
+        camera.height,
+        camera.fx,
+        camera.fy,
+        camera.cx,
+        camera.cy,
+        rotation,
+        -rotation @ center,
+    )
 
 
 @pytest.mark.parametrize(("seed", "scale"), [(0, 1.0), (1, 2.5), (2, 0.4)])
@@ -68,8 +75,9 @@ def test_every_band_turns_by_itself_also_by_half_a_turn(angle):
     values = sh_basis_of(directions)[:, 1:] @ whole
     expected = sh_basis_of(directions @ torch.from_numpy(turn))[:, 1:]
     torch.testing.assert_close(values, expected, rtol=0, atol=1e-10)
-    torch.testing.assert_close(whole @ whole.T, torch.eye(15, dtype=torch.float64), atol=1e-10,
-                               rtol=0)  # fmt: skip
+    torch.testing.assert_close(
+        whole @ whole.T, torch.eye(15, dtype=torch.float64), atol=1e-10, rtol=0
+    )
     for first, end in ((0, 3), (3, 8), (8, 15)):
         others = [k for k in range(15) if not first <= k < end]
         assert whole[first:end][:, others].abs().max() < 1e-10

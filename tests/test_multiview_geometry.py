@@ -92,12 +92,14 @@ def test_flat_gaussians_have_the_depth_of_their_plane_however_transparent(opacit
 
 def test_rays_along_a_plane_and_planes_behind_have_no_depth():
     rays = torch.tensor([[0.0, 0.0, 1.0]] * 4)
-    planes = torch.tensor([
-        [0.0, 0.0, -1.0, -2.0],
-        [1.0, 0.0, 0.0, -2.0],
-        [0.0, 0.0, -1.0, 2.0],
-        [0.0, 0.0, 0.0, 0.0],
-    ]).requires_grad_(True)  # fmt: skip
+    planes = torch.tensor(
+        [
+            [0.0, 0.0, -1.0, -2.0],
+            [1.0, 0.0, 0.0, -2.0],
+            [0.0, 0.0, -1.0, 2.0],
+            [0.0, 0.0, 0.0, 0.0],
+        ]
+    ).requires_grad_(True)
     depth, known = plane_depth(planes, rays)
     assert known.tolist() == [True, False, False, False]
     assert float(depth[0].detach()) == 2.0
@@ -120,8 +122,9 @@ def test_planes_of_triangles_have_the_depth_of_the_triangles_and_move_with_them(
     some = chosen.unique()[:3]
     assert torch.autograd.gradcheck(
         lambda moved: triangle_planes(moved, faces, camera, some),
-        vertices.double().requires_grad_(True), atol=1e-5,
-    )  # fmt: skip
+        vertices.double().requires_grad_(True),
+        atol=1e-5,
+    )
 
 
 def flat_pixels(camera: Camera, dtype=torch.float64) -> Tensor:
@@ -382,8 +385,10 @@ def test_flatness_is_the_mean_of_the_smallest_scales():
     loss.backward()
     assert float(loss) == pytest.approx(0.125)
     assert (scales.grad > 0).tolist() == [
-        [False, True, False], [False, False, True], [False, False, False],
-    ]  # fmt: skip
+        [False, True, False],
+        [False, False, True],
+        [False, False, False],
+    ]
     assert float(flatness_loss(scales[:0], 2.0, torch.ones(0, dtype=torch.bool))) == 0
 
 

@@ -406,9 +406,22 @@ def test_pixels_that_the_mesh_does_not_cover_pull_at_nothing(scene):
 
 def flags(scene, checkpoint, output, *more):
     return (
-        "-s", scene.root, "-c", checkpoint, "--schedule_scale", 0.003, "-o", output,
-        "--multiview_pixels", 2_000, "--max_gaussians", 260, "--checkpoint_interval", 3_000, *more,
-    )  # fmt: skip
+        "-s",
+        scene.root,
+        "-c",
+        checkpoint,
+        "--schedule_scale",
+        0.003,
+        "-o",
+        output,
+        "--multiview_pixels",
+        2_000,
+        "--max_gaussians",
+        260,
+        "--checkpoint_interval",
+        3_000,
+        *more,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -444,17 +457,19 @@ def test_a_killed_run_goes_on_with_the_same_bits(run, scene, checkpoint, tmp_pat
 def test_a_short_run_goes_on_with_the_same_bits(scene, checkpoint, tmp_path):
     short = "--preset", "fast", "--schedule_scale", 0.002
     folders = [tmp_path / name / FOLDER for name in ("whole", "killed")]
-    assert run_cli(
-        train_coarse_multiview.main, *flags(scene, checkpoint, folders[0].parent, *short)
-    ) == 0  # fmt: skip
+    assert (
+        run_cli(train_coarse_multiview.main, *flags(scene, checkpoint, folders[0].parent, *short))
+        == 0
+    )
     folders[1].mkdir(parents=True)
     record = json.loads((folders[0] / "run.json").read_text(encoding="utf-8"))
     assert record["settings"]["schedule"]["short_multiview"] is True
     shutil.copy(folders[0] / "24.pt", folders[1])
     (folders[1] / "run.json").write_text(json.dumps({**record, "status": "running"}))
-    assert run_cli(
-        train_coarse_multiview.main, *flags(scene, checkpoint, folders[1].parent, *short)
-    ) == 0  # fmt: skip
+    assert (
+        run_cli(train_coarse_multiview.main, *flags(scene, checkpoint, folders[1].parent, *short))
+        == 0
+    )
     assert_same_bits(*(folder / "27.pt" for folder in folders))
 
 
@@ -462,9 +477,20 @@ def test_a_mesh_of_the_model_is_fused_of_its_planes_by_default(
     run, scene, checkpoint, tmp_path, capsys
 ):
     code = run_cli(
-        extract_mesh.main, "-s", scene.root, "-c", checkpoint, "-m", run, "-d", 2_000, "-o",
-        tmp_path, "--background_mesh", False,
-    )  # fmt: skip
+        extract_mesh.main,
+        "-s",
+        scene.root,
+        "-c",
+        checkpoint,
+        "-m",
+        run,
+        "-d",
+        2_000,
+        "-o",
+        tmp_path,
+        "--background_mesh",
+        False,
+    )
     assert code == 0
     (path,) = tmp_path.glob("*.ply")
     assert path.name == "sugarmesh_3Dgs7000_multiview_tsdf_decim2000.ply"
@@ -476,10 +502,26 @@ def test_a_mesh_of_the_model_is_fused_of_its_planes_by_default(
 @pytest.mark.slow
 def test_the_pipeline_takes_the_mode(scene, checkpoint, tmp_path):
     code = run_cli(
-        train.main, "-s", scene.root, "-c", checkpoint, "-r", "multiview", "--schedule_scale",
-        0.001, "--stop_after", "mesh", "--max_gaussians", 250, "-v", 2_000, "--background_mesh",
-        False, "--output_dir", tmp_path,
-    )  # fmt: skip
+        train.main,
+        "-s",
+        scene.root,
+        "-c",
+        checkpoint,
+        "-r",
+        "multiview",
+        "--schedule_scale",
+        0.001,
+        "--stop_after",
+        "mesh",
+        "--max_gaussians",
+        250,
+        "-v",
+        2_000,
+        "--background_mesh",
+        False,
+        "--output_dir",
+        tmp_path,
+    )
     assert code == 0
     assert (tmp_path / "coarse" / scene.root.name / FOLDER / "13.pt").is_file()
     assert list((tmp_path / "coarse_mesh" / scene.root.name).glob("*multiview_tsdf*.ply"))

@@ -128,8 +128,11 @@ def test_a_glb_is_shaded_by_another_program_as_the_format_says(fine, written):
 def test_an_obj_names_the_map_and_has_normals(written):
     lines = (written / "small.mtl").read_text().splitlines()
     assert lines == [
-        "newmtl mesh", "map_Kd small.png", "map_Bump small_normals.png", "norm small_normals.png",
-    ]  # fmt: skip
+        "newmtl mesh",
+        "map_Kd small.png",
+        "map_Bump small_normals.png",
+        "norm small_normals.png",
+    ]
     with Image.open(written / "small_normals.png") as image:
         assert np.asarray(image)[..., 2].mean() > 200
     again = read_textured_mesh(written / "small.obj")

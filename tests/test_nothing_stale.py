@@ -66,10 +66,24 @@ def inputs(pristine, tmp_path) -> Path:
 def coarse_flags(inputs: Path, output: Path, *flags: object) -> tuple[object, ...]:
     """Iterations 2 to 4, each with a checkpoint."""
     return (
-        "-s", inputs / "scene", "-c", inputs / "vanilla", "-r", "density", "--stop_after",
-        "coarse", "--output_dir", output, "--schedule_scale", 0.0003, "--sdf_samples", 100,
-        "--checkpoint_milestones", 10_000, *flags,
-    )  # fmt: skip
+        "-s",
+        inputs / "scene",
+        "-c",
+        inputs / "vanilla",
+        "-r",
+        "density",
+        "--stop_after",
+        "coarse",
+        "--output_dir",
+        output,
+        "--schedule_scale",
+        0.0003,
+        "--sdf_samples",
+        100,
+        "--checkpoint_milestones",
+        10_000,
+        *flags,
+    )
 
 
 def coarse(inputs: Path, output: Path, *flags: object) -> int:
@@ -78,9 +92,17 @@ def coarse(inputs: Path, output: Path, *flags: object) -> int:
 
 def vanilla(inputs: Path, output: Path, *flags: object) -> int:
     return run_cli(
-        vanilla_train.main, "-s", inputs / "scene", "-m", output, "--iterations", 4,
-        "--checkpoint_interval", 2, *flags,
-    )  # fmt: skip
+        vanilla_train.main,
+        "-s",
+        inputs / "scene",
+        "-m",
+        output,
+        "--iterations",
+        4,
+        "--checkpoint_interval",
+        2,
+        *flags,
+    )
 
 
 def unfinished(folder: Path) -> None:
@@ -173,12 +195,37 @@ def test_a_result_that_depends_on_point_tracks_is_not_taken_for_that_of_others(
     write_mesh_ply(tmp_path / "sugarmesh_ball.ply", icosahedron())
     run, *flags = {
         "multiview": (train_coarse_multiview.main, "--schedule_scale", 0.0002),
-        "refined": (train_refined.main, "-m", tmp_path / "sugarmesh_ball.ply", "-g", 1, "-f", 2,
-                    "--refine_surface_terms", True),
-        "mesh": (extract_mesh.main, "--use_vanilla_3dgs", True, "-m", "unused", "-d", 500,
-                 "--mesh_extractor", "tsdf", "--tsdf_depth", "plane", "--tsdf_voxel_size", 0.2,
-                 "--background_mesh", False, "--meshing_backend", "pycolmap"),
-    }[kind]  # fmt: skip
+        "refined": (
+            train_refined.main,
+            "-m",
+            tmp_path / "sugarmesh_ball.ply",
+            "-g",
+            1,
+            "-f",
+            2,
+            "--refine_surface_terms",
+            True,
+        ),
+        "mesh": (
+            extract_mesh.main,
+            "--use_vanilla_3dgs",
+            True,
+            "-m",
+            "unused",
+            "-d",
+            500,
+            "--mesh_extractor",
+            "tsdf",
+            "--tsdf_depth",
+            "plane",
+            "--tsdf_voxel_size",
+            0.2,
+            "--background_mesh",
+            False,
+            "--meshing_backend",
+            "pycolmap",
+        ),
+    }[kind]
     assert run_cli(run, *common, *flags) == 0
     assert run_cli(run, *common, *flags) == 0
     assert "already" in capsys.readouterr().out
@@ -190,10 +237,27 @@ def test_a_result_that_depends_on_point_tracks_is_not_taken_for_that_of_others(
 @pytest.mark.slow
 def test_a_mesh_of_another_coarse_model_is_not_taken_for_this_one(inputs, tmp_path, capsys):
     flags = (
-        "-s", inputs / "scene", "-c", inputs / "vanilla", "-m", "unused", "-l", 0.3, "-d", 500,
-        "--use_vanilla_3dgs", True, "-o", tmp_path, "--surface_points", 20_000,
-        "--poisson_depth", 5, "--meshing_backend", "pycolmap",
-    )  # fmt: skip
+        "-s",
+        inputs / "scene",
+        "-c",
+        inputs / "vanilla",
+        "-m",
+        "unused",
+        "-l",
+        0.3,
+        "-d",
+        500,
+        "--use_vanilla_3dgs",
+        True,
+        "-o",
+        tmp_path,
+        "--surface_points",
+        20_000,
+        "--poisson_depth",
+        5,
+        "--meshing_backend",
+        "pycolmap",
+    )
     assert run_cli(extract_mesh.main, *flags) == 0
     mesh = next(tmp_path.glob("*.ply"))
     before = mesh.read_bytes()
@@ -325,9 +389,25 @@ def test_a_box_does_not_keep_a_refinement_from_going_on(inputs, tmp_path, capsys
     mesh = tmp_path / "sugarmesh_ball.ply"
     write_mesh_ply(mesh, icosahedron())
     flags = (
-        "-s", inputs / "scene", "-c", inputs / "vanilla", "-m", mesh, "-g", 1, "-f", 4,
-        "--checkpoint_interval", 3, "-b", "(-1,-1,-1)", "-B", "(1,1,1)", "-o", tmp_path / "out",
-    )  # fmt: skip
+        "-s",
+        inputs / "scene",
+        "-c",
+        inputs / "vanilla",
+        "-m",
+        mesh,
+        "-g",
+        1,
+        "-f",
+        4,
+        "--checkpoint_interval",
+        3,
+        "-b",
+        "(-1,-1,-1)",
+        "-B",
+        "(1,1,1)",
+        "-o",
+        tmp_path / "out",
+    )
     assert run_cli(train_refined.main, *flags) == 0
     unfinished(next((tmp_path / "out").glob("sugarfine_*/run.json")).parent)
     assert run_cli(train_refined.main, *flags) == 0
@@ -386,10 +466,27 @@ def test_cameras_are_told_apart_at_any_scale(scale):
 
 def mesh_of(ball, output: Path, *flags: object) -> int:
     return run_cli(
-        extract_mesh.main, "-s", ball.root, "-c", ball.checkpoint, "-i", ITERATION,
-        "-m", ball.coarse, "-o", output, "-d", 2_000, "--surface_points", 20_000,
-        "--poisson_depth", 5, "--meshing_backend", "pycolmap", *flags,
-    )  # fmt: skip
+        extract_mesh.main,
+        "-s",
+        ball.root,
+        "-c",
+        ball.checkpoint,
+        "-i",
+        ITERATION,
+        "-m",
+        ball.coarse,
+        "-o",
+        output,
+        "-d",
+        2_000,
+        "--surface_points",
+        20_000,
+        "--poisson_depth",
+        5,
+        "--meshing_backend",
+        "pycolmap",
+        *flags,
+    )
 
 
 @pytest.fixture(scope="module")

@@ -49,11 +49,13 @@ def cameras_around(n: int = 24) -> list:
 def cloud_of(points: np.ndarray, scale: float = 0.03) -> GaussianCloud:
     n = len(points)
     return GaussianCloud(
-        means=torch.tensor(points, dtype=torch.float32), sh_dc=torch.zeros(n, 1, 3),
-        sh_rest=torch.zeros(n, 0, 3), opacity_logits=torch.full((n, 1), 3.0),
+        means=torch.tensor(points, dtype=torch.float32),
+        sh_dc=torch.zeros(n, 1, 3),
+        sh_rest=torch.zeros(n, 0, 3),
+        opacity_logits=torch.full((n, 1), 3.0),
         log_scales=torch.full((n, 3), math.log(scale)),
         quats=torch.tensor([[1.0, 0, 0, 0]]).expand(n, 4).clone(),
-    )  # fmt: skip
+    )
 
 
 def sphere(n: int = 1500, radius: float = 0.4) -> np.ndarray:
@@ -128,9 +130,11 @@ def scene_without_masks(folder: Path) -> Path:
 
 def options_of(root: Path, model: Path, masks: str, iterations: int) -> VanillaOptions:
     return VanillaOptions(
-        source_path=root, model_path=model, config=VanillaConfig(iterations=iterations),
+        source_path=root,
+        model_path=model,
+        config=VanillaConfig(iterations=iterations),
         mask_options=MaskOptions(masks=masks),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.slow
@@ -139,12 +143,18 @@ def test_masks_are_made_once_and_later_stages_use_them(tmp_path):
     options = options_of(root, tmp_path / "model", "auto", 200)
     asked = options.mask_options
     run_stage(options)
-    how = {"size_rule": VanillaSize(), "view_options": ViewOptions(), "eval_split": False,
-           "notify": lambda line: None}  # fmt: skip
+    how = {
+        "size_rule": VanillaSize(),
+        "view_options": ViewOptions(),
+        "eval_split": False,
+        "notify": lambda line: None,
+    }
     checkpoint = load_reference_checkpoint(options.model_path, 200)
     scene = load_scene_for_checkpoint(root, checkpoint, masks=asked, **how)
-    true = {c.name: overview(c) >= 128 for c in load_scene(
-        masked, masks=MaskOptions(), **how).train_cameras}  # fmt: skip
+    true = {
+        c.name: overview(c) >= 128
+        for c in load_scene(masked, masks=MaskOptions(), **how).train_cameras
+    }
     scores = []
     for camera in scene.train_cameras:
         mask = overview(camera) >= 128
@@ -173,10 +183,13 @@ def test_another_package_finds_the_foreground(tmp_path, monkeypatch):
     run_stage(options)
     (folder,) = (options.model_path / OBJECT_MASKS).iterdir()
     scene = load_scene_for_checkpoint(
-        options.source_path, load_reference_checkpoint(options.model_path, 2),
-        size_rule=VanillaSize(), masks=options.mask_options, view_options=ViewOptions(),
+        options.source_path,
+        load_reference_checkpoint(options.model_path, 2),
+        size_rule=VanillaSize(),
+        masks=options.mask_options,
+        view_options=ViewOptions(),
         notify=lambda line: None,
-    )  # fmt: skip
+    )
     camera = scene.train_cameras[0]
     gray = np.asarray(Image.open(camera.image_path)).mean(axis=2)
     assert np.array_equal(overview(camera) >= 128, gray > gray.mean())

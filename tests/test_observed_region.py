@@ -65,8 +65,9 @@ def test_depth_of_a_dome_behind_the_scene_makes_no_surface():
 
     def render(camera) -> DepthView:
         y, x = np.mgrid[: camera.height, : camera.width] + 0.5
-        rays = np.stack([(x - camera.cx) / camera.fx, (y - camera.cy) / camera.fy,
-                         np.ones_like(x)], axis=-1)  # fmt: skip
+        rays = np.stack(
+            [(x - camera.cx) / camera.fx, (y - camera.cy) / camera.fy, np.ones_like(x)], axis=-1
+        )
         middle = camera.rotation @ np.zeros(3) + camera.translation
         a, b = (rays**2).sum(-1), rays @ middle
         root = b**2 - a * (middle @ middle - 1)

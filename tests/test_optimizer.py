@@ -192,11 +192,23 @@ def upstream_payload(n: int) -> dict:
         group["name"].split("'")[1] for group in recorded["optimizer_state_dict"]["param_groups"]
     ]
     groups = [
-        {"lr": 0.123, "name": name, "betas": [0.9, 0.999], "eps": 1e-15, "weight_decay": 0,
-         "amsgrad": False, "maximize": False, "foreach": None, "capturable": False,
-         "differentiable": False, "fused": None, "decoupled_weight_decay": False, "params": [i]}
+        {
+            "lr": 0.123,
+            "name": name,
+            "betas": [0.9, 0.999],
+            "eps": 1e-15,
+            "weight_decay": 0,
+            "amsgrad": False,
+            "maximize": False,
+            "foreach": None,
+            "capturable": False,
+            "differentiable": False,
+            "fused": None,
+            "decoupled_weight_decay": False,
+            "params": [i],
+        }
         for i, name in enumerate(names)
-    ]  # fmt: skip
+    ]
     return {
         "state_dict": {name: tensor(entry, 50) for name, entry in recorded["state_dict"].items()},
         "optimizer_state_dict": {"state": state, "param_groups": groups},
@@ -205,9 +217,13 @@ def upstream_payload(n: int) -> dict:
 
 def trainable(n: int) -> TrainableCloud:
     cloud = GaussianCloud(
-        torch.zeros(n, 3), torch.zeros(n, 1, 3), torch.zeros(n, 15, 3),
-        torch.zeros(n, 1), torch.zeros(n, 3), torch.ones(n, 4),
-    )  # fmt: skip
+        torch.zeros(n, 3),
+        torch.zeros(n, 1, 3),
+        torch.zeros(n, 15, 3),
+        torch.zeros(n, 1),
+        torch.zeros(n, 3),
+        torch.ones(n, 4),
+    )
     return TrainableCloud(cloud, LearningRates(), 2.0)
 
 

@@ -146,8 +146,11 @@ def test_rounding_of_moments_is_unbiased(which):
 
 def test_rounding_of_bfloat16_values_is_unbiased_and_keeps_what_does_not_move():
     n = 20_000
-    adam = GroupedAdam({"sh_rest": torch.full((n, 15, 3), 0.1)}, {"sh_rest": 1e-5},
-                       OptimizerConfig(use_bfloat16=True))  # fmt: skip
+    adam = GroupedAdam(
+        {"sh_rest": torch.full((n, 15, 3), 0.1)},
+        {"sh_rest": 1e-5},
+        OptimizerConfig(use_bfloat16=True),
+    )
     start = float(adam.parameters["sh_rest"].detach()[0, 0, 0])
     gradient = torch.ones(n, 15, 3, dtype=torch.bfloat16)
     gradient[:, 1] = 0

@@ -31,10 +31,23 @@ ERRORS = (
 
 def coarse(scene, checkpoint, output: Path, *flags) -> int:
     return run_cli(
-        train.main, "-s", scene.root, "-c", checkpoint, "-r", "dn_consistency",
-        "--stop_after", "coarse", "--output_dir", output, "--schedule_scale", 0.0005,
-        "--sdf_samples", 100, *flags,
-    )  # fmt: skip
+        train.main,
+        "-s",
+        scene.root,
+        "-c",
+        checkpoint,
+        "-r",
+        "dn_consistency",
+        "--stop_after",
+        "coarse",
+        "--output_dir",
+        output,
+        "--schedule_scale",
+        0.0005,
+        "--sdf_samples",
+        100,
+        *flags,
+    )
 
 
 def tensors_of(output: Path) -> dict[str, torch.Tensor]:

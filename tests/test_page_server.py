@@ -49,9 +49,14 @@ def test_the_servers_own_page_and_other_programs_are_served(port, origin):
 
 @pytest.mark.parametrize(
     "origin",
-    ["http://evil.example", "http://evil.example:{port}", "http://127.0.0.1:1", "null",
-     "http://127.0.0.1"],
-)  # fmt: skip
+    [
+        "http://evil.example",
+        "http://evil.example:{port}",
+        "http://127.0.0.1:1",
+        "null",
+        "http://127.0.0.1",
+    ],
+)
 def test_other_web_pages_get_403(port, origin):
     with pytest.raises(exceptions.InvalidStatus) as refused:
         connect(port, origin.format(port=port))
@@ -105,19 +110,34 @@ def test_a_page_of_another_version_is_left_as_it_is():
 
 def camera(**changes) -> SimpleNamespace:
     usual = {
-        "position": (0.0, 0.0, 1.0), "wxyz": (1.0, 0.0, 0.0, 0.0), "fov": 0.8, "near": 0.01,
-        "image_width": 640, "image_height": 480,
-    }  # fmt: skip
+        "position": (0.0, 0.0, 1.0),
+        "wxyz": (1.0, 0.0, 0.0, 0.0),
+        "fov": 0.8,
+        "near": 0.01,
+        "image_width": 640,
+        "image_height": 480,
+    }
     return SimpleNamespace(**(usual | changes))
 
 
 NAN, INF = float("nan"), float("inf")
 WRONG = [
-    {"fov": 0.0}, {"fov": NAN}, {"fov": 4.0}, {"fov": -1.0}, {"fov": "wide"}, {"fov": None},
-    {"position": (NAN, 0, 0)}, {"position": (INF, 0, 0)}, {"position": (1e300, 0, 0)},
-    {"position": (0.0, 0.0)}, {"wxyz": (0.0, 0.0, 0.0, 0.0)}, {"wxyz": (NAN, 0, 0, 1)},
-    {"wxyz": (1e300, 0, 0, 0)}, {"image_width": INF}, {"image_height": 1 << 40},
-]  # fmt: skip
+    {"fov": 0.0},
+    {"fov": NAN},
+    {"fov": 4.0},
+    {"fov": -1.0},
+    {"fov": "wide"},
+    {"fov": None},
+    {"position": (NAN, 0, 0)},
+    {"position": (INF, 0, 0)},
+    {"position": (1e300, 0, 0)},
+    {"position": (0.0, 0.0)},
+    {"wxyz": (0.0, 0.0, 0.0, 0.0)},
+    {"wxyz": (NAN, 0, 0, 1)},
+    {"wxyz": (1e300, 0, 0, 0)},
+    {"image_width": INF},
+    {"image_height": 1 << 40},
+]
 
 
 @pytest.mark.parametrize("change", WRONG, ids=str)

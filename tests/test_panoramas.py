@@ -98,9 +98,10 @@ def test_what_cannot_be_a_whole_panorama_is_refused_in_one_line(room, tmp_path, 
 def test_views_show_what_pinhole_cameras_there_would(tmp_path):
     # A panorama whose colours are the directions that it looks in.
     latitude, longitude = np.meshgrid(
-        ((np.arange(256) + 0.5) / 256 - 0.5) * np.pi, ((np.arange(512) + 0.5) / 256 - 1) * np.pi,
+        ((np.arange(256) + 0.5) / 256 - 0.5) * np.pi,
+        ((np.arange(512) + 0.5) / 256 - 1) * np.pi,
         indexing="ij",
-    )  # fmt: skip
+    )
     flat = np.cos(latitude)
     rays = np.stack([flat * np.sin(longitude), np.sin(latitude), flat * np.cos(longitude)], -1)
     (tmp_path / "input").mkdir()

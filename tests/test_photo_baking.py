@@ -43,10 +43,13 @@ def plane() -> tuple[torch.Tensor, torch.Tensor]:
 CAMERAS = [
     look_at(
         (1.2 * np.cos(turn), 1.2 * np.sin(turn), 2.5 + 0.1 * k),
-        width=120, height=100, focal=110.0, name=f"{k}",
+        width=120,
+        height=100,
+        focal=110.0,
+        name=f"{k}",
     )
     for k, turn in enumerate(np.linspace(0, 2 * np.pi, 8, endpoint=False))
-]  # fmt: skip
+]
 
 
 def pattern(points: torch.Tensor) -> torch.Tensor:

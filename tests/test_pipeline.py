@@ -275,8 +275,17 @@ def test_a_run_writes_the_settings_that_repeat_it(run, capsys):
 def test_metrics_are_those_of_the_run(inputs, run, capsys):
     config = json.dumps({str(inputs[1]): str(inputs[3])})
     shared = (
-        "--scene_config", config, "-r", "dn_consistency", "-v", 300, "-f", 6, "--output_dir", run
-    )  # fmt: skip
+        "--scene_config",
+        config,
+        "-r",
+        "dn_consistency",
+        "-v",
+        300,
+        "-f",
+        6,
+        "--output_dir",
+        run,
+    )
     assert run_cli(metrics.main, *shared, "--evaluate_vanilla", True) == 0
     saved = json.loads((run / "metrics" / "results_density02_normal02.json").read_text())
     assert set(saved["scene"]) == {"3dgs_7k", "sugar_03_300_6"}
@@ -303,10 +312,23 @@ def test_metrics_after_gain_and_offset_do_not_mind_darker_photographs(inputs, ru
 
     def scores(scene) -> dict[str, float]:
         config = json.dumps({str(scene): str(inputs[3])})
-        assert run_cli(
-            metrics.main, "--scene_config", config, "-r", "dn_consistency", "-v", 300, "-f", 6,
-            "--output_dir", run, "--exposure_compensation",
-        ) == 0  # fmt: skip
+        assert (
+            run_cli(
+                metrics.main,
+                "--scene_config",
+                config,
+                "-r",
+                "dn_consistency",
+                "-v",
+                300,
+                "-f",
+                6,
+                "--output_dir",
+                run,
+                "--exposure_compensation",
+            )
+            == 0
+        )
         saved = json.loads((run / "metrics" / "results_density02_normal02.json").read_text())
         return saved["scene"]["sugar_03_300_6"]
 
@@ -435,12 +457,12 @@ def observed(tmp_path_factory) -> Path:
 )
 def test_the_mode_follows_from_the_overlap_of_the_views(observed, n_views, far, mode, tmp_path):
     root = observed if n_views == 24 else make_observed_scene(tmp_path / "scene", n_views).root
-    scene = load_scene(root, eval_split=False,
-                       size_rule=VanillaSize(), notify=lambda line: None)  # fmt: skip
+    scene = load_scene(root, eval_split=False, size_rule=VanillaSize(), notify=lambda line: None)
     if far:
         # Each looks in a direction of its own.
-        turns = Rotation.from_euler("xyz", 2 * np.random.default_rng(0).uniform(-90, 90, (24, 3)),
-                                    degrees=True).as_matrix()  # fmt: skip
+        turns = Rotation.from_euler(
+            "xyz", 2 * np.random.default_rng(0).uniform(-90, 90, (24, 3)), degrees=True
+        ).as_matrix()
         apart = [replace(c, rotation=t) for c, t in zip(scene.train_cameras, turns, strict=True)]
         scene = replace(scene, train_cameras=apart, extent=0.01)
     found, reason = mode_of(scene)

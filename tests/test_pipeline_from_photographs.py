@@ -28,8 +28,9 @@ def room(tmp_path) -> Path:
 
 
 def test_cameras_are_found_where_there_are_none(room):
-    plan = plan_of("-s", room, "--matcher", "similar", "--frames", 7, "--masks", "none",
-                   "--cameras", "a.xml")  # fmt: skip
+    plan = plan_of(
+        "-s", room, "--matcher", "similar", "--frames", 7, "--masks", "none", "--cameras", "a.xml"
+    )
     assert plan.convert.source_path == room
     assert plan.convert.sfm.cameras == "a.xml"
     assert plan.convert.sfm.matcher == "similar"
@@ -54,8 +55,13 @@ def test_cameras_that_are_there_are_taken(room):
 
 
 def test_several_processes_are_asked_to_let_one_find_the_cameras(room, monkeypatch):
-    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "MASTER_ADDR": "localhost",
-                        "MASTER_PORT": 1}.items():  # fmt: skip
+    for name, value in {
+        "RANK": 0,
+        "WORLD_SIZE": 2,
+        "LOCAL_RANK": 0,
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": 1,
+    }.items():
         monkeypatch.setenv(name, str(value))
     with pytest.raises(UserError, match="let one process find them first"):
         plan_of("-s", room)

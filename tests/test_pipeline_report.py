@@ -28,10 +28,17 @@ from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import make_tiny_scene, tiny_cloud
 
 QUALITY = MeshQuality(
-    accuracy=0.00343, completeness=0.002, precisions=(0.8, 0.9), recalls=(0.8, 0.9),
-    normal_agreement=0.95, non_manifold_edge_share=0.0, open_edge_share=0.0123,
-    components=4, triangles=38731, object_triangles=15802,
-)  # fmt: skip
+    accuracy=0.00343,
+    completeness=0.002,
+    precisions=(0.8, 0.9),
+    recalls=(0.8, 0.9),
+    normal_agreement=0.95,
+    non_manifold_edge_share=0.0,
+    open_edge_share=0.0123,
+    components=4,
+    triangles=38731,
+    object_triangles=15802,
+)
 
 
 def coarse_run(root: Path) -> Path:
@@ -39,9 +46,13 @@ def coarse_run(root: Path) -> Path:
     with closing(RunLogger(folder / "tensorboard")) as logger:
         for iteration in range(1, 6):
             logger.scalars(
-                {"Loss/loss": 1.0 / iteration, "Test/PSNR": 25.0 + iteration,
-                 "Gaussians/count": 23078.0}, iteration,
-            )  # fmt: skip
+                {
+                    "Loss/loss": 1.0 / iteration,
+                    "Test/PSNR": 25.0 + iteration,
+                    "Gaussians/count": 23078.0,
+                },
+                iteration,
+            )
     (folder / "run.json").write_text(
         json.dumps(
             {
@@ -84,10 +95,23 @@ def test_a_pipeline_report_has_it_all(tmp_path):
     )
     text = path.read_text(encoding="utf-8")
     for words in (
-        "SuGaR of fox &amp; co", "1 min 23 s", "23,078 Gaussians", "38,731 triangles", "1.00 GiB",
-        "skipped", "coarse/run%20%3C1%3E/15000.pt", "mesh.level", "12345", "0.343%", "Coarse mesh",
-        "30.00 dB", "PSNR of held-out and", "&lt;b&gt;", "4.00 KiB", "Not there:",
-    ):  # fmt: skip
+        "SuGaR of fox &amp; co",
+        "1 min 23 s",
+        "23,078 Gaussians",
+        "38,731 triangles",
+        "1.00 GiB",
+        "skipped",
+        "coarse/run%20%3C1%3E/15000.pt",
+        "mesh.level",
+        "12345",
+        "0.343%",
+        "Coarse mesh",
+        "30.00 dB",
+        "PSNR of held-out and",
+        "&lt;b&gt;",
+        "4.00 KiB",
+        "Not there:",
+    ):
         assert words in text, words
     assert text.count("<img ") == 4
     assert "Textured mesh" not in text
@@ -101,9 +125,11 @@ def test_photographs_stand_above_what_was_made_of_them(tmp_path, monkeypatch, ev
     scene = load_scene(root, size_rule=VanillaSize(), eval_split=eval_split, notify=print)
     ball = icosahedron()
     mesh = TexturedMesh(
-        torch.tensor(ball.vertices).float(), torch.tensor(ball.faces),
-        torch.rand(len(ball.faces), 3, 2), torch.full((8, 8, 3), 90).byte(),
-    )  # fmt: skip
+        torch.tensor(ball.vertices).float(),
+        torch.tensor(ball.faces),
+        torch.rand(len(ball.faces), 3, 2),
+        torch.full((8, 8, 3), 90).byte(),
+    )
     with ImageStore() as images:
         found = compare_with_photographs(scene, images, tiny_cloud().activate(), mesh)
         nothing = compare_with_photographs(scene, images, None, None)

@@ -183,8 +183,19 @@ def disturbed(tmp_path_factory):
 
 
 def trained(scene, output, iterations: int, *more: object) -> None:
-    words = ("-s", scene.root, "-m", output, "--iterations", iterations, "--refine_poses", "True",
-             "--densify_from_iter", iterations, *more)  # fmt: skip
+    words = (
+        "-s",
+        scene.root,
+        "-m",
+        output,
+        "--iterations",
+        iterations,
+        "--refine_poses",
+        "True",
+        "--densify_from_iter",
+        iterations,
+        *more,
+    )
     assert run_cli(vanilla_train.main, *words) == 0
 
 
@@ -222,9 +233,7 @@ def test_a_held_out_view_is_moved_to_where_its_photograph_fits(exposed):
         photograph = (photograph * 0.7 + 20).to(torch.uint8)
     motion = torch.tensor([0.006, -0.004, 0.003, 0.004, 0.002, -0.006], dtype=torch.float64)
     wrong = with_motion(camera, motion, 3.0)
-    found = fitted_pose(
-        gaussians, wrong, photograph, 3.0, torch.zeros(3), exposed=exposed
-    )  # fmt: skip
+    found = fitted_pose(gaussians, wrong, photograph, 3.0, torch.zeros(3), exposed=exposed)
     points = gaussians.means.numpy()
     before = pixels_off([wrong], [camera], points)
     assert pixels_off([found], [camera], points) < 0.2 * before

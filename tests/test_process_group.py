@@ -48,9 +48,13 @@ from tests.support.tiny_scene import (
 )
 
 TORCHRUN = {
-    "RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
-    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1",
-}  # fmt: skip
+    "RANK": "1",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "1",
+}
 
 
 def start_ranks(n: int, script: str, *flags: object) -> list[subprocess.Popen]:
@@ -156,8 +160,12 @@ def stepper_of(stage: Pull, group: ProcessGroup = ALONE) -> Stepper:
         get=lambda camera: torch.zeros(1), prefetch=lambda camera: None, serve=lambda device: None
     )
     return Stepper(
-        stage, tiny_cameras(10), RunContext(images, Console.silent(), group), first=1, seed=0,
-    )  # fmt: skip
+        stage,
+        tiny_cameras(10),
+        RunContext(images, Console.silent(), group),
+        first=1,
+        seed=0,
+    )
 
 
 def test_photographs_come_in_the_same_order_for_any_number_of_processes():
@@ -303,27 +311,104 @@ def kinds(scene, checkpoint, folder: Path) -> dict[str, tuple]:
     mesh = folder / "sugarmesh_ball.ply"
     write_mesh_ply(mesh, icosahedron())
     return {
-        "vanilla": ("gaussian_splatting/train.py", vanilla_train.main, (
-            "-s", scene.root, "--eval", "--iterations", 12, "--densify_from_iter", 2,
-            "--densification_interval", 4, "--densify_until_iter", 10,
-            "--opacity_reset_interval", 6, "--random_background", "--max_gaussians", 350,
-            "--checkpoint_interval", 4, "-m",
-        )),
-        "coarse": ("train.py", train.main, (
-            "-s", scene.root, "-c", checkpoint, "-r", "dn_consistency", "--stop_after", "coarse",
-            "--schedule_scale", 0.002, "--sdf_samples", 400, "--checkpoint_interval", 99_999,
-            "--use_bfloat16", "--checkpoint_milestones", 8_000, 10_000, "--output_dir",
-        )),
-        "multiview": ("train.py", train.main, (
-            "-s", scene.root, "-c", checkpoint, "-r", "multiview", "--stop_after", "coarse",
-            "--schedule_scale", 0.002, "--multiview_pixels", 500, "--max_gaussians", 250,
-            "--checkpoint_interval", 10_000, "--checkpoint_milestones", 99_999, "--output_dir",
-        )),
-        "refine": ("train_refined.py", train_refined.main, (
-            "-s", scene.root, "-c", checkpoint, "-m", mesh, "-g", 6, "-v", 1000, "-f", 8,
-            "--exposure_compensation", "--checkpoint_interval", 4, "-o",
-        )),
-    }  # fmt: skip
+        "vanilla": (
+            "gaussian_splatting/train.py",
+            vanilla_train.main,
+            (
+                "-s",
+                scene.root,
+                "--eval",
+                "--iterations",
+                12,
+                "--densify_from_iter",
+                2,
+                "--densification_interval",
+                4,
+                "--densify_until_iter",
+                10,
+                "--opacity_reset_interval",
+                6,
+                "--random_background",
+                "--max_gaussians",
+                350,
+                "--checkpoint_interval",
+                4,
+                "-m",
+            ),
+        ),
+        "coarse": (
+            "train.py",
+            train.main,
+            (
+                "-s",
+                scene.root,
+                "-c",
+                checkpoint,
+                "-r",
+                "dn_consistency",
+                "--stop_after",
+                "coarse",
+                "--schedule_scale",
+                0.002,
+                "--sdf_samples",
+                400,
+                "--checkpoint_interval",
+                99_999,
+                "--use_bfloat16",
+                "--checkpoint_milestones",
+                8_000,
+                10_000,
+                "--output_dir",
+            ),
+        ),
+        "multiview": (
+            "train.py",
+            train.main,
+            (
+                "-s",
+                scene.root,
+                "-c",
+                checkpoint,
+                "-r",
+                "multiview",
+                "--stop_after",
+                "coarse",
+                "--schedule_scale",
+                0.002,
+                "--multiview_pixels",
+                500,
+                "--max_gaussians",
+                250,
+                "--checkpoint_interval",
+                10_000,
+                "--checkpoint_milestones",
+                99_999,
+                "--output_dir",
+            ),
+        ),
+        "refine": (
+            "train_refined.py",
+            train_refined.main,
+            (
+                "-s",
+                scene.root,
+                "-c",
+                checkpoint,
+                "-m",
+                mesh,
+                "-g",
+                6,
+                "-v",
+                1000,
+                "-f",
+                8,
+                "--exposure_compensation",
+                "--checkpoint_interval",
+                4,
+                "-o",
+            ),
+        ),
+    }
 
 
 def checkpoints(output: Path) -> list[Path]:
@@ -406,9 +491,19 @@ def test_two_processes_go_on_with_what_one_began(scene, checkpoint, tmp_path, ca
 
 def long_run(scene, output: Path) -> list[subprocess.Popen]:
     processes = start_ranks(
-        2, "gaussian_splatting/train.py", "-s", scene.root, "-m", output, "--iterations", 100_000,
-        "--checkpoint_interval", 5, "--densify_from_iter", 100_000,
-    )  # fmt: skip
+        2,
+        "gaussian_splatting/train.py",
+        "-s",
+        scene.root,
+        "-m",
+        output,
+        "--iterations",
+        100_000,
+        "--checkpoint_interval",
+        5,
+        "--densify_from_iter",
+        100_000,
+    )
     folder = output / "checkpoints"
     folder.mkdir(parents=True)
     wait_for_checkpoint(processes[0], folder, 0, limit=60, linger=0.2)
@@ -447,9 +542,15 @@ def test_an_error_of_one_process_is_said_once_and_ends_all(scene, tmp_path):
     shutil.copytree(scene.root, spoiled)
     (spoiled / "images" / "view_05.png").write_bytes(b"no picture")
     ends = run_ranks(
-        2, "gaussian_splatting/train.py", "-s", spoiled, "-m", tmp_path / "out",
-        "--iterations", 100,
-    )  # fmt: skip
+        2,
+        "gaussian_splatting/train.py",
+        "-s",
+        spoiled,
+        "-m",
+        tmp_path / "out",
+        "--iterations",
+        100,
+    )
     assert [code for code, _, _ in ends] == [2, 2]
     said = "".join(err for _, _, err in ends)
     assert said.startswith("error: ")

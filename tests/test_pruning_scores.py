@@ -245,8 +245,12 @@ def test_a_run_is_named_by_what_it_does_not_by_its_preset():
     by_hand = VanillaConfig(
         scoring=SCORED, growth=GrowthConfig(True), robustness=RobustConfig(True)
     )
-    nothing = replace(fast, scoring=ScoreConfig("reference"), growth=GrowthConfig(False),
-                      robustness=RobustConfig(False))  # fmt: skip
+    nothing = replace(
+        fast,
+        scoring=ScoreConfig("reference"),
+        growth=GrowthConfig(False),
+        robustness=RobustConfig(False),
+    )
     assert fast.resolved(False).identity() == by_hand.resolved(False).identity()
     assert nothing.resolved(False).identity() == VanillaConfig().identity()
     assert VanillaConfig().resolved(False).identity() == VanillaConfig().identity()
@@ -257,10 +261,26 @@ def test_a_run_is_named_by_what_it_does_not_by_its_preset():
 
 def vanilla(scene, output, *more) -> int:
     return run_cli(
-        vanilla_train.main, "-s", scene.root, "-m", output, "--eval", "--iterations", 24,
-        "--densify_from_iter", 2, "--densification_interval", 4, "--densify_until_iter", 20,
-        "--opacity_reset_interval", 9, "--checkpoint_iterations", 10, *more,
-    )  # fmt: skip
+        vanilla_train.main,
+        "-s",
+        scene.root,
+        "-m",
+        output,
+        "--eval",
+        "--iterations",
+        24,
+        "--densify_from_iter",
+        2,
+        "--densification_interval",
+        4,
+        "--densify_until_iter",
+        20,
+        "--opacity_reset_interval",
+        9,
+        "--checkpoint_iterations",
+        10,
+        *more,
+    )
 
 
 def final(output):

@@ -60,15 +60,25 @@ def test_values_and_gradients_match_the_dense_float64_reference(seed, size):
     if size is not None:
         gaussians = replace(gaussians, scales=gaussians.scales * size, antialiased=True)
     features = torch.randn(250, 2, generator=torch.Generator().manual_seed(seed))
-    options = {"sh_degree": seed % 4, "farthest_depth_behind": seed % 2 == 0,
-               "plane_reach": 2.5 if seed % 2 else math.inf}  # fmt: skip
+    options = {
+        "sh_degree": seed % 4,
+        "farthest_depth_behind": seed % 2 == 0,
+        "plane_reach": 2.5 if seed % 2 else math.inf,
+    }
     expected, expected_gradients = render_with_gradients(
         rasterize_reference, gaussians, camera, features, torch.float64, seed, **options
     )
     actual, gradients = render_with_gradients(
-        rasterize, gaussians, camera, features, torch.float32, seed,
-        depth=True, normal=True, **options,
-    )  # fmt: skip
+        rasterize,
+        gaussians,
+        camera,
+        features,
+        torch.float32,
+        seed,
+        depth=True,
+        normal=True,
+        **options,
+    )
     assert int((actual.radii > 0).sum()) > 50
     torch.testing.assert_close(actual.radii, expected.radii)
     for name in IMAGES:
@@ -103,9 +113,12 @@ def test_an_antialiased_splat_far_below_a_pixel_keeps_what_other_programs_leave_
     camera = look_at((0.0, -3.0, 0.0), width=33, height=33)
     one = random_gaussians(1, 0)
     one = replace(
-        one, means=torch.zeros(1, 3).double(), scales=torch.full((1, 3), size).double(),
-        opacities=torch.full((1,), 0.98).double(), antialiased=True,
-    )  # fmt: skip
+        one,
+        means=torch.zeros(1, 3).double(),
+        scales=torch.full((1, 3), size).double(),
+        opacities=torch.full((1,), 0.98).double(),
+        antialiased=True,
+    )
     leaves = leaves_of(one, torch.float32)
     alpha = rasterize(leaves, camera).alpha[16, 16]
     deviation = np.array([camera.fx, camera.fy]) * size / 3
@@ -151,8 +164,14 @@ def test_gradients_of_the_reference_match_finite_differences(size):
                 assert numeric == pytest.approx(float(gradient[i]), rel=2e-3, abs=2e-3)
 
 
-RECORDED = ["0_deg3_black", "0_deg3_white", "0_deg0_black", "0_deg0_white", "2_deg3_black",
-            "2_deg0_white"]  # fmt: skip
+RECORDED = [
+    "0_deg3_black",
+    "0_deg3_white",
+    "0_deg0_black",
+    "0_deg0_white",
+    "2_deg3_black",
+    "2_deg0_white",
+]
 
 
 @pytest.mark.parametrize("key", [f"cam{name}" for name in RECORDED])
@@ -217,9 +236,16 @@ def test_depth_and_normals_match_the_recorded_ones(index):
 def all_bits(seed=5, n=3000):
     camera = look_at((2.5, 1.2, 0.8), width=120, height=90, focal=90.0, principal=(5, 3))
     output, gradients = render_with_gradients(
-        rasterize, random_gaussians(n, seed), camera, torch.ones(n, 1), torch.float32, seed,
-        depth=True, normal=True, plane_reach=3.0,
-    )  # fmt: skip
+        rasterize,
+        random_gaussians(n, seed),
+        camera,
+        torch.ones(n, 1),
+        torch.float32,
+        seed,
+        depth=True,
+        normal=True,
+        plane_reach=3.0,
+    )
     return [getattr(output, name).detach() for name in IMAGES] + gradients
 
 

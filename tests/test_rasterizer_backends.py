@@ -63,9 +63,15 @@ def rendered(rasterizer, opaque=False):
     features = torch.rand(len(gaussians), 2, generator=torch.Generator().manual_seed(1))
     features.requires_grad_()
     output = rasterize(
-        gaussians, camera, torch.tensor([0.2, 0.5, 0.9]), depth=True, normal=True,
-        features=features, farthest_depth_behind=True, rasterizer=rasterizer,
-    )  # fmt: skip
+        gaussians,
+        camera,
+        torch.tensor([0.2, 0.5, 0.9]),
+        depth=True,
+        normal=True,
+        features=features,
+        farthest_depth_behind=True,
+        rasterizer=rasterizer,
+    )
     images = {n: getattr(output, n) for n in ("image", "depth", "normal", "features", "alpha")}
     draws = torch.Generator().manual_seed(2)
     loss = sum((torch.randn(i.shape, generator=draws) * i).sum() for i in images.values())

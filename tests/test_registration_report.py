@@ -47,8 +47,14 @@ def evidence(n: int = 20, missing: tuple[int, ...] = (), **changes) -> Evidence:
     names = [f"{k:02}" for k in range(n)]
     placed = [name for k, name in enumerate(names) if k not in missing]
     matches = {(k, k + 1): 200 for k in range(n - 1)}
-    facts = {"sharpness": [0.6] * n, "n_features": [2000] * n, "matches": matches,
-             "models": [placed], "n_points": 5000, "error": 0.5}  # fmt: skip
+    facts = {
+        "sharpness": [0.6] * n,
+        "n_features": [2000] * n,
+        "matches": matches,
+        "models": [placed],
+        "n_points": 5000,
+        "error": 0.5,
+    }
     return Evidence(names, **{**facts, **changes})
 
 

@@ -67,8 +67,11 @@ def test_files_that_the_new_result_lacks_go_with_the_old_one(tmp_path):
     (tmp_path / "other.glb").write_text("mine")
     write(files_of(tmp_path, ".png", ".obj"), NEW)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "mesh.json", "mesh.obj", "mesh.png", "other.glb",
-    ]  # fmt: skip
+        "mesh.json",
+        "mesh.obj",
+        "mesh.png",
+        "other.glb",
+    ]
 
 
 @pytest.mark.parametrize("n_renames", range(5))

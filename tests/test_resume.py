@@ -76,12 +76,30 @@ class Kind:
 def vanilla(scene: TinyScene, iterations: int, interval: int, *more: object) -> Kind:
     """Densification at multiples of 4, an opacity reset at 6 and 12, random backgrounds."""
     flags = (
-        "-s", scene.root, "--eval", "--iterations", iterations, "--densify_from_iter", 2,
-        "--densification_interval", 4, "--densify_until_iter", iterations - 2,
-        "--opacity_reset_interval", 6, "--random_background", "--max_gaussians", 500,
-        "--checkpoint_interval", interval, "--save_iterations", 1, "--test_iterations", 1,
+        "-s",
+        scene.root,
+        "--eval",
+        "--iterations",
+        iterations,
+        "--densify_from_iter",
+        2,
+        "--densification_interval",
+        4,
+        "--densify_until_iter",
+        iterations - 2,
+        "--opacity_reset_interval",
+        6,
+        "--random_background",
+        "--max_gaussians",
+        500,
+        "--checkpoint_interval",
+        interval,
+        "--save_iterations",
+        1,
+        "--test_iterations",
+        1,
         *more,
-    )  # fmt: skip
+    )
     saved = tuple(range(interval, iterations + 1, interval))
     folder = Path("checkpoints")
     script = "gaussian_splatting/train.py"
@@ -92,10 +110,26 @@ def coarse(scene: TinyScene, source: Path, scale: float, mode: str, saved, *more
     """Iterations 7000 to 15000 times the scale; ``saved`` are iterations of the short schedule."""
     milestones = [round(iteration / scale) for iteration in saved]
     flags = (
-        "-s", scene.root, "-c", source, "-r", mode, "--stop_after", "coarse",
-        "--schedule_scale", scale, "--sdf_samples", 400, "--checkpoint_interval", 99_999,
-        "--test_iterations", 1, "--checkpoint_milestones", *(milestones or ["[]"]), *more,
-    )  # fmt: skip
+        "-s",
+        scene.root,
+        "-c",
+        source,
+        "-r",
+        mode,
+        "--stop_after",
+        "coarse",
+        "--schedule_scale",
+        scale,
+        "--sdf_samples",
+        400,
+        "--checkpoint_interval",
+        99_999,
+        "--test_iterations",
+        1,
+        "--checkpoint_milestones",
+        *(milestones or ["[]"]),
+        *more,
+    )
     name = COARSE_FOLDER.replace("density", "sdf") if mode == "sdf" else COARSE_FOLDER
     folder = Path("coarse") / "scene" / name
     return Kind("train.py", train.main, CoarseStage, flags, "--output_dir", folder, tuple(saved))
@@ -107,9 +141,22 @@ def refine(scene: TinyScene, source: Path, iterations: int, interval: int, *more
     if not mesh.exists():
         write_mesh_ply(mesh, icosahedron())
     flags = (
-        "-s", scene.root, "-c", source, "-m", mesh, "-g", 6, "-v", 1000, "-f", iterations,
-        "--checkpoint_interval", interval, *more,
-    )  # fmt: skip
+        "-s",
+        scene.root,
+        "-c",
+        source,
+        "-m",
+        mesh,
+        "-g",
+        6,
+        "-v",
+        1000,
+        "-f",
+        iterations,
+        "--checkpoint_interval",
+        interval,
+        *more,
+    )
     saved = tuple(range(interval, iterations + 1, interval))
     folder = Path("sugarfine_ball_normalconsistency01_gaussperface6")
     return Kind("train_refined.py", train_refined.main, RefineStage, flags, "-o", folder, saved)
@@ -288,9 +335,14 @@ def test_other_settings_are_listed_and_refused(kind, straight, capsys):
         else kind.run(straight, "--random_seed", 5, "-w")
     )
     assert_refused(
-        code, capsys.readouterr().err, str(straight / kind.folder), "seed: 0 → 5",
-        "white_background: False → True", kind.output_flag, "--overwrite True",
-    )  # fmt: skip
+        code,
+        capsys.readouterr().err,
+        str(straight / kind.folder),
+        "seed: 0 → 5",
+        "white_background: False → True",
+        kind.output_flag,
+        "--overwrite True",
+    )
     assert snapshot(straight) == before
 
 
@@ -360,9 +412,12 @@ def test_density_and_dn_consistency_do_not_replace_each_other(scene, checkpoint,
     before = snapshot(tmp_path)
     code = second.run(tmp_path)
     assert_refused(
-        code, capsys.readouterr().err, "regularization_type: density → dn_consistency",
-        "--output_dir", "--overwrite True",
-    )  # fmt: skip
+        code,
+        capsys.readouterr().err,
+        "regularization_type: density → dn_consistency",
+        "--output_dir",
+        "--overwrite True",
+    )
     assert snapshot(tmp_path) == before
     assert second.run(tmp_path, "--overwrite", True) == 0
     record = json.loads((tmp_path / second.folder / "run.json").read_text(encoding="utf-8"))
@@ -404,9 +459,12 @@ def test_run_killed_again_and_again_ends_with_the_same_bits(scene, checkpoint, t
         process = start(kind.script, *kind.command(broken))
         # The limit also has some processes killed while they start.
         wait_for_checkpoint(
-            process, folder, newest(folder), limit=moments.choice([2.0, 60.0, 60.0]),
+            process,
+            folder,
+            newest(folder),
+            limit=moments.choice([2.0, 60.0, 60.0]),
             linger=moments.uniform(0, 0.15),
-        )  # fmt: skip
+        )
         hits += process.poll() is None
         kill(process)
     assert hits >= 3

@@ -63,11 +63,31 @@ def test_nothing_is_done_unless_asked_for():
 
 
 def vanilla(scene, output, *more) -> None:
-    assert run_cli(
-        vanilla_train.main, "-s", scene.root, "-m", output, "--eval", "--iterations", 24,
-        "--densify_from_iter", 2, "--densification_interval", 4, "--densify_until_iter", 20,
-        "--opacity_reset_interval", 9, "--checkpoint_interval", 8, "--robust", *more,
-    ) == 0  # fmt: skip
+    assert (
+        run_cli(
+            vanilla_train.main,
+            "-s",
+            scene.root,
+            "-m",
+            output,
+            "--eval",
+            "--iterations",
+            24,
+            "--densify_from_iter",
+            2,
+            "--densification_interval",
+            4,
+            "--densify_until_iter",
+            20,
+            "--opacity_reset_interval",
+            9,
+            "--checkpoint_interval",
+            8,
+            "--robust",
+            *more,
+        )
+        == 0
+    )
 
 
 @pytest.mark.parametrize("limit", [400, 120])
@@ -75,8 +95,16 @@ def test_the_shell_counts_among_the_gaussians_allowed_and_leaves_most_to_the_poi
     tmp_path, limit
 ):
     scene = make_tiny_scene(tmp_path / "scene")
-    vanilla(scene, tmp_path / "a", "--max_gaussians", limit, "--checkpoint_interval", 2,
-            "--keep_checkpoints", 99)  # fmt: skip
+    vanilla(
+        scene,
+        tmp_path / "a",
+        "--max_gaussians",
+        limit,
+        "--checkpoint_interval",
+        2,
+        "--keep_checkpoints",
+        99,
+    )
     folder = tmp_path / "a" / "checkpoints"
     clouds = [load_pt(path)["state_dict"]["_points"] for path in folder.glob("*.pt")]
     assert max(map(len, clouds)) <= limit

@@ -69,10 +69,22 @@ def report_of(folder: Path) -> str:
 def test_a_report_tells_what_the_run_was_and_did(run):
     text = report_of(run)
     for words in (
-        "scene &amp; co / sugarcoarse_x", "finished", "1 min 15 s", "3.00 GiB", "entropy",
-        "29.00 dB", "0.4444", "109", "rates.means", "0.00016", "77", "1200.pt", "2.00 KiB",
-        "Loss and its terms", "PSNR of held-out and of training views",
-    ):  # fmt: skip
+        "scene &amp; co / sugarcoarse_x",
+        "finished",
+        "1 min 15 s",
+        "3.00 GiB",
+        "entropy",
+        "29.00 dB",
+        "0.4444",
+        "109",
+        "rates.means",
+        "0.00016",
+        "77",
+        "1200.pt",
+        "2.00 KiB",
+        "Loss and its terms",
+        "PSNR of held-out and of training views",
+    ):
         assert words in text, words
     assert text.count('<svg viewBox="0 0 520') == 3
     assert text.count("<img ") == 1

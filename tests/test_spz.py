@@ -26,8 +26,14 @@ from tests.test_compact_files import random_cloud
 ORBIT = 0xADBE0002
 ALL_AXES = ["RUB", "RDF", "LUF", "RUF", "LDB", "RFU", "LBD"]
 NUMBERS = {"RUB": 4, "RDF": 6, "LUF": 7, "RUF": 8, "LDB": 1, "RFU": 12, "LBD": 13}
-LETTERS = {"R": [1, 0, 0], "L": [-1, 0, 0], "U": [0, 1, 0], "D": [0, -1, 0], "B": [0, 0, 1],
-           "F": [0, 0, -1]}  # fmt: skip
+LETTERS = {
+    "R": [1, 0, 0],
+    "L": [-1, 0, 0],
+    "U": [0, 1, 0],
+    "D": [0, -1, 0],
+    "B": [0, 0, 1],
+    "F": [0, 0, -1],
+}
 
 
 @pytest.mark.parametrize("version", [3, 4])
@@ -76,8 +82,9 @@ def test_a_mirrored_cloud_looks_mirrored():
     # Band 1 is a vector along y, z and x, of which the mirror turns y around.
     signs = torch.tensor([-1.0, 1.0, 1.0])[:, None]
     flipped = moved_cloud(cloud, np.diag([1.0, -1.0, 1.0, 1.0]))
-    torch.testing.assert_close(flipped.sh_rest[:, :3], cloud.sh_rest[:, :3] * signs, atol=1e-5,
-                               rtol=0)  # fmt: skip
+    torch.testing.assert_close(
+        flipped.sh_rest[:, :3], cloud.sh_rest[:, :3] * signs, atol=1e-5, rtol=0
+    )
 
 
 def scaled(cloud: GaussianCloud, factor: float) -> GaussianCloud:

@@ -33,18 +33,46 @@ CHECKPOINT_EVERY = 2
 
 def run_coarse(scene: TinyScene, source: Path, output: Path, *flags: object) -> int:
     return run_cli(
-        train.main, "-s", scene.root, "-c", source, "-r", "dn_consistency", "--stop_after",
-        "coarse", "--output_dir", output, "--schedule_scale", 0.002, "--sdf_samples", 200,
-        "--test_iterations", 1, "--checkpoint_milestones", 1, *flags,
-    )  # fmt: skip
+        train.main,
+        "-s",
+        scene.root,
+        "-c",
+        source,
+        "-r",
+        "dn_consistency",
+        "--stop_after",
+        "coarse",
+        "--output_dir",
+        output,
+        "--schedule_scale",
+        0.002,
+        "--sdf_samples",
+        200,
+        "--test_iterations",
+        1,
+        "--checkpoint_milestones",
+        1,
+        *flags,
+    )
 
 
 def run_vanilla(scene: TinyScene, output: Path, *flags: object) -> int:
     return run_cli(
-        vanilla_train.main, "-s", scene.root, "-m", output, "--iterations", 12,
-        "--checkpoint_interval", CHECKPOINT_EVERY, "--densify_from_iter", 2,
-        "--densification_interval", 4, *flags,
-    )  # fmt: skip
+        vanilla_train.main,
+        "-s",
+        scene.root,
+        "-m",
+        output,
+        "--iterations",
+        12,
+        "--checkpoint_interval",
+        CHECKPOINT_EVERY,
+        "--densify_from_iter",
+        2,
+        "--densification_interval",
+        4,
+        *flags,
+    )
 
 
 def folder_of(output: Path) -> Path:
@@ -101,9 +129,14 @@ def test_nan_in_a_parameter_of_the_coarse_stage(
     plant(monkeypatch, CoarseStage, "begin", 24, planted_nan(name), before=True)
     code = run_coarse(scene, checkpoint, tmp_path)
     assert_stopped(
-        code, capsys.readouterr().err, 24, f"parameter {name} ", "1 of 160 rows (first: 5)",
-        "camera view_0", "last good checkpoint is kept",
-    )  # fmt: skip
+        code,
+        capsys.readouterr().err,
+        24,
+        f"parameter {name} ",
+        "1 of 160 rows (first: 5)",
+        "camera view_0",
+        "last good checkpoint is kept",
+    )
     assert_last_checkpoint_is_good(tmp_path, 24)
 
 
@@ -189,9 +222,13 @@ def test_gradient_that_is_not_finite(scene, checkpoint, tmp_path, monkeypatch, c
     else:
         code = run_vanilla(scene, tmp_path)
     assert_stopped(
-        code, capsys.readouterr().err, iteration, "gradient of quats is not finite in 2 of",
-        "(first: 3, 8)", "camera view_0",
-    )  # fmt: skip
+        code,
+        capsys.readouterr().err,
+        iteration,
+        "gradient of quats is not finite in 2 of",
+        "(first: 3, 8)",
+        "camera view_0",
+    )
     assert_last_checkpoint_is_good(tmp_path, iteration)
 
 
@@ -203,9 +240,13 @@ def test_exploding_scales(scene, checkpoint, tmp_path, monkeypatch, capsys, log_
     plant(monkeypatch, CoarseStage, "begin", 23, spoil, before=True)
     code = run_coarse(scene, checkpoint, tmp_path)
     assert_stopped(
-        code, capsys.readouterr().err, 23, "scales out of bounds", "1 of 160 rows (first: 4)",
+        code,
+        capsys.readouterr().err,
+        23,
+        "scales out of bounds",
+        "1 of 160 rows (first: 4)",
         "camera view_0",
-    )  # fmt: skip
+    )
     assert_last_checkpoint_is_good(tmp_path, 23)
 
 
@@ -229,9 +270,11 @@ def test_a_run_whose_views_all_show_nothing_stops_after_an_epoch(scene, tmp_path
     code = run_vanilla(scene, tmp_path / "out", "--init_ply", tmp_path / "far.ply")
     n_views = len(scene.cameras)
     assert_stopped(
-        code, capsys.readouterr().err, n_views, "none of the 200 Gaussians is visible in the last "
-        f"{n_views} views",
-    )  # fmt: skip
+        code,
+        capsys.readouterr().err,
+        n_views,
+        f"none of the 200 Gaussians is visible in the last {n_views} views",
+    )
 
 
 def test_prune_that_leaves_nothing(scene, tmp_path, capsys):

@@ -366,9 +366,21 @@ def test_whole_runs_go_in_strips_and_do_not_start_anew_without_them(
     scene, checkpoint, tmp_path, capsys
 ):
     common = (
-        "-s", scene.root, "-c", checkpoint, "-r", "dn_consistency", "--stop_after", "coarse",
-        "--output_dir", tmp_path, "--schedule_scale", 0.0005, "--sdf_samples", 100,
-    )  # fmt: skip
+        "-s",
+        scene.root,
+        "-c",
+        checkpoint,
+        "-r",
+        "dn_consistency",
+        "--stop_after",
+        "coarse",
+        "--output_dir",
+        tmp_path,
+        "--schedule_scale",
+        0.0005,
+        "--sdf_samples",
+        100,
+    )
     strips = ("--gradient_accumulation", True, "--accumulation_steps", 3)
     assert run_cli(train.main, *common, *strips) == 0
     capsys.readouterr()
@@ -380,9 +392,20 @@ def test_refinement_runs_in_strips(scene, checkpoint, tmp_path):
     mesh = tmp_path / "mesh.ply"
     write_mesh_ply(mesh, icosahedron())
     code = run_cli(
-        train_refined.main, "-s", scene.root, "-c", checkpoint, "-m", mesh, "-f", 2,
-        "-o", tmp_path / "refined", "--gradient_accumulation", True,
-    )  # fmt: skip
+        train_refined.main,
+        "-s",
+        scene.root,
+        "-c",
+        checkpoint,
+        "-m",
+        mesh,
+        "-f",
+        2,
+        "-o",
+        tmp_path / "refined",
+        "--gradient_accumulation",
+        True,
+    )
     assert code == 0
     assert list((tmp_path / "refined").rglob("2.pt"))
 

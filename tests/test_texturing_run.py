@@ -64,8 +64,10 @@ def test_a_run_writes_all_files_under_the_name_of_the_model(inputs, tmp_path):
     assert note["result"]["peak_bytes"] > 0
 
 
-@pytest.mark.parametrize("flags", [("--texture_source", "photos"), ("--texture_atlas", "xatlas"),
-                                   ("--square_size", "auto")])  # fmt: skip
+@pytest.mark.parametrize(
+    "flags",
+    [("--texture_source", "photos"), ("--texture_atlas", "xatlas"), ("--square_size", "auto")],
+)
 def test_other_sources_and_atlases(inputs, tmp_path, flags):
     if "xatlas" in flags:
         pytest.importorskip("xatlas")

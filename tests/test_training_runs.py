@@ -71,12 +71,33 @@ TERMS = {
 def vanilla_run(scene, tmp_path_factory) -> Path:
     """100 iterations, densification in half of them."""
     output = tmp_path_factory.mktemp("vanilla") / "out"
-    assert run_cli(
-        vanilla_train.main, "-s", scene.root, "-m", output, "--eval", "--iterations", 100,
-        "--densify_from_iter", 10, "--densification_interval", 20, "--densify_until_iter", 70,
-        "--save_iterations", 60, "--test_iterations", 1,
-        "--checkpoint_interval", 30, "--checkpoint_iterations", 15,
-    ) == 0  # fmt: skip
+    assert (
+        run_cli(
+            vanilla_train.main,
+            "-s",
+            scene.root,
+            "-m",
+            output,
+            "--eval",
+            "--iterations",
+            100,
+            "--densify_from_iter",
+            10,
+            "--densification_interval",
+            20,
+            "--densify_until_iter",
+            70,
+            "--save_iterations",
+            60,
+            "--test_iterations",
+            1,
+            "--checkpoint_interval",
+            30,
+            "--checkpoint_iterations",
+            15,
+        )
+        == 0
+    )
     return output
 
 
@@ -87,9 +108,19 @@ def coarse_runs(scene, checkpoint, tmp_path_factory) -> dict[str, Path]:
     for mode in REGULARIZATIONS:
         output = tmp_path_factory.mktemp(mode)
         code = run_cli(
-            train.main, "-s", scene.root, "-c", checkpoint, "-r", mode, "--stop_after", "coarse",
-            "--output_dir", output, *SHORT,
-        )  # fmt: skip
+            train.main,
+            "-s",
+            scene.root,
+            "-c",
+            checkpoint,
+            "-r",
+            mode,
+            "--stop_after",
+            "coarse",
+            "--output_dir",
+            output,
+            *SHORT,
+        )
         assert code == 0
         name = SDF_FOLDER if mode == "sdf" else DENSITY_FOLDER
         folders[mode] = output / "coarse" / "scene" / name
@@ -106,17 +137,36 @@ def short_vanilla(scene: TinyScene, output: Path, *flags: object) -> int:
 
 def short_coarse(scene: TinyScene, source: Path, output: Path, *flags: object) -> int:
     return run_cli(
-        train.main, "-s", scene.root, "-c", source, "-r", "density", "--stop_after", "coarse",
-        "--output_dir", output, "--schedule_scale", 0.0003, "--sdf_samples", 100,
-        "--force", True, *flags,
-    )  # fmt: skip
+        train.main,
+        "-s",
+        scene.root,
+        "-c",
+        source,
+        "-r",
+        "density",
+        "--stop_after",
+        "coarse",
+        "--output_dir",
+        output,
+        "--schedule_scale",
+        0.0003,
+        "--sdf_samples",
+        100,
+        "--force",
+        True,
+        *flags,
+    )
 
 
 @pytest.mark.parametrize("mode", REGULARIZATIONS)
 def test_the_loss_is_the_weighted_sum_of_the_table(mode):
     config = CoarseConfig(mode)
-    weights = {"color": 1.0, "entropy": config.entropy_factor, "dn": config.dn_factor,
-               "normal": config.normal_factor}  # fmt: skip
+    weights = {
+        "color": 1.0,
+        "entropy": config.entropy_factor,
+        "dn": config.dn_factor,
+        "normal": config.normal_factor,
+    }
     values = {name: torch.tensor(float(k)) for k, name in enumerate(TERMS[mode], start=1)}
     found = report(coarse_terms(config), values)
     expected = sum(
@@ -140,10 +190,15 @@ def test_vanilla_writes_the_layout_of_the_reference(scene, vanilla_run):
     settings = {k.arg: ast.literal_eval(k.value) for k in call.keywords}
     assert call.func.id == "Namespace"
     assert settings == {
-        "sh_degree": 3, "source_path": str(scene.root), "model_path": str(vanilla_run),
-        "images": "images", "resolution": -1, "white_background": False, "data_device": "cuda",
+        "sh_degree": 3,
+        "source_path": str(scene.root),
+        "model_path": str(vanilla_run),
+        "images": "images",
+        "resolution": -1,
+        "white_background": False,
+        "data_device": "cuda",
         "eval": True,
-    }  # fmt: skip
+    }
     entries = json.loads((vanilla_run / "cameras.json").read_text())
     order = [0, 8, 1, 2, 3, 4, 5, 6, 7, 9]
     assert [entry["img_name"] for entry in entries] == [f"view_{i:02d}.png" for i in order]
@@ -198,9 +253,21 @@ def test_vanilla_exports_the_model_that_was_trained_and_not_the_one_that_follows
 @pytest.mark.parametrize("limit", [320, 120])
 def test_vanilla_never_exceeds_the_number_allowed(scene, tmp_path, limit):
     code = short_vanilla(
-        scene, tmp_path, "--iterations", 24, "--max_gaussians", limit, "--densify_from_iter", 2,
-        "--densification_interval", 4, "--checkpoint_interval", 2, "--keep_checkpoints", 99,
-    )  # fmt: skip
+        scene,
+        tmp_path,
+        "--iterations",
+        24,
+        "--max_gaussians",
+        limit,
+        "--densify_from_iter",
+        2,
+        "--densification_interval",
+        4,
+        "--checkpoint_interval",
+        2,
+        "--keep_checkpoints",
+        99,
+    )
     assert code == 0
     numbers = {
         load_pt(path)["state_dict"]["_points"].shape[0]
@@ -328,9 +395,20 @@ def test_entry_points_of_the_coarse_stage_alone_write_where_they_are_told(
     scene, checkpoint, tmp_path, entry, folder
 ):
     code = run_cli(
-        entry.main, "-s", scene.root, "-c", checkpoint, "-o", tmp_path, "-e", 0.3,
-        "--schedule_scale", 0.0003, "--sdf_samples", 100,
-    )  # fmt: skip
+        entry.main,
+        "-s",
+        scene.root,
+        "-c",
+        checkpoint,
+        "-o",
+        tmp_path,
+        "-e",
+        0.3,
+        "--schedule_scale",
+        0.0003,
+        "--sdf_samples",
+        100,
+    )
     assert code == 0
     assert (tmp_path / folder.replace("estim02", "estim03") / "4.pt").is_file()
 
@@ -416,16 +494,34 @@ def test_reported_psnr_is_that_of_saved_images(scene, coarse_runs, mode, tmp_pat
 
 def test_log_holds_configuration_progress_and_result(coarse_runs):
     log = (coarse_runs["sdf"] / "log.txt").read_text(encoding="utf-8")
-    for text in ("schedule.last", "8 to train on, 2 held out", "kept 160 of 200 Gaussians",
-                 "PSNR", "sdf 30/30", "finished:"):  # fmt: skip
+    for text in (
+        "schedule.last",
+        "8 to train on, 2 held out",
+        "kept 160 of 200 Gaussians",
+        "PSNR",
+        "sdf 30/30",
+        "finished:",
+    ):
         assert text in log
 
 
 def test_half_size_normals_run_and_act(scene, checkpoint, coarse_runs, tmp_path):
     code = run_cli(
-        train.main, "-s", scene.root, "-c", checkpoint, "-r", "dn_consistency", "--stop_after",
-        "coarse", "--output_dir", tmp_path, *SHORT, "--full_res_normals", False,
-    )  # fmt: skip
+        train.main,
+        "-s",
+        scene.root,
+        "-c",
+        checkpoint,
+        "-r",
+        "dn_consistency",
+        "--stop_after",
+        "coarse",
+        "--output_dir",
+        tmp_path,
+        *SHORT,
+        "--full_res_normals",
+        False,
+    )
     assert code == 0
     full = load_pt(coarse_runs["dn_consistency"] / "30.pt")
     half = load_pt(tmp_path / "coarse" / "scene" / DENSITY_FOLDER / "30.pt")
@@ -436,9 +532,23 @@ def test_half_size_normals_run_and_act(scene, checkpoint, coarse_runs, tmp_path)
 
 def test_unchanged_flags_give_the_same_bits(scene, checkpoint, coarse_runs, tmp_path):
     code = run_cli(
-        train.main, "-s", scene.root, "-c", checkpoint, "-r", "sdf", "--stop_after", "coarse",
-        "--output_dir", tmp_path, *SHORT, "--checkpoint_interval", 9999, "--test_iterations", 1,
-    )  # fmt: skip
+        train.main,
+        "-s",
+        scene.root,
+        "-c",
+        checkpoint,
+        "-r",
+        "sdf",
+        "--stop_after",
+        "coarse",
+        "--output_dir",
+        tmp_path,
+        *SHORT,
+        "--checkpoint_interval",
+        9999,
+        "--test_iterations",
+        1,
+    )
     assert code == 0
     first = load_pt(coarse_runs["sdf"] / "30.pt")["state_dict"]
     second = load_pt(tmp_path / "coarse" / "scene" / SDF_FOLDER / "30.pt")["state_dict"]
@@ -479,9 +589,13 @@ def gradients_in_one_backward(scene: TinyScene, config: CoarseConfig) -> tuple[d
     intrinsics = camera.fx, camera.fy, camera.cx, camera.cy
     gaussians = stage.model.cloud.activate()
     output = rasterize(
-        gaussians, camera, torch.zeros(3), depth=True, normal=True,
+        gaussians,
+        camera,
+        torch.zeros(3),
+        depth=True,
+        normal=True,
         farthest_depth_behind=config.uses_sdf,
-    )  # fmt: skip
+    )
     depth = output.depth if config.uses_sdf else None
     loss = color_loss(output.image, target)
     loss = loss + config.entropy_factor * opacity_entropy(gaussians.opacities[output.visible])
@@ -492,9 +606,15 @@ def gradients_in_one_backward(scene: TinyScene, config: CoarseConfig) -> tuple[d
     seed = derive_seed(config.random_seed, "samples", 2)
     indices, noise = draw_samples(mask, config.sdf_samples, seed)
     fields = evaluate_fields(
-        gaussians.means, gaussians.quats, gaussians.scales, gaussians.opacities,
-        stage.extra_state()["neighbors"], indices, noise, config.density_factor,
-    )  # fmt: skip
+        gaussians.means,
+        gaussians.quats,
+        gaussians.scales,
+        gaussians.opacities,
+        stage.extra_state()["neighbors"],
+        indices,
+        noise,
+        config.density_factor,
+    )
     if config.uses_sdf:
         view_points = CameraAxes(camera, fields.points.device).to_view(fields.points)
         in_front = view_points[:, 2] > MIN_VIEW_Z

@@ -38,11 +38,31 @@ STORAGE = [
 
 def trained(scene: TinyScene, output: Path, *flags: object) -> Path:
     """28 iterations, densification in half of them."""
-    assert run_cli(
-        vanilla_train.main, "-s", scene.root, "-m", output, "--iterations", 28, "--schedule_scale",
-        SCALE, "--densify_from_iter", 250, "--densification_interval", 500,
-        "--densify_until_iter", 3400, "--max_gaussians", 500, "--checkpoint_iterations", 7, *flags,
-    ) == 0  # fmt: skip
+    assert (
+        run_cli(
+            vanilla_train.main,
+            "-s",
+            scene.root,
+            "-m",
+            output,
+            "--iterations",
+            28,
+            "--schedule_scale",
+            SCALE,
+            "--densify_from_iter",
+            250,
+            "--densification_interval",
+            500,
+            "--densify_until_iter",
+            3400,
+            "--max_gaussians",
+            500,
+            "--checkpoint_iterations",
+            7,
+            *flags,
+        )
+        == 0
+    )
     return output / "checkpoints"
 
 

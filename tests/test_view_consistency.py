@@ -53,10 +53,13 @@ def load(
 ) -> tuple[Scene, list[str]]:
     lines: list[str] = []
     scene = load_scene(
-        root, size_rule=VanillaSize(), masks=MaskOptions() if masks else NO_MASKS,
+        root,
+        size_rule=VanillaSize(),
+        masks=MaskOptions() if masks else NO_MASKS,
         eval_split=eval_split,
-        view_options=ViewOptions(keep_views=keep), notify=lines.append,
-    )  # fmt: skip
+        view_options=ViewOptions(keep_views=keep),
+        notify=lines.append,
+    )
     return scene, lines
 
 
@@ -66,18 +69,28 @@ def named(lines: list[str], root: Path) -> set[str]:
 
 
 SLOW = {
-    "pose turned by 20 degrees", "pose turned by 90 degrees", "bad registration by 20 degrees",
-    "mask full", "mask inverted", "mask of another view", "outlines off by 2 %",
-}  # fmt: skip
+    "pose turned by 20 degrees",
+    "pose turned by 90 degrees",
+    "bad registration by 20 degrees",
+    "mask full",
+    "mask inverted",
+    "mask of another view",
+    "outlines off by 2 %",
+}
 """Faults of which a smaller one, or one of the same kind, is among the fast tests."""
 
 
 CASES = [
-    *(pytest.param(f, True, marks=[pytest.mark.slow] * (f in SLOW or not f.startswith(OF_MASKS)))
-      for f in faults(Path())),
-    *(pytest.param(f, False, marks=[pytest.mark.slow] * (f in SLOW))
-      for f in faults(Path()) if not f.startswith(OF_MASKS)),
-]  # fmt: skip
+    *(
+        pytest.param(f, True, marks=[pytest.mark.slow] * (f in SLOW or not f.startswith(OF_MASKS)))
+        for f in faults(Path())
+    ),
+    *(
+        pytest.param(f, False, marks=[pytest.mark.slow] * (f in SLOW))
+        for f in faults(Path())
+        if not f.startswith(OF_MASKS)
+    ),
+]
 """Masks take most of the time, so that the fast tests read them for what is wrong with them."""
 
 
@@ -204,9 +217,13 @@ def test_held_out_views_are_those_of_the_whole_capture_in_all_stages(capture, tm
             record.write_text(json.dumps({"status": "finished", **scene.record()}))
         read = load_reference_checkpoint(checkpoint, 7)
         later = load_scene_for_checkpoint(
-            root, read, size_rule=VanillaSize(), masks=MaskOptions(), view_options=ViewOptions(),
+            root,
+            read,
+            size_rule=VanillaSize(),
+            masks=MaskOptions(),
+            view_options=ViewOptions(),
             notify=lambda line: None,
-        )  # fmt: skip
+        )
         assert later.held_out_views == scene.held_out_views
         assert later.dropped_views == scene.dropped_views
         assert [c.name for c in later.train_cameras] == [c.name for c in scene.train_cameras]
@@ -221,9 +238,13 @@ def test_later_stages_leave_out_what_training_left_out(capture, tmp_path):
     views = {"held_out_views": ["view_02.png"], "dropped_views": {"view_04.png": "why"}}
     (checkpoint / "checkpoints" / "run.json").write_text(json.dumps(views))
     later = load_scene_for_checkpoint(
-        capture, load_reference_checkpoint(checkpoint, 7), size_rule=VanillaSize(),
-        masks=MaskOptions(), view_options=ViewOptions(), notify=lambda line: None,
-    )  # fmt: skip
+        capture,
+        load_reference_checkpoint(checkpoint, 7),
+        size_rule=VanillaSize(),
+        masks=MaskOptions(),
+        view_options=ViewOptions(),
+        notify=lambda line: None,
+    )
     assert [camera.name for camera in later.test_cameras] == ["view_02.png"]
     assert later.dropped_views == {"view_04.png": "why"}
     assert len(later.train_cameras) == 22

@@ -48,9 +48,11 @@ def observations(camera, depths) -> Observations:
     points = (view - camera.translation) @ camera.rotation
     n = len(points)
     return Observations(
-        points.astype(np.float32), np.ones(n, np.float32), np.full(n, 3, np.int32),
+        points.astype(np.float32),
+        np.ones(n, np.float32),
+        np.full(n, 3, np.int32),
         {camera.name: np.arange(n, dtype=np.int32)},
-    )  # fmt: skip
+    )
 
 
 def test_observed_points_have_their_depth_and_pixel():
@@ -145,11 +147,16 @@ def test_a_large_gap_is_named_with_advice():
 def test_the_photographs_that_fit_worst_come_first():
     found = Findings(scores(25.0, 12.0, 31.0), scores(14.0, 35.0))
     assert [score.name for score in found.worst()] == ["12.0.png", "14.0.png", "25.0.png"]
-    assert found.record()["worst photographs"] == {"12.0.png": 12.0, "14.0.png": 14.0,
-                                                   "25.0.png": 25.0}  # fmt: skip
+    assert found.record()["worst photographs"] == {
+        "12.0.png": 12.0,
+        "14.0.png": 14.0,
+        "25.0.png": 25.0,
+    }
     assert Findings(scores(float("inf"))).record() == {
-        "held-out L1": 0.1, "held-out SSIM": 0.9, "worst photographs": {},
-    }  # fmt: skip
+        "held-out L1": 0.1,
+        "held-out SSIM": 0.9,
+        "worst photographs": {},
+    }
 
 
 def test_tracks_of_a_model_are_read(tmp_path):

@@ -69,9 +69,17 @@ def scene(tmp_path_factory):
 def test_resume_equals_uninterrupted_when_a_view_is_left_out(scene, tmp_path, capsys):
     def run(folder, *flags):
         return run_cli(
-            vanilla_train.main, "-s", scene, "-m", folder, "--iterations", 120,
-            "--checkpoint_interval", 60, *flags,
-        )  # fmt: skip
+            vanilla_train.main,
+            "-s",
+            scene,
+            "-m",
+            folder,
+            "--iterations",
+            120,
+            "--checkpoint_interval",
+            60,
+            *flags,
+        )
 
     assert run(tmp_path / "a") == 0
     assert f"that contradict the rest: {WRONG} (the model cannot" in capsys.readouterr().out
@@ -91,9 +99,16 @@ def test_resume_equals_uninterrupted_when_a_view_is_left_out(scene, tmp_path, ca
 
 def test_views_that_are_asked_for_stay(scene, tmp_path, capsys):
     code = run_cli(
-        vanilla_train.main, "-s", scene, "-m", tmp_path / "kept", "--iterations", 40,
-        "--keep_views", WRONG,
-    )  # fmt: skip
+        vanilla_train.main,
+        "-s",
+        scene,
+        "-m",
+        tmp_path / "kept",
+        "--iterations",
+        40,
+        "--keep_views",
+        WRONG,
+    )
     assert code == 0
     record = json.loads((tmp_path / "kept" / "checkpoints" / "run.json").read_text())
     assert record["dropped_views"] == {}

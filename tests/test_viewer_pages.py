@@ -22,8 +22,12 @@ from tests.test_resume import vanilla
 from tests.test_viewing import output  # noqa: F401  (a fixture)
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-SOFTWARE = ("--no-sandbox", "--use-gl=angle", "--use-angle=swiftshader",
-            "--enable-unsafe-swiftshader")  # fmt: skip
+SOFTWARE = (
+    "--no-sandbox",
+    "--use-gl=angle",
+    "--use-angle=swiftshader",
+    "--enable-unsafe-swiftshader",
+)
 MIDDLE = {"x": 0, "y": 150, "width": 500, "height": 450}
 """Part of the page that no panel lies on."""
 

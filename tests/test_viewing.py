@@ -471,8 +471,9 @@ def test_a_folder_of_results_is_shown_upright(results, capsys):
     assert stays_in_view(camera, layer.points)
     # The browser turns a GLB back to the axes of a capture, but not here.
     corners = glb_points((results.folder / "mesh.glb").read_bytes())
-    found, expected = ({tuple(row) for row in places.round(4).tolist()}
-                       for places in (corners, layer.points))  # fmt: skip
+    found, expected = (
+        {tuple(row) for row in places.round(4).tolist()} for places in (corners, layer.points)
+    )
     assert found == expected
 
 

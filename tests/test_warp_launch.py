@@ -189,8 +189,12 @@ def test_more_rows_than_at_first_are_counted_as_well():
     launched(torch.rand(4, 3))
     many = torch.empty(1, dtype=torch.float32).expand(2**31, 3)
     with pytest.raises(UserError, match=r"more rows than kernels can number"):
-        launch(move_points, 1, [line_of(1.0, 0.0), 1, wp.vec3(0.0), as_array(many, wp.vec3),
-                                torch.empty(1, 3)], device=torch.device("cpu"))  # fmt: skip
+        launch(
+            move_points,
+            1,
+            [line_of(1.0, 0.0), 1, wp.vec3(0.0), as_array(many, wp.vec3), torch.empty(1, 3)],
+            device=torch.device("cpu"),
+        )
 
 
 def test_the_addresses_that_a_driver_is_given_are_those_of_the_arguments_now(monkeypatch):

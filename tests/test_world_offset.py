@@ -109,11 +109,30 @@ def test_training_is_as_good_as_at_the_origin(far_scene, tmp_path):
     checkpoint = load_reference_checkpoint(tmp_path / "far", 60)
     again = load_scene_for_checkpoint(far_scene.root, checkpoint, size_rule=FULL, notify=print)
     np.testing.assert_allclose(again.points + again.offset, far_scene.points, atol=1e-6)
-    assert run_cli(
-        train.main, "-s", far_scene.root, "-c", tmp_path / "far", "-i", 60, "-r", "density",
-        "--stop_after", "coarse", "--output_dir", tmp_path / "sugar", "--schedule_scale", 0.0003,
-        "--sdf_samples", 100, "--force", True,
-    ) == 0  # fmt: skip
+    assert (
+        run_cli(
+            train.main,
+            "-s",
+            far_scene.root,
+            "-c",
+            tmp_path / "far",
+            "-i",
+            60,
+            "-r",
+            "density",
+            "--stop_after",
+            "coarse",
+            "--output_dir",
+            tmp_path / "sugar",
+            "--schedule_scale",
+            0.0003,
+            "--sdf_samples",
+            100,
+            "--force",
+            True,
+        )
+        == 0
+    )
 
 
 def test_a_checkpoint_of_another_program_is_moved_with_its_cameras(far_scene, tmp_path):

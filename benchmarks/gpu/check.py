@@ -44,10 +44,15 @@ from sugar_utils.flags import Parser, positive_float
 SECTIONS = tuple(
     Section(name, f"benchmarks.gpu.{name}", share)
     for name, share in (
-        ("environment", 0.04), ("compilation", 0.12), ("parity", 0.20), ("determinism", 0.10),
-        ("timing", 0.16), ("step", 0.14), ("training", 0.24),
+        ("environment", 0.04),
+        ("compilation", 0.12),
+        ("parity", 0.20),
+        ("determinism", 0.10),
+        ("timing", 0.16),
+        ("step", 0.14),
+        ("training", 0.24),
     )
-)  # fmt: skip
+)
 
 
 def work(order: dict[str, Any]) -> int:

@@ -134,9 +134,11 @@ def tile_lists(setup: Setup) -> Iterator[Finding]:
         # Counting on one device and listing on the other must not differ either.
         rects = there.tile_rects.contiguous()
         launch(
-            count_tiles, n, [there.splats, as_array(rects, wp.vec4i), counts],
+            count_tiles,
+            n,
+            [there.splats, as_array(rects, wp.vec4i), counts],
             device=counts.device,
-        )  # fmt: skip
+        )
         yield equal(f"tiles counted for {n:,}", found.tile_counts, counts)
         lists = build_tile_lists(found, blocks=True)
         expected = build_tile_lists(there, blocks=False)
@@ -148,9 +150,15 @@ def tile_lists(setup: Setup) -> Iterator[Finding]:
 
 
 def _backward(
-    found: Projection, tiles: TileLists, background: Tensor, rows: Rows, d_pixels: Tensor,
-    d_left: Tensor, *, blocks: bool,
-) -> tuple[Tensor, Tensor, SplatGradients]:  # fmt: skip
+    found: Projection,
+    tiles: TileLists,
+    background: Tensor,
+    rows: Rows,
+    d_pixels: Tensor,
+    d_left: Tensor,
+    *,
+    blocks: bool,
+) -> tuple[Tensor, Tensor, SplatGradients]:
     """Pixels and transmittance of some rows, and gradients for given ones of pixels."""
     blended = blend_rows(found.splats, tiles, background, rows, blocks=blocks)
     gradients = SplatGradients.zeros(found)
@@ -180,9 +188,12 @@ def blending(setup: Setup) -> Iterator[Finding]:
     pixels = blended.pixels.detach().requires_grad_()
     left = blended.transmittance.detach().requires_grad_()
     own = (
-        pixels[..., :3], pixels[..., 3], complete_normals(pixels[..., 4:6]), pixels[..., 6:],
+        pixels[..., :3],
+        pixels[..., 3],
+        complete_normals(pixels[..., 4:6]),
+        pixels[..., 6:],
         1 - left,
-    )  # fmt: skip
+    )
     names = ("colour", "depth", "normal", "feature", "alpha")
     for name, image, truth in zip(names, own, images, strict=True):
         yield compare(name, image, truth, 3e-5, flips=FLIPS)
@@ -274,8 +285,12 @@ def triangles(setup: Setup) -> Iterator[Finding]:
 
 
 _CHECKS = {
-    "projection": projection, "tile lists": tile_lists, "blending": blending,
-    "blending at scale": blending_at_scale, "colour loss": color_loss, **parity_values.CHECKS,
+    "projection": projection,
+    "tile lists": tile_lists,
+    "blending": blending,
+    "blending at scale": blending_at_scale,
+    "colour loss": color_loss,
+    **parity_values.CHECKS,
     "triangles": triangles,
-}  # fmt: skip
+}
 CHECKS = tuple(Check(name, poisoned(run)) for name, run in _CHECKS.items())

@@ -76,9 +76,13 @@ def _arrangements(n: int) -> dict[str, Tensor]:
     far[5], far[6], far[7] = 1e6, -1e9, 1e30
     sheet = draw(n, 3) * torch.tensor([1.0, 1.0, 1e-5])
     return {
-        "random": torch.rand(n, 3, generator=rng), "lattice": lattice, "outliers": far,
-        "thin sheet": sheet, "one place": torch.ones(n, 3), "few": torch.rand(3, 3, generator=rng),
-    }  # fmt: skip
+        "random": torch.rand(n, 3, generator=rng),
+        "lattice": lattice,
+        "outliers": far,
+        "thin sheet": sheet,
+        "one place": torch.ones(n, 3),
+        "few": torch.rand(3, 3, generator=rng),
+    }
 
 
 def neighbors(setup: Setup) -> Iterator[Finding]:
@@ -165,6 +169,10 @@ def diamonds(setup: Setup) -> Iterator[Finding]:
 
 
 CHECKS = {
-    "fields": fields, "neighbours": neighbors, "Adam in bfloat16": adam_in_bfloat16,
-    "Adam, together": adam_together, "depth and normals": depth_normals, "diamonds": diamonds,
-}  # fmt: skip
+    "fields": fields,
+    "neighbours": neighbors,
+    "Adam in bfloat16": adam_in_bfloat16,
+    "Adam, together": adam_together,
+    "depth and normals": depth_normals,
+    "diamonds": diamonds,
+}

@@ -86,17 +86,24 @@ class Runner:
         self._n_processes += 1
         journal = self._folder / f"journal_{self._n_processes}.jsonl"
         output = journal.with_suffix(".txt")
-        order = {"module": self._section.module, "checks": names, "setup": self._setup,
-                 "journal": str(journal)}  # fmt: skip
+        order = {
+            "module": self._section.module,
+            "checks": names,
+            "setup": self._setup,
+            "journal": str(journal),
+        }
         journal.touch()
         reason = ""
         with output.open("wb") as sink:
             try:
                 code = subprocess.run(
                     [sys.executable, str(SCRIPT), "--worker", json.dumps(order)],
-                    cwd=ROOT, env={**os.environ, **environment}, stdout=sink,
-                    stderr=subprocess.STDOUT, timeout=max(0.1, self._deadline - time.monotonic()),
-                ).returncode  # fmt: skip
+                    cwd=ROOT,
+                    env={**os.environ, **environment},
+                    stdout=sink,
+                    stderr=subprocess.STDOUT,
+                    timeout=max(0.1, self._deadline - time.monotonic()),
+                ).returncode
             except subprocess.TimeoutExpired:
                 code, reason = 0, OUT_OF_TIME
         known, done, current = self._read(journal)

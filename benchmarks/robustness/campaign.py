@@ -84,9 +84,12 @@ def campaign_parser(purpose: str, *, cases: int, seconds: float) -> argparse.Arg
 
 
 def run_cases(
-    script: str, args: argparse.Namespace, worker: type[Worker], ends: Sequence[str],
+    script: str,
+    args: argparse.Namespace,
+    worker: type[Worker],
+    ends: Sequence[str],
     faults: Sequence[str],
-) -> int:  # fmt: skip
+) -> int:
     """Run cases, print faults and a table, write the results; 1 if there was a fault."""
     begin = functools.partial(worker, args.seed, Limits(args.limit))
     chosen = range(args.cases) if args.case is None else [args.case]

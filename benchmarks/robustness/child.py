@@ -53,10 +53,16 @@ class Outcome:
 
 
 def run_child(
-    main: Main, words: Sequence[str], folder: Path, notes: Path, limits: Limits, *,
-    script: str = "train.py", prepare: Callable[[], None] | None = None,
+    main: Main,
+    words: Sequence[str],
+    folder: Path,
+    notes: Path,
+    limits: Limits,
+    *,
+    script: str = "train.py",
+    prepare: Callable[[], None] | None = None,
     meanwhile: Callable[[int], None] | None = None,
-) -> Outcome:  # fmt: skip
+) -> Outcome:
     """Run ``main`` as ``script`` would run it with the flags ``words`` in ``folder``.
 
     ``notes`` gets its output, and is its home and temporary folder; ``prepare`` is called in the
@@ -91,9 +97,13 @@ def limit(what: str, most: int) -> None:
 
 
 def _be_child(
-    main: Main, argv: list[str], folder: Path, notes: Path, limits: Limits,
+    main: Main,
+    argv: list[str],
+    folder: Path,
+    notes: Path,
+    limits: Limits,
     prepare: Callable[[], None] | None,
-) -> None:  # fmt: skip
+) -> None:
     code = 1
     try:
         os.setsid()

@@ -201,11 +201,29 @@ def damage_cfg_args(path: Path, draw: Random) -> str:
     call = ast.parse(path.read_text(encoding="utf-8"), mode="eval").body
     values = {word.arg: ast.unparse(word.value) for word in call.keywords}
     key = draw.choice(["images", "images", *values])
-    values[key] = draw.choice((
-        *map(repr, STRINGS), *NUMBERS, "None", "True", "[]", "{}", "()", "b''", "{1: 2}", "1j",
-        "-" * 3_000 + "1", "[" * 150 + "]" * 150, "(" * DEEP + ")" * DEEP, "'a' 'b'", "1 + 1",
-        "__import__('os')", "...", "f'{1}'", "0x" + MANY_DIGITS,
-    ))  # fmt: skip
+    values[key] = draw.choice(
+        (
+            *map(repr, STRINGS),
+            *NUMBERS,
+            "None",
+            "True",
+            "[]",
+            "{}",
+            "()",
+            "b''",
+            "{1: 2}",
+            "1j",
+            "-" * 3_000 + "1",
+            "[" * 150 + "]" * 150,
+            "(" * DEEP + ")" * DEEP,
+            "'a' 'b'",
+            "1 + 1",
+            "__import__('os')",
+            "...",
+            "f'{1}'",
+            "0x" + MANY_DIGITS,
+        )
+    )
     text = ", ".join(f"{name}={value}" for name, value in values.items())
     path.write_bytes(f"Namespace({text})".encode("utf-8", "surrogatepass"))
     return f"cfg_args: {key}={values[key][:40]}"

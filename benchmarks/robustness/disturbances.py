@@ -112,9 +112,15 @@ class Place:
 
         script = COMMANDS[scenario.command].script
         return run_child(
-            main_of(script), scenario.words(self.root), self.root, self.notes / notes, self.limits,
-            script=script, prepare=prepare, meanwhile=disturbance.meanwhile,
-        )  # fmt: skip
+            main_of(script),
+            scenario.words(self.root),
+            self.root,
+            self.notes / notes,
+            self.limits,
+            script=script,
+            prepare=prepare,
+            meanwhile=disturbance.meanwhile,
+        )
 
     def count_events(self, scenario: Scenario) -> tuple[Outcome, int]:
         tally = self.notes / "events"
@@ -194,6 +200,11 @@ def _second(
 
 
 _KINDS = (
-    *(_failure,) * 5, *(_signal,) * 4, *(_file_limit,) * 2, _deleted, _memory, _second,
-)  # fmt: skip
+    *(_failure,) * 5,
+    *(_signal,) * 4,
+    *(_file_limit,) * 2,
+    _deleted,
+    _memory,
+    _second,
+)
 """Some happen more often than others."""

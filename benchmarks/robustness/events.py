@@ -91,10 +91,15 @@ def _replace_open(events: Events) -> None:
             return super().write(data)
 
     def counted(
-        file: Any, mode: str = "r", buffering: int = -1, encoding: str | None = None,
-        errors: str | None = None, newline: str | None = None, closefd: bool = True,
+        file: Any,
+        mode: str = "r",
+        buffering: int = -1,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+        closefd: bool = True,
         opener: Any = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         if not set(mode) & set("wax+"):
             events.add("read", file)
             return original(file, mode, buffering, encoding, errors, newline, closefd, opener)

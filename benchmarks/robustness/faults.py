@@ -43,8 +43,10 @@ FAULTS = ("traceback", "hang", "crash", "noise", "torn", "lost", "again", "diffe
 
 
 # Python 3.11 waits forever for a thread that could not allocate its first objects.
-_WAITS_FOR_THREAD = re.compile(r'(File ".*threading\.py", line \d+ in wait\n *){1,2}File '
-                               r'".*threading\.py", line \d+ in start\n')  # fmt: skip
+_WAITS_FOR_THREAD = re.compile(
+    r'(File ".*threading\.py", line \d+ in wait\n *){1,2}File '
+    r'".*threading\.py", line \d+ in start\n'
+)
 
 
 class _Worker(Worker):
@@ -86,9 +88,13 @@ class _Worker(Worker):
 
 
 def judge_disturbed(
-    outcome: Outcome, disturbance: Disturbance, scenario: Scenario, folder: Path,
-    before: dict[str, bytes], undisturbed: Undisturbed,
-) -> tuple[str, dict[str, str]]:  # fmt: skip
+    outcome: Outcome,
+    disturbance: Disturbance,
+    scenario: Scenario,
+    folder: Path,
+    before: dict[str, bytes],
+    undisturbed: Undisturbed,
+) -> tuple[str, dict[str, str]]:
     """Judge the end of a disturbed run and the files that it left.
 
     ``before`` has the contents of the files that were in its output ``folder``.

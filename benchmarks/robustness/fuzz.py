@@ -30,9 +30,22 @@ from benchmarks.robustness.targets import corrupt, expected_bits, kind_of, parts
 from benchmarks.robustness.world import copy_parts, run_command
 from sugar_utils.entrypoint import run_main
 
-INPUTS = ("scene", "text", "nerf", "ngp", "vanilla", "points.ply", "cloud.ply", "mesh.ply",
-          "scenes.json", "exports", "path.json", "known.xml", "zipped.zip",
-          "settings.toml")  # fmt: skip
+INPUTS = (
+    "scene",
+    "text",
+    "nerf",
+    "ngp",
+    "vanilla",
+    "points.ply",
+    "cloud.ply",
+    "mesh.ply",
+    "scenes.json",
+    "exports",
+    "path.json",
+    "known.xml",
+    "zipped.zip",
+    "settings.toml",
+)
 
 
 class _Worker(Worker):

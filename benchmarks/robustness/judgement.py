@@ -190,8 +190,12 @@ def _not_finite(path: Path) -> str:
         named = dict(_tensors(torch.load(path, weights_only=True), "contents"))
     elif path.suffix == ".ply":
         elements = PlyData.read(str(path)).elements
-        named = {c.name: torch.from_numpy(np.array(e[c.name])) for e in elements
-                 for c in e.properties if e[c.name].dtype.kind == "f"}  # fmt: skip
+        named = {
+            c.name: torch.from_numpy(np.array(e[c.name]))
+            for e in elements
+            for c in e.properties
+            if e[c.name].dtype.kind == "f"
+        }
     elif path.suffix in (".spz", ".splat", ".usd") or path.name.endswith(".gltf.glb"):
         named = read_as_written(path, lambda line: None).tensors()
     elif path.suffix == ".json":

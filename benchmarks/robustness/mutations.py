@@ -27,27 +27,95 @@ from torch import Tensor
 MANY_DIGITS = "7" * 5_000
 DEEP = 100_000
 NUMBERS = (
-    "0", "-1", "1", "2", "-0.0", "0.5", "1e308", "-1e308", "1e-320", "1e400", "2147483648",
-    "-2147483649", "4294967296", "9223372036854775808", "1e19", "NaN", "Infinity", "-Infinity",
+    "0",
+    "-1",
+    "1",
+    "2",
+    "-0.0",
+    "0.5",
+    "1e308",
+    "-1e308",
+    "1e-320",
+    "1e400",
+    "2147483648",
+    "-2147483649",
+    "4294967296",
+    "9223372036854775808",
+    "1e19",
+    "NaN",
+    "Infinity",
+    "-Infinity",
     MANY_DIGITS,
-)  # fmt: skip
+)
 STRINGS = (
-    "", " ", ".", "..", "/", "//", "../../../..", "a\nb", "\x1b[31mred\x1b[0m", "\x00", "a\tb\r",
-    "\u202egnp.exe", "\ufeff", "é" * 40, "x" * 300, "x" * 70_000, "C:\\images\\a.png", "None",
-    "/dev/zero", "/proc/self/mem", "images", "view_01.png", "-1", "%s%n", "\ud800", "{}", "~",
-)  # fmt: skip
+    "",
+    " ",
+    ".",
+    "..",
+    "/",
+    "//",
+    "../../../..",
+    "a\nb",
+    "\x1b[31mred\x1b[0m",
+    "\x00",
+    "a\tb\r",
+    "\u202egnp.exe",
+    "\ufeff",
+    "é" * 40,
+    "x" * 300,
+    "x" * 70_000,
+    "C:\\images\\a.png",
+    "None",
+    "/dev/zero",
+    "/proc/self/mem",
+    "images",
+    "view_01.png",
+    "-1",
+    "%s%n",
+    "\ud800",
+    "{}",
+    "~",
+)
 _VALUES = (
-    None, True, False, [], {}, [[]], [1, 2], [[1, 2], [3]], {"a": {"b": []}}, 3, -1, 0.25, ["a"],
-    {"": None}, [None] * 16, [[0.0] * 4] * 4, [["1"] * 4] * 4,
-)  # fmt: skip
+    None,
+    True,
+    False,
+    [],
+    {},
+    [[]],
+    [1, 2],
+    [[1, 2], [3]],
+    {"a": {"b": []}},
+    3,
+    -1,
+    0.25,
+    ["a"],
+    {"": None},
+    [None] * 16,
+    [[0.0] * 4] * 4,
+    [["1"] * 4] * 4,
+)
 _RAW = "\ue000"
 """Delimits text that ``json.dumps`` cannot write, until it is written."""
 
 
 def mutate_bytes(data: bytes, draw: Random) -> bytes:
     """Damage of disks, of transfers and of programs that write binary files."""
-    kind = draw.choice(("flip", "flip", "early", "cut", "extend", "repeat", "remove", "fill",
-                        "number", "number", "replace"))  # fmt: skip
+    kind = draw.choice(
+        (
+            "flip",
+            "flip",
+            "early",
+            "cut",
+            "extend",
+            "repeat",
+            "remove",
+            "fill",
+            "number",
+            "number",
+            "replace",
+        )
+    )
     first = draw.randrange(len(data) + 1)
     last = min(len(data), first + draw.choice((1, 4, 8, 64, 1000)))
     if kind in ("flip", "early"):
@@ -68,12 +136,14 @@ def mutate_bytes(data: bytes, draw: Random) -> bytes:
         return data[:first] + filling * (last - first) + data[last:]
     if kind == "replace":
         return draw.choice((b"", b"\0", b"\n", b"{}", b"[]", b"something else"))
-    form, values = draw.choice((
-        ("<i", (0, -1, 1, 2**31 - 1, -(2**31))),
-        ("<q", (0, -1, 2**31, 2**40, 2**63 - 1, -(2**63))),
-        ("<d", (0.0, -1.0, float("nan"), float("inf"), 1e308, 1e-320)),
-        ("<f", (float("nan"), float("-inf"), 3e38, -1.0)),
-    ))  # fmt: skip
+    form, values = draw.choice(
+        (
+            ("<i", (0, -1, 1, 2**31 - 1, -(2**31))),
+            ("<q", (0, -1, 2**31, 2**40, 2**63 - 1, -(2**63))),
+            ("<d", (0.0, -1.0, float("nan"), float("inf"), 1e308, 1e-320)),
+            ("<f", (float("nan"), float("-inf"), 3e38, -1.0)),
+        )
+    )
     number = struct.pack(form, draw.choice(values))
     # Fields are near the beginning of headers and records, mostly at multiples of 4.
     at = 4 * draw.randrange(len(data) // 4 + 1) if draw.random() < 0.7 else draw.randrange(80)
@@ -183,12 +253,33 @@ def _other_object(value: Any, draw: Random) -> Any:
     nested: Any = []
     for _ in range(200):
         nested = [nested]
-    return draw.choice((
-        *deepcopy(_VALUES), 0, 2**31, 2**63, -(2**70), 10**4_999, -1.0, float("nan"), float("inf"),
-        1e308, b"bytes", *draw.sample(STRINGS, 4), (), (1, 2), {0: {}}, {1, 2}, nested,
-        torch.zeros(()), torch.zeros(0), torch.zeros(3, 3), torch.tensor(float("nan")),
-        torch.Size([2, 3]), torch.float16,
-    ))  # fmt: skip
+    return draw.choice(
+        (
+            *deepcopy(_VALUES),
+            0,
+            2**31,
+            2**63,
+            -(2**70),
+            10**4_999,
+            -1.0,
+            float("nan"),
+            float("inf"),
+            1e308,
+            b"bytes",
+            *draw.sample(STRINGS, 4),
+            (),
+            (1, 2),
+            {0: {}},
+            {1, 2},
+            nested,
+            torch.zeros(()),
+            torch.zeros(0),
+            torch.zeros(3, 3),
+            torch.tensor(float("nan")),
+            torch.Size([2, 3]),
+            torch.float16,
+        )
+    )
 
 
 def _other_tensor(tensor: Tensor, draw: Random) -> Tensor:
@@ -201,12 +292,21 @@ def _other_tensor(tensor: Tensor, draw: Random) -> Tensor:
     if not changed.is_floating_point():
         number = draw.choice((-1, 2**31 - 1, 10**6))
     changed.reshape(-1)[draw.randrange(changed.numel())] = number
-    return draw.choice((
-        changed, changed, torch.full_like(tensor, number), tensor.to(draw.choice(types)),
-        tensor[: len(tensor) // 2], torch.cat([tensor, tensor[:1]]), tensor.flatten(),
-        tensor[..., None], tensor[:0], tensor.to_sparse(),
-        torch.zeros((), dtype=tensor.dtype).expand(tensor.shape),
-    ))  # fmt: skip
+    return draw.choice(
+        (
+            changed,
+            changed,
+            torch.full_like(tensor, number),
+            tensor.to(draw.choice(types)),
+            tensor[: len(tensor) // 2],
+            torch.cat([tensor, tensor[:1]]),
+            tensor.flatten(),
+            tensor[..., None],
+            tensor[:0],
+            tensor.to_sparse(),
+            torch.zeros((), dtype=tensor.dtype).expand(tensor.shape),
+        )
+    )
 
 
 def _shown(value: Any) -> str:
@@ -218,13 +318,26 @@ def _shown(value: Any) -> str:
 
 
 _FORMATS = (
-    ("PNG", ".png", "RGB"), ("PNG", ".png", "RGBA"), ("PNG", ".png", "LA"), ("PNG", ".png", "P"),
-    ("PNG", ".png", "1"), ("PNG", ".png", "I;16"), ("JPEG", ".jpg", "RGB"), ("JPEG", ".jpeg", "L"),
-    ("JPEG", ".jpg", "CMYK"), ("WEBP", ".webp", "RGBA"), ("TIFF", ".tif", "RGB"),
-    ("TIFF", ".tiff", "I;16"), ("TIFF", ".tif", "F"), ("TIFF", ".tif", "LAB"),
-    ("TIFF", ".tif", "I"), ("BMP", ".bmp", "RGB"), ("PPM", ".ppm", "RGB"), ("GIF", ".gif", "P"),
+    ("PNG", ".png", "RGB"),
+    ("PNG", ".png", "RGBA"),
+    ("PNG", ".png", "LA"),
+    ("PNG", ".png", "P"),
+    ("PNG", ".png", "1"),
+    ("PNG", ".png", "I;16"),
+    ("JPEG", ".jpg", "RGB"),
+    ("JPEG", ".jpeg", "L"),
+    ("JPEG", ".jpg", "CMYK"),
+    ("WEBP", ".webp", "RGBA"),
+    ("TIFF", ".tif", "RGB"),
+    ("TIFF", ".tiff", "I;16"),
+    ("TIFF", ".tif", "F"),
+    ("TIFF", ".tif", "LAB"),
+    ("TIFF", ".tif", "I"),
+    ("BMP", ".bmp", "RGB"),
+    ("PPM", ".ppm", "RGB"),
+    ("GIF", ".gif", "P"),
     ("JPEG2000", ".jp2", "RGB"),
-)  # fmt: skip
+)
 
 
 def corrupt_image(path: Path, draw: Random) -> str:
@@ -270,9 +383,19 @@ def _encoded(path: Path, name: str, mode: str, draw: Random) -> bytes:
 
 
 IN_PLACE = (
-    "nothing", "empty", "folder", "pipe", "/dev/zero", "/dev/full", "/dev/random", "loop",
-    "dangling", "parent", "/proc/self/mem", "socket",
-)  # fmt: skip
+    "nothing",
+    "empty",
+    "folder",
+    "pipe",
+    "/dev/zero",
+    "/dev/full",
+    "/dev/random",
+    "loop",
+    "dangling",
+    "parent",
+    "/proc/self/mem",
+    "socket",
+)
 
 
 def put_in_place(path: Path, what: str) -> None:

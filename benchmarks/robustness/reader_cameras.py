@@ -42,9 +42,13 @@ _COLUMNS = (
 
 
 def write_cameras(
-    root: Path, program: str, names: Sequence[str] = NAMES, scale: float = 1.0,
-    shift: Sequence[float] = (0, 0, 0), photographs: Sequence[str] | None = None,
-) -> None:  # fmt: skip
+    root: Path,
+    program: str,
+    names: Sequence[str] = NAMES,
+    scale: float = 1.0,
+    shift: Sequence[float] = (0, 0, 0),
+    photographs: Sequence[str] | None = None,
+) -> None:
     """Write the cameras of a program, and the names of the photographs that are there.
 
     Args:

@@ -214,8 +214,13 @@ def _gltf_variant(path: Path, cloud: GaussianCloud, draw: Random) -> Variant:
         values = torch.sigmoid(cloud.opacity_logits).numpy().ravel()
         raw = np.rint(values * most).astype(kind).tobytes()
         view = {"buffer": 0, "byteOffset": len(binary), "byteLength": len(raw)}
-        accessor = {"bufferView": len(content["bufferViews"]), "componentType": number,
-                    "count": len(values), "type": "SCALAR", "normalized": True}  # fmt: skip
+        accessor = {
+            "bufferView": len(content["bufferViews"]),
+            "componentType": number,
+            "count": len(values),
+            "type": "SCALAR",
+            "normalized": True,
+        }
         opacity = next(name for name in attributes if name.endswith("OPACITY"))
         attributes[opacity] = len(content["accessors"])
         content["bufferViews"].append(view)
@@ -259,9 +264,27 @@ def _ply_variant(root: Path, path: Path, draw: Random) -> Variant:
     """A PLY of Gaussians with other properties, or far from the origin."""
     write_gaussian_ply(path, small_cloud())
     table = table_of(path)
-    forms = ("ascii", "big", "double", "order", "extra", "colors", "float colors", "infinite",
-             "nan", "list", "a needed list", "list of bands", "elements", "bands", "far", "quats",
-             "filter", "upper case", "2D")  # fmt: skip
+    forms = (
+        "ascii",
+        "big",
+        "double",
+        "order",
+        "extra",
+        "colors",
+        "float colors",
+        "infinite",
+        "nan",
+        "list",
+        "a needed list",
+        "list of bands",
+        "elements",
+        "bands",
+        "far",
+        "quats",
+        "filter",
+        "upper case",
+        "2D",
+    )
     form = draw.choice(forms)
     names = list(table.dtype.names)
     changed: Facts = {}

@@ -143,9 +143,16 @@ def write_transforms(root: Path, capture: Capture, encoding: str = "utf-8") -> N
         }
         frames.append(frame)
     content = {
-        "w": WIDTH, "h": HEIGHT, "fl_x": FOCAL, "fl_y": FOCAL, "cx": WIDTH / 2, "cy": HEIGHT / 2,
-        "camera_model": "OPENCV", "ply_file_path": "points.ply", "frames": frames,
-    }  # fmt: skip
+        "w": WIDTH,
+        "h": HEIGHT,
+        "fl_x": FOCAL,
+        "fl_y": FOCAL,
+        "cx": WIDTH / 2,
+        "cy": HEIGHT / 2,
+        "camera_model": "OPENCV",
+        "ply_file_path": "points.ply",
+        "frames": frames,
+    }
     for key, views in capture.lists.items():
         content[key] = [f"images/{stored[view]}" for view in views]
     text = json.dumps(content, indent=1, ensure_ascii=False)

@@ -349,8 +349,21 @@ def _depths(form: str) -> dict[str, float]:
 def zip_variant(root: Path, draw: Random) -> Variant:
     """Write a scene as a ZIP file of another form, or one that must be refused."""
     scene = root / "scan"
-    forms = ("method", "method", "flat", "deep", "macos", "backslashes", "names", "escape", "twice",
-             "encrypted", "empty", "link", "bomb")  # fmt: skip
+    forms = (
+        "method",
+        "method",
+        "flat",
+        "deep",
+        "macos",
+        "backslashes",
+        "names",
+        "escape",
+        "twice",
+        "encrypted",
+        "empty",
+        "link",
+        "bomb",
+    )
     form = draw.choice(forms)
     path = root / "scan.zip"
     if form == "names":

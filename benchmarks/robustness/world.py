@@ -51,11 +51,20 @@ from tests.support.photographed_room import FOCAL, HEIGHT, WIDTH, camera_poses, 
 from tests.support.tiny_scene import TinyScene, make_tiny_checkpoint, make_tiny_scene, run_cli
 
 SCRIPTS = (
-    "gaussian_splatting/train.py", "gaussian_splatting/convert.py", "train.py",
-    "train_coarse_density.py", "train_coarse_sdf.py", "train_full_pipeline.py", "train_refined.py",
-    "extract_mesh.py", "extract_refined_mesh_with_texture.py", "metrics.py", "export.py",
-    "render.py", "view.py",
-)  # fmt: skip
+    "gaussian_splatting/train.py",
+    "gaussian_splatting/convert.py",
+    "train.py",
+    "train_coarse_density.py",
+    "train_coarse_sdf.py",
+    "train_full_pipeline.py",
+    "train_refined.py",
+    "extract_mesh.py",
+    "extract_refined_mesh_with_texture.py",
+    "metrics.py",
+    "export.py",
+    "render.py",
+    "view.py",
+)
 
 
 def main_of(script: str) -> Main:
@@ -75,9 +84,13 @@ def _view(main: Main) -> None:
 
 
 EXPORTS = {
-    "cloud.spz": "spz", "cloud4.spz": "spz4", "cloud.splat": "splat", "cloud.gltf.glb": "gltf",
-    "cloud.usd": "usd", "mesh.glb": "glb",
-}  # fmt: skip
+    "cloud.spz": "spz",
+    "cloud4.spz": "spz4",
+    "cloud.splat": "splat",
+    "cloud.gltf.glb": "gltf",
+    "cloud.usd": "usd",
+    "mesh.glb": "glb",
+}
 """Files of ``exports/``, and their formats."""
 
 RUNS = {"v": "resume vanilla", "c": "resume coarse", "r": "resume refine"}
@@ -160,8 +173,12 @@ view output       @view out
 view cloud        @view cloud.ply mesh.ply
 view textured     @view @textured --scale_factor 2
 """
-_ALSO = {"out": ("scene", "vanilla"), "scenes.json": ("scene", "vanilla"), "exports": ("scene",),
-         "settings.toml": ("scene",)}  # fmt: skip
+_ALSO = {
+    "out": ("scene", "vanilla"),
+    "scenes.json": ("scene", "vanilla"),
+    "exports": ("scene",),
+    "settings.toml": ("scene",),
+}
 """Parts of the world that others refer to."""
 
 
@@ -182,10 +199,27 @@ class Command:
 
 
 PARTS = (
-    "scene", "text", "nerf", "ngp", "vanilla", "masks", "points.ply", "cloud.ply", "mesh.ply",
-    "scenes.json", "out", "v", "c", "r", "room", "exports", "path.json", "known.xml",
-    "zipped.zip", "settings.toml",
-)  # fmt: skip
+    "scene",
+    "text",
+    "nerf",
+    "ngp",
+    "vanilla",
+    "masks",
+    "points.ply",
+    "cloud.ply",
+    "mesh.ply",
+    "scenes.json",
+    "out",
+    "v",
+    "c",
+    "r",
+    "room",
+    "exports",
+    "path.json",
+    "known.xml",
+    "zipped.zip",
+    "settings.toml",
+)
 
 
 def _commands() -> dict[str, Command]:

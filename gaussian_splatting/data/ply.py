@@ -18,7 +18,13 @@ import numpy as np
 import torch
 from plyfile import PlyData, PlyElement, PlyParseError
 
-from gaussian_splatting.cloud import ANTIALIASED, MAX_LOG_SCALE, GaussianCloud, finite_logits
+from gaussian_splatting.cloud import (
+    ANTIALIASED,
+    MAX_LOG_SCALE,
+    MAX_SH_DEGREE,
+    GaussianCloud,
+    finite_logits,
+)
 from gaussian_splatting.data.world_offset import offset_for
 from gaussian_splatting.formats.compressed_ply import is_compressed, uncompressed
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
@@ -26,7 +32,6 @@ from sugar_utils.errors import Notify, UserError, explained
 from sugar_utils.files import atomic_path, require_regular_file
 from sugar_utils.memory import format_bytes
 
-MAX_SH_DEGREE = 3
 _N_REST = 3 * ((MAX_SH_DEGREE + 1) ** 2 - 1)
 _PLAIN_COLORS = ("red", "green", "blue")
 _REQUIRED = {"f_dc": 3, "scale": 3, "rot": 4}

@@ -35,9 +35,13 @@ def to_gaussians(cloud: BoundCloud) -> GaussianCloud:
     """The same Gaussians without their mesh."""
     gaussians = activated(cloud)
     return GaussianCloud(
-        gaussians.means, cloud.sh_dc, cloud.sh_rest, cloud.opacity_logits,
-        gaussians.scales.log(), gaussians.quats,
-    )  # fmt: skip
+        gaussians.means,
+        cloud.sh_dc,
+        cloud.sh_rest,
+        cloud.opacity_logits,
+        gaussians.scales.log(),
+        gaussians.quats,
+    )
 
 
 def rotate_in_plane(frames: Tensor, rotations: Tensor) -> Tensor:

@@ -118,20 +118,47 @@ def openmvg(distortion: dict, nested: bool = False, poses=POSES, names=NAMES) ->
     lens = {"width": W, "height": H, "focal_length": F, "principal_point": [321.5, 237.25]}
     data = {"value0": lens, **distortion} if nested else {**lens, **distortion}
     views = [
-        {"local_path": "", "filename": name, "width": W, "height": H, "id_view": n,
-         "id_intrinsic": 0, "id_pose": n}
+        {
+            "local_path": "",
+            "filename": name,
+            "width": W,
+            "height": H,
+            "id_view": n,
+            "id_intrinsic": 0,
+            "id_pose": n,
+        }
         for n, name in enumerate([*names, "lost.jpg"])
-    ]  # fmt: skip
+    ]
     return {
-        "sfm_data_version": "0.3", "root_path": "/home/x",
-        "views": [{"key": n, "value": {"polymorphic_id": 1073741824, "ptr_wrapper": {
-            "id": 2147483649 + n, "data": view}}} for n, view in enumerate(views)],
-        "intrinsics": [{"key": 0, "value": {"polymorphic_id": 2147483649,
-            "polymorphic_name": "x", "ptr_wrapper": {"id": 2147483660, "data": data}}}],
-        "extrinsics": [{"key": n, "value": {"rotation": r.tolist(), "center": c.tolist()}}
-                       for n, (r, c) in enumerate(poses)],
-        "structure": [], "control_points": [],
-    }  # fmt: skip
+        "sfm_data_version": "0.3",
+        "root_path": "/home/x",
+        "views": [
+            {
+                "key": n,
+                "value": {
+                    "polymorphic_id": 1073741824,
+                    "ptr_wrapper": {"id": 2147483649 + n, "data": view},
+                },
+            }
+            for n, view in enumerate(views)
+        ],
+        "intrinsics": [
+            {
+                "key": 0,
+                "value": {
+                    "polymorphic_id": 2147483649,
+                    "polymorphic_name": "x",
+                    "ptr_wrapper": {"id": 2147483660, "data": data},
+                },
+            }
+        ],
+        "extrinsics": [
+            {"key": n, "value": {"rotation": r.tolist(), "center": c.tolist()}}
+            for n, (r, c) in enumerate(poses)
+        ],
+        "structure": [],
+        "control_points": [],
+    }
 
 
 def opensfm(camera: dict, poses=POSES, names=NAMES) -> list:
@@ -145,8 +172,15 @@ def opensfm(camera: dict, poses=POSES, names=NAMES) -> list:
     shots = {name: shot(*pose) for name, pose in zip(names, poses, strict=True)}
     small = {"cameras": {}, "shots": {}, "points": {}}
     size = {"width": W, "height": H}
-    return [small, {"cameras": {"v2 x": {**size, **camera}}, "shots": shots, "points": {},
-                    "reference_lla": {"latitude": 1, "longitude": 2, "altitude": 3}}]  # fmt: skip
+    return [
+        small,
+        {
+            "cameras": {"v2 x": {**size, **camera}},
+            "shots": shots,
+            "points": {},
+            "reference_lla": {"latitude": 1, "longitude": 2, "altitude": 3},
+        },
+    ]
 
 
 def polycam(root: Path, corrected: bool = True, poses=POSES, names=NAMES) -> None:

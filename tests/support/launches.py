@@ -61,8 +61,15 @@ EXTENT = 5.0
 N, WIDTH, HEIGHT, SAMPLES = 400, 48, 36, 500
 
 _ALLOCATIONS = ("empty", "empty_like", "new_empty", "empty_strided", "detach", "lift_fresh")
-_SHAPES_BY_VALUE = ("nonzero", "masked_select", "unique", "_unique2", "unique_consecutive",
-                    "repeat_interleave", "bincount")  # fmt: skip
+_SHAPES_BY_VALUE = (
+    "nonzero",
+    "masked_select",
+    "unique",
+    "_unique2",
+    "unique_consecutive",
+    "repeat_interleave",
+    "bincount",
+)
 _READS = ("tolist", "cpu", "numpy", "__array__")
 
 
@@ -177,8 +184,11 @@ def counting() -> Iterator[Counts]:
     torch.set_num_threads(1)
     try:
         with contextlib.ExitStack() as stack:
-            for owner, name in ((PreparedLaunch, "run_range"), (wp, "launch_tiled"),
-                                (wp.utils, "radix_sort_pairs")):  # fmt: skip
+            for owner, name in (
+                (PreparedLaunch, "run_range"),
+                (wp, "launch_tiled"),
+                (wp.utils, "radix_sort_pairs"),
+            ):
                 replacement = watched(getattr(owner, name))
                 stack.enter_context(mock.patch.object(owner, name, replacement))
             stack.enter_context(_Reads(counts))
@@ -242,9 +252,12 @@ def count(phase: str) -> Counts:
     with pretend_gpu(), gpu_paths():
         (stage, iteration), camera = PHASES[phase](), _camera()
         stepper = Stepper(
-            stage, [camera] * 9, RunContext(MadeUpPhotographs(_photograph), Console()),
-            first=iteration, seed=0,
-        )  # fmt: skip
+            stage,
+            [camera] * 9,
+            RunContext(MadeUpPhotographs(_photograph), Console()),
+            first=iteration,
+            seed=0,
+        )
         stepper.step(iteration, None)
         with counting() as counts:
             stepper.step(iteration + 1, None)

@@ -111,10 +111,13 @@ def write_mesh_scene(root: Path, cloud: GaussianCloud, cameras: list[Camera]) ->
     save_payload(
         coarse,
         {
-            "state_dict": state, "optimizer_state_dict": {}, "epoch": 1, "iteration": 15_000,
+            "state_dict": state,
+            "optimizer_state_dict": {},
+            "epoch": 1,
+            "iteration": 15_000,
             "train_losses": [],
         },
-    )  # fmt: skip
+    )
     return MeshScene(scene, checkpoint, coarse)
 
 

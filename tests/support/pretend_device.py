@@ -35,14 +35,35 @@ ROOT = Path(__file__).resolve().parents[2]
 FACTORIES = {
     getattr(torch, name)
     for name in (
-        "zeros", "ones", "empty", "full", "arange", "linspace", "logspace", "eye", "rand", "randn",
-        "randint", "randperm", "tensor", "as_tensor", "scalar_tensor", "triu_indices",
-        "tril_indices", "asarray",
+        "zeros",
+        "ones",
+        "empty",
+        "full",
+        "arange",
+        "linspace",
+        "logspace",
+        "eye",
+        "rand",
+        "randn",
+        "randint",
+        "randperm",
+        "tensor",
+        "as_tensor",
+        "scalar_tensor",
+        "triu_indices",
+        "tril_indices",
+        "asarray",
     )
-}  # fmt: skip
+}
 CONVERSIONS = (torch.tensor, torch.as_tensor, torch.asarray)
-_OUR_FOLDERS = ("gaussian_splatting", "sugar_scene", "sugar_trainers", "sugar_extractors",
-                "sugar_pipeline", "sugar_utils")  # fmt: skip
+_OUR_FOLDERS = (
+    "gaussian_splatting",
+    "sugar_scene",
+    "sugar_trainers",
+    "sugar_extractors",
+    "sugar_pipeline",
+    "sugar_utils",
+)
 
 
 class WrongSide(AssertionError):

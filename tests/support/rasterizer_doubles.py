@@ -75,9 +75,21 @@ class FakeGsplat:
     center = 0.5
 
     def rasterize_to_pixels(
-        self, means2d, conics, colors, opacities, image_width, image_height, tile_size,
-        isect_offsets, flatten_ids, backgrounds=None, masks=None, packed=False, absgrad=False,
-    ):  # fmt: skip
+        self,
+        means2d,
+        conics,
+        colors,
+        opacities,
+        image_width,
+        image_height,
+        tile_size,
+        isect_offsets,
+        flatten_ids,
+        backgrounds=None,
+        masks=None,
+        packed=False,
+        absgrad=False,
+    ):
         n, channels = means2d.shape[-2], colors.shape[-1]
         assert conics.shape == (1, n, 3)
         assert colors.shape == (1, n, channels)
@@ -89,9 +101,17 @@ class FakeGsplat:
         edges = [*isect_offsets.flatten().tolist(), flatten_ids.shape[0]]
         lists = [flatten_ids[a:b].long() for a, b in zip(edges, edges[1:], strict=False)]
         pixels, left = blend_tiles(
-            means2d[0], conics[0], colors[0], opacities[0], image_width, image_height, lists,
-            self.center, lambda alpha: alpha.clamp_max(self.cap), backgrounds[0],
-        )  # fmt: skip
+            means2d[0],
+            conics[0],
+            colors[0],
+            opacities[0],
+            image_width,
+            image_height,
+            lists,
+            self.center,
+            lambda alpha: alpha.clamp_max(self.cap),
+            backgrounds[0],
+        )
         return pixels.float()[None], (1 - left).float()[None, ..., None]
 
 
@@ -168,9 +188,17 @@ def render_inria(settings, low_pass, means3d, means2d, opacities, colors, covari
             inside = ((low[order] <= place) & (place < high[order])).all(dim=1)
             lists.append(order[inside])
     pixels, _ = blend_tiles(
-        pixel, conics, colors, opacities[:, 0], width, height, lists, 0.0, _StraightCap.apply,
+        pixel,
+        conics,
+        colors,
+        opacities[:, 0],
+        width,
+        height,
+        lists,
+        0.0,
+        _StraightCap.apply,
         settings.bg,
-    )  # fmt: skip
+    )
     return pixels.permute(2, 0, 1).float(), radii.int()
 
 
@@ -188,14 +216,26 @@ class FakeInria:
                 self.raster_settings = raster_settings
 
             def forward(
-                self, means3D, means2D, opacities, shs=None, colors_precomp=None, scales=None,
-                rotations=None, cov3D_precomp=None,
-            ):  # fmt: skip
+                self,
+                means3D,
+                means2D,
+                opacities,
+                shs=None,
+                colors_precomp=None,
+                scales=None,
+                rotations=None,
+                cov3D_precomp=None,
+            ):
                 package.passes += 1
                 image, radii = render_inria(
-                    self.raster_settings, low_pass, means3D, means2D, opacities, colors_precomp,
+                    self.raster_settings,
+                    low_pass,
+                    means3D,
+                    means2D,
+                    opacities,
+                    colors_precomp,
                     cov3D_precomp,
-                )  # fmt: skip
+                )
                 return image, radii, *[None] * extra_outputs
 
         self.GaussianRasterizer = GaussianRasterizer

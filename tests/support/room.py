@@ -45,9 +45,13 @@ def make_room(root: Path, n_views: int = 24, width: int = 96, n_points: int = 60
         x, z = 1.5 * np.sin(2.4 * k), 0.5 * np.cos(1.7 * k)
         center, target = (x, -1.4 + 0.6 * np.sin(k), z), (0.5 * np.sin(3.1 * k), 1.9, -0.3)
         camera = look_at(
-            center, target=target, width=width, height=3 * width // 4, focal=0.8 * width,
+            center,
+            target=target,
+            width=width,
+            height=3 * width // 4,
+            focal=0.8 * width,
             name=f"view_{k:02d}.png",
-        )  # fmt: skip
+        )
         origin, rays = camera.center, _rays(camera)
         reach, is_white = _trace(origin, rays)
         points = origin + reach[..., None] * rays

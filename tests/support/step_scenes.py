@@ -64,9 +64,16 @@ def make_scene(case: Case, seed: int = 0) -> tuple[Gaussians, Camera]:
     rng = np.random.default_rng(seed)
     focal, n = 0.86 * case.width, case.n
     camera = Camera(
-        "benchmark", case.width, case.height, focal, focal, case.width / 2, case.height / 2,
-        rotation=np.eye(3), translation=np.zeros(3),
-    )  # fmt: skip
+        "benchmark",
+        case.width,
+        case.height,
+        focal,
+        focal,
+        case.width / 2,
+        case.height / 2,
+        rotation=np.eye(3),
+        translation=np.zeros(3),
+    )
     n_wall, n_ball = round(0.7 * n), round(0.2 * n)
     n_free = n - n_wall - n_ball
     half = np.array([case.width, case.height]) / (2 * focal)

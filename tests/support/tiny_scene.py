@@ -41,10 +41,29 @@ PRINCIPAL = (3.0, -2.0)
 
 N_FAINT = 40
 SHORT_PIPELINE = (
-    "-r", "dn_consistency", "--schedule_scale", 0.002, "--sdf_samples", 300, "-v", 300, "-f", 3000,
-    "--surface_points", 4000, "--poisson_depth", 4, "--meshing_backend", "pycolmap",
-    "--background_mesh", False, "--square_size", 6, "--force", True,
-)  # fmt: skip
+    "-r",
+    "dn_consistency",
+    "--schedule_scale",
+    0.002,
+    "--sdf_samples",
+    300,
+    "-v",
+    300,
+    "-f",
+    3000,
+    "--surface_points",
+    4000,
+    "--poisson_depth",
+    4,
+    "--meshing_backend",
+    "pycolmap",
+    "--background_mesh",
+    False,
+    "--square_size",
+    6,
+    "--force",
+    True,
+)
 """All stages in seconds."""
 
 

@@ -36,10 +36,14 @@ def make_observed_scene(root: Path, n_views: int = 24) -> TinyScene:
         center = (radius * math.cos(angle), radius * math.sin(angle), 3.4 * height)
         cameras.append(
             look_at(
-                center, width=256, height=192, focal=240.0, principal=(12.0, -8.0),
+                center,
+                width=256,
+                height=192,
+                focal=240.0,
+                principal=(12.0, -8.0),
                 name=f"view_{k:02d}.png",
             )
-        )  # fmt: skip
+        )
     scene = write_scene(root, cloud, cameras, 600)
     rng = np.random.default_rng(3)
     pictures = {}
