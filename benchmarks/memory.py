@@ -49,6 +49,7 @@ from sugar_scene.geometry import draw_samples
 from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_trainers import losses
 from sugar_trainers.coarse_stage import CoarseStage
+from sugar_trainers.neighbor_search import NeighborSearch
 from sugar_trainers.refine_stage import RefineStage
 from sugar_trainers.stage_config import CoarseConfig, MultiviewConfig, RefineConfig
 from sugar_trainers.stage_memory import stage_loads
@@ -159,13 +160,14 @@ def naive_step(stage: CoarseStage, config: CoarseConfig, camera: Camera, target:
     lens = (camera.fx, camera.fy, camera.cx, camera.cy)
     consistency = depth_normal_consistency(output.depth, output.normal, *lens)
     loss = loss + config.dn_factor * consistency
+    search = next(c for c in stage.components if isinstance(c, NeighborSearch))
     drawn = draw_samples(output.visible, config.samples_for(len(gaussians)), seed=0)
     fields = evaluate_fields(
         gaussians.means,
         gaussians.quats,
         gaussians.scales,
         gaussians.opacities,
-        stage.neighbors,
+        search.found(),
         *drawn,
     )
     density = losses.density_estimation_loss(fields.density, fields.plane_distance, fields.beta)
