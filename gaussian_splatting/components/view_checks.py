@@ -17,9 +17,8 @@ from torch.nn import functional
 from gaussian_splatting.components.poses import fitted_pose
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.observations import far_below
-from gaussian_splatting.engine.component import Component, IterationContext
+from gaussian_splatting.engine.component import Component, IterationContext, TrainedStage
 from gaussian_splatting.engine.reporting.evaluation import fitted_to, psnr
-from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.rasterization import plain_background
 
@@ -84,7 +83,7 @@ class ViewChecks(Component):
 
 @torch.no_grad()
 def contradicting_views(
-    stage: Stage,
+    stage: TrainedStage,
     cameras: Sequence[Camera],
     load_image: Callable[[Camera], Tensor],
     white_background: bool,
@@ -122,7 +121,7 @@ def smaller(camera: Camera, image: Tensor, side: int = SIDE) -> tuple[Camera, Te
     return small, values.permute(1, 2, 0).round().to(torch.uint8)
 
 
-def _decibels(stage: Stage, camera: Camera, image: Tensor) -> float:
+def _decibels(stage: TrainedStage, camera: Camera, image: Tensor) -> float:
     """PSNR after gain and offset of what counts in a view; that of equal images is 100."""
     render = stage.render(camera, geometry=False).image.clamp(0, 1)
     target = image[..., :3].to(render) / 255

@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -34,9 +34,6 @@ from gaussian_splatting.rasterization import RenderOutput
 from gaussian_splatting.rasterization.projection import PredictedIntersections
 from sugar_utils.console import Console
 from sugar_utils.process_group import ProcessGroup
-
-if TYPE_CHECKING:
-    from gaussian_splatting.engine.stage import Stage
 
 
 @dataclass(frozen=True)
@@ -149,12 +146,38 @@ class Component:
         """
 
 
+class TrainedStage(Protocol):
+    """The part of a stage that components may use between iterations."""
+
+    @property
+    def model(self) -> TrainableModel:
+        """The model with its current parameters."""
+        ...
+
+    @property
+    def extent(self) -> float:
+        """Camera extent in world units."""
+        ...
+
+    def gaussians(self) -> Gaussians:
+        """The model as it is rendered."""
+        ...
+
+    def calibrated(self, camera: Camera) -> Camera:
+        """A training camera as the components have learned it."""
+        ...
+
+    def render(self, camera: Camera, *, geometry: bool) -> RenderOutput:
+        """Render without gradients; ``geometry`` asks for depth and normals."""
+        ...
+
+
 @dataclass(frozen=True)
 class IterationContext:
     """The run around a component, between two iterations."""
 
     iteration: int
-    stage: Stage
+    stage: TrainedStage
     cameras: Sequence[Camera]  # of all training views
     load_photograph: Callable[[Camera], Tensor]  # (H, W, 3) or (H, W, 4) uint8
     white_background: bool
