@@ -64,20 +64,13 @@ def add(monkeypatch, term):
 def train_coarse(scene, checkpoint, output):
     return run_cli(
         train.main,
-        "-s",
-        scene.root,
-        "-c",
-        checkpoint,
-        "-r",
-        "density",
-        "--stop_after",
-        "coarse",
-        "--output_dir",
-        output,
-        "--schedule_scale",
-        0.002,
-        "--sdf_samples",
-        300,
+        s=scene.root,
+        c=checkpoint,
+        r="density",
+        stop_after="coarse",
+        output_dir=output,
+        schedule_scale=0.002,
+        sdf_samples=300,
     )
 
 

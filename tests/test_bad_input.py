@@ -14,6 +14,7 @@ import train
 import train_coarse_sdf
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.data.reference_layout import point_cloud_path
+from tests.support.command_line import as_flags
 from tests.support.tiny_scene import (
     TinyScene,
     finish,
@@ -144,20 +145,15 @@ def vanilla_flags(scene: Path) -> list[object]:
 
 def coarse_flags(scene: Path, checkpoint: Path) -> list[object]:
     return [
-        "-s",
-        scene,
-        "-c",
-        checkpoint,
-        "-r",
-        "density",
-        "--output_dir",
-        scene.parent / "out",
-        "--stop_after",
-        "coarse",
-        "--schedule_scale",
-        0.0003,
-        "--sdf_samples",
-        50,
+        *as_flags(
+            s=scene,
+            c=checkpoint,
+            r="density",
+            output_dir=scene.parent / "out",
+            stop_after="coarse",
+            schedule_scale=0.0003,
+            sdf_samples=50,
+        )
     ]
 
 

@@ -207,17 +207,12 @@ def test_without_sparse_points_there_are_none(wall):
 def run(scene, output, *more: object) -> int:
     return run_cli(
         vanilla_train.main,
-        "-s",
-        scene,
-        "-m",
-        output,
-        "--iterations",
-        12,
-        "--checkpoint_interval",
-        6,
-        "--keep_checkpoints",
-        9,
         *more,
+        s=scene,
+        m=output,
+        iterations=12,
+        checkpoint_interval=6,
+        keep_checkpoints=9,
     )
 
 

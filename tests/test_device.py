@@ -204,19 +204,7 @@ def test_a_device_is_no_part_of_what_identifies_a_run(monkeypatch, tmp_path):
 
 
 def test_asking_for_a_rasterizer_without_a_gpu_is_an_error(capsys, tmp_path):
-    code = run_cli(
-        train.main,
-        "-s",
-        tmp_path,
-        "-c",
-        "b",
-        "-r",
-        "sdf",
-        "--rasterizer",
-        "gsplat",
-        "--device",
-        "cpu",
-    )
+    code = run_cli(train.main, s=tmp_path, c="b", r="sdf", rasterizer="gsplat", device="cpu")
     assert code == 2
     assert "error: --rasterizer gsplat renders on CUDA devices only" in capsys.readouterr().err
 

@@ -27,6 +27,7 @@ from sugar_scene.triangle_mesh import write_mesh_ply
 from sugar_utils.errors import UserError
 from tests.support import training
 from tests.support.color_losses import l1_and_ssim
+from tests.support.command_line import WITHOUT_VALUE
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import (
     assert_same_bits,
@@ -255,24 +256,16 @@ def changing(tmp_path_factory):
 def vanilla(scene, output, *more):
     code = run_cli(
         vanilla_train.main,
-        "-s",
-        scene.root,
-        "-m",
-        output,
-        "--eval",
-        "--iterations",
-        60,
-        "--schedule_scale",
-        0.005,
-        "--test_iterations",
-        30,
-        "--checkpoint_interval",
-        20,
-        "--densify_until_iter",
-        1,
-        "--opacity_reset_interval",
-        99_999,
         *more,
+        s=scene.root,
+        m=output,
+        eval=WITHOUT_VALUE,
+        iterations=60,
+        schedule_scale=0.005,
+        test_iterations=30,
+        checkpoint_interval=20,
+        densify_until_iter=1,
+        opacity_reset_interval=99_999,
     )
     assert code == 0
     return output
@@ -324,27 +317,17 @@ def test_a_continued_vanilla_run_has_the_same_bits(changing, learned, tmp_path):
 def coarse(scene, checkpoint, output, *more):
     return run_cli(
         train.main,
-        "-s",
-        scene.root,
-        "-c",
-        checkpoint,
-        "-i",
-        60,
-        "-r",
-        "dn_consistency",
-        "--stop_after",
-        "coarse",
-        "--output_dir",
-        output,
-        "--schedule_scale",
-        0.002,
-        "--sdf_samples",
-        300,
-        "--checkpoint_milestones",
-        10_000,
-        "--force",
-        True,
         *more,
+        s=scene.root,
+        c=checkpoint,
+        i=60,
+        r="dn_consistency",
+        stop_after="coarse",
+        output_dir=output,
+        schedule_scale=0.002,
+        sdf_samples=300,
+        checkpoint_milestones=10_000,
+        force=True,
     )
 
 
@@ -397,26 +380,17 @@ def test_the_refinement_learns_exposures_and_resumes(changing, learned, tmp_path
         assert (
             run_cli(
                 train_refined.main,
-                "-s",
-                changing.root,
-                "-c",
-                learned,
-                "-i",
-                60,
-                "-m",
-                mesh,
-                "-g",
-                3,
-                "-v",
-                300,
-                "-f",
-                12,
-                "--checkpoint_interval",
-                4,
-                "--exposure_compensation",
-                "-o",
-                output,
                 *more,
+                s=changing.root,
+                c=learned,
+                i=60,
+                m=mesh,
+                g=3,
+                v=300,
+                f=12,
+                checkpoint_interval=4,
+                exposure_compensation=WITHOUT_VALUE,
+                o=output,
             )
             == 0
         )

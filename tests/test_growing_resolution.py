@@ -24,6 +24,7 @@ from gaussian_splatting.data.images import ImageStore, composited
 from gaussian_splatting.engine.view_sampling import SizedViews, at_scale, averaged
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
+from tests.support.command_line import WITHOUT_VALUE
 from tests.support.tiny_scene import assert_same_bits, make_tiny_scene, run_cli, tiny_cameras
 
 NOISE = np.random.default_rng(0).normal(size=(96, 128))
@@ -203,24 +204,16 @@ def vanilla(scene, output, *more) -> None:
     assert (
         run_cli(
             vanilla_train.main,
-            "-s",
-            scene.root,
-            "-m",
-            output,
-            "--eval",
-            "--iterations",
-            32,
-            "--densify_from_iter",
-            2,
-            "--densification_interval",
-            4,
-            "--densify_until_iter",
-            28,
-            "--opacity_reset_interval",
-            99,
-            "--checkpoint_iterations",
-            6,
             *more,
+            s=scene.root,
+            m=output,
+            eval=WITHOUT_VALUE,
+            iterations=32,
+            densify_from_iter=2,
+            densification_interval=4,
+            densify_until_iter=28,
+            opacity_reset_interval=99,
+            checkpoint_iterations=6,
         )
         == 0
     )

@@ -36,6 +36,7 @@ from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.refine_stage import RefineStage
 from sugar_trainers.stage_config import CoarseConfig, CoarseSchedule, RefineConfig
 from tests.support.color_losses import l1_and_ssim
+from tests.support.command_line import WITHOUT_VALUE
 from tests.support.mesh_scenes import icosahedron
 from tests.support.random_scenes import look_at
 from tests.support.tiny_scene import (
@@ -253,24 +254,16 @@ def masked_scene(tmp_path_factory) -> TinyScene:
 def vanilla_run(scene: Path, output: Path, *more: object) -> int:
     return run_cli(
         vanilla_train.main,
-        "-s",
-        scene,
-        "-m",
-        output,
-        "--eval",
-        "--iterations",
-        24,
-        "--densify_from_iter",
-        2,
-        "--densification_interval",
-        4,
-        "--checkpoint_interval",
-        10,
-        "--test_iterations",
-        24,
-        "--keep_checkpoints",
-        9,
         *more,
+        s=scene,
+        m=output,
+        eval=WITHOUT_VALUE,
+        iterations=24,
+        densify_from_iter=2,
+        densification_interval=4,
+        checkpoint_interval=10,
+        test_iterations=24,
+        keep_checkpoints=9,
     )
 
 

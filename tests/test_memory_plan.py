@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-import train
 from benchmarks.memory import Setting, weigh_setting
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine.memory_plan import (
@@ -31,6 +30,7 @@ from sugar_scene.field_kernels import pair_bytes
 from sugar_trainers.stage_config import DensificationLimit, MultiviewConfig
 from sugar_trainers.stage_memory import stage_loads
 from sugar_utils.errors import UserError
+from tests.support.brief_runs import brief_coarse
 from tests.support.tiny_scene import run_cli, tiny_cameras, tiny_cloud
 
 SMALL = {"n": 20_000, "width": 320, "height": 240, "samples": 20_000, "sample_chunk": 20_000}
@@ -168,29 +168,8 @@ def test_a_store_shrinks_at_once(scene):
         assert store.n_bytes == 0
 
 
-def coarse(scene, checkpoint, output, *flags) -> int:
-    return run_cli(
-        train.main,
-        "-s",
-        scene.root,
-        "-c",
-        checkpoint,
-        "-r",
-        "dn_consistency",
-        "--stop_after",
-        "coarse",
-        "--output_dir",
-        output,
-        "--schedule_scale",
-        0.0005,
-        "--sdf_samples",
-        100,
-        *flags,
-    )
-
-
 def test_a_run_prints_its_plan_before_it_trains(scene, checkpoint, tmp_path, capsys):
-    assert coarse(scene, checkpoint, tmp_path, "--vram_budget", 1, "--verbose") == 0
+    assert brief_coarse(scene, checkpoint, tmp_path, "--vram_budget", 1, "--verbose") == 0
     out = capsys.readouterr().out
     assert "memory plan: whole images, 100 samples at once; 1.00 GiB to use" in out
     assert "memory of geometry:" in out
@@ -208,7 +187,7 @@ def test_vanilla_training_bounds_photographs_alone(scene, tmp_path, monkeypatch,
 
 
 def test_a_run_without_memory_is_refused_in_one_line(scene, checkpoint, tmp_path, capsys):
-    assert coarse(scene, checkpoint, tmp_path, "--vram_budget", 1e-5) == 2
+    assert brief_coarse(scene, checkpoint, tmp_path, "--vram_budget", 1e-5) == 2
     (line,) = [x for x in capsys.readouterr().err.splitlines() if x.strip()]
     assert "--vram_budget" in line
     assert "needs" in line

@@ -43,6 +43,7 @@ from sugar_trainers.view_comparison import (
     gray_of,
     spread_pixels,
 )
+from tests.support.command_line import as_flags
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import (
     assert_same_bits,
@@ -406,20 +407,15 @@ def test_pixels_that_the_mesh_does_not_cover_pull_at_nothing(scene):
 
 def flags(scene, checkpoint, output, *more):
     return (
-        "-s",
-        scene.root,
-        "-c",
-        checkpoint,
-        "--schedule_scale",
-        0.003,
-        "-o",
-        output,
-        "--multiview_pixels",
-        2_000,
-        "--max_gaussians",
-        260,
-        "--checkpoint_interval",
-        3_000,
+        *as_flags(
+            s=scene.root,
+            c=checkpoint,
+            schedule_scale=0.003,
+            o=output,
+            multiview_pixels=2_000,
+            max_gaussians=260,
+            checkpoint_interval=3_000,
+        ),
         *more,
     )
 
@@ -478,18 +474,12 @@ def test_a_mesh_of_the_model_is_fused_of_its_planes_by_default(
 ):
     code = run_cli(
         extract_mesh.main,
-        "-s",
-        scene.root,
-        "-c",
-        checkpoint,
-        "-m",
-        run,
-        "-d",
-        2_000,
-        "-o",
-        tmp_path,
-        "--background_mesh",
-        False,
+        s=scene.root,
+        c=checkpoint,
+        m=run,
+        d=2_000,
+        o=tmp_path,
+        background_mesh=False,
     )
     assert code == 0
     (path,) = tmp_path.glob("*.ply")
@@ -503,24 +493,15 @@ def test_a_mesh_of_the_model_is_fused_of_its_planes_by_default(
 def test_the_pipeline_takes_the_mode(scene, checkpoint, tmp_path):
     code = run_cli(
         train.main,
-        "-s",
-        scene.root,
-        "-c",
-        checkpoint,
-        "-r",
-        "multiview",
-        "--schedule_scale",
-        0.001,
-        "--stop_after",
-        "mesh",
-        "--max_gaussians",
-        250,
-        "-v",
-        2_000,
-        "--background_mesh",
-        False,
-        "--output_dir",
-        tmp_path,
+        s=scene.root,
+        c=checkpoint,
+        r="multiview",
+        schedule_scale=0.001,
+        stop_after="mesh",
+        max_gaussians=250,
+        v=2_000,
+        background_mesh=False,
+        output_dir=tmp_path,
     )
     assert code == 0
     assert (tmp_path / "coarse" / scene.root.name / FOLDER / "13.pt").is_file()

@@ -24,6 +24,7 @@ from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_scene.triangle_mesh import write_mesh_ply
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_utils import files as file_writing
+from tests.support.command_line import as_flags
 from tests.support.mesh_scenes import (
     ITERATION,
     cameras_around,
@@ -66,22 +67,16 @@ def inputs(pristine, tmp_path) -> Path:
 def coarse_flags(inputs: Path, output: Path, *flags: object) -> tuple[object, ...]:
     """Iterations 2 to 4, each with a checkpoint."""
     return (
-        "-s",
-        inputs / "scene",
-        "-c",
-        inputs / "vanilla",
-        "-r",
-        "density",
-        "--stop_after",
-        "coarse",
-        "--output_dir",
-        output,
-        "--schedule_scale",
-        0.0003,
-        "--sdf_samples",
-        100,
-        "--checkpoint_milestones",
-        10_000,
+        *as_flags(
+            s=inputs / "scene",
+            c=inputs / "vanilla",
+            r="density",
+            stop_after="coarse",
+            output_dir=output,
+            schedule_scale=0.0003,
+            sdf_samples=100,
+            checkpoint_milestones=10_000,
+        ),
         *flags,
     )
 
@@ -93,15 +88,11 @@ def coarse(inputs: Path, output: Path, *flags: object) -> int:
 def vanilla(inputs: Path, output: Path, *flags: object) -> int:
     return run_cli(
         vanilla_train.main,
-        "-s",
-        inputs / "scene",
-        "-m",
-        output,
-        "--iterations",
-        4,
-        "--checkpoint_interval",
-        2,
         *flags,
+        s=inputs / "scene",
+        m=output,
+        iterations=4,
+        checkpoint_interval=2,
     )
 
 
@@ -236,27 +227,17 @@ def test_a_result_that_depends_on_point_tracks_is_not_taken_for_that_of_others(
 
 @pytest.mark.slow
 def test_a_mesh_of_another_coarse_model_is_not_taken_for_this_one(inputs, tmp_path, capsys):
-    flags = (
-        "-s",
-        inputs / "scene",
-        "-c",
-        inputs / "vanilla",
-        "-m",
-        "unused",
-        "-l",
-        0.3,
-        "-d",
-        500,
-        "--use_vanilla_3dgs",
-        True,
-        "-o",
-        tmp_path,
-        "--surface_points",
-        20_000,
-        "--poisson_depth",
-        5,
-        "--meshing_backend",
-        "pycolmap",
+    flags = as_flags(
+        s=inputs / "scene",
+        c=inputs / "vanilla",
+        m="unused",
+        l=0.3,
+        d=500,
+        use_vanilla_3dgs=True,
+        o=tmp_path,
+        surface_points=20_000,
+        poisson_depth=5,
+        meshing_backend="pycolmap",
     )
     assert run_cli(extract_mesh.main, *flags) == 0
     mesh = next(tmp_path.glob("*.ply"))
@@ -388,25 +369,16 @@ def test_a_second_process_in_a_folder_is_refused(inputs, tmp_path, flags):
 def test_a_box_does_not_keep_a_refinement_from_going_on(inputs, tmp_path, capsys):
     mesh = tmp_path / "sugarmesh_ball.ply"
     write_mesh_ply(mesh, icosahedron())
-    flags = (
-        "-s",
-        inputs / "scene",
-        "-c",
-        inputs / "vanilla",
-        "-m",
-        mesh,
-        "-g",
-        1,
-        "-f",
-        4,
-        "--checkpoint_interval",
-        3,
-        "-b",
-        "(-1,-1,-1)",
-        "-B",
-        "(1,1,1)",
-        "-o",
-        tmp_path / "out",
+    flags = as_flags(
+        s=inputs / "scene",
+        c=inputs / "vanilla",
+        m=mesh,
+        g=1,
+        f=4,
+        checkpoint_interval=3,
+        b="(-1,-1,-1)",
+        B="(1,1,1)",
+        o=tmp_path / "out",
     )
     assert run_cli(train_refined.main, *flags) == 0
     unfinished(next((tmp_path / "out").glob("sugarfine_*/run.json")).parent)
@@ -467,25 +439,16 @@ def test_cameras_are_told_apart_at_any_scale(scale):
 def mesh_of(ball, output: Path, *flags: object) -> int:
     return run_cli(
         extract_mesh.main,
-        "-s",
-        ball.root,
-        "-c",
-        ball.checkpoint,
-        "-i",
-        ITERATION,
-        "-m",
-        ball.coarse,
-        "-o",
-        output,
-        "-d",
-        2_000,
-        "--surface_points",
-        20_000,
-        "--poisson_depth",
-        5,
-        "--meshing_backend",
-        "pycolmap",
         *flags,
+        s=ball.root,
+        c=ball.checkpoint,
+        i=ITERATION,
+        m=ball.coarse,
+        o=output,
+        d=2_000,
+        surface_points=20_000,
+        poisson_depth=5,
+        meshing_backend="pycolmap",
     )
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-import train
 from gaussian_splatting.engine.memory_plan import cheaper
 from gaussian_splatting.engine.reporting.progress import Reporter
 from gaussian_splatting.rasterization.rasterizers import WarpRasterizer
 from gaussian_splatting.train import main as train_vanilla
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_utils.memory import out_of_memory
+from tests.support.brief_runs import brief_coarse
 from tests.support.tiny_scene import REPOSITORY, finish, load_pt, make_tiny_scene, run_cli
 
 ERRORS = (
@@ -27,27 +27,6 @@ ERRORS = (
     RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 1 bytes"),
     RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes"),
 )
-
-
-def coarse(scene, checkpoint, output: Path, *flags) -> int:
-    return run_cli(
-        train.main,
-        "-s",
-        scene.root,
-        "-c",
-        checkpoint,
-        "-r",
-        "dn_consistency",
-        "--stop_after",
-        "coarse",
-        "--output_dir",
-        output,
-        "--schedule_scale",
-        0.0005,
-        "--sdf_samples",
-        100,
-        *flags,
-    )
 
 
 def tensors_of(output: Path) -> dict[str, torch.Tensor]:
@@ -85,7 +64,7 @@ def planned(scene, checkpoint, tmp_path_factory) -> Path:
     """Output of a run that was told to use strips."""
     output = tmp_path_factory.mktemp("planned")
     flags = ("--gradient_accumulation", True, "--accumulation_steps", 2)
-    assert coarse(scene, checkpoint, output, *flags) == 0
+    assert brief_coarse(scene, checkpoint, output, *flags) == 0
     return output
 
 
@@ -98,7 +77,7 @@ def test_a_run_that_ran_out_at_once_is_one_that_was_planned_so(
     planned, scene, checkpoint, tmp_path, monkeypatch, capsys
 ):
     failures = fail_on_whole_images(monkeypatch, ERRORS[0])
-    assert coarse(scene, checkpoint, tmp_path) == 0
+    assert brief_coarse(scene, checkpoint, tmp_path) == 0
     assert len(failures) == 1
     assert "out of memory in iteration" in "".join(capsys.readouterr())
     assert same_bits(planned, tmp_path)
@@ -116,10 +95,10 @@ def test_gradients_of_terms_that_went_well_are_not_counted_twice(
 
     with monkeypatch.context() as patch:
         patch.setattr(CoarseStage, "train_on", planned)
-        assert coarse(scene, checkpoint, tmp_path / "planned") == 0
+        assert brief_coarse(scene, checkpoint, tmp_path / "planned") == 0
     # By then the sampling terms have sent their gradients to the positions.
     failures = fail_on_whole_images(monkeypatch, MemoryError(), channels=6)
-    assert coarse(scene, checkpoint, tmp_path / "failed") == 0
+    assert brief_coarse(scene, checkpoint, tmp_path / "failed") == 0
     assert len(failures) == 1
     assert same_bits(tmp_path / "planned", tmp_path / "failed")
 
@@ -127,7 +106,7 @@ def test_gradients_of_terms_that_went_well_are_not_counted_twice(
 def test_other_errors_are_not_taken_for_it(scene, checkpoint, tmp_path, monkeypatch):
     failures = fail_on_whole_images(monkeypatch, RuntimeError("shapes differ"))
     with pytest.raises(RuntimeError, match="shapes differ"):
-        coarse(scene, checkpoint, tmp_path)
+        brief_coarse(scene, checkpoint, tmp_path)
     assert len(failures) == 1
 
 

@@ -32,6 +32,7 @@ from sugar_pipeline.pipeline_flags import full_parser, train_parser
 from sugar_pipeline.plan import PipelinePlan, full_plan, mode_of, train_plan, with_mode
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
+from tests.support.command_line import as_flags
 from tests.support.tiny_scene import (
     SHORT_PIPELINE,
     assert_same_bits,
@@ -274,18 +275,7 @@ def test_a_run_writes_the_settings_that_repeat_it(run, capsys):
 
 def test_metrics_are_those_of_the_run(inputs, run, capsys):
     config = json.dumps({str(inputs[1]): str(inputs[3])})
-    shared = (
-        "--scene_config",
-        config,
-        "-r",
-        "dn_consistency",
-        "-v",
-        300,
-        "-f",
-        6,
-        "--output_dir",
-        run,
-    )
+    shared = as_flags(scene_config=config, r="dn_consistency", v=300, f=6, output_dir=run)
     assert run_cli(metrics.main, *shared, "--evaluate_vanilla", True) == 0
     saved = json.loads((run / "metrics" / "results_density02_normal02.json").read_text())
     assert set(saved["scene"]) == {"3dgs_7k", "sugar_03_300_6"}
@@ -315,17 +305,12 @@ def test_metrics_after_gain_and_offset_do_not_mind_darker_photographs(inputs, ru
         assert (
             run_cli(
                 metrics.main,
-                "--scene_config",
-                config,
-                "-r",
-                "dn_consistency",
-                "-v",
-                300,
-                "-f",
-                6,
-                "--output_dir",
-                run,
                 "--exposure_compensation",
+                scene_config=config,
+                r="dn_consistency",
+                v=300,
+                f=6,
+                output_dir=run,
             )
             == 0
         )

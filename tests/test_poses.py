@@ -27,6 +27,7 @@ from gaussian_splatting.engine.reporting.view_findings import POSED
 from gaussian_splatting.optim.visited_adam import rate_at
 from gaussian_splatting.rasterization.spherical_harmonics import sh_basis_of
 from sugar_utils.errors import UserError
+from tests.support.command_line import as_flags
 from tests.support.random_scenes import look_at
 from tests.support.reference_rasterizer import rasterize_reference
 from tests.support.tiny_scene import (
@@ -184,16 +185,13 @@ def disturbed(tmp_path_factory):
 
 def trained(scene, output, iterations: int, *more: object) -> None:
     words = (
-        "-s",
-        scene.root,
-        "-m",
-        output,
-        "--iterations",
-        iterations,
-        "--refine_poses",
-        "True",
-        "--densify_from_iter",
-        iterations,
+        *as_flags(
+            s=scene.root,
+            m=output,
+            iterations=iterations,
+            refine_poses="True",
+            densify_from_iter=iterations,
+        ),
         *more,
     )
     assert run_cli(vanilla_train.main, *words) == 0

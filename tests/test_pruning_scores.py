@@ -18,6 +18,7 @@ from gaussian_splatting.rasterization import project, rasterize
 from gaussian_splatting.sky_sphere import RobustConfig
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
+from tests.support.command_line import WITHOUT_VALUE
 from tests.support.reference_rasterizer import rasterize_reference
 from tests.support.tiny_scene import (
     assert_same_bits,
@@ -262,24 +263,16 @@ def test_a_run_is_named_by_what_it_does_not_by_its_preset():
 def vanilla(scene, output, *more) -> int:
     return run_cli(
         vanilla_train.main,
-        "-s",
-        scene.root,
-        "-m",
-        output,
-        "--eval",
-        "--iterations",
-        24,
-        "--densify_from_iter",
-        2,
-        "--densification_interval",
-        4,
-        "--densify_until_iter",
-        20,
-        "--opacity_reset_interval",
-        9,
-        "--checkpoint_iterations",
-        10,
         *more,
+        s=scene.root,
+        m=output,
+        eval=WITHOUT_VALUE,
+        iterations=24,
+        densify_from_iter=2,
+        densification_interval=4,
+        densify_until_iter=20,
+        opacity_reset_interval=9,
+        checkpoint_iterations=10,
     )
 
 

@@ -23,6 +23,7 @@ from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_scene.triangle_mesh import write_mesh_ply
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.refine_stage import RefineStage
+from tests.support.command_line import WITHOUT_VALUE, as_flags
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import (
     TinyScene,
@@ -76,28 +77,20 @@ class Kind:
 def vanilla(scene: TinyScene, iterations: int, interval: int, *more: object) -> Kind:
     """Densification at multiples of 4, an opacity reset at 6 and 12, random backgrounds."""
     flags = (
-        "-s",
-        scene.root,
-        "--eval",
-        "--iterations",
-        iterations,
-        "--densify_from_iter",
-        2,
-        "--densification_interval",
-        4,
-        "--densify_until_iter",
-        iterations - 2,
-        "--opacity_reset_interval",
-        6,
-        "--random_background",
-        "--max_gaussians",
-        500,
-        "--checkpoint_interval",
-        interval,
-        "--save_iterations",
-        1,
-        "--test_iterations",
-        1,
+        *as_flags(
+            s=scene.root,
+            eval=WITHOUT_VALUE,
+            iterations=iterations,
+            densify_from_iter=2,
+            densification_interval=4,
+            densify_until_iter=iterations - 2,
+            opacity_reset_interval=6,
+            random_background=WITHOUT_VALUE,
+            max_gaussians=500,
+            checkpoint_interval=interval,
+            save_iterations=1,
+            test_iterations=1,
+        ),
         *more,
     )
     saved = tuple(range(interval, iterations + 1, interval))
@@ -110,22 +103,16 @@ def coarse(scene: TinyScene, source: Path, scale: float, mode: str, saved, *more
     """Iterations 7000 to 15000 times the scale; ``saved`` are iterations of the short schedule."""
     milestones = [round(iteration / scale) for iteration in saved]
     flags = (
-        "-s",
-        scene.root,
-        "-c",
-        source,
-        "-r",
-        mode,
-        "--stop_after",
-        "coarse",
-        "--schedule_scale",
-        scale,
-        "--sdf_samples",
-        400,
-        "--checkpoint_interval",
-        99_999,
-        "--test_iterations",
-        1,
+        *as_flags(
+            s=scene.root,
+            c=source,
+            r=mode,
+            stop_after="coarse",
+            schedule_scale=scale,
+            sdf_samples=400,
+            checkpoint_interval=99_999,
+            test_iterations=1,
+        ),
         "--checkpoint_milestones",
         *(milestones or ["[]"]),
         *more,
@@ -141,20 +128,9 @@ def refine(scene: TinyScene, source: Path, iterations: int, interval: int, *more
     if not mesh.exists():
         write_mesh_ply(mesh, icosahedron())
     flags = (
-        "-s",
-        scene.root,
-        "-c",
-        source,
-        "-m",
-        mesh,
-        "-g",
-        6,
-        "-v",
-        1000,
-        "-f",
-        iterations,
-        "--checkpoint_interval",
-        interval,
+        *as_flags(
+            s=scene.root, c=source, m=mesh, g=6, v=1000, f=iterations, checkpoint_interval=interval
+        ),
         *more,
     )
     saved = tuple(range(interval, iterations + 1, interval))

@@ -21,6 +21,7 @@ from gaussian_splatting.sky_sphere import (
 )
 from gaussian_splatting.vanilla.initial_gaussians import initial_cloud
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
+from tests.support.command_line import WITHOUT_VALUE
 from tests.support.tiny_scene import (
     assert_same_bits,
     load_pt,
@@ -66,25 +67,17 @@ def vanilla(scene, output, *more) -> None:
     assert (
         run_cli(
             vanilla_train.main,
-            "-s",
-            scene.root,
-            "-m",
-            output,
-            "--eval",
-            "--iterations",
-            24,
-            "--densify_from_iter",
-            2,
-            "--densification_interval",
-            4,
-            "--densify_until_iter",
-            20,
-            "--opacity_reset_interval",
-            9,
-            "--checkpoint_interval",
-            8,
             "--robust",
             *more,
+            s=scene.root,
+            m=output,
+            eval=WITHOUT_VALUE,
+            iterations=24,
+            densify_from_iter=2,
+            densification_interval=4,
+            densify_until_iter=20,
+            opacity_reset_interval=9,
+            checkpoint_interval=8,
         )
         == 0
     )

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-import train
 import train_refined
 from gaussian_splatting.engine.gradients import backpropagate_weighted
 from gaussian_splatting.engine.loss_terms import COLOR
@@ -35,6 +34,7 @@ from sugar_trainers.refine_stage import RefineStage
 from sugar_trainers.stage_config import CoarseConfig, CoarseSchedule, RefineConfig
 from sugar_trainers.terms import coarse_terms
 from sugar_utils.device import constants
+from tests.support.brief_runs import brief_coarse
 from tests.support.color_losses import color_loss, l1_and_ssim
 from tests.support.command_words import parse
 from tests.support.depth_normals import depth_normal_consistency
@@ -365,26 +365,10 @@ def test_strips_are_no_part_of_the_identity(config):
 def test_whole_runs_go_in_strips_and_do_not_start_anew_without_them(
     scene, checkpoint, tmp_path, capsys
 ):
-    common = (
-        "-s",
-        scene.root,
-        "-c",
-        checkpoint,
-        "-r",
-        "dn_consistency",
-        "--stop_after",
-        "coarse",
-        "--output_dir",
-        tmp_path,
-        "--schedule_scale",
-        0.0005,
-        "--sdf_samples",
-        100,
-    )
     strips = ("--gradient_accumulation", True, "--accumulation_steps", 3)
-    assert run_cli(train.main, *common, *strips) == 0
+    assert brief_coarse(scene, checkpoint, tmp_path, *strips) == 0
     capsys.readouterr()
-    assert run_cli(train.main, *common) == 0
+    assert brief_coarse(scene, checkpoint, tmp_path) == 0
     assert "finished already" in capsys.readouterr().out
 
 
@@ -393,18 +377,12 @@ def test_refinement_runs_in_strips(scene, checkpoint, tmp_path):
     write_mesh_ply(mesh, icosahedron())
     code = run_cli(
         train_refined.main,
-        "-s",
-        scene.root,
-        "-c",
-        checkpoint,
-        "-m",
-        mesh,
-        "-f",
-        2,
-        "-o",
-        tmp_path / "refined",
-        "--gradient_accumulation",
-        True,
+        s=scene.root,
+        c=checkpoint,
+        m=mesh,
+        f=2,
+        o=tmp_path / "refined",
+        gradient_accumulation=True,
     )
     assert code == 0
     assert list((tmp_path / "refined").rglob("2.pt"))

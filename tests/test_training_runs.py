@@ -39,6 +39,7 @@ from sugar_trainers.stage_config import REGULARIZATIONS, CoarseConfig, CoarseSch
 from sugar_trainers.terms import coarse_terms
 from sugar_utils.random import derive_seed
 from tests.support.color_losses import color_loss
+from tests.support.command_line import WITHOUT_VALUE
 from tests.support.depth_normals import depth_normal_consistency
 from tests.support.golden import GOLDEN_DIR
 from tests.support.tiny_scene import (
@@ -74,27 +75,17 @@ def vanilla_run(scene, tmp_path_factory) -> Path:
     assert (
         run_cli(
             vanilla_train.main,
-            "-s",
-            scene.root,
-            "-m",
-            output,
-            "--eval",
-            "--iterations",
-            100,
-            "--densify_from_iter",
-            10,
-            "--densification_interval",
-            20,
-            "--densify_until_iter",
-            70,
-            "--save_iterations",
-            60,
-            "--test_iterations",
-            1,
-            "--checkpoint_interval",
-            30,
-            "--checkpoint_iterations",
-            15,
+            s=scene.root,
+            m=output,
+            eval=WITHOUT_VALUE,
+            iterations=100,
+            densify_from_iter=10,
+            densification_interval=20,
+            densify_until_iter=70,
+            save_iterations=60,
+            test_iterations=1,
+            checkpoint_interval=30,
+            checkpoint_iterations=15,
         )
         == 0
     )
@@ -109,17 +100,12 @@ def coarse_runs(scene, checkpoint, tmp_path_factory) -> dict[str, Path]:
         output = tmp_path_factory.mktemp(mode)
         code = run_cli(
             train.main,
-            "-s",
-            scene.root,
-            "-c",
-            checkpoint,
-            "-r",
-            mode,
-            "--stop_after",
-            "coarse",
-            "--output_dir",
-            output,
             *SHORT,
+            s=scene.root,
+            c=checkpoint,
+            r=mode,
+            stop_after="coarse",
+            output_dir=output,
         )
         assert code == 0
         name = SDF_FOLDER if mode == "sdf" else DENSITY_FOLDER
@@ -138,23 +124,15 @@ def short_vanilla(scene: TinyScene, output: Path, *flags: object) -> int:
 def short_coarse(scene: TinyScene, source: Path, output: Path, *flags: object) -> int:
     return run_cli(
         train.main,
-        "-s",
-        scene.root,
-        "-c",
-        source,
-        "-r",
-        "density",
-        "--stop_after",
-        "coarse",
-        "--output_dir",
-        output,
-        "--schedule_scale",
-        0.0003,
-        "--sdf_samples",
-        100,
-        "--force",
-        True,
         *flags,
+        s=scene.root,
+        c=source,
+        r="density",
+        stop_after="coarse",
+        output_dir=output,
+        schedule_scale=0.0003,
+        sdf_samples=100,
+        force=True,
     )
 
 
@@ -396,18 +374,12 @@ def test_entry_points_of_the_coarse_stage_alone_write_where_they_are_told(
 ):
     code = run_cli(
         entry.main,
-        "-s",
-        scene.root,
-        "-c",
-        checkpoint,
-        "-o",
-        tmp_path,
-        "-e",
-        0.3,
-        "--schedule_scale",
-        0.0003,
-        "--sdf_samples",
-        100,
+        s=scene.root,
+        c=checkpoint,
+        o=tmp_path,
+        e=0.3,
+        schedule_scale=0.0003,
+        sdf_samples=100,
     )
     assert code == 0
     assert (tmp_path / folder.replace("estim02", "estim03") / "4.pt").is_file()
@@ -508,19 +480,14 @@ def test_log_holds_configuration_progress_and_result(coarse_runs):
 def test_half_size_normals_run_and_act(scene, checkpoint, coarse_runs, tmp_path):
     code = run_cli(
         train.main,
-        "-s",
-        scene.root,
-        "-c",
-        checkpoint,
-        "-r",
-        "dn_consistency",
-        "--stop_after",
-        "coarse",
-        "--output_dir",
-        tmp_path,
         *SHORT,
         "--full_res_normals",
         False,
+        s=scene.root,
+        c=checkpoint,
+        r="dn_consistency",
+        stop_after="coarse",
+        output_dir=tmp_path,
     )
     assert code == 0
     full = load_pt(coarse_runs["dn_consistency"] / "30.pt")
@@ -533,21 +500,16 @@ def test_half_size_normals_run_and_act(scene, checkpoint, coarse_runs, tmp_path)
 def test_unchanged_flags_give_the_same_bits(scene, checkpoint, coarse_runs, tmp_path):
     code = run_cli(
         train.main,
-        "-s",
-        scene.root,
-        "-c",
-        checkpoint,
-        "-r",
-        "sdf",
-        "--stop_after",
-        "coarse",
-        "--output_dir",
-        tmp_path,
         *SHORT,
         "--checkpoint_interval",
         9999,
         "--test_iterations",
         1,
+        s=scene.root,
+        c=checkpoint,
+        r="sdf",
+        stop_after="coarse",
+        output_dir=tmp_path,
     )
     assert code == 0
     first = load_pt(coarse_runs["sdf"] / "30.pt")["state_dict"]

@@ -69,16 +69,7 @@ def scene(tmp_path_factory):
 def test_resume_equals_uninterrupted_when_a_view_is_left_out(scene, tmp_path, capsys):
     def run(folder, *flags):
         return run_cli(
-            vanilla_train.main,
-            "-s",
-            scene,
-            "-m",
-            folder,
-            "--iterations",
-            120,
-            "--checkpoint_interval",
-            60,
-            *flags,
+            vanilla_train.main, *flags, s=scene, m=folder, iterations=120, checkpoint_interval=60
         )
 
     assert run(tmp_path / "a") == 0
@@ -99,15 +90,7 @@ def test_resume_equals_uninterrupted_when_a_view_is_left_out(scene, tmp_path, ca
 
 def test_views_that_are_asked_for_stay(scene, tmp_path, capsys):
     code = run_cli(
-        vanilla_train.main,
-        "-s",
-        scene,
-        "-m",
-        tmp_path / "kept",
-        "--iterations",
-        40,
-        "--keep_views",
-        WRONG,
+        vanilla_train.main, s=scene, m=tmp_path / "kept", iterations=40, keep_views=WRONG
     )
     assert code == 0
     record = json.loads((tmp_path / "kept" / "checkpoints" / "run.json").read_text())

@@ -112,24 +112,15 @@ def test_training_is_as_good_as_at_the_origin(far_scene, tmp_path):
     assert (
         run_cli(
             train.main,
-            "-s",
-            far_scene.root,
-            "-c",
-            tmp_path / "far",
-            "-i",
-            60,
-            "-r",
-            "density",
-            "--stop_after",
-            "coarse",
-            "--output_dir",
-            tmp_path / "sugar",
-            "--schedule_scale",
-            0.0003,
-            "--sdf_samples",
-            100,
-            "--force",
-            True,
+            s=far_scene.root,
+            c=tmp_path / "far",
+            i=60,
+            r="density",
+            stop_after="coarse",
+            output_dir=tmp_path / "sugar",
+            schedule_scale=0.0003,
+            sdf_samples=100,
+            force=True,
         )
         == 0
     )

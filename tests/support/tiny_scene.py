@@ -32,6 +32,7 @@ from gaussian_splatting.data.reference_layout import (
 from gaussian_splatting.rasterization import rasterize
 from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
 from sugar_utils.entrypoint import run_main
+from tests.support.command_line import as_flags
 from tests.support.random_scenes import look_at
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -40,29 +41,18 @@ PRINCIPAL = (3.0, -2.0)
 """Offset of the principal point from the image centre, in pixels."""
 
 N_FAINT = 40
-SHORT_PIPELINE = (
-    "-r",
-    "dn_consistency",
-    "--schedule_scale",
-    0.002,
-    "--sdf_samples",
-    300,
-    "-v",
-    300,
-    "-f",
-    3000,
-    "--surface_points",
-    4000,
-    "--poisson_depth",
-    4,
-    "--meshing_backend",
-    "pycolmap",
-    "--background_mesh",
-    False,
-    "--square_size",
-    6,
-    "--force",
-    True,
+SHORT_PIPELINE = as_flags(
+    r="dn_consistency",
+    schedule_scale=0.002,
+    sdf_samples=300,
+    v=300,
+    f=3000,
+    surface_points=4000,
+    poisson_depth=4,
+    meshing_backend="pycolmap",
+    background_mesh=False,
+    square_size=6,
+    force=True,
 )
 """All stages in seconds."""
 
@@ -297,10 +287,13 @@ def kill(process: subprocess.Popen) -> None:
     process.communicate()
 
 
-def run_cli(main: Callable[[], int | None], *flags: object) -> int:
-    """Run an entry point in this process, as its script would, and return the exit code."""
+def run_cli(main: Callable[[], int | None], /, *words: object, **settings: object) -> int:
+    """Run an entry point in this process, as its script would, and return the exit code.
+
+    Settings are flags, see :func:`as_flags`. Further words of the command line follow them.
+    """
     before = sys.argv
-    sys.argv = ["train.py", *map(str, flags)]
+    sys.argv = ["train.py", *map(str, [*as_flags(**settings), *words])]
     try:
         return run_main(main)
     except SystemExit as leaving:

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Command lines of tests, written as settings."""
+
+from __future__ import annotations
+
+WITHOUT_VALUE = ()
+"""Value of a flag without a value."""
+
+
+def as_flags(**settings: object) -> tuple[object, ...]:
+    """Words of a command line: ``s=scene, iterations=4`` is ``-s scene --iterations 4``.
+
+    A tuple is as many words after one flag.
+    """
+    words: list[object] = []
+    for name, value in settings.items():
+        words.append(f"-{name}" if len(name) == 1 else f"--{name}")
+        words.extend(value if isinstance(value, tuple) else (value,))
+    return tuple(words)
