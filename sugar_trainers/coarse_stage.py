@@ -110,13 +110,8 @@ class CoarseStage(Stage[TrainableCloud, CoarseConfig]):
             normal="normal" in maps,
             features=features,
         )
-        view_pass = ViewPass(
-            projection,
-            view,
-            resources.memory.split,
-            farthest_depth_behind=self._config.uses_sdf,
-            rasterizer=self._rasterizer,
-            intersections=resources.intersections,
+        view_pass = self.view_pass(
+            projection, view, resources, farthest_depth_behind=self._config.uses_sdf
         )
         values, depth = self._backpropagate_samples(active, leaves, view, view_pass, resources)
         of_image, _ = view_pass.backpropagate(

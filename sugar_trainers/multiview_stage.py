@@ -23,7 +23,6 @@ from gaussian_splatting.engine.loss_terms import acting, backpropagate, report
 from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.stage import Stage, StepResources
-from gaussian_splatting.engine.strips import ViewPass
 from gaussian_splatting.engine.training_views import TrainingView
 from gaussian_splatting.rasterization import WARP, Rasterizer, project
 from gaussian_splatting.rasterization.render import weight_sums
@@ -112,7 +111,7 @@ class MultiviewStage(Stage[TrainableCloud, MultiviewConfig]):
         self.components = [*components, densification]
 
     def phase(self, iteration: int) -> str:
-        """Gaussians grow in number, then settle."""
+        """Gaussians grow in number, then are refined."""
         return "densify" if self._config.schedule.densifies(iteration) else "optimize"
 
     def begin(self, iteration: int) -> None:
@@ -127,8 +126,7 @@ class MultiviewStage(Stage[TrainableCloud, MultiviewConfig]):
         """Backpropagate all terms; those of the image come last."""
         gaussians = self.gaussians()
         leaves = gaussians.as_leaves()
-        split = resources.memory.split
-        surface = self._comparer.surface_view(leaves, view, split)
+        surface = self._comparer.surface_view(leaves, view, resources.memory.split)
         view = self.composited(replace(view, surface=surface))
         view, features = self.with_features(view, leaves)
         terms = self.all_terms(view)
@@ -140,13 +138,7 @@ class MultiviewStage(Stage[TrainableCloud, MultiviewConfig]):
             plane_reach=self._comparer.reach if reads_planes else None,
             features=features,
         )
-        view_pass = ViewPass(
-            projection,
-            view,
-            split,
-            rasterizer=self._rasterizer,
-            intersections=resources.intersections,
-        )
+        view_pass = self.view_pass(projection, view, resources)
         in_reach = view_pass.visible & (view_pass.depths <= self._comparer.reach)
         values = backpropagate(active["model"], VisibleGaussians(leaves, in_reach))
         of_image, d_means2d = view_pass.backpropagate(active["image"])

@@ -17,7 +17,6 @@ from gaussian_splatting.engine.component import Component, ViewResult
 from gaussian_splatting.engine.loss_terms import COLOR, LossTerm, acting, backpropagate, report
 from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.stage import Stage, StepResources
-from gaussian_splatting.engine.strips import ViewPass
 from gaussian_splatting.engine.training_views import TrainingView, without_uncovered
 from gaussian_splatting.rasterization import WARP, Rasterizer, project
 from sugar_scene import mesh_bound
@@ -115,12 +114,8 @@ class RefineStage(Stage[TrainableBoundCloud, RefineConfig]):
         gaussians = self.gaussians()
         view, features = self.with_features(view, gaussians)
         degree = self._config.sh_degree(view.iteration)
-        view_pass = ViewPass(
-            project(gaussians, view.camera, sh_degree=degree, features=features),
-            view,
-            resources.memory.split,
-            rasterizer=self._rasterizer,
-            intersections=resources.intersections,
+        view_pass = self.view_pass(
+            project(gaussians, view.camera, sh_degree=degree, features=features), view, resources
         )
         del gaussians
         terms = self.all_terms(view)
@@ -151,8 +146,7 @@ class RefineStage(Stage[TrainableBoundCloud, RefineConfig]):
         covered = replace(view, photograph=without_uncovered(view.target, faces >= 0))
         comparison = comparer.comparison(covered, mesh.depth)
         mesh = replace(mesh, faces=faces, comparison=comparison)
-        is_object = view.camera.mask is not None and view.camera.mask.mode == "object"
-        if self.model.cloud.background is None and not is_object:
+        if self.model.cloud.background is None and not view.camera.shows_object:
             # Outside of an object there is nothing, and that is known everywhere.
             return covered, mesh
         return view, mesh

@@ -21,7 +21,7 @@ from gaussian_splatting.components.growing_resolution import (
     spectrum_shares,
 )
 from gaussian_splatting.data.images import ImageStore, composited
-from gaussian_splatting.engine.view_sampling import SizedViews, at_scale, averaged
+from gaussian_splatting.engine.view_sampling import SizedViews, averaged
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from tests.support.command_line import WITHOUT_VALUE
@@ -112,7 +112,7 @@ def test_small_copies_stay_under_the_budget_of_the_photographs(scene, n_kept):
 
 
 def test_a_view_has_a_pixel_at_least():
-    small = at_scale(tiny_cameras(1)[0].resized(3, 1), 1 / 16)
+    small = tiny_cameras(1)[0].resized(3, 1).scaled(1 / 16)
     assert (small.width, small.height) == (1, 1)
 
 

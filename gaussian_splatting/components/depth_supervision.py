@@ -81,9 +81,7 @@ def inverse_depths(gaussians: Gaussians, camera: Camera) -> Tensor:
 
     Blended reciprocals are bounded where something far away shines through, blended depths are not.
     """
-    x_axis, y_axis, z_axis = camera.rotation[2].tolist()
-    x, y, z = gaussians.means.unbind(dim=1)
-    depth = x * x_axis + y * y_axis + z * z_axis + float(camera.translation[2])
+    depth = camera.coordinate(gaussians.means, 2)
     return 1 / depth.clamp_min(camera.near)[:, None]
 
 

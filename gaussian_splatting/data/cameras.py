@@ -122,10 +122,25 @@ class Camera:
 
     def reduced(self, longest_side: int) -> Camera:
         """Return the same view with at most this many pixels along its longest side."""
-        scale = min(1.0, longest_side / max(self.width, self.height))
+        return self.scaled(min(1.0, longest_side / max(self.width, self.height)))
+
+    def scaled(self, scale: float) -> Camera:
+        """Return the same view at a share of its size, in whole pixels."""
         width = max(1, round(self.width * scale))
         height = max(1, round(self.height * scale))
         return self.resized(width, height)
+
+    def coordinate(self, points: Tensor, axis: int) -> Tensor:
+        """Return the coordinate of points along an axis of the camera: 0 x, 1 y, 2 depth.
+
+        It is a sum of three products, and not a matrix product, whose order depends on the machine.
+
+        (N, 3) world units -> (N,)
+        """
+        x, y, z = points.unbind(-1)
+        row = self.rotation[axis]
+        rotated = x * float(row[0]) + y * float(row[1]) + z * float(row[2])
+        return rotated + float(self.translation[axis])
 
 
 def middle_of(cameras: Sequence[Camera]) -> np.ndarray:

@@ -139,12 +139,7 @@ class _View:
         (N, 3) world units -> (N,) int64, (N,) bool
         """
         camera = self.camera
-        # Sums of three products, not a matrix product, whose order depends on the machine.
-        x, y, z = points.unbind(-1)
-        coordinates = []
-        for row, offset in zip(camera.rotation, camera.translation, strict=True):
-            rotated = x * float(row[0]) + y * float(row[1]) + z * float(row[2])
-            coordinates.append(rotated + float(offset))
+        coordinates = [camera.coordinate(points, axis) for axis in range(3)]
         pixels = pixels_of(torch.stack(coordinates, dim=-1), camera)
         return pixels.rows * camera.width + pixels.columns, pixels.inside
 

@@ -438,15 +438,10 @@ class VisualHull:
         """
         votes = torch.zeros(points.shape[0], dtype=torch.float32, device=points.device)
         shown_by = torch.zeros_like(votes)
-        x, y, z = points.detach().float().unbind(-1)
+        points = points.detach().float()
         weights = self.weights or [1.0] * len(self.cameras)
         for camera, distance, weight in zip(self.cameras, self.distances, weights, strict=True):
-            # Sums of three products, not a matrix product, whose order depends on the machine.
-            coordinates = []
-            for row, offset in zip(camera.rotation, camera.translation, strict=True):
-                rotated = x * float(row[0]) + y * float(row[1]) + z * float(row[2])
-                coordinates.append(rotated + float(offset))
-            view_x, view_y, depth = coordinates
+            view_x, view_y, depth = [camera.coordinate(points, axis) for axis in range(3)]
             u = camera.fx * view_x / depth + camera.cx
             v = camera.fy * view_y / depth + camera.cy
             is_shown = (depth > _MIN_Z) & (u >= 0) & (v >= 0)

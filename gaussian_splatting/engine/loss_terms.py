@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -55,6 +56,11 @@ class LossTerm:
             raise ValueError(f"loss term {self.name}: an image term has a value in every view")
         return StripValue(loss, {self.name: loss} if self.is_reported else {})
 
+    @property
+    def figure_names(self) -> tuple[str, ...]:
+        """Names of its unweighted figures in the report of a view."""
+        return (self.name,)
+
 
 @dataclass(frozen=True)
 class ColorTerm(LossTerm):
@@ -68,21 +74,25 @@ class ColorTerm(LossTerm):
         figures = {self.name: loss.total, "l1": loss.l1, "ssim": loss.ssim}
         return StripValue(loss.total, figures)
 
+    @property
+    def figure_names(self) -> tuple[str, ...]:
+        """L1 and SSIM, of which its value is the sum."""
+        return ("l1", "ssim")
+
 
 def color_term(dssim_weight: float) -> ColorTerm:
-    """The colour loss of 3DGS against the photograph; reports L1 and SSIM, too."""
-
-    def value(strip: ImageStrip) -> Tensor:
-        return color_loss(strip, dssim_weight).total
-
+    """Return the colour loss of 3DGS against the photograph that reports L1 and SSIM."""
+    value = partial(_color_value, dssim_weight=dssim_weight)
     return ColorTerm("color", 1.0, "image", value, halo=SSIM_HALO, dssim_weight=dssim_weight)
 
 
-def _color_value(strip: ImageStrip) -> Tensor:
-    return color_loss(strip, DSSIM_WEIGHT).total
+def _color_value(strip: ImageStrip, dssim_weight: float) -> Tensor:
+    return color_loss(strip, dssim_weight).total
 
 
-COLOR = LossTerm("color", 1.0, "image", _color_value, halo=SSIM_HALO)
+COLOR = LossTerm(
+    "color", 1.0, "image", partial(_color_value, dssim_weight=DSSIM_WEIGHT), halo=SSIM_HALO
+)
 """The colour loss of 3DGS against the photograph."""
 
 
@@ -112,8 +122,7 @@ def report(terms: Sequence[LossTerm], values: Mapping[str, Tensor]) -> dict[str,
     """Figures of a view: the weighted sum, then the unweighted values in the order of the table.
 
     Args:
-        values: Value by name of the term. A term that consists of others, and names them, is
-            reported by these.
+        values: Value of each term by its name, and every figure of ``figure_names``.
     """
     present = [term for term in terms if term.name in values]
     if len(present) == 1 and present[0].weight == 1.0:
@@ -123,9 +132,6 @@ def report(terms: Sequence[LossTerm], values: Mapping[str, Tensor]) -> dict[str,
         weights = constants(tuple(term.weight for term in present), stacked.device)
         figures = {TOTAL: (stacked * weights).sum()}
     for term in present:
-        if isinstance(term, ColorTerm):
-            figures["l1"] = values["l1"]
-            figures["ssim"] = values["ssim"]
-        else:
-            figures[term.name] = values[term.name]
+        for name in term.figure_names:
+            figures[name] = values[name]
     return figures

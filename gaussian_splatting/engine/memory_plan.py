@@ -241,6 +241,11 @@ class MemoryOptions:
         return tuple(lines)
 
 
+def peak_of(phases: Mapping[str, Mapping[str, int]]) -> int:
+    """Return the bytes at the peak of the phase that needs most."""
+    return max(sum(parts.values()) for parts in phases.values())
+
+
 @dataclass(frozen=True)
 class MemoryChoice:
     """A plan that fits, and what it needs."""
@@ -253,7 +258,7 @@ class MemoryChoice:
     @property
     def peak(self) -> int:
         """Bytes at the peak of the phase that needs most."""
-        return max(sum(parts.values()) for parts in self.phases.values())
+        return peak_of(self.phases)
 
     def lines(self) -> list[str]:
         """Lines for the log."""
@@ -342,7 +347,7 @@ def choose(
     least_images = MIN_IMAGES * max(image_sizes, default=0)
     for plan in _plans(first, options):
         phases = {name: predict(load, plan) for name, load in loads.items()}
-        peak = max(sum(parts.values()) for parts in phases.values())
+        peak = peak_of(phases)
         left_over = budget - peak
         if left_over >= least_images:
             return MemoryChoice(plan, phases, budget, min(sum(image_sizes), left_over))

@@ -18,6 +18,7 @@ from gaussian_splatting.engine.component import Component, ViewResult
 from gaussian_splatting.engine.loss_terms import LossTerm
 from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableModel
+from gaussian_splatting.engine.strips import ViewPass
 from gaussian_splatting.engine.training_views import TrainingView, composited_view
 from gaussian_splatting.rasterization.projection import IntersectionPrediction
 
@@ -140,6 +141,24 @@ class Stage(ABC, Generic[Model, Config]):
         """The view on its background, as its loss terms see it."""
         return composited_view(view, self.background(view), self._config.random_seed)
 
+    def view_pass(
+        self,
+        projection: rasterization.Projection,
+        view: TrainingView,
+        resources: StepResources,
+        *,
+        farthest_depth_behind: bool = False,
+    ) -> ViewPass:
+        """Prepare to blend and to backpropagate a projected view; see :class:`ViewPass`."""
+        return ViewPass(
+            projection,
+            view,
+            resources.memory.split,
+            farthest_depth_behind=farthest_depth_behind,
+            rasterizer=self._rasterizer,
+            intersections=resources.intersections,
+        )
+
     def with_features(
         self, view: TrainingView, gaussians: Gaussians
     ) -> tuple[TrainingView, Tensor | None]:
@@ -173,6 +192,16 @@ class Stage(ABC, Generic[Model, Config]):
             sh_degree=self.rendered_degree(),
             rasterizer=self._rasterizer,
         )
+
+    @property
+    def changes_exposure(self) -> bool:
+        """Whether photographs are compared after a correction of their exposure."""
+        return any(component.changes_exposure for component in self.components)
+
+    @property
+    def fits_held_out_poses(self) -> bool:
+        """Whether held-out views are measured at fitted poses, too."""
+        return any(component.fits_held_out_poses for component in self.components)
 
     def fitted_pose(self, camera: Camera, photograph: Tensor) -> Camera:
         """A held-out camera, moved to where its photograph fits best where poses are learned."""

@@ -53,7 +53,7 @@ class SizedViews:
         self._scale = scale
         if scale == 1.0:
             return camera, self._images.get(camera)
-        small = at_scale(camera, scale)
+        small = camera.scaled(scale)
 
         def shrink(photograph: Tensor) -> Tensor:
             return averaged(photograph, small.width, small.height)
@@ -64,13 +64,6 @@ class SizedViews:
         """Have the photograph decoded in the background unless there is a small copy of it."""
         if self._scale == 1.0 or not self._images.has_scaled(camera, self._scale):
             self._images.prefetch(camera)
-
-
-def at_scale(camera: Camera, scale: float) -> Camera:
-    """The view at a share of its size, in whole pixels."""
-    width = max(1, round(scale * camera.width))
-    height = max(1, round(scale * camera.height))
-    return camera.resized(width, height)
 
 
 def averaged(photograph: Tensor, width: int, height: int) -> Tensor:

@@ -300,19 +300,20 @@ class _VanillaRun:
         config = options.config
         if options.memory.budget is not None and options.compute.device.type == "cpu":
             store.limit(options.memory.budget // 2)  # the other half is for tensors
-        components = self._components()
+        growing = None
         if config.growth.growing_resolution:
             cameras = self._scene.train_cameras
             until = config.densifies_until
             growth = measured_growth(cameras, store.shown, config.growth, until)
-            components.append(GrowingResolution(growth, len(cloud)))
+            growing = GrowingResolution(growth, len(cloud))
         return VanillaStage(
             cloud,
             replace(config, split=options.memory.split),
             self.region,
             partial(self._export, console),
             options.compute.rasterizer,
-            components,
+            self._components(),
+            growing,
         )
 
     def init_from_images(

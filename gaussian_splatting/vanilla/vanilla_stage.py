@@ -20,7 +20,6 @@ from gaussian_splatting.engine.loss_terms import acting, color_term, report
 from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.stage import Stage, StepResources
-from gaussian_splatting.engine.strips import ViewPass
 from gaussian_splatting.engine.training_views import TrainingView
 from gaussian_splatting.rasterization import WARP, Rasterizer, plain_background, project
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
@@ -61,9 +60,9 @@ class VanillaStage(Stage[TrainableCloud, VanillaConfig]):
 
     Args:
         export: Writes the model of an iteration.
-        components: What is learned or done beside the model. Images that grow limit the number of
-            Gaussians, too.
         region: Where Gaussians may be.
+        components: Components beside the model, besides densification.
+        growth: The component of growing images, which limits the number of Gaussians, too.
     """
 
     name = "vanilla"
@@ -76,6 +75,7 @@ class VanillaStage(Stage[TrainableCloud, VanillaConfig]):
         export: Callable[[int, GaussianCloud], object],
         rasterizer: Rasterizer = WARP,
         components: Iterable[Component] = (),
+        growth: GrowingResolution | None = None,
     ) -> None:
         self.extent = region.extent
         self.model = TrainableCloud(
@@ -87,7 +87,9 @@ class VanillaStage(Stage[TrainableCloud, VanillaConfig]):
         self._export = export
         self._rasterizer = rasterizer
         self.components = list(components)
-        self.components += self._population_components(region)
+        if growth is not None:
+            self.components.append(growth)
+        self.components += self._population_components(region, growth)
 
     def phase(self, iteration: int) -> str:
         """Gaussians grow in number, then are refined."""
@@ -108,12 +110,8 @@ class VanillaStage(Stage[TrainableCloud, VanillaConfig]):
             self.model.optimizer.mark_unused("sh_rest")
             gaussians = gaussians.without_bands()
         view, features = self.with_features(view, gaussians)
-        view_pass = ViewPass(
-            project(gaussians, view.camera, sh_degree=degree, features=features),
-            view,
-            resources.memory.split,
-            rasterizer=self._rasterizer,
-            intersections=resources.intersections,
+        view_pass = self.view_pass(
+            project(gaussians, view.camera, sh_degree=degree, features=features), view, resources
         )
         terms = acting(self.all_terms(view), view.iteration)["image"]
         values, d_means2d = view_pass.backpropagate(terms)
@@ -126,8 +124,6 @@ class VanillaStage(Stage[TrainableCloud, VanillaConfig]):
 
     def fitted_pose(self, camera: Camera, photograph: Tensor) -> Camera:
         """A held-out camera, moved to where its photograph fits best where poses are learned."""
-        if not any(component.fits_held_out_poses for component in self.components):
-            return camera
         background = plain_background(self._config.white_background, self.model.device)
         return fitted_pose(
             self.gaussians(),
@@ -135,7 +131,7 @@ class VanillaStage(Stage[TrainableCloud, VanillaConfig]):
             photograph.to(background.device),
             self.extent,
             background,
-            exposed=any(component.changes_exposure for component in self.components),
+            exposed=self.changes_exposure,
             rasterizer=self._rasterizer,
         )
 
@@ -151,7 +147,9 @@ class VanillaStage(Stage[TrainableCloud, VanillaConfig]):
         """Write the model."""
         self._export(iteration, self.model.cloud.detached())
 
-    def _population_components(self, region: Region) -> list[Component]:
+    def _population_components(
+        self, region: Region, growth: GrowingResolution | None
+    ) -> list[Component]:
         """Densification, and the scores that restrict it."""
         config = self._config
         scores = None
@@ -164,13 +162,12 @@ class VanillaStage(Stage[TrainableCloud, VanillaConfig]):
                 config.densifies_until,
                 config.optimizer.views_per_step,
             )
-        growing = [c for c in self.components if isinstance(c, GrowingResolution)]
         densification = Densification(
             self.model,
             config.densification,
             VanillaSchedule(config),
             region,
             config.random_seed,
-            GrowthLimits(scores, growing[0].allowed if growing else None),
+            GrowthLimits(scores, growth.allowed if growth else None),
         )
         return [densification] if scores is None else [densification, scores]

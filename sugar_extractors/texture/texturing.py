@@ -301,7 +301,7 @@ def render_source(gaussians: Gaussians, white_background: bool = False) -> ViewS
     def render(camera: Camera) -> ViewColors:
         output = render_view(gaussians, camera, white=white_background, geometry=False, sh_degree=0)
         image = torch.nan_to_num(output.image)
-        if camera.mask is None or camera.mask.mode != "object":
+        if not camera.shows_object:
             return ViewColors(image.clamp(0, 1))
         alpha = torch.nan_to_num(output.alpha)[..., None]
         background = (1 - alpha) * float(white_background)

@@ -171,7 +171,7 @@ def find(stage: Stage, scene: Scene, load_image: Callable[[Camera], Tensor]) -> 
     components = stage.components
     held_out = measurement.score(scene.test_cameras, measurement.render_and_look)
     posed = None
-    if any(component.fits_held_out_poses for component in components):
+    if stage.fits_held_out_poses:
         moved = [stage.fitted_pose(camera, load_image(camera)) for camera in scene.test_cameras]
         posed = measurement.score(moved)
     with_dropped = measurement.score(scene.dropped_test_cameras)
@@ -209,8 +209,8 @@ class _Measurement:
         """Scores of views; None without views."""
         if not cameras:
             return None
-        fitted = any(component.changes_exposure for component in self._stage.components)
         renderer = self.render if render is None else render
+        fitted = self._stage.changes_exposure
         return evaluation.evaluate(
             renderer, cameras, self._load_image, quantise=True, fitted=fitted
         )
