@@ -43,9 +43,7 @@ from sugar_utils.schemas import Coordinate, read_checked
 MESH = "mesh"
 SPLATS = "splats.ply"
 TRANSFORM = "transform.json"
-REPORT = "report.html"
 LOG = "log.txt"
-
 
 _Row = tuple[Coordinate, Coordinate, Coordinate, Coordinate]
 _Matrix = tuple[_Row, _Row, _Row, _Row]

@@ -17,7 +17,7 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.data.scene import load_scene as read_scene
 from gaussian_splatting.rasterization import RenderOutput, rasterize
-from sugar_extractors.export.export_run import read_any_gaussians
+from sugar_extractors.export.reading import read_any_gaussians
 from sugar_pipeline.command_line import PROGRAMS
 from sugar_pipeline.pipeline_result import PipelineResult
 from sugar_trainers.capture import SugarSize

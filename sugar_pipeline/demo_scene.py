@@ -31,7 +31,7 @@ from gaussian_splatting.data.names import IMAGE_SUFFIXES
 from gaussian_splatting.optim.schedule import LearningRates
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from sugar_extractors.mesh_quality import sample_surface
-from sugar_pipeline.demo_surface import make_disc, make_knot, visible
+from sugar_pipeline.demo_surface import GOLDEN_ANGLE, make_disc, make_knot, visible
 from sugar_pipeline.demo_texture import picture, textured_surface
 from sugar_pipeline.pipeline_flags import DEMO_FLAGS, full_parser
 from sugar_pipeline.pipeline_result import PipelineResult
@@ -60,7 +60,6 @@ _TARGET = (0.0, 0.0, 0.42)
 _DISTANCE = 2.0
 _DISTANCE_SPREAD = 0.07
 _ELEVATIONS = (8.0, 66.0)  # lowest and highest camera, degrees
-_GOLDEN_ANGLE = math.pi * (3 - math.sqrt(5))
 _CAMERA_ID = 1
 
 VANILLA_ITERATIONS = 850
@@ -240,7 +239,7 @@ def _cameras(parameters: dict[str, int]) -> list[Camera]:
     for view in range(n_views):
         # unit vector from the object to the camera
         z = low + (high - low) * (view + 0.5) / n_views
-        angle = _GOLDEN_ANGLE * view + first_angle
+        angle = GOLDEN_ANGLE * view + first_angle
         horizontal = math.sqrt(1 - z**2)
         away = np.array([horizontal * math.cos(angle), horizontal * math.sin(angle), z])
         distance = _DISTANCE + _DISTANCE_SPREAD * (2 * draws[view] - 1)

@@ -6,6 +6,8 @@ World axes: z up, the disc in the plane z = 0; one unit is the longest side of t
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
@@ -27,6 +29,7 @@ _DEPTH = 1.5
 _ROPE_RADIUS = 0.66
 _FLUTE_DEPTH = 0.09
 _GREY = 128
+GOLDEN_ANGLE = math.pi * (3 - math.sqrt(5))  # spreads any number of directions evenly
 _EYE_RAY_OFFSET = 1e-3  # of rays to the cameras from the surface that they start on
 _MIN_FACING_COSINE = 0.1  # between a normal and the direction to the camera
 

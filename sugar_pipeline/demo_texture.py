@@ -20,7 +20,7 @@ from gaussian_splatting.engine.reporting.evaluation import to_uint8
 from sugar_extractors.mesh_quality import Surface
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, render_textured
 from sugar_pipeline.demo_paint import Noise, disc_paint, knot_paint, make_noise, rgb, smooth_step
-from sugar_pipeline.demo_surface import DISC_RADIUS, N_ALONG, N_AROUND
+from sugar_pipeline.demo_surface import DISC_RADIUS, GOLDEN_ANGLE, N_ALONG, N_AROUND
 from sugar_scene.triangle_mesh import TriangleMesh
 
 _DISC_CELLS = 96
@@ -30,7 +30,6 @@ _TEXELS_DISC = (896, 896)
 _MIN_TEXELS = 8  # of a side of a chart
 _SAMPLES_PER_SIDE = 3  # of a pixel
 _N_FILL_RAYS = 96
-_GOLDEN_ANGLE = math.pi * (3 - math.sqrt(5))
 _GROUND_LIGHT = 0.3  # of fill light from below
 _KNOT_LIGHT = 0.12  # of fill light from directions in which the knot is
 _RAY_OFFSET = 0.002  # of rays from the surface that they start on
@@ -180,7 +179,7 @@ def _fill_light(surface: Surface, points: Tensor, normals: Tensor) -> Tensor:
     weight = torch.zeros(len(points), device="cpu")
     for k in range(_N_FILL_RAYS):
         z = 1 - (2 * k + 1) / _N_FILL_RAYS
-        angle = k * _GOLDEN_ANGLE
+        angle = k * GOLDEN_ANGLE
         r = math.sqrt(1 - z * z)
         direction = rgb(r * math.cos(angle), r * math.sin(angle), z)
         cosine = (normals @ direction).clamp_min(0)

@@ -39,7 +39,7 @@ USABLE_IOU = 0.75
 MAX_LOSS = 1.0  # dB by which a refinement may be worse than the model it began with
 N_VIEWS = 8  # views on which a mesh is measured
 _MIN_PIXELS = 50  # that a textured mesh covers of a view whose colours are compared
-_MAX_PSNR = 100.0
+MAX_PSNR = 100.0
 _EDGE_SAMPLES = 8  # points along an open edge that are projected
 _RIM_PIXELS = 2  # a rim may be so far from the border of its hole in the image
 _RIM_SHARE = 0.5  # of the border of a hole that has to be a rim
@@ -142,7 +142,7 @@ class _ViewFigures:
         photograph = image[..., :3]
         colors = render_textured(mesh, camera)
         value = psnr(colors, photograph.float() / 255, covered.double())
-        self.add("psnr", min(value, _MAX_PSNR))
+        self.add("psnr", min(value, MAX_PSNR))
         self.add("constant_psnr", constant_psnr(photograph, covered))
 
     def means(self) -> dict[str, float]:

@@ -33,7 +33,7 @@ from gaussian_splatting.data.reference_layout import load_reference_checkpoint
 from gaussian_splatting.data.scene import Scene, load_scene_for_checkpoint
 from gaussian_splatting.engine.reporting.evaluation import evaluate
 from gaussian_splatting.rasterization import plain_background, render_view
-from sugar_extractors.export.export_run import read_bound_gaussians
+from sugar_extractors.export.reading import read_bound_gaussians
 from sugar_extractors.mesh.mesh_config import EXTRACTORS, MeshVariant, mesh_name
 from sugar_extractors.texture.textured_mesh_io import read_textured_mesh, render_textured
 from sugar_pipeline.pipeline_flags import PresetFlags, apply_presets

@@ -27,8 +27,8 @@ from gaussian_splatting.rasterization import plain_background, render_view
 from sugar_extractors.mesh_pictures import pick_views, preview_glb, read_any_mesh, shaded_views
 from sugar_extractors.mesh_quality import MeshQuality
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, render_textured
-from sugar_pipeline.grading import Grade
-from sugar_pipeline.pipeline_result import StageRecord
+from sugar_pipeline.grading import MAX_PSNR, Grade
+from sugar_pipeline.pipeline_result import StageRecord, dropped_views
 from sugar_scene.triangle_rasterizer import rasterize_triangles
 from sugar_utils.errors import Notify, UserError
 from sugar_utils.html import Link, Page, Picture, duration_text, flattened, write_page
@@ -126,11 +126,10 @@ def _add_summary(page: Page, summary: Summary, root: Path) -> None:
 
 
 def _add_health(page: Page, stages: Sequence[StageRecord]) -> None:
-    dropped: dict[str, str] = {}
     for stage in stages:
         if stage.problem:
             page.paragraph(f"Failed: {stage.name}: {stage.problem}", note=True)
-        dropped.update(stage.dropped_views)
+    dropped = dropped_views(stages)
     if dropped:
         views = "; ".join(f"{name}: {reason}" for name, reason in dropped.items())
         page.paragraph(f"Left out {len(dropped)} views that contradict the rest: {views}.")
@@ -291,7 +290,7 @@ def _render_picture(
     caption = ""
     if bool(pixels.any()):
         value = psnr(render.cpu(), photograph.float() / 255, pixels.double())
-        caption = f"{min(value, 100.0):.1f} dB{pixels_text}"
+        caption = f"{min(value, MAX_PSNR):.1f} dB{pixels_text}"
     return Picture(to_uint8(render).cpu().numpy(), caption)
 
 

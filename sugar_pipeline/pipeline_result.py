@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,6 +58,14 @@ class StageRecord:
             if isinstance(count, int):
                 counts.append(f"{count:,} {word}")
         return ", ".join(counts)
+
+
+def dropped_views(records: Iterable[StageRecord]) -> dict[str, str]:
+    """Return the views that any stage left out: name to the reason of the last one."""
+    dropped: dict[str, str] = {}
+    for record in records:
+        dropped.update(record.dropped_views)
+    return dropped
 
 
 @dataclass

@@ -19,7 +19,7 @@ from gaussian_splatting.engine.reporting.run_report import REPORT_FILE
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from sugar_capture.convert_options import ConvertOptions
 from sugar_extractors import mesh_quality
-from sugar_extractors.export.export_run import read_any_gaussians, read_bound_gaussians
+from sugar_extractors.export.reading import read_any_gaussians, read_bound_gaussians
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh_pictures import read_any_mesh
@@ -41,6 +41,7 @@ from sugar_pipeline.pipeline_result import (
     VANILLA,
     PipelineResult,
     StageRecord,
+    dropped_views,
     file_record,
     training_record,
 )
@@ -369,9 +370,7 @@ def _print_result(result: PipelineResult, console: Console) -> None:
     """Print the grade, the views that were left out, and where the results are."""
     if result.grade is not None:
         console.headline(f"the result is {result.grade}")
-    dropped: dict[str, str] = {}
-    for record in result.records:
-        dropped.update(record.dropped_views)
+    dropped = dropped_views(result.records)
     if dropped:
         views = [f"{name} ({reason})" for name, reason in dropped.items()]
         console.headline(f"left out: {len(dropped)} photographs: {shortened(views)}")

@@ -189,9 +189,14 @@ def stand_at(server: viser.ViserServer, camera: Camera, up: np.ndarray, distance
     start.position = tuple(camera.center)
     start.look_at = tuple(camera.center + distance * camera.rotation[2])
     start.up = tuple(up)
-    start.fov = 2 * math.atan(camera.tan_half_fov[1])
+    start.fov = vertical_fov(camera)
     start.near = distance / 1_000
     start.far = distance * 1_000
+
+
+def vertical_fov(camera: Camera) -> float:
+    """Return the field of view that viser reads, in radians."""
+    return 2 * math.atan(camera.tan_half_fov[1])
 
 
 def turn_of(camera: Camera) -> np.ndarray:
@@ -207,17 +212,16 @@ def look_through(client: viser.ClientHandle, camera: Camera) -> None:
     with client.atomic():
         client.camera.position = camera.center
         client.camera.wxyz = turn_of(camera)
-        client.camera.fov = 2 * math.atan(camera.tan_half_fov[1])
+        client.camera.fov = vertical_fov(camera)
 
 
 def add_frustum(
     server: viser.ViserServer, name: str, camera: Camera, size: float
 ) -> viser.CameraFrustumHandle:
     """Add a camera of the capture as a pyramid; ``size`` is in world units."""
-    # viser reads a vertical field of view.
     return server.scene.add_camera_frustum(
         name,
-        2 * math.atan(camera.tan_half_fov[1]),
+        vertical_fov(camera),
         camera.width / camera.height,
         scale=size,
         thickness=1.5,

@@ -83,6 +83,8 @@ class Wall:
     """A stage that renders a plane at one depth."""
 
     components = ()
+    changes_exposure = False
+    fits_held_out_poses = False
 
     def __init__(self, depth: float) -> None:
         self.depth = depth

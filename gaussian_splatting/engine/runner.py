@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -150,21 +150,17 @@ def run_stage(
                 outcome = f"{len(stage.model):,} Gaussians"
             if group.is_first:
                 write_run_report(run.directory.path, console.warn)
-                say(f"{run.title}: {outcome}, {_quality_and_time(run.directory)}")
-                problem = problem_of(_record_of(run.directory).get("health", {}))
+                record = read_checked(run.directory.path / RUN_FILE, RunRecord)
+                say(f"{run.title}: {outcome}, {_quality_and_time(record)}")
+                problem = problem_of(record.get("health", {}))
                 if alone and problem is not None:
                     console.warn(f"{run.title}: {problem}")
             say(f"finished: {run.results[0]}")
     return run.results[0]
 
 
-def _record_of(directory: RunDirectory) -> dict[str, Any]:
-    return read_checked(directory.path / RUN_FILE, RunRecord)
-
-
-def _quality_and_time(directory: RunDirectory) -> str:
+def _quality_and_time(record: Mapping[str, Any]) -> str:
     """PSNR of held-out views, or else of training views, and the duration of a finished run."""
-    record = _record_of(directory)
     psnr = record.get("health", {}).get("psnr")
     views = "held-out" if record.get("held_out_views") else "training"
     quality = "" if psnr is None else f"{views} PSNR {psnr:.1f} dB, "

@@ -9,6 +9,7 @@ count.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -53,12 +54,12 @@ class TrainingView:
             raise ValueError(f"{self.camera.name}: this pass has no photograph to compare with")
         return self.photograph
 
-    @property
+    @functools.cached_property
     def counted_pixels(self) -> Tensor | None:
         """Pixels of the whole image that count. (H, W) bool; None for all"""
         return None if self.photograph is None else is_counted(self.photograph)
 
-    @property
+    @functools.cached_property
     def n_counted(self) -> int | Tensor:
         """Number of pixels that count, at least 1."""
         counted = self.counted_pixels

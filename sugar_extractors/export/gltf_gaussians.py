@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from gaussian_splatting.formats.packing import (
     sigmoid,
 )
 from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
-from sugar_extractors.texture.gltf_container import glb_head, gltf_start
+from sugar_extractors.texture.gltf_container import glb_head, gltf_start, split_glb
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
 
@@ -138,11 +137,10 @@ def read_gltf_gaussians(path: Path) -> GaussianCloud:
     """
     file = require_regular_file(path).read_bytes()
     try:
-        total, length = struct.unpack_from("<II", file, 8)
+        (total,) = struct.unpack_from("<I", file, 8)
         if total != len(file):
             raise ValueError(f"has {len(file)} bytes, not {total}")
-        content = json.loads(file[20 : 20 + length])
-        binary = file[28 + length :]
+        content, binary = split_glb(file)
         (primitive,) = content["meshes"][0]["primitives"]
         names = primitive["attributes"]
         kernel = primitive["extensions"][EXTENSION]

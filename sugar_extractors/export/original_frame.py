@@ -11,8 +11,6 @@ units and the axes of the capture; the file has the axes of its format.
 
 from __future__ import annotations
 
-import json
-import struct
 import tempfile
 from pathlib import Path
 
@@ -22,9 +20,7 @@ from plyfile import PlyData, PlyElement
 
 from gaussian_splatting.formats.moved import GLB_AXES
 from sugar_extractors.export.usd_files import load_usd
-
-_GLB_HEADER = struct.Struct("<III")  # magic, version, length of the file
-_GLB_CHUNK = struct.Struct("<II")  # length of a chunk, its type
+from sugar_extractors.texture.gltf_container import glb_head, split_glb
 
 
 def move_ply(path: Path, offset: np.ndarray) -> None:
@@ -59,23 +55,15 @@ def move_obj(path: Path, offset: np.ndarray) -> None:
 
 def move_glb(path: Path, offset: np.ndarray) -> None:
     """Add the offset to the translation of the root nodes of a GLB."""
-    content = path.read_bytes()
-    magic, version, _ = _GLB_HEADER.unpack_from(content)
-    length, kind = _GLB_CHUNK.unpack_from(content, _GLB_HEADER.size)
-    start = _GLB_HEADER.size + _GLB_CHUNK.size
-    description = json.loads(content[start : start + length])
+    description, binary = split_glb(path.read_bytes())
     shift = GLB_AXES[:3, :3] @ offset
     scene = description["scenes"][description.get("scene", 0)]
     for root in scene["nodes"]:
         node = description["nodes"][root]
         translation = np.array(node.get("translation", [0.0, 0.0, 0.0]))
         node["translation"] = (translation + shift).tolist()
-    text = json.dumps(description, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 4)
-    binary = content[start + length :]
-    header = _GLB_HEADER.pack(magic, version, start + len(text) + len(binary))
-    chunk = _GLB_CHUNK.pack(len(text), kind)
-    path.write_bytes(header + chunk + text + binary)
+    head = glb_head(description, path, "leave out --original_frame")
+    path.write_bytes(head + binary)
 
 
 def move_usd(path: Path, offset: np.ndarray) -> None:

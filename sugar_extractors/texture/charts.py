@@ -18,6 +18,7 @@ from scipy import sparse
 from scipy.sparse import csgraph
 
 from sugar_extractors.texture.plane_geometry import cells_inside, doubled_areas
+from sugar_scene.triangle_mesh import doubled_area_normals
 
 _DIRECTIONS = np.concatenate([np.eye(3), -np.eye(3)])
 _SMOOTHINGS = 8, 2, 0  # rounds in which normals are averaged with those of neighbours, per attempt
@@ -141,10 +142,7 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
 
 
 def _surface(points: np.ndarray, faces: np.ndarray) -> _Surface:
-    a = points[faces[:, 0]]
-    b = points[faces[:, 1]]
-    c = points[faces[:, 2]]
-    doubled = np.cross(b - a, c - a)
+    doubled = doubled_area_normals(points, faces)
     edges = np.sort(_edges(faces), axis=1)
     owners = np.repeat(np.arange(len(faces)), 3)
     keys = edges[:, 0] * np.int64(len(points)) + edges[:, 1]
@@ -347,11 +345,7 @@ def _gains(charts: np.ndarray, flat_areas: np.ndarray, areas: np.ndarray) -> np.
 
 def with_areas_of(charts: Charts, vertices: np.ndarray, faces: np.ndarray) -> Charts:
     """Scale charts that were unfolded in other units to the areas of a surface. (V, 3), (F, 3)"""
-    triangles = np.asarray(vertices, dtype=np.float64)[faces]
-    a = triangles[:, 0]
-    b = triangles[:, 1]
-    c = triangles[:, 2]
-    areas = np.linalg.norm(np.cross(b - a, c - a), axis=1) / 2
+    areas = np.linalg.norm(doubled_area_normals(vertices, faces), axis=1) / 2
     flat_areas = np.abs(doubled_areas(charts.corners)) / 2
     unit = math.sqrt(areas.sum() / max(flat_areas.sum(), _TINY))
     gains = _gains(charts.numbers, flat_areas * unit**2, areas)

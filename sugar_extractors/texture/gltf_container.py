@@ -100,6 +100,12 @@ def glb_head(content: dict[str, Any], path: Path, instead: str) -> bytes:
     return file_header + json_header + text + binary_header
 
 
+def split_glb(file: bytes) -> tuple[dict[str, Any], bytes]:
+    """Return the JSON part of a file that begins as :func:`glb_head` writes it, and the binary."""
+    (length,) = struct.unpack_from("<I", file, 12)
+    return json.loads(file[20 : 20 + length]), file[28 + length :]
+
+
 def gltf_start(name: str, primitive: dict[str, Any], extensions: Sequence[str]) -> dict[str, Any]:
     """Return the JSON part of a glTF of one mesh, without its buffers."""
     content: dict[str, Any] = {
