@@ -11,6 +11,7 @@ sample in the whitened coordinates of j, y = diag(1/s_j) R_j^T (x - mean_j).
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import warp as wp
@@ -400,7 +401,7 @@ def _own_rotation_entries(
 
 
 @functools.cache
-def sample_gradients_kernel(gradient_sums: Any = _add_up_pairs) -> wp.Kernel:
+def sample_gradients_kernel(gradient_sums: Callable[..., Any] = _add_up_pairs) -> wp.Kernel:
     """Return the kernel of a Gaussian's samples; ``gradient_sums`` works on its neighbours."""
 
     @wp.kernel(module="unique", module_options=FUSED_OPTIONS)

@@ -325,13 +325,13 @@ class TypedTensor(NamedTuple):
     """A contiguous tensor as an array of vectors, matrices or structs."""
 
     tensor: Tensor
-    dtype: Any = None  # Warp's type of one element; None: the tensor's scalars
+    dtype: type | None = None  # Warp's type of one element; None: the tensor's scalars
 
 
 Argument = Tensor | TypedTensor  # an argument of a kernel that becomes an array
 
 
-def as_array(tensor: Tensor, dtype: object = None) -> TypedTensor:
+def as_array(tensor: Tensor, dtype: type | None = None) -> TypedTensor:
     """Make a kernel's argument of a tensor whose elements are of a Warp type."""
     return TypedTensor(tensor, dtype)
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import gzip
 import json
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from websockets.http11 import Response
 
 _UNPACKED = "const code=td.decode(heap.subarray(up+ss,up+sz))"
 _CORRECTIONS = (
@@ -30,7 +33,7 @@ def corrected_page(html: str) -> str:
     return html.replace(_UNPACKED, _UNPACKED + words)
 
 
-def correct_response(response: Any) -> None:
+def correct_response(response: Response | None) -> None:
     """Correct the page in a response of websockets; other responses stay as they are."""
     if response is None or not response.headers.get("Content-Type", "").startswith("text/html"):
         return

@@ -32,6 +32,8 @@ Option = TypeVar("Option", bound=str)
 
 if TYPE_CHECKING:
     import viser
+    from websockets.asyncio.server import ServerConnection
+    from websockets.http11 import Request, Response
 
 _EVERYWHERE = ("0.0.0.0", "::", "")
 _LOCAL = (LOCALHOST, "127.0.0.1", "::1")
@@ -77,7 +79,7 @@ def _guarded_pages(host: str) -> Iterator[None]:
     serve = server.serve
 
     def guarded(*arguments: Any, process_request: Callable[..., Any], **how: Any) -> Any:
-        async def process(connection: Any, request: Any) -> Any:
+        async def process(connection: ServerConnection, request: Request) -> Response | None:
             origin = request.headers.get("Origin")
             requested_host = request.headers.get("Host", "")
             is_same_origin = urlsplit(origin or "").netloc == requested_host

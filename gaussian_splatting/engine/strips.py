@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ class _SortedSplats(NamedTuple):
     """Splats in tiles, ready to be blended."""
 
     splats: Tensor
-    tiles: Any  # of the rasterizer's own kind
+    tiles: object  # of the rasterizer's own kind
     background: Tensor
 
 
@@ -160,7 +160,7 @@ class ViewPass:
             self._sorted = _SortedSplats(projection.splats, tiles, background)
         return self._sorted
 
-    def _sort_into_tiles(self, projection: rasterization.Projection) -> Any:
+    def _sort_into_tiles(self, projection: rasterization.Projection) -> object:
         projection.n_intersections = self._n_intersections
         camera = projection.camera
         n_gaussians = len(projection.radii)

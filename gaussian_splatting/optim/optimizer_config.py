@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -13,6 +13,9 @@ from sugar_utils.errors import UserError
 from sugar_utils.flags import positive_int
 from sugar_utils.settings import flag
 from sugar_utils.torchrun import Launch
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 StateFormat = Literal["fp32", "bf16"]
 STATE_FORMATS: tuple[StateFormat, ...] = ("fp32", "bf16")
@@ -89,7 +92,7 @@ class OptimizerConfig:
 DEFAULT_OPTIMIZER = OptimizerConfig()
 
 
-def fields_without(config: Any, *names: str) -> dict[str, Any]:
+def fields_without(config: DataclassInstance, *names: str) -> dict[str, Any]:
     """Return the fields of a dataclass, without some, as a dictionary."""
     return {name: value for name, value in asdict(config).items() if name not in names}
 

@@ -7,6 +7,7 @@ import tempfile
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ _READ_ERRORS = (
 )
 
 
-def load_usd(what: str) -> Any:
+def load_usd(what: str) -> ModuleType:
     """Return the package ``pxr``, whose modules are ``Usd``, ``UsdGeom`` and so on.
 
     Args:
@@ -89,7 +90,7 @@ def write_usd_gaussians(path: Path, cloud: GaussianCloud) -> None:
         temporary.write_bytes(file.read_bytes())
 
 
-def _define_field(usd: Any, stage: Any, cloud: GaussianCloud) -> None:
+def _define_field(usd: ModuleType, stage: Any, cloud: GaussianCloud) -> None:
     """Add the field of Gaussians to a stage, as its default prim."""
     field = usd.UsdVol.ParticleField3DGaussianSplat.Define(stage, "/Gaussians").GetPrim()
     stage.SetDefaultPrim(field)
@@ -144,7 +145,7 @@ def read_usd_gaussians(path: Path) -> GaussianCloud:
     return replace(cloud, antialiased=antialiased)
 
 
-def _write_scene(usd: Any, path: Path, mesh: TexturedMesh) -> None:
+def _write_scene(usd: ModuleType, path: Path, mesh: TexturedMesh) -> None:
     """Write a USD crate file with a mesh; its material refers to ``texture.png`` beside it."""
     stage = usd.Usd.Stage.CreateNew(str(path))
     usd.UsdGeom.SetStageUpAxis(stage, usd.UsdGeom.Tokens.y)
@@ -172,7 +173,7 @@ def _write_scene(usd: Any, path: Path, mesh: TexturedMesh) -> None:
     stage.GetRootLayer().Save()
 
 
-def _material(usd: Any, stage: Any) -> Any:
+def _material(usd: ModuleType, stage: Any) -> Any:
     """Add a material that emits the colours of the texture, so that no light changes them."""
     types = usd.Sdf.ValueTypeNames
     material = usd.UsdShade.Material.Define(stage, "/Scan/Material")

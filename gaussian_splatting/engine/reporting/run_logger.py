@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -47,15 +47,17 @@ class RunLogger:
         self._notify = notify
         self._file: BinaryIO | None = None
         try:
-            from tensorboard.compat.proto import event_pb2
+            # Its classes are made when it is imported.
+            from tensorboard.compat.proto.event_pb2 import (
+                Event,  # pyright: ignore[reportAttributeAccessIssue]
+                SessionLog,  # pyright: ignore[reportAttributeAccessIssue]
+            )
             from tensorboard.summary.writer.record_writer import RecordWriter
             from torch.utils.tensorboard import summary
         except ImportError as error:
             notify(f"no TensorBoard logs ({error}); pip install tensorboard to have them")
             return
-        # Its classes are made when it is imported.
-        messages: Any = event_pb2
-        self._event = messages.Event
+        self._event = Event
         self._summary = summary
         # Seconds, machine and process tell files apart, as in TensorBoard's own names; the
         # fraction those of one second.
@@ -71,7 +73,7 @@ class RunLogger:
         self._add(0, file_version=_FILE_VERSION)
         if first_iteration is not None:
             self._add(first_iteration, file_version=_FILE_VERSION)
-            start = messages.SessionLog(status=messages.SessionLog.START)
+            start = SessionLog(status=SessionLog.START)
             self._add(first_iteration, session_log=start)
 
     def scalars(self, values: Mapping[str, float | Tensor], iteration: int) -> None:

@@ -92,15 +92,17 @@ def _curves_of(*files: tuple[Path, int]) -> Curves:
     """Kept, because the page of a pipeline asks for those of each stage several times."""
     try:
         from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
-        from tensorboard.compat.proto import event_pb2
+
+        # Its classes are made when it is imported.
+        from tensorboard.compat.proto.event_pb2 import (
+            SessionLog,  # pyright: ignore[reportAttributeAccessIssue]
+        )
     except ImportError:
         return {}
-    # Its classes are made when it is imported.
-    messages: Any = event_pb2
     curves: dict[str, list[html.Point]] = {}
     for file, _ in files:
         for event in LegacyEventFileLoader(str(file)).Load():
-            if event.session_log.status == messages.SessionLog.START:
+            if event.session_log.status == SessionLog.START:
                 for points in curves.values():
                     points[:] = [point for point in points if point[0] < event.step]
             for value in event.summary.value:
