@@ -24,6 +24,7 @@ from tests.support.repository import (
     all_files,
     entry_points,
     imported_modules,
+    modules_imported_at_run_time,
     name_of,
     native_files,
     parametrize_files,
@@ -127,10 +128,14 @@ def test_requirements_include_each_other():
 
 def test_requirements_are_what_the_code_imports():
     listed = packages_of("requirements.txt")
-    tops = {m.split(".")[0] for path in production_files() for m in imported_modules(path)}
+    tops = {
+        module.split(".")[0]
+        for path in production_files()
+        for module in modules_imported_at_run_time(path)
+    }
     foreign = tops - set(sys.stdlib_module_names) - set(FLOORS) - {"tomllib"}
     # Imported by name: through torch.utils.tensorboard, or where it is asked for.
-    by_name = {"tensorboard", "open3d", "open3d-cpu", "xatlas"}
+    by_name = {"tensorboard", "open3d", "open3d-cpu", "viser", "xatlas"}
     assert {DISTRIBUTIONS.get(top, top) for top in foreign} | by_name == listed
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -65,7 +65,24 @@ def tree_of(path: Path) -> ast.Module:
 
 def imported_modules(path: Path) -> Iterator[str]:
     """Modules that a file imports anywhere; relative imports are an error."""
-    for node in ast.walk(tree_of(path)):
+    return _modules_in(path, ast.walk(tree_of(path)))
+
+
+def modules_imported_at_run_time(path: Path) -> Iterator[str]:
+    """Modules that a file imports when it runs: all but those that only a type checker reads."""
+    tree = tree_of(path)
+    unread = {
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for statement in block.body
+        for node in ast.walk(statement)
+    }
+    return _modules_in(path, (node for node in ast.walk(tree) if id(node) not in unread))
+
+
+def _modules_in(path: Path, nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
