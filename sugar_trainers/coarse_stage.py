@@ -109,6 +109,7 @@ class CoarseStage(Stage[TrainableCloud, CoarseConfig]):
             depth="depth" in maps,
             normal="normal" in maps,
             features=features,
+            graph=False,
         )
         view_pass = self.view_pass(
             projection, view, resources, farthest_depth_behind=self._config.uses_sdf
@@ -200,7 +201,7 @@ class CoarseStage(Stage[TrainableCloud, CoarseConfig]):
         half = camera.resized(max(1, camera.width // 2), max(1, camera.height // 2))
         # No colour is rendered: zeros as its gradient, three quarters of all, need not be kept.
         shapes = replace(leaves, sh_dc=leaves.sh_dc.detach(), sh_rest=leaves.sh_rest.detach())
-        projection = project(shapes, half, rgb=False, depth=True, normal=True)
+        projection = project(shapes, half, rgb=False, depth=True, normal=True, graph=False)
         half_view = TrainingView(half, halved_mask(view.target, half), view.iteration)
         view_pass = ViewPass(projection, half_view, split, rasterizer=self._rasterizer)
         return view_pass.backpropagate(terms).values

@@ -137,6 +137,7 @@ class MultiviewStage(Stage[TrainableCloud, MultiviewConfig]):
             view.camera,
             plane_reach=self._comparer.reach if reads_planes else None,
             features=features,
+            graph=False,
         )
         view_pass = self.view_pass(projection, view, resources)
         in_reach = view_pass.visible & (view_pass.depths <= self._comparer.reach)

@@ -114,8 +114,11 @@ class RefineStage(Stage[TrainableBoundCloud, RefineConfig]):
         gaussians = self.gaussians()
         view, features = self.with_features(view, gaussians)
         degree = self._config.sh_degree(view.iteration)
+        # Without a name of its own: it is freed before the gradients of the model are made.
         view_pass = self.view_pass(
-            project(gaussians, view.camera, sh_degree=degree, features=features), view, resources
+            project(gaussians, view.camera, sh_degree=degree, features=features, graph=False),
+            view,
+            resources,
         )
         del gaussians
         terms = self.all_terms(view)

@@ -62,6 +62,7 @@ _KERNEL_OPTIONS = frozenset(inspect.signature(wp.kernel).parameters)
 Kernel = Any  # a ``wp.Kernel``; in Warp's types, a decorated kernel is still a function
 Dim = int | tuple[int, int]  # work items of a launch, or its blocks and threads of a block
 _THREAD = threading.local()  # ``launches``: the prepared launches of a thread
+MAX_BOUNDS = 64  # numbers of items that a recorded launch remembers
 MAX_ROWS = 2**31 - 1  # Warp counts rows with 32 bits; bytes between them with 64
 
 
@@ -162,12 +163,11 @@ def known_options(**options: object) -> dict[str, Any]:
 
 def run_ranges(work: Callable[[int, int], None], n_items: int, *, min_items: int = 1) -> None:
     """Call ``work(first, count)`` over all items from a pool of torch's number of threads."""
-    threads = torch.get_num_threads()
-    n_ranges = min(threads * RANGES_PER_THREAD, max(1, n_items // min_items))
-    if threads == 1 or n_ranges == 1:
+    n_ranges = _n_ranges(n_items, min_items)
+    if n_ranges == 1:
         work(0, n_items)
         return
-    pool = _pool(threads)
+    pool = _pool(torch.get_num_threads())
     futures = []
     for number in range(n_ranges):
         first = n_items * number // n_ranges
@@ -176,6 +176,14 @@ def run_ranges(work: Callable[[int, int], None], n_items: int, *, min_items: int
             futures.append(pool.submit(work, first, end - first))
     for future in futures:
         future.result()
+
+
+def _n_ranges(n_items: int, min_items: int) -> int:
+    """Number of ranges that items are cut into on the CPU."""
+    threads = torch.get_num_threads()
+    if threads == 1:
+        return 1
+    return min(threads * RANGES_PER_THREAD, max(1, n_items // min_items))
 
 
 def launch(
@@ -204,7 +212,10 @@ def launch(
     if device.type == "cpu":
         _load_once(kernel)
         prepared = _prepare(kernel, 1, [0, *inputs], device="cpu")
-        run_ranges(prepared.run_range, n_items, min_items=min_items)
+        if _n_ranges(n_items, min_items) == 1:
+            prepared.run_all(n_items)
+        else:
+            run_ranges(prepared.run_range, n_items, min_items=min_items)
         return
     stream = _torch_stream(device)
     prepared = _prepare(kernel, n_items, [0, *inputs], stream=stream, block_dim=block_dim)
@@ -366,46 +377,93 @@ def describe(argument: Argument) -> Any:
 class _Array:
     """Memory of a launch that describes a tensor to the kernel."""
 
-    def __init__(self, argument: Argument) -> None:
-        self.stored = describe(argument)
-        self._sizes = self.stored.shape
-        self._layout: tuple[object, ...] | None = None  # of the tensor that was described last
+    def __init__(self, memory: Any) -> None:
+        self._memory = memory
+        self._sizes = memory.shape
+        # Of the tensor that was described last; None where it had no rows, and so no layout.
+        self._row_shape: torch.Size | None = None
+        self._strides: tuple[int, ...] = ()
+        self._dtype: torch.dtype | None = None
+        self._element: type | None = None
 
     def take(self, argument: Argument) -> None:
         """Overwrite the memory; of a tensor of the same layout, only address and rows."""
         if isinstance(argument, TypedTensor):
-            tensor = argument.tensor
-            dtype = argument.dtype
+            tensor, element = argument
         else:
             tensor = argument
-            dtype = None
+            element = None
         shape = tensor.shape
-        # Without rows there is no layout to compare.
-        layout = (shape[1:], tensor.stride(), tensor.dtype, dtype) if shape else None
-        if layout is not None and layout == self._layout and shape[0] <= MAX_ROWS:
-            self.stored.data = tensor.data_ptr()
+        strides = tensor.stride()
+        if (
+            strides == self._strides
+            and shape[1:] == self._row_shape
+            and tensor.dtype is self._dtype
+            and element is self._element
+            and shape[0] <= MAX_ROWS
+        ):
+            self._memory.data = tensor.data_ptr()
             self._sizes[0] = shape[0]
             return
         description = describe(argument)
-        n_bytes = ctypes.sizeof(description)
-        ctypes.memmove(ctypes.byref(self.stored), ctypes.byref(description), n_bytes)
-        self._layout = layout
+        _overwrite(self._memory, description)
+        self._row_shape = shape[1:] if shape else None
+        self._strides = strides
+        self._dtype = tensor.dtype
+        self._element = element
 
 
 class _Value:
-    """Memory of a launch that holds a number, a struct or a small vector, as Warp packed it."""
+    """Memory of a launch that holds a number, a struct or a small vector, as Warp packs it."""
 
-    def __init__(self, packed: Any) -> None:
-        self._is_number = not isinstance(packed, (ctypes.Structure, ctypes.Array))
-        self.stored = packed if self._is_number else type(packed).from_buffer_copy(packed)
+    def __init__(self, memory: Any) -> None:
+        self._memory = memory
+        self._is_number = not isinstance(memory, (ctypes.Structure, ctypes.Array))
 
     def take(self, value: Any) -> None:
         """Overwrite the memory by another value of the same type."""
         if self._is_number:
-            self.stored.value = value
+            self._memory.value = value
             return
-        packed = value if isinstance(value, ctypes.Array) else value.__ctype__()
-        ctypes.memmove(ctypes.byref(self.stored), ctypes.byref(packed), ctypes.sizeof(packed))
+        _overwrite(self._memory, value if isinstance(value, ctypes.Array) else value.__ctype__())
+
+
+def _overwrite(memory: Any, packed: Any) -> None:
+    """Copy the bytes of one ``ctypes`` object to another of the same type."""
+    ctypes.memmove(ctypes.byref(memory), ctypes.byref(packed), ctypes.sizeof(packed))
+
+
+class _Arguments:
+    """All arguments of a launch in one block of memory, as a kernel on the CPU reads them.
+
+    Its fields are those of Warp's own blocks, which Warp makes anew for each launch.
+    """
+
+    def __init__(self, layout: type[ctypes.Structure]) -> None:
+        block = layout()
+        self._layout = layout
+        self.address = ctypes.byref(block)
+        self.memories = []
+        for name, kind, *_ in layout._fields_:
+            self.memories.append(kind.from_buffer(block, getattr(layout, name).offset))
+
+    @classmethod
+    def of(cls, packed: Sequence[Any]) -> _Arguments:
+        """Lay out arguments as Warp packed them."""
+        fields = [(f"argument_{i}", type(value)) for i, value in enumerate(packed)]
+        arguments = cls(type("ArgumentsStruct", (ctypes.Structure,), {"_fields_": fields}))
+        for memory, value in zip(arguments.memories, packed, strict=True):
+            _overwrite(memory, value)
+        return arguments
+
+    def twin(self) -> _Arguments:
+        """Return memory for the same arguments, for another thread."""
+        return _Arguments(self._layout)
+
+    def follow(self, other: _Arguments, first: int) -> None:
+        """Take the arguments of a twin, but for the first one."""
+        ctypes.memmove(self.address, other.address, ctypes.sizeof(self._layout))
+        self.memories[0].value = first
 
 
 class PreparedLaunch:
@@ -425,10 +483,8 @@ class PreparedLaunch:
         block_dim: int = 256,
     ) -> None:
         self.kernel = kernel
-        slots = [_Array(value) if isinstance(value, Argument) else None for value in arguments]
-        inputs = []
-        for value, array in zip(arguments, slots, strict=True):
-            inputs.append(value if array is None else array.stored)
+        is_array = [isinstance(value, Argument) for value in arguments]
+        inputs = [describe(value) if isinstance(value, Argument) else value for value in arguments]
         launch: Any = wp.launch(
             kernel,
             dim,
@@ -438,20 +494,20 @@ class PreparedLaunch:
             block_dim=block_dim,
             record_cmd=True,
         )
-        self._slots: list[_Array | _Value] = []
         # The first parameter are the bounds of the launch.
-        for number, array in enumerate(slots, start=1):
-            slot = _Value(launch.params[number]) if array is None else array
-            launch.params[number] = slot.stored
+        self._arguments = _Arguments.of(launch.params[1:])
+        self._slots: list[_Array | _Value] = []
+        for number, memory in enumerate(self._arguments.memories, start=1):
+            launch.params[number] = memory
             if launch.params_addr:
-                launch.params_addr[number] = ctypes.addressof(slot.stored)
-            self._slots.append(slot)
+                launch.params_addr[number] = ctypes.addressof(memory)
+            self._slots.append(_Array(memory) if is_array[number - 1] else _Value(memory))
         # Kept by Warp for graphs that it records itself; here they would keep memory alive.
         launch.fwd_args = None
-        self._first = _Pass(launch, dim)
-        # Copied for other threads, and never launched: launching changes the bounds.
-        self._template = self._first.twin()
-        self._idle: deque[_Pass] = deque()
+        self._launch = launch
+        self._dim = dim
+        self._bounds: dict[Dim, Any] = {dim: launch.params[0]}
+        self._idle: deque[_Arguments] = deque()
 
     def take(self, arguments: Sequence[Any]) -> None:
         """Set the arguments of the next launches, of the same kinds as those at first."""
@@ -460,36 +516,34 @@ class PreparedLaunch:
 
     def run(self, dim: Dim, stream: wp.Stream | None = None) -> None:
         """Launch with these bounds, on a stream of a GPU."""
-        self._first.launch(dim, stream)
-
-    def run_range(self, first: int, count: int) -> None:
-        """Launch on the CPU over some items, ``first`` being the first argument; in any thread."""
-        try:
-            launch = self._idle.pop()
-        except IndexError:
-            launch = self._template.twin()
-        launch.params[1] = ctypes.c_int32(first)
-        launch.launch(count, None)
-        self._idle.append(launch)
-
-
-class _Pass:
-    """A recorded launch with bounds of its own, for one thread at a time."""
-
-    def __init__(self, launch: Any, dim: Dim) -> None:
-        self._launch = launch
-        self._dim = dim
-        self.params = launch.params
-
-    def twin(self) -> _Pass:
-        """Copy the launch; the copy has the same arguments and may run at the same time."""
-        launch = copy.copy(self._launch)
-        launch.params = list(self.params)
-        return _Pass(launch, self._dim)
-
-    def launch(self, dim: Dim, stream: wp.Stream | None) -> None:
-        """Launch with these bounds."""
         if dim != self._dim:
             self._launch.set_dim(dim)
             self._dim = dim
         self._launch.launch(stream=stream)
+
+    def run_all(self, count: int) -> None:
+        """Launch on the CPU over all items, the first argument being as it was taken."""
+        self._launch.hooks.forward(ctypes.byref(self._bounds_of(count)), self._arguments.address)
+
+    def run_range(self, first: int, count: int) -> None:
+        """Launch on the CPU over some items, ``first`` being the first argument; in any thread."""
+        try:
+            arguments = self._idle.pop()
+        except IndexError:
+            arguments = self._arguments.twin()
+        arguments.follow(self._arguments, first)
+        self._launch.hooks.forward(ctypes.byref(self._bounds_of(count)), arguments.address)
+        self._idle.append(arguments)
+
+    def _bounds_of(self, dim: Dim) -> Any:
+        """Warp's description of a number of items; kept, because it costs as much as a launch."""
+        bounds = self._bounds.get(dim)
+        if bounds is None:
+            launch = copy.copy(self._launch)
+            launch.params = list(launch.params)
+            launch.set_dim(dim)
+            bounds = launch.params[0]
+            if len(self._bounds) >= MAX_BOUNDS:
+                self._bounds.clear()
+            self._bounds[dim] = bounds
+        return bounds

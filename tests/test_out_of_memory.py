@@ -164,7 +164,7 @@ def test_under_a_real_limit_training_degrades_and_finishes(tmp_path):
     code, plenty, err = train_with(4096, tmp_path / "plenty")
     assert code == 0, err
     assert "out of memory" not in plenty
-    code, out, err = train_with(80, tmp_path / "little")
+    code, out, err = train_with(56, tmp_path / "little")
     assert code == 0, err
     assert "out of memory in iteration 2: repeated, and continued, with images in" in out + err
     saved = load_pt(tmp_path / "little" / "checkpoints" / "4.pt")

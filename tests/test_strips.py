@@ -9,7 +9,7 @@ import torch
 
 import train_refined
 from gaussian_splatting.engine.gradients import backpropagate_weighted
-from gaussian_splatting.engine.loss_terms import COLOR
+from gaussian_splatting.engine.loss_terms import COLOR, LossTerm
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit, ViewPass
 from gaussian_splatting.engine.training_views import TrainingView
 from gaussian_splatting.losses.photometric import SSIM_HALO
@@ -274,7 +274,7 @@ def test_a_strip_is_as_large_as_its_rows_and_freed_before_the_next():
 
     target = TrainingView(camera, photograph(camera))
     view_pass = ViewPass(project(leaves, camera), target, ImageSplit(4))
-    view_pass.backpropagate([replace(COLOR, value=value)])
+    view_pass.backpropagate([LossTerm("color", 1.0, "image", value, halo=COLOR.halo)])
     assert [rows for _, rows in seen] == [21, 26, 26, 21]
 
 

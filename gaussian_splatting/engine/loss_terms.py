@@ -16,7 +16,12 @@ from torch import Tensor
 
 from gaussian_splatting.engine.gradients import backpropagate_weighted
 from gaussian_splatting.engine.guard import TOTAL
-from gaussian_splatting.engine.training_views import ImageStrip, color_loss
+from gaussian_splatting.engine.training_views import (
+    ImageStrip,
+    color_gradient_of,
+    color_loss,
+)
+from gaussian_splatting.losses.color_loss import ColorLoss
 from gaussian_splatting.losses.photometric import DSSIM_WEIGHT, SSIM_HALO
 from sugar_utils.device import constants
 
@@ -56,6 +61,12 @@ class LossTerm:
             raise ValueError(f"loss term {self.name}: an image term has a value in every view")
         return StripValue(loss, {self.name: loss} if self.is_reported else {})
 
+    def backpropagate(self, strip: ImageStrip) -> dict[str, Tensor]:
+        """Add the gradients of an image term to the maps of a strip; return its figures."""
+        loss, figures = self.evaluate(strip)
+        backpropagate_weighted([loss], [self.weight])
+        return {name: figure.detach() for name, figure in figures.items()}
+
     @property
     def figure_names(self) -> tuple[str, ...]:
         """Names of its unweighted figures in the report of a view."""
@@ -64,36 +75,59 @@ class LossTerm:
 
 @dataclass(frozen=True)
 class ColorTerm(LossTerm):
-    """The colour loss, which reports its L1 and SSIM beside its value."""
+    """The colour loss of 3DGS against the photograph."""
 
     dssim_weight: float = field(kw_only=True)
+    reports_parts: bool = field(kw_only=True)  # report L1 and SSIM instead of their sum
 
     def evaluate(self, strip: ImageStrip) -> StripValue:
         """Evaluate the loss on a strip."""
         loss = color_loss(strip, self.dssim_weight)
-        figures = {self.name: loss.total, "l1": loss.l1, "ssim": loss.ssim}
-        return StripValue(loss.total, figures)
+        return StripValue(loss.total, self._figures(loss))
+
+    def backpropagate(self, strip: ImageStrip) -> dict[str, Tensor]:
+        """Add the gradient to the colours of a strip; without autograd where it has no part."""
+        comparison = None
+        # With another weight, the product would have to be rounded as autograd rounds it.
+        if self.weight == 1.0:
+            comparison = color_gradient_of(strip, self.dssim_weight)
+        if comparison is None:
+            return super().backpropagate(strip)
+        colors = strip.color
+        earlier = colors.grad
+        colors.grad = comparison.gradient if earlier is None else earlier + comparison.gradient
+        return self._figures(comparison.loss)
 
     @property
     def figure_names(self) -> tuple[str, ...]:
-        """L1 and SSIM, of which its value is the sum."""
-        return ("l1", "ssim")
+        """L1 and SSIM, of which its value is the sum, or that alone."""
+        return ("l1", "ssim") if self.reports_parts else (self.name,)
+
+    def _figures(self, loss: ColorLoss) -> dict[str, Tensor]:
+        parts = {"l1": loss.l1, "ssim": loss.ssim} if self.reports_parts else {}
+        return {self.name: loss.total, **parts}
 
 
-def color_term(dssim_weight: float) -> ColorTerm:
-    """Return the colour loss of 3DGS against the photograph that reports L1 and SSIM."""
+def color_term(dssim_weight: float, *, reports_parts: bool = True) -> ColorTerm:
+    """Return the colour loss of 3DGS against the photograph."""
     value = partial(_color_value, dssim_weight=dssim_weight)
-    return ColorTerm("color", 1.0, "image", value, halo=SSIM_HALO, dssim_weight=dssim_weight)
+    return ColorTerm(
+        "color",
+        1.0,
+        "image",
+        value,
+        halo=SSIM_HALO,
+        dssim_weight=dssim_weight,
+        reports_parts=reports_parts,
+    )
 
 
 def _color_value(strip: ImageStrip, dssim_weight: float) -> Tensor:
     return color_loss(strip, dssim_weight).total
 
 
-COLOR = LossTerm(
-    "color", 1.0, "image", partial(_color_value, dssim_weight=DSSIM_WEIGHT), halo=SSIM_HALO
-)
-"""The colour loss of 3DGS against the photograph."""
+COLOR: LossTerm = color_term(DSSIM_WEIGHT, reports_parts=False)
+"""The colour loss of the SuGaR stages."""
 
 
 def acting(terms: Iterable[LossTerm], iteration: int) -> dict[Place, list[LossTerm]]:

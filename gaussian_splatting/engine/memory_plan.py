@@ -45,8 +45,8 @@ _LOSS_BYTES = 84
 # Of a pixel: colours; with mask and on the background; with both images once more as floats.
 _IMAGE_BYTES = {"": 3, "object": 7, "ignore": 29}
 # Of a Gaussian, beside channels: projection, its gradients, and those that other terms left.
-_GAUSSIAN_BYTES = 236
-_SAMPLING_BYTES = 300  # of a Gaussian while fields are evaluated at samples
+_GAUSSIAN_BYTES = 228
+_SAMPLING_BYTES = 292  # of a Gaussian while fields are evaluated at samples
 
 
 @dataclass(frozen=True)

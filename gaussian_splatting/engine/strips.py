@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting import rasterization
-from gaussian_splatting.engine.gradients import backpropagate_weighted, cut
+from gaussian_splatting.engine.gradients import cut
 from gaussian_splatting.engine.loss_terms import LossTerm
 from gaussian_splatting.engine.training_views import ImageStrip, TrainingView
 from gaussian_splatting.rasterization.projection import (
@@ -136,9 +136,7 @@ class ViewPass:
                 values[name] = values[name] + share if name in values else share
         self._projection = None
         self._sorted = None
-        torch.autograd.backward(
-            [projection.means2d, projection.splats], [gradients.means2d, gradients.splats]
-        )
+        projection.backpropagate(gradients.means2d, gradients.splats)
         return PassResult(values, gradients.means2d)
 
     def _open_projection(self) -> rasterization.Projection:
@@ -202,12 +200,7 @@ class ViewPass:
         )
         values: dict[str, Tensor] = {}
         for term in terms:
-            loss, figures = term.evaluate(strip)
-            backpropagate_weighted([loss], [term.weight])
-            for name, figure in figures.items():
-                values[name] = figure.detach()
-            # Its graph would live on beside that of the next term.
-            del loss, figures
+            values |= term.backpropagate(strip)
         d_pixels = _pixel_gradient(strip, blended.pixels, projection.layout)
         if d_depth is not None:
             d_pixels[counted_rows, :, projection.layout.depth] += d_depth[rows.start : rows.stop]

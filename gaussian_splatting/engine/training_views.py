@@ -19,9 +19,9 @@ from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import COUNTS, composited
-from gaussian_splatting.losses.color_loss import ColorLoss, weighted_color_loss
+from gaussian_splatting.losses.color_loss import ColorGradient, ColorLoss, weighted_color_loss
 from gaussian_splatting.losses.exposure import exposed
-from gaussian_splatting.losses.photometric import color_terms
+from gaussian_splatting.losses.photometric import color_gradient, color_terms
 from gaussian_splatting.rasterization import Rows
 from sugar_utils.random import draw_labels, generator
 
@@ -203,6 +203,23 @@ def halved_mask(photograph: Tensor, half: Camera) -> Tensor | None:
         for x in range(min(2, even.shape[1])):
             quarters.append(even[y::2, x::2])
     return torch.stack(quarters).amin(dim=0)
+
+
+def color_gradient_of(strip: ImageStrip, dssim_weight: float) -> ColorGradient | None:
+    """Compare a strip with its photograph, and differentiate without autograd.
+
+    None where pixels have weights or the photograph an exposure, which only :func:`color_loss`
+    knows.
+    """
+    if strip.view.target.shape[-1] != 3 or strip.view.exposure is not None:
+        return None
+    return color_gradient(
+        strip.color,
+        strip.target_color(),
+        dssim_weight,
+        rows=strip.counted_rows,
+        total_rows=strip.height,
+    )
 
 
 def color_loss(strip: ImageStrip, dssim_weight: float) -> ColorLoss:

@@ -20,6 +20,13 @@ class ColorLoss(NamedTuple):
     ssim: Tensor  # mean structural similarity
 
 
+class ColorGradient(NamedTuple):
+    """The colour loss of an image, and its gradient by the image."""
+
+    loss: ColorLoss
+    gradient: Tensor  # (H, W, 3)
+
+
 class CountedRows(NamedTuple):
     """Rows of an image that the loss counts; the others are the halo of a strip."""
 
@@ -66,6 +73,11 @@ def weighted_color_loss(l1: Tensor, ssim: Tensor, weight: float, share: float = 
     return (1.0 - weight) * l1 + weight * (share - ssim)
 
 
+def loss_weights(rows: CountedRows, device: torch.device) -> Tensor:
+    """Gradients of the loss by the sums of |x - y| and SSIM; never change them in place. (2,)"""
+    return constants(((1.0 - rows.weight) / rows.n_values, -rows.weight / rows.n_values), device)
+
+
 def gradient_weights(gradients: Sequence[Tensor | None], rows: CountedRows) -> Tensor:
     """Turn the gradients of loss, L1 and SSIM into those of the sums of |x - y| and SSIM. (2,)
 
@@ -73,9 +85,7 @@ def gradient_weights(gradients: Sequence[Tensor | None], rows: CountedRows) -> T
     """
     d_loss, d_l1, d_ssim = gradients
     existing = [gradient for gradient in gradients if gradient is not None]
-    factors = constants(
-        ((1.0 - rows.weight) / rows.n_values, -rows.weight / rows.n_values), existing[0].device
-    )
+    factors = loss_weights(rows, existing[0].device)
     weights = torch.zeros_like(factors) if d_loss is None else d_loss * factors
     if d_l1 is not None or d_ssim is not None:
         zero = torch.zeros_like(existing[0])

@@ -13,11 +13,13 @@ from torch import Tensor
 
 from gaussian_splatting.losses import photometric_cpu, photometric_cuda, ssim_reference
 from gaussian_splatting.losses.color_loss import (
+    ColorGradient,
     ColorLoss,
     CountedRows,
     PhotometricKernels,
     SavedImages,
     gradient_weights,
+    loss_weights,
     weighted_color_loss,
 )
 
@@ -69,23 +71,56 @@ def color_terms(
     Raises:
         ValueError: The images are not RGB, or of different sizes.
     """
+    counted = _counted_rows(image, target, weight, rows, total_rows)
+    if image.dtype == torch.float32:
+        kernels = _kernels(image.device)
+        return ColorLoss(*FusedPhotometric.apply(image, target.float(), counted, kernels))
+    top = counted.top
+    end = counted.end
+    similarity = ssim_reference.ssim_map_reference(image, target)
+    l1 = (image - target)[top:end].abs().sum() / counted.n_values
+    ssim = similarity[top:end].sum() / counted.n_values
+    return ColorLoss(weighted_color_loss(l1, ssim, weight, counted.share), l1, ssim)
+
+
+def color_gradient(
+    image: Tensor,
+    target: Tensor,
+    weight: float,
+    *,
+    rows: slice | None = None,
+    total_rows: int | None = None,
+) -> ColorGradient:
+    """Return what :func:`color_terms` does, and the gradient of its loss by the image.
+
+    Autograd has no part in it. Arguments are those of :func:`color_terms`, in float32.
+    """
+    counted = _counted_rows(image, target, weight, rows, total_rows)
+    kernels = _kernels(image.device)
+    comparison = kernels.compare(image.detach(), target.float(), counted, True)
+    weights = loss_weights(counted, image.device)
+    gradient = kernels.differentiate(image.shape, counted, weights, comparison.saved)
+    return ColorGradient(comparison.loss, gradient)
+
+
+def _kernels(device: torch.device) -> PhotometricKernels:
+    return photometric_cpu if device.type == "cpu" else photometric_cuda
+
+
+def _counted_rows(
+    image: Tensor, target: Tensor, weight: float, rows: slice | None, total_rows: int | None
+) -> CountedRows:
+    """Check two images, and describe the rows that count; as of :func:`color_terms`."""
     if image.shape != target.shape or image.shape[-1] != 3:
         raise ValueError(f"images of shape {tuple(image.shape)} and {tuple(target.shape)}")
     if rows is None:
         rows = slice(None)
     top, end, _ = rows.indices(image.shape[0])
     n_rows = end - top if total_rows is None else total_rows
-    counted = CountedRows(
+    return CountedRows(
         top=top,
         end=end,
         n_values=3 * image.shape[1] * n_rows,
         weight=weight,
         share=(end - top) / n_rows,
     )
-    if image.dtype == torch.float32:
-        kernels = photometric_cpu if image.device.type == "cpu" else photometric_cuda
-        return ColorLoss(*FusedPhotometric.apply(image, target.float(), counted, kernels))
-    similarity = ssim_reference.ssim_map_reference(image, target)
-    l1 = (image - target)[top:end].abs().sum() / counted.n_values
-    ssim = similarity[top:end].sum() / counted.n_values
-    return ColorLoss(weighted_color_loss(l1, ssim, weight, counted.share), l1, ssim)

@@ -118,6 +118,7 @@ class ChannelLayout:
     total: int
 
     @classmethod
+    @functools.lru_cache(maxsize=64)
     def of(
         cls, *, rgb: bool, depth: bool, normal: bool, plane: bool, n_features: int
     ) -> ChannelLayout:
@@ -153,6 +154,14 @@ class Projection:
     camera: Camera
     n_intersections: int | None = None  # sum of the tile counts, if the host knows it
     prediction: PredictedIntersections | None = None  # else its prediction, if there is one
+    adjoint: ProjectionAdjoint | None = None  # the way back; None: through the graph of autograd
+
+    def backpropagate(self, d_means2d: Tensor, d_splats: Tensor) -> None:
+        """Add the gradients of what was projected. (N, 2) per pixel, (N, 9 + C)"""
+        if self.adjoint is not None:
+            self.adjoint(d_means2d, d_splats)
+            return
+        torch.autograd.backward([self.means2d, self.splats], [d_means2d, d_splats])
 
 
 class _ProjectedRows(NamedTuple):
@@ -175,79 +184,146 @@ class _ProjectionSettings(NamedTuple):
     n_channels: int
 
 
+class _ProjectedTensors(NamedTuple):
+    """Results of a projection, as of :class:`Projection`."""
+
+    means2d: Tensor
+    splats: Tensor
+    radii: Tensor
+    depths: Tensor
+    tile_rects: Tensor
+    tile_counts: Tensor
+
+
 class _Project(torch.autograd.Function):
-    """:class:`_ProjectionSettings` and :class:`_ProjectedRows` -> tensors of a projection."""
+    """:class:`_ProjectionSettings` and :class:`_ProjectedRows` -> :class:`_ProjectedTensors`."""
 
     @staticmethod
     def forward(ctx, settings: _ProjectionSettings, *tensors: Tensor):
         rows = _prepared_rows(_ProjectedRows(*tensors))
-        n = rows.means.shape[0]
-        device = rows.means.device
-        splats = torch.empty(n, kernels.SPLAT_HEADER + settings.n_channels, device=device)
-        depths = torch.empty(n, device=device)
-        radii = torch.empty(n, dtype=torch.int32, device=device)
-        counts = torch.empty(n, dtype=torch.int32, device=device)
-        rects = torch.empty(n, 4, dtype=torch.int32, device=device)
-        coefficients = _vector_of(rows.sh_rest)
-        inputs = [
-            settings.view,
-            settings.channels,
-            as_array(rows.means, wp.vec3),
-            as_array(rows.quats, wp.vec4),
-            as_array(rows.scales, wp.vec3),
-            rows.opacities,
-            as_array(rows.sh_dc, wp.vec3),
-            as_array(rows.sh_rest, coefficients),
-            rows.features,
-            splats,
-            radii,
-            depths,
-            as_array(rects, wp.vec4i),
-        ]
-        if counts_while_projecting(device):
-            _launch(PROJECT_AND_COUNT[coefficients], n, [*inputs, counts])
-        else:
-            _launch(kernels.PROJECT_FORWARD[coefficients], n, inputs)
-            _launch(count_tiles, n, [splats, as_array(rects, wp.vec4i), counts])
-        means2d = splats[:, :2].contiguous()
+        projected = _project_rows(settings, rows)
+        # A graph may add up gradients of centres and of splats apart from each other.
+        projected = projected._replace(means2d=projected.means2d.contiguous())
         ctx.settings = settings
-        ctx.save_for_backward(*rows, radii, splats)
-        ctx.mark_non_differentiable(radii, depths, rects, counts)
+        ctx.save_for_backward(*rows, projected.radii, projected.splats)
+        ctx.mark_non_differentiable(*projected[2:])
         # Materialized zeros for absent gradients would be alive at the peak, 28 bytes per Gaussian.
         ctx.set_materialize_grads(False)
-        return means2d, splats, radii, depths, rects, counts
+        return tuple(projected)
 
     @staticmethod
     def backward(ctx, d_means2d: Tensor | None, d_splats: Tensor | None, *_: object):
         *saved_rows, radii, splats = ctx.saved_tensors
-        rows = _ProjectedRows(*saved_rows)
         if d_means2d is None:
             d_means2d = torch.zeros(splats.shape[0], 2, device=splats.device)
         if d_splats is None:
             d_splats = torch.zeros_like(splats)
-        gradients = _ProjectedRows(*[torch.empty_like(tensor) for tensor in rows])
-        coefficients = _vector_of(rows.sh_rest)
-        inputs = [
-            ctx.settings.view,
-            ctx.settings.channels,
-            as_array(rows.means, wp.vec3),
-            as_array(rows.quats, wp.vec4),
-            as_array(rows.scales, wp.vec3),
-            as_array(rows.sh_rest, coefficients),
-            radii,
-            splats,
-            as_array(d_means2d.contiguous(), wp.vec2),
-            d_splats.contiguous(),
-            as_array(gradients.means, wp.vec3),
-            as_array(gradients.quats, wp.vec4),
-            as_array(gradients.scales, wp.vec3),
-            gradients.opacities,
-            as_array(gradients.sh_dc, wp.vec3),
-            as_array(gradients.sh_rest, coefficients),
-            gradients.features,
-        ]
-        _launch(PROJECT_BACKWARD[coefficients], rows.means.shape[0], inputs)
+        rows = _ProjectedRows(*saved_rows)
+        gradients = _differentiate(ctx.settings, rows, radii, splats, d_means2d, d_splats)
         return (None, *gradients)
+
+
+@dataclass(frozen=True)
+class ProjectionAdjoint:
+    """The way back of one projection, without a graph of autograd around it."""
+
+    settings: _ProjectionSettings
+    sources: _ProjectedRows  # what was projected
+    rows: _ProjectedRows  # the same as the kernels read it
+    radii: Tensor  # (N,) int32
+    splats: Tensor  # (N, 9 + C)
+
+    def __call__(self, d_means2d: Tensor, d_splats: Tensor) -> None:
+        """Add the gradients of what was projected. (N, 2), (N, 9 + C)"""
+        gradients = _differentiate(
+            self.settings, self.rows, self.radii, self.splats, d_means2d, d_splats
+        )
+        _send_back(self.sources, gradients)
+
+
+def _project_rows(settings: _ProjectionSettings, rows: _ProjectedRows) -> _ProjectedTensors:
+    """Run the kernels that project; centres are columns of the splats."""
+    n = rows.means.shape[0]
+    device = rows.means.device
+    splats = torch.empty(n, kernels.SPLAT_HEADER + settings.n_channels, device=device)
+    depths = torch.empty(n, device=device)
+    radii = torch.empty(n, dtype=torch.int32, device=device)
+    counts = torch.empty(n, dtype=torch.int32, device=device)
+    rects = torch.empty(n, 4, dtype=torch.int32, device=device)
+    coefficients = _vector_of(rows.sh_rest)
+    inputs = [
+        settings.view,
+        settings.channels,
+        as_array(rows.means, wp.vec3),
+        as_array(rows.quats, wp.vec4),
+        as_array(rows.scales, wp.vec3),
+        rows.opacities,
+        as_array(rows.sh_dc, wp.vec3),
+        as_array(rows.sh_rest, coefficients),
+        rows.features,
+        splats,
+        radii,
+        depths,
+        as_array(rects, wp.vec4i),
+    ]
+    if counts_while_projecting(device):
+        _launch(PROJECT_AND_COUNT[coefficients], n, [*inputs, counts])
+    else:
+        _launch(kernels.PROJECT_FORWARD[coefficients], n, inputs)
+        _launch(count_tiles, n, [splats, as_array(rects, wp.vec4i), counts])
+    return _ProjectedTensors(splats[:, :2], splats, radii, depths, rects, counts)
+
+
+def _differentiate(
+    settings: _ProjectionSettings,
+    rows: _ProjectedRows,
+    radii: Tensor,
+    splats: Tensor,
+    d_means2d: Tensor,
+    d_splats: Tensor,
+) -> _ProjectedRows:
+    """Run the kernel of the backward pass."""
+    gradients = _ProjectedRows(*[torch.empty_like(tensor) for tensor in rows])
+    coefficients = _vector_of(rows.sh_rest)
+    inputs = [
+        settings.view,
+        settings.channels,
+        as_array(rows.means, wp.vec3),
+        as_array(rows.quats, wp.vec4),
+        as_array(rows.scales, wp.vec3),
+        as_array(rows.sh_rest, coefficients),
+        radii,
+        splats,
+        as_array(d_means2d.contiguous(), wp.vec2),
+        d_splats.contiguous(),
+        as_array(gradients.means, wp.vec3),
+        as_array(gradients.quats, wp.vec4),
+        as_array(gradients.scales, wp.vec3),
+        gradients.opacities,
+        as_array(gradients.sh_dc, wp.vec3),
+        as_array(gradients.sh_rest, coefficients),
+        gradients.features,
+    ]
+    _launch(PROJECT_BACKWARD[coefficients], rows.means.shape[0], inputs)
+    return gradients
+
+
+def _send_back(tensors: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+    """Add gradients to leaves, and send those of other tensors on through their graphs."""
+    reached: list[Tensor] = []
+    gradients_of_reached: list[Tensor] = []
+    for tensor, gradient in zip(tensors, gradients, strict=True):
+        if not tensor.requires_grad:
+            continue
+        if not tensor.is_leaf:
+            reached.append(tensor)
+            gradients_of_reached.append(gradient.to(tensor.dtype))
+        elif tensor.grad is None:
+            tensor.grad = gradient.to(tensor.dtype)
+        else:
+            tensor.grad += gradient
+    if reached:
+        torch.autograd.backward(reached, gradients_of_reached)
 
 
 def _prepared_rows(rows: _ProjectedRows) -> _ProjectedRows:
@@ -255,18 +331,24 @@ def _prepared_rows(rows: _ProjectedRows) -> _ProjectedRows:
 
     Coefficients are three quarters of all values, so they are read in the type they are stored in.
     """
-    sh_rest = rows.sh_rest.detach()
-    if sh_rest.dtype != torch.bfloat16:
-        sh_rest = sh_rest.float()
+    is_half = rows.sh_rest.dtype == torch.bfloat16
     return _ProjectedRows(
-        means=rows.means.detach().float().contiguous(),
-        quats=rows.quats.detach().float().contiguous(),
-        scales=rows.scales.detach().float().contiguous(),
-        opacities=rows.opacities.detach().float().contiguous(),
-        sh_dc=rows.sh_dc.detach().float().contiguous(),
-        sh_rest=sh_rest.contiguous(),
-        features=rows.features.detach().float().contiguous(),
+        means=_in_rows(rows.means),
+        quats=_in_rows(rows.quats),
+        scales=_in_rows(rows.scales),
+        opacities=_in_rows(rows.opacities),
+        sh_dc=_in_rows(rows.sh_dc),
+        sh_rest=rows.sh_rest.detach().contiguous() if is_half else _in_rows(rows.sh_rest),
+        features=_in_rows(rows.features),
     )
+
+
+def _in_rows(values: Tensor) -> Tensor:
+    """The same values without a gradient, contiguous in float32."""
+    values = values.detach()
+    if values.dtype == torch.float32 and values.is_contiguous():
+        return values
+    return values.float().contiguous()
 
 
 def counts_while_projecting(device: torch.device) -> bool:
@@ -282,6 +364,22 @@ def _vector_of(sh_rest: Tensor) -> type:
     return kernels.vec3bf if sh_rest.dtype == torch.bfloat16 else wp.vec3
 
 
+@functools.lru_cache(maxsize=64)
+def _channels(
+    layout: ChannelLayout, sh_degree: int, antialiased: bool, plane_reach: float
+) -> object:
+    """Return columns and settings as an argument of kernels; cached like cameras."""
+    channels = Channels()
+    for name in ("rgb", "depth", "normal", "plane", "features"):
+        column = getattr(layout, name)
+        setattr(channels, name, -1 if column is None else column)
+    channels.n_features = layout.n_features
+    channels.sh_degree = sh_degree
+    channels.antialiased = int(antialiased)
+    channels.plane_reach = plane_reach
+    return channels
+
+
 def project(
     gaussians: Gaussians,
     camera: Camera,
@@ -292,12 +390,15 @@ def project(
     plane_reach: float | None = None,
     features: Tensor | None = None,
     sh_degree: int = 3,
+    graph: bool = True,
 ) -> Projection:
     """Project Gaussians to a camera and compute the values their splats carry.
 
     A Gaussian with a non-finite position, shape or opacity is culled.
 
     Args:
+        graph: Whether autograd records the projection. Without, gradients come back through
+            :meth:`Projection.backpropagate` alone, at less cost for the host.
         plane_reach: Maximum depth, in world units, of Gaussians whose planes are carried: the unit
             normal n and the distance n . centre. Planes of Gaussians farther away are all zeros.
         features: Free values to blend. (N, F) or None
@@ -327,14 +428,22 @@ def project(
         features = gaussians.means.new_zeros(len(gaussians), 0)
     elif features.shape[0] != len(gaussians):
         raise ValueError(f"{features.shape[0]} rows of features for {len(gaussians)} Gaussians")
-    channels = Channels()
-    for name in ("rgb", "depth", "normal", "plane", "features"):
-        column = getattr(layout, name)
-        setattr(channels, name, -1 if column is None else column)
-    channels.n_features = n_features
-    channels.sh_degree = sh_degree
-    channels.antialiased = int(gaussians.antialiased)
-    channels.plane_reach = 0.0 if plane_reach is None else plane_reach
+    reach = 0.0 if plane_reach is None else plane_reach
+    channels = _channels(layout, sh_degree, gaussians.antialiased, reach)
     settings = _ProjectionSettings(make_view(camera), channels, layout.total)
-    tensors: Sequence[Tensor] = _Project.apply(settings, *gaussians.tensors(), features)
-    return Projection(*tensors, layout=layout, camera=camera)
+    sources = _ProjectedRows(
+        means=gaussians.means,
+        quats=gaussians.quats,
+        scales=gaussians.scales,
+        opacities=gaussians.opacities,
+        sh_dc=gaussians.sh_dc,
+        sh_rest=gaussians.sh_rest,
+        features=features,
+    )
+    if graph:
+        tensors: Sequence[Tensor] = _Project.apply(settings, *sources)
+        return Projection(*tensors, layout=layout, camera=camera)
+    rows = _prepared_rows(sources)
+    projected = _project_rows(settings, rows)
+    adjoint = ProjectionAdjoint(settings, sources, rows, projected.radii, projected.splats)
+    return Projection(*projected, layout=layout, camera=camera, adjoint=adjoint)

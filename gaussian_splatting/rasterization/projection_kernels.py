@@ -20,6 +20,7 @@ EWA projection after Zwicker et al. 2001 as used by 3DGS (Kerbl et al. 2023, sec
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 # pyright: reportRedeclaration=false
 
+import functools
 from typing import Any, NamedTuple
 
 import warp as wp
@@ -113,8 +114,9 @@ def n_tiles(camera: Camera) -> tuple[int, int]:
     return -(-camera.width // TILE), -(-camera.height // TILE)
 
 
+@functools.lru_cache(maxsize=1024)
 def make_view(camera: Camera) -> View:
-    """Return a camera as an argument of kernels."""
+    """Return a camera as an argument of kernels; cached, because it costs more than a launch."""
     limits = linearisation_limits(camera)
     view = View()
     view.rotation = wp.mat33(*camera.rotation.ravel().tolist())

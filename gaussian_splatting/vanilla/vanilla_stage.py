@@ -110,8 +110,11 @@ class VanillaStage(Stage[TrainableCloud, VanillaConfig]):
             self.model.optimizer.mark_unused("sh_rest")
             gaussians = gaussians.without_bands()
         view, features = self.with_features(view, gaussians)
+        # Without a name of its own: it is freed before the gradients of the model are made.
         view_pass = self.view_pass(
-            project(gaussians, view.camera, sh_degree=degree, features=features), view, resources
+            project(gaussians, view.camera, sh_degree=degree, features=features, graph=False),
+            view,
+            resources,
         )
         terms = acting(self.all_terms(view), view.iteration)["image"]
         values, d_means2d = view_pass.backpropagate(terms)

@@ -185,6 +185,7 @@ def counting() -> Iterator[Counts]:
     try:
         with contextlib.ExitStack() as stack:
             for owner, name in (
+                (PreparedLaunch, "run_all"),
                 (PreparedLaunch, "run_range"),
                 (wp, "launch_tiled"),
                 (wp.utils, "radix_sort_pairs"),
