@@ -6,11 +6,15 @@ Quaternions are w, x, y, z (real part first).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from sugar_utils.gradients import send_back
 
 ANTIALIASED = "antialiased"
 """Key of a ``.pt``, and comment of a PLY, of Gaussians that are to be rendered so."""
@@ -72,6 +76,8 @@ class Gaussians:
     sh_dc: Tensor  # band 0 of the spherical harmonics, (N, 1, 3)
     sh_rest: Tensor  # bands 1 and up, (N, K - 1, 3)
     antialiased: bool = False  # opacities shrink as the rasterizer widens splats below a pixel
+    # The way back to raw shapes and opacities; None: through the graph of autograd, if any.
+    adjoint: ActivationAdjoint | None = None
 
     def __len__(self) -> int:
         return self.means.shape[0]
@@ -102,6 +108,26 @@ class Gaussians:
             leaves.append(tensor if is_parameter else tensor.detach().requires_grad_(True))
         return Gaussians(*leaves, antialiased=self.antialiased)
 
+    def backpropagate(self, gradients: Sequence[Tensor | None]) -> None:
+        """Add gradients of :meth:`tensors` to the raw parameters; they are used up.
+
+        Args:
+            gradients: None for tensors without one.
+        """
+        if self.adjoint is None:
+            send_back(self.tensors(), gradients)
+            return
+        d_means, d_quats, d_scales, d_opacities, d_sh_dc, d_sh_rest = gradients
+        send_back([self.means, self.sh_dc, self.sh_rest], [d_means, d_sh_dc, d_sh_rest])
+        self.adjoint(d_quats, d_scales, d_opacities)
+
+    def collect(self, leaves: Gaussians) -> None:
+        """Send on the gradients that leaves of :meth:`as_leaves` have collected."""
+        gradients = []
+        for tensor, leaf in zip(self.tensors(), leaves.tensors(), strict=True):
+            gradients.append(None if leaf is tensor else leaf.grad)
+        self.backpropagate(gradients)
+
 
 def finite_logits(logits: Tensor) -> Tensor:
     """Opacity logits with those of opacities 1 and 0 made finite; others, and NaN, stay."""
@@ -113,39 +139,80 @@ def opacities_of(logits: Tensor) -> Tensor:
     return (1 + (-logits.squeeze(-1)).exp()).reciprocal()
 
 
+class _Activated(NamedTuple):
+    """Activated values, and the lengths of the raw quaternions, (N, 1)."""
+
+    unit: Tensor
+    scales: Tensor
+    opacities: Tensor
+    lengths: Tensor
+
+
+def _activate(quats: Tensor, log_scales: Tensor, logits: Tensor) -> _Activated:
+    lengths = torch.linalg.vector_norm(quats, dim=-1, keepdim=True).clamp_min(_MIN_LENGTH)
+    return _Activated(quats / lengths, log_scales.exp(), opacities_of(logits), lengths)
+
+
+def _differentiate(
+    values: _Activated,
+    d_unit: Tensor | None,
+    d_scales: Tensor | None,
+    d_opacities: Tensor | None,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of raw quaternions, logarithms of scales and logits; few operations."""
+    lengths = values.lengths
+    unit = values.unit
+    opacities = values.opacities
+    d_quats = None
+    d_log_scales = None
+    d_logits = None
+    if d_scales is not None:
+        d_log_scales = d_scales * values.scales
+    if d_unit is not None:
+        # Column by column: a product of all would be the largest tensor of the backward pass.
+        along = unit[:, 0] * d_unit[:, 0]
+        for column in range(1, 4):
+            along.addcmul_(unit[:, column], d_unit[:, column])
+        d_quats = torch.addcmul(d_unit, unit, along[:, None], value=-1.0).div_(lengths)
+    if d_opacities is not None:
+        d_logits = (d_opacities * opacities * (1 - opacities))[:, None]
+    return d_quats, d_log_scales, d_logits
+
+
 class _Activation(torch.autograd.Function):
-    """Unit quaternions, scales and opacities of raw ones; its backward pass has few operations."""
+    """Unit quaternions, scales and opacities of raw ones."""
 
     @staticmethod
     def forward(ctx, quats: Tensor, log_scales: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
-        lengths = torch.linalg.vector_norm(quats, dim=-1, keepdim=True).clamp_min(_MIN_LENGTH)
-        unit = quats / lengths
-        scales = log_scales.exp()
-        opacities = opacities_of(logits)
-        ctx.save_for_backward(lengths, unit, scales, opacities)
+        values = _activate(quats, log_scales, logits)
+        ctx.save_for_backward(*values)
         ctx.set_materialize_grads(False)
-        return unit, scales, opacities
+        return values.unit, values.scales, values.opacities
 
     @staticmethod
     @once_differentiable
     def backward(
         ctx, d_unit: Tensor | None, d_scales: Tensor | None, d_opacities: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        lengths, unit, scales, opacities = ctx.saved_tensors
-        d_quats = None
-        d_log_scales = None
-        d_logits = None
-        if d_scales is not None:
-            d_log_scales = d_scales * scales
-        if d_unit is not None:
-            # Column by column: a product of all would be the largest tensor of the backward pass.
-            along = unit[:, 0] * d_unit[:, 0]
-            for column in range(1, 4):
-                along.addcmul_(unit[:, column], d_unit[:, column])
-            d_quats = torch.addcmul(d_unit, unit, along[:, None], value=-1.0).div_(lengths)
-        if d_opacities is not None:
-            d_logits = (d_opacities * opacities * (1 - opacities))[:, None]
-        return d_quats, d_log_scales, d_logits
+        values = _Activated(*ctx.saved_tensors)
+        return _differentiate(values, d_unit, d_scales, d_opacities)
+
+
+@dataclass(frozen=True)
+class ActivationAdjoint:
+    """The way back of one activation, without a graph of autograd around it."""
+
+    quats: Tensor  # raw parameters: (N, 4),
+    log_scales: Tensor  # (N, 3)
+    opacity_logits: Tensor  # (N, 1)
+    values: _Activated
+
+    def __call__(
+        self, d_unit: Tensor | None, d_scales: Tensor | None, d_opacities: Tensor | None
+    ) -> None:
+        """Add the gradients of the raw parameters, given those of activated ones."""
+        gradients = _differentiate(self.values, d_unit, d_scales, d_opacities)
+        send_back([self.quats, self.log_scales, self.opacity_logits], gradients)
 
 
 @dataclass
@@ -167,14 +234,28 @@ class GaussianCloud:
         """All tensors by attribute name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != ANTIALIASED}
 
-    def activate(self) -> Gaussians:
-        """Sigmoid, exponential and normalisation; gradients reach the raw parameters."""
+    def activate(self, *, graph: bool = True) -> Gaussians:
+        """Sigmoid, exponential and normalisation; gradients reach the raw parameters.
+
+        Args:
+            graph: Whether autograd records it. Without, gradients come back through
+                :meth:`Gaussians.backpropagate` alone, at less cost for the host.
+        """
+        adjoint = None
+        if graph:
+            shapes = _Activation.apply(self.quats, self.log_scales, self.opacity_logits)
+        else:
+            raw = (self.quats, self.log_scales, self.opacity_logits)
+            values = _activate(*[tensor.detach() for tensor in raw])
+            adjoint = ActivationAdjoint(*raw, values)
+            shapes = values[:3]
         return Gaussians(
             self.means,
-            *_Activation.apply(self.quats, self.log_scales, self.opacity_logits),
+            *shapes,
             sh_dc=self.sh_dc,
             sh_rest=self.sh_rest,
             antialiased=self.antialiased,
+            adjoint=adjoint,
         )
 
     def detached(self) -> GaussianCloud:

@@ -18,7 +18,7 @@ from gaussian_splatting.components.densification import Region
 from gaussian_splatting.components.depth_supervision import SOLID_ALPHA
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.component import Component, ViewResult
-from gaussian_splatting.engine.gradients import backward_through, cut
+from gaussian_splatting.engine.gradients import cut
 from gaussian_splatting.engine.guard import check_population
 from gaussian_splatting.engine.loss_terms import LossTerm, Place, acting, backpropagate, report
 from gaussian_splatting.engine.memory_plan import MemoryPlan
@@ -97,7 +97,7 @@ class CoarseStage(Stage[TrainableCloud, CoarseConfig]):
         What needs the image comes last: nothing as large as it is alive beside the other terms.
         """
         view = self.composited(view)
-        gaussians = self.gaussians()
+        gaussians = self.model.cloud.activate(graph=False)
         leaves = gaussians.as_leaves()
         view, features = self.with_features(view, leaves)
         terms = self.all_terms(view)
@@ -118,7 +118,7 @@ class CoarseStage(Stage[TrainableCloud, CoarseConfig]):
         of_image, _ = view_pass.backpropagate(
             active["image"], None if depth is None else depth.grad
         )
-        backward_through(gaussians.tensors(), leaves.tensors())
+        gaussians.collect(leaves)
         figures = report(terms, {**values, **of_image})
         return ViewResult(view, figures, view_pass.radii, predicted=view_pass.predicted)
 

@@ -17,7 +17,6 @@ from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.components.densification import Densification, Region
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.component import Component, ViewResult
-from gaussian_splatting.engine.gradients import backward_through
 from gaussian_splatting.engine.guard import check_population
 from gaussian_splatting.engine.loss_terms import acting, backpropagate, report
 from gaussian_splatting.engine.memory_plan import MemoryPlan
@@ -124,7 +123,7 @@ class MultiviewStage(Stage[TrainableCloud, MultiviewConfig]):
 
     def train_on(self, view: TrainingView, resources: StepResources) -> ViewResult:
         """Backpropagate all terms; those of the image come last."""
-        gaussians = self.gaussians()
+        gaussians = self.model.cloud.activate(graph=False)
         leaves = gaussians.as_leaves()
         surface = self._comparer.surface_view(leaves, view, resources.memory.split)
         view = self.composited(replace(view, surface=surface))
@@ -143,7 +142,7 @@ class MultiviewStage(Stage[TrainableCloud, MultiviewConfig]):
         in_reach = view_pass.visible & (view_pass.depths <= self._comparer.reach)
         values = backpropagate(active["model"], VisibleGaussians(leaves, in_reach))
         of_image, d_means2d = view_pass.backpropagate(active["image"])
-        backward_through(gaussians.tensors(), leaves.tensors())
+        gaussians.collect(leaves)
         figures = report(terms, {**values, **of_image})
         return ViewResult(
             view,

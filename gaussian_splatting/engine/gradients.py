@@ -25,15 +25,3 @@ def backpropagate_weighted(values: Sequence[Tensor], weights: Sequence[float]) -
     factors = constants(tuple(map(float, weights)), values[0].device)
     gradients = [factor.to(value) for value, factor in zip(values, factors, strict=True)]
     torch.autograd.backward(list(values), gradients)
-
-
-def backward_through(tensors: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
-    """Send the gradients collected by ``leaves`` on through the tensors they were cut from."""
-    reached: list[Tensor] = []
-    gradients: list[Tensor] = []
-    for tensor, leaf in zip(tensors, leaves, strict=True):
-        if leaf is not tensor and leaf.grad is not None and tensor.requires_grad:
-            reached.append(tensor)
-            gradients.append(leaf.grad)
-    if reached:
-        torch.autograd.backward(reached, gradients)

@@ -18,6 +18,7 @@ from gaussian_splatting.rasterization import projection_kernels as kernels
 from gaussian_splatting.rasterization.projection_adjoint import PROJECT_BACKWARD
 from gaussian_splatting.rasterization.projection_kernels import Channels, make_view
 from gaussian_splatting.rasterization.tile_coverage import PROJECT_AND_COUNT, count_tiles
+from sugar_utils.gradients import send_back
 from sugar_utils.warp_launch import as_array, launch
 
 MIN_ITEMS = 2048  # Gaussians per range of the CPU's thread pool; smaller ranges cost more
@@ -228,8 +229,9 @@ class ProjectionAdjoint:
     """The way back of one projection, without a graph of autograd around it."""
 
     settings: _ProjectionSettings
-    sources: _ProjectedRows  # what was projected
-    rows: _ProjectedRows  # the same as the kernels read it
+    gaussians: Gaussians  # what was projected
+    features: Tensor  # (N, F)
+    rows: _ProjectedRows  # both as the kernels read them
     radii: Tensor  # (N,) int32
     splats: Tensor  # (N, 9 + C)
 
@@ -238,7 +240,8 @@ class ProjectionAdjoint:
         gradients = _differentiate(
             self.settings, self.rows, self.radii, self.splats, d_means2d, d_splats
         )
-        _send_back(self.sources, gradients)
+        self.gaussians.backpropagate(gradients[:-1])
+        send_back([self.features], [gradients.features])
 
 
 def _project_rows(settings: _ProjectionSettings, rows: _ProjectedRows) -> _ProjectedTensors:
@@ -306,24 +309,6 @@ def _differentiate(
     ]
     _launch(PROJECT_BACKWARD[coefficients], rows.means.shape[0], inputs)
     return gradients
-
-
-def _send_back(tensors: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-    """Add gradients to leaves, and send those of other tensors on through their graphs."""
-    reached: list[Tensor] = []
-    gradients_of_reached: list[Tensor] = []
-    for tensor, gradient in zip(tensors, gradients, strict=True):
-        if not tensor.requires_grad:
-            continue
-        if not tensor.is_leaf:
-            reached.append(tensor)
-            gradients_of_reached.append(gradient.to(tensor.dtype))
-        elif tensor.grad is None:
-            tensor.grad = gradient.to(tensor.dtype)
-        else:
-            tensor.grad += gradient
-    if reached:
-        torch.autograd.backward(reached, gradients_of_reached)
 
 
 def _prepared_rows(rows: _ProjectedRows) -> _ProjectedRows:
@@ -445,5 +430,7 @@ def project(
         return Projection(*tensors, layout=layout, camera=camera)
     rows = _prepared_rows(sources)
     projected = _project_rows(settings, rows)
-    adjoint = ProjectionAdjoint(settings, sources, rows, projected.radii, projected.splats)
+    adjoint = ProjectionAdjoint(
+        settings, gaussians, features, rows, projected.radii, projected.splats
+    )
     return Projection(*projected, layout=layout, camera=camera, adjoint=adjoint)

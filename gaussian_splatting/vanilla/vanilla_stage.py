@@ -104,7 +104,7 @@ class VanillaStage(Stage[TrainableCloud, VanillaConfig]):
         """Backpropagate the colour loss, and terms of components."""
         view = self.composited(view)
         degree = min(self._config.sh_degree, view.iteration // self._config.sh_interval)
-        gaussians = self.gaussians()
+        gaussians = self.model.cloud.activate(graph=False)
         if degree == 0:
             # Three quarters of all values rest until colours depend on the direction.
             self.model.optimizer.mark_unused("sh_rest")
