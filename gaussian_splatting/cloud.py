@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sugar_utils.gradients import send_back
+from gaussian_splatting.adjoints import send_back
 
 ANTIALIASED = "antialiased"
 """Key of a ``.pt``, and comment of a PLY, of Gaussians that are to be rendered so."""

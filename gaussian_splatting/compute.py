@@ -10,12 +10,15 @@ import torch
 
 from gaussian_splatting.rasterization import WARP, Rasterizer
 from gaussian_splatting.rasterization.backends import RASTERIZERS, choose_rasterizer
+from sugar_utils.cuda_graph import CudaRecorder, Recorder
 from sugar_utils.device import DEVICE_KINDS, choose_device, cuda_facts, make_current
 from sugar_utils.errors import UserError
 from sugar_utils.flags import integer
 from sugar_utils.process_group import ALONE, ProcessGroup
 from sugar_utils.settings import flag
 from sugar_utils.torchrun import Launch
+
+CUDA_GRAPH_CHOICES = ("auto", "off")
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,13 @@ class Compute:
     device_reason: str = field(default="", compare=False)
     rasterizer_reason: str = field(default="", compare=False)
     group: ProcessGroup = field(default=ALONE, compare=False)
+    # Whether passes over views may be recorded as CUDA graphs.
+    cuda_graph: bool = field(default=True, compare=False)
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """A recorder of CUDA graphs; None on the CPU, or where none are wanted."""
+        return CudaRecorder(self.device) if self.cuda_graph and self.device.type == "cuda" else None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -90,6 +100,16 @@ class BackendFlags(DeviceFlags):
         choices=RASTERIZERS,
     )
 
+    cuda_graph: str = flag(
+        "auto",
+        "record a pass over a view on a GPU once and repeat it in one piece, so that the GPU does "
+        "not wait for the host. auto: with the built-in rasterizer, where it gives the same bits; "
+        "off: make every launch anew",
+        group="backends",
+        choices=CUDA_GRAPH_CHOICES,
+        no_effect_when="on the CPU",
+    )
+
     def choose(self) -> Compute:
         """The device and the rasterizer; processes that torchrun started meet here."""
         launch = Launch.read()
@@ -98,7 +118,14 @@ class BackendFlags(DeviceFlags):
             chosen = choose_device(self.device, _number_of_gpu(self.gpu, launch))
             make_current(chosen.device)
             rasterizer, reason = choose_rasterizer(self.rasterizer, chosen.device)
-        return Compute(chosen.device, rasterizer, chosen.reason, reason, group)
+        return Compute(
+            chosen.device,
+            rasterizer,
+            chosen.reason,
+            reason,
+            group,
+            cuda_graph=self.cuda_graph == "auto",
+        )
 
 
 def _number_of_gpu(asked: int | None, launch: Launch) -> int | None:

@@ -217,7 +217,7 @@ def launch(
         else:
             run_ranges(prepared.run_range, n_items, min_items=min_items)
         return
-    stream = _torch_stream(device)
+    stream = torch_stream(device)
     prepared = _prepare(kernel, n_items, [0, *inputs], stream=stream, block_dim=block_dim)
     prepared.run(n_items, stream)
 
@@ -260,7 +260,7 @@ def launch_blocks(
         return
     # On the CPU the block size takes effect only where fibers are switched on.
     if device.type != "cpu":
-        stream = _torch_stream(device)
+        stream = torch_stream(device)
         shape = (n_blocks, block_dim)
         n_threads = together * block_dim
         prepared = _prepare(kernel, shape, inputs, stream=stream, block_dim=n_threads)
@@ -311,11 +311,11 @@ def on_stream_of(device: torch.device) -> Iterator[None]:
     if device.type == "cpu":
         yield
         return
-    with wp.ScopedStream(_torch_stream(device), sync_enter=False):
+    with wp.ScopedStream(torch_stream(device), sync_enter=False):
         yield
 
 
-def _torch_stream(device: torch.device) -> wp.Stream:
+def torch_stream(device: torch.device) -> wp.Stream:
     stream = torch.cuda.current_stream(device)
     return _warp_stream(stream.device, stream.cuda_stream)
 

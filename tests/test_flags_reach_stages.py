@@ -48,8 +48,8 @@ STAGES_OF_FLAGS = {
     # How cameras are found is tested in test_convert.py, and in test_pipeline.py that it is asked.
     "": "frames camera cameras masked_features extraction_size max_features matcher mapper "
     "panoramas photographer "
-    "device gpu rasterizer stop_after force export_obj gs_output_dir demo doctor config_file "
-    "minutes",
+    "device gpu rasterizer cuda_graph stop_after force export_obj gs_output_dir demo doctor "
+    "config_file minutes",
 }
 """Stages, by their initials, and the flags that change what they do."""
 

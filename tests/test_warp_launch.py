@@ -98,7 +98,7 @@ def test_tensors_of_another_layout_are_described_anew():
 def test_a_launch_on_a_stream_is_recorded_once(monkeypatch):
     """The path of GPUs, with Warp's device of the CPU, which like all of them has no hash."""
     stream = SimpleNamespace(device=wp.get_device("cpu"))
-    monkeypatch.setattr(warp_launch, "_torch_stream", lambda device: stream)
+    monkeypatch.setattr(warp_launch, "torch_stream", lambda device: stream)
     points = torch.rand(40, 3)
     for slope in (2.0, -1.0):
         moved = torch.full((40, 3), torch.nan)

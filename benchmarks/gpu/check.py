@@ -48,6 +48,7 @@ SECTIONS = tuple(
         ("compilation", 0.12),
         ("parity", 0.20),
         ("determinism", 0.10),
+        ("recorded", 0.10),
         ("timing", 0.16),
         ("step", 0.14),
         ("training", 0.24),

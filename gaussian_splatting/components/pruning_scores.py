@@ -116,6 +116,10 @@ class PruningScores(Component):
             return ()
         return (LossTerm(PRUNING_SCORES, 1.0, "image", self._sent_back, is_reported=False),)
 
+    def adds_nothing(self, iteration: int) -> bool:
+        """Whether the views of an iteration are not counted."""
+        return not self.collects(iteration)
+
     def after_view(self, result: ViewResult, model: TrainableModel) -> None:
         """Add the gradient of the probe, and which Gaussians the view shows."""
         scores = None if self._probe is None else self._probe.grad

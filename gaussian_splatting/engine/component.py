@@ -93,6 +93,14 @@ class Component:
         """Loss terms of the view beside those of the stage's table; terms of images only."""
         return ()
 
+    def adds_nothing(self, iteration: int) -> bool:
+        """Whether views of an iteration get no features and no terms of this component.
+
+        A pass over such a view is the same for every view, and may be recorded.
+        """
+        adds_features = type(self).features is not Component.features
+        return not adds_features and type(self).terms is Component.terms
+
     def after_view(self, result: ViewResult, model: TrainableModel) -> None:
         """Take note of a view whose numbers are good."""
 

@@ -144,7 +144,7 @@ def run_stage(
                 observed = ObservedRun(stage, run.scene, run.loop.last, viewer, group, console)
                 with ExitStack() as stack:
                     opened = [stack.enter_context(observer(observed)) for observer in observers]
-                    context = RunContext(store, console, group)
+                    context = RunContext(store, console, group, options.compute.recorder)
                     trainer = Trainer(stage, run.loop, run.scene, run.directory, context, opened)
                     trainer.run(plan)
                 outcome = f"{len(stage.model):,} Gaussians"

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -94,13 +94,29 @@ class Stage(ABC, Generic[Model, Config]):
         Args:
             view: With its photograph as the image store gives it.
         """
+        return self.train_on(self.prepare(view), resources or StepResources(self.memory_plan))
+
+    def prepare(self, view: TrainingView) -> TrainingView:
+        """Complete a view by what components know of it, and by what the host draws for it."""
         for component in self.components:
             view = component.before_view(view)
-        return self.train_on(view, resources or StepResources(self.memory_plan))
+        return view
 
     @abstractmethod
     def train_on(self, view: TrainingView, resources: StepResources) -> ViewResult:
-        """Render a view that the components have seen, and backpropagate all its terms."""
+        """Render a view that was prepared, and backpropagate all its terms."""
+
+    def recorded_as(self, view: TrainingView) -> Hashable | None:
+        """Return what :meth:`train_on` depends on besides tensors of the view and their sizes.
+
+        Views for which it is equal may share a recorded pass, see :mod:`.recorded_passes`. None
+        where the host has a part in the pass, or another rasterizer than ours.
+        """
+        return None
+
+    def _adds_nothing(self, iteration: int) -> bool:
+        """Whether nothing but the table of terms acts on the views of an iteration."""
+        return all(component.adds_nothing(iteration) for component in self.components)
 
     def commit(self, result: ViewResult) -> None:
         """Let the components take note of a view whose numbers are good."""

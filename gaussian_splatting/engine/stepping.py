@@ -26,12 +26,14 @@ from gaussian_splatting.engine.guard import (
     check_step,
 )
 from gaussian_splatting.engine.memory_plan import cheaper, describe
+from gaussian_splatting.engine.recorded_passes import RecordedPasses
 from gaussian_splatting.engine.stage import Stage, StepResources
 from gaussian_splatting.engine.stop_request import SIGNALS
 from gaussian_splatting.engine.training_views import TrainingView
 from gaussian_splatting.engine.view_sampling import SizedViews, ViewSampler
 from gaussian_splatting.rasterization.projection import IntersectionPrediction, IntersectionsMissed
 from sugar_utils.console import Console
+from sugar_utils.cuda_graph import Recorder
 from sugar_utils.device import upload
 from sugar_utils.errors import Notify, TrainingError, UserError
 from sugar_utils.memory import out_of_memory, release_cached
@@ -45,6 +47,7 @@ class RunContext:
     images: ImageStore
     console: Console
     group: ProcessGroup = ALONE
+    recorder: Recorder | None = None  # records passes; None: every launch is made by the host
 
 
 @dataclass
@@ -131,6 +134,10 @@ class Stepper:
                 "on; give fewer"
             )
         self._view_indices = self._group.share(self._n_views)
+        self._passes: RecordedPasses | None = None
+        # Gradients of a recorded pass are lost when the next one is repeated.
+        if context.recorder is not None and len(self._view_indices) == 1:
+            self._passes = RecordedPasses(stage, context.recorder, context.console.warn)
 
     def camera(self, iteration: int, view_index: int = 0) -> Camera:
         """The view of this index in the step; another one in place of an excluded one."""
@@ -251,6 +258,8 @@ class Stepper:
         stage = self._stage
         while True:
             try:
+                if self._passes is not None:
+                    return self._passes.accumulate(view, self._resources)
                 return stage.accumulate(view, self._resources)
             except (MemoryError, RuntimeError) as error:
                 if not out_of_memory(error):

@@ -372,6 +372,15 @@ class GroupedAdam:
         self.parameters[name].grad = None
         self._unused.discard(name)
 
+    def unused(self) -> frozenset[str]:
+        """Names that :meth:`mark_unused` was given since the last step."""
+        return frozenset(self._unused)
+
+    def put_gradients(self, gradients: Mapping[str, Tensor]) -> None:
+        """Set the gradients of parameters by name; others keep theirs."""
+        for name, gradient in gradients.items():
+            self.parameters[name].grad = gradient
+
     def take_gradients(self) -> dict[str, Tensor]:
         """Return the gradients as :meth:`gradients` does, and drop them."""
         gradients = self.gradients()

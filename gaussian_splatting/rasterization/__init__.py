@@ -9,6 +9,7 @@ from gaussian_splatting.rasterization.rasterizers import (
     Rows,
     SplatGradients,
     TileLists,
+    WarpRasterizer,
     backpropagate_rows,
     blend,
     blend_rows,
@@ -43,4 +44,5 @@ __all__ = [
     "project",
     "rasterize",
     "render_view",
+    "WarpRasterizer",
 ]

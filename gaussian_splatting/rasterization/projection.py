@@ -12,13 +12,13 @@ import torch
 import warp as wp
 from torch import Tensor
 
+from gaussian_splatting.adjoints import send_back
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization import projection_kernels as kernels
 from gaussian_splatting.rasterization.projection_adjoint import PROJECT_BACKWARD
-from gaussian_splatting.rasterization.projection_kernels import Channels, make_view
+from gaussian_splatting.rasterization.projection_kernels import Channels, camera_record
 from gaussian_splatting.rasterization.tile_coverage import PROJECT_AND_COUNT, count_tiles
-from sugar_utils.gradients import send_back
 from sugar_utils.warp_launch import as_array, launch
 
 MIN_ITEMS = 2048  # Gaussians per range of the CPU's thread pool; smaller ranges cost more
@@ -180,7 +180,7 @@ class _ProjectedRows(NamedTuple):
 class _ProjectionSettings(NamedTuple):
     """Arguments of a projection that are no tensors."""
 
-    view: object  # struct ``View``
+    camera_record: Tensor  # (28,)
     channels: object  # struct ``Channels``
     n_channels: int
 
@@ -255,7 +255,7 @@ def _project_rows(settings: _ProjectionSettings, rows: _ProjectedRows) -> _Proje
     rects = torch.empty(n, 4, dtype=torch.int32, device=device)
     coefficients = _vector_of(rows.sh_rest)
     inputs = [
-        settings.view,
+        settings.camera_record,
         settings.channels,
         as_array(rows.means, wp.vec3),
         as_array(rows.quats, wp.vec4),
@@ -289,7 +289,7 @@ def _differentiate(
     gradients = _ProjectedRows(*[torch.empty_like(tensor) for tensor in rows])
     coefficients = _vector_of(rows.sh_rest)
     inputs = [
-        settings.view,
+        settings.camera_record,
         settings.channels,
         as_array(rows.means, wp.vec3),
         as_array(rows.quats, wp.vec4),
@@ -414,8 +414,9 @@ def project(
     elif features.shape[0] != len(gaussians):
         raise ValueError(f"{features.shape[0]} rows of features for {len(gaussians)} Gaussians")
     reach = 0.0 if plane_reach is None else plane_reach
+    record = camera_record(camera, gaussians.means.device)
     channels = _channels(layout, sh_degree, gaussians.antialiased, reach)
-    settings = _ProjectionSettings(make_view(camera), channels, layout.total)
+    settings = _ProjectionSettings(record, channels, layout.total)
     sources = _ProjectedRows(
         means=gaussians.means,
         quats=gaussians.quats,

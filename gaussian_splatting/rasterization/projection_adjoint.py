@@ -25,6 +25,7 @@ from gaussian_splatting.rasterization.projection_kernels import (
     scaled_rotation,
     squared_area,
     vec3bf,
+    view_at,
 )
 from gaussian_splatting.rasterization.spherical_harmonics import (
     sh_basis,
@@ -158,7 +159,7 @@ def add_jacobian_gradient(
 @wp.kernel
 def project_backward(
     first: int,
-    view: View,
+    record: Floats,
     channels: Channels,
     means: Vec3s,
     quats: Vec4s,
@@ -187,6 +188,7 @@ def project_backward(
     if radii[i] == 0:
         clear_gradients(i, d_means, d_quats, d_scales, d_opacities, d_features)
         return
+    view = view_at(record)
     mean = means[i]
     scale = scales[i]
     q = quats[i]

@@ -23,12 +23,15 @@ EWA projection after Zwicker et al. 2001 as used by 3DGS (Kerbl et al. 2023, sec
 import functools
 from typing import Any, NamedTuple
 
+import torch
 import warp as wp
+from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization.spherical_harmonics import (
     sh_basis,
 )
+from sugar_utils.device import upload
 from sugar_utils.warp_arrays import Floats, Floats2d, Ints, Vec3s, Vec3s2d, Vec4s
 from sugar_utils.warp_math import (
     column,
@@ -134,6 +137,60 @@ def make_view(camera: Camera) -> View:
     view.height = camera.height
     view.tiles_x, view.tiles_y = n_tiles(camera)
     view.near = camera.near
+    return view
+
+
+def _numbers(camera: Camera) -> list[float]:
+    """A camera as :func:`view_at` reads it."""
+    limits = linearisation_limits(camera)
+    return [
+        *camera.rotation.ravel().tolist(),
+        *camera.translation.tolist(),
+        *camera.center.tolist(),
+        camera.fx,
+        camera.fy,
+        camera.cx,
+        camera.cy,
+        *limits,
+        camera.width,
+        camera.height,
+        *n_tiles(camera),
+        camera.near,
+    ]
+
+
+@functools.lru_cache(maxsize=8192)
+def camera_record(camera: Camera, device: torch.device) -> Tensor:
+    """Return the numbers of a camera in the memory of a device, where kernels read them.
+
+    A launch that was recorded reads what is there when it is repeated, while a struct among its
+    arguments would stay what it was. (28,) float32
+    """
+    return upload(torch.tensor(_numbers(camera), dtype=torch.float32, device="cpu"), device)
+
+
+@wp.func
+def view_at(record: Floats) -> View:
+    """Read a camera from the numbers of :func:`camera_record`."""
+    view = View()
+    for row in range(3):
+        for k in range(3):
+            view.rotation[row, k] = record[3 * row + k]
+        view.translation[row] = record[9 + row]
+        view.center[row] = record[12 + row]
+    view.fx = record[15]
+    view.fy = record[16]
+    view.cx = record[17]
+    view.cy = record[18]
+    view.x_min = record[19]
+    view.x_max = record[20]
+    view.y_min = record[21]
+    view.y_max = record[22]
+    view.width = int(record[23])
+    view.height = int(record[24])
+    view.tiles_x = int(record[25])
+    view.tiles_y = int(record[26])
+    view.near = record[27]
     return view
 
 
@@ -368,7 +425,7 @@ def project_one(
 @wp.kernel
 def project_forward(
     first: int,
-    view: View,
+    record: Floats,
     channels: Channels,
     means: Vec3s,
     quats: Vec4s,
@@ -386,7 +443,7 @@ def project_forward(
     i = first + wp.tid()
     project_one(
         i,
-        view,
+        view_at(record),
         channels,
         means,
         quats,

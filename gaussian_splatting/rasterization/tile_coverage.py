@@ -19,9 +19,9 @@ from gaussian_splatting.rasterization.projection_kernels import (
     Channels,
     Coefficients,
     Rects,
-    View,
     by_coefficients,
     project_one,
+    view_at,
 )
 from sugar_utils.warp_arrays import Floats, Floats2d, Ints, Vec3s, Vec3s2d, Vec4s
 
@@ -143,7 +143,7 @@ def count_tiles(first: int, splats: Floats2d, rects: Rects, counts: Ints):
 @wp.kernel
 def project_and_count(
     first: int,
-    view: View,
+    record: Floats,
     channels: Channels,
     means: Vec3s,
     quats: Vec4s,
@@ -162,7 +162,7 @@ def project_and_count(
     i = first + wp.tid()
     project_one(
         i,
-        view,
+        view_at(record),
         channels,
         means,
         quats,

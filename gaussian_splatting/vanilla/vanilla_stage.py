@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +21,13 @@ from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.stage import Stage, StepResources
 from gaussian_splatting.engine.training_views import TrainingView
-from gaussian_splatting.rasterization import WARP, Rasterizer, plain_background, project
+from gaussian_splatting.rasterization import (
+    WARP,
+    Rasterizer,
+    WarpRasterizer,
+    plain_background,
+    project,
+)
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from sugar_utils.random import draw_labels, generator
 
@@ -102,8 +108,7 @@ class VanillaStage(Stage[TrainableCloud, VanillaConfig]):
 
     def train_on(self, view: TrainingView, resources: StepResources) -> ViewResult:
         """Backpropagate the colour loss, and terms of components."""
-        view = self.composited(view)
-        degree = min(self._config.sh_degree, view.iteration // self._config.sh_interval)
+        degree = self._sh_degree(view.iteration)
         gaussians = self.model.cloud.activate(graph=False)
         if degree == 0:
             # Three quarters of all values rest until colours depend on the direction.
@@ -120,6 +125,21 @@ class VanillaStage(Stage[TrainableCloud, VanillaConfig]):
         values, d_means2d = view_pass.backpropagate(terms)
         figures = report(terms, values)
         return ViewResult(view, figures, view_pass.radii, d_means2d, view_pass.predicted)
+
+    def prepare(self, view: TrainingView) -> TrainingView:
+        """Complete a view, and put it on its background."""
+        return self.composited(super().prepare(view))
+
+    def recorded_as(self, view: TrainingView) -> Hashable | None:
+        """Return the degree of the colours."""
+        is_ours = isinstance(self._rasterizer, WarpRasterizer)
+        if is_ours and self._adds_nothing(view.iteration):
+            return self._sh_degree(view.iteration)
+        return None
+
+    def _sh_degree(self, iteration: int) -> int:
+        """Degree of the spherical harmonics, which grows with the iterations."""
+        return min(self._config.sh_degree, iteration // self._config.sh_interval)
 
     def rendered_degree(self) -> int:
         """The highest degree that is trained."""

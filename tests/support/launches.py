@@ -60,7 +60,7 @@ from tests.support.step_scenes import (
 EXTENT = 5.0
 N, WIDTH, HEIGHT, SAMPLES = 400, 48, 36, 500
 
-_ALLOCATIONS = ("empty", "empty_like", "new_empty", "empty_strided", "detach", "lift_fresh")
+ALLOCATIONS = ("empty", "empty_like", "new_empty", "empty_strided", "detach", "lift_fresh")
 _SHAPES_BY_VALUE = (
     "nonzero",
     "masked_select",
@@ -70,7 +70,7 @@ _SHAPES_BY_VALUE = (
     "repeat_interleave",
     "bincount",
 )
-_READS = ("tolist", "cpu", "numpy", "__array__")
+READS = ("tolist", "cpu", "numpy", "__array__")
 
 
 @dataclass
@@ -106,9 +106,9 @@ class _Operations(TorchDispatchMode):
         name = func.overloadpacket.__name__
         if name == "_local_scalar_dense":
             self._counts.waits[_caller()] += 1
-        elif _shape_depends_on_values(name, args, kwargs):
+        elif shape_depends_on_values(name, args, kwargs):
             self._counts.waits[f"{name} at {_caller()}"] += 1
-        free = func.is_view or name in _ALLOCATIONS
+        free = func.is_view or name in ALLOCATIONS
         (self._counts.free if free else self._counts.operations)[name] += 1
         return func(*args, **kwargs)
 
@@ -122,13 +122,13 @@ class _Reads(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name = getattr(func, "__name__", "")
-        read = name in _READS and isinstance(args[0], Tensor)
+        read = name in READS and isinstance(args[0], Tensor)
         if read and side_of(args[0]) is not HOST:
             self._counts.waits[f"{name} at {_caller()}"] += 1
         return func(*args, **(kwargs or {}))
 
 
-def _shape_depends_on_values(name: str, args: tuple, kwargs: dict) -> bool:
+def shape_depends_on_values(name: str, args: tuple, kwargs: dict) -> bool:
     if name in ("index", "index_put", "index_put_"):
         return any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1])
     if name == "repeat_interleave":

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Passes over views that a GPU repeats in one piece, as CUDA graphs.
+
+From the activation of the Gaussians to the gradients of their parameters, a pass is the same
+launches for every view of one size; with few Gaussians the host needs longer to make them than the
+GPU to carry them out. So a pass is recorded once, and repeated with other views, whose camera and
+photograph are copied to where the recorded launches read them. Bits do not depend on it.
+
+A recording holds as long as the number of Gaussians, the size of the images and the terms of the
+loss do. The first one of a run is compared with the same pass made launch by launch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.engine.component import ViewResult
+from gaussian_splatting.engine.stage import Stage, StepResources
+from gaussian_splatting.engine.training_views import TrainingView
+from gaussian_splatting.rasterization.projection import (
+    IntersectionPrediction,
+    PredictedIntersections,
+)
+from gaussian_splatting.rasterization.projection_kernels import camera_record
+from sugar_utils.cuda_graph import Recorder
+from sugar_utils.errors import Notify
+from sugar_utils.memory import out_of_memory
+
+MAX_RECORDINGS = 8
+STEPS_PER_DOUBLING = 4
+"""Sizes of tile lists between a size and its double, so that many views share a recording."""
+
+
+class _FixedRoom(IntersectionPrediction):
+    """Predicts the same number for every view: that for which there is room in a recording."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self._capacity = capacity
+
+    def predict(self, camera: Camera, n_gaussians: int) -> PredictedIntersections:
+        """Return the room."""
+        return PredictedIntersections(self, camera, n_gaussians, self._capacity)
+
+
+def rounded_up(capacity: int) -> int:
+    """Round the length of tile lists up to one of few sizes."""
+    step = math.ceil(STEPS_PER_DOUBLING * math.log2(max(1, capacity)))
+    return math.ceil(2 ** (step / STEPS_PER_DOUBLING))
+
+
+@dataclass(frozen=True)
+class _Key:
+    """The facts that a recording depends on."""
+
+    kind: Hashable  # see ``Stage.recorded_as``, and facts of the view
+    parameters: Hashable  # addresses and shapes
+    resources: Hashable
+    capacity: int  # of the tile lists
+
+
+class _RecordedPass:
+    """One recorded pass with the tensors that it reads and writes."""
+
+    def __init__(
+        self, stage: Stage, recorder: Recorder, view: TrainingView, resources: StepResources
+    ) -> None:
+        self._optimizer = stage.model.optimizer
+        self._view = _with_own_tensors(view)
+        # The same object each time: its numbers lie in memory of its own.
+        self._record = camera_record(self._view.camera, stage.model.device)
+        self._recording, self._result = recorder.record(
+            lambda: stage.train_on(self._view, resources)
+        )
+        self._unused = self._optimizer.unused()
+        self._gradients = self._optimizer.take_gradients()
+
+    def repeat(self, view: TrainingView, prediction: PredictedIntersections) -> ViewResult:
+        """Carry the pass out on another view."""
+        self._record.copy_(camera_record(view.camera, self._record.device))
+        for name in _tensor_fields(view):
+            with torch.no_grad():
+                getattr(self._view, name).copy_(getattr(view, name))
+        self._recording.replay()
+        self._optimizer.put_gradients(self._gradients)
+        for name in self._unused:
+            self._optimizer.mark_unused(name)
+        if view.exposure is not None and self._view.exposure is not None:
+            view.exposure.grad = self._view.exposure.grad
+        recorded = self._result.predicted
+        if recorded is not None:
+            prediction = replace(prediction, capacity=recorded.capacity, excess=recorded.excess)
+        return replace(self._result, view=view, predicted=prediction)
+
+
+class RecordedPasses:
+    """Makes the passes of a stage, recorded ones where that can be.
+
+    Args:
+        warn: Told why nothing is recorded any more, if so.
+    """
+
+    def __init__(self, stage: Stage, recorder: Recorder, warn: Notify) -> None:
+        self._stage = stage
+        self._recorder = recorder
+        self._warn = warn
+        self._is_on = True
+        self._was_compared = False
+        self._parameters: Hashable = None
+        self._passes: OrderedDict[_Key, _RecordedPass] = OrderedDict()
+        # Kinds that were made launch by launch: their kernels and constants are on the device.
+        self._ready: set[Hashable] = set()
+
+    def accumulate(self, view: TrainingView, resources: StepResources) -> ViewResult:
+        """See :meth:`Stage.accumulate`."""
+        stage = self._stage
+        view = stage.prepare(view)
+        kind = stage.recorded_as(view) if self._is_on else None
+        prediction = None
+        if kind is not None and resources.intersections is not None:
+            prediction = resources.intersections.predict(view.camera, len(stage.model))
+        if prediction is None:
+            return stage.train_on(view, resources)
+        kind = (kind, _facts_of(view))
+        if kind not in self._ready:
+            self._ready.add(kind)
+            return stage.train_on(view, resources)
+        key = self._key(kind, prediction.capacity, resources)
+        recorded = self._passes.get(key)
+        if recorded is not None:
+            self._passes.move_to_end(key)
+            return recorded.repeat(view, prediction)
+        return self._first_of(key, view, resources, prediction)
+
+    def _key(self, kind: Hashable, capacity: int, resources: StepResources) -> _Key:
+        """The key of a pass; recordings of parameters that are gone are dropped."""
+        parameters = tuple(
+            (tensor.data_ptr(), tensor.shape)
+            for tensor in self._stage.model.optimizer.parameters.values()
+        )
+        if parameters != self._parameters:
+            self._passes.clear()
+            self._parameters = parameters
+        return _Key(kind, parameters, resources.memory, rounded_up(capacity))
+
+    def _first_of(
+        self,
+        key: _Key,
+        view: TrainingView,
+        resources: StepResources,
+        prediction: PredictedIntersections,
+    ) -> ViewResult:
+        """Record a pass and carry it out; make it launch by launch where that fails."""
+        if not self._was_compared:
+            return self._compared(key, view, resources, prediction)
+        recorded = self._record(key, view, resources)
+        if recorded is None:
+            return self._stage.train_on(view, resources)
+        return recorded.repeat(view, prediction)
+
+    def _record(
+        self, key: _Key, view: TrainingView, resources: StepResources
+    ) -> _RecordedPass | None:
+        """Record a pass; None where that fails, which is not tried again."""
+        room = replace(resources, intersections=_FixedRoom(key.capacity))
+        try:
+            recorded = _RecordedPass(self._stage, self._recorder, view, room)
+        except RuntimeError as error:
+            self._stage.model.optimizer.zero_grad()
+            if out_of_memory(error):
+                raise
+            self._switch_off(str(error).splitlines()[0][:200])
+            return None
+        self._passes[key] = recorded
+        if len(self._passes) > MAX_RECORDINGS:
+            self._passes.popitem(last=False)
+        return recorded
+
+    def _compared(
+        self,
+        key: _Key,
+        view: TrainingView,
+        resources: StepResources,
+        prediction: PredictedIntersections,
+    ) -> ViewResult:
+        """Make a pass launch by launch, and compare its gradients with those of a recorded one."""
+        optimizer = self._stage.model.optimizer
+        self._was_compared = True
+        result = self._stage.train_on(view, resources)
+        unused = optimizer.unused()
+        gradients = optimizer.take_gradients()
+        recorded = self._record(key, view, resources)
+        if recorded is not None:
+            recorded.repeat(_with_own_tensors(view), prediction)
+            if not _are_equal(gradients, optimizer.take_gradients()):
+                self._switch_off("a repeated pass gave other gradients than its launches did")
+        optimizer.put_gradients(gradients)
+        for name in unused:
+            optimizer.mark_unused(name)
+        return result
+
+    def _switch_off(self, reason: str) -> None:
+        self._is_on = False
+        self._passes.clear()
+        self._warn(f"every launch is made by the host, without CUDA graphs: {reason}")
+
+
+def _tensor_fields(view: TrainingView) -> list[str]:
+    """Names of what a pass reads of a view besides its camera."""
+    return [field.name for field in fields(view) if isinstance(getattr(view, field.name), Tensor)]
+
+
+def _with_own_tensors(view: TrainingView) -> TrainingView:
+    """Copy a view with its tensors, and with a camera whose numbers no other view shares."""
+    copies = {}
+    for name in _tensor_fields(view):
+        tensor = getattr(view, name)
+        copies[name] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    return replace(view, camera=replace(view.camera), **copies)
+
+
+def _are_equal(some: dict[str, Tensor], others: dict[str, Tensor]) -> bool:
+    """Whether gradients by name agree in all bits."""
+    if some.keys() != others.keys():
+        return False
+    return all(torch.equal(gradient, others[name]) for name, gradient in some.items())
+
+
+def _facts_of(view: TrainingView) -> Hashable:
+    """Sizes and types of what a pass reads of a view."""
+    camera = view.camera
+    tensors = []
+    for name in _tensor_fields(view):
+        tensor = getattr(view, name)
+        tensors.append((name, tensor.shape, tensor.dtype))
+    return (camera.width, camera.height, camera.shows_object, *tensors)

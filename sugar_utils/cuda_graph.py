@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recording the launches of torch and Warp on a GPU, to repeat them in one piece.
+
+A repetition reads and writes the same memory: what changes from one to the next has to be copied
+into the tensors that were there when it was recorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Protocol, TypeVar
+
+import torch
+import warp as wp
+
+from sugar_utils.warp_launch import torch_stream
+
+Result = TypeVar("Result")
+
+
+class Recording(Protocol):
+    """Work that can be repeated."""
+
+    def replay(self) -> None:
+        """Do the work again, on the current stream."""
+        ...
+
+
+class Recorder(Protocol):
+    """Records work on a device."""
+
+    def record(self, work: Callable[[], Result]) -> tuple[Recording, Result]:
+        """Record without doing it; the tensors of the result are filled by each repetition.
+
+        Raises:
+            RuntimeError: It did something that cannot be recorded, as a read by the host.
+        """
+        ...
+
+
+class _CudaRecording:
+    """A CUDA graph, with what Warp keeps for it."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, warp_graph: object) -> None:
+        self._graph = graph
+        # Compiled modules and the room of sorting, which must live as long as the graph.
+        self._warp_graph = warp_graph
+
+    def replay(self) -> None:
+        """Launch the graph."""
+        self._graph.replay()
+
+
+class CudaRecorder:
+    """Records CUDA graphs on a stream of its own; they share the memory of what they make.
+
+    So the results of one are lost when another is repeated.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, work: Callable[[], Result]) -> tuple[Recording, Result]:
+        """See :class:`Recorder`."""
+        graph = torch.cuda.CUDAGraph()
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        warp_graphs: list[object] = []
+        with torch.cuda.stream(self._stream):
+            # Other threads may go on: they read photographs into pinned memory.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                with _known_to_warp(self._device, warp_graphs):
+                    result = work()
+            except BaseException:
+                # The stream records until it is told to end; the first error is what counts.
+                with contextlib.suppress(RuntimeError):
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        current.wait_stream(self._stream)
+        return _CudaRecording(graph, warp_graphs), result
+
+
+@contextlib.contextmanager
+def _known_to_warp(device: torch.device, graphs: list[object]) -> Iterator[None]:
+    """Tell Warp that the current stream records, so that it allocates for the graph."""
+    stream = torch_stream(device)
+    wp.capture_begin(stream=stream, external=True)
+    try:
+        yield
+    finally:
+        graphs.append(wp.capture_end(stream=stream))

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Passes that are recorded once and repeated train to the same bits as launches one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from gaussian_splatting.components.densification import Region
+from gaussian_splatting.components.exposures import ExposureConfig, Exposures
+from gaussian_splatting.engine import recorded_passes
+from gaussian_splatting.engine.recorded_passes import rounded_up
+from gaussian_splatting.engine.stepping import RunContext, Stepper
+from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
+from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
+from sugar_utils.console import Console
+from tests.support import cpu_recorder
+from tests.support.cpu_recorder import CpuRecorder, CpuRecording
+from tests.support.launches import gpu_paths
+from tests.support.step_scenes import (
+    Case,
+    MadeUpPhotographs,
+    as_cloud,
+    make_scene,
+    photograph,
+)
+
+CASE = Case("recorded passes", 300, 48, 36, 1, radius=6.0)
+EXTENT = 5.0
+FIRST = 592  # a round of densification follows iteration 600
+STEPS = 16
+
+
+def cameras():
+    """Three views from different places."""
+    camera = make_scene(CASE)[1]
+    shifts = ((0.0, 0.0, 0.0), (0.2, 0.0, 0.1), (-0.2, 0.1, 0.0))
+    return [
+        replace(camera, name=f"view {i}", translation=np.array(shift))
+        for i, shift in enumerate(shifts)
+    ]
+
+
+def picture(camera):
+    """Bytes that tell one view from the other. (H, W, 3)"""
+    return photograph(camera).roll(7 * int(camera.name[-1]), dims=1)
+
+
+def trained(recorder, *, exposed=False, photographs=picture, steps=STEPS):
+    """A vanilla stage after some steps on the paths of GPUs, and its warnings."""
+    views = cameras()
+    components = []
+    if exposed:
+        names = [camera.name for camera in views]
+        learning = ExposureConfig(True, start=0)
+        components = [Exposures(learning, names, torch.device("cpu"), (FIRST, 700))]
+    stage = VanillaStage(
+        as_cloud(make_scene(CASE)[0]),
+        VanillaConfig(exposure=ExposureConfig(exposed, start=0)),
+        Region(EXTENT),
+        lambda *_: None,
+        components=components,
+    )
+    console = Console()
+    warnings = []
+    console.warn = warnings.append
+    context = RunContext(MadeUpPhotographs(photographs), console, recorder=recorder)
+    stepper = Stepper(stage, views, context, first=FIRST, seed=0)
+    with gpu_paths():
+        for iteration in range(FIRST, FIRST + steps):
+            stepper.step(iteration, None)
+    return stage, warnings
+
+
+def state_of(stage):
+    """Parameters, moments and what components know, by name."""
+    optimizer = stage.model.optimizer
+    state = {name: p.detach() for name, p in optimizer.parameters.items()}
+    for name, moments in optimizer.moments().items():
+        state |= {f"{name} {moment}": values for moment, values in moments.items()}
+    more = stage.extra_state().items()
+    return state | {name: v for name, v in more if isinstance(v, torch.Tensor)}
+
+
+def assert_same_bits(stage, expected):
+    found = state_of(stage)
+    assert list(found) == list(expected)
+    for name, values in expected.items():
+        assert torch.equal(found[name], values), name
+
+
+def masked(camera):
+    """A photograph with a mask of two values. (H, W, 4)"""
+    colors = picture(camera)
+    mask = torch.full_like(colors[..., :1], 255)
+    mask[:10] = 0
+    return torch.cat([colors, mask], dim=-1)
+
+
+@pytest.mark.parametrize("case", ["plain", "exposed", "masked"])
+def test_training_has_the_same_bits_as_without(case):
+    how = {"plain": {}, "exposed": {"exposed": True}, "masked": {"photographs": masked}}[case]
+    stage, _ = trained(None, **how)
+    assert len(stage.model) != CASE.n, "nothing was densified"
+    recorder = CpuRecorder()
+    recorded_stage, warnings = trained(recorder, **how)
+    assert_same_bits(recorded_stage, state_of(stage))
+    assert warnings == []
+    # Most steps are repetitions, and those after the densification have a recording of their own.
+    assert 2 <= len(recorder.recordings) <= STEPS // 3
+    assert sum(recording.n_replays for recording in recorder.recordings) >= STEPS // 2
+
+
+def test_a_recording_serves_views_of_different_cameras_and_photographs():
+    recorder = CpuRecorder()
+    stage, _ = trained(recorder, steps=8)
+    (recording,) = recorder.recordings
+    assert recording.n_replays >= 3
+    expected, _ = trained(None, steps=8)
+    assert_same_bits(stage, state_of(expected))
+
+
+class WrongRecording(CpuRecording):
+    """Its repetitions end with another gradient than the pass did."""
+
+    def replay(self):
+        super().replay()
+        self.results[-1].add_(1)
+
+
+def test_a_recording_that_gives_other_numbers_is_found_out(monkeypatch):
+    expected, _ = trained(None)
+    monkeypatch.setattr(cpu_recorder, "CpuRecording", WrongRecording)
+    stage, warnings = trained(CpuRecorder())
+    assert_same_bits(stage, state_of(expected))
+    (line,) = warnings
+    assert "without CUDA graphs: a repeated pass gave other gradients" in line
+
+
+def test_a_pass_in_which_the_host_reads_goes_on_without_recordings(monkeypatch):
+    expected, _ = trained(None)
+    train_on = VanillaStage.train_on
+
+    def reads(stage, view, resources):
+        result = train_on(stage, view, resources)
+        float(result.terms["loss"])
+        return result
+
+    monkeypatch.setattr(VanillaStage, "train_on", reads)
+    stage, warnings = trained(CpuRecorder())
+    assert_same_bits(stage, state_of(expected))
+    (line,) = warnings
+    assert "without CUDA graphs: the host waits for a number" in line
+
+
+def test_tile_lists_have_few_sizes():
+    sizes = {rounded_up(n) for n in range(4_096, 65_536)}
+    assert len(sizes) <= 4 * 4 + 1
+    for n in (1, 5, 4_096, 1_000_003):
+        assert n <= rounded_up(n) <= 1.2 * n + 1
+
+
+def test_few_recordings_are_held(monkeypatch):
+    """Views of many sizes would fill the memory of the GPU with recordings."""
+    monkeypatch.setattr(recorded_passes, "rounded_up", lambda capacity: capacity)
+    monkeypatch.setattr(recorded_passes, "MAX_RECORDINGS", 1)
+    recorder = CpuRecorder()
+    stage, _ = trained(recorder, steps=8)
+    expected, _ = trained(None, steps=8)
+    assert_same_bits(stage, state_of(expected))
+    assert len(recorder.recordings) > 1
