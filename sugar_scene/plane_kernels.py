@@ -19,10 +19,11 @@ import warp as wp
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.rasterization.projection_kernels import LENS_IN_RECORD, camera_record
 from gaussian_splatting.rasterization.render import NORMAL_EPS
 from sugar_scene.reprojection import MAX_CYCLE, MIN_DEPTH, MIN_FACING, MIN_SQUARE, ViewPair
 from sugar_utils import warp_launch
-from sugar_utils.device import constants
+from sugar_utils.device import constants, upload
 from sugar_utils.warp_arrays import Floats, Floats2d, Floats3d, Ints2d
 from sugar_utils.warp_launch import launch, native_kernel, native_source
 
@@ -65,7 +66,15 @@ def _source(name: str) -> str:
 
 
 @native_kernel(_source("plane_maps"))
-def map_planes(item: int, lanes: int, lens: wp.vec4, pad: int, plane_: Floats3d, maps_: Floats3d):
+def map_planes(
+    item: int,
+    lanes: int,
+    first_row: int,
+    pad: int,
+    lens_: Floats,
+    plane_: Floats3d,
+    maps_: Floats3d,
+):
     """Depth of planes and, where there is room, their unit normals."""
 
 
@@ -73,7 +82,8 @@ def map_planes(item: int, lanes: int, lens: wp.vec4, pad: int, plane_: Floats3d,
 def compare_normals(
     item: int,
     lanes: int,
-    lens: wp.vec4,
+    first_row: int,
+    lens_: Floats,
     scale_: Floats,
     plane_: Floats3d,
     maps_: Floats3d,
@@ -87,7 +97,8 @@ def compare_normals(
 def compare_depth_normals(
     item: int,
     lanes: int,
-    lens: wp.vec4,
+    first_row: int,
+    lens_: Floats,
     scale_: Floats,
     plane_: Floats3d,
     maps_: Floats3d,
@@ -102,11 +113,7 @@ def compare_pixels(
     item: int,
     lanes: int,
     patches: int,
-    falloff: wp.vec3,
-    lens: wp.vec4,
-    lens2: wp.vec4,
-    rotation: wp.mat33,
-    translation: wp.vec3,
+    numbers_: Floats,
     pixels_: Ints2d,
     planes_: Floats2d,
     gray_: Floats2d,
@@ -124,8 +131,9 @@ def lanes_of(device: torch.device) -> int:
     return 8 if device.type == "cpu" else 1
 
 
-def _lens(camera: Camera, first_row: int = 0) -> wp.vec4:
-    return wp.vec4(camera.fx, camera.fy, camera.cx, camera.cy - first_row)
+def _lens(camera: Camera, device: torch.device) -> Tensor:
+    """Focal lengths and principal point in pixels, where a recorded launch reads them. (4,)"""
+    return camera_record(camera, device)[LENS_IN_RECORD]
 
 
 def depth_of_planes(plane: Tensor, camera: Camera, first_row: int = 0) -> Tensor:
@@ -134,13 +142,13 @@ def depth_of_planes(plane: Tensor, camera: Camera, first_row: int = 0) -> Tensor
     N and D, (R, W, 4) float32, may be columns of wider pixels.
     """
     maps = torch.empty(1, *plane.shape[:2], device=plane.device)
-    _map_planes(plane.detach(), _lens(camera, first_row), 0, maps)
+    _map_planes(plane.detach(), _lens(camera, plane.device), first_row, 0, maps)
     return maps[0]
 
 
-def _map_planes(plane: Tensor, lens: wp.vec4, pad: int, maps: Tensor) -> None:
+def _map_planes(plane: Tensor, lens: Tensor, first_row: int, pad: int, maps: Tensor) -> None:
     lanes = lanes_of(plane.device)
-    arguments = [lanes, lens, pad, plane, maps]
+    arguments = [lanes, first_row, pad, lens, plane, maps]
     launch(map_planes, _items(plane.shape, lanes), arguments, min_items=_MIN_ITEMS)
 
 
@@ -161,16 +169,17 @@ def _mean_error(
     kernel: wp.Kernel,
     values: Tensor,
     maps: Tensor,
-    lens: wp.vec4,
+    lens: Tensor,
     scale: Tensor,
     gradient: Tensor,
     total: int | Tensor,
+    first_row: int = 0,
 ) -> Tensor:
     """Run a kernel over planes or normals; return the sum of errors divided by ``total``."""
     lanes = lanes_of(values.device)
     n_items = _items(values.shape, lanes)
     sums = torch.empty(n_items, device=values.device)
-    arguments = [lanes, lens, scale, values, maps, gradient, sums]
+    arguments = [lanes, first_row, lens, scale, values, maps, gradient, sums]
     launch(kernel, n_items, arguments, min_items=_MIN_ITEMS)
     return (sums.sum(dtype=torch.float64) / total).float()
 
@@ -191,14 +200,14 @@ class NormalErrors(torch.autograd.Function):
         total: int | Tensor,
     ):
         plane = plane.detach()
-        lens = _lens(camera, first_row)
+        lens = _lens(camera, plane.device)
         maps, inside = _maps_like(plane, 0.0)
         inside[4, rows] = weights[first_row : first_row + len(plane)][rows]
-        _map_planes(plane, lens, _PAD, maps)
+        _map_planes(plane, lens, first_row, _PAD, maps)
         gradient = torch.empty(*plane.shape[:2], 4, device=plane.device)
         ctx.save_for_backward(gradient)
         scale = torch.ones(1, device=plane.device) / total
-        return _mean_error(compare_normals, plane, maps, lens, scale, gradient, total)
+        return _mean_error(compare_normals, plane, maps, lens, scale, gradient, total, first_row)
 
     @staticmethod
     def backward(ctx, d_loss: Tensor):
@@ -232,7 +241,7 @@ class DepthNormalErrors(torch.autograd.Function):
         ctx.save_for_backward(gradient)
         ctx.total = total
         scale = constants((1.0,), depth.device)
-        shifted = wp.vec4(fx, fy, cx + 0.5, cy + 0.5)
+        shifted = constants((fx, fy, cx + 0.5, cy + 0.5), depth.device)
         return _mean_error(compare_depth_normals, normal_xy, maps, shifted, scale, gradient, total)
 
     @staticmethod
@@ -268,12 +277,27 @@ class ComparedMaps(NamedTuple):
     neighbor_depth: Tensor  # 0 where unknown, (H', W') world units
 
 
+def pair_numbers(pair: ViewPair, device: torch.device, tolerance: float | None = None) -> Tensor:
+    """Return a pair of views as :class:`ComparedPixels` reads it. (23,) float32
+
+    With a ``tolerance`` t, gradients of 1 - NCC = m are multiplied by
+    exp(-(m / (t LARGE_MISMATCH))^4) (1 + 2 / (1 + (m / SMALL_MISMATCH)^2)).
+    """
+    falloff = (0.0, 0.0, 0.0)
+    if tolerance is not None:
+        falloff = (RELIABLE_GAIN, 1 / SMALL_MISMATCH, 1 / (LARGE_MISMATCH * tolerance))
+    numbers = []
+    for camera in (pair.reference, pair.neighbor):
+        numbers += [camera.fx, camera.fy, camera.cx, camera.cy]
+    numbers += [*pair.rotation.ravel().tolist(), *pair.translation.tolist(), *falloff]
+    return upload(torch.tensor(numbers, dtype=torch.float32, device="cpu"), device)
+
+
 class ComparedPixels(torch.autograd.Function):
     """Compares pixels of a view, given their planes N and D, (n, 4), with a neighbouring view.
 
-    Pixels are columns and rows, (n, 2) int32. ``patches`` says whose patches are compared. With a
-    ``tolerance`` t, gradients of 1 - NCC = m are multiplied by
-    exp(-(m / (t LARGE_MISMATCH))^4) (1 + 2 / (1 + (m / SMALL_MISMATCH)^2)).
+    Pixels are columns and rows, (n, 2) int32; numbers are those of :func:`pair_numbers`;
+    ``patches`` says whose patches are compared.
 
     Returns, (n,) each and 0 elsewhere: weights exp(-error) of pixels whose forward-backward
     reprojection error is less than ``MAX_CYCLE``; the errors of all pixels with a depth there, in
@@ -287,26 +311,18 @@ class ComparedPixels(torch.autograd.Function):
         planes: Tensor,
         pixels: Tensor,
         maps: ComparedMaps,
-        pair: ViewPair,
+        numbers: Tensor,
         patches: int,
-        tolerance: float | None = None,
     ):
         n = planes.shape[0]
         device = planes.device
         lanes = lanes_of(device)
         results = torch.zeros(4, n, device=device)
         d_miss, d_mismatch = torch.zeros(2, n, 4, device=device).unbind()
-        falloff = wp.vec3(0.0)
-        if tolerance is not None:
-            falloff = wp.vec3(RELIABLE_GAIN, 1 / SMALL_MISMATCH, 1 / (LARGE_MISMATCH * tolerance))
         arguments = [
             lanes,
             patches,
-            falloff,
-            _lens(pair.reference),
-            _lens(pair.neighbor),
-            wp.mat33(*pair.rotation.ravel().tolist()),
-            wp.vec3(*pair.translation.tolist()),
+            numbers,
             pixels.detach().contiguous(),
             planes.detach().contiguous(),
             *[tensor.detach().contiguous() for tensor in maps],
@@ -325,4 +341,4 @@ class ComparedPixels(torch.autograd.Function):
     def backward(ctx, _, d_misses: Tensor, d_mismatches: Tensor, __):
         d_miss, d_mismatch = ctx.saved_tensors
         gradient = d_miss * d_misses[:, None] + d_mismatch * d_mismatches[:, None]
-        return gradient, None, None, None, None, None
+        return gradient, None, None, None, None

@@ -8,7 +8,7 @@ in 2024. One stage serves the three regularisations; they differ in their terms
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -26,7 +26,13 @@ from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.stage import Stage, StepResources
 from gaussian_splatting.engine.strips import ImageSplit, ViewPass
 from gaussian_splatting.engine.training_views import TrainingView, halved_mask
-from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
+from gaussian_splatting.rasterization import (
+    WARP,
+    Rasterizer,
+    RenderOutput,
+    WarpRasterizer,
+    project,
+)
 from sugar_scene.geometry import draw_samples
 from sugar_trainers.losses import normals_from_depth
 from sugar_trainers.neighbor_search import NeighborSearch
@@ -91,12 +97,24 @@ class CoarseStage(Stage[TrainableCloud, CoarseConfig]):
             self._prune(iteration)
         super().begin(iteration)
 
+    def prepare(self, view: TrainingView) -> TrainingView:
+        """Complete a view, and put it on its background."""
+        return self.composited(super().prepare(view))
+
+    def recorded_as(self, view: TrainingView) -> Hashable | None:
+        """Return the terms; None where samples are drawn, whose number the host reads."""
+        active = acting(self.terms, view.iteration)
+        has_samples = bool(active["samples"] or active["half-size image"])
+        is_ours = isinstance(self._rasterizer, WarpRasterizer)
+        if has_samples or not is_ours or not self._adds_nothing(view.iteration):
+            return None
+        return tuple(term.name for terms in active.values() for term in terms)
+
     def train_on(self, view: TrainingView, resources: StepResources) -> ViewResult:
         """Backpropagate every active term; see :mod:`gaussian_splatting.engine.strips`.
 
         What needs the image comes last: nothing as large as it is alive beside the other terms.
         """
-        view = self.composited(view)
         gaussians = self.model.cloud.activate(graph=False)
         leaves = gaussians.as_leaves()
         view, features = self.with_features(view, leaves)
@@ -120,7 +138,7 @@ class CoarseStage(Stage[TrainableCloud, CoarseConfig]):
         )
         gaussians.collect(leaves)
         figures = report(terms, {**values, **of_image})
-        return ViewResult(view, figures, view_pass.radii, predicted=view_pass.predicted)
+        return ViewResult(view, figures, view_pass.radii, predicted=view_pass.predictions)
 
     def view_metrics(self, camera: Camera, output: RenderOutput) -> dict[str, float]:
         """Mean |cos| between rendered normals and those of the depth map, on solid pixels."""
@@ -169,9 +187,9 @@ class CoarseStage(Stage[TrainableCloud, CoarseConfig]):
         sample_terms = active["samples"]
         reads_depth = any("depth" in term.maps for term in sample_terms)
         n_visible = None
-        if active["model"] or (sample_terms and not reads_depth):
+        if sample_terms and not reads_depth:
             n_visible = view_pass.count()
-        inputs = VisibleGaussians(leaves, view_pass.visible, n_visible)
+        inputs = VisibleGaussians(leaves, view_pass.visible)
         values = backpropagate(active["model"], inputs)
         depth = cut(view_pass.depth()) if reads_depth else None
         if active["half-size image"]:

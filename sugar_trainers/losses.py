@@ -10,6 +10,8 @@ DOCS/TRAINING.md says more of them.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -17,6 +19,7 @@ from torch.nn import functional
 from sugar_scene.geometry import smallest_scales
 from sugar_scene.plane_kernels import MIN_SQUARED_CROSS, UNCOUNTED, DepthNormalErrors
 from sugar_scene.reprojection import bilinear
+from sugar_utils.device import constants
 
 MIN_VIEW_Z = 1e-4  # world units; points with less have no pixel
 
@@ -37,7 +40,7 @@ def _mean(values: Tensor, total: int | Tensor | None) -> Tensor:
 
 
 def opacity_entropy(
-    opacities: Tensor, total: int | None = None, counted: Tensor | None = None
+    opacities: Tensor, total: int | Tensor | None = None, counted: Tensor | None = None
 ) -> Tensor:
     """Binary entropy of opacities, (V,) in [0, 1], pushing them to 0 or 1. counted: (V,) bool"""
     present = opacities * (opacities + _LOG_EPS).log()
@@ -170,14 +173,21 @@ def near_surface_mask(depth_gap: Tensor, view_std: Tensor, visible: Tensor) -> T
     return visible & (depth_gap.detach().abs() < 2 * view_std.detach())
 
 
+@functools.lru_cache(maxsize=16)
+def _luma(of_bytes: bool, device: torch.device) -> Tensor:
+    """Shares of the colours in a grey value in 0 to 1. (3, 1, 1)"""
+    shares = constants(_LUMA, device)
+    if of_bytes:
+        shares = shares / 255.0
+    return shares[:, None, None]
+
+
 def gray_values(photograph: Tensor, counted: Tensor | None) -> Tensor:
     """Grey values in 0 to 1 of bytes or floats, (H, W, 3); ``UNCOUNTED`` out of masks. (H, W)"""
-    luma = torch.tensor(_LUMA, device=photograph.device)
-    if photograph.dtype == torch.uint8:
-        luma = luma / 255.0
+    luma = _luma(photograph.dtype == torch.uint8, photograph.device)
     # Colour by colour: sums along rows of three are slow.
     planes = photograph.movedim(-1, 0).contiguous()
-    gray = (planes * luma[:, None, None]).sum(dim=0)
+    gray = (planes * luma).sum(dim=0)
     return gray if counted is None else torch.where(counted, gray, UNCOUNTED)
 
 

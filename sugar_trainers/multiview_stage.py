@@ -7,7 +7,7 @@ fewer than two views see is dropped, because nothing can be said about where it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,7 +23,7 @@ from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.stage import Stage, StepResources
 from gaussian_splatting.engine.training_views import TrainingView
-from gaussian_splatting.rasterization import WARP, Rasterizer, project
+from gaussian_splatting.rasterization import WARP, Rasterizer, WarpRasterizer, project
 from gaussian_splatting.rasterization.render import weight_sums
 from gaussian_splatting.sky_sphere import SkySphere
 from sugar_scene.reprojection import NeighborViews
@@ -121,12 +121,24 @@ class MultiviewStage(Stage[TrainableCloud, MultiviewConfig]):
         if schedule.trim_due(iteration):
             self._trim(iteration)
 
+    def prepare(self, view: TrainingView) -> TrainingView:
+        """Complete a view, choose its neighbour, and put it on its background."""
+        view = super().prepare(view)
+        return self.composited(replace(view, surface=self._comparer.inputs(view)))
+
+    def recorded_as(self, view: TrainingView) -> Hashable | None:
+        """Say whether planes are compared; see :class:`Stage`."""
+        is_ours = isinstance(self._rasterizer, WarpRasterizer)
+        if is_ours and self._adds_nothing(view.iteration):
+            return tuple(term.name for term in self.terms if term.active(view.iteration))
+        return None
+
     def train_on(self, view: TrainingView, resources: StepResources) -> ViewResult:
         """Backpropagate all terms; those of the image come last."""
         gaussians = self.model.cloud.activate(graph=False)
         leaves = gaussians.as_leaves()
-        surface = self._comparer.surface_view(leaves, view, resources.memory.split)
-        view = self.composited(replace(view, surface=surface))
+        surface = self._comparer.surface_view(leaves, view.surface, resources)
+        view = replace(view, surface=surface)
         view, features = self.with_features(view, leaves)
         terms = self.all_terms(view)
         active = acting(terms, view.iteration)
@@ -149,7 +161,7 @@ class MultiviewStage(Stage[TrainableCloud, MultiviewConfig]):
             figures,
             view_pass.radii,
             d_means2d,
-            view_pass.predicted,
+            (*surface.predicted, *view_pass.predictions),
             visible_rows=view_pass.visible,
         )
 

@@ -126,7 +126,7 @@ class RefineStage(Stage[TrainableBoundCloud, RefineConfig]):
         values, _ = view_pass.backpropagate(active["image"])
         values.update(backpropagate(active["model"], mesh))
         figures = report(terms, values)
-        return ViewResult(view, figures, view_pass.radii, predicted=view_pass.predicted)
+        return ViewResult(view, figures, view_pass.radii, predicted=view_pass.predictions)
 
     def gaussians(self) -> Gaussians:
         """Gaussians on the mesh, and those of the background."""

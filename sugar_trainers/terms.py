@@ -28,7 +28,6 @@ class VisibleGaussians:
 
     gaussians: Gaussians
     visible: Tensor  # (N,) bool
-    n_visible: int | None = None  # None where the host does not know
 
 
 def coarse_terms(config: CoarseConfig) -> tuple[LossTerm, ...]:
@@ -52,11 +51,10 @@ def coarse_terms(config: CoarseConfig) -> tuple[LossTerm, ...]:
     )
 
 
-def _entropy(inputs: VisibleGaussians) -> Tensor | None:
-    if not inputs.n_visible:
-        return None
-    opacities = inputs.gaussians.opacities
-    return losses.opacity_entropy(opacities, inputs.n_visible, counted=inputs.visible)
+def _entropy(inputs: VisibleGaussians) -> Tensor:
+    # Counted on the device: the host need not know.
+    n_visible = inputs.visible.sum().clamp_min(1)
+    return losses.opacity_entropy(inputs.gaussians.opacities, n_visible, counted=inputs.visible)
 
 
 def _depth_normals(strip: ImageStrip) -> Tensor:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +14,10 @@ from torch import Tensor
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
+from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.reporting.view_pictures import grey_picture
-from gaussian_splatting.engine.strips import ImageSplit
+from gaussian_splatting.engine.stage import StepResources
+from gaussian_splatting.engine.strips import ImageSplit, sort_into_tiles
 from gaussian_splatting.engine.training_views import TrainingView, is_counted
 from gaussian_splatting.rasterization import (
     WARP,
@@ -24,6 +26,7 @@ from gaussian_splatting.rasterization import (
     project,
     rasterize,
 )
+from gaussian_splatting.rasterization.projection import PredictedIntersections
 from sugar_scene.plane_kernels import (
     ALL_PATCHES,
     NO_PATCHES,
@@ -31,6 +34,7 @@ from sugar_scene.plane_kernels import (
     ComparedMaps,
     ComparedPixels,
     depth_of_planes,
+    pair_numbers,
 )
 from sugar_scene.reprojection import REACH, NeighborViews, ViewPair
 from sugar_trainers.losses import edge_weights, gray_values
@@ -44,12 +48,11 @@ GRADUATION = 500  # iterations until the tolerance is 1: at first, planes are of
 class Comparison:
     """Two views, and the pixels of the first that are compared."""
 
-    pair: ViewPair
+    numbers: Tensor  # see pair_numbers; (23,)
     gray: Tensor  # see gray_values; (H, W)
     neighbor_gray: Tensor  # (H', W')
     neighbor_depth: Tensor  # 0 where unknown. (H', W') world units
     pixels: Tensor  # columns and rows, in the order of rows. (n, 2) int32
-    tolerance: float | None = None  # see ComparedPixels
 
     @functools.cached_property
     def places(self) -> Tensor:
@@ -64,7 +67,7 @@ class Comparison:
             (1 - NCC), and which patches were compared. (n,) each
         """
         maps = ComparedMaps(self.gray, self.neighbor_gray, self.neighbor_depth)
-        return ComparedPixels.apply(planes, pixels, maps, self.pair, patches, self.tolerance)
+        return ComparedPixels.apply(planes, pixels, maps, self.numbers, patches)
 
 
 def view_errors(
@@ -82,11 +85,38 @@ def view_errors(
 
 
 @dataclass(frozen=True)
+class Neighbor:
+    """A neighbouring view, and the pixels that a view and it are compared by."""
+
+    camera: Camera
+    photograph: Tensor  # as the image store gives it
+    pixels: Tensor  # of the view: columns and rows, in the order of rows. (n, 2) int32
+    numbers: Tensor  # of the pair, see pair_numbers; (23,)
+
+
+@dataclass(frozen=True)
+class SurfaceInputs:
+    """The inputs of a :class:`SurfaceView`, chosen before anything is rendered."""
+
+    photograph: Tensor  # of the view, as the image store gives it
+    neighbor: Neighbor | None  # None where nothing is compared, or the view has no neighbour
+
+
+@dataclass(frozen=True)
 class SurfaceView:
     """Rendered surface of a view; see ``TrainingView.surface``."""
 
     edges: Tensor  # see edge_weights; (H, W)
     comparison: Comparison | None  # None where the view has no neighbour
+    # What was taken for the neighbour's number of tile intersections.
+    predicted: tuple[PredictedIntersections, ...] = ()
+
+
+class _PlanesDepth(NamedTuple):
+    """Depth of a view's planes, and what was taken for its number of tile intersections."""
+
+    depth: Tensor  # 0 where unknown. (H, W) world units
+    predicted: tuple[PredictedIntersections, ...]
 
 
 @dataclass(frozen=True)
@@ -117,16 +147,21 @@ class ViewComparer:
         self._seed = rule.seed
         self._first = rule.first
 
+    def inputs(self, view: TrainingView) -> SurfaceInputs:
+        """Choose the neighbour of a view and the pixels to compare; read its photograph."""
+        return SurfaceInputs(view.target, self._neighbor(view) if self._pixels else None)
+
     def surface_view(
-        self, gaussians: Gaussians, view: TrainingView, split: ImageSplit
+        self, gaussians: Gaussians, inputs: SurfaceInputs, resources: StepResources
     ) -> SurfaceView:
         """Edges of the photograph, and what the planes of Gaussians are compared with."""
-        comparison = None
-        if self._pixels:
-            depth_of = partial(self._planes_depth, gaussians, split)
-            comparison = self.comparison(view, depth_of)
-        gray = gray_of(view.target) if comparison is None else comparison.gray
-        return SurfaceView(edge_weights(gray), comparison)
+        gray = gray_of(inputs.photograph)
+        neighbor = inputs.neighbor
+        if neighbor is None:
+            return SurfaceView(edge_weights(gray), None)
+        planes = self._planes_depth(gaussians, resources, neighbor.camera)
+        comparison = _comparison(gray, neighbor, planes.depth)
+        return SurfaceView(edge_weights(gray), comparison, planes.predicted)
 
     def comparison(
         self, view: TrainingView, depth_of: Callable[[Camera], Tensor]
@@ -137,15 +172,27 @@ class ViewComparer:
             view: Pixels are chosen from those that the mask of its photograph counts.
             depth_of: Depth of the surface in a view, 0 where unknown. (H', W') world units
         """
-        camera = view.camera
-        neighbor = self._neighbors.draw(camera.name, self._seed, view.iteration, view.index)
+        neighbor = self._neighbor(view)
         if neighbor is None:
             return None
-        gray = gray_of(view.target)
+        return _comparison(gray_of(view.target), neighbor, depth_of(neighbor.camera))
+
+    def _neighbor(self, view: TrainingView) -> Neighbor | None:
+        camera = self._neighbors.draw(view.camera.name, self._seed, view.iteration, view.index)
+        if camera is None:
+            return None
         rng = generator(self._seed, "compared pixels", *draw_labels(view.iteration, view.index))
-        pixels = spread_pixels(view.counted_pixels, gray, self._pixels, rng)
+        pixels = spread_pixels(view.counted_pixels, view.target[..., 0], self._pixels, rng)
         tolerance = max(1.0, GRADUATION / max(1, view.iteration - self._first))
-        return self._compared(camera, gray, neighbor, pixels, depth_of(neighbor), tolerance)
+        return self._neighbor_of(view.camera, camera, pixels, tolerance)
+
+    def _neighbor_of(
+        self, camera: Camera, neighbor: Camera, pixels: Tensor, tolerance: float | None = None
+    ) -> Neighbor:
+        device = pixels.device
+        photograph = upload(self._images.get(neighbor), device)
+        numbers = pair_numbers(ViewPair.of(camera, neighbor), device, tolerance)
+        return Neighbor(neighbor, photograph, pixels, numbers)
 
     @torch.no_grad()
     def pictures(
@@ -158,8 +205,10 @@ class ViewComparer:
         neighbors = self._neighbors.of(camera.name) or self._neighbors.among(camera)
         if neighbors:
             pixels = all_pixels(camera, gray.device)
-            depth = self._planes_depth(gaussians, split, neighbors[0])
-            comparison = self._compared(camera, gray, neighbors[0], pixels, depth)
+            resources = StepResources(MemoryPlan(split))
+            depth = self._planes_depth(gaussians, resources, neighbors[0]).depth
+            neighbor = self._neighbor_of(camera, neighbors[0], pixels)
+            comparison = _comparison(gray, neighbor, depth)
             output = rasterize(gaussians, camera, rgb=False, plane_reach=self.reach)
             planes = output.plane.reshape(-1, 4)
             weights, _, mismatches, matched = comparison.of(planes, pixels, ALL_PATCHES)
@@ -169,28 +218,24 @@ class ViewComparer:
         return {name: grey_picture(values).cpu() for name, values in maps.items()}
 
     @torch.no_grad()
-    def _planes_depth(self, gaussians: Gaussians, split: ImageSplit, camera: Camera) -> Tensor:
-        """Depth of a view's planes, 0 where unknown, strip by strip. (H, W) world units"""
-        projection = project(gaussians, camera, rgb=False, plane_reach=self.reach)
-        tiles = self.rasterizer.build_tile_lists(projection)
+    def _planes_depth(
+        self, gaussians: Gaussians, resources: StepResources, camera: Camera
+    ) -> _PlanesDepth:
+        """Render the depth of a view's planes strip by strip."""
+        projection = project(gaussians, camera, rgb=False, plane_reach=self.reach, graph=False)
+        tiles, predicted = sort_into_tiles(projection, self.rasterizer, resources.intersections)
         behind = channel_background(projection)
         depth = projection.depths.new_empty(camera.height, camera.width)
-        for rows in split.rows(camera.height):
+        for rows in resources.memory.split.rows(camera.height):
             planes = self.rasterizer.blend_rows(projection.splats, tiles, behind, rows).pixels
             depth[rows.start : rows.stop] = depth_of_planes(planes, camera, rows.start)
-        return depth
+        return _PlanesDepth(depth, () if predicted is None else (predicted,))
 
-    def _compared(
-        self,
-        camera: Camera,
-        gray: Tensor,
-        neighbor: Camera,
-        pixels: Tensor,
-        depth: Tensor,
-        tolerance: float | None = None,
-    ) -> Comparison:
-        other = gray_of(upload(self._images.get(neighbor), gray.device))
-        return Comparison(ViewPair.of(camera, neighbor), gray, other, depth, pixels, tolerance)
+
+def _comparison(gray: Tensor, neighbor: Neighbor, depth: Tensor) -> Comparison:
+    """Compare grey values of a view with a neighbour, whose depth is known."""
+    neighbor_gray = gray_of(neighbor.photograph)
+    return Comparison(neighbor.numbers, gray, neighbor_gray, depth, neighbor.pixels)
 
 
 def gray_of(photograph: Tensor) -> Tensor:
@@ -221,6 +266,11 @@ def spread_pixels(candidates: Tensor | None, image: Tensor, n: int, rng: torch.G
     offsets = torch.rand(n, generator=rng, dtype=torch.float64, device="cpu")
     lengths = runs[1:] - runs[:-1]
     rows = runs[:-1] + torch.minimum((offsets * lengths).long(), lengths - 1)
-    chosen = rows.to(image.device)
-    chosen = chosen if places is None else places[chosen]
-    return torch.stack([chosen % width, chosen // width], dim=1).int()
+    if places is None:
+        return upload(_columns_and_rows(rows, width), image.device)
+    return _columns_and_rows(places[upload(rows, image.device)], width)
+
+
+def _columns_and_rows(places: Tensor, width: int) -> Tensor:
+    """Of places in a flattened image. (n,) int64 -> (n, 2) int32"""
+    return torch.stack([places % width, places // width], dim=1).int()

@@ -9,12 +9,12 @@ import torch
 from tests.support.launches import count, counting
 
 LIMITS = {
-    "dn_consistency": (18, 120, 2),
-    "density": (16, 112, 2),
-    "sdf": (16, 380, 2),
-    "entropy": (11, 86, 2),
-    "vanilla": (11, 60, 1),
-    "multiview": (20, 174, 2),
+    "dn_consistency": (17, 118, 2),
+    "density": (16, 106, 2),
+    "sdf": (16, 372, 2),
+    "entropy": (11, 83, 1),
+    "vanilla": (11, 55, 1),
+    "multiview": (20, 173, 1),
 }
 """Launches of Warp, operations of torch and waits of the host in one iteration."""
 

@@ -26,7 +26,7 @@ from sugar_pipeline.model_metrics import metrics_options, metrics_parser
 from sugar_pipeline.pipeline_flags import train_parser
 from sugar_pipeline.plan import train_plan
 from sugar_scene.mesh_bound import bind_to_mesh
-from sugar_scene.plane_kernels import UNCOUNTED
+from sugar_scene.plane_kernels import LARGE_MISMATCH, UNCOUNTED
 from sugar_scene.reprojection import NeighborViews
 from sugar_scene.triangle_mesh import read_mesh_ply
 from sugar_trainers.multiview_stage import MultiviewStage, comparison_rule, views_that_see
@@ -174,7 +174,9 @@ def test_large_mismatches_fade_little_by_little(scene):
             comparer.comparison(TrainingView(camera, photograph, iteration), lambda other: depth)
             for iteration in (700, 950, 1_200, 9_000)
         ]
-    assert [comparison.tolerance for comparison in found] == [500, 2, 1, 1]
+    # The last of a pair's numbers is the reciprocal of the mismatch at which gradients fade.
+    tolerances = [float(1 / (LARGE_MISMATCH * comparison.numbers[-1])) for comparison in found]
+    assert tolerances == pytest.approx([500, 2, 1, 1])
 
 
 def test_short_schedules_measure_the_views_seldom():

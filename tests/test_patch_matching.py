@@ -23,6 +23,7 @@ from sugar_scene.plane_kernels import (
     SMALL_MISMATCH,
     UNCOUNTED,
     ComparedPixels,
+    pair_numbers,
 )
 from sugar_scene.reprojection import ViewPair
 from tests.support.plane_reference import cycle_of, patch_correlation, plane_depth, rays_of
@@ -74,11 +75,18 @@ def picture(camera: Camera) -> Tensor:
     return gray.reshape(camera.height, camera.width)
 
 
+def numbers_of(pair: ViewPair, tolerance: float | None = None) -> Tensor:
+    """The pair as kernels on the CPU read it."""
+    return pair_numbers(pair, torch.device("cpu"), tolerance)
+
+
 def compared(planes: Tensor, pixels: Tensor, gray: Tensor, gray2: Tensor, pair: ViewPair):
     """Correlations on planes m . X = 1, and where there are any."""
     given = torch.cat([-planes, -torch.ones_like(planes[:, :1])], dim=1)
     maps = (gray, gray2, torch.zeros_like(gray2))
-    _, _, mismatches, matched = ComparedPixels.apply(given, pixels, maps, pair, ALL_PATCHES)
+    _, _, mismatches, matched = ComparedPixels.apply(
+        given, pixels, maps, numbers_of(pair), ALL_PATCHES
+    )
     return torch.where(matched > 0, 1 - mismatches, 0.0), matched > 0
 
 
@@ -196,7 +204,7 @@ def test_gradients_grow_where_patches_agree_and_fade_where_highlights_move(case,
     values, gradients = [], []
     for given in (None, tolerance):
         planes = torch.cat([-start, -torch.ones_like(start[:, :1])], dim=1).requires_grad_(True)
-        found = ComparedPixels.apply(planes, pixels, maps, pair, ALL_PATCHES, given)[2]
+        found = ComparedPixels.apply(planes, pixels, maps, numbers_of(pair, given), ALL_PATCHES)[2]
         found.sum().backward()
         values.append(found.detach())
         gradients.append(planes.grad.double())
@@ -239,7 +247,9 @@ def test_misses_weights_and_their_gradients_match_the_float64_twin(case):
     depth[:, :20] = 0.0
     planes, exact = start.float().requires_grad_(True), start.clone().requires_grad_(True)
     maps = (gray.float(), gray2.float(), depth.float())
-    weights, misses, _, matched = ComparedPixels.apply(planes, pixels, maps, pair, NO_PATCHES)
+    weights, misses, _, matched = ComparedPixels.apply(
+        planes, pixels, maps, numbers_of(pair), NO_PATCHES
+    )
     assert not matched.any()
     expected, expected_weights = cycle_of(exact, pixels, depth, pair)
     met = expected_weights > 0
@@ -251,12 +261,16 @@ def test_misses_weights_and_their_gradients_match_the_float64_twin(case):
     scale = float(exact.grad.abs().max())
     assert float((planes.grad - exact.grad).abs().max()) < 5e-3 * scale
     planes.grad = None
-    _, again, mismatches, _ = ComparedPixels.apply(planes, pixels, maps, pair, PATCHES_WHERE_MET)
+    _, again, mismatches, _ = ComparedPixels.apply(
+        planes, pixels, maps, numbers_of(pair), PATCHES_WHERE_MET
+    )
     assert torch.equal(again, misses)
     mismatches.sum().backward()
     # Planes are the same however long N and D are.
     along, size = (planes.grad * planes.detach()).sum(dim=1), planes.grad.abs().amax(dim=1)
     assert float(size.max()) > 0
     assert float((along.abs() / size.clamp_min(1e-6)).max()) < 1e-4
-    every = ComparedPixels.apply(planes, pixels, maps, pair, plane_kernels.ALL_PATCHES)[2]
+    every = ComparedPixels.apply(planes, pixels, maps, numbers_of(pair), plane_kernels.ALL_PATCHES)[
+        2
+    ]
     assert torch.equal(mismatches, torch.where(weights > 0, every, 0.0))

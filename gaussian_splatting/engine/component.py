@@ -45,7 +45,8 @@ class ViewResult:
     terms: dict[str, Tensor]
     radii: Tensor  # screen radii, 0 for Gaussians the view did not see, (N,) int32
     d_means2d: Tensor | None = None  # gradient of the projected centres, (N, 2) per pixel
-    predicted: PredictedIntersections | None = None
+    # What was taken for the numbers of tile intersections, of this and of other views.
+    predicted: Sequence[PredictedIntersections] = ()
     visible_rows: Tensor | None = None  # ``radii > 0`` where a stage knows it already, (N,) bool
 
     @functools.cached_property

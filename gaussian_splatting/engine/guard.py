@@ -8,13 +8,16 @@ well. What exactly is wrong is looked up only after that.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gaussian_splatting.rasterization.projection import PredictedIntersections
+from gaussian_splatting.rasterization.projection import (
+    IntersectionsMissed,
+    PredictedIntersections,
+)
 from sugar_utils.errors import TrainingError
 
 MAX_SCALE_IN_EXTENTS = 1e4
@@ -36,7 +39,7 @@ class StepNumbers:
     parameters: Mapping[str, Tensor]  # among them ``"log_scales"``
     extent: float  # size of the capture in world units; not positive means unknown
     radii: Tensor  # in pixels, 0 where invisible. (N,)
-    predicted: PredictedIntersections | None = None  # what was taken for tile intersections
+    predicted: Sequence[PredictedIntersections] = ()  # what was taken for tile intersections
 
 
 def check_step(
@@ -69,11 +72,12 @@ def check_step(
         probes += log_scales.detach().aminmax()
     if numbers.radii.numel():
         probes.append(numbers.radii.detach().amax())
-    if numbers.predicted is not None and numbers.predicted.excess is not None:
-        probes.append(numbers.predicted.excess)
+    predicted = [guess for guess in numbers.predicted if guess.excess is not None]
+    probes += [guess.excess for guess in predicted if guess.excess is not None]
     values = _read(probes)
-    if numbers.predicted is not None:
-        numbers.predicted.commit(values.pop())
+    were_enough = [guess.record(values.pop()) for guess in reversed(predicted)]
+    if not all(were_enough):
+        raise IntersectionsMissed
     shows_any = bool(numbers.radii.numel()) and values.pop() > 0
     largest_scale = values[-1] if log_scales.numel() else 0.0
     is_finite = all(map(math.isfinite, values))

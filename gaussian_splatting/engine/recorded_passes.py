@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Hashable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,31 +74,38 @@ class _RecordedPass:
         self, stage: Stage, recorder: Recorder, view: TrainingView, resources: StepResources
     ) -> None:
         self._optimizer = stage.model.optimizer
-        self._view = _with_own_tensors(view)
-        # The same object each time: its numbers lie in memory of its own.
-        self._record = camera_record(self._view.camera, stage.model.device)
+        self._view = _copied(view)
+        self._inputs: list[Any] = list(_inputs_of(self._view))
+        # Numbers of cameras that no other view shares, because these cameras are copies.
+        device = stage.model.device
+        self._records = {c: camera_record(c, device) for c in _cameras_in(self._inputs)}
         self._recording, self._result = recorder.record(
             lambda: stage.train_on(self._view, resources)
         )
         self._unused = self._optimizer.unused()
         self._gradients = self._optimizer.take_gradients()
 
-    def repeat(self, view: TrainingView, prediction: PredictedIntersections) -> ViewResult:
+    def repeat(self, view: TrainingView, predictor: IntersectionPrediction) -> ViewResult:
         """Carry the pass out on another view."""
-        self._record.copy_(camera_record(view.camera, self._record.device))
-        for name in _tensor_fields(view):
-            with torch.no_grad():
-                getattr(self._view, name).copy_(getattr(view, name))
+        cameras = {}
+        for recorded, value in zip(self._inputs, _inputs_of(view), strict=True):
+            if isinstance(value, Camera):
+                cameras[recorded] = value
+                record = self._records[recorded]
+                record.copy_(camera_record(value, record.device))
+            else:
+                recorded.detach().copy_(value.detach())
         self._recording.replay()
         self._optimizer.put_gradients(self._gradients)
         for name in self._unused:
             self._optimizer.mark_unused(name)
         if view.exposure is not None and self._view.exposure is not None:
             view.exposure.grad = self._view.exposure.grad
-        recorded = self._result.predicted
-        if recorded is not None:
-            prediction = replace(prediction, capacity=recorded.capacity, excess=recorded.excess)
-        return replace(self._result, view=view, predicted=prediction)
+        predicted = []
+        for guess in self._result.predicted:
+            camera = cameras[guess.camera]
+            predicted.append(replace(guess, predictor=predictor, camera=camera))
+        return replace(self._result, view=view, predicted=predicted)
 
 
 class RecordedPasses:
@@ -123,21 +131,33 @@ class RecordedPasses:
         stage = self._stage
         view = stage.prepare(view)
         kind = stage.recorded_as(view) if self._is_on else None
-        prediction = None
-        if kind is not None and resources.intersections is not None:
-            prediction = resources.intersections.predict(view.camera, len(stage.model))
-        if prediction is None:
+        predictor = resources.intersections
+        capacity = None
+        if kind is not None and predictor is not None:
+            capacity = self._capacity(view, predictor)
+        if capacity is None or predictor is None:
             return stage.train_on(view, resources)
         kind = (kind, _facts_of(view))
         if kind not in self._ready:
             self._ready.add(kind)
             return stage.train_on(view, resources)
-        key = self._key(kind, prediction.capacity, resources)
+        key = self._key(kind, capacity, resources)
         recorded = self._passes.get(key)
         if recorded is not None:
             self._passes.move_to_end(key)
-            return recorded.repeat(view, prediction)
-        return self._first_of(key, view, resources, prediction)
+            return recorded.repeat(view, predictor)
+        return self._first_of(key, view, resources, predictor)
+
+    def _capacity(self, view: TrainingView, predictor: IntersectionPrediction) -> int | None:
+        """Length of tile lists that is enough for all cameras of a view; None if not known."""
+        n_gaussians = len(self._stage.model)
+        capacities = []
+        for camera in _cameras_in(_inputs_of(view)):
+            predicted = predictor.predict(camera, n_gaussians)
+            if predicted is None:
+                return None
+            capacities.append(predicted.capacity)
+        return max(capacities)
 
     def _key(self, kind: Hashable, capacity: int, resources: StepResources) -> _Key:
         """The key of a pass; recordings of parameters that are gone are dropped."""
@@ -155,15 +175,15 @@ class RecordedPasses:
         key: _Key,
         view: TrainingView,
         resources: StepResources,
-        prediction: PredictedIntersections,
+        predictor: IntersectionPrediction,
     ) -> ViewResult:
         """Record a pass and carry it out; make it launch by launch where that fails."""
         if not self._was_compared:
-            return self._compared(key, view, resources, prediction)
+            return self._compared(key, view, resources, predictor)
         recorded = self._record(key, view, resources)
         if recorded is None:
             return self._stage.train_on(view, resources)
-        return recorded.repeat(view, prediction)
+        return recorded.repeat(view, predictor)
 
     def _record(
         self, key: _Key, view: TrainingView, resources: StepResources
@@ -188,7 +208,7 @@ class RecordedPasses:
         key: _Key,
         view: TrainingView,
         resources: StepResources,
-        prediction: PredictedIntersections,
+        predictor: IntersectionPrediction,
     ) -> ViewResult:
         """Make a pass launch by launch, and compare its gradients with those of a recorded one."""
         optimizer = self._stage.model.optimizer
@@ -198,7 +218,7 @@ class RecordedPasses:
         gradients = optimizer.take_gradients()
         recorded = self._record(key, view, resources)
         if recorded is not None:
-            recorded.repeat(_with_own_tensors(view), prediction)
+            recorded.repeat(_copied(view), predictor)
             if not _are_equal(gradients, optimizer.take_gradients()):
                 self._switch_off("a repeated pass gave other gradients than its launches did")
         optimizer.put_gradients(gradients)
@@ -212,18 +232,29 @@ class RecordedPasses:
         self._warn(f"every launch is made by the host, without CUDA graphs: {reason}")
 
 
-def _tensor_fields(view: TrainingView) -> list[str]:
-    """Names of what a pass reads of a view besides its camera."""
-    return [field.name for field in fields(view) if isinstance(getattr(view, field.name), Tensor)]
+def _inputs_of(value: Any) -> Iterator[Tensor | Camera]:
+    """Tensors and cameras of a view, and of what it holds, in the order of the fields."""
+    if isinstance(value, Tensor | Camera):
+        yield value
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from _inputs_of(getattr(value, field.name))
 
 
-def _with_own_tensors(view: TrainingView) -> TrainingView:
-    """Copy a view with its tensors, and with a camera whose numbers no other view shares."""
-    copies = {}
-    for name in _tensor_fields(view):
-        tensor = getattr(view, name)
-        copies[name] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-    return replace(view, camera=replace(view.camera), **copies)
+def _cameras_in(inputs: Iterable[Tensor | Camera]) -> list[Camera]:
+    return [value for value in inputs if isinstance(value, Camera)]
+
+
+def _copied(value: Any) -> Any:
+    """Copy a view with all its tensors and cameras; other values are shared."""
+    if isinstance(value, Tensor):
+        return value.detach().clone().requires_grad_(value.requires_grad)
+    if isinstance(value, Camera):
+        return replace(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        copies = {field.name: _copied(getattr(value, field.name)) for field in fields(value)}
+        return replace(value, **copies)
+    return value
 
 
 def _are_equal(some: dict[str, Tensor], others: dict[str, Tensor]) -> bool:
@@ -235,9 +266,10 @@ def _are_equal(some: dict[str, Tensor], others: dict[str, Tensor]) -> bool:
 
 def _facts_of(view: TrainingView) -> Hashable:
     """Sizes and types of what a pass reads of a view."""
-    camera = view.camera
-    tensors = []
-    for name in _tensor_fields(view):
-        tensor = getattr(view, name)
-        tensors.append((name, tensor.shape, tensor.dtype))
-    return (camera.width, camera.height, camera.shows_object, *tensors)
+    facts: list[Hashable] = [view.exposure is None, view.exposed_pixels is None]
+    for value in _inputs_of(view):
+        if isinstance(value, Camera):
+            facts.append((value.width, value.height, value.shows_object))
+        else:
+            facts.append((value.shape, value.dtype, value.requires_grad))
+    return tuple(facts)

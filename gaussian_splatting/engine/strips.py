@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -93,6 +93,11 @@ class ViewPass:
         self.radii = projection.radii
         self.depths = projection.depths
 
+    @property
+    def predictions(self) -> tuple[PredictedIntersections, ...]:
+        """What was taken for the number of intersections; empty if it is exact."""
+        return () if self.predicted is None else (self.predicted,)
+
     @functools.cached_property
     def visible(self) -> Tensor:
         """Gaussians that were not culled. (N,) bool"""
@@ -149,7 +154,10 @@ class ViewPass:
         """Splats in tiles; sorted when they are needed first."""
         if self._sorted is None:
             projection = self._open_projection()
-            tiles = self._sort_into_tiles(projection)
+            projection.n_intersections = self._n_intersections
+            tiles, self.predicted = sort_into_tiles(
+                projection, self._rasterizer, self._intersections
+            )
             background = rasterization.channel_background(
                 projection,
                 self._view.background,
@@ -157,20 +165,6 @@ class ViewPass:
             )
             self._sorted = _SortedSplats(projection.splats, tiles, background)
         return self._sorted
-
-    def _sort_into_tiles(self, projection: rasterization.Projection) -> object:
-        projection.n_intersections = self._n_intersections
-        camera = projection.camera
-        n_gaussians = len(projection.radii)
-        if self._n_intersections is None and self._intersections is not None:
-            projection.prediction = self._intersections.predict(camera, n_gaussians)
-        tiles = self._rasterizer.build_tile_lists(projection)
-        prediction = projection.prediction
-        if prediction is not None and prediction.excess is not None:
-            self.predicted = prediction
-        elif self._intersections is not None and isinstance(tiles, rasterization.TileLists):
-            self._intersections.record(camera, n_gaussians, tiles.ids.shape[0])
-        return tiles
 
     def _blend(self, rows: rasterization.Rows) -> rasterization.BlendedRows:
         blended = self._blended
@@ -214,6 +208,33 @@ class ViewPass:
             gradients,
         )
         return values
+
+
+def sort_into_tiles(
+    projection: rasterization.Projection,
+    rasterizer: rasterization.Rasterizer,
+    intersections: IntersectionPrediction | None,
+) -> tuple[Any, PredictedIntersections | None]:
+    """Sort splats into tiles; the host waits for their number where it cannot be predicted.
+
+    Args:
+        intersections: Numbers at earlier visits of views; None: the host waits.
+
+    Returns:
+        Tiles of the rasterizer's own kind, and what was taken for the number of intersections, to
+        be checked with the step's numbers; None if it is exact.
+    """
+    camera = projection.camera
+    n_gaussians = len(projection.radii)
+    if projection.n_intersections is None and intersections is not None:
+        projection.prediction = intersections.predict(camera, n_gaussians)
+    tiles = rasterizer.build_tile_lists(projection)
+    prediction = projection.prediction
+    if prediction is not None and prediction.excess is not None:
+        return tiles, prediction
+    if intersections is not None and isinstance(tiles, rasterization.TileLists):
+        intersections.record(camera, n_gaussians, tiles.ids.shape[0])
+    return tiles, None
 
 
 class _MapColumns(NamedTuple):

@@ -95,15 +95,10 @@ class PredictedIntersections:
     capacity: int  # length of the tile lists
     excess: Tensor | None = None  # intersections beyond the capacity, negative if there are fewer
 
-    def commit(self, excess: float) -> None:
-        """Record the exact number of intersections.
-
-        Raises:
-            IntersectionsMissed: There were more than the capacity.
-        """
+    def record(self, excess: float) -> bool:
+        """Record the exact number of intersections; whether the capacity was enough."""
         self.predictor.record(self.camera, self.n_gaussians, round(self.capacity + excess))
-        if excess > 0:
-            raise IntersectionsMissed
+        return excess <= 0
 
 
 @dataclass(frozen=True)

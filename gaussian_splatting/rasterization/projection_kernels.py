@@ -140,6 +140,9 @@ def make_view(camera: Camera) -> View:
     return view
 
 
+LENS_IN_RECORD = slice(15, 19)  # focal lengths and principal point among a camera's numbers
+
+
 def _numbers(camera: Camera) -> list[float]:
     """A camera as :func:`view_at` reads it."""
     limits = linearisation_limits(camera)

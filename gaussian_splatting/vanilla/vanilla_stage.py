@@ -124,7 +124,7 @@ class VanillaStage(Stage[TrainableCloud, VanillaConfig]):
         terms = acting(self.all_terms(view), view.iteration)["image"]
         values, d_means2d = view_pass.backpropagate(terms)
         figures = report(terms, values)
-        return ViewResult(view, figures, view_pass.radii, d_means2d, view_pass.predicted)
+        return ViewResult(view, figures, view_pass.radii, d_means2d, view_pass.predictions)
 
     def prepare(self, view: TrainingView) -> TrainingView:
         """Complete a view, and put it on its background."""

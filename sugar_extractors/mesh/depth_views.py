@@ -22,7 +22,13 @@ from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.data.masks import VisualHull
 from gaussian_splatting.rasterization import rasterize
 from sugar_scene import reprojection
-from sugar_scene.plane_kernels import NO_PATCHES, ComparedMaps, ComparedPixels, depth_of_planes
+from sugar_scene.plane_kernels import (
+    NO_PATCHES,
+    ComparedMaps,
+    ComparedPixels,
+    depth_of_planes,
+    pair_numbers,
+)
 from sugar_trainers.view_comparison import all_pixels
 
 MAX_ANGLE = 80.0  # largest angle between a surface's normal and the line of sight, in degrees
@@ -165,7 +171,8 @@ def confirmed_depth(
         pair = reprojection.ViewPair.of(camera, neighbor)
         # The depth also stands for the images, which are not compared.
         maps = ComparedMaps(neighbor_depth, neighbor_depth, neighbor_depth)
-        error = ComparedPixels.apply(planes, pixels, maps, pair, NO_PATCHES)[1]
+        numbers = pair_numbers(pair, depth.device)
+        error = ComparedPixels.apply(planes, pixels, maps, numbers, NO_PATCHES)[1]
         has_error = error > 0
         is_compared |= has_error
         is_agreed |= has_error & (error <= MAX_MISS)
