@@ -7,17 +7,28 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import warp as wp
 
+from gaussian_splatting.engine.runner import Messages, kernel_modules
 from gaussian_splatting.rasterization.blend_cpu import tile_kernels
+from gaussian_splatting.vanilla import vanilla_run
+from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
+from sugar_pipeline import demo_scene
+from sugar_pipeline.demo_scene import run_demo
+from sugar_pipeline.pipeline_flags import train_parser
+from sugar_trainers import stage_options
+from sugar_trainers.refine_run import RefineOptions
 from sugar_utils import warp_launch
+from sugar_utils.errors import UserError
 from sugar_utils.kernel_loading import load_module, loading_ahead, module_lock
 from sugar_utils.warp_arrays import Floats
 from sugar_utils.warp_launch import NATIVE_OPTIONS, launch, native_kernel
+from tests.support.command_words import parse
 from tests.support.repository import ROOT
 
 CPU = torch.device("cpu")
@@ -107,6 +118,42 @@ def test_modules_for_the_cpu_are_loaded_by_one_thread(loader):
             pool.submit(load_module, FakeModule(str(number)), CPU)
     assert len(loader.names) == 6
     assert len(loader.threads) == 1
+
+
+def read_vanilla(folder: Path) -> None:
+    words = ["-s", str(folder), "-m", str(folder / "model"), "--device", "cpu"]
+    parse(VanillaOptions, words).prepare(Messages())
+
+
+def read_refined(folder: Path) -> None:
+    words = ["-s", str(folder), "-c", str(folder), "-m", "mesh.ply", "--device", "cpu"]
+    parse(RefineOptions, words).prepare(Messages())
+
+
+def make_demo(folder: Path) -> None:
+    words = ["--demo", "--output_dir", str(folder), "--device", "cpu"]
+    run_demo(train_parser(None).parse_args(words))
+
+
+@pytest.mark.parametrize(
+    ("run", "owner", "name"),
+    [
+        (read_vanilla, vanilla_run, "load_scene"),
+        (read_refined, stage_options, "load_capture"),
+        (make_demo, demo_scene, "make_demo_scene"),
+    ],
+)
+def test_kernels_are_loaded_while_a_scene_is_read(run, owner, name, loader, monkeypatch, tmp_path):
+    def read(*args: object, **options: object) -> None:
+        assert loader.begun.wait(SECONDS)
+        loader.go_on.set()
+        raise UserError("the scene cannot be read")
+
+    monkeypatch.setattr(owner, name, read)
+    with pytest.raises(UserError, match="cannot be read"):
+        run(tmp_path)
+    names = {module.name for module in kernel_modules(True)}
+    assert set(loader.names) <= names
 
 
 def test_an_error_of_a_module_loaded_ahead_shows_at_its_launch():
