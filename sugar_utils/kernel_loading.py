@@ -12,18 +12,23 @@ import functools
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import torch
 import warp as wp
 
-Module = Any  # a ``wp.Module``, whose class Warp does not export
-
 
 @functools.cache
-def module_lock(module: Module) -> threading.Lock:
-    """The lock that a thread holds while it loads a module."""
-    return threading.Lock()
+def _locks() -> dict[wp.Module, threading.Lock]:
+    """The locks of modules that were loaded or are about to be."""
+    return {}
+
+
+_locks()  # once, before there are threads that would each make their own
+
+
+def module_lock(module: wp.Module) -> threading.Lock:
+    """The lock that a thread holds while it loads a module; all threads get the same one."""
+    return _locks().setdefault(module, threading.Lock())
 
 
 @functools.cache
@@ -36,7 +41,7 @@ def _cpu_loader() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="kernels")
 
 
-def load_module(module: Module, device: torch.device) -> None:
+def load_module(module: wp.Module, device: torch.device) -> None:
     """Compile or load a module for a device, or wait for the thread that does.
 
     Raises:
@@ -48,14 +53,14 @@ def load_module(module: Module, device: torch.device) -> None:
         _load(module, wp.device_from_torch(device))
 
 
-def _load(module: Module, place: str | wp.Device) -> None:
+def _load(module: wp.Module, place: str | wp.Device) -> None:
     with module_lock(module):
         wp.force_load(place, [module])
 
 
 @contextlib.contextmanager
 def loading_ahead(
-    modules: Sequence[Module], device: torch.device, workers: int = 1
+    modules: Sequence[wp.Module], device: torch.device, workers: int = 1
 ) -> Iterator[None]:
     """Load modules in the background while something else is done.
 
