@@ -28,6 +28,7 @@ from gaussian_splatting.components.densification import DensificationConfig
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.colmap import PARTS, write_model
 from gaussian_splatting.data.names import IMAGE_SUFFIXES
+from gaussian_splatting.kernel_loading import kernels_ahead
 from gaussian_splatting.optim.schedule import LearningRates
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from sugar_extractors.mesh_quality import sample_surface
@@ -347,7 +348,8 @@ def run_demo(args: argparse.Namespace) -> PipelineResult:
     group = plan.coarse.compute.group
     with group.single_report():
         if group.is_first:
-            make_demo_scene(root, seed=args.random_seed)
+            with kernels_ahead(plan.coarse.compute.device):
+                make_demo_scene(root, seed=args.random_seed)
         group.barrier()
     console = Console(verbose=args.verbose) if group.is_first else Console.silent()
     return run_stages(plan, console)

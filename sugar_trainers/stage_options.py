@@ -29,6 +29,7 @@ from gaussian_splatting.engine.run_identity import Identity, scene_inputs
 from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.state_schema import PayloadCheck
+from gaussian_splatting.kernel_loading import kernels_ahead
 from gaussian_splatting.rasterization import Rasterizer
 from sugar_scene.mesh_bound import BoundCloud
 from sugar_trainers.capture import CaptureOptions, load_views
@@ -118,7 +119,8 @@ class TrainingOptions(CaptureOptions, ABC, Generic[Model]):
 
     def prepare(self, messages: Messages) -> tuple[StageRun[Model], Model]:
         """Read the inputs: the run and the initial model; the run's folder is not touched yet."""
-        checkpoint, scene = load_capture(self, messages)
+        with kernels_ahead(self.compute.device):
+            checkpoint, scene = load_capture(self, messages)
         has_exposures = _exposure_path(checkpoint).is_file()
         exposures_differ = has_exposures or scene.exposure_noise >= MIN_NOISE
         exposure = self.config.exposure.resolved(exposures_differ)

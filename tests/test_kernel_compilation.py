@@ -13,6 +13,7 @@ import sugar_pipeline.pipeline_run  # noqa: F401  everything that a pipeline may
 from gaussian_splatting.engine import runner as kernel_compilation
 from gaussian_splatting.engine.runner import compile_ahead, kernel_modules
 from gaussian_splatting.rasterization.blend_cpu import tile_kernels
+from gaussian_splatting.rasterization.blend_cuda import block_kernels
 from sugar_utils.console import Console
 from tests.test_cuda_compilation import device_modules
 
@@ -38,8 +39,11 @@ def test_all_kernels_of_a_device_are_known_and_none_of_the_other_one():
     assert not any(name.endswith("_cpu") for name in gpu)
     assert not any(name.endswith("_cuda") for name in cpu)
     # Blending forwards and backwards, for colours and with normals.
-    for names in (cpu, gpu):
-        assert sum(MADE_FOR_CHANNELS in name for name in names) >= 4
+    for n_channels in (3, 6):
+        for blend, names in ((tile_kernels, cpu), (block_kernels, gpu)):
+            kernels = vars(blend(n_channels))
+            assert {"forward", "backward", "sum_gradient_rows"} <= set(kernels)
+            assert {kernel.module.name for kernel in kernels.values()} <= names
 
 
 def test_a_stage_may_blend_other_numbers_of_channels(loaded):

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import warp as wp
 
@@ -23,7 +22,6 @@ from sugar_utils.warp_launch import (
 
 wp.set_module_options(NATIVE_OPTIONS)
 
-_UNIQUE: dict[str, Any] = {"module": "unique", "module_options": NATIVE_OPTIONS}
 _source = functools.partial(native_source, __file__)
 
 
@@ -60,11 +58,14 @@ class TileKernels:
     """Kernels of the CPU for splats of some number of channels; see :class:`BlendKernels`."""
 
     def __init__(self, n_channels: int) -> None:
+        # One module, because each has to compile Warp's headers, too.
+        module = wp.get_module(f"{__name__}.channels_{n_channels}")
+        module.options.update(NATIVE_OPTIONS)
         common = f"constexpr int CHANNELS = {n_channels};\n" + SIMD_SOURCE + _source("common")
         header = f"constexpr int CHANNELS = {n_channels}, HEADER = 9, STRIDE = HEADER + CHANNELS;\n"
         header += "typedef unsigned long long size;\n"
 
-        @native_kernel(common + _source("blend_forward"), **_UNIQUE)
+        @native_kernel(common + _source("blend_forward"), module=module)
         def forward(
             item: int,
             first_tile: int,
@@ -81,7 +82,7 @@ class TileKernels:
             last_: Ints2d,
         ): ...
 
-        @native_kernel(common + _source("blend_backward"), **_UNIQUE)
+        @native_kernel(common + _source("blend_backward"), module=module)
         def backward(
             item: int,
             first_tile: int,
@@ -100,7 +101,7 @@ class TileKernels:
             gradient_sums_: Floats2d,
         ): ...
 
-        @native_kernel(header + _source("sum_gradient_rows"), **_UNIQUE)
+        @native_kernel(header + _source("sum_gradient_rows"), module=module)
         def sum_gradient_rows(
             i: int,
             first_tile: int,

@@ -37,6 +37,7 @@ from gaussian_splatting.engine.run_directory import RunDirectory
 from gaussian_splatting.engine.run_identity import Identity, points_digest, scene_inputs
 from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun, run_stage
 from gaussian_splatting.engine.state_schema import payload_check
+from gaussian_splatting.kernel_loading import kernels_ahead
 from gaussian_splatting.shared_flags import InertFlags, checkpoint_interval, inert
 from gaussian_splatting.sky_sphere import sky_of
 from gaussian_splatting.vanilla.dense_start import with_dense_points
@@ -176,18 +177,19 @@ class VanillaOptions:
     def prepare(self, messages: Messages) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
         """The run and the initial model; the run's folder is not touched yet."""
         config = self.config
-        scene = load_scene(
-            self.source_path,
-            size_rule=self.size or VanillaSize(self.resolution),
-            images_dir=self.images,
-            eval_split=self.eval,
-            white_background=config.white_background,
-            seed=config.random_seed,
-            masks=self.mask_options,
-            depths=self.depth_options,
-            view_options=self.view_options,
-            notify=messages,
-        )
+        with kernels_ahead(self.compute.device):
+            scene = load_scene(
+                self.source_path,
+                size_rule=self.size or VanillaSize(self.resolution),
+                images_dir=self.images,
+                eval_split=self.eval,
+                white_background=config.white_background,
+                seed=config.random_seed,
+                masks=self.mask_options,
+                depths=self.depth_options,
+                view_options=self.view_options,
+                notify=messages,
+            )
         settings = {"random_seed": config.random_seed, **config.optimizer.identity()}
         iterations = min(ITERATIONS, 2 * config.iterations)
         train = partial(_train_whole, self)
