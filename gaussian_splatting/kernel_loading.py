@@ -3,14 +3,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 import torch
 
-from gaussian_splatting.engine.runner import kernel_modules, n_workers
+from gaussian_splatting.engine.runner import KERNEL_PACKAGES, kernel_modules, n_workers
 from sugar_utils.kernel_loading import loading_ahead
 
 
-def kernels_ahead(device: torch.device) -> AbstractContextManager[None]:
-    """Load all kernels that stages on a device may launch, for as long as the context is open."""
-    return loading_ahead(kernel_modules(device.type == "cpu"), device, n_workers(device))
+def kernels_ahead(
+    device: torch.device, packages: Sequence[str] = KERNEL_PACKAGES
+) -> AbstractContextManager[None]:
+    """Load the kernels that stages may launch on a device, for as long as the context is open.
+
+    Args:
+        device: Where the stages run.
+        packages: Those whose kernels they launch.
+    """
+    modules = kernel_modules(device.type == "cpu", packages=packages)
+    return loading_ahead(modules, device, n_workers(device))

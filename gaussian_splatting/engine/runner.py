@@ -32,6 +32,7 @@ from sugar_utils.console import Console, duration_text
 from sugar_utils.errors import UserError, printable
 from sugar_utils.files import check_writable, exclusive, flat_items
 from sugar_utils.flags import boolean, positive_int
+from sugar_utils.kernel_loading import load_module
 from sugar_utils.process_group import ProcessGroup
 from sugar_utils.schemas import RunRecord, read_checked
 from sugar_utils.settings import flag
@@ -48,9 +49,9 @@ KERNEL_PACKAGES = (
 """Packages with modules of Warp kernels."""
 RENDERED_CHANNELS = (3, 6)
 """Colour, and colour with normals: blending has kernels of its own for each number of channels."""
-WORKERS_CPU = 2
+WORKERS_CPU = 1
 WORKERS_GPU = 8
-"""Modules that are compiled at once; the compiler for CPUs mostly waits for itself."""
+"""Modules that are compiled at once; the compiler for CPUs takes one."""
 MESSAGE_SECONDS = (
     1.5  # seconds after which it is said that kernels are being compiled; loading takes less
 )
@@ -70,6 +71,7 @@ class StageRun(Generic[Model]):
     # is continued.
     init_from_images: Callable[[Model, ImageStore, Console], Model] | None = None
     channels: tuple[int, ...] = ()
+    packages: tuple[str, ...] = KERNEL_PACKAGES  # whose kernels the stage may launch
 
 
 Prepare = Callable[["Messages"], tuple[StageRun[Model], Model]]  # reads the inputs of a run
@@ -133,7 +135,7 @@ def run_stage(
             if group.broadcast(there):
                 console.headline(f"finished already: {run.results[0]}")
                 return run.results[0]
-            compile_ahead(options.compute.device, console, run.channels)
+            compile_ahead(options.compute.device, console, run.channels, run.packages)
             with shared_or_own_store(images, white, group.size) as store:
                 if run.init_from_images is not None and plan.payload is None:
                     initial = run.init_from_images(initial, store, console)
@@ -265,12 +267,16 @@ def _agreed_plan(
     return ResumePlan(load_payload(source, run.check), source, finished)
 
 
-def compile_ahead(device: torch.device, console: Console, channels: Sequence[int] = ()) -> None:
-    """Compile or load the kernels of all modules of ours that have been imported."""
-    place = "cpu" if device.type == "cpu" else wp.device_from_torch(device)
-    modules = kernel_modules(device.type == "cpu", channels)
+def compile_ahead(
+    device: torch.device,
+    console: Console,
+    channels: Sequence[int] = (),
+    packages: Sequence[str] = KERNEL_PACKAGES,
+) -> None:
+    """Compile or load the kernels of all modules of some packages that have been imported."""
+    modules = kernel_modules(device.type == "cpu", channels, packages)
     with ThreadPoolExecutor(n_workers(device), thread_name_prefix="compile") as pool:
-        loaded = [pool.submit(wp.force_load, place, [module]) for module in modules]
+        loaded = [pool.submit(load_module, module, device) for module in modules]
         if wait(loaded, timeout=MESSAGE_SECONDS).not_done:
             with console.progress("compiling kernels, once", 1, len(loaded)) as progress:
                 for n_done, _ in enumerate(as_completed(loaded), start=1):
@@ -283,11 +289,13 @@ def n_workers(device: torch.device) -> int:
     return min(most, os.cpu_count() or 1)
 
 
-def kernel_modules(on_cpu: bool, channels: Sequence[int] = ()) -> list[Any]:
+def kernel_modules(
+    on_cpu: bool, channels: Sequence[int] = (), packages: Sequence[str] = KERNEL_PACKAGES
+) -> list[Any]:
     """Warp's modules of kernels that a device of a kind may be given, in the order of names."""
     blend = tile_kernels if on_cpu else block_kernels
     modules = {}
-    for module in _imported_modules("_cuda" if on_cpu else "_cpu"):
+    for module in _imported_modules(packages, "_cuda" if on_cpu else "_cpu"):
         modules[module.name] = module
     for n_channels in (*RENDERED_CHANNELS, *channels):
         for kernel in vars(blend(n_channels)).values():
@@ -295,9 +303,9 @@ def kernel_modules(on_cpu: bool, channels: Sequence[int] = ()) -> list[Any]:
     return [modules[name] for name in sorted(modules)]
 
 
-def _imported_modules(left_out: str) -> Iterator[Any]:
+def _imported_modules(packages: Sequence[str], left_out: str) -> Iterator[Any]:
     """Warp's modules that bear the name of one of ours, without those of another device."""
     for name, module in list(sys.modules.items()):
-        if name.split(".")[0] in KERNEL_PACKAGES and not name.endswith(left_out):
+        if name.split(".")[0] in packages and not name.endswith(left_out):
             kernels = (value for value in vars(module).values() if isinstance(value, wp.Kernel))
             yield from {kernel.module for kernel in kernels if kernel.module.name == name}

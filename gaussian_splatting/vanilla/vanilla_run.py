@@ -60,6 +60,7 @@ _STATE_RULES = (
     *GrowingResolution.schema,
     *Exposures.schema,
 )
+KERNEL_PACKAGES = ("gaussian_splatting", "sugar_utils")  # of the kernels that the stage launches
 VIEW_CHECK_SHARE = 0.3  # of the iterations, until contradicting training views are left out
 _flag = partial(flag, group="vanilla trainer")
 
@@ -177,7 +178,7 @@ class VanillaOptions:
     def prepare(self, messages: Messages) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
         """The run and the initial model; the run's folder is not touched yet."""
         config = self.config
-        with kernels_ahead(self.compute.device):
+        with kernels_ahead(self.compute.device, KERNEL_PACKAGES):
             scene = load_scene(
                 self.source_path,
                 size_rule=self.size or VanillaSize(self.resolution),
@@ -294,6 +295,7 @@ class _VanillaRun:
             (layout.point_cloud_path(options.model_path, options.config.iterations),),
             self.init_from_images,
             channels,
+            KERNEL_PACKAGES,
         )
 
     def build(self, cloud: GaussianCloud, store: ImageStore, console: Console) -> VanillaStage:
