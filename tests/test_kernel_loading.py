@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -72,7 +72,7 @@ def double_values(first: int, values: wp.array(dtype=float)):
 def test_a_launch_waits_for_a_module_that_another_thread_loads(device, monkeypatch):
     # Warp's device of the CPU, which launches like those of GPUs.
     stream = SimpleNamespace(device=wp.get_device("cpu"))
-    monkeypatch.setattr(warp_launch, "_torch_stream", lambda device: stream)
+    monkeypatch.setattr(warp_launch, "torch_stream", lambda device: stream)
     warp_launch._load_once.cache_clear()
     values = torch.ones(4)
     with ThreadPoolExecutor(1) as pool:
