@@ -11,13 +11,17 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections import namedtuple
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from benchmarks.gpu import check as gpu_check
 from benchmarks.gpu.common import Setup, SkipCheck, compare, equal
+from benchmarks.gpu.comparison import by_cuda_rasterizer
 from benchmarks.gpu.runner import FAILED, OK, OUT_OF_TIME, SKIPPED, Runner, Section
+from gaussian_splatting.rasterization import project
 from tests.support.pretend_device import pretend_gpu
 from tests.support.step_scenes import large_scene
 from tests.support.tiny_scene import REPOSITORY
@@ -53,6 +57,37 @@ def test_few_entries_may_lie_beyond_a_threshold_but_not_far():
     assert compare("x", found, expected, 1e-5, flips=1e-3).ok
     found[0] = 5.0
     assert not compare("x", found, expected, 1e-5, flips=1e-3).ok
+
+
+def test_other_packages_are_given_the_camera_as_they_project_it():
+    """Packages with the interface of diff_gaussian_rasterization multiply rows by matrices."""
+    scene, camera = large_scene(50, 64, 48, "cpu")
+    given = {}
+
+    class Rasterizer:
+        def __init__(self, raster_settings):
+            given.update(raster_settings._asdict())
+
+        def __call__(self, **tensors):
+            given.update(tensors)
+            return torch.zeros(3, 48, 64), None
+
+    fields = "image_height image_width tanfovx tanfovy viewmatrix projmatrix campos sh_degree"
+    package = SimpleNamespace(
+        GaussianRasterizationSettings=namedtuple("Settings", fields.split()),
+        GaussianRasterizer=Rasterizer,
+    )
+    assert by_cuda_rasterizer(package)(scene, camera).shape == (48, 64, 3)
+    rows = torch.nn.functional.pad(scene.means, (0, 1), value=1.0)
+    clip = rows @ given["projmatrix"]
+    pixels = (clip[:, :2] / clip[:, 3:] + 1) * torch.tensor([64.0, 48.0]) / 2
+    expected = project(scene, camera).means2d + 0.5
+    is_shown = expected.abs().sum(dim=1) > 1
+    torch.testing.assert_close(pixels[is_shown], expected[is_shown], rtol=1e-4, atol=1e-3)
+    assert int(is_shown.sum()) > 10
+    torch.testing.assert_close((rows @ given["viewmatrix"])[:, 2], clip[:, 3])
+    assert given["shs"].shape == (50, 16, 3)
+    assert given["opacities"].shape == (50, 1)
 
 
 def test_large_scenes_are_made_of_copies_that_differ(monkeypatch):

@@ -51,6 +51,7 @@ SECTIONS = tuple(
         ("recorded", 0.10),
         ("timing", 0.16),
         ("step", 0.14),
+        ("comparison", 0.12),
         ("training", 0.24),
     )
 )
