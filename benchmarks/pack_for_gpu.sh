@@ -4,21 +4,26 @@
 #   benchmarks/pack_for_gpu.sh pack FOLDER [PYTHON [PACKAGE...]]
 #       Where there is a network: fetch packages for that version of Python (default 3.12) on Linux,
 #       and write FOLDER/site.00, site.01, ... of at most 60 MiB each, with their checksums.
-#       Without PACKAGE all of requirements-without-torch.txt but Open3D.
+#       Without PACKAGE what check.py imports: requirements-without-torch.txt without Open3D, the
+#       viewer, videos and texture atlases of xatlas. HAVE=FILE names packages that the machine has,
+#       as "pip freeze" writes them there; they are left out. LEVEL=9 makes parts that are a fifth
+#       smaller in twice the time.
 #   benchmarks/pack_for_gpu.sh unpack FOLDER SITE
 #       There, with Python alone: check the parts and unpack them. Then, in this repository:
 #       PYTHONPATH=SITE python benchmarks/gpu/check.py --json gpu.json
 #
 # PyTorch with CUDA must be there. Shared libraries make up most of it; the filter for x86 code and
-# one dictionary for all of them bring Warp's from 143 to some 90 MiB.
+# one dictionary for all of them bring Warp's 336 MiB to 97, at LEVEL=9 to 75.
 set -euo pipefail
 
 PART=60M
+LEVEL=${LEVEL:-2}
+NOT_IMPORTED='^(open3d|viser|av|xatlas|trimesh)\b'
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=$(command -v python3 || command -v python)
 
 usage() {
-    sed -n '2,13p' "$0" | sed 's/^# \{0,1\}//' >&2
+    sed -n '2,16p' "$0" | sed 's/^# \{0,1\}//' >&2
     exit 2
 }
 
@@ -33,7 +38,7 @@ pack() {
     if (($#)); then
         printf '%s\n' "$@" >"$work/wanted.txt"
     else
-        grep -v '^open3d' "$root/requirements-without-torch.txt" >"$work/wanted.txt"
+        grep -vE "$NOT_IMPORTED" "$root/requirements-without-torch.txt" >"$work/wanted.txt"
     fi
     local platforms=()
     for name in manylinux_2_34 manylinux_2_28 manylinux_2_27 manylinux_2_17 manylinux2014; do
@@ -42,13 +47,35 @@ pack() {
     "$python" -m pip install --quiet --only-binary=:all: --implementation cp \
         --python-version "$version" "${platforms[@]}" --target "$work/site" -r "$work/wanted.txt"
     find "$work/site" -name __pycache__ -prune -exec rm -rf {} +
+    if [ -n "${HAVE:-}" ]; then leave_out "$work/site" "$HAVE"; fi
     mkdir -p "$folder"
     rm -f "$folder"/site.* "$folder"/checksums
     tar -C "$work/site" -cf - --sort=name . |
-        xz -T0 --x86 --lzma2=preset=9,dict=128MiB |
+        xz -T0 --x86 --lzma2="preset=$LEVEL,dict=128MiB" |
         split -b "$PART" -d - "$folder/site."
     (cd "$folder" && sha256sum site.* >checksums)
     ls -lh "$folder" >&2
+}
+
+# Removes the files of packages that the machine has. Arguments: the folder, names of packages.
+leave_out() {
+    "$python" - "$1" "$2" <<'PYTHON'
+import re
+import sys
+from importlib.metadata import distributions
+from pathlib import Path
+
+site, have = map(Path, sys.argv[1:])
+lines = have.read_text(encoding="utf-8").splitlines()
+names = {re.sub("[-_.]+", "-", re.split("[=<>@ ;]", line)[0]).lower() for line in lines if line}
+for package in distributions(path=[str(site)]):
+    if re.sub("[-_.]+", "-", package.metadata["Name"]).lower() in names:
+        for file in package.files or ():
+            path = Path(package.locate_file(file))
+            # Scripts and manual pages lie beside the packages.
+            if path.resolve().is_relative_to(site.resolve()):
+                path.unlink(missing_ok=True)
+PYTHON
 }
 
 unpack() {
