@@ -76,7 +76,7 @@ class Gaussians:
     sh_dc: Tensor  # band 0 of the spherical harmonics, (N, 1, 3)
     sh_rest: Tensor  # bands 1 and up, (N, K - 1, 3)
     antialiased: bool = False  # opacities shrink as the rasterizer widens splats below a pixel
-    # The way back to raw shapes and opacities; None: through the graph of autograd, if any.
+    # Backward pass of the activation; None: autograd's, if there is a graph.
     adjoint: ActivationAdjoint | None = None
 
     def __len__(self) -> int:
@@ -148,6 +148,14 @@ class _Activated(NamedTuple):
     lengths: Tensor
 
 
+class _RawGradients(NamedTuple):
+    """Gradients of raw parameters; None where none came back."""
+
+    quats: Tensor | None  # (N, 4)
+    log_scales: Tensor | None  # (N, 3)
+    opacity_logits: Tensor | None  # (N, 1)
+
+
 def _activate(quats: Tensor, log_scales: Tensor, logits: Tensor) -> _Activated:
     lengths = torch.linalg.vector_norm(quats, dim=-1, keepdim=True).clamp_min(_MIN_LENGTH)
     return _Activated(quats / lengths, log_scales.exp(), opacities_of(logits), lengths)
@@ -158,7 +166,7 @@ def _differentiate(
     d_unit: Tensor | None,
     d_scales: Tensor | None,
     d_opacities: Tensor | None,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+) -> _RawGradients:
     """Gradients of raw quaternions, logarithms of scales and logits; few operations."""
     lengths = values.lengths
     unit = values.unit
@@ -176,7 +184,7 @@ def _differentiate(
         d_quats = torch.addcmul(d_unit, unit, along[:, None], value=-1.0).div_(lengths)
     if d_opacities is not None:
         d_logits = (d_opacities * opacities * (1 - opacities))[:, None]
-    return d_quats, d_log_scales, d_logits
+    return _RawGradients(d_quats, d_log_scales, d_logits)
 
 
 class _Activation(torch.autograd.Function):
@@ -200,7 +208,7 @@ class _Activation(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class ActivationAdjoint:
-    """The way back of one activation, without a graph of autograd around it."""
+    """Backward pass of one activation, without a graph of autograd around it."""
 
     quats: Tensor  # raw parameters: (N, 4),
     log_scales: Tensor  # (N, 3)

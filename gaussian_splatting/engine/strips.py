@@ -95,7 +95,7 @@ class ViewPass:
 
     @property
     def predictions(self) -> tuple[PredictedIntersections, ...]:
-        """What was taken for the number of intersections; empty if it is exact."""
+        """The prediction that the tile lists were made with; empty if their length is exact."""
         return () if self.predicted is None else (self.predicted,)
 
     @functools.cached_property

@@ -150,7 +150,7 @@ class Projection:
     camera: Camera
     n_intersections: int | None = None  # sum of the tile counts, if the host knows it
     prediction: PredictedIntersections | None = None  # else its prediction, if there is one
-    adjoint: ProjectionAdjoint | None = None  # the way back; None: through the graph of autograd
+    adjoint: ProjectionAdjoint | None = None  # backward pass; None: autograd's
 
     def backpropagate(self, d_means2d: Tensor, d_splats: Tensor) -> None:
         """Add the gradients of what was projected. (N, 2) per pixel, (N, 9 + C)"""
@@ -221,7 +221,7 @@ class _Project(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class ProjectionAdjoint:
-    """The way back of one projection, without a graph of autograd around it."""
+    """Backward pass of one projection, without a graph of autograd around it."""
 
     settings: _ProjectionSettings
     gaussians: Gaussians  # what was projected

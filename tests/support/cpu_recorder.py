@@ -85,7 +85,7 @@ class _Operations(TorchDispatchMode):
             raise RuntimeError(f"the host waits for a number in a recorded pass: {name}")
         result = func(*args, **kwargs)
         tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
-        # Launches know addresses only, so that nobody else holds what they read.
+        # Launches know addresses only: the tensors that they read are held here.
         self._recording.results += tensors
         repeat = _repeat_of(func, args, kwargs, tensors)
         if repeat is not None:
