@@ -34,7 +34,8 @@ pack() {
         command -v "$tool" >/dev/null || { echo "$tool is missing; install it" >&2; exit 2; }
     done
     work=$(mktemp -d)
-    trap 'rm -rf "$work"' EXIT
+    # Expanded now: the variable is gone when the script ends.
+    trap "rm -rf '$work'" EXIT
     if (($#)); then
         printf '%s\n' "$@" >"$work/wanted.txt"
     else

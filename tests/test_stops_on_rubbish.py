@@ -158,7 +158,7 @@ def test_parameters_that_a_step_spoiled_are_not_saved(
 @pytest.mark.parametrize(
     ("module", "function", "term", "iteration"),
     [
-        (loss_terms, "color_loss", "color", FIRST),
+        (loss_terms, "color_gradient_of", "color", FIRST),
         (losses, "opacity_entropy", "entropy", FIRST + 1),
         (losses, "fused_depth_normal_consistency", "dn", PRUNED),
     ],
@@ -184,13 +184,13 @@ def test_loss_that_is_infinite(scene, checkpoint, tmp_path, monkeypatch, capsys,
         monkeypatch.setattr(losses, "density_estimation_loss", lambda d, *_: d.sum() * torch.inf)
         code, iteration, term = run_coarse(scene, checkpoint, tmp_path), PRUNED, "density"
     else:
-        original = loss_terms.color_loss
+        original = loss_terms.color_gradient_of
 
         def infinite(*arguments, **options):
-            loss, l1, ssim = original(*arguments, **options)
-            return ColorLoss(loss * torch.inf, l1 * torch.inf, ssim)
+            (loss, l1, ssim), gradient = original(*arguments, **options)
+            return ColorGradient(ColorLoss(loss * torch.inf, l1 * torch.inf, ssim), gradient)
 
-        monkeypatch.setattr(loss_terms, "color_loss", infinite)
+        monkeypatch.setattr(loss_terms, "color_gradient_of", infinite)
         code, iteration, term = run_vanilla(scene, tmp_path), 1, "l1"
     assert_stopped(code, capsys.readouterr().err, iteration, f"{term} is inf")
 
