@@ -65,6 +65,8 @@ class CudaRecorder:
 
     def record(self, work: Callable[[], Result]) -> tuple[Recording, Result]:
         """See :class:`Recorder`."""
+        # Room that launches one by one have left; a recording has memory of its own.
+        torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)

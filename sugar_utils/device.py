@@ -156,9 +156,12 @@ def held_bytes(tensor: Tensor) -> int:
     return 1 << (tensor.nbytes - 1).bit_length() if tensor.is_pinned() else tensor.nbytes
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=8192)
 def constants(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Numbers on a device, cached; never change them in place. (len(values),) float32"""
+    """Numbers on a device, cached; never change them in place. (len(values),) float32
+
+    The cache is large, because recorded launches read constants that nothing asks for any more.
+    """
     return torch.tensor(values, dtype=torch.float32, device=device)
 
 

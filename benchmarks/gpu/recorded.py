@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,9 +14,14 @@ from benchmarks.gpu.common import Check, Finding, Setup, milliseconds
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.components.densification import Region
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.stepping import RunContext, Stepper
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
+from sugar_scene.reprojection import NeighborViews
+from sugar_trainers.multiview_stage import MultiviewStage, comparison_rule
+from sugar_trainers.stage_config import MultiviewConfig
+from sugar_trainers.view_comparison import ViewComparer
 from sugar_utils.console import Console
 from sugar_utils.cuda_graph import CudaRecorder, Recorder
 from sugar_utils.memory import release_cached
@@ -25,9 +30,38 @@ from tests.support.launches import gpu_paths
 from tests.support.step_scenes import MadeUpPhotographs, large_cloud, photograph
 
 EXTENT = 5.0
-FIRST = 592  # a round of densification follows iteration 600
-TIMED = 705  # iterations are timed from here on; no round follows within them
 N_VIEWS = 9
+BASELINE = 0.02  # between neighbouring views, world units
+
+Build = Callable[[GaussianCloud, Sequence[Camera]], Stage]
+
+
+def _vanilla(cloud: GaussianCloud, cameras: Sequence[Camera]) -> VanillaStage:
+    return VanillaStage(cloud, VanillaConfig(), Region(EXTENT), lambda *_: None)
+
+
+def _multiview(cloud: GaussianCloud, cameras: Sequence[Camera]) -> MultiviewStage:
+    config = MultiviewConfig()
+    neighbors = NeighborViews(cameras, EXTENT)
+    images = MadeUpPhotographs(photograph)
+    comparer = ViewComparer(neighbors, images, EXTENT, comparison_rule(config))
+    return MultiviewStage(cloud, config, Region(EXTENT), cameras, comparer, lambda message: None)
+
+
+@dataclass(frozen=True)
+class Timetable:
+    """A stage, and iterations at which it is looked at."""
+
+    name: str
+    build: Build
+    densified: int  # a round of densification follows within the next iterations
+    timed: int  # none follows within the next ninety
+
+
+STAGES = (
+    Timetable("vanilla", _vanilla, densified=592, timed=15_005),
+    Timetable("multiview", _multiview, densified=7_592, timed=13_005),
+)
 
 
 @dataclass(frozen=True)
@@ -48,25 +82,19 @@ QUICK_SIZES = (Size(300, 48, 36),)
 
 
 class _Run:
-    """A vanilla stage and its steps; views lie beside each other."""
+    """A stage and its steps; views lie beside each other."""
 
     def __init__(
-        self,
-        setup: Setup,
-        made: tuple[GaussianCloud, Camera],
-        recorder: Recorder | None,
-        first: int,
+        self, setup: Setup, build: Build, size: Size, recorder: Recorder | None, first: int
     ) -> None:
-        cloud, camera = made
+        cloud, camera = large_cloud(size.n, size.width, size.height, setup.place)
         self.warnings: list[str] = []
         self._iteration = first
-        self.stage = VanillaStage(
-            cloud.select(slice(None)), VanillaConfig(), Region(EXTENT), lambda *_: None
-        )
         cameras = []
         for number in range(N_VIEWS):
-            shift = np.array([0.02 * (number - N_VIEWS // 2), 0.0, 0.0])
+            shift = np.array([BASELINE * (number - N_VIEWS // 2), 0.0, 0.0])
             cameras.append(replace(camera, name=f"view {number}", translation=shift))
+        self.stage = build(cloud, cameras)
         console = Console()
         console.warn = self.warnings.append
         images = MadeUpPhotographs(photograph)
@@ -95,45 +123,51 @@ def _recorder(setup: Setup) -> Recorder:
 
 
 def bits(setup: Setup) -> Iterator[Finding]:
-    """Thirty steps around a densification, with recorded passes and without."""
+    """Steps around a densification, with recorded passes and without."""
     size = setup.size(FULL_SIZES[0], QUICK_SIZES[0])
-    made = large_cloud(size.n, size.width, size.height, setup.place)
-    runs = [_Run(setup, made, recorder, FIRST) for recorder in (None, _recorder(setup))]
-    for _ in range(setup.size(30, 12)):
-        for run in runs:
-            run.step()
-    launched, repeated = [run.state() for run in runs]
-    differing = sum(int((launched[name] != repeated[name]).sum()) for name in launched)
-    warnings = runs[1].warnings
-    shown = "equal" if not differing else f"{differing:,} values differ"
-    if warnings:
-        shown = f"{shown}; {warnings[0]}"
-    ok = not differing and not warnings
-    yield Finding("parameters and moments", ok, shown, {"differing": differing})
+    for table in STAGES:
+        recorders = (None, _recorder(setup))
+        runs = [_Run(setup, table.build, size, each, table.densified) for each in recorders]
+        for _ in range(setup.size(40, 14)):
+            for run in runs:
+                run.step()
+        launched, repeated = [run.state() for run in runs]
+        differing = 0
+        for name, values in launched.items():
+            others = repeated[name]
+            is_alike = values.shape == others.shape
+            differing += int((values != others).sum()) if is_alike else values.numel()
+        warnings = runs[1].warnings
+        shown = "equal" if not differing else f"{differing:,} values differ"
+        if warnings:
+            shown = f"{shown}; {warnings[0]}"
+        ok = not differing and not warnings
+        yield Finding(f"{table.name}, all values", ok, shown, {"differing": differing})
 
 
 def times(setup: Setup) -> Iterator[Finding]:
-    """A step of the vanilla stage, with recorded passes and without, in turns."""
-    for size in setup.size(FULL_SIZES, QUICK_SIZES):
-        made = large_cloud(size.n, size.width, size.height, setup.place)
-        runs = {
-            "launch by launch": _Run(setup, made, None, TIMED),
-            "recorded": _Run(setup, made, _recorder(setup), TIMED),
-        }
-        for run in runs.values():
-            for _ in range(setup.size(2 * N_VIEWS, 3)):
-                run.step()
-        ms: dict[str, float] = {}
-        for turn in range(2):
-            for name, run in runs.items():
-                found = milliseconds(setup.place, run.step, repeats=setup.size(30, 3), budget=2.0)
-                ms[name] = found if turn == 0 else min(found, ms[name])
-        ratio = ms["recorded"] / ms["launch by launch"]
-        shown = ", ".join(f"{name} {value:.2f} ms" for name, value in ms.items())
-        what = f"{size.n:,}, {size.width} x {size.height}"
-        yield Finding(what, True, f"{shown}, ratio {ratio:.2f}", {"ms": ms, "ratio": ratio})
-        del runs
-        release_cached(setup.place)
+    """Steps with recorded passes and without, in turns."""
+    for table in STAGES:
+        for size in setup.size(FULL_SIZES, QUICK_SIZES):
+            runs = {
+                "launch by launch": _Run(setup, table.build, size, None, table.timed),
+                "recorded": _Run(setup, table.build, size, _recorder(setup), table.timed),
+            }
+            for run in runs.values():
+                for _ in range(setup.size(3 * N_VIEWS, 3)):
+                    run.step()
+            ms: dict[str, float] = {}
+            for turn in range(2):
+                for name, run in runs.items():
+                    repeats = setup.size(30, 2)
+                    found = milliseconds(setup.place, run.step, repeats=repeats, budget=1.5)
+                    ms[name] = found if turn == 0 else min(found, ms[name])
+            ratio = ms["recorded"] / ms["launch by launch"]
+            shown = ", ".join(f"{name} {value:.2f} ms" for name, value in ms.items())
+            what = f"{table.name}, {size.n:,}, {size.width} x {size.height}"
+            yield Finding(what, True, f"{shown}, ratio {ratio:.2f}", {"ms": ms, "ratio": ratio})
+            del runs
+            release_cached(setup.place)
 
 
 CHECKS = (Check("same bits", bits, 90), Check("time of a step", times, 120))

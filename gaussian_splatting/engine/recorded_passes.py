@@ -130,7 +130,9 @@ class RecordedPasses:
         """See :meth:`Stage.accumulate`."""
         stage = self._stage
         view = stage.prepare(view)
-        kind = stage.recorded_as(view) if self._is_on else None
+        # With strips, the host reads where the tile lists of each begin.
+        is_whole = resources.memory.split.strips == 1
+        kind = stage.recorded_as(view) if self._is_on and is_whole else None
         predictor = resources.intersections
         capacity = None
         if kind is not None and predictor is not None:
