@@ -95,6 +95,23 @@ def test_tensors_of_another_layout_are_described_anew():
     torch.testing.assert_close(launched(described), expected(described.detach()))
 
 
+@wp.kernel(enable_backward=False)
+def add_columns(first: int, table: wp.array2d(dtype=float), sums: wp.array(dtype=float)):
+    i = first + wp.tid()
+    total = float(0.0)
+    for c in range(table.shape[1]):
+        total += table[i, c]
+    sums[i] = total
+
+
+def test_tables_of_other_widths_and_strides_in_turn():
+    wide = torch.rand(50, 9)
+    for table in (wide, wide[:7, 2:5], wide.T, torch.rand(3, 1), wide[::2], torch.rand(0, 4)):
+        sums = torch.full((len(table),), torch.nan)
+        launch(add_columns, len(table), [table, sums], device=table.device)
+        torch.testing.assert_close(sums, table.sum(dim=1))
+
+
 def test_a_launch_on_a_stream_is_recorded_once(monkeypatch):
     """The path of GPUs, with Warp's device of the CPU, which like all of them has no hash."""
     stream = SimpleNamespace(device=wp.get_device("cpu"))
