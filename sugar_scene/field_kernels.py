@@ -89,7 +89,7 @@ class _SavedFields(NamedTuple):
     quats: Tensor
     scales: Tensor
     opacities: Tensor
-    packed: Tensor  # (N, PACK_SIZE)
+    packed: Tensor  # (N, PACK_SIZE), on a GPU (N, COMPACT_SIZE)
     neighbors: Tensor  # (N, K) int32
     noise: Tensor  # (S, 3)
     owners: Tensor  # Gaussians of adjacent samples, (R,) int32
@@ -117,8 +117,14 @@ class _Fields(torch.autograd.Function):
             normal_error=torch.empty(n_samples, device=device),
         )
         residual = torch.empty(n_samples, 4, device=device)
-        packed = torch.empty(n_gaussians, field_device.PACK_SIZE, device=device)
-        launch(field_device.pack_rows, n_gaussians, [*prepared, packed], min_items=_MIN_ITEMS)
+        if settings.native:
+            pack = field_device.pack_rows
+            pack_size = field_device.PACK_SIZE
+        else:
+            pack = field_device.pack_compact_rows
+            pack_size = field_device.COMPACT_SIZE
+        packed = torch.empty(n_gaussians, pack_size, device=device)
+        launch(pack, n_gaussians, [*prepared, packed], min_items=_MIN_ITEMS)
         indices = settings.indices.int()
         if settings.native:
             owners, starts = _runs(indices)

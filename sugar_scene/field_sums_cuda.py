@@ -27,6 +27,7 @@ from sugar_scene.field_device import (
     NEGLIGIBLE_SQUARE,
     PAIR_SIZE,
     Neighbor,
+    compact_scales_of,
     neighbor_of,
     own_rotation_entries,
     quat_of,
@@ -52,6 +53,7 @@ from sugar_utils.warp_math import (
     read_lane,
     rotation_gradient,
     rotation_matrix,
+    smallest_axis,
     sum_columns_of_team,
 )
 
@@ -63,7 +65,9 @@ _TEAM = wp.constant(TEAM_LANES)
 _TEAMS_OF_A_WARP = wp.constant(_TEAMS)
 _COLUMNS = wp.constant(PAIR_SIZE)
 _ALL = wp.constant(-1)  # bits of all lanes
-_KERNEL_OPTIONS = known_options(grid_stride=False, cuda_max_registers=128)
+# For 16 and 48 warps on a multiprocessor.
+_RUN_OPTIONS = known_options(grid_stride=False, cuda_max_registers=128)
+_ROW_OPTIONS = known_options(grid_stride=False, cuda_max_registers=40)
 
 GradientRow = wp.types.vector(length=PAIR_SIZE, dtype=wp.float32)
 """Gradients of mean 3, quaternion 4, scales 3, opacity 1."""
@@ -102,10 +106,7 @@ class Run:
     begin: int
     end: int
     mean: wp.vec3  # of the Gaussian
-    rotation: wp.mat33
-    scales: wp.vec3  # times SAMPLE_SPREAD
     spread: wp.mat33  # R diag(1.5 s), which turns a draw into an offset
-    axis: int  # smallest
     normal: wp.vec3
 
 
@@ -132,17 +133,16 @@ class PairSums:
 
 
 @wp.func
-def run_of(begin: int, end: int, i: int, quats: Floats2d, scales: Floats2d, packed: Floats2d):
+def run_of(begin: int, end: int, i: int, quats: Floats2d, scales: Floats2d, compact: Floats2d):
     """Return the run of some samples of Gaussian i."""
     run = Run()
     run.begin = begin
     run.end = end
-    run.mean = vec3_of(packed, i)
-    run.rotation = rotation_matrix(quat_of(quats, i))
-    run.scales = vec3_of(scales, i) * wp.static(SAMPLE_SPREAD)
-    run.spread = run.rotation * wp.diag(run.scales)
-    run.axis = int(packed[i, 14])
-    run.normal = column(run.rotation, run.axis)
+    run.mean = vec3_of(compact, i)
+    rotation = rotation_matrix(quat_of(quats, i))
+    own_scales = vec3_of(scales, i)
+    run.spread = rotation * wp.diag(own_scales * wp.static(SAMPLE_SPREAD))
+    run.normal = column(rotation, smallest_axis(own_scales))
     return run
 
 
@@ -229,7 +229,7 @@ def rotation_entries(rotation: wp.mat33, scales: wp.vec3, yy_moment: wp.mat33) -
     clamped = wp.max(scales, wp.vec3(wp.static(MIN_SCALE)))
     grad = wp.mat33()
     for a in range(3):
-        entries = rotation * wp.cw_mul(clamped, column(yy_moment, a)) / clamped[a]
+        entries = rotation * wp.cw_mul(clamped, column(yy_moment, a)) * (1.0 / clamped[a])
         for r in range(3):
             grad[r, a] = entries[r]
     return grad
@@ -275,13 +275,17 @@ def gradient_of_neighbor(
 
 
 @wp.func
-def gradient_of_owner(run: Run, gradient: RunGradient, quat: wp.vec4) -> Columns:
+def gradient_of_owner(gradient: RunGradient, quat: wp.vec4, scales: wp.vec3) -> Columns:
     """Return a lane's part of the gradient of a run's Gaussian, the first columns of 16."""
-    entries = own_rotation_entries(gradient.moment, run.scales, run.axis, gradient.normal)
+    rotation = rotation_matrix(quat)
+    spread_scales = scales * wp.static(SAMPLE_SPREAD)
+    entries = own_rotation_entries(
+        gradient.moment, spread_scales, smallest_axis(scales), gradient.normal
+    )
     quat_grad = rotation_gradient(quat, entries)
     columns = Columns()
     for c in range(3):
-        along = wp.dot(column(run.rotation, c), column(gradient.moment, c))
+        along = wp.dot(column(rotation, c), column(gradient.moment, c))
         columns[c] = gradient.mean[c]
         columns[7 + c] = along * wp.static(SAMPLE_SPREAD)
     for c in range(4):
@@ -289,13 +293,13 @@ def gradient_of_owner(run: Run, gradient: RunGradient, quat: wp.vec4) -> Columns
     return columns
 
 
-@wp.kernel(**_KERNEL_OPTIONS)
+@wp.kernel(**_RUN_OPTIONS)
 def add_up_runs(
     owners: Ints,
     starts: Ints,
     quats: Floats2d,
     scales: Floats2d,
-    packed: Floats2d,
+    compact: Floats2d,
     neighbors: Ints2d,
     noise: Floats2d,
     residual: Floats2d,
@@ -334,7 +338,7 @@ def add_up_runs(
             is_last = starts[wp.min(r + 2, n_runs)] == end
         if is_last:
             n_filled[0] = r + 1
-    run = run_of(begin, end, i, quats, scales, packed)
+    run = run_of(begin, end, i, quats, scales, compact)
     gradient = sum_of_samples(
         run, member, noise, residual, field_grads, has_point_grads, point_grads
     )
@@ -343,7 +347,7 @@ def add_up_runs(
         row = GradientRow()
         if has_samples and first + member < n_neighbors:
             j = neighbors[i, first + member]
-            neighbor = neighbor_of(packed, j)
+            neighbor = neighbor_of(compact, j)
             sums = sums_of_pair(run, neighbor, density_factor, noise, residual, field_grads)
             unwhitening = wp.matrix_from_cols(neighbor.first, neighbor.second, neighbor.third)
             mean_grad = unwhitening * sums.y
@@ -352,8 +356,8 @@ def add_up_runs(
             row = gradient_of_neighbor(
                 sums,
                 neighbor,
-                quat_of(quats, j),
-                vec3_of(scales, j),
+                four_of(compact, j, 4),
+                compact_scales_of(compact, j),
                 mean_grad,
                 run.normal,
                 sums.beta / float(n_neighbors),
@@ -363,7 +367,8 @@ def add_up_runs(
         if has_samples:
             n_rows = wp.min(_TEAM, n_neighbors - first)
         store_rows(gradient_rows, r, first, n_rows, row, lane)
-    part = gradient_of_owner(run, gradient, quat_of(quats, i))
+    # Read again, because registers are short in the loop.
+    part = gradient_of_owner(gradient, quat_of(quats, i), vec3_of(scales, i))
     total = sum_columns_of_team(part, lane)
     if has_samples and member < _COLUMNS:
         gradient_rows[r, n_neighbors, member] = total
@@ -422,7 +427,7 @@ def gradient_column(
     return opacity_grads[row]
 
 
-@wp.kernel(**_KERNEL_OPTIONS)
+@wp.kernel(**_ROW_OPTIONS)
 def add_up_rows(
     targets: Ints,
     order: Longs,
