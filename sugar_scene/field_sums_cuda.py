@@ -108,6 +108,7 @@ class Run:
     mean: wp.vec3  # of the Gaussian
     spread: wp.mat33  # R diag(1.5 s), which turns a draw into an offset
     normal: wp.vec3
+    density_factor: float
 
 
 @wp.struct
@@ -179,14 +180,13 @@ def sum_of_samples(
 def sums_of_pair(
     run: Run,
     neighbor: Neighbor,
-    density_factor: float,
     noise: Floats2d,
     residual: Floats2d,
     field_grads: Floats2d,
 ) -> PairSums:
     """Sum over a run's samples for one neighbour; samples too far away for float32 add zeros."""
     sums = PairSums()
-    strength = density_factor * neighbor.opacity
+    strength = run.density_factor * neighbor.opacity
     for s in range(run.begin, run.end):
         draw = vec3_of(noise, s)
         gradients = four_of(field_grads, s, 0)
@@ -238,15 +238,13 @@ def rotation_entries(rotation: wp.mat33, scales: wp.vec3, yy_moment: wp.mat33) -
 @wp.func
 def gradient_of_neighbor(
     sums: PairSums,
+    run: Run,
     neighbor: Neighbor,
     quat: wp.vec4,
     scales: wp.vec3,
-    mean_grad: wp.vec3,
-    normal: wp.vec3,
     beta_share: float,
-    density_factor: float,
 ) -> GradientRow:
-    """Return the gradient of a neighbour's row; ``normal`` is that of the samples' Gaussian."""
+    """Return the gradient of a neighbour's row."""
     rotation = rotation_matrix(quat)
     yy_moment = wp.mat33(
         sums.squares[0],
@@ -259,18 +257,20 @@ def gradient_of_neighbor(
         sums.products[0],
         sums.squares[2],
     )
-    sign = sign_of(wp.dot(column(rotation, neighbor.axis), normal))
+    sign = sign_of(wp.dot(column(rotation, neighbor.axis), run.normal))
     entries = rotation_entries(rotation, scales, yy_moment)
     entries = add_to_column(entries, neighbor.axis, sums.normal * sign)
     quat_grad = rotation_gradient(quat, entries)
     scale_grad = add_at(scale_gradient(scales, yy_moment), neighbor.axis, beta_share)
+    unwhitening = wp.matrix_from_cols(neighbor.first, neighbor.second, neighbor.third)
+    mean_grad = unwhitening * sums.y
     row = GradientRow()
     for c in range(3):
         row[c] = -mean_grad[c]
         row[7 + c] = scale_grad[c]
     for c in range(4):
         row[3 + c] = quat_grad[c]
-    row[10] = density_factor * sums.gauss
+    row[10] = run.density_factor * sums.gauss
     return row
 
 
@@ -339,6 +339,7 @@ def add_up_runs(
         if is_last:
             n_filled[0] = r + 1
     run = run_of(begin, end, i, quats, scales, compact)
+    run.density_factor = density_factor
     gradient = sum_of_samples(
         run, member, noise, residual, field_grads, has_point_grads, point_grads
     )
@@ -348,21 +349,14 @@ def add_up_runs(
         if has_samples and first + member < n_neighbors:
             j = neighbors[i, first + member]
             neighbor = neighbor_of(compact, j)
-            sums = sums_of_pair(run, neighbor, density_factor, noise, residual, field_grads)
+            sums = sums_of_pair(run, neighbor, noise, residual, field_grads)
             unwhitening = wp.matrix_from_cols(neighbor.first, neighbor.second, neighbor.third)
-            mean_grad = unwhitening * sums.y
-            gradient.mean += mean_grad
+            gradient.mean += unwhitening * sums.y
             gradient.moment += unwhitening * sums.y_noise
-            row = gradient_of_neighbor(
-                sums,
-                neighbor,
-                four_of(compact, j, 4),
-                compact_scales_of(compact, j),
-                mean_grad,
-                run.normal,
-                sums.beta / float(n_neighbors),
-                density_factor,
-            )
+            quat = four_of(compact, j, 4)
+            neighbor_scales = compact_scales_of(compact, j)
+            beta_share = sums.beta / float(n_neighbors)
+            row = gradient_of_neighbor(sums, run, neighbor, quat, neighbor_scales, beta_share)
         n_rows = int(0)
         if has_samples:
             n_rows = wp.min(_TEAM, n_neighbors - first)

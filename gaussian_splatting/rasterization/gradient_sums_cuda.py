@@ -41,7 +41,7 @@ _MANY = wp.constant(16)
 """Splats of more intersections are taken by a whole warp."""
 
 _MANY_WARPS = 8192
-"""As many as a large GPU holds at once; with fewer splats to each, warps wait for less in turn."""
+"""A large GPU holds so many at once; with fewer splats to each, a warp waits for less in turn."""
 
 _STORE = f"""
 const int column = group * {SUM_COLUMNS} + lane / 2;
