@@ -20,6 +20,7 @@ from sugar_utils.warp_math import (
     column,
     four_of,
     pick,
+    reciprocal_fast,
     rotation_matrix,
     smallest_axis,
 )
@@ -91,7 +92,7 @@ class Neighbor:
 def normal_factor_of(smallest: float) -> float:
     """Return the factor of |y_axis| that makes it |(x - mean) . n| / floor^2."""
     floor = wp.max(smallest, wp.static(MIN_NORMAL_SCALE))
-    return wp.max(smallest, wp.static(MIN_SCALE)) / (floor * floor)
+    return wp.max(smallest, wp.static(MIN_SCALE)) * reciprocal_fast(floor * floor)
 
 
 @wp.func
@@ -110,10 +111,9 @@ def neighbor_of(compact: Floats2d, row: int) -> Neighbor:
     n = Neighbor()
     n.mean = wp.vec3(a[0], a[1], a[2])
     n.opacity = a[3]
-    # Three divisions, not the nine of vectors divided by numbers.
-    n.first = column(rotation, 0) * (1.0 / wp.max(scales[0], wp.static(MIN_SCALE)))
-    n.second = column(rotation, 1) * (1.0 / wp.max(scales[1], wp.static(MIN_SCALE)))
-    n.third = column(rotation, 2) * (1.0 / wp.max(scales[2], wp.static(MIN_SCALE)))
+    n.first = column(rotation, 0) * reciprocal_fast(wp.max(scales[0], wp.static(MIN_SCALE)))
+    n.second = column(rotation, 1) * reciprocal_fast(wp.max(scales[1], wp.static(MIN_SCALE)))
+    n.third = column(rotation, 2) * reciprocal_fast(wp.max(scales[2], wp.static(MIN_SCALE)))
     n.axis = smallest_axis(scales)
     n.smallest = pick(scales, n.axis)
     n.normal_factor = normal_factor_of(n.smallest)

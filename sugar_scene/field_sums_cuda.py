@@ -51,6 +51,7 @@ from sugar_utils.warp_math import (
     lowest_bit,
     pick,
     read_lane,
+    reciprocal_fast,
     rotation_gradient,
     rotation_matrix,
     smallest_axis,
@@ -219,7 +220,7 @@ def scale_gradient(scales: wp.vec3, yy_moment: wp.mat33) -> wp.vec3:
     grad = wp.vec3()
     for a in range(3):
         if scales[a] >= wp.static(MIN_SCALE):
-            grad[a] = -yy_moment[a, a] / scales[a]
+            grad[a] = -yy_moment[a, a] * reciprocal_fast(scales[a])
     return grad
 
 
@@ -229,7 +230,7 @@ def rotation_entries(rotation: wp.mat33, scales: wp.vec3, yy_moment: wp.mat33) -
     clamped = wp.max(scales, wp.vec3(wp.static(MIN_SCALE)))
     grad = wp.mat33()
     for a in range(3):
-        entries = rotation * wp.cw_mul(clamped, column(yy_moment, a)) * (1.0 / clamped[a])
+        entries = rotation * wp.cw_mul(clamped, column(yy_moment, a)) * reciprocal_fast(clamped[a])
         for r in range(3):
             grad[r, a] = entries[r]
     return grad
