@@ -10,22 +10,17 @@ sample in the whitened coordinates of j, y = diag(1/s_j) R_j^T (x - mean_j).
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any
-
 import warp as wp
 
 from sugar_scene.geometry import MIN_NORMAL_SCALE, MIN_SCALE, MIN_WEIGHT_SUM, SAMPLE_SPREAD
-from sugar_utils.warp_arrays import Floats, Floats2d, Floats3d, Ints, Ints2d
+from sugar_utils.warp_arrays import Floats, Floats2d, Ints, Ints2d, Longs
 from sugar_utils.warp_launch import FUSED_OPTIONS
 from sugar_utils.warp_math import (
-    add_at,
     add_to_column,
     column,
     four_of,
     pick,
-    rotation_gradient,
+    reciprocal_fast,
     rotation_matrix,
     smallest_axis,
 )
@@ -33,11 +28,11 @@ from sugar_utils.warp_math import (
 wp.set_module_options(FUSED_OPTIONS)
 
 PACK_SIZE = 16  # numbers per Gaussian in the packed table: one cache line
+# The same without what a GPU computes again: three loads of 16 bytes, in two sectors of 32.
+COMPACT_SIZE = 12
 NEGLIGIBLE_SQUARE = 208.0  # exp(-m / 2) is zero in float32 from here on
 
 PAIR_SIZE = 11  # gradients per (i, j): mean 3, quaternion 4, scales 3, opacity 1
-# Gradient that reaches row i through its samples: d/d mean, and below it d/d(R diag(1.5 s)).
-PairSums = wp.types.matrix(shape=(4, 3), dtype=wp.float32)
 
 
 @wp.func
@@ -80,7 +75,7 @@ def whitening_of(packed: Floats2d, row: int) -> wp.mat33:
 
 @wp.struct
 class Neighbor:
-    """A packed row: a neighbour of a sample's Gaussian."""
+    """A neighbour of a sample's Gaussian."""
 
     mean: wp.vec3
     opacity: float
@@ -93,33 +88,35 @@ class Neighbor:
     normal_factor: float  # of the weight of its normal
 
 
-@wp.struct
-class SampleRun:
-    """The samples of one Gaussian, from ``begin`` to before ``end``."""
-
-    begin: int
-    end: int
-    mean: wp.vec3  # of the Gaussian
-    spread: wp.mat33  # R diag(1.5 s), which turns a draw into an offset
-    density_factor: float
+@wp.func
+def normal_factor_of(smallest: float) -> float:
+    """Return the factor of |y_axis| that makes it |(x - mean) . n| / floor^2."""
+    floor = wp.max(smallest, wp.static(MIN_NORMAL_SCALE))
+    return wp.max(smallest, wp.static(MIN_SCALE)) * reciprocal_fast(floor * floor)
 
 
 @wp.func
-def neighbor_of(packed: Floats2d, row: int) -> Neighbor:
-    """Unpack a row."""
-    a = four_of(packed, row, 0)
-    b = four_of(packed, row, 4)
-    c = four_of(packed, row, 8)
-    d = four_of(packed, row, 12)
+def compact_scales_of(compact: Floats2d, row: int) -> wp.vec3:
+    """Read the scales of a compact row."""
+    c = four_of(compact, row, 8)
+    return wp.vec3(c[0], c[1], c[2])
+
+
+@wp.func
+def neighbor_of(compact: Floats2d, row: int) -> Neighbor:
+    """Unpack a compact row."""
+    a = four_of(compact, row, 0)
+    scales = compact_scales_of(compact, row)
+    rotation = rotation_matrix(four_of(compact, row, 4))
     n = Neighbor()
     n.mean = wp.vec3(a[0], a[1], a[2])
     n.opacity = a[3]
-    n.first = wp.vec3(b[0], b[1], b[2])
-    n.second = wp.vec3(b[3], c[0], c[1])
-    n.third = wp.vec3(c[2], c[3], d[0])
-    n.smallest = d[1]
-    n.axis = int(d[2])
-    n.normal_factor = d[3]
+    n.first = column(rotation, 0) * reciprocal_fast(wp.max(scales[0], wp.static(MIN_SCALE)))
+    n.second = column(rotation, 1) * reciprocal_fast(wp.max(scales[1], wp.static(MIN_SCALE)))
+    n.third = column(rotation, 2) * reciprocal_fast(wp.max(scales[2], wp.static(MIN_SCALE)))
+    n.axis = smallest_axis(scales)
+    n.smallest = pick(scales, n.axis)
+    n.normal_factor = normal_factor_of(n.smallest)
     n.direction = n.first
     if n.axis == 1:
         n.direction = n.second
@@ -163,12 +160,32 @@ def pack_rows(
 
 
 @wp.kernel
+def pack_compact_rows(
+    first: int,
+    means: Floats2d,
+    quats: Floats2d,
+    scales: Floats2d,
+    opacities: Floats,
+    compact: Floats2d,
+):
+    """Pack a Gaussian for a GPU: mean, opacity, quaternion, scales, 0."""
+    i = first + wp.tid()
+    for c in range(3):
+        compact[i, c] = means[i, c]
+        compact[i, 8 + c] = scales[i, c]
+    compact[i, 3] = opacities[i]
+    for c in range(4):
+        compact[i, 4 + c] = quats[i, c]
+    compact[i, 11] = 0.0
+
+
+@wp.kernel
 def evaluate_samples(
     first: int,
     indices: Ints,
     quats: Floats2d,
     scales: Floats2d,
-    packed: Floats2d,
+    compact: Floats2d,
     neighbors: Ints2d,
     noise: Floats2d,
     density_factor: float,
@@ -184,9 +201,9 @@ def evaluate_samples(
     i = indices[s]
     rotation = rotation_matrix(quat_of(quats, i))
     spread = wp.cw_mul(vec3_of(scales, i), vec3_of(noise, s)) * wp.static(SAMPLE_SPREAD)
-    own_mean = vec3_of(packed, i)
+    own_mean = vec3_of(compact, i)
     x = own_mean + rotation * spread
-    own_axis = int(packed[i, 14])
+    own_axis = smallest_axis(vec3_of(scales, i))
     normal = column(rotation, own_axis)
 
     total = float(0.0)
@@ -195,7 +212,7 @@ def evaluate_samples(
     mean_normal = wp.vec3()
     for k in range(neighbors.shape[1]):
         j = neighbors[i, k]
-        neighbor = neighbor_of(packed, j)
+        neighbor = neighbor_of(compact, j)
         smallest += neighbor.smallest
         y = whitened(neighbor, x)
         square = wp.dot(y, y)
@@ -221,175 +238,7 @@ def evaluate_samples(
 
 
 @wp.func
-def _scale_gradient(scales: wp.vec3, yy_moment: wp.mat33) -> wp.vec3:
-    """Return the scales' gradient from the moment <c y y^T>, since dy_a / ds_a = -y_a / s_a."""
-    grad = wp.vec3()
-    for a in range(3):
-        if scales[a] >= wp.static(MIN_SCALE):
-            grad[a] = -yy_moment[a, a] / scales[a]
-    return grad
-
-
-@wp.func
-def _rotation_entries(rotation: wp.mat33, scales: wp.vec3, yy_moment: wp.mat33) -> wp.mat33:
-    """Gradient of the rotation's entries: y_a = R_a . d / s_a with d = sum_b R_b s_b y_b."""
-    clamped = wp.max(scales, wp.vec3(wp.static(MIN_SCALE)))
-    grad = wp.mat33()
-    for a in range(3):
-        entries = rotation * wp.cw_mul(clamped, column(yy_moment, a)) / clamped[a]
-        for r in range(3):
-            grad[r, a] = entries[r]
-    return grad
-
-
-@wp.func
-def _store(
-    gradient_rows: Floats3d,
-    owner: int,
-    k: int,
-    mean: wp.vec3,
-    rotation: wp.vec4,
-    scale: wp.vec3,
-    opacity: float,
-):
-    for c in range(3):
-        gradient_rows[owner, k, c] = mean[c]
-        gradient_rows[owner, k, 7 + c] = scale[c]
-    for c in range(4):
-        gradient_rows[owner, k, 3 + c] = rotation[c]
-    gradient_rows[owner, k, 10] = opacity
-
-
-@wp.func
-def _sum_over_samples(
-    begin: int,
-    end: int,
-    noise: Floats2d,
-    residual: Floats2d,
-    field_grads: Floats2d,
-    has_point_grads: int,
-    point_grads: Floats2d,
-):
-    """Sum what does not depend on neighbours: gradients of points, plane, beta and normal."""
-    point_sum = wp.vec3()
-    point_moment = wp.mat33()
-    plane_moment = wp.vec3()
-    beta_grad = float(0.0)
-    normal_grad = wp.vec3()
-    for s in range(begin, end):
-        draw = vec3_of(noise, s)
-        plane_moment += draw * field_grads[s, 2]
-        normal_grad += vec3_of(residual, s) * (2.0 * field_grads[s, 3])
-        beta_grad += field_grads[s, 1]
-        if has_point_grads == 1:
-            point_grad = vec3_of(point_grads, s)
-            point_sum += point_grad
-            point_moment += wp.outer(point_grad, draw)
-    return point_sum, point_moment, plane_moment, beta_grad, normal_grad
-
-
-@wp.func
-def _sum_over_pair(
-    run: SampleRun,
-    j: int,
-    packed: Floats2d,
-    noise: Floats2d,
-    residual: Floats2d,
-    field_grads: Floats2d,
-):
-    """Sum moments over the samples near j, with c = dL/d(y^2 / 2), for the gradients of j."""
-    neighbor = neighbor_of(packed, j)
-    strength = run.density_factor * neighbor.opacity
-    y_moment = wp.vec3()
-    yy_moment = wp.mat33()
-    y_noise_moment = wp.mat33()
-    gauss_sum = float(0.0)
-    normal_grad = wp.vec3()
-    touched = int(0)
-    for s in range(run.begin, run.end):
-        draw = vec3_of(noise, s)
-        y = whitened(neighbor, run.mean + run.spread * draw)
-        square = wp.dot(y, y)
-        if square < wp.static(NEGLIGIBLE_SQUARE):
-            touched = 1
-            gauss = wp.exp(-0.5 * square)
-            gradients = four_of(field_grads, s, 0)
-            error = four_of(residual, s, 0)
-            density_grad = gradients[0]
-            gauss_sum += density_grad * gauss
-            cy = y * (-density_grad * strength * gauss)
-            y_moment += cy
-            yy_moment += wp.outer(cy, y)
-            y_noise_moment += wp.outer(cy, draw)
-            along = wp.abs(pick(y, neighbor.axis))
-            weight = strength * gauss * along * neighbor.normal_factor * error[3]
-            normal_grad += wp.vec3(error[0], error[1], error[2]) * (-2.0 * gradients[3] * weight)
-    return y_moment, yy_moment, y_noise_moment, gauss_sum, normal_grad, touched
-
-
-@wp.func
-def _add_up_pairs(
-    owner: int,
-    i: int,
-    begin: int,
-    end: int,
-    n_neighbors: int,
-    spread: wp.mat33,
-    normal: wp.vec3,
-    beta_share: float,
-    density_factor: float,
-    quats: Floats2d,
-    scales: Floats2d,
-    packed: Floats2d,
-    neighbors: Ints2d,
-    noise: Floats2d,
-    residual: Floats2d,
-    field_grads: Floats2d,
-    gradient_rows: Floats3d,
-) -> PairSums:
-    """Fill the gradient rows of all neighbours; return the gradient that reaches i."""
-    mean_grad = wp.vec3()
-    noise_moment = wp.mat33()
-    run = SampleRun()
-    run.begin = begin
-    run.end = end
-    run.mean = vec3_of(packed, i)
-    run.spread = spread
-    run.density_factor = density_factor
-    for k in range(n_neighbors):
-        j = neighbors[i, k]
-        y_moment, yy_moment, y_noise_moment, gauss_sum, neighbor_normal_grad, touched = (
-            _sum_over_pair(run, j, packed, noise, residual, field_grads)
-        )
-        neighbor = neighbor_of(packed, j)
-        axis = neighbor.axis
-        x_grad = wp.vec3()
-        quat_grad = wp.vec4()
-        scale_grad = wp.vec3()
-        if touched == 1:
-            unwhitening = wp.matrix_from_cols(neighbor.first, neighbor.second, neighbor.third)
-            x_grad = unwhitening * y_moment
-            mean_grad += x_grad
-            noise_moment += unwhitening * y_noise_moment
-            neighbor_rotation = rotation_matrix(quat_of(quats, j))
-            neighbor_scales = vec3_of(scales, j)
-            scale_grad = _scale_gradient(neighbor_scales, yy_moment)
-            entry_grad = _rotation_entries(neighbor_rotation, neighbor_scales, yy_moment)
-            sign = sign_of(wp.dot(column(neighbor_rotation, axis), normal))
-            entry_grad = add_to_column(entry_grad, axis, neighbor_normal_grad * sign)
-            quat_grad = rotation_gradient(quat_of(quats, j), entry_grad)
-        scale_grad = add_at(scale_grad, axis, beta_share)
-        _store(gradient_rows, owner, k, -x_grad, quat_grad, scale_grad, density_factor * gauss_sum)
-    sums = PairSums()
-    for c in range(3):
-        sums[0, c] = mean_grad[c]
-        for r in range(3):
-            sums[1 + r, c] = noise_moment[r, c]
-    return sums
-
-
-@wp.func
-def _own_rotation_entries(
+def own_rotation_entries(
     moment: wp.mat33, own_scales: wp.vec3, own_axis: int, normal_grad: wp.vec3
 ) -> wp.mat33:
     """Gradient of the rotation's entries through x = mean + R (1.5 s * noise) and the normal."""
@@ -400,88 +249,11 @@ def _own_rotation_entries(
     return add_to_column(grad, own_axis, normal_grad)
 
 
-@functools.cache
-def sample_gradients_kernel(gradient_sums: Callable[..., Any] = _add_up_pairs) -> wp.Kernel:
-    """Return the kernel of a Gaussian's samples; ``gradient_sums`` works on its neighbours."""
-
-    @wp.kernel(module="unique", module_options=FUSED_OPTIONS)
-    def add_up_samples(
-        first: int,
-        owners: Ints,
-        starts: Ints,
-        quats: Floats2d,
-        scales: Floats2d,
-        packed: Floats2d,
-        neighbors: Ints2d,
-        noise: Floats2d,
-        residual: Floats2d,
-        density_factor: float,
-        has_point_grads: int,
-        point_grads: Floats2d,
-        field_grads: Floats2d,
-        gradient_rows: Floats3d,
-    ):
-        """Backpropagate a Gaussian's samples; field_grads: density, beta, plane, normal."""
-        owner = first + wp.tid()
-        i = owners[owner]
-        begin = starts[owner]
-        end = starts[owner + 1]
-        n_neighbors = neighbors.shape[1]
-        rotation = rotation_matrix(quat_of(quats, i))
-        own_scales = vec3_of(scales, i) * wp.static(SAMPLE_SPREAD)
-        spread = rotation * wp.diag(own_scales)
-        own_axis = int(packed[i, 14])
-        normal = column(rotation, own_axis)
-
-        mean_grad, noise_moment, plane_moment, beta_grad, normal_grad = _sum_over_samples(
-            begin, end, noise, residual, field_grads, has_point_grads, point_grads
-        )
-        # The tangent plane is anchored at the mean, so shifting the mean alone changes nothing.
-        noise_moment += wp.outer(normal, plane_moment)
-        normal_grad += spread * plane_moment
-
-        pairs = gradient_sums(
-            owner,
-            i,
-            begin,
-            end,
-            n_neighbors,
-            spread,
-            normal,
-            beta_grad / float(n_neighbors),
-            density_factor,
-            quats,
-            scales,
-            packed,
-            neighbors,
-            noise,
-            residual,
-            field_grads,
-            gradient_rows,
-        )
-        for c in range(3):
-            mean_grad[c] += pairs[0, c]
-            for r in range(3):
-                noise_moment[r, c] += pairs[1 + r, c]
-
-        entries = _own_rotation_entries(noise_moment, own_scales, own_axis, normal_grad)
-        own_scale_grad = wp.vec3()
-        for a in range(3):
-            along = wp.dot(column(rotation, a), column(noise_moment, a))
-            own_scale_grad[a] = along * wp.static(SAMPLE_SPREAD)
-        quat_grad = rotation_gradient(quat_of(quats, i), entries)
-        _store(gradient_rows, owner, n_neighbors, mean_grad, quat_grad, own_scale_grad, 0.0)
-
-    return add_up_samples
-
-
 @wp.kernel
 def add_up_pairs(
     first: int,
     targets: Ints,
-    order: wp.array(dtype=wp.int64),
-    starts: Ints,
-    per_owner: int,
+    order: Longs,
     gradient_rows: Floats2d,
     mean_grads: Floats2d,
     quat_grads: Floats2d,
@@ -490,8 +262,7 @@ def add_up_pairs(
 ):
     """Add each run of equal targets to its row, in the work item of the run's first entry.
 
-    Owners without samples, which are the last, all have the same targets: without the break, one
-    thread would add up their zeros.
+    For the CPU; ``field_sums_cuda`` has the kernel for GPUs.
     """
     entry = first + wp.tid()
     row = targets[entry]
@@ -503,9 +274,6 @@ def add_up_pairs(
     opacity = opacity_grads[row]
     while entry < targets.shape[0] and targets[wp.min(entry, targets.shape[0] - 1)] == row:
         pair = int(order[entry])
-        owner = pair / per_owner
-        if starts[owner] == starts[owner + 1]:
-            break
         mean += vec3_of(gradient_rows, pair)
         for c in range(4):
             quat[c] += gradient_rows[pair, 3 + c]

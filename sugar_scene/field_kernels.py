@@ -4,24 +4,25 @@
 N Gaussians with K neighbours each have S samples; nothing of size S x K is stored. The backward
 pass recomputes the (Gaussian, neighbour) pairs.
 
-All samples of one Gaussian i share its neighbour list. One thread per i takes its neighbours j in
-turn and sums over its samples, in the local coordinates y = diag(1/s_j) R_j^T (x - mean_j), what
-the gradients of row j need: moments of y for mean, scales and rotation, and likewise the part that
+All samples of one Gaussian i share its neighbour list. For each neighbour j of i the backward pass
+sums over the samples of i, in the local coordinates y = diag(1/s_j) R_j^T (x - mean_j), what the
+gradients of row j need: moments of y for mean, scales and rotation, and likewise the part that
 reaches row i through x. Each (i, j) owns a row of 11 numbers; the rows are then added up in a fixed
 order. So there are no atomics, and the bits depend neither on the number of threads nor on the
-chunk size.
+chunk size. On the CPU one thread takes an i (``field_cpu``), on a GPU sixteen lanes take at most
+``RUN_SAMPLES`` samples of it (``field_sums_cuda``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sugar_scene import field_device
+from sugar_scene import field_device, field_sums_cuda
 from sugar_scene.field_cpu import add_up_samples_native, evaluate_owners
 from sugar_scene.geometry import FieldSamples
 from sugar_utils.warp_launch import launch
@@ -64,7 +65,7 @@ def evaluate_fields(
         indices=indices,
         noise=noise,
         density_factor=float(density_factor),
-        n_owners=None if native else n_owners,
+        n_owners=n_owners,
         native=native,
     )
     return FieldSamples(*_Fields.apply(settings, means, quats, scales, opacities))
@@ -88,7 +89,7 @@ class _SavedFields(NamedTuple):
     quats: Tensor
     scales: Tensor
     opacities: Tensor
-    packed: Tensor  # (N, PACK_SIZE)
+    packed: Tensor  # (N, PACK_SIZE), on a GPU (N, COMPACT_SIZE)
     neighbors: Tensor  # (N, K) int32
     noise: Tensor  # (S, 3)
     owners: Tensor  # Gaussians of adjacent samples, (R,) int32
@@ -116,10 +117,19 @@ class _Fields(torch.autograd.Function):
             normal_error=torch.empty(n_samples, device=device),
         )
         residual = torch.empty(n_samples, 4, device=device)
-        packed = torch.empty(n_gaussians, field_device.PACK_SIZE, device=device)
-        launch(field_device.pack_rows, n_gaussians, [*prepared, packed], min_items=_MIN_ITEMS)
+        if settings.native:
+            pack = field_device.pack_rows
+            pack_size = field_device.PACK_SIZE
+        else:
+            pack = field_device.pack_compact_rows
+            pack_size = field_device.COMPACT_SIZE
+        packed = torch.empty(n_gaussians, pack_size, device=device)
+        launch(pack, n_gaussians, [*prepared, packed], min_items=_MIN_ITEMS)
         indices = settings.indices.int()
-        owners, starts = _runs(indices, settings.n_owners)
+        if settings.native:
+            owners, starts = _runs(indices)
+        else:
+            owners, starts = _short_runs(indices, settings.n_owners)
         inputs = [
             quats,
             scales,
@@ -178,19 +188,58 @@ class _Fields(torch.autograd.Function):
             point_grads,
             scalar_grads,
         ]
-        kernel = add_up_samples_native if ctx.native else field_device.sample_gradients_kernel()
+        launch_sums = _launch_sums_native if ctx.native else _launch_sums_cuda
         for first, gradient_rows in _chunks(saved.owners.shape[0], neighbors.shape[1] + 1, noise):
-            chunk = saved.owners[first : first + gradient_rows.shape[0]]
-            begins = saved.starts[first:]
-            arguments = [chunk, begins, *inputs, gradient_rows]
-            launch(kernel, chunk.shape[0], arguments, min_items=_MIN_ITEMS // 8)
-            targets = torch.cat([neighbors[chunk.long()], chunk[:, None]], dim=1)
-            per_owner = targets.shape[1]
-            targets, order = targets.flatten().sort(stable=True)
-            rows = gradient_rows.view(-1, field_device.PAIR_SIZE)
-            arguments = [targets, order, begins, per_owner, rows, *grads]
-            launch(field_device.add_up_pairs, targets.shape[0], arguments, min_items=_MIN_ITEMS)
+            end = first + gradient_rows.shape[0]
+            chunk = _Chunk(
+                owners=saved.owners[first:end],
+                starts=saved.starts[first : end + 1],
+                neighbors=neighbors,
+                gradient_rows=gradient_rows,
+            )
+            launch_sums(chunk, inputs, grads)
         return (None, *grads)
+
+
+class _Chunk(NamedTuple):
+    """Runs of samples whose gradient rows are in memory together."""
+
+    owners: Tensor  # (R,) int32
+    starts: Tensor  # (R + 1,) int32
+    neighbors: Tensor  # of all Gaussians, (N, K) int32
+    gradient_rows: Tensor  # of the neighbours and the owner, to be filled. (R, K + 1, PAIR_SIZE)
+
+    def sorted_targets(self) -> tuple[Tensor, Tensor]:
+        """Return the Gaussians of all gradient rows, rising, int32, and the rows' numbers."""
+        of_owners = self.neighbors.index_select(0, self.owners)
+        targets = torch.cat([of_owners, self.owners[:, None]], dim=1)
+        return targets.flatten().sort(stable=True)
+
+    def rows(self) -> Tensor:
+        """Return all gradient rows. (R (K + 1), PAIR_SIZE)"""
+        return self.gradient_rows.view(-1, field_device.PAIR_SIZE)
+
+
+def _launch_sums_native(chunk: _Chunk, inputs: list[Any], grads: list[Tensor]) -> None:
+    """Add a chunk's gradients to ``grads`` on the CPU."""
+    arguments = [chunk.owners, chunk.starts, *inputs, chunk.gradient_rows]
+    n_owners = chunk.owners.shape[0]
+    launch(add_up_samples_native, n_owners, arguments, min_items=_MIN_ITEMS // 8)
+    targets, order = chunk.sorted_targets()
+    arguments = [targets, order, chunk.rows(), *grads]
+    launch(field_device.add_up_pairs, targets.shape[0], arguments, min_items=_MIN_ITEMS)
+
+
+def _launch_sums_cuda(chunk: _Chunk, inputs: list[Any], grads: list[Tensor]) -> None:
+    """Add a chunk's gradients to ``grads`` on a GPU."""
+    device = chunk.owners.device
+    n_filled = torch.empty(1, dtype=torch.int32, device=device)
+    arguments = [chunk.owners, chunk.starts, *inputs, chunk.gradient_rows, n_filled]
+    field_sums_cuda.launch_runs(chunk.owners.shape[0], arguments, device)
+    targets, order = chunk.sorted_targets()
+    per_run = chunk.gradient_rows.shape[1]
+    arguments = [targets, order, n_filled, per_run, chunk.rows(), *grads]
+    field_sums_cuda.launch_rows(targets.shape[0], arguments, device)
 
 
 def pair_bytes(device: torch.device) -> int:
@@ -206,16 +255,28 @@ def _chunks(n_owners: int, pairs_per_owner: int, like: Tensor) -> Iterator[tuple
         yield first, gradient_rows[: min(size, n_owners - first)]
 
 
-def _runs(indices: Tensor, n_owners: int | None) -> tuple[Tensor, Tensor]:
+def _runs(indices: Tensor) -> tuple[Tensor, Tensor]:
     """Gaussians of adjacent samples (R,), and where each run begins and the last ends. (R + 1,)"""
-    n_samples = indices.shape[0]
-    if n_owners is not None:
-        begins = torch.ones(n_samples, dtype=torch.bool, device=indices.device)
-        torch.ne(indices[1:], indices[:-1], out=begins[1:])
-        n_runs = min(n_owners, n_samples)
-        starts = torch.nonzero_static(begins, size=n_runs + 1, fill_value=n_samples).squeeze(1)
-        return indices[starts[:-1].clamp_max(n_samples - 1)], starts.int()
     owners, counts = indices.unique_consecutive(return_counts=True)
     starts = torch.zeros(owners.shape[0] + 1, dtype=torch.int32, device=indices.device)
     starts[1:] = counts.cumsum(dim=0)
     return owners, starts
+
+
+def _short_runs(indices: Tensor, n_owners: int | None) -> tuple[Tensor, Tensor]:
+    """Return runs as :func:`_runs`, cut where they cross a multiple of ``RUN_SAMPLES``.
+
+    With a bound of the number of owners nothing waits for the device, and the last runs may be
+    without samples.
+    """
+    n_samples = indices.shape[0]
+    begins = torch.empty(n_samples, dtype=torch.bool, device=indices.device)
+    torch.ne(indices[1:], indices[:-1], out=begins[1:])
+    begins[:: field_sums_cuda.RUN_SAMPLES] = True
+    if n_owners is None:
+        n_runs = int(begins.sum())
+    else:
+        n_cuts = n_samples // field_sums_cuda.RUN_SAMPLES
+        n_runs = min(n_owners + n_cuts, n_samples)
+    starts = torch.nonzero_static(begins, size=n_runs + 1, fill_value=n_samples).squeeze(1)
+    return indices[starts[:-1].clamp_max(n_samples - 1)], starts.int()

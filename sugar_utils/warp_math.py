@@ -17,6 +17,7 @@ _MULTIPLIER_1 = wp.constant(wp.uint32(0x7FEB352D))
 _MULTIPLIER_2 = wp.constant(wp.uint32(0x846CA68B))
 
 WARP_LANES = 32
+TEAM_LANES = 16  # lanes of half a warp
 SUM_COLUMNS = 16  # columns that :func:`sum_columns` adds up at once
 Columns = wp.types.vector(length=SUM_COLUMNS, dtype=wp.float32)
 _SWAP_CUDA = "__shfl_xor_sync(0xffffffffu, value, distance)"
@@ -278,6 +279,10 @@ _fold_16 = _folded(8, 16)
 _fold_8 = _folded(4, 8)
 _fold_4 = _folded(2, 4)
 _fold_2 = _folded(1, 2)
+_fold_team_8 = _folded(8, 8)
+_fold_team_4 = _folded(4, 4)
+_fold_team_2 = _folded(2, 2)
+_fold_team_1 = _folded(1, 1)
 
 
 @wp.func
@@ -289,3 +294,13 @@ def sum_columns(values: Columns, lane: int) -> float:
     """
     v = _fold_2(_fold_4(_fold_8(_fold_16(values, lane), lane), lane), lane)
     return v[0] + swap_floats(v[0], lane, 1)
+
+
+@wp.func
+def sum_columns_of_team(values: Columns, lane: int) -> float:
+    """Return sums of 16 columns over half a warp, each in the lane of its number there.
+
+    Either half has its own sums, in 15 exchanges.
+    """
+    folded = _fold_team_4(_fold_team_8(values, lane), lane)
+    return _fold_team_1(_fold_team_2(folded, lane), lane)[0]

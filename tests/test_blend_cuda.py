@@ -18,6 +18,7 @@ from gaussian_splatting.rasterization import (
     backpropagate_rows,
     blend_rows,
     build_tile_lists,
+    gradient_sums_cuda,
     project,
     rasterizers,
 )
@@ -170,6 +171,27 @@ def test_sums_of_large_splats_do_not_depend_on_how_many_others_there_are():
     assert float(results[0][0][:20].abs().max()) > 0
     for found, expected in zip(*results, strict=True):
         assert torch.equal(found, expected)
+
+
+def test_sums_do_not_depend_on_how_many_splats_a_warp_takes(monkeypatch):
+    projection = projected(300, 2, width=128, height=96, change=fill_the_screen)
+    rows = Rows(20, 70)
+    inputs = random_inputs(projection, rows)
+    results = []
+    for n_splats in (2, 5, 32):
+        monkeypatch.setattr(gradient_sums_cuda, "splats_of_a_warp", lambda _, n=n_splats: n)
+        gradients = blend_and_return(projection, rows, inputs, blocks=True)[1]
+        results.append([gradients.splats, gradients.means2d])
+    assert float(results[0][0][20:].abs().max()) > 0
+    for found in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found, results[0], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("n_splats", "expected"), [(1, 2), (12_000, 2), (100_000, 12), (262_144, 32), (10**7, 32)]
+)
+def test_warps_take_few_splats_where_there_are_few(n_splats, expected):
+    assert gradient_sums_cuda.splats_of_a_warp(n_splats) == expected
 
 
 @pytest.mark.parametrize("rows", [Rows(0, 1), Rows(13, 37), Rows(16, 32), Rows(49, 50)])

@@ -10,7 +10,6 @@ import pytest
 import warp as wp
 
 from gaussian_splatting.rasterization.blend_cuda import block_kernels
-from sugar_scene.field_device import sample_gradients_kernel
 from sugar_utils.neighbors import _query_kernel
 from tests.support.repository import FLOORS, ROOT
 
@@ -76,8 +75,6 @@ def test_all_kernels_compile_for_every_generation(architecture, tmp_path):
         assert compile_for(importlib.import_module(name), architecture, folder) > 1000, name
     for capacity in (16, 32):
         assert compile_for(_query_kernel(capacity).module, architecture, tmp_path / "query") > 1000
-    samples = sample_gradients_kernel().module
-    assert compile_for(samples, architecture, tmp_path / "samples") > 1000
     for n_channels in CHANNELS if architecture in (75, 120) else CHANNELS[-1:]:
         kernels = block_kernels(n_channels)
         for name in ("forward", "backward", "sum_gradient_rows"):

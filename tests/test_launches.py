@@ -9,9 +9,9 @@ import torch
 from tests.support.launches import count, counting
 
 LIMITS = {
-    "dn_consistency": (17, 118, 2),
-    "density": (16, 106, 2),
-    "sdf": (16, 372, 2),
+    "dn_consistency": (17, 117, 2),
+    "density": (16, 105, 2),
+    "sdf": (16, 371, 2),
     "entropy": (11, 83, 1),
     "vanilla": (11, 55, 1),
     "multiview": (20, 173, 1),

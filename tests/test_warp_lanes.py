@@ -20,6 +20,7 @@ from sugar_utils.warp_math import (
     read_lane,
     reciprocal_fast,
     sum_columns,
+    sum_columns_of_team,
 )
 
 OPTIONS = {"enable_backward": False, "block_dim": WARP_LANES}
@@ -40,6 +41,12 @@ def integers(values: wp.array(dtype=int), found: wp.array2d(dtype=int)):
 def column_sums(rows: wp.array(dtype=Columns), found: wp.array(dtype=float)):
     warp, lane = wp.tid()
     found[lane] = sum_columns(rows[lane], lane)
+
+
+@wp.kernel(module="unique", module_options=OPTIONS)
+def team_sums(rows: wp.array(dtype=Columns), found: wp.array(dtype=float)):
+    warp, lane = wp.tid()
+    found[lane] = sum_columns_of_team(rows[lane], lane)
 
 
 @wp.kernel
@@ -79,6 +86,16 @@ def test_columns_are_added_in_the_order_of_the_exchanges():
         tree = tree.view(-1, 2, half, SUM_COLUMNS)
         tree = (tree[:, 0] + tree[:, 1]).reshape(-1, SUM_COLUMNS)
     assert torch.equal(found, tree[0].repeat_interleave(2))
+
+
+def test_columns_of_either_half_of_a_warp_are_added_in_the_order_of_the_exchanges():
+    rows = torch.randn(32, SUM_COLUMNS, generator=torch.Generator().manual_seed(1))
+    found = torch.empty(32)
+    run(team_sums, 1, [as_array(rows, Columns), found])
+    tree = rows.view(2, 16, SUM_COLUMNS)
+    for half in (8, 4, 2, 1):
+        tree = tree[:, :half] + tree[:, half:]
+    assert torch.equal(found, tree.flatten())
 
 
 def test_fast_functions_are_near_the_exact_ones():

@@ -202,7 +202,6 @@ class BlockKernels:
 
     def launch_sums(self, n_splats: int, inputs: SumInputs) -> None:
         """Add the rows of each splat's intersections to its gradients."""
-        inputs = inputs._replace(gradient_sums=_rows_of(inputs.gradient_sums))
         launch_sums(self.sum_gradient_rows, n_splats, inputs)
 
 

@@ -55,7 +55,7 @@ class SumInputs(NamedTuple):
     first_intersections: Tensor  # start of each splat's run in ``places``, (N,) int32
     counts: Tensor  # length of the run, (N,) int32
     places: Tensor  # places of a splat in the tile lists, ascending within its run, (M,) int32
-    gradient_sums: Tensor | TypedTensor  # (M, 6 + C)
+    gradient_sums: Tensor  # (M, 6 + C)
     d_means2d: Tensor  # result, (N, 2)
     d_splats: Tensor  # result, (N, 9 + C)
 

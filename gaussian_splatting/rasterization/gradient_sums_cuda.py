@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums of the gradient rows of a splat's intersections on GPUs, always in the same order.
 
-A row has two columns for the centre, four for conic and opacity, one for each channel. A lane adds
-up the rows of one splat; splats of many intersections are taken by all lanes of a warp, each every
-32nd row, and the 32 sums are added in a fixed tree.
+A row has two columns for the centre, four for conic and opacity, one for each channel. Half a warp
+adds up the rows of one splat, a lane for each column, so that its lanes read neighbouring numbers.
+Splats of many intersections are taken by all lanes of a warp, each every 32nd row, and the 32 sums
+are added in a fixed tree.
 """
 # Kernels are Warp's language, not Python's.
 # pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportArgumentType=false
@@ -20,6 +21,7 @@ from sugar_utils.warp_arrays import Floats2d, Ints
 from sugar_utils.warp_launch import known_options, launch_blocks
 from sugar_utils.warp_math import (
     SUM_COLUMNS,
+    TEAM_LANES,
     WARP_LANES,
     Columns,
     lanes_where,
@@ -31,10 +33,15 @@ from sugar_utils.warp_math import (
 _WARPS_TOGETHER = 4  # in one block of a GPU, because a multiprocessor holds at most 16 to 32 blocks
 SPLAT_COLUMNS = 6  # columns of a row before those of the channels
 _LANES = wp.constant(WARP_LANES)
+_TEAM = wp.constant(TEAM_LANES)
+_TEAMS = wp.constant(WARP_LANES // TEAM_LANES)
 _COLUMNS = wp.constant(SUM_COLUMNS)
 _SPLAT_COLUMNS = wp.constant(SPLAT_COLUMNS)
 _MANY = wp.constant(16)
-"""Splats of more intersections are taken by a whole warp; fewest instructions for 10^6 splats."""
+"""Splats of more intersections are taken by a whole warp."""
+
+_MANY_WARPS = 8192
+"""A large GPU holds so many at once; with fewer splats to each, a warp waits for less in turn."""
 
 _STORE = f"""
 const int column = group * {SUM_COLUMNS} + lane / 2;
@@ -43,12 +50,12 @@ if (lane % 2 == 0 && column < WIDTH) gradient_sums.data[row][column] = total;
 
 
 @wp.func
-def splat_of(warp: int, lane: int, n_splats: int) -> int:
+def splat_of(warp: int, lane: int, n_warps: int) -> int:
     """Return the splat of a lane.
 
     Large splats may have neighbouring numbers, so a warp takes splats far from each other.
     """
-    return lane * ((n_splats + _LANES - 1) / _LANES) + warp
+    return lane * n_warps + warp
 
 
 class RowFunctions(NamedTuple):
@@ -99,18 +106,25 @@ def add_gradient(d_means2d: Floats2d, d_splats: Floats2d, i: int, column: int, v
     """Add a column of a splat's sum to where its gradient belongs."""
     if column < 2:
         d_means2d[i, column] += value
-    elif column < _SPLAT_COLUMNS:
-        d_splats[i, column] += value
     else:
-        d_splats[i, HEADER + column - _SPLAT_COLUMNS] += value
+        at = column
+        if column >= _SPLAT_COLUMNS:
+            at = HEADER + column - _SPLAT_COLUMNS
+        d_splats[i, at] += value
+
+
+def splats_of_a_warp(n_splats: int) -> int:
+    """Return the number of splats that a warp takes: 2 to 32, so that many warps have some."""
+    return min(max(n_splats // _MANY_WARPS, WARP_LANES // TEAM_LANES), WARP_LANES)
 
 
 def launch_sums(kernel: wp.Kernel, n_splats: int, inputs: SumInputs) -> None:
-    """Launch a kernel of :func:`sum_kernel`; its first argument is added."""
+    """Launch a kernel of :func:`sum_kernel`; its first two arguments are added."""
+    n_warps = -(-n_splats // splats_of_a_warp(n_splats))
     launch_blocks(
         kernel,
-        -(-n_splats // WARP_LANES),
-        [n_splats, *inputs],
+        n_warps,
+        [n_splats, n_warps, *inputs],
         device=inputs.offsets.device,
         block_dim=WARP_LANES,
         together=_WARPS_TOGETHER,
@@ -118,9 +132,9 @@ def launch_sums(kernel: wp.Kernel, n_splats: int, inputs: SumInputs) -> None:
 
 
 def sum_kernel(n_channels: int) -> wp.Kernel:
-    """Return a kernel of one warp for every 32 splats.
+    """Return a kernel of one warp for at most 32 splats.
 
-    Its arguments are the number of splats and :class:`~.blend_inputs.SumInputs`.
+    Its arguments are the numbers of splats and of warps, and :class:`~.blend_inputs.SumInputs`.
     """
     width = SPLAT_COLUMNS + n_channels
     WIDTH = wp.constant(width)
@@ -131,34 +145,45 @@ def sum_kernel(n_channels: int) -> wp.Kernel:
     @wp.kernel(module="unique", module_options=options, **known_options(grid_stride=False))
     def sum_gradient_rows(
         n_splats: int,
+        n_warps: int,
         first_tile: int,
         end_tile: int,
         offsets: Ints,
         first_intersections: Ints,
         counts: Ints,
         places: Ints,
-        gradient_sums: wp.array(dtype=Sums),
+        gradient_sums: Floats2d,
         d_means2d: Floats2d,
         d_splats: Floats2d,
     ):
         warp, lane = wp.tid()
         begin = offsets[first_tile]
         end = offsets[end_tile]
-        own_splat = splat_of(warp, lane, n_splats)
+        if begin == end:
+            return
+        own_splat = splat_of(warp, lane, n_warps)
         own_first = int(0)
         own_count = int(0)
         if own_splat < n_splats:
             own_first = first_intersections[own_splat]
             # Intersections for which the lists had no room have no place.
             own_count = wp.min(counts[own_splat], places.shape[0] - own_first)
-        if own_count > 0 and own_count <= _MANY:
-            own_sum = Sums()
-            for k in range(own_first, own_first + own_count):
-                place = places[k]
-                if place >= begin and place < end:
-                    own_sum += gradient_sums[place - begin]
-            for c in range(WIDTH):
-                add_gradient(d_means2d, d_splats, own_splat, c, own_sum[c])
+        member = lane % _TEAM
+        n_rows = end - begin
+        n_splats_here = (n_splats - warp + n_warps - 1) / n_warps
+        for step in range((n_splats_here + _TEAMS - 1) / _TEAMS):
+            j = step * _TEAMS + lane / _TEAM
+            first_of_run = read_lane(own_first, lane, j)
+            count = read_lane(own_count, lane, j)
+            if count > 0 and count <= _MANY:
+                for c in range(member, WIDTH, _TEAM):
+                    total = float(0.0)
+                    for k in range(first_of_run, first_of_run + count):
+                        # No branch, so that several rows are on their way at once.
+                        row = places[k] - begin
+                        value = gradient_sums[wp.clamp(row, 0, n_rows - 1), c]
+                        total += wp.where(row >= 0 and row < n_rows, value, 0.0)
+                    add_gradient(d_means2d, d_splats, splat_of(warp, j, n_warps), c, total)
         waiting = lanes_where(wp.where(own_count > _MANY, 1, 0), lane)
         while waiting != 0:
             j = lowest_bit(waiting)
@@ -169,7 +194,8 @@ def sum_kernel(n_channels: int) -> wp.Kernel:
             for k in range(first_of_run + lane, first_of_run + count, _LANES):
                 place = places[k]
                 if place >= begin and place < end:
-                    part += gradient_sums[place - begin]
+                    for c in range(WIDTH):
+                        part[c] += gradient_sums[place - begin, c]
             for g in range(GROUPS):
                 columns = Columns()
                 for c in range(_COLUMNS):
@@ -178,6 +204,6 @@ def sum_kernel(n_channels: int) -> wp.Kernel:
                 total = sum_columns(columns, lane)
                 column = g * _COLUMNS + lane / 2
                 if lane % 2 == 0 and column < WIDTH:
-                    add_gradient(d_means2d, d_splats, splat_of(warp, j, n_splats), column, total)
+                    add_gradient(d_means2d, d_splats, splat_of(warp, j, n_warps), column, total)
 
     return sum_gradient_rows
