@@ -14,7 +14,7 @@ added atomically, and no bit depends on how runs are cut into launches.
 # Kernels are Warp's language, not Python's.
 # pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportCallIssue=false
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportReturnType=false
-# pyright: reportIndexIssue=false
+# pyright: reportIndexIssue=false, reportAssignmentType=false
 
 from __future__ import annotations
 

@@ -241,8 +241,7 @@ class DepthNormalErrors(torch.autograd.Function):
         ctx.save_for_backward(gradient)
         ctx.total = total
         scale = constants((1.0,), depth.device)
-        numbers = torch.tensor([fx, fy, cx + 0.5, cy + 0.5], dtype=torch.float32, device="cpu")
-        shifted = upload(numbers, depth.device)
+        shifted = constants((fx, fy, cx + 0.5, cy + 0.5), depth.device)
         return _mean_error(compare_depth_normals, normal_xy, maps, shifted, scale, gradient, total)
 
     @staticmethod
