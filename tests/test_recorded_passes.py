@@ -87,7 +87,8 @@ def multiview_stage(views, photographs):
 def coarse_stage(views, photographs):
     """The stage of SuGaR while opacities become binary, before samples are drawn."""
     cloud = as_cloud(make_scene(CASE)[0])
-    return CoarseStage(cloud, CoarseConfig("dn_consistency"), Region(EXTENT), lambda message: None)
+    config = CoarseConfig("dn_consistency", sdf_samples=100)
+    return CoarseStage(cloud, config, Region(EXTENT), lambda message: None)
 
 
 def trained(recorder, *, build=vanilla_stage, first=FIRST, photographs=picture, steps=STEPS):
