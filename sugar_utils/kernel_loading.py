@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +40,17 @@ def _cpu_loader() -> ThreadPoolExecutor:
     precompiles of Warp's headers, most of a module's time, serves the thread that asked for it.
     """
     return ThreadPoolExecutor(1, thread_name_prefix="kernels")
+
+
+def _forget_threads() -> None:
+    """Make locks and threads anew in a process that was forked, where no other thread goes on."""
+    _cpu_loader.cache_clear()
+    _locks.cache_clear()
+    _locks()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_threads)
 
 
 def load_module(module: wp.Module, device: torch.device) -> None:

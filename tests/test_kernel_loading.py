@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from pathlib import Path
@@ -83,6 +85,33 @@ def test_a_launch_waits_for_a_module_that_another_thread_loads(device, monkeypat
             assert values.tolist() == [1.0] * 4
         launched.result(timeout=SECONDS)
     assert values.tolist() == [2.0] * 4
+
+
+@wp.kernel(enable_backward=False, module="unique")
+def triple_values(first: int, values: wp.array(dtype=float)):
+    i = first + wp.tid()
+    values[i] = 3.0 * values[i]
+
+
+def launch_in_a_fork(results) -> None:
+    values = torch.ones(4)
+    launch(triple_values, 4, [values])
+    results.put(values.tolist())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="systems that fork")
+def test_a_forked_process_loads_modules_by_a_thread_of_its_own():
+    launch(double_values, 4, [torch.ones(4)])
+    load_module(double_values.module, CPU)
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    process = context.Process(target=launch_in_a_fork, args=(results,))
+    process.start()
+    try:
+        assert results.get(timeout=SECONDS) == [3.0] * 4
+    finally:
+        process.kill()
+        process.join()
 
 
 def test_what_was_not_begun_is_left_to_its_launch(loader):
