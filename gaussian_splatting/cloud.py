@@ -210,7 +210,7 @@ class _Activation(torch.autograd.Function):
 class ActivationAdjoint:
     """Backward pass of one activation, without a graph of autograd around it."""
 
-    quats: Tensor  # raw parameters: (N, 4),
+    quats: Tensor  # raw, (N, 4)
     log_scales: Tensor  # (N, 3)
     opacity_logits: Tensor  # (N, 1)
     values: _Activated

@@ -26,13 +26,7 @@ from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.stage import Stage, StepResources
 from gaussian_splatting.engine.strips import ImageSplit, ViewPass
 from gaussian_splatting.engine.training_views import TrainingView, halved_mask
-from gaussian_splatting.rasterization import (
-    WARP,
-    Rasterizer,
-    RenderOutput,
-    WarpRasterizer,
-    project,
-)
+from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
 from sugar_scene.geometry import draw_samples
 from sugar_trainers.losses import normals_from_depth
 from sugar_trainers.neighbor_search import NeighborSearch
@@ -105,8 +99,7 @@ class CoarseStage(Stage[TrainableCloud, CoarseConfig]):
         """Return the terms; None where samples are drawn, whose number the host reads."""
         active = acting(self.terms, view.iteration)
         has_samples = bool(active["samples"] or active["half-size image"])
-        is_ours = isinstance(self._rasterizer, WarpRasterizer)
-        if has_samples or not is_ours or not self._adds_nothing(view.iteration):
+        if has_samples or not self._is_plain(view.iteration):
             return None
         return tuple(term.name for terms in active.values() for term in terms)
 

@@ -23,7 +23,7 @@ from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.stage import Stage, StepResources
 from gaussian_splatting.engine.training_views import TrainingView
-from gaussian_splatting.rasterization import WARP, Rasterizer, WarpRasterizer, project
+from gaussian_splatting.rasterization import WARP, Rasterizer, project
 from gaussian_splatting.rasterization.render import weight_sums
 from gaussian_splatting.sky_sphere import SkySphere
 from sugar_scene.reprojection import NeighborViews
@@ -127,11 +127,10 @@ class MultiviewStage(Stage[TrainableCloud, MultiviewConfig]):
         return self.composited(replace(view, surface=self._comparer.inputs(view)))
 
     def recorded_as(self, view: TrainingView) -> Hashable | None:
-        """Say whether planes are compared; see :class:`Stage`."""
-        is_ours = isinstance(self._rasterizer, WarpRasterizer)
-        if is_ours and self._adds_nothing(view.iteration):
-            return tuple(term.name for term in self.terms if term.active(view.iteration))
-        return None
+        """Return the names of the terms that act."""
+        if not self._is_plain(view.iteration):
+            return None
+        return tuple(term.name for term in self.terms if term.active(view.iteration))
 
     def train_on(self, view: TrainingView, resources: StepResources) -> ViewResult:
         """Backpropagate all terms; those of the image come last."""

@@ -229,7 +229,7 @@ class ViewComparer:
         for rows in resources.memory.split.rows(camera.height):
             planes = self.rasterizer.blend_rows(projection.splats, tiles, behind, rows).pixels
             depth[rows.start : rows.stop] = depth_of_planes(planes, camera, rows.start)
-        return _PlanesDepth(depth, () if predicted is None else (predicted,))
+        return _PlanesDepth(depth, predicted)
 
 
 def _comparison(gray: Tensor, neighbor: Neighbor, depth: Tensor) -> Comparison:

@@ -33,6 +33,7 @@ from tests.support.step_scenes import (
     make_scene,
     photograph,
 )
+from tests.support.training import parameters_and_moments
 
 CASE = Case("recorded passes", 300, 48, 36, 1, radius=6.0)
 EXTENT = 5.0
@@ -108,12 +109,9 @@ def trained(recorder, *, build=vanilla_stage, first=FIRST, photographs=picture, 
 
 def state_of(stage):
     """Parameters, moments and what components know, by name."""
-    optimizer = stage.model.optimizer
-    state = {name: p.detach() for name, p in optimizer.parameters.items()}
-    for name, moments in optimizer.moments().items():
-        state |= {f"{name} {moment}": values for moment, values in moments.items()}
     more = stage.extra_state().items()
-    return state | {name: v for name, v in more if isinstance(v, torch.Tensor)}
+    tensors = {name: v for name, v in more if isinstance(v, torch.Tensor)}
+    return parameters_and_moments(stage) | tensors
 
 
 def assert_same_bits(stage, expected):

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from torch import Tensor
 
 from benchmarks.gpu.common import Check, Finding, Setup, milliseconds
 from gaussian_splatting.cloud import GaussianCloud
@@ -28,6 +27,7 @@ from sugar_utils.memory import release_cached
 from tests.support.cpu_recorder import CpuRecorder
 from tests.support.launches import gpu_paths
 from tests.support.step_scenes import MadeUpPhotographs, large_cloud, photograph
+from tests.support.training import parameters_and_moments
 
 EXTENT = 5.0
 N_VIEWS = 9
@@ -108,14 +108,6 @@ class _Run:
             self._stepper.step(self._iteration, None)
         self._iteration += 1
 
-    def state(self) -> dict[str, Tensor]:
-        """Parameters and moments by name."""
-        optimizer = self.stage.model.optimizer
-        state = {name: p.detach() for name, p in optimizer.parameters.items()}
-        for name, moments in optimizer.moments().items():
-            state |= {f"{name} {moment}": values for moment, values in moments.items()}
-        return state
-
 
 def _recorder(setup: Setup) -> Recorder:
     """CUDA's graphs, or on a CPU what stands in for them in tests."""
@@ -131,7 +123,7 @@ def bits(setup: Setup) -> Iterator[Finding]:
         for _ in range(setup.size(40, 14)):
             for run in runs:
                 run.step()
-        launched, repeated = [run.state() for run in runs]
+        launched, repeated = [parameters_and_moments(run.stage) for run in runs]
         differing = 0
         for name, values in launched.items():
             others = repeated[name]

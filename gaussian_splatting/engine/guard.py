@@ -72,10 +72,10 @@ def check_step(
         probes += log_scales.detach().aminmax()
     if numbers.radii.numel():
         probes.append(numbers.radii.detach().amax())
-    predicted = [guess for guess in numbers.predicted if guess.excess is not None]
-    probes += [guess.excess for guess in predicted if guess.excess is not None]
+    checked = [(guess, guess.excess) for guess in numbers.predicted if guess.excess is not None]
+    probes += [excess for _, excess in checked]
     values = _read(probes)
-    were_enough = [guess.record(values.pop()) for guess in reversed(predicted)]
+    were_enough = [guess.record(values.pop()) for guess, _ in reversed(checked)]
     if not all(were_enough):
         raise IntersectionsMissed
     shows_any = bool(numbers.radii.numel()) and values.pop() > 0

@@ -59,10 +59,9 @@ def rounded_up(capacity: int) -> int:
 
 @dataclass(frozen=True)
 class _Key:
-    """The facts that a recording depends on."""
+    """The facts that a recording depends on, besides where the parameters lie."""
 
     kind: Hashable  # see ``Stage.recorded_as``, and facts of the view
-    parameters: Hashable  # addresses and shapes
     resources: Hashable
     capacity: int  # of the tile lists
 
@@ -96,9 +95,7 @@ class _RecordedPass:
             else:
                 recorded.detach().copy_(value.detach())
         self._recording.replay()
-        self._optimizer.put_gradients(self._gradients)
-        for name in self._unused:
-            self._optimizer.mark_unused(name)
+        self._optimizer.put_gradients(self._gradients, self._unused)
         if view.exposure is not None and self._view.exposure is not None:
             view.exposure.grad = self._view.exposure.grad
         predicted = []
@@ -134,12 +131,13 @@ class RecordedPasses:
         is_whole = resources.memory.split.strips == 1
         kind = stage.recorded_as(view) if self._is_on and is_whole else None
         predictor = resources.intersections
-        capacity = None
-        if kind is not None and predictor is not None:
-            capacity = self._capacity(view, predictor)
-        if capacity is None or predictor is None:
+        if kind is None or predictor is None:
             return stage.train_on(view, resources)
-        kind = (kind, _facts_of(view))
+        inputs = list(_inputs_of(view))
+        capacity = self._capacity(_cameras_in(inputs), predictor)
+        if capacity is None:
+            return stage.train_on(view, resources)
+        kind = (kind, view.exposure is None, view.exposed_pixels is None, _facts_of(inputs))
         if kind not in self._ready:
             self._ready.add(kind)
             return stage.train_on(view, resources)
@@ -150,11 +148,11 @@ class RecordedPasses:
             return recorded.repeat(view, predictor)
         return self._first_of(key, view, resources, predictor)
 
-    def _capacity(self, view: TrainingView, predictor: IntersectionPrediction) -> int | None:
+    def _capacity(self, cameras: Iterable[Camera], predictor: IntersectionPrediction) -> int | None:
         """Length of tile lists that is enough for all cameras of a view; None if not known."""
         n_gaussians = len(self._stage.model)
         capacities = []
-        for camera in _cameras_in(_inputs_of(view)):
+        for camera in cameras:
             predicted = predictor.predict(camera, n_gaussians)
             if predicted is None:
                 return None
@@ -170,7 +168,7 @@ class RecordedPasses:
         if parameters != self._parameters:
             self._passes.clear()
             self._parameters = parameters
-        return _Key(kind, parameters, resources.memory, rounded_up(capacity))
+        return _Key(kind, resources.memory, rounded_up(capacity))
 
     def _first_of(
         self,
@@ -223,9 +221,7 @@ class RecordedPasses:
             recorded.repeat(_copied(view), predictor)
             if not _are_equal(gradients, optimizer.take_gradients()):
                 self._switch_off("a repeated pass gave other gradients than its launches did")
-        optimizer.put_gradients(gradients)
-        for name in unused:
-            optimizer.mark_unused(name)
+        optimizer.put_gradients(gradients, unused)
         return result
 
     def _switch_off(self, reason: str) -> None:
@@ -266,10 +262,10 @@ def _are_equal(some: dict[str, Tensor], others: dict[str, Tensor]) -> bool:
     return all(torch.equal(gradient, others[name]) for name, gradient in some.items())
 
 
-def _facts_of(view: TrainingView) -> Hashable:
+def _facts_of(inputs: Iterable[Tensor | Camera]) -> Hashable:
     """Sizes and types of what a pass reads of a view."""
-    facts: list[Hashable] = [view.exposure is None, view.exposed_pixels is None]
-    for value in _inputs_of(view):
+    facts: list[Hashable] = []
+    for value in inputs:
         if isinstance(value, Camera):
             facts.append((value.width, value.height, value.shows_object))
         else:

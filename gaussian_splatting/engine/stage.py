@@ -114,9 +114,10 @@ class Stage(ABC, Generic[Model, Config]):
         """
         return None
 
-    def _adds_nothing(self, iteration: int) -> bool:
-        """Whether nothing but the table of terms acts on the views of an iteration."""
-        return all(component.adds_nothing(iteration) for component in self.components)
+    def _is_plain(self, iteration: int) -> bool:
+        """Whether our rasterizer and the table of terms alone act on the views of an iteration."""
+        is_ours = isinstance(self._rasterizer, rasterization.WarpRasterizer)
+        return is_ours and all(c.adds_nothing(iteration) for c in self.components)
 
     def commit(self, result: ViewResult) -> None:
         """Let the components take note of a view whose numbers are good."""

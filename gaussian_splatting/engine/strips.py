@@ -89,14 +89,9 @@ class ViewPass:
         self._blended: rasterization.BlendedRows | None = None
         self._n_intersections: int | None = None
         # What was taken for the number of intersections; to be checked with the step's numbers.
-        self.predicted: PredictedIntersections | None = None
+        self.predictions: tuple[PredictedIntersections, ...] = ()
         self.radii = projection.radii
         self.depths = projection.depths
-
-    @property
-    def predictions(self) -> tuple[PredictedIntersections, ...]:
-        """The prediction that the tile lists were made with; empty if their length is exact."""
-        return () if self.predicted is None else (self.predicted,)
 
     @functools.cached_property
     def visible(self) -> Tensor:
@@ -155,7 +150,7 @@ class ViewPass:
         if self._sorted is None:
             projection = self._open_projection()
             projection.n_intersections = self._n_intersections
-            tiles, self.predicted = sort_into_tiles(
+            tiles, self.predictions = sort_into_tiles(
                 projection, self._rasterizer, self._intersections
             )
             background = rasterization.channel_background(
@@ -214,15 +209,15 @@ def sort_into_tiles(
     projection: rasterization.Projection,
     rasterizer: rasterization.Rasterizer,
     intersections: IntersectionPrediction | None,
-) -> tuple[Any, PredictedIntersections | None]:
+) -> tuple[Any, tuple[PredictedIntersections, ...]]:
     """Sort splats into tiles; the host waits for their number where it cannot be predicted.
 
     Args:
         intersections: Numbers at earlier visits of views; None: the host waits.
 
     Returns:
-        Tiles of the rasterizer's own kind, and what was taken for the number of intersections, to
-        be checked with the step's numbers; None if it is exact.
+        Tiles of the rasterizer's own kind, and the prediction that their lists were made with, to
+        be checked with the step's numbers; empty if their length is exact.
     """
     camera = projection.camera
     n_gaussians = len(projection.radii)
@@ -231,10 +226,10 @@ def sort_into_tiles(
     tiles = rasterizer.build_tile_lists(projection)
     prediction = projection.prediction
     if prediction is not None and prediction.excess is not None:
-        return tiles, prediction
+        return tiles, (prediction,)
     if intersections is not None and isinstance(tiles, rasterization.TileLists):
         intersections.record(camera, n_gaussians, tiles.ids.shape[0])
-    return tiles, None
+    return tiles, ()
 
 
 class _MapColumns(NamedTuple):

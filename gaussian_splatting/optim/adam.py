@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -351,15 +351,17 @@ class GroupedAdam:
                 return None
             gradient = torch.zeros_like(parameter)
         group.moved = True
-        is_rounded = parameter.dtype != torch.float32 or group.moment_dtype != torch.float32
-        return Stepped(
+        stepped = Stepped(
             value=parameter,
             gradient=gradient,
             moments=group.moments,
             rate=group.rate,
             count=group.steps,
-            seed=derive_seed(self._seed, "rounding", name, group.steps) if is_rounded else 0,
+            seed=0,
         )
+        if not stepped.is_rounded:
+            return stepped
+        return replace(stepped, seed=derive_seed(self._seed, "rounding", name, group.steps))
 
     def zero_grad(self) -> None:
         """Drop all gradients, and forget which parameters were unused."""
@@ -376,10 +378,11 @@ class GroupedAdam:
         """Names that :meth:`mark_unused` was given since the last step."""
         return frozenset(self._unused)
 
-    def put_gradients(self, gradients: Mapping[str, Tensor]) -> None:
-        """Set the gradients of parameters by name; others keep theirs."""
+    def put_gradients(self, gradients: Mapping[str, Tensor], unused: Iterable[str]) -> None:
+        """Set the gradients of parameters by name, and mark others as unused."""
         for name, gradient in gradients.items():
             self.parameters[name].grad = gradient
+        self._unused.update(unused)
 
     def take_gradients(self) -> dict[str, Tensor]:
         """Return the gradients as :meth:`gradients` does, and drop them."""

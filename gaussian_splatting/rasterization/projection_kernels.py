@@ -23,6 +23,7 @@ EWA projection after Zwicker et al. 2001 as used by 3DGS (Kerbl et al. 2023, sec
 import functools
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import warp as wp
 from torch import Tensor
@@ -117,9 +118,8 @@ def n_tiles(camera: Camera) -> tuple[int, int]:
     return -(-camera.width // TILE), -(-camera.height // TILE)
 
 
-@functools.lru_cache(maxsize=1024)
 def make_view(camera: Camera) -> View:
-    """Return a camera as an argument of kernels; cached, because it costs more than a launch."""
+    """Return a camera as an argument of kernels."""
     limits = linearisation_limits(camera)
     view = View()
     view.rotation = wp.mat33(*camera.rotation.ravel().tolist())
@@ -143,33 +143,16 @@ def make_view(camera: Camera) -> View:
 LENS_IN_RECORD = slice(15, 19)  # focal lengths and principal point among a camera's numbers
 
 
-def _numbers(camera: Camera) -> list[float]:
-    """A camera as :func:`view_at` reads it."""
-    limits = linearisation_limits(camera)
-    return [
-        *camera.rotation.ravel().tolist(),
-        *camera.translation.tolist(),
-        *camera.center.tolist(),
-        camera.fx,
-        camera.fy,
-        camera.cx,
-        camera.cy,
-        *limits,
-        camera.width,
-        camera.height,
-        *n_tiles(camera),
-        camera.near,
-    ]
-
-
 @functools.lru_cache(maxsize=8192)
 def camera_record(camera: Camera, device: torch.device) -> Tensor:
     """Return the numbers of a camera in the memory of a device, where kernels read them.
 
     A launch that was recorded reads what is there when it is repeated, while a struct among its
-    arguments would stay what it was. (28,) float32
+    arguments would stay what it was. (28,) float32, the fields of :class:`View` in their order
     """
-    return upload(torch.tensor(_numbers(camera), dtype=torch.float32, device="cpu"), device)
+    view = make_view(camera)
+    numbers = np.concatenate([np.ravel(getattr(view, name)) for name in View.vars])
+    return upload(torch.from_numpy(numbers.astype(np.float32)), device)
 
 
 @wp.func

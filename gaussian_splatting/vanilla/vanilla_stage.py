@@ -21,13 +21,7 @@ from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.stage import Stage, StepResources
 from gaussian_splatting.engine.training_views import TrainingView
-from gaussian_splatting.rasterization import (
-    WARP,
-    Rasterizer,
-    WarpRasterizer,
-    plain_background,
-    project,
-)
+from gaussian_splatting.rasterization import WARP, Rasterizer, plain_background, project
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from sugar_utils.random import draw_labels, generator
 
@@ -132,10 +126,7 @@ class VanillaStage(Stage[TrainableCloud, VanillaConfig]):
 
     def recorded_as(self, view: TrainingView) -> Hashable | None:
         """Return the degree of the colours."""
-        is_ours = isinstance(self._rasterizer, WarpRasterizer)
-        if is_ours and self._adds_nothing(view.iteration):
-            return self._sh_degree(view.iteration)
-        return None
+        return self._sh_degree(view.iteration) if self._is_plain(view.iteration) else None
 
     def _sh_degree(self, iteration: int) -> int:
         """Degree of the spherical harmonics, which grows with the iterations."""

@@ -31,3 +31,12 @@ def learn(
 def everywhere(extent: float) -> Region:
     """A region without bounds around cameras of an extent."""
     return Region(extent)
+
+
+def parameters_and_moments(stage: Stage) -> dict[str, Tensor]:
+    """All numbers that the optimiser changes, by name."""
+    optimizer = stage.model.optimizer
+    state = {name: p.detach() for name, p in optimizer.parameters.items()}
+    for name, moments in optimizer.moments().items():
+        state |= {f"{name} {moment}": values for moment, values in moments.items()}
+    return state
