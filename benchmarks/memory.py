@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gaussian_splatting.components.densification import Region
+from gaussian_splatting.engine.stage import StepResources
 from gaussian_splatting.engine.training_views import TrainingView
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -182,7 +183,9 @@ def step(stage: CoarseStage | RefineStage, setting: Setting, camera: Camera, tar
         return
     stage.begin(setting.iteration)
     if setting.phase != "neighbors":
-        stage.commit(stage.accumulate(TrainingView(camera, target, setting.iteration)))
+        resources = StepResources(stage.memory_plan, factored_colors=True)
+        view = TrainingView(camera, target, setting.iteration)
+        stage.commit(stage.accumulate(view, resources))
 
 
 def optimize(stage: CoarseStage | RefineStage) -> None:

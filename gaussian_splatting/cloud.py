@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gaussian_splatting.adjoints import send_back
+from gaussian_splatting.color_gradients import ColorGradient
 
 ANTIALIASED = "antialiased"
 """Key of a ``.pt``, and comment of a PLY, of Gaussians that are to be rendered so."""
@@ -78,6 +79,8 @@ class Gaussians:
     antialiased: bool = False  # opacities shrink as the rasterizer widens splats below a pixel
     # Backward pass of the activation; None: autograd's, if there is a graph.
     adjoint: ActivationAdjoint | None = None
+    # Collects gradients of colours as factors; None: they go to ``sh_dc`` and ``sh_rest``.
+    color_gradients: list[ColorGradient] | None = None
 
     def __len__(self) -> int:
         return self.means.shape[0]
@@ -106,7 +109,9 @@ class Gaussians:
         for tensor in self.tensors():
             is_parameter = tensor.is_leaf and tensor.requires_grad
             leaves.append(tensor if is_parameter else tensor.detach().requires_grad_(True))
-        return Gaussians(*leaves, antialiased=self.antialiased)
+        return Gaussians(
+            *leaves, antialiased=self.antialiased, color_gradients=self.color_gradients
+        )
 
     def backpropagate(self, gradients: Sequence[Tensor | None]) -> None:
         """Add gradients of :meth:`tensors` to the raw parameters; they are used up.

@@ -108,7 +108,7 @@ class CoarseStage(Stage[TrainableCloud, CoarseConfig]):
 
         What needs the image comes last: nothing as large as it is alive beside the other terms.
         """
-        gaussians = self.model.cloud.activate(graph=False)
+        gaussians = self.leaving_factors(self.model.cloud.activate(graph=False), resources)
         leaves = gaussians.as_leaves()
         view, features = self.with_features(view, leaves)
         terms = self.all_terms(view)

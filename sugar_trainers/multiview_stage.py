@@ -134,7 +134,7 @@ class MultiviewStage(Stage[TrainableCloud, MultiviewConfig]):
 
     def train_on(self, view: TrainingView, resources: StepResources) -> ViewResult:
         """Backpropagate all terms; those of the image come last."""
-        gaussians = self.model.cloud.activate(graph=False)
+        gaussians = self.leaving_factors(self.model.cloud.activate(graph=False), resources)
         leaves = gaussians.as_leaves()
         surface = self._comparer.surface_view(leaves, view.surface, resources)
         view = replace(view, surface=surface)

@@ -111,7 +111,7 @@ class RefineStage(Stage[TrainableBoundCloud, RefineConfig]):
         if self._comparer is not None:
             view, mesh = self._compared(view, mesh, self._comparer)
         view = self.composited(view)
-        gaussians = self.gaussians()
+        gaussians = self.leaving_factors(self.gaussians(), resources)
         view, features = self.with_features(view, gaussians)
         degree = self._config.sh_degree(view.iteration)
         # Without a name of its own: it is freed before the gradients of the model are made.

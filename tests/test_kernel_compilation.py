@@ -34,7 +34,7 @@ def test_all_kernels_of_a_device_are_known_and_none_of_the_other_one():
     cpu, gpu = ({m.name for m in kernel_modules(on_cpu)} for on_cpu in (True, False))
     named = {name for name in gpu if MADE_FOR_CHANNELS not in name}
     assert named <= set(device_modules())
-    assert {"gaussian_splatting.optim.adam", "sugar_scene.field_device"} <= named
+    assert {"gaussian_splatting.optim.adam_steps", "sugar_scene.field_device"} <= named
     assert {"gaussian_splatting.rasterization.blend_cpu", "sugar_scene.field_cpu"} <= cpu
     assert not any(name.endswith("_cpu") for name in gpu)
     assert not any(name.endswith("_cuda") for name in cpu)

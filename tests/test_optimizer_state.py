@@ -10,10 +10,11 @@ import torch
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.engine.model import TrainableCloud
-from gaussian_splatting.optim.adam import (
+from gaussian_splatting.optim.adam import GroupedAdam
+from gaussian_splatting.optim.adam_steps import (
     ADAM_BETAS,
     MOMENTS,
-    GroupedAdam,
+    ParameterState,
     Stepped,
     step_rounding,
 )
@@ -131,7 +132,8 @@ def test_rounding_of_moments_is_unbiased(which):
     rows = grad.expand(n_rows, WIDTH).contiguous()
     for seed in range(n_seeds):
         moments = bfloat16_moments(rows)
-        step_rounding(Stepped(torch.zeros_like(rows), rows, moments, 0.0, 1, seed * 7919))
+        state = ParameterState(torch.zeros_like(rows), moments, 0.0, 1, seed * 7919)
+        step_rounding(Stepped(state, rows))
         kept = moments[which].float()
         total += kept.sum(dim=0, keepdim=True)
         squares += ((kept - exact) ** 2).sum(dim=0, keepdim=True)
@@ -167,7 +169,8 @@ def test_constant_gradient_gives_the_moments_that_it_should():
     grad = 10.0 ** torch.linspace(-1, 0, WIDTH).expand(400, WIDTH).contiguous()
     value, moments = torch.zeros_like(grad), bfloat16_moments(grad)
     for count in range(1, 1001):
-        step_rounding(Stepped(value, grad, moments, 0.0, count, count * 104_729))
+        state = ParameterState(value, moments, 0.0, count, count * 104_729)
+        step_rounding(Stepped(state, grad))
     kept = {n: m.float() / grad ** (1 + (n == "exp_avg_sq")) for n, m in moments.items()}
     for name, beta in zip(("exp_avg", "exp_avg_sq"), ADAM_BETAS, strict=True):
         expected = 1 - beta**1000

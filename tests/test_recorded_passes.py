@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from gaussian_splatting import color_gradients
 from gaussian_splatting.components.densification import Region
 from gaussian_splatting.components.exposures import ExposureConfig, Exposures
 from gaussian_splatting.engine import recorded_passes
@@ -157,6 +158,25 @@ def test_training_has_the_same_bits_as_without(case):
     # Most steps are repetitions, and those after the change have recordings of their own.
     assert 1 <= len(recorder.recordings) <= STEPS // 3
     assert sum(recording.n_replays for recording in recorder.recordings) >= STEPS // 2
+
+
+@pytest.mark.parametrize(
+    ("build", "first"),
+    [(vanilla_stage, 2_592), (coarse_stage, 8_982), (multiview_stage, 7_592)],
+    ids=["vanilla", "coarse", "multiview"],
+)
+def test_recordings_leave_gradients_of_colours_as_factors(build, first, monkeypatch):
+    expected, _ = trained(None, build=build, first=first, steps=8)
+    monkeypatch.setattr(color_gradients, "MIN_FACTORED", 1)
+    launches_alone, _ = trained(None, build=build, first=first, steps=8)
+    recorder = CpuRecorder()
+    stage, warnings = trained(recorder, build=build, first=first, steps=8)
+    assert warnings == []
+    assert recorder.recordings
+    assert_same_bits(stage, state_of(launches_alone))
+    # A step in registers rounds apart from one that reads its gradient.
+    for name, values in state_of(expected).items():
+        torch.testing.assert_close(state_of(stage)[name], values, rtol=1e-3, atol=1e-5)
 
 
 def test_a_recording_serves_views_of_different_cameras_and_photographs():

@@ -9,15 +9,21 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.common import Finding, Setup, compare, draw, equal
-from gaussian_splatting.optim.adam import (
+from gaussian_splatting.color_gradients import ColorGradient
+from gaussian_splatting.optim.adam_steps import (
     ADAM_BETAS,
     ADAM_EPS,
     MOMENTS,
+    ParameterState,
     Stepped,
+    step_alone,
     step_rounding,
     step_together,
 )
+from gaussian_splatting.optim.band_steps import step_in_registers
 from gaussian_splatting.rasterization import complete_normals
+from gaussian_splatting.rasterization.coefficient_gradients import coefficient_gradients
+from gaussian_splatting.rasterization.projection_kernels import camera_record
 from sugar_scene.field_kernels import evaluate_fields
 from sugar_scene.geometry import diamond_faces, diamond_vertices
 from sugar_trainers.losses import fused_depth_normal_consistency
@@ -25,6 +31,7 @@ from sugar_utils.neighbors import nearest_neighbors
 from tests.support.depth_normals import depth_normal_consistency
 from tests.support.field_reference import evaluate_fields_reference
 from tests.support.neighbor_reference import nearest_neighbors_reference
+from tests.support.step_scenes import Case, make_scene
 
 FIELD_FLIPS = 1e-3
 NEIGHBORS = 16
@@ -107,16 +114,42 @@ def adam_in_bfloat16(setup: Setup) -> Iterator[Finding]:
     for place in (setup.place, torch.device("cpu")):
         value, own = start.to(place, copy=True), grad.to(place)
         moments = {name: torch.zeros_like(value, dtype=torch.bfloat16) for name in MOMENTS}
-        step_rounding(Stepped(value, own, moments, RATE, 1, 7))
+        step_rounding(Stepped(ParameterState(value, moments, RATE, 1, 7), own))
         firsts.append(value.clone())
         stored.append({name: t.to("cpu", copy=True) for name, t in moments.items()})
-        step_rounding(Stepped(value, own, moments, RATE, 2, 8))
+        step_rounding(Stepped(ParameterState(value, moments, RATE, 2, 8), own))
         seconds.append(value)
     yield compare("values", firsts[0], truth, 1e-6)
     for name, kept in stored[0].items():
         # Stochastic rounding may fall to the next value where the last bit differs.
         yield compare(name, kept, stored[1][name], 1e-2, flips=1e-3)
     yield compare("second step", seconds[0], seconds[1], 1e-4, flips=1e-2)
+
+
+def adam_in_registers(setup: Setup) -> Iterator[Finding]:
+    """Steps of coefficients whose gradients are formed in registers, beside those that read them.
+
+    Stochastic rounding may fall to the next value where the last bit of a gradient differs.
+    """
+    n = setup.size(100_000, 500)
+    camera = camera_record(make_scene(Case("registers", 10, 48, 36, 1))[1], setup.place)
+    means, colors, start = draw(n, 3, seed=1), draw(n, 3, seed=2), draw(n, 45, seed=3)
+    gradient = ColorGradient(colors.to(setup.place), means.to(setup.place), camera, 3)
+    for dtype in (torch.float32, torch.bfloat16):
+        states = []
+        for _ in range(2):
+            value = start.view(n, 15, 3).to(setup.place, copy=True)
+            moments = {name: torch.zeros_like(value, dtype=dtype) for name in MOMENTS}
+            states.append(ParameterState(value, moments, RATE, 1, 7))
+        step_in_registers(states[0], gradient)
+        whole = coefficient_gradients(gradient, slice(0, n), states[1].value)
+        step_alone(Stepped(states[1], whole))
+        one, other = (state.value.view(n, 45) for state in states)
+        yield compare(f"values, moments in {dtype}", one, other, 1e-5)
+        for name in MOMENTS:
+            one, other = (state.moments[name].view(n, 45).float() for state in states)
+            limits = {"flips": 1e-2} if dtype == torch.bfloat16 else {}
+            yield compare(f"{name} in {dtype}", one, other, 1e-5, **limits)
 
 
 def adam_together(setup: Setup) -> Iterator[Finding]:
@@ -133,7 +166,8 @@ def adam_together(setup: Setup) -> Iterator[Finding]:
         rates = [RATE * (k + 1) for k in range(len(values))]
         counts, seeds = [number] * len(values), [0] * len(values)
         own = [g.to(setup.place) for g in gradients]
-        step_together(list(map(Stepped, values, own, kept, rates, counts, seeds)))
+        states = map(ParameterState, values, kept, rates, counts, seeds)
+        step_together(list(map(Stepped, states, own)))
         for parameter, gradient in zip(truth, gradients, strict=True):
             parameter.grad = gradient.double()
         optimizer.step()
@@ -173,6 +207,7 @@ CHECKS = {
     "neighbours": neighbors,
     "Adam in bfloat16": adam_in_bfloat16,
     "Adam, together": adam_together,
+    "Adam, in registers": adam_in_registers,
     "depth and normals": depth_normals,
     "diamonds": diamonds,
 }

@@ -80,6 +80,7 @@ class PoseRefinement(Component):
 
     name = "poses"
     fits_held_out_poses = True
+    reads_gradients = True
 
     def __init__(self, cameras: Sequence[Camera], extent: float, config: PoseConfig) -> None:
         self._start = {camera.name: camera for camera in cameras}

@@ -71,6 +71,8 @@ class Component:
     changes_exposure: bool = False
     # Whether held-out views are also measured from the pose in which they fit best.
     fits_held_out_poses: bool = False
+    # Whether it reads the gradients of all parameters, which must not be kept as factors then.
+    reads_gradients: bool = False
 
     def begin(self, iteration: int) -> None:
         """Change what has to change before the views of an iteration, as the population."""

@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from gaussian_splatting.color_gradients import MIN_FACTORED
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
 from gaussian_splatting.losses.photometric import SSIM_HALO
@@ -79,11 +80,11 @@ class ViewLoad:
 
 @dataclass(frozen=True)
 class ModelLoad:
-    """Bytes that an optimiser keeps; ``band_bytes`` of a value of the colour bands 1 to 3."""
+    """Bytes of what an optimiser keeps, and of the gradients of colour bands 1 to 3."""
 
     parameters: int
     moments: int
-    band_bytes: int = 4
+    band_gradients: int = 0
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], config: OptimizerConfig) -> ModelLoad:
@@ -93,7 +94,10 @@ class ModelLoad:
         for name, tensor in tensors.items():
             parameters += tensor.numel() * config.value_dtype(name).itemsize
             moments += 2 * tensor.numel() * config.moment_dtype(name).itemsize
-        return cls(parameters, moments, config.value_dtype("sh_rest").itemsize)
+        bands = tensors["sh_rest"]
+        are_factors = config.views_per_step == 1 and len(bands) >= MIN_FACTORED
+        band_bytes = config.value_dtype("sh_rest").itemsize
+        return cls(parameters, moments, 0 if are_factors else bands.numel() * band_bytes)
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,7 @@ def predict(load: StepLoad, plan: MemoryPlan) -> dict[str, int]:
         "backward": max(
             pixels * _LOSS_BYTES,
             round(share * view.intersections) * (24 + 4 * channels) + 4 * channels * pixels,
-            n * (20 + 45 * load.model.band_bytes) - blended - 8 * view.intersections,
+            20 * n + load.model.band_gradients - blended - 8 * view.intersections,
         ),
     }
     chunk = min(plan.sample_chunk or load.samples, load.samples)

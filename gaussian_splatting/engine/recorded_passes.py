@@ -25,6 +25,7 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.component import ViewResult
 from gaussian_splatting.engine.stage import Stage, StepResources
 from gaussian_splatting.engine.training_views import TrainingView
+from gaussian_splatting.optim.adam import Gradients
 from gaussian_splatting.rasterization.projection import (
     IntersectionPrediction,
     PredictedIntersections,
@@ -81,7 +82,6 @@ class _RecordedPass:
         self._recording, self._result = recorder.record(
             lambda: stage.train_on(self._view, resources)
         )
-        self._unused = self._optimizer.unused()
         self._gradients = self._optimizer.take_gradients()
 
     def repeat(self, view: TrainingView, predictor: IntersectionPrediction) -> ViewResult:
@@ -95,7 +95,7 @@ class _RecordedPass:
             else:
                 recorded.detach().copy_(value.detach())
         self._recording.replay()
-        self._optimizer.put_gradients(self._gradients, self._unused)
+        self._optimizer.put_gradients(self._gradients)
         if view.exposure is not None and self._view.exposure is not None:
             view.exposure.grad = self._view.exposure.grad
         predicted = []
@@ -214,14 +214,13 @@ class RecordedPasses:
         optimizer = self._stage.model.optimizer
         self._was_compared = True
         result = self._stage.train_on(view, resources)
-        unused = optimizer.unused()
         gradients = optimizer.take_gradients()
         recorded = self._record(key, view, resources)
         if recorded is not None:
             recorded.repeat(_copied(view), predictor)
             if not _are_equal(gradients, optimizer.take_gradients()):
                 self._switch_off("a repeated pass gave other gradients than its launches did")
-        optimizer.put_gradients(gradients, unused)
+        optimizer.put_gradients(gradients)
         return result
 
     def _switch_off(self, reason: str) -> None:
@@ -255,11 +254,14 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def _are_equal(some: dict[str, Tensor], others: dict[str, Tensor]) -> bool:
-    """Whether gradients by name agree in all bits."""
-    if some.keys() != others.keys():
+def _are_equal(some: Gradients, others: Gradients) -> bool:
+    """Whether gradients agree in all bits."""
+    if some.dense.keys() != others.dense.keys() or len(some.of_colors) != len(others.of_colors):
         return False
-    return all(torch.equal(gradient, others[name]) for name, gradient in some.items())
+    pairs = [(gradient, others.dense[name]) for name, gradient in some.dense.items()]
+    for one, other in zip(some.of_colors, others.of_colors, strict=True):
+        pairs.append((one.colors, other.colors))
+    return all(torch.equal(one, other) for one, other in pairs)
 
 
 def _facts_of(inputs: Iterable[Tensor | Camera]) -> Hashable:

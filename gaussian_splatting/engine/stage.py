@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from gaussian_splatting import rasterization
+from gaussian_splatting import color_gradients, rasterization
 from gaussian_splatting.cloud import MAX_SH_DEGREE, Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.component import Component, ViewResult
@@ -44,6 +44,9 @@ class StepResources:
     memory: MemoryPlan
     # Numbers of tile intersections at earlier visits; None: the host waits for the number.
     intersections: IntersectionPrediction | None = None
+    # Whether gradients of colours may stay factors until the optimiser forms them: where they are
+    # those of one view, and nobody else reads them.
+    factored_colors: bool = False
 
 
 Model = TypeVar("Model", bound=TrainableModel, covariant=True)
@@ -141,6 +144,12 @@ class Stage(ABC, Generic[Model, Config]):
         self.model.optimizer.keep_rows(rows)
         for component in self.components:
             component.keep_rows(rows)
+
+    def leaving_factors(self, gaussians: Gaussians, resources: StepResources) -> Gaussians:
+        """Let a pass over Gaussians leave gradients of colours as factors, if it may."""
+        if not resources.factored_colors or len(gaussians) < color_gradients.MIN_FACTORED:
+            return gaussians
+        return replace(gaussians, color_gradients=self.model.optimizer.color_gradients)
 
     def gaussians(self) -> Gaussians:
         """The model as it is rendered."""

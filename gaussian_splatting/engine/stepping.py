@@ -9,7 +9,7 @@ the sums, and with it their rounding, depends on that.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -126,8 +126,11 @@ class Stepper:
         self._console = context.console
         self._empty = EmptyViews(len(cameras), context.console.warn)
         self._usable_rows = list(range(len(cameras)))
-        self._resources = StepResources(stage.memory_plan, IntersectionPrediction())
         self._n_views = stage.model.optimizer.config.views_per_step
+        needs_sums = self._n_views > 1 or any(c.reads_gradients for c in stage.components)
+        self._resources = StepResources(
+            stage.memory_plan, IntersectionPrediction(), factored_colors=not needs_sums
+        )
         if self._n_views > max(len(cameras), self._group.size):
             raise UserError(
                 f"--views_per_step {self._n_views}: there are only {len(cameras)} views to train "
@@ -193,7 +196,7 @@ class Stepper:
         """Sum over this process's views; gradients are added up in the parameters."""
         optimizer = self._stage.model.optimizer
         total: StepSum | None = None
-        earlier_gradients: dict[str, Tensor] = {}
+        earlier_gradients: Mapping[str, Tensor] = {}
         for view_index in self._view_indices:
             is_first = total is None
             result, shows_any = self._train_on(iteration, view_index, is_first)
@@ -204,7 +207,7 @@ class Stepper:
                 total.add(result.terms)
             total.n_showing += shows_any
             if view_index + 1 in self._view_indices:
-                earlier_gradients = optimizer.take_gradients()
+                earlier_gradients = optimizer.take_gradients().dense
         if total is None:
             raise ValueError("a process has no view of its own in a step")
         return total
@@ -241,7 +244,7 @@ class Stepper:
         optimizer = self._stage.model.optimizer
         numbers = StepNumbers(
             losses=result.terms,
-            gradients=optimizer.gradients(),
+            gradients=optimizer.gradients_to_check(),
             parameters=optimizer.parameters,
             extent=self._stage.extent,
             radii=result.radii,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import warp as wp
@@ -14,10 +14,12 @@ from torch import Tensor
 
 from gaussian_splatting.adjoints import send_back
 from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.color_gradients import ColorGradient
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization import projection_kernels as kernels
 from gaussian_splatting.rasterization.projection_adjoint import PROJECT_BACKWARD
 from gaussian_splatting.rasterization.projection_kernels import Channels, camera_record
+from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
 from gaussian_splatting.rasterization.tile_coverage import PROJECT_AND_COUNT, count_tiles
 from sugar_utils.warp_launch import as_array, launch
 
@@ -176,7 +178,7 @@ class _ProjectionSettings(NamedTuple):
     """Arguments of a projection that are no tensors."""
 
     camera_record: Tensor  # (28,)
-    channels: object  # struct ``Channels``
+    channels: Any  # struct ``Channels``
     n_channels: int
 
 
@@ -232,11 +234,39 @@ class ProjectionAdjoint:
 
     def __call__(self, d_means2d: Tensor, d_splats: Tensor) -> None:
         """Add the gradients of what was projected. (N, 2), (N, 9 + C)"""
+        gaussians = self.gaussians
+        keeps_factors = self._keeps_factors()
+        needs_coefficients = gaussians.sh_dc.requires_grad or gaussians.sh_rest.requires_grad
         gradients = _differentiate(
-            self.settings, self.rows, self.radii, self.splats, d_means2d, d_splats
+            self.settings,
+            self.rows,
+            self.radii,
+            self.splats,
+            d_means2d,
+            d_splats,
+            of_coefficients=needs_coefficients and not keeps_factors,
         )
-        self.gaussians.backpropagate(gradients[:-1])
+        of_gaussians: list[Tensor | None] = list(gradients[:-1])
+        if keeps_factors and gaussians.color_gradients is not None:
+            of_gaussians[-2:] = [None, None]
+            gaussians.color_gradients.append(
+                ColorGradient(
+                    colors=gradients.sh_dc.view(-1, 3),
+                    means=self.rows.means,
+                    camera_record=self.settings.camera_record,
+                    sh_degree=self.settings.channels.sh_degree,
+                )
+            )
+        gaussians.backpropagate(of_gaussians)
         send_back([self.features], [gradients.features])
+
+    def _keeps_factors(self) -> bool:
+        """Whether gradients of coefficients are left to whoever collects their factors."""
+        gaussians = self.gaussians
+        if gaussians.color_gradients is None or self.settings.channels.rgb < 0:
+            return False
+        are_parameters = gaussians.sh_dc.is_leaf and gaussians.sh_rest.is_leaf
+        return are_parameters and gaussians.sh_rest.numel() > 0
 
 
 def _project_rows(settings: _ProjectionSettings, rows: _ProjectedRows) -> _ProjectedTensors:
@@ -279,13 +309,22 @@ def _differentiate(
     splats: Tensor,
     d_means2d: Tensor,
     d_splats: Tensor,
+    *,
+    of_coefficients: bool = True,
 ) -> _ProjectedRows:
-    """Run the kernel of the backward pass."""
-    gradients = _ProjectedRows(*[torch.empty_like(tensor) for tensor in rows])
+    """Run the kernel of the backward pass.
+
+    Args:
+        of_coefficients: Whether gradients of coefficients are formed. Otherwise those of the
+            colours themselves take the place of band 0, and there are none of the bands above.
+    """
+    formed = rows if of_coefficients else rows._replace(sh_rest=rows.sh_rest[:, :0])
+    gradients = _ProjectedRows(*[torch.empty_like(tensor) for tensor in formed])
     coefficients = _vector_of(rows.sh_rest)
     inputs = [
         settings.camera_record,
         settings.channels,
+        SH_C0 if of_coefficients else 1.0,
         as_array(rows.means, wp.vec3),
         as_array(rows.quats, wp.vec4),
         as_array(rows.scales, wp.vec3),
@@ -298,7 +337,7 @@ def _differentiate(
         as_array(gradients.quats, wp.vec4),
         as_array(gradients.scales, wp.vec3),
         gradients.opacities,
-        as_array(gradients.sh_dc, wp.vec3),
+        as_array(gradients.sh_dc.view(-1, 3), wp.vec3),
         as_array(gradients.sh_rest, coefficients),
         gradients.features,
     ]
@@ -345,9 +384,7 @@ def _vector_of(sh_rest: Tensor) -> type:
 
 
 @functools.lru_cache(maxsize=64)
-def _channels(
-    layout: ChannelLayout, sh_degree: int, antialiased: bool, plane_reach: float
-) -> object:
+def _channels(layout: ChannelLayout, sh_degree: int, antialiased: bool, plane_reach: float) -> Any:
     """Return columns and settings as an argument of kernels; cached like cameras."""
     channels = Channels()
     for name in ("rgb", "depth", "normal", "plane", "features"):

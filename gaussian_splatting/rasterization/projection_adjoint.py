@@ -86,18 +86,20 @@ def color_gradient(
     d_color: wp.vec3,
     degree: int,
     sh_rest: wp.array2d(dtype=Any),
-    d_sh_dc: Vec3s2d,
     d_sh_rest: wp.array2d(dtype=Any),
 ) -> wp.vec3:
-    """Backpropagate one colour to its coefficients; return the gradient of the centre."""
+    """Backpropagate one colour; return the gradient of the centre.
+
+    Coefficients get theirs where ``d_sh_rest`` has room for them.
+    """
     length = wp.length(offset)
     direction = offset / length
     basis = sh_basis(direction, degree)
-    d_sh_dc[i, 0] = basis[0] * d_color
     d_basis = vec16()
     for k in range(1, 16):
         if k < (degree + 1) * (degree + 1):
-            put_vector(d_sh_rest, i, k - 1, basis[k] * d_color)
+            if k <= d_sh_rest.shape[1]:
+                put_vector(d_sh_rest, i, k - 1, basis[k] * d_color)
             d_basis[k] = wp.dot(wp.vec3(sh_rest[i, k - 1]), d_color)
     d_direction = sh_direction_gradient(direction, degree, d_basis)
     return (d_direction - direction * wp.dot(direction, d_direction)) / length
@@ -161,6 +163,7 @@ def project_backward(
     first: int,
     record: Floats,
     channels: Channels,
+    color_factor: float,
     means: Vec3s,
     quats: Vec4s,
     scales: Vec3s,
@@ -173,16 +176,22 @@ def project_backward(
     d_quats: Vec4s,
     d_scales: Vec3s,
     d_opacities: Floats,
-    d_sh_dc: Vec3s2d,
+    d_colors: Vec3s,
     d_sh_rest: Coefficients,
     d_features: Floats2d,
 ):
     """Adjoint of :func:`project_forward`; gradients of culled Gaussians are zeros.
 
     As in 3DGS, a camera-space x or y clamped by the linearisation limits counts as a constant.
+
+    Args:
+        color_factor: What the gradients of colours are multiplied by in ``d_colors``: with the
+            constant basis function, they are those of the coefficients of band 0.
+        d_colors: Gradients of the colours before their clamp at zero.
+        d_sh_rest: Without columns, nothing is written to it.
     """
     i = first + wp.tid()
-    d_sh_dc[i, 0] = wp.vec3()
+    d_colors[i] = wp.vec3()
     for k in range(d_sh_rest.shape[1]):
         put_vector(d_sh_rest, i, k, wp.vec3())
     if radii[i] == 0:
@@ -253,8 +262,8 @@ def project_backward(
     if channels.rgb >= 0:
         d_color = clamped_gradient(i, HEADER + channels.rgb, splats, d_splats)
         offset = mean - view.center
-        degree = channels.sh_degree
-        d_mean += color_gradient(i, offset, d_color, degree, sh_rest, d_sh_dc, d_sh_rest)
+        d_colors[i] = color_factor * d_color
+        d_mean += color_gradient(i, offset, d_color, channels.sh_degree, sh_rest, d_sh_rest)
     d_means[i] = d_mean
     d_quats[i] = rotation_gradient(q, d_rotation)
     d_scales[i] = d_scale
@@ -263,4 +272,35 @@ def project_backward(
         d_features[i, k] = d_splats[i, HEADER + channels.features + k]
 
 
+@wp.func
+def basis_seen(mean: wp.vec3, center: wp.vec3, degree: int, d_color: wp.vec3) -> vec16:
+    """Return the basis functions of a Gaussian's coefficients; zeros where its colour taught none.
+
+    Such a Gaussian may be culled, and anywhere: its direction need not be a number.
+    """
+    if d_color[0] == 0.0 and d_color[1] == 0.0 and d_color[2] == 0.0:
+        return vec16()
+    offset = mean - center
+    return sh_basis(offset / wp.length(offset), degree)
+
+
+@wp.kernel
+def spread_colors(
+    first: int,
+    record: Floats,
+    degree: int,
+    means: Vec3s,
+    d_colors: Vec3s,
+    d_sh_rest: Coefficients,
+):
+    """Form the gradients of coefficients that :func:`project_backward` had no room for."""
+    i = first + wp.tid()
+    d_color = d_colors[i]
+    basis = basis_seen(means[i], view_at(record).center, degree, d_color)
+    for k in range(1, 16):
+        if k <= d_sh_rest.shape[1]:
+            put_vector(d_sh_rest, i, k - 1, basis[k] * d_color)
+
+
 PROJECT_BACKWARD = by_coefficients(project_backward, "sh_rest", "d_sh_rest")
+SPREAD_COLORS = by_coefficients(spread_colors, "d_sh_rest")

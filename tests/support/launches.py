@@ -36,7 +36,7 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.stepping import RunContext, Stepper
 from gaussian_splatting.losses import photometric
-from gaussian_splatting.optim import adam
+from gaussian_splatting.optim import adam, band_steps
 from gaussian_splatting.rasterization import WARP, projection
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
@@ -160,6 +160,7 @@ def gpu_paths() -> Iterator[None]:
             (photometric, "photometric_cpu", photometric.photometric_cuda),
             (projection, "counts_while_projecting", lambda device: True),
             (adam, "in_one_launch", lambda device: True),
+            (band_steps, "in_one_launch", lambda device: True),
             (sampling, "evaluate_fields", functools.partial(fields, native=False)),
         ):
             stack.enter_context(mock.patch.object(owner, name, replacement))
