@@ -45,7 +45,7 @@ class StepResources:
     # Numbers of tile intersections at earlier visits; None: the host waits for the number.
     intersections: IntersectionPrediction | None = None
     # Whether gradients of colours may stay factors until the optimiser forms them: where they are
-    # those of one view, and nobody else reads them.
+    # those of one view, and only the optimiser reads them.
     factored_colors: bool = False
 
 

@@ -261,7 +261,7 @@ class ProjectionAdjoint:
         send_back([self.features], [gradients.features])
 
     def _keeps_factors(self) -> bool:
-        """Whether gradients of coefficients are left to whoever collects their factors."""
+        """Whether factors are kept in place of the gradients of coefficients."""
         gaussians = self.gaussians
         if gaussians.color_gradients is None or self.settings.channels.rgb < 0:
             return False
