@@ -436,7 +436,7 @@ class _Extraction:
             mesh = triangle_mesh.with_vertex_normals(mesh)
         elif options.remove_unseen:
             mesh = self._without_unseen(mesh)
-        # After decimation, which knows of no marks, and after what tears holes open.
+        # After decimation, which drops attributes of vertices, and after what tears holes open.
         if options.fills_holes:
             mesh = self._with_holes_filled(mesh, figures)
         if splits:

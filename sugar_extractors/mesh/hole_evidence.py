@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What photographs say about a surface that would fill a hole.
+"""Evidence of photographs for and against a surface that would fill a hole.
 
 A mask contradicts what lies outside of the object, and the depth of a view what stands before the
 surface that it shows. As of masks, single views are outvoted: some are wrong.

@@ -29,7 +29,7 @@ MODES = ("auto", "none")
 HOLE_SHARE = 0.15
 """Longest extent of a hole that is filled, in diagonals of the bounding box of its component.
 
-A larger one is a side that nobody photographed, whose shape the rim does not tell: the border of a
+A larger one is a side without photographs, whose shape the rim does not tell: the border of a
 half sphere is 0.67 long, the open base of a bust about 0.3.
 """
 MIN_COVERING_VIEWS = 3  # in whose images all of a hole lies: from two sides it can be a background
@@ -49,7 +49,7 @@ _SOLUTIONS = 2  # each with the weights of the surface before
 
 
 class Judgement(NamedTuple):
-    """What photographs say about points."""
+    """Evidence of photographs about points."""
 
     n_views: np.ndarray  # views that show the place of a point, (N,) int64
     is_contradicted: np.ndarray  # whether there can be no surface, (N,) bool
@@ -420,8 +420,8 @@ def _refined(patch: _Patch, edges: _RimEdges) -> _Patch:
         is_split = is_long & is_inside
         if not is_split.any():
             break
-        split = with_split_edges(patch.mesh, is_split)
-        midpoint_sizes = patch.sizes[split.ends].mean(axis=1)
+        split, split_ends = with_split_edges(patch.mesh, is_split)
+        midpoint_sizes = patch.sizes[split_ends].mean(axis=1)
         patch = replace(
             patch,
             mesh=split.mesh,
@@ -477,16 +477,19 @@ def _with_flips(
     c = opposites[one]
     d = opposites[two]
     cotangents = _cotangents(vertices, c, a, b) + _cotangents(vertices, d, b, a)
-    new_keys = np.minimum(c, d) * n_vertices + np.maximum(c, d)
-    is_flip = (cotangents < -_OBTUSE) & (c != d)
-    is_flip &= ~np.isin(new_keys, keys) & ~np.isin(new_keys, forbidden)
-    normals = _normals(vertices, a, d, c)
-    is_flip &= (normals * _normals(vertices, d, b, c)).sum(axis=1) > 0
-    candidates = np.flatnonzero(is_flip)
+    candidates = np.flatnonzero((cotangents < -_OBTUSE) & (c != d))
     # The most obtuse first; one edge of a face at a time, and no new edge twice.
     candidates = candidates[np.argsort(cotangents[candidates], kind="stable")]
-    _, first = np.unique(new_keys[candidates], return_index=True)
-    candidates = candidates[np.sort(first)]
+    first_ends = c[candidates]
+    last_ends = d[candidates]
+    new_keys = np.minimum(first_ends, last_ends) * n_vertices + np.maximum(first_ends, last_ends)
+    normals_a = _normals(vertices, a[candidates], last_ends, first_ends)
+    normals_b = _normals(vertices, last_ends, b[candidates], first_ends)
+    is_flip = (normals_a * normals_b).sum(axis=1) > 0
+    is_flip &= ~_contains(keys[order], new_keys) & ~_contains(forbidden, new_keys)
+    is_first = np.zeros(len(candidates), dtype=bool)
+    is_first[np.unique(new_keys, return_index=True)[1]] = True
+    candidates = candidates[is_flip & is_first]
     if len(candidates) == 0:
         return None
     face_pairs = np.stack([one[candidates] // 3, two[candidates] // 3], axis=1)
@@ -498,6 +501,14 @@ def _with_flips(
     flipped_faces[one[flips] // 3] = np.stack([a[flips], d[flips], c[flips]], axis=1)
     flipped_faces[two[flips] // 3] = np.stack([d[flips], b[flips], c[flips]], axis=1)
     return flipped_faces
+
+
+def _contains(numbers: np.ndarray, queries: np.ndarray) -> np.ndarray:
+    """Return which queries are among sorted numbers. (N,), (Q,) -> (Q,) bool"""
+    if len(numbers) == 0:
+        return np.zeros(len(queries), dtype=bool)
+    places = np.searchsorted(numbers, queries)
+    return numbers[np.minimum(places, len(numbers) - 1)] == queries
 
 
 def _normals(vertices: np.ndarray, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
@@ -616,6 +627,29 @@ def _thin_plate(
     return np.concatenate([vertices[:n_rim], solution])
 
 
+class _Shapes(NamedTuple):
+    """The flattest and the smoothest shape of a patch."""
+
+    flat: np.ndarray  # membrane, (P, 3)
+    smooth: np.ndarray  # thin plate, (P, 3)
+
+
+def _extreme_shapes(patch: _Patch, surroundings: _Surroundings) -> _Shapes:
+    """Return the membrane and the thin plate of the rims of a patch."""
+    n_rim = patch.n_rim
+    flat = patch.mesh.vertices
+    if patch.mesh.n_vertices == n_rim:
+        return _Shapes(flat, flat)
+    for _ in range(_SOLUTIONS):
+        laplacian = _laplacian(patch, flat, surroundings)
+        flat = _membrane(laplacian, flat[:n_rim], n_rim)
+    smooth = flat
+    for _ in range(_SOLUTIONS):
+        laplacian = _laplacian(patch, smooth, surroundings)
+        smooth = _thin_plate(laplacian, smooth, surroundings, n_rim)
+    return _Shapes(flat, smooth)
+
+
 class _Shaped(NamedTuple):
     """The shape of a patch."""
 
@@ -632,48 +666,37 @@ def _shaped(
         loops: Rims of the holes, rows of the mesh.
     """
     n_rim = patch.n_rim
-    flat = patch.mesh.vertices
-    smooth = flat
-    has_inside = patch.mesh.n_vertices > n_rim
-    if has_inside:
-        for _ in range(_SOLUTIONS):
-            laplacian = _laplacian(patch, flat, surroundings)
-            flat = _membrane(laplacian, flat[:n_rim], n_rim)
-        smooth = flat
-        for _ in range(_SOLUTIONS):
-            laplacian = _laplacian(patch, smooth, surroundings)
-            smooth = _thin_plate(laplacian, smooth, surroundings, n_rim)
     n_inside = patch.mesh.n_vertices - n_rim
-    shares = np.array(SHARES)[:, None, None]
-    shapes = flat[n_rim:] + shares * (smooth - flat)[n_rim:]
+    holes = _holes_of_inner_vertices(patch)
+    rims = [np.searchsorted(patch.rows, loop) for loop in loops]
+    flat, smooth = _extreme_shapes(patch, surroundings)
+    bulge = (smooth - flat)[n_rim:]
+    shares = np.array(SHARES)[:, None]
+    shapes = flat[n_rim:] + shares[:, :, None] * bulge
     judgement = judge(np.concatenate([flat[:n_rim], shapes.reshape(-1, 3)]))
+    # Of each share of each vertex off the rims.
     n_views = judgement.n_views[n_rim:].reshape(len(SHARES), n_inside)
     is_refuted = judgement.is_contradicted[n_rim:].reshape(len(SHARES), n_inside)
-    extents = [_extent(flat[np.searchsorted(patch.rows, loop)]) for loop in loops]
-    inner_holes = _holes_of_inner_vertices(patch)
-    bulges = np.linalg.norm((smooth - flat)[n_rim:], axis=1) * np.array(SHARES)[:, None]
-    is_refuted = is_refuted | (bulges > MAX_BULGE * np.array(extents)[inner_holes])
     is_refuted = is_refuted | (n_views < MIN_COVERING_VIEWS)
-    is_uncovered = np.zeros(len(loops), dtype=bool)
-    is_uncovered[inner_holes[n_views[-1] < MIN_COVERING_VIEWS]] = True
-    rim_views = judgement.n_views[:n_rim]
-    for number, loop in enumerate(loops):
-        places = np.searchsorted(patch.rows, loop)
-        is_uncovered[number] |= bool((rim_views[places] < MIN_COVERING_VIEWS).any())
+    extents = np.array([_extent(flat[rim]) for rim in rims])
+    heights = shares * np.linalg.norm(bulge, axis=1)
+    is_refuted = is_refuted | (heights > MAX_BULGE * extents[holes])
     levels = _levels(is_refuted, patch)
-    is_contradicted = np.zeros(len(loops), dtype=bool)
-    is_contradicted[inner_holes[levels == len(SHARES)]] = True
-    levels = np.minimum(levels, len(SHARES) - 1)
-    vertices = np.concatenate([flat[:n_rim], shapes[levels, np.arange(n_inside)]])
-    is_degenerate = _degenerate_holes(patch, vertices, len(loops))
+    best_levels = np.minimum(levels, len(SHARES) - 1)
+    vertices = np.concatenate([flat[:n_rim], shapes[best_levels, np.arange(n_inside)]])
+
+    is_covered = judgement.n_views[:n_rim] >= MIN_COVERING_VIEWS
+    uncovered_holes = set(holes[n_views[-1] < MIN_COVERING_VIEWS].tolist())
+    contradicted_holes = set(holes[levels == len(SHARES)].tolist())
+    degenerate_holes = _degenerate_holes(patch, vertices)
     reasons = []
-    for number in range(len(loops)):
+    for number, rim in enumerate(rims):
         reason = "filled"
-        if is_uncovered[number]:
+        if number in uncovered_holes or not is_covered[rim].all():
             reason = "outside_views"
-        elif is_contradicted[number]:
+        elif number in contradicted_holes:
             reason = "contradicted"
-        elif is_degenerate[number]:
+        elif number in degenerate_holes:
             reason = "untriangulated"
         reasons.append(reason)
     return _Shaped(vertices, reasons)
@@ -686,13 +709,11 @@ def _holes_of_inner_vertices(patch: _Patch) -> np.ndarray:
     return numbers[patch.n_rim :]
 
 
-def _degenerate_holes(patch: _Patch, vertices: np.ndarray, n_holes: int) -> np.ndarray:
-    """Return which holes have triangles without area between vertices, (P, 3). (n_holes,) bool"""
-    corners = vertices[patch.mesh.faces]
-    costs = _triangle_costs(corners[:, 0], corners[:, 1], corners[:, 2])
-    is_degenerate = np.zeros(n_holes, dtype=bool)
-    is_degenerate[patch.holes[~np.isfinite(costs)]] = True
-    return is_degenerate
+def _degenerate_holes(patch: _Patch, vertices: np.ndarray) -> set[int]:
+    """Return the holes with triangles without area between vertices, (P, 3)."""
+    a, b, c = vertices[patch.mesh.faces].swapaxes(0, 1)
+    is_degenerate = np.isinf(_triangle_costs(a, b, c))
+    return set(patch.holes[is_degenerate].tolist())
 
 
 def _levels(is_refuted: np.ndarray, patch: _Patch) -> np.ndarray:

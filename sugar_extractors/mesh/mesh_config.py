@@ -206,7 +206,7 @@ class MeshOptions(CaptureOptions):
 
     @property
     def fills_holes(self) -> bool:
-        """Whether small holes are filled: of depth of planes, which leaves what nobody saw open."""
+        """Whether small holes are filled: those of depth of planes alone."""
         is_fused = self.mesh_extractor == "tsdf" and self.tsdf.tsdf_depth == "plane"
         return self.fill_holes == flags.AUTO and is_fused and not self.watertight
 

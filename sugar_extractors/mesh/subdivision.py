@@ -41,6 +41,12 @@ class SplitMesh(NamedTuple):
     mesh: TriangleMesh  # new vertices, the midpoints, come last
     shares: np.ndarray  # area of each face in that of its parent, (F,)
     parents: np.ndarray  # row of the face before that each one is a part of, (F,)
+
+
+class SplitEdges(NamedTuple):
+    """A mesh of which some edges were split."""
+
+    split: SplitMesh
     ends: np.ndarray  # ends of the edge of each midpoint, (N, 2) rows of vertices
 
 
@@ -94,10 +100,10 @@ def with_split_faces(mesh: TriangleMesh, marked: np.ndarray) -> SplitMesh:
     """
     is_split = np.zeros(mesh.faces.shape, dtype=bool)
     is_split[marked] = True
-    return with_split_edges(mesh, is_split)
+    return with_split_edges(mesh, is_split).split
 
 
-def with_split_edges(mesh: TriangleMesh, marked: np.ndarray) -> SplitMesh:
+def with_split_edges(mesh: TriangleMesh, marked: np.ndarray) -> SplitEdges:
     """Split some edges at their midpoints, and the faces on both sides into two to four.
 
     Args:
@@ -134,9 +140,5 @@ def with_split_edges(mesh: TriangleMesh, marked: np.ndarray) -> SplitMesh:
         colors=np.concatenate([mesh.colors, colors]),
         filled=filled,
     )
-    return SplitMesh(
-        mesh=finer,
-        shares=np.array(_SHARES)[n_midpoints],
-        parents=np.concatenate(part_parents),
-        ends=np.stack([starts, ends], axis=1),
-    )
+    split = SplitMesh(finer, np.array(_SHARES)[n_midpoints], np.concatenate(part_parents))
+    return SplitEdges(split, np.stack([starts, ends], axis=1))
