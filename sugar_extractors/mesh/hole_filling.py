@@ -595,11 +595,12 @@ def _laplacian(patch: _Patch, vertices: np.ndarray, surroundings: _Surroundings)
 def _membrane(laplacian: _Laplacian, values: np.ndarray, n_rim: int) -> np.ndarray:
     """Return harmonic values inside of a patch whose rim has some. (R, K) -> (P, K)"""
     # Here and not above: most commands start without it.
+    from scipy.sparse import csc_array
     from scipy.sparse.linalg import splu
 
     n_patch = len(laplacian.areas)
-    rows = laplacian.matrix[n_rim:]
-    inner = rows[:, n_rim:n_patch].tocsc()
+    rows = csc_array(laplacian.matrix[n_rim:])
+    inner = csc_array(rows[:, n_rim:n_patch])
     right_side = -(rows[:, :n_rim] @ values)
     return np.concatenate([values, splu(inner).solve(right_side)])
 
@@ -613,16 +614,15 @@ def _thin_plate(
     tangents. (P, 3) -> (P, 3)
     """
     # Here and not above: most commands start without it.
-    from scipy.sparse import diags_array
+    from scipy.sparse import csc_array, diags_array
     from scipy.sparse.linalg import splu
 
     n_patch = len(vertices)
-    weighted = diags_array(1 / np.sqrt(laplacian.areas)) @ laplacian.matrix
-    weighted = weighted.tocsc()
-    inner = weighted[:, n_rim:n_patch]
+    weighted = csc_array(diags_array(1 / np.sqrt(laplacian.areas)) @ laplacian.matrix)
+    inner = csc_array(weighted[:, n_rim:n_patch])
     fixed = weighted[:, :n_rim] @ vertices[:n_rim]
     fixed += weighted[:, n_patch:] @ surroundings.ring
-    normal_matrix = (inner.T @ inner).tocsc()
+    normal_matrix = csc_array(inner.T @ inner)
     solution = splu(normal_matrix).solve(-(inner.T @ fixed))
     return np.concatenate([vertices[:n_rim], solution])
 
