@@ -176,6 +176,30 @@ def test_a_loop_of_many_edges_is_divided_and_closed():
     assert np.abs(np.linalg.norm(fillings(mesh), axis=1) - 1).max() < 0.003
 
 
+def test_a_hole_whose_vertices_are_all_joined_is_closed_around_a_new_one():
+    """Decimation leaves loops whose chords are edges of other faces."""
+    torn = pierced(sphere(1.0, rings=40), UP, 1)
+    torn = keep_vertices(torn, np.arange(torn.n_vertices) != 700)
+    loop = next(loop for loop in border_loops(torn) if len(loop) < 10)
+    n = len(loop)
+    chords = [(a, b) for a in range(n) for b in range(a + 2, n) if (a, b) != (0, n - 1)]
+    # Fins with two sides, each on a chord, without open edges.
+    fins = []
+    for number, (a, b) in enumerate(chords):
+        tip = torn.n_vertices + number
+        fins += [(loop[a], loop[b], tip), (loop[b], loop[a], tip)]
+    tips = np.tile(0.9 * torn.vertices[loop].mean(axis=0), (len(chords), 1))
+    finned = mesh_of(
+        np.concatenate([torn.vertices, tips + 1e-3 * np.arange(len(chords))[:, None]]),
+        np.concatenate([torn.faces, fins]),
+    )
+    assert topology(finned).holes == 2
+    mesh, counts = fill_holes(finned, agree, is_object=True)
+    assert counts == HoleCounts(filled=2)
+    assert_closed(mesh)
+    assert len(fillings(mesh)) > 0
+
+
 def test_two_holes_of_different_size_are_both_closed():
     torn = pierced(pierced(sphere(1.0)), ASIDE, 9)
     mesh, counts = fill_holes(torn, agree, is_object=True)
@@ -432,17 +456,11 @@ def test_fillings_are_marked_in_the_file_and_stay_so_when_triangles_are_split(tm
     assert read_mesh_ply(tmp_path / "torn.ply").filled is None
 
 
-@pytest.fixture(scope="module")
-def side_views(tmp_path_factory) -> MeshOptions:
-    """A sphere without Gaussians around its south pole; views from its sides, none from above."""
-    is_there = sphere_points(6_000) @ np.array(UP) > -np.cos(np.radians(30))
+def views_from_the_side(root, heights, lowest=-2.0) -> MeshOptions:
+    """A sphere with Gaussians above a height; views from its sides, none from above."""
+    is_there = sphere_points(6_000)[:, 2] > lowest
     cloud = sphere_cloud(6_000).select(torch.from_numpy(is_there))
-    cameras = []
-    for height in (0.0, 0.25):
-        for camera in ring_of_cameras(10, height, width=160):
-            cameras.append(replace(camera, name=f"{len(cameras):03d}.png"))
-    root = tmp_path_factory.mktemp("side views")
-    scene = write_mesh_scene(root / "scene", cloud, cameras)
+    scene = write_mesh_scene(root / "scene", cloud, side_cameras(heights))
     return MeshOptions(
         scene_path=scene.root,
         checkpoint_path=scene.checkpoint,
@@ -457,6 +475,21 @@ def side_views(tmp_path_factory) -> MeshOptions:
         bboxmax=(2.0, 2.0, 2.0),
         tsdf=TsdfConfig(tsdf_depth="plane", tsdf_voxel_size=0.03),
     )
+
+
+def side_cameras(heights):
+    cameras = []
+    for height in heights:
+        for camera in ring_of_cameras(10, height, width=160):
+            cameras.append(replace(camera, name=f"{len(cameras):03d}.png"))
+    return cameras
+
+
+@pytest.fixture(scope="module")
+def side_views(tmp_path_factory) -> MeshOptions:
+    """The sphere ends above its south pole."""
+    root = tmp_path_factory.mktemp("side views")
+    return views_from_the_side(root, (0.0, 0.25), lowest=-np.cos(np.radians(30)))
 
 
 def extracted(options: MeshOptions, tmp_path, **changes):
@@ -490,6 +523,20 @@ def test_an_extraction_closes_what_no_view_looked_at(side_views, tmp_path, capsy
     # The colour of the sphere is its normal.
     blue = mesh.colors[mesh.filled][:, 2] / 255
     assert np.abs(blue - (0.5 + 0.4 * fillings(mesh)[:, 2])).max() < 0.05
+
+
+def test_an_object_in_masks_is_closed_all_around(tmp_path, monkeypatch):
+    heights = (-0.35, 0.35)
+    hull = hull_around(sphere(1.03), side_cameras(heights))
+    monkeypatch.setattr("sugar_extractors.mesh.extraction.hull_of", lambda *_: hull)
+    options = views_from_the_side(tmp_path, heights)
+    _, torn, _ = extracted(options, tmp_path / "none", fill_holes="none")
+    _, mesh, note = extracted(options, tmp_path / "auto")
+    assert topology(torn).holes > 0
+    assert note["result"]["holes"] == 0
+    assert note["result"]["open_edge_share"] == 0
+    assert_closed(mesh)
+    assert hull.contains(torch.tensor(fillings(mesh))).all()
 
 
 def test_surfaces_of_other_kinds_are_not_filled(side_views, tmp_path):

@@ -68,7 +68,7 @@ class HoleCounts:
     outer_borders: int = 0  # of open surfaces such as a ground
     outside_views: int = 0
     contradicted: int = 0
-    untriangulated: int = 0  # no triangulation without degenerate triangles or crowded edges
+    degenerate: int = 0  # with triangles of no area
 
     def figures(self) -> dict[str, int]:
         """Return the counts for the record of a mesh."""
@@ -78,7 +78,7 @@ class HoleCounts:
             "holes_outer_borders": self.outer_borders,
             "holes_outside_views": self.outside_views,
             "holes_contradicted": self.contradicted,
-            "holes_untriangulated": self.untriangulated,
+            "holes_degenerate": self.degenerate,
         }
 
     def __str__(self) -> str:
@@ -87,7 +87,7 @@ class HoleCounts:
             "outer borders": self.outer_borders,
             f"not in {MIN_COVERING_VIEWS} views": self.outside_views,
             "contradicted by photographs": self.contradicted,
-            "without a triangulation": self.untriangulated,
+            "degenerate": self.degenerate,
         }
         text = f"{self.filled:,} holes filled, {sum(reasons.values()):,} left open"
         parts = [f"{count:,} {reason}" for reason, count in reasons.items() if count]
@@ -117,17 +117,20 @@ def fill_holes(
     reasons = _open_reasons(mesh, loops, is_object, box)
     candidates = [number for number, reason in enumerate(reasons) if not reason]
     edges = _RimEdges.of(mesh, loops)
-    triangulations = []
-    for number in candidates:
-        faces = _triangulated(mesh.vertices, loops[number], edges)
-        if faces is None:
-            reasons[number] = "untriangulated"
-        else:
-            triangulations.append(faces)
-    candidates = [number for number in candidates if not reasons[number]]
     if not candidates:
         return FilledMesh(mesh, HoleCounts(**Counter(reasons)))
-    patch = _Patch.of(mesh, triangulations)
+    triangulations = []
+    centers: list[np.ndarray] = []
+    for number in candidates:
+        loop = loops[number]
+        faces = _triangulated(mesh.vertices, loop, edges)
+        if faces is None:
+            # As where all vertices are joined already: edges to a new vertex are never there.
+            center = np.full_like(loop, mesh.n_vertices + len(centers))
+            faces = np.stack([np.roll(loop, -1), loop, center], axis=1)
+            centers.append(mesh.vertices[loop].mean(axis=0))
+        triangulations.append(faces)
+    patch = _Patch.of(mesh, triangulations, centers)
     patch = _refined(patch, edges)
     surroundings = _Surroundings.of(mesh, patch)
     shaped = _shaped(patch, surroundings, judge, [loops[number] for number in candidates])
@@ -371,17 +374,39 @@ class _Patch:
     sizes: np.ndarray  # length of edges around each vertex, (V,) world units
 
     @classmethod
-    def of(cls, mesh: TriangleMesh, triangulations: Sequence[np.ndarray]) -> _Patch:
-        """Return the patch of triangles between rows of a mesh, (F, 3) for each hole."""
+    def of(
+        cls,
+        mesh: TriangleMesh,
+        triangulations: Sequence[np.ndarray],
+        centers: Sequence[np.ndarray],
+    ) -> _Patch:
+        """Return the patch of triangles, (F, 3) for each hole, between rows of a mesh and centers.
+
+        Args:
+            centers: Further vertices, (3,) each, whose rows come behind those of the mesh.
+        """
         faces = np.concatenate(triangulations)
-        rows, places = np.unique(faces, return_inverse=True)
+        all_rows, places = np.unique(faces, return_inverse=True)
+        places = places.reshape(-1, 3)
+        rows = all_rows[all_rows < mesh.n_vertices]
+        inner = np.reshape(centers, (-1, 3))
+        patch_mesh = TriangleMesh(
+            vertices=np.concatenate([mesh.vertices[rows], inner]),
+            faces=places,
+            colors=np.zeros((len(all_rows), 3), dtype=np.uint8),
+        )
         counts = [len(triangles) for triangles in triangulations]
-        patch_mesh = TriangleMesh(mesh.vertices[rows], places.reshape(-1, 3), mesh.colors[rows])
+        rim_sizes = _mean_edges(mesh, rows)
+        # A center is the last corner of its faces, which have each vertex around it once in front.
+        is_fan = places[:, 2] >= len(rows)
+        numbers = places[is_fan, 2] - len(rows)
+        totals = np.bincount(numbers, rim_sizes[places[is_fan, 0]], len(inner))
+        inner_sizes = totals / np.bincount(numbers, minlength=len(inner))
         return cls(
             mesh=patch_mesh,
             rows=rows,
             holes=np.repeat(np.arange(len(counts)), counts),
-            sizes=_mean_edges(mesh, rows),
+            sizes=np.concatenate([rim_sizes, inner_sizes]),
         )
 
     @property
@@ -697,7 +722,7 @@ def _shaped(
         elif number in contradicted_holes:
             reason = "contradicted"
         elif number in degenerate_holes:
-            reason = "untriangulated"
+            reason = "degenerate"
         reasons.append(reason)
     return _Shaped(vertices, reasons)
 
