@@ -30,7 +30,7 @@ HOLE_SHARE = 0.15
 """Longest extent of a hole that is filled, in diagonals of the bounding box of its component.
 
 A larger one is a side without photographs, whose shape the rim does not tell: the border of a
-half sphere is 0.67 long, the open base of a bust about 0.3.
+half sphere has 0.67, and on a whole sphere 0.15 is a cap of 15 degrees around its axis.
 """
 MIN_COVERING_VIEWS = 3  # in whose images all of a hole lies: from two sides it can be a background
 MAX_BULGE = 0.5  # height above the membrane in extents of the hole: that of a half sphere
