@@ -2,7 +2,8 @@
 """Triangle meshes as arrays: their clean-up, closing of holes, and coarse mesh PLY files.
 
 Binary little-endian: ``double`` positions and normals, ``uchar`` colours, and faces as
-``list uchar uint vertex_indices``. Reading accepts any number type, text files and polygons.
+``list uchar uint vertex_indices``. Where holes were filled, ``uchar filled`` is 1 at the vertices
+of the fillings. Reading accepts any number type, text files and polygons.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ _COLOR = ("red", "green", "blue")
 _NUMBERS = dict.fromkeys(_POSITION + _NORMAL, "<f8")
 _BYTES = dict.fromkeys(_COLOR, "u1")
 _VERTEX = np.dtype([*_NUMBERS.items(), *_BYTES.items()])
+_FILLED = "filled"
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class TriangleMesh:
     faces: np.ndarray  # rows of the vertices, counter-clockwise seen from outside, (F, 3) int64
     colors: np.ndarray  # (V, 3) uint8
     normals: np.ndarray | None = None  # unit, outward; None until they are computed, (V, 3) float64
+    filled: np.ndarray | None = None  # vertices that fill holes; None without any, (V,) bool
 
     @property
     def n_vertices(self) -> int:
@@ -78,7 +81,8 @@ def keep_vertices(mesh: TriangleMesh, keep: np.ndarray) -> TriangleMesh:
     new_rows = np.cumsum(keep) - 1
     faces = mesh.faces[keep[mesh.faces].all(axis=1)]
     normals = None if mesh.normals is None else mesh.normals[keep]
-    return TriangleMesh(mesh.vertices[keep], new_rows[faces], mesh.colors[keep], normals)
+    filled = None if mesh.filled is None else mesh.filled[keep]
+    return TriangleMesh(mesh.vertices[keep], new_rows[faces], mesh.colors[keep], normals, filled)
 
 
 def without_unused_vertices(mesh: TriangleMesh) -> TriangleMesh:
@@ -298,9 +302,13 @@ def write_mesh_ply(path: Path, mesh: TriangleMesh) -> None:
     if normals is None:
         normals = with_vertex_normals(mesh).normals
     assert normals is not None
-    columns = (*mesh.vertices.T, *normals.T, *mesh.colors.T)
+    columns = [*mesh.vertices.T, *normals.T, *mesh.colors.T]
+    vertex_type = _VERTEX
+    if mesh.filled is not None:
+        columns.append(mesh.filled)
+        vertex_type = np.dtype([*_VERTEX.descr, (_FILLED, "u1")])
     with atomic_path(path) as temporary:
-        write_faces(temporary, np.rec.fromarrays(columns, dtype=_VERTEX), mesh.faces)
+        write_faces(temporary, np.rec.fromarrays(columns, dtype=vertex_type), mesh.faces)
 
 
 def write_faces(path: Path, vertices: np.ndarray, faces: np.ndarray) -> None:
@@ -368,8 +376,12 @@ def _mesh_of(path: Path, data: PlyData) -> TriangleMesh:
             colors = colors * 255
     colors = np.clip(np.rint(colors), 0, 255)
     normals = None if _missing_columns(vertex, _NORMAL) else _columns(vertex, _NORMAL)
+    filled = None
+    if not _missing_columns(vertex, (_FILLED,)):
+        filled = np.asarray(vertex[_FILLED]) != 0
     faces = _triangles(path, data["face"].data)
-    return TriangleMesh(_columns(vertex, _POSITION), faces, colors.astype(np.uint8), normals)
+    vertices = _columns(vertex, _POSITION)
+    return TriangleMesh(vertices, faces, colors.astype(np.uint8), normals, filled)
 
 
 def _missing_columns(rows: np.ndarray, names: Sequence[str]) -> list[str]:

@@ -24,6 +24,8 @@ from gaussian_splatting.engine.model import cloud_from_state
 from gaussian_splatting.engine.run_identity import Identity, scene_inputs
 from sugar_extractors.mesh import depth_views, level_sets, meshing_backends, seams
 from sugar_extractors.mesh.depth_views import Renderer
+from sugar_extractors.mesh.hole_evidence import ViewEvidence
+from sugar_extractors.mesh.hole_filling import fill_holes
 from sugar_extractors.mesh.level_sets import Box, LevelSetModel, SurfaceSamples
 from sugar_extractors.mesh.mesh_config import OUTPUT_FLAG, MeshOptions
 from sugar_extractors.mesh.mesh_finishing import decimated_to_error, finish_mesh
@@ -151,6 +153,7 @@ class _Extraction:
         self._scene = scene
         self._start = time.monotonic()
         self._largest_solver = 0
+        self._voxel_sizes: dict[str, float] = {}  # of the regions that were fused, by name
         device = options.compute.device
         self._cameras = scene.train_cameras
         reset_peak(device)
@@ -192,8 +195,9 @@ class _Extraction:
             for (job_level, target), identity in jobs.items():
                 if job_level == level:
                     path = options.mesh_path(level, target)
-                    mesh = self._finished(path, target, meshes, surface)
-                    self._write(path, identity, mesh, figures)
+                    mesh_figures = dict(figures)
+                    mesh = self._finished(path, target, meshes, surface, mesh_figures)
+                    self._write(path, identity, mesh, mesh_figures)
 
     def _cut(self, meshes: Sequence[TriangleMesh]) -> list[TriangleMesh]:
         """Cut off triangles outside of the masks."""
@@ -351,6 +355,7 @@ class _Extraction:
         for name, box in parts.items():
             start = time.monotonic()
             region = self._fused(render, box)
+            self._voxel_sizes[name] = region.voxel_size
             figures[f"{name}_voxel"] = region.voxel_size
             figures[f"{name}_voxels"] = region.n_voxels
             figures[f"{name}_seconds"] = round(time.monotonic() - start, 2)
@@ -400,12 +405,16 @@ class _Extraction:
         target: int,
         meshes: Sequence[TriangleMesh],
         surface: SurfaceSamples | None,
+        figures: dict[str, Any],
     ) -> TriangleMesh:
         """Return one mesh of some regions, with at most ``target`` triangles each.
+
+        Fillings of holes come on top.
 
         Args:
             path: File of the mesh, for messages.
             surface: Points that vertices snap to; None for none.
+            figures: For the record of the mesh; those of its holes are added.
         """
         options = self._options
         splits = options.triangle_pixels > 0 and options.mesh_error is None
@@ -427,6 +436,9 @@ class _Extraction:
             mesh = triangle_mesh.with_vertex_normals(mesh)
         elif options.remove_unseen:
             mesh = self._without_unseen(mesh)
+        # After decimation, which drops attributes of vertices, and after what tears holes open.
+        if options.fills_holes:
+            mesh = self._with_holes_filled(mesh, figures)
         if splits:
             covered = self._covered_pixels(mesh)
             mesh = split_to_pixels(mesh, covered, options.triangle_pixels, target * len(meshes))
@@ -436,6 +448,25 @@ class _Extraction:
                 f"{path.name}: no triangle is left after the clean-up; use more --surface_points "
                 "or a larger --decimation_target"
             )
+        return mesh
+
+    def _with_holes_filled(self, mesh: TriangleMesh, figures: dict[str, Any]) -> TriangleMesh:
+        """Fill the holes that photographs allow; add their counts to the record."""
+        inner_voxel = self._voxel_sizes["foreground"]
+        evidence = ViewEvidence(
+            cameras=self._cameras,
+            hull=self._hull,
+            renderer=self._renderer,
+            box=self._boxes[0],
+            inner_voxel=inner_voxel,
+            outer_voxel=self._voxel_sizes.get("background", inner_voxel),
+            device=self._options.compute.device,
+        )
+        is_object = self._hull is not None
+        with self._console.waiting("holes"):
+            mesh, counts = fill_holes(mesh, evidence.judge, is_object=is_object, box=self._boxes[0])
+        figures.update(counts.figures())
+        self._console.info(str(counts))
         return mesh
 
     def _write(

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from gaussian_splatting.engine.run_directory import RUN_FILE
 from gaussian_splatting.shared_flags import Preset, preset
+from sugar_extractors.mesh.hole_filling import MODES as FILLING_MODES
 from sugar_extractors.mesh.meshing_backends import BACKENDS, PoissonConfig
 from sugar_extractors.mesh.tsdf import TsdfConfig
 from sugar_trainers.capture import CaptureOptions, model_file
@@ -82,6 +83,14 @@ class MeshOptions(CaptureOptions):
         False,
         "close the surface where no view looked: of tsdf by Poisson of what was fused in the "
         "foreground, of poisson by cutting nothing away",
+    )
+    fill_holes: str = _flag(
+        flags.AUTO,
+        "auto: close small holes where no view looked, if three views show the place, by the "
+        "smoothest surface that no mask and no depth contradicts; of tsdf with --tsdf_depth plane; "
+        "none: leave them open",
+        choices=FILLING_MODES,
+        no_effect_when="with --mesh_extractor poisson; with --watertight True",
     )
     remove_unseen: bool = _flag(
         False,
@@ -196,6 +205,12 @@ class MeshOptions(CaptureOptions):
         return self.mesh_extractor == "tsdf" and (planes or self.tsdf.margin is not None)
 
     @property
+    def fills_holes(self) -> bool:
+        """Whether small holes are filled: those of depth of planes alone."""
+        is_fused = self.mesh_extractor == "tsdf" and self.tsdf.tsdf_depth == "plane"
+        return self.fill_holes == flags.AUTO and is_fused and not self.watertight
+
+    @property
     def jobs(self) -> list[tuple[float, int]]:
         """Level and target of every mesh: levels in the outer, targets in the inner loop."""
         levels = self.surface_levels if self.mesh_extractor == "poisson" else (0.0,)
@@ -228,7 +243,9 @@ class MeshOptions(CaptureOptions):
         values = asdict(decided)
         for name in skipped:
             values.pop(name, None)
+        del values["fill_holes"]
         if is_tsdf:
+            values["fill_holes"] = self.fills_holes
             values["tsdf"]["tsdf_margin"] = self.tsdf.margin
         values["level"] = None if is_tsdf else level
         values["decimation_target"] = target

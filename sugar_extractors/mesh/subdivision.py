@@ -38,9 +38,16 @@ _SHARES = (1.0, 0.5, 0.25, 0.25)  # area of a part with 0 to 3 midpoints, in tha
 class SplitMesh(NamedTuple):
     """A mesh of which some faces were split."""
 
-    mesh: TriangleMesh
+    mesh: TriangleMesh  # new vertices, the midpoints, come last
     shares: np.ndarray  # area of each face in that of its parent, (F,)
     parents: np.ndarray  # row of the face before that each one is a part of, (F,)
+
+
+class SplitEdges(NamedTuple):
+    """A mesh of which some edges were split."""
+
+    split: SplitMesh
+    ends: np.ndarray  # ends of the edge of each midpoint, (N, 2) rows of vertices
 
 
 def split_to_pixels(
@@ -91,6 +98,17 @@ def with_split_faces(mesh: TriangleMesh, marked: np.ndarray) -> SplitMesh:
     Args:
         marked: Rows of the faces to split. (M,)
     """
+    is_split = np.zeros(mesh.faces.shape, dtype=bool)
+    is_split[marked] = True
+    return with_split_edges(mesh, is_split).split
+
+
+def with_split_edges(mesh: TriangleMesh, marked: np.ndarray) -> SplitEdges:
+    """Split some edges at their midpoints, and the faces on both sides into two to four.
+
+    Args:
+        marked: Edges to split, from corner k of a face to k + 1; one side is enough. (F, 3) bool
+    """
     keys, first, edges = np.unique(edge_keys(mesh.faces), return_index=True, return_inverse=True)
     edges = edges.reshape(-1, 3)
     is_split = np.zeros(len(keys), dtype=bool)
@@ -102,6 +120,10 @@ def with_split_faces(mesh: TriangleMesh, marked: np.ndarray) -> SplitMesh:
     ends = np.roll(mesh.faces, -1, axis=1).ravel()[split_edges]
     colors = np.rint(mesh.colors[[starts, ends]].mean(axis=0)).astype(np.uint8)
     points = (mesh.vertices[starts] + mesh.vertices[ends]) / 2
+    filled = mesh.filled
+    if filled is not None:
+        # An edge with one end in a filling lies in it.
+        filled = np.concatenate([filled, filled[starts] | filled[ends]])
     nodes = np.hstack([mesh.faces, midpoints])
     patterns = (midpoints >= 0) @ [1, 2, 4]
     parts = []
@@ -116,5 +138,7 @@ def with_split_faces(mesh: TriangleMesh, marked: np.ndarray) -> SplitMesh:
         vertices=np.concatenate([mesh.vertices, points]),
         faces=faces,
         colors=np.concatenate([mesh.colors, colors]),
+        filled=filled,
     )
-    return SplitMesh(finer, np.array(_SHARES)[n_midpoints], np.concatenate(part_parents))
+    split = SplitMesh(finer, np.array(_SHARES)[n_midpoints], np.concatenate(part_parents))
+    return SplitEdges(split, np.stack([starts, ends], axis=1))

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evidence of photographs for and against a surface that would fill a hole.
+
+A mask contradicts what lies outside of the object, and the depth of a view what stands before the
+surface that it shows. As of masks, single views are outvoted: some are wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gaussian_splatting.data.cameras import Camera, Pixels, pixels_of
+from gaussian_splatting.data.masks import OVERVIEW_SIDE, VisualHull, is_outside
+from sugar_extractors.mesh.depth_views import Renderer
+from sugar_extractors.mesh.hole_filling import Judgement
+from sugar_extractors.mesh.level_sets import Box
+
+FRONT_VOXELS = 4.0  # by which a point stands before a surface: the reach of fused distances
+FRONT_PIXELS = 2  # all pixels this near to a point have to show a deeper surface: edges are blurred
+
+
+@dataclass(frozen=True)
+class ViewEvidence:
+    """The evidence of training views; :meth:`judge` is what filling asks."""
+
+    cameras: Sequence[Camera]
+    hull: VisualHull | None  # of the masks of an object; None without
+    renderer: Callable[[], Renderer]  # makes the renderer of the views' fused depth, on first use
+    box: Box  # the foreground
+    inner_voxel: float  # side of a voxel in the box, world units
+    outer_voxel: float  # the same outside of it
+    device: torch.device
+
+    @torch.no_grad()
+    def judge(self, points: np.ndarray) -> Judgement:
+        """Return how many views show the places of points, and whether views contradict them.
+
+        Args:
+            points: (N, 3) world units
+        """
+        positions = torch.from_numpy(points.astype(np.float32)).to(self.device)
+        voxels = np.where(self.box.contains(points), self.inner_voxel, self.outer_voxel)
+        reach = FRONT_VOXELS * torch.from_numpy(voxels.astype(np.float32)).to(self.device)
+        n_views = torch.zeros(len(points), dtype=torch.int64, device=self.device)
+        votes = torch.zeros(len(points), device=self.device)
+        shown_by = torch.zeros_like(votes)
+        render = self.renderer()
+        for camera in self.cameras:
+            n_views += self._covers(camera, positions)
+            view_points = _in_camera(positions, camera)
+            pixels = pixels_of(view_points, camera)
+            if not bool(pixels.inside.any()):
+                continue
+            surface = _least_depth(render(camera).depth, pixels)
+            distance = surface - view_points[:, 2]
+            is_informed = pixels.inside & (surface > 0) & (distance >= -reach)
+            shown_by += is_informed
+            votes += is_informed & (distance > reach)
+        is_contradicted = is_outside(votes, shown_by)
+        if self.hull is not None:
+            is_contradicted |= ~self.hull.contains(positions)
+        return Judgement(n_views.cpu().numpy(), is_contradicted.cpu().numpy())
+
+    def _covers(self, camera: Camera, positions: Tensor) -> Tensor:
+        """Return which points, (N, 3), a view shows, inside of its mask if it has one. (N,) bool"""
+        small = camera.reduced(OVERVIEW_SIDE)
+        pixels = pixels_of(_in_camera(positions, small), small)
+        silhouette = None if self.hull is None else self.hull.silhouette(small)
+        if silhouette is None:
+            return pixels.inside
+        return pixels.inside & silhouette[pixels.rows, pixels.columns]
+
+
+def _in_camera(positions: Tensor, camera: Camera) -> Tensor:
+    """Return points in camera axes. (N, 3) -> (N, 3) world units"""
+    return torch.stack([camera.coordinate(positions, axis) for axis in range(3)], dim=1)
+
+
+def _least_depth(depth: Tensor, pixels: Pixels) -> Tensor:
+    """Return the least depth around pixels, 0 where some is unknown. (H, W), (N,) -> (N,)"""
+    height, width = depth.shape
+    offsets = range(-FRONT_PIXELS, FRONT_PIXELS + 1)
+    least = depth[pixels.rows, pixels.columns]
+    for down in offsets:
+        rows = (pixels.rows + down).clamp(0, height - 1)
+        for right in offsets:
+            columns = (pixels.columns + right).clamp(0, width - 1)
+            least = torch.minimum(least, depth[rows, columns])
+    return least
