@@ -50,7 +50,7 @@ def plain_figures(scene, written, tmp_path_factory) -> dict[str, Any]:
 
 
 def figures_of(path: Path, scene: Path, output: Path, *words: object) -> dict[str, Any]:
-    """What the program writes about a file."""
+    """Measure a file and return its figures."""
     flags = ["--exported", path, "-s", scene, "--output_dir", output, *words]
     options = metrics_options(metrics_parser(None).parse_args([*map(str, flags)]))
     content = json.loads(measure(options, Console.silent()).read_text())
@@ -58,7 +58,7 @@ def figures_of(path: Path, scene: Path, output: Path, *words: object) -> dict[st
 
 
 def refusal(capsys, *words: object) -> str:
-    """The one line with which the program refuses."""
+    """Run the program, which refuses, and return its one line of error."""
     assert run_cli(metrics.main, *words) == 2
     (line,) = [text for text in capsys.readouterr().err.splitlines() if text]
     return line
@@ -78,14 +78,15 @@ def test_a_file_with_the_colours_of_the_photographs_is_as_good_as_them(
 
 
 def test_pixels_of_the_outline_are_not_covered(scene, plain_figures):
-    whole = []
-    covered = []
+    box_shares = []
+    covered_shares = []
     for name, view in plain_figures["views"].items():
         photograph = np.asarray(Image.open(scene / "images" / name)).max(axis=-1)
-        whole.append((photograph > 0).mean())
-        covered.append(view["covered_share"])
-    assert all(0.8 * share < other < share for share, other in zip(whole, covered, strict=True))
-    assert plain_figures["covered_share"] == pytest.approx(np.mean(covered))
+        box_shares.append((photograph > 0).mean())
+        covered_shares.append(view["covered_share"])
+    for box_share, covered_share in zip(box_shares, covered_shares, strict=True):
+        assert 0.8 * box_share < covered_share < box_share
+    assert plain_figures["covered_share"] == pytest.approx(np.mean(covered_shares))
 
 
 def test_what_no_mesh_covers_counts_in_whole_pictures_only(scene, written, tmp_path):

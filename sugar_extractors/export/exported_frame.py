@@ -30,7 +30,7 @@ _Matrix = tuple[_Row, _Row, _Row, _Row]
 
 
 class _Record(msgspec.Struct):
-    """What a record says of where files stand; the records of stages say nothing."""
+    """Matrices in a JSON file beside a mesh; the records of stages have none."""
 
     matrix: _Matrix | None = None
     glb_matrix: _Matrix | None = None  # of the GLB where it is another one

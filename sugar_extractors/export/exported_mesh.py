@@ -161,9 +161,9 @@ def _texture_of(visual: Any) -> np.ndarray | None:
     picture = getattr(material, "baseColorTexture", None)
     if picture is None:
         picture = getattr(material, "image", None)
-    if not isinstance(picture, Image.Image):
-        return None
-    return np.asarray(picture.convert("RGB"))
+    if isinstance(picture, Image.Image):
+        return np.asarray(picture.convert("RGB"))
+    return None
 
 
 def _colors_of(visual: Any) -> np.ndarray | None:
@@ -244,8 +244,7 @@ def _without_colors(path: Path, files: tuple[Path, ...]) -> str:
     if path.suffix.lower() != ".obj":
         return f"{path}: has neither a texture nor vertex colours; pass a textured mesh"
     for material in _named_files(path, ("mtllib",)):
-        wanted = [material, *_named_files(material, _PICTURE_WORDS)]
-        for file in wanted:
+        for file in (material, *_named_files(material, _PICTURE_WORDS)):
             if file not in files:
                 return f"{path}: has no texture, because {file.name} is not beside it; copy it, too"
     return f"{path}: has neither a texture nor vertex colours; pass a textured mesh"

@@ -203,7 +203,7 @@ class _ViewFigures:
     """Figures of one view; those of covered pixels are None where the mesh covers none."""
 
     covered_share: float
-    whole: dict[str, float]
+    picture: dict[str, float]  # of all its pixels
     covered: dict[str, float] | None
 
 
@@ -231,39 +231,49 @@ def measure_exported(options: ExportedOptions, console: Console) -> Path:
     vertices = torch.from_numpy(points).float().to(device)
     background = plain_background(options.white_background, device)
     renderer = MeshRenderer(mesh, vertices, background)
-    gaussians = _read_gaussians(options, console)
-    mesh_figures = []
-    gaussian_figures = []
-    with ImageStore(options.white_background) as images:
-        for camera in cameras:
-            picture = renderer.render(camera)
-            photograph = upload(images.shown(camera), device)
-            fitted = options.exposure_compensation
-            mesh_figures.append(_compare(picture.image, photograph, picture.covered, fitted))
-            if gaussians is not None:
-                image = _gaussian_image(gaussians, camera, options.white_background)
-                gaussian_figures.append(_compare(image, photograph, picture.covered, fitted))
-    if not any(figures.covered_share for figures in mesh_figures):
+    figures = _measure_views(renderer, cameras, options, console)
+    if not any(view.covered_share for view in figures.mesh):
         raise UserError(
             f"{options.exported}: none of {len(cameras)} {options.split} views shows it, taken as "
             f"{frame.source}; check -s, or say where it stands with --exported_transform"
         )
-    row = {**_means(mesh_figures), **_file_figures(mesh), "frame": frame.source}
+    row = {**_means(figures.mesh), **_file_figures(mesh), "frame": frame.source}
+    if figures.gaussians:
+        row["gaussians"] = _means(figures.gaussians)
     row["views"] = {
-        camera.name: {
-            "covered_share": figures.covered_share,
-            **figures.whole,
-            **_with_suffix(figures.covered),
-        }
-        for camera, figures in zip(cameras, mesh_figures, strict=True)
+        camera.name: _view_row(view) for camera, view in zip(cameras, figures.mesh, strict=True)
     }
-    if gaussian_figures:
-        row["gaussians"] = _means(gaussian_figures)
     name = scene_name(scene.root)
     console.table(f"{options.exported}, {name}:", _table_rows(row, options), headline=True)
     write_json_atomic(options.result_path, {name: {options.exported.name: row}})
     console.info(f"written: {options.result_path}")
     return options.result_path
+
+
+class _Figures(NamedTuple):
+    """Figures of all views."""
+
+    mesh: list[_ViewFigures]
+    gaussians: list[_ViewFigures]  # on the same pixels; empty where none are compared
+
+
+def _measure_views(
+    renderer: MeshRenderer, cameras: Sequence[Camera], options: ExportedOptions, console: Console
+) -> _Figures:
+    """Compare a mesh, and Gaussians if there are some, with the photographs of cameras."""
+    gaussians = _read_gaussians(options, console)
+    fitted = options.exposure_compensation
+    white = options.white_background
+    figures = _Figures([], [])
+    with ImageStore(white) as images:
+        for camera in cameras:
+            image, covered = renderer.render(camera)
+            photograph = upload(images.shown(camera), image.device)
+            figures.mesh.append(_compare(image, photograph, covered, fitted))
+            if gaussians is not None:
+                image = _gaussian_image(gaussians, camera, white)
+                figures.gaussians.append(_compare(image, photograph, covered, fitted))
+    return figures
 
 
 def _scene_of(options: ExportedOptions, console: Console) -> Scene:
@@ -315,14 +325,14 @@ def _compare(image: Tensor, photograph: Tensor, covered: Tensor, fitted: bool) -
     target = photograph[..., :3]
     if image.shape != target.shape:
         raise UserError("a photograph has another size than its camera; check that they belong")
-    whole = {"psnr": psnr(image, target), "ssim": ssim(to_unit(image), target)}
+    picture = {"psnr": psnr(image, target), "ssim": ssim(to_unit(image), target)}
     if fitted:
-        whole["psnr_after_gain_and_offset"] = psnr(fitted_to(to_unit(image), target), target)
+        picture["psnr_after_gain_and_offset"] = psnr(fitted_to(to_unit(image), target), target)
     covered_share = float(covered.double().mean())
     counted = is_counted(photograph)
     weights = (covered if counted is None else covered & counted).double()
     if not bool(weights.any()):
-        return _ViewFigures(covered_share, whole, None)
+        return _ViewFigures(covered_share, picture, None)
     # Windows of SSIM reach beyond the mesh, where both are made equal.
     unit_target = to_unit(target)
     inside = torch.where(covered[..., None], to_unit(image), unit_target)
@@ -330,21 +340,22 @@ def _compare(image: Tensor, photograph: Tensor, covered: Tensor, fitted: bool) -
         "psnr": psnr(image, target, weights),
         "ssim": ssim(inside, unit_target, weights),
     }
-    return _ViewFigures(covered_share, whole, figures)
+    return _ViewFigures(covered_share, picture, figures)
 
 
-def _with_suffix(figures: dict[str, float] | None) -> dict[str, float | None]:
-    """Return figures of covered pixels under the names of the JSON file."""
-    if figures is None:
-        return {"psnr_covered": None, "ssim_covered": None}
-    return {f"{name}_covered": value for name, value in figures.items()}
+def _view_row(view: _ViewFigures) -> dict[str, float | None]:
+    """Return the figures of a view under the names of the JSON file."""
+    row: dict[str, float | None] = {"covered_share": view.covered_share, **view.picture}
+    for name in ("psnr", "ssim"):
+        row[f"{name}_covered"] = None if view.covered is None else view.covered[name]
+    return row
 
 
 def _means(views: Sequence[_ViewFigures]) -> dict[str, Any]:
     """Return means over the views; those of covered pixels over the views that have some."""
     means: dict[str, Any] = {}
-    for name in views[0].whole:
-        means[name] = _mean([view.whole[name] for view in views])
+    for name in views[0].picture:
+        means[name] = _mean([view.picture[name] for view in views])
     covered = [view.covered for view in views if view.covered is not None]
     for name in covered[0] if covered else ():
         means[f"{name}_covered"] = _mean([figures[name] for figures in covered])
