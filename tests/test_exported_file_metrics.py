@@ -184,6 +184,7 @@ def test_darker_photographs_do_not_matter_after_gain_and_offset(scene, tmp_path)
     write_textured_mesh(tmp_path / "box.obj", replace(mesh, texture=darker))
     row = figures_of(tmp_path / "box.obj", scene, tmp_path, "--exposure_compensation", True)
     assert row["psnr_after_gain_and_offset"] > row["psnr"] + 5
+    assert row["psnr_after_gain_and_offset_covered"] > 40
 
 
 @pytest.mark.parametrize(("n_sides", "open_edges"), [(6, 0), (5, 4)])

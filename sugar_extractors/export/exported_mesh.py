@@ -158,7 +158,7 @@ def _moved(points: np.ndarray, matrix: np.ndarray) -> np.ndarray:
 def _texture_of(visual: Any) -> np.ndarray | None:
     """Return the picture of a material, (H, W, 3) uint8; None without one."""
     material = getattr(visual, "material", None)
-    picture = getattr(material, "baseColorTexture", None)
+    picture: Any = getattr(material, "baseColorTexture", None)
     if picture is None:
         picture = getattr(material, "image", None)
     if isinstance(picture, Image.Image):

@@ -48,6 +48,7 @@ from sugar_utils.settings import flag, made_of
 
 SAMPLES_PER_SIDE = 4  # rays per side of a pixel
 SPLITS = ("test", "train")
+_FITTED = "psnr_after_gain_and_offset"
 _flag = partial(flag, group="exported file")
 _common_flag = partial(flag, group="metrics")
 
@@ -327,19 +328,25 @@ def _compare(image: Tensor, photograph: Tensor, covered: Tensor, fitted: bool) -
         raise UserError("a photograph has another size than its camera; check that they belong")
     picture = {"psnr": psnr(image, target), "ssim": ssim(to_unit(image), target)}
     if fitted:
-        picture["psnr_after_gain_and_offset"] = psnr(fitted_to(to_unit(image), target), target)
+        picture[_FITTED] = psnr(fitted_to(to_unit(image), target), target)
     covered_share = float(covered.double().mean())
     counted = is_counted(photograph)
-    weights = (covered if counted is None else covered & counted).double()
-    if not bool(weights.any()):
+    pixels = covered if counted is None else covered & counted
+    if not bool(pixels.any()):
         return _ViewFigures(covered_share, picture, None)
     # Windows of SSIM reach beyond the mesh, where both are made equal.
     unit_target = to_unit(target)
     inside = torch.where(covered[..., None], to_unit(image), unit_target)
+    weights = pixels.double()
     figures = {
         "psnr": psnr(image, target, weights),
         "ssim": ssim(inside, unit_target, weights),
     }
+    if fitted:
+        # A row of the pixels is a picture, too.
+        row = to_unit(image[pixels][None])
+        target_row = target[pixels][None]
+        figures[_FITTED] = psnr(fitted_to(row, target_row), target_row)
     return _ViewFigures(covered_share, picture, figures)
 
 
@@ -404,11 +411,11 @@ def _table_rows(row: dict[str, Any], options: ExportedOptions) -> Iterator[tuple
 
 def _quality_rows(figures: dict[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
     """Yield the lines of the image quality of a mesh, or of Gaussians."""
-    if "psnr_covered" in figures:
-        text = f"PSNR {figures['psnr_covered']:.2f} dB, SSIM {figures['ssim_covered']:.4f}"
-        yield f"{prefix}covered pixels", text
-    text = f"PSNR {figures['psnr']:.2f} dB, SSIM {figures['ssim']:.4f}"
-    fitted = figures.get("psnr_after_gain_and_offset")
-    if fitted is not None:
-        text += f", {fitted:.2f} dB after gain and offset"
-    yield f"{prefix}whole pictures", text
+    for label, suffix in (("covered pixels", "_covered"), ("whole pictures", "")):
+        if f"psnr{suffix}" not in figures:
+            continue
+        text = f"PSNR {figures[f'psnr{suffix}']:.2f} dB, SSIM {figures[f'ssim{suffix}']:.4f}"
+        fitted = figures.get(_FITTED + suffix)
+        if fitted is not None:
+            text += f", {fitted:.2f} dB after gain and offset"
+        yield f"{prefix}{label}", text
