@@ -14,7 +14,7 @@ import importlib
 import io
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, cast
@@ -24,31 +24,32 @@ from msgspec import Meta
 from torch import Tensor
 
 from gaussian_splatting.cloud import MAX_SH_DEGREE, Gaussians
-from gaussian_splatting.compute import Compute, DeviceFlags
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
-from gaussian_splatting.data.masks import MaskOptions
-from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.reference_layout import load_reference_checkpoint
 from gaussian_splatting.data.scene import Scene, load_scene_for_checkpoint
 from gaussian_splatting.engine.reporting.evaluation import evaluate
 from gaussian_splatting.rasterization import plain_background, render_view
+from sugar_extractors.export.exported_metrics import (
+    ComparisonOptions,
+    ExportedOptions,
+    measure_exported,
+)
 from sugar_extractors.export.reading import read_bound_gaussians
 from sugar_extractors.mesh.mesh_config import EXTRACTORS, MeshVariant, mesh_name
 from sugar_extractors.texture.textured_mesh_io import read_textured_mesh, render_textured
 from sugar_pipeline.pipeline_flags import PresetFlags, apply_presets
 from sugar_scene.mesh_bound import LAYOUTS
 from sugar_trainers import naming
-from sugar_trainers.capture import SugarSize
 from sugar_trainers.naming import NORMAL_FACTOR, coarse_name, number_text, refined_name, scene_name
 from sugar_trainers.stage_config import MODES, MULTIVIEW
 from sugar_utils.console import Console
 from sugar_utils.device import upload
 from sugar_utils.errors import Notify, UserError, explained
 from sugar_utils.files import read_json, remove_stale_temporaries, write_json_atomic
-from sugar_utils.flags import Parser, boolean, non_negative_float, positive_int
+from sugar_utils.flags import Parser, non_negative_float, positive_int
 from sugar_utils.schemas import FileName, conform
-from sugar_utils.settings import flag, from_args, made_of, parser_of
+from sugar_utils.settings import flag, from_args, parser_of
 
 PAPER_ITERATION = 30_000
 _flag = partial(flag, group="metrics")
@@ -63,7 +64,7 @@ Render = Callable[[Camera], Tensor]  # (H, W, 3) float
 
 
 @dataclass(frozen=True, kw_only=True)
-class MetricsOptions:
+class MetricsOptions(ComparisonOptions):
     """Flags of ``metrics.py``: the models to measure, and how.
 
     Models of the modes ``dn_consistency`` and ``density`` have the same names.
@@ -109,20 +110,6 @@ class MetricsOptions:
     )
     use_uv_texture: bool = _flag(False, "render the textured mesh instead of the Gaussians")
     use_diffuse_color_only: bool = _flag(False, "render the view-independent part of the colours")
-    white_background: bool = _flag(False, "render on white")
-    exposure_compensation: bool = _flag(
-        False,
-        "also measure PSNR after a gain and an offset per view and channel, as "
-        "psnr_after_gain_and_offset",
-        parse=boolean,
-        nargs="?",
-        const=True,
-    )
-    output_dir: Path = _flag(naming.OUTPUT_ROOT, "folder above all results", parse=Path)
-    mask_options: MaskOptions = field(default_factory=MaskOptions)
-    view_options: ViewOptions = field(default_factory=ViewOptions)
-    size: SugarSize = field(default_factory=SugarSize)
-    compute: Compute = made_of(DeviceFlags, Compute)
 
     def __post_init__(self) -> None:
         if self.use_poisson_center and self.use_marching_cubes:
@@ -179,18 +166,20 @@ class MetricsOptions:
         return refined_name(Path(mesh), naming.NORMAL_CONSISTENCY, self.gaussians_per_triangle)
 
 
-def measure(options: MetricsOptions, console: Console | None = None) -> Path:
-    """Measure all scenes; the file is rewritten after each.
+def measure(options: MetricsOptions | ExportedOptions, console: Console | None = None) -> Path:
+    """Measure all scenes; the file is rewritten after each. Or measure an exported file.
 
     Returns:
-        The JSON file: scene name to model to ``ssim``, ``psnr`` and ``lpips`` (null without its
-        weights), with masks also ``psnr_counted`` and ``ssim_counted``, of what they count; where
-        held-out views were left out also their names as ``dropped_views``, and
-        ``psnr_with_dropped_views``.
+        The JSON file. Of an exported file as of ``measure_exported``, else scene name to model to
+        ``ssim``, ``psnr`` and ``lpips`` (null without its weights), with masks also
+        ``psnr_counted`` and ``ssim_counted``, of what they count; where held-out views were left
+        out also their names as ``dropped_views``, and ``psnr_with_dropped_views``.
     """
     console = console or Console()
     if options.compute.device_reason:
         console.info(options.compute.device_reason)
+    if isinstance(options, ExportedOptions):
+        return measure_exported(options, console)
     scenes = read_scene_config(options.scene_config)
     remove_stale_temporaries(options.result_path.parent)
     perceptual = load_perceptual(console.info)
@@ -361,11 +350,13 @@ def load_perceptual(notify: Notify) -> Perceptual | None:
 
 def metrics_parser(description: str | None) -> Parser:
     """Make the parser of ``metrics.py``."""
-    return parser_of(description, MetricsOptions, PresetFlags)
+    return parser_of(description, MetricsOptions, ExportedOptions, PresetFlags)
 
 
-def metrics_options(args: argparse.Namespace) -> MetricsOptions:
-    """Make the options of the flags, with the presets resolved."""
+def metrics_options(args: argparse.Namespace) -> MetricsOptions | ExportedOptions:
+    """Make the options of the flags, with the presets resolved; of an exported file, or models."""
+    if args.exported is not None:
+        return from_args(ExportedOptions, args)
     return from_args(MetricsOptions, apply_presets(args))
 
 

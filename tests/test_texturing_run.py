@@ -8,6 +8,7 @@ import json
 import math
 import os
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,9 +16,14 @@ import torch
 from PIL import Image
 
 import extract_refined_mesh_with_texture as script
+from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.reference_layout import point_cloud_path, write_exposures
 from gaussian_splatting.engine.checkpoint import save_payload
 from gaussian_splatting.losses.exposure import exposed, mean_exposure
+from gaussian_splatting.rasterization import render_view
+from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
+from sugar_extractors.export.reading import read_bound_gaussians
 from sugar_extractors.texture import textured_mesh_io
 from sugar_extractors.texture.textured_mesh_io import read_textured_mesh, render_textured
 from sugar_extractors.texture.texturing import TextureOptions, texture_parser
@@ -25,7 +31,13 @@ from sugar_scene.bound_model import FACES, STATE_NAMES
 from sugar_utils.flags import Parser
 from sugar_utils.settings import add_flags, from_args
 from tests.support.refined_models import NAME, refined_state, save_model
-from tests.support.tiny_scene import load_pt, make_tiny_checkpoint, make_tiny_scene, run_cli
+from tests.support.tiny_scene import (
+    load_pt,
+    make_tiny_checkpoint,
+    make_tiny_scene,
+    run_cli,
+    tiny_cloud,
+)
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +74,35 @@ def test_a_run_writes_all_files_under_the_name_of_the_model(inputs, tmp_path):
     assert note["result"]["views"] == 8
     assert note["result"]["seen_face_share"] > 0.8
     assert note["result"]["peak_bytes"] > 0
+
+
+def test_renders_show_what_hangs_in_front_of_the_mesh(inputs, tmp_path):
+    """Colours of the mesh were learned behind it, so that without it they are wrong."""
+    shell = tiny_cloud()
+    haze = replace(
+        shell,
+        means=1.2 * shell.means,
+        sh_dc=torch.full_like(shell.sh_dc, 0.5 / SH_C0),
+        opacity_logits=torch.full_like(shell.opacity_logits, -1.5),
+    )
+    colors = {}
+    for name, background in (("plain", None), ("hazy", haze)):
+        model = save_model(tmp_path / name, refined_state(), background=background)
+        assert texture(inputs, tmp_path / name, "--export_glb", "False", model=model) == 0
+        mesh = read_textured_mesh(tmp_path / name / f"{NAME}.obj")
+        gaussians = read_bound_gaussians(model).activate_all()
+        camera = inputs[0].cameras[1]
+        pictures = render_textured(mesh, camera, supersampling=2), render_image(gaussians, camera)
+        colors[name], expected = (picture[16:32, 24:40].mean(dim=(0, 1)) for picture in pictures)
+        torch.testing.assert_close(colors[name], expected, rtol=0, atol=0.04)
+    assert bool((colors["hazy"] > colors["plain"] + 0.05).all())
+
+
+def render_image(gaussians: Gaussians, camera: Camera) -> torch.Tensor:
+    """Render view-independent colours of Gaussians on black. (H, W, 3)"""
+    output = render_view(gaussians, camera, white=False, geometry=False, sh_degree=0)
+    assert output.image is not None
+    return output.image
 
 
 @pytest.mark.parametrize(

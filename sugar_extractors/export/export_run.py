@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import MISSING, dataclass, field, replace
@@ -51,7 +52,7 @@ from sugar_trainers.capture import SugarSize
 from sugar_trainers.naming import OUTPUT_ROOT
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
-from sugar_utils.files import atomic_path, check_writable, write_json_atomic
+from sugar_utils.files import atomic_path, check_writable, read_json, write_json_atomic
 from sugar_utils.flags import boolean, positive_int
 from sugar_utils.memory import format_bytes
 from sugar_utils.settings import flag, parser_of
@@ -272,9 +273,21 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
         if options.placement.wanted:
             note = {"matrix": matrix.tolist(), "meaning": _MATRIX_MEANING}
             write_json_atomic(temporary[options.matrix_file], note)
+    if not options.placement.wanted:
+        _remove_stale_matrix(options.matrix_file)
     n_bytes = sum(path.stat().st_size for path in files)
     console.info(f"{format_bytes(n_bytes)}: {target}")
     return target
+
+
+def _remove_stale_matrix(path: Path) -> None:
+    """Remove the record of an earlier export, which would be taken for that of this one."""
+    if not path.is_file():
+        return
+    with contextlib.suppress(UserError):
+        record = read_json(path)
+        if isinstance(record, dict) and record.get("meaning") == _MATRIX_MEANING:
+            path.unlink()
 
 
 def _export_gaussians(

@@ -484,7 +484,8 @@ def _baked(
         if options.texture_source == "photos" and resolution is not None:
             photographs = photo_source(colors.images, cloud.vertices.device, colors.exposures)
             return bake_photographs(baker, photographs, colors_of_faces, resolution)
-        source = render_source(cloud.activate(), options.white_background)
+        # What hangs in front of the mesh took part in all renders that the colours were learned by.
+        source = render_source(cloud.activate_all(), options.white_background)
         return baker.bake(source, colors_of_faces)
 
 

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where an exported file stands: the matrix from the scene to it, from what the export recorded.
+
+Records are JSON files beside the mesh: ``NAME.glb.json`` of ``export.py``, ``NAME_placed.json`` of
+the texture stage, ``transform.json`` of the folder of results. A file without one stands where the
+capture stands: OBJ and PLY in its axes, GLB with y up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from gaussian_splatting.formats.moved import GLB_AXES
+from sugar_utils.errors import UserError
+from sugar_utils.schemas import Coordinate, read_checked
+
+UNMOVED = "none"
+_TRANSFORM = "transform.json"  # in the folder of results
+_RESULT_NAME = "mesh"  # of the files in the folder of results, without suffix
+_PLACED = "_placed"  # end of the name of a copy of the texture stage
+_GLB = ".glb"
+_SMALLEST_VOLUME = 1e-30  # of the unit cube, after a matrix that can be undone
+
+_Row = tuple[Coordinate, Coordinate, Coordinate, Coordinate]
+_Matrix = tuple[_Row, _Row, _Row, _Row]
+
+
+class _Record(msgspec.Struct):
+    """Matrices in a JSON file beside a mesh; the records of stages have none."""
+
+    matrix: _Matrix | None = None
+    glb_matrix: _Matrix | None = None  # of the GLB where it is another one
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Coordinates of an exported file."""
+
+    matrix: np.ndarray  # file = matrix x (x, y, z, 1) of the scene, (4, 4) float64
+    source: str  # where that is known from
+
+    def to_scene(self, points: np.ndarray, offset: np.ndarray) -> np.ndarray:
+        """Bring points of the file into the scene. (V, 3) -> (V, 3) float64
+
+        Args:
+            points: Vertices of the file. (V, 3)
+            offset: What was subtracted from the coordinates of the capture. An export in these
+                coordinates, which lies where the offset is, is moved back. (3,)
+        """
+        inverse = np.linalg.inv(self.matrix)
+        moved = points @ inverse[:3, :3].T + inverse[:3, 3]
+        center = np.median(moved, axis=0)
+        if np.linalg.norm(center - offset) < np.linalg.norm(center):
+            return moved - offset
+        return moved
+
+
+def frame_of(path: Path, given: str | None = None) -> Frame:
+    """Return the coordinates of an exported file.
+
+    Args:
+        path: The file.
+        given: A record somewhere else, or ``none`` for a file that was not moved; None to look for
+            a record beside the file.
+
+    Raises:
+        UserError: A record is damaged or missing.
+    """
+    if given == UNMOVED:
+        return _unmoved(path)
+    if given is not None:
+        record = Path(given)
+        if not record.is_file():
+            raise UserError(f"--exported_transform {given}: no such file; or pass {UNMOVED}")
+        frame = _recorded(path, record)
+        if frame is None:
+            raise UserError(f"--exported_transform {given}: has no matrix; or pass {UNMOVED}")
+        return frame
+    for record in _records(path):
+        if record.is_file():
+            frame = _recorded(path, record)
+            if frame is not None:
+                return frame
+    if path.stem == _RESULT_NAME or path.stem.endswith(_PLACED):
+        expected = _TRANSFORM if path.stem == _RESULT_NAME else f"{path.stem}.json"
+        raise UserError(
+            f"{path}: no {expected} beside it says where it stands; pass it as "
+            f"--exported_transform, or {UNMOVED} for a file that was not moved"
+        )
+    return _unmoved(path)
+
+
+def _unmoved(path: Path) -> Frame:
+    matrix = GLB_AXES if path.suffix.lower() == _GLB else np.eye(4)
+    return Frame(matrix, "not moved")
+
+
+def _records(path: Path) -> list[Path]:
+    """Return the files beside a mesh that may say where it stands, the surest first."""
+    records = [path.with_name(f"{path.name}.json"), path.with_suffix(".json")]
+    if path.stem == _RESULT_NAME:
+        records.append(path.with_name(_TRANSFORM))
+    return records
+
+
+def _recorded(path: Path, record: Path) -> Frame | None:
+    """Return the coordinates that a record tells; None if it is about something else."""
+    content = msgspec.convert(read_checked(record, _Record), _Record)
+    rows = content.matrix
+    if path.suffix.lower() == _GLB and content.glb_matrix is not None:
+        rows = content.glb_matrix
+    if rows is None:
+        return None
+    matrix = np.array(rows, dtype=np.float64)
+    if abs(np.linalg.det(matrix)) < _SMALLEST_VOLUME:
+        raise UserError(f"{record}: its matrix cannot be undone; export the mesh again")
+    return Frame(matrix, f"moved as {record.name} says")
