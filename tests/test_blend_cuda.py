@@ -49,11 +49,18 @@ def random_inputs(projection, rows, seed=0):
     )
 
 
-def blend_and_return(projection, rows, inputs, blocks):
+def blend_and_return(projection, rows, inputs, blocks, front_transmittance=0.0):
     """Blended rows, and the gradients of splats for random gradients of the pixels."""
     background, d_pixels, d_transmittance = inputs
     tiles = build_tile_lists(projection, blocks=blocks)
-    blended = blend_rows(projection.splats, tiles, background, rows, blocks=blocks)
+    blended = blend_rows(
+        projection.splats,
+        tiles,
+        background,
+        rows,
+        blocks=blocks,
+        front_transmittance=front_transmittance,
+    )
     gradients = SplatGradients.zeros(projection)
     backpropagate_rows(
         projection.splats,
@@ -74,11 +81,11 @@ def assert_equal_but_for_rounding(found, expected, tolerance=5e-6):
     assert not difference.numel() or float(difference.max()) < tolerance
 
 
-def assert_blocks_agree_with_native_code(projection, rows=None):
+def assert_blocks_agree_with_native_code(projection, rows=None, front=0.0):
     rows = rows or Rows(0, projection.camera.height)
     inputs = random_inputs(projection, rows)
-    found, found_gradients = blend_and_return(projection, rows, inputs, blocks=True)
-    expected, expected_gradients = blend_and_return(projection, rows, inputs, blocks=False)
+    found, found_gradients = blend_and_return(projection, rows, inputs, True, front)
+    expected, expected_gradients = blend_and_return(projection, rows, inputs, False, front)
     assert torch.equal(found.last, expected.last)
     assert_equal_but_for_rounding(found.pixels, expected.pixels)
     assert_equal_but_for_rounding(found.transmittance, expected.transmittance)
@@ -124,6 +131,13 @@ def test_blocks_agree_with_native_code(n, width, height, change):
     if n == 1200:
         assert int(projection.tile_counts.sum()) > 256
     assert_blocks_agree_with_native_code(projection)
+
+
+@pytest.mark.parametrize("front", [0.2, 0.5])
+def test_what_blends_the_front_alone_agrees_with_native_code(front):
+    projection = projected(900, width=40, height=30)
+    assert_blocks_agree_with_native_code(projection, front=front)
+    assert_blocks_agree_with_native_code(projection, Rows(5, 27), front=front)
 
 
 @pytest.mark.parametrize(

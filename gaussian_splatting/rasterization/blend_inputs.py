@@ -18,6 +18,8 @@ class ForwardInputs(NamedTuple):
     top_row: int
     end_row: int
     tiles_x: int
+    # A pixel blends nothing more once its transmittance is below this; 0: all splats.
+    front_transmittance: float
     offsets: Tensor  # start of each tile's run in ``ids``, (tiles + 1,) int32
     ids: Tensor  # splats by tile, then depth, then index, (M,) int32
     splats: Tensor | TypedTensor  # (N, 9 + C)

@@ -246,7 +246,13 @@ class SplatGradients:
 
 
 def blend_rows(
-    splats: Tensor, tiles: TileLists, background: Tensor, rows: Rows, *, blocks: bool | None = None
+    splats: Tensor,
+    tiles: TileLists,
+    background: Tensor,
+    rows: Rows,
+    *,
+    blocks: bool | None = None,
+    front_transmittance: float = 0.0,
 ) -> BlendedRows:
     """Blend splats front to back over a background, without a gradient.
 
@@ -254,6 +260,7 @@ def blend_rows(
         splats: As projected, C channels each. (N, 9 + C)
         background: Value behind everything. (C,) float32
         blocks: Run the kernels of GPUs, which a CPU can do as well, slowly; None: on a GPU.
+        front_transmittance: A pixel blends nothing more once its transmittance is below; 0: all.
     """
     device = splats.device
     shape = (rows.stop - rows.start, tiles.width)
@@ -268,6 +275,7 @@ def blend_rows(
         top_row=rows.start,
         end_row=rows.stop,
         tiles_x=tiles.across,
+        front_transmittance=front_transmittance,
         offsets=tiles.offsets,
         ids=tiles.ids,
         splats=splats.detach(),
@@ -398,8 +406,9 @@ class WarpRasterizer(Rasterizer[TileLists, BlendedRows]):
 
     name = "warp"
 
-    def __init__(self, blocks: bool | None = None) -> None:
-        self.blocks = blocks  # as of :func:`blend_rows`
+    def __init__(self, blocks: bool | None = None, front_transmittance: float = 0.0) -> None:
+        self.blocks = blocks  # both as of :func:`blend_rows`
+        self.front_transmittance = front_transmittance
 
     def build_tile_lists(self, projection: Projection) -> TileLists:
         """See :func:`build_tile_lists`."""
@@ -409,7 +418,14 @@ class WarpRasterizer(Rasterizer[TileLists, BlendedRows]):
         self, splats: Tensor, tiles: TileLists, background: Tensor, rows: Rows
     ) -> BlendedRows:
         """See :func:`blend_rows`."""
-        return blend_rows(splats, tiles, background, rows, blocks=self.blocks)
+        return blend_rows(
+            splats,
+            tiles,
+            background,
+            rows,
+            blocks=self.blocks,
+            front_transmittance=self.front_transmittance,
+        )
 
     def backpropagate_rows(
         self,

@@ -20,7 +20,7 @@ from torch.nn import functional
 from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.data.masks import VisualHull
-from gaussian_splatting.rasterization import rasterize
+from gaussian_splatting.rasterization import WarpRasterizer, rasterize
 from sugar_scene import reprojection
 from sugar_scene.plane_kernels import (
     NO_PATCHES,
@@ -36,6 +36,11 @@ MAX_MISS = 3.0  # pixels by which the way to a neighbour and back may miss; 1 le
 MAX_NEIGHBORS = 4  # neighbours that a depth is compared with
 _MIN_ALPHA = 0.5  # pixels that the Gaussians cover less have no depth
 _CACHE_BYTES = 2**29
+FRONT_TRANSMITTANCE = 0.2
+"""Of a pixel's Gaussians only those in front count, up to the one that leaves less light than this.
+
+What lies behind adds little to a colour, but pulls the depth inward.
+"""
 
 
 @dataclass(frozen=True)
@@ -131,10 +136,17 @@ def plane_view(
 ) -> DepthView:
     """Render the depth of the planes up to a distance and, if ``colored``, colour of degree 0.
 
-    Errors of depth grow with it, and move the surface along its normal by their cosine. Weights of
-    1 / (z^2 cosine) give distances along the line of sight the mean of least variance.
+    The weight of a pixel is cosine / z^2, the inverse of the area that it covers on the surface: a
+    view from the side sees what is in front of the place as well, and its depth is too small.
     """
-    output = rasterize(gaussians, camera, rgb=colored, plane_reach=reach, sh_degree=0)
+    output = rasterize(
+        gaussians,
+        camera,
+        rgb=colored,
+        plane_reach=reach,
+        sh_degree=0,
+        rasterizer=WarpRasterizer(front_transmittance=FRONT_TRANSMITTANCE),
+    )
     plane = output.plane
     rays = pixel_rays(camera, dtype=plane.dtype, device=plane.device)
     depth = depth_of_planes(plane, camera)
@@ -148,7 +160,7 @@ def plane_view(
     if colored:
         color = (output.image / output.alpha.clamp_min(1e-6)[..., None]).clamp(0, 1)
     depth = torch.where(is_known, depth, 0.0)
-    weight = torch.where(is_known, 1 / (depth**2 * cosine), 0.0)
+    weight = torch.where(is_known, cosine / depth**2, 0.0)
     return DepthView(camera, depth, color, weight)
 
 

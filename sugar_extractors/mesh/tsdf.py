@@ -68,7 +68,7 @@ class TsdfConfig:
     tsdf_voxel_size: float | None = _flag(
         None, "world units; unset: from the size of a pixel on the surface", parse=positive_float
     )
-    pixels_per_voxel: float = 2.0
+    pixels_per_voxel: float = 1.5
     tsdf_margin: float | None = _flag(
         None,
         "camera extents by which the surface may lie outside of the convex hull of the "
@@ -233,6 +233,31 @@ class Fusion:
                 progress.update(done, fields={"voxels": f"{n:,}"})
 
 
+@wp.func
+def interpolated_depth(depth: Floats2d, x: float, y: float, largest_step: float) -> float:
+    """Return the depth between the middles of four pixels; of the nearest one at an edge.
+
+    Args:
+        x: Column, of the image's first pixel 0 in its middle.
+        y: Row, likewise.
+        largest_step: Difference of four depths on one surface, at most.
+    """
+    column = wp.clamp(int(wp.floor(x)), 0, depth.shape[1] - 2)
+    row = wp.clamp(int(wp.floor(y)), 0, depth.shape[0] - 2)
+    a = depth[row, column]
+    b = depth[row, column + 1]
+    c = depth[row + 1, column]
+    d = depth[row + 1, column + 1]
+    nearest = wp.min(wp.min(a, b), wp.min(c, d))
+    farthest = wp.max(wp.max(a, b), wp.max(c, d))
+    if nearest <= 0.0 or farthest - nearest > largest_step:
+        nearest_column = wp.clamp(int(x + 0.5), 0, depth.shape[1] - 1)
+        return depth[wp.clamp(int(y + 0.5), 0, depth.shape[0] - 1), nearest_column]
+    right = wp.clamp(x - float(column), 0.0, 1.0)
+    down = wp.clamp(y - float(row), 0.0, 1.0)
+    return (1.0 - down) * ((1.0 - right) * a + right * b) + down * ((1.0 - right) * c + right * d)
+
+
 @wp.kernel
 def integrate(
     first: int,
@@ -265,7 +290,7 @@ def integrate(
     y = view.fy * point[1] / point[2] + view.cy
     if not (x >= 0.0 and y >= 0.0 and x < float(view.width) and y < float(view.height)):
         return
-    surface_depth = depth[int(y), int(x)]
+    surface_depth = interpolated_depth(depth, x - 0.5, y - 0.5, truncation)
     distance = surface_depth - point[2]
     if surface_depth <= 0.0 or distance < -truncation:
         return

@@ -160,6 +160,7 @@ def rasterize_reference(
     sh_degree: int = 3,
     farthest_depth_behind: bool = False,
     plane_reach: float | None = None,
+    front_transmittance: float = 0.0,
 ) -> RenderOutput:
     """All images of :func:`rasterize`, in O(H W N) memory; arguments as there."""
     dtype = gaussians.means.dtype
@@ -186,6 +187,10 @@ def rasterize_reference(
     # A splat that would take the transmittance below the limit is not blended, nor any after it.
     through = torch.cumprod(1 - alpha, dim=-1)
     alpha = alpha * torch.cumprod((through.detach() >= TRANSMITTANCE_MIN).to(dtype), dim=-1)
+    through = torch.cumprod(1 - alpha, dim=-1)
+    # One that takes it below the other limit is the last that is blended.
+    before = torch.cat([torch.ones_like(through[..., :1]), through[..., :-1]], dim=-1)
+    alpha = alpha * (before.detach() >= front_transmittance).to(dtype)
     through = torch.cumprod(1 - alpha, dim=-1)
     before = torch.cat([torch.ones_like(through[..., :1]), through[..., :-1]], dim=-1)
     left = through[..., -1]

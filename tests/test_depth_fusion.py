@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fusion of depth maps of a known surface: between pixels, at edges of what a view shows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from gaussian_splatting.data.cameras import pixel_rays
+from sugar_extractors.mesh.depth_views import DepthView
+from sugar_extractors.mesh.level_sets import Box
+from sugar_extractors.mesh.tsdf import Fusion, TsdfConfig
+from sugar_utils.console import Console
+from tests.support.mesh_scenes import cameras_around
+
+RADIUS = 0.8
+
+
+def sphere_view(camera):
+    """Exact depth of a sphere at the middles of pixels, 0 beside it."""
+    rays = pixel_rays(camera, dtype=torch.float64, device=torch.device("cpu"))
+    center = torch.from_numpy(camera.translation)
+    squared_lengths = (rays**2).sum(dim=-1)
+    along = rays @ center
+    root = along**2 - squared_lengths * ((center**2).sum() - RADIUS**2)
+    depth = (along - root.clamp_min(0).sqrt()) / squared_lengths
+    depth = torch.where(root > 0, depth, 0.0).float()
+    ones = torch.ones_like(depth)
+    return DepthView(camera, depth, ones[..., None].expand(-1, -1, 3), ones)
+
+
+def fused(voxel: float, cameras):
+    config = TsdfConfig(tsdf_voxel_size=voxel, min_component=10)
+    box = Box.cube(np.zeros(3), 1.2)
+    return Fusion(sphere_view, cameras, box, config, Console()).surface().mesh
+
+
+def test_depth_is_interpolated_between_pixels():
+    """The depth of the nearest pixel, off by half a pixel times the slope, has an error of 0.07."""
+    camera = cameras_around(1)[0]
+    pixel = 3.5 / 96
+    mesh = fused(0.75 * pixel, [camera])
+    radii = np.linalg.norm(mesh.vertices, axis=1)
+    toward_camera = mesh.vertices @ camera.center / (radii * np.linalg.norm(camera.center))
+    errors = (radii - RADIUS)[toward_camera > 0.6]
+    assert len(errors) > 300
+    assert np.abs(errors).mean() < 0.015 * pixel
+
+
+@pytest.mark.parametrize("voxel", [0.02, 0.05])
+def test_silhouettes_leave_no_sheets_between_the_object_and_what_is_behind(voxel):
+    mesh = fused(voxel, cameras_around(14))
+    radii = np.linalg.norm(mesh.vertices, axis=1)
+    assert np.abs(radii - RADIUS).max() < 1.5 * voxel
