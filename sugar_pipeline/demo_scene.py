@@ -33,7 +33,7 @@ from gaussian_splatting.optim.schedule import LearningRates
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from sugar_extractors.mesh_quality import sample_surface
 from sugar_pipeline.demo_surface import GOLDEN_ANGLE, make_disc, make_knot, visible
-from sugar_pipeline.demo_texture import picture, textured_surface
+from sugar_pipeline.demo_texture import Chart, knot_chart, picture, textured_surface
 from sugar_pipeline.pipeline_flags import DEMO_FLAGS, full_parser
 from sugar_pipeline.pipeline_result import PipelineResult
 from sugar_pipeline.pipeline_run import run_stages
@@ -179,13 +179,32 @@ def _clear(root: Path) -> None:
 
 
 def _build(root: Path, parameters: dict[str, int]) -> None:
-    """Write all files of the scene but the marker."""
-    seed = parameters["seed"]
+    """Write all files of the demo scene but the marker."""
     knot = make_knot()
+    detail = min(4.0, max(parameters["width"], parameters["height"]) / 320)
+    write_scene(root, knot, knot_chart(knot, detail), detail, parameters)
+
+
+def write_scene(
+    root: Path,
+    knot: meshes.TriangleMesh,
+    chart: Chart,
+    detail: float,
+    parameters: dict[str, int],
+) -> None:
+    """Write photographs, COLMAP model and geometry of an object on the disc.
+
+    Args:
+        root: Folder, with ``images`` and ``sparse/0`` in it.
+        knot: The object, of longest side 1 or less.
+        chart: All of its surface, painted.
+        detail: As of :func:`~sugar_pipeline.demo_texture.textured_surface`.
+        parameters: Number of views, width, height and seed, as of :func:`make_demo_scene`.
+    """
+    seed = parameters["seed"]
     disc = make_disc()
     cameras = _cameras(parameters)
-    detail = min(4.0, max(parameters["width"], parameters["height"]) / 320)
-    mesh = textured_surface(knot, disc, seed, detail)
+    mesh = textured_surface(knot, chart, disc, seed, detail)
     pictures = [picture(mesh, camera) for camera in cameras]
     for camera, pixels in zip(cameras, pictures, strict=True):
         Image.fromarray(pixels).save(root / "images" / camera.name, compress_level=4)

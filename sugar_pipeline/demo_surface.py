@@ -89,15 +89,25 @@ def make_knot() -> TriangleMesh:
     middle_y = (low[1] + high[1]) / 2
     origin = np.array([middle_x, middle_y, low[2]])
     points = (points - origin) / (high - low).max() - [0.0, 0.0, _SINK]
+    return closed_grid_mesh(points.reshape(N_ALONG, N_AROUND, 3))
 
-    next_along = (along + 1) % N_ALONG
-    next_around = (around + 1) % N_AROUND
-    a = along * N_AROUND + around
-    b = along * N_AROUND + next_around
-    c = next_along * N_AROUND + next_around
-    d = next_along * N_AROUND + around
+
+def closed_grid_mesh(points: np.ndarray) -> TriangleMesh:
+    """Build a grey mesh of a grid that is closed in both directions; two triangles per cell.
+
+    Args:
+        points: Vertices, counted against the sense of rotation seen from outside. (A, B, 3)
+    """
+    n_along, n_around = points.shape[:2]
+    along, around = np.indices((n_along, n_around))
+    next_along = (along + 1) % n_along
+    next_around = (around + 1) % n_around
+    a = along * n_around + around
+    b = along * n_around + next_around
+    c = next_along * n_around + next_around
+    d = next_along * n_around + around
     faces = np.stack([a, b, c, a, c, d], axis=-1).reshape(-1, 3)
-    return _grey_mesh(points, faces)
+    return _grey_mesh(points.reshape(-1, 3), faces)
 
 
 def make_disc() -> TriangleMesh:

@@ -42,7 +42,7 @@ _FILL_COLOR = rgb(0.40, 0.43, 0.49)
 
 
 @dataclass(frozen=True)
-class _Chart:
+class Chart:
     """A part of the surface that becomes one rectangle of the texture."""
 
     points: np.ndarray  # vertices of a grid over the part, (A, B, 3)
@@ -53,19 +53,19 @@ class _Chart:
 
 
 def textured_surface(
-    knot: TriangleMesh, disc: TriangleMesh, seed: int, detail: float
+    knot: TriangleMesh, knot_chart: Chart, disc: TriangleMesh, seed: int, detail: float
 ) -> TexturedMesh:
     """Join both meshes and bake their texture; the charts of knot and disc lie side by side.
 
     Args:
-        knot: Of :func:`~sugar_pipeline.demo_surface.make_knot`.
+        knot: Of :func:`~sugar_pipeline.demo_surface.make_knot`, or another object on the disc.
+        knot_chart: All of its surface, such as :func:`knot_chart`.
         disc: Of :func:`~sugar_pipeline.demo_surface.make_disc`.
         seed: Of the noise in the paint.
         detail: Factor on the number of texels per side; 1 is for images of 320 x 240.
     """
     surface = Surface(knot.vertices, knot.faces)
     noise = make_noise(seed)
-    knot_chart = _knot_chart(knot, detail)
     disc_chart = _disc_chart(disc, detail)
     knot_texels = _bake(surface, noise, knot_chart)
     disc_texels = _bake(surface, noise, disc_chart)
@@ -91,34 +91,43 @@ def textured_surface(
     )
 
 
-def _knot_chart(knot: TriangleMesh, detail: float) -> _Chart:
-    along, around = np.indices((N_ALONG, N_AROUND)).reshape(2, -1, 1)
+def knot_chart(knot: TriangleMesh, detail: float) -> Chart:
+    """The chart of the knot; ``detail`` as of :func:`textured_surface`."""
+    return closed_grid_chart(knot, (N_ALONG, N_AROUND), _scaled_size(_TEXELS_KNOT, detail))
+
+
+def closed_grid_chart(
+    mesh: TriangleMesh, n_cells: tuple[int, int], texels: tuple[int, int]
+) -> Chart:
+    """The chart of a mesh of :func:`~sugar_pipeline.demo_surface.closed_grid_mesh`."""
+    n_along, n_around = n_cells
+    along, around = np.indices(n_cells).reshape(2, -1, 1)
     cell_corners = np.array([[0, 0], [0, 1], [1, 1], [0, 0], [1, 1], [1, 0]])
-    s = (along + cell_corners[:, 0]) / N_ALONG
-    w = (around + cell_corners[:, 1]) / N_AROUND
-    return _Chart(
-        points=_closed_grid(knot.vertices),
-        normals=_closed_grid(knot.normals),
+    s = (along + cell_corners[:, 0]) / n_along
+    w = (around + cell_corners[:, 1]) / n_around
+    return Chart(
+        points=_closed_grid(mesh.vertices, n_cells),
+        normals=_closed_grid(mesh.normals, n_cells),
         corners=np.stack([s, w], axis=-1).reshape(-1, 3, 2),
-        texels=_scaled_size(_TEXELS_KNOT, detail),
+        texels=texels,
         paint=knot_paint,
     )
 
 
-def _closed_grid(values: np.ndarray | None) -> np.ndarray:
-    """Arrange values of the knot's vertices in a grid that repeats its first row and column."""
+def _closed_grid(values: np.ndarray | None, n_cells: tuple[int, int]) -> np.ndarray:
+    """Arrange values of vertices in a grid that repeats its first row and column."""
     assert values is not None
-    grid = values.reshape(N_ALONG, N_AROUND, 3)
+    grid = values.reshape(*n_cells, 3)
     return np.pad(grid, ((0, 1), (0, 1), (0, 0)), mode="wrap")
 
 
-def _disc_chart(disc: TriangleMesh, detail: float) -> _Chart:
+def _disc_chart(disc: TriangleMesh, detail: float) -> Chart:
     side = np.linspace(-DISC_RADIUS, DISC_RADIUS, _DISC_CELLS + 1)
     x, y = np.meshgrid(side, side, indexing="ij")
     points = np.stack([x, y, np.zeros_like(x)], axis=-1)
     corner_positions = disc.vertices[disc.faces][..., :2]
     corners = 0.5 + 0.5 * corner_positions / DISC_RADIUS
-    return _Chart(
+    return Chart(
         points=points,
         normals=np.broadcast_to([0.0, 0.0, 1.0], points.shape),
         corners=corners,
@@ -134,7 +143,7 @@ def _scaled_size(texels: tuple[int, int], detail: float) -> tuple[int, int]:
 
 
 def _texture_coordinates(
-    chart: _Chart, first_column: int, texture_height: int, texture_width: int
+    chart: Chart, first_column: int, texture_height: int, texture_width: int
 ) -> np.ndarray:
     """Texture coordinates of the corners of a chart's faces. (F, 3, 2)"""
     # Borders of a chart are middles of texels, so that no chart shows in the other.
@@ -145,7 +154,7 @@ def _texture_coordinates(
     return np.stack([u, v], axis=-1)
 
 
-def _bake(surface: Surface, noise: Noise, chart: _Chart) -> Tensor:
+def _bake(surface: Surface, noise: Noise, chart: Chart) -> Tensor:
     """Multiply light and paint at every texel of a chart. Linear RGB, (H, W, 3)"""
     height, width = chart.texels
     grid = np.concatenate([chart.points, chart.normals], axis=-1)

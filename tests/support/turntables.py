@@ -15,7 +15,7 @@ from gaussian_splatting.data.cameras import Camera
 from sugar_capture.photographs import FILM_DIAGONAL
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, render_textured
 from sugar_pipeline.demo_surface import make_disc, make_knot
-from sugar_pipeline.demo_texture import textured_surface
+from sugar_pipeline.demo_texture import knot_chart, textured_surface
 from tests.support.photographed_room import poster
 from tests.support.random_scenes import look_at
 from tests.support.shaded_normals import render_normals
@@ -28,7 +28,7 @@ AMBIENT = 0.55
 @cache
 def painted_knot(with_disc: bool = True) -> TexturedMesh:
     knot, disc = make_knot(), make_disc()
-    mesh = textured_surface(knot, disc, 0, 1.0)
+    mesh = textured_surface(knot, knot_chart(knot, 1.0), disc, 0, 1.0)
     n = len(mesh.faces) if with_disc else len(knot.faces)
     return replace(mesh, faces=mesh.faces[:n], uvs=mesh.uvs[:n])
 
