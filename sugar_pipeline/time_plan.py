@@ -40,7 +40,7 @@ TIMED_STEPS = 8
 GROWTH = {"vanilla": 1.2, "coarse": 1.5, "refine": 1.2}
 # Times of steps as multiples of the vanilla stage's; those of meshes and textures for each view.
 COSTS = {"vanilla": 1.0, "coarse": 1.7, "refine": 2.5, "mesh": 14.0, "texture": 30.0}
-MULTIVIEW_COSTS = COSTS | {"coarse": 3.2, "refine": 4.0}
+MULTIVIEW_COSTS = COSTS | {"coarse": 3.2, "refine": 4.0, "mesh": 17.0}
 TRIANGLES_PER_PIXEL = 0.6  # of a training image
 SHORT = 2e8  # pixels times iterations of a stage, below which nothing is estimated
 
