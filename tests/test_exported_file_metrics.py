@@ -114,6 +114,7 @@ def test_a_moved_export_measures_the_same(scene, written, plain_figures, tmp_pat
     assert_same_quality(row, plain_figures)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("orient", ["up", "none"])
 def test_a_placed_copy_and_the_folder_of_results_measure_the_same(
@@ -132,6 +133,7 @@ def test_a_placed_copy_and_the_folder_of_results_measure_the_same(
         assert_same_quality(row, plain_figures)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_export_in_the_coordinates_of_the_original_measures_the_same(
     plain_figures, tmp_path, kind

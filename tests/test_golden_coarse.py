@@ -190,6 +190,7 @@ LIMITS = {
 """Median, 90 % and 99 % of the difference allowed after 20 steps (data/golden/README.md)."""
 
 
+@pytest.mark.slow
 def test_twenty_iterations_follow_the_recorded_trajectory():
     case = load_golden("case09_trajectory_A")
     cameras = golden_cameras(case)

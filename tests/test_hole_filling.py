@@ -525,6 +525,7 @@ def test_an_extraction_closes_what_no_view_looked_at(side_views, tmp_path, capsy
     assert np.abs(blue - (0.5 + 0.4 * fillings(mesh)[:, 2])).max() < 0.05
 
 
+@pytest.mark.slow
 def test_an_object_in_masks_is_closed_all_around(tmp_path, monkeypatch):
     heights = (-0.35, 0.35)
     hull = hull_around(sphere(1.03), side_cameras(heights))
