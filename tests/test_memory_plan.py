@@ -98,6 +98,17 @@ def chosen(budget: float, options: MemoryOptions | None = None) -> MemoryChoice:
     return choose(loads_of, OptimizerConfig(), FIRST, options, int(budget), photographs)
 
 
+def test_gradients_of_bands_are_counted_where_they_are_formed():
+    def bands_of(*names: str, n: int = N, **settings: int) -> int:
+        tensors = {name: torch.empty(n, 15, 3, device="meta") for name in names}
+        return ModelLoad.of(tensors, OptimizerConfig(**settings)).band_gradients
+
+    assert bands_of("sh_rest") == 0
+    assert bands_of("sh_rest", n=1000) == 1000 * 180
+    assert bands_of("sh_rest", views_per_step=2) == N * 180
+    assert bands_of("sh_rest", "background_sh_rest") == 2 * N * 180
+
+
 def test_plenty_of_memory_keeps_everything_whole_and_all_photographs():
     choice = chosen(8e9)
     assert choice.plan == FIRST

@@ -94,10 +94,13 @@ class ModelLoad:
         for name, tensor in tensors.items():
             parameters += tensor.numel() * config.value_dtype(name).itemsize
             moments += 2 * tensor.numel() * config.moment_dtype(name).itemsize
-        bands = tensors["sh_rest"]
-        are_factors = config.views_per_step == 1 and len(bands) >= MIN_FACTORED
-        band_bytes = config.value_dtype("sh_rest").itemsize
-        return cls(parameters, moments, 0 if are_factors else bands.numel() * band_bytes)
+        bands = {name: t for name, t in tensors.items() if name.endswith("sh_rest")}
+        # Gaussians that are joined with those of a background leave whole gradients.
+        is_alone = len(bands) == 1 and config.views_per_step == 1
+        if is_alone and all(len(t) >= MIN_FACTORED for t in bands.values()):
+            return cls(parameters, moments, band_gradients=0)
+        gradients = sum(t.numel() * config.value_dtype(name).itemsize for name, t in bands.items())
+        return cls(parameters, moments, gradients)
 
 
 @dataclass(frozen=True)

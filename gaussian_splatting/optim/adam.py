@@ -220,7 +220,11 @@ class GroupedAdam:
         """Return tensors that are finite only if all gradients are, by parameter name."""
         tensors = self.gradients()
         for gradient in self.color_gradients:
-            tensors[_BASE] = gradient.colors
+            earlier = tensors.get(_BASE)
+            # A sum is finite only if its terms are.
+            tensors[_BASE] = (
+                gradient.colors if earlier is None else gradient.colors + earlier.view(-1, 3)
+            )
         return tensors
 
     def moments(self) -> dict[str, dict[str, Tensor]]:

@@ -15,7 +15,7 @@ on threads nor on the past.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +23,7 @@ import warp as wp
 from torch import Tensor
 
 from sugar_utils.warp_arrays import Floats
-from sugar_utils.warp_launch import launch
+from sugar_utils.warp_launch import Kernel, launch
 from sugar_utils.warp_math import hashed
 
 wp.set_module_options({"enable_backward": False, "cpu_compiler_flags": "-march=native"})
@@ -233,22 +233,26 @@ def step_elements(
     put(exp_avg_sq, i, v, hashed(noise))
 
 
-def _overloads() -> dict[tuple[torch.dtype, torch.dtype], wp.Kernel]:
-    """The kernel by the types of values (and gradients) and of moments."""
+def by_formats(
+    kernel: Kernel, arrays: Mapping[torch.dtype, object], values: Sequence[str] = ("values",)
+) -> dict[tuple[torch.dtype, torch.dtype], Kernel]:
+    """Return the overloads of a kernel by the types of values and of moments.
+
+    Args:
+        kernel: It has arguments ``exp_avg`` and ``exp_avg_sq``.
+        arrays: Warp's type of an argument by the type of its tensor.
+        values: Arguments of the type of values.
+    """
     overloads = {}
-    for value_type, value_array in _TYPES.items():
-        for moment_type, moment_array in _TYPES.items():
-            argument_types = {
-                "grads": value_array,
-                "values": value_array,
-                "exp_avg": moment_array,
-                "exp_avg_sq": moment_array,
-            }
-            overloads[value_type, moment_type] = wp.overload(step_elements, argument_types)
+    for value_type, value_array in arrays.items():
+        for moment_type, moment_array in arrays.items():
+            argument_types = dict.fromkeys(values, value_array)
+            argument_types.update(dict.fromkeys(MOMENTS, moment_array))
+            overloads[value_type, moment_type] = wp.overload(kernel, argument_types)
     return overloads
 
 
-_STEP_ELEMENTS = _overloads()
+_STEP_ELEMENTS = by_formats(step_elements, _TYPES, ("grads", "values"))
 
 
 def step_rounding(parameter: Stepped) -> None:

@@ -25,6 +25,7 @@ from gaussian_splatting.optim.adam_steps import (
     MOMENTS,
     ParameterState,
     Stepped,
+    by_formats,
     in_one_launch,
     rounded_to_bf16,
     step_alone,
@@ -125,21 +126,10 @@ def step_coefficients(
     put_rounded(exp_avg_sq, i, k, v, second_noise)
 
 
-def _overloads() -> dict[tuple[torch.dtype, torch.dtype], wp.Kernel]:
-    """The kernel by the types of values and of moments."""
-    overloads = {}
-    for value_type, value_vector in _VECTORS.items():
-        for moment_type, moment_vector in _VECTORS.items():
-            argument_types = {
-                "values": wp.array2d(dtype=value_vector),
-                "exp_avg": wp.array2d(dtype=moment_vector),
-                "exp_avg_sq": wp.array2d(dtype=moment_vector),
-            }
-            overloads[value_type, moment_type] = wp.overload(step_coefficients, argument_types)
-    return overloads
-
-
-_STEP_COEFFICIENTS = _overloads()
+_STEP_COEFFICIENTS = by_formats(
+    step_coefficients,
+    {dtype: wp.array2d(dtype=vector) for dtype, vector in _VECTORS.items()},
+)
 
 
 def step_bands(state: ParameterState, gradient: ColorGradient) -> None:

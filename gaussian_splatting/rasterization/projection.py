@@ -265,7 +265,8 @@ class ProjectionAdjoint:
         gaussians = self.gaussians
         if gaussians.color_gradients is None or self.settings.channels.rgb < 0:
             return False
-        are_parameters = gaussians.sh_dc.is_leaf and gaussians.sh_rest.is_leaf
+        coefficients = (gaussians.sh_dc, gaussians.sh_rest)
+        are_parameters = all(t.is_leaf and t.requires_grad for t in coefficients)
         return are_parameters and gaussians.sh_rest.numel() > 0
 
 

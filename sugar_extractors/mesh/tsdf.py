@@ -242,17 +242,20 @@ def interpolated_depth(depth: Floats2d, x: float, y: float, largest_step: float)
         y: Row, likewise.
         largest_step: Difference of four depths on one surface, at most.
     """
-    column = wp.clamp(int(wp.floor(x)), 0, depth.shape[1] - 2)
-    row = wp.clamp(int(wp.floor(y)), 0, depth.shape[0] - 2)
+    last_column = depth.shape[1] - 1
+    last_row = depth.shape[0] - 1
+    column = wp.clamp(int(wp.floor(x)), 0, last_column)
+    row = wp.clamp(int(wp.floor(y)), 0, last_row)
+    next_column = wp.min(column + 1, last_column)
+    next_row = wp.min(row + 1, last_row)
     a = depth[row, column]
-    b = depth[row, column + 1]
-    c = depth[row + 1, column]
-    d = depth[row + 1, column + 1]
+    b = depth[row, next_column]
+    c = depth[next_row, column]
+    d = depth[next_row, next_column]
     nearest = wp.min(wp.min(a, b), wp.min(c, d))
     farthest = wp.max(wp.max(a, b), wp.max(c, d))
     if nearest <= 0.0 or farthest - nearest > largest_step:
-        nearest_column = wp.clamp(int(x + 0.5), 0, depth.shape[1] - 1)
-        return depth[wp.clamp(int(y + 0.5), 0, depth.shape[0] - 1), nearest_column]
+        return depth[wp.min(int(y + 0.5), last_row), wp.min(int(x + 0.5), last_column)]
     right = wp.clamp(x - float(column), 0.0, 1.0)
     down = wp.clamp(y - float(row), 0.0, 1.0)
     return (1.0 - down) * ((1.0 - right) * a + right * b) + down * ((1.0 - right) * c + right * d)
