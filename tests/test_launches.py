@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.support.cpu_recorder import CpuRecorder, CpuRecording
 from tests.support.launches import count, counting
 
 LIMITS = {
@@ -31,6 +32,22 @@ def test_a_step_stays_within_its_limits(phase):
     assert launches > 10
     assert operations > 40
     assert waits > 0
+
+
+RECORDED_LIMITS = {"vanilla": 13, "entropy": 6, "multiview": 34}
+"""Operations of torch in an iteration whose pass and step are repeated in one launch."""
+
+
+@pytest.mark.parametrize("phase", RECORDED_LIMITS)
+def test_the_host_does_little_beside_a_repeated_step(phase, monkeypatch):
+    replays = []
+    # Operations of a repetition are the device's.
+    monkeypatch.setattr(CpuRecording, "replay", replays.append)
+    launches, operations, _, waits = count(phase, CpuRecorder()).totals()
+    assert len(replays) >= 3
+    assert launches == 0
+    assert 0 < operations <= RECORDED_LIMITS[phase]
+    assert waits == 1
 
 
 def test_waits_and_views_are_told_apart_from_operations():

@@ -16,6 +16,8 @@ from gaussian_splatting.components.exposures import ExposureConfig, Exposures
 from gaussian_splatting.engine import recorded_passes
 from gaussian_splatting.engine.recorded_passes import rounded_up
 from gaussian_splatting.engine.stepping import RunContext, Stepper
+from gaussian_splatting.optim.adam import GroupedAdam
+from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_scene.reprojection import NeighborViews
@@ -24,6 +26,7 @@ from sugar_trainers.multiview_stage import MultiviewStage, comparison_rule
 from sugar_trainers.stage_config import CoarseConfig, MultiviewConfig
 from sugar_trainers.view_comparison import ViewComparer
 from sugar_utils.console import Console
+from sugar_utils.errors import TrainingError
 from tests.support import cpu_recorder
 from tests.support.cpu_recorder import CpuRecorder, CpuRecording
 from tests.support.launches import gpu_paths
@@ -57,7 +60,7 @@ def picture(camera):
     return photograph(camera).roll(7 * int(camera.name[-1]), dims=1)
 
 
-def vanilla_stage(views, photographs, exposed=False):
+def vanilla_stage(views, photographs, exposed=False, optimizer=DEFAULT_OPTIMIZER):
     """The vanilla stage shortly before a round of densification."""
     components = []
     if exposed:
@@ -66,7 +69,7 @@ def vanilla_stage(views, photographs, exposed=False):
         components = [Exposures(learning, names, torch.device("cpu"), (FIRST, 700))]
     return VanillaStage(
         as_cloud(make_scene(CASE)[0]),
-        VanillaConfig(exposure=ExposureConfig(exposed, start=0)),
+        VanillaConfig(exposure=ExposureConfig(exposed, start=0), optimizer=optimizer),
         Region(EXTENT),
         lambda *_: None,
         components=components,
@@ -134,6 +137,7 @@ CASES = {
     "vanilla": {},
     "exposed": {"build": partial(vanilla_stage, exposed=True)},
     "masked": {"photographs": masked},
+    "rounded": {"build": partial(vanilla_stage, optimizer=OptimizerConfig("bf16", True))},
     "coarse": {"build": coarse_stage, "first": 8_982, "steps": 24},
     "multiview": {"build": multiview_stage, "first": 7_592, "steps": 24},
     "multiview, masked": {
@@ -147,17 +151,21 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_training_has_the_same_bits_as_without(case):
+def test_training_has_the_same_bits_as_without(case, monkeypatch):
     how = CASES[case]
     stage, _ = trained(None, **how)
     assert len(stage.model) != CASE.n, "nothing was densified or pruned"
     recorder = CpuRecorder()
+    made = []
+    mark_made = GroupedAdam.mark_made
+    monkeypatch.setattr(GroupedAdam, "mark_made", lambda adam: (made.append(1), mark_made(adam)))
     recorded_stage, warnings = trained(recorder, **how)
     assert_same_bits(recorded_stage, state_of(stage))
     assert warnings == []
     # Most steps are repetitions, and those after the change have recordings of their own.
     assert 1 <= len(recorder.recordings) <= STEPS // 3
     assert sum(recording.n_replays for recording in recorder.recordings) >= STEPS // 2
+    assert len(made) >= STEPS // 2, "the host made the steps"
 
 
 @pytest.mark.parametrize(
@@ -188,6 +196,50 @@ def test_a_recording_serves_views_of_different_cameras_and_photographs():
     assert_same_bits(stage, state_of(expected))
 
 
+class Training:
+    """Steps of the vanilla stage that are repeated by one recording."""
+
+    def __init__(self):
+        views = cameras()
+        self.stage = vanilla_stage(views, picture)
+        context = RunContext(MadeUpPhotographs(picture), Console(), recorder=CpuRecorder())
+        self._stepper = Stepper(self.stage, views, context, first=FIRST + 10, seed=0)
+        self._iteration = FIRST + 10
+        for _ in range(8):
+            self.step()
+
+    def step(self):
+        with gpu_paths():
+            self._stepper.step(self._iteration, None)
+        self._iteration += 1
+
+
+def test_a_repeated_pass_with_bad_numbers_changes_nothing():
+    training = Training()
+    with torch.no_grad():
+        training.stage.model.cloud.log_scales[3] = 40.0
+    before = {name: values.clone() for name, values in state_of(training.stage).items()}
+    with pytest.raises(TrainingError, match="scales out of bounds"):
+        training.step()
+    assert_same_bits(training.stage, before)
+
+
+def test_a_repeated_pass_with_too_short_lists_is_made_again(monkeypatch):
+    expected = Training()
+    expected.step()
+    training = Training()
+    lengths = []
+
+    def too_short_at_first(capacity):
+        lengths.append(capacity)
+        return 100 if len(lengths) == 1 else rounded_up(capacity)
+
+    monkeypatch.setattr(recorded_passes, "rounded_up", too_short_at_first)
+    training.step()
+    assert len(lengths) == 2
+    assert_same_bits(training.stage, state_of(expected.stage))
+
+
 class WrongRecording(CpuRecording):
     """Its repetitions end with another gradient than the pass did."""
 
@@ -199,6 +251,8 @@ class WrongRecording(CpuRecording):
 def test_a_recording_that_gives_other_numbers_is_found_out(monkeypatch):
     expected, _ = trained(None)
     monkeypatch.setattr(cpu_recorder, "CpuRecording", WrongRecording)
+    # Without the step the last results are gradients.
+    monkeypatch.setattr(VanillaStage, "only_optimizer_acts", lambda stage, iteration: False)
     stage, warnings = trained(CpuRecorder())
     assert_same_bits(stage, state_of(expected))
     (line,) = warnings

@@ -218,6 +218,15 @@ class Densification(Component):
         """Sums of the views of this step."""
         return self._sums.statistics()
 
+    def changes_step(self, iteration: int) -> bool:
+        """Whether tensors change after this iteration, and sit its step out."""
+        schedule = self._schedule
+        return (
+            schedule.is_last(iteration)
+            or schedule.round_due(iteration)
+            or schedule.reset_due(iteration)
+        )
+
     def before_step(self, iteration: int) -> None:
         """Count the step; as in 3DGS, tensors that change after this iteration sit it out."""
         self._sums.count_step()

@@ -132,6 +132,10 @@ class PruningScores(Component):
         """Sums of the views of this step."""
         return self.sums.statistics()
 
+    def changes_step(self, iteration: int) -> bool:
+        """Steps are counted, not changed."""
+        return False
+
     def before_step(self, iteration: int) -> None:
         """Count the step."""
         self.sums.count_step()

@@ -48,6 +48,8 @@ class ViewResult:
     # What was taken for the numbers of tile intersections, of this and of other views.
     predicted: Sequence[PredictedIntersections] = ()
     visible_rows: Tensor | None = None  # ``radii > 0`` where a stage knows it already, (N,) bool
+    # The numbers to check, where the step is made already; see ``guard.probes_of``. (n,)
+    probes: Tensor | None = None
 
     @functools.cached_property
     def visible(self) -> Tensor:
@@ -71,7 +73,8 @@ class Component:
     changes_exposure: bool = False
     # Whether held-out views are also measured from the pose in which they fit best.
     fits_held_out_poses: bool = False
-    # Whether it reads the gradients of all parameters, which must not be kept as factors then.
+    # Whether ``after_view`` reads gradients or values of the model: gradients are not kept as
+    # factors then, and values not stepped before.
     reads_gradients: bool = False
 
     def begin(self, iteration: int) -> None:
@@ -106,6 +109,13 @@ class Component:
 
     def after_view(self, result: ViewResult, model: TrainableModel) -> None:
         """Take note of a view whose numbers are good."""
+
+    def changes_step(self, iteration: int) -> bool:
+        """Whether ``before_step`` changes what the optimiser does in an iteration.
+
+        Otherwise the step may belong to the recorded pass, and be made before ``after_view``.
+        """
+        return type(self).before_step is not Component.before_step
 
     def statistics(self) -> Sequence[Tensor]:
         """Sums over the views of this step besides gradients; processes add them up in place."""

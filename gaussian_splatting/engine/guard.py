@@ -42,8 +42,48 @@ class StepNumbers:
     predicted: Sequence[PredictedIntersections] = ()  # what was taken for tile intersections
 
 
+def probes_of(numbers: StepNumbers, *, with_parameters: bool = False) -> Tensor:
+    """Condense the numbers of a view into few, on their device.
+
+    Returns:
+        Norms of gradients (and parameters), losses, least and largest scale, largest radius,
+        tile intersections beyond those that were predicted. (n,) float32
+    """
+    tensors = [*numbers.gradients.values()]
+    if with_parameters:
+        tensors = [*numbers.parameters.values(), *tensors]
+    probes = _norm_probes(tensors)
+    probes += [value.detach().reshape(()) for value in numbers.losses.values()]
+    log_scales = numbers.parameters["log_scales"]
+    if log_scales.numel():
+        # The smallest and the largest entry; both propagate NaN.
+        probes += log_scales.detach().aminmax()
+    if numbers.radii.numel():
+        probes.append(numbers.radii.detach().amax())
+    probes += [guess.excess for guess in numbers.predicted if guess.excess is not None]
+    return torch.stack(probes)
+
+
+def may_step(numbers: StepNumbers, probes: Tensor) -> Tensor:
+    """Judge the probes on the device as :func:`check_step` does on the host. (1,) int32"""
+    n_excesses = sum(guess.excess is not None for guess in numbers.predicted)
+    n_finite = len(probes) - n_excesses
+    is_good = probes.isfinite().all()
+    if n_excesses:
+        is_good = is_good & (probes[n_finite:] <= 0).all()
+    if numbers.parameters["log_scales"].numel():
+        largest = n_finite - (2 if numbers.radii.numel() else 1)
+        is_good = is_good & (probes[largest] <= _log_limit(numbers.extent))
+    return is_good.int()[None]
+
+
 def check_step(
-    numbers: StepNumbers, iteration: int, camera_name: str, *, look_at_parameters: bool = True
+    numbers: StepNumbers,
+    iteration: int,
+    camera_name: str,
+    *,
+    look_at_parameters: bool = True,
+    probes: Tensor | None = None,
 ) -> bool:
     """Make all checks of one view with one synchronisation.
 
@@ -52,6 +92,7 @@ def check_step(
 
     Args:
         look_at_parameters: Or only where something else is bad.
+        probes: From :func:`probes_of`, without parameters, where a recording has made them.
 
     Returns:
         Whether the view shows any Gaussian.
@@ -62,20 +103,12 @@ def check_step(
         TrainingError: A number is bad.
     """
     log_scales = numbers.parameters["log_scales"]
-    tensors = [*numbers.gradients.values()]
-    if look_at_parameters:
-        tensors = [*numbers.parameters.values(), *tensors]
-    probes = _norm_probes(tensors)
-    probes += [value.detach().reshape(()) for value in numbers.losses.values()]
-    if log_scales.numel():
-        # The smallest and the largest entry; both propagate NaN.
-        probes += log_scales.detach().aminmax()
-    if numbers.radii.numel():
-        probes.append(numbers.radii.detach().amax())
-    checked = [(guess, guess.excess) for guess in numbers.predicted if guess.excess is not None]
-    probes += [excess for _, excess in checked]
-    values = _read(probes)
-    were_enough = [guess.record(values.pop()) for guess, _ in reversed(checked)]
+    if probes is None:
+        probes = probes_of(numbers, with_parameters=look_at_parameters)
+        look_at_parameters = False
+    values: list[float] = probes.tolist()
+    guesses = [guess for guess in numbers.predicted if guess.excess is not None]
+    were_enough = [guess.record(values.pop()) for guess in reversed(guesses)]
     if not all(were_enough):
         raise IntersectionsMissed
     shows_any = bool(numbers.radii.numel()) and values.pop() > 0
@@ -86,6 +119,8 @@ def check_step(
         check_losses(numbers.losses, iteration, camera_name)
         check_gradients(numbers.gradients, iteration, camera_name)
         check_scales(log_scales, numbers.extent, iteration, camera_name)
+    if look_at_parameters:
+        check_parameters(numbers.parameters, iteration, camera_name)
     return shows_any
 
 
@@ -161,7 +196,7 @@ def _check_rows(
 
 def _read(probes: list[Tensor]) -> list[float]:
     """Scalars of one device as numbers: the one synchronisation."""
-    return torch.stack([probe.float() for probe in probes]).tolist() if probes else []
+    return torch.stack(probes).tolist() if probes else []
 
 
 def _norm_probes(tensors: Iterable[Tensor | None]) -> list[Tensor]:

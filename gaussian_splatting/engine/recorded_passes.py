@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Passes over views that a GPU repeats in one piece, as CUDA graphs.
 
-From the activation of the Gaussians to the gradients of their parameters, a pass is the same
-launches for every view of one size; with few Gaussians the host needs longer to make them than the
-GPU to carry them out. So a pass is recorded once, and repeated with other views, whose camera and
-photograph are copied to where the recorded launches read them. Bits do not depend on it.
+From the activation of the Gaussians to the optimiser's step, a pass is the same launches for every
+view of one size; with few Gaussians the host needs longer to make them than the GPU to carry them
+out. So a pass is recorded once, and repeated with other views, whose camera and photograph are
+copied to where the recorded launches read them. Bits do not depend on it.
+
+The step belongs to the recording where it follows from one view alone. The GPU then judges the
+numbers of the view by itself, and leaves all values as they are where these are bad; the host reads
+them afterwards. Where components or other processes act before the step, the host makes it.
 
 A recording holds as long as the number of Gaussians, the size of the images and the terms of the
 loss do. The first one of a run is compared with the same pass made launch by launch.
@@ -23,7 +27,8 @@ from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.component import ViewResult
-from gaussian_splatting.engine.stage import Stage, StepResources
+from gaussian_splatting.engine.guard import may_step, probes_of
+from gaussian_splatting.engine.stage import Stage, StepResources, numbers_to_check
 from gaussian_splatting.engine.training_views import TrainingView
 from gaussian_splatting.optim.adam import Gradients
 from gaussian_splatting.rasterization.projection import (
@@ -65,27 +70,63 @@ class _Key:
     kind: Hashable  # see ``Stage.recorded_as``, and facts of the view
     resources: Hashable
     capacity: int  # of the tile lists
+    step: Hashable | None  # see ``GroupedAdam.step_facts``; None where the host makes the step
 
 
 class _RecordedPass:
-    """One recorded pass with the tensors that it reads and writes."""
+    """One recorded pass with the tensors that it reads and writes.
+
+    Args:
+        with_step: Record the optimiser's step, too.
+    """
 
     def __init__(
-        self, stage: Stage, recorder: Recorder, view: TrainingView, resources: StepResources
+        self,
+        stage: Stage,
+        recorder: Recorder,
+        view: TrainingView,
+        resources: StepResources,
+        *,
+        with_step: bool,
     ) -> None:
+        self._stage = stage
         self._optimizer = stage.model.optimizer
         self._view = _copied(view)
         self._inputs: list[Any] = list(_inputs_of(self._view))
         # Numbers of cameras that no other view shares, because these cameras are copies.
         device = stage.model.device
         self._records = {c: camera_record(c, device) for c in _cameras_in(self._inputs)}
+        # Zero while launches are recorded: a recorder may carry them out.
+        self._is_enabled = torch.zeros(1, dtype=torch.int32, device=device)
+        if with_step:
+            self._optimizer.send_numbers()
         self._recording, self._result = recorder.record(
-            lambda: stage.train_on(self._view, resources)
+            lambda: self._recorded_work(resources, with_step=with_step)
         )
         self._gradients = self._optimizer.take_gradients()
+        self._is_enabled.fill_(1)
+
+    def _recorded_work(self, resources: StepResources, *, with_step: bool) -> ViewResult:
+        result = self._stage.train_on(self._view, resources)
+        if not with_step:
+            return result
+        numbers = numbers_to_check(self._stage, result)
+        probes = probes_of(numbers)
+        is_recorded = self._optimizer.record_step(may_step(numbers, probes) * self._is_enabled)
+        return replace(result, probes=probes) if is_recorded else result
+
+    def gradients(self, view: TrainingView, predictor: IntersectionPrediction) -> Gradients:
+        """Carry the pass out on a view without its step, and return the gradients."""
+        self._is_enabled.zero_()
+        self.repeat(view, predictor)
+        self._is_enabled.fill_(1)
+        return self._optimizer.take_gradients()
 
     def repeat(self, view: TrainingView, predictor: IntersectionPrediction) -> ViewResult:
         """Carry the pass out on another view."""
+        has_step = self._result.probes is not None
+        if has_step:
+            self._optimizer.send_numbers()
         cameras = {}
         for recorded, value in zip(self._inputs, _inputs_of(view), strict=True):
             if isinstance(value, Camera):
@@ -96,6 +137,8 @@ class _RecordedPass:
                 recorded.detach().copy_(value.detach())
         self._recording.replay()
         self._optimizer.put_gradients(self._gradients)
+        if has_step:
+            self._optimizer.mark_made()
         if view.exposure is not None and self._view.exposure is not None:
             view.exposure.grad = self._view.exposure.grad
         predicted = []
@@ -110,10 +153,12 @@ class RecordedPasses:
 
     Args:
         warn: Told why nothing is recorded any more, if so.
+        is_alone: Whether each step is that of one view of this process.
     """
 
-    def __init__(self, stage: Stage, recorder: Recorder, warn: Notify) -> None:
+    def __init__(self, stage: Stage, recorder: Recorder, warn: Notify, *, is_alone: bool) -> None:
         self._stage = stage
+        self._is_alone = is_alone
         self._recorder = recorder
         self._warn = warn
         self._is_on = True
@@ -141,7 +186,7 @@ class RecordedPasses:
         if kind not in self._ready:
             self._ready.add(kind)
             return stage.train_on(view, resources)
-        key = self._key(kind, capacity, resources)
+        key = self._key(kind, capacity, resources, view.iteration)
         recorded = self._passes.get(key)
         if recorded is not None:
             self._passes.move_to_end(key)
@@ -159,16 +204,18 @@ class RecordedPasses:
             capacities.append(predicted.capacity)
         return max(capacities)
 
-    def _key(self, kind: Hashable, capacity: int, resources: StepResources) -> _Key:
+    def _key(self, kind: Hashable, capacity: int, resources: StepResources, iteration: int) -> _Key:
         """The key of a pass; recordings of parameters that are gone are dropped."""
+        optimizer = self._stage.model.optimizer
         parameters = tuple(
-            (tensor.data_ptr(), tensor.shape)
-            for tensor in self._stage.model.optimizer.parameters.values()
+            (tensor.data_ptr(), tensor.shape) for tensor in optimizer.parameters.values()
         )
         if parameters != self._parameters:
             self._passes.clear()
             self._parameters = parameters
-        return _Key(kind, resources.memory, rounded_up(capacity))
+        is_free = self._is_alone and self._stage.only_optimizer_acts(iteration)
+        step = optimizer.step_facts() if is_free else None
+        return _Key(kind, resources.memory, rounded_up(capacity), step)
 
     def _first_of(
         self,
@@ -191,7 +238,9 @@ class RecordedPasses:
         """Record a pass; None where that fails, which is not tried again."""
         room = replace(resources, intersections=_FixedRoom(key.capacity))
         try:
-            recorded = _RecordedPass(self._stage, self._recorder, view, room)
+            recorded = _RecordedPass(
+                self._stage, self._recorder, view, room, with_step=key.step is not None
+            )
         except RuntimeError as error:
             self._stage.model.optimizer.zero_grad()
             if out_of_memory(error):
@@ -217,8 +266,8 @@ class RecordedPasses:
         gradients = optimizer.take_gradients()
         recorded = self._record(key, view, resources)
         if recorded is not None:
-            recorded.repeat(_copied(view), predictor)
-            if not _are_equal(gradients, optimizer.take_gradients()):
+            repeated = recorded.gradients(_copied(view), predictor)
+            if not _are_equal(gradients, repeated):
                 self._switch_off("a repeated pass gave other gradients than its launches did")
         optimizer.put_gradients(gradients)
         return result

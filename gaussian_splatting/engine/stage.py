@@ -15,6 +15,7 @@ from gaussian_splatting import color_gradients, rasterization
 from gaussian_splatting.cloud import MAX_SH_DEGREE, Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.component import Component, ViewResult
+from gaussian_splatting.engine.guard import StepNumbers
 from gaussian_splatting.engine.loss_terms import LossTerm
 from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableModel
@@ -121,6 +122,10 @@ class Stage(ABC, Generic[Model, Config]):
         """Whether our rasterizer and the table of terms alone act on the views of an iteration."""
         is_ours = isinstance(self._rasterizer, rasterization.WarpRasterizer)
         return is_ours and all(c.adds_nothing(iteration) for c in self.components)
+
+    def only_optimizer_acts(self, iteration: int) -> bool:
+        """Whether no component acts between the view of an iteration and the optimiser's step."""
+        return not any(c.reads_gradients or c.changes_step(iteration) for c in self.components)
 
     def commit(self, result: ViewResult) -> None:
         """Let the components take note of a view whose numbers are good."""
@@ -271,3 +276,16 @@ class Stage(ABC, Generic[Model, Config]):
 
     def export(self, iteration: int) -> None:  # noqa: B027
         """Write what other programs read, at the iterations the loop was told to export."""
+
+
+def numbers_to_check(stage: Stage, result: ViewResult) -> StepNumbers:
+    """Collect the numbers of a view that are checked before the optimiser's step."""
+    optimizer = stage.model.optimizer
+    return StepNumbers(
+        losses=result.terms,
+        gradients=optimizer.gradients_to_check(),
+        parameters=optimizer.parameters,
+        extent=stage.extent,
+        radii=result.radii,
+        predicted=result.predicted,
+    )

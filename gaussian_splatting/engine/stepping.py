@@ -21,20 +21,18 @@ from gaussian_splatting.engine.component import ViewResult
 from gaussian_splatting.engine.guard import (
     PARAMETER_INTERVAL,
     TOTAL,
-    StepNumbers,
     check_parameters,
     check_step,
 )
 from gaussian_splatting.engine.memory_plan import cheaper, describe
 from gaussian_splatting.engine.recorded_passes import RecordedPasses
-from gaussian_splatting.engine.stage import Stage, StepResources
+from gaussian_splatting.engine.stage import Stage, StepResources, numbers_to_check
 from gaussian_splatting.engine.stop_request import SIGNALS
 from gaussian_splatting.engine.training_views import TrainingView
-from gaussian_splatting.engine.view_sampling import SizedViews, ViewSampler
+from gaussian_splatting.engine.view_sampling import UploadedViews, ViewSampler
 from gaussian_splatting.rasterization.projection import IntersectionPrediction, IntersectionsMissed
 from sugar_utils.console import Console
 from sugar_utils.cuda_graph import Recorder
-from sugar_utils.device import upload
 from sugar_utils.errors import Notify, TrainingError, UserError
 from sugar_utils.memory import out_of_memory, release_cached
 from sugar_utils.process_group import ALONE, ProcessGroup
@@ -120,8 +118,7 @@ class Stepper:
         self._cameras = cameras
         self._first = first
         self._order = ViewSampler(len(cameras), seed, stage.name)
-        self._views = SizedViews(context.images)
-        context.images.serve(stage.model.device)
+        self._views = UploadedViews(context.images, stage.model.device)
         self._group = context.group
         self._console = context.console
         self._empty = EmptyViews(len(cameras), context.console.warn)
@@ -140,7 +137,12 @@ class Stepper:
         self._passes: RecordedPasses | None = None
         # Gradients of a recorded pass are lost when the next one is repeated.
         if context.recorder is not None and len(self._view_indices) == 1:
-            self._passes = RecordedPasses(stage, context.recorder, context.console.warn)
+            self._passes = RecordedPasses(
+                stage,
+                context.recorder,
+                context.console.warn,
+                is_alone=self._n_views == 1 and self._group.is_alone,
+            )
 
     def camera(self, iteration: int, view_index: int = 0) -> Camera:
         """The view of this index in the step; another one in place of an excluded one."""
@@ -216,6 +218,7 @@ class Stepper:
         """Train on one view; say whether it shows any Gaussian."""
         view = self._load(iteration, view_index)
         result = self._accumulate(view)
+        self._send_next(iteration, view_index)
         try:
             shows_any = self._check(result, is_first)
         except IntersectionsMissed:
@@ -231,29 +234,30 @@ class Stepper:
         """A view and its photograph on the device; that of the next view is prefetched."""
         scale = self._stage.view_scale(iteration)
         camera, photograph = self._views.get(self.camera(iteration, view_index), scale)
-        on_device = upload(photograph, self._stage.model.device)
+        self._views.prefetch(self.camera(*self._place_after(iteration, view_index)))
+        return TrainingView(camera, photograph, iteration, view_index)
+
+    def _send_next(self, iteration: int, view_index: int) -> None:
+        """Begin to send the next photograph while the device works on this view."""
+        place = self._place_after(iteration, view_index)
+        self._views.send_ahead(self.camera(*place), self._stage.view_scale(place[0]))
+
+    def _place_after(self, iteration: int, view_index: int) -> tuple[int, int]:
+        """Iteration and index of the view that this process is trained on next."""
         if view_index + 1 in self._view_indices:
-            following = self.camera(iteration, view_index + 1)
-        else:
-            following = self.camera(iteration + 1, self._view_indices.start)
-        self._views.prefetch(following)
-        return TrainingView(camera, on_device, iteration, view_index)
+            return iteration, view_index + 1
+        return iteration + 1, self._view_indices.start
 
     def _check(self, result: ViewResult, is_first: bool) -> bool:
         """Check all numbers of a view; whether it shows any Gaussian."""
-        optimizer = self._stage.model.optimizer
-        numbers = StepNumbers(
-            losses=result.terms,
-            gradients=optimizer.gradients_to_check(),
-            parameters=optimizer.parameters,
-            extent=self._stage.extent,
-            radii=result.radii,
-            predicted=result.predicted,
-        )
         view = result.view
         look_at_parameters = is_first and view.iteration % PARAMETER_INTERVAL == 0
         return check_step(
-            numbers, view.iteration, view.camera.name, look_at_parameters=look_at_parameters
+            numbers_to_check(self._stage, result),
+            view.iteration,
+            view.camera.name,
+            look_at_parameters=look_at_parameters,
+            probes=result.probes,
         )
 
     def _accumulate(self, view: TrainingView) -> ViewResult:

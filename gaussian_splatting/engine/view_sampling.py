@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from PIL import Image
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
+from sugar_utils.device import upload
 from sugar_utils.random import generator
 
 _LEAST_WEIGHT = 1e-3  # of a masked pixel, in steps of the mask's byte
@@ -64,6 +67,58 @@ class SizedViews:
         """Have the photograph decoded in the background unless there is a small copy of it."""
         if self._scale == 1.0 or not self._images.has_scaled(camera, self._scale):
             self._images.prefetch(camera)
+
+
+class _SentView(NamedTuple):
+    """A view whose photograph is on its way to the device."""
+
+    camera: Camera  # as it was asked for
+    scale: float
+    sized_camera: Camera
+    photograph: Tensor  # on the device
+    arrived: torch.cuda.Event
+
+
+class UploadedViews:
+    """Photographs of the training views on the device, at the size of the iteration.
+
+    One may be sent ahead: a GPU copies it on a stream of its own, beside the kernels of the step
+    before.
+    """
+
+    def __init__(self, images: ImageStore, device: torch.device) -> None:
+        images.serve(device)
+        self._views = SizedViews(images)
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._sent: _SentView | None = None
+
+    def get(self, camera: Camera, scale: float) -> tuple[Camera, Tensor]:
+        """Return a view at a share of its size: camera, and photograph on the device."""
+        sent = self._sent
+        self._sent = None
+        if sent is not None and sent.camera is camera and sent.scale == scale:
+            stream = torch.cuda.current_stream(self._device)
+            stream.wait_event(sent.arrived)
+            sent.photograph.record_stream(stream)
+            return sent.sized_camera, sent.photograph
+        sized_camera, photograph = self._views.get(camera, scale)
+        return sized_camera, upload(photograph, self._device)
+
+    def prefetch(self, camera: Camera) -> None:
+        """Have the photograph decoded in the background."""
+        self._views.prefetch(camera)
+
+    def send_ahead(self, camera: Camera, scale: float) -> None:
+        """Begin to send the photograph that is asked for next; only a GPU copies beside work."""
+        if self._stream is None:
+            return
+        sized_camera, photograph = self._views.get(camera, scale)
+        with torch.cuda.stream(self._stream):
+            on_device = upload(photograph, self._device)
+        arrived = torch.cuda.Event()
+        arrived.record(self._stream)
+        self._sent = _SentView(camera, scale, sized_camera, on_device, arrived)
 
 
 def averaged(photograph: Tensor, width: int, height: int) -> Tensor:

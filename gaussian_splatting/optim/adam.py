@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,15 +17,18 @@ from gaussian_splatting.optim.adam_steps import (
     ADAM_EPS,
     MOMENTS,
     ParameterState,
+    StepInputs,
     Stepped,
     in_one_launch,
     step_alone,
+    step_numbers,
     step_together,
 )
 from gaussian_splatting.optim.band_steps import step_bands
 from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
 from gaussian_splatting.rasterization.coefficient_gradients import coefficient_gradients
 from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
+from sugar_utils.device import upload
 from sugar_utils.random import derive_seed
 
 # Settings that torch.optim.Adam saves with each group, so that it can read our files.
@@ -93,6 +96,10 @@ class GroupedAdam:
         self._seed = seed
         self._unused: set[str] = set()
         self.color_gradients: list[ColorGradient] = []
+        self._may_always: Tensor | None = None  # one, on the device. (1,) int32
+        # What recorded steps read; a row of numbers for each parameter.
+        self._recorded_inputs: StepInputs | None = None
+        self._is_made = False  # whether a recording has made the next step
 
     def learning_rates(self) -> dict[str, float]:
         """Return the learning rates by parameter name."""
@@ -109,24 +116,88 @@ class GroupedAdam:
     @torch.no_grad()
     def step(self) -> None:
         """Update every parameter that has a gradient or is unused, then drop the gradients."""
+        names = self._stepping()
+        with_gradients = [name for name in names if self._has_gradient(name)]
+        if not self._is_made:
+            self._make_moments(names)
+            device = next(iter(self.parameters.values())).device
+            self._update(names, self._sent() if in_one_launch(device) else None)
+        for name in names:
+            self._groups[name].steps += 1
+        for name in with_gradients:
+            self._groups[name].moved = True
+        self.zero_grad()
+
+    @torch.no_grad()
+    def record_step(self, may_step: Tensor) -> bool:
+        """Make the launches of the next step while launches are recorded; gradients stay.
+
+        Args:
+            may_step: Read on the device in each repetition; 0: nothing is changed. (1,) int32
+
+        Returns:
+            Whether that can be done: only after :meth:`send_numbers`, and a step launched one by
+            one, which makes the moments.
+        """
+        names = self._stepping()
+        inputs = self._recorded_inputs
+        if inputs is None or any(self._groups[name].moments is None for name in names):
+            return False
+        gradients = self.take_gradients()
+        self.put_gradients(_with_copies(gradients))
+        self._update(names, inputs._replace(may_step=may_step))
+        self.put_gradients(gradients)
+        return True
+
+    def mark_made(self) -> None:
+        """Note that a recording has made the next step, which has to be counted only."""
+        self._is_made = True
+
+    def step_facts(self) -> Hashable:
+        """Return what a recorded step depends on besides the parameters."""
+        facts = []
+        for group in self._groups.values():
+            moments = group.moments or {}
+            addresses = tuple(moment.data_ptr() for moment in moments.values())
+            facts.append((group.moved, addresses))
+        return tuple(facts)
+
+    def send_numbers(self) -> None:
+        """Send rates and counts of the next step to where a recorded one reads them."""
+        inputs = self._sent()
+        if self._recorded_inputs is None:
+            self._recorded_inputs = StepInputs(inputs.numbers.clone(), inputs.may_step)
+        else:
+            self._recorded_inputs.numbers.copy_(inputs.numbers)
+
+    def _sent(self) -> StepInputs:
+        """Rates and counts of the next step on the device, a row for each parameter."""
+        device = next(iter(self.parameters.values())).device
+        steps = []
+        for name, group in self._groups.items():
+            steps.append((group.rate, group.steps + 1, self._rounding_seed(name)))
+        if self._may_always is None:
+            self._may_always = torch.ones(1, dtype=torch.int32, device=device)
+        return StepInputs(upload(step_numbers(steps), device), self._may_always)
+
+    def _update(self, names: Sequence[str], inputs: StepInputs | None) -> None:
+        """Change values and moments, and drop the gradients; see :meth:`_sent`."""
         # First: the directions, in which the view saw the Gaussians, follow from their centres.
-        self._use_color_gradients()
+        self._use_color_gradients(inputs)
         fused: list[Stepped] = []
-        for name, parameter in self.parameters.items():
-            if parameter.grad is None and name not in self._unused:
+        for name in names:
+            gradient = self._gradient_to_step(name)
+            if gradient is None:
                 continue
-            stepped = self._prepare_step(name)
-            if stepped is None:
-                continue
-            if in_one_launch(parameter.device) and not stepped.state.is_rounded:
+            stepped = Stepped(self._next_state(name, inputs), gradient)
+            if in_one_launch(gradient.device) and not stepped.state.is_rounded:
                 fused.append(stepped)
             else:
                 step_alone(stepped)
-            parameter.grad = None
+            self.parameters[name].grad = None
         step_together(fused)
-        self._unused.clear()
 
-    def _use_color_gradients(self) -> None:
+    def _use_color_gradients(self, inputs: StepInputs | None) -> None:
         """Step the bands by the factors of their gradient; form the gradient of the base colours.
 
         Where there are other gradients, too, those of the bands are formed and added to them.
@@ -134,8 +205,7 @@ class GroupedAdam:
         is_only = len(self.color_gradients) == 1 and self.parameters[_BANDS].grad is None
         for gradient in self.color_gradients:
             if is_only:
-                self._groups[_BANDS].moved = True
-                step_bands(self._next_step(_BANDS), gradient)
+                step_bands(self._next_state(_BANDS, inputs), gradient)
             else:
                 rows = slice(0, len(gradient.colors))
                 bands = self.parameters[_BANDS]
@@ -143,33 +213,57 @@ class GroupedAdam:
             self.add_gradients({_BASE: (gradient.colors * SH_C0)[:, None]})
         self.color_gradients.clear()
 
-    def _next_step(self, name: str) -> ParameterState:
-        """Count a step of a parameter."""
-        parameter = self.parameters[name]
-        group = self._groups[name]
-        group.steps += 1
-        if group.moments is None:
-            group.moments = {
-                moment: torch.zeros_like(parameter, dtype=group.moment_dtype) for moment in MOMENTS
-            }
-        state = ParameterState(parameter, group.moments, group.rate, group.steps, seed=0)
-        if not state.is_rounded:
-            return state
-        return state._replace(seed=derive_seed(self._seed, "rounding", name, group.steps))
+    def _stepping(self) -> list[str]:
+        """Names of the parameters that the next step concerns."""
+        return [n for n in self.parameters if self._has_gradient(n) or n in self._unused]
 
-    def _prepare_step(self, name: str) -> Stepped | None:
-        """Count a step of a parameter; None if neither its values nor its moments change."""
+    def _has_gradient(self, name: str) -> bool:
+        is_color = name in (_BASE, _BANDS)
+        return self.parameters[name].grad is not None or (is_color and bool(self.color_gradients))
+
+    def _gradient_to_step(self, name: str) -> Tensor | None:
+        """The gradient of a parameter, zeros if it is unused; None if nothing changes by it."""
         parameter = self.parameters[name]
+        if parameter.grad is not None:
+            return parameter.grad
+        if name not in self._unused or not self._groups[name].moved:
+            # Stepped by factors already; or the moments and the gradient are zeros.
+            return None
+        return torch.zeros_like(parameter)
+
+    def _make_moments(self, names: Sequence[str]) -> None:
+        for name in names:
+            parameter = self.parameters[name]
+            group = self._groups[name]
+            if group.moments is None:
+                group.moments = {
+                    moment: torch.zeros_like(parameter, dtype=group.moment_dtype)
+                    for moment in MOMENTS
+                }
+
+    def _next_state(self, name: str, inputs: StepInputs | None) -> ParameterState:
+        """A parameter with the arguments of its next step."""
         group = self._groups[name]
-        state = self._next_step(name)
-        gradient = parameter.grad
-        if gradient is None:
-            if not group.moved:
-                # Zero moments and a gradient of zeros.
-                return None
-            gradient = torch.zeros_like(parameter)
-        group.moved = True
-        return Stepped(state, gradient)
+        assert group.moments is not None, f"{name} has no moments"
+        state = ParameterState(
+            value=self.parameters[name],
+            moments=group.moments,
+            rate=group.rate,
+            count=group.steps + 1,
+            seed=self._rounding_seed(name),
+        )
+        if inputs is None:
+            return state
+        row = list(self.parameters).index(name)
+        return state._replace(on_device=inputs._replace(numbers=inputs.numbers[row]))
+
+    def _rounding_seed(self, name: str) -> int:
+        """Seed of the next step's stochastic rounding; 0 for a parameter that is not rounded."""
+        group = self._groups[name]
+        types = {self.config.value_dtype(name), group.moment_dtype}
+        if types == {torch.float32}:
+            return 0
+        return derive_seed(self._seed, "rounding", name, group.steps + 1)
 
     def zero_grad(self) -> None:
         """Drop all gradients, and forget which parameters were unused."""
@@ -177,6 +271,7 @@ class GroupedAdam:
             parameter.grad = None
         self.color_gradients.clear()
         self._unused.clear()
+        self._is_made = False
 
     def drop_gradient(self, name: str) -> None:
         """Exclude one parameter from the next step."""
@@ -301,6 +396,16 @@ class GroupedAdam:
             group.moments = {n: change(m).contiguous() for n, m in group.moments.items()}
         self.parameters[name] = _leaf(values)
         self._unused.discard(name)
+
+
+def _with_copies(gradients: Gradients) -> Gradients:
+    """The same gradients, with copies of those to which factors are added in place."""
+    if not gradients.of_colors:
+        return gradients
+    dense = dict(gradients.dense)
+    for name in dense.keys() & {_BASE, _BANDS}:
+        dense[name] = dense[name].clone()
+    return gradients._replace(dense=dense)
 
 
 def _with_zero_rows(values: Tensor, n: int) -> Tensor:

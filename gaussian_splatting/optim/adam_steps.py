@@ -7,6 +7,9 @@ moments before they are rounded. Rounding is stochastic, because a moment change
 spacing: a number goes to one of its two neighbours with a probability that keeps the mean. The
 random bits are a hash of the seed of the step and the number of the element, so they depend neither
 on threads nor on the past.
+
+What changes from step to step is read on the device, where a recorded launch finds it when it is
+repeated, see :class:`StepInputs`.
 """
 # Kernels are Warp's language, not Python's.
 # pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
@@ -18,11 +21,13 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import warp as wp
 from torch import Tensor
 
-from sugar_utils.warp_arrays import Floats
+from sugar_utils.device import upload
+from sugar_utils.warp_arrays import Floats, Ints
 from sugar_utils.warp_launch import Kernel, launch
 from sugar_utils.warp_math import hashed
 
@@ -34,14 +39,21 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 MAX_PARAMETERS = 8  # in one launch
 _GROUPS = wp.constant(MAX_PARAMETERS)
 _MIN_ELEMENTS = 16_384
-Addresses = wp.types.vector(length=4 * MAX_PARAMETERS, dtype=wp.uint64)
+_N_ADDRESSES = wp.constant(5)  # of a parameter
+Addresses = wp.types.vector(length=5 * MAX_PARAMETERS, dtype=wp.uint64)
 Ends = wp.types.vector(length=MAX_PARAMETERS, dtype=wp.int32)
-Numbers = wp.types.vector(length=MAX_PARAMETERS, dtype=wp.float32)
 # Typed here: inside a kernel such a literal is a signed integer, and a compiler warns.
 _DROPPED_BITS = wp.constant(wp.uint32(0xFFFF))
 _KEPT_BITS = wp.constant(wp.uint32(0xFFFF0000))
 
 _TYPES = {torch.float32: wp.array(dtype=float), torch.bfloat16: wp.array(dtype=wp.bfloat16)}
+
+
+class StepInputs(NamedTuple):
+    """What kernels read of a step, on the device of the parameter."""
+
+    numbers: Tensor  # see step_numbers; (3,) int32
+    may_step: Tensor  # 0: nothing is changed. (1,) int32
 
 
 class ParameterState(NamedTuple):
@@ -52,30 +64,49 @@ class ParameterState(NamedTuple):
     rate: float  # learning rate
     count: int  # steps of the parameter, this one included
     seed: int  # of the stochastic rounding; any number for float32, which is not rounded
+    on_device: StepInputs | None = None  # rate, count and seed for kernels; None: they are sent
+    first_element: int = 0  # number of the first element in the whole parameter
 
     @property
     def is_rounded(self) -> bool:
         """Whether values or moments are stored in fewer bits than they are computed in."""
         return {self.value.dtype, self.moments[MOMENTS[0]].dtype} != {torch.float32}
 
-    @property
-    def corrections(self) -> tuple[float, float]:
-        """Rate over the bias correction of the first moment, and the root of the second's."""
-        step_size = self.rate / (1.0 - ADAM_BETAS[0] ** self.count)
-        root_correction = (1.0 - ADAM_BETAS[1] ** self.count) ** 0.5
-        return step_size, root_correction
+    def inputs(self) -> StepInputs:
+        """Rate, count and seed on the device."""
+        if self.on_device is not None:
+            return self.on_device
+        device = self.value.device
+        numbers = upload(step_numbers([(self.rate, self.count, self.seed)]), device)
+        return StepInputs(numbers[0], torch.ones(1, dtype=torch.int32, device=device))
 
     def rows(self, rows: slice) -> ParameterState:
         """Some rows; stepped by themselves they become what they become in the whole."""
-        first_element = rows.start * (self.value.numel() // max(1, len(self.value)))
-        return ParameterState(
+        elements_per_row = self.value.numel() // max(1, len(self.value))
+        return self._replace(
             value=self.value.detach()[rows],
             moments={name: moment[rows] for name, moment in self.moments.items()},
-            rate=self.rate,
-            count=self.count,
-            # Noise is a hash of the seed plus the number of the element.
-            seed=self.seed + first_element,
+            first_element=self.first_element + rows.start * elements_per_row,
         )
+
+
+def step_numbers(steps: Sequence[tuple[float, int, int]]) -> Tensor:
+    """Write what kernels need of steps into one table, which is sent to the device in one piece.
+
+    Args:
+        steps: Learning rate, number of the step from 1 and seed of each parameter.
+
+    Returns:
+        The rate over the bias correction of the first moment, and the root of that of the second,
+        as the bits of float32; the seed. (P, 3) int32, on the CPU
+    """
+    table = np.empty((len(steps), 3), dtype=np.uint32)
+    fractions = table.view(np.float32)
+    for row, (rate, count, seed) in enumerate(steps):
+        fractions[row, 0] = rate / (1.0 - ADAM_BETAS[0] ** count)
+        fractions[row, 1] = (1.0 - ADAM_BETAS[1] ** count) ** 0.5
+        table[row, 2] = seed & 0xFFFFFFFF
+    return torch.from_numpy(table.view(np.int32))
 
 
 class Stepped(NamedTuple):
@@ -93,12 +124,13 @@ const float eps = {ADAM_EPS!r}f;
 float* value = (float*)value_at;
 float* exp_avg = (float*)exp_avg_at;
 float* exp_avg_sq = (float*)exp_avg_sq_at;
+const float* numbers = (const float*)numbers_at;
 float g = ((const float*)gradient_at)[i];
 float m = decays[0] * exp_avg[i] + decays[1] * g;
 float v = decays[2] * exp_avg_sq[i] + decays[3] * g * g;
 exp_avg[i] = m;
 exp_avg_sq[i] = v;
-value[i] -= step_size * m / (sqrtf(v) / root_correction + eps);
+value[i] -= numbers[0] * m / (sqrtf(v) / numbers[1] + eps);
 """
 
 
@@ -109,41 +141,34 @@ def step_element(
     gradient_at: wp.uint64,
     exp_avg_at: wp.uint64,
     exp_avg_sq_at: wp.uint64,
+    numbers_at: wp.uint64,
     i: int,
-    step_size: float,
-    root_correction: float,
 ): ...
 
 
 @wp.kernel
-def step_parameters(
-    first: int,
-    addresses: Addresses,
-    ends: Ends,
-    step_sizes: Numbers,
-    root_corrections: Numbers,
-):
+def step_parameters(first: int, may_step: Ints, addresses: Addresses, ends: Ends):
     """Step one element of any of the parameters, whose elements are numbered consecutively."""
     i = first + wp.tid()
+    if may_step[0] == 0:
+        return
     begin = int(0)
     value = addresses[0]
     gradient = addresses[1]
     exp_avg = addresses[2]
     exp_avg_sq = addresses[3]
-    step_size = step_sizes[0]
-    root_correction = root_corrections[0]
+    numbers = addresses[4]
     # Unrolled, and chosen one after the other: an index that is computed would send all of these
     # to memory.
     for k in range(1, _GROUPS):
         if i >= ends[k - 1]:
             begin = ends[k - 1]
-            value = addresses[4 * k]
-            gradient = addresses[4 * k + 1]
-            exp_avg = addresses[4 * k + 2]
-            exp_avg_sq = addresses[4 * k + 3]
-            step_size = step_sizes[k]
-            root_correction = root_corrections[k]
-    step_element(value, gradient, exp_avg, exp_avg_sq, i - begin, step_size, root_correction)
+            value = addresses[_N_ADDRESSES * k]
+            gradient = addresses[_N_ADDRESSES * k + 1]
+            exp_avg = addresses[_N_ADDRESSES * k + 2]
+            exp_avg_sq = addresses[_N_ADDRESSES * k + 3]
+            numbers = addresses[_N_ADDRESSES * k + 4]
+    step_element(value, gradient, exp_avg, exp_avg_sq, numbers, i - begin)
 
 
 def in_one_launch(device: torch.device) -> bool:
@@ -160,38 +185,21 @@ def step_together(parameters: Sequence[Stepped]) -> None:
 def _launch(parameters: Sequence[Stepped]) -> None:
     # Kept until the launch: a gradient may be a copy.
     tensors: list[Tensor] = []
-    step_sizes: list[float] = []
-    root_corrections: list[float] = []
     for parameter in parameters:
         tensors += [parameter.state.value, parameter.gradient.contiguous()]
         tensors += [parameter.state.moments[name] for name in MOMENTS]
-        step_size, root_correction = parameter.state.corrections
-        step_sizes.append(step_size)
-        root_corrections.append(root_correction)
+        tensors.append(parameter.state.inputs().numbers)
     addresses = [tensor.data_ptr() for tensor in tensors]
     ends = list(itertools.accumulate(parameter.state.value.numel() for parameter in parameters))
     n_elements = ends[-1]
-    missing = MAX_PARAMETERS - len(parameters)
+    n_missing = MAX_PARAMETERS - len(parameters)
     arguments = [
-        Addresses(*addresses, *[0] * (4 * missing)),
-        Ends(*ends, *[2**31 - 1] * missing),
-        Numbers(*step_sizes, *[0.0] * missing),
-        Numbers(*root_corrections, *[1.0] * missing),
+        parameters[0].state.inputs().may_step,
+        Addresses(*addresses, *[0] * (_N_ADDRESSES * n_missing)),
+        Ends(*ends, *[2**31 - 1] * n_missing),
     ]
     device = tensors[0].device
     launch(step_parameters, n_elements, arguments, device=device, min_items=_MIN_ELEMENTS)
-
-
-@wp.struct
-class StepSettings:
-    """Numbers of one parameter's step, as of :class:`Stepped`."""
-
-    seed: wp.uint32
-    beta1: float
-    beta2: float
-    step_size: float  # rate over the bias correction of the first moment
-    root_correction: float  # root of the bias correction of the second moment
-    eps: float
 
 
 @wp.func
@@ -212,10 +220,22 @@ def put(target: wp.array(dtype=wp.bfloat16), i: int, x: float, noise: wp.uint32)
     target[i] = wp.bfloat16(rounded_to_bf16(x, noise))
 
 
+@wp.struct
+class Decays:
+    """Shares of the moments that stay, and eps."""
+
+    beta1: float
+    beta2: float
+    eps: float
+
+
 @wp.kernel
 def step_elements(
     first: int,
-    s: StepSettings,
+    d: Decays,
+    numbers: Ints,
+    may_step: Ints,
+    first_element: int,
     grads: wp.array(dtype=Any),
     values: wp.array(dtype=Any),
     exp_avg: wp.array(dtype=Any),
@@ -223,11 +243,15 @@ def step_elements(
 ):
     """Step one element of a parameter; compiled for every combination of types."""
     i = first + wp.tid()
+    if may_step[0] == 0:
+        return
+    step_size = wp.cast(numbers[0], wp.float32)
+    root_correction = wp.cast(numbers[1], wp.float32)
     g = float(grads[i])
-    m = s.beta1 * float(exp_avg[i]) + (1.0 - s.beta1) * g
-    v = s.beta2 * float(exp_avg_sq[i]) + (1.0 - s.beta2) * g * g
-    noise = hashed(s.seed + wp.uint32(i))
-    update = s.step_size * m / (wp.sqrt(v) / s.root_correction + s.eps)
+    m = d.beta1 * float(exp_avg[i]) + (1.0 - d.beta1) * g
+    v = d.beta2 * float(exp_avg_sq[i]) + (1.0 - d.beta2) * g * g
+    noise = hashed(wp.uint32(numbers[2]) + wp.uint32(first_element + i))
+    update = step_size * m / (wp.sqrt(v) / root_correction + d.eps)
     put(values, i, float(values[i]) - update, noise)
     put(exp_avg, i, m, noise >> wp.uint32(16))
     put(exp_avg_sq, i, v, hashed(noise))
@@ -259,13 +283,15 @@ def step_rounding(parameter: Stepped) -> None:
     """Step one parameter whose values or moments are in bfloat16."""
     value = parameter.state.value
     moments = [parameter.state.moments[name] for name in MOMENTS]
-    settings = StepSettings()
-    settings.seed = parameter.state.seed & 0xFFFFFFFF
-    settings.beta1, settings.beta2 = ADAM_BETAS
-    settings.step_size, settings.root_correction = parameter.state.corrections
-    settings.eps = ADAM_EPS
+    inputs = parameter.state.inputs()
+    decays = Decays()
+    decays.beta1, decays.beta2 = ADAM_BETAS
+    decays.eps = ADAM_EPS
     arguments = [
-        settings,
+        decays,
+        inputs.numbers,
+        inputs.may_step,
+        parameter.state.first_element,
         parameter.gradient.detach().contiguous().view(-1),
         value.detach().contiguous().view(-1),
         *[moment.view(-1) for moment in moments],

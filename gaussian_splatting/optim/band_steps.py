@@ -33,7 +33,7 @@ from gaussian_splatting.optim.adam_steps import (
 from gaussian_splatting.rasterization.coefficient_gradients import coefficient_gradients
 from gaussian_splatting.rasterization.projection_adjoint import basis_seen
 from gaussian_splatting.rasterization.projection_kernels import Coefficients, vec3bf, view_at
-from sugar_utils.warp_arrays import Floats, Vec3s, Vec3s2d
+from sugar_utils.warp_arrays import Floats, Ints, Vec3s, Vec3s2d
 from sugar_utils.warp_launch import as_array, launch
 from sugar_utils.warp_math import hashed
 
@@ -49,14 +49,11 @@ _VECTORS = {torch.float32: wp.vec3, torch.bfloat16: vec3bf}
 class BandSettings:
     """Numbers of one step."""
 
-    seed: wp.uint32  # of the stochastic rounding
     degree: int  # at which colours were evaluated
     kept_first: float  # weights of the moments as they were, and of what is new
     new_first: float
     kept_second: float
     new_second: float
-    step_size: float  # rate over the bias correction of the first moment
-    root_correction: float  # root of the bias correction of the second moment
     eps: float
 
 
@@ -86,6 +83,8 @@ def put_rounded(  # noqa: F811
 def step_coefficients(
     first: int,
     s: BandSettings,
+    numbers: Ints,
+    may_step: Ints,
     record: Floats,
     means: Vec3s,
     d_colors: Vec3s,
@@ -99,6 +98,10 @@ def step_coefficients(
     evaluates the basis functions anew, which costs less than reading a gradient.
     """
     item = first + wp.tid()
+    if may_step[0] == 0:
+        return
+    step_size = wp.cast(numbers[0], wp.float32)
+    root_correction = wp.cast(numbers[1], wp.float32)
     n_coefficients = values.shape[1]
     i = item // n_coefficients
     k = item - i * n_coefficients
@@ -116,8 +119,8 @@ def step_coefficients(
     noise = wp.vec3ui()
     second_noise = wp.vec3ui()
     for channel in range(3):
-        x[channel] -= s.step_size * m[channel] / (wp.sqrt(v[channel]) / s.root_correction + s.eps)
-        noise[channel] = noise_of(s.seed, 3 * item + channel)
+        x[channel] -= step_size * m[channel] / (wp.sqrt(v[channel]) / root_correction + s.eps)
+        noise[channel] = noise_of(wp.uint32(numbers[2]), 3 * item + channel)
         second_noise[channel] = hashed(noise[channel])
     put_rounded(values, i, k, x, noise)
     for channel in range(3):
@@ -146,18 +149,19 @@ def step_bands(state: ParameterState, gradient: ColorGradient) -> None:
 def step_in_registers(state: ParameterState, gradient: ColorGradient) -> None:
     """Step as :func:`step_bands` does, with one launch."""
     settings = BandSettings()
-    settings.seed = state.seed & 0xFFFFFFFF
     settings.degree = gradient.sh_degree
     settings.kept_first, settings.kept_second = ADAM_BETAS
     settings.new_first = 1.0 - ADAM_BETAS[0]
     settings.new_second = 1.0 - ADAM_BETAS[1]
-    settings.step_size, settings.root_correction = state.corrections
     settings.eps = ADAM_EPS
     values = state.value.detach()
     moments = [state.moments[name] for name in MOMENTS]
     moment_vector = _VECTORS[moments[0].dtype]
-    inputs = [
+    step_inputs = state.inputs()
+    arguments = [
         settings,
+        step_inputs.numbers,
+        step_inputs.may_step,
         gradient.camera_record,
         as_array(gradient.means, wp.vec3),
         as_array(gradient.colors, wp.vec3),
@@ -165,4 +169,4 @@ def step_in_registers(state: ParameterState, gradient: ColorGradient) -> None:
         *[as_array(moment, moment_vector) for moment in moments],
     ]
     kernel = _STEP_COEFFICIENTS[values.dtype, moments[0].dtype]
-    launch(kernel, values.shape[0] * values.shape[1], inputs)
+    launch(kernel, values.shape[0] * values.shape[1], arguments)

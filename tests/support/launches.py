@@ -45,6 +45,7 @@ from sugar_trainers import sampling
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.stage_config import CoarseConfig, MultiviewConfig
 from sugar_utils.console import Console
+from sugar_utils.cuda_graph import Recorder
 from sugar_utils.warp_launch import PreparedLaunch
 from tests.support import pretend_device
 from tests.support.pretend_device import GPU, HOST, pretend_gpu, side_of
@@ -249,18 +250,20 @@ def _camera() -> Camera:
     return _scene()[1]
 
 
-def count(phase: str) -> Counts:
-    """One iteration of a phase, the second of two: the first one makes what is kept."""
+def count(phase: str, recorder: Recorder | None = None) -> Counts:
+    """One iteration of a phase, after those that make, or record, what is kept."""
+    n_before = 1 if recorder is None else 4
     with pretend_gpu(), gpu_paths():
         (stage, iteration), camera = PHASES[phase](), _camera()
         stepper = Stepper(
             stage,
             [camera] * 9,
-            RunContext(MadeUpPhotographs(_photograph), Console()),
+            RunContext(MadeUpPhotographs(_photograph), Console(), recorder=recorder),
             first=iteration,
             seed=0,
         )
-        stepper.step(iteration, None)
+        for earlier in range(n_before):
+            stepper.step(iteration + earlier, None)
         with counting() as counts:
-            stepper.step(iteration + 1, None)
+            stepper.step(iteration + n_before, None)
     return counts

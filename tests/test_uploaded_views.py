@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Photographs that are sent to a GPU ahead of the step that reads them; the GPU is a stand-in."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+
+from gaussian_splatting.engine import view_sampling
+from gaussian_splatting.engine.view_sampling import UploadedViews
+from tests.support.step_scenes import MadeUpPhotographs
+from tests.support.tiny_scene import tiny_cameras
+
+GPU = torch.device("cuda")
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU's streams and copies; each copy is an object of its own."""
+    fake = SimpleNamespace(Stream=MagicMock(), stream=MagicMock(), current_stream=MagicMock())
+    fake.Event = MagicMock()
+    monkeypatch.setattr(view_sampling.torch, "cuda", fake)
+    copies = MagicMock(side_effect=lambda tensor, device: MagicMock(source=tensor))
+    monkeypatch.setattr(view_sampling, "upload", copies)
+    return SimpleNamespace(cuda=fake, copies=copies)
+
+
+def views_of(device):
+    photographs = {}
+
+    def photograph(camera):
+        return photographs.setdefault(id(camera), torch.zeros(2, 2, 3, dtype=torch.uint8))
+
+    return UploadedViews(MadeUpPhotographs(photograph), device)
+
+
+def test_a_photograph_sent_ahead_is_copied_once_and_awaited(gpu):
+    views = views_of(GPU)
+    camera = tiny_cameras(1)[0]
+    views.send_ahead(camera, 1.0)
+    event = gpu.cuda.Event.return_value
+    event.record.assert_called_once_with(gpu.cuda.Stream.return_value)
+    gpu.cuda.stream.assert_called_once_with(gpu.cuda.Stream.return_value)
+    sized, photograph = views.get(camera, 1.0)
+    assert sized is camera
+    assert gpu.copies.call_count == 1
+    current = gpu.cuda.current_stream.return_value
+    current.wait_event.assert_called_once_with(event)
+    photograph.record_stream.assert_called_once_with(current)
+
+
+@pytest.mark.parametrize("changed", ["camera", "nothing sent"])
+def test_another_view_is_copied_when_it_is_asked_for(gpu, changed):
+    views = views_of(GPU)
+    asked = tiny_cameras(1)[0]
+    if changed == "camera":
+        views.send_ahead(tiny_cameras(1)[0], 1.0)
+    n_before = gpu.copies.call_count
+    sized, _ = views.get(asked, 1.0)
+    assert sized is asked
+    assert gpu.copies.call_count == n_before + 1
+    gpu.cuda.current_stream.return_value.wait_event.assert_not_called()
+    # What was sent for nothing is not used later either.
+    views.get(asked, 1.0)
+    assert gpu.copies.call_count == n_before + 2
+
+
+def test_a_cpu_sends_nothing_ahead():
+    views = views_of(torch.device("cpu"))
+    camera = tiny_cameras(1)[0]
+    views.send_ahead(camera, 1.0)
+    sized, photograph = views.get(camera, 1.0)
+    assert sized is camera
+    assert photograph.shape == (2, 2, 3)
