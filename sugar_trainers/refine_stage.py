@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -105,12 +105,22 @@ class RefineStage(Stage[TrainableBoundCloud, RefineConfig]):
         for name, largest in self._largest.items():
             self.model.optimizer.parameters[name].detach().clamp_(max=largest)
 
+    def prepare(self, view: TrainingView) -> TrainingView:
+        """Complete a view, choose what it is compared with, and put it on its background."""
+        view = super().prepare(view)
+        if self._comparer is not None:
+            view = self._compared(view, self._comparer)
+        return self.composited(view)
+
+    def recorded_as(self, view: TrainingView) -> Hashable | None:
+        """Return the degree of the colours, and the names of the terms that act."""
+        if not self._is_plain(view.iteration):
+            return None
+        names = tuple(term.name for term in self.terms if term.active(view.iteration))
+        return self._config.sh_degree(view.iteration), names
+
     def train_on(self, view: TrainingView, resources: StepResources) -> ViewResult:
         """Backpropagate terms of the image, then those of the mesh."""
-        mesh = MeshView(self.model.cloud, view.camera)
-        if self._comparer is not None:
-            view, mesh = self._compared(view, mesh, self._comparer)
-        view = self.composited(view)
         gaussians = self.leaving_factors(self.gaussians(), resources)
         view, features = self.with_features(view, gaussians)
         degree = self._config.sh_degree(view.iteration)
@@ -124,6 +134,7 @@ class RefineStage(Stage[TrainableBoundCloud, RefineConfig]):
         terms = self.all_terms(view)
         active = acting(terms, view.iteration)
         values, _ = view_pass.backpropagate(active["image"])
+        mesh = MeshView(self.model.cloud, view.camera, view.surface)
         values.update(backpropagate(active["model"], mesh))
         figures = report(terms, values)
         return ViewResult(view, figures, view_pass.radii, predicted=view_pass.predictions)
@@ -141,18 +152,16 @@ class RefineStage(Stage[TrainableBoundCloud, RefineConfig]):
         if self._export is not None:
             self._export(self.model.cloud)
 
-    def _compared(
-        self, view: TrainingView, mesh: MeshView, comparer: ViewComparer
-    ) -> tuple[TrainingView, MeshView]:
+    def _compared(self, view: TrainingView, comparer: ViewComparer) -> TrainingView:
         """Choose pixels of the mesh to compare with a neighbouring view."""
+        mesh = MeshView(self.model.cloud, view.camera)
         faces = mesh.hits(view.camera).face
         covered = replace(view, photograph=without_uncovered(view.target, faces >= 0))
         comparison = comparer.comparison(covered, mesh.depth)
-        mesh = replace(mesh, faces=faces, comparison=comparison)
         if self.model.cloud.background is None and not view.camera.shows_object:
             # Outside of an object there is nothing, and that is known everywhere.
-            return covered, mesh
-        return view, mesh
+            view = covered
+        return replace(view, surface=ComparedMesh(faces, comparison))
 
 
 def largest_at_borders(cloud: BoundCloud) -> Tensor:
@@ -166,13 +175,20 @@ def largest_at_borders(cloud: BoundCloud) -> Tensor:
 
 
 @dataclass(frozen=True)
+class ComparedMesh:
+    """How a view shows the mesh, and what it is compared with, before the view is trained on."""
+
+    faces: Tensor  # first face that each pixel meets, -1 for none. (H, W) int32
+    comparison: Comparison | None  # None where the view has no neighbour
+
+
+@dataclass(frozen=True)
 class MeshView:
     """Inputs of the terms of the model: the mesh, and how a view shows it."""
 
     cloud: BoundCloud
     camera: Camera
-    faces: Tensor | None = None  # first face that each pixel meets, -1 for none. (H, W) int32
-    comparison: Comparison | None = None  # None where the view has no neighbour
+    compared: ComparedMesh | None = None  # None where nothing is compared
 
     def hits(self, camera: Camera) -> TriangleHits:
         """Rasterize the mesh in a view."""
@@ -185,12 +201,13 @@ class MeshView:
 
     def view_errors(self, factors: tuple[float, float]) -> Tensor | None:
         """Mean error of the compared pixels, whose planes are those of their triangles."""
-        if self.comparison is None or self.faces is None or not len(self.comparison.pixels):
+        comparison = None if self.compared is None else self.compared.comparison
+        if self.compared is None or comparison is None or not len(comparison.pixels):
             return None
-        pixels = self.comparison.pixels
-        faces = self.faces[pixels[:, 1].long(), pixels[:, 0].long()]
+        pixels = comparison.pixels
+        faces = self.compared.faces[pixels[:, 1].long(), pixels[:, 0].long()]
         planes = triangle_planes(self.cloud.vertices, self.cloud.faces, self.camera, faces)
-        return view_errors(self.comparison, planes, pixels, *factors).mean()
+        return view_errors(comparison, planes, pixels, *factors).mean()
 
 
 def refine_terms(config: RefineConfig, pairs: PairsOfTriangles) -> tuple[LossTerm, ...]:

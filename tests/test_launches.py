@@ -42,7 +42,7 @@ RECORDED_LIMITS = {"vanilla": 13, "entropy": 6, "multiview": 34}
 def test_the_host_does_little_beside_a_repeated_step(phase, monkeypatch):
     replays = []
     # Operations of a repetition are the device's.
-    monkeypatch.setattr(CpuRecording, "replay", replays.append)
+    monkeypatch.setattr(CpuRecording, "replay", lambda recording: replays.append(recording))
     launches, operations, _, waits = count(phase, CpuRecorder()).totals()
     assert len(replays) >= 3
     assert launches == 0

@@ -20,11 +20,13 @@ from gaussian_splatting.optim.adam import GroupedAdam
 from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
+from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_scene.reprojection import NeighborViews
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.multiview_stage import MultiviewStage, comparison_rule
-from sugar_trainers.stage_config import CoarseConfig, MultiviewConfig
-from sugar_trainers.view_comparison import ViewComparer
+from sugar_trainers.refine_stage import RefineStage
+from sugar_trainers.stage_config import CoarseConfig, MultiviewConfig, RefineConfig
+from sugar_trainers.view_comparison import ComparisonRule, ViewComparer
 from sugar_utils.console import Console
 from sugar_utils.errors import TrainingError
 from tests.support import cpu_recorder
@@ -35,6 +37,7 @@ from tests.support.step_scenes import (
     MadeUpPhotographs,
     as_cloud,
     make_scene,
+    make_wall,
     photograph,
 )
 from tests.support.training import parameters_and_moments
@@ -96,6 +99,20 @@ def coarse_stage(views, photographs):
     return CoarseStage(cloud, config, Region(EXTENT), lambda message: None)
 
 
+def refine_stage(views, photographs, compared=False):
+    """The refinement of Gaussians on a wall; views may be compared with their neighbours."""
+    comparer = None
+    if compared:
+        comparer = ViewComparer(
+            NeighborViews(views, EXTENT),
+            MadeUpPhotographs(photographs),
+            EXTENT,
+            ComparisonRule(100, seed=0),
+        )
+    cloud = bind_to_mesh(*make_wall(60), 1, EXTENT)
+    return RefineStage(cloud, RefineConfig(), EXTENT, comparer=comparer)
+
+
 def trained(recorder, *, build=vanilla_stage, first=FIRST, photographs=picture, steps=STEPS):
     """A stage after some steps on the paths of GPUs, and its warnings."""
     views = cameras()
@@ -139,6 +156,12 @@ CASES = {
     "masked": {"photographs": masked},
     "rounded": {"build": partial(vanilla_stage, optimizer=OptimizerConfig("bf16", True))},
     "coarse": {"build": coarse_stage, "first": 8_982, "steps": 24},
+    "refined": {"build": refine_stage},
+    "refined, compared": {"build": partial(refine_stage, compared=True)},
+    "refined, compared, masked": {
+        "build": partial(refine_stage, compared=True),
+        "photographs": masked,
+    },
     "multiview": {"build": multiview_stage, "first": 7_592, "steps": 24},
     "multiview, masked": {
         "build": multiview_stage,
@@ -154,7 +177,8 @@ CASES = {
 def test_training_has_the_same_bits_as_without(case, monkeypatch):
     how = CASES[case]
     stage, _ = trained(None, **how)
-    assert len(stage.model) != CASE.n, "nothing was densified or pruned"
+    if not isinstance(stage, RefineStage):
+        assert len(stage.model) != CASE.n, "nothing was densified or pruned"
     recorder = CpuRecorder()
     made = []
     mark_made = GroupedAdam.mark_made
