@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The colour loss in Warp kernels for any device, written for GPUs.
+"""The colour loss in kernels for GPUs; on a CPU they run as fibers, for tests.
 
 A thread walks down one column of one colour, ``RUN`` rows at a time, blurs each row across, and
-keeps the last eleven results in registers to blur them down. A run starts five rows early. Sums
+keeps the last eleven results in registers to blur them down. A run starts five rows early. Threads
+of a block have neighbouring columns: they read each row together, once, into shared memory. Sums
 are one number per run, added up by torch in float64: no atomics, the same bits every time.
 """
 # Kernels are Warp's language, not Python's.
 # pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
+# pyright: reportReturnType=false
 
 import functools
 
@@ -22,20 +24,19 @@ from gaussian_splatting.losses.color_loss import (
 )
 from gaussian_splatting.losses.ssim_reference import C1, C2, WINDOW_SIZE, gaussian_window
 from sugar_utils.warp_arrays import Floats, Floats2d, Floats3d
-from sugar_utils.warp_launch import launch
+from sugar_utils.warp_launch import known_options, launch_blocks
 
 RUN = 32  # rows of a run; ten more are blurred across for it
-BLOCK_DIM = 128  # threads of a block on a GPU: 12 warps reside where 8 would with larger ones
+BLOCK_DIM = 128  # threads of a block, and columns that it has
 
 wp.set_module_options({"enable_backward": False, "block_dim": BLOCK_DIM})
 
 _COLORS = 3
 _RADIUS = WINDOW_SIZE // 2
-_TAPS = wp.constant(WINDOW_SIZE)
 _NEWEST = wp.constant(WINDOW_SIZE - 1)
 _HALF = wp.constant(_RADIUS)
-_STEP = wp.constant(_COLORS)
 _ROWS = wp.constant(RUN)
+_THREADS = wp.constant(BLOCK_DIM)
 _C1 = wp.constant(C1)
 _C2 = wp.constant(C2)
 Window = wp.types.vector(length=WINDOW_SIZE, dtype=wp.float32)
@@ -56,42 +57,76 @@ class ColumnSettings:
     share: float  # one run's part of the counted share of the image
 
 
-@wp.func
+# A thread that is one row ahead of others writes the other half of the shared memory. It cannot be
+# two rows ahead: all threads of the block meet once in each row.
+_READ_ROW = f"""
+constexpr int MARGIN = {_RADIUS * _COLORS}, SEGMENT = {BLOCK_DIM} + 2 * MARGIN;
+#if defined(__CUDA_ARCH__)
+__shared__ float rows[2][PLANES][SEGMENT];
+#define MEET() __syncthreads()
+#else
+static float rows[2][PLANES][SEGMENT];
+#define MEET() WP_TILE_SYNC()
+#endif
+const int lane = i % {BLOCK_DIM};
+for (int at = lane; at < SEGMENT; at += {BLOCK_DIM}) {{
+    const int column = i - lane + at - MARGIN;
+    const bool is_inside = y >= 0 && y < HEIGHT && column >= 0 && column < WIDTH;
+    for (int m = 0; m < PLANES; m++)
+        rows[y & 1][m][at] = is_inside ? VALUE[(size_t)y * WIDTH + column] : 0.f;
+}}
+MEET();
+#undef MEET
+const auto& row = rows[y & 1];
+"""
+"""Reads the values of a row that a block's windows cover, zeros outside the image."""
+
+_MOMENTS = (
+    _READ_ROW.replace("PLANES", "2")
+    .replace("HEIGHT", "image.shape[0]")
+    .replace("WIDTH", "image.shape[1]")
+    .replace("VALUE", "(m == 0 ? image.data : target.data)")
+    + f"""
+wp::vec_t<5, wp::float32> sums;
+for (int k = 0; k < {WINDOW_SIZE}; k++) {{
+    const float a = row[0][lane + {_COLORS} * k], b = row[1][lane + {_COLORS} * k];
+    const float wa = taps[k] * a, wb = taps[k] * b;
+    sums[0] += wa;
+    sums[1] += wb;
+    sums[2] += wa * a;
+    sums[3] += wb * b;
+    sums[4] += wa * b;
+}}
+return sums;
+"""
+)
+
+_PARTIALS = (
+    _READ_ROW.replace("PLANES", "3")
+    .replace("HEIGHT", "partials.shape[1]")
+    .replace("WIDTH", "partials.shape[2]")
+    .replace("VALUE", "(partials.data + (size_t)m * partials.shape[1] * partials.shape[2])")
+    + f"""
+wp::vec_t<3, wp::float32> sums;
+for (int k = 0; k < {WINDOW_SIZE}; k++)
+    for (int m = 0; m < 3; m++) sums[m] += taps[k] * row[m][lane + {_COLORS} * k];
+return sums;
+"""
+)
+
+
+@wp.func_native(_MOMENTS)
 def moments_across(image: Floats2d, target: Floats2d, y: int, i: int, taps: Window) -> vec5:
-    """Return window averages of x, y, x^2, y^2 and x y along a row; zeros outside the image."""
-    sums = vec5()
-    if y >= 0 and y < image.shape[0]:
-        for k in range(_TAPS):
-            at = i + (k - _HALF) * _STEP
-            if at >= 0 and at < image.shape[1]:
-                a = image[y, at]
-                b = target[y, at]
-                wa = taps[k] * a
-                wb = taps[k] * b
-                sums[0] += wa
-                sums[1] += wb
-                sums[2] += wa * a
-                sums[3] += wb * b
-                sums[4] += wa * b
-    return sums
+    """Return window averages of x, y, x^2, y^2 and x y along a row; all threads call it."""
 
 
-@wp.func
+@wp.func_native(_PARTIALS)
 def partials_across(partials: Floats3d, y: int, i: int, taps: Window) -> wp.vec3:
-    """Return window averages of the three derivatives along a row."""
-    sums = wp.vec3()
-    if y >= 0 and y < partials.shape[1]:
-        for k in range(_TAPS):
-            at = i + (k - _HALF) * _STEP
-            if at >= 0 and at < partials.shape[2]:
-                for m in range(3):
-                    sums[m] += taps[k] * partials[m, y, at]
-    return sums
+    """Return window averages of the three derivatives along a row; all threads call it."""
 
 
-@wp.kernel
+@wp.kernel(**known_options(grid_stride=False))
 def compare_columns(
-    first: int,
     settings: ColumnSettings,
     image: Floats2d,
     target: Floats2d,
@@ -102,9 +137,11 @@ def compare_columns(
 
     Where ``partials`` has room, also SSIM's derivatives by the blurred x, x^2 and x y.
     """
-    item = first + wp.tid()
-    i = item % image.shape[1]
-    start = settings.top_row + item / image.shape[1] * _ROWS
+    block, lane = wp.tid()
+    line = image.shape[1]
+    n_across = (line + _THREADS - 1) / _THREADS
+    i = block % n_across * _THREADS + lane
+    start = settings.top_row + block / n_across * _ROWS
     end = wp.min(start + _ROWS, settings.end_row)
     taps = settings.taps
     lines = FiveLines()
@@ -117,7 +154,7 @@ def compare_columns(
                 lines[m, k] = lines[m, k + 1]
             lines[m, _NEWEST] = newest[m]
         row = y - _HALF
-        if row >= start:
+        if row >= start and i < line:
             v = lines * taps
             mx = v[0]
             my = v[1]
@@ -129,23 +166,25 @@ def compare_columns(
             s = a1 * a2 * inverse
             l1 += wp.abs(image[row, i] - target[row, i])
             ssim += s
-            if partials.shape[2] == image.shape[1]:
+            if partials.shape[2] == line:
                 d_var = -s * b1 * inverse
                 d_cov = 2.0 * a1 * inverse
                 d_mean = 2.0 * (my * a2 * inverse - mx * s * b2 * inverse - mx * d_var)
                 partials[0, row, i] = d_mean - my * d_cov
                 partials[1, row, i] = d_var
                 partials[2, row, i] = d_cov
+    if i >= line:
+        return
     scale = settings.scale
     weight = settings.weight
+    item = block / n_across * line + i
     sums[item, 0] = (1.0 - weight) * (scale * l1) + weight * (settings.share - scale * ssim)
     sums[item, 1] = scale * l1
     sums[item, 2] = scale * ssim
 
 
-@wp.kernel
+@wp.kernel(**known_options(grid_stride=False))
 def differentiate_columns(
-    first: int,
     settings: ColumnSettings,
     image: Floats2d,
     target: Floats2d,
@@ -157,9 +196,11 @@ def differentiate_columns(
 
     Rows outside the counted ones are there for the windows of their neighbours.
     """
-    item = first + wp.tid()
-    i = item % image.shape[1]
-    start = item / image.shape[1] * _ROWS
+    block, lane = wp.tid()
+    line = image.shape[1]
+    n_across = (line + _THREADS - 1) / _THREADS
+    i = block % n_across * _THREADS + lane
+    start = block / n_across * _ROWS
     end = wp.min(start + _ROWS, image.shape[0])
     taps = settings.taps
     lines = ThreeLines()
@@ -170,7 +211,7 @@ def differentiate_columns(
                 lines[m, k] = lines[m, k + 1]
             lines[m, _NEWEST] = newest[m]
         row = y - _HALF
-        if row >= start:
+        if row >= start and i < line:
             v = lines * taps
             a = image[row, i]
             b = target[row, i]
@@ -197,6 +238,11 @@ def _settings(rows: CountedRows, n_runs: int) -> ColumnSettings:
     return settings
 
 
+def _n_blocks(n_rows: int, line: int) -> int:
+    """Number of runs of rows times ``BLOCK_DIM`` columns."""
+    return -(-n_rows // RUN) * -(-line // BLOCK_DIM)
+
+
 def _n_runs(n_rows: int, line: int) -> int:
     return -(-n_rows // RUN) * line
 
@@ -212,7 +258,8 @@ def compare(image: Tensor, target: Tensor, rows: CountedRows, keep_partials: boo
     n_runs = _n_runs(rows.end - rows.top, line)
     sums = torch.empty(n_runs, 3, device=image.device)
     arguments = [_settings(rows, n_runs), x, y, sums, partials]
-    launch(compare_columns, n_runs, arguments, block_dim=BLOCK_DIM)
+    n_blocks = _n_blocks(rows.end - rows.top, line)
+    launch_blocks(compare_columns, n_blocks, arguments, device=x.device, block_dim=BLOCK_DIM)
     loss = ColorLoss(*sums.sum(dim=0, dtype=torch.float64).float().unbind())
     return Comparison(loss, SavedImages(x, y, partials))
 
@@ -225,5 +272,7 @@ def differentiate(
     gradient = torch.empty_like(saved.image)
     settings = _settings(rows, _n_runs(rows.end - rows.top, line))
     arguments = [settings, *saved, weights, gradient]
-    launch(differentiate_columns, _n_runs(height, line), arguments, block_dim=BLOCK_DIM)
+    n_blocks = _n_blocks(height, line)
+    device = gradient.device
+    launch_blocks(differentiate_columns, n_blocks, arguments, device=device, block_dim=BLOCK_DIM)
     return gradient.view(shape)
