@@ -8,7 +8,7 @@ are one number per run, added up by torch in float64: no atomics, the same bits 
 """
 # Kernels are Warp's language, not Python's.
 # pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
-# pyright: reportReturnType=false
+# pyright: reportReturnType=false, reportAssignmentType=false
 
 import functools
 
