@@ -14,7 +14,14 @@ import pytest
 import torch
 from PIL import Image
 
-from gaussian_splatting.components.depth_supervision import DEPTH_NOISE, depth_term, inverse_depths
+from gaussian_splatting.components.depth_supervision import (
+    DEPTH_NOISE,
+    TEXTURE,
+    depth_errors,
+    depth_term,
+    inverse_depths,
+    texture_weights,
+)
 from gaussian_splatting.data.depth_maps import DepthMap, DepthOptions, KnownDepths, known_depths
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.observations import ViewOptions
@@ -296,10 +303,11 @@ def test_a_folder_that_is_not_there_or_has_other_names_is_one_line(room, tmp_pat
     assert not load(root, depths="none")[0].maps
 
 
-COLUMNS = {"depth": slice(0, 1)}
+COLUMNS = {"depth": slice(0, 2)}
 
 
-def strip(camera, inverse: torch.Tensor, rows: slice, halo: int, counted=None) -> ImageStrip:
+def strip(camera, blended: torch.Tensor, rows: slice, halo: int, counted=None) -> ImageStrip:
+    """A strip of a photograph without texture; blended: (H, W, 2)."""
     shown = slice(max(0, rows.start - halo), min(camera.height, rows.stop + halo))
     here = slice(rows.start - shown.start, rows.stop - shown.start)
     photograph = torch.zeros(camera.height, camera.width, 3, dtype=torch.uint8)
@@ -307,7 +315,7 @@ def strip(camera, inverse: torch.Tensor, rows: slice, halo: int, counted=None) -
         photograph = torch.cat([photograph, 255 * counted[..., None].to(torch.uint8)], dim=-1)
     view = TrainingView(camera, photograph, feature_columns=COLUMNS)
     rows = Rows(shown.start, shown.stop)
-    return ImageStrip(view, rows, here, {"features": inverse[shown, :, None]})
+    return ImageStrip(view, rows, here, {"features": blended[shown]})
 
 
 def test_the_term_is_a_mean_error_in_strips_as_in_the_whole(room):
@@ -316,25 +324,48 @@ def test_the_term_is_a_mean_error_in_strips_as_in_the_whole(room):
     size = camera.height, camera.width
     truth = torch.rand(size, generator=rng) + 1
     truth[:5] = 0
-    inverse = (torch.rand(size, generator=rng) + 0.2).requires_grad_(True)
+    inverse = torch.rand(size, generator=rng) + 0.2
+    blended = torch.stack([inverse, inverse.square() * 1.1], dim=-1).requires_grad_(True)
     term = depth_term(KnownDepths({camera.name: DepthMap(Path(), truth)}), 1.0)
-    whole = term.value(strip(camera, inverse, slice(0, camera.height), 0))
-    errors = (inverse * truth - 1).abs()
-    near = errors < DEPTH_NOISE
-    errors = torch.where(near, errors**2 / (2 * DEPTH_NOISE), errors - DEPTH_NOISE / 2)
-    assert 0 < int(near[5:].sum()) < near[5:].numel()
+    whole = term.value(strip(camera, blended, slice(0, camera.height), 0))
+    errors = depth_errors(blended.double(), truth.double()).float()
     assert torch.allclose(whole, errors[5:].mean())
     parts = [slice(0, 20), slice(20, 33), slice(33, camera.height)]
-    values = [term.value(strip(camera, inverse, rows, 5)) for rows in parts]
+    values = [term.value(strip(camera, blended, rows, 5)) for rows in parts]
     assert torch.allclose(sum(values), whole)
-    (d_whole,) = torch.autograd.grad(whole, inverse)
-    (d_parts,) = torch.autograd.grad(sum(values), inverse)
+    (d_whole,) = torch.autograd.grad(whole, blended)
+    (d_parts,) = torch.autograd.grad(sum(values), blended)
     assert torch.allclose(d_whole, d_parts)
     counted = torch.rand(size, generator=rng) < 0.5
-    masked = term.value(strip(camera, inverse, slice(0, camera.height), 0, counted))
+    masked = term.value(strip(camera, blended, slice(0, camera.height), 0, counted))
     assert torch.allclose(masked, errors[counted & (truth > 0)].mean())
     unknown = replace(camera, name="another")
-    assert term.value(strip(unknown, inverse, slice(0, camera.height), 0)).item() == 0
+    assert term.value(strip(unknown, blended, slice(0, camera.height), 0)).item() == 0
+
+
+def test_errors_are_those_of_each_gaussian_of_a_pixel():
+    depth = torch.tensor(2.0)
+    # Two Gaussians before and behind the surface, whose mean reciprocal is right.
+    depths = torch.tensor([1 / 0.45, 1 / 0.55])
+    weights = torch.tensor([0.5, 0.5])
+    blended = torch.stack([(weights / depths).sum(), (weights / depths**2).sum()])
+    mean_square = (weights * (depth / depths - 1) ** 2).sum()
+    expected = DEPTH_NOISE * ((1 + mean_square / DEPTH_NOISE**2).sqrt() - 1)
+    assert float(depth_errors(blended, depth)) == pytest.approx(float(expected), rel=1e-4)
+    assert float(depth_errors(torch.tensor([0.5, 0.25]), depth)) == 0
+    # Where nothing is, an error of 1; large errors count by their amount.
+    assert float(depth_errors(torch.zeros(2), depth)) == pytest.approx(1, rel=0.15)
+
+
+def test_maps_count_where_photographs_have_no_texture():
+    photograph = torch.full((40, 60, 3), 128, dtype=torch.uint8)
+    photograph[:, 30:] = torch.randint(0, 255, (40, 30, 1), dtype=torch.uint8)
+    weights = texture_weights(photograph)
+    assert bool((weights[:, :26] == 1).all())
+    assert float(weights[:, 34:].max()) < 0.05
+    stripes = torch.full((20, 20, 3), 100, dtype=torch.uint8)
+    stripes[::2] += round(2 * TEXTURE)
+    assert float(texture_weights(stripes)[10, 10]) == pytest.approx(0.5, abs=0.02)
 
 
 def test_blended_reciprocals_have_the_gradient_of_finite_differences(room):
@@ -348,7 +379,8 @@ def test_blended_reciprocals_have_the_gradient_of_finite_differences(room):
     def loss(moved: torch.Tensor, backward: bool = False) -> float:
         leaves = replace(cloud, means=moved).activate().as_leaves()
         projection = project(leaves, camera, features=inverse_depths(leaves, camera))
-        view = TrainingView(camera, None, feature_columns=COLUMNS)
+        photograph = torch.zeros(camera.height, camera.width, 3, dtype=torch.uint8)
+        view = TrainingView(camera, photograph, feature_columns=COLUMNS)
         found, _ = ViewPass(projection, view, ImageSplit()).backpropagate([term])
         return leaves.means.grad if backward else float(found["depth"])
 

@@ -141,7 +141,7 @@ def other_value(action: argparse.Action) -> str:
     if isinstance(default, int):
         return str(default + 1)
     if isinstance(default, float):
-        return str(default / 2 + 0.25)
+        return str(default / 2 if default > 0.25 else default + 0.25)
     return "other" if action.type in (Path, None) else "2"
 
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Depth maps of photographs as a loss term: rendered depth is compared where a map knows it."""
+"""Depth maps of photographs as a loss term: where a photograph has no texture, a map says depth.
+
+Where it has texture, photographs tell depth better than estimators and most sensors do.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import huber_loss
+from torch.nn.functional import avg_pool2d
 
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
@@ -18,8 +21,11 @@ from gaussian_splatting.engine.training_views import ImageStrip, TrainingView
 from gaussian_splatting.rasterization import RenderOutput
 
 NAME = "depth"
+N_COLUMNS = 2  # of what is blended for it
 SOLID_ALPHA = 0.5  # opacity from which a pixel has a depth
 DEPTH_NOISE = 0.1  # relative error up to which depth counts by its square
+TEXTURE = 4.0  # standard deviation of grey values, of 255, from which a map counts half or less
+WINDOW = 7  # pixels along the side of the square in which they vary
 DEPTH_SHARE = 0.1
 """Share of the weight of depth maps that is left at the end of the vanilla stage, and later."""
 
@@ -77,30 +83,62 @@ def falling_weight(last: int) -> Callable[[int], float]:
 
 
 def inverse_depths(gaussians: Gaussians, camera: Camera) -> Tensor:
-    """Reciprocals of the depths of Gaussians. (N, 1)
+    """Reciprocals of the depths of Gaussians, and their squares. (N, 2)
 
     Blended reciprocals are bounded where something far away shines through, blended depths are not.
     """
     depth = camera.coordinate(gaussians.means, 2)
-    return 1 / depth.clamp_min(camera.near)[:, None]
+    inverse = 1 / depth.clamp_min(camera.near)[:, None]
+    return torch.cat([inverse, inverse.square()], dim=1)
+
+
+def texture_weights(photograph: Tensor) -> Tensor:
+    """How much a depth map counts at each pixel: 1 on even colours, near 0 on texture. (H, W)
+
+    Args:
+        photograph: (H, W, 3) or (H, W, 4) uint8
+    """
+    gray = photograph[None, ..., :3].float().mean(dim=-1)
+    moments = torch.stack([gray, gray.square()], dim=1)
+    mean, mean_square = avg_pool2d(
+        moments, WINDOW, stride=1, padding=WINDOW // 2, count_include_pad=False
+    )[0].unbind()
+    variance = (mean_square - mean.square()).clamp_min(0)
+    return 1 / (1 + variance / TEXTURE**2)
+
+
+def depth_errors(blended: Tensor, depth: Tensor) -> Tensor:
+    """Errors of what is blended at pixels of known depth; a pseudo-Huber function. (...)
+
+    It is of the mean square of z* / z_i - 1 over the Gaussians of a pixel: what lies before it
+    or behind is drawn to the surface even where the mean is right. What nothing covers counts
+    as infinitely far.
+
+    Args:
+        blended: Reciprocal depths and their squares, blended; see :func:`inverse_depths`. (..., 2)
+        depth: z*. (...) world units
+    """
+    mean_square = depth.square() * blended[..., 1] - 2 * depth * blended[..., 0] + 1
+    # Not negative but for rounding, and the gradient of its root stays finite.
+    relative = mean_square.clamp_min(0) / DEPTH_NOISE**2
+    return DEPTH_NOISE * ((1 + relative).sqrt() - 1)
 
 
 def depth_term(known: KnownDepths, weight: float) -> LossTerm:
-    """Mean relative error of reciprocal depth where a depth map says what it is."""
+    """Errors of depth where a depth map says what it is and the photograph does not."""
 
     def value(strip: ImageStrip) -> Tensor:
-        blended = strip.feature(NAME)[..., 0]
+        blended = strip.feature(NAME)
         depth = known.of(strip.view.camera, blended.device)
         if depth is None:
             return blended.sum() * 0
         counted = strip.view.counted_pixels
         if counted is not None:
             depth = depth * counted
+        weights = texture_weights(strip.view.target) * (depth > 0)
         strip_depth = strip.rows_of(depth)[strip.counted_rows]
-        is_known = (strip_depth > 0).to(blended.dtype)
-        errors = blended * strip_depth - is_known
-        # Quadratic where sensors are no better, or their noise would drive Gaussians apart.
-        errors = huber_loss(errors, torch.zeros_like(errors), reduction="sum", delta=DEPTH_NOISE)
-        return errors / (DEPTH_NOISE * (depth > 0).sum().clamp_min(1))
+        strip_weights = strip.rows_of(weights)[strip.counted_rows]
+        errors = strip_weights * depth_errors(blended, strip_depth)
+        return errors.sum() / (depth > 0).sum().clamp_min(1)
 
     return LossTerm(NAME, weight, "image", value)

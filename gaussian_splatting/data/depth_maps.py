@@ -20,7 +20,7 @@ from __future__ import annotations
 import tokenize
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +31,7 @@ from torch import Tensor
 
 from gaussian_splatting.data import images
 from gaussian_splatting.data.cameras import Camera, pixel_rays
+from gaussian_splatting.data.estimators.estimated_depths import ESTIMATORS, estimate_depths
 from gaussian_splatting.data.masks import overview
 from gaussian_splatting.data.names import ImageFolder, ImagePlaces
 from gaussian_splatting.data.observations import Observations, median
@@ -73,14 +74,16 @@ class DepthOptions:
     depths: str | None = _flag(
         None,
         "folder of depth maps of the photographs, in the scene folder or anywhere, from a "
-        "sensor or an estimator; none: no depth maps; unset: depths/ of the scene folder, or those "
-        "that transforms*.json names, where they are",
-        metavar="{DIR,none}",
+        "sensor or an estimator; moge, da3, metric3d: estimated by MoGe-2, Depth Anything 3 or "
+        "Metric3D v2, if it is installed, and kept in depths_NAME/ of the scene folder; none: no "
+        "depth maps; unset: depths/ of the scene folder, or those that transforms*.json names, "
+        "where they are",
+        metavar="{DIR,moge,da3,metric3d,none}",
     )
     depth_weight: float = _flag(
-        0.1,
-        "weight of the relative error of the depth; falls to a tenth in the vanilla stage "
-        "and stays there",
+        0.5,
+        "weight of the relative error of the depth where photographs have no texture; falls to a "
+        "tenth in the vanilla stage and stays there",
         parse=non_negative_float,
         no_effect_when="without depth maps",
     )
@@ -167,6 +170,9 @@ def known_depths(
     notify: Notify,
 ) -> KnownDepths:
     """Find and read the depth maps of the cameras, at their calibrated size, and align them."""
+    if options.depths in ESTIMATORS and options.depth_weight > 0:
+        folder = estimate_depths(cameras, root, options.depths, notify)
+        options = replace(options, depths=str(folder))
     files = _find_files(cameras, root, options)
     if not files:
         return NOTHING_KNOWN

@@ -151,7 +151,7 @@ def evenly_chosen(cameras: Sequence[Camera]) -> list[Camera]:
 def _swept_view(
     copy: SmallCopy, neighbors: Sequence[GreyView], search: DepthRange, scene: Scene
 ) -> _SweptView:
-    """Find the depth of a view; what a depth map says wins."""
+    """Find the depth of a view; where photographs do not agree, a depth map may say it."""
     view = copy.view
     depth = torch.full_like(view.grey, NOWHERE)
     agreement = depth
@@ -161,7 +161,7 @@ def _swept_view(
     is_measured = torch.zeros_like(copy.counted)
     measured = scene.depths.of(view.camera, depth.device)
     if measured is not None:
-        is_measured = copy.counted & (measured > 0)
+        is_measured = copy.counted & (measured > 0) & ~is_believed
         depth = torch.where(is_measured, measured, depth)
         is_believed = is_believed | is_measured
     return _SweptView(view, copy.colors, [], depth, is_believed, is_measured)

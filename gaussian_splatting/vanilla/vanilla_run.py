@@ -12,7 +12,11 @@ from typing import Any
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.components.densification import Densification, DensificationConfig, Region
-from gaussian_splatting.components.depth_supervision import depth_supervision, falling_weight
+from gaussian_splatting.components.depth_supervision import (
+    N_COLUMNS,
+    depth_supervision,
+    falling_weight,
+)
 from gaussian_splatting.components.exposures import MIN_NOISE, Exposures
 from gaussian_splatting.components.growing_resolution import GrowingResolution, measured_growth
 from gaussian_splatting.components.poses import PoseConfig, PoseRefinement
@@ -282,7 +286,7 @@ class _VanillaRun:
             products=(options.model_path / "point_cloud",),
             check=payload_check(check_free_payload, count_gaussians, _STATE_RULES),
         )
-        n_features = 4 if scene.depths.maps else 3
+        n_features = 3 + N_COLUMNS if scene.depths.maps else 3
         channels: tuple[int, ...] = (n_features,)
         if options.config.scores:
             channels = (n_features, n_features + N_SCORES)
