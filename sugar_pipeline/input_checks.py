@@ -6,7 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from gaussian_splatting.data.consistency import check_view_names
-from gaussian_splatting.data.depth_maps import NO_DEPTHS
+from gaussian_splatting.data.maps.depth_maps import NO_DEPTHS
+from gaussian_splatting.data.maps.estimators.estimated_depths import ESTIMATORS, require_estimator
 from gaussian_splatting.data.observations import ALL_VIEWS
 from gaussian_splatting.data.scene import Scene, load_scene
 from sugar_capture.photographs import described_photographs, output_names
@@ -32,7 +33,9 @@ def check_files_of_flags(plan: PipelinePlan) -> None:
     if vanilla.init_ply is not None:
         require_regular_file(vanilla.init_ply)
     depths = vanilla.depth_options.depths
-    if depths not in (None, NO_DEPTHS.depths):
+    if depths in ESTIMATORS:
+        require_estimator(depths)
+    elif depths not in (None, NO_DEPTHS.depths):
         is_there = (root / depths).is_dir() or Path(depths).is_dir()
         if not is_there:
             raise UserError(f"--depths {depths}: no such folder, in {root} or by itself")

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from gaussian_splatting.compute import Compute, DeviceFlags
-from gaussian_splatting.data.depth_maps import NO_DEPTHS, DepthOptions
+from gaussian_splatting.data.maps.depth_maps import NO_DEPTHS, DepthOptions
+from gaussian_splatting.data.maps.normal_maps import NO_NORMALS, NormalOptions
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint, load_reference_checkpoint
@@ -157,6 +158,7 @@ def load_views(
     seed: int = 0,
     require_images: bool = False,
     depths: DepthOptions = NO_DEPTHS,
+    normals: NormalOptions = NO_NORMALS,
 ) -> tuple[ReferenceCheckpoint, Scene]:
     """Find the checkpoint and read the scene; no Gaussians and no photographs yet."""
     checkpoint = load_reference_checkpoint(
@@ -173,6 +175,7 @@ def load_views(
         require_images=require_images,
         masks=options.mask_options,
         depths=depths,
+        normals=normals,
         view_options=options.view_options,
         notify=notify,
     )

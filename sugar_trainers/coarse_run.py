@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.components.densification import Densification
 from gaussian_splatting.components.exposures import Exposures
-from gaussian_splatting.data.depth_maps import DepthOptions
+from gaussian_splatting.data.maps.depth_maps import DepthOptions
+from gaussian_splatting.data.maps.normal_maps import NormalOptions
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.loop import LoopConfig
@@ -61,6 +62,7 @@ class CoarseOptions(TrainingOptions[GaussianCloud]):
     preset: Preset = preset("single coarse stage")
     config: CoarseConfig = field(default_factory=CoarseConfig)
     depth_options: DepthOptions = field(default_factory=DepthOptions)
+    normal_options: NormalOptions = field(default_factory=NormalOptions)
     checkpoint_interval: int = checkpoint_interval("coarse stage")
     checkpoint_milestones: tuple[int, ...] = _flag(
         (5_000, 7_000, 10_000, 13_000, 15_000),

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 
 from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.components.depth_supervision import N_COLUMNS
+from gaussian_splatting.components import depth_supervision, normal_supervision
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine import memory_plan
@@ -141,7 +141,8 @@ def predict_coarse(
     # Those of a GPU wait on the host, which is other memory.
     cameras = [*scene.train_cameras, *scene.test_cameras] if device.type == "cpu" else []
     images = [(3 + (c.mask is not None)) * c.width * c.height for c in cameras]
-    n_features = N_COLUMNS if scene.depths.maps else 0
+    n_features = depth_supervision.N_COLUMNS if scene.depths.maps else 0
+    n_features += normal_supervision.N_COLUMNS if scene.normals.maps else 0
     loads = stage_loads(cloud, config, views, features=n_features)
     first = _first_plan(cloud, config, options)
     return memory_plan.choose(loads, config.optimizer, first, options, budget, images)

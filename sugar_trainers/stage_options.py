@@ -14,10 +14,12 @@ from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.components.densification import Region
 from gaussian_splatting.components.depth_supervision import depth_supervision, later_weight
 from gaussian_splatting.components.exposures import MIN_NOISE, Exposures
+from gaussian_splatting.components.normal_supervision import normal_supervision
 from gaussian_splatting.compute import BackendFlags, Compute
 from gaussian_splatting.data import reference_layout
-from gaussian_splatting.data.depth_maps import NO_DEPTHS, DepthOptions
 from gaussian_splatting.data.images import ImageStore
+from gaussian_splatting.data.maps.depth_maps import NO_DEPTHS, DepthOptions
+from gaussian_splatting.data.maps.normal_maps import NO_NORMALS, NormalOptions
 from gaussian_splatting.data.masks import hull_of
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.data.scene import Scene
@@ -66,6 +68,7 @@ class TrainingOptions(CaptureOptions, ABC, Generic[Model]):
 
     title: ClassVar[str]  # of the stage, for people
     depth_options: ClassVar[DepthOptions] = NO_DEPTHS
+    normal_options: ClassVar[NormalOptions] = NO_NORMALS
     reads_tracks: ClassVar[bool] = False  # whether it depends on which points photographs observe
 
     config: StageSettings
@@ -138,6 +141,7 @@ class TrainingOptions(CaptureOptions, ABC, Generic[Model]):
             config = with_memory_plan(options.config, model, options.memory, scene, images, console)
             components: list[Component] = [] if exposures is None else [exposures]
             components += depth_supervision(scene.depths, later_weight)
+            components += normal_supervision(scene.normals)
             context = StageContext(
                 scene=scene,
                 images=images,
@@ -186,6 +190,7 @@ def load_capture(options: TrainingOptions, notify: Notify) -> tuple[ReferenceChe
         seed=config.random_seed,
         require_images=True,
         depths=options.depth_options,
+        normals=options.normal_options,
     )
     if scene.extent <= 0:
         raise UserError(

@@ -22,7 +22,12 @@ from gaussian_splatting.components.depth_supervision import (
     inverse_depths,
     texture_weights,
 )
-from gaussian_splatting.data.depth_maps import DepthMap, DepthOptions, KnownDepths, known_depths
+from gaussian_splatting.data.maps.depth_maps import (
+    DepthMap,
+    DepthOptions,
+    KnownDepths,
+    known_depths,
+)
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.scene import VanillaSize, load_scene

@@ -14,9 +14,9 @@ import torch
 from PIL import Image
 from scipy.ndimage import gaussian_filter, zoom
 
-from gaussian_splatting.data.depth_maps import DepthOptions, KnownDepths
-from gaussian_splatting.data.estimators import metric3d
-from gaussian_splatting.data.estimators.metric3d import padded_photograph
+from gaussian_splatting.data.maps.depth_maps import DepthOptions, KnownDepths
+from gaussian_splatting.data.maps.estimators import metric3d
+from gaussian_splatting.data.maps.estimators.metric3d import padded_photograph
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.scene import VanillaSize, load_scene

@@ -30,7 +30,7 @@ STAGES_OF_FLAGS = {
     "v": "init_ply refine_poses robust init densification growing_resolution",
     "vc": "max_gaussians depths depth_weight depth_unit",
     "c": "full_res_normals sdf_samples knn_batch_size checkpoint_milestones test_iterations "
-    "multiview_pixels",
+    "multiview_pixels normals normal_weight",
     # Later stages read a file that is named after the last iteration.
     "cmr": "short_multiview",
     "cmrt": "regularization_type checkpoint_path iteration_to_load",

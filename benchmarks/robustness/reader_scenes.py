@@ -20,8 +20,8 @@ import pycolmap
 from PIL import Image
 
 from benchmarks.robustness.facts import Facts
-from gaussian_splatting.data.depth_maps import DepthOptions
 from gaussian_splatting.data.images import decode_image, decode_mask
+from gaussian_splatting.data.maps.depth_maps import DepthOptions
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.ply import write_point_ply

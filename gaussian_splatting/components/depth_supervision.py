@@ -14,7 +14,7 @@ from torch.nn.functional import avg_pool2d
 
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.depth_maps import KnownDepths
+from gaussian_splatting.data.maps.depth_maps import KnownDepths
 from gaussian_splatting.engine.component import Component
 from gaussian_splatting.engine.loss_terms import LossTerm
 from gaussian_splatting.engine.training_views import ImageStrip, TrainingView

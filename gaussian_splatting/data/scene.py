@@ -28,12 +28,19 @@ from gaussian_splatting.data.consistency import (
     EarlierChecks,
     checked_views,
 )
-from gaussian_splatting.data.depth_maps import (
+from gaussian_splatting.data.maps.depth_maps import (
     NO_DEPTHS,
     NOTHING_KNOWN,
     DepthOptions,
     KnownDepths,
     known_depths,
+)
+from gaussian_splatting.data.maps.normal_maps import (
+    NO_NORMALS,
+    NO_NORMALS_KNOWN,
+    KnownNormals,
+    NormalOptions,
+    known_normals,
 )
 from gaussian_splatting.data.masks import FOUND, NO_MASKS, MaskOptions, require_counted_pixels
 from gaussian_splatting.data.names import (
@@ -130,6 +137,7 @@ class Scene:
     exposure_spread: float = math.nan  # of all
     exposure_noise: float = math.nan  # of what neighbouring views do not share
     depths: KnownDepths = NOTHING_KNOWN
+    normals: KnownNormals = NO_NORMALS_KNOWN
     # Add it to results for the coordinates of the original capture, world units. (3,) float64
     offset: np.ndarray = field(default_factory=partial(np.zeros, 3))
 
@@ -170,6 +178,7 @@ class SceneOptions:
     seed: int = 0  # of random points where the scene has none
     masks: MaskOptions = NO_MASKS
     depths: DepthOptions = NO_DEPTHS
+    normals: NormalOptions = NO_NORMALS
     view_options: ViewOptions = KEEP_ALL  # views to leave out
     notify: Notify = print  # called with messages for the user
 
@@ -401,6 +410,7 @@ def _finish(
     depths = known_depths(
         checked.cameras, root, options.depths, source.observations, options.notify
     )
+    normals = known_normals(checked.cameras, root, options.normals, options.notify)
     sized = _resize(checked, options.size_rule)
     dropped = checked.dropped
     train_cameras = _select(sized, [c.name for c in train if c.name not in dropped])
@@ -433,6 +443,7 @@ def _finish(
         exposure_noise=checked.exposure_noise,
         dropped_test_cameras=dropped_test_cameras,
         depths=depths,
+        normals=normals,
         offset=source.offset + folder_offset,
     )
 

@@ -109,6 +109,13 @@ def scene_inputs(
         unit = "" if depths.unit == AUTO else f"{depths.unit} "
         prefix = f"weight {depths.weight:g} {unit}"
         inputs["depth maps"] = {name: prefix + digest for name, digest in digests.items()}
+    normals = scene.normals
+    if normals.maps:
+        digests = _file_digests(
+            {name: normal_map.path for name, normal_map in normals.maps.items()}
+        )
+        prefix = f"weight {normals.weight:g} "
+        inputs["normal maps"] = {name: prefix + digest for name, digest in digests.items()}
     if tracks and scene.observations is not None:
         observations = scene.observations
         digest = hashlib.sha256(observations.points.tobytes() + observations.lengths.tobytes())

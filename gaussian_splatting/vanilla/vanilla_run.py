@@ -27,8 +27,8 @@ from gaussian_splatting.data import ply as ply_files
 from gaussian_splatting.data import reference_layout as layout
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.colmap import find_model, write_poses
-from gaussian_splatting.data.depth_maps import DepthOptions
 from gaussian_splatting.data.images import ImageStore
+from gaussian_splatting.data.maps.depth_maps import DepthOptions
 from gaussian_splatting.data.masks import MaskOptions, hull_of
 from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.scene import Scene, SizeRule, VanillaSize, load_scene

@@ -9,7 +9,7 @@ import math
 import numpy as np
 import torch
 
-from gaussian_splatting.data.estimators.estimator import Estimate, Estimator, Photograph
+from gaussian_splatting.data.maps.estimators.estimator import Estimate, Estimator, Photograph
 
 WEIGHTS = "Ruicheng/moge-2-vitl"
 
@@ -32,4 +32,6 @@ def load(device: torch.device) -> Estimate:
     return estimate
 
 
-MOGE = Estimator("MoGe-2", WEIGHTS, "MIT", "as github.com/microsoft/MoGe says", load)
+MOGE = Estimator(
+    "MoGe-2", WEIGHTS, "MIT", "it as github.com/microsoft/MoGe says", packages=("moge",), load=load
+)

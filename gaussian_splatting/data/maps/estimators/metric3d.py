@@ -6,14 +6,13 @@ Its program is no package: torch's hub fetches it together with the weights.
 
 from __future__ import annotations
 
-import importlib
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
 
-from gaussian_splatting.data.estimators.estimator import Estimate, Estimator, Photograph
+from gaussian_splatting.data.maps.estimators.estimator import Estimate, Estimator, Photograph
 
 SOURCE = "yvanyin/metric3d"
 WEIGHTS = "metric3d_vit_large"
@@ -35,9 +34,6 @@ class _Padded(NamedTuple):
 
 def load(device: torch.device) -> Estimate:
     """Load the weights, which are downloaded at the first time."""
-    # What the hub's program imports: missing packages are told before anything is fetched.
-    for name in ("mmengine", "timm"):
-        importlib.import_module(name)
     hub: Any = torch.hub
     network = hub.load(SOURCE, WEIGHTS, pretrain=True, trust_repo=True)
     model = network.to(device).eval()
@@ -75,5 +71,7 @@ METRIC3D = Estimator(
     f"{SOURCE}, {WEIGHTS}",
     "BSD-2-Clause",
     "the packages of its requirements_v2.txt, as github.com/YvanYin/Metric3D says",
-    load,
+    # What the hub's program imports.
+    packages=("mmengine", "timm"),
+    load=load,
 )

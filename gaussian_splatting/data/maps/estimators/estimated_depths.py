@@ -6,6 +6,7 @@ They lie beside the photographs, where the next run and a person find them.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,12 +15,12 @@ import torch
 
 from gaussian_splatting.data import images
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.estimators.depth_anything import DEPTH_ANYTHING
-from gaussian_splatting.data.estimators.estimator import Estimate, Estimator, Photograph
-from gaussian_splatting.data.estimators.metric3d import METRIC3D
-from gaussian_splatting.data.estimators.moge import MOGE
+from gaussian_splatting.data.maps.estimators.depth_anything import DEPTH_ANYTHING
+from gaussian_splatting.data.maps.estimators.estimator import Estimate, Estimator, Photograph
+from gaussian_splatting.data.maps.estimators.metric3d import METRIC3D
+from gaussian_splatting.data.maps.estimators.moge import MOGE
 from sugar_utils.device import choose_device
-from sugar_utils.errors import Notify, UserError, explained
+from sugar_utils.errors import Notify, explained
 from sugar_utils.files import atomic_path, check_writable
 from sugar_utils.memory import release_cached
 
@@ -27,7 +28,15 @@ ESTIMATORS = {"moge": MOGE, "da3": DEPTH_ANYTHING, "metric3d": METRIC3D}
 MAX_SIDE = 1024  # of a photograph that is looked at
 
 # Whatever a program of others, its download or its GPU may raise.
-_LOADING_ERRORS = (OSError, RuntimeError, ValueError, KeyError, AttributeError, TypeError)
+_LOADING_ERRORS = (
+    ImportError,
+    OSError,
+    RuntimeError,
+    ValueError,
+    KeyError,
+    AttributeError,
+    TypeError,
+)
 
 
 def estimated_folder(root: Path, name: str) -> Path:
@@ -47,9 +56,10 @@ def estimate_depths(cameras: Sequence[Camera], root: Path, name: str, notify: No
     missing = [camera for camera in cameras if _is_missing(camera, paths[camera.name])]
     if not missing:
         return folder
+    require_estimator(name)
+    check_writable(folder)
     device = choose_device("auto", None).device
     estimate = _load(estimator, name, device)
-    check_writable(folder)
     notify(
         f"depth maps of {len(missing)} photographs by {estimator.label}, weights "
         f"{estimator.weights} ({estimator.licence}), to {folder}"
@@ -67,19 +77,26 @@ def _is_missing(camera: Camera, path: Path) -> bool:
     return camera.image_path is not None and not path.exists()
 
 
+def require_estimator(name: str) -> None:
+    """Refuse an estimator that is not installed.
+
+    Raises:
+        UserError: It is not.
+    """
+    estimator = ESTIMATORS[name]
+    advice = f"install {estimator.install}, or pass --depths DIR with maps made elsewhere"
+    with explained(f"--depths {name} needs the program {estimator.label}", advice, ImportError):
+        for package in estimator.packages:
+            importlib.import_module(package)
+
+
 def _load(estimator: Estimator, name: str, device: torch.device) -> Estimate:
-    try:
-        with explained(
-            f"--depths {name}: cannot load {estimator.weights}:",
-            "see that it can be downloaded, or pass --depths DIR with maps made elsewhere",
-            *_LOADING_ERRORS,
-        ):
-            return estimator.load(device)
-    except ImportError as error:
-        raise UserError(
-            f"--depths {name} needs the program {estimator.label} ({error}); install "
-            f"{estimator.install}, or pass --depths DIR with maps made elsewhere"
-        ) from error
+    with explained(
+        f"--depths {name}: cannot load {estimator.weights}:",
+        "see that it can be downloaded, or pass --depths DIR with maps made elsewhere",
+        *_LOADING_ERRORS,
+    ):
+        return estimator.load(device)
 
 
 def _estimate(estimate: Estimate, estimator: Estimator, camera: Camera) -> np.ndarray:

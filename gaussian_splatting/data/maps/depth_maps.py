@@ -17,8 +17,6 @@ them is left out.
 
 from __future__ import annotations
 
-import tokenize
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -30,22 +28,27 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.data import images
-from gaussian_splatting.data.cameras import Camera, pixel_rays
-from gaussian_splatting.data.estimators.estimated_depths import ESTIMATORS, estimate_depths
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.maps.estimators.estimated_depths import ESTIMATORS, estimate_depths
+from gaussian_splatting.data.maps.map_files import (
+    FILES,
+    NONE,
+    find_folder,
+    nearest_values,
+    read_numbers,
+    reduced,
+    undistorted,
+)
 from gaussian_splatting.data.masks import overview
 from gaussian_splatting.data.names import ImageFolder, ImagePlaces
 from gaussian_splatting.data.observations import Observations, median
-from sugar_utils.errors import Notify, UserError, explained, shortened
-from sugar_utils.files import in_parallel, require_regular_file
+from sugar_utils.errors import Notify, UserError, shortened
+from sugar_utils.files import in_parallel
 from sugar_utils.flags import AUTO, non_negative_float
-from sugar_utils.libraries import load_package
 from sugar_utils.settings import flag
 
-NONE = "none"
 FOLDER = "depths"
 CONFIDENCE = "confidence"
-FILES = (".png", ".tif", ".tiff", ".npy", ".exr")
-MAX_SIDE = 512  # of a map that is kept
 MIN_POINTS = 8  # observed points that tell whether a map fits, and scale and shift of one image
 # A map fits if the median relative error of its points is at most this, or this share of the error
 # that one depth for all points would have, and never more than a tenth.
@@ -62,6 +65,7 @@ _ROUNDS = 20  # of reweighted least squares
 _IN_ONE_UNIT = "in one unit"
 _LINEAR = "each with a scale and a shift"
 _RECIPROCAL = "reciprocals, each with a scale and a shift"
+_ADVICE = "replace the file, or pass --depths none"
 _flag = partial(flag, group="depth maps")
 
 _DepthOf = Callable[[np.ndarray], np.ndarray]  # from the values of a map to depths
@@ -120,10 +124,10 @@ class KnownDepths:
         depth_map = self.maps.get(camera.name)
         if depth_map is None:
             return None
-        depth = _resize_nearest(depth_map.values, camera)
+        depth = nearest_values(depth_map.values, camera)
         if camera.shows_object:
             is_object = torch.from_numpy(overview(camera) >= images.COUNTS)
-            depth = depth * _resize_nearest(is_object, camera)
+            depth = depth * nearest_values(is_object, camera)
         return depth.to(device)
 
 
@@ -152,14 +156,6 @@ class _AlignedMaps:
     kind: str  # what the values were taken for, for messages
     depths: dict[str, np.ndarray]  # of the maps that fit, by name, 0 where unknown, (h, w)
     wrong: dict[str, str]  # reasons for the others
-
-
-def _resize_nearest(values: Tensor, camera: Camera) -> Tensor:
-    """Return the nearest value of a map at each pixel of a view. (h, w) -> (H, W)"""
-    height, width = values.shape
-    rows = torch.arange(camera.height, device="cpu") * height // camera.height
-    columns = torch.arange(camera.width, device="cpu") * width // camera.width
-    return values[rows[:, None], columns]
 
 
 def known_depths(
@@ -223,7 +219,7 @@ def _find_files(
     """Return the files of the depth map of each view that has one."""
     if options.depths == NONE or options.depth_weight == 0:
         return {}
-    folder = _find_folder(root, options.depths)
+    folder = find_folder(root, options.depths, FOLDER, "--depths")
     if folder is None:
         return {c.name: _DepthFiles(c.depth_path) for c in cameras if c.depth_path is not None}
     names = [camera.name for camera in cameras]
@@ -241,62 +237,36 @@ def _find_files(
     return files
 
 
-def _find_folder(root: Path, named: str | None) -> Path | None:
-    """Return the folder of the depth maps; None if none is named and the scene has none."""
-    if named is None:
-        folder = root / FOLDER
-        return folder if folder.is_dir() else None
-    for folder in (root / named, Path(named)):
-        if folder.is_dir():
-            return folder
-    raise UserError(f"--depths {named}: no such folder, in {root} or by itself")
-
-
 def _read(camera: Camera, files: _DepthFiles) -> _RawMap:
     """Read a map, reduced and without distortion."""
     path = files.path
-    numbers = _read_numbers(path)
+    numbers = one_channel(read_numbers(path, "depth map", _ADVICE), path)
     is_whole = numbers.dtype.kind in "ui"
     values = _clean(numbers.astype(np.float64))
     height, width = values.shape
-    advice = "replace it, or pass --depths none"
-    images.require_aspect(path, "depth map", (width, height), camera, advice)
+    images.require_aspect(path, "depth map", (width, height), camera, _ADVICE)
     if files.confidence is not None:
-        levels = _read_numbers(files.confidence)
+        levels = one_channel(read_numbers(files.confidence, "depth map", _ADVICE), files.confidence)
         if levels.shape != values.shape:
             raise UserError(f"{files.confidence}: not the size of {path}; replace it, or remove it")
         is_small_scale = levels.max() <= 2
         least = _LEAST_CONFIDENCE if is_small_scale else _LEAST_CONFIDENCE_BYTE
         values = np.where(levels >= least, values, 0.0)
-    step = -(-max(width, height) // MAX_SIDE)
-    values = values[step // 2 :: step, step // 2 :: step]
+    values = reduced(values)
     if camera.lens:
-        values = _undistort(values, camera)
+        values = undistorted(values, camera)
     return _RawMap(values, is_whole)
 
 
-def _read_numbers(path: Path) -> np.ndarray:
-    """Read the numbers of a file, in its type. (h, w)"""
-    advice = "replace the file, or pass --depths none"
-    kinds = (*images.IMAGE_ERRORS, tokenize.TokenError, zipfile.BadZipFile, StopIteration)
-    with explained(f"cannot read the depth map {path}:", advice, *kinds):
-        suffix = path.suffix.lower()
-        if suffix == ".npy":
-            values = np.load(require_regular_file(path), allow_pickle=False)
-            if not isinstance(values, np.ndarray):
-                raise ValueError("it is a ZIP file of arrays, not one array")
-        elif suffix == ".exr":
-            (exr,) = load_package(f"reading {path}", "OpenEXR", "OpenEXR")
-            channels = exr.File(str(path)).channels()
-            values = next(iter(channels.values())).pixels
-        else:
-            with images.open_image(path) as image:
-                values = np.asarray(image)
-        values = np.squeeze(values)
-        if values.ndim == 3:
-            values = values[..., 0]
-        if values.ndim != 2 or values.dtype.kind not in "uif" or 0 in values.shape:
-            raise ValueError(f"it holds {values.dtype} of shape {values.shape}, not one channel")
+def one_channel(values: np.ndarray, path: Path) -> np.ndarray:
+    """Return the numbers of a depth map, the first channel of several. (h, w)"""
+    if values.ndim == 3:
+        values = values[..., 0]
+    if values.ndim != 2 or values.dtype.kind not in "uif" or 0 in values.shape:
+        raise UserError(
+            f"cannot read the depth map {path}: it holds {values.dtype} of shape {values.shape}, "
+            f"not one channel; {_ADVICE}"
+        )
     return values
 
 
@@ -309,20 +279,6 @@ def _in_float32(values: np.ndarray) -> np.ndarray:
     """Convert depths to float32; those that it cannot hold become unknown."""
     with np.errstate(over="ignore"):
         return _clean(values.astype(np.float32))
-
-
-def _undistort(values: np.ndarray, camera: Camera) -> np.ndarray:
-    """Return the nearest value of a distorted map at the pixels of the undistorted view. (h, w)"""
-    height, width = values.shape
-    view = camera.resized(width, height)
-    rays = pixel_rays(view, dtype=torch.float64, device="cpu").reshape(-1, 3).numpy()
-    lens = images.lens_of(camera.lens, width, height)
-    pixels = np.asarray(lens.img_from_cam(rays, check_cheirality=False))
-    x, y = np.floor(pixels).T
-    inside = (x >= 0) & (y >= 0) & (x < width) & (y < height)
-    rows = np.where(inside, y, 0).astype(int)
-    columns = np.where(inside, x, 0).astype(int)
-    return np.where(inside, values[rows, columns], 0.0).reshape(height, width)
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,13 @@ class Estimator:
         weights: Name of the weights that are loaded.
         licence: Of the weights.
         install: How to install it.
-        load: Loads the weights onto a device. Raises ImportError where the program is missing.
+        packages: Names under which Python imports it, or what it needs.
+        load: Loads the weights onto a device.
     """
 
     label: str
     weights: str
     licence: str
     install: str
+    packages: tuple[str, ...]
     load: Callable[[torch.device], Estimate]

@@ -8,7 +8,7 @@ import importlib
 import numpy as np
 import torch
 
-from gaussian_splatting.data.estimators.estimator import Estimate, Estimator, Photograph
+from gaussian_splatting.data.maps.estimators.estimator import Estimate, Estimator, Photograph
 
 # The other large models of this program, and its giant ones, forbid commercial use.
 WEIGHTS = "depth-anything/DA3METRIC-LARGE"
@@ -38,6 +38,7 @@ DEPTH_ANYTHING = Estimator(
     "Depth Anything 3",
     WEIGHTS,
     "Apache-2.0",
-    "as github.com/ByteDance-Seed/Depth-Anything-3 says",
-    load,
+    "it as github.com/ByteDance-Seed/Depth-Anything-3 says",
+    packages=("depth_anything_3",),
+    load=load,
 )
