@@ -5,7 +5,8 @@ The scene must know its own geometry, as the rendered ones do (``gt_object.ply``
 ``gt_visible.ply``, ``gt.json``; the demo's scene has them). A mesh is a ``.ply``, the ``.pt`` of a
 refined model, or an ``.obj`` of triangles. What is measured, and where, stands at the top of
 ``sugar_extractors/mesh_quality.py``; in short: only the object, distances in % of its
-longest side.
+longest side. Where the scene names its parts (``gt_parts.json``, see ``benchmarks/rods_scene.py``),
+the share of each part's visible samples that a mesh reaches within a pixel is measured, too.
 
 The figures depend on the samples: with the default number the accuracy of one mesh changes by
 less than a hundredth of itself from seed to seed.
@@ -17,6 +18,8 @@ import argparse
 import sys
 from pathlib import Path
 
+import msgspec
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import sugar_utils  # noqa: F401  before torch
@@ -24,9 +27,55 @@ import sugar_utils  # noqa: F401  before torch
 # isort: split
 from benchmarks.rasterizer import print_machine, print_table
 from sugar_extractors.mesh_pictures import read_any_mesh
-from sugar_extractors.mesh_quality import N_SAMPLES, compare_surfaces, read_reference
+from sugar_extractors.mesh_quality import (
+    N_SAMPLES,
+    Reference,
+    Surface,
+    compare_surfaces,
+    read_reference,
+)
+from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.entrypoint import run_main
+from sugar_utils.files import read_json
 from sugar_utils.flags import Parser, integer, positive_int
+from sugar_utils.schemas import conform
+
+PARTS_FILE = "gt_parts.json"
+
+
+class Parts(msgspec.Struct):
+    """Content of the file of the parts of an object."""
+
+    pixel: float  # side of a pixel on the surface, world units
+    faces: dict[str, int]  # how many faces each part has, in the order of the object's faces
+
+
+def read_parts(scene_dir: Path) -> Parts | None:
+    """Read the parts of a scene's object; None where it names none."""
+    path = scene_dir / PARTS_FILE
+    if not path.is_file():
+        return None
+    return conform(read_json(path), Parts, path, "make the scene again")
+
+
+def part_completeness(
+    mesh: TriangleMesh, reference: Reference, parts: Parts
+) -> list[tuple[str, str]]:
+    """Name of each part, and the share of its visible samples within a pixel of a mesh."""
+    origin = (reference.low + reference.high) / 2
+    points = (reference.visible_points - origin) / reference.size
+    true_vertices = (reference.surface.vertices - origin) / reference.size
+    vertices = (mesh.vertices - origin) / reference.size
+    faces = Surface(true_vertices, reference.surface.faces).nearest(points).faces
+    distances = Surface(vertices, mesh.faces).nearest(points).distances
+    is_reached = distances < parts.pixel / reference.size
+    rows = []
+    first = 0
+    for name, n_faces in parts.faces.items():
+        is_of_part = (faces >= first) & (faces < first + n_faces)
+        rows.append((f"{name}, within 1 px", f"{is_reached[is_of_part].mean():.1%}"))
+        first += n_faces
+    return rows
 
 
 def run(args: argparse.Namespace) -> None:
@@ -35,6 +84,10 @@ def run(args: argparse.Namespace) -> None:
     sampling = {"n_samples": args.samples, "seed": args.seed}
     meshes = [read_any_mesh(path) for path in args.meshes]
     columns = [compare_surfaces(mesh, reference, **sampling).rows() for mesh in meshes]
+    parts = read_parts(args.scene)
+    if parts is not None:
+        for mesh, column in zip(meshes, columns, strict=True):
+            column.extend(part_completeness(mesh, reference, parts))
     print(f"scene: {args.scene}, object of size {reference.size:g}, {args.samples:,} samples\n")
     labels = [f"[{k}]" for k in range(1, len(args.meshes) + 1)]
     print(*map("{} {}".format, labels, args.meshes), "", sep="\n")

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from plyfile import PlyData, PlyElement
 
-from benchmarks.mesh_quality import parser, run
+from benchmarks.mesh_quality import Parts, parser, part_completeness, run
+from benchmarks.rods_scene import PIXEL, SHEET_HEIGHT, SHEET_WIDTH, joined, parts
 from sugar_extractors.mesh_pictures import read_any_mesh
 from sugar_extractors.mesh_quality import (
     CLEARANCE,
@@ -291,3 +292,46 @@ def test_an_obj_without_finite_vertices_is_not_measured(tmp_path, number):
     obj.write_text(f"v 0 0 0\nv 1 0 0\nv 0 {number} 0\nf 1 2 3\n")
     with pytest.raises(UserError, match=r"a\.obj: has vertices with NaN or infinity"):
         read_any_mesh(obj)
+
+
+def test_a_part_is_complete_where_a_mesh_is_within_a_pixel_of_it():
+    low = plate(0.0, 1.0, 0.0)
+    high = plate(0.0, 1.0, 0.5)
+    reference = reference_of(merge_meshes([low, high]))
+    names = Parts(pixel=0.01, faces={"low": 2, "high": 2})
+
+    def shares(mesh):
+        return [value for _, value in part_completeness(mesh, reference, names)]
+
+    assert shares(low) == ["100.0%", "0.0%"]
+    assert shares(merge_meshes([plate(0.0, 1.0, 0.009), plate(0.0, 1.0, 0.511)])) == [
+        "100.0%",
+        "0.0%",
+    ]
+    # Half of the upper plate.
+    half = mesh_of([[0, 0, 0.5], [1, 0, 0.5], [1, 1, 0.5]], [[0, 1, 2]])
+    assert 0.49 < float(shares(half)[1].rstrip("%")) / 100 < 0.53
+
+
+def test_the_thin_parts_have_their_size_and_face_outwards():
+    tubes = parts()
+    mesh = joined(tubes).mesh
+    first = 0
+    volumes = {}
+    for part, n_faces in zip(tubes, joined(tubes).n_faces, strict=True):
+        corners = mesh.vertices[mesh.faces[first : first + n_faces]]
+        corners = corners - corners.mean(axis=(0, 1))
+        a, b, c = corners.transpose(1, 0, 2)
+        volumes[part.name] = (np.cross(a, b) * c).sum() / 6
+        first += n_faces
+    assert first == mesh.n_faces
+    length = np.hypot(0.06, 0.8)
+    for diameter in (1, 2, 4):
+        rod = np.pi * (diameter * PIXEL / 2) ** 2 * length
+        assert volumes[f"upright rod, {diameter} px"] == pytest.approx(rod, rel=2e-3)
+    ring = np.pi * (1.5 * PIXEL) ** 2 * 2 * np.pi * 0.2
+    assert volumes["ring, 3 px"] == pytest.approx(ring, rel=2e-3)
+    height = np.hypot(0.1, SHEET_HEIGHT)
+    round_edges = (1 - np.pi / 4) * (3 * PIXEL) ** 2
+    sheet = (SHEET_WIDTH * 3 * PIXEL - round_edges) * height
+    assert volumes["sheet, 3 px thick"] == pytest.approx(sheet, rel=2e-3)

@@ -188,15 +188,35 @@ def test_depth_is_read_between_the_middles_of_pixels():
 def test_depth_counts_where_a_neighbour_confirms_it_or_none_sees_the_place():
     camera, other = view(), view((1.0, 0.5, 2.8))
     depth, there = exact_depth(camera, torch.float32), exact_depth(other, torch.float32)
-    assert confirmed_depth(depth, camera, []).all()
-    assert confirmed_depth(depth, camera, [(other, there)]).all()
-    wrong = confirmed_depth(depth, camera, [(other, 0.3 * there)])
-    seen = ~confirmed_depth(depth, camera, [(other, 0.3 * there)])
+    facing = torch.ones_like(depth)
+    assert confirmed_depth(depth, facing, camera, []).all()
+    assert confirmed_depth(depth, facing, camera, [(other, there)]).all()
+    wrong = confirmed_depth(depth, facing, camera, [(other, 0.3 * there)])
+    seen = ~confirmed_depth(depth, facing, camera, [(other, 0.3 * there)])
     assert float(seen.float().mean()) > 0.2
     # Who does not see the place does not speak against it, and one that agrees is enough.
     assert torch.equal(wrong, ~seen)
-    assert confirmed_depth(depth, camera, [(other, 0.3 * there), (other, there)]).all()
-    assert confirmed_depth(depth, camera, [(other, torch.zeros_like(there))]).all()
+    both = [(other, 0.3 * there), (other, there)]
+    assert confirmed_depth(depth, facing, camera, both).all()
+    assert confirmed_depth(depth, facing, camera, [(other, torch.zeros_like(there))]).all()
+
+
+def test_two_neighbours_may_miss_a_surface_seen_from_the_side_by_more():
+    camera, other = view(), view((1.0, 0.5, 2.8))
+    depth, there = exact_depth(camera, torch.float32), exact_depth(other, torch.float32)
+    facing = torch.ones_like(depth)
+    aside = 0.3 * facing
+
+    def missed(cosine, scale, n_neighbors):
+        neighbors = [(other, scale * there)] * n_neighbors
+        return 1 - float(confirmed_depth(depth, cosine, camera, neighbors).float().mean())
+
+    assert missed(facing, 0.7, 2) > 0.2
+    assert missed(facing, 0.7, 2) == missed(facing, 0.7, 1) == missed(aside, 0.7, 1)
+    assert missed(aside, 0.7, 2) == 0
+    # However steep the angle, there is a limit.
+    assert missed(1e-3 * facing, 0.3, 2) == missed(facing, 0.3, 1) > 0.2
+    assert missed(0 * facing, 0.7, 2) == 0
 
 
 def test_what_lies_behind_a_surface_does_not_pull_its_depth_inward():

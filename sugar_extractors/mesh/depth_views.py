@@ -33,7 +33,9 @@ from sugar_trainers.view_comparison import all_pixels
 
 MAX_ANGLE = 80.0  # largest angle between a surface's normal and the line of sight, in degrees
 MAX_MISS = 3.0  # pixels by which the way to a neighbour and back may miss; 1 leaves more holes
+MAX_SIDE_MISS = 12.0  # likewise where two neighbours agree on a surface seen from the side
 MAX_NEIGHBORS = 4  # neighbours that a depth is compared with
+_MIN_COSINE = 1e-3  # smaller ones, as of pixels without a depth, count as this
 _MIN_ALPHA = 0.5  # pixels that the Gaussians cover less have no depth
 _CACHE_BYTES = 2**29
 FRONT_TRANSMITTANCE = 0.2
@@ -125,7 +127,9 @@ def plane_renderer(
         view = plane_view(gaussians, camera, reach)
         nearest = neighbors.of(camera.name)[:MAX_NEIGHBORS]
         neighbor_depths = [(neighbor, depth_of(neighbor)) for neighbor in nearest]
-        is_confirmed = confirmed_depth(view.depth, camera, neighbor_depths)
+        # The weight of a view is cosine / depth^2.
+        cosine = view.weight * view.depth.square()
+        is_confirmed = confirmed_depth(view.depth, cosine, camera, neighbor_depths)
         return replace(view, depth=torch.where(is_confirmed, view.depth, 0.0))
 
     return render
@@ -165,17 +169,26 @@ def plane_view(
 
 
 def confirmed_depth(
-    depth: Tensor, camera: Camera, neighbors: Sequence[tuple[Camera, Tensor]]
+    depth: Tensor,
+    cosine: Tensor,
+    camera: Camera,
+    neighbors: Sequence[tuple[Camera, Tensor]],
 ) -> Tensor:
     """Return the pixels where a neighbour has the same depth, or none has any. (H, W) bool
 
+    The way to a neighbour and back may miss by ``MAX_MISS`` pixels. An error square to the surface
+    moves the depth by 1 / cosine of it: with two neighbours it may miss by as much more.
+
     Args:
         depth: Of the camera, 0 where unknown. (H, W)
+        cosine: Of the angle between the surface's normal and the line of sight. (H, W)
         neighbors: Other cameras with their depth.
     """
     pixels = all_pixels(camera, depth.device)
     is_compared = torch.zeros_like(depth, dtype=torch.bool).reshape(-1)
     is_agreed = is_compared.clone()
+    n_agreed = torch.zeros_like(is_compared, dtype=torch.int32)
+    side_miss = (MAX_MISS / cosine.reshape(-1).clamp_min(_MIN_COSINE)).clamp_max(MAX_SIDE_MISS)
     # Planes that face the camera, at these depths.
     planes = functional.pad(-depth.reshape(-1, 1), (3, 0))
     planes[:, 2] = -1.0
@@ -188,4 +201,6 @@ def confirmed_depth(
         has_error = error > 0
         is_compared |= has_error
         is_agreed |= has_error & (error <= MAX_MISS)
+        n_agreed += has_error & (error <= side_miss)
+    is_agreed |= n_agreed >= 2
     return (is_agreed | ~is_compared).reshape(depth.shape)
