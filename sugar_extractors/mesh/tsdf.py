@@ -5,6 +5,12 @@ The field (Curless and Levoy, SIGGRAPH 1996) lives in blocks of voxels near the 
 first of two passes over the views finds the blocks that some depth reaches, the second averages
 distances and colours in them. So the memory does not depend on the number of views, and the result
 not on their order of arrival.
+
+Behind a thin part, views from the other side say that a place lies inside, as far as the truncation
+reaches, and the mean of all views makes the part thicker by that. So a second mean is taken, in
+which a view counts less, the farther a place lies from the surface that it shows: the nearest
+surface decides. Where it says that a place lies farther outside than the first, by more than noise,
+it is taken.
 """
 # Kernels are Warp's language, not Python's.
 # pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
@@ -42,6 +48,11 @@ DEPTHS = ("blended", "plane")  # where depth comes from
 PLANE_MARGIN = 0.05  # of a multi-view model, in camera extents
 PLANE_FILL = 32  # edges of pinholes in its meshes: at grazing angles some depths are not confirmed
 _BLOCK_SIDE = wp.constant(BLOCK)
+# Of the second mean; lengths in voxels.
+_BEHIND = wp.constant(2.0)  # a view's weight falls to its least this far behind the surface
+_LEAST_SHARE = wp.constant(0.05)  # of the weight, there and farther behind
+_BEFORE = wp.constant(2.0 / 3.0)  # farther before the surface than this, the weight falls
+_ALLOWANCE = 0.33  # by which the means may differ: noise alone makes the second one larger
 _N_FOOTPRINT_VIEWS = 8  # views from which the size of a pixel on the surface is measured
 _COARSER = 1.25  # least factor by which voxels grow where there are too many
 _MOST_VOXELS_PER_SIDE = 2048  # of the box, with automatic voxels
@@ -213,6 +224,8 @@ class Fusion:
         if n == 0:
             return
         blocks = (field.table >= 0).nonzero().int().contiguous()
+        nearest_distances = torch.zeros_like(field.distances)
+        nearest_weights = torch.zeros_like(field.weights)
         with self.console.progress("fusion", 1, len(self.cameras)) as progress:
             for done, camera in enumerate(self.cameras, start=1):
                 view = self.render(camera)
@@ -227,10 +240,14 @@ class Fusion:
                     view.weight.contiguous(),
                     field.distances,
                     field.weights,
+                    nearest_distances,
+                    nearest_weights,
                     as_array(field.colors, wp.vec3),
                 ]
                 launch(integrate, n, arguments, min_items=_MIN_ITEMS)
                 progress.update(done, fields={"voxels": f"{n:,}"})
+        nearest_distances -= _ALLOWANCE / self.config.truncation
+        torch.maximum(field.distances, nearest_distances, out=field.distances)
 
 
 @wp.func
@@ -261,6 +278,18 @@ def interpolated_depth(depth: Floats2d, x: float, y: float, largest_step: float)
     return (1.0 - down) * ((1.0 - right) * a + right * b) + down * ((1.0 - right) * c + right * d)
 
 
+@wp.func
+def share_of_nearest(distance: float, voxel: float) -> float:
+    """Return the factor on a view's weight in the mean of the nearest surface.
+
+    Args:
+        distance: To the surface that the view shows, positive before it.
+        voxel: Side of a voxel.
+    """
+    behind = wp.clamp(1.0 + distance / (_BEHIND * voxel), _LEAST_SHARE, 1.0)
+    return behind / wp.max(1.0, distance / (_BEFORE * voxel))
+
+
 @wp.kernel
 def integrate(
     first: int,
@@ -274,6 +303,8 @@ def integrate(
     weight: Floats2d,
     distances: Floats,
     weights: Floats,
+    nearest_distances: Floats,
+    nearest_weights: Floats,
     colors: Vec3s,
 ):
     """Average one view into the field; a work item is one voxel corner."""
@@ -297,8 +328,13 @@ def integrate(
     distance = surface_depth - point[2]
     if surface_depth <= 0.0 or distance < -truncation:
         return
+    distance = wp.min(distance, truncation)
     view_weight = weight[int(y), int(x)]
     share = view_weight / (weights[i] + view_weight)
-    distances[i] += (wp.min(distance / truncation, 1.0) - distances[i]) * share
+    distances[i] += (distance / truncation - distances[i]) * share
     colors[i] += (color[int(y), int(x)] - colors[i]) * share
     weights[i] += view_weight
+    view_weight *= share_of_nearest(distance, voxel)
+    share = view_weight / (nearest_weights[i] + view_weight)
+    nearest_distances[i] += (distance / truncation - nearest_distances[i]) * share
+    nearest_weights[i] += view_weight
