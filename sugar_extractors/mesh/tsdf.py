@@ -91,7 +91,7 @@ class FusedRegion:
 
     mesh: TriangleMesh
     voxel_size: float  # side of a voxel, world units
-    n_voxels: int  # that were stored
+    n_voxels: int  # that were stored; with tetrahedra the number of their corners
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Surfaces on Delaunay tetrahedra: closed, oriented, on both sides of thin parts, and exact."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from scipy.spatial import Delaunay
+
+from gaussian_splatting.cloud import rotation_matrices
+from sugar_extractors.mesh.level_sets import Box
+from sugar_extractors.mesh.marching_tetrahedra import (
+    CrossedEdges,
+    PointSamples,
+    crossed_edges,
+    crossings,
+)
+from sugar_extractors.mesh.tetrahedra import TetrahedraFusion, pair_corners
+from sugar_extractors.mesh.tsdf import Fusion, TsdfConfig
+from sugar_scene.triangle_mesh import TriangleMesh, doubled_area_normals, topology
+from sugar_utils.console import Console
+from tests.support.mesh_scenes import cameras_around, flat_gaussians, sphere_points
+from tests.test_depth_fusion import RADIUS, ellipsoid_view
+
+VOXEL = 0.03
+
+
+def samples_of(distances: np.ndarray, is_known: np.ndarray | None = None) -> PointSamples:
+    if is_known is None:
+        is_known = np.ones(len(distances), dtype=bool)
+    return PointSamples(distances, is_known, np.zeros((len(distances), 3)))
+
+
+def sphere_field(points: np.ndarray) -> PointSamples:
+    return samples_of(np.linalg.norm(points, axis=1) - 1)
+
+
+def random_tetrahedra(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Random points and their Delaunay tetrahedra, in random orientation."""
+    rng = np.random.default_rng(seed)
+    points = rng.uniform(-2, 2, size=(1_500, 3))
+    tetrahedra = Delaunay(points).simplices.astype(np.int64)
+    is_turned = rng.random(len(tetrahedra)) < 0.5
+    tetrahedra[is_turned] = tetrahedra[is_turned][:, [1, 0, 2, 3]]
+    return points, tetrahedra
+
+
+def mesh_between(points: np.ndarray, edges: CrossedEdges, n_rounds: int) -> TriangleMesh:
+    crossing = crossings(sphere_field, points, sphere_field(points), edges, n_rounds)
+    colors = np.zeros(crossing.points.shape, np.uint8)
+    return TriangleMesh(crossing.points, edges.faces, colors)
+
+
+def test_a_sphere_becomes_one_closed_surface_that_faces_outward():
+    points, tetrahedra = random_tetrahedra()
+    edges = crossed_edges(points, tetrahedra, sphere_field(points).is_inside)
+    mesh = mesh_between(points, edges, n_rounds=12)
+    shape = topology(mesh)
+    assert shape.components == 1
+    assert shape.open_edge_share == 0
+    assert shape.non_manifold_edge_share == 0
+    n_edges = 3 * mesh.n_faces // 2
+    assert mesh.n_vertices - n_edges + mesh.n_faces == 2
+    starts = mesh.faces.ravel()
+    ends = np.roll(mesh.faces, -1, axis=1).ravel()
+    assert len(np.unique(starts * mesh.n_vertices + ends)) == 3 * mesh.n_faces
+    middles = mesh.vertices[mesh.faces].mean(axis=1)
+    six_volumes = (doubled_area_normals(mesh.vertices, mesh.faces) * middles).sum(axis=1)
+    assert six_volumes.sum() / 6 == pytest.approx(4 / 3 * np.pi, rel=0.1)
+
+
+@pytest.mark.parametrize("case", range(16))
+def test_every_case_of_a_tetrahedron_separates_its_corners(case):
+    points = np.array([(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)], dtype=np.float64)
+    is_inside = np.array([bool(case >> corner & 1) for corner in range(4)])
+    for corners in ([0, 1, 2, 3], [1, 0, 2, 3]):
+        edges = crossed_edges(points, np.array([corners]), is_inside)
+        n_inside = int(is_inside.sum())
+        assert len(edges.inner) == n_inside * (4 - n_inside)
+        assert len(edges.faces) == {0: 0, 1: 1, 2: 2, 3: 1, 4: 0}[n_inside]
+        assert is_inside[edges.inner].all()
+        assert not is_inside[edges.outer].any()
+        middles = (points[edges.inner] + points[edges.outer]) / 2
+        for normal in doubled_area_normals(middles, edges.faces):
+            ways = points[~is_inside][:, None] - points[is_inside][None]
+            assert (ways @ normal).min() > -1e-12
+            assert (ways @ normal).max() > 0
+
+
+def test_halving_finds_the_surface_between_distant_corners():
+    points, tetrahedra = random_tetrahedra()
+    edges = crossed_edges(points, tetrahedra, sphere_field(points).is_inside)
+    errors = [
+        np.abs(np.linalg.norm(mesh_between(points, edges, n).vertices, axis=1) - 1).max()
+        for n in (0, 3, 6, 12)
+    ]
+    assert errors[0] > 0.02
+    assert errors[1] < errors[0] / 8
+    assert errors[3] < 1e-6
+
+
+def test_a_crossing_into_the_unknown_is_told():
+    """Behind x = 0.5 nothing is known: that is not where a surface is."""
+    points = np.array([[0.0, 0, 0], [1.0, 0, 0]])
+    edges = CrossedEdges(np.array([1]), np.array([0]), np.zeros((0, 3), np.int64))
+
+    def free_space(places: np.ndarray) -> PointSamples:
+        return samples_of(np.ones(len(places)), places[:, 0] < 0.5)
+
+    def surface(places: np.ndarray) -> PointSamples:
+        return samples_of(0.4 - places[:, 0], places[:, 0] < 0.8)
+
+    assert not crossings(free_space, points, free_space(points), edges, 8).is_known[0]
+    crossing = crossings(surface, points, surface(points), edges, 8)
+    assert crossing.is_known[0]
+    assert crossing.points[0] == pytest.approx([0.4, 0, 0], abs=1e-6)
+
+
+def test_no_tetrahedra_give_no_triangles():
+    edges = crossed_edges(np.zeros((0, 3)), np.zeros((0, 4), np.int64), np.zeros(0, bool))
+    assert len(edges.inner) == 0
+    assert edges.faces.shape == (0, 3)
+
+
+def test_corners_lie_on_both_sides_and_along_what_is_long():
+    axes = np.tile(np.eye(3)[:, [2, 0, 1]], (2, 1, 1))  # the thin axis is z, then x, then y
+    scales = np.array([[1e-4, 0.5, 0.5], [1e-4, 4.0, 0.5]])
+    pairs = pair_corners(np.zeros((2, 3)), axes, scales, voxel=1.0)
+    for corners, side in ((pairs.upper, 1), (pairs.lower, -1)):
+        assert (side * corners[:, 2] > 0).all()
+        assert (side * corners[:, 2] < 0.5).all()
+        assert sorted(corners[:, 0].round(6)) == [-6.0, 0, 0, 6.0]
+
+
+def disc_gaussians(thickness: float):
+    """Flat Gaussians on both sides of a disc."""
+    rng = np.random.default_rng(1)
+    places = rng.uniform(-RADIUS, RADIUS, size=(4_000, 2))
+    places = places[np.linalg.norm(places, axis=1) < 0.9 * RADIUS]
+    heights = thickness / 2 * np.sqrt(1 - (places**2).sum(axis=1) / RADIUS**2)
+    heights *= rng.choice([-1, 1], size=len(places))
+    points = np.column_stack([places, heights])
+    normals = np.tile([0.0, 0.0, 1.0], (len(points), 1))
+    colors = np.full(points.shape, 0.5)
+    return flat_gaussians(points, normals, colors, 0.02, 0.9)
+
+
+def fused(cloud, render, **config):
+    settings = TsdfConfig(tsdf_voxel_size=VOXEL, min_component=10, **config)
+    fusion = Fusion(render, cameras_around(24), Box.cube(np.zeros(3), 1.2), settings, Console())
+    return TetrahedraFusion(fusion, cloud.detached().activate()).surface().mesh
+
+
+@pytest.fixture(scope="module")
+def sphere():
+    points = sphere_points(3_000)
+    cloud = flat_gaussians(RADIUS * points, points, np.full(points.shape, 0.5), 0.03, 0.9)
+    return fused(cloud, ellipsoid_view)
+
+
+def test_views_of_a_sphere_become_a_closed_sphere(sphere):
+    radii = np.linalg.norm(sphere.vertices, axis=1)
+    assert np.abs(radii - RADIUS).mean() < 0.1 * VOXEL
+    assert np.abs(radii - RADIUS).max() < VOXEL
+    shape = topology(sphere)
+    assert shape.open_edge_share == 0
+    assert shape.components == 1
+    assert (sphere.colors == 255).all()  # of the views
+
+
+def test_gaussians_below_the_surface_give_corners_outside():
+    points = sphere_points(3_000)
+    deep = (RADIUS - 2 * VOXEL) * points
+    cloud = flat_gaussians(deep, points, np.full(points.shape, 0.5), 0.03, 0.9)
+    radii = np.linalg.norm(fused(cloud, ellipsoid_view).vertices, axis=1)
+    assert np.abs(radii - RADIUS).max() < VOXEL
+
+
+def test_a_disc_thinner_than_a_voxel_has_both_sides():
+    thickness = 0.8 * VOXEL
+    half_axes = (RADIUS, RADIUS, thickness / 2)
+    mesh = fused(disc_gaussians(thickness), partial(ellipsoid_view, half_axes=half_axes))
+    distances = np.linalg.norm(mesh.vertices[:, :2], axis=1)
+    middle = mesh.vertices[mesh.faces][(distances < 0.5 * RADIUS)[mesh.faces].all(axis=1)]
+    normals = np.cross(middle[:, 1] - middle[:, 0], middle[:, 2] - middle[:, 0])
+    heights = middle[..., 2].mean(axis=1)
+    area = np.pi * (0.5 * RADIUS) ** 2
+    for side in (1, -1):
+        is_side = side * normals[:, 2] > 0
+        assert np.abs(normals[is_side, 2]).sum() / 2 > 0.85 * area
+        assert np.abs(side * heights[is_side] - thickness / 2).mean() < 0.4 * VOXEL
+
+
+def test_a_box_without_gaussians_has_no_surface():
+    cloud = disc_gaussians(0.1)
+    gaussians = cloud.detached().activate()
+    assert rotation_matrices(gaussians.quats).shape == (len(gaussians), 3, 3)
+    box = Box((0.9, 0.9, 0.9), (1.1, 1.1, 1.1))
+    settings = TsdfConfig(tsdf_voxel_size=VOXEL)
+    fusion = Fusion(ellipsoid_view, cameras_around(6), box, settings, Console())
+    region = TetrahedraFusion(fusion, gaussians).surface()
+    assert region.mesh.n_faces == 0
+    assert region.n_voxels == 0
+
+
+def test_views_without_depth_give_no_surface():
+    def blank(camera):
+        view = ellipsoid_view(camera)
+        return type(view)(camera, torch.zeros_like(view.depth), view.color, view.weight)
+
+    assert fused(disc_gaussians(0.1), blank).n_faces == 0
