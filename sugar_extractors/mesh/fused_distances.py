@@ -35,6 +35,28 @@ _ALLOWANCE = 0.33  # by which the means may differ: noise alone makes the second
 _MIN_ITEMS = 4096
 
 
+@wp.struct
+class Maps:
+    """Depth and colour of a view, as a kernel argument."""
+
+    depth: Floats2d  # 0 where unknown. (H, W) world units
+    color: Vec3s2d  # (H, W)
+    weight: Floats2d  # (H, W)
+
+
+@wp.struct
+class Means:
+    """:class:`FusedDistances` as a kernel argument."""
+
+    voxel: float
+    truncation: float
+    distances: Floats
+    weights: Floats
+    nearest_distances: Floats
+    nearest_weights: Floats
+    colors: Vec3s
+
+
 @dataclass(frozen=True)
 class FusedDistances:
     """Means over views at N places; distances in truncations, 1 at most, positive outside."""
@@ -62,7 +84,12 @@ class FusedDistances:
 
     def add_at_points(self, view: DepthView, points: Tensor) -> None:
         """Average a view into the means. points: (N, 3) float32 world units"""
-        arguments = [*self._arguments(view), as_array(points.contiguous(), wp.vec3)]
+        arguments = [
+            make_view(view.camera),
+            _maps_of(view),
+            self._as_argument(),
+            as_array(points.contiguous(), wp.vec3),
+        ]
         launch(add_at_points, len(points), arguments, min_items=_MIN_ITEMS)
 
     def add_at_corners(
@@ -75,7 +102,13 @@ class FusedDistances:
             blocks: Places of the blocks. (B, 3) int32
             origin: Corner (0, 0, 0) in world units.
         """
-        arguments = [*self._arguments(view), wp.vec3(*origin), as_array(blocks, wp.vec3i)]
+        arguments = [
+            make_view(view.camera),
+            _maps_of(view),
+            self._as_argument(),
+            wp.vec3(*origin),
+            as_array(blocks, wp.vec3i),
+        ]
         launch(add_at_corners, len(self.distances), arguments, min_items=_MIN_ITEMS)
 
     def fused(self) -> Tensor:
@@ -83,20 +116,24 @@ class FusedDistances:
         allowance = _ALLOWANCE * self.voxel / self.truncation
         return torch.maximum(self.distances, self.nearest_distances - allowance)
 
-    def _arguments(self, view: DepthView) -> list[object]:
-        return [
-            make_view(view.camera),
-            self.voxel,
-            self.truncation,
-            view.depth.contiguous(),
-            as_array(view.color.contiguous(), wp.vec3),
-            view.weight.contiguous(),
-            self.distances,
-            self.weights,
-            self.nearest_distances,
-            self.nearest_weights,
-            as_array(self.colors, wp.vec3),
-        ]
+    def _as_argument(self) -> Means:
+        means = Means()
+        means.voxel = self.voxel
+        means.truncation = self.truncation
+        means.distances = wp.from_torch(self.distances)
+        means.weights = wp.from_torch(self.weights)
+        means.nearest_distances = wp.from_torch(self.nearest_distances)
+        means.nearest_weights = wp.from_torch(self.nearest_weights)
+        means.colors = wp.from_torch(self.colors, dtype=wp.vec3)
+        return means
+
+
+def _maps_of(view: DepthView) -> Maps:
+    maps = Maps()
+    maps.depth = wp.from_torch(view.depth.contiguous())
+    maps.color = wp.from_torch(view.color.contiguous(), dtype=wp.vec3)
+    maps.weight = wp.from_torch(view.weight.contiguous())
+    return maps
 
 
 @wp.func
@@ -140,21 +177,7 @@ def share_of_nearest(distance: float, voxel: float) -> float:
 
 
 @wp.func
-def add_view(
-    i: int,
-    place: wp.vec3,
-    view: View,
-    voxel: float,
-    truncation: float,
-    depth: Floats2d,
-    color: Vec3s2d,
-    weight: Floats2d,
-    distances: Floats,
-    weights: Floats,
-    nearest_distances: Floats,
-    nearest_weights: Floats,
-    colors: Vec3s,
-):
+def add_view(i: int, place: wp.vec3, view: View, maps: Maps, means: Means):
     """Average one view into the means at a place."""
     point = view.rotation * place + view.translation
     if not (point[2] > 0.0):
@@ -163,71 +186,36 @@ def add_view(
     y = view.fy * point[1] / point[2] + view.cy
     if not (x >= 0.0 and y >= 0.0 and x < float(view.width) and y < float(view.height)):
         return
-    surface_depth = interpolated_depth(depth, x - 0.5, y - 0.5, truncation)
+    surface_depth = interpolated_depth(maps.depth, x - 0.5, y - 0.5, means.truncation)
     distance = surface_depth - point[2]
-    if surface_depth <= 0.0 or distance < -truncation:
+    if surface_depth <= 0.0 or distance < -means.truncation:
         return
-    distance = wp.min(distance, truncation)
-    view_weight = weight[int(y), int(x)]
-    share = view_weight / (weights[i] + view_weight)
-    distances[i] += (distance / truncation - distances[i]) * share
-    colors[i] += (color[int(y), int(x)] - colors[i]) * share
-    weights[i] += view_weight
-    view_weight *= share_of_nearest(distance, voxel)
-    share = view_weight / (nearest_weights[i] + view_weight)
-    nearest_distances[i] += (distance / truncation - nearest_distances[i]) * share
-    nearest_weights[i] += view_weight
+    distance = wp.min(distance, means.truncation)
+    value = distance / means.truncation
+    weight = maps.weight[int(y), int(x)]
+    share = weight / (means.weights[i] + weight)
+    means.distances[i] += (value - means.distances[i]) * share
+    means.colors[i] += (maps.color[int(y), int(x)] - means.colors[i]) * share
+    means.weights[i] += weight
+    weight *= share_of_nearest(distance, means.voxel)
+    share = weight / (means.nearest_weights[i] + weight)
+    means.nearest_distances[i] += (value - means.nearest_distances[i]) * share
+    means.nearest_weights[i] += weight
 
 
 @wp.kernel
-def add_at_points(
-    first: int,
-    view: View,
-    voxel: float,
-    truncation: float,
-    depth: Floats2d,
-    color: Vec3s2d,
-    weight: Floats2d,
-    distances: Floats,
-    weights: Floats,
-    nearest_distances: Floats,
-    nearest_weights: Floats,
-    colors: Vec3s,
-    points: Vec3s,
-):
+def add_at_points(first: int, view: View, maps: Maps, means: Means, points: Vec3s):
     """Average one view into the means; a work item is one point."""
     i = first + wp.tid()
-    add_view(
-        i,
-        points[i],
-        view,
-        voxel,
-        truncation,
-        depth,
-        color,
-        weight,
-        distances,
-        weights,
-        nearest_distances,
-        nearest_weights,
-        colors,
-    )
+    add_view(i, points[i], view, maps, means)
 
 
 @wp.kernel
 def add_at_corners(
     first: int,
     view: View,
-    voxel: float,
-    truncation: float,
-    depth: Floats2d,
-    color: Vec3s2d,
-    weight: Floats2d,
-    distances: Floats,
-    weights: Floats,
-    nearest_distances: Floats,
-    nearest_weights: Floats,
-    colors: Vec3s,
+    maps: Maps,
+    means: Means,
     origin: wp.vec3,
     blocks: wp.array(dtype=wp.vec3i),
 ):
@@ -241,18 +229,4 @@ def add_at_corners(
         float(block[1] * side + (part / side) % side),
         float(block[2] * side + part % side),
     )
-    add_view(
-        i,
-        origin + voxel * corner,
-        view,
-        voxel,
-        truncation,
-        depth,
-        color,
-        weight,
-        distances,
-        weights,
-        nearest_distances,
-        nearest_weights,
-        colors,
-    )
+    add_view(i, origin + means.voxel * corner, view, maps, means)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -49,12 +50,11 @@ def _edge_of(a: int, b: int) -> int:
     return int(np.flatnonzero((np.sort(EDGES, axis=1) == sorted((a, b))).all(axis=1))[0])
 
 
+@functools.cache
 def _case_triangles(case: int) -> list[tuple[int, int, int]]:
-    """Return edges of the triangles where the bits of ``case`` tell which corners lie inside."""
+    """Return edges of triangles; the bits of ``case`` tell which corners lie inside, 1 to 14."""
     inside = [corner for corner in range(4) if case >> corner & 1]
     outside = [corner for corner in range(4) if not case >> corner & 1]
-    if not inside or not outside:
-        return []
     if len(inside) == 2:
         a, b = inside
         c, d = outside
@@ -68,9 +68,6 @@ def _case_triangles(case: int) -> list[tuple[int, int, int]]:
     if normal @ outward < 0:
         ring = ring[::-1]
     return [(ring[0], ring[k], ring[k + 1]) for k in range(1, len(ring) - 1)]
-
-
-_TRIANGLES = [_case_triangles(case) for case in range(16)]
 
 
 def crossed_edges(
@@ -90,12 +87,11 @@ def crossed_edges(
     ways = points[corners[:, 1:]] - points[corners[:, :1]]
     is_negative = np.linalg.det(ways) < 0
     parts = [np.zeros((0, 3, 2), dtype=np.int64)]
-    for case, triangles in enumerate(_TRIANGLES):
-        for sign in (False, True):
-            rows = corners[(cases == case) & (is_negative == sign)]
-            for triangle in triangles:
-                edges = EDGES[list(triangle[::-1] if sign else triangle)]
-                parts.append(rows[:, edges])
+    for case in range(1, 15):
+        is_case = cases == case
+        for triangle in _case_triangles(case):
+            parts.append(corners[is_case & ~is_negative][:, EDGES[list(triangle)]])
+            parts.append(corners[is_case & is_negative][:, EDGES[list(triangle[::-1])]])
     ends = np.concatenate(parts).reshape(-1, 2)
     starts_inside = is_inside[ends[:, 0]]
     inner = np.where(starts_inside, ends[:, 0], ends[:, 1])
