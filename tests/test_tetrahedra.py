@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,7 +11,6 @@ import pytest
 import torch
 from scipy.spatial import Delaunay
 
-from gaussian_splatting.cloud import rotation_matrices
 from sugar_extractors.mesh.level_sets import Box
 from sugar_extractors.mesh.marching_tetrahedra import (
     CrossedEdges,
@@ -35,7 +35,8 @@ def samples_of(distances: np.ndarray, is_known: np.ndarray | None = None) -> Poi
 
 
 def sphere_field(points: np.ndarray) -> PointSamples:
-    return samples_of(np.linalg.norm(points, axis=1) - 1)
+    radii = np.linalg.norm(points, axis=1)
+    return samples_of(radii - 1)
 
 
 def random_tetrahedra(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -49,14 +50,16 @@ def random_tetrahedra(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def mesh_between(points: np.ndarray, edges: CrossedEdges, n_rounds: int) -> TriangleMesh:
-    crossing = crossings(sphere_field, points, sphere_field(points), edges, n_rounds)
+    samples = sphere_field(points)
+    crossing = crossings(sphere_field, points, samples, edges, n_rounds)
     colors = np.zeros(crossing.points.shape, np.uint8)
     return TriangleMesh(crossing.points, edges.faces, colors)
 
 
 def test_a_sphere_becomes_one_closed_surface_that_faces_outward():
     points, tetrahedra = random_tetrahedra()
-    edges = crossed_edges(points, tetrahedra, sphere_field(points).is_inside)
+    samples = sphere_field(points)
+    edges = crossed_edges(points, tetrahedra, samples.is_inside)
     mesh = mesh_between(points, edges, n_rounds=12)
     shape = topology(mesh)
     assert shape.components == 1
@@ -68,8 +71,10 @@ def test_a_sphere_becomes_one_closed_surface_that_faces_outward():
     ends = np.roll(mesh.faces, -1, axis=1).ravel()
     assert len(np.unique(starts * mesh.n_vertices + ends)) == 3 * mesh.n_faces
     middles = mesh.vertices[mesh.faces].mean(axis=1)
-    six_volumes = (doubled_area_normals(mesh.vertices, mesh.faces) * middles).sum(axis=1)
-    assert six_volumes.sum() / 6 == pytest.approx(4 / 3 * np.pi, rel=0.1)
+    normals = doubled_area_normals(mesh.vertices, mesh.faces)
+    six_volumes = (normals * middles).sum(axis=1)
+    volume = six_volumes.sum() / 6
+    assert volume == pytest.approx(4 / 3 * np.pi, rel=0.1)
 
 
 @pytest.mark.parametrize("case", range(16))
@@ -92,14 +97,18 @@ def test_every_case_of_a_tetrahedron_separates_its_corners(case):
 
 def test_halving_finds_the_surface_between_distant_corners():
     points, tetrahedra = random_tetrahedra()
-    edges = crossed_edges(points, tetrahedra, sphere_field(points).is_inside)
-    errors = [
-        np.abs(np.linalg.norm(mesh_between(points, edges, n).vertices, axis=1) - 1).max()
-        for n in (0, 3, 6, 12)
-    ]
-    assert errors[0] > 0.02
-    assert errors[1] < errors[0] / 8
-    assert errors[3] < 1e-6
+    samples = sphere_field(points)
+    edges = crossed_edges(points, tetrahedra, samples.is_inside)
+
+    def largest_error(n_rounds: int) -> float:
+        mesh = mesh_between(points, edges, n_rounds)
+        radii = np.linalg.norm(mesh.vertices, axis=1)
+        return float(np.abs(radii - 1).max())
+
+    first = largest_error(0)
+    assert first > 0.02
+    assert largest_error(3) < first / 8
+    assert largest_error(12) < 1e-6
 
 
 def test_a_crossing_into_the_unknown_is_told():
@@ -113,14 +122,20 @@ def test_a_crossing_into_the_unknown_is_told():
     def surface(places: np.ndarray) -> PointSamples:
         return samples_of(0.4 - places[:, 0], places[:, 0] < 0.8)
 
-    assert not crossings(free_space, points, free_space(points), edges, 8).is_known[0]
-    crossing = crossings(surface, points, surface(points), edges, 8)
+    samples = free_space(points)
+    crossing = crossings(free_space, points, samples, edges, 8)
+    assert not crossing.is_known[0]
+    samples = surface(points)
+    crossing = crossings(surface, points, samples, edges, 8)
     assert crossing.is_known[0]
     assert crossing.points[0] == pytest.approx([0.4, 0, 0], abs=1e-6)
 
 
 def test_no_tetrahedra_give_no_triangles():
-    edges = crossed_edges(np.zeros((0, 3)), np.zeros((0, 4), np.int64), np.zeros(0, bool))
+    points = np.zeros((0, 3))
+    tetrahedra = np.zeros((0, 4), np.int64)
+    is_inside = np.zeros(0, bool)
+    edges = crossed_edges(points, tetrahedra, is_inside)
     assert len(edges.inner) == 0
     assert edges.faces.shape == (0, 3)
 
@@ -139,8 +154,11 @@ def disc_gaussians(thickness: float):
     """Flat Gaussians on both sides of a disc."""
     rng = np.random.default_rng(1)
     places = rng.uniform(-RADIUS, RADIUS, size=(4_000, 2))
-    places = places[np.linalg.norm(places, axis=1) < 0.9 * RADIUS]
-    heights = thickness / 2 * np.sqrt(1 - (places**2).sum(axis=1) / RADIUS**2)
+    distances = np.linalg.norm(places, axis=1)
+    is_used = distances < 0.9 * RADIUS
+    places = places[is_used]
+    shares = distances[is_used] / RADIUS
+    heights = thickness / 2 * np.sqrt(1 - shares**2)
     heights *= rng.choice([-1, 1], size=len(places))
     points = np.column_stack([places, heights])
     normals = np.tile([0.0, 0.0, 1.0], (len(points), 1))
@@ -148,17 +166,23 @@ def disc_gaussians(thickness: float):
     return flat_gaussians(points, normals, colors, 0.02, 0.9)
 
 
-def fused(cloud, render, **config):
-    settings = TsdfConfig(tsdf_voxel_size=VOXEL, min_component=10, **config)
-    fusion = Fusion(render, cameras_around(24), Box.cube(np.zeros(3), 1.2), settings, Console())
-    return TetrahedraFusion(fusion, cloud.detached().activate()).surface().mesh
+def fused(cloud, render):
+    settings = TsdfConfig(tsdf_voxel_size=VOXEL, min_component=10)
+    box = Box.cube(np.zeros(3), 1.2)
+    fusion = Fusion(render, cameras_around(24), box, settings, Console())
+    gaussians = cloud.detached().activate()
+    return TetrahedraFusion(fusion, gaussians).surface().mesh
+
+
+def gaussians_of_sphere(radius: float):
+    points = sphere_points(3_000)
+    colors = np.full(points.shape, 0.5)
+    return flat_gaussians(radius * points, points, colors, 0.03, 0.9)
 
 
 @pytest.fixture(scope="module")
 def sphere():
-    points = sphere_points(3_000)
-    cloud = flat_gaussians(RADIUS * points, points, np.full(points.shape, 0.5), 0.03, 0.9)
-    return fused(cloud, ellipsoid_view)
+    return fused(gaussians_of_sphere(RADIUS), ellipsoid_view)
 
 
 def test_views_of_a_sphere_become_a_closed_sphere(sphere):
@@ -172,10 +196,10 @@ def test_views_of_a_sphere_become_a_closed_sphere(sphere):
 
 
 def test_gaussians_below_the_surface_give_corners_outside():
-    points = sphere_points(3_000)
-    deep = (RADIUS - 2 * VOXEL) * points
-    cloud = flat_gaussians(deep, points, np.full(points.shape, 0.5), 0.03, 0.9)
-    radii = np.linalg.norm(fused(cloud, ellipsoid_view).vertices, axis=1)
+    cloud = gaussians_of_sphere(RADIUS - 2 * VOXEL)
+    mesh = fused(cloud, ellipsoid_view)
+    radii = np.linalg.norm(mesh.vertices, axis=1)
+    assert len(radii) > 1_000
     assert np.abs(radii - RADIUS).max() < VOXEL
 
 
@@ -184,20 +208,22 @@ def test_a_disc_thinner_than_a_voxel_has_both_sides():
     half_axes = (RADIUS, RADIUS, thickness / 2)
     mesh = fused(disc_gaussians(thickness), partial(ellipsoid_view, half_axes=half_axes))
     distances = np.linalg.norm(mesh.vertices[:, :2], axis=1)
-    middle = mesh.vertices[mesh.faces][(distances < 0.5 * RADIUS)[mesh.faces].all(axis=1)]
-    normals = np.cross(middle[:, 1] - middle[:, 0], middle[:, 2] - middle[:, 0])
-    heights = middle[..., 2].mean(axis=1)
+    is_central = distances < 0.5 * RADIUS
+    faces = mesh.faces[is_central[mesh.faces].all(axis=1)]
+    normals = doubled_area_normals(mesh.vertices, faces)
+    heights = mesh.vertices[faces, 2].mean(axis=1)
     area = np.pi * (0.5 * RADIUS) ** 2
     for side in (1, -1):
         is_side = side * normals[:, 2] > 0
-        assert np.abs(normals[is_side, 2]).sum() / 2 > 0.85 * area
-        assert np.abs(side * heights[is_side] - thickness / 2).mean() < 0.4 * VOXEL
+        side_area = np.abs(normals[is_side, 2]).sum() / 2
+        assert side_area > 0.85 * area
+        errors = side * heights[is_side] - thickness / 2
+        assert np.abs(errors).mean() < 0.4 * VOXEL
 
 
 def test_a_box_without_gaussians_has_no_surface():
     cloud = disc_gaussians(0.1)
     gaussians = cloud.detached().activate()
-    assert rotation_matrices(gaussians.quats).shape == (len(gaussians), 3, 3)
     box = Box((0.9, 0.9, 0.9), (1.1, 1.1, 1.1))
     settings = TsdfConfig(tsdf_voxel_size=VOXEL)
     fusion = Fusion(ellipsoid_view, cameras_around(6), box, settings, Console())
@@ -209,6 +235,6 @@ def test_a_box_without_gaussians_has_no_surface():
 def test_views_without_depth_give_no_surface():
     def blank(camera):
         view = ellipsoid_view(camera)
-        return type(view)(camera, torch.zeros_like(view.depth), view.color, view.weight)
+        return replace(view, depth=torch.zeros_like(view.depth))
 
     assert fused(disc_gaussians(0.1), blank).n_faces == 0
