@@ -80,7 +80,7 @@ def test_a_sphere_becomes_one_closed_surface_that_faces_outward():
 @pytest.mark.parametrize("case", range(16))
 def test_every_case_of_a_tetrahedron_separates_its_corners(case):
     points = np.array([(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)], dtype=np.float64)
-    is_inside = np.array([bool(case >> corner & 1) for corner in range(4)])
+    is_inside = (case >> np.arange(4)) & 1 == 1
     for corners in ([0, 1, 2, 3], [1, 0, 2, 3]):
         edges = crossed_edges(points, np.array([corners]), is_inside)
         n_inside = int(is_inside.sum())
@@ -89,10 +89,13 @@ def test_every_case_of_a_tetrahedron_separates_its_corners(case):
         assert is_inside[edges.inner].all()
         assert not is_inside[edges.outer].any()
         middles = (points[edges.inner] + points[edges.outer]) / 2
+        outside = points[~is_inside]
+        inside = points[is_inside]
+        ways = outside[:, None] - inside
         for normal in doubled_area_normals(middles, edges.faces):
-            ways = points[~is_inside][:, None] - points[is_inside][None]
-            assert (ways @ normal).min() > -1e-12
-            assert (ways @ normal).max() > 0
+            heights = ways @ normal
+            assert heights.min() > -1e-12
+            assert heights.max() > 0
 
 
 def test_halving_finds_the_surface_between_distant_corners():
@@ -141,9 +144,14 @@ def test_no_tetrahedra_give_no_triangles():
 
 
 def test_corners_lie_on_both_sides_and_along_what_is_long():
-    axes = np.tile(np.eye(3)[:, [2, 0, 1]], (2, 1, 1))  # the thin axis is z, then x, then y
-    scales = np.array([[1e-4, 0.5, 0.5], [1e-4, 4.0, 0.5]])
-    pairs = pair_corners(np.zeros((2, 3)), axes, scales, voxel=1.0)
+    # The thin axis is z, then come x and y.
+    columns = np.eye(3)[:, [2, 0, 1]]
+    axes = np.stack([columns, columns])
+    disc = [1e-4, 0.5, 0.5]
+    strip = [1e-4, 4.0, 0.5]
+    scales = np.array([disc, strip])
+    means = np.zeros((2, 3))
+    pairs = pair_corners(means, axes, scales, voxel=1.0)
     for corners, side in ((pairs.upper, 1), (pairs.lower, -1)):
         assert (side * corners[:, 2] > 0).all()
         assert (side * corners[:, 2] < 0.5).all()
@@ -161,7 +169,8 @@ def disc_gaussians(thickness: float):
     heights = thickness / 2 * np.sqrt(1 - shares**2)
     heights *= rng.choice([-1, 1], size=len(places))
     points = np.column_stack([places, heights])
-    normals = np.tile([0.0, 0.0, 1.0], (len(points), 1))
+    normals = np.zeros(points.shape)
+    normals[:, 2] = 1
     colors = np.full(points.shape, 0.5)
     return flat_gaussians(points, normals, colors, 0.02, 0.9)
 
@@ -187,8 +196,9 @@ def sphere():
 
 def test_views_of_a_sphere_become_a_closed_sphere(sphere):
     radii = np.linalg.norm(sphere.vertices, axis=1)
-    assert np.abs(radii - RADIUS).mean() < 0.1 * VOXEL
-    assert np.abs(radii - RADIUS).max() < VOXEL
+    errors = np.abs(radii - RADIUS)
+    assert errors.mean() < 0.1 * VOXEL
+    assert errors.max() < VOXEL
     shape = topology(sphere)
     assert shape.open_edge_share == 0
     assert shape.components == 1
@@ -206,7 +216,9 @@ def test_gaussians_below_the_surface_give_corners_outside():
 def test_a_disc_thinner_than_a_voxel_has_both_sides():
     thickness = 0.8 * VOXEL
     half_axes = (RADIUS, RADIUS, thickness / 2)
-    mesh = fused(disc_gaussians(thickness), partial(ellipsoid_view, half_axes=half_axes))
+    cloud = disc_gaussians(thickness)
+    render = partial(ellipsoid_view, half_axes=half_axes)
+    mesh = fused(cloud, render)
     distances = np.linalg.norm(mesh.vertices[:, :2], axis=1)
     is_central = distances < 0.5 * RADIUS
     faces = mesh.faces[is_central[mesh.faces].all(axis=1)]
@@ -224,7 +236,8 @@ def test_a_disc_thinner_than_a_voxel_has_both_sides():
 def test_a_box_without_gaussians_has_no_surface():
     cloud = disc_gaussians(0.1)
     gaussians = cloud.detached().activate()
-    box = Box((0.9, 0.9, 0.9), (1.1, 1.1, 1.1))
+    center = np.ones(3)
+    box = Box.cube(center, 0.1)
     settings = TsdfConfig(tsdf_voxel_size=VOXEL)
     fusion = Fusion(ellipsoid_view, cameras_around(6), box, settings, Console())
     region = TetrahedraFusion(fusion, gaussians).surface()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -47,7 +48,10 @@ class Crossings(NamedTuple):
 
 def _edge_of(a: int, b: int) -> int:
     """Return the row of the edge between two corners."""
-    return int(np.flatnonzero((np.sort(EDGES, axis=1) == sorted((a, b))).all(axis=1))[0])
+    low = min(a, b)
+    high = max(a, b)
+    is_edge = np.equal(EDGES, (low, high)).all(axis=1)
+    return int(is_edge.argmax())
 
 
 @functools.cache
@@ -58,16 +62,25 @@ def _case_triangles(case: int) -> list[tuple[int, int, int]]:
     if len(inside) == 2:
         a, b = inside
         c, d = outside
-        ring = [_edge_of(a, c), _edge_of(a, d), _edge_of(b, d), _edge_of(b, c)]
+        ring = [
+            _edge_of(a, c),
+            _edge_of(a, d),
+            _edge_of(b, d),
+            _edge_of(b, c),
+        ]
     else:
         apex = inside[0] if len(inside) == 1 else outside[0]
         ring = [_edge_of(apex, corner) for corner in range(4) if corner != apex]
     middles = _CORNERS[EDGES[ring]].mean(axis=1)
-    normal = np.cross(middles[1] - middles[0], middles[2] - middles[0])
+    first_side = middles[1] - middles[0]
+    second_side = middles[2] - middles[0]
+    normal = np.cross(first_side, second_side)
     outward = _CORNERS[outside].mean(axis=0) - _CORNERS[inside].mean(axis=0)
     if normal @ outward < 0:
         ring = ring[::-1]
-    return [(ring[0], ring[k], ring[k + 1]) for k in range(1, len(ring) - 1)]
+    first = ring[0]
+    pairs = itertools.pairwise(ring[1:])
+    return [(first, second, third) for second, third in pairs]
 
 
 def crossed_edges(
@@ -80,7 +93,8 @@ def crossed_edges(
         tetrahedra: Rows of their corners, in either orientation. (T, 4)
         is_inside: Which points lie inside. (N,) bool
     """
-    cases = (is_inside[tetrahedra] << np.arange(4)).sum(axis=1)
+    bits = is_inside[tetrahedra] << np.arange(4)
+    cases = bits.sum(axis=1)
     is_crossed = (cases > 0) & (cases < 15)
     corners = tetrahedra[is_crossed]
     cases = cases[is_crossed]
@@ -90,14 +104,22 @@ def crossed_edges(
     for case in range(1, 15):
         is_case = cases == case
         for triangle in _case_triangles(case):
-            parts.append(corners[is_case & ~is_negative][:, EDGES[list(triangle)]])
-            parts.append(corners[is_case & is_negative][:, EDGES[list(triangle[::-1])]])
+            edges = EDGES[list(triangle)]
+            positive = corners[is_case & ~is_negative]
+            parts.append(positive[:, edges])
+            negative = corners[is_case & is_negative]
+            parts.append(negative[:, edges[::-1]])
     ends = np.concatenate(parts).reshape(-1, 2)
     starts_inside = is_inside[ends[:, 0]]
     inner = np.where(starts_inside, ends[:, 0], ends[:, 1])
     outer = np.where(starts_inside, ends[:, 1], ends[:, 0])
-    keys, faces = np.unique(inner * len(points) + outer, return_inverse=True)
-    return CrossedEdges(keys // len(points), keys % len(points), faces.reshape(-1, 3))
+    n_points = len(points)
+    keys, faces = np.unique(inner * n_points + outer, return_inverse=True)
+    return CrossedEdges(
+        inner=keys // n_points,
+        outer=keys % n_points,
+        faces=faces.reshape(-1, 3),
+    )
 
 
 def crossings(
@@ -128,5 +150,6 @@ def crossings(
         is_known = np.where(is_inside, values.is_known, is_known)
     steps = outer_values - inner_values
     shares = np.where(is_known, -inner_values / np.maximum(steps, 1e-12), 1.0)
-    shares = np.clip(shares, 0.0, 1.0)[:, None]
-    return Crossings(inner + shares * (outer - inner), is_known, steps)
+    shares = np.clip(shares, 0.0, 1.0)
+    places = inner + shares[:, None] * (outer - inner)
+    return Crossings(places, is_known, steps)

@@ -95,11 +95,13 @@ class _Complex:
 
     def with_points(self, points: np.ndarray, samples: PointSamples) -> _Complex:
         """Return the complex of these and more points."""
-        parts = zip(self.samples, samples, strict=True)
-        return _Complex(
-            np.concatenate([self.points, points]),
-            PointSamples(*(np.concatenate(pair) for pair in parts)),
+        own = self.samples
+        joined = PointSamples(
+            distances=np.concatenate([own.distances, samples.distances]),
+            is_known=np.concatenate([own.is_known, samples.is_known]),
+            colors=np.concatenate([own.colors, samples.colors]),
         )
+        return _Complex(np.concatenate([self.points, points]), joined)
 
     def crossed(self, first: int = 0) -> CrossedEdges:
         """Return where the surface crosses tetrahedra with a corner of this row or a later one."""
@@ -171,16 +173,19 @@ class TetrahedraFusion:
         lower = values(pairs.lower).distances
         # The surface is farther away from its Gaussian than both corners.
         is_missing = (upper < 0) & (lower < 0)
+        is_upper_nearer = (upper > lower)[:, None]
         ways = pairs.upper - pairs.lower
         ways /= np.linalg.norm(ways, axis=1, keepdims=True)
-        ways = np.where((upper > lower)[:, None], ways, -ways)
-        nearer = np.where((upper > lower)[:, None], pairs.upper, pairs.lower)
-        steps = (_OFFSET - np.maximum(upper, lower)) * voxel
-        outside = (nearer + steps[:, None] * ways)[is_missing]
+        ways = np.where(is_upper_nearer, ways, -ways)
+        nearer = np.where(is_upper_nearer, pairs.upper, pairs.lower)
+        distances = np.maximum(upper, lower)
+        steps = (_OFFSET - distances) * voxel
+        outside = nearer + steps[:, None] * ways
+        outside = outside[is_missing]
         low = np.array(self.fusion.box.low)
         high = np.array(self.fusion.box.high)
-        places = np.stack(np.meshgrid([0, 1], [0, 1], [0, 1], indexing="ij"), axis=-1)
-        box_corners = low + places.reshape(-1, 3) * (high - low)
+        places = np.indices((2, 2, 2)).reshape(3, -1)
+        box_corners = low + places.T * (high - low)
         corners = np.concatenate([pairs.upper, pairs.lower, outside, box_corners])
         corners = np.unique(corners, axis=0)
         return _Complex(corners, values(corners))
@@ -197,12 +202,9 @@ class TetrahedraFusion:
         self, values: PointField, voxel: float, cells: _Complex, first: int
     ) -> np.ndarray:
         """Return corners that are missing around those of row ``first`` and later ones. (M, 3)"""
-        more = np.concatenate(
-            [
-                _middles_on_the_other_side(values, voxel, cells, first),
-                _middles_beside_the_surface(values, voxel, cells, first),
-            ]
-        )
+        in_tetrahedra = _middles_on_the_other_side(values, voxel, cells, first)
+        in_triangles = _middles_beside_the_surface(values, voxel, cells, first)
+        more = np.concatenate([in_tetrahedra, in_triangles])
         more = more[~self._excludes(more, voxel)]
         return np.unique(more, axis=0)
 
@@ -267,7 +269,8 @@ def _middles_beside_the_surface(
     middles = middles[is_coarse]
     samples = values(middles)
     amounts = np.abs(samples.distances)
-    return middles[samples.is_known & (amounts > _TOLERANCE) & (amounts < _MOST_BEND)]
+    is_bent = (amounts > _TOLERANCE) & (amounts < _MOST_BEND)
+    return middles[samples.is_known & is_bent]
 
 
 def _surface_of(values: PointField, cells: _Complex) -> TriangleMesh:
@@ -277,9 +280,12 @@ def _surface_of(values: PointField, cells: _Complex) -> TriangleMesh:
         return EMPTY_MESH
     crossing = crossings(values, cells.points, cells.samples, edges, _HALVINGS)
     colors = values(crossing.points).colors
+    levels = np.rint(255 * colors)
+    levels = np.clip(levels, 0, 255)
     mesh = TriangleMesh(
         vertices=crossing.points,
         faces=edges.faces,
-        colors=np.clip(np.rint(255 * colors), 0, 255).astype(np.uint8),
+        colors=levels.astype(np.uint8),
     )
-    return triangle_mesh.keep_vertices(mesh, crossing.is_known & (crossing.steps < _MOST_STEP))
+    is_surface = crossing.is_known & (crossing.steps < _MOST_STEP)
+    return triangle_mesh.keep_vertices(mesh, is_surface)
