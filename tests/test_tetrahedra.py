@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from scipy.spatial import Delaunay
+from scipy.spatial import Delaunay, cKDTree
 
 from sugar_extractors.mesh.level_sets import Box
 from sugar_extractors.mesh.marching_tetrahedra import (
@@ -18,7 +18,7 @@ from sugar_extractors.mesh.marching_tetrahedra import (
     crossed_edges,
     crossings,
 )
-from sugar_extractors.mesh.tetrahedra import TetrahedraFusion, pair_corners
+from sugar_extractors.mesh.tetrahedra import Pairs, TetrahedraFusion, pair_corners, thinned
 from sugar_extractors.mesh.tsdf import Fusion, TsdfConfig
 from sugar_scene.triangle_mesh import TriangleMesh, doubled_area_normals, topology
 from sugar_utils.console import Console
@@ -156,6 +156,19 @@ def test_corners_lie_on_both_sides_and_along_what_is_long():
         assert (side * corners[:, 2] > 0).all()
         assert (side * corners[:, 2] < 0.5).all()
         assert sorted(corners[:, 0].round(6)) == [-6.0, 0, 0, 6.0]
+
+
+def test_too_many_corners_are_thinned_evenly():
+    rng = np.random.default_rng(2)
+    places = rng.uniform(size=(3_000, 3))
+    pairs = Pairs(places + 1e-3, places - 1e-3)
+    assert thinned(pairs, 0.01, 3_000) is pairs
+    fewer = thinned(pairs, 0.01, 500)
+    assert 200 < len(fewer.upper) <= 500
+    assert np.allclose(fewer.upper - fewer.lower, 2e-3)
+    middles = (fewer.upper + fewer.lower) / 2
+    distances, _ = cKDTree(middles).query(places)
+    assert distances.max() < 0.3
 
 
 def disc_gaussians(thickness: float):

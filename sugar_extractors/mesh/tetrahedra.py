@@ -33,6 +33,7 @@ from sugar_scene.triangle_mesh import TriangleMesh
 
 MIN_OPACITY = 0.03  # fainter Gaussians give no corners
 FEWEST_PAIRS = 8  # fewer do not make a surface
+MOST_PAIRS = 600_000  # more take more memory than a laptop has: about 3 KB for each corner
 # Lengths in voxels, which are 1.5 pixels on the surface.
 _OFFSET = 0.47  # of the corners from the middle of a flat Gaussian
 _MOST_OFFSET = 2.0
@@ -46,6 +47,8 @@ _MOST_BEND = 2.67  # farther from it the surface is another one
 _MOST_STEP = 4.0  # of the distance between the last ends of an edge; larger ones are edges of views
 _MARGIN = 8.0  # by which what is excluded reaches into the region of another mesh
 _SHORTEST = 4.0  # diagonal of the smallest component
+_FIRST_CELL = 0.5  # side of cells with one pair each, where there are too many
+_COARSER = 1.25  # factor by which they grow
 _REFINEMENTS = 2
 _COARSE_HALVINGS = 3
 _HALVINGS = 5
@@ -165,7 +168,8 @@ class TetrahedraFusion:
             is_used &= region.contains(means)
         axes = rotation_matrices(self.gaussians.quats).double().cpu().numpy()[is_used]
         scales = self.gaussians.scales.double().cpu().numpy()[is_used]
-        return pair_corners(means[is_used], axes, scales, voxel)
+        pairs = pair_corners(means[is_used], axes, scales, voxel)
+        return thinned(pairs, _FIRST_CELL * voxel, MOST_PAIRS)
 
     def _first_cells(self, values: PointField, voxel: float, pairs: Pairs) -> _Complex:
         """Return the complex of pairs, of what is missing outside of them, and of the box."""
@@ -233,6 +237,25 @@ def pair_corners(means: np.ndarray, axes: np.ndarray, scales: np.ndarray, voxel:
     middles = np.concatenate(middles)
     sides = sides[np.concatenate(rows)]
     return Pairs(middles + sides, middles - sides)
+
+
+def thinned(pairs: Pairs, cell: float, most: int) -> Pairs:
+    """Return one pair in each cell of a grid where there are too many; the cells grow until it fits.
+
+    Args:
+        pairs: Corners on both sides of places.
+        cell: Side of the first cells, world units.
+        most: Number of pairs that may stay.
+    """
+    if len(pairs.upper) <= most:
+        return pairs
+    middles = (pairs.upper + pairs.lower) / 2
+    while True:
+        places = np.floor(middles / cell).astype(np.int64)
+        _, rows = np.unique(places, axis=0, return_index=True)
+        if len(rows) <= most:
+            return Pairs(pairs.upper[rows], pairs.lower[rows])
+        cell *= _COARSER
 
 
 def _middles_on_the_other_side(
