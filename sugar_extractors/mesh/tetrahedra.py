@@ -240,7 +240,7 @@ def pair_corners(means: np.ndarray, axes: np.ndarray, scales: np.ndarray, voxel:
 
 
 def thinned(pairs: Pairs, cell: float, most: int) -> Pairs:
-    """Return one pair in each cell of a grid where there are too many; the cells grow until it fits.
+    """Return one pair in each cell of a grid, if there are too many; the cells grow until they fit.
 
     Args:
         pairs: Corners on both sides of places.
