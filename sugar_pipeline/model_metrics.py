@@ -36,7 +36,7 @@ from sugar_extractors.export.exported_metrics import (
     measure_exported,
 )
 from sugar_extractors.export.reading import read_bound_gaussians
-from sugar_extractors.mesh.mesh_config import EXTRACTORS, MeshVariant, mesh_name
+from sugar_extractors.mesh.mesh_config import EXTRACTORS, MeshVariant, mesh_name, variant_of
 from sugar_extractors.texture.textured_mesh_io import read_textured_mesh, render_textured
 from sugar_pipeline.pipeline_flags import PresetFlags, apply_presets
 from sugar_scene.mesh_bound import LAYOUTS
@@ -99,7 +99,8 @@ class MetricsOptions(ComparisonOptions):
     )
     mesh_extractor: str | None = _flag(
         None,
-        "how the mesh was made: poisson or tsdf; unset: tsdf with -r multiview, else poisson",
+        "how the mesh was made: poisson, tsdf or tetrahedra; unset: tsdf with -r multiview, else "
+        "poisson",
         choices=EXTRACTORS,
         modes={MULTIVIEW: "tsdf"},
     )
@@ -119,10 +120,11 @@ class MetricsOptions(ComparisonOptions):
                 "--use_uv_texture and --use_diffuse_color_only exclude each other: a texture has "
                 "no other colours"
             )
-        if self.mesh_extractor == "tsdf" and (self.use_poisson_center or self.use_marching_cubes):
+        variant = variant_of(self.mesh_extractor or "")
+        if variant and (self.use_poisson_center or self.use_marching_cubes):
             raise UserError(
-                "--mesh_extractor tsdf excludes --use_poisson_center and --use_marching_cubes: a "
-                "mesh was made in one way"
+                f"--mesh_extractor {variant} excludes --use_poisson_center and "
+                "--use_marching_cubes: a mesh was made in one way"
             )
 
     @property
@@ -132,7 +134,7 @@ class MetricsOptions(ComparisonOptions):
             return "marchingcubes"
         if self.use_poisson_center:
             return "poissoncenters"
-        return "tsdf" if self.mesh_extractor == "tsdf" else ""
+        return variant_of(self.mesh_extractor or "")
 
     @property
     def result_path(self) -> Path:
@@ -141,6 +143,7 @@ class MetricsOptions(ComparisonOptions):
         suffix = {
             "": "",
             "tsdf": "_tsdf",
+            "tetrahedra": "_tetrahedra",
             "poissoncenters": "_poissoncenter",
             "marchingcubes": "_marchingcubes",
         }[self.variant]

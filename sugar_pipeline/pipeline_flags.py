@@ -151,7 +151,7 @@ class PipelineFlags:
         "density of the level set that becomes the mesh",
         short="-l",
         parse=open_share,
-        no_effect_when="with --mesh_extractor tsdf",
+        no_effect_when="with --mesh_extractor tsdf or tetrahedra",
     )
     n_vertices_in_mesh: int = _mesh(
         HIGH_POLY[0],

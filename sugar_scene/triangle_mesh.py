@@ -9,6 +9,7 @@ of the fillings. Reading accepts any number type, text files and polygons.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -155,11 +156,18 @@ def component_labels(mesh: TriangleMesh) -> np.ndarray:
     return lowest_vertices[groups]
 
 
-def without_small_components(mesh: TriangleMesh, min_faces: int) -> TriangleMesh:
-    """Remove connected components of fewer faces."""
+def without_small_components(
+    mesh: TriangleMesh, min_faces: int, min_diagonal: float = math.inf
+) -> TriangleMesh:
+    """Remove connected components of fewer faces whose box has a shorter diagonal, too."""
     labels = component_labels(mesh)
     sizes = np.bincount(labels[mesh.faces[:, 0]], minlength=mesh.n_vertices)
-    return keep_vertices(mesh, sizes[labels] >= min_faces)
+    low = np.full((mesh.n_vertices, 3), np.inf)
+    high = np.full((mesh.n_vertices, 3), -np.inf)
+    np.minimum.at(low, labels, mesh.vertices)
+    np.maximum.at(high, labels, mesh.vertices)
+    diagonals = np.linalg.norm(high[labels] - low[labels], axis=1)
+    return keep_vertices(mesh, (sizes[labels] >= min_faces) | (diagonals >= min_diagonal))
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -17,23 +19,27 @@ from tests.support.mesh_scenes import cameras_around
 RADIUS = 0.8
 
 
-def sphere_view(camera):
-    """Exact depth of a sphere at the middles of pixels, 0 beside it."""
+def ellipsoid_view(camera, half_axes=(RADIUS, RADIUS, RADIUS)):
+    """Exact depth of an ellipsoid around the origin at the middles of pixels, 0 beside it."""
     rays = pixel_rays(camera, dtype=torch.float64, device=torch.device("cpu"))
-    center = torch.from_numpy(camera.translation)
-    squared_lengths = (rays**2).sum(dim=-1)
-    along = rays @ center
-    root = along**2 - squared_lengths * ((center**2).sum() - RADIUS**2)
+    # In axes where the ellipsoid is a unit sphere.
+    scale = torch.tensor(half_axes, dtype=torch.float64)
+    ways = rays @ torch.from_numpy(camera.rotation) / scale
+    start = torch.from_numpy(camera.center) / scale
+    squared_lengths = (ways**2).sum(dim=-1)
+    along = -(ways @ start)
+    squared_start = (start**2).sum()
+    root = along**2 - squared_lengths * (squared_start - 1)
     depth = (along - root.clamp_min(0).sqrt()) / squared_lengths
     depth = torch.where(root > 0, depth, 0.0).float()
     ones = torch.ones_like(depth)
     return DepthView(camera, depth, ones[..., None].expand(-1, -1, 3), ones)
 
 
-def fused(voxel: float, cameras):
+def fused(voxel: float, cameras, render=ellipsoid_view):
     config = TsdfConfig(tsdf_voxel_size=voxel, min_component=10)
     box = Box.cube(np.zeros(3), 1.2)
-    return Fusion(sphere_view, cameras, box, config, Console()).surface().mesh
+    return Fusion(render, cameras, box, config, Console()).surface().mesh
 
 
 def test_depth_is_interpolated_between_pixels():
@@ -53,3 +59,20 @@ def test_silhouettes_leave_no_sheets_between_the_object_and_what_is_behind(voxel
     mesh = fused(voxel, cameras_around(14))
     radii = np.linalg.norm(mesh.vertices, axis=1)
     assert np.abs(radii - RADIUS).max() < 1.5 * voxel
+
+
+@pytest.mark.parametrize("thickness", [1.2, 2.0])
+def test_views_from_behind_do_not_thicken_what_is_thin(thickness):
+    """A mean of all views alone makes the disc thicker by half a voxel on each side."""
+    voxel = 0.02
+    half_axes = (RADIUS, RADIUS, thickness / 2 * voxel)
+    mesh = fused(voxel, cameras_around(24), partial(ellipsoid_view, half_axes=half_axes))
+    distances = np.linalg.norm(mesh.vertices[:, :2], axis=1)
+    is_central = distances < 0.3 * RADIUS
+    heights = mesh.vertices[is_central, 2] / voxel
+    for side in (1, -1):
+        on_side = side * heights
+        on_side = on_side[on_side > 0]
+        assert len(on_side) > 300
+        errors = on_side - thickness / 2
+        assert np.abs(errors).mean() < 0.3

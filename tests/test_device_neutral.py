@@ -240,8 +240,9 @@ def mesh_scene(tmp_path_factory):
     [
         {"mesh_extractor": "poisson", "surface_points": 20_000},
         {"mesh_extractor": "tsdf", "tsdf": TsdfConfig(tsdf_voxel_size=0.08)},
+        {"mesh_extractor": "tetrahedra", "tsdf": TsdfConfig(tsdf_voxel_size=0.08)},
     ],
-    ids=["level set", "blended"],
+    ids=["level set", "blended", "tetrahedra"],
 )
 def test_meshes_are_extracted_on_the_device(extra, mesh_scene, tmp_path):
     meshes = []

@@ -349,7 +349,7 @@ def test_metrics_of_a_model_that_saw_the_held_out_views_say_so(inputs, run, tmp_
     assert "warning" not in said(True)
 
 
-@pytest.mark.parametrize("extractor", ["poisson", "tsdf"])
+@pytest.mark.parametrize("extractor", ["poisson", "tsdf", "tetrahedra"])
 def test_metrics_find_what_the_pipeline_writes(extractor, tmp_path):
     way = ("--mesh_extractor", extractor, "--output_dir", tmp_path)
     plan = plan_of(*way)
@@ -357,7 +357,7 @@ def test_metrics_find_what_the_pipeline_writes(extractor, tmp_path):
     words = ("--scene_config", config, "-r", "density", *way)
     options = metrics_options(metrics_parser(None).parse_args([*map(str, words)]))
     assert options.refined_name == plan.refine.name
-    assert options.result_path.stem.endswith("_tsdf") == (extractor == "tsdf")
+    assert options.result_path.stem.endswith(f"_{extractor}") == (extractor != "poisson")
 
 
 def test_a_mesh_was_made_in_one_way():

@@ -33,6 +33,7 @@ from sugar_extractors.mesh.meshing_backends import PoissonConfig
 from sugar_extractors.mesh.observed_region import observed_region
 from sugar_extractors.mesh.poisson_regions import MIN_POINTS, reconstruct_region
 from sugar_extractors.mesh.subdivision import covered_pixels, split_to_pixels
+from sugar_extractors.mesh.tetrahedra import TetrahedraFusion
 from sugar_extractors.mesh.tsdf import FusedRegion, Fusion
 from sugar_extractors.results import alone_with, is_finished, publish, read_state
 from sugar_scene import triangle_mesh
@@ -177,20 +178,20 @@ class _Extraction:
         options = self._options
         levels = sorted({level for level, _ in jobs})
         samples = {}
-        if options.mesh_extractor == "poisson":
+        if not options.is_fused:
             samples = dict(zip(levels, self._sample(levels), strict=True))
         for level in levels:
             figures: dict[str, Any] = {}
             surface = samples.pop(level, None)
             if surface is None:
-                meshes = self._tsdf_regions(figures)
+                meshes = self._fused_regions(figures)
             else:
                 meshes = self._poisson_regions(surface, figures)
             # Vertices that land on one point would tear a closed surface open.
             if options.watertight or not options.project_mesh_on_surface_points:
                 surface = None
             meshes = self._cut(meshes)
-            if options.watertight and options.mesh_extractor == "tsdf":
+            if options.watertight and options.is_fused:
                 meshes = [self._closed(meshes, figures)]
             for (job_level, target), identity in jobs.items():
                 if job_level == level:
@@ -343,7 +344,7 @@ class _Extraction:
             )
         return meshes
 
-    def _tsdf_regions(self, figures: dict[str, Any]) -> list[TriangleMesh]:
+    def _fused_regions(self, figures: dict[str, Any]) -> list[TriangleMesh]:
         """Fuse foreground and background; add their ``figures`` to the record."""
         options = self._options
         inner, outer = self._boxes
@@ -354,10 +355,11 @@ class _Extraction:
         meshes = []
         for name, box in parts.items():
             start = time.monotonic()
-            region = self._fused(render, box)
+            region = self._fused(render, box, None if name == "foreground" else inner)
             self._voxel_sizes[name] = region.voxel_size
             figures[f"{name}_voxel"] = region.voxel_size
-            figures[f"{name}_voxels"] = region.n_voxels
+            counted = "corners" if options.mesh_extractor == "tetrahedra" else "voxels"
+            figures[f"{name}_{counted}"] = region.n_voxels
             figures[f"{name}_seconds"] = round(time.monotonic() - start, 2)
             mesh = region.mesh
             if mesh.n_faces == 0 and name == "foreground" and options.bboxmin is not None:
@@ -389,14 +391,23 @@ class _Extraction:
         carved = depth_views.carved_renderer(render, self._hull)
         return depth_views.cached_renderer(carved, self._cameras)
 
-    def _fused(self, render: Renderer, box: Box) -> FusedRegion:
-        """Return the surface within a box, near the points of the reconstruction if asked for."""
+    def _fused(self, render: Renderer, box: Box, excluded: Box | None) -> FusedRegion:
+        """Return the surface within a box, near the points of the reconstruction if asked for.
+
+        Args:
+            render: Depth of views.
+            box: Where the surface is.
+            excluded: Part of it that another mesh covers, which need not be right; None for none.
+        """
         config = self._options.tsdf
         region = None
         if config.margin is not None:
             margin = config.margin * self._scene.extent
             region = observed_region(self._scene.observations, box, margin)
         fusion = Fusion(render, self._cameras, box, config, self._console)
+        if self._options.mesh_extractor == "tetrahedra":
+            gaussians = self._cloud.detached().activate()
+            return TetrahedraFusion(fusion, gaussians, excluded).surface(region)
         return fusion.surface(region)
 
     def _finished(
@@ -419,7 +430,7 @@ class _Extraction:
         options = self._options
         splits = options.triangle_pixels > 0 and options.mesh_error is None
         with self._console.waiting(f"{path.name}: {target:,} triangles"):
-            box = self._boxes[0] if options.mesh_extractor == "tsdf" else None
+            box = self._boxes[0] if options.is_fused else None
             decimate = partial(self._backend.decimate, n_faces=target // 2 if splits else target)
             if options.mesh_error is not None:
                 decimate = partial(

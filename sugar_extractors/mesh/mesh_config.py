@@ -12,7 +12,7 @@ from typing import Any, Literal
 from gaussian_splatting.engine.run_directory import RUN_FILE
 from gaussian_splatting.shared_flags import Preset, preset
 from sugar_extractors.mesh.hole_filling import MODES as FILLING_MODES
-from sugar_extractors.mesh.meshing_backends import BACKENDS, PoissonConfig
+from sugar_extractors.mesh.meshing_backends import BACKENDS, FUSED, PoissonConfig
 from sugar_extractors.mesh.tsdf import TsdfConfig
 from sugar_trainers.capture import CaptureOptions, model_file
 from sugar_trainers.naming import OUTPUT_ROOT, number_text, scene_name
@@ -23,10 +23,10 @@ from sugar_utils.settings import flag, from_args
 
 # How a mesh was made, as file names tell it; empty for level sets and Poisson, the last two by
 # the original only.
-MeshVariant = Literal["", "tsdf", "poissoncenters", "marchingcubes"]
+MeshVariant = Literal["", "tsdf", "tetrahedra", "poissoncenters", "marchingcubes"]
 COARSE_FLAG = "--coarse_model_path"
 OUTPUT_FLAG = "--mesh_output_dir"
-EXTRACTORS = ("poisson", "tsdf")
+EXTRACTORS = ("poisson", "tsdf", "tetrahedra")
 ABLATIONS = ("use_centers_to_extract_mesh", "use_marching_cubes")
 SURFACE_LEVELS = (0.1, 0.3, 0.5)
 DECIMATION_TARGETS = (200_000, 1_000_000)
@@ -35,7 +35,7 @@ POINTS_PER_TRIANGLE = 10
 Vector = tuple[float, float, float]
 _flag = partial(flag, group="surface")
 
-_points = partial(flag, group="surface", no_effect_when="with --mesh_extractor tsdf")
+_points = partial(flag, group="surface", no_effect_when=FUSED)
 _alone = partial(flag, group="only extract_mesh.py")
 
 
@@ -61,7 +61,7 @@ class MeshOptions(CaptureOptions):
         long="--surface_level",
         unset=True,
         parse=lambda text: (flags.non_negative_float(text),),
-        no_effect_when="with --mesh_extractor tsdf",
+        no_effect_when=FUSED,
     )
     decimation_targets: tuple[int, ...] = _alone(
         DECIMATION_TARGETS,
@@ -75,19 +75,20 @@ class MeshOptions(CaptureOptions):
     mesh_extractor: str = _flag(
         "poisson",
         "poisson: level sets and screened Poisson, as in the paper; tsdf: fusion of "
-        "rendered depth; unset: tsdf of a multiview model, else poisson",
+        "rendered depth on voxels; tetrahedra: the same between points that the Gaussians give, "
+        "for thin parts; unset: tsdf of a multiview model, else poisson",
         choices=EXTRACTORS,
         modes={"multiview": "tsdf"},
     )
     watertight: bool = _flag(
         False,
-        "close the surface where no view looked: of tsdf by Poisson of what was fused in the "
-        "foreground, of poisson by cutting nothing away",
+        "close the surface where no view looked: of tsdf and tetrahedra by Poisson of what was "
+        "fused in the foreground, of poisson by cutting nothing away",
     )
     fill_holes: str = _flag(
         flags.AUTO,
         "auto: close small holes where no view looked, if three views show the place, by the "
-        "smoothest surface that no mask and no depth contradicts; of tsdf with --tsdf_depth plane; "
+        "smoothest surface that no mask and no depth contradicts; only with --tsdf_depth plane; "
         "none: leave them open",
         choices=FILLING_MODES,
         no_effect_when="with --mesh_extractor poisson; with --watertight True",
@@ -195,25 +196,29 @@ class MeshOptions(CaptureOptions):
         if not self.use_vanilla_3dgs and path is not None:
             folder = path if path.is_dir() else path.resolve().parent
             model = folder.resolve().name.removeprefix("sugarcoarse_")
-        variant = "tsdf" if self.mesh_extractor == "tsdf" else ""
-        return self.directory / mesh_name(model, level, target, variant)
+        return self.directory / mesh_name(model, level, target, variant_of(self.mesh_extractor))
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether meshes are made of fused depth."""
+        return self.mesh_extractor != "poisson"
 
     @property
     def reads_tracks(self) -> bool:
         """Whether a mesh depends on which points the images observe."""
         planes = self.tsdf.tsdf_depth == "plane"
-        return self.mesh_extractor == "tsdf" and (planes or self.tsdf.margin is not None)
+        return self.is_fused and (planes or self.tsdf.margin is not None)
 
     @property
     def fills_holes(self) -> bool:
         """Whether small holes are filled: those of depth of planes alone."""
-        is_fused = self.mesh_extractor == "tsdf" and self.tsdf.tsdf_depth == "plane"
-        return self.fill_holes == flags.AUTO and is_fused and not self.watertight
+        has_planes = self.is_fused and self.tsdf.tsdf_depth == "plane"
+        return self.fill_holes == flags.AUTO and has_planes and not self.watertight
 
     @property
     def jobs(self) -> list[tuple[float, int]]:
         """Level and target of every mesh: levels in the outer, targets in the inner loop."""
-        levels = self.surface_levels if self.mesh_extractor == "poisson" else (0.0,)
+        levels = (0.0,) if self.is_fused else self.surface_levels
         return [(level, target) for level in levels for target in self.decimation_targets]
 
     @property
@@ -223,7 +228,6 @@ class MeshOptions(CaptureOptions):
 
     def identity(self, level: float, target: int) -> dict[str, Any]:
         """Return the settings that decide one mesh, as its ``.json`` file keeps them."""
-        is_tsdf = self.mesh_extractor == "tsdf"
         skipped = {
             "preset",
             "scene_path",
@@ -236,7 +240,7 @@ class MeshOptions(CaptureOptions):
             "overwrite",
             "surface_levels",
             "decimation_targets",
-            "poisson" if is_tsdf else "tsdf",
+            "poisson" if self.is_fused else "tsdf",
             *ABLATIONS,
         }
         decided = replace(self, poisson=self.poisson.resolved(has_hull=False))
@@ -244,13 +248,13 @@ class MeshOptions(CaptureOptions):
         for name in skipped:
             values.pop(name, None)
         del values["fill_holes"]
-        if is_tsdf:
+        if self.is_fused:
             values["fill_holes"] = self.fills_holes
             values["tsdf"]["tsdf_margin"] = self.tsdf.margin
-        values["level"] = None if is_tsdf else level
+        values["level"] = None if self.is_fused else level
         values["decimation_target"] = target
         alone = replace(self, decimation_targets=(target,))
-        if not is_tsdf and alone.n_surface_points != self.n_surface_points:
+        if not self.is_fused and alone.n_surface_points != self.n_surface_points:
             # With "auto" the largest of all targets decides.
             values["surface_points"] = self.n_surface_points
         return values
@@ -270,11 +274,18 @@ class MeshOptions(CaptureOptions):
         return sources
 
 
+def variant_of(extractor: str) -> MeshVariant:
+    """Return how the file names of an extractor's meshes tell how they were made."""
+    variants: dict[str, MeshVariant] = {"tsdf": "tsdf", "tetrahedra": "tetrahedra"}
+    return variants.get(extractor, "")
+
+
 def mesh_name(model: str, level: float, target: int, variant: MeshVariant = "") -> str:
     """Return the file name of a mesh of the run ``sugarcoarse_<model>``, or ``vanilla3dgs``."""
     kind = {
         "": f"_level{number_text(level)}",
         "tsdf": "_tsdf",
+        "tetrahedra": "_tetrahedra",
         "poissoncenters": "_poissoncenters",
         # Without an underscore, as in the original.
         "marchingcubes": f"marchingcubes_level{number_text(level)}",

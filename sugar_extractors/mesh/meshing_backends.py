@@ -46,7 +46,8 @@ _PLACES = [(name, "<f4") for name in ("x", "y", "z")]
 _NORMALS = [(name, "<f4") for name in ("nx", "ny", "nz")]
 _COLORS = [(name, "u1") for name in ("red", "green", "blue")]
 _SOLVER = (poisson_process.__name__,)
-_flag = partial(flag, group="surface", no_effect_when="with --mesh_extractor tsdf")
+FUSED = "with --mesh_extractor tsdf or tetrahedra"  # what has no effect there
+_flag = partial(flag, group="surface", no_effect_when=FUSED)
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,8 @@ class PoissonConfig:
         "cut away Poisson vertices farther than this many octree cells from every surface "
         "point; 0 keeps them",
         parse=flags.non_negative_float,
-        no_effect_when="with --mesh_extractor tsdf; with "
-        "--vertices_density_quantile 0, which asks for a closed surface",
+        no_effect_when=f"{FUSED}; with --vertices_density_quantile 0, which asks for a closed "
+        "surface",
     )
 
     def with_depth(self, points: np.ndarray, cameras: Sequence[Camera]) -> PoissonConfig:

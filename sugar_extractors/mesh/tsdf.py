@@ -6,8 +6,6 @@ first of two passes over the views finds the blocks that some depth reaches, the
 distances and colours in them. So the memory does not depend on the number of views, and the result
 not on their order of arrival.
 """
-# Kernels are Warp's language, not Python's.
-# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
@@ -18,12 +16,11 @@ from functools import partial
 
 import numpy as np
 import torch
-import warp as wp
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.rasterization.projection_kernels import View, make_view
 from sugar_extractors.mesh.depth_views import DepthView, Renderer
+from sugar_extractors.mesh.fused_distances import BLOCK, FusedDistances
 from sugar_extractors.mesh.level_sets import Box
 from sugar_extractors.mesh.marching_cubes import EMPTY_MESH, SparseField, extract_surface
 from sugar_extractors.mesh.observed_region import ObservedRegion
@@ -32,20 +29,13 @@ from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.console import Console
 from sugar_utils.flags import non_negative_float, positive_float
 from sugar_utils.settings import flag
-from sugar_utils.warp_arrays import Floats, Floats2d, Vec3s, Vec3s2d
-from sugar_utils.warp_launch import as_array, launch
 
-wp.set_module_options({"enable_backward": False})
-
-BLOCK = 8  # voxels along the side of a block
 DEPTHS = ("blended", "plane")  # where depth comes from
 PLANE_MARGIN = 0.05  # of a multi-view model, in camera extents
 PLANE_FILL = 32  # edges of pinholes in its meshes: at grazing angles some depths are not confirmed
-_BLOCK_SIDE = wp.constant(BLOCK)
 _N_FOOTPRINT_VIEWS = 8  # views from which the size of a pixel on the surface is measured
 _COARSER = 1.25  # least factor by which voxels grow where there are too many
 _MOST_VOXELS_PER_SIDE = 2048  # of the box, with automatic voxels
-_MIN_ITEMS = 4096
 _flag = partial(flag, group="surface", no_effect_when="with --mesh_extractor poisson")
 
 
@@ -101,7 +91,7 @@ class FusedRegion:
 
     mesh: TriangleMesh
     voxel_size: float  # side of a voxel, world units
-    n_voxels: int  # that were stored
+    n_voxels: int  # that were stored; with tetrahedra the number of their corners
 
 
 @dataclass(frozen=True)
@@ -118,11 +108,10 @@ class Fusion:
         """Fuse all views within the box and extract the surface within a region."""
         config = self.config
         with torch.no_grad():
-            voxel = config.tsdf_voxel_size or self._automatic_voxel()
+            voxel = config.tsdf_voxel_size or self.automatic_voxel()
             if voxel is None:
                 return FusedRegion(EMPTY_MESH, voxel_size=0.0, n_voxels=0)
-            field = self._empty_field(voxel)
-            self._fill(field)
+            field = self._fused_field(voxel)
         mesh = extract_surface(field)
         if region is not None and mesh.n_faces:
             mesh = triangle_mesh.keep_vertices(mesh, region.contains(mesh.vertices))
@@ -131,7 +120,7 @@ class Fusion:
             mesh = triangle_mesh.with_holes_filled(mesh, config.fill)
         return FusedRegion(mesh, field.voxel, field.distances.numel())
 
-    def _automatic_voxel(self) -> float | None:
+    def automatic_voxel(self) -> float | None:
         """Return the side of a voxel in world units; None where no depth is in the box."""
         box = self.box
         stride = max(1, len(self.cameras) // _N_FOOTPRINT_VIEWS)
@@ -153,8 +142,8 @@ class Fusion:
         smallest = longest_side / _MOST_VOXELS_PER_SIDE
         return max(self.config.pixels_per_voxel * median, smallest)
 
-    def _empty_field(self, voxel: float) -> SparseField:
-        """Return blocks within the truncation distance of some depth.
+    def _fused_field(self, voxel: float) -> SparseField:
+        """Return the means of all views within the truncation distance of some depth.
 
         Voxels are made larger if there are too many.
         """
@@ -169,14 +158,19 @@ class Fusion:
             voxel = larger
         numbers = reached.flatten().cumsum(0).int() - 1
         numbers = numbers.reshape(reached.shape)
-        device = reached.device
+        means = FusedDistances.empty(n, voxel, self.config.truncation * voxel, reached.device)
+        blocks = reached.nonzero().int().contiguous()
+        with self.console.progress("fusion", 1, len(self.cameras)) as progress:
+            for done, camera in enumerate(self.cameras, start=1):
+                means.add_at_corners(self.render(camera), blocks, self.box.low)
+                progress.update(done, fields={"voxels": f"{n:,}"})
         return SparseField(
             origin=self.box.low,
             voxel=voxel,
             table=torch.where(reached, numbers, -1).int(),
-            distances=torch.zeros(n, device=device),
-            weights=torch.zeros(n, device=device),
-            colors=torch.zeros(n, 3, device=device),
+            distances=means.fused(),
+            weights=means.weights,
+            colors=means.colors,
         )
 
     def _reached_blocks(self, voxel: float) -> Tensor:
@@ -206,99 +200,3 @@ class Fusion:
             is_inside = ((blocks >= 0) & (blocks < shape)).all(dim=1)
             x, y, z = blocks[is_inside].unbind(1)
             reached[x, y, z] = True
-
-    def _fill(self, field: SparseField) -> None:
-        """Average all views into the field."""
-        n = field.distances.numel()
-        if n == 0:
-            return
-        blocks = (field.table >= 0).nonzero().int().contiguous()
-        with self.console.progress("fusion", 1, len(self.cameras)) as progress:
-            for done, camera in enumerate(self.cameras, start=1):
-                view = self.render(camera)
-                arguments = [
-                    make_view(camera),
-                    wp.vec3(*field.origin),
-                    field.voxel,
-                    self.config.truncation * field.voxel,
-                    as_array(blocks, wp.vec3i),
-                    view.depth.contiguous(),
-                    as_array(view.color.contiguous(), wp.vec3),
-                    view.weight.contiguous(),
-                    field.distances,
-                    field.weights,
-                    as_array(field.colors, wp.vec3),
-                ]
-                launch(integrate, n, arguments, min_items=_MIN_ITEMS)
-                progress.update(done, fields={"voxels": f"{n:,}"})
-
-
-@wp.func
-def interpolated_depth(depth: Floats2d, x: float, y: float, largest_step: float) -> float:
-    """Return the depth between the middles of four pixels; of the nearest one at an edge.
-
-    Args:
-        x: Column, of the image's first pixel 0 in its middle.
-        y: Row, likewise.
-        largest_step: Difference of four depths on one surface, at most.
-    """
-    last_column = depth.shape[1] - 1
-    last_row = depth.shape[0] - 1
-    column = wp.clamp(int(wp.floor(x)), 0, last_column)
-    row = wp.clamp(int(wp.floor(y)), 0, last_row)
-    next_column = wp.min(column + 1, last_column)
-    next_row = wp.min(row + 1, last_row)
-    a = depth[row, column]
-    b = depth[row, next_column]
-    c = depth[next_row, column]
-    d = depth[next_row, next_column]
-    nearest = wp.min(wp.min(a, b), wp.min(c, d))
-    farthest = wp.max(wp.max(a, b), wp.max(c, d))
-    if nearest <= 0.0 or farthest - nearest > largest_step:
-        return depth[wp.min(int(y + 0.5), last_row), wp.min(int(x + 0.5), last_column)]
-    right = wp.clamp(x - float(column), 0.0, 1.0)
-    down = wp.clamp(y - float(row), 0.0, 1.0)
-    return (1.0 - down) * ((1.0 - right) * a + right * b) + down * ((1.0 - right) * c + right * d)
-
-
-@wp.kernel
-def integrate(
-    first: int,
-    view: View,
-    origin: wp.vec3,
-    voxel: float,
-    truncation: float,
-    blocks: wp.array(dtype=wp.vec3i),
-    depth: Floats2d,
-    color: Vec3s2d,
-    weight: Floats2d,
-    distances: Floats,
-    weights: Floats,
-    colors: Vec3s,
-):
-    """Average one view into the field; a work item is one voxel corner."""
-    i = first + wp.tid()
-    side = _BLOCK_SIDE
-    block = blocks[i / (side * side * side)]
-    part = i % (side * side * side)
-    corner = wp.vec3(
-        float(block[0] * side + part / (side * side)),
-        float(block[1] * side + (part / side) % side),
-        float(block[2] * side + part % side),
-    )
-    point = view.rotation * (origin + voxel * corner) + view.translation
-    if not (point[2] > 0.0):
-        return
-    x = view.fx * point[0] / point[2] + view.cx
-    y = view.fy * point[1] / point[2] + view.cy
-    if not (x >= 0.0 and y >= 0.0 and x < float(view.width) and y < float(view.height)):
-        return
-    surface_depth = interpolated_depth(depth, x - 0.5, y - 0.5, truncation)
-    distance = surface_depth - point[2]
-    if surface_depth <= 0.0 or distance < -truncation:
-        return
-    view_weight = weight[int(y), int(x)]
-    share = view_weight / (weights[i] + view_weight)
-    distances[i] += (wp.min(distance / truncation, 1.0) - distances[i]) * share
-    colors[i] += (color[int(y), int(x)] - colors[i]) * share
-    weights[i] += view_weight
