@@ -82,8 +82,8 @@ def _check_before_cameras(args: argparse.Namespace) -> None:
     """
     mode = args.regularization_type or "dn_consistency"
     plan = full_plan(with_flags(args, regularization_type=mode))
+    check_files_of_flags(plan)
     if plan.convert is not None:
-        check_files_of_flags(plan)
         check_names_of_photographs(plan)
 
 

@@ -8,6 +8,9 @@ from pathlib import Path
 from gaussian_splatting.data.consistency import check_view_names
 from gaussian_splatting.data.maps.depth_maps import NO_DEPTHS
 from gaussian_splatting.data.maps.estimators.estimated_depths import ESTIMATORS, require_estimator
+from gaussian_splatting.data.maps.map_files import find_folder
+from gaussian_splatting.data.maps.normal_maps import FOLDER as NORMALS_FOLDER
+from gaussian_splatting.data.maps.normal_maps import NO_NORMALS
 from gaussian_splatting.data.observations import ALL_VIEWS
 from gaussian_splatting.data.scene import Scene, load_scene
 from sugar_capture.photographs import described_photographs, output_names
@@ -21,12 +24,16 @@ from sugar_utils.files import require_regular_file
 
 
 def check_files_of_flags(plan: PipelinePlan) -> None:
-    """Check that files and folders that later stages read exist, if cameras are yet to be found.
+    """Check that files and folders that later stages read exist.
 
     Raises:
         UserError: One is missing.
     """
+    normals = plan.coarse.normal_options.normals
+    if normals != NO_NORMALS.normals:
+        find_folder(scene_root(plan.coarse.scene_path), normals, NORMALS_FOLDER, "--normals")
     vanilla = plan.vanilla
+    # Otherwise the scene is read before anything else.
     if plan.convert is None or vanilla is None:
         return
     root = scene_root(plan.convert.source_path)

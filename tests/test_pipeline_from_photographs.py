@@ -82,6 +82,8 @@ def test_a_scale_by_a_photograph_that_is_not_there_is_refused_before_the_cameras
     [
         (["--init_ply", "gone.ply"], "gone.ply: no such file"),
         (["--depths", "gone"], "--depths gone: no such folder"),
+        (["--depths", "moge"], "--depths moge needs the program MoGe-2"),
+        (["--normals", "gone"], "--normals gone: no such folder"),
         (["--images", "gone"], "--images gone: no such folder"),
         (["--cameras", "gone.xml"], "--cameras gone.xml: no such file"),
         (["--keep_views", "IMG 11.png"], "--keep_views IMG 11.png: .* for example IMG 1.png"),

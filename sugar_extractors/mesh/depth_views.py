@@ -38,7 +38,7 @@ MAX_NEIGHBORS = 4  # neighbours that a depth is compared with
 _MIN_COSINE = 1e-3  # smaller ones, as of pixels without a depth, count as this
 _MIN_ALPHA = 0.5  # pixels that the Gaussians cover less have no depth
 _CACHE_BYTES = 2**29
-FRONT_TRANSMITTANCE = 0.2
+FRONT_TRANSMITTANCE = 0.3
 """Of a pixel's Gaussians only those in front count, up to the one that leaves less light than this.
 
 What lies behind adds little to a colour, but pulls the depth inward.

@@ -9,6 +9,7 @@ than the first, by more than noise, it is taken.
 """
 # Kernels are Warp's language, not Python's.
 # pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
+# pyright: reportArgumentType=false
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ _BLOCK_SIDE = wp.constant(BLOCK)
 _BEHIND = wp.constant(2.0)  # a view's weight falls to its least this far behind the surface
 _LEAST_SHARE = wp.constant(0.05)  # of the weight, there and farther behind
 _BEFORE = wp.constant(2.0 / 3.0)  # farther before the surface than this, the weight falls
-_ALLOWANCE = 0.33  # by which the means may differ: noise alone makes the second one larger
+_ALLOWANCE = 0.4  # by which the means may differ: noise alone makes the second one larger
 _MIN_ITEMS = 4096
 
 

@@ -200,7 +200,7 @@ class TetrahedraFusion:
             return np.zeros(len(points), dtype=bool)
         low = np.array(self.excluded.low) + _MARGIN * voxel
         high = np.array(self.excluded.high) - _MARGIN * voxel
-        return ((points > low) & (points < high)).all(axis=1)
+        return np.all((points > low) & (points < high), axis=1)
 
     def _more_corners(
         self, values: PointField, voxel: float, cells: _Complex, first: int
