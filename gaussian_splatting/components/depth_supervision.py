@@ -93,7 +93,7 @@ def inverse_depths(gaussians: Gaussians, camera: Camera) -> Tensor:
 
 
 def texture_weights(photograph: Tensor) -> Tensor:
-    """How much a depth map counts at each pixel: 1 on even colours, near 0 on texture. (H, W)
+    """Weigh a depth map at each pixel: 1 on even colours, near 0 on texture. (H, W)
 
     Args:
         photograph: (H, W, 3) or (H, W, 4) uint8

@@ -45,18 +45,6 @@ FiveLines = wp.types.matrix(shape=(5, WINDOW_SIZE), dtype=wp.float32)
 ThreeLines = wp.types.matrix(shape=(3, WINDOW_SIZE), dtype=wp.float32)
 
 
-@wp.struct
-class ColumnSettings:
-    """Window of SSIM, counted rows and factors of a comparison."""
-
-    taps: Window
-    top_row: int  # first counted row
-    end_row: int  # row past the last counted one
-    scale: float  # of L1 and SSIM: 1 / number of values
-    weight: float  # of 1 - SSIM
-    share: float  # one run's part of the counted share of the image
-
-
 # A thread that is one row ahead of others writes the other half of the shared memory. It cannot be
 # two rows ahead: all threads of the block meet once in each row.
 _READ_ROW = f"""
@@ -113,6 +101,18 @@ for (int k = 0; k < {WINDOW_SIZE}; k++)
 return sums;
 """
 )
+
+
+@wp.struct
+class ColumnSettings:
+    """Window of SSIM, counted rows and factors of a comparison."""
+
+    taps: Window
+    top_row: int  # first counted row
+    end_row: int  # row past the last counted one
+    scale: float  # of L1 and SSIM: 1 / number of values
+    weight: float  # of 1 - SSIM
+    share: float  # one run's part of the counted share of the image
 
 
 @wp.func_native(_MOMENTS)

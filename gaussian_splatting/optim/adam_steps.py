@@ -50,7 +50,7 @@ _TYPES = {torch.float32: wp.array(dtype=float), torch.bfloat16: wp.array(dtype=w
 
 
 class StepInputs(NamedTuple):
-    """What kernels read of a step, on the device of the parameter."""
+    """Numbers that kernels read for a step, on the device of the parameter."""
 
     numbers: Tensor  # see step_numbers; (3,) int32
     may_step: Tensor  # 0: nothing is changed. (1,) int32

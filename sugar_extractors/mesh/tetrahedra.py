@@ -98,11 +98,11 @@ class _Complex:
 
     def with_points(self, points: np.ndarray, samples: PointSamples) -> _Complex:
         """Return the complex of these and more points."""
-        own = self.samples
+        earlier = self.samples
         joined = PointSamples(
-            distances=np.concatenate([own.distances, samples.distances]),
-            is_known=np.concatenate([own.is_known, samples.is_known]),
-            colors=np.concatenate([own.colors, samples.colors]),
+            distances=np.concatenate([earlier.distances, samples.distances]),
+            is_known=np.concatenate([earlier.is_known, samples.is_known]),
+            colors=np.concatenate([earlier.colors, samples.colors]),
         )
         return _Complex(np.concatenate([self.points, points]), joined)
 

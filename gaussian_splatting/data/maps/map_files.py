@@ -43,8 +43,8 @@ def find_folder(root: Path, named: str | None, usual: str, flag: str) -> Path | 
 def find_maps(cameras: Sequence[Camera], folder: Path) -> dict[str, Path]:
     """Return the map of each view that has one."""
     names = [camera.name for camera in cameras]
-    found = ImagePlaces(ImageFolder(folder, suffixes=FILES)).find_all(names)
-    return {name: path for name, path in found.items() if path is not None}
+    paths = ImagePlaces(ImageFolder(folder, suffixes=FILES)).find_all(names)
+    return {name: path for name, path in paths.items() if path is not None}
 
 
 def read_numbers(path: Path, kind: str, advice: str) -> np.ndarray:
@@ -90,9 +90,9 @@ def undistorted(values: np.ndarray, camera: Camera) -> np.ndarray:
     inside = (x >= 0) & (y >= 0) & (x < width) & (y < height)
     rows = np.where(inside, y, 0).astype(int)
     columns = np.where(inside, x, 0).astype(int)
-    found = values[rows, columns]
-    found[~inside] = 0
-    return found.reshape(values.shape)
+    nearest = values[rows, columns]
+    nearest[~inside] = 0
+    return nearest.reshape(values.shape)
 
 
 def nearest_values(values: Tensor, camera: Camera) -> Tensor:

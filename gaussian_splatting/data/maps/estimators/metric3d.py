@@ -56,9 +56,9 @@ def padded_photograph(pixels: np.ndarray) -> _Padded:
     size = (int(width * scale), int(height * scale))
     resized = np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BILINEAR))
     top = (HEIGHT - size[1]) // 2
-    left = (WIDTH - size[0]) // 2
+    margin = (WIDTH - size[0]) // 2
     rows = slice(top, top + size[1])
-    columns = slice(left, left + size[0])
+    columns = slice(margin, margin + size[0])
     # Padding of mean colour is zero.
     image = np.zeros((3, HEIGHT, WIDTH), dtype=np.float32)
     normalised = (resized.astype(np.float32) - MEAN) / DEVIATION
