@@ -20,7 +20,7 @@ from sugar_pipeline.pipeline_flags import DEMO_FLAGS, full_parser, train_parser
 from sugar_pipeline.pipeline_result import PipelineResult
 from sugar_pipeline.pipeline_run import run_stages
 from sugar_pipeline.plan import PipelinePlan, full_plan, train_plan, with_mode
-from sugar_pipeline.time_plan import TimePlan
+from sugar_pipeline.time_plan import TimePlan, require_plannable
 from sugar_trainers.naming import scene_name
 from sugar_utils.console import Console
 from sugar_utils.entrypoint import report
@@ -69,10 +69,12 @@ def run_full(args: argparse.Namespace, console: Console | None = None) -> Pipeli
 
 def run_scene(args: argparse.Namespace, console: Console) -> PipelineResult:
     """Run all stages on one scene."""
+    # Cameras may be computed to choose the mode: minutes that count.
+    start = time.monotonic()
     _check_before_cameras(args)
     args = with_mode(args, console)
     changed_flags = given_flags(args, full_parser(None))
-    return _run(args, full_plan, changed_flags, console)
+    return _run(args, full_plan, changed_flags, console, start)
 
 
 def _check_before_cameras(args: argparse.Namespace) -> None:
@@ -80,6 +82,7 @@ def _check_before_cameras(args: argparse.Namespace) -> None:
 
     The mode that suits the capture is not known yet, so the plan is made with one that always fits.
     """
+    require_plannable(args, given_flags(args, full_parser(None)))
     mode = args.regularization_type or "dn_consistency"
     plan = full_plan(with_flags(args, regularization_type=mode))
     check_files_of_flags(plan)
@@ -92,14 +95,19 @@ def _run(
     make: Callable[[argparse.Namespace], PipelinePlan],
     changed_flags: dict[str, object],
     console: Console,
+    start: float | None = None,
 ) -> PipelineResult:
-    """Run the stages of a plan; a single process estimates or plans their time."""
+    """Run the stages of a plan; a single process estimates or plans their time.
+
+    Args:
+        start: When the run began, by ``time.monotonic``; None: now.
+    """
     plan = replace(make(args), given=changed_flags)
     if plan.coarse.compute.group.size > 1:
         if args.minutes is not None:
             raise UserError("--minutes needs one process; run without torchrun")
         return run_stages(plan, console)
-    times = TimePlan(args, make, changed_flags, console)
+    times = TimePlan(args, make, changed_flags, console, start)
     result = run_stages(plan, console, times)
     times.conclude()
     return result

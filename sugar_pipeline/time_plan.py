@@ -107,6 +107,20 @@ def _seconds_of_step(stepper: Stepper, first: int, n_iterations: int) -> float:
     return (time.perf_counter() - start) / TIMED_STEPS
 
 
+def require_plannable(args: argparse.Namespace, given: Mapping[str, object]) -> None:
+    """Refuse flags beside ``--minutes`` that leave nothing to plan.
+
+    Raises:
+        UserError: There is such a flag.
+    """
+    if args.minutes is None:
+        return
+    if "schedule_scale" in given:
+        raise UserError("--minutes chooses the schedules; leave --schedule_scale out")
+    if not runs_stage(args, "texture"):
+        raise UserError("--minutes plans whole runs; leave out --stop_after and -t False")
+
+
 class TimePlan:
     """Revises a plan before each of its stages, so that the run ends in time.
 
@@ -117,6 +131,7 @@ class TimePlan:
         make: Makes the plan of flags.
         given: Flags that were given, by name; their values are not chosen.
         console: Gets the messages.
+        start: When the run began, by ``time.monotonic``; None: now.
     """
 
     def __init__(
@@ -125,22 +140,20 @@ class TimePlan:
         make: Callable[[argparse.Namespace], PipelinePlan],
         given: Mapping[str, object],
         console: Console,
+        start: float | None = None,
     ) -> None:
         self._args = args
         self._make = make
         self._given = given
         self._console = console
-        self._start = time.monotonic()
+        self._start = time.monotonic() if start is None else start
         self._step = 0.0  # seconds of a vanilla iteration
         self._n_views = 0
         self._has_estimated = False  # whether the expected times were printed
         self._chosen: dict[str, dict[str, object]] = {}  # flags by name of the stage
         if args.minutes is None:
             return
-        if "schedule_scale" in given:
-            raise UserError("--minutes chooses the schedules; leave --schedule_scale out")
-        if not runs_stage(args, "texture"):
-            raise UserError("--minutes plans whole runs; leave out --stop_after and -t False")
+        require_plannable(args, given)
         name = f"time_plan_{scene_name(args.scene_path)}.json"
         self._file = Path(args.output_dir) / name
         self._fingerprint = repr(sorted((key, str(value)) for key, value in given.items()))

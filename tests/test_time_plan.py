@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from types import SimpleNamespace
 
@@ -14,7 +15,8 @@ from sugar_pipeline.pipeline_flags import full_parser
 from sugar_pipeline.plan import PipelinePlan, full_plan
 from sugar_pipeline.time_plan import Speed, TimePlan
 from sugar_utils.console import Console
-from sugar_utils.settings import given_flags
+from sugar_utils.errors import UserError
+from sugar_utils.settings import given_flags, with_flags
 from tests.support.tiny_scene import (
     SHORT_PIPELINE,
     make_tiny_checkpoint,
@@ -193,6 +195,45 @@ def test_the_doctor_says_what_would_be_chosen(tmp_path, capsys):
 
 
 @pytest.mark.slow
+def run_with_minutes(tmp_path, monkeypatch, *words: object) -> list[str]:
+    """What a run from photographs does, in order, up to its plan of time."""
+    done: list[str] = []
+
+    class Planned(Exception):
+        pass
+
+    def with_mode(args, console):
+        done.append("cameras")
+        return with_flags(args, regularization_type="multiview")
+
+    def plan_time(args, make, given, console, start):
+        done.append("plan")
+        done.append(f"began {time_plan.time.monotonic() - start:.0f} s before")
+        raise Planned
+
+    monkeypatch.setattr(commands, "with_mode", with_mode)
+    monkeypatch.setattr(commands, "TimePlan", plan_time)
+    scene = make_tiny_scene(tmp_path / "scene")
+    args = full_parser(None).parse_args(["-s", str(scene.root), "--minutes", "9", *map(str, words)])
+    with contextlib.suppress(Planned):
+        commands.run_scene(args, Console.silent())
+    return done
+
+
+def test_minutes_count_from_before_the_cameras_on(tmp_path, monkeypatch):
+    clock = iter([1000.0, 1600.0])
+    fake = SimpleNamespace(monotonic=lambda: next(clock))
+    monkeypatch.setattr(commands, "time", fake)
+    monkeypatch.setattr(time_plan, "time", fake)
+    done = run_with_minutes(tmp_path, monkeypatch)
+    assert done == ["cameras", "plan", "began 600 s before"]
+
+
+def test_minutes_that_cannot_be_planned_are_refused_before_the_cameras(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="--minutes chooses the schedules"):
+        run_with_minutes(tmp_path, monkeypatch, "--schedule_scale", 0.1)
+
+
 def test_too_few_minutes_are_said_and_the_run_ends_with_what_is_possible(
     tmp_path, capsys, monkeypatch
 ):
