@@ -172,8 +172,11 @@ CASES = {
 }
 """Stages and photographs, and when a round of densification is near."""
 
+SLOW = ("multiview, masked", "refined, compared, masked")
+MARKED = [pytest.param(case, marks=pytest.mark.slow) if case in SLOW else case for case in CASES]
 
-@pytest.mark.parametrize("case", CASES)
+
+@pytest.mark.parametrize("case", MARKED)
 def test_training_has_the_same_bits_as_without(case, monkeypatch):
     how = CASES[case]
     stage, _ = trained(None, **how)

@@ -218,6 +218,7 @@ def test_views_of_a_sphere_become_a_closed_sphere(sphere):
     assert (sphere.colors == 255).all()  # of the views
 
 
+@pytest.mark.slow
 def test_gaussians_below_the_surface_give_corners_outside():
     cloud = gaussians_of_sphere(RADIUS - 2 * VOXEL)
     mesh = fused(cloud, ellipsoid_view)

@@ -42,7 +42,9 @@ def outward(mesh: TriangleMesh) -> TriangleMesh:
     return replace(mesh, faces=np.where(right, mesh.faces, mesh.faces[:, ::-1]))
 
 
-@pytest.mark.parametrize("extractor", ["tsdf", "tetrahedra", "poisson"])
+@pytest.mark.parametrize(
+    "extractor", ["tsdf", pytest.param("tetrahedra", marks=pytest.mark.slow), "poisson"]
+)
 def test_a_watertight_mesh_is_closed_where_nobody_looked(tmp_path, extractor):
     above = [camera for camera in cameras_around() if camera.center[2] > 0]
     made = write_mesh_scene(tmp_path / "scene", sphere_cloud(), above)
