@@ -107,21 +107,27 @@ def ring(heights: np.ndarray) -> np.ndarray:
     return points @ tilt.T + [0.0, 0.0, HEIGHT]
 
 
-def run(args: argparse.Namespace) -> None:
-    if args.folder.exists() and any(args.folder.iterdir()):
-        raise UserError(f"{args.folder} is not empty; choose a new folder")
+def make_folders(folder: Path) -> None:
+    """Make the folders of a new scene."""
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty; choose a new folder")
     for name in ("images", "sparse/0"):
-        (args.folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name).mkdir(parents=True, exist_ok=True)
+
+
+def run(args: argparse.Namespace) -> None:
+    make_folders(args.folder)
     # Against the sense in which the ring's angles turn.
     mesh = closed_grid_mesh(ring(relief())[::-1])
     write_scene(args.folder, mesh, closed_grid_chart(mesh, N_CELLS, TEXELS), DETAIL, PARAMETERS)
 
 
-def parser() -> Parser:
-    flags = Parser(description="Make a scene whose surface has a relief of a few pixels.")
+def parser(description: str) -> Parser:
+    flags = Parser(description=description)
     flags.add_argument("folder", type=Path, metavar="FOLDER", help="of the scene; must be new")
     return flags
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(lambda: run(parser().parse_args())))
+    description = "Make a scene whose surface has a relief of a few pixels."
+    sys.exit(run_main(lambda: run(parser(description).parse_args())))

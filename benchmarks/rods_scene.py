@@ -24,15 +24,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import sugar_utils  # noqa: F401  before torch
 
 # isort: split
-from benchmarks.relief_scene import DETAIL, PARAMETERS, PIXEL
+from benchmarks.relief_scene import DETAIL, PARAMETERS, PIXEL, make_folders, parser
 from sugar_pipeline.demo_paint import knot_paint
 from sugar_pipeline.demo_scene import write_scene
 from sugar_pipeline.demo_texture import Chart
 from sugar_scene.triangle_mesh import TriangleMesh, doubled_area_normals, with_vertex_normals
 from sugar_utils.entrypoint import run_main
-from sugar_utils.errors import UserError
 from sugar_utils.files import write_json_atomic
-from sugar_utils.flags import Parser
 
 N_AROUND = 96  # vertices around a part
 ROW = 2 * PIXEL  # distance of two rows along a part, at most
@@ -206,10 +204,7 @@ def _stacked(
 
 
 def run(args: argparse.Namespace) -> None:
-    if args.folder.exists() and any(args.folder.iterdir()):
-        raise UserError(f"{args.folder} is not empty; choose a new folder")
-    for name in ("images", "sparse/0"):
-        (args.folder / name).mkdir(parents=True, exist_ok=True)
+    make_folders(args.folder)
     tubes = parts()
     union = joined(tubes)
     write_scene(args.folder, union.mesh, union.chart, DETAIL, PARAMETERS)
@@ -217,11 +212,6 @@ def run(args: argparse.Namespace) -> None:
     write_json_atomic(args.folder / "gt_parts.json", {"pixel": PIXEL, "faces": faces})
 
 
-def parser() -> Parser:
-    flags = Parser(description="Make a scene of rods, a ring and a sheet of a few pixels.")
-    flags.add_argument("folder", type=Path, metavar="FOLDER", help="of the scene; must be new")
-    return flags
-
-
 if __name__ == "__main__":
-    sys.exit(run_main(lambda: run(parser().parse_args())))
+    description = "Make a scene of rods, a ring and a sheet of a few pixels."
+    sys.exit(run_main(lambda: run(parser(description).parse_args())))

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gaussian_splatting.data.consistency import check_view_names
+from gaussian_splatting.data.maps.depth_maps import FOLDER as DEPTHS_FOLDER
 from gaussian_splatting.data.maps.depth_maps import NO_DEPTHS
 from gaussian_splatting.data.maps.estimators.estimated_depths import ESTIMATORS, require_estimator
 from gaussian_splatting.data.maps.map_files import find_folder
@@ -42,10 +43,8 @@ def check_files_of_flags(plan: PipelinePlan) -> None:
     depths = vanilla.depth_options.depths
     if depths in ESTIMATORS:
         require_estimator(depths)
-    elif depths not in (None, NO_DEPTHS.depths):
-        is_there = (root / depths).is_dir() or Path(depths).is_dir()
-        if not is_there:
-            raise UserError(f"--depths {depths}: no such folder, in {root} or by itself")
+    elif depths != NO_DEPTHS.depths:
+        find_folder(root, depths, DEPTHS_FOLDER, "--depths")
     image_folders = ["images"]
     if plan.convert.resize:
         # Copies at other sizes are made with the cameras.

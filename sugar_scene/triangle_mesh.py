@@ -162,6 +162,8 @@ def without_small_components(
     """Remove connected components of fewer faces whose box has a shorter diagonal, too."""
     labels = component_labels(mesh)
     sizes = np.bincount(labels[mesh.faces[:, 0]], minlength=mesh.n_vertices)
+    if math.isinf(min_diagonal):
+        return keep_vertices(mesh, sizes[labels] >= min_faces)
     low = np.full((mesh.n_vertices, 3), np.inf)
     high = np.full((mesh.n_vertices, 3), -np.inf)
     np.minimum.at(low, labels, mesh.vertices)

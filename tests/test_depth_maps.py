@@ -16,11 +16,9 @@ from PIL import Image
 
 from gaussian_splatting.components.depth_supervision import (
     DEPTH_NOISE,
-    TEXTURE,
     depth_errors,
     depth_term,
     inverse_depths,
-    texture_weights,
 )
 from gaussian_splatting.data.maps.depth_maps import (
     DepthMap,
@@ -34,10 +32,12 @@ from gaussian_splatting.data.scene import VanillaSize, load_scene
 from gaussian_splatting.engine.runner import run_stage
 from gaussian_splatting.engine.strips import ImageSplit, ViewPass
 from gaussian_splatting.engine.training_views import ImageStrip, TrainingView
+from gaussian_splatting.losses.texture import TEXTURE, texture_weights
 from gaussian_splatting.rasterization import Rows, project
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from sugar_utils.errors import UserError
+from tests.support.depth_scenes import load
 from tests.support.room import Room, make_room
 from tests.support.tiny_scene import make_tiny_scene, tiny_cloud
 
@@ -72,20 +72,6 @@ def save(path: Path, values: np.ndarray) -> None:
 def sensor(number: int, depth: np.ndarray) -> np.ndarray:
     noise = np.random.default_rng(number).normal(size=depth.shape)
     return MILLIMETRES * depth * (1 + 0.01 * noise)
-
-
-def load(root: Path, **depths) -> tuple[KnownDepths, list[str]]:
-    lines: list[str] = []
-    scene = load_scene(
-        root,
-        size_rule=VanillaSize(),
-        eval_split=False,
-        masks=MaskOptions(),
-        depths=DepthOptions(**depths),
-        view_options=ViewOptions(min_observations=0),
-        notify=lines.append,
-    )
-    return scene.depths, [line for line in lines if "depth map" in line]
 
 
 def relative_errors(room: Room, known: KnownDepths) -> np.ndarray:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -14,13 +13,10 @@ import torch
 from PIL import Image
 from scipy.ndimage import gaussian_filter, zoom
 
-from gaussian_splatting.data.maps.depth_maps import DepthOptions, KnownDepths
 from gaussian_splatting.data.maps.estimators import metric3d
 from gaussian_splatting.data.maps.estimators.metric3d import padded_photograph
-from gaussian_splatting.data.masks import MaskOptions
-from gaussian_splatting.data.observations import ViewOptions
-from gaussian_splatting.data.scene import VanillaSize, load_scene
 from sugar_utils.errors import UserError
+from tests.support.depth_scenes import load
 from tests.support.room import Room, make_room
 
 ERROR = 0.03  # relative, smooth over the image
@@ -146,20 +142,6 @@ def eye(room, monkeypatch) -> Eye:
 
     monkeypatch.setattr(torch.hub, "load", hub_load)
     return eye
-
-
-def load(root: Path, **depths: object) -> tuple[KnownDepths, list[str]]:
-    lines: list[str] = []
-    scene = load_scene(
-        root,
-        size_rule=VanillaSize(),
-        eval_split=False,
-        masks=MaskOptions(),
-        depths=DepthOptions(**depths),
-        view_options=ViewOptions(min_observations=0),
-        notify=lines.append,
-    )
-    return scene.depths, [line for line in lines if "depth map" in line]
 
 
 @pytest.mark.parametrize("name", ["moge", "da3", "metric3d"])

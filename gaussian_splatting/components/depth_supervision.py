@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import avg_pool2d
 
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
@@ -24,8 +23,6 @@ NAME = "depth"
 N_COLUMNS = 2  # of what is blended for it
 SOLID_ALPHA = 0.5  # opacity from which a pixel has a depth
 DEPTH_NOISE = 0.1  # relative error up to which depth counts by its square
-TEXTURE = 4.0  # standard deviation of grey values, of 255, from which a map counts half or less
-WINDOW = 7  # pixels along the side of the square in which they vary
 DEPTH_SHARE = 0.1
 """Share of the weight of depth maps that is left at the end of the vanilla stage, and later."""
 
@@ -92,21 +89,6 @@ def inverse_depths(gaussians: Gaussians, camera: Camera) -> Tensor:
     return torch.cat([inverse, inverse.square()], dim=1)
 
 
-def texture_weights(photograph: Tensor) -> Tensor:
-    """Weigh a depth map at each pixel: 1 on even colours, near 0 on texture. (H, W)
-
-    Args:
-        photograph: (H, W, 3) or (H, W, 4) uint8
-    """
-    gray = photograph[None, ..., :3].float().mean(dim=-1)
-    moments = torch.stack([gray, gray.square()], dim=1)
-    mean, mean_square = avg_pool2d(
-        moments, WINDOW, stride=1, padding=WINDOW // 2, count_include_pad=False
-    )[0].unbind()
-    variance = (mean_square - mean.square()).clamp_min(0)
-    return 1 / (1 + variance / TEXTURE**2)
-
-
 def depth_errors(blended: Tensor, depth: Tensor) -> Tensor:
     """Errors of what is blended at pixels of known depth; a pseudo-Huber function. (...)
 
@@ -135,7 +117,7 @@ def depth_term(known: KnownDepths, weight: float) -> LossTerm:
         counted = strip.view.counted_pixels
         if counted is not None:
             depth = depth * counted
-        weights = texture_weights(strip.view.target) * (depth > 0)
+        weights = strip.view.texture_weights * (depth > 0)
         strip_depth = strip.rows_of(depth)[strip.counted_rows]
         strip_weights = strip.rows_of(weights)[strip.counted_rows]
         errors = strip_weights * depth_errors(blended, strip_depth)

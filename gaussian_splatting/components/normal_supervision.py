@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.cloud import Gaussians, rotation_matrices
-from gaussian_splatting.components.depth_supervision import texture_weights
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.maps.normal_maps import KnownNormals
 from gaussian_splatting.engine.component import Component
@@ -70,7 +69,7 @@ def normal_term(known: KnownNormals) -> LossTerm:
         counted = strip.view.counted_pixels
         if counted is not None:
             is_known = is_known & counted
-        weights = texture_weights(strip.view.target) * is_known
+        weights = strip.view.texture_weights * is_known
         strip_weights = strip.rows_of(weights)[strip.counted_rows]
         strip_normals = strip.rows_of(normals)[strip.counted_rows]
         errors = strip_weights * (1 - (blended * strip_normals).sum(dim=-1))

@@ -17,7 +17,7 @@ import torch
 
 from gaussian_splatting.data.cameras import Camera, nearest_rotation
 from gaussian_splatting.data.images import image_size
-from gaussian_splatting.data.maps.depth_maps import FILES as DEPTH_SUFFIXES
+from gaussian_splatting.data.maps.map_files import FILES as DEPTH_SUFFIXES
 from gaussian_splatting.data.names import (
     ENCODINGS,
     IMAGE_SUFFIXES,

@@ -22,6 +22,7 @@ from gaussian_splatting.data.images import COUNTS, composited
 from gaussian_splatting.losses.color_loss import ColorGradient, ColorLoss, weighted_color_loss
 from gaussian_splatting.losses.exposure import exposed
 from gaussian_splatting.losses.photometric import color_gradient, color_terms
+from gaussian_splatting.losses.texture import texture_weights
 from gaussian_splatting.rasterization import Rows
 from sugar_utils.random import draw_labels, generator
 
@@ -58,6 +59,11 @@ class TrainingView:
     def counted_pixels(self) -> Tensor | None:
         """Pixels of the whole image that count. (H, W) bool; None for all"""
         return None if self.photograph is None else is_counted(self.photograph)
+
+    @functools.cached_property
+    def texture_weights(self) -> Tensor:
+        """Weights of maps beside the photograph, low where it has texture. (H, W)"""
+        return texture_weights(self.target)
 
     @functools.cached_property
     def n_counted(self) -> int | Tensor:

@@ -59,9 +59,9 @@ static float rows[2][PLANES][SEGMENT];
 const int lane = i % {BLOCK_DIM};
 for (int at = lane; at < SEGMENT; at += {BLOCK_DIM}) {{
     const int column = i - lane + at - MARGIN;
-    const bool is_inside = y >= 0 && y < HEIGHT && column >= 0 && column < WIDTH;
+    const bool is_inside = y >= 0 && y < height && column >= 0 && column < width;
     for (int m = 0; m < PLANES; m++)
-        rows[y & 1][m][at] = is_inside ? VALUE[(size_t)y * WIDTH + column] : 0.f;
+        rows[y & 1][m][at] = is_inside ? planes[m][(size_t)y * width + column] : 0.f;
 }}
 MEET();
 #undef MEET
@@ -69,12 +69,11 @@ const auto& row = rows[y & 1];
 """
 """Reads the values of a row that a block's windows cover, zeros outside the image."""
 
-_MOMENTS = (
-    _READ_ROW.replace("PLANES", "2")
-    .replace("HEIGHT", "image.shape[0]")
-    .replace("WIDTH", "image.shape[1]")
-    .replace("VALUE", "(m == 0 ? image.data : target.data)")
-    + f"""
+_MOMENTS = f"""
+constexpr int PLANES = 2;
+const int height = image.shape[0], width = image.shape[1];
+const float* planes[PLANES] = {{image.data, target.data}};
+{_READ_ROW}
 wp::vec_t<5, wp::float32> sums;
 for (int k = 0; k < {WINDOW_SIZE}; k++) {{
     const float a = row[0][lane + {_COLORS} * k], b = row[1][lane + {_COLORS} * k];
@@ -87,20 +86,19 @@ for (int k = 0; k < {WINDOW_SIZE}; k++) {{
 }}
 return sums;
 """
-)
 
-_PARTIALS = (
-    _READ_ROW.replace("PLANES", "3")
-    .replace("HEIGHT", "partials.shape[1]")
-    .replace("WIDTH", "partials.shape[2]")
-    .replace("VALUE", "(partials.data + (size_t)m * partials.shape[1] * partials.shape[2])")
-    + f"""
+_PARTIALS = f"""
+constexpr int PLANES = 3;
+const int height = partials.shape[1], width = partials.shape[2];
+const float* first = partials.data;
+const size_t size = (size_t)height * width;
+const float* planes[PLANES] = {{first, first + size, first + 2 * size}};
+{_READ_ROW}
 wp::vec_t<3, wp::float32> sums;
 for (int k = 0; k < {WINDOW_SIZE}; k++)
     for (int m = 0; m < 3; m++) sums[m] += taps[k] * row[m][lane + {_COLORS} * k];
 return sums;
 """
-)
 
 
 @wp.struct

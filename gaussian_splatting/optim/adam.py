@@ -120,8 +120,7 @@ class GroupedAdam:
         with_gradients = [name for name in names if self._has_gradient(name)]
         if not self._is_made:
             self._make_moments(names)
-            device = next(iter(self.parameters.values())).device
-            self._update(names, self._sent() if in_one_launch(device) else None)
+            self._update(names, self._sent() if in_one_launch(self._device) else None)
         for name in names:
             self._groups[name].steps += 1
         for name in with_gradients:
@@ -172,13 +171,12 @@ class GroupedAdam:
 
     def _sent(self) -> StepInputs:
         """Rates and counts of the next step on the device, a row for each parameter."""
-        device = next(iter(self.parameters.values())).device
         steps = []
         for name, group in self._groups.items():
             steps.append((group.rate, group.steps + 1, self._rounding_seed(name)))
         if self._may_always is None:
-            self._may_always = torch.ones(1, dtype=torch.int32, device=device)
-        return StepInputs(upload(step_numbers(steps), device), self._may_always)
+            self._may_always = torch.ones(1, dtype=torch.int32, device=self._device)
+        return StepInputs(upload(step_numbers(steps), self._device), self._may_always)
 
     def _update(self, names: Sequence[str], inputs: StepInputs | None) -> None:
         """Change values and moments, and drop the gradients; see :meth:`_sent`."""
@@ -212,6 +210,10 @@ class GroupedAdam:
                 self.add_gradients({_BANDS: coefficient_gradients(gradient, rows, bands.detach())})
             self.add_gradients({_BASE: (gradient.colors * SH_C0)[:, None]})
         self.color_gradients.clear()
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self.parameters.values())).device
 
     def _stepping(self) -> list[str]:
         """Names of the parameters that the next step concerns."""

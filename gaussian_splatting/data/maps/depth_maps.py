@@ -31,16 +31,15 @@ from gaussian_splatting.data import images
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.maps.estimators.estimated_depths import ESTIMATORS, estimate_depths
 from gaussian_splatting.data.maps.map_files import (
-    FILES,
     NONE,
     find_folder,
+    find_maps,
     nearest_values,
     read_numbers,
     reduced,
     undistorted,
 )
 from gaussian_splatting.data.masks import overview
-from gaussian_splatting.data.names import ImageFolder, ImagePlaces
 from gaussian_splatting.data.observations import Observations, median
 from sugar_utils.errors import Notify, UserError, shortened
 from sugar_utils.files import in_parallel
@@ -222,14 +221,10 @@ def _find_files(
     folder = find_folder(root, options.depths, FOLDER, "--depths")
     if folder is None:
         return {c.name: _DepthFiles(c.depth_path) for c in cameras if c.depth_path is not None}
-    names = [camera.name for camera in cameras]
-    maps = ImagePlaces(ImageFolder(folder, suffixes=FILES)).find_all(names)
-    confidence_folder = ImageFolder(folder.parent / CONFIDENCE, suffixes=FILES)
-    confidences = ImagePlaces(confidence_folder).find_all(names)
+    confidences = find_maps(cameras, folder.parent / CONFIDENCE)
     files = {}
-    for name, path in maps.items():
-        if path is not None:
-            files[name] = _DepthFiles(path, confidences[name])
+    for name, path in find_maps(cameras, folder).items():
+        files[name] = _DepthFiles(path, confidences.get(name))
     if not files and options.depths is not None:
         raise UserError(
             f"{folder}: no depth map belongs to a photograph; name them as {cameras[0].name}.png"
