@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +27,8 @@ from PIL import Image
 
 from gaussian_splatting.components.densification import DensificationConfig
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.colmap import PARTS, write_model
+from gaussian_splatting.data.colmap import PARTS
+from gaussian_splatting.data.colmap_writing import TrackedPoints, ViewTracks, write_capture
 from gaussian_splatting.data.names import IMAGE_SUFFIXES
 from gaussian_splatting.kernel_loading import kernels_ahead
 from gaussian_splatting.optim.schedule import LearningRates
@@ -42,7 +44,6 @@ from sugar_scene import triangle_mesh as meshes
 from sugar_utils.console import Console
 from sugar_utils.errors import Notify, UserError, explained
 from sugar_utils.files import check_writable, read_json, remove_stale_temporaries, write_json_atomic
-from sugar_utils.libraries import load_pycolmap
 from sugar_utils.random import derive_seed, generator
 
 _VERSION = 2
@@ -61,7 +62,6 @@ _TARGET = (0.0, 0.0, 0.42)
 _DISTANCE = 2.0
 _DISTANCE_SPREAD = 0.07
 _ELEVATIONS = (8.0, 66.0)  # lowest and highest camera, degrees
-_CAMERA_ID = 1
 
 VANILLA_ITERATIONS = 850
 # Settings of the stages: short schedules, of which none is cut further, and small meshes.
@@ -210,7 +210,7 @@ def write_scene(
         Image.fromarray(pixels).save(root / "images" / camera.name, compress_level=4)
     samples = _visible_samples(knot, disc, cameras, seed)
     points = _drawn_points(samples, seed)
-    _write_model(root / "sparse" / "0", cameras, points, pictures)
+    write_capture(root / "sparse" / "0", cameras, tracked_points(points, pictures))
 
     scene_mesh = meshes.with_vertex_normals(meshes.merge_meshes([knot, disc]))
     meshes.write_mesh_ply(root / "gt_mesh.ply", scene_mesh)
@@ -321,43 +321,19 @@ def _drawn_points(samples: _Samples, seed: int) -> _Samples:
     return drawn._replace(points=drawn.points + _POINT_NOISE * noise.numpy())
 
 
-def _write_model(
-    folder: Path, cameras: list[Camera], points: _Samples, pictures: list[np.ndarray]
-) -> None:
-    """Write the COLMAP model: exact poses and observations, points of the given positions."""
-    pycolmap = load_pycolmap()
-    model = pycolmap.Reconstruction()
-    first = cameras[0]
-    lens = pycolmap.Camera(
-        model="PINHOLE",
-        width=first.width,
-        height=first.height,
-        params=[first.fx, first.fy, first.cx, first.cy],
-    )
-    lens.camera_id = _CAMERA_ID
-    model.add_camera_with_trivial_rig(lens)
+def tracked_points(points: _Samples, pictures: Sequence[np.ndarray]) -> TrackedPoints:
+    """Points with exact observations, and the mean colour of the pixels that show them."""
+    views = []
     color_sums = np.zeros(points.points.shape)
-    for view, (camera, pixels) in enumerate(zip(cameras, pictures, strict=True)):
-        visible_rows = points.visible[view]
-        keypoints = points.pixels[view, visible_rows]
-        image = pycolmap.Image(
-            name=camera.name, keypoints=keypoints, camera_id=_CAMERA_ID, image_id=view + 1
-        )
-        pose = pycolmap.Rigid3d(pycolmap.Rotation3d(camera.rotation), camera.translation)
-        model.add_image_with_trivial_frame(image, pose)
-        columns, rows = keypoints.astype(int).T
-        color_sums[visible_rows] += pixels[rows, columns]
+    for view, pixels in enumerate(pictures):
+        rows = np.flatnonzero(points.visible[view])
+        keypoints = points.pixels[view, rows]
+        columns, lines = keypoints.astype(int).T
+        color_sums[rows] += pixels[lines, columns]
+        views.append(ViewTracks(rows, keypoints))
     n_views_of_point = points.visible.sum(axis=0)
     colors = np.round(color_sums / n_views_of_point[:, None]).astype(np.uint8)
-    # Number of each observation among the keypoints of its image.
-    keypoint_numbers = np.cumsum(points.visible, axis=1) - 1
-    for number, (position, color) in enumerate(zip(points.points, colors, strict=True)):
-        track = pycolmap.Track()
-        for view in np.flatnonzero(points.visible[:, number]):
-            track.add_element(int(view) + 1, int(keypoint_numbers[view, number]))
-        model.add_point3D(position, track, color)
-    model.update_point_3d_errors()
-    write_model(model, folder)
+    return TrackedPoints(points.points, colors, views)
 
 
 def run_demo(args: argparse.Namespace) -> PipelineResult:
