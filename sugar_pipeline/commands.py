@@ -13,6 +13,8 @@ from pathlib import Path
 from gaussian_splatting.data.scene_path import output_folders, scene_folder
 from gaussian_splatting.engine.loop import Interrupted
 from sugar_capture.scene_folder import is_scene
+from sugar_pipeline.blocks.automatic import automatic_blocks
+from sugar_pipeline.blocks.blocks_run import check_block_flags, run_in_blocks
 from sugar_pipeline.demo_scene import run_demo, timed_demo
 from sugar_pipeline.doctor import run_doctor
 from sugar_pipeline.input_checks import check_files_of_flags, check_names_of_photographs
@@ -25,6 +27,7 @@ from sugar_trainers.naming import scene_name
 from sugar_utils.console import Console
 from sugar_utils.entrypoint import report
 from sugar_utils.errors import UserError
+from sugar_utils.flags import AUTO
 from sugar_utils.settings import given_flags, with_flags
 from sugar_utils.torchrun import Launch
 
@@ -74,6 +77,11 @@ def run_scene(args: argparse.Namespace, console: Console) -> PipelineResult:
     _check_before_cameras(args)
     args = with_mode(args, console)
     changed_flags = given_flags(args, full_parser(None))
+    n_blocks = args.blocks
+    if n_blocks == AUTO:
+        n_blocks = automatic_blocks(args, changed_flags, console)
+    if n_blocks > 1:
+        return run_in_blocks(with_flags(args, blocks=n_blocks), changed_flags, console)
     return _run(args, full_plan, changed_flags, console, start)
 
 
@@ -82,7 +90,9 @@ def _check_before_cameras(args: argparse.Namespace) -> None:
 
     The mode that suits the capture is not known yet, so the plan is made with one that always fits.
     """
-    require_plannable(args, given_flags(args, full_parser(None)))
+    given = given_flags(args, full_parser(None))
+    require_plannable(args, given)
+    check_block_flags(args, given)
     mode = args.regularization_type or "dn_consistency"
     plan = full_plan(with_flags(args, regularization_type=mode))
     check_files_of_flags(plan)

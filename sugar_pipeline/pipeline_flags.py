@@ -20,12 +20,15 @@ from sugar_trainers.refine_run import RefineOptions
 from sugar_trainers.stage_config import MODES, MULTIVIEW, CoarseConfig
 from sugar_utils.errors import UserError
 from sugar_utils.flags import (
+    AUTO,
+    Automatic,
     Parser,
     Repeated,
     open_share,
     optional_str,
     positive_float,
     positive_int,
+    positive_or_auto,
 )
 from sugar_utils.settings import Flag, add_flags, flag, flags_of, parser_of, with_flags
 
@@ -195,6 +198,27 @@ class FullFlags:
         group=_full,
         parse=lambda text: None if text == "None" else Path(text),
         task="input",
+    )
+    blocks: Automatic = flag(
+        AUTO,
+        "cut the capture into so many blocks, which are trained one by one and joined to one "
+        "mesh: for captures that do not fit into memory. auto: 1, unless the photographs have more "
+        "pixels than fit",
+        group=_full,
+        parse=positive_or_auto,
+        metavar="{N,auto}",
+        task="time and memory",
+    )
+    cluster: str | None = flag(
+        None,
+        "spread the blocks over workers by Dask: local or local:N starts N on this machine, slurm "
+        "and pbs ask a queue for them, an address such as tcp://host:8786 is that of a scheduler; "
+        "unset: one block after the other",
+        group=_full,
+        parse=optional_str,
+        metavar="{local,slurm,pbs,ADDRESS}",
+        no_effect_when="with one block",
+        task="time and memory",
     )
     vanilla_iterations: int = flag(
         7_000,

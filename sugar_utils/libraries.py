@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import IO
 
 import psutil
 
@@ -81,22 +82,13 @@ def run_alone(
         MemoryError: The system killed it, which happens for lack of memory.
         UserError: It failed.
     """
-    command = [sys.executable, "-m", module, *arguments]
     with tempfile.TemporaryFile() as output:
-        # Modules are looked for where it starts; the user's folder may hold some of the same names.
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=_ROOT
-        )
-        try:
-            with _ended_with_us(process.pid):
-                while process.poll() is None:
-                    # It may have just ended.
-                    with contextlib.suppress(psutil.Error):
-                        waiting(psutil.Process(process.pid).memory_info().rss)
-                    time.sleep(0.1)
-        finally:
-            process.kill()
-            process.wait()
+        with running_module(module, arguments, output) as process:
+            while process.poll() is None:
+                # It may have just ended.
+                with contextlib.suppress(psutil.Error):
+                    waiting(psutil.Process(process.pid).memory_info().rss)
+                time.sleep(0.1)
         if process.returncode == 0:
             return
         output.seek(0)
@@ -105,6 +97,37 @@ def run_alone(
         raise MemoryError(f"{module} was ended by the system")
     reason = text.splitlines()[-1] if text else f"exit code {process.returncode}"
     raise UserError(f"{module} failed: {reason}")
+
+
+@contextlib.contextmanager
+def running_module(
+    module: str, arguments: Sequence[str], output: IO[bytes] | None, patience: float = 0.0
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run ``python -m module`` in a subprocess, which never outlives the context or this process.
+
+    Args:
+        module: Name of the module.
+        arguments: Its command line.
+        output: Gets what it prints; None: where this process prints.
+        patience: Seconds for which it may save its work where the context is left before its end.
+    """
+    command = [sys.executable, "-m", module, *arguments]
+    # Modules are looked for where it starts; the user's folder may hold some of the same names.
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=_ROOT
+    )
+    try:
+        with _ended_with_us(process.pid):
+            try:
+                yield process
+            finally:
+                if patience > 0 and process.poll() is None:
+                    process.terminate()
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(patience)
+    finally:
+        process.kill()
+        process.wait()
 
 
 @contextlib.contextmanager

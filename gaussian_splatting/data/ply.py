@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 import struct
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -78,6 +79,40 @@ def write_gaussian_ply(path: Path, cloud: GaussianCloud) -> None:
     record = np.dtype([(name, "<f4") for name in GAUSSIAN_PROPERTIES])
     comments = [ANTIALIASED] if cloud.antialiased else []
     _write_vertices(path, table.view(record).reshape(-1), comments)
+
+
+def concatenate_gaussian_plys(sources: Sequence[Path], target: Path) -> int:
+    """Write one file of the Gaussians of several, piece by piece; return their number.
+
+    Args:
+        sources: Files of :func:`write_gaussian_ply`, at least one, of one kind of Gaussians.
+    """
+    n_rows = [PlyHeader.read(path).n_rows for path in sources]
+    first = PlyHeader.read(sources[0])
+    header = first.text.replace(f"element vertex {first.n_rows}", f"element vertex {sum(n_rows)}")
+    with atomic_path(target) as temporary, temporary.open("wb") as file:
+        file.write(header.encode())
+        for path in sources:
+            with path.open("rb") as source:
+                source.seek(len(PlyHeader.read(path).text))
+                shutil.copyfileobj(source, file)
+    return sum(n_rows)
+
+
+class PlyHeader(NamedTuple):
+    """The header of a PLY of Gaussians, with its last line end."""
+
+    text: str
+    n_rows: int
+
+    @classmethod
+    def read(cls, path: Path) -> PlyHeader:
+        """Read the header of a file of :func:`write_gaussian_ply`."""
+        with path.open("rb") as file:
+            lines = list(iter(file.readline, b"end_header\n"))
+        text = b"".join([*lines, b"end_header\n"]).decode()
+        count = next(line for line in text.splitlines() if line.startswith("element vertex"))
+        return cls(text, int(count.split()[2]))
 
 
 def _flat_rows(tensor: torch.Tensor) -> np.ndarray:

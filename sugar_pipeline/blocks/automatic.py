@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``--blocks auto``: one block, unless the memory plan says that the whole capture does not fit."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from gaussian_splatting.cloud import MAX_SH_DEGREE
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.colmap import find_model
+from gaussian_splatting.data.colmap_files import n_images_of
+from gaussian_splatting.data.masks import NONE
+from gaussian_splatting.data.scene import load_scene
+from gaussian_splatting.engine.memory_plan import (
+    MemoryPlan,
+    ModelLoad,
+    StepLoad,
+    ViewLoad,
+    predicted_bytes,
+    usable_bytes,
+)
+from gaussian_splatting.optim.optimizer_config import OptimizerConfig
+from sugar_capture.photographs import picture_files
+from sugar_capture.scene_folder import find_source, needs_cameras, scene_root
+from sugar_pipeline.plan import convert_options, full_plan
+from sugar_trainers.coarse_run import CoarseOptions
+from sugar_utils.console import Console
+from sugar_utils.errors import say_nothing
+from sugar_utils.memory import format_bytes
+
+PIXELS_PER_GAUSSIAN = 100
+"""Pixels of all photographs for each Gaussian of a trained model.
+
+Published models of the captures of mip-NeRF 360 have one for 50 (gardens) to 200 (rooms).
+"""
+ALONE = ("minutes", "gs_output_dir", "init_ply", "depths", "normals")
+"""Flags that speak of the whole capture in a way that its blocks cannot follow."""
+
+_PIXELS_PER_VISIBLE = 4  # of a view, for each Gaussian that it shows
+_TILES = 8  # tiles that a Gaussian is in
+_SIDES = {"sh_dc": (1, 3), "sh_rest": ((MAX_SH_DEGREE + 1) ** 2 - 1, 3)}
+_SIDES |= {"means": (3,), "quats": (4,), "log_scales": (3,), "opacity_logits": (1,)}
+
+
+def automatic_blocks(
+    args: argparse.Namespace, given: Mapping[str, object], console: Console
+) -> int:
+    """Return the number of blocks that fit into memory, by the pixels of the photographs.
+
+    Args:
+        args: Flags of the run, with its mode.
+        given: Those that are not the defaults.
+    """
+    if any(name in given for name in ALONE) or _has_object_masks(args):
+        return 1
+    options = full_plan(args).coarse
+    budget = usable_bytes(options.memory, options.compute.device, held=0)
+    if budget is None or _surely_fits(args, options, budget):
+        return 1
+    find_cameras(args, console)
+    scene = load_scene(
+        scene_root(args.scene_path),
+        size_rule=options.size,
+        images_dir=args.images or "images",
+        eval_split=args.eval,
+        notify=say_nothing,
+    )
+    n_gaussians = expected_gaussians(scene.train_cameras, args.max_gaussians)
+    view = scene.train_cameras[0]
+    n_bytes = training_bytes(n_gaussians, view.width, view.height, options.config.optimizer)
+    n_blocks = math.ceil(n_bytes / budget)
+    if n_blocks > 1:
+        console.headline(
+            f"--blocks {n_blocks}: up to {n_gaussians:,} Gaussians are expected of "
+            f"{len(scene.train_cameras):,} photographs, which take {format_bytes(n_bytes)} of the "
+            f"{format_bytes(budget)} that are free; --blocks 1 trains them whole"
+        )
+    return n_blocks
+
+
+def expected_gaussians(cameras: Sequence[Camera], limit: int | None) -> int:
+    """Return the most Gaussians that are expected of photographs."""
+    n_pixels = sum(camera.width * camera.height for camera in cameras)
+    expected = math.ceil(n_pixels / PIXELS_PER_GAUSSIAN)
+    return expected if limit is None else min(expected, limit)
+
+
+def training_bytes(n: int, width: int, height: int, optimizer: OptimizerConfig) -> int:
+    """Return the predicted bytes of a step on a number of Gaussians and a view of a size."""
+    row = torch.empty(1, device="cpu")
+    tensors = {}
+    for name, sides in _SIDES.items():
+        tensors[name] = row.expand(n, *sides)
+    visible = min(n, width * height // _PIXELS_PER_VISIBLE)
+    view = ViewLoad(width, height, visible, _TILES * visible)
+    load = StepLoad(n, ModelLoad.of(tensors, optimizer), view, geometry="planes")
+    return predicted_bytes(load, MemoryPlan())
+
+
+def _surely_fits(args: argparse.Namespace, options: CoarseOptions, budget: int) -> bool:
+    """Whether a capture of so many photographs fits whatever their size; nothing is read."""
+    n_photographs = _n_photographs(args)
+    if n_photographs is None:
+        return False
+    side = options.size.img_size_limit
+    n_gaussians = n_photographs * side * side // PIXELS_PER_GAUSSIAN
+    return training_bytes(n_gaussians, side, side, options.config.optimizer) <= budget
+
+
+def _n_photographs(args: argparse.Namespace) -> int | None:
+    """Number of the photographs of a capture; None where they have to be read to be counted."""
+    model = find_model(scene_root(args.scene_path))
+    if model is not None:
+        return n_images_of(model)
+    if not needs_cameras(args.scene_path):
+        return None
+    source = find_source(args.scene_path)
+    if source.video is not None:
+        return args.frames
+    return len(picture_files(source.folder, source.recursive))
+
+
+def _has_object_masks(args: argparse.Namespace) -> bool:
+    """Whether an object is masked, which fits into one block."""
+    return args.mask_mode == "object" and args.masks not in (None, NONE)
+
+
+def find_cameras(args: argparse.Namespace, console: Console) -> None:
+    """Compute camera poses where the capture has none."""
+    options = convert_options(args)
+    if options is None:
+        return
+    # Most scenes have cameras, and what reads videos is slow to load.
+    from sugar_capture.convert_run import convert
+
+    convert(options, console)

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Depth and colour of the views of a block on the disk, from which one mesh of all is fused.
+
+A view counts fully in the middle of its block, half at the border to a neighbour, and not at all
+where the margin ends, so that the surfaces of two blocks pass into each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.engine.model import cloud_from_state
+from sugar_extractors.mesh import depth_views
+from sugar_extractors.mesh.depth_views import DepthView, Renderer
+from sugar_extractors.mesh.mesh_config import MeshOptions
+from sugar_extractors.results import read_state
+from sugar_pipeline.blocks.block_plan import Block
+from sugar_scene.reprojection import NeighborViews
+from sugar_trainers.capture import load_views
+from sugar_utils.console import Console
+from sugar_utils.errors import say_nothing
+from sugar_utils.files import (
+    atomic_path,
+    check_writable,
+    file_digest,
+    read_json,
+    write_json_atomic,
+)
+from sugar_utils.schemas import conform
+
+INDEX_FILE = "depths.json"
+_STEPS = 65_534  # of the inverse depth of a view, between its nearest and its farthest pixel
+_LEAST_SPAN = 1e-9  # between them
+_Corner = tuple[float, float, float]
+
+
+class ViewRecord(msgspec.Struct):
+    """A view in the index: where the pixels with a depth lie, and how large they are there."""
+
+    file: str
+    low: _Corner
+    high: _Corner
+    pixel: float  # median side of a pixel on the surface, world units
+
+
+class _Index(msgspec.Struct):
+    """The index of a folder of depths; written last."""
+
+    model: str  # digest of the coarse model
+    views: list[ViewRecord]
+
+
+@dataclass(frozen=True)
+class StoredView:
+    """A view on the disk."""
+
+    path: Path
+    record: ViewRecord
+
+    def read(self, device: torch.device) -> DepthView:
+        """Read depth and colour."""
+        with np.load(self.path) as arrays:
+            steps = arrays["inverse_depth"]
+            near, span, most_weight = arrays["scales"].tolist()
+            numbers = arrays["intrinsics"].tolist()
+            camera = Camera(
+                name=self.path.stem,
+                width=steps.shape[1],
+                height=steps.shape[0],
+                fx=numbers[0],
+                fy=numbers[1],
+                cx=numbers[2],
+                cy=numbers[3],
+                rotation=arrays["rotation"],
+                translation=arrays["translation"],
+            )
+            inverse = torch.from_numpy(steps.astype(np.float32)) - 1
+            colors = torch.from_numpy(arrays["colors"])
+            weights = torch.from_numpy(arrays["weights"])
+        depth = 1 / (near + inverse * (span / _STEPS))
+        depth = torch.where(inverse >= 0, depth, 0.0)
+        return DepthView(
+            camera,
+            depth.to(device),
+            (colors.float() / 255).to(device),
+            (weights.float() * most_weight).to(device),
+        )
+
+
+def stored_views(blocks: Sequence[Block]) -> list[StoredView]:
+    """Return all views with depth, in the order of blocks and names."""
+    views = []
+    for block in blocks:
+        index = _read_index(block.depths)
+        for record in index.views:
+            views.append(StoredView(block.depths / record.file, record))
+    return views
+
+
+def write_depths(block: Block, margin: float, options: MeshOptions, console: Console) -> None:
+    """Render and write the views of a block, unless they are there.
+
+    Args:
+        margin: By which blocks reach into each other, world units.
+        options: Of the mesh of the block's coarse model.
+    """
+    model = options.model
+    if model is None:
+        raise ValueError("a block has a coarse model")
+    digest = file_digest(model)
+    index_path = block.depths / INDEX_FILE
+    if index_path.is_file() and _read_index(block.depths).model == digest:
+        console.headline(f"exists already: {index_path}")
+        return
+    index_path.unlink(missing_ok=True)
+    check_writable(block.depths)
+    _, scene = load_views(options, say_nothing)
+    cloud = read_state(model, cloud_from_state).to(options.compute.device)
+    cameras = scene.train_cameras
+    if options.tsdf.tsdf_depth == "plane":
+        neighbors = NeighborViews(cameras, scene.extent, observations=scene.observations)
+        gaussians = cloud.detached().activate()
+        render = depth_views.plane_renderer(gaussians, cameras, neighbors, scene.extent)
+    else:
+        render = depth_views.view_renderer(cloud, options.tsdf.min_alpha)
+    records = []
+    with console.progress("depth", 1, len(cameras)) as progress, torch.no_grad():
+        for number, camera in enumerate(cameras):
+            record = _write_view(block, margin, render, camera, f"{number:05d}.npz")
+            if record is not None:
+                records.append(record)
+            progress.update(number + 1)
+    views = msgspec.to_builtins(records)
+    write_json_atomic(index_path, {"model": digest, "views": views})
+
+
+def border_weights(block: Block, points: np.ndarray, margin: float) -> np.ndarray:
+    """Return the weights of places: 1 in the block, 0.5 at its border. (P, 3) -> (P,)
+
+    Those of two blocks that touch sum up to 1.
+    """
+    if margin == 0:
+        return np.ones(len(points))
+    return np.clip(0.5 + 0.5 * block.box.depth_inside(points) / margin, 0, 1)
+
+
+def _write_view(
+    block: Block, margin: float, render: Renderer, camera: Camera, name: str
+) -> ViewRecord | None:
+    """Write the pixels of a view that show its block; None where there are none."""
+    view = render(camera)
+    points = view.world_points(view.depth).cpu().numpy().astype(np.float64)
+    depth = view.depth.cpu().numpy().reshape(-1).astype(np.float64)
+    weights = border_weights(block, points, margin) * view.weight.cpu().numpy().reshape(-1)
+    is_known = (depth > 0) & (weights > 0)
+    if not is_known.any():
+        return None
+    inverse = 1 / depth[is_known]
+    near = float(inverse.min())
+    span = max(float(inverse.max()) - near, _LEAST_SPAN)
+    most_weight = float(weights[is_known].max())
+    steps = np.zeros(len(depth), np.uint16)
+    # 0 stands for no depth.
+    steps[is_known] = 1 + np.rint((inverse - near) / span * _STEPS).astype(np.uint16)
+    shape = view.depth.shape
+    colors = (view.color.cpu().numpy() * 255).round().astype(np.uint8)
+    arrays = {
+        "inverse_depth": steps.reshape(shape),
+        # Weights shrink with the square of the distance, whose unit is the capture's.
+        "scales": np.array([near, span, most_weight]),
+        "colors": np.where(is_known.reshape(*shape, 1), colors, 0).astype(np.uint8),
+        "weights": (np.where(is_known, weights, 0) / most_weight).reshape(shape).astype(np.float16),
+        "intrinsics": np.array([camera.fx, camera.fy, camera.cx, camera.cy]),
+        "rotation": camera.rotation,
+        "translation": camera.translation,
+    }
+    with atomic_path(block.depths / name) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)
+    known_points = points[is_known]
+    return ViewRecord(
+        file=name,
+        low=_corner(known_points.min(axis=0)),
+        high=_corner(known_points.max(axis=0)),
+        pixel=float(np.median(depth[is_known]) / np.sqrt(camera.fx * camera.fy)),
+    )
+
+
+def _read_index(folder: Path) -> _Index:
+    path = folder / INDEX_FILE
+    return conform(read_json(path), _Index, path, "remove it, and the depths are rendered again")
+
+
+def _corner(values: np.ndarray) -> _Corner:
+    x, y, z = values.tolist()
+    return x, y, z

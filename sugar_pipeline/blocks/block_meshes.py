@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of the mesh of one block, decimated so that it still fits its neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from scipy.spatial import cKDTree
+
+from sugar_extractors.mesh.mesh_config import MeshOptions
+from sugar_extractors.mesh.meshing_backends import choose_backend
+from sugar_pipeline.blocks.block_depths import stored_views
+from sugar_pipeline.blocks.block_plan import Block, BlockPlan
+from sugar_pipeline.blocks.joined_mesh import JoinedFusion, VoxelGrid, voxel_size
+from sugar_pipeline.blocks.partition import BlockBox
+from sugar_scene import triangle_mesh
+from sugar_scene.triangle_mesh import TriangleMesh
+from sugar_utils.console import Console
+from sugar_utils.errors import UserError
+from sugar_utils.files import atomic_path
+
+ANCHOR = 3.0  # length of the triangles that hold a border while a mesh is decimated, in edges
+_ON_PLANE = 1e-3  # voxels, by which a vertex of the border may lie beside its plane
+_MOVED = 0.05  # the same, by which decimation may move it
+_SNAP = 0.15  # the same, by which it moves to a corner of the grid: no edge there is much shorter
+Decimate = Callable[[TriangleMesh, int], TriangleMesh]
+
+
+def write_block_mesh(plan: BlockPlan, block: Block, options: MeshOptions, console: Console) -> None:
+    """Fuse, clean and decimate the part of a block.
+
+    Args:
+        options: Of the mesh of the block's coarse model.
+    """
+    views = stored_views(plan.blocks)
+    if not views:
+        raise UserError(f"{plan.folder}: no view of any block has a depth; train the blocks longer")
+    voxel = voxel_size(views, options.tsdf)
+    grid = VoxelGrid.over(plan.bounds, voxel)
+    fusion = JoinedFusion(views, grid, options.tsdf, options.compute.device, console)
+    region = grid.region_of(block.box)
+    mesh = fusion.surface(region)
+    planes = planes_of(grid, block.box)
+    mesh = cleaned(mesh, planes, voxel, options.tsdf.min_component, options.tsdf.fill)
+    n_before = mesh.n_faces
+    target = max(options.decimation_targets)
+    decimate = choose_backend(options.meshing_backend).decimate
+    mesh = snapped(mesh, planes, grid)
+    mesh = decimated(mesh, target, planes, voxel, decimate)
+    console.headline(f"block {block.number}: {mesh.n_faces:,} of {n_before:,} triangles")
+    with atomic_path(block.mesh) as temporary:
+        triangle_mesh.write_mesh_ply(temporary, triangle_mesh.with_vertex_normals(mesh))
+
+
+def cleaned(
+    mesh: TriangleMesh,
+    planes: Sequence[tuple[int, float]],
+    voxel: float,
+    min_component: int,
+    longest_hole: int,
+) -> TriangleMesh:
+    """Remove small parts and fill pinholes, but nothing that goes on in another region.
+
+    Args:
+        planes: Axis and place of the planes to the neighbours.
+        min_component: Fewest triangles of a part.
+        longest_hole: Edges of the largest hole that is filled.
+    """
+    if mesh.n_faces == 0:
+        return mesh
+    labels = triangle_mesh.component_labels(mesh)[mesh.faces[:, 0]]
+    counts = np.bincount(labels)
+    goes_on = np.zeros(len(counts), dtype=bool)
+    at_border = on_planes(mesh.vertices, planes, voxel)
+    goes_on[labels[at_border[mesh.faces].any(axis=1)]] = True
+    stays = (counts[labels] >= min_component) | goes_on[labels]
+    mesh = triangle_mesh.without_unused_vertices(
+        TriangleMesh(mesh.vertices, mesh.faces[stays], mesh.colors)
+    )
+    if longest_hole == 0 or mesh.n_faces == 0:
+        return mesh
+    at_border = on_planes(mesh.vertices, planes, voxel)
+    loops = []
+    for loop in triangle_mesh.border_loops(mesh):
+        if len(loop) <= longest_hole and not at_border[loop].any():
+            loops.append(loop)
+    return triangle_mesh.with_loops_filled(mesh, loops)
+
+
+def decimated(
+    mesh: TriangleMesh,
+    n_faces: int,
+    planes: Sequence[tuple[int, float]],
+    voxel: float,
+    decimate: Decimate,
+) -> TriangleMesh:
+    """Decimate a mesh whose vertices on the planes to its neighbours stay where they are.
+
+    Each edge on a plane gets two long triangles, whose planes resist every move of the edge. They
+    are removed afterwards. If a vertex was lost all the same, twice as many triangles remain.
+    """
+    at_border = on_planes(mesh.vertices, planes, voxel)
+    edges = triangle_mesh.border_edges(mesh)
+    edges = edges[at_border[edges].all(axis=1)]
+    if len(edges) == 0:
+        return decimate(mesh, n_faces)
+    border = np.unique(edges)
+    held, anchors = _with_anchors(mesh, edges)
+    while n_faces < mesh.n_faces:
+        small = decimate(held, n_faces + len(anchors))
+        small = triangle_mesh.without_unused_vertices(_without_anchors(small, anchors, voxel))
+        fitting = _with_border_of(mesh, border, small, voxel)
+        if fitting is not None:
+            return fitting
+        n_faces *= 2
+    return mesh
+
+
+def snapped(
+    mesh: TriangleMesh, planes: Sequence[tuple[int, float]], grid: VoxelGrid
+) -> TriangleMesh:
+    """Move vertices on the planes that lie close to a corner of the grid to that corner.
+
+    Short edges would be the first that decimation removes. Where a vertex goes depends on its place
+    alone, so that the neighbour's goes there, too.
+    """
+    if mesh.n_faces == 0 or not planes:
+        return mesh
+    at_border = on_planes(mesh.vertices, planes, grid.voxel)
+    places = (mesh.vertices - np.array(grid.low)) / grid.voxel
+    corners = np.rint(places)
+    moves = at_border[:, None] & (np.abs(places - corners) < _SNAP)
+    on_corners = np.array(grid.low) + corners * grid.voxel
+    vertices = np.where(moves, on_corners, mesh.vertices)
+    return triangle_mesh.clean_mesh(TriangleMesh(vertices, mesh.faces, mesh.colors))
+
+
+def on_planes(
+    vertices: np.ndarray, planes: Sequence[tuple[int, float]], voxel: float
+) -> np.ndarray:
+    """Whether vertices lie on one of some planes. (V, 3) -> (V,) bool"""
+    result = np.zeros(len(vertices), dtype=bool)
+    for axis, place in planes:
+        result |= np.abs(vertices[:, axis] - place) < _ON_PLANE * voxel
+    return result
+
+
+def planes_of(grid: VoxelGrid, box: BlockBox) -> list[tuple[int, float]]:
+    """Axis and place of the planes between a block and its neighbours, on the grid."""
+    region = grid.region_of(box)
+    planes = []
+    for axis in range(3):
+        if region.first[axis] > 0:
+            planes.append((axis, grid.low[axis] + region.first[axis] * grid.cube_side))
+        if region.end[axis] < grid.shape[axis]:
+            planes.append((axis, grid.low[axis] + region.end[axis] * grid.cube_side))
+    return planes
+
+
+def _with_anchors(mesh: TriangleMesh, edges: np.ndarray) -> tuple[TriangleMesh, np.ndarray]:
+    """Add two triangles at each edge, square to each other.
+
+    Returns:
+        The mesh, and the far corners of the triangles. (2 E, 3)
+    """
+    a = mesh.vertices[edges[:, 0]]
+    b = mesh.vertices[edges[:, 1]]
+    along = b - a
+    length = np.median(np.linalg.norm(along, axis=1))
+    # The axis that an edge follows least, and what is square to both.
+    axes = np.eye(3)[np.abs(along).argmin(axis=1)]
+    first = _unit(np.cross(along, axes))
+    second = _unit(np.cross(along, first))
+    away = np.concatenate([first, second])
+    corners = np.tile((a + b) / 2, (2, 1)) + ANCHOR * length * away
+    numbers = mesh.n_vertices + np.arange(len(corners))
+    both = np.tile(edges, (2, 1))
+    new_faces = np.column_stack([both[:, 1], both[:, 0], numbers])
+    held = TriangleMesh(
+        np.concatenate([mesh.vertices, corners]),
+        np.concatenate([mesh.faces, new_faces]),
+        np.concatenate([mesh.colors, np.zeros((len(corners), 3), np.uint8)]),
+    )
+    return held, corners
+
+
+def _unit(vectors: np.ndarray) -> np.ndarray:
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-30)
+
+
+def _without_anchors(mesh: TriangleMesh, corners: np.ndarray, voxel: float) -> TriangleMesh:
+    """Remove the triangles that reach to the far corners."""
+    distances, _ = cKDTree(corners).query(mesh.vertices)
+    return triangle_mesh.keep_vertices(mesh, distances > _MOVED * voxel)
+
+
+def _with_border_of(
+    mesh: TriangleMesh, border: np.ndarray, small: TriangleMesh, voxel: float
+) -> TriangleMesh | None:
+    """Give a decimated mesh the very border of the one it was; None where some of it is lost."""
+    if small.n_vertices == 0:
+        return None
+    distances, rows = cKDTree(small.vertices).query(mesh.vertices[border])
+    if (distances > _MOVED * voxel).any() or len(np.unique(rows)) < len(rows):
+        return None
+    vertices = small.vertices.copy()
+    vertices[rows] = mesh.vertices[border]
+    return TriangleMesh(vertices, small.faces, small.colors)

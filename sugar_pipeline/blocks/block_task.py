@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One task: a stage of one block, ``python -m sugar_pipeline.blocks.block_task STAGE FOLDER N``.
+
+A task reads and writes files of its plan's folder alone and knows nothing of who started it: this
+machine in turn, or a worker of a cluster. What is finished is not repeated, and what was
+interrupted goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from sugar_utils.console import Console
+from sugar_utils.entrypoint import EXIT_OF_SIGNAL, run_main
+from sugar_utils.errors import UserError
+from sugar_utils.libraries import running_module
+
+STAGES = ("train", "depths", "mesh")
+"""Stages of a block in their order; the last one needs the depths of all blocks."""
+
+PATIENCE = 120.0  # seconds for which a task that is stopped may save its work
+
+
+class BlockTask(NamedTuple):
+    """A stage of one block."""
+
+    stage: str
+    folder: str  # of the plan, an absolute path
+    number: int
+
+    @property
+    def name(self) -> str:
+        """Its name in messages and dashboards."""
+        return f"{self.stage}-block-{self.number:02d}"
+
+    @property
+    def log(self) -> Path:
+        """File of what it prints on a worker."""
+        return Path(self.folder) / f"block_{self.number:02d}" / f"log_{self.stage}.txt"
+
+
+class TaskFailed(UserError):
+    """A task ended with an error, which it has printed."""
+
+    def __init__(self, task: BlockTask, exit_code: int, log: Path | None) -> None:
+        place = "above" if log is None else f"in {log}"
+        super().__init__(
+            f"{task.name} ended with exit code {exit_code}, its reason stands {place}; what is "
+            "finished is kept, the same command goes on"
+        )
+        self.exit_code = exit_code if exit_code > 0 else 1
+
+
+def run_task(task: BlockTask, output: IO[bytes] | None = None) -> None:
+    """Run a task in a process of its own, which ends with this one.
+
+    Args:
+        output: Gets what it prints; None: where this process prints.
+
+    Raises:
+        TaskFailed: It ended with an error.
+        KeyboardInterrupt: It was stopped.
+    """
+    words = [task.stage, task.folder, str(task.number)]
+    module = "sugar_pipeline.blocks.block_task"
+    with running_module(module, words, output, PATIENCE) as process:
+        code = process.wait()
+    if code in EXIT_OF_SIGNAL.values():
+        raise KeyboardInterrupt
+    if code:
+        raise TaskFailed(task, code, None if output is None else task.log)
+
+
+def perform(task: BlockTask) -> None:
+    """Do the work of a task in this process."""
+    from sugar_pipeline.blocks.block_depths import write_depths
+    from sugar_pipeline.blocks.block_meshes import write_block_mesh
+    from sugar_pipeline.blocks.block_plan import PLAN_FILE, read_plan
+    from sugar_pipeline.blocks.joining import write_block_splats
+    from sugar_pipeline.commands import run_full
+    from sugar_pipeline.pipeline_flags import full_parser
+    from sugar_pipeline.plan import full_plan
+    from sugar_utils.settings import with_flags
+
+    folder = Path(task.folder)
+    plan = read_plan(folder)
+    if plan is None or task.number >= len(plan.blocks):
+        raise UserError(
+            f"{folder / PLAN_FILE}: has no block {task.number}; the folder must be seen under the "
+            "same path by all workers"
+        )
+    block = plan.blocks[task.number]
+    args = full_parser(None).parse_args(["--config", str(block.settings)])
+    console = Console(verbose=args.verbose)
+    if task.stage == "train":
+        run_full(args, console)
+        return
+    mesh = full_plan(with_flags(args, stop_after="mesh")).mesh
+    assert mesh is not None, "the plan ends with the mesh"
+    assert mesh.model is not None, "a block has a coarse model"
+    if task.stage == "depths":
+        write_depths(block, plan.margin, mesh, console)
+        write_block_splats(block, mesh.model)
+    else:
+        write_block_mesh(plan, block, mesh, console)
+
+
+def main() -> None:
+    """Perform the task of the command line."""
+    parser = argparse.ArgumentParser(description="Perform a stage of one block.")
+    parser.add_argument("stage", choices=STAGES)
+    parser.add_argument("folder")
+    parser.add_argument("number", type=int)
+    args = parser.parse_args()
+    perform(BlockTask(args.stage, args.folder, args.number))
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

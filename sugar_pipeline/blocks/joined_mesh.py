@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One surface of all blocks, fused region by region.
+
+All regions share one grid of voxels. The corners at the border of two regions get their distances
+from the same views in the same order, hence the same bits, so the surfaces of the regions end in
+the same vertices and can be joined without a seam. In memory are the voxels of one region and one
+view.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sugar_extractors.mesh.depth_views import DepthView
+from sugar_extractors.mesh.fused_distances import BLOCK, FusedDistances
+from sugar_extractors.mesh.marching_cubes import EMPTY_MESH, SparseField, extract_surface
+from sugar_extractors.mesh.tsdf import TsdfConfig
+from sugar_pipeline.blocks.block_depths import StoredView
+from sugar_pipeline.blocks.partition import BlockBox
+from sugar_scene import triangle_mesh
+from sugar_scene.triangle_mesh import TriangleMesh
+from sugar_utils.console import Console
+
+_WELD = 1e-3  # voxels; vertices of two halves that are nearer are one
+_Places = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class VoxelGrid:
+    """The grid of all regions: cubes of ``BLOCK`` voxels along each side."""
+
+    low: tuple[float, float, float]  # corner of cube (0, 0, 0), world units
+    voxel: float  # side of a voxel, world units
+    shape: _Places  # cubes along each axis
+
+    @classmethod
+    def over(cls, bounds: BlockBox, voxel: float) -> VoxelGrid:
+        """Return the grid over a box."""
+        sides = np.subtract(bounds.high, bounds.low) / (voxel * BLOCK)
+        x, y, z = [max(1, math.ceil(side)) for side in sides.tolist()]
+        return cls(bounds.low, voxel, (x, y, z))
+
+    @property
+    def cube_side(self) -> float:
+        """Side of a cube, world units."""
+        return self.voxel * BLOCK
+
+    def region_of(self, box: BlockBox) -> GridRegion:
+        """Return the cubes of a block; those of all blocks fill the grid."""
+        first = []
+        end = []
+        for axis in range(3):
+            ends = []
+            for place in (box.low[axis], box.high[axis]):
+                # Infinite ones are the ends of the grid.
+                cubes = (place - self.low[axis]) / self.cube_side
+                ends.append(round(min(max(cubes, 0), self.shape[axis])))
+            first.append(ends[0])
+            end.append(ends[1])
+        return GridRegion(_places(first), _places(end))
+
+
+@dataclass(frozen=True)
+class GridRegion:
+    """Cubes of a grid between two corners."""
+
+    first: _Places
+    end: _Places  # after the last ones
+
+    @property
+    def shape(self) -> _Places:
+        """Cubes along each axis."""
+        return _places([max(0, b - a) for a, b in zip(self.first, self.end, strict=True)])
+
+    def halves(self) -> tuple[GridRegion, GridRegion]:
+        """Divide the region across its longest side."""
+        axis = int(np.argmax(self.shape))
+        middle = (self.first[axis] + self.end[axis]) // 2
+        end = list(self.end)
+        end[axis] = middle
+        first = list(self.first)
+        first[axis] = middle
+        return GridRegion(self.first, _places(end)), GridRegion(_places(first), self.end)
+
+
+@dataclass(frozen=True)
+class JoinedFusion:
+    """The fusion of stored views on one grid."""
+
+    views: Sequence[StoredView]
+    grid: VoxelGrid
+    config: TsdfConfig
+    device: torch.device
+    console: Console
+
+    def surface(self, region: GridRegion) -> TriangleMesh:
+        """Return the surface in a region; its border is that of its neighbours, to the bit.
+
+        A region with too many voxels is halved.
+        """
+        if 0 in region.shape:
+            return EMPTY_MESH
+        # With the cubes after the last ones, whose lowest corners are the highest of these.
+        reached = self._reached(region)
+        n = int(reached.sum()) * BLOCK**3
+        if n > self.config.max_voxels and max(region.shape) > 1:
+            below, above = region.halves()
+            return welded([self.surface(below), self.surface(above)], _WELD * self.grid.voxel)
+        if n == 0:
+            return EMPTY_MESH
+        mesh = extract_surface(self._field(region, reached, n))
+        return self._within(mesh, region)
+
+    def _views_of(self, region: GridRegion) -> list[StoredView]:
+        """Return the views with a pixel near a region, in their order."""
+        reach = (self.config.truncation + 1) * self.grid.voxel
+        low = np.array(self.grid.low) + np.array(region.first) * self.grid.cube_side - reach
+        # One more cube, see above.
+        high = np.array(self.grid.low) + (np.array(region.end) + 1) * self.grid.cube_side + reach
+        near = []
+        for view in self.views:
+            record = view.record
+            if (np.array(record.low) < high).all() and (np.array(record.high) > low).all():
+                near.append(view)
+        return near
+
+    def _reached(self, region: GridRegion) -> Tensor:
+        """Which cubes of a region, and those after it, the depth of some view reaches. bool"""
+        shape = [n + 1 for n in region.shape]
+        reached = torch.zeros(shape, dtype=torch.bool, device=self.device)
+        for stored in self._views_of(region):
+            self._mark(stored.read(self.device), region, reached)
+        return reached
+
+    def _mark(self, view: DepthView, region: GridRegion, reached: Tensor) -> None:
+        """Mark the cubes that the depth of a view reaches."""
+        reach = self.config.truncation * self.grid.voxel
+        n_steps = math.ceil(4 * reach / self.grid.cube_side) + 1
+        is_known = view.depth.flatten() > 0
+        shape = torch.tensor(reached.shape, device=reached.device)
+        first = torch.tensor(region.first, device=reached.device)
+        for offset in torch.linspace(-reach, reach, n_steps, device="cpu").tolist():
+            points = view.world_points(view.depth + offset)[is_known]
+            cubes = (points - points.new_tensor(self.grid.low)) / self.grid.cube_side
+            cubes = cubes.floor().long() - first
+            is_inside = ((cubes >= 0) & (cubes < shape)).all(dim=1)
+            x, y, z = cubes[is_inside].unbind(1)
+            reached[x, y, z] = True
+
+    def _field(self, region: GridRegion, reached: Tensor, n: int) -> SparseField:
+        """Average the distances of all views at the corners of the cubes that are reached."""
+        voxel = self.grid.voxel
+        means = FusedDistances.empty(n, voxel, self.config.truncation * voxel, self.device)
+        local_cubes = reached.nonzero().int()
+        # Counted from the corner of the grid: the same numbers, and bits, in every region.
+        cubes = local_cubes + torch.tensor(region.first, dtype=torch.int32, device=self.device)
+        views = self._views_of(region)
+        with self.console.progress("fusion", 1, max(1, len(views))) as progress:
+            for done, stored in enumerate(views, start=1):
+                means.add_at_corners(stored.read(self.device), cubes.contiguous(), self.grid.low)
+                progress.update(done, fields={"voxels": f"{n:,}"})
+        numbers = reached.flatten().cumsum(0).int() - 1
+        origin = np.array(self.grid.low) + np.array(region.first) * self.grid.cube_side
+        x, y, z = origin.tolist()
+        return SparseField(
+            origin=(x, y, z),
+            voxel=voxel,
+            table=torch.where(reached, numbers.reshape(reached.shape), -1).int(),
+            distances=means.fused(),
+            weights=means.weights,
+            colors=means.colors,
+        )
+
+    def _within(self, mesh: TriangleMesh, region: GridRegion) -> TriangleMesh:
+        """Return the triangles whose cells belong to a region, not to the cubes after it."""
+        end = np.array(self.grid.low) + np.array(region.end) * self.grid.cube_side
+        middles = mesh.vertices[mesh.faces].mean(axis=1)
+        is_inside = (middles < end).all(axis=1)
+        return triangle_mesh.without_unused_vertices(
+            TriangleMesh(mesh.vertices, mesh.faces[is_inside], mesh.colors)
+        )
+
+
+def voxel_size(views: Sequence[StoredView], config: TsdfConfig) -> float:
+    """Return the side of a voxel: as asked for, or from the size of a pixel on the surface."""
+    if config.tsdf_voxel_size is not None:
+        return config.tsdf_voxel_size
+    pixels = [view.record.pixel for view in views]
+    return config.pixels_per_voxel * float(np.median(pixels))
+
+
+def welded(meshes: Sequence[TriangleMesh], distance: float) -> TriangleMesh:
+    """Join meshes; vertices nearer than about a distance, in world units, become one."""
+    joined = triangle_mesh.merge_meshes(meshes)
+    if joined.n_vertices == 0:
+        return joined
+    places = np.rint(joined.vertices / distance).astype(np.int64)
+    _, first, numbers = np.unique(places, axis=0, return_index=True, return_inverse=True)
+    mesh = TriangleMesh(
+        joined.vertices[first], numbers.reshape(-1)[joined.faces], joined.colors[first]
+    )
+    return triangle_mesh.clean_mesh(mesh)
+
+
+def _places(values: Sequence[int]) -> _Places:
+    x, y, z = values
+    return x, y, z

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The overview: a small model of the whole capture, which says where the pixels of its views lie.
+
+It is trained as the vanilla stage trains, on small copies of the photographs and with a limit on
+the number of Gaussians, so it fits into memory whatever the size of the capture.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.reference_layout import ReferenceCheckpoint, load_reference_checkpoint
+from gaussian_splatting.data.scene import Scene, load_scene_for_checkpoint, whole_pixels
+from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
+from sugar_extractors.mesh.depth_views import Renderer, view_renderer
+from sugar_pipeline.plan import full_plan
+from sugar_trainers.capture import SugarSize
+from sugar_utils.console import Console
+from sugar_utils.settings import with_flags
+from sugar_viewer.live_view import run_watched_stage
+
+LONGEST_SIDE = 400  # pixels of the small photographs
+SMALLER = 2  # times smaller than in training, at least
+ITERATIONS = 3_000
+MAX_GAUSSIANS = 200_000
+MIN_ALPHA = 0.5  # pixels that the Gaussians cover less show nothing
+SAMPLE_STEP = 8  # pixels between the samples that the work is measured by
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The trained overview, and the capture in its world at the size of the training."""
+
+    checkpoint: ReferenceCheckpoint
+    scene: Scene
+    render: Renderer
+
+    def pixel_places(self, camera: Camera) -> np.ndarray:
+        """Places that the pixels of a small view show. (h, w, 3) world units, NaN where unknown"""
+        with torch.no_grad():
+            view = self.render(small(camera))
+            points = view.world_points(view.depth)
+            points = torch.where(view.depth.reshape(-1, 1) > 0, points, torch.nan)
+        return points.reshape(*view.depth.shape, 3).cpu().numpy().astype(np.float64)
+
+    def sampled_places(self) -> Iterator[np.ndarray]:
+        """Places that some pixels of each view show, evenly spread. (P, 3) world units each"""
+        for camera in self.scene.train_cameras:
+            places = self.pixel_places(camera)
+            sample = places[SAMPLE_STEP // 2 :: SAMPLE_STEP, SAMPLE_STEP // 2 :: SAMPLE_STEP]
+            sample = sample.reshape(-1, 3)
+            yield sample[np.isfinite(sample).all(axis=1)]
+
+
+@dataclass(frozen=True)
+class SmallSize:
+    """The size of the overview's photographs: much smaller than those of the training."""
+
+    training: SugarSize
+
+    def target(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height in pixels for a file of the given size."""
+        training_width, training_height = self.training.target(width, height)
+        share = _small_share(max(training_width, training_height))
+        return whole_pixels(training_width * share, training_height * share)
+
+
+def _small_share(longest_side: int) -> float:
+    """Share of the size of the training, given its longest side in pixels."""
+    return min(LONGEST_SIDE / longest_side, 1 / SMALLER)
+
+
+def small(camera: Camera) -> Camera:
+    """The view at the size of the overview."""
+    return camera.scaled(_small_share(max(camera.width, camera.height)))
+
+
+def train_overview(args: argparse.Namespace, folder: Path, console: Console) -> Overview:
+    """Train the overview of a capture, unless it is there.
+
+    Args:
+        args: Flags of the whole run.
+        folder: Of the overview, like a checkpoint of 3DGS.
+    """
+    whole = full_plan(args).coarse
+    options = overview_options(args, folder)
+    ply_path = run_watched_stage(options, console=console)
+    checkpoint = load_reference_checkpoint(folder, options.config.iterations, console.info)
+    scene = load_scene_for_checkpoint(
+        options.source_path,
+        checkpoint,
+        size_rule=whole.size,
+        images_dir=options.images,
+        eval_split=options.eval,
+        white_background=options.config.white_background,
+        seed=options.config.random_seed,
+        masks=options.mask_options,
+        view_options=options.view_options,
+        notify=console.info,
+    )
+    console.info(f"overview: {ply_path}")
+    cloud = checkpoint.read_cloud(console.info).to(options.compute.device)
+    return Overview(checkpoint, scene, view_renderer(cloud, MIN_ALPHA))
+
+
+def overview_options(args: argparse.Namespace, folder: Path) -> VanillaOptions:
+    """Options of the run that trains the overview."""
+    limit = min(args.max_gaussians or MAX_GAUSSIANS, MAX_GAUSSIANS)
+    short_args = with_flags(
+        args,
+        vanilla_iterations=ITERATIONS,
+        max_gaussians=limit,
+        gs_output_dir=None,
+        resume="auto",
+    )
+    plan = full_plan(short_args)
+    assert plan.vanilla is not None, "no checkpoint is given, so one is trained"
+    return replace(plan.vanilla, model_path=folder, size=SmallSize(plan.coarse.size))

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cutting space into blocks that take about the same work.
+
+A block is a box between planes that are square to the axes of the world; boxes at the outside have
+no end there. Space is halved again and again, across its longest side, at the place of the least
+work among those that divide it well: a cut through the middle of a house costs more than one along
+a street.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+SLACK = 0.1  # of the work, by which a cut may lie off the place that divides it as asked
+MARGIN = 0.15  # of the shortest finite side, by which a block reaches into its neighbours
+_N_BINS = 48  # places that are compared for a cut
+_SMOOTHING = 2  # bins on either side that count for the work at a place
+_SPREAD = 0.01  # of the work at either end that does not count for the length of a side
+_Corner = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class BlockBox:
+    """The space that belongs to one block; infinite where no other block follows."""
+
+    low: _Corner
+    high: _Corner
+
+    def contains(self, points: np.ndarray, margin: float = 0.0) -> np.ndarray:
+        """Whether points lie in the box, grown by a margin on all sides. (P, 3) -> (P,) bool"""
+        low = np.array(self.low) - margin
+        high = np.array(self.high) + margin
+        return ((points >= low) & (points < high)).all(axis=-1)
+
+    def depth_inside(self, points: np.ndarray) -> np.ndarray:
+        """Distance of points to the nearest side, negative outside. (P, 3) -> (P,)"""
+        to_low = points - np.array(self.low)
+        to_high = np.array(self.high) - points
+        return np.minimum(to_low, to_high).min(axis=-1)
+
+    def halves(self, axis: int, place: float) -> tuple[BlockBox, BlockBox]:
+        """The parts below and above a plane."""
+        high = list(self.high)
+        high[axis] = place
+        low = list(self.low)
+        low[axis] = place
+        return BlockBox(self.low, _corner(high)), BlockBox(_corner(low), self.high)
+
+
+EVERYWHERE = BlockBox((-math.inf,) * 3, (math.inf,) * 3)
+
+
+def cut_space(points: np.ndarray, work: np.ndarray, n: int) -> list[BlockBox]:
+    """Cut space into boxes of about equal work.
+
+    Args:
+        points: Places of the work, (P, 3) world units.
+        work: At each place. (P,)
+        n: Number of boxes.
+
+    Raises:
+        ValueError: There are fewer places than boxes.
+    """
+    if len(points) < n:
+        raise ValueError(f"{len(points)} places cannot be divided among {n} boxes")
+    return _cut(EVERYWHERE, points, work, n)
+
+
+def margin_of(boxes: Sequence[BlockBox], points: np.ndarray) -> float:
+    """Length by which boxes reach into each other, world units: a share of the shortest side.
+
+    Args:
+        points: Places of the work, which end the boxes that have no end. (P, 3)
+    """
+    if len(boxes) == 1:
+        return 0.0
+    low, high = np.quantile(points, (_SPREAD, 1 - _SPREAD), axis=0)
+    shortest = math.inf
+    for box in boxes:
+        for axis in range(3):
+            ends = (box.low[axis], box.high[axis])
+            if all(math.isinf(end) for end in ends):
+                # Nothing is cut across this axis.
+                continue
+            side = min(ends[1], high[axis]) - max(ends[0], low[axis])
+            shortest = min(shortest, side)
+    return MARGIN * max(shortest, 0.0)
+
+
+def _cut(box: BlockBox, points: np.ndarray, work: np.ndarray, n: int) -> list[BlockBox]:
+    if n == 1:
+        return [box]
+    axis = _longest_axis(points, work)
+    n_below = n // 2
+    place = _place(points[:, axis], work, n_below / n)
+    below, above = box.halves(axis, place)
+    is_below = points[:, axis] < place
+    parts = []
+    for half, mask, count in ((below, is_below, n_below), (above, ~is_below, n - n_below)):
+        if mask.sum() < count:
+            raise ValueError(f"{len(points)} places lie too close together for {n} boxes")
+        parts += _cut(half, points[mask], work[mask], count)
+    return parts
+
+
+def _longest_axis(points: np.ndarray, work: np.ndarray) -> int:
+    lengths = []
+    for axis in range(3):
+        low, high = _quantiles(points[:, axis], work, (_SPREAD, 1 - _SPREAD))
+        lengths.append(high - low)
+    return int(np.argmax(lengths))
+
+
+def _place(values: np.ndarray, work: np.ndarray, share: float) -> float:
+    """Coordinate of a plane below which about a share of the work lies, where little is done."""
+    slack = SLACK * min(share, 1 - share) * 2
+    low, middle, high = _quantiles(values, work, (share - slack, share, share + slack))
+    if not low < high:
+        return _between(values, middle)
+    edges = np.linspace(low, high, _N_BINS + 1)
+    in_bins = np.histogram(values, edges, weights=work)[0]
+    window = np.ones(2 * _SMOOTHING + 1)
+    around = np.convolve(in_bins, window, mode="same") / np.convolve(
+        np.ones(_N_BINS), window, mode="same"
+    )
+    least = int(np.argmin(around))
+    return _between(values, (edges[least] + edges[least + 1]) / 2)
+
+
+def _between(values: np.ndarray, place: float) -> float:
+    """The place, moved so that values lie on both sides of it where they differ at all."""
+    smallest = float(values.min())
+    largest = float(values.max())
+    if smallest < place <= largest:
+        return place
+    return (smallest + largest) / 2
+
+
+def _quantiles(values: np.ndarray, work: np.ndarray, shares: Sequence[float]) -> list[float]:
+    order = np.argsort(values, kind="stable")
+    sums = np.cumsum(work[order])
+    rows = np.searchsorted(sums, np.array(shares) * sums[-1])
+    return values[order[np.clip(rows, 0, len(order) - 1)]].tolist()
+
+
+def _corner(values: Sequence[float]) -> _Corner:
+    x, y, z = values
+    return x, y, z

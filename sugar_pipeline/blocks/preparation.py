@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a capture to the folders of its blocks."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from gaussian_splatting.data.cameras import middle_of
+from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.engine.run_identity import scene_inputs
+from sugar_pipeline.blocks import block_scenes
+from sugar_pipeline.blocks.block_plan import (
+    PLAN_FILE,
+    Block,
+    BlockPlan,
+    block_folder,
+    identity_of,
+    read_plan,
+)
+from sugar_pipeline.blocks.block_scenes import CutOut
+from sugar_pipeline.blocks.overview import Overview, train_overview
+from sugar_pipeline.blocks.partition import BlockBox, cut_space, margin_of
+from sugar_pipeline.blocks.tracks import CapturePoints, read_capture_points
+from sugar_utils.console import Console
+from sugar_utils.errors import UserError
+from sugar_utils.files import check_writable, file_digest, in_parallel
+from sugar_utils.settings import write_settings
+
+MIN_VIEWS = 3  # of a block
+MIN_VISITS = 20  # of each photograph in the steps of a stage, if the whole capture has as many
+FARTHEST = 4.0  # of the meshed space from the middle of the cameras, in camera extents
+_ENDS = 0.002  # of the places at either end that do not count for the meshed space
+_ROOM = 0.05  # of its sides that are added to it
+_AT_ONCE = 64  # photographs that are written by several threads
+_OF_WHOLE = (
+    "blocks",
+    "cluster",
+    "scene_path",
+    "all_scene_path",
+    "checkpoint_path",
+    "output_dir",
+    "stop_after",
+    "eval",
+    "images",
+    "img_resolution",
+    "img_size_limit",
+    "resolution_factor",
+    "schedule_scale",
+    "masks",
+    "mask_mode",
+    "min_observations",
+    "keep_views",
+    "refine_poses",
+)
+"""Flags that are answered for the whole capture and have other values in its blocks."""
+
+
+def prepare_blocks(
+    args: argparse.Namespace,
+    given: Mapping[str, object],
+    folder: Path,
+    n: int,
+    console: Console,
+) -> BlockPlan:
+    """Train the overview, cut the capture, and write the blocks' folders, unless they are there.
+
+    Args:
+        args: Flags of the whole run.
+        given: Those that are not the defaults.
+        folder: Of the blocks.
+        n: Number of blocks.
+
+    Raises:
+        UserError: There are too few photographs or points.
+    """
+    console.headline("overview of the capture")
+    overview = train_overview(args, folder / "overview", console)
+    scene = overview.scene
+    _require_views(scene, n)
+    identity = _identity(overview, n)
+    plan = read_plan(folder)
+    if plan is not None and identity_of(folder) == identity:
+        console.info(f"the {n} blocks are there: {folder}")
+    else:
+        check_writable(folder)
+        plan = _cut(overview, folder, n, identity, console)
+    for block in plan.blocks:
+        flags = block_flags(args, given, block, len(scene.train_cameras))
+        write_settings(block.folder, flags)
+    return plan
+
+
+def block_flags(
+    args: argparse.Namespace, given: Mapping[str, object], block: Block, n_views: int
+) -> dict[str, object]:
+    """Return the flags of a block's training.
+
+    It takes as many steps for each of its photographs as the training of the whole capture would,
+    and at least ``MIN_VISITS``, or all steps where those are fewer.
+
+    Args:
+        n_views: Training views of the whole capture.
+    """
+    flags = {name: value for name, value in given.items() if name not in _OF_WHOLE}
+    share = block.n_views / n_views
+    visited = MIN_VISITS * block.n_views / (args.vanilla_iterations * args.schedule_scale)
+    steps = min(1.0, max(share, visited))
+    flags.update(
+        scene_path=str(block.scene),
+        output_dir=str(block.results),
+        regularization_type=args.regularization_type,
+        stop_after="coarse",
+        eval=False,
+        resolution_factor=1.0,
+        schedule_scale=round(args.schedule_scale * steps, 4),
+        mask_mode="ignore",
+        min_observations=0,
+        keep_views=["all"],
+        blocks=1,
+    )
+    return flags
+
+
+def _identity(overview: Overview, n: int) -> dict[str, object]:
+    """What the blocks are made from."""
+    return {
+        "blocks": n,
+        "overview": file_digest(overview.checkpoint.ply_path),
+        "sizes": sorted({(c.width, c.height) for c in overview.scene.train_cameras}),
+        **scene_inputs(overview.scene),
+    }
+
+
+def _require_views(scene: Scene, n: int) -> None:
+    n_views = len(scene.train_cameras)
+    if n * MIN_VIEWS > n_views:
+        raise UserError(
+            f"--blocks {n}: {scene.root} has {n_views} photographs to train on, and a block needs "
+            f"{MIN_VIEWS}; use at most {max(1, n_views // MIN_VIEWS)} blocks"
+        )
+
+
+def _cut(
+    overview: Overview, folder: Path, n: int, identity: dict[str, object], console: Console
+) -> BlockPlan:
+    """Cut the capture and write the scenes of its blocks; the plan is written last."""
+    scene = overview.scene
+    places = np.concatenate(list(overview.sampled_places()))
+    try:
+        boxes = cut_space(places, np.ones(len(places)), n)
+    except ValueError as error:
+        raise UserError(f"--blocks {n}: {error}; use fewer") from error
+    margin = margin_of(boxes, places)
+    (folder / PLAN_FILE).unlink(missing_ok=True)
+    for number in range(n):
+        shutil.rmtree(block_folder(folder, number) / "scene", ignore_errors=True)
+    cuts = _write_photographs(overview, folder, boxes, margin, console)
+    points = read_capture_points(scene.root, scene)
+    blocks = []
+    for number, (box, of_block) in enumerate(zip(boxes, cuts, strict=True)):
+        block = Block(number, block_folder(folder, number), box, len(of_block))
+        if len(of_block) < MIN_VIEWS:
+            raise UserError(
+                f"--blocks {n}: only {len(of_block)} photographs show block {number}; use fewer"
+            )
+        _write_model(block, of_block, points, margin, scene)
+        blocks.append(block)
+        n_whole = sum(cut.share for cut in of_block)
+        console.info(
+            f"block {number}: {len(of_block)} photographs, as many pixels as {n_whole:.0f} whole"
+        )
+    plan = BlockPlan(folder, tuple(blocks), margin, _bounds(places, scene))
+    plan.write(identity)
+    return plan
+
+
+def _write_photographs(
+    overview: Overview, folder: Path, boxes: Sequence[BlockBox], margin: float, console: Console
+) -> list[list[CutOut]]:
+    """Write the rectangles of all photographs; return those of each block."""
+    cuts: list[list[CutOut]] = [[] for _ in boxes]
+    cameras = overview.scene.train_cameras
+    white = overview.scene.white_background
+    with console.progress("photographs", 1, len(cameras)) as progress:
+        for first in range(0, len(cameras), _AT_ONCE):
+            jobs = []
+            for camera in cameras[first : first + _AT_ONCE]:
+                places = overview.pixel_places(camera)
+                targets = []
+                for number, box in enumerate(boxes):
+                    cut = block_scenes.cut_out(camera, places, box, margin)
+                    if cut is not None:
+                        cuts[number].append(replace(cut, counts=None))
+                        targets.append((block_folder(folder, number) / "scene", cut))
+                jobs.append((targets, camera))
+            in_parallel(lambda job: block_scenes.write_photograph(*job, white), jobs)
+            progress.update(min(first + _AT_ONCE, len(cameras)))
+    return cuts
+
+
+def _write_model(
+    block: Block, cuts: Sequence[CutOut], points: CapturePoints, margin: float, scene: Scene
+) -> None:
+    is_inside = block.box.contains(points.positions, margin)
+    block_scenes.write_block_model(block.scene, cuts, points, is_inside, scene.offset)
+
+
+def _bounds(places: np.ndarray, scene: Scene) -> BlockBox:
+    """The space that is meshed: where the places are, but not endlessly far."""
+    low, high = np.quantile(places, (_ENDS, 1 - _ENDS), axis=0)
+    room = _ROOM * (high - low)
+    middle = middle_of(scene.train_cameras)
+    reach = FARTHEST * scene.extent
+    low = np.maximum(low - room, middle - reach)
+    high = np.minimum(high + room, middle + reach)
+    low_corner = low.tolist()
+    high_corner = high.tolist()
+    return BlockBox(tuple(low_corner), tuple(high_corner))

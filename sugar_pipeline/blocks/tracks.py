@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All points of a capture with their tracks, for the COLMAP models of its blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.colmap import find_model, read_reconstruction
+from gaussian_splatting.data.colmap_writing import TrackedPoints, ViewTracks
+from gaussian_splatting.data.scene import Scene
+
+_NO_ROWS = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True)
+class CapturePoints:
+    """The points of a capture, and which views observe them."""
+
+    positions: np.ndarray  # (P, 3) float64 world units of the scene
+    colors: np.ndarray  # (P, 3) uint8
+    rows: Mapping[str, np.ndarray]  # of the points that a view observes, by its name, (n,)
+
+    def within(self, is_inside: np.ndarray, cameras: list[Camera]) -> TrackedPoints:
+        """Return some of the points, with their tracks in some views.
+
+        Keypoints are where the cameras project the points: what a view observes is on its image.
+
+        Args:
+            is_inside: The points. (P,) bool
+            cameras: The views, whose images may be parts of the photographs.
+        """
+        numbers = np.cumsum(is_inside) - 1
+        views = []
+        for camera in cameras:
+            rows = self.rows.get(camera.name, _NO_ROWS)
+            rows = rows[is_inside[rows]]
+            pixels = projected(self.positions[rows], camera)
+            is_shown = ((pixels >= 0) & (pixels < (camera.width, camera.height))).all(axis=1)
+            views.append(ViewTracks(numbers[rows[is_shown]], pixels[is_shown]))
+        return TrackedPoints(self.positions[is_inside], self.colors[is_inside], views)
+
+
+def projected(points: np.ndarray, camera: Camera) -> np.ndarray:
+    """Return the pixels of points; negative behind the camera. (n, 3) -> (n, 2)"""
+    view = points @ camera.rotation.T + camera.translation
+    depth = view[:, 2:]
+    is_before = depth > 0
+    plane = view[:, :2] / np.where(is_before, depth, 1.0)
+    pixels = plane * (camera.fx, camera.fy) + (camera.cx, camera.cy)
+    return np.where(is_before, pixels, -1.0)
+
+
+def read_capture_points(root: Path, scene: Scene) -> CapturePoints:
+    """Read the points of a scene folder; without a COLMAP model they have no tracks."""
+    model = find_model(root)
+    if model is None:
+        return CapturePoints(scene.points.astype(np.float64), scene.points_rgb, {})
+    reconstruction = read_reconstruction(model)
+    numbers = np.array(sorted(reconstruction.points3D), dtype=np.uint64)
+    points = [reconstruction.points3D[number] for number in numbers.tolist()]
+    rows = {}
+    for image_id in reconstruction.reg_image_ids():
+        image = reconstruction.images[image_id]
+        observed = [point.point3D_id for point in image.get_observation_points2D()]
+        observed_numbers = np.unique(np.array(observed, dtype=np.uint64))
+        # Points of a damaged model may be missing.
+        present = observed_numbers[np.isin(observed_numbers, numbers)]
+        rows[image.name] = np.searchsorted(numbers, present)
+    positions = np.array([point.xyz for point in points], np.float64).reshape(-1, 3)
+    colors = np.array([point.color for point in points], np.uint8).reshape(-1, 3)
+    return CapturePoints(positions - scene.offset, colors, rows)

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks of a capture: where space is cut, what a block gets to see, and one surface of all."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from sugar_extractors.mesh.meshing_backends import choose_backend
+from sugar_extractors.mesh.tsdf import TsdfConfig
+from sugar_pipeline.blocks import block_depths, block_meshes
+from sugar_pipeline.blocks.block_depths import StoredView, border_weights
+from sugar_pipeline.blocks.block_plan import Block, BlockPlan, identity_of, read_plan
+from sugar_pipeline.blocks.block_scenes import cut_out, write_cut_out
+from sugar_pipeline.blocks.joined_mesh import JoinedFusion, VoxelGrid, welded
+from sugar_pipeline.blocks.partition import EVERYWHERE, BlockBox, cut_space, margin_of
+from sugar_scene import triangle_mesh
+from sugar_scene.triangle_mesh import TriangleMesh
+from sugar_utils.console import Console
+from tests.support.mesh_scenes import cameras_around
+from tests.test_depth_fusion import RADIUS, ellipsoid_view
+
+CPU = torch.device("cpu")
+INFINITY = math.inf
+
+
+def two_halves(tmp_path, place=0.1) -> tuple[Block, Block]:
+    below, above = EVERYWHERE.halves(0, place)
+    return (
+        Block(0, tmp_path / "block_00", below, 4),
+        Block(1, tmp_path / "block_01", above, 4),
+    )
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 9])
+def test_boxes_divide_the_work_and_every_place_has_one(n):
+    rng = np.random.default_rng(n)
+    points = rng.uniform(-1, 1, (4000, 3)) * [3, 2, 0.1]
+    work = rng.uniform(0.5, 1.5, len(points))
+    boxes = cut_space(points, work, n)
+    owners = np.stack([box.contains(points) for box in boxes])
+    assert (owners.sum(axis=0) == 1).all()
+    shares = owners @ work / work.sum()
+    assert shares.min() > 0.6 / n
+    assert shares.max() < 1.5 / n
+
+
+def test_a_cut_goes_through_the_street_and_not_through_a_house():
+    rng = np.random.default_rng(0)
+    left = rng.uniform(-1.0, -0.08, 5000)
+    right = rng.uniform(0.05, 1.1, 5000)
+    x = np.concatenate([left, right])
+    points = np.stack([x, 0.1 * rng.uniform(size=len(x)), 0 * x], axis=1)
+    below, above = cut_space(points, np.ones(len(x)), 2)
+    assert below.high[0] == above.low[0]
+    assert -0.08 <= below.high[0] <= 0.05
+
+
+def test_places_that_cannot_be_divided_are_refused():
+    with pytest.raises(ValueError, match="3 places"):
+        cut_space(np.zeros((3, 3)), np.ones(3), 4)
+    with pytest.raises(ValueError, match="too close"):
+        cut_space(np.zeros((9, 3)), np.ones(9), 3)
+
+
+def test_margins_are_a_share_of_the_shortest_side_that_was_cut():
+    points = np.random.default_rng(1).uniform(0, 1, (5000, 3)) * [4, 1, 0.2]
+    boxes = [*BlockBox((-INFINITY,) * 3, (INFINITY,) * 3).halves(0, 1.0)]
+    assert margin_of(boxes, points) == pytest.approx(0.15 * 0.96, rel=0.02)
+    assert margin_of([EVERYWHERE], points) == 0
+
+
+def test_weights_of_two_blocks_sum_up_to_one(tmp_path):
+    first, second = two_halves(tmp_path)
+    points = np.random.default_rng(2).uniform(-1, 1, (500, 3))
+    weights = border_weights(first, points, 0.3)
+    assert np.allclose(weights + border_weights(second, points, 0.3), 1)
+    assert weights[points[:, 0] < -0.2].min() == 1
+    assert weights[points[:, 0] > 0.4].max() == 0
+
+
+def test_a_plan_is_read_back(tmp_path):
+    blocks = two_halves(tmp_path)
+    plan = BlockPlan(tmp_path, blocks, 0.25, BlockBox((-1.0, -2.0, -3.0), (1.0, 2.0, 3.0)))
+    assert read_plan(tmp_path) is None
+    plan.write({"blocks": 2})
+    assert read_plan(tmp_path) == plan
+    assert identity_of(tmp_path) == {"blocks": 2}
+
+
+def test_a_block_gets_the_rectangle_that_shows_it_and_its_camera(tmp_path):
+    camera = cameras_around(1)[0]
+    height, width = camera.height // 2, camera.width // 2
+    places = np.full((height, width, 3), np.nan)
+    places[10:20, 30:44] = 0.0
+    box = BlockBox((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
+    cut = cut_out(camera, places, box, 0.0)
+    assert cut is not None
+    taken = cut.cut_camera()
+    assert (cut.left, cut.top) == (2 * 28 - 8, 2 * 8 - 8)
+    assert (taken.width, taken.height) == (cut.right - cut.left, cut.bottom - cut.top)
+    # The same ray ends in the same pixel of the photograph.
+    assert taken.cx == camera.cx - cut.left
+    assert taken.cy == camera.cy - cut.top
+
+    photograph = np.random.default_rng(0).integers(
+        0, 255, (camera.height, camera.width, 3), dtype=np.uint8
+    )
+    write_cut_out(tmp_path, cut, photograph)
+    mask = np.asarray(Image.open(tmp_path / "masks" / f"{cut.name}.png"))
+    assert mask.shape == (taken.height, taken.width)
+    # Grown by two small pixels on every side, but for three in each corner.
+    assert (mask == 255).sum() == 4 * (14 * 18 - 4 * 3)
+    assert Image.open(tmp_path / "images" / cut.name).size == (taken.width, taken.height)
+
+
+def test_a_photograph_that_hardly_shows_a_block_is_none_of_its_photographs():
+    camera = cameras_around(1)[0]
+    places = np.full((40, 40, 3), np.nan)
+    places[:4, :4] = 0.0
+    assert cut_out(camera, places, EVERYWHERE, 0.0) is None
+
+
+def stored(tmp_path, cameras, blocks, margin) -> list[StoredView]:
+    """Exact depth of a sphere, written as each block writes it."""
+    views = []
+    for block in blocks:
+        block.depths.mkdir(parents=True)
+        for number, camera in enumerate(cameras):
+            name = f"{number:05d}.npz"
+            record = block_depths._write_view(block, margin, ellipsoid_view, camera, name)
+            if record is not None:
+                views.append(StoredView(block.depths / name, record))
+    return views
+
+
+def test_a_stored_view_is_read_back_within_its_steps(tmp_path):
+    camera = cameras_around(1)[0]
+    block = Block(0, tmp_path / "block_00", EVERYWHERE, 1)
+    (view,) = stored(tmp_path, [camera], [block], 0.0)
+    read = view.read(CPU)
+    exact = ellipsoid_view(camera)
+    is_known = exact.depth > 0
+    assert ((read.depth > 0) == is_known).all()
+    assert (read.depth - exact.depth).abs()[is_known].max() < 1e-4
+    assert torch.allclose(read.weight[is_known], exact.weight[is_known])
+    assert read.camera.fx == camera.fx
+    assert np.array_equal(read.camera.rotation, camera.rotation)
+    side = float(exact.depth[is_known].median()) / math.sqrt(camera.fx * camera.fy)
+    assert view.record.pixel == pytest.approx(side, rel=1e-3)
+
+
+@pytest.fixture(scope="module")
+def sphere_of_two_blocks(tmp_path_factory):
+    """A sphere, fused in two regions and in one, of the depths of two blocks."""
+    folder = tmp_path_factory.mktemp("sphere")
+    blocks = two_halves(folder)
+    views = stored(folder, cameras_around(14), blocks, 0.2)
+    grid = VoxelGrid.over(BlockBox((-1.2,) * 3, (1.2,) * 3), 0.04)
+    fusion = JoinedFusion(views, grid, TsdfConfig(), CPU, Console.silent())
+    parts = [fusion.surface(grid.region_of(block.box)) for block in blocks]
+    whole = fusion.surface(grid.region_of(EVERYWHERE))
+    return blocks, grid, fusion, parts, whole
+
+
+def test_two_regions_end_in_the_same_vertices(sphere_of_two_blocks):
+    _, grid, _, parts, whole = sphere_of_two_blocks
+    joined = welded(parts, 1e-6)
+    assert joined.n_vertices == whole.n_vertices
+    assert joined.n_faces == whole.n_faces == sum(part.n_faces for part in parts)
+    order = np.lexsort(joined.vertices.round(9).T)
+    whole_order = np.lexsort(whole.vertices.round(9).T)
+    assert np.abs(joined.vertices[order] - whole.vertices[whole_order]).max() < 1e-12
+    assert triangle_mesh.topology(joined).open_edge_share == 0
+    radii = np.linalg.norm(joined.vertices, axis=1)
+    assert np.abs(radii - RADIUS).mean() < 0.2 * grid.voxel
+
+
+def test_a_region_with_too_many_voxels_is_halved_without_a_trace(sphere_of_two_blocks):
+    _, grid, fusion, _, whole = sphere_of_two_blocks
+    small = replace(fusion, config=TsdfConfig(max_voxels=40_000))
+    mesh = small.surface(grid.region_of(EVERYWHERE))
+    assert mesh.n_faces == whole.n_faces
+    assert triangle_mesh.topology(mesh).open_edge_share == 0
+
+
+@pytest.mark.parametrize(("backend", "most"), [("open3d", 900), ("pycolmap", 3600)])
+def test_decimated_parts_still_fit(sphere_of_two_blocks, backend, most):
+    """Where a backend loses a vertex of the border, more triangles are left to it."""
+    if backend == "open3d":
+        pytest.importorskip("open3d")
+    blocks, grid, _, parts, _ = sphere_of_two_blocks
+    decimate = choose_backend(backend).decimate
+    small = []
+    for block, part in zip(blocks, parts, strict=True):
+        planes = block_meshes.planes_of(grid, block.box)
+        part = block_meshes.snapped(part, planes, grid)
+        small.append(block_meshes.decimated(part, 900, planes, grid.voxel, decimate))
+        assert small[-1].n_faces <= most
+    joined = welded(small, 1e-6)
+    assert triangle_mesh.topology(joined).open_edge_share == 0
+    assert triangle_mesh.topology(joined).components == 1
+
+
+def test_what_goes_on_in_the_next_region_is_neither_removed_nor_closed():
+    square = np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0.0]])
+    faces = np.array([[0, 1, 2], [0, 2, 3]])
+    vertices = np.concatenate([square, square + [5, 0, 0]])
+    colors = np.zeros((8, 3), np.uint8)
+    mesh = TriangleMesh(vertices, np.concatenate([faces, faces + 4]), colors)
+    cleaned = block_meshes.cleaned(mesh, [(0, 6.0)], 0.1, min_component=3, longest_hole=0)
+    assert cleaned.n_faces == 2
+    assert cleaned.vertices[:, 0].min() == 5
+    filled = block_meshes.cleaned(mesh, [(0, 6.0)], 0.1, min_component=1, longest_hole=8)
+    # The border of the first square is closed, that of the other one ends at the plane.
+    assert filled.n_faces == 4 + 4
