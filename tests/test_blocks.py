@@ -189,9 +189,9 @@ def test_a_region_with_too_many_voxels_is_halved_without_a_trace(sphere_of_two_b
     assert triangle_mesh.topology(mesh).open_edge_share == 0
 
 
-@pytest.mark.parametrize(("backend", "most"), [("open3d", 900), ("pycolmap", 3600)])
-def test_decimated_parts_still_fit(sphere_of_two_blocks, backend, most):
-    """Where a backend loses a vertex of the border, more triangles are left to it."""
+@pytest.mark.parametrize(("backend", "open_share"), [("open3d", 0.0), ("pycolmap", 0.002)])
+def test_decimated_parts_still_fit(sphere_of_two_blocks, backend, open_share):
+    """pycolmap may turn a triangle over, which is then removed."""
     if backend == "open3d":
         pytest.importorskip("open3d")
     blocks, grid, _, parts, _ = sphere_of_two_blocks
@@ -201,10 +201,28 @@ def test_decimated_parts_still_fit(sphere_of_two_blocks, backend, most):
         planes = block_meshes.planes_of(grid, block.box)
         part = block_meshes.snapped(part, planes, grid)
         small.append(block_meshes.decimated(part, 900, planes, grid.voxel, decimate))
-        assert small[-1].n_faces <= most
+        assert small[-1].n_faces <= 1000
     joined = welded(small, 1e-6)
-    assert triangle_mesh.topology(joined).open_edge_share == 0
+    assert triangle_mesh.topology(joined).open_edge_share <= open_share
     assert triangle_mesh.topology(joined).components == 1
+
+
+def test_a_splinter_on_the_border_stays(sphere_of_two_blocks):
+    """Decimation removes it first; around it, nothing is decimated in another try."""
+    pytest.importorskip("open3d")
+    blocks, grid, _, parts, _ = sphere_of_two_blocks
+    planes = block_meshes.planes_of(grid, blocks[0].box)
+    axis, place = planes[0]
+    size = 0.3 * grid.voxel
+    corners = np.array([[place, 1.1, 1.1], [place, 1.1 + size, 1.1], [place - size, 1.1, 1.1]])
+    colors = np.zeros((3, 3), np.uint8)
+    splinter = TriangleMesh(corners, np.array([[0, 1, 2]]), colors)
+    part = triangle_mesh.merge_meshes([block_meshes.snapped(parts[0], planes, grid), splinter])
+    decimate = choose_backend("open3d").decimate
+    small = block_meshes.decimated(part, 900, planes, grid.voxel, decimate)
+    assert small.n_faces <= 1000
+    for corner in corners[:2]:
+        assert (np.abs(small.vertices - corner).max(axis=1) == 0).any()
 
 
 def test_what_goes_on_in_the_next_region_is_neither_removed_nor_closed():

@@ -103,7 +103,7 @@ def training_bytes(n: int, width: int, height: int, optimizer: OptimizerConfig) 
 
 def _surely_fits(args: argparse.Namespace, options: CoarseOptions, budget: int) -> bool:
     """Whether a capture of so many photographs fits whatever their size; nothing is read."""
-    n_photographs = _n_photographs(args)
+    n_photographs = count_photographs(args)
     if n_photographs is None:
         return False
     side = options.size.img_size_limit
@@ -111,7 +111,7 @@ def _surely_fits(args: argparse.Namespace, options: CoarseOptions, budget: int) 
     return training_bytes(n_gaussians, side, side, options.config.optimizer) <= budget
 
 
-def _n_photographs(args: argparse.Namespace) -> int | None:
+def count_photographs(args: argparse.Namespace) -> int | None:
     """Number of the photographs of a capture; None where they have to be read to be counted."""
     model = find_model(scene_root(args.scene_path))
     if model is not None:

@@ -10,7 +10,8 @@ from scipy.spatial import cKDTree
 
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh.meshing_backends import choose_backend
-from sugar_pipeline.blocks.block_depths import stored_views
+from sugar_extractors.results import note_path
+from sugar_pipeline.blocks.block_depths import INDEX_FILE, stored_views
 from sugar_pipeline.blocks.block_plan import Block, BlockPlan
 from sugar_pipeline.blocks.joined_mesh import JoinedFusion, VoxelGrid, voxel_size
 from sugar_pipeline.blocks.partition import BlockBox
@@ -18,12 +19,14 @@ from sugar_scene import triangle_mesh
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
-from sugar_utils.files import atomic_path
+from sugar_utils.files import file_digest, json_values, read_json, write_json_atomic
 
 ANCHOR = 3.0  # length of the triangles that hold a border while a mesh is decimated, in edges
 _ON_PLANE = 1e-3  # voxels, by which a vertex of the border may lie beside its plane
 _MOVED = 0.05  # the same, by which decimation may move it
 _SNAP = 0.15  # the same, by which it moves to a corner of the grid: no edge there is much shorter
+_TRIES = 6
+_RINGS = 2  # of triangles around a vertex that was lost
 Decimate = Callable[[TriangleMesh, int], TriangleMesh]
 
 
@@ -33,6 +36,10 @@ def write_block_mesh(plan: BlockPlan, block: Block, options: MeshOptions, consol
     Args:
         options: Of the mesh of the block's coarse model.
     """
+    identity = _identity(plan, options)
+    if _is_finished(block, identity):
+        console.headline(f"exists already: {block.mesh}")
+        return
     views = stored_views(plan.blocks)
     if not views:
         raise UserError(f"{plan.folder}: no view of any block has a depth; train the blocks longer")
@@ -49,8 +56,21 @@ def write_block_mesh(plan: BlockPlan, block: Block, options: MeshOptions, consol
     mesh = snapped(mesh, planes, grid)
     mesh = decimated(mesh, target, planes, voxel, decimate)
     console.headline(f"block {block.number}: {mesh.n_faces:,} of {n_before:,} triangles")
-    with atomic_path(block.mesh) as temporary:
-        triangle_mesh.write_mesh_ply(temporary, triangle_mesh.with_vertex_normals(mesh))
+    note_path(block.mesh).unlink(missing_ok=True)
+    triangle_mesh.write_mesh_ply(block.mesh, triangle_mesh.with_vertex_normals(mesh))
+    write_json_atomic(note_path(block.mesh), identity)
+
+
+def _identity(plan: BlockPlan, options: MeshOptions) -> dict[str, object]:
+    """What the part of a block is made from: the depths of all blocks, and the settings."""
+    depths = [file_digest(other.depths / INDEX_FILE) for other in plan.blocks]
+    settings = options.identity(0.0, max(options.decimation_targets))
+    return {"depths": depths, "settings": json_values(settings)}
+
+
+def _is_finished(block: Block, identity: dict[str, object]) -> bool:
+    note = note_path(block.mesh)
+    return block.mesh.is_file() and note.is_file() and read_json(note) == identity
 
 
 def cleaned(
@@ -98,23 +118,45 @@ def decimated(
     """Decimate a mesh whose vertices on the planes to its neighbours stay where they are.
 
     Each edge on a plane gets two long triangles, whose planes resist every move of the edge. They
-    are removed afterwards. If a vertex was lost all the same, twice as many triangles remain.
+    are removed afterwards. Around a vertex that was lost all the same, as of a splinter, triangles
+    are left out of the decimation in another try.
     """
-    at_border = on_planes(mesh.vertices, planes, voxel)
-    edges = triangle_mesh.border_edges(mesh)
-    edges = edges[at_border[edges].all(axis=1)]
-    if len(edges) == 0:
-        return decimate(mesh, n_faces)
-    border = np.unique(edges)
-    held, anchors = _with_anchors(mesh, edges)
-    while n_faces < mesh.n_faces:
-        small = decimate(held, n_faces + len(anchors))
+    if mesh.n_faces <= n_faces:
+        return mesh
+    is_fixed = on_planes(mesh.vertices, planes, voxel)
+    is_left_out = np.zeros(mesh.n_faces, dtype=bool)
+    for _ in range(_TRIES):
+        rest = TriangleMesh(mesh.vertices, mesh.faces[~is_left_out], mesh.colors)
+        edges = triangle_mesh.border_edges(rest)
+        edges = edges[is_fixed[edges].all(axis=1)]
+        if len(edges) == 0:
+            return decimate(mesh, n_faces)
+        border = np.unique(edges)
+        held, anchors = _with_anchors(rest, edges)
+        n_small = max(n_faces - int(is_left_out.sum()), 0) + len(anchors)
+        small = decimate(triangle_mesh.without_unused_vertices(held), n_small)
         small = triangle_mesh.without_unused_vertices(_without_anchors(small, anchors, voxel))
-        fitting = _with_border_of(mesh, border, small, voxel)
-        if fitting is not None:
-            return fitting
-        n_faces *= 2
+        small, is_lost = _with_border(small, mesh.vertices[border], voxel)
+        if not is_lost.any():
+            patch = TriangleMesh(mesh.vertices, mesh.faces[is_left_out], mesh.colors)
+            return triangle_mesh.clean_mesh(
+                triangle_mesh.without_unused_vertices(triangle_mesh.merge_meshes([small, patch]))
+            )
+        is_around = _around(mesh, border[is_lost])
+        is_left_out |= is_around
+        is_fixed[mesh.faces[is_around]] = True
     return mesh
+
+
+def _around(mesh: TriangleMesh, vertices: np.ndarray) -> np.ndarray:
+    """Which triangles lie around vertices, some rings wide. (F,) bool"""
+    is_near = np.zeros(mesh.n_vertices, dtype=bool)
+    is_near[vertices] = True
+    is_around = np.zeros(mesh.n_faces, dtype=bool)
+    for _ in range(_RINGS):
+        is_around = is_near[mesh.faces].any(axis=1)
+        is_near[mesh.faces[is_around]] = True
+    return is_around
 
 
 def snapped(
@@ -195,15 +237,23 @@ def _without_anchors(mesh: TriangleMesh, corners: np.ndarray, voxel: float) -> T
     return triangle_mesh.keep_vertices(mesh, distances > _MOVED * voxel)
 
 
-def _with_border_of(
-    mesh: TriangleMesh, border: np.ndarray, small: TriangleMesh, voxel: float
-) -> TriangleMesh | None:
-    """Give a decimated mesh the very border of the one it was; None where some of it is lost."""
+def _with_border(
+    small: TriangleMesh, border: np.ndarray, voxel: float
+) -> tuple[TriangleMesh, np.ndarray]:
+    """Move the vertices that decimation left of a border to where they were.
+
+    Args:
+        border: Places of its vertices before. (B, 3)
+
+    Returns:
+        The mesh, and which vertices of the border are lost, (B,) bool.
+    """
     if small.n_vertices == 0:
-        return None
-    distances, rows = cKDTree(small.vertices).query(mesh.vertices[border])
-    if (distances > _MOVED * voxel).any() or len(np.unique(rows)) < len(rows):
-        return None
+        return small, np.ones(len(border), dtype=bool)
+    distances, rows = cKDTree(small.vertices).query(border)
+    is_lost = distances > _MOVED * voxel
+    _, counted_as, counts = np.unique(rows, return_inverse=True, return_counts=True)
+    is_lost |= counts[counted_as] > 1
     vertices = small.vertices.copy()
-    vertices[rows] = mesh.vertices[border]
-    return TriangleMesh(vertices, small.faces, small.colors)
+    vertices[rows[~is_lost]] = border[~is_lost]
+    return TriangleMesh(vertices, small.faces, small.colors), is_lost

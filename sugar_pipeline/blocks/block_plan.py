@@ -3,15 +3,15 @@
 
 ::
 
-    OUTPUT/blocks/SCENE/overview/        the overview, like a checkpoint of 3DGS
-    OUTPUT/blocks/SCENE/blocks.json      boxes and views of all blocks; written last
-    OUTPUT/blocks/SCENE/block_00/
+    OUTPUT/blocks/SCENE/overview/               the overview, like a checkpoint of 3DGS
+    OUTPUT/blocks/SCENE/4_blocks/blocks.json    boxes and views of all blocks; written last
+    OUTPUT/blocks/SCENE/4_blocks/block_00/
         settings.toml                    flags of its training: sugar run --config settings.toml
         scene/                           parts of the photographs, masks, cameras and points
         results/                         of its training
         depths/                          depth and colour of its views
         mesh.ply, splats.ply             its part of the results
-    OUTPUT/SCENE/                        results of the whole capture
+    OUTPUT/SCENE/                               results of the whole capture
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from sugar_pipeline.blocks.partition import BlockBox
 from sugar_utils.files import read_json, write_json_atomic
 from sugar_utils.schemas import conform
 
+OVERVIEW = "overview"  # folder
 PLAN_FILE = "blocks.json"
 SETTINGS_FILE = "settings.toml"
 _INFINITE = 1e300  # stands for infinity in the file

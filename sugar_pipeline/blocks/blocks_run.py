@@ -7,12 +7,12 @@ import argparse
 from collections.abc import Mapping
 
 from gaussian_splatting.data.masks import NONE
-from sugar_pipeline.blocks.automatic import ALONE, find_cameras
+from sugar_pipeline.blocks.automatic import ALONE, count_photographs, find_cameras
 from sugar_pipeline.blocks.block_plan import BlockPlan
 from sugar_pipeline.blocks.block_task import STAGES, BlockTask, run_task
 from sugar_pipeline.blocks.cluster import check_cluster, run_on_cluster
 from sugar_pipeline.blocks.joining import MESH, join_results
-from sugar_pipeline.blocks.preparation import prepare_blocks
+from sugar_pipeline.blocks.preparation import prepare_blocks, require_views
 from sugar_pipeline.pipeline_result import PipelineResult
 from sugar_pipeline.plan import full_plan
 from sugar_trainers.naming import scene_name
@@ -37,7 +37,7 @@ def run_in_blocks(
     find_cameras(args, console)
     plan = full_plan(args)
     folder = (args.output_dir / "blocks" / scene_name(args.scene_path)).resolve()
-    blocks = prepare_blocks(args, given, folder, args.blocks, console)
+    blocks = prepare_blocks(args, given, folder, console)
     tasks = tasks_of(blocks)
     if args.cluster is None:
         for number, task in enumerate(tasks, start=1):
@@ -80,5 +80,9 @@ def check_block_flags(args: argparse.Namespace, given: Mapping[str, object]) -> 
             "--blocks: masks of an object do not go with blocks; an object fits into one. Pass "
             "--mask_mode ignore if the masks hide what is in the way"
         )
+    n_photographs = count_photographs(args)
+    if n_photographs is not None:
+        # Of these some are held out: a second check follows.
+        require_views(args.blocks, n_photographs, args.scene_path)
     if Launch.read().size > 1:
         raise UserError("--blocks needs one process; --cluster spreads them over GPUs and machines")

@@ -16,6 +16,7 @@ from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.run_identity import scene_inputs
 from sugar_pipeline.blocks import block_scenes
 from sugar_pipeline.blocks.block_plan import (
+    OVERVIEW,
     PLAN_FILE,
     Block,
     BlockPlan,
@@ -65,25 +66,25 @@ def prepare_blocks(
     args: argparse.Namespace,
     given: Mapping[str, object],
     folder: Path,
-    n: int,
     console: Console,
 ) -> BlockPlan:
     """Train the overview, cut the capture, and write the blocks' folders, unless they are there.
 
     Args:
-        args: Flags of the whole run.
+        args: Flags of the whole run, with the number of blocks.
         given: Those that are not the defaults.
-        folder: Of the blocks.
-        n: Number of blocks.
+        folder: Of the capture; other numbers of blocks share its overview.
 
     Raises:
         UserError: There are too few photographs or points.
     """
+    n = args.blocks
     console.headline("overview of the capture")
-    overview = train_overview(args, folder / "overview", console)
+    overview = train_overview(args, folder / OVERVIEW, console)
     scene = overview.scene
-    _require_views(scene, n)
+    require_views(n, len(scene.train_cameras), scene.root)
     identity = _identity(overview, n)
+    folder = folder / f"{n}_blocks"
     plan = read_plan(folder)
     if plan is not None and identity_of(folder) == identity:
         console.info(f"the {n} blocks are there: {folder}")
@@ -137,11 +138,15 @@ def _identity(overview: Overview, n: int) -> dict[str, object]:
     }
 
 
-def _require_views(scene: Scene, n: int) -> None:
-    n_views = len(scene.train_cameras)
+def require_views(n: int, n_views: int, root: Path) -> None:
+    """Refuse more blocks than photographs suffice for.
+
+    Raises:
+        UserError: There are too many.
+    """
     if n * MIN_VIEWS > n_views:
         raise UserError(
-            f"--blocks {n}: {scene.root} has {n_views} photographs to train on, and a block needs "
+            f"--blocks {n}: {root} has {n_views} photographs to train on, and a block needs "
             f"{MIN_VIEWS}; use at most {max(1, n_views // MIN_VIEWS)} blocks"
         )
 

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole runs in blocks: same bits in turn and on a cluster, what is refused, what goes on."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import train_full_pipeline
+from gaussian_splatting.data.ply import read_gaussian_ply
+from gaussian_splatting.data.scene import load_scene
+from gaussian_splatting.optim.optimizer_config import OptimizerConfig
+from sugar_pipeline.blocks import automatic
+from sugar_pipeline.blocks.automatic import automatic_blocks, expected_gaussians, training_bytes
+from sugar_pipeline.blocks.block_plan import read_plan
+from sugar_pipeline.blocks.block_task import BlockTask, TaskFailed, run_task
+from sugar_pipeline.demo_scene import make_demo_scene
+from sugar_pipeline.pipeline_flags import full_parser
+from sugar_scene import triangle_mesh
+from sugar_utils.console import Console
+from sugar_utils.errors import UserError, say_nothing
+from tests.support.command_line import as_flags
+from tests.support.tiny_scene import assert_same_bits, run_cli
+
+SHORT = as_flags(
+    r="multiview",
+    schedule_scale=0.004,
+    max_gaussians=2000,
+    v=20000,
+    force=True,
+    blocks=2,
+)
+_SILENT = Console.silent()
+
+
+@pytest.fixture(scope="module")
+def capture(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("capture") / "scan"
+    make_demo_scene(root, n_views=16, width=96, height=72, notify=say_nothing)
+    return root
+
+
+@pytest.fixture(scope="module")
+def output(capture, tmp_path_factory) -> Path:
+    """The output of one whole run, one block after the other."""
+    folder = tmp_path_factory.mktemp("blocks") / "out"
+    assert run_cli(train_full_pipeline.main, "-s", capture, "--output_dir", folder, *SHORT) == 0
+    return folder
+
+
+def refused(capsys, *words: object) -> str:
+    """The error of a command line that is refused."""
+    assert run_cli(train_full_pipeline.main, *words) == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_run_in_blocks_ends_in_one_mesh_and_all_gaussians(output):
+    plan = read_plan(output / "blocks" / "scan" / "2_blocks")
+    mesh = triangle_mesh.read_mesh_ply(output / "scan" / "mesh.ply")
+    parts = [triangle_mesh.read_mesh_ply(block.mesh) for block in plan.blocks]
+    assert 0 < mesh.n_faces <= sum(part.n_faces for part in parts)
+    assert mesh.n_vertices < sum(part.n_vertices for part in parts)
+    clouds = [read_gaussian_ply(block.splats) for block in plan.blocks]
+    joined = read_gaussian_ply(output / "scan" / "splats.ply")
+    assert len(joined) == sum(map(len, clouds))
+    for block, cloud in zip(plan.blocks, clouds, strict=True):
+        assert block.box.contains(cloud.means.double().numpy()).all()
+
+
+@pytest.mark.slow
+def test_held_out_views_are_held_out_of_all_blocks(capture, output):
+    scene = load_scene(capture, size_rule=_AsItIs(), notify=say_nothing)
+    plan = read_plan(output / "blocks" / "scan" / "2_blocks")
+    for block in plan.blocks:
+        names = {path.name.removesuffix(".jpg") for path in (block.scene / "images").iterdir()}
+        assert names
+        assert names <= {camera.name for camera in scene.train_cameras}
+
+
+@pytest.mark.slow
+def test_what_is_finished_is_not_repeated(capture, output, capsys):
+    plan = read_plan(output / "blocks" / "scan" / "2_blocks")
+    stamps = {block.mesh: block.mesh.stat().st_mtime_ns for block in plan.blocks}
+    assert run_cli(train_full_pipeline.main, "-s", capture, "--output_dir", output, *SHORT) == 0
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+
+
+@pytest.mark.slow
+def test_a_cluster_gives_the_same_bits(capture, output, tmp_path):
+    pytest.importorskip("distributed")
+    words = ("-s", capture, "--output_dir", tmp_path, *SHORT, "--cluster", "local:2")
+    assert run_cli(train_full_pipeline.main, *words) == 0
+    for name in ("mesh.ply", "splats.ply"):
+        assert (tmp_path / "scan" / name).read_bytes() == (output / "scan" / name).read_bytes()
+    assert_same_bits(_coarse_model(tmp_path), _coarse_model(output))
+
+
+def _coarse_model(output: Path) -> Path:
+    results = output / "blocks" / "scan" / "2_blocks" / "block_01" / "results"
+    (model,) = results.rglob("sugarcoarse_*/*.pt")
+    return model
+
+
+@pytest.mark.slow
+def test_a_task_that_fails_says_where_its_reason_stands(output, tmp_path):
+    folder = tmp_path / "2_blocks"
+    shutil.copytree(output / "blocks" / "scan" / "2_blocks", folder)
+    shutil.rmtree(folder / "block_01" / "depths")
+    with pytest.raises(TaskFailed, match="mesh-block-00 ended with exit code 2"):
+        run_task(BlockTask("mesh", str(folder), 0))
+
+
+def test_more_blocks_than_photographs(capture, tmp_path, capsys):
+    words = ("-s", capture, "--output_dir", tmp_path / "out", *SHORT, "--blocks", 9)
+    error = refused(capsys, *words)
+    assert "has 16 photographs to train on" in error
+    assert "at most 5 blocks" in error
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (("--depths", "depths"), "--depths: not with --blocks"),
+        (("--cluster", "moon"), "no such kind; use local"),
+        (("--cluster", "local:none"), "none is no number of workers"),
+        (("--masks", "alpha"), "masks of an object do not go with blocks"),
+        (("--stop_after", "coarse"), "--stop_after coarse: not with --blocks"),
+    ],
+)
+def test_flags_that_cannot_act_are_refused_before_anything_is_done(
+    capture, tmp_path, capsys, flags, problem
+):
+    words = ("-s", capture, "--output_dir", tmp_path / "out", *SHORT, *flags)
+    assert problem in refused(capsys, *words)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_scheduler_that_does_not_answer(monkeypatch):
+    pytest.importorskip("distributed")
+    from sugar_pipeline.blocks import cluster
+
+    monkeypatch.setattr(cluster, "CONNECTING", 0.5)
+    task = BlockTask("train", "/nowhere", 0)
+    with pytest.raises(UserError, match="the scheduler cannot be reached"):
+        cluster.run_on_cluster([task], "tcp://127.0.0.1:9", _SILENT)
+
+
+def test_workers_that_cannot_do_the_work(tmp_path):
+    pytest.importorskip("distributed")
+    from sugar_pipeline.blocks import cluster
+
+    with pytest.raises(UserError, match="no worker offers the resource GPU"):
+        cluster._check_workers(_Workers(facts=(cluster.__version__, True)), tmp_path, _SILENT)
+    with pytest.raises(UserError, match="has version 0.0"):
+        cluster._check_workers(_Workers(facts=("0.0", True)), tmp_path, _SILENT)
+    with pytest.raises(UserError, match="does not see"):
+        cluster._check_workers(_Workers(facts=(cluster.__version__, False)), tmp_path, _SILENT)
+
+
+def test_the_number_of_blocks_follows_from_pixels_and_memory(capture, monkeypatch):
+    args = full_parser(None).parse_args(["-s", str(capture), "-r", "multiview"])
+    assert automatic_blocks(args, {}, _SILENT) == 1
+    monkeypatch.setattr(automatic, "PIXELS_PER_GAUSSIAN", 1)
+    n_gaussians = expected_gaussians(load_scene(capture, size_rule=_AsItIs()).train_cameras, None)
+    assert n_gaussians == 14 * 96 * 72
+    assert expected_gaussians([], 5) == 0
+    whole = training_bytes(n_gaussians, 96, 72, OptimizerConfig())
+    args.vram_budget = 0.4 * whole / 2**30
+    assert automatic_blocks(args, {}, _SILENT) == 3
+    assert automatic_blocks(args, {"minutes": 5}, _SILENT) == 1
+    args.masks = "masks"
+    assert automatic_blocks(args, {}, _SILENT) == 1
+
+
+class _AsItIs:
+    """Images at the size of their files."""
+
+    def target(self, width: int, height: int) -> tuple[int, int]:
+        return width, height
+
+
+class _Workers:
+    """A client of a cluster with one worker."""
+
+    def __init__(self, facts: tuple[str, bool]) -> None:
+        self._facts = facts
+
+    def wait_for_workers(self, n: int, timeout: float) -> None:
+        """They are there."""
+
+    def run(self, function, plan_file: str) -> dict[str, tuple[str, bool]]:
+        return {"tcp://worker": self._facts}
+
+    def scheduler_info(self) -> dict[str, dict]:
+        return {"workers": {"tcp://worker": {"resources": {}}}}
