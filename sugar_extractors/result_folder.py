@@ -126,6 +126,13 @@ def write_result_folder(
     return files
 
 
+def write_transform(folder: Path, matrix: np.ndarray, scene: Scene) -> Path:
+    """Write the matrix to results that stand upright; return its file."""
+    path = folder / TRANSFORM
+    write_json_atomic(path, _transform(matrix, scene, PlacementOptions(orient="up")))
+    return path
+
+
 def _is_current(note_file: Path, identity: Mapping[str, object]) -> bool:
     """Return whether a ``transform.json`` is complete and of some sources and a placement."""
     if not note_file.is_file():

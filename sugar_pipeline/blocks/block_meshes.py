@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from scipy.spatial import cKDTree
+from scipy.spatial import KDTree
 
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh.meshing_backends import choose_backend
@@ -154,7 +154,7 @@ def _around(mesh: TriangleMesh, vertices: np.ndarray) -> np.ndarray:
     is_near[vertices] = True
     is_around = np.zeros(mesh.n_faces, dtype=bool)
     for _ in range(_RINGS):
-        is_around = is_near[mesh.faces].any(axis=1)
+        is_around = np.asarray(is_near[mesh.faces].any(axis=1))
         is_near[mesh.faces[is_around]] = True
     return is_around
 
@@ -182,10 +182,9 @@ def on_planes(
     vertices: np.ndarray, planes: Sequence[tuple[int, float]], voxel: float
 ) -> np.ndarray:
     """Whether vertices lie on one of some planes. (V, 3) -> (V,) bool"""
-    result = np.zeros(len(vertices), dtype=bool)
-    for axis, place in planes:
-        result |= np.abs(vertices[:, axis] - place) < _ON_PLANE * voxel
-    return result
+    distances = [np.abs(vertices[:, axis] - place) for axis, place in planes]
+    nearest = np.min([np.full(len(vertices), np.inf), *distances], axis=0)
+    return np.asarray(nearest < _ON_PLANE * voxel)
 
 
 def planes_of(grid: VoxelGrid, box: BlockBox) -> list[tuple[int, float]]:
@@ -233,7 +232,7 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
 
 def _without_anchors(mesh: TriangleMesh, corners: np.ndarray, voxel: float) -> TriangleMesh:
     """Remove the triangles that reach to the far corners."""
-    distances, _ = cKDTree(corners).query(mesh.vertices)
+    distances, _ = KDTree(corners).query(mesh.vertices)
     return triangle_mesh.keep_vertices(mesh, distances > _MOVED * voxel)
 
 
@@ -250,7 +249,8 @@ def _with_border(
     """
     if small.n_vertices == 0:
         return small, np.ones(len(border), dtype=bool)
-    distances, rows = cKDTree(small.vertices).query(border)
+    distances, found_rows = KDTree(small.vertices).query(border)
+    rows = np.asarray(found_rows)
     is_lost = distances > _MOVED * voxel
     _, counted_as, counts = np.unique(rows, return_inverse=True, return_counts=True)
     is_lost |= counts[counted_as] > 1

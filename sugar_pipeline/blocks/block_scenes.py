@@ -75,14 +75,15 @@ def cut_out(camera: Camera, places: np.ndarray, box: BlockBox, margin: float) ->
         box: The block.
         margin: By which it reaches into its neighbours, world units.
     """
-    shows = box.contains(places, margin)
-    if shows.mean() < MIN_VIEW_SHARE:
+    is_shown = box.contains(places, margin)
+    if is_shown.mean() < MIN_VIEW_SHARE:
         return None
-    shows = binary_dilation(shows, iterations=DILATION)
+    shows = np.asarray(binary_dilation(is_shown, iterations=DILATION))
     rows = np.flatnonzero(shows.any(axis=1))
     columns = np.flatnonzero(shows.any(axis=0))
-    scale_y = camera.height / shows.shape[0]
-    scale_x = camera.width / shows.shape[1]
+    height, width = places.shape[:2]
+    scale_y = camera.height / height
+    scale_x = camera.width / width
     return CutOut(
         camera=camera,
         left=max(0, int(columns[0] * scale_x) - PADDING),

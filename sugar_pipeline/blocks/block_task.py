@@ -11,15 +11,19 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 from sugar_utils.console import Console
 from sugar_utils.entrypoint import EXIT_OF_SIGNAL, run_main
 from sugar_utils.errors import UserError
 from sugar_utils.libraries import running_module
 
-STAGES = ("train", "depths", "mesh")
-"""Stages of a block in their order; the last one needs the depths of all blocks."""
+if TYPE_CHECKING:
+    from sugar_pipeline.blocks.block_plan import Block
+    from sugar_pipeline.plan import PipelinePlan
+
+STAGES = ("train", "depths", "mesh", "refine")  # of a block, in their order
+AFTER_ALL = ("mesh", "refine")  # stages that read what the one before has made of all blocks
 
 PATIENCE = 120.0  # seconds for which a task that is stopped may save its work
 
@@ -79,11 +83,10 @@ def perform(task: BlockTask) -> None:
     from sugar_pipeline.blocks.block_depths import write_depths
     from sugar_pipeline.blocks.block_meshes import write_block_mesh
     from sugar_pipeline.blocks.block_plan import PLAN_FILE, read_plan
+    from sugar_pipeline.blocks.block_refinement import refine_block
     from sugar_pipeline.blocks.joining import write_block_splats
     from sugar_pipeline.commands import run_full
     from sugar_pipeline.pipeline_flags import full_parser
-    from sugar_pipeline.plan import full_plan
-    from sugar_utils.settings import with_flags
 
     folder = Path(task.folder)
     plan = read_plan(folder)
@@ -98,14 +101,30 @@ def perform(task: BlockTask) -> None:
     if task.stage == "train":
         run_full(args, console)
         return
-    mesh = full_plan(with_flags(args, stop_after="mesh")).mesh
-    assert mesh is not None, "the plan ends with the mesh"
+    stages = later_stages(block, args)
+    mesh = stages.mesh
+    assert mesh is not None, "the plan does not end before the mesh"
     assert mesh.model is not None, "a block has a coarse model"
     if task.stage == "depths":
         write_depths(block, plan.margin, mesh, console)
         write_block_splats(block, mesh.model)
-    else:
+    elif task.stage == "mesh":
         write_block_mesh(plan, block, mesh, console)
+    else:
+        refine_block(plan, block, stages, console)
+
+
+def later_stages(block: Block, args: argparse.Namespace) -> PipelinePlan:
+    """Return the plan of a block's run up to its last stage.
+
+    Args:
+        args: Flags of the block's training, which end with the coarse stage.
+    """
+    from sugar_pipeline.blocks.block_refinement import with_surrounded_mesh
+    from sugar_pipeline.plan import full_plan
+    from sugar_utils.settings import with_flags
+
+    return with_surrounded_mesh(full_plan(with_flags(args, stop_after=None)), block)
 
 
 def main() -> None:

@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from gaussian_splatting.data.masks import NONE
 from sugar_pipeline.blocks.automatic import ALONE, count_photographs, find_cameras
 from sugar_pipeline.blocks.block_plan import BlockPlan
-from sugar_pipeline.blocks.block_task import STAGES, BlockTask, run_task
+from sugar_pipeline.blocks.block_task import STAGES, BlockTask, later_stages, run_task
 from sugar_pipeline.blocks.cluster import check_cluster, run_on_cluster
-from sugar_pipeline.blocks.joining import MESH, join_results
+from sugar_pipeline.blocks.joined_refinement import RefinedPart
+from sugar_pipeline.blocks.joining import JoinedParts, join_results
 from sugar_pipeline.blocks.preparation import prepare_blocks, require_views
+from sugar_pipeline.pipeline_flags import full_parser, runs_stage
 from sugar_pipeline.pipeline_result import PipelineResult
 from sugar_pipeline.plan import full_plan
 from sugar_trainers.naming import scene_name
@@ -37,8 +39,8 @@ def run_in_blocks(
     find_cameras(args, console)
     plan = full_plan(args)
     folder = (args.output_dir / "blocks" / scene_name(args.scene_path)).resolve()
-    blocks = prepare_blocks(args, given, folder, console)
-    tasks = tasks_of(blocks)
+    blocks, scene = prepare_blocks(args, given, folder, console)
+    tasks = tasks_of(args, blocks)
     if args.cluster is None:
         for number, task in enumerate(tasks, start=1):
             console.headline(f"task {number} of {len(tasks)}: {task.name}")
@@ -46,16 +48,29 @@ def run_in_blocks(
     else:
         run_on_cluster(tasks, args.cluster, console)
     console.headline("joining the blocks")
-    files = join_results(blocks, plan.result_folder, console)
-    mesh = next(path for path in files if path.name == MESH)
-    return PipelineResult(coarse_mesh=mesh, files=files)
+    parts = JoinedParts.of(blocks, refined_parts(args, blocks), scene)
+    files = join_results(parts, scene, plan.result_folder, console)
+    return PipelineResult(coarse_mesh=files[0], files=files)
 
 
-def tasks_of(plan: BlockPlan) -> list[BlockTask]:
+def tasks_of(args: argparse.Namespace, plan: BlockPlan) -> list[BlockTask]:
     """All tasks, in an order in which each finds what it reads."""
     folder = str(plan.folder)
-    tasks = [BlockTask(stage, folder, block.number) for stage in STAGES for block in plan.blocks]
-    return tasks
+    stages = STAGES if runs_stage(args, "refine") else STAGES[: STAGES.index("refine")]
+    return [BlockTask(stage, folder, block.number) for stage in stages for block in plan.blocks]
+
+
+def refined_parts(args: argparse.Namespace, plan: BlockPlan) -> list[RefinedPart]:
+    """The refined parts of the blocks that have a surface; none where nothing is refined."""
+    parts = []
+    for block in plan.blocks:
+        if not runs_stage(args, "refine"):
+            break
+        block_args = full_parser(None).parse_args(["--config", str(block.settings)])
+        part = RefinedPart.of(block, later_stages(block, block_args))
+        if part is not None:
+            parts.append(part)
+    return parts
 
 
 def check_block_flags(args: argparse.Namespace, given: Mapping[str, object]) -> None:
@@ -73,7 +88,7 @@ def check_block_flags(args: argparse.Namespace, given: Mapping[str, object]) -> 
     names = [f"--{name}" for name in ALONE if name in given]
     if names:
         raise UserError(f"{', '.join(names)}: not with --blocks; leave one of them out")
-    if args.stop_after is not None and args.stop_after not in ("mesh", "texture"):
+    if not runs_stage(args, "mesh"):
         raise UserError(f"--stop_after {args.stop_after}: not with --blocks, which end in a mesh")
     if args.mask_mode == "object" and args.masks not in (None, NONE):
         raise UserError(

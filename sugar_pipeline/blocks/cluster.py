@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from sugar_pipeline.blocks.block_plan import PLAN_FILE
-from sugar_pipeline.blocks.block_task import STAGES, BlockTask, TaskFailed, run_task
+from sugar_pipeline.blocks.block_task import AFTER_ALL, STAGES, BlockTask, TaskFailed, run_task
 from sugar_utils import __version__
 from sugar_utils.console import Console, duration_text
 from sugar_utils.entrypoint import EXIT_OF_SIGNAL
@@ -97,7 +97,7 @@ def _load_distributed(cluster: str) -> ModuleType:
 @contextlib.contextmanager
 def _connected(distributed: ModuleType, cluster: str, n_blocks: int) -> Iterator[Any]:
     """A client of the cluster, whose workers end with it where it has started them."""
-    import dask
+    import dask.config
 
     settings = {
         "distributed.scheduler.allowed-failures": DEATHS,
@@ -211,11 +211,10 @@ def _submitted(client: Any, tasks: Sequence[BlockTask]) -> dict[str, Any]:
         earlier = []
         if task.stage != STAGES[0]:
             stage = STAGES[STAGES.index(task.stage) - 1]
-            # The last stage reads the depths of all blocks.
-            is_last = task.stage == STAGES[-1]
-            earlier = [
-                t for t in tasks if t.stage == stage and (is_last or t.number == task.number)
-            ]
+            waits_for_all = task.stage in AFTER_ALL
+            for other in tasks:
+                if other.stage == stage and (waits_for_all or other.number == task.number):
+                    earlier.append(other)
         futures[task.name] = client.submit(
             perform_on_worker,
             *task,

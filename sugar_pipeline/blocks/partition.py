@@ -34,7 +34,8 @@ class BlockBox:
         """Whether points lie in the box, grown by a margin on all sides. (P, 3) -> (P,) bool"""
         low = np.array(self.low) - margin
         high = np.array(self.high) + margin
-        return ((points >= low) & (points < high)).all(axis=-1)
+        inside = (points >= low) & (points < high)
+        return np.asarray(inside.all(axis=-1))
 
     def depth_inside(self, points: np.ndarray) -> np.ndarray:
         """Distance of points to the nearest side, negative outside. (P, 3) -> (P,)"""
@@ -51,7 +52,7 @@ class BlockBox:
         return BlockBox(self.low, _corner(high)), BlockBox(_corner(low), self.high)
 
 
-EVERYWHERE = BlockBox((-math.inf,) * 3, (math.inf,) * 3)
+EVERYWHERE = BlockBox((-math.inf, -math.inf, -math.inf), (math.inf, math.inf, math.inf))
 
 
 def cut_space(points: np.ndarray, work: np.ndarray, n: int) -> list[BlockBox]:

@@ -67,7 +67,7 @@ def prepare_blocks(
     given: Mapping[str, object],
     folder: Path,
     console: Console,
-) -> BlockPlan:
+) -> tuple[BlockPlan, Scene]:
     """Train the overview, cut the capture, and write the blocks' folders, unless they are there.
 
     Args:
@@ -94,7 +94,7 @@ def prepare_blocks(
     for block in plan.blocks:
         flags = block_flags(args, given, block, len(scene.train_cameras))
         write_settings(block.folder, flags)
-    return plan
+    return plan, scene
 
 
 def block_flags(
@@ -203,8 +203,8 @@ def _write_photographs(
                     if cut is not None:
                         cuts[number].append(replace(cut, counts=None))
                         targets.append((block_folder(folder, number) / "scene", cut))
-                jobs.append((targets, camera))
-            in_parallel(lambda job: block_scenes.write_photograph(*job, white), jobs)
+                jobs.append((targets, camera, white))
+            in_parallel(lambda job: block_scenes.write_photograph(*job), jobs)
             progress.update(min(first + _AT_ONCE, len(cameras)))
     return cuts
 
