@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from functools import partial
 
@@ -25,10 +26,16 @@ from sugar_scene.reprojection import NeighborViews
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.multiview_stage import MultiviewStage, comparison_rule
 from sugar_trainers.refine_stage import RefineStage
-from sugar_trainers.stage_config import CoarseConfig, MultiviewConfig, RefineConfig
+from sugar_trainers.stage_config import (
+    CoarseConfig,
+    CoarseSchedule,
+    MultiviewConfig,
+    RefineConfig,
+)
 from sugar_trainers.view_comparison import ComparisonRule, ViewComparer
 from sugar_utils.console import Console
 from sugar_utils.errors import TrainingError
+from sugar_utils.flags import AUTO
 from tests.support import cpu_recorder
 from tests.support.cpu_recorder import CpuRecorder, CpuRecording
 from tests.support.launches import gpu_paths
@@ -46,6 +53,7 @@ CASE = Case("recorded passes", 300, 48, 36, 1, radius=6.0)
 EXTENT = 5.0
 FIRST = 592  # a round of densification follows iteration 600
 STEPS = 16
+SAMPLING = 8_998  # faint Gaussians are removed, and samples drawn, after the third iteration
 
 
 def cameras():
@@ -92,11 +100,18 @@ def multiview_stage(views, photographs):
     return MultiviewStage(cloud, config, Region(EXTENT), views, comparer, lambda message: None)
 
 
-def coarse_stage(views, photographs):
-    """The stage of SuGaR while opacities become binary, before samples are drawn."""
+def coarse_stage(views, photographs, mode="dn_consistency", samples=100, notes=None, **settings):
+    """The stage of SuGaR; neighbours are searched in every eighth iteration."""
     cloud = as_cloud(make_scene(CASE)[0])
-    config = CoarseConfig("dn_consistency", sdf_samples=100)
-    return CoarseStage(cloud, config, Region(EXTENT), lambda message: None)
+    schedule = CoarseSchedule(neighbor_interval=8)
+    config = CoarseConfig(mode, schedule=schedule, sdf_samples=samples, **settings)
+    return CoarseStage(cloud, config, Region(EXTENT), [].append if notes is None else notes.append)
+
+
+def sampling(mode, **settings):
+    """A case of the stage of SuGaR in which most iterations draw samples."""
+    build = partial(coarse_stage, mode=mode, **settings)
+    return {"build": build, "first": SAMPLING, "steps": 24}
 
 
 def refine_stage(views, photographs, compared=False):
@@ -113,18 +128,44 @@ def refine_stage(views, photographs, compared=False):
     return RefineStage(cloud, RefineConfig(), EXTENT, comparer=comparer)
 
 
-def trained(recorder, *, build=vanilla_stage, first=FIRST, photographs=picture, steps=STEPS):
-    """A stage after some steps on the paths of GPUs, and its warnings."""
-    views = cameras()
-    stage = build(views, photographs)
+def trained(
+    recorder,
+    *,
+    build=vanilla_stage,
+    first=FIRST,
+    photographs=picture,
+    steps=STEPS,
+    views=None,
+    losses=None,
+    resumed_after=None,
+):
+    """A stage after some steps on the paths of GPUs, and its warnings.
+
+    Args:
+        losses: Gets the weighted sum of each step.
+        resumed_after: Steps after which another stage takes over what a checkpoint holds.
+    """
+    views = views or cameras()
     console = Console()
     warnings = []
     console.warn = warnings.append
     context = RunContext(MadeUpPhotographs(photographs), console, recorder=recorder)
-    stepper = Stepper(stage, views, context, first=first, seed=0)
+
+    def begin():
+        stage = build(views, photographs)
+        return stage, Stepper(stage, views, context, first=first, seed=0)
+
+    stage, stepper = begin()
     with gpu_paths():
-        for iteration in range(first, first + steps):
-            stepper.step(iteration, None)
+        for step in range(steps):
+            if step == resumed_after:
+                saved = copy.deepcopy((stage.model.state(), stage.extra_state()))
+                stage, stepper = begin()
+                stage.model.restore(saved[0])
+                stage.restore_extra(saved[1])
+            total = stepper.step(first + step, None)
+            if losses is not None:
+                losses.append(float(total.terms["loss"]))
     return stage, warnings
 
 
@@ -156,6 +197,15 @@ CASES = {
     "masked": {"photographs": masked},
     "rounded": {"build": partial(vanilla_stage, optimizer=OptimizerConfig("bf16", True))},
     "coarse": {"build": coarse_stage, "first": 8_982, "steps": 24},
+    "dn_consistency": sampling("dn_consistency"),
+    "dn_consistency, auto": sampling("dn_consistency", samples=AUTO),
+    "dn_consistency, half size": sampling("dn_consistency", full_res_normals=False),
+    "dn_consistency, masked": sampling("dn_consistency") | {"photographs": masked},
+    "density": sampling("density"),
+    "density, auto, chunks": sampling("density", samples=AUTO, sample_chunk=150),
+    "sdf": sampling("sdf"),
+    "sdf, auto": sampling("sdf", samples=AUTO),
+    "sdf, auto, chunks": sampling("sdf", samples=AUTO, sample_chunk=150),
     "refined": {"build": refine_stage},
     "refined, compared": {"build": partial(refine_stage, compared=True)},
     "refined, compared, masked": {
@@ -172,7 +222,13 @@ CASES = {
 }
 """Stages and photographs, and when a round of densification is near."""
 
-SLOW = ("multiview, masked", "refined, compared, masked")
+SLOW = (
+    "multiview, masked",
+    "refined, compared, masked",
+    "dn_consistency, masked",
+    "density, auto, chunks",
+    "sdf, auto, chunks",
+)
 MARKED = [pytest.param(case, marks=pytest.mark.slow) if case in SLOW else case for case in CASES]
 
 

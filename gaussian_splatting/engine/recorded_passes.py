@@ -33,7 +33,7 @@ from gaussian_splatting.engine.training_views import TrainingView
 from gaussian_splatting.optim.adam import Gradients
 from gaussian_splatting.rasterization.projection import (
     IntersectionPrediction,
-    PredictedIntersections,
+    PredictedCount,
 )
 from gaussian_splatting.rasterization.projection_kernels import camera_record
 from sugar_utils.cuda_graph import Recorder
@@ -52,9 +52,9 @@ class _FixedRoom(IntersectionPrediction):
         super().__init__()
         self._capacity = capacity
 
-    def predict(self, camera: Camera, n_gaussians: int) -> PredictedIntersections:
+    def predict(self, camera: Camera, n_gaussians: int) -> PredictedCount:
         """Return the room."""
-        return PredictedIntersections(self, camera, n_gaussians, self._capacity)
+        return PredictedCount(self, camera, n_gaussians, self._capacity)
 
 
 def rounded_up(capacity: int) -> int:
@@ -144,7 +144,9 @@ class _RecordedPass:
         predicted = []
         for guess in self._result.predicted:
             camera = cameras[guess.camera]
-            predicted.append(replace(guess, predictor=predictor, camera=camera))
+            is_of_tiles = isinstance(guess.predictor, _FixedRoom)
+            source = predictor if is_of_tiles else guess.predictor
+            predicted.append(replace(guess, predictor=source, camera=camera, count=None))
         return replace(self._result, view=view, predicted=predicted)
 
 

@@ -30,7 +30,7 @@ from gaussian_splatting.engine.stage import Stage, StepResources, numbers_to_che
 from gaussian_splatting.engine.stop_request import SIGNALS
 from gaussian_splatting.engine.training_views import TrainingView
 from gaussian_splatting.engine.view_sampling import UploadedViews, ViewSampler
-from gaussian_splatting.rasterization.projection import IntersectionPrediction, IntersectionsMissed
+from gaussian_splatting.rasterization.projection import IntersectionPrediction, PredictionMissed
 from sugar_utils.console import Console
 from sugar_utils.cuda_graph import Recorder
 from sugar_utils.errors import Notify, TrainingError, UserError
@@ -221,7 +221,7 @@ class Stepper:
         self._send_next(iteration, view_index)
         try:
             shows_any = self._check(result, is_first)
-        except IntersectionsMissed:
+        except PredictionMissed:
             self._stage.model.optimizer.zero_grad()
             result = self._accumulate(view)
             shows_any = self._check(result, is_first)
