@@ -19,13 +19,16 @@ from gaussian_splatting.engine.recorded_passes import rounded_up
 from gaussian_splatting.engine.stepping import RunContext, Stepper
 from gaussian_splatting.optim.adam import GroupedAdam
 from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
+from gaussian_splatting.rasterization.projection import PredictedCount
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_scene.reprojection import NeighborViews
+from sugar_trainers import sampling as candidates
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.multiview_stage import MultiviewStage, comparison_rule
 from sugar_trainers.refine_stage import RefineStage
+from sugar_trainers.sampling import CandidatePrediction
 from sugar_trainers.stage_config import (
     CoarseConfig,
     CoarseSchedule,
@@ -246,9 +249,10 @@ def test_training_has_the_same_bits_as_without(case, monkeypatch):
     assert_same_bits(recorded_stage, state_of(stage))
     assert warnings == []
     # Most steps are repetitions, and those after the change have recordings of their own.
+    n_steps = how.get("steps", STEPS)
     assert 1 <= len(recorder.recordings) <= STEPS // 3
-    assert sum(recording.n_replays for recording in recorder.recordings) >= STEPS // 2
-    assert len(made) >= STEPS // 2, "the host made the steps"
+    assert sum(recording.n_replays for recording in recorder.recordings) >= n_steps // 2
+    assert len(made) >= n_steps // 2, "the host made the steps"
 
 
 @pytest.mark.parametrize(
@@ -356,6 +360,87 @@ def test_a_pass_in_which_the_host_reads_goes_on_without_recordings(monkeypatch):
     assert_same_bits(stage, state_of(expected))
     (line,) = warnings
     assert "without CUDA graphs: the host waits for a number" in line
+
+
+MODES = ("dn_consistency", "density", "sdf")
+
+
+def away(camera):
+    """A camera that looks the other way."""
+    turned = np.diag([-1.0, 1.0, -1.0])
+    return replace(camera, name="view 9", rotation=turned)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_recording_serves_views_without_a_gaussian_to_sample(mode):
+    views = [*cameras(), away(cameras()[0])]
+    results = []
+    for recorder in (None, CpuRecorder()):
+        notes, losses = [], []
+        how = sampling(mode, samples=AUTO, notes=notes) | {"views": views, "losses": losses}
+        stage, warnings = trained(recorder, **how)
+        results.append((state_of(stage), notes, losses))
+        assert len(warnings) == 1
+        assert "view 9 shows no Gaussian (iteration" in warnings[0]
+    assert_same_bits(stage, results[0][0])
+    assert results[0][1:] == results[1][1:]
+    # Four of the views were sampled in the recorded part, one after another of which it was told.
+    told = [note for note in notes if "shows no Gaussian to sample" in note]
+    assert len(told) >= 4
+    assert all("view 9" in note for note in told)
+    assert sum(recording.n_replays for recording in recorder.recordings) >= 12
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_without_samples_change_no_bit(mode, monkeypatch):
+    """The room for samples is as large as they are, or larger."""
+    how = sampling(mode, samples=AUTO)
+    losses = []
+    stage, _ = trained(None, losses=losses, **how)
+    expected = state_of(stage)
+    exact = []
+    monkeypatch.setattr(CandidatePrediction, "predict", lambda *_: None)
+    stage, _ = trained(None, losses=exact, **how)
+    assert_same_bits(stage, expected)
+    assert exact == losses
+
+
+@pytest.mark.parametrize("is_recorded", [False, True], ids=["launches", "recorded"])
+def test_views_with_more_candidates_than_predicted_are_made_again(is_recorded, monkeypatch):
+    views = []
+    for camera, shift in zip(cameras(), (3.0, 1.5, 0.0), strict=True):
+        views.append(replace(camera, translation=np.array([shift, 0.0, 0.0])))
+    how = sampling("sdf", samples=AUTO) | {"views": views}
+    expected = state_of(trained(None, **how)[0])
+    monkeypatch.setattr(candidates, "MARGIN", 1.0)
+    monkeypatch.setattr(candidates, "SPARE", 0)
+    monkeypatch.setattr(candidates, "rounded_up", lambda capacity: capacity)
+    excesses = []
+    record = PredictedCount.record
+
+    def watched(guess, excess):
+        if isinstance(guess.predictor, CandidatePrediction):
+            excesses.append(excess)
+        return record(guess, excess)
+
+    monkeypatch.setattr(PredictedCount, "record", watched)
+    recorder = CpuRecorder() if is_recorded else None
+    stage, warnings = trained(recorder, **how)
+    assert warnings == []
+    assert_same_bits(stage, expected)
+    assert 1 <= sum(excess > 0 for excess in excesses) <= 4
+    assert sum(excess < 0 for excess in excesses) >= how["steps"] // 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_resumed_run_has_the_same_bits(mode):
+    how = sampling(mode, samples=AUTO)
+    losses, again = [], []
+    stage, _ = trained(CpuRecorder(), losses=losses, **how)
+    expected = state_of(stage)
+    resumed, _ = trained(CpuRecorder(), losses=again, resumed_after=14, **how)
+    assert_same_bits(resumed, expected)
+    assert again == losses
 
 
 def test_tile_lists_have_few_sizes():
