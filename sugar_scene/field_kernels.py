@@ -291,14 +291,12 @@ def _short_runs(
     """Return runs as :func:`_runs`, cut where they cross a multiple of ``RUN_SAMPLES``.
 
     With a bound of the number of owners nothing waits for the device, and the last runs may be
-    without samples. They end with the rows that are used, see :func:`evaluate_fields`.
+    without samples. So are runs of rows that are not used.
     """
     n_samples = indices.shape[0]
     begins = torch.empty(n_samples, dtype=torch.bool, device=indices.device)
     torch.ne(indices[1:], indices[:-1], out=begins[1:])
     begins[:: field_sums_cuda.RUN_SAMPLES].fill_(True)
-    if used is not None:
-        begins &= used.rows
     if n_owners is None:
         n_runs = int(begins.sum())
     else:

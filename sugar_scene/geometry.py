@@ -161,7 +161,7 @@ def sdf_from_density(density: Tensor, beta: Tensor) -> Tensor:
 
 
 class SampleRule(NamedTuple):
-    """How many samples are drawn where so many Gaussians may be drawn in, the candidates."""
+    """Numbers of samples that are drawn, by that of Gaussians to draw in, the candidates."""
 
     each: int  # for each candidate
     most: int  # in all

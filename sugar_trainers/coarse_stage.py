@@ -45,7 +45,7 @@ from sugar_utils.errors import Notify
 
 @dataclass(frozen=True)
 class CoarseView:
-    """What the host chooses for a view while the geometry is regularised, before it is rendered."""
+    """Choices of the host for a view, before it is rendered, while the geometry is regularised."""
 
     seed: Tensor  # of the draw of samples. (2,) int32
     half: Camera | None  # the camera with images of half the size, for terms that look at those

@@ -15,7 +15,7 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.component import ViewResult
 from gaussian_splatting.engine.gradients import backpropagate_weighted
 from gaussian_splatting.engine.loss_terms import LossTerm
-from gaussian_splatting.engine.recorded_passes import rounded_up
+from gaussian_splatting.engine.recorded_passes import STEPS_PER_DOUBLING, rounded_up
 from gaussian_splatting.engine.training_views import TrainingView
 from gaussian_splatting.rasterization.projection import MARGIN, SPARE, PredictedCount
 from gaussian_splatting.rasterization.projection_kernels import (
@@ -104,6 +104,13 @@ def counts_on_device(device: torch.device) -> bool:
     On a CPU exact numbers cost nothing, while rows to spare would.
     """
     return device.type != "cpu"
+
+
+def room_of_samples(device: torch.device) -> float:
+    """Return the room for Gaussians that may be sampled, over the most that a view has."""
+    if not counts_on_device(device):
+        return 1.0
+    return MARGIN * 2 ** (1 / STEPS_PER_DOUBLING)
 
 
 class CandidatePrediction:

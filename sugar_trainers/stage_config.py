@@ -198,7 +198,7 @@ class CoarseConfig(SugarConfig):
 
     @property
     def sample_rule(self) -> SampleRule:
-        """How many points are drawn."""
+        """Rule for the number of points that are drawn."""
         if self.sdf_samples == AUTO:
             return SampleRule(SAMPLES_EACH, MOST_SAMPLES)
         return SampleRule(self.sdf_samples, self.sdf_samples)

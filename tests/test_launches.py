@@ -10,12 +10,12 @@ from tests.support.cpu_recorder import CpuRecorder, CpuRecording
 from tests.support.launches import count, counting
 
 LIMITS = {
-    "dn_consistency": (17, 125, 1),
-    "density": (16, 112, 1),
-    "sdf": (16, 375, 1),
-    "entropy": (11, 83, 1),
-    "vanilla": (11, 55, 1),
-    "multiview": (20, 173, 1),
+    "dn_consistency": (17, 124, 1),
+    "density": (16, 111, 1),
+    "sdf": (16, 374, 1),
+    "entropy": (11, 82, 1),
+    "vanilla": (11, 54, 1),
+    "multiview": (20, 171, 1),
 }
 """Launches of Warp, operations of torch and waits of the host in one iteration."""
 

@@ -10,8 +10,9 @@ The step belongs to the recording where it follows from one view alone. The GPU 
 numbers of the view by itself, and leaves all values as they are where these are bad; the host reads
 them afterwards. Where components or other processes act before the step, the host makes it.
 
-A recording holds as long as the number of Gaussians, the size of the images and the terms of the
-loss do. The first one of a run is compared with the same pass made launch by launch.
+A recording holds as long as the number of Gaussians, the size of the images, the terms of the loss
+and the room for what a view may need do. The first one of a run is compared with the same pass made
+launch by launch.
 """
 
 from __future__ import annotations
