@@ -9,6 +9,7 @@ Density and distance take N Gaussians with K neighbours and S samples; training 
 """
 # Kernels are Warp's language, not Python's.
 # pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportArgumentType=false
+# pyright: reportCallIssue=false
 
 from __future__ import annotations
 

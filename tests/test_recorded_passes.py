@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 
@@ -19,7 +20,7 @@ from gaussian_splatting.engine.recorded_passes import rounded_up
 from gaussian_splatting.engine.stepping import RunContext, Stepper
 from gaussian_splatting.optim.adam import GroupedAdam
 from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
-from gaussian_splatting.rasterization.projection import PredictedCount
+from gaussian_splatting.rasterization.projection import IntersectionPrediction, PredictedCount
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_scene.mesh_bound import bind_to_mesh
@@ -430,6 +431,40 @@ def test_views_with_more_candidates_than_predicted_are_made_again(is_recorded, m
     assert_same_bits(stage, expected)
     assert 1 <= sum(excess > 0 for excess in excesses) <= 4
     assert sum(excess < 0 for excess in excesses) >= how["steps"] // 2
+
+
+def test_a_view_whose_candidates_were_counted_on_a_wrong_depth_is_made_a_third_time(monkeypatch):
+    how = sampling("sdf", samples=AUTO)
+    expected = state_of(trained(None, **how)[0])
+    failing = SAMPLING + 12
+    attempts = Counter()
+    train_on = CoarseStage.train_on
+    predict_tiles = IntersectionPrediction.predict
+    predict_candidates = CandidatePrediction.predict
+
+    def counted(stage, view, resources):
+        attempts[view.iteration] += 1
+        return train_on(stage, view, resources)
+
+    def short_lists(prediction, camera, n_gaussians):
+        guess = predict_tiles(prediction, camera, n_gaussians)
+        if attempts[failing] == 1 and not attempts[failing + 1]:
+            guess.capacity = 1
+        return guess
+
+    def little_room(prediction, camera, n_gaussians):
+        guess = predict_candidates(prediction, camera, n_gaussians)
+        if attempts[failing] in (1, 2) and not attempts[failing + 1]:
+            guess.capacity = 20
+        return guess
+
+    monkeypatch.setattr(CoarseStage, "train_on", counted)
+    monkeypatch.setattr(IntersectionPrediction, "predict", short_lists)
+    monkeypatch.setattr(CandidatePrediction, "predict", little_room)
+    stage, _ = trained(None, **how)
+    assert attempts.pop(failing) == 3
+    assert set(attempts.values()) == {1}
+    assert_same_bits(stage, expected)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -219,9 +219,9 @@ class Stepper:
         view = self._load(iteration, view_index)
         result = self._accumulate(view)
         self._send_next(iteration, view_index)
-        try:
-            shows_any = self._check(result, is_first)
-        except PredictionMissed:
+        shows_any = self._check(result, is_first)
+        # More than once, because with too short tile lists other numbers are counted wrong.
+        while shows_any is None:
             self._stage.model.optimizer.zero_grad()
             result = self._accumulate(view)
             shows_any = self._check(result, is_first)
@@ -248,17 +248,23 @@ class Stepper:
             return iteration, view_index + 1
         return iteration + 1, self._view_indices.start
 
-    def _check(self, result: ViewResult, is_first: bool) -> bool:
-        """Check all numbers of a view; whether it shows any Gaussian."""
+    def _check(self, result: ViewResult, is_first: bool) -> bool | None:
+        """Check all numbers of a view; whether it shows any Gaussian.
+
+        None where a predicted number was too low, which the prediction knows now.
+        """
         view = result.view
         look_at_parameters = is_first and view.iteration % PARAMETER_INTERVAL == 0
-        return check_step(
-            numbers_to_check(self._stage, result),
-            view.iteration,
-            view.camera.name,
-            look_at_parameters=look_at_parameters,
-            probes=result.probes,
-        )
+        try:
+            return check_step(
+                numbers_to_check(self._stage, result),
+                view.iteration,
+                view.camera.name,
+                look_at_parameters=look_at_parameters,
+                probes=result.probes,
+            )
+        except PredictionMissed:
+            return None
 
     def _accumulate(self, view: TrainingView) -> ViewResult:
         """The terms of one view; where memory runs out, again with the next cheaper plan."""
