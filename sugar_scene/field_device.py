@@ -182,6 +182,7 @@ def pack_compact_rows(
 @wp.kernel
 def evaluate_samples(
     first: int,
+    n_used: Ints,
     indices: Ints,
     quats: Floats2d,
     scales: Floats2d,
@@ -196,8 +197,21 @@ def evaluate_samples(
     normal_error: Floats,
     residual: Floats2d,
 ):
-    """Evaluate the fields at one sample; the residual is what the backward pass needs of them."""
+    """Evaluate the fields at one sample; the residual is what the backward pass needs of them.
+
+    Rows that are not used are like a point on a flat surface, where no term has an error.
+    """
     s = first + wp.tid()
+    if s >= n_used[0]:
+        for c in range(3):
+            points[s, c] = 0.0
+        for c in range(4):
+            residual[s, c] = 0.0
+        density[s] = 1.0
+        beta[s] = 0.0
+        plane_distance[s] = 0.0
+        normal_error[s] = 0.0
+        return
     i = indices[s]
     rotation = rotation_matrix(quat_of(quats, i))
     spread = wp.cw_mul(vec3_of(scales, i), vec3_of(noise, s)) * wp.static(SAMPLE_SPREAD)

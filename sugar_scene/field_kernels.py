@@ -34,6 +34,13 @@ PAIR_BYTES_GPU = 256 * 2**20
 _MIN_ITEMS = 256
 
 
+class UsedRows(NamedTuple):
+    """Rows that hold samples, the first ones, where only the device knows how many."""
+
+    rows: Tensor  # (S,) bool
+    number: Tensor  # (1,) int32
+
+
 def evaluate_fields(
     means: Tensor,
     quats: Tensor,
@@ -45,6 +52,7 @@ def evaluate_fields(
     density_factor: float = 1.0,
     *,
     n_owners: int | None = None,
+    used: UsedRows | None = None,
     native: bool | None = None,
 ) -> FieldSamples:
     """Sample points from Gaussians and evaluate all fields that the losses need.
@@ -56,16 +64,24 @@ def evaluate_fields(
         indices: Gaussian of each sample; those of one must be adjacent to share work. (S,)
         noise: Standard normal draws. (S, 3)
         n_owners: Most Gaussians with samples; None makes the host count them on a GPU.
+        used: Rows that hold samples, on a GPU. The others are like points on a flat surface: their
+            density is 1, other fields are 0, and gradients of them are not read. None: all.
         native: Whether to run the CPU's vector code; None: by the device.
+
+    Raises:
+        ValueError: The CPU's code is to leave rows out.
     """
     if native is None:
         native = means.device.type == "cpu"
+    if native and used is not None:
+        raise ValueError("the host knows the number of samples on a CPU, where each row is one")
     settings = _FieldSettings(
         neighbors=neighbors,
         indices=indices,
         noise=noise,
         density_factor=float(density_factor),
         n_owners=n_owners,
+        used=used,
         native=native,
     )
     return FieldSamples(*_Fields.apply(settings, means, quats, scales, opacities))
@@ -79,6 +95,7 @@ class _FieldSettings(NamedTuple):
     noise: Tensor
     density_factor: float
     n_owners: int | None
+    used: UsedRows | None
     native: bool
 
 
@@ -129,7 +146,7 @@ class _Fields(torch.autograd.Function):
         if settings.native:
             owners, starts = _runs(indices)
         else:
-            owners, starts = _short_runs(indices, settings.n_owners)
+            owners, starts = _short_runs(indices, settings.n_owners, settings.used)
         inputs = [
             quats,
             scales,
@@ -144,7 +161,12 @@ class _Fields(torch.autograd.Function):
             arguments = [owners, starts, *inputs]
             launch(evaluate_owners, owners.shape[0], arguments, min_items=_MIN_ITEMS // 8)
         else:
-            launch(field_device.evaluate_samples, n_samples, [indices, *inputs])
+            used = settings.used
+            if used is None:
+                n_used = torch.full((1,), n_samples, dtype=torch.int32, device=device)
+            else:
+                n_used = used.number
+            launch(field_device.evaluate_samples, n_samples, [n_used, indices, *inputs])
         ctx.save_for_backward(
             *_SavedFields(
                 means=means,
@@ -263,20 +285,24 @@ def _runs(indices: Tensor) -> tuple[Tensor, Tensor]:
     return owners, starts
 
 
-def _short_runs(indices: Tensor, n_owners: int | None) -> tuple[Tensor, Tensor]:
+def _short_runs(
+    indices: Tensor, n_owners: int | None, used: UsedRows | None = None
+) -> tuple[Tensor, Tensor]:
     """Return runs as :func:`_runs`, cut where they cross a multiple of ``RUN_SAMPLES``.
 
     With a bound of the number of owners nothing waits for the device, and the last runs may be
-    without samples.
+    without samples. So are runs of rows that are not used.
     """
     n_samples = indices.shape[0]
     begins = torch.empty(n_samples, dtype=torch.bool, device=indices.device)
     torch.ne(indices[1:], indices[:-1], out=begins[1:])
-    begins[:: field_sums_cuda.RUN_SAMPLES] = True
+    begins[:: field_sums_cuda.RUN_SAMPLES].fill_(True)
     if n_owners is None:
         n_runs = int(begins.sum())
     else:
         n_cuts = n_samples // field_sums_cuda.RUN_SAMPLES
         n_runs = min(n_owners + n_cuts, n_samples)
     starts = torch.nonzero_static(begins, size=n_runs + 1, fill_value=n_samples).squeeze(1)
+    if used is not None:
+        starts = starts.minimum(used.number)
     return indices[starts[:-1].clamp_max(n_samples - 1)], starts.int()

@@ -9,6 +9,7 @@ Density and distance take N Gaussians with K neighbours and S samples; training 
 """
 # Kernels are Warp's language, not Python's.
 # pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportArgumentType=false
+# pyright: reportCallIssue=false
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ import warp as wp
 from torch import Tensor
 
 from gaussian_splatting.cloud import rotation_matrices
-from sugar_utils.warp_arrays import Floats, Longs, Vec3s
+from sugar_utils.device import upload
+from sugar_utils.warp_arrays import Bools, Floats, Ints, Longs, Vec3s
 from sugar_utils.warp_launch import as_array, launch
 from sugar_utils.warp_math import hashed
 
@@ -159,24 +161,56 @@ def sdf_from_density(density: Tensor, beta: Tensor) -> Tensor:
     return beta * root
 
 
+class SampleRule(NamedTuple):
+    """Numbers of samples that are drawn, by that of Gaussians to draw in, the candidates."""
+
+    each: int  # for each candidate
+    most: int  # in all
+
+    def number(self, n_candidates: int) -> int:
+        """Return the number of samples."""
+        return min(self.most, self.each * n_candidates)
+
+
+class CountedSamples(NamedTuple):
+    """Samples whose number only the device knows, in S rows."""
+
+    indices: Tensor  # Gaussian of each sample, rising; 0 in other rows. (S,) int64
+    noise: Tensor  # offsets; 0 in other rows. (S, 3) float32
+    is_used: Tensor  # rows that hold a sample, the first ones. (S,) bool
+    n_used: Tensor  # number of these rows. (1,) int32
+
+
 @wp.kernel
 def _place_samples(
     first: int,
-    seed: wp.uint32,
-    more_seed: wp.uint32,
+    seed: Ints,
+    n_candidates: Longs,
+    each: int,
+    most: int,
     quantiles: Floats,
     candidates: Longs,
     indices: Longs,
     noise: Vec3s,
+    is_used: Bools,
+    n_used: Ints,
 ):
-    """Draw one sample: a candidate, and a normal offset; seeds are 64 bits in two halves."""
+    """Draw one sample: a candidate, and a normal offset."""
     i = first + wp.tid()
-    n = wp.int64(indices.shape[0])
-    n_candidates = wp.int64(candidates.shape[0])
-    bits = hashed(hashed(wp.uint32(i) ^ seed) + more_seed)
+    n_drawn = wp.min(n_candidates[0], wp.int64(candidates.shape[0]))
+    n = wp.min(wp.int64(each) * n_drawn, wp.int64(most))
+    if i == 0:
+        n_used[0] = int(n)
+    if wp.int64(i) >= n:
+        indices[i] = wp.int64(0)
+        noise[i] = wp.vec3()
+        is_used[i] = False
+        return
+    is_used[i] = True
+    bits = hashed(hashed(wp.uint32(i) ^ wp.uint32(seed[0])) + wp.uint32(seed[1]))
     # (i + u) * candidates / n with u of 32 bits: somewhere in the i-th of n equal parts.
-    offset = (wp.uint64(bits) * wp.uint64(n_candidates)) >> _WORD
-    indices[i] = candidates[int((wp.int64(i) * n_candidates + wp.int64(offset)) / n)]
+    offset = (wp.uint64(bits) * wp.uint64(n_drawn)) >> _WORD
+    indices[i] = candidates[int((wp.int64(i) * n_drawn + wp.int64(offset)) / n)]
     second = hashed(bits + _SECOND)
     third = hashed(bits + _THIRD)
     x = int(second >> _SHIFT)
@@ -201,21 +235,54 @@ def draw_samples(
     """
     if n_candidates is None:
         n_candidates = int(mask.sum())
-    if n_candidates == 0:
-        n_samples = 0
-    candidates = torch.nonzero_static(mask, size=n_candidates).squeeze(1)
-    indices = torch.empty(n_samples, dtype=torch.int64, device=mask.device)
-    noise = torch.empty((n_samples, 3), dtype=torch.float32, device=mask.device)
+    rule = SampleRule(n_samples, n_samples)
+    drawn = draw_counted_samples(
+        mask, mask.sum(), upload(halves_of(seed), mask.device), rule, n_candidates
+    )
+    return drawn.indices, drawn.noise
+
+
+def draw_counted_samples(
+    mask: Tensor, n_candidates: Tensor, seed: Tensor, rule: SampleRule, capacity: int
+) -> CountedSamples:
+    """Draw as :func:`draw_samples`, by a number of candidates that the host need not know.
+
+    Args:
+        n_candidates: Number of the mask's Gaussians. () int64
+        seed: See :func:`halves_of`. (2,) int32
+        capacity: Number of candidates that there is room for; those beyond it are not drawn.
+
+    Returns:
+        As many rows as samples of so many candidates.
+    """
+    n_rows = rule.number(capacity)
+    candidates = torch.nonzero_static(mask, size=capacity, fill_value=0).squeeze(1)
+    drawn = CountedSamples(
+        indices=torch.empty(n_rows, dtype=torch.int64, device=mask.device),
+        noise=torch.empty((n_rows, 3), dtype=torch.float32, device=mask.device),
+        is_used=torch.empty(n_rows, dtype=torch.bool, device=mask.device),
+        n_used=torch.empty(1, dtype=torch.int32, device=mask.device),
+    )
     arguments = [
-        wp.uint32(seed & 0xFFFFFFFF),
-        wp.uint32(seed >> 32 & 0xFFFFFFFF),
+        seed,
+        n_candidates.reshape(1),
+        rule.each,
+        rule.most,
         _normal_quantiles(mask.device),
         candidates,
-        indices,
-        as_array(noise, wp.vec3),
+        drawn.indices,
+        as_array(drawn.noise, wp.vec3),
+        drawn.is_used,
+        drawn.n_used,
     ]
-    launch(_place_samples, n_samples, arguments, min_items=_MIN_SAMPLES)
-    return indices, noise
+    launch(_place_samples, n_rows, arguments, min_items=_MIN_SAMPLES)
+    return drawn
+
+
+def halves_of(seed: int) -> Tensor:
+    """Return the low and the high 32 bits of a seed as kernels read them. (2,) int32, on the CPU"""
+    halves = np.array([seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF], dtype=np.uint32)
+    return torch.from_numpy(halves.view(np.int32))
 
 
 @functools.lru_cache(maxsize=4)

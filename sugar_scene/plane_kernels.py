@@ -131,7 +131,7 @@ def lanes_of(device: torch.device) -> int:
     return 8 if device.type == "cpu" else 1
 
 
-def _lens(camera: Camera, device: torch.device) -> Tensor:
+def lens_of(camera: Camera, device: torch.device) -> Tensor:
     """Focal lengths and principal point in pixels, where a recorded launch reads them. (4,)"""
     return camera_record(camera, device)[LENS_IN_RECORD]
 
@@ -142,7 +142,7 @@ def depth_of_planes(plane: Tensor, camera: Camera, first_row: int = 0) -> Tensor
     N and D, (R, W, 4) float32, may be columns of wider pixels.
     """
     maps = torch.empty(1, *plane.shape[:2], device=plane.device)
-    _map_planes(plane.detach(), _lens(camera, plane.device), first_row, 0, maps)
+    _map_planes(plane.detach(), lens_of(camera, plane.device), first_row, 0, maps)
     return maps[0]
 
 
@@ -200,7 +200,7 @@ class NormalErrors(torch.autograd.Function):
         total: int | Tensor,
     ):
         plane = plane.detach()
-        lens = _lens(camera, plane.device)
+        lens = lens_of(camera, plane.device)
         maps, inside = _maps_like(plane, 0.0)
         inside[4, rows] = weights[first_row : first_row + len(plane)][rows]
         _map_planes(plane, lens, first_row, _PAD, maps)
@@ -217,8 +217,8 @@ class NormalErrors(torch.autograd.Function):
 
 class DepthNormalErrors(torch.autograd.Function):
     """Depth, (R, W), blended x and y of normals, (R, W, 2), lens (fx, fy, cx, cy) of pixel centres
-    at integers, valid mask, (R, W) bool or 1, counted rows, divisor -> mean of 1 - N . n(z), which
-    is 1 where the depth map has no normal n(z).
+    at integers, (4,), valid mask, (R, W) bool or 1, counted rows, divisor -> mean of 1 - N . n(z),
+    which is 1 where the depth map has no normal n(z).
     """
 
     @staticmethod
@@ -226,22 +226,24 @@ class DepthNormalErrors(torch.autograd.Function):
         ctx,
         depth: Tensor,
         normal_xy: Tensor,
-        lens: tuple[float, float, float, float],
+        lens: Tensor,
         valid: Tensor | float,
         rows: slice,
         total: int | Tensor,
     ):
-        fx, fy, cx, cy = lens
         normal_xy = normal_xy.detach()
         maps, inside = _maps_like(normal_xy, torch.nan)
         torch.stack([depth.detach(), *normal_xy.unbind(2)], out=inside[:3])
-        inside[4, rows] = valid[rows] if isinstance(valid, Tensor) else valid
+        if isinstance(valid, Tensor):
+            inside[4, rows] = valid[rows]
+        else:
+            inside[4, rows].fill_(valid)
         # By x and y of the normals, (R, W, 2), and by depth, (R, W), one after the other.
         gradient = torch.empty(3, *depth.shape, device=depth.device)
         ctx.save_for_backward(gradient)
         ctx.total = total
         scale = constants((1.0,), depth.device)
-        shifted = constants((fx, fy, cx + 0.5, cy + 0.5), depth.device)
+        shifted = lens + constants((0.0, 0.0, 0.5, 0.5), depth.device)
         return _mean_error(compare_depth_normals, normal_xy, maps, shifted, scale, gradient, total)
 
     @staticmethod

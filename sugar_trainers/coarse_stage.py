@@ -8,8 +8,8 @@ in 2024. One stage serves the three regularisations; they differ in their terms
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -24,21 +24,45 @@ from gaussian_splatting.engine.loss_terms import LossTerm, Place, acting, backpr
 from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.stage import Stage, StepResources
-from gaussian_splatting.engine.strips import ImageSplit, ViewPass
+from gaussian_splatting.engine.strips import ViewPass
 from gaussian_splatting.engine.training_views import TrainingView, halved_mask
 from gaussian_splatting.rasterization import WARP, Rasterizer, RenderOutput, project
-from sugar_scene.geometry import draw_samples
+from gaussian_splatting.rasterization.projection import PredictedCount
 from sugar_trainers.losses import normals_from_depth
 from sugar_trainers.neighbor_search import NeighborSearch
-from sugar_trainers.sampling import SampledView, Samples, SurfaceSampler, sampling_mask
+from sugar_trainers.sampling import (
+    SampleDraws,
+    SampledView,
+    SampleSource,
+    SurfaceSampler,
+    sampling_mask,
+)
 from sugar_trainers.stage_config import CoarseConfig
 from sugar_trainers.stage_options import StageContext
 from sugar_trainers.terms import VisibleGaussians, coarse_terms
 from sugar_utils.errors import Notify
-from sugar_utils.random import derive_seed, draw_labels
 
-SampleSource = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]
-"""Draws indices and noise from a mask, a number of samples, and the iteration."""
+
+@dataclass(frozen=True)
+class CoarseView:
+    """Choices of the host for a view, before it is rendered, while the geometry is regularised."""
+
+    seed: Tensor  # of the draw of samples. (2,) int32
+    half: Camera | None  # the camera with images of half the size, for terms that look at those
+
+
+@dataclass
+class _FirstTerms:
+    """Results of the terms that do not look at the full image."""
+
+    values: dict[str, Tensor]  # by name
+    depth: Tensor | None = None  # leaf of the rendered depth, if a term at samples reads it. (H, W)
+    predicted: list[PredictedCount] = field(default_factory=list)
+
+    @property
+    def d_depth(self) -> Tensor | None:
+        """Gradient of terms at samples by the rendered depth. (H, W)"""
+        return None if self.depth is None else self.depth.grad
 
 
 class CoarseStage(Stage[TrainableCloud, CoarseConfig]):
@@ -73,7 +97,7 @@ class CoarseStage(Stage[TrainableCloud, CoarseConfig]):
         self._hull = region.hull
         self._notify = notify
         self._rasterizer = rasterizer
-        self._sample_source = sample_source
+        self._draws = SampleDraws(config, self.model.device, notify, sample_source)
         self._sampler = SurfaceSampler(config, region.extent)
         self._neighbors = NeighborSearch(self.model, config, self._samples_are_drawn)
         self.components = [*components, self._neighbors]
@@ -92,16 +116,28 @@ class CoarseStage(Stage[TrainableCloud, CoarseConfig]):
         super().begin(iteration)
 
     def prepare(self, view: TrainingView) -> TrainingView:
-        """Complete a view, and put it on its background."""
-        return self.composited(super().prepare(view))
+        """Complete a view, put it on its background, and choose the seed of its samples."""
+        view = self.composited(super().prepare(view))
+        if not self._samples_are_drawn(view.iteration):
+            return view
+        camera = view.camera
+        half = None
+        if acting(self.terms, view.iteration)["half-size image"]:
+            half = camera.resized(max(1, camera.width // 2), max(1, camera.height // 2))
+        return replace(view, surface=CoarseView(self._draws.seed(view), half))
 
     def recorded_as(self, view: TrainingView) -> Hashable | None:
-        """Return the terms; None where samples are drawn, whose number the host reads."""
-        active = acting(self.terms, view.iteration)
-        has_samples = bool(active["samples"] or active["half-size image"])
-        if has_samples or not self._is_plain(view.iteration):
+        """Return the terms, and the room for samples; None where the host has to count them."""
+        if not self._is_plain(view.iteration):
             return None
-        return tuple(term.name for terms in active.values() for term in terms)
+        active = acting(self.terms, view.iteration)
+        room = None
+        if active["samples"]:
+            guess = self._draws.room(view.camera, len(self.model))
+            if guess is None:
+                return None
+            room = guess.capacity
+        return tuple(term.name for terms in active.values() for term in terms), room
 
     def train_on(self, view: TrainingView, resources: StepResources) -> ViewResult:
         """Backpropagate every active term; see :mod:`gaussian_splatting.engine.strips`.
@@ -125,13 +161,17 @@ class CoarseStage(Stage[TrainableCloud, CoarseConfig]):
         view_pass = self.view_pass(
             projection, view, resources, farthest_depth_behind=self._config.uses_sdf
         )
-        values, depth = self._backpropagate_samples(active, leaves, view, view_pass, resources)
-        of_image, _ = view_pass.backpropagate(
-            active["image"], None if depth is None else depth.grad
-        )
+        first = self._backpropagate_samples(active, leaves, view, view_pass, resources)
+        of_image, _ = view_pass.backpropagate(active["image"], first.d_depth)
         gaussians.collect(leaves)
-        figures = report(terms, {**values, **of_image})
-        return ViewResult(view, figures, view_pass.radii, predicted=view_pass.predictions)
+        figures = report(terms, {**first.values, **of_image})
+        predicted = [*first.predicted, *view_pass.predictions]
+        return ViewResult(view, figures, view_pass.radii, predicted=predicted)
+
+    def commit(self, result: ViewResult) -> None:
+        """Let the components take note of a view, and the draws of its number of candidates."""
+        super().commit(result)
+        self._draws.note(result)
 
     def view_metrics(self, camera: Camera, output: RenderOutput) -> dict[str, float]:
         """Mean |cos| between rendered normals and those of the depth map, on solid pixels."""
@@ -170,68 +210,42 @@ class CoarseStage(Stage[TrainableCloud, CoarseConfig]):
         view: TrainingView,
         view_pass: ViewPass,
         resources: StepResources,
-    ) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Backpropagate the terms that do not look at the full image.
-
-        Returns:
-            Their values by name, and a leaf with the rendered depth that holds the gradient of
-            terms at samples; None where none of them reads depth. (H, W)
-        """
+    ) -> _FirstTerms:
+        """Backpropagate the terms that do not look at the full image."""
         sample_terms = active["samples"]
-        reads_depth = any("depth" in term.maps for term in sample_terms)
-        n_visible = None
-        if sample_terms and not reads_depth:
-            n_visible = view_pass.count()
         inputs = VisibleGaussians(leaves, view_pass.visible)
-        values = backpropagate(active["model"], inputs)
-        depth = cut(view_pass.depth()) if reads_depth else None
+        results = _FirstTerms(backpropagate(active["model"], inputs))
+        if any("depth" in term.maps for term in sample_terms):
+            results.depth = cut(view_pass.depth())
         if active["half-size image"]:
-            terms = active["half-size image"]
-            values |= self._half_size_terms(terms, leaves, view, resources.memory.split)
+            half_pass = self._half_size_pass(leaves, view, resources)
+            results.values |= half_pass.backpropagate(active["half-size image"]).values
+            results.predicted += half_pass.predictions
         if sample_terms:
-            mask = sampling_mask(leaves, view.camera, view_pass.visible, depth)
-            n_candidates = n_visible
-            if depth is not None or n_candidates is None:
-                n_candidates = int(mask.sum())
-            samples = self._draw(mask, n_candidates, view)
-            values |= self._sampler.backward(
+            mask = sampling_mask(leaves, view.camera, view_pass.visible, results.depth)
+            samples = self._draws.draw(mask, view, view.surface.seed)
+            if samples.guess is not None:
+                results.predicted.append(samples.guess)
+            results.values |= self._sampler.backward(
                 sample_terms,
                 leaves,
                 self._neighbors.found(),
                 samples,
-                SampledView(view.camera, depth, n_candidates),
+                SampledView(view.camera, results.depth),
                 resources.memory.sample_chunk or max(1, len(samples.indices)),
             )
-        return values, depth
+        return results
 
-    def _half_size_terms(
-        self, terms: Sequence[LossTerm], leaves: Gaussians, view: TrainingView, split: ImageSplit
-    ) -> dict[str, Tensor]:
-        """Backpropagate terms of depth and normals from a pass of their own at half the size."""
-        camera = view.camera
-        half = camera.resized(max(1, camera.width // 2), max(1, camera.height // 2))
+    def _half_size_pass(
+        self, leaves: Gaussians, view: TrainingView, resources: StepResources
+    ) -> ViewPass:
+        """Project depth and normals at half the size, for terms that look at nothing else."""
+        half = view.surface.half
         # No colour is rendered: zeros as its gradient, three quarters of all, need not be kept.
         shapes = replace(leaves, sh_dc=leaves.sh_dc.detach(), sh_rest=leaves.sh_rest.detach())
         projection = project(shapes, half, rgb=False, depth=True, normal=True, graph=False)
         half_view = TrainingView(half, halved_mask(view.target, half), view.iteration)
-        view_pass = ViewPass(projection, half_view, split, rasterizer=self._rasterizer)
-        return view_pass.backpropagate(terms).values
-
-    def _draw(self, mask: Tensor, n_candidates: int, view: TrainingView) -> Samples:
-        """Draw samples in Gaussians of the mask, (N,) bool."""
-        n_samples = self._config.samples_for(n_candidates)
-        if self._sample_source is not None:
-            indices, noise = self._sample_source(mask, n_samples, view.iteration)
-        else:
-            labels = draw_labels(view.iteration, view.index)
-            seed = derive_seed(self._config.random_seed, "samples", *labels)
-            indices, noise = draw_samples(mask, n_samples, seed, n_candidates)
-        if indices.numel() == 0:
-            self._notify(
-                f"iteration {view.iteration}: {view.camera.name} shows no Gaussian to sample; its "
-                "surface terms are left out"
-            )
-        return Samples(indices, noise)
+        return self.view_pass(projection, half_view, resources)
 
 
 def build_coarse_stage(

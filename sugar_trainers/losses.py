@@ -39,6 +39,14 @@ def _mean(values: Tensor, total: int | Tensor | None) -> Tensor:
     return values.sum() / max(total, 1)
 
 
+def _mean_of_rows(values: Tensor, total: int | Tensor | None, has_spare: bool) -> Tensor:
+    """The same of rows, where zeros of rows to spare may follow; these need a total."""
+    if not has_spare or total is None:
+        return _mean(values, total)
+    # The number of zeros changes the rounding of a sum: in float64, where float32 does not show it.
+    return values.sum(dtype=torch.float64).float() / total
+
+
 def opacity_entropy(
     opacities: Tensor, total: int | Tensor | None = None, counted: Tensor | None = None
 ) -> Tensor:
@@ -52,7 +60,11 @@ def opacity_entropy(
 
 
 def density_estimation_loss(
-    density: Tensor, plane_distance: Tensor, beta: Tensor, total: int | None = None
+    density: Tensor,
+    plane_distance: Tensor,
+    beta: Tensor,
+    total: int | Tensor | None = None,
+    has_spare: bool = False,
 ) -> Tensor:
     """Mean |d - exp(-delta^2 / (2 beta^2))|: the density of a cloud that is already flat.
 
@@ -60,10 +72,11 @@ def density_estimation_loss(
         density: Unclamped density at the samples. (S,)
         plane_distance: Signed distance delta to the tangent planes. (S,) world units
         beta: Scale of the field. (S,) world units
+        has_spare: Whether rows follow that are no samples; see ``_mean_of_rows``.
     """
     deviations = plane_distance / beta.clamp_min(_MIN_BETA)
     target = torch.exp(-0.5 * deviations.square())
-    return _mean((density - target).abs(), total)
+    return _mean_of_rows((density - target).abs(), total, has_spare)
 
 
 def sdf_estimation_loss(
@@ -72,6 +85,7 @@ def sdf_estimation_loss(
     extent: float,
     total: int | Tensor | None = None,
     counted: Tensor | None = None,
+    has_spare: bool = False,
 ) -> Tensor:
     """Mean of min(|sdf - |gap|| / (E / 10), 10 E).
 
@@ -83,17 +97,20 @@ def sdf_estimation_loss(
         depth_gap: Rendered depth at the sample's pixel minus the sample's depth. (S,) world units
         extent: Camera extent E in world units.
         counted: Samples that count; None for all. (S,) bool
+        has_spare: Whether rows follow that are no samples and do not count.
     """
     error = (sdf - depth_gap.abs()).abs() / (extent / 10)
     error = error.clamp_max(10 * extent)
     if counted is not None:
         error = torch.where(counted, error, 0.0)
-    return _mean(error, total)
+    return _mean_of_rows(error, total, has_spare)
 
 
-def better_normal_loss(normal_error: Tensor, total: int | None = None) -> Tensor:
+def better_normal_loss(
+    normal_error: Tensor, total: int | Tensor | None = None, *, has_spare: bool = False
+) -> Tensor:
     """Mean squared distance of normals to the weighted mean of their neighbours' normals. (S,)"""
-    return _mean(normal_error, total)
+    return _mean_of_rows(normal_error, total, has_spare)
 
 
 def normals_from_depth(depth: Tensor, fx: float, fy: float, cx: float, cy: float) -> Tensor:
@@ -127,7 +144,7 @@ def normals_from_depth(depth: Tensor, fx: float, fy: float, cx: float, cy: float
 def fused_depth_normal_consistency(
     depth: Tensor,
     normal_xy: Tensor,
-    intrinsics: tuple[float, float, float, float],
+    intrinsics: Tensor,
     *,
     rows: slice | None = None,
     total: int | Tensor | None = None,
@@ -141,7 +158,7 @@ def fused_depth_normal_consistency(
         depth: May be a column of wider pixels. (H, W) float32, world units
         normal_xy: Blended x and y of the normals in camera axes, likewise, which
             ``complete_normals`` makes unit normals towards the camera. (H, W, 2) float32
-        intrinsics: fx, fy, cx and cy in pixels, from the top left edge of this map.
+        intrinsics: fx, fy, cx and cy in pixels, from the top left edge of this map. (4,)
         rows: Rows that count; strips continue one row beyond them as a halo.
         counted: Pixels that count; None for all. (H, W) bool
     """
@@ -153,14 +170,16 @@ def fused_depth_normal_consistency(
     return DepthNormalErrors.apply(depth, normal_xy, intrinsics, weights, rows, total)
 
 
-def lookup_depth(
-    depth_map: Tensor, view_points: Tensor, fx: float, fy: float, cx: float, cy: float
-) -> Tensor:
+def lookup_depth(depth_map: Tensor, view_points: Tensor, intrinsics: Tensor) -> Tensor:
     """Read a depth map, (H, W), where points in camera axes, (S, 3), project. (S,) world units
 
     Bilinearly, clamped at the border; gradients reach the map and the points. Points with z below
     ``MIN_VIEW_Z`` have no pixel: their values are finite but mean nothing, mask them out.
+
+    Args:
+        intrinsics: fx, fy, cx and cy in pixels. (4,)
     """
+    fx, fy, cx, cy = intrinsics.unbind()
     x, y, z = view_points.unbind(-1)
     z = torch.where(z > MIN_VIEW_Z, z, 1.0)
     u = fx * x / z + cx

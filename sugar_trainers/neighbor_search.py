@@ -43,7 +43,11 @@ class NeighborSearch(Component):
             means = self._model.cloud.means.detach()
             batch = self._config.knn_batch_size
             result = nearest_neighbors(means, self._config.n_neighbors, query_batch=batch)
-            self.indices = result.indices
+            if self.indices is None:
+                self.indices = result.indices
+            else:
+                # A recorded pass reads them where they were when it was recorded.
+                self.indices.copy_(result.indices)
 
     def found(self) -> Tensor:
         """Neighbours of the last search. (N, K) int32

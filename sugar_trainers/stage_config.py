@@ -26,6 +26,7 @@ from gaussian_splatting.shared_flags import (
     schedule_scale,
     white_background,
 )
+from sugar_scene.geometry import SampleRule
 from sugar_scene.mesh_bound import LAYOUTS
 from sugar_utils import flags
 from sugar_utils.flags import AUTO, Automatic
@@ -195,11 +196,16 @@ class CoarseConfig(SugarConfig):
         """Factor of the density field; its reciprocal K keeps the sdf field below 1."""
         return 1.0 / 16.0 if self.uses_sdf else 1.0
 
+    @property
+    def sample_rule(self) -> SampleRule:
+        """Rule for the number of points that are drawn."""
+        if self.sdf_samples == AUTO:
+            return SampleRule(SAMPLES_EACH, MOST_SAMPLES)
+        return SampleRule(self.sdf_samples, self.sdf_samples)
+
     def samples_for(self, n_candidates: int) -> int:
         """Points to draw where so many Gaussians may be drawn."""
-        if self.sdf_samples == AUTO:
-            return min(MOST_SAMPLES, SAMPLES_EACH * n_candidates)
-        return self.sdf_samples
+        return self.sample_rule.number(n_candidates)
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result, as JSON values."""

@@ -19,6 +19,7 @@ from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.rasterization import project
 from sugar_scene.field_kernels import pair_bytes
 from sugar_scene.mesh_bound import BoundCloud
+from sugar_trainers.sampling import room_of_samples
 from sugar_trainers.stage_config import CoarseConfig, MultiviewConfig, RefineConfig
 from sugar_utils.console import Console
 
@@ -77,6 +78,7 @@ def _surface_load(step: StepLoad, cloud: GaussianCloud, config: CoarseConfig) ->
         step,
         geometry=geometry,
         samples=config.samples_for(len(cloud)),
+        sampled_room=room_of_samples(cloud.means.device),
         neighbors=config.n_neighbors,
         pair_bytes=pair_bytes(cloud.means.device),
     )

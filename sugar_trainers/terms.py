@@ -12,12 +12,13 @@ from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.engine.loss_terms import COLOR, LossTerm
 from gaussian_splatting.engine.training_views import ImageStrip
 from sugar_scene.geometry import sdf_from_density
-from sugar_scene.plane_kernels import NormalErrors, PlanesAt
+from sugar_scene.plane_kernels import NormalErrors, PlanesAt, lens_of
 from sugar_trainers import losses
 from sugar_trainers.losses import MIN_VIEW_Z
 from sugar_trainers.sampling import SampleChunk, depth_gap
 from sugar_trainers.stage_config import CoarseConfig, MultiviewConfig
 from sugar_trainers.view_comparison import view_errors
+from sugar_utils.device import constants
 
 PLANE = "plane"  # map of a view that holds blended planes
 
@@ -58,8 +59,10 @@ def _entropy(inputs: VisibleGaussians) -> Tensor:
 
 
 def _depth_normals(strip: ImageStrip) -> Tensor:
-    camera = strip.view.camera
-    intrinsics = (camera.fx, camera.fy, camera.cx, camera.cy - strip.rows.start)
+    device = strip.depth.device
+    intrinsics = lens_of(strip.view.camera, device)
+    if strip.rows.start > 0:
+        intrinsics = intrinsics - constants((0.0, 0.0, 0.0, float(strip.rows.start)), device)
     return losses.fused_depth_normal_consistency(
         strip.depth,
         strip.normal_xy,
@@ -73,7 +76,7 @@ def _depth_normals(strip: ImageStrip) -> Tensor:
 def _density(chunk: SampleChunk) -> Tensor:
     fields = chunk.fields
     return losses.density_estimation_loss(
-        fields.density, fields.plane_distance, fields.beta, chunk.total
+        fields.density, fields.plane_distance, fields.beta, chunk.total, chunk.has_spare
     )
 
 
@@ -81,17 +84,21 @@ def _sdf(chunk: SampleChunk) -> Tensor:
     sdf = sdf_from_density(chunk.fields.density, chunk.fields.beta)
     view_points = chunk.axes.to_view(chunk.fields.points)
     in_front = view_points[:, 2].detach() > MIN_VIEW_Z
+    if chunk.used is not None:
+        in_front = in_front & chunk.used
     total = chunk.total_in_front
     if total is None:
         total = in_front.sum().clamp_min(1)
     if chunk.depth is None:
         raise ValueError("the sdf term names the depth map among those that it reads")
-    gap = depth_gap(chunk.depth, view_points, chunk.axes.camera)
-    return losses.sdf_estimation_loss(sdf, gap, chunk.extent, total, in_front)
+    gap = depth_gap(chunk.depth, view_points, chunk.axes)
+    return losses.sdf_estimation_loss(sdf, gap, chunk.extent, total, in_front, chunk.has_spare)
 
 
 def _normal(chunk: SampleChunk) -> Tensor:
-    return losses.better_normal_loss(chunk.fields.normal_error, chunk.total)
+    return losses.better_normal_loss(
+        chunk.fields.normal_error, chunk.total, has_spare=chunk.has_spare
+    )
 
 
 def multiview_terms(config: MultiviewConfig, extent: float) -> tuple[LossTerm, ...]:

@@ -26,7 +26,7 @@ from gaussian_splatting.rasterization import (
     project,
     rasterize,
 )
-from gaussian_splatting.rasterization.projection import PredictedIntersections
+from gaussian_splatting.rasterization.projection import PredictedCount
 from sugar_scene.plane_kernels import (
     ALL_PATCHES,
     NO_PATCHES,
@@ -109,14 +109,14 @@ class SurfaceView:
     edges: Tensor  # see edge_weights; (H, W)
     comparison: Comparison | None  # None where the view has no neighbour
     # What was taken for the neighbour's number of tile intersections.
-    predicted: tuple[PredictedIntersections, ...] = ()
+    predicted: tuple[PredictedCount, ...] = ()
 
 
 class _PlanesDepth(NamedTuple):
     """Depth of a view's planes, and what was taken for its number of tile intersections."""
 
     depth: Tensor  # 0 where unknown. (H, W) world units
-    predicted: tuple[PredictedIntersections, ...]
+    predicted: tuple[PredictedCount, ...]
 
 
 @dataclass(frozen=True)

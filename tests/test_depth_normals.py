@@ -11,7 +11,7 @@ from sugar_trainers.losses import fused_depth_normal_consistency
 from tests.support.depth_normals import depth_normal_consistency
 
 ROWS = 16  # of which strips and maps have more or less
-LENS = (21.0, 19.0, 11.5, 8.0)
+LENS = torch.tensor([21.0, 19.0, 11.5, 8.0])  # fx, fy, cx, cy
 
 
 def made_maps(height, width, seed=0):
@@ -85,7 +85,7 @@ def test_strips_add_up_to_the_map(masked):
         strip = as_leaves(depth[top:end], normal_xy[top:end])
         part = fused_depth_normal_consistency(
             *strip,
-            (*LENS[:3], LENS[3] - top),
+            LENS - torch.tensor([0.0, 0.0, 0.0, top]),
             rows=slice(first - top, last - top),
             total=total,
             counted=counted[top:end] if masked else None,

@@ -9,7 +9,7 @@ import torch
 import warp as wp
 
 from sugar_scene import field_device, field_kernels, field_sums_cuda
-from sugar_scene.field_kernels import evaluate_fields
+from sugar_scene.field_kernels import UsedRows, evaluate_fields
 from sugar_scene.geometry import (
     FieldSamples,
     neighbor_opacities,
@@ -419,3 +419,47 @@ def test_a_bound_of_the_owners_changes_no_bit(at_most):
         assert torch.equal(a, b)
     for name, expected in grads.items():
         assert all(torch.equal(a, b) for a, b in zip(found[name], expected, strict=True))
+
+
+def as_on_a_gpu(scene, indices, noise, used=None):
+    """Fields and their gradients by one weight for each row, on the path of GPUs."""
+    neighbors = nearest_neighbors(scene[0], 6).indices
+    leaves = [tensor.detach().requires_grad_(True) for tensor in scene]
+    fields = evaluate_fields(
+        *leaves, neighbors, indices, noise, native=False, n_owners=60, used=used
+    )
+    weights = torch.randn(1_000, generator=torch.Generator().manual_seed(99))[: len(indices)]
+    scalars = torch.stack([*fields.points.unbind(1), *fields[1:]])
+    return fields, torch.autograd.grad((scalars * weights).sum(), leaves)
+
+
+@pytest.mark.parametrize("n_spare", [1, 300])
+@pytest.mark.parametrize("n_used", [0, 1, 128, 500])
+def test_rows_that_are_not_used_change_no_bit_of_the_others(n_used, n_spare):
+    scene = clustered_scene(60, 4)
+    indices, noise = (tensor[:n_used] for tensor in draws(60, 500, 4))
+    n_rows = n_used + n_spare
+    used = UsedRows(torch.arange(n_rows) < n_used, torch.tensor([n_used], dtype=torch.int32))
+    # What the others hold is not read.
+    more_indices = torch.cat([indices, torch.full((n_spare,), 7)])
+    more_noise = torch.cat([noise, torch.full((n_spare, 3), torch.nan)])
+    found, found_grads = as_on_a_gpu(scene, more_indices, more_noise, used)
+    assert (found.density[n_used:] == 1).all()
+    for field in (found.points, found.beta, found.plane_distance, found.normal_error):
+        assert not field[n_used:].any()
+    if n_used == 0:
+        assert not any(grad.any() for grad in found_grads)
+        return
+    fields, grads = as_on_a_gpu(scene, indices, noise)
+    for field, other in zip(fields, found, strict=True):
+        assert torch.equal(field, other[:n_used])
+    for grad, other in zip(grads, found_grads, strict=True):
+        assert torch.equal(grad, other)
+
+
+def test_the_code_for_cpus_takes_rows_of_samples_only():
+    scene = clustered_scene(60, 4)
+    used = UsedRows(torch.ones(2, dtype=torch.bool), torch.tensor([2], dtype=torch.int32))
+    neighbors = nearest_neighbors(scene[0], 6).indices
+    with pytest.raises(ValueError, match="each row is one"):
+        evaluate_fields(*scene, neighbors, torch.tensor([0, 1]), torch.zeros(2, 3), used=used)

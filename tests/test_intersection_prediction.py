@@ -23,7 +23,7 @@ from gaussian_splatting.rasterization import (
 )
 from gaussian_splatting.rasterization.projection import (
     IntersectionPrediction,
-    PredictedIntersections,
+    PredictedCount,
 )
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
@@ -46,7 +46,7 @@ def guessed(projection, spare: int):
     """Tile lists with room for so many more pairs than there are; and the guess."""
     n_intersections = int(projection.tile_counts.sum())
     prediction = IntersectionPrediction()
-    guess = PredictedIntersections(prediction, projection.camera, 250, n_intersections + spare)
+    guess = PredictedCount(prediction, projection.camera, 250, n_intersections + spare)
     projection.prediction = guess
     return build_tile_lists(projection, blocks=True), guess
 
@@ -145,7 +145,7 @@ def state_of(stage):
 @pytest.mark.parametrize("short", [False, True], ids=["enough room", "too little"])
 def test_training_has_the_same_bits_with_guesses_and_without(short, views_per_step, monkeypatch):
     guess = IntersectionPrediction.predict
-    record = PredictedIntersections.record
+    record = PredictedCount.record
     recorded = []
     monkeypatch.setattr(IntersectionPrediction, "predict", lambda *_: None)
     expected = state_of(trained(4, views_per_step))
@@ -162,7 +162,7 @@ def test_training_has_the_same_bits_with_guesses_and_without(short, views_per_st
         return record(found, excess)
 
     monkeypatch.setattr(IntersectionPrediction, "predict", guess_short)
-    monkeypatch.setattr(PredictedIntersections, "record", record_watched)
+    monkeypatch.setattr(PredictedCount, "record", record_watched)
     found = state_of(trained(4, views_per_step))
     missed = sum(excess > 0 for excess in recorded)
     seen_before = 4 * views_per_step - 1

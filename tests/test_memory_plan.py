@@ -109,6 +109,18 @@ def test_gradients_of_bands_are_counted_where_they_are_formed():
     assert bands_of("sh_rest", "background_sh_rest") == 2 * N * 180
 
 
+def test_room_for_samples_of_other_views_is_counted():
+    load = replace(
+        loads_of(OptimizerConfig())["geometry"],
+        view=ViewLoad(64, 48, visible=100_000, intersections=1),
+        pair_bytes=2**30,
+    )
+    name = "neighbor gradients"
+    exact = predict(load, FIRST)[name]
+    roomy = predict(replace(load, sampled_room=1.3), FIRST)[name]
+    assert roomy == pytest.approx(1.3 * exact)
+
+
 def test_plenty_of_memory_keeps_everything_whole_and_all_photographs():
     choice = chosen(8e9)
     assert choice.plan == FIRST

@@ -21,6 +21,7 @@ from gaussian_splatting.optim.adam_steps import (
 from gaussian_splatting.optim.optimizer_config import STATE_FORMATS, OptimizerConfig
 from gaussian_splatting.optim.schedule import LearningRates
 from sugar_utils.errors import UserError
+from sugar_utils.random import derive_seed
 
 WIDTH = 45
 CONFIGS = [
@@ -301,6 +302,40 @@ def test_each_step_rounds_by_other_random_bits():
     a, b, c = (adam.moments()["sh_rest"]["exp_avg"] for adam in adams)
     assert torch.equal(a, b)
     assert not torch.equal(a, c)
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["as on a CPU", "as on a GPU"])
+def test_the_seed_of_a_rounded_parameter_is_derived_once_a_step(together, monkeypatch):
+    derived = []
+
+    def counted(*labels):
+        derived.append(labels)
+        return derive_seed(*labels)
+
+    expected = make(OptimizerConfig("bf16"))
+    step(expected, 1)
+    monkeypatch.setattr(f"{GroupedAdam.__module__}.derive_seed", counted)
+    monkeypatch.setattr(f"{GroupedAdam.__module__}.in_one_launch", lambda device: together)
+    found = make(OptimizerConfig("bf16"))
+    step(found, 1)
+    assert len(derived) == len(set(derived)) == 2
+    assert_same(snapshot(found), snapshot(expected))
+
+
+def test_rows_are_rounded_as_in_the_whole_and_only_by_numbers_of_the_host():
+    value = random(6, WIDTH).bfloat16()
+    moments = {name: torch.zeros(6, WIDTH, dtype=torch.bfloat16) for name in MOMENTS}
+    gradient = random(6, WIDTH, seed=4).bfloat16()
+    state = ParameterState(value, moments, rate=0.1, count=1, seed=2**32 - 40)
+    pieces = copy.deepcopy(state)
+    step_rounding(Stepped(state, gradient))
+    for start in (0, 2, 4):
+        rows = slice(start, start + 2)
+        step_rounding(Stepped(pieces.rows(rows), gradient[rows]))
+    assert torch.equal(pieces.value, value)
+    assert torch.equal(pieces.moments["exp_avg"], moments["exp_avg"])
+    with pytest.raises(ValueError, match="numbers of the host"):
+        state._replace(on_device=state.inputs()).rows(slice(0, 2))
 
 
 def cloud(n: int) -> GaussianCloud:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 
@@ -18,17 +20,26 @@ from gaussian_splatting.engine.recorded_passes import rounded_up
 from gaussian_splatting.engine.stepping import RunContext, Stepper
 from gaussian_splatting.optim.adam import GroupedAdam
 from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
+from gaussian_splatting.rasterization.projection import IntersectionPrediction, PredictedCount
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_scene.reprojection import NeighborViews
+from sugar_trainers import sampling as candidates
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.multiview_stage import MultiviewStage, comparison_rule
 from sugar_trainers.refine_stage import RefineStage
-from sugar_trainers.stage_config import CoarseConfig, MultiviewConfig, RefineConfig
+from sugar_trainers.sampling import CandidatePrediction
+from sugar_trainers.stage_config import (
+    CoarseConfig,
+    CoarseSchedule,
+    MultiviewConfig,
+    RefineConfig,
+)
 from sugar_trainers.view_comparison import ComparisonRule, ViewComparer
 from sugar_utils.console import Console
 from sugar_utils.errors import TrainingError
+from sugar_utils.flags import AUTO
 from tests.support import cpu_recorder
 from tests.support.cpu_recorder import CpuRecorder, CpuRecording
 from tests.support.launches import gpu_paths
@@ -46,6 +57,7 @@ CASE = Case("recorded passes", 300, 48, 36, 1, radius=6.0)
 EXTENT = 5.0
 FIRST = 592  # a round of densification follows iteration 600
 STEPS = 16
+SAMPLING = 8_998  # faint Gaussians are removed, and samples drawn, after the third iteration
 
 
 def cameras():
@@ -92,11 +104,18 @@ def multiview_stage(views, photographs):
     return MultiviewStage(cloud, config, Region(EXTENT), views, comparer, lambda message: None)
 
 
-def coarse_stage(views, photographs):
-    """The stage of SuGaR while opacities become binary, before samples are drawn."""
+def coarse_stage(views, photographs, mode="dn_consistency", samples=100, notes=None, **settings):
+    """The stage of SuGaR; neighbours are searched in every eighth iteration."""
     cloud = as_cloud(make_scene(CASE)[0])
-    config = CoarseConfig("dn_consistency", sdf_samples=100)
-    return CoarseStage(cloud, config, Region(EXTENT), lambda message: None)
+    schedule = CoarseSchedule(neighbor_interval=8)
+    config = CoarseConfig(mode, schedule=schedule, sdf_samples=samples, **settings)
+    return CoarseStage(cloud, config, Region(EXTENT), [].append if notes is None else notes.append)
+
+
+def sampling(mode, **settings):
+    """A case of the stage of SuGaR in which most iterations draw samples."""
+    build = partial(coarse_stage, mode=mode, **settings)
+    return {"build": build, "first": SAMPLING, "steps": 24}
 
 
 def refine_stage(views, photographs, compared=False):
@@ -113,18 +132,44 @@ def refine_stage(views, photographs, compared=False):
     return RefineStage(cloud, RefineConfig(), EXTENT, comparer=comparer)
 
 
-def trained(recorder, *, build=vanilla_stage, first=FIRST, photographs=picture, steps=STEPS):
-    """A stage after some steps on the paths of GPUs, and its warnings."""
-    views = cameras()
-    stage = build(views, photographs)
+def trained(
+    recorder,
+    *,
+    build=vanilla_stage,
+    first=FIRST,
+    photographs=picture,
+    steps=STEPS,
+    views=None,
+    losses=None,
+    resumed_after=None,
+):
+    """A stage after some steps on the paths of GPUs, and its warnings.
+
+    Args:
+        losses: Gets the weighted sum of each step.
+        resumed_after: Steps after which another stage takes over what a checkpoint holds.
+    """
+    views = views or cameras()
     console = Console()
     warnings = []
     console.warn = warnings.append
     context = RunContext(MadeUpPhotographs(photographs), console, recorder=recorder)
-    stepper = Stepper(stage, views, context, first=first, seed=0)
+
+    def begin():
+        stage = build(views, photographs)
+        return stage, Stepper(stage, views, context, first=first, seed=0)
+
+    stage, stepper = begin()
     with gpu_paths():
-        for iteration in range(first, first + steps):
-            stepper.step(iteration, None)
+        for step in range(steps):
+            if step == resumed_after:
+                saved = copy.deepcopy((stage.model.state(), stage.extra_state()))
+                stage, stepper = begin()
+                stage.model.restore(saved[0])
+                stage.restore_extra(saved[1])
+            total = stepper.step(first + step, None)
+            if losses is not None:
+                losses.append(float(total.terms["loss"]))
     return stage, warnings
 
 
@@ -156,6 +201,15 @@ CASES = {
     "masked": {"photographs": masked},
     "rounded": {"build": partial(vanilla_stage, optimizer=OptimizerConfig("bf16", True))},
     "coarse": {"build": coarse_stage, "first": 8_982, "steps": 24},
+    "dn_consistency": sampling("dn_consistency"),
+    "dn_consistency, auto": sampling("dn_consistency", samples=AUTO),
+    "dn_consistency, half size": sampling("dn_consistency", full_res_normals=False),
+    "dn_consistency, masked": sampling("dn_consistency") | {"photographs": masked},
+    "density": sampling("density"),
+    "density, auto, chunks": sampling("density", samples=AUTO, sample_chunk=150),
+    "sdf": sampling("sdf"),
+    "sdf, auto": sampling("sdf", samples=AUTO),
+    "sdf, auto, chunks": sampling("sdf", samples=AUTO, sample_chunk=150),
     "refined": {"build": refine_stage},
     "refined, compared": {"build": partial(refine_stage, compared=True)},
     "refined, compared, masked": {
@@ -172,7 +226,13 @@ CASES = {
 }
 """Stages and photographs, and when a round of densification is near."""
 
-SLOW = ("multiview, masked", "refined, compared, masked")
+SLOW = (
+    "multiview, masked",
+    "refined, compared, masked",
+    "dn_consistency, masked",
+    "density, auto, chunks",
+    "sdf, auto, chunks",
+)
 MARKED = [pytest.param(case, marks=pytest.mark.slow) if case in SLOW else case for case in CASES]
 
 
@@ -190,9 +250,10 @@ def test_training_has_the_same_bits_as_without(case, monkeypatch):
     assert_same_bits(recorded_stage, state_of(stage))
     assert warnings == []
     # Most steps are repetitions, and those after the change have recordings of their own.
+    n_steps = how.get("steps", STEPS)
     assert 1 <= len(recorder.recordings) <= STEPS // 3
-    assert sum(recording.n_replays for recording in recorder.recordings) >= STEPS // 2
-    assert len(made) >= STEPS // 2, "the host made the steps"
+    assert sum(recording.n_replays for recording in recorder.recordings) >= n_steps // 2
+    assert len(made) >= n_steps // 2, "the host made the steps"
 
 
 @pytest.mark.parametrize(
@@ -300,6 +361,121 @@ def test_a_pass_in_which_the_host_reads_goes_on_without_recordings(monkeypatch):
     assert_same_bits(stage, state_of(expected))
     (line,) = warnings
     assert "without CUDA graphs: the host waits for a number" in line
+
+
+MODES = ("dn_consistency", "density", "sdf")
+
+
+def away(camera):
+    """A camera that looks the other way."""
+    turned = np.diag([-1.0, 1.0, -1.0])
+    return replace(camera, name="view 9", rotation=turned)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_recording_serves_views_without_a_gaussian_to_sample(mode):
+    views = [*cameras(), away(cameras()[0])]
+    results = []
+    for recorder in (None, CpuRecorder()):
+        notes, losses = [], []
+        how = sampling(mode, samples=AUTO, notes=notes) | {"views": views, "losses": losses}
+        stage, warnings = trained(recorder, **how)
+        results.append((state_of(stage), notes, losses))
+        assert len(warnings) == 1
+        assert "view 9 shows no Gaussian (iteration" in warnings[0]
+    assert_same_bits(stage, results[0][0])
+    assert results[0][1:] == results[1][1:]
+    # Four of the views were sampled in the recorded part, one after another of which it was told.
+    told = [note for note in notes if "shows no Gaussian to sample" in note]
+    assert len(told) >= 4
+    assert all("view 9" in note for note in told)
+    assert sum(recording.n_replays for recording in recorder.recordings) >= 12
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_without_samples_change_no_bit(mode, monkeypatch):
+    """The room for samples is as large as they are, or larger."""
+    how = sampling(mode, samples=AUTO)
+    losses = []
+    stage, _ = trained(None, losses=losses, **how)
+    expected = state_of(stage)
+    exact = []
+    monkeypatch.setattr(CandidatePrediction, "predict", lambda *_: None)
+    stage, _ = trained(None, losses=exact, **how)
+    assert_same_bits(stage, expected)
+    assert exact == losses
+
+
+@pytest.mark.parametrize("is_recorded", [False, True], ids=["launches", "recorded"])
+def test_views_with_more_candidates_than_predicted_are_made_again(is_recorded, monkeypatch):
+    views = []
+    for camera, shift in zip(cameras(), (3.0, 1.5, 0.0), strict=True):
+        views.append(replace(camera, translation=np.array([shift, 0.0, 0.0])))
+    how = sampling("sdf", samples=AUTO) | {"views": views}
+    expected = state_of(trained(None, **how)[0])
+    monkeypatch.setattr(candidates, "MARGIN", 1.0)
+    monkeypatch.setattr(candidates, "SPARE", 0)
+    monkeypatch.setattr(candidates, "rounded_up", lambda capacity: capacity)
+    excesses = []
+    record = PredictedCount.record
+
+    def watched(guess, excess):
+        if isinstance(guess.predictor, CandidatePrediction):
+            excesses.append(excess)
+        return record(guess, excess)
+
+    monkeypatch.setattr(PredictedCount, "record", watched)
+    recorder = CpuRecorder() if is_recorded else None
+    stage, warnings = trained(recorder, **how)
+    assert warnings == []
+    assert_same_bits(stage, expected)
+    assert 1 <= sum(excess > 0 for excess in excesses) <= 4
+    assert sum(excess < 0 for excess in excesses) >= how["steps"] // 2
+
+
+def test_a_view_whose_candidates_were_counted_on_a_wrong_depth_is_made_a_third_time(monkeypatch):
+    how = sampling("sdf", samples=AUTO)
+    expected = state_of(trained(None, **how)[0])
+    failing = SAMPLING + 12
+    attempts = Counter()
+    train_on = CoarseStage.train_on
+    predict_tiles = IntersectionPrediction.predict
+    predict_candidates = CandidatePrediction.predict
+
+    def counted(stage, view, resources):
+        attempts[view.iteration] += 1
+        return train_on(stage, view, resources)
+
+    def short_lists(prediction, camera, n_gaussians):
+        guess = predict_tiles(prediction, camera, n_gaussians)
+        if attempts[failing] == 1 and not attempts[failing + 1]:
+            guess.capacity = 1
+        return guess
+
+    def little_room(prediction, camera, n_gaussians):
+        guess = predict_candidates(prediction, camera, n_gaussians)
+        if attempts[failing] in (1, 2) and not attempts[failing + 1]:
+            guess.capacity = 20
+        return guess
+
+    monkeypatch.setattr(CoarseStage, "train_on", counted)
+    monkeypatch.setattr(IntersectionPrediction, "predict", short_lists)
+    monkeypatch.setattr(CandidatePrediction, "predict", little_room)
+    stage, _ = trained(None, **how)
+    assert attempts.pop(failing) == 3
+    assert set(attempts.values()) == {1}
+    assert_same_bits(stage, expected)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_resumed_run_has_the_same_bits(mode):
+    how = sampling(mode, samples=AUTO)
+    losses, again = [], []
+    stage, _ = trained(CpuRecorder(), losses=losses, **how)
+    expected = state_of(stage)
+    resumed, _ = trained(CpuRecorder(), losses=again, resumed_after=14, **how)
+    assert_same_bits(resumed, expected)
+    assert again == losses
 
 
 def test_tile_lists_have_few_sizes():

@@ -1,13 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws of samples: who may be drawn, in which order, and how often."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from scipy.special import ndtri
 
-from sugar_scene.geometry import draw_samples
+from gaussian_splatting.engine.component import ViewResult
+from gaussian_splatting.engine.training_views import TrainingView
+from sugar_scene.geometry import SampleRule, draw_counted_samples, draw_samples, halves_of
+from sugar_trainers import sampling
+from sugar_trainers.sampling import CandidatePrediction, SampleDraws
+from sugar_trainers.stage_config import CoarseConfig
+from sugar_utils.flags import AUTO
 from sugar_utils.random import derive_seed
+from tests.support.random_scenes import look_at
 
 
 def test_only_masked_gaussians_are_drawn_and_they_come_sorted():
@@ -103,3 +112,92 @@ def test_a_known_number_of_candidates_changes_no_draw():
     found = draw_samples(mask, 300, derive_seed(4), int(mask.sum()))
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     assert bool(mask[found[0]].all())
+
+
+def drawn_on_device(mask, rule, capacity, seed=4):
+    return draw_counted_samples(mask, mask.sum(), halves_of(derive_seed(seed)), rule, capacity)
+
+
+@pytest.mark.parametrize("rule", [SampleRule(4, 10_000), SampleRule(4, 90), SampleRule(300, 300)])
+@pytest.mark.parametrize("capacity", [50, 77, 100])
+def test_room_to_spare_changes_no_draw_and_holds_zeros(rule, capacity):
+    mask = torch.arange(100) % 2 == 0
+    n = rule.number(50)
+    expected = draw_samples(mask, n, derive_seed(4))
+    drawn = drawn_on_device(mask, rule, capacity)
+    assert len(drawn.indices) == rule.number(capacity)
+    assert drawn.n_used.tolist() == [n]
+    assert torch.equal(drawn.is_used, torch.arange(len(drawn.indices)) < n)
+    assert torch.equal(drawn.indices[:n], expected[0])
+    assert torch.equal(drawn.noise[:n], expected[1])
+    assert not drawn.indices[n:].any()
+    assert not drawn.noise[n:].any()
+
+
+def test_more_candidates_than_there_is_room_for_are_not_drawn():
+    mask = torch.ones(100, dtype=torch.bool)
+    drawn = drawn_on_device(mask, SampleRule(4, 10_000), 30)
+    assert drawn.n_used.tolist() == [120]
+    assert drawn.indices.unique().tolist() == list(range(30))
+
+
+@pytest.mark.parametrize("rule", [SampleRule(4, 10_000), SampleRule(300, 300)])
+def test_an_empty_mask_uses_no_row(rule):
+    drawn = drawn_on_device(torch.zeros(9, dtype=torch.bool), rule, 5)
+    assert drawn.n_used.tolist() == [0]
+    assert not drawn.is_used.any()
+    assert not drawn.indices.any()
+
+
+def view_of(name, iteration=9_101):
+    camera = look_at((1.2, 0.6, 0.4), width=32, height=24, focal=60.0)
+    return TrainingView(replace(camera, name=name), None, iteration)
+
+
+def test_on_a_cpu_every_view_has_exact_numbers():
+    draws = SampleDraws(CoarseConfig(sdf_samples=AUTO), torch.device("cpu"), print)
+    for n in (40, 10, 60):
+        mask = torch.arange(100) < n
+        view = view_of("view")
+        samples = draws.draw(mask, view, draws.seed(view))
+        assert len(samples.indices) == 4 * n
+        assert samples.total == 4 * n
+        assert samples.used is None
+        assert samples.guess is None
+
+
+def test_on_a_gpu_the_host_knows_the_number_of_the_first_view_only(monkeypatch):
+    monkeypatch.setattr(sampling, "counts_on_device", lambda device: True)
+    monkeypatch.setattr(sampling, "SPARE", 0)
+    notes = []
+    draws = SampleDraws(CoarseConfig(sdf_samples=AUTO), torch.device("cpu"), notes.append)
+    rooms = []
+    for n in (40, 10, 60, 30, 0):
+        mask = torch.arange(100) < n
+        view = view_of(f"view of {n}")
+        samples = draws.draw(mask, view, draws.seed(view))
+        guess = samples.guess
+        rooms.append(len(samples.indices) // 4)
+        if guess is None:
+            continue
+        assert float(guess.excess) == n - guess.capacity
+        assert guess.record(float(guess.excess)) == (n <= guess.capacity)
+        draws.note(ViewResult(view, {}, torch.zeros(0), predicted=[guess]))
+        assert int(samples.total) == max(1, 4 * min(n, guess.capacity))
+    # As many as in any view before, and a tenth more, rounded up; no more than there are.
+    assert rooms[0] == 40
+    assert 44 <= rooms[1] == rooms[2] <= 53
+    assert 66 <= rooms[3] == rooms[4] <= 80
+    (note,) = notes
+    assert "iteration 9101: view of 0 shows no Gaussian to sample" in note
+
+
+def test_candidates_of_another_number_of_gaussians_predict_nothing():
+    prediction = CandidatePrediction()
+    camera = view_of("view").camera
+    assert prediction.predict(camera, 100) is None
+    prediction.record(camera, 100, 90)
+    assert prediction.predict(camera, 100).capacity == 100
+    assert prediction.predict(camera, 70) is None
+    prediction.record(camera, 70, 5)
+    assert prediction.predict(camera, 70).capacity == 70

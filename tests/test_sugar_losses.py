@@ -69,7 +69,7 @@ class GoldenSamples:
     def depth_at(self, view_points: torch.Tensor) -> torch.Tensor:
         c = self.camera
         depth_map = torch.tensor(self.case["out_depth_map"])
-        return lookup_depth(depth_map, view_points, c.fx, c.fy, c.cx, c.cy)
+        return lookup_depth(depth_map, view_points, torch.tensor([c.fx, c.fy, c.cx, c.cy]))
 
 
 @pytest.fixture(scope="module", params=[evaluate_fields_reference, evaluate_fields])
@@ -299,13 +299,13 @@ def test_depth_is_read_between_pixel_centres_and_clamped_at_the_border():
     pixels = torch.tensor([[0.5, 0.5], [2.0, 0.5], [1.5, 2.0], [-50.0, 99.0]])
     z = torch.tensor([1.0, 2.0, 3.0, 1.0])
     points = torch.cat([(pixels - torch.tensor([2.0, 1.5])) / 10 * z[:, None], z[:, None]], dim=1)
-    found = lookup_depth(depth, points, 10.0, 10.0, 2.0, 1.5)
+    found = lookup_depth(depth, points, torch.tensor([10.0, 10.0, 2.0, 1.5]))
     torch.testing.assert_close(found, torch.tensor([0.0, 1.5, 7.0, 8.0]), atol=1e-4, rtol=0)
 
 
 def test_points_behind_the_camera_read_finite_depths_without_poisoning_gradients():
     points = torch.tensor([[0.1, 0.1, 0.0], [0.1, 0.1, -1.0]], requires_grad=True)
-    found = lookup_depth(torch.rand(4, 4), points, 5.0, 5.0, 2.0, 2.0)
+    found = lookup_depth(torch.rand(4, 4), points, torch.tensor([5.0, 5.0, 2.0, 2.0]))
     found.sum().backward()
     assert found.isfinite().all()
     assert points.grad.isfinite().all()

@@ -578,9 +578,10 @@ def gradients_in_one_backward(scene: TinyScene, config: CoarseConfig) -> tuple[d
         config.density_factor,
     )
     if config.uses_sdf:
-        view_points = CameraAxes(camera, fields.points.device).to_view(fields.points)
+        axes = CameraAxes(camera, fields.points.device)
+        view_points = axes.to_view(fields.points)
         in_front = view_points[:, 2] > MIN_VIEW_Z
-        gap = depth_gap(depth, view_points, camera)[in_front]
+        gap = depth_gap(depth, view_points, axes)[in_front]
         sdf = sdf_from_density(fields.density, fields.beta)[in_front]
         estimation = sdf_estimation_loss(sdf, gap, 3.3)
     else:

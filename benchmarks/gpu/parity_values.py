@@ -178,13 +178,13 @@ def adam_together(setup: Setup) -> Iterator[Finding]:
 def depth_normals(setup: Setup) -> Iterator[Finding]:
     """The fused term, its gradients, and the same again: value, depth and normals."""
     height, width = setup.size((622, 960), (48, 36))
-    lens = (0.9 * width, 0.9 * width, 0.5 * width, 0.5 * height)
+    lens = torch.tensor([0.9 * width, 0.9 * width, 0.5 * width, 0.5 * height])
     depth = 2 + 0.01 * draw(height, width, seed=1)
     normal_xy = 0.15 * draw(height, width, 2, seed=2)
     found = [t.to(setup.place, copy=True).requires_grad_() for t in (depth, normal_xy)]
     truth = [t.double().requires_grad_() for t in (depth, normal_xy)]
-    value = fused_depth_normal_consistency(*found, lens)
-    expected = depth_normal_consistency(truth[0], complete_normals(truth[1]), *lens)
+    value = fused_depth_normal_consistency(*found, lens.to(setup.place))
+    expected = depth_normal_consistency(truth[0], complete_normals(truth[1]), *lens.tolist())
     value.backward()
     expected.backward()
     yield compare("value", value.reshape(1, 1), expected.reshape(1, 1), 1e-5)

@@ -31,7 +31,7 @@ from gaussian_splatting.engine.model import TrainableModel
 from gaussian_splatting.engine.state_schema import StateRule
 from gaussian_splatting.engine.training_views import TrainingView
 from gaussian_splatting.rasterization import RenderOutput
-from gaussian_splatting.rasterization.projection import PredictedIntersections
+from gaussian_splatting.rasterization.projection import PredictedCount
 from sugar_utils.console import Console
 from sugar_utils.process_group import ProcessGroup
 
@@ -45,8 +45,9 @@ class ViewResult:
     terms: dict[str, Tensor]
     radii: Tensor  # screen radii, 0 for Gaussians the view did not see, (N,) int32
     d_means2d: Tensor | None = None  # gradient of the projected centres, (N, 2) per pixel
-    # What was taken for the numbers of tile intersections, of this and of other views.
-    predicted: Sequence[PredictedIntersections] = ()
+    # What was taken for numbers that only the device knows: of tile intersections, of this and of
+    # other views, and of Gaussians that may be sampled.
+    predicted: Sequence[PredictedCount] = ()
     visible_rows: Tensor | None = None  # ``radii > 0`` where a stage knows it already, (N,) bool
     # The numbers to check, where the step is made already; see ``guard.probes_of``. (n,)
     probes: Tensor | None = None

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.rasterization.projection import (
-    IntersectionsMissed,
-    PredictedIntersections,
+    PredictedCount,
+    PredictionMissed,
 )
 from sugar_utils.errors import TrainingError
 
@@ -39,7 +39,7 @@ class StepNumbers:
     parameters: Mapping[str, Tensor]  # among them ``"log_scales"``
     extent: float  # size of the capture in world units; not positive means unknown
     radii: Tensor  # in pixels, 0 where invisible. (N,)
-    predicted: Sequence[PredictedIntersections] = ()  # what was taken for tile intersections
+    predicted: Sequence[PredictedCount] = ()  # numbers that the host did not wait for
 
 
 def probes_of(numbers: StepNumbers, *, with_parameters: bool = False) -> Tensor:
@@ -47,7 +47,7 @@ def probes_of(numbers: StepNumbers, *, with_parameters: bool = False) -> Tensor:
 
     Returns:
         Norms of gradients (and parameters), losses, least and largest scale, largest radius,
-        tile intersections beyond those that were predicted. (n,) float32
+        by how much predicted numbers were too low. (n,) float32
     """
     tensors = [*numbers.gradients.values()]
     if with_parameters:
@@ -98,8 +98,7 @@ def check_step(
         Whether the view shows any Gaussian.
 
     Raises:
-        IntersectionsMissed: The prediction of tile intersections was too low; the view does not
-            count.
+        PredictionMissed: A predicted number was too low; the view does not count.
         TrainingError: A number is bad.
     """
     log_scales = numbers.parameters["log_scales"]
@@ -110,7 +109,7 @@ def check_step(
     guesses = [guess for guess in numbers.predicted if guess.excess is not None]
     were_enough = [guess.record(values.pop()) for guess in reversed(guesses)]
     if not all(were_enough):
-        raise IntersectionsMissed
+        raise PredictionMissed
     shows_any = bool(numbers.radii.numel()) and values.pop() > 0
     largest_scale = values[-1] if log_scales.numel() else 0.0
     is_finite = all(map(math.isfinite, values))

@@ -113,6 +113,7 @@ class StepLoad:
     geometry: Geometry = "none"
     activation: int = 0  # bytes of activated Gaussians
     samples: int = 0
+    sampled_room: float = 1.0  # Gaussians that samples have room for, over those of the view
     features: int = 0  # free channels
     neighbors: int = 0  # neighbours of each Gaussian; 0 where none are needed
     pair_bytes: int = 64 * 2**20  # bytes of gradients to neighbours that are sorted at once
@@ -153,7 +154,8 @@ def predict(load: StepLoad, plan: MemoryPlan) -> dict[str, int]:
         ),
     }
     chunk = min(plan.sample_chunk or load.samples, load.samples)
-    owners = min(chunk, view.visible * chunk // max(load.samples, 1))
+    candidates = round(load.sampled_room * view.visible)
+    owners = min(chunk, candidates * chunk // max(load.samples, 1))
     sampling = {
         "Gaussians": _SAMPLING_BYTES * n,
         "pixels": (32 if geometry == "depth" else 0) * view.width * view.height,

@@ -10,8 +10,9 @@ The step belongs to the recording where it follows from one view alone. The GPU 
 numbers of the view by itself, and leaves all values as they are where these are bad; the host reads
 them afterwards. Where components or other processes act before the step, the host makes it.
 
-A recording holds as long as the number of Gaussians, the size of the images and the terms of the
-loss do. The first one of a run is compared with the same pass made launch by launch.
+A recording holds as long as the number of Gaussians, the size of the images, the terms of the loss
+and the room for what a view may need do. The first one of a run is compared with the same pass made
+launch by launch.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from gaussian_splatting.engine.training_views import TrainingView
 from gaussian_splatting.optim.adam import Gradients
 from gaussian_splatting.rasterization.projection import (
     IntersectionPrediction,
-    PredictedIntersections,
+    PredictedCount,
 )
 from gaussian_splatting.rasterization.projection_kernels import camera_record
 from sugar_utils.cuda_graph import Recorder
@@ -52,9 +53,9 @@ class _FixedRoom(IntersectionPrediction):
         super().__init__()
         self._capacity = capacity
 
-    def predict(self, camera: Camera, n_gaussians: int) -> PredictedIntersections:
+    def predict(self, camera: Camera, n_gaussians: int) -> PredictedCount:
         """Return the room."""
-        return PredictedIntersections(self, camera, n_gaussians, self._capacity)
+        return PredictedCount(self, camera, n_gaussians, self._capacity)
 
 
 def rounded_up(capacity: int) -> int:
@@ -144,7 +145,9 @@ class _RecordedPass:
         predicted = []
         for guess in self._result.predicted:
             camera = cameras[guess.camera]
-            predicted.append(replace(guess, predictor=predictor, camera=camera))
+            is_of_tiles = isinstance(guess.predictor, _FixedRoom)
+            source = predictor if is_of_tiles else guess.predictor
+            predicted.append(replace(guess, predictor=source, camera=camera, count=None))
         return replace(self._result, view=view, predicted=predicted)
 
 

@@ -30,7 +30,7 @@ from gaussian_splatting.engine.stage import Stage, StepResources, numbers_to_che
 from gaussian_splatting.engine.stop_request import SIGNALS
 from gaussian_splatting.engine.training_views import TrainingView
 from gaussian_splatting.engine.view_sampling import UploadedViews, ViewSampler
-from gaussian_splatting.rasterization.projection import IntersectionPrediction, IntersectionsMissed
+from gaussian_splatting.rasterization.projection import IntersectionPrediction, PredictionMissed
 from sugar_utils.console import Console
 from sugar_utils.cuda_graph import Recorder
 from sugar_utils.errors import Notify, TrainingError, UserError
@@ -219,9 +219,9 @@ class Stepper:
         view = self._load(iteration, view_index)
         result = self._accumulate(view)
         self._send_next(iteration, view_index)
-        try:
-            shows_any = self._check(result, is_first)
-        except IntersectionsMissed:
+        shows_any = self._check(result, is_first)
+        # More than once, because with too short tile lists other numbers are counted wrong.
+        while shows_any is None:
             self._stage.model.optimizer.zero_grad()
             result = self._accumulate(view)
             shows_any = self._check(result, is_first)
@@ -248,17 +248,23 @@ class Stepper:
             return iteration, view_index + 1
         return iteration + 1, self._view_indices.start
 
-    def _check(self, result: ViewResult, is_first: bool) -> bool:
-        """Check all numbers of a view; whether it shows any Gaussian."""
+    def _check(self, result: ViewResult, is_first: bool) -> bool | None:
+        """Check all numbers of a view; whether it shows any Gaussian.
+
+        None where a predicted number was too low, which the prediction knows now.
+        """
         view = result.view
         look_at_parameters = is_first and view.iteration % PARAMETER_INTERVAL == 0
-        return check_step(
-            numbers_to_check(self._stage, result),
-            view.iteration,
-            view.camera.name,
-            look_at_parameters=look_at_parameters,
-            probes=result.probes,
-        )
+        try:
+            return check_step(
+                numbers_to_check(self._stage, result),
+                view.iteration,
+                view.camera.name,
+                look_at_parameters=look_at_parameters,
+                probes=result.probes,
+            )
+        except PredictionMissed:
+            return None
 
     def _accumulate(self, view: TrainingView) -> ViewResult:
         """The terms of one view; where memory runs out, again with the next cheaper plan."""

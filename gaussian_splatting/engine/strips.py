@@ -23,7 +23,7 @@ from gaussian_splatting.engine.loss_terms import LossTerm
 from gaussian_splatting.engine.training_views import ImageStrip, TrainingView
 from gaussian_splatting.rasterization.projection import (
     IntersectionPrediction,
-    PredictedIntersections,
+    PredictedCount,
 )
 
 
@@ -87,9 +87,8 @@ class ViewPass:
         self._projection: rasterization.Projection | None = projection
         self._sorted: _SortedSplats | None = None
         self._blended: rasterization.BlendedRows | None = None
-        self._n_intersections: int | None = None
         # What was taken for the number of intersections; to be checked with the step's numbers.
-        self.predictions: tuple[PredictedIntersections, ...] = ()
+        self.predictions: tuple[PredictedCount, ...] = ()
         self.radii = projection.radii
         self.depths = projection.depths
 
@@ -97,13 +96,6 @@ class ViewPass:
     def visible(self) -> Tensor:
         """Gaussians that were not culled. (N,) bool"""
         return self.radii > 0
-
-    def count(self) -> int:
-        """Count the Gaussians that the view shows; the host waits, and learns of intersections."""
-        n_intersections = self._open_projection().tile_counts.sum()
-        counts = torch.stack([self.visible.sum(), n_intersections])
-        n_visible, self._n_intersections = counts.tolist()
-        return n_visible
 
     def depth(self) -> Tensor:
         """Depth map of the whole image, without a gradient. (H, W) world units"""
@@ -149,7 +141,6 @@ class ViewPass:
         """Splats in tiles; sorted when they are needed first."""
         if self._sorted is None:
             projection = self._open_projection()
-            projection.n_intersections = self._n_intersections
             tiles, self.predictions = sort_into_tiles(
                 projection, self._rasterizer, self._intersections
             )
@@ -209,7 +200,7 @@ def sort_into_tiles(
     projection: rasterization.Projection,
     rasterizer: rasterization.Rasterizer,
     intersections: IntersectionPrediction | None,
-) -> tuple[Any, tuple[PredictedIntersections, ...]]:
+) -> tuple[Any, tuple[PredictedCount, ...]]:
     """Sort splats into tiles; the host waits for their number where it cannot be predicted.
 
     Args:
@@ -221,7 +212,7 @@ def sort_into_tiles(
     """
     camera = projection.camera
     n_gaussians = len(projection.radii)
-    if projection.n_intersections is None and intersections is not None:
+    if intersections is not None:
         projection.prediction = intersections.predict(camera, n_gaussians)
     tiles = rasterizer.build_tile_lists(projection)
     prediction = projection.prediction

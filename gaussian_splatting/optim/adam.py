@@ -247,17 +247,21 @@ class GroupedAdam:
         """A parameter with the arguments of its next step."""
         group = self._groups[name]
         assert group.moments is not None, f"{name} has no moments"
-        state = ParameterState(
+        seed = 0
+        on_device = None
+        if inputs is None:
+            seed = self._rounding_seed(name)
+        else:
+            row = list(self.parameters).index(name)
+            on_device = inputs._replace(numbers=inputs.numbers[row])
+        return ParameterState(
             value=self.parameters[name],
             moments=group.moments,
             rate=group.rate,
             count=group.steps + 1,
-            seed=self._rounding_seed(name),
+            seed=seed,
+            on_device=on_device,
         )
-        if inputs is None:
-            return state
-        row = list(self.parameters).index(name)
-        return state._replace(on_device=inputs._replace(numbers=inputs.numbers[row]))
 
     def _rounding_seed(self, name: str) -> int:
         """Seed of the next step's stochastic rounding; 0 for a parameter that is not rounded."""

@@ -37,6 +37,9 @@ ADAM_BETAS = (0.9, 0.999)
 ADAM_EPS = 1e-15
 MOMENTS = ("exp_avg", "exp_avg_sq")
 MAX_PARAMETERS = 8  # in one launch
+_BETA1 = wp.constant(ADAM_BETAS[0])
+_BETA2 = wp.constant(ADAM_BETAS[1])
+_EPS = wp.constant(ADAM_EPS)
 _GROUPS = wp.constant(MAX_PARAMETERS)
 _MIN_ELEMENTS = 16_384
 _N_ADDRESSES = wp.constant(5)  # of a parameter
@@ -63,9 +66,10 @@ class ParameterState(NamedTuple):
     moments: dict[str, Tensor]  # changed in place, both of one type, float32 or bfloat16
     rate: float  # learning rate
     count: int  # steps of the parameter, this one included
-    seed: int  # of the stochastic rounding; any number for float32, which is not rounded
+    # Of the stochastic rounding; any number for float32, which is not rounded, or where the seed is
+    # on the device.
+    seed: int
     on_device: StepInputs | None = None  # rate, count and seed for kernels; None: they are sent
-    first_element: int = 0  # number of the first element in the whole parameter
 
     @property
     def is_rounded(self) -> bool:
@@ -81,12 +85,19 @@ class ParameterState(NamedTuple):
         return StepInputs(numbers[0], torch.ones(1, dtype=torch.int32, device=device))
 
     def rows(self, rows: slice) -> ParameterState:
-        """Some rows; stepped by themselves they become what they become in the whole."""
+        """Some rows; stepped by themselves they become what they become in the whole.
+
+        Raises:
+            ValueError: The seed is on the device, where rows cannot change it.
+        """
+        if self.on_device is not None:
+            raise ValueError("rows are stepped by numbers of the host")
         elements_per_row = self.value.numel() // max(1, len(self.value))
         return self._replace(
             value=self.value.detach()[rows],
             moments={name: moment[rows] for name, moment in self.moments.items()},
-            first_element=self.first_element + rows.start * elements_per_row,
+            # Random bits are those of the seed plus the number of the element.
+            seed=self.seed + rows.start * elements_per_row,
         )
 
 
@@ -220,22 +231,11 @@ def put(target: wp.array(dtype=wp.bfloat16), i: int, x: float, noise: wp.uint32)
     target[i] = wp.bfloat16(rounded_to_bf16(x, noise))
 
 
-@wp.struct
-class Decays:
-    """Shares of the moments that stay, and eps."""
-
-    beta1: float
-    beta2: float
-    eps: float
-
-
 @wp.kernel
 def step_elements(
     first: int,
-    d: Decays,
     numbers: Ints,
     may_step: Ints,
-    first_element: int,
     grads: wp.array(dtype=Any),
     values: wp.array(dtype=Any),
     exp_avg: wp.array(dtype=Any),
@@ -248,10 +248,10 @@ def step_elements(
     step_size = wp.cast(numbers[0], wp.float32)
     root_correction = wp.cast(numbers[1], wp.float32)
     g = float(grads[i])
-    m = d.beta1 * float(exp_avg[i]) + (1.0 - d.beta1) * g
-    v = d.beta2 * float(exp_avg_sq[i]) + (1.0 - d.beta2) * g * g
-    noise = hashed(wp.uint32(numbers[2]) + wp.uint32(first_element + i))
-    update = step_size * m / (wp.sqrt(v) / root_correction + d.eps)
+    m = _BETA1 * float(exp_avg[i]) + (1.0 - _BETA1) * g
+    v = _BETA2 * float(exp_avg_sq[i]) + (1.0 - _BETA2) * g * g
+    noise = hashed(wp.uint32(numbers[2]) + wp.uint32(i))
+    update = step_size * m / (wp.sqrt(v) / root_correction + _EPS)
     put(values, i, float(values[i]) - update, noise)
     put(exp_avg, i, m, noise >> wp.uint32(16))
     put(exp_avg_sq, i, v, hashed(noise))
@@ -284,14 +284,9 @@ def step_rounding(parameter: Stepped) -> None:
     value = parameter.state.value
     moments = [parameter.state.moments[name] for name in MOMENTS]
     inputs = parameter.state.inputs()
-    decays = Decays()
-    decays.beta1, decays.beta2 = ADAM_BETAS
-    decays.eps = ADAM_EPS
     arguments = [
-        decays,
         inputs.numbers,
         inputs.may_step,
-        parameter.state.first_element,
         parameter.gradient.detach().contiguous().view(-1),
         value.detach().contiguous().view(-1),
         *[moment.view(-1) for moment in moments],

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import warp as wp
@@ -34,8 +34,16 @@ MAX_PREDICTION = 2**30  # the count may double and its index still fits in 32 bi
 _launch = functools.partial(launch, min_items=MIN_ITEMS)
 
 
-class IntersectionsMissed(Exception):
-    """Raised where tile lists were too short: the results of the view must be discarded."""
+class PredictionMissed(Exception):
+    """Raised where a predicted number was too low: the results of the view must be discarded."""
+
+
+class CountPrediction(Protocol):
+    """Predicts a number of a view that only the device knows."""
+
+    def record(self, camera: Camera, n_gaussians: int, count: int) -> None:
+        """Record the exact number, once the host has read it."""
+        ...
 
 
 class _ViewSize(NamedTuple):
@@ -68,7 +76,7 @@ class IntersectionPrediction:
     def __init__(self) -> None:
         self._last_visits: dict[_ViewSize, _Visit] = {}
 
-    def predict(self, camera: Camera, n_gaussians: int) -> PredictedIntersections | None:
+    def predict(self, camera: Camera, n_gaussians: int) -> PredictedCount | None:
         """Return the predicted capacity of a view's tile lists.
 
         None: the view has not been visited at this size, or has too many intersections.
@@ -80,26 +88,28 @@ class IntersectionPrediction:
         capacity = int(MARGIN * (visit.n_intersections * growth)) + SPARE
         if capacity > MAX_PREDICTION:
             return None
-        return PredictedIntersections(self, camera, n_gaussians, capacity)
+        return PredictedCount(self, camera, n_gaussians, capacity)
 
-    def record(self, camera: Camera, n_gaussians: int, n_intersections: int) -> None:
+    def record(self, camera: Camera, n_gaussians: int, count: int) -> None:
         """Record the exact number of intersections of a view."""
-        self._last_visits[_ViewSize.of(camera)] = _Visit(n_intersections, n_gaussians)
+        self._last_visits[_ViewSize.of(camera)] = _Visit(count, n_gaussians)
 
 
 @dataclass
-class PredictedIntersections:
-    """Predicted length of one view's tile lists, and by how much it was wrong."""
+class PredictedCount:
+    """Predicted number of one view, as of tile intersections, and by how much it was wrong."""
 
-    predictor: IntersectionPrediction
+    predictor: CountPrediction
     camera: Camera
     n_gaussians: int
-    capacity: int  # length of the tile lists
-    excess: Tensor | None = None  # intersections beyond the capacity, negative if there are fewer
+    capacity: int  # the number that there is room for
+    excess: Tensor | None = None  # exact number less the capacity, on the device
+    count: int | None = None  # the exact number, once the host has read it
 
     def record(self, excess: float) -> bool:
-        """Record the exact number of intersections; whether the capacity was enough."""
-        self.predictor.record(self.camera, self.n_gaussians, round(self.capacity + excess))
+        """Record the exact number; whether the capacity was enough."""
+        self.count = round(self.capacity + excess)
+        self.predictor.record(self.camera, self.n_gaussians, self.count)
         return excess <= 0
 
 
@@ -150,8 +160,8 @@ class Projection:
     tile_counts: Tensor  # tiles among those that the splat reaches, (N,) int32
     layout: ChannelLayout
     camera: Camera
-    n_intersections: int | None = None  # sum of the tile counts, if the host knows it
-    prediction: PredictedIntersections | None = None  # else its prediction, if there is one
+    # What is taken for the sum of the tile counts; None: the host waits for it.
+    prediction: PredictedCount | None = None
     adjoint: ProjectionAdjoint | None = None  # backward pass; None: autograd's
 
     def backpropagate(self, d_means2d: Tensor, d_splats: Tensor) -> None:

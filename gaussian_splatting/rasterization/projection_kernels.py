@@ -140,7 +140,11 @@ def make_view(camera: Camera) -> View:
     return view
 
 
-LENS_IN_RECORD = slice(15, 19)  # focal lengths and principal point among a camera's numbers
+# Among a camera's numbers; the lens are focal lengths and principal point.
+ROTATION_IN_RECORD = slice(0, 9)
+TRANSLATION_IN_RECORD = slice(9, 12)
+CENTER_IN_RECORD = slice(12, 15)
+LENS_IN_RECORD = slice(15, 19)
 
 
 @functools.lru_cache(maxsize=8192)

@@ -150,15 +150,14 @@ def _runs_by_sort(projection: Projection) -> _SplatRuns:
     sizes = counts[order]
     ends = sizes.cumsum(0)
     starts = ends - sizes
-    n_intersections = projection.n_intersections
     prediction = projection.prediction
-    if n_intersections is None and counts.shape[0] == 0:
+    if counts.shape[0] == 0:
         n_intersections = 0
-    elif n_intersections is None and prediction is not None:
+    elif prediction is not None:
         n_intersections = prediction.capacity
         prediction.excess = ends[-1] - prediction.capacity
         starts.clamp_(max=prediction.capacity)
-    elif n_intersections is None:
+    else:
         # The one number that the host has to wait for: it is the size of all later buffers.
         n_intersections = int(ends[-1])
     first_intersections = torch.empty_like(counts)

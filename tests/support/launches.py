@@ -162,6 +162,7 @@ def gpu_paths() -> Iterator[None]:
             (projection, "counts_while_projecting", lambda device: True),
             (adam, "in_one_launch", lambda device: True),
             (band_steps, "in_one_launch", lambda device: True),
+            (sampling, "counts_on_device", lambda device: True),
             (sampling, "evaluate_fields", functools.partial(fields, native=False)),
         ):
             stack.enter_context(mock.patch.object(owner, name, replacement))
