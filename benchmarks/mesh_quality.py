@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -34,6 +36,8 @@ from sugar_extractors.mesh_quality import (
     compare_surfaces,
     read_reference,
 )
+from sugar_extractors.result_folder import TRANSFORM
+from sugar_extractors.texture.placed_export import moved_points
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.entrypoint import run_main
 from sugar_utils.files import read_json
@@ -78,11 +82,21 @@ def part_completeness(
     return rows
 
 
+def read_in_scene(path: Path) -> TriangleMesh:
+    """Read a mesh in the world of its scene; those of a folder of results stand upright."""
+    mesh = read_any_mesh(path)
+    note = path.with_name(TRANSFORM)
+    if not note.is_file():
+        return mesh
+    matrix = np.array(read_json(note)["matrix_to_scene"])
+    return replace(mesh, vertices=moved_points(mesh.vertices, matrix), normals=None)
+
+
 def run(args: argparse.Namespace) -> None:
     print_machine()
     reference = read_reference(args.scene)
     sampling = {"n_samples": args.samples, "seed": args.seed}
-    meshes = [read_any_mesh(path) for path in args.meshes]
+    meshes = [read_in_scene(path) for path in args.meshes]
     columns = [compare_surfaces(mesh, reference, **sampling).rows() for mesh in meshes]
     parts = read_parts(args.scene)
     if parts is not None:

@@ -32,7 +32,7 @@ from sugar_extractors.mesh.mesh_finishing import decimated_to_error, finish_mesh
 from sugar_extractors.mesh.meshing_backends import PoissonConfig
 from sugar_extractors.mesh.observed_region import observed_region
 from sugar_extractors.mesh.poisson_regions import MIN_POINTS, reconstruct_region
-from sugar_extractors.mesh.subdivision import covered_pixels, split_to_pixels
+from sugar_extractors.mesh.subdivision import covered_pixels, split_to_pixels, visible_part
 from sugar_extractors.mesh.tetrahedra import TetrahedraFusion
 from sugar_extractors.mesh.tsdf import FusedRegion, Fusion
 from sugar_extractors.results import alone_with, is_finished, publish, read_state
@@ -223,10 +223,7 @@ class _Extraction:
 
     def _without_unseen(self, mesh: TriangleMesh) -> TriangleMesh:
         """Return the triangles that some training view sees, and those that touch them."""
-        is_visible = np.zeros(mesh.n_vertices, dtype=bool)
-        visible_faces = mesh.faces[self._covered_pixels(mesh) > 0]
-        is_visible[visible_faces] = True
-        visible = triangle_mesh.with_corners_in(mesh, is_visible)
+        visible = visible_part(mesh, self._covered_pixels(mesh))
         n_removed = mesh.n_faces - visible.n_faces
         self._console.info(f"{n_removed:,} triangles that no view sees removed")
         return visible

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from gaussian_splatting.data.cameras import Camera
-from sugar_scene.triangle_mesh import TriangleMesh, edge_keys
+from sugar_scene.triangle_mesh import TriangleMesh, edge_keys, with_corners_in
 from sugar_scene.triangle_rasterizer import rasterize_triangles
 
 # Parts of a triangle by the bits of the edges that are split. Numbers 0 to 2 are its corners,
@@ -71,6 +71,17 @@ def split_to_pixels(
         mesh = split.mesh
         covered = split.shares * covered[split.parents]
     return mesh
+
+
+def visible_part(mesh: TriangleMesh, covered: np.ndarray) -> TriangleMesh:
+    """Return the triangles that some view sees, and those that touch them.
+
+    Args:
+        covered: Pixels that each triangle covers in views, as of :func:`covered_pixels`. (F,)
+    """
+    is_visible = np.zeros(mesh.n_vertices, dtype=bool)
+    is_visible[mesh.faces[covered > 0]] = True
+    return with_corners_in(mesh, is_visible)
 
 
 def covered_pixels(

@@ -8,8 +8,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy.spatial import KDTree
 
+from gaussian_splatting.data.scene import Scene
+from sugar_extractors.mesh.level_sets import Box
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh.meshing_backends import choose_backend
+from sugar_extractors.mesh.observed_region import observed_region
+from sugar_extractors.mesh.subdivision import covered_pixels, visible_part
 from sugar_extractors.results import note_path
 from sugar_pipeline.blocks.block_depths import INDEX_FILE, stored_views
 from sugar_pipeline.blocks.block_plan import Block, BlockPlan
@@ -17,8 +21,9 @@ from sugar_pipeline.blocks.joined_mesh import JoinedFusion, VoxelGrid, voxel_siz
 from sugar_pipeline.blocks.partition import BlockBox
 from sugar_scene import triangle_mesh
 from sugar_scene.triangle_mesh import TriangleMesh
+from sugar_trainers.capture import load_views
 from sugar_utils.console import Console
-from sugar_utils.errors import UserError
+from sugar_utils.errors import UserError, say_nothing
 from sugar_utils.files import file_digest, json_values, read_json, write_json_atomic
 
 ANCHOR = 3.0  # length of the triangles that hold a border while a mesh is decimated, in edges
@@ -48,6 +53,8 @@ def write_block_mesh(plan: BlockPlan, block: Block, options: MeshOptions, consol
     fusion = JoinedFusion(views, grid, options.tsdf, options.compute.device, console)
     region = grid.region_of(block.box)
     mesh = fusion.surface(region)
+    _, scene = load_views(options, say_nothing)
+    mesh = observed_part(mesh, block.box, scene, options.tsdf.margin)
     planes = planes_of(grid, block.box)
     mesh = cleaned(mesh, planes, voxel, options.tsdf.min_component, options.tsdf.fill)
     n_before = mesh.n_faces
@@ -55,6 +62,9 @@ def write_block_mesh(plan: BlockPlan, block: Block, options: MeshOptions, consol
     decimate = choose_backend(options.meshing_backend).decimate
     mesh = snapped(mesh, planes, grid)
     mesh = decimated(mesh, target, planes, voxel, decimate)
+    if options.remove_unseen and mesh.n_faces:
+        covered = covered_pixels(mesh, scene.train_cameras, options.compute.device)
+        mesh = visible_part(mesh, covered)
     console.headline(f"block {block.number}: {mesh.n_faces:,} of {n_before:,} triangles")
     note_path(block.mesh).unlink(missing_ok=True)
     triangle_mesh.write_mesh_ply(block.mesh, triangle_mesh.with_vertex_normals(mesh))
@@ -71,6 +81,28 @@ def _identity(plan: BlockPlan, options: MeshOptions) -> dict[str, object]:
 def _is_finished(block: Block, identity: dict[str, object]) -> bool:
     note = note_path(block.mesh)
     return block.mesh.is_file() and note.is_file() and read_json(note) == identity
+
+
+def observed_part(
+    mesh: TriangleMesh, box: BlockBox, scene: Scene, margin: float | None
+) -> TriangleMesh:
+    """Return what lies near the points that photographs observe.
+
+    Args:
+        scene: Of the block, whose points reach into its margin.
+        margin: By which the surface may lie outside of their convex hull, in camera extents; None:
+            everything is returned.
+    """
+    if margin is None or mesh.n_faces == 0:
+        return mesh
+    # Infinite sides end far outside.
+    low = np.maximum(box.low, mesh.vertices.min(axis=0)) - scene.extent
+    high = np.minimum(box.high, mesh.vertices.max(axis=0)) + scene.extent
+    around = Box.of_corners(low, high)
+    region = observed_region(scene.observations, around, margin * scene.extent)
+    if region is None:
+        return mesh
+    return triangle_mesh.keep_vertices(mesh, region.contains(mesh.vertices))
 
 
 def cleaned(
