@@ -123,9 +123,12 @@ def test_views_count_by_their_weights():
 CAMERAS = [look_at((0.01 * k, -0.4, 6.0), width=120, height=120, focal=150.0) for k in range(3)]
 
 
+def largest(places):
+    return places.abs().amax(dim=-1)
+
+
 def seen_from_above(is_textured):
-    """A render of the plane z = 0 with chequers where ``is_textured`` says so of the largest of
-    |x| and |y|."""
+    """A render of the plane z = 0 with chequers at the places, (N, 2), that are textured."""
 
     def render(camera) -> DepthView:
         rays = pixel_rays(camera, dtype=torch.float64, device="cpu")
@@ -134,7 +137,7 @@ def seen_from_above(is_textured):
         depth = -center[2] / directions[:, 2]
         places = (center + depth[:, None] * directions)[:, :2]
         chequers = (places / 0.15).floor().sum(dim=-1) % 2
-        grey = torch.where(is_textured(places.abs().amax(dim=-1)), chequers, 0.0)
+        grey = torch.where(is_textured(places), chequers, 0.0)
         depth = depth.reshape(camera.height, camera.width).float()
         color = grey.reshape(*depth.shape, 1).expand(-1, -1, 3).float()
         return DepthView(camera, depth, color, torch.ones_like(depth))
@@ -142,14 +145,14 @@ def seen_from_above(is_textured):
     return render
 
 
-def cut_ground(is_textured, reach=0.1):
+def cut_ground(is_textured, reach=0.1, min_faces=1):
     """A ground of half side 2 around points of half side 0.8, before and after the cut."""
     n = 81
     mesh = sheet(n)
     mesh = replace(mesh, vertices=(mesh.vertices - [40, 40, 0]) * 0.05)
     region = observed_region(observed(cube_of_points() * 0.8), EVERYWHERE, 0.0)
     render = seen_from_above(is_textured)
-    return mesh, without_bare_border(mesh, region, render, CAMERAS, reach)
+    return mesh, without_bare_border(mesh, region, render, CAMERAS, reach, min_faces)
 
 
 def half_sides(mesh):
@@ -158,25 +161,40 @@ def half_sides(mesh):
 
 @pytest.mark.parametrize("textured", [1.1, 1.5])
 def test_a_ground_ends_where_its_texture_does(textured):
-    mesh, cut = cut_ground(lambda place: place < textured)
+    mesh, cut = cut_ground(lambda places: largest(places) < textured)
     assert textured - 0.2 < half_sides(cut).max() < textured + 0.1
     inner = textured - 0.22
     assert (half_sides(cut) < inner).sum() == (half_sides(mesh) < inner).sum()
 
 
 def test_a_ground_without_texture_stays_around_the_points():
-    mesh, cut = cut_ground(lambda place: place < 0)
+    mesh, cut = cut_ground(lambda places: largest(places) < 0)
     assert half_sides(cut).max() == pytest.approx(0.8, abs=0.051)
     assert (half_sides(cut) < 0.79).sum() == (half_sides(mesh) < 0.79).sum()
 
 
 def test_bare_surface_that_reaches_no_border_stays():
-    mesh, cut = cut_ground(lambda place: (place < 0.9) | (place > 1.5))
+    mesh, cut = cut_ground(lambda places: (largest(places) - 1.2).abs() > 0.3)
     assert cut.n_faces == mesh.n_faces
 
 
+def test_small_pieces_that_the_cut_separates_go_and_others_stay():
+    """A square of half side 0.3 at (1.5, 1.5) has texture, too."""
+
+    def is_textured(places):
+        return (largest(places) < 1) | (largest(places - 1.5) < 0.3)
+
+    both = cut_ground(is_textured)[1]
+    assert half_sides(both).max() > 1.5
+    one = cut_ground(is_textured, min_faces=200)[1]
+    assert half_sides(one).max() < 1.1
+    assert (half_sides(both) < 1).sum() == (half_sides(one) < 1).sum()
+    mesh, whole = cut_ground(lambda places: largest(places) < 3, min_faces=10**6)
+    assert whole.n_faces == mesh.n_faces
+
+
 def test_a_surface_that_no_view_shows_stays():
-    mesh, cut = cut_ground(lambda place: place < 1, reach=0.0)
+    mesh, cut = cut_ground(lambda places: largest(places) < 1, reach=0.0)
     assert cut.n_faces == mesh.n_faces
 
 

@@ -422,8 +422,9 @@ class _Extraction:
         if points_region is None or fused.mesh.n_faces == 0:
             return fused
         reach = config.truncation * fused.voxel_size
-        cut = without_bare_border(fused.mesh, points_region, render, self._cameras, reach)
-        cut = triangle_mesh.without_small_components(cut, config.min_component)
+        cut = without_bare_border(
+            fused.mesh, points_region, render, self._cameras, reach, config.min_component
+        )
         n_cut = fused.mesh.n_faces - cut.n_faces
         self._console.info(f"{n_cut:,} triangles without texture cut off at borders")
         return replace(fused, mesh=cut)

@@ -82,12 +82,14 @@ def without_bare_border(
     render: Renderer,
     cameras: Sequence[Camera],
     reach: float,
+    min_faces: int,
 ) -> TriangleMesh:
     """Cut off what has no texture outside of a region, from the open edges of a mesh inwards.
 
     Args:
         points_region: Around the points themselves, without a margin.
         reach: Difference in depth up to which a view shows a vertex, world units.
+        min_faces: Of what the cut separates; smaller pieces go, too.
     """
     is_outside = ~points_region.contains(mesh.vertices)
     if not is_outside.any():
@@ -104,7 +106,15 @@ def without_bare_border(
     border = triangle_mesh.border_edges(mesh).reshape(-1)
     is_at_border = np.zeros(mesh.n_vertices, dtype=bool)
     is_at_border[labels[border[is_bare[border]]]] = True
-    return triangle_mesh.keep_vertices(mesh, ~(is_bare & is_at_border[labels]))
+    is_cut = is_bare & is_at_border[labels]
+    is_beside_cut = np.zeros(mesh.n_vertices, dtype=bool)
+    is_beside_cut[mesh.faces[is_cut[mesh.faces].any(axis=1)]] = True
+    cut = triangle_mesh.keep_vertices(mesh, ~is_cut)
+    pieces = triangle_mesh.component_labels(cut)
+    n_faces = np.bincount(pieces[cut.faces[:, 0]], minlength=cut.n_vertices)
+    is_separated = np.zeros(cut.n_vertices, dtype=bool)
+    is_separated[pieces[is_beside_cut[~is_cut]]] = True
+    return triangle_mesh.keep_vertices(cut, ~is_separated[pieces] | (n_faces[pieces] >= min_faces))
 
 
 def texture_shares(
