@@ -101,12 +101,21 @@ def without_bare_border(
     for _ in range(_EDGE_RINGS):
         is_bare[mesh.faces[is_bare[mesh.faces].any(axis=1)]] = True
         is_bare &= is_outside
-    faces = mesh.faces[is_bare[mesh.faces].all(axis=1)]
+    return _without_pieces(mesh, _reaching_border(mesh, is_bare), min_faces)
+
+
+def _reaching_border(mesh: TriangleMesh, selected: np.ndarray) -> np.ndarray:
+    """Return the selected vertices that others of them connect with an open edge. (V,) bool"""
+    faces = mesh.faces[selected[mesh.faces].all(axis=1)]
     labels = triangle_mesh.component_labels(TriangleMesh(mesh.vertices, faces, mesh.colors))
     border = triangle_mesh.border_edges(mesh).reshape(-1)
     is_at_border = np.zeros(mesh.n_vertices, dtype=bool)
-    is_at_border[labels[border[is_bare[border]]]] = True
-    is_cut = is_bare & is_at_border[labels]
+    is_at_border[labels[border[selected[border]]]] = True
+    return selected & is_at_border[labels]
+
+
+def _without_pieces(mesh: TriangleMesh, is_cut: np.ndarray, min_faces: int) -> TriangleMesh:
+    """Remove vertices, and the pieces of fewer faces that this separates."""
     is_beside_cut = np.zeros(mesh.n_vertices, dtype=bool)
     is_beside_cut[mesh.faces[is_cut[mesh.faces].any(axis=1)]] = True
     cut = triangle_mesh.keep_vertices(mesh, ~is_cut)
