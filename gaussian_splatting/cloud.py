@@ -6,9 +6,10 @@ Quaternions are w, x, y, z (real part first).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,9 @@ from gaussian_splatting.color_gradients import ColorGradient
 
 ANTIALIASED = "antialiased"
 """Key of a ``.pt``, and comment of a PLY, of Gaussians that are to be rendered so."""
+CUTOFF = "cutoff_deviations"
+"""Key of a ``.pt``, and word before the number in a comment of a PLY, where splats end."""
+NO_CUTOFF = math.inf
 MAX_SH_DEGREE = 3  # of the colours
 OPAQUE_LOGIT = 15.0
 """Logit that stands for the infinite one of opacity 1: 3e-7 below it, which float32 tells apart."""
@@ -66,8 +70,26 @@ def quaternions_of(matrices: Tensor) -> Tensor:
     return torch.where(unit[..., :1] < 0, -unit, unit)
 
 
+@dataclass(kw_only=True)
+class RenderingSettings:
+    """Settings by which Gaussians are rendered; by default as by 3DGS."""
+
+    antialiased: bool = False  # opacities shrink as the rasterizer widens splats below a pixel
+    # Standard deviations from its centre at which a splat ends, at the latest where alpha is 1/255.
+    cutoff_deviations: float = NO_CUTOFF
+
+    def rendering(self) -> dict[str, Any]:
+        """The settings that are not the default, by attribute name."""
+        settings: dict[str, Any] = {}
+        if self.antialiased:
+            settings[ANTIALIASED] = True
+        if self.cutoff_deviations != NO_CUTOFF:
+            settings[CUTOFF] = self.cutoff_deviations
+        return settings
+
+
 @dataclass
-class Gaussians:
+class Gaussians(RenderingSettings):
     """Activated Gaussians, as the rasterizer and the fields want them."""
 
     means: Tensor  # centres, (N, 3) world units
@@ -76,7 +98,6 @@ class Gaussians:
     opacities: Tensor  # in (0, 1), (N,)
     sh_dc: Tensor  # band 0 of the spherical harmonics, (N, 1, 3)
     sh_rest: Tensor  # bands 1 and up, (N, K - 1, 3)
-    antialiased: bool = False  # opacities shrink as the rasterizer widens splats below a pixel
     # Backward pass of the activation; None: autograd's, if there is a graph.
     adjoint: ActivationAdjoint | None = None
     # Collects gradients of colours as factors; None: they go to ``sh_dc`` and ``sh_rest``.
@@ -92,7 +113,7 @@ class Gaussians:
     def joined(self, more: Gaussians) -> Gaussians:
         """These, then others."""
         pairs = zip(self.tensors(), more.tensors(), strict=True)
-        return Gaussians(*map(torch.cat, pairs), antialiased=self.antialiased)
+        return Gaussians(*map(torch.cat, pairs), **self.rendering())
 
     def without_bands(self) -> Gaussians:
         """The same with colours that do not depend on the direction: of degree 0."""
@@ -109,9 +130,7 @@ class Gaussians:
         for tensor in self.tensors():
             is_parameter = tensor.is_leaf and tensor.requires_grad
             leaves.append(tensor if is_parameter else tensor.detach().requires_grad_(True))
-        return Gaussians(
-            *leaves, antialiased=self.antialiased, color_gradients=self.color_gradients
-        )
+        return Gaussians(*leaves, color_gradients=self.color_gradients, **self.rendering())
 
     def backpropagate(self, gradients: Sequence[Tensor | None]) -> None:
         """Add gradients of :meth:`tensors` to the raw parameters; they are used up.
@@ -229,7 +248,7 @@ class ActivationAdjoint:
 
 
 @dataclass
-class GaussianCloud:
+class GaussianCloud(RenderingSettings):
     """Raw parameters of N Gaussians, in the order in which checkpoints list them."""
 
     means: Tensor  # centres, (N, 3) world units
@@ -238,14 +257,14 @@ class GaussianCloud:
     opacity_logits: Tensor  # opacity before the sigmoid, (N, 1)
     log_scales: Tensor  # natural logarithm of the standard deviations, (N, 3)
     quats: Tensor  # quaternions, wxyz, not normalised, (N, 4)
-    antialiased: bool = False  # as in :class:`Gaussians`
 
     def __len__(self) -> int:
         return self.means.shape[0]
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by attribute name."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != ANTIALIASED}
+        names = [f.name for f in fields(self) if f.name not in (ANTIALIASED, CUTOFF)]
+        return {name: getattr(self, name) for name in names}
 
     def activate(self, *, graph: bool = True) -> Gaussians:
         """Sigmoid, exponential and normalisation; gradients reach the raw parameters.
@@ -267,8 +286,8 @@ class GaussianCloud:
             *shapes,
             sh_dc=self.sh_dc,
             sh_rest=self.sh_rest,
-            antialiased=self.antialiased,
             adjoint=adjoint,
+            **self.rendering(),
         )
 
     def detached(self) -> GaussianCloud:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gaussian_splatting.cloud import ANTIALIASED, GaussianCloud, Gaussians, finite_logits
+from gaussian_splatting.cloud import ANTIALIASED, CUTOFF, GaussianCloud, Gaussians, finite_logits
 from gaussian_splatting.engine.model import GROUP_NAMES as FREE_GROUP_NAMES
 from gaussian_splatting.engine.model import STATE_NAMES as FREE_STATE_NAMES
 from gaussian_splatting.engine.model import (
@@ -215,10 +215,11 @@ def _joined_optimizer_state(bound: dict[str, Any], free: dict[str, Any]) -> dict
 
 
 def state_with_background(payload: dict[str, Any]) -> dict[str, Any]:
-    """Return the ``state_dict`` of a ``.pt`` with its background and whether it is antialiased."""
+    """Return the ``state_dict`` of a ``.pt`` with its background and how it is to be rendered."""
     state = dict(payload["state_dict"])
-    if payload.get(ANTIALIASED):
-        state[ANTIALIASED] = True
+    for name in (ANTIALIASED, CUTOFF):
+        if payload.get(name):
+            state[name] = payload[name]
     background = payload.get(BACKGROUND)
     if background is not None:
         state[BACKGROUND] = background["state_dict"]

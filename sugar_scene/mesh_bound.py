@@ -378,7 +378,13 @@ class BoundCloud:
         )
         means, quats, scales, opacities = values
         return Gaussians(
-            means, quats, scales, opacities, self.sh_dc, self.sh_rest, self.antialiased
+            means,
+            quats,
+            scales,
+            opacities,
+            self.sh_dc,
+            self.sh_rest,
+            antialiased=self.antialiased,
         )
 
     def activate_all(self, binding: Binding | None = None) -> Gaussians:

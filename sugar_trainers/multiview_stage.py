@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gaussian_splatting.cloud import GaussianCloud, Gaussians
+from gaussian_splatting.cloud import NO_CUTOFF, GaussianCloud, Gaussians
 from gaussian_splatting.components.densification import Densification, Region
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.component import Component, ViewResult
@@ -88,6 +88,10 @@ class MultiviewStage(Stage[TrainableCloud, MultiviewConfig]):
         components: Iterable[Component] = (),
     ) -> None:
         self.extent = region.extent
+        cutoff = config.cutoff_deviations or NO_CUTOFF
+        if not comparer.rasterizer.ends_splats:
+            cutoff = NO_CUTOFF
+        cloud = replace(cloud, cutoff_deviations=cutoff)
         rates = config.rates.times(config.schedule.rate_factor)
         self.model = TrainableCloud(
             cloud, rates, region.extent, config.optimizer, config.random_seed
@@ -219,6 +223,11 @@ def build_multiview_stage(
         context.console.info(
             f"{len(names)} of {len(cameras)} views have no neighbour to be compared with "
             f"({shortened(names)}); they train without the terms that need one"
+        )
+    if config.cutoff_deviations and not context.rasterizer.ends_splats:
+        context.console.info(
+            f"note: --rasterizer {context.rasterizer.name} cannot end Gaussians at "
+            f"{config.cutoff_deviations:g} deviations; this model is trained without"
         )
     comparer = ViewComparer(
         neighbors,

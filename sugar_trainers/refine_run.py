@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.cloud import NO_CUTOFF, GaussianCloud
 from gaussian_splatting.components.exposures import Exposures
 from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
@@ -29,7 +29,7 @@ from gaussian_splatting.shared_flags import (
     scaled_checkpoint_interval,
 )
 from sugar_scene import mesh_bound
-from sugar_scene.bound_model import check_bound_payload
+from sugar_scene.bound_model import check_bound_payload, state_with_background
 from sugar_scene.mesh_bound import BoundCloud
 from sugar_scene.triangle_mesh import read_mesh_ply
 from sugar_trainers.initial_colors import background_rows
@@ -151,7 +151,9 @@ class RefineOptions(TrainingOptions[BoundCloud]):
             path = checkpoint.ply_path
             coarse = checkpoint.read_cloud(messages)
         else:
-            coarse = cloud_from_state(load_payload(path)["state_dict"], "coarse SuGaR model")
+            coarse = cloud_from_state(
+                state_with_background(load_payload(path)), "coarse SuGaR model"
+            )
         background = self._background(cloud, coarse.to(self.compute.device), scene)
         messages.detail(f"background: {len(background):,} of {len(coarse):,} Gaussians of {path}")
         if len(background):
@@ -191,7 +193,7 @@ class RefineOptions(TrainingOptions[BoundCloud]):
         return replace(cloud, antialiased=config.antialiased)
 
     def _background(self, cloud: BoundCloud, free: GaussianCloud, scene: Scene) -> GaussianCloud:
-        """The free Gaussians that show what the mesh does not."""
+        """The free Gaussians that show what the mesh does not; refined ones have no cutoff."""
         rows = background_rows(
             free.activate(),
             cloud.vertices,
@@ -199,4 +201,4 @@ class RefineOptions(TrainingOptions[BoundCloud]):
             scene.train_cameras,
             self.compute.rasterizer,
         )
-        return free.select(rows)
+        return replace(free.select(rows), cutoff_deviations=NO_CUTOFF)

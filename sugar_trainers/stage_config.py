@@ -311,6 +311,12 @@ class MultiviewConfig(SugarConfig):
         "pixels of a view that are compared with a neighbour, per iteration",
         parse=flags.positive_int,
     )
+    cutoff_deviations: float = _multiview(
+        2.5,
+        "standard deviations at which Gaussians end, in this model wherever it is rendered; "
+        "0: where their opacity falls below 1/255, as in 3DGS",
+        parse=flags.non_negative_float,
+    )
     min_views: int = 2  # Gaussians that fewer training views see are dropped
     exposure: LaterExposure = LaterExposure(exposure_compensation=True)
 

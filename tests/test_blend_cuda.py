@@ -98,6 +98,11 @@ def cover_everything(gaussians):
     gaussians.means[:40] *= 0.1
 
 
+def end_at_two_and_a_half_deviations(gaussians):
+    gaussians.scales[:40] = 1.0
+    gaussians.cutoff_deviations = 2.5
+
+
 def make_opaque(gaussians):
     gaussians.opacities[:] = 0.97
     gaussians.scales[:] = 0.6
@@ -112,6 +117,7 @@ def make_opaque(gaussians):
         (40, 1, 1, None),
         (120, 7, 40, cover_everything),
         (200, 40, 20, make_opaque),
+        (250, 70, 50, end_at_two_and_a_half_deviations),
         (0, 37, 21, None),
         (5, 32, 16, lambda g: g.means.add_(100.0)),
     ],
@@ -122,6 +128,7 @@ def make_opaque(gaussians):
         "one pixel",
         "covers everything",
         "ends inside a batch",
+        "cutoff",
         "no gaussians",
         "no pairs",
     ],
@@ -280,9 +287,11 @@ def test_values_and_gradients_match_the_dense_float64_reference():
         assert float((found.grad - reference.grad).abs().max() / scale) < 2e-5
 
 
-@pytest.mark.parametrize("n", [0, 1, 700])
-def test_lists_are_those_of_native_code(n):
-    projection = projected(n, width=70, height=50)
+@pytest.mark.parametrize(
+    ("n", "change"), [(0, None), (1, None), (700, None), (700, end_at_two_and_a_half_deviations)]
+)
+def test_lists_are_those_of_native_code(n, change):
+    projection = projected(n, width=70, height=50, change=change)
     found, expected = (build_tile_lists(projection, blocks=blocks) for blocks in (True, False))
     for name in ("offsets", "ids", "places", "counts"):
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
@@ -290,10 +299,11 @@ def test_lists_are_those_of_native_code(n):
     assert torch.equal(found.first_intersections[reached], expected.first_intersections[reached])
 
 
-def test_one_launch_projects_and_counts_as_two_do(monkeypatch):
-    expected = projected(700)
+@pytest.mark.parametrize("change", [None, end_at_two_and_a_half_deviations])
+def test_one_launch_projects_and_counts_as_two_do(change, monkeypatch):
+    expected = projected(700, change=change)
     monkeypatch.setattr(projection_module, "counts_while_projecting", lambda device: True)
-    found = projected(700)
+    found = projected(700, change=change)
     # Compiled with other rounding, so nearly the same splats; their tiles are counted exactly.
     assert torch.allclose(found.splats, expected.splats, rtol=1e-4, atol=1e-4)
     counts = torch.empty_like(found.tile_counts)
@@ -358,6 +368,8 @@ def all_tiles_of_the_rectangles(projection):
 def test_tiles_that_are_left_out_lose_no_pixel_and_no_gradient(seed):
     def stretch(gaussians):
         gaussians.scales[:150] *= torch.tensor([8.0, 0.3, 0.05])
+        if seed % 2:
+            gaussians.cutoff_deviations = 2.5
 
     projection = projected(400, seed, width=120, height=90, change=stretch)
     boxes = build_tile_lists(all_tiles_of_the_rectangles(projection))

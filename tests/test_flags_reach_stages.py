@@ -30,7 +30,7 @@ STAGES_OF_FLAGS = {
     "v": "init_ply refine_poses robust init densification growing_resolution",
     "vc": "max_gaussians depths depth_weight depth_unit",
     "c": "full_res_normals sdf_samples knn_batch_size checkpoint_milestones test_iterations "
-    "multiview_pixels normals normal_weight",
+    "multiview_pixels cutoff_deviations normals normal_weight",
     # Later stages read a file that is named after the last iteration.
     "cmr": "short_multiview",
     "cmrt": "regularization_type checkpoint_path iteration_to_load",
@@ -95,7 +95,10 @@ BESIDE = {
     "bboxmax": ["--bboxmin", "(-1,-1,-1)"],
     "accumulation_steps": ["--gradient_accumulation", "True"],
     "high_poly": ["-v", "5000", "-g", "3"],
-    **dict.fromkeys(("max_gaussians", "multiview_pixels", "short_multiview"), ["-r", "multiview"]),
+    **dict.fromkeys(
+        ("max_gaussians", "multiview_pixels", "cutoff_deviations", "short_multiview"),
+        ["-r", "multiview"],
+    ),
 }
 """Flags that another one acts with only, in both plans that are compared."""
 

@@ -14,13 +14,15 @@ import torch
 import extract_mesh
 import train
 import train_coarse_multiview
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.cloud import CUTOFF, GaussianCloud
 from gaussian_splatting.components.densification import FINEST_ANGLE
 from gaussian_splatting.components.exposures import NO_LATER_EXPOSURE
 from gaussian_splatting.data.cameras import ViewMask
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
 from gaussian_splatting.engine.training_views import TrainingView
+from gaussian_splatting.rasterization import WARP
+from gaussian_splatting.rasterization.backends import GsplatRasterizer
 from gaussian_splatting.sky_sphere import SKY_RADIUS
 from sugar_pipeline.model_metrics import metrics_options, metrics_parser
 from sugar_pipeline.pipeline_flags import train_parser
@@ -45,6 +47,7 @@ from sugar_trainers.view_comparison import (
 )
 from tests.support.command_line import as_flags
 from tests.support.mesh_scenes import icosahedron
+from tests.support.rasterizer_doubles import FakeGsplat
 from tests.support.tiny_scene import (
     assert_same_bits,
     disturbed_cloud,
@@ -73,7 +76,7 @@ def checkpoint(scene, tmp_path_factory):
     return make_tiny_checkpoint(tmp_path_factory.mktemp("vanilla"), scene)
 
 
-def make_stage(scene, cloud=None, **settings) -> MultiviewStage:
+def make_stage(scene, cloud=None, rasterizer=WARP, **settings) -> MultiviewStage:
     """The stage on all views, without exposures."""
     config = MultiviewConfig(**{"exposure": NO_LATER_EXPOSURE, **settings})
     cloud = disturbed_cloud(scene.cloud) if cloud is None else cloud
@@ -84,6 +87,7 @@ def make_stage(scene, cloud=None, **settings) -> MultiviewStage:
         store,
         EXTENT,
         comparison_rule(config),
+        rasterizer,
     )
     region = everywhere(EXTENT)
     return MultiviewStage(cloud, config, region, scene.cameras, comparer, lambda line: None)
@@ -95,6 +99,23 @@ def see(stage: MultiviewStage, scene, camera=None, iteration=ITERATION):
     with ImageStore(budget_bytes=10**8) as store:
         result = learn(stage, iteration, camera, store.get(camera))
     return result, stage.model.optimizer.gradients()
+
+
+@pytest.mark.parametrize(
+    ("deviations", "rasterizer", "expected"),
+    [
+        (2.5, WARP, {CUTOFF: 2.5}),
+        (1.5, WARP, {CUTOFF: 1.5}),
+        (0.0, WARP, {}),
+        (2.5, GsplatRasterizer(FakeGsplat()), {}),
+    ],
+)
+def test_gaussians_end_where_the_setting_says_if_the_rasterizer_can_end_them(
+    scene, deviations, rasterizer, expected
+):
+    stage = make_stage(scene, rasterizer=rasterizer, cutoff_deviations=deviations)
+    assert stage.model.activate().rendering() == expected
+    assert stage.model.state().get(CUTOFF) == expected.get(CUTOFF)
 
 
 def test_all_terms_act_and_pull_at_the_geometry(scene):
@@ -432,6 +453,7 @@ def run(scene, checkpoint, tmp_path_factory):
 def test_a_run_writes_model_pictures_and_report(run):
     payload = load_pt(run / "60.pt")
     assert payload["iteration"] == 60
+    assert payload[CUTOFF] == 2.5
     record = json.loads((run / "run.json").read_text(encoding="utf-8"))
     assert record["settings"]["regularization_type"] == "multiview"
     assert record["settings"]["exposure"]["exposure_compensation"] is True

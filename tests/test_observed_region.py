@@ -9,16 +9,22 @@ import numpy as np
 import pytest
 import torch
 
+from gaussian_splatting.data.cameras import pixel_rays
 from gaussian_splatting.data.observations import Observations
 from sugar_extractors.mesh.depth_views import DepthView
 from sugar_extractors.mesh.level_sets import Box
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh.observed_region import MIN_OBSERVED as MIN_POINTS
-from sugar_extractors.mesh.observed_region import MIN_OBSERVING_VIEWS, observed_region
+from sugar_extractors.mesh.observed_region import (
+    MIN_OBSERVING_VIEWS,
+    observed_region,
+    without_bare_border,
+)
 from sugar_extractors.mesh.tsdf import PLANE_FILL, PLANE_MARGIN, Fusion, TsdfConfig
 from sugar_scene.triangle_mesh import TriangleMesh, keep_vertices, topology, with_holes_filled
 from sugar_utils.console import Console
 from tests.support.mesh_scenes import cameras_around
+from tests.support.random_scenes import look_at
 
 EVERYWHERE = Box.cube(np.zeros(3), 100.0)
 
@@ -112,6 +118,84 @@ def test_views_count_by_their_weights():
     mesh = Fusion(render, views, box, config, Console.silent()).surface().mesh
     depths = mesh.vertices @ camera.rotation[2] + camera.translation[2]
     assert np.median(depths) == pytest.approx(2.075, abs=2e-3)
+
+
+CAMERAS = [look_at((0.01 * k, -0.4, 6.0), width=120, height=120, focal=150.0) for k in range(3)]
+
+
+def largest(places):
+    return places.abs().amax(dim=-1)
+
+
+def seen_from_above(is_textured):
+    """A render of the plane z = 0 with chequers at the places, (N, 2), that are textured."""
+
+    def render(camera) -> DepthView:
+        rays = pixel_rays(camera, dtype=torch.float64, device="cpu")
+        directions = rays.reshape(-1, 3) @ torch.from_numpy(camera.rotation)
+        center = torch.from_numpy(camera.center)
+        depth = -center[2] / directions[:, 2]
+        places = (center + depth[:, None] * directions)[:, :2]
+        chequers = (places / 0.15).floor().sum(dim=-1) % 2
+        grey = torch.where(is_textured(places), chequers, 0.0)
+        depth = depth.reshape(camera.height, camera.width).float()
+        color = grey.reshape(*depth.shape, 1).expand(-1, -1, 3).float()
+        return DepthView(camera, depth, color, torch.ones_like(depth))
+
+    return render
+
+
+def cut_ground(is_textured, reach=0.1, min_faces=1):
+    """A ground of half side 2 around points of half side 0.8, before and after the cut."""
+    n = 81
+    mesh = sheet(n)
+    mesh = replace(mesh, vertices=(mesh.vertices - [40, 40, 0]) * 0.05)
+    region = observed_region(observed(cube_of_points() * 0.8), EVERYWHERE, 0.0)
+    render = seen_from_above(is_textured)
+    return mesh, without_bare_border(mesh, region, render, CAMERAS, reach, min_faces)
+
+
+def half_sides(mesh):
+    return np.abs(mesh.vertices).max(axis=1)
+
+
+@pytest.mark.parametrize("textured", [1.1, 1.5])
+def test_a_ground_ends_where_its_texture_does(textured):
+    mesh, cut = cut_ground(lambda places: largest(places) < textured)
+    assert textured - 0.2 < half_sides(cut).max() < textured + 0.1
+    inner = textured - 0.22
+    assert (half_sides(cut) < inner).sum() == (half_sides(mesh) < inner).sum()
+
+
+def test_a_ground_without_texture_stays_around_the_points():
+    mesh, cut = cut_ground(lambda places: largest(places) < 0)
+    assert half_sides(cut).max() == pytest.approx(0.8, abs=0.051)
+    assert (half_sides(cut) < 0.79).sum() == (half_sides(mesh) < 0.79).sum()
+
+
+def test_bare_surface_that_reaches_no_border_stays():
+    mesh, cut = cut_ground(lambda places: (largest(places) - 1.2).abs() > 0.3)
+    assert cut.n_faces == mesh.n_faces
+
+
+def test_small_pieces_that_the_cut_separates_go_and_others_stay():
+    """A square of half side 0.3 at (1.5, 1.5) has texture, too."""
+
+    def is_textured(places):
+        return (largest(places) < 1) | (largest(places - 1.5) < 0.3)
+
+    both = cut_ground(is_textured)[1]
+    assert half_sides(both).max() > 1.5
+    one = cut_ground(is_textured, min_faces=200)[1]
+    assert half_sides(one).max() < 1.1
+    assert (half_sides(both) < 1).sum() == (half_sides(one) < 1).sum()
+    mesh, whole = cut_ground(lambda places: largest(places) < 3, min_faces=10**6)
+    assert whole.n_faces == mesh.n_faces
+
+
+def test_a_surface_that_no_view_shows_stays():
+    mesh, cut = cut_ground(lambda places: largest(places) < 1, reach=0.0)
+    assert cut.n_faces == mesh.n_faces
 
 
 def test_pinholes_are_closed_and_the_border_stays():

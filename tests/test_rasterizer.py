@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.cloud import NO_CUTOFF, Gaussians
 from gaussian_splatting.engine.model import GROUP_NAMES
-from gaussian_splatting.rasterization import WarpRasterizer, rasterize
+from gaussian_splatting.rasterization import WarpRasterizer, project, rasterize
 from sugar_trainers.losses import normals_from_depth
 from tests.support.depth_normals import depth_normal_consistency
 from tests.support.golden import golden_cameras, golden_cloud, load_golden
@@ -22,7 +22,7 @@ IMAGES = ("image", "depth", "normal", "plane", "features", "alpha")
 
 def leaves_of(gaussians, dtype):
     tensors = (t.to(dtype).clone().requires_grad_(True) for t in gaussians.tensors())
-    return Gaussians(*tensors, antialiased=gaussians.antialiased)
+    return replace(Gaussians(*tensors), **gaussians.rendering())
 
 
 def render_with_gradients(render, gaussians, camera, features, dtype, seed, **options):
@@ -48,15 +48,24 @@ def assert_close_to_maximum(actual, expected, tolerance):
 
 
 @pytest.mark.parametrize(
-    ("seed", "size"), [*((seed, None) for seed in range(8)), (0, 0.3), (1, 0.3), (0, 0.05)]
+    ("seed", "size", "cutoff"),
+    [
+        *((seed, None, NO_CUTOFF) for seed in range(8)),
+        (0, 0.3, NO_CUTOFF),
+        (1, 0.3, NO_CUTOFF),
+        (0, 0.05, NO_CUTOFF),
+        (0, None, 2.5),
+        (1, None, 1.0),
+        (0, 0.3, 2.5),
+    ],
 )
-def test_values_and_gradients_match_the_dense_float64_reference(seed, size):
+def test_values_and_gradients_match_the_dense_float64_reference(seed, size, cutoff):
     """Antialiased if a size is named, by which splats shrink below a pixel."""
     width, height = [(70, 50), (33, 65), (16, 16), (100, 7)][seed % 4]
     camera = look_at(
         (2.5, 1.2, 0.3 * seed), width=width, height=height, principal=(3.0 * seed, -2.0 * seed)
     )
-    gaussians = random_gaussians(250, seed)
+    gaussians = replace(random_gaussians(250, seed), cutoff_deviations=cutoff)
     if size is not None:
         gaussians = replace(gaussians, scales=gaussians.scales * size, antialiased=True)
     features = torch.randn(250, 2, generator=torch.Generator().manual_seed(seed))
@@ -146,6 +155,31 @@ def test_an_antialiased_splat_adds_as_much_to_an_image_at_every_size():
     assert sums[False, 0.02] > 1.3 * sums[True, 0.02]
 
 
+@pytest.mark.parametrize("cutoff", [1.5, 2.5])
+def test_a_splat_ends_at_its_cutoff_and_is_listed_in_the_tiles_up_to_it(cutoff):
+    camera = look_at((0.0, -3.0, 0.0), width=193, height=193)
+    one = random_gaussians(1, 0, torch.float32)
+    one = replace(
+        one,
+        means=torch.zeros(1, 3),
+        scales=torch.full((1, 3), 0.8),
+        opacities=torch.full((1,), 0.9),
+    )
+    ended = replace(one, cutoff_deviations=cutoff)
+    alpha = rasterize(ended, camera).alpha
+    whole = rasterize(one, camera).alpha
+    x, y, xx, xy, yy = project(one, camera).splats[0, :5].double()
+    across = torch.arange(193) - x
+    down = (torch.arange(193) - y)[:, None]
+    squares = xx * across**2 + 2 * xy * across * down + yy * down**2
+    is_inside = squares < cutoff**2
+    assert torch.equal(alpha > 0, is_inside)
+    assert torch.equal(alpha[is_inside], whole[is_inside])
+    assert bool((whole[~is_inside] > 0).any())
+    counts = [int(project(gaussians, camera).tile_counts) for gaussians in (ended, one)]
+    assert counts[0] < counts[1]
+
+
 @pytest.mark.parametrize("size", [1.0, 1e-3, 1e-8])
 def test_an_antialiased_splat_far_below_a_pixel_keeps_what_other_programs_leave_of_it(size):
     """Opacities shrink with the area on the image, down to 0.005."""
@@ -169,11 +203,13 @@ def test_an_antialiased_splat_far_below_a_pixel_keeps_what_other_programs_leave_
         assert not leaves.scales.grad.any()
 
 
-@pytest.mark.parametrize("size", [None, 0.1])
-def test_gradients_of_the_reference_match_finite_differences(size):
+@pytest.mark.parametrize(
+    ("size", "cutoff"), [(None, NO_CUTOFF), (0.1, NO_CUTOFF), (None, 2.5), (None, 1.0)]
+)
+def test_gradients_of_the_reference_match_finite_differences(size, cutoff):
     """Antialiased if a size is named, by which splats shrink below a pixel."""
     camera = look_at((2.5, 1.2, 0.8), width=20, height=16, focal=20.0)
-    gaussians = random_gaussians(12, 3)
+    gaussians = replace(random_gaussians(12, 3), cutoff_deviations=cutoff)
     # Away from the cap and the cut-off, where the image is smooth.
     gaussians.opacities.clamp_(0.2, 0.6)
     gaussians.means *= 0.3

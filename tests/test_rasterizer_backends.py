@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -140,6 +141,14 @@ def test_nothing_to_see_is_the_background(make):
     assert torch.equal(output.image, torch.tensor([0.2, 0.5, 0.9]).expand(37, 20, 3))
     output.image.sum().backward()
     assert nothing.means.grad.shape == (0, 3)
+
+
+@each_backend
+def test_a_model_whose_gaussians_end_is_refused(make):
+    gaussians, camera = scene()
+    gaussians = replace(gaussians, cutoff_deviations=2.5)
+    with pytest.raises(UserError, match=r"--rasterizer \w+ cannot render this model"):
+        rasterize(gaussians, camera, rasterizer=make())
 
 
 @one_at_once

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import train_refined
+from gaussian_splatting.cloud import NO_CUTOFF
 from gaussian_splatting.engine.gradients import backpropagate_weighted
 from gaussian_splatting.engine.loss_terms import COLOR, LossTerm
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit, ViewPass
@@ -101,10 +102,12 @@ def assert_same_results(found, expected):
 # Blending
 
 
+@pytest.mark.parametrize("cutoff", [NO_CUTOFF, 2.5])
 @pytest.mark.parametrize("rows", [(0, 90), (0, 1), (89, 90), (3, 40), (16, 32), (31, 33)])
-def test_a_pixel_has_the_same_bits_whatever_rows_are_blended(rows):
+def test_a_pixel_has_the_same_bits_whatever_rows_are_blended(rows, cutoff):
     camera = look_at((2.5, 1.2, 0.8), width=121, height=90, focal=90.0, principal=(5, 3))
     gaussians = random_gaussians(2_000, 3, torch.float32)
+    gaussians = replace(gaussians, cutoff_deviations=cutoff)
     projection = project(gaussians, camera, depth=True, normal=True)
     tiles = build_tile_lists(projection)
     background = channel_background(projection, torch.tensor([0.2, 0.5, 0.9]))

@@ -124,7 +124,7 @@ def equal(what: str, found: Tensor, expected: Tensor) -> Finding:
 
 def on_device(gaussians: Gaussians, device: torch.device | str) -> Gaussians:
     values = (t.detach().to(device) for t in gaussians.tensors())
-    return Gaussians(*values, antialiased=gaussians.antialiased)
+    return Gaussians(*values, **gaussians.rendering())
 
 
 def milliseconds(

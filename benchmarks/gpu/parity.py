@@ -17,6 +17,7 @@ from torch import Tensor
 
 from benchmarks.gpu import parity_values
 from benchmarks.gpu.common import Check, Finding, Setup, compare, draw, equal, on_device
+from gaussian_splatting.cloud import NO_CUTOFF
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.losses import photometric_cuda
 from gaussian_splatting.losses.color_loss import CountedRows
@@ -118,17 +119,26 @@ def _on_cpu(found: Projection) -> Projection:
     return replace(found, **{name: getattr(found, name).detach().cpu() for name in tensors})
 
 
-def _projected(setup: Setup, n: int, camera: Camera, seed: int = 1) -> Projection:
+def _projected(
+    setup: Setup, n: int, camera: Camera, seed: int = 1, cutoff: float = NO_CUTOFF
+) -> Projection:
     """Seven channels: colour, depth, normal, one feature."""
     gaussians = on_device(random_gaussians(n, seed, torch.float32), setup.place)
+    gaussians = replace(gaussians, cutoff_deviations=cutoff)
     features = draw(n, 1, seed=seed).to(setup.place)
     return project(gaussians, camera, depth=True, normal=True, features=features)
 
 
 def tile_lists(setup: Setup) -> Iterator[Finding]:
     """Lists that a GPU sorts against those of native code, from the same splats."""
-    for n, zoom in ((setup.size(60_000, 700), 12), (1, 1), (0, 1)):
-        found = _projected(setup, n, view(setup, zoom))
+    most = setup.size(60_000, 700)
+    for n, zoom, cutoff in (
+        (most, 12, NO_CUTOFF),
+        (most - 1, 12, 2.5),
+        (1, 1, NO_CUTOFF),
+        (0, 1, NO_CUTOFF),
+    ):
+        found = _projected(setup, n, view(setup, zoom), cutoff=cutoff)
         there = _on_cpu(found)
         counts = torch.empty_like(there.tile_counts)
         # Counting on one device and listing on the other must not differ either.

@@ -11,7 +11,7 @@ import contextlib
 import re
 import shutil
 import struct
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,8 +21,10 @@ from plyfile import PlyData, PlyElement, PlyParseError
 
 from gaussian_splatting.cloud import (
     ANTIALIASED,
+    CUTOFF,
     MAX_LOG_SCALE,
     MAX_SH_DEGREE,
+    NO_CUTOFF,
     GaussianCloud,
     finite_logits,
 )
@@ -78,6 +80,8 @@ def write_gaussian_ply(path: Path, cloud: GaussianCloud) -> None:
     table[:, 58:62] = _flat_rows(cloud.quats)
     record = np.dtype([(name, "<f4") for name in GAUSSIAN_PROPERTIES])
     comments = [ANTIALIASED] if cloud.antialiased else []
+    if cloud.cutoff_deviations != NO_CUTOFF:
+        comments.append(f"{CUTOFF} {cloud.cutoff_deviations!r}")
     _write_vertices(path, table.view(record).reshape(-1), comments)
 
 
@@ -193,7 +197,19 @@ def read_gaussian_ply(
         log_scales=_float_tensor(log_scales),
         quats=_float_tensor(quats),
         antialiased=ANTIALIASED in data.comments,
+        cutoff_deviations=_cutoff(data.comments),
     )
+
+
+def _cutoff(comments: Iterable[str]) -> float:
+    """Standard deviations at which splats end, of the comment that says so."""
+    for comment in comments:
+        word, _, number = comment.partition(" ")
+        if word == CUTOFF:
+            with contextlib.suppress(ValueError):
+                cutoff = float(number)
+                return cutoff if cutoff > 0 else NO_CUTOFF
+    return NO_CUTOFF
 
 
 class _GaussianLayout(NamedTuple):

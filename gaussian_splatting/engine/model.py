@@ -10,7 +10,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gaussian_splatting.cloud import ANTIALIASED, GaussianCloud, Gaussians, finite_logits
+from gaussian_splatting.cloud import (
+    ANTIALIASED,
+    CUTOFF,
+    NO_CUTOFF,
+    GaussianCloud,
+    Gaussians,
+    finite_logits,
+)
 from gaussian_splatting.optim.adam import GroupedAdam
 from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
 from gaussian_splatting.optim.schedule import LearningRates
@@ -149,7 +156,7 @@ class TrainableCloud(TrainableModel):
     ) -> None:
         """Start optimising a copy of ``cloud``; ``extent`` scales the position rate."""
         super().__init__(cloud.detached().tensors(), rates.by_name(0, extent), optimizer, seed)
-        self._antialiased = cloud.antialiased
+        self._rendering = cloud.rendering()
         self._rates = rates
         self._extent = extent
 
@@ -159,12 +166,11 @@ class TrainableCloud(TrainableModel):
     @property
     def cloud(self) -> GaussianCloud:
         """The parameters as a cloud."""
-        return GaussianCloud(**self.optimizer.parameters, antialiased=self._antialiased)
+        return GaussianCloud(**self.optimizer.parameters, **self._rendering)
 
     def state(self) -> dict[str, Any]:
-        """The state of every model, with a key beside the parameters if it is antialiased."""
-        antialiased = {ANTIALIASED: True} if self._antialiased else {}
-        return {**super().state(), **antialiased}
+        """The state of every model; how it is rendered is beside the parameters, if not as 3DGS."""
+        return {**super().state(), **self._rendering}
 
     def activate(self) -> Gaussians:
         """The Gaussians as they are rendered."""
@@ -234,12 +240,12 @@ def check_free_payload(payload: Mapping[str, Any]) -> None:
 
 
 def cloud_from_state(
-    state: dict[str, Tensor], kind: str = "model of free Gaussians"
+    state: Mapping[str, Any], kind: str = "model of free Gaussians"
 ) -> GaussianCloud:
     """Build the Gaussians of a ``state_dict``.
 
     Raises:
-        UserError: Tensors are missing, or do not fit each other.
+        UserError: Tensors are missing, or do not fit each other; splats end nowhere.
     """
     missing = [name for name in STATE_NAMES.values() if name not in state]
     if missing:
@@ -251,4 +257,7 @@ def cloud_from_state(
         raise UserError(f"the checkpoint's {error}: not a {kind}") from error
     floats = {name: tensor.float() for name, tensor in tensors.items()}
     floats["opacity_logits"] = finite_logits(floats["opacity_logits"])
-    return GaussianCloud(**floats, antialiased=ANTIALIASED in state)
+    cutoff = state.get(CUTOFF, NO_CUTOFF)
+    if not isinstance(cutoff, float) or not cutoff > 0:
+        raise UserError(f"the checkpoint's {CUTOFF} {cutoff!r} is no positive number: not a {kind}")
+    return GaussianCloud(**floats, antialiased=ANTIALIASED in state, cutoff_deviations=cutoff)

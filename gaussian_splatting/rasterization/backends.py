@@ -48,6 +48,18 @@ class GraphRows(BlendedRows):
 class GraphRasterizer(Rasterizer[Tiles, GraphRows], Generic[Tiles]):
     """Base of rasterizers that render rows as a differentiable function of splats."""
 
+    def require_whole_splats(self, projection: Projection) -> None:
+        """Check that splats end where alpha is 1/255.
+
+        Raises:
+            UserError: They end before; the packages would end them at borders of tiles.
+        """
+        if projection.has_cutoff:
+            raise UserError(
+                f"--rasterizer {self.name} cannot render this model, whose Gaussians end at some "
+                "deviations (--cutoff_deviations); leave --rasterizer out"
+            )
+
     @abc.abstractmethod
     def render(
         self, splats: Tensor, tiles: Tiles, background: Tensor, rows: Rows
@@ -115,6 +127,7 @@ class GsplatRasterizer(GraphRasterizer[RowedLists]):
 
     def build_tile_lists(self, projection: Projection) -> RowedLists:
         """See :meth:`Rasterizer.build_tile_lists`."""
+        self.require_whole_splats(projection)
         lists = build_tile_lists(projection)
         # One read for all strips: the package must be told where a strip's list ends.
         starts = lists.offsets[:: lists.across].tolist()
@@ -204,6 +217,7 @@ class InriaRasterizer(GraphRasterizer[SplatList]):
 
     def build_tile_lists(self, projection: Projection) -> SplatList:
         """See :meth:`Rasterizer.build_tile_lists`."""
+        self.require_whole_splats(projection)
         camera = projection.camera
         return SplatList(projection.radii, projection.depths, camera.width, camera.height)
 

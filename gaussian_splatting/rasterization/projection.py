@@ -13,7 +13,7 @@ import warp as wp
 from torch import Tensor
 
 from gaussian_splatting.adjoints import send_back
-from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.cloud import NO_CUTOFF, Gaussians
 from gaussian_splatting.color_gradients import ColorGradient
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization import projection_kernels as kernels
@@ -163,6 +163,7 @@ class Projection:
     # What is taken for the sum of the tile counts; None: the host waits for it.
     prediction: PredictedCount | None = None
     adjoint: ProjectionAdjoint | None = None  # backward pass; None: autograd's
+    has_cutoff: bool = False  # whether splats end before alpha is 1/255
 
     def backpropagate(self, d_means2d: Tensor, d_splats: Tensor) -> None:
         """Add the gradients of what was projected. (N, 2) per pixel, (N, 9 + C)"""
@@ -395,7 +396,13 @@ def _vector_of(sh_rest: Tensor) -> type:
 
 
 @functools.lru_cache(maxsize=64)
-def _channels(layout: ChannelLayout, sh_degree: int, antialiased: bool, plane_reach: float) -> Any:
+def _channels(
+    layout: ChannelLayout,
+    sh_degree: int,
+    antialiased: bool,
+    cutoff_deviations: float,
+    plane_reach: float,
+) -> Any:
     """Return columns and settings as an argument of kernels; cached like cameras."""
     channels = Channels()
     for name in ("rgb", "depth", "normal", "plane", "features"):
@@ -404,6 +411,7 @@ def _channels(layout: ChannelLayout, sh_degree: int, antialiased: bool, plane_re
     channels.n_features = layout.n_features
     channels.sh_degree = sh_degree
     channels.antialiased = int(antialiased)
+    channels.cutoff = 0.5 * cutoff_deviations**2
     channels.plane_reach = plane_reach
     return channels
 
@@ -458,7 +466,10 @@ def project(
         raise ValueError(f"{features.shape[0]} rows of features for {len(gaussians)} Gaussians")
     reach = 0.0 if plane_reach is None else plane_reach
     record = camera_record(camera, gaussians.means.device)
-    channels = _channels(layout, sh_degree, gaussians.antialiased, reach)
+    channels = _channels(
+        layout, sh_degree, gaussians.antialiased, gaussians.cutoff_deviations, reach
+    )
+    has_cutoff = gaussians.cutoff_deviations != NO_CUTOFF
     settings = _ProjectionSettings(record, channels, layout.total)
     sources = _ProjectedRows(
         means=gaussians.means,
@@ -471,10 +482,12 @@ def project(
     )
     if graph:
         tensors: Sequence[Tensor] = _Project.apply(settings, *sources)
-        return Projection(*tensors, layout=layout, camera=camera)
+        return Projection(*tensors, layout=layout, camera=camera, has_cutoff=has_cutoff)
     rows = _prepared_rows(sources)
     projected = _project_rows(settings, rows)
     adjoint = ProjectionAdjoint(
         settings, gaussians, features, rows, projected.radii, projected.splats
     )
-    return Projection(*projected, layout=layout, camera=camera, adjoint=adjoint)
+    return Projection(
+        *projected, layout=layout, camera=camera, adjoint=adjoint, has_cutoff=has_cutoff
+    )

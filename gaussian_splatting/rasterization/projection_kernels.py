@@ -6,8 +6,8 @@ A splat is one row of floats:
     0 1     centre in pixels; the middle of pixel (column, row) is at (column, row)
     2 3 4   conic: inverse covariance xx, xy, yy in 1/px^2
     5       opacity
-    6       largest exponent at which the splat still reaches alpha = 1/255
-    7 8     half extents in pixels of the region where it does; negative where there is none
+    6       largest exponent that is blended: where alpha is 1/255, or the splat's cutoff before it
+    7 8     half extents in pixels of the region up to it; negative where there is none
     9 ...   blended channels: colour, depth, normal x and y, plane, then free features
 
 The plane of a Gaussian goes through its centre, square to its smallest axis: the normal in camera
@@ -197,6 +197,7 @@ class Channels:
     n_features: int
     sh_degree: int
     antialiased: int  # 1 where opacities shrink as splats are widened
+    cutoff: float  # exponent at which splats end at the latest
 
 
 @wp.func
@@ -296,10 +297,10 @@ def covariance_of(v: mat23) -> wp.vec3:
 
 
 @wp.func
-def visible_extent(opacity: float, xx: float, yy: float) -> wp.vec3:
+def visible_extent(opacity: float, xx: float, yy: float, cutoff: float) -> wp.vec3:
     """Return the largest visible exponent, and half extents in pixels; columns 6 to 8 of a splat.
 
-    xx and yy are the variances of the splat.
+    xx and yy are the variances of the splat, cutoff is that of :class:`Channels`.
     """
     limit = float(0.0)
     extent_x = float(-1.0e6)
@@ -307,6 +308,7 @@ def visible_extent(opacity: float, xx: float, yy: float) -> wp.vec3:
     if opacity * INVERSE_ALPHA_MIN > 1.0:
         # A hair more than the exact bound: the pixel test decides, this only saves work.
         limit = wp.log(INVERSE_ALPHA_MIN * opacity) * 1.0001 + 1.0e-4
+        limit = wp.min(limit, cutoff)
         extent_x = wp.sqrt(2.0 * limit * xx) + 1.0e-3
         extent_y = wp.sqrt(2.0 * limit * yy) + 1.0e-3
     return wp.vec3(limit, extent_x, extent_y)
@@ -380,7 +382,7 @@ def project_one(
     py = view.fy * t[1] / t[2] + view.cy - 0.5
     middle = 0.5 * (a + c)
     radius = wp.ceil(3.0 * wp.sqrt(middle + wp.sqrt(wp.max(0.1, middle * middle - det))))
-    extent = visible_extent(opacity, a, c)
+    extent = visible_extent(opacity, a, c, channels.cutoff)
     square_x = tile_range(px, radius, UNBOUNDED, view.tiles_x)
     square_y = tile_range(py, radius, UNBOUNDED, view.tiles_y)
     if square_x[1] <= square_x[0] or square_y[1] <= square_y[0]:

@@ -372,6 +372,7 @@ class Rasterizer(abc.ABC, Generic[Tiles, Blended]):
     """
 
     name: str  # as the flag ``--rasterizer`` spells it
+    ends_splats: bool = False  # whether it can render Gaussians with ``cutoff_deviations``
 
     @abc.abstractmethod
     def build_tile_lists(self, projection: Projection) -> Tiles:
@@ -404,6 +405,7 @@ class WarpRasterizer(Rasterizer[TileLists, BlendedRows]):
     """The built-in rasterizer: any device, the same bits on every run."""
 
     name = "warp"
+    ends_splats = True
 
     def __init__(self, blocks: bool | None = None, front_transmittance: float = 0.0) -> None:
         self.blocks = blocks  # both as of :func:`blend_rows`

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.cloud import NO_CUTOFF, GaussianCloud
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.formats.fidelity import fidelity
 from gaussian_splatting.formats.moved import moved_cloud
@@ -304,6 +304,11 @@ def _export_gaussians(
         console.info(
             f"note: these Gaussians are antialiased, which other programs cannot read from "
             f"{options.to}: they show those below a pixel too large; use --to spz or sog"
+        )
+    if cloud.cutoff_deviations != NO_CUTOFF:
+        console.info(
+            f"note: these Gaussians end at {cloud.cutoff_deviations:g} standard deviations, which "
+            "other programs do not know: they show them a little larger and more opaque"
         )
     is_held = np.ones(len(cloud), bool)
     if file_format.fit is not None:

@@ -30,7 +30,7 @@ from sugar_extractors.mesh.level_sets import Box, LevelSetModel, SurfaceSamples
 from sugar_extractors.mesh.mesh_config import OUTPUT_FLAG, MeshOptions
 from sugar_extractors.mesh.mesh_finishing import decimated_to_error, finish_mesh
 from sugar_extractors.mesh.meshing_backends import PoissonConfig
-from sugar_extractors.mesh.observed_region import observed_region
+from sugar_extractors.mesh.observed_region import observed_region, without_bare_border
 from sugar_extractors.mesh.poisson_regions import MIN_POINTS, reconstruct_region
 from sugar_extractors.mesh.subdivision import covered_pixels, split_to_pixels, visible_part
 from sugar_extractors.mesh.tetrahedra import TetrahedraFusion
@@ -404,8 +404,27 @@ class _Extraction:
         fusion = Fusion(render, self._cameras, box, config, self._console)
         if self._options.mesh_extractor == "tetrahedra":
             gaussians = self._cloud.detached().activate()
-            return TetrahedraFusion(fusion, gaussians, excluded).surface(region)
-        return fusion.surface(region)
+            fused = TetrahedraFusion(fusion, gaussians, excluded).surface(region)
+        else:
+            fused = fusion.surface(region)
+        # Masks say where an object ends.
+        if region is None or self._hull is not None:
+            return fused
+        return self._without_bare_border(fused, render)
+
+    def _without_bare_border(self, fused: FusedRegion, render: Renderer) -> FusedRegion:
+        """Return a surface without what shows no texture around the points of all boxes."""
+        config = self._options.tsdf
+        points_region = observed_region(self._scene.observations, self._boxes[1], 0.0)
+        if points_region is None or fused.mesh.n_faces == 0:
+            return fused
+        reach = config.truncation * fused.voxel_size
+        cut = without_bare_border(
+            fused.mesh, points_region, render, self._cameras, reach, config.min_component
+        )
+        n_cut = fused.mesh.n_faces - cut.n_faces
+        self._console.info(f"{n_cut:,} triangles without texture cut off at borders")
+        return replace(fused, mesh=cut)
 
     def _finished(
         self,

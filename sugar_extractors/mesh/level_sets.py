@@ -76,7 +76,7 @@ def build_model(cloud: GaussianCloud) -> LevelSetModel:
     is_opaque = opacities_of(cloud.opacity_logits.detach()) > MIN_OPACITY
     activated = cloud.select(is_opaque).activate()
     values = [tensor.float().contiguous() for tensor in activated.tensors()]
-    gaussians = Gaussians(*values, antialiased=cloud.antialiased).without_bands()
+    gaussians = Gaussians(*values, **cloud.rendering()).without_bands()
     means = gaussians.means
     quats = gaussians.quats
     scales = gaussians.scales

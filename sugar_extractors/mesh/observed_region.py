@@ -2,20 +2,36 @@
 """The region in which a reconstruction has points.
 
 Sky and other things without texture lie wherever they please, and all images are explained; but no
-point of a reconstruction is ever found there.
+point of a reconstruction is ever found there. Within a margin around the points a surface goes on
+where views show texture on it. Where they show none, it ends at its border, as of a ground before a
+dark sky; a closed surface stays whole.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
 
+from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.observations import Observations
+from sugar_extractors.mesh.depth_views import DepthView, Renderer
 from sugar_extractors.mesh.level_sets import Box
+from sugar_scene import triangle_mesh
+from sugar_scene.plane_kernels import MIN_VARIANCE
+from sugar_scene.triangle_mesh import TriangleMesh
+from sugar_scene.triangle_rasterizer import to_camera
 
 MIN_OBSERVING_VIEWS = 3  # images that observe a reliable point: two agree by chance now and then
 MIN_OBSERVED = 50  # fewer points in a box do not tell where the scene ends
+MAX_TEXTURE_VIEWS = 100  # views that are looked at for texture, evenly spread over all
+_PATCH = 5  # side of the squares whose variance is texture, pixels
+_TEXTURED = 0.5  # share of the views, by their weights, that show texture on a surface that stays
+_EDGE_RINGS = 4  # edges of the mesh by which the texture of a surface's rim reaches beyond it
 
 
 @dataclass(frozen=True)
@@ -58,3 +74,93 @@ def observed_region(
     except QhullError:
         return None
     return ObservedRegion(sides[:, :3], margin - sides[:, 3])
+
+
+def without_bare_border(
+    mesh: TriangleMesh,
+    points_region: ObservedRegion,
+    render: Renderer,
+    cameras: Sequence[Camera],
+    reach: float,
+    min_faces: int,
+) -> TriangleMesh:
+    """Cut off what has no texture outside of a region, from the open edges of a mesh inwards.
+
+    Args:
+        points_region: Around the points themselves, without a margin.
+        reach: Difference in depth up to which a view shows a vertex, world units.
+        min_faces: Of what the cut separates; smaller pieces go, too.
+    """
+    is_outside = ~points_region.contains(mesh.vertices)
+    if not is_outside.any():
+        return mesh
+    stride = max(1, -(-len(cameras) // MAX_TEXTURE_VIEWS))
+    is_bare = np.zeros(mesh.n_vertices, dtype=bool)
+    shares = texture_shares(mesh.vertices[is_outside], render, cameras[::stride], reach)
+    is_bare[is_outside] = shares < _TEXTURED
+    for _ in range(_EDGE_RINGS):
+        is_bare[mesh.faces[is_bare[mesh.faces].any(axis=1)]] = True
+        is_bare &= is_outside
+    return _without_pieces(mesh, _reaching_border(mesh, is_bare), min_faces)
+
+
+def _reaching_border(mesh: TriangleMesh, selected: np.ndarray) -> np.ndarray:
+    """Return the selected vertices that others of them connect with an open edge. (V,) bool"""
+    faces = mesh.faces[selected[mesh.faces].all(axis=1)]
+    labels = triangle_mesh.component_labels(TriangleMesh(mesh.vertices, faces, mesh.colors))
+    border = triangle_mesh.border_edges(mesh).reshape(-1)
+    is_at_border = np.zeros(mesh.n_vertices, dtype=bool)
+    is_at_border[labels[border[selected[border]]]] = True
+    return selected & is_at_border[labels]
+
+
+def _without_pieces(mesh: TriangleMesh, is_cut: np.ndarray, min_faces: int) -> TriangleMesh:
+    """Remove vertices, and the pieces of fewer faces that this separates."""
+    is_beside_cut = np.zeros(mesh.n_vertices, dtype=bool)
+    is_beside_cut[mesh.faces[is_cut[mesh.faces].any(axis=1)]] = True
+    cut = triangle_mesh.keep_vertices(mesh, ~is_cut)
+    pieces = triangle_mesh.component_labels(cut)
+    n_faces = np.bincount(pieces[cut.faces[:, 0]], minlength=cut.n_vertices)
+    is_separated = np.zeros(cut.n_vertices, dtype=bool)
+    is_separated[pieces[is_beside_cut[~is_cut]]] = True
+    return triangle_mesh.keep_vertices(cut, ~is_separated[pieces] | (n_faces[pieces] >= min_faces))
+
+
+def texture_shares(
+    points: np.ndarray, render: Renderer, cameras: Sequence[Camera], reach: float
+) -> np.ndarray:
+    """Return the share of the views of each point that show texture there; 1 where none sees it.
+
+    Args:
+        points: Points of a surface, (P, 3) world units.
+        reach: Difference in depth up to which a view shows a point, world units.
+    """
+    device = render(cameras[0]).depth.device
+    places = torch.from_numpy(points).float().to(device)
+    weights = torch.zeros(len(points), device=device)
+    textured_weights = torch.zeros_like(weights)
+    for camera in cameras:
+        view = render(camera)
+        x, y, z = to_camera(places, camera).unbind(1)
+        column = camera.fx * x / z + camera.cx
+        row = camera.fy * y / z + camera.cy
+        is_shown = (z > 0) & (column >= 0) & (column < camera.width)
+        is_shown &= (row >= 0) & (row < camera.height)
+        column = torch.where(is_shown, column, 0.0).long()
+        row = torch.where(is_shown, row, 0.0).long()
+        depth = view.depth[row, column]
+        is_shown &= (depth > 0) & ((depth - z).abs() < reach)
+        weight = torch.where(is_shown, view.weight[row, column], 0.0)
+        weights += weight
+        textured_weights += torch.where(_is_textured(view)[row, column], weight, 0.0)
+    shares = textured_weights / weights.clamp_min(torch.finfo(weights.dtype).tiny)
+    return torch.where(weights > 0, shares, 1.0).cpu().numpy()
+
+
+def _is_textured(view: DepthView) -> Tensor:
+    """Return which pixels have a neighbourhood whose grey values differ. (H, W) bool"""
+    grey = view.color.mean(dim=-1)[None, None]
+    padded = functional.pad(grey, [_PATCH // 2] * 4, mode="replicate")
+    mean = functional.avg_pool2d(padded, _PATCH, stride=1)
+    mean_square = functional.avg_pool2d(padded.square(), _PATCH, stride=1)
+    return (mean_square - mean.square())[0, 0] >= MIN_VARIANCE

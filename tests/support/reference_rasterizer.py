@@ -39,6 +39,7 @@ class ReferenceSplats:
     depths: Tensor
     tiles: Tensor
     shares: Tensor  # of the opacities that are left where splats are widened
+    cutoff: float  # exponent at which splats end at the latest
 
 
 def rotation_matrices_reference(quats: Tensor) -> Tensor:
@@ -106,7 +107,8 @@ def project_reference(gaussians: Gaussians, camera: Camera) -> ReferenceSplats:
         own = (a - LOW_PASS) * (c - LOW_PASS) - b * b
         shares = (own / det).clamp_min(MIN_COVERAGE).sqrt()
     radii = torch.where(valid, radii, zero).int()
-    return ReferenceSplats(t, means2d, conics, radii, z, tiles, shares)
+    cutoff = 0.5 * gaussians.cutoff_deviations**2
+    return ReferenceSplats(t, means2d, conics, radii, z, tiles, shares, cutoff)
 
 
 def _alphas(splats: ReferenceSplats, opacities: Tensor, camera: Camera) -> Tensor:
@@ -124,6 +126,7 @@ def _alphas(splats: ReferenceSplats, opacities: Tensor, camera: Camera) -> Tenso
     t = splats.tiles
     inside = (tile_x >= t[:, 0]) & (tile_x < t[:, 1]) & (tile_y >= t[:, 2]) & (tile_y < t[:, 3])
     used = inside & (splats.radii > 0) & (sigma >= 0) & (alpha >= ALPHA_MIN)
+    used &= sigma <= splats.cutoff
     return torch.where(used, alpha, torch.zeros_like(alpha))
 
 

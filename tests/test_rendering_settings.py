@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether Gaussians are to be rendered antialiased stays with them, in memory and in files."""
+"""How Gaussians are to be rendered stays with them: antialiased, and where splats end."""
 
 from dataclasses import replace
 from functools import partial
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from gaussian_splatting.cloud import ANTIALIASED
+from gaussian_splatting.cloud import ANTIALIASED, CUTOFF, NO_CUTOFF
 from gaussian_splatting.data.ply import read_gaussian_ply, write_gaussian_ply
 from gaussian_splatting.engine.model import TrainableCloud, cloud_from_state
 from gaussian_splatting.formats.moved import moved_cloud
@@ -26,6 +26,7 @@ from sugar_scene.bound_model import (
     state_with_background,
 )
 from sugar_scene.mesh_bound import bind_to_mesh
+from sugar_utils.errors import UserError
 from tests.support.heard_console import Heard
 from tests.support.tiny_scene import tiny_cloud
 
@@ -39,6 +40,21 @@ FILES = {
 }
 
 
+def test_a_ply_keeps_where_splats_end(tmp_path):
+    cloud = replace(tiny_cloud(20), antialiased=True, cutoff_deviations=2.1)
+    write_gaussian_ply(tmp_path / "cloud.ply", cloud)
+    assert read_gaussian_ply(tmp_path / "cloud.ply").rendering() == cloud.rendering()
+    assert tiny_cloud(20).rendering() == {}
+
+
+@pytest.mark.parametrize("word", ["-1", "nan", "wide", "2.5 px", ""])
+def test_a_ply_with_another_word_there_ends_splats_as_3dgs(tmp_path, word):
+    path = tmp_path / "cloud.ply"
+    write_gaussian_ply(path, replace(tiny_cloud(20), cutoff_deviations=2.5))
+    path.write_bytes(path.read_bytes().replace(b"deviations 2.5", b"deviations " + word.encode()))
+    assert read_gaussian_ply(path).rendering() == {}
+
+
 @pytest.mark.parametrize("antialiased", [False, True])
 @pytest.mark.parametrize("name", FILES)
 def test_files_keep_it(tmp_path, name, antialiased):
@@ -48,7 +64,8 @@ def test_files_keep_it(tmp_path, name, antialiased):
 
 
 def test_clouds_that_are_made_of_others_keep_it():
-    cloud = replace(tiny_cloud(20), antialiased=True)
+    cloud = replace(tiny_cloud(20), antialiased=True, cutoff_deviations=2.5)
+    rendering = {"antialiased": True, "cutoff_deviations": 2.5}
     rows = torch.arange(5)
     turn = np.diag([2.0, -2.0, -2.0, 1.0])
     for made in (
@@ -59,14 +76,14 @@ def test_clouds_that_are_made_of_others_keep_it():
         moved_cloud(cloud, turn),
         TrainableCloud(cloud, LearningRates(), 1.0).cloud,
     ):
-        assert made.antialiased
+        assert made.rendering() == rendering
     opaque = replace(cloud, opacity_logits=cloud.opacity_logits.abs() + 1)
-    assert build_model(opaque).gaussians.antialiased
+    assert build_model(opaque).gaussians.rendering() == rendering
     gaussians = cloud.activate()
     for made in (gaussians, gaussians.joined(gaussians), gaussians.as_leaves()):
-        assert made.antialiased
-    assert gaussians.without_bands().antialiased
-    assert not tiny_cloud(20).activate().antialiased
+        assert made.rendering() == rendering
+    assert gaussians.without_bands().rendering() == rendering
+    assert tiny_cloud(20).activate().rendering() == {}
 
 
 @pytest.mark.parametrize("antialiased", [False, True])
@@ -76,6 +93,41 @@ def test_a_model_of_free_gaussians_keeps_it(antialiased):
     assert payload.get(ANTIALIASED, False) is antialiased
     assert ANTIALIASED not in payload["state_dict"]
     assert cloud_from_state(state_with_background(payload)).antialiased is antialiased
+
+
+@pytest.mark.parametrize("cutoff", [NO_CUTOFF, 2.5])
+def test_a_model_of_free_gaussians_keeps_where_splats_end(cutoff):
+    cloud = replace(tiny_cloud(6), cutoff_deviations=cutoff)
+    payload = TrainableCloud(cloud, LearningRates(), 1.0).state()
+    assert payload.get(CUTOFF, NO_CUTOFF) == cutoff
+    assert CUTOFF not in payload["state_dict"]
+    state = state_with_background(payload)
+    assert cloud_from_state(state).cutoff_deviations == cutoff
+
+
+@pytest.mark.parametrize("cutoff", [-1.0, float("nan"), "2.5"])
+def test_a_model_that_ends_splats_nowhere_is_refused(cutoff):
+    payload = TrainableCloud(tiny_cloud(6), LearningRates(), 1.0).state()
+    with pytest.raises(UserError, match="cutoff_deviations .* is no positive number"):
+        cloud_from_state(state_with_background({**payload, CUTOFF: cutoff}))
+
+
+def test_the_background_of_a_refined_model_has_no_cutoff(tmp_path):
+    corners = torch.tensor([[0.0, 0, 0], [1, 0, 0], [0, 1, 0]])
+    cloud = bind_to_mesh(corners, torch.tensor([[0, 1, 2]]), torch.full((3, 3), 0.5), 3, 1.0)
+    free = replace(tiny_cloud(4), cutoff_deviations=2.5)
+    model = TrainableBoundCloud(replace(cloud, background=free), LearningRates(), 1.0)
+    assert model.cloud.background.rendering() == model.activate().rendering() == {}
+
+
+@pytest.mark.parametrize("name", GAUSSIANS)
+@pytest.mark.parametrize("cutoff", [NO_CUTOFF, 2.5])
+def test_an_export_of_splats_that_end_says_so_in_a_line(tmp_path, name, cutoff):
+    write_gaussian_ply(tmp_path / "in.ply", replace(tiny_cloud(20), cutoff_deviations=cutoff))
+    console = Heard()
+    export(ExportOptions(tmp_path / "in.ply", name, tmp_path / "out"), console)
+    notes = [line for line in console.lines if "end at 2.5 standard deviations" in line]
+    assert len(notes) == (cutoff == 2.5)
 
 
 @pytest.mark.parametrize("name", GAUSSIANS)
