@@ -112,8 +112,9 @@ class Gaussians(RenderingSettings):
 
     def joined(self, more: Gaussians) -> Gaussians:
         """These, then others."""
-        pairs = zip(self.tensors(), more.tensors(), strict=True)
-        return Gaussians(*map(torch.cat, pairs), **self.rendering())
+        tensors = [torch.cat(pair) for pair in zip(self.tensors(), more.tensors(), strict=True)]
+        means, quats, scales, opacities, sh_dc, sh_rest = tensors
+        return Gaussians(means, quats, scales, opacities, sh_dc, sh_rest, **self.rendering())
 
     def without_bands(self) -> Gaussians:
         """The same with colours that do not depend on the direction: of degree 0."""

@@ -107,7 +107,7 @@ class TrainableBoundCloud(TrainableModel):
         parameters = self.optimizer.parameters
         if PREFIX + "means" not in parameters:
             return None
-        tensors = {name: parameters[PREFIX + name] for name in FREE_GROUP_NAMES}
+        tensors: dict[str, Any] = {name: parameters[PREFIX + name] for name in FREE_GROUP_NAMES}
         return GaussianCloud(**tensors, antialiased=self._fixed.antialiased)
 
     def buffers(self) -> dict[str, Tensor]:
