@@ -90,9 +90,9 @@ def _check_before_cameras(args: argparse.Namespace) -> None:
 
     The mode that suits the capture is not known yet, so the plan is made with one that always fits.
     """
-    given = given_flags(args, full_parser(None))
-    require_plannable(args, given)
-    check_block_flags(args, given)
+    changed_flags = given_flags(args, full_parser(None))
+    require_plannable(args, changed_flags)
+    check_block_flags(args, changed_flags)
     mode = args.regularization_type or "dn_consistency"
     plan = full_plan(with_flags(args, regularization_type=mode))
     check_files_of_flags(plan)

@@ -50,7 +50,8 @@ STAGES_OF_FLAGS = {
     "": "frames camera cameras masked_features extraction_size max_features matcher mapper "
     "panoramas photographer "
     "device gpu rasterizer cuda_graph stop_after force export_obj gs_output_dir demo doctor "
-    "config_file minutes",
+    # What blocks do is tested in test_blocks_run.py.
+    "config_file minutes blocks cluster",
 }
 """Stages, by their initials, and the flags that change what they do."""
 

@@ -68,7 +68,7 @@ class StoredView:
         """Read depth and colour."""
         with np.load(self.path) as arrays:
             steps = arrays["inverse_depth"]
-            near, span, most_weight = arrays["scales"].tolist()
+            least, span, most_weight = arrays["scales"].tolist()
             numbers = arrays["intrinsics"].tolist()
             camera = Camera(
                 name=self.path.stem,
@@ -84,7 +84,7 @@ class StoredView:
             inverse = torch.from_numpy(steps.astype(np.float32)) - 1
             colors = torch.from_numpy(arrays["colors"])
             weights = torch.from_numpy(arrays["weights"])
-        depth = 1 / (near + inverse * (span / _STEPS))
+        depth = 1 / (least + inverse * (span / _STEPS))
         depth = torch.where(inverse >= 0, depth, 0.0)
         return DepthView(
             camera,
@@ -163,18 +163,18 @@ def _write_view(
     if not is_known.any():
         return None
     inverse = 1 / depth[is_known]
-    near = float(inverse.min())
-    span = max(float(inverse.max()) - near, _LEAST_SPAN)
+    least = float(inverse.min())
+    span = max(float(inverse.max()) - least, _LEAST_SPAN)
     most_weight = float(weights[is_known].max())
     steps = np.zeros(len(depth), np.uint16)
     # 0 stands for no depth.
-    steps[is_known] = 1 + np.rint((inverse - near) / span * _STEPS).astype(np.uint16)
+    steps[is_known] = 1 + np.rint((inverse - least) / span * _STEPS).astype(np.uint16)
     shape = view.depth.shape
     colors = (view.color.cpu().numpy() * 255).round().astype(np.uint8)
     arrays = {
         "inverse_depth": steps.reshape(shape),
         # Weights shrink with the square of the distance, whose unit is the capture's.
-        "scales": np.array([near, span, most_weight]),
+        "scales": np.array([least, span, most_weight]),
         "colors": np.where(is_known.reshape(*shape, 1), colors, 0).astype(np.uint8),
         "weights": (np.where(is_known, weights, 0) / most_weight).reshape(shape).astype(np.float16),
         "intrinsics": np.array([camera.fx, camera.fy, camera.cx, camera.cy]),

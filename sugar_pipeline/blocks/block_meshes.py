@@ -164,9 +164,9 @@ def decimated(
         if len(edges) == 0:
             return decimate(mesh, n_faces)
         border = np.unique(edges)
-        held, anchors = _with_anchors(rest, edges)
+        anchored, anchors = _with_anchors(rest, edges)
         n_small = max(n_faces - int(is_left_out.sum()), 0) + len(anchors)
-        small = decimate(triangle_mesh.without_unused_vertices(held), n_small)
+        small = decimate(triangle_mesh.without_unused_vertices(anchored), n_small)
         small = triangle_mesh.without_unused_vertices(_without_anchors(small, anchors, voxel))
         small, is_lost = _with_border(small, mesh.vertices[border], voxel)
         if not is_lost.any():
@@ -250,12 +250,12 @@ def _with_anchors(mesh: TriangleMesh, edges: np.ndarray) -> tuple[TriangleMesh, 
     numbers = mesh.n_vertices + np.arange(len(corners))
     both = np.tile(edges, (2, 1))
     new_faces = np.column_stack([both[:, 1], both[:, 0], numbers])
-    held = TriangleMesh(
+    anchored = TriangleMesh(
         np.concatenate([mesh.vertices, corners]),
         np.concatenate([mesh.faces, new_faces]),
         np.concatenate([mesh.colors, np.zeros((len(corners), 3), np.uint8)]),
     )
-    return held, corners
+    return anchored, corners
 
 
 def _unit(vectors: np.ndarray) -> np.ndarray:

@@ -58,10 +58,10 @@ def surrounded_mesh(plan: BlockPlan, block: Block) -> TriangleMesh | None:
     None where the block has no surface. Vertices and triangles of the block come first, in their
     order.
     """
-    own = triangle_mesh.read_mesh_ply(block.mesh)
-    if own.n_faces == 0:
+    block_mesh = triangle_mesh.read_mesh_ply(block.mesh)
+    if block_mesh.n_faces == 0:
         return None
-    parts = [own]
+    parts = [block_mesh]
     for other in plan.blocks:
         if other.number == block.number:
             continue

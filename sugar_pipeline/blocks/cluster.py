@@ -43,7 +43,7 @@ def run_on_cluster(tasks: Sequence[BlockTask], cluster: str, console: Console) -
     Raises:
         UserError: Workers cannot be had or do not fit, or a task has failed.
     """
-    distributed = _load_distributed(cluster)
+    distributed, _ = _load_distributed(cluster)
     n_blocks = len({task.number for task in tasks})
     with _connected(distributed, cluster, n_blocks) as client:
         console.headline(f"cluster {cluster}: {client.dashboard_link}")
@@ -89,23 +89,22 @@ def perform_on_worker(stage: str, folder: str, number: int, *previous: float) ->
     return time.monotonic() - start
 
 
-def _load_distributed(cluster: str) -> ModuleType:
-    (distributed,) = load_package(f"--cluster {cluster}", _EXTRA, "distributed")
-    return distributed
+def _load_distributed(cluster: str) -> tuple[ModuleType, ...]:
+    """Load Dask: the package of clients and workers, and that of settings."""
+    return load_package(f"--cluster {cluster}", _EXTRA, "distributed", "dask.config")
 
 
 @contextlib.contextmanager
 def _connected(distributed: ModuleType, cluster: str, n_blocks: int) -> Iterator[Any]:
     """A client of the cluster, whose workers end with it where it has started them."""
-    import dask.config
-
+    _, dask_settings = _load_distributed(cluster)
     settings = {
         "distributed.scheduler.allowed-failures": DEATHS,
         # A task holds its thread for hours.
         "distributed.worker.daemon": False,
     }
     with contextlib.ExitStack() as stack:
-        stack.enter_context(dask.config.set(settings))
+        stack.enter_context(dask_settings.set(settings))
         if "://" in cluster:
             yield stack.enter_context(_client_of(distributed, cluster))
             return

@@ -123,12 +123,12 @@ class JoinedFusion:
         low = np.array(self.grid.low) + np.array(region.first) * self.grid.cube_side - reach
         # One more cube, see above.
         high = np.array(self.grid.low) + (np.array(region.end) + 1) * self.grid.cube_side + reach
-        near = []
+        views = []
         for view in self.views:
             record = view.record
             if (np.array(record.low) < high).all() and (np.array(record.high) > low).all():
-                near.append(view)
-        return near
+                views.append(view)
+        return views
 
     def _reached(self, region: GridRegion) -> Tensor:
         """Which cubes of a region, and those after it, the depth of some view reaches. bool"""

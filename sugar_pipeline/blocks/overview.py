@@ -89,14 +89,14 @@ def train_overview(args: argparse.Namespace, folder: Path, console: Console) -> 
         args: Flags of the whole run.
         folder: Of the overview, like a checkpoint of 3DGS.
     """
-    whole = full_plan(args).coarse
+    coarse = full_plan(args).coarse
     options = overview_options(args, folder)
     ply_path = run_watched_stage(options, console=console)
     checkpoint = load_reference_checkpoint(folder, options.config.iterations, console.info)
     scene = load_scene_for_checkpoint(
         options.source_path,
         checkpoint,
-        size_rule=whole.size,
+        size_rule=coarse.size,
         images_dir=options.images,
         eval_split=options.eval,
         white_background=options.config.white_background,
