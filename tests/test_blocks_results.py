@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of blocks become the results of the whole: vertices, pages, tiles, Gaussians."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from gaussian_splatting.data import ply
+from sugar_extractors.texture.gltf_container import split_glb
+from sugar_extractors.texture.textured_mesh_io import TexturedMesh, read_textured_mesh
+from sugar_pipeline.blocks import tiles
+from sugar_pipeline.blocks.block_refinement import joined_in_order, write_if_new
+from sugar_pipeline.blocks.joined_refinement import SharedVertices
+from sugar_pipeline.blocks.paged_obj import write_paged_obj
+from sugar_scene.triangle_mesh import TriangleMesh
+from tests.support.mesh_scenes import sphere_cloud
+
+SQUARE = np.array([[0.0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]])
+TWO_TRIANGLES = np.array([[0, 1, 2], [0, 2, 3]])
+
+
+def square(x: float, shade: int = 0) -> TriangleMesh:
+    """A square of side 1 that begins at an x."""
+    colors = np.full((4, 3), shade, np.uint8)
+    return TriangleMesh(SQUARE + [x, 0, 0], TWO_TRIANGLES, colors)
+
+
+def textured_square(x: float, color: tuple[int, int, int]) -> TexturedMesh:
+    """The same with a texture of one colour."""
+    uvs = torch.from_numpy(SQUARE[:, :2][TWO_TRIANGLES].astype(np.float32))
+    return TexturedMesh(
+        vertices=torch.from_numpy((SQUARE + [x, 0, 0]).astype(np.float32)),
+        faces=torch.from_numpy(TWO_TRIANGLES),
+        uvs=uvs,
+        texture=torch.tensor(color, dtype=torch.uint8).expand(8, 8, 3).contiguous(),
+    )
+
+
+def test_what_surrounds_a_block_is_joined_behind_it():
+    mesh = joined_in_order([square(0), square(1, shade=9)])
+    assert np.array_equal(mesh.vertices[:4], square(0).vertices)
+    assert np.array_equal(mesh.faces[:2], TWO_TRIANGLES)
+    assert mesh.n_vertices == 6
+    # Its corners at x = 1 are those of the first square.
+    assert np.array_equal(mesh.vertices[mesh.faces[2:]], square(1).vertices[TWO_TRIANGLES])
+
+
+def test_a_file_that_holds_the_mesh_stays_untouched(tmp_path):
+    path = tmp_path / "mesh.ply"
+    write_if_new(path, square(0))
+    stamp = path.stat().st_mtime_ns
+    write_if_new(path, square(0))
+    assert path.stat().st_mtime_ns == stamp
+    write_if_new(path, square(1))
+    assert path.stat().st_mtime_ns != stamp
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_shared_vertices_are_where_all_blocks_have_them():
+    rng = np.random.default_rng(0)
+    before = rng.normal(size=(20, 3))
+    after = before + 0.01 * rng.normal(size=(20, 3))
+    order = np.lexsort(before[:5].T[::-1])
+    means = before[:5] + 0.5
+    shared = SharedVertices(before[:5][order], means[order])
+    moved = shared.moved(before, after)
+    assert np.array_equal(moved[:5], means)
+    assert np.array_equal(moved[5:], after[5:])
+    nothing = SharedVertices(np.zeros((0, 3)), np.zeros((0, 3)))
+    assert np.array_equal(nothing.moved(before, after), after)
+
+
+def test_an_obj_with_pages_is_read_back_with_the_colours_of_each(tmp_path):
+    colors = [(200, 10, 10), (10, 200, 10)]
+    pages = [textured_square(x, color) for x, color in enumerate(colors)]
+    files = write_paged_obj(tmp_path / "mesh.obj", iter(pages))
+    assert [path.name for path in files] == ["mesh.obj", "mesh.mtl", "mesh_00.png", "mesh_01.png"]
+    mesh = read_textured_mesh(files[0])
+    assert mesh.n_faces == 4
+    middles = mesh.vertices[mesh.faces].mean(dim=1)
+    assert (middles[:2, 0] < 1).all()
+    assert (middles[2:, 0] > 1).all()
+    height, width, _ = mesh.texture.shape
+    for face, color in enumerate([colors[0], colors[0], colors[1], colors[1]]):
+        u, v = mesh.uvs[face].mean(dim=0).tolist()
+        texel = mesh.texture[int((1 - v) * height), int(u * width)]
+        assert tuple(texel.tolist()) == color
+
+
+def test_a_tileset_names_all_tiles_in_boxes_that_hold_them(tmp_path):
+    parts = [replace(square(x), vertices=square(x).vertices + [0, 0, 2.0]) for x in (0, 1)]
+    overview = joined_in_order(parts)
+    entries = [(f"tile_{k}.glb", tiles.box_of(part.vertices)) for k, part in enumerate(parts)]
+    tiles.write_tileset(tmp_path, overview, entries)
+    tileset = json.loads((tmp_path / "tileset.json").read_text(encoding="utf-8"))
+    assert tileset["asset"]["version"] == "1.1"
+    root = tileset["root"]
+    assert root["refine"] == "REPLACE"
+    assert tileset["geometricError"] > root["geometricError"] > 0
+    assert [child["content"]["uri"] for child in root["children"]] == ["tile_0.glb", "tile_1.glb"]
+    for part, child in zip(parts, root["children"], strict=True):
+        # y up in the files, z up in the boxes.
+        points = np.stack([part.vertices[:, 0], -part.vertices[:, 2], part.vertices[:, 1]], axis=1)
+        assert _in_box(points, child["boundingVolume"]["box"])
+        assert _in_box(points, root["boundingVolume"]["box"])
+
+    content, binary = split_glb((tmp_path / root["content"]["uri"]).read_bytes())
+    (primitive,) = content["meshes"][0]["primitives"]
+    accessor = content["accessors"][primitive["attributes"]["POSITION"]]
+    view = content["bufferViews"][accessor["bufferView"]]
+    start = view["byteOffset"]
+    places = np.frombuffer(binary[start : start + view["byteLength"]], "<f4").reshape(-1, 3)
+    assert np.allclose(places, overview.vertices)
+
+
+def _in_box(points: np.ndarray, box: list[float]) -> bool:
+    center = np.array(box[:3])
+    half = np.diag(np.array(box[3:]).reshape(3, 3))
+    return bool((np.abs(points - center) <= half + 1e-9).all())
+
+
+@pytest.mark.parametrize("sizes", [(5,), (7, 1, 30)])
+def test_files_of_gaussians_are_put_one_behind_the_other(tmp_path, sizes):
+    cloud = sphere_cloud()
+    paths = []
+    first = 0
+    for number, size in enumerate(sizes):
+        path = tmp_path / f"{number}.ply"
+        ply.write_gaussian_ply(path, cloud.select(torch.arange(first, first + size)))
+        paths.append(path)
+        first += size
+    assert ply.concatenate_gaussian_plys(paths, tmp_path / "all.ply") == sum(sizes)
+    ply.write_gaussian_ply(tmp_path / "at_once.ply", cloud.select(torch.arange(first)))
+    assert (tmp_path / "all.ply").read_bytes() == (tmp_path / "at_once.ply").read_bytes()
