@@ -18,7 +18,13 @@ from sugar_pipeline.blocks.block_depths import StoredView, border_weights
 from sugar_pipeline.blocks.block_plan import Block, BlockPlan, identity_of, read_plan
 from sugar_pipeline.blocks.block_scenes import cut_out, write_cut_out
 from sugar_pipeline.blocks.joined_mesh import JoinedFusion, VoxelGrid, welded
-from sugar_pipeline.blocks.partition import EVERYWHERE, BlockBox, cut_space, margin_of
+from sugar_pipeline.blocks.partition import (
+    EVERYWHERE,
+    BlockBox,
+    Partition,
+    cut_space,
+    margin_of,
+)
 from sugar_scene import triangle_mesh
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.console import Console
@@ -26,7 +32,7 @@ from tests.support.mesh_scenes import cameras_around
 from tests.test_depth_fusion import RADIUS, ellipsoid_view
 
 CPU = torch.device("cpu")
-INFINITY = math.inf
+WHOLE = Partition((EVERYWHERE,), 0.0, BlockBox((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0)))
 
 
 def two_halves(tmp_path, place=0.1) -> tuple[Block, Block]:
@@ -69,10 +75,10 @@ def test_places_that_cannot_be_divided_are_refused():
 
 
 def test_margins_are_a_share_of_the_shortest_side_that_was_cut():
-    points = np.random.default_rng(1).uniform(0, 1, (5000, 3)) * [4, 1, 0.2]
-    boxes = [*BlockBox((-INFINITY,) * 3, (INFINITY,) * 3).halves(0, 1.0)]
-    assert margin_of(boxes, points) == pytest.approx(0.15 * 0.96, rel=0.02)
-    assert margin_of([EVERYWHERE], points) == 0
+    bounds = BlockBox((0.0, 0.0, 0.0), (4.0, 1.0, 0.2))
+    boxes = EVERYWHERE.halves(0, 1.5)
+    assert margin_of(boxes, bounds) == pytest.approx(0.15 * 1.5)
+    assert margin_of([EVERYWHERE], bounds) == 0
 
 
 def test_weights_of_two_blocks_sum_up_to_one(tmp_path):
@@ -98,8 +104,7 @@ def test_a_block_gets_the_rectangle_that_shows_it_and_its_camera(tmp_path):
     height, width = camera.height // 2, camera.width // 2
     places = np.full((height, width, 3), np.nan)
     places[10:20, 30:44] = 0.0
-    box = BlockBox((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
-    cut = cut_out(camera, places, box, 0.0)
+    cut = cut_out(camera, places, WHOLE, 0)
     assert cut is not None
     taken = cut.cut_camera()
     assert (cut.left, cut.top) == (2 * 28 - 8, 2 * 8 - 8)
@@ -123,7 +128,19 @@ def test_a_photograph_that_hardly_shows_a_block_is_none_of_its_photographs():
     camera = cameras_around(1)[0]
     places = np.full((40, 40, 3), np.nan)
     places[:4, :4] = 0.0
-    assert cut_out(camera, places, EVERYWHERE, 0.0) is None
+    assert cut_out(camera, places, WHOLE, 0) is None
+
+
+def test_sky_counts_in_photographs_of_a_block_but_makes_none():
+    camera = cameras_around(1)[0]
+    places = np.full((40, 40, 3), 50.0)
+    assert cut_out(camera, places, WHOLE, 0) is None
+    places[20:] = 0.0
+    cut = cut_out(camera, places, WHOLE, 0)
+    assert cut is not None
+    assert cut.counts is not None
+    assert cut.counts.all()
+    assert cut.share == 0.5
 
 
 def stored(tmp_path, cameras, blocks, margin) -> list[StoredView]:

@@ -21,7 +21,7 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.colmap_writing import write_capture
 from gaussian_splatting.data.images import COUNTS, decode_view
 from gaussian_splatting.data.world_offset import write_offset
-from sugar_pipeline.blocks.partition import BlockBox
+from sugar_pipeline.blocks.partition import Partition
 from sugar_pipeline.blocks.tracks import CapturePoints
 from sugar_utils.errors import UserError, explained
 from sugar_utils.files import atomic_path
@@ -66,17 +66,20 @@ class CutOut:
         )
 
 
-def cut_out(camera: Camera, places: np.ndarray, box: BlockBox, margin: float) -> CutOut | None:
+def cut_out(camera: Camera, places: np.ndarray, partition: Partition, number: int) -> CutOut | None:
     """Return the rectangle of a photograph that shows a block; None where too few pixels do.
+
+    Sky beyond the block counts in its photographs, but makes none.
 
     Args:
         camera: At the size of the training.
         places: That the pixels of the small view show. (h, w, 3) world units, NaN where unknown
-        box: The block.
-        margin: By which it reaches into its neighbours, world units.
+        partition: Of space into blocks.
+        number: Of the block.
     """
-    is_shown = box.contains(places, margin)
-    if is_shown.mean() < MIN_VIEW_SHARE:
+    is_shown = partition.boxes[number].contains(places, partition.margin)
+    share = float((is_shown & partition.bounds.contains(places)).mean())
+    if share < MIN_VIEW_SHARE:
         return None
     shows = np.asarray(binary_dilation(is_shown, iterations=DILATION))
     rows = np.flatnonzero(shows.any(axis=1))
@@ -90,7 +93,7 @@ def cut_out(camera: Camera, places: np.ndarray, box: BlockBox, margin: float) ->
         top=max(0, int(rows[0] * scale_y) - PADDING),
         right=min(camera.width, int((columns[-1] + 1) * scale_x) + PADDING),
         bottom=min(camera.height, int((rows[-1] + 1) * scale_y) + PADDING),
-        share=float(shows.mean()),
+        share=share,
         counts=shows,
     )
 

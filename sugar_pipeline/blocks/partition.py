@@ -52,6 +52,15 @@ class BlockBox:
         return BlockBox(self.low, _corner(high)), BlockBox(_corner(low), self.high)
 
 
+@dataclass(frozen=True)
+class Partition:
+    """Space, divided into blocks."""
+
+    boxes: tuple[BlockBox, ...]
+    margin: float  # by which blocks reach into each other, world units
+    bounds: BlockBox  # what is meshed; finite
+
+
 EVERYWHERE = BlockBox((-math.inf, -math.inf, -math.inf), (math.inf, math.inf, math.inf))
 
 
@@ -71,15 +80,14 @@ def cut_space(points: np.ndarray, work: np.ndarray, n: int) -> list[BlockBox]:
     return _cut(EVERYWHERE, points, work, n)
 
 
-def margin_of(boxes: Sequence[BlockBox], points: np.ndarray) -> float:
+def margin_of(boxes: Sequence[BlockBox], bounds: BlockBox) -> float:
     """Length by which boxes reach into each other, world units: a share of the shortest side.
 
     Args:
-        points: Places of the work, which end the boxes that have no end. (P, 3)
+        bounds: Where boxes end that have no end.
     """
     if len(boxes) == 1:
         return 0.0
-    low, high = np.quantile(points, (_SPREAD, 1 - _SPREAD), axis=0)
     shortest = math.inf
     for box in boxes:
         for axis in range(3):
@@ -87,7 +95,7 @@ def margin_of(boxes: Sequence[BlockBox], points: np.ndarray) -> float:
             if all(math.isinf(end) for end in ends):
                 # Nothing is cut across this axis.
                 continue
-            side = min(ends[1], high[axis]) - max(ends[0], low[axis])
+            side = min(ends[1], bounds.high[axis]) - max(ends[0], bounds.low[axis])
             shortest = min(shortest, side)
     return MARGIN * max(shortest, 0.0)
 

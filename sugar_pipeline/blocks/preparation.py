@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,8 +26,8 @@ from sugar_pipeline.blocks.block_plan import (
 )
 from sugar_pipeline.blocks.block_scenes import CutOut
 from sugar_pipeline.blocks.overview import Overview, train_overview
-from sugar_pipeline.blocks.partition import BlockBox, cut_space, margin_of
-from sugar_pipeline.blocks.tracks import CapturePoints, read_capture_points
+from sugar_pipeline.blocks.partition import BlockBox, Partition, cut_space, margin_of
+from sugar_pipeline.blocks.tracks import read_capture_points
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable, file_digest, in_parallel
@@ -36,8 +36,8 @@ from sugar_utils.settings import write_settings
 MIN_VIEWS = 3  # of a block
 MIN_VISITS = 20  # of each photograph in the steps of a stage, if the whole capture has as many
 FARTHEST = 4.0  # of the meshed space from the middle of the cameras, in camera extents
-_ENDS = 0.002  # of the places at either end that do not count for the meshed space
-_ROOM = 0.05  # of its sides that are added to it
+_ENDS = 0.005  # of the points at either end that do not count for the meshed space
+_ROOM = 0.1  # of its longest side that is added to it on all sides
 _AT_ONCE = 64  # photographs that are written by several threads
 _OF_WHOLE = (
     "blocks",
@@ -156,17 +156,20 @@ def _cut(
 ) -> BlockPlan:
     """Cut the capture and write the scenes of its blocks; the plan is written last."""
     scene = overview.scene
+    points = read_capture_points(scene.root, scene)
+    bounds = meshed_space(points.positions, scene)
     places = np.concatenate(list(overview.sampled_places()))
+    # The sky and what is far behind everything are nobody's work.
+    places = places[bounds.contains(places)]
     try:
         boxes = cut_space(places, np.ones(len(places)), n)
     except ValueError as error:
         raise UserError(f"--blocks {n}: {error}; use fewer") from error
-    margin = margin_of(boxes, places)
+    partition = Partition(tuple(boxes), margin_of(boxes, bounds), bounds)
     (folder / PLAN_FILE).unlink(missing_ok=True)
     for number in range(n):
         shutil.rmtree(block_folder(folder, number) / "scene", ignore_errors=True)
-    cuts = _write_photographs(overview, folder, boxes, margin, console)
-    points = read_capture_points(scene.root, scene)
+    cuts = _write_photographs(overview, folder, partition, console)
     blocks = []
     for number, (box, of_block) in enumerate(zip(boxes, cuts, strict=True)):
         block = Block(number, block_folder(folder, number), box, len(of_block))
@@ -174,22 +177,23 @@ def _cut(
             raise UserError(
                 f"--blocks {n}: only {len(of_block)} photographs show block {number}; use fewer"
             )
-        _write_model(block, of_block, points, margin, scene)
+        is_inside = box.contains(points.positions, partition.margin)
+        block_scenes.write_block_model(block.scene, of_block, points, is_inside, scene.offset)
         blocks.append(block)
         n_whole = sum(cut.share for cut in of_block)
         console.info(
             f"block {number}: {len(of_block)} photographs, as many pixels as {n_whole:.0f} whole"
         )
-    plan = BlockPlan(folder, tuple(blocks), margin, _bounds(places, scene))
+    plan = BlockPlan(folder, tuple(blocks), partition.margin, bounds)
     plan.write(identity)
     return plan
 
 
 def _write_photographs(
-    overview: Overview, folder: Path, boxes: Sequence[BlockBox], margin: float, console: Console
+    overview: Overview, folder: Path, partition: Partition, console: Console
 ) -> list[list[CutOut]]:
     """Write the rectangles of all photographs; return those of each block."""
-    cuts: list[list[CutOut]] = [[] for _ in boxes]
+    cuts: list[list[CutOut]] = [[] for _ in partition.boxes]
     cameras = overview.scene.train_cameras
     white = overview.scene.white_background
     with console.progress("photographs", 1, len(cameras)) as progress:
@@ -198,10 +202,10 @@ def _write_photographs(
             for camera in cameras[first : first + _AT_ONCE]:
                 places = overview.pixel_places(camera)
                 targets = []
-                for number, box in enumerate(boxes):
-                    cut = block_scenes.cut_out(camera, places, box, margin)
+                for number, of_block in enumerate(cuts):
+                    cut = block_scenes.cut_out(camera, places, partition, number)
                     if cut is not None:
-                        cuts[number].append(replace(cut, counts=None))
+                        of_block.append(replace(cut, counts=None))
                         targets.append((block_folder(folder, number) / "scene", cut))
                 jobs.append((targets, camera, white))
             in_parallel(lambda job: block_scenes.write_photograph(*job), jobs)
@@ -209,17 +213,22 @@ def _write_photographs(
     return cuts
 
 
-def _write_model(
-    block: Block, cuts: Sequence[CutOut], points: CapturePoints, margin: float, scene: Scene
-) -> None:
-    is_inside = block.box.contains(points.positions, margin)
-    block_scenes.write_block_model(block.scene, cuts, points, is_inside, scene.offset)
+def meshed_space(points: np.ndarray, scene: Scene) -> BlockBox:
+    """Return the space that is meshed: where the points are, but not endlessly far.
 
+    Args:
+        points: Of the reconstruction. (P, 3) world units
 
-def _bounds(places: np.ndarray, scene: Scene) -> BlockBox:
-    """The space that is meshed: where the places are, but not endlessly far."""
-    low, high = np.quantile(places, (_ENDS, 1 - _ENDS), axis=0)
-    room = _ROOM * (high - low)
+    Raises:
+        UserError: There are no points.
+    """
+    if len(points) == 0:
+        raise UserError(
+            f"{scene.root}: has no points of a reconstruction, which blocks are cut by; train it "
+            "whole with --blocks 1"
+        )
+    low, high = np.quantile(points, (_ENDS, 1 - _ENDS), axis=0)
+    room = _ROOM * float((high - low).max())
     middle = middle_of(scene.train_cameras)
     reach = FARTHEST * scene.extent
     low = np.maximum(low - room, middle - reach)
