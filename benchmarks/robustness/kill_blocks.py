@@ -3,7 +3,7 @@
 
 A small scene is trained in blocks on a cluster of this machine, and processes of it are killed at
 random moments, some of them the client itself, which is then started again. In the end the results
-must be those of a run that nobody disturbed, to the bit, and no process may be left. Linux only.
+must be those of an undisturbed run, to the bit, and no process may be left. Linux only.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Campaign:
 
 
 def kind_of(process: psutil.Process) -> str:
-    """What a process of a run is: a worker of Dask, a task, or another one."""
+    """Tell a worker of Dask, a task, and other processes of a run apart."""
     try:
         words = " ".join(process.cmdline())
     except psutil.Error:

@@ -72,7 +72,7 @@ def write_block_mesh(plan: BlockPlan, block: Block, options: MeshOptions, consol
 
 
 def _identity(plan: BlockPlan, options: MeshOptions) -> dict[str, object]:
-    """What the part of a block is made from: the depths of all blocks, and the settings."""
+    """Identify what the part of a block is made from: depths of all blocks, and settings."""
     depths = [file_digest(other.depths / INDEX_FILE) for other in plan.blocks]
     settings = options.identity(0.0, max(options.decimation_targets))
     return {"depths": depths, "settings": json_values(settings)}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 STAGES = ("train", "depths", "mesh", "refine")  # of a block, in their order
 AFTER_ALL = ("mesh", "refine")  # stages that read what the one before has made of all blocks
 
-PATIENCE = 120.0  # seconds for which a task that is stopped may save its work
+SAVING = 120.0  # seconds for which a task that is stopped may save its work
 
 
 class BlockTask(NamedTuple):
@@ -70,7 +70,7 @@ def run_task(task: BlockTask, output: IO[bytes] | None = None) -> None:
     """
     words = [task.stage, task.folder, str(task.number)]
     module = "sugar_pipeline.blocks.block_task"
-    with running_module(module, words, output, PATIENCE) as process:
+    with running_module(module, words, output, SAVING) as process:
         code = process.wait()
     if code in EXIT_OF_SIGNAL.values():
         raise KeyboardInterrupt

@@ -129,7 +129,7 @@ def block_flags(
 
 
 def _identity(overview: Overview, n: int) -> dict[str, object]:
-    """What the blocks are made from."""
+    """Identify what the blocks are made from."""
     return {
         "blocks": n,
         "overview": file_digest(overview.checkpoint.ply_path),
