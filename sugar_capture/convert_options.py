@@ -83,7 +83,7 @@ class SfmOptions:
     mapper: Mapper = _posing(
         "auto",
         "incremental: one photograph after the other; global: all at once, for thousands; "
-        "auto: incremental up to 500",
+        "auto: incremental up to 500, and beyond that where global leaves some out",
         choices=get_args(Mapper),
     )
 

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import math
+import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gaussian_splatting.data.cameras import ViewMask
@@ -23,8 +25,10 @@ from sugar_capture.pairs.chosen_pairs import (
     second_round,
 )
 from sugar_capture.photographs import Photograph
+from sugar_capture.registration_report import FINE_ERROR
 from sugar_capture.scene_folder import Work, digest, note
 from sugar_utils.errors import UserError
+from sugar_utils.files import replaced_folder
 from sugar_utils.libraries import load_pycolmap
 
 
@@ -217,9 +221,50 @@ class Attempt:
         elif self.mapper == "global":
             self.work.console.info(f"placing {n} photographs at once, which shows no progress")
         with self.work.step(f"{title}{self.where}", n) as advance:
-            return mapping.map_photographs(
+            models = mapping.map_photographs(
                 self.database, self.names, self.models, self.mapping_options, poses, advance
             )
+        is_automatic = self.mapper == "global" and self.work.options.sfm.mapper == "auto"
+        if is_automatic and poses is None and self._is_doubtful(models):
+            return self._map_one_by_one(models)
+        return models
+
+    def _is_doubtful(self, models: Models) -> bool:
+        """Whether models lack images that match others, or their reprojection error is large."""
+        matches = matching.verified_matches(self.database)
+        if models.largest is None or connected_images(self.left_out(models), matches):
+            return True
+        return self._error(models) > FINE_ERROR
+
+    def _error(self, models: Models) -> float:
+        """Mean reprojection error in pixels of the size at which features are extracted."""
+        if models.largest is None:
+            return math.inf
+        longest_side = max(max(item.width, item.height) for item in self.photographs)
+        scale = min(1.0, self.work.options.sfm.extraction_size / longest_side)
+        return models.largest.compute_mean_reprojection_error() * scale
+
+    def _map_one_by_one(self, models: Models) -> Models:
+        """Register the images incrementally; return the better models, which are in the folder."""
+        n = len(self.photographs)
+        self.work.console.info(
+            f"{models.n_registered} of {n} photographs are placed at once, reprojection error "
+            f"{self._error(models):.2f} px: trying one after the other"
+        )
+        folder = self.models.with_name(f"{self.models.name}_one_by_one")
+        options = replace(self.mapping_options, mapper="incremental")
+        with self.work.step(f"registering photographs one by one{self.where}", n) as advance:
+            incremental = mapping.map_photographs(
+                self.database, self.names, folder, options, None, advance
+            )
+        is_better = incremental.n_registered > models.n_registered
+        if incremental.n_registered == models.n_registered:
+            is_better = self._error(incremental) < self._error(models)
+        if is_better:
+            with replaced_folder(self.models) as fresh:
+                shutil.copytree(folder, fresh)
+        shutil.rmtree(folder)
+        return incremental if is_better else models
 
     def _add_left_out(self, models: Models) -> Models:
         """Compare images that are not registered with all others, and register them if they match.

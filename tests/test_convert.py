@@ -402,6 +402,25 @@ def test_global_mapping_finds_the_same_cameras(room):
     assert errors.position.max() < 1
 
 
+def test_what_placing_at_once_leaves_out_is_placed_one_by_one(room, converted, monkeypatch):
+    real = mapping._map_globally
+
+    def leaves_one_out(*args) -> list[pycolmap.Reconstruction]:
+        models = real(*args)
+        models[0].deregister_frame(models[0].images[2].frame_id)
+        return models
+
+    monkeypatch.setattr(mapping, "_map_globally", leaves_one_out)
+    monkeypatch.setattr(mapping, "MAX_INCREMENTAL", N - 1)
+    console = Heard()
+    result = convert(ConvertOptions(room, resize=True, sfm=SMALL), console)
+    assert result.outcome["registered"] == N
+    line = f"{N - 1} of {N} photographs are placed at once, reprojection error "
+    assert any(text.startswith(line) for text in console.lines)
+    assert model_bytes(room) == model_bytes(converted)
+    assert not (room / "distorted" / "sparse_one_by_one").exists()
+
+
 def test_without_a_global_mapper_it_is_one_line(room, monkeypatch):
     monkeypatch.delattr(pycolmap, "global_mapping", raising=False)
     with pytest.raises(UserError, match="--mapper global: pycolmap .* has none"):
