@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +24,9 @@ from sugar_capture.scene_folder import digest, note
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, replaced_folder
 from sugar_utils.libraries import load_pycolmap
+
+if TYPE_CHECKING:
+    import pycolmap
 
 # Registered images that match one that is left out best. They are compared with each other in
 # whole, so that there are points outside of the masks.
@@ -130,7 +134,9 @@ class Extension(Attempt):
                 geometry.inlier_matches = np.stack(columns, axis=1).astype(np.uint32)
                 target.write_two_view_geometry(first + 1, second + 1, geometry)
 
-    def _places_in_whole_images(self, database: object, masked: Attempt) -> list[np.ndarray]:
+    def _places_in_whole_images(
+        self, database: pycolmap.Database, masked: Attempt
+    ) -> list[np.ndarray]:
         """Return where the features inside of the mask of each image are among all of the image."""
         size = self.work.options.sfm.extraction_size
         places = []
