@@ -11,7 +11,7 @@ from typing import Literal, get_args
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.shared_flags import InertFlags, inert
 from sugar_capture.mapping import Mapper
-from sugar_capture.matching import MAX_EXHAUSTIVE, Matcher
+from sugar_capture.pairs.chosen_pairs import MAX_EXHAUSTIVE, SIMILAR_UNORDERED, Matcher
 from sugar_utils import flags
 from sugar_utils.settings import flag
 
@@ -60,7 +60,8 @@ class SfmOptions:
     matcher: Matcher = _posing(
         "auto",
         "which photographs are compared. exhaustive: all with all; sequential: neighbours "
-        "in order, and similar ones; similar: each with the 30 most similar; auto: "
+        f"in order, and similar ones; similar: each with the {SIMILAR_UNORDERED} most similar, and "
+        "with those taken near it or after it; what is not registered, with all; auto: "
         f"exhaustive up to {MAX_EXHAUSTIVE}, beyond that sequential for videos, else similar",
         choices=get_args(Matcher),
     )
@@ -82,7 +83,7 @@ class SfmOptions:
     mapper: Mapper = _posing(
         "auto",
         "incremental: one photograph after the other; global: all at once, for thousands; "
-        "auto: incremental up to 500",
+        "auto: incremental up to 500, and beyond that where global leaves some out",
         choices=get_args(Mapper),
     )
 

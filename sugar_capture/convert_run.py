@@ -28,7 +28,8 @@ from sugar_capture.convert_options import ConvertOptions
 from sugar_capture.known_cameras import KnownCameras
 from sugar_capture.mapping import Models
 from sugar_capture.photographs import describe_capture
-from sugar_capture.registration_attempts import Attempt, register_images
+from sugar_capture.registration_attempts import Attempt
+from sugar_capture.registration_choice import register_images
 from sugar_capture.registration_evidence import collect_evidence
 from sugar_capture.registration_page import CaptureMaps, RunFacts, camera_map, convert_page
 from sugar_capture.registration_report import Evidence, Registration, registration_of
@@ -153,6 +154,7 @@ def _plan_attempts(work: Work, inputs: ConvertInputs) -> list[Attempt]:
         work,
         inputs.photographs,
         masks=inputs.masks,
+        whole=whole_attempt,
         content=digest(files, inputs.mask_digests(), *inputs.known_digests),
         known=inputs.known,
         of_panoramas=inputs.of_panoramas,

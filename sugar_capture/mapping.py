@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from gaussian_splatting.data.colmap import read_reconstruction, write_model
+from sugar_capture.feature_database import database_name
 from sugar_utils.files import replaced_folder
 from sugar_utils.libraries import load_pycolmap
 
@@ -65,6 +67,7 @@ def map_photographs(
     options: MappingOptions,
     poses: Poses | None,
     advance: Callable[[int], None],
+    start: pycolmap.Reconstruction | None = None,
 ) -> Models:
     """Find the models and write them into a folder, the largest first as ``0``.
 
@@ -74,14 +77,16 @@ def map_photographs(
         names: Of the images, in the order of their numbers in the database.
         poses: Of the images, where they are known; they are kept.
         advance: Called with the number of registered images.
+        start: A model with some of the images, which the others are added to one by one.
     """
     with replaced_folder(folder) as fresh:
         scratch = fresh / "scratch"
         scratch.mkdir(parents=True)
         if poses is not None:
-            models = [_triangulate(database, scratch, poses, options.seed)]
-        elif options.mapper == "incremental":
-            models = _map_incrementally(database, scratch, options, advance)
+            by_number = dict(enumerate(poses, start=1))
+            models = [_triangulate(database, scratch, by_number, options.seed, {})]
+        elif start is not None or options.mapper == "incremental":
+            models = _map_incrementally(database, scratch, options, advance, start)
         else:
             models = _map_globally(database, scratch, options)
         models.sort(key=lambda model: (-model.num_reg_images(), -model.num_points3D()))
@@ -136,8 +141,19 @@ def refine_principal_points(model: pycolmap.Reconstruction) -> None:
     model.update_point_3d_errors()
 
 
-def _triangulate(database: Path, folder: Path, poses: Poses, seed: int) -> pycolmap.Reconstruction:
-    """Return the model of a database whose lenses and poses are known; only points are computed."""
+def _triangulate(
+    database: Path,
+    folder: Path,
+    poses: Mapping[int, tuple[np.ndarray, np.ndarray]],
+    seed: int,
+    lenses: Mapping[int, Any],
+) -> pycolmap.Reconstruction:
+    """Return the model of a database whose lenses and poses are known; only points are computed.
+
+    Args:
+        poses: By number of the image, see ``Poses``; images without one are not registered.
+        lenses: Of each camera by its number; those that are missing are taken from the database.
+    """
     pycolmap = load_pycolmap()
     model = pycolmap.Reconstruction()
     options = pycolmap.IncrementalPipelineOptions()
@@ -146,18 +162,21 @@ def _triangulate(database: Path, folder: Path, poses: Poses, seed: int) -> pycol
     options.extract_colors = False
     with pycolmap.Database.open(str(database)) as opened:
         for camera in opened.read_all_cameras():
-            model.add_camera(camera)
+            model.add_camera(lenses.get(camera.camera_id, camera))
         for rig in opened.read_all_rigs():
             model.add_rig(rig)
         for frame in opened.read_all_frames():
-            frame.rig_from_world = pycolmap.Rigid3d()
+            if any(data.id in poses for data in frame.image_ids):
+                frame.rig_from_world = pycolmap.Rigid3d()
             model.add_frame(frame)
         for image in opened.read_all_images():
             model.add_image(image)
-            rotation, center = poses[image.image_id - 1]
-            pose = pycolmap.Rigid3d(pycolmap.Rotation3d(rotation), -rotation @ center)
-            model.images[image.image_id].frame.set_cam_from_world(image.camera_id, pose)
-    for number in list(model.frames):
+            if image.image_id in poses:
+                rotation, center = poses[image.image_id]
+                pose = pycolmap.Rigid3d(pycolmap.Rotation3d(rotation), -rotation @ center)
+                model.images[image.image_id].frame.set_cam_from_world(image.camera_id, pose)
+    registered_frames = {model.images[number].frame_id for number in poses}
+    for number in sorted(registered_frames):
         model.register_frame(number)
     return pycolmap.triangulate_points(
         model, str(database), str(folder), str(folder), options=options
@@ -182,7 +201,11 @@ def _map_globally(database: Path, folder: Path, options: MappingOptions) -> list
 
 
 def _map_incrementally(
-    database: Path, folder: Path, options: MappingOptions, advance: Callable[[int], None]
+    database: Path,
+    folder: Path,
+    options: MappingOptions,
+    advance: Callable[[int], None],
+    start: pycolmap.Reconstruction | None,
 ) -> list[Any]:
     pycolmap = load_pycolmap()
     pipeline = pycolmap.IncrementalPipelineOptions()
@@ -194,7 +217,13 @@ def _map_incrementally(
     pipeline.min_model_size = SMALLEST_MODEL
     # Colours come from the undistorted images, which are read anyway.
     pipeline.extract_colors = False
-    registered = itertools.count(1)
+    n_started = 0
+    start_folder = ""
+    if start is not None:
+        n_started = start.num_reg_images()
+        start_folder = str(folder / "start")
+        write_model(_with_database_names(start), folder / "start")
+    registered = itertools.count(n_started + 1)
 
     def on_initial_pair() -> None:
         next(registered)
@@ -208,7 +237,33 @@ def _map_incrementally(
         str(folder),
         str(folder),
         pipeline,
+        input_path=start_folder,
         initial_image_pair_callback=on_initial_pair,
         next_image_callback=on_next_image,
     )
     return list(models.values())
+
+
+def _with_database_names(model: pycolmap.Reconstruction) -> pycolmap.Reconstruction:
+    """Return a copy of a model whose images have the names of the database."""
+    renamed = copy.deepcopy(model)
+    for image in renamed.images.values():
+        image.name = database_name(image.image_id - 1)
+    return renamed
+
+
+def placed_model(
+    database: Path, folder: Path, model: pycolmap.Reconstruction, seed: int
+) -> pycolmap.Reconstruction:
+    """Return the points of a database for the lenses and poses of a model of the same images.
+
+    Args:
+        database: Its images have other features than those that the model was made of.
+        folder: An existing one, for files that pycolmap writes.
+    """
+    poses = {}
+    for number in model.reg_image_ids():
+        pose = model.images[number].cam_from_world()
+        rotation = pose.rotation.matrix()
+        poses[number] = (rotation, -rotation.T @ pose.translation)
+    return _triangulate(database, folder, poses, seed, dict(model.cameras))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Features of images, the pairs of images to match, and their matches."""
+"""Features of images, and the matches of pairs of images."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,18 +27,7 @@ if TYPE_CHECKING:
 
 _BYTES_PER_PIXEL = 256  # most that a SIFT extractor holds, first octave at twice the size
 _FALLBACK_MEMORY = 2 << 30  # bytes, where the free memory is unknown
-Matcher = Literal["auto", "exhaustive", "sequential", "similar"]
-MAX_EXHAUSTIVE = 150  # images up to which all pairs are matched
-COMPARED_FEATURES = 256  # features of an image by which similar ones are found
-MAX_RATIO = 0.8  # most: distance of the best match over that of the second best (Lowe 2004)
 _PART = 64  # pairs that are matched between two calls of ``advance``
-_BLOCK = 32  # images that are compared at once
-_DESCRIPTOR_SIZE = 128
-# Similar images and neighbours in order of each image: for videos, and for other captures.
-_SIMILAR_IN_ORDER = 10
-_NEIGHBOURS_IN_ORDER = 10
-_SIMILAR_UNORDERED = 30
-_NEIGHBOURS_UNORDERED = 3
 
 
 class _Features(NamedTuple):
@@ -52,7 +41,6 @@ class _Features(NamedTuple):
 def extract_features(
     path: Path,
     photographs: Sequence[Photograph],
-    masks: Sequence[ViewMask | None],
     longest_side: int,
     max_features: int,
     advance: Callable[[int], None],
@@ -61,7 +49,6 @@ def extract_features(
 
     Args:
         path: The database.
-        masks: Of each image; features are kept where they count.
         longest_side: Size in pixels at which features are extracted; keypoints are in pixels of
             the file.
     """
@@ -73,7 +60,7 @@ def extract_features(
     options.sift.max_num_features = max_features
 
     def extract(index: int) -> _Features:
-        return _features_of(index, photographs[index], masks[index], longest_side, options)
+        return _features_of(index, photographs[index], longest_side, options)
 
     with pycolmap.Database.open(str(path)) as database:
         n = len(photographs)
@@ -110,7 +97,6 @@ def _write_features(database: pycolmap.Database, features: _Features) -> None:
 def _features_of(
     index: int,
     photograph: Photograph,
-    mask: ViewMask | None,
     longest_side: int,
     options: pycolmap.FeatureExtractionOptions,
 ) -> _Features:
@@ -120,15 +106,56 @@ def _features_of(
     extractor = pycolmap.FeatureExtractor.create(options, pycolmap.Device.cpu)
     raw_keypoints, descriptors = extractor.extract_from_uint8_array(grey)
     keypoints = pycolmap.keypoints_to_matrix(raw_keypoints).reshape(-1, 4)
-    if mask is not None:
-        counts = decode_mask(mask, width, height, upright=True) >= COUNTS
-        columns, rows = keypoints[:, :2].astype(int).T
-        inside = counts[rows.clip(0, height - 1), columns.clip(0, width - 1)]
-        keypoints = keypoints[inside]
-        descriptors = pycolmap.FeatureDescriptors(descriptors.type, descriptors.data[inside])
     scale = np.array([photograph.width / width, photograph.height / height])
     keypoints = keypoints * np.array([*scale, scale.mean(), 1.0])
     return _Features(index, keypoints.astype(np.float32), descriptors)
+
+
+def copy_masked_features(
+    source: Path,
+    path: Path,
+    photographs: Sequence[Photograph],
+    masks: Sequence[ViewMask | None],
+    longest_side: int,
+) -> None:
+    """Copy the features that lie inside of masks, of all images that have none there yet.
+
+    Args:
+        source: The database with the features of the whole images.
+        path: The database that gets those in the masks.
+        masks: Of each image; features are kept where they count.
+        longest_side: Size in pixels at which features were extracted.
+    """
+    pycolmap = load_pycolmap()
+    with (
+        pycolmap.Database.open(str(source)) as whole,
+        pycolmap.Database.open(str(path)) as masked,
+    ):
+        for index, (photograph, mask) in enumerate(zip(photographs, masks, strict=True)):
+            if masked.exists_descriptors(index + 1):
+                continue
+            keypoints = whole.read_keypoints(index + 1).reshape(-1, 4)
+            descriptors = whole.read_descriptors(index + 1)
+            if mask is not None:
+                inside = are_inside(keypoints, photograph, mask, longest_side)
+                keypoints = keypoints[inside]
+                descriptors = pycolmap.FeatureDescriptors(
+                    descriptors.type, descriptors.data[inside]
+                )
+            _write_features(masked, _Features(index, keypoints, descriptors))
+
+
+def are_inside(
+    keypoints: np.ndarray, photograph: Photograph, mask: ViewMask, longest_side: int
+) -> np.ndarray:
+    """Whether each keypoint lies where a mask counts. (N,) bool"""
+    scale = min(1.0, longest_side / max(photograph.width, photograph.height))
+    width = max(1, round(photograph.width * scale))
+    height = max(1, round(photograph.height * scale))
+    counts = decode_mask(mask, width, height, upright=True) >= COUNTS
+    shares = np.array([width / photograph.width, height / photograph.height])
+    columns, rows = (keypoints[:, :2] * shares).astype(int).T
+    return counts[rows.clip(0, height - 1), columns.clip(0, width - 1)]
 
 
 def _in_order(work: Callable[[int], Any], items: Iterable[int], n_workers: int) -> Iterator[Any]:
@@ -146,39 +173,6 @@ def _in_order(work: Callable[[int], Any], items: Iterable[int], n_workers: int) 
         finally:
             for future in running:
                 future.cancel()
-
-
-def chosen_matcher(matcher: Matcher, n_photographs: int, in_order: bool) -> Matcher:
-    """Resolve ``auto`` by the number of images and whether their order is that of a path."""
-    if matcher != "auto":
-        return matcher
-    if n_photographs <= MAX_EXHAUSTIVE:
-        return "exhaustive"
-    return "sequential" if in_order else "similar"
-
-
-def pairs_to_match(path: Path, n: int, matcher: Matcher) -> list[tuple[int, int]]:
-    """Return pairs of image indices, ascending: neighbours in order, and similar images.
-
-    Args:
-        path: The database, with the features of ``n`` images.
-        matcher: Not ``auto``, see :func:`chosen_matcher`.
-    """
-    if matcher == "exhaustive":
-        return list(itertools.combinations(range(n), 2))
-    n_similar = _SIMILAR_UNORDERED
-    n_neighbours = _NEIGHBOURS_UNORDERED
-    if matcher == "sequential":
-        n_similar = _SIMILAR_IN_ORDER
-        n_neighbours = _NEIGHBOURS_IN_ORDER
-    largest_descriptors = []
-    with load_pycolmap().Database.open(str(path)) as database:
-        for number in range(1, n + 1):
-            scales = database.read_keypoints(number)[:, 2]
-            largest = np.argsort(-scales, kind="stable")[:COMPARED_FEATURES]
-            largest_descriptors.append(database.read_descriptors(number).data[largest])
-    pairs = similar_pairs(largest_descriptors, n_similar) | neighbour_pairs(n, n_neighbours)
-    return sorted(pairs)
 
 
 def match_pairs(
@@ -233,70 +227,3 @@ def verified_matches(path: Path) -> dict[tuple[int, int], int]:
             first, second = sorted(pycolmap.pair_id_to_image_pair(key))
             matches[first - 1, second - 1] = count
     return matches
-
-
-def neighbour_pairs(n: int, reach: int = 10) -> set[tuple[int, int]]:
-    """Return pairs of neighbours in order: the next ``reach``, then steps of 16, 32, 64, ..."""
-    powers_of_two = {1 << exponent for exponent in range(n.bit_length())}
-    steps = powers_of_two | set(range(1, reach + 1))
-    return {(i, i + step) for step in steps for i in range(n - step)}
-
-
-def similar_pairs(descriptors: Sequence[np.ndarray], n_each: int = 30) -> set[tuple[int, int]]:
-    """Return pairs of images that show the same, found by a few features of each.
-
-    The features that cover most of an image survive a change of viewpoint best (Wu 2013,
-    "Towards linear-time incremental structure from motion", section 3).
-
-    Args:
-        descriptors: Of the largest features of each image. (K, 128) uint8, K may differ
-        n_each: Most similar images of each image.
-    """
-    scores = _common_features(descriptors)
-    pairs = set()
-    for i, row in enumerate(scores):
-        # A stable order, so that equal scores give the same pairs everywhere.
-        best = np.argsort(-row, kind="stable")[:n_each]
-        for j in best[row[best] > 0].tolist():
-            pairs.add((min(i, j), max(i, j)))
-    return pairs
-
-
-def _common_features(descriptors: Sequence[np.ndarray]) -> np.ndarray:
-    """Count the features that each image has in common with each other one. (n, n) int64"""
-    n = len(descriptors)
-    width = max((len(rows) for rows in descriptors), default=0)
-    table = np.zeros((n, width, _DESCRIPTOR_SIZE), np.float32)
-    for normalized, rows in zip(table, descriptors, strict=True):
-        values = rows.astype(np.float32)
-        lengths = np.linalg.norm(values, axis=1, keepdims=True)
-        normalized[: len(rows)] = values / np.maximum(lengths, 1e-6)
-    scores = np.zeros((n, n), np.int64)
-    for i in range(n):
-        for first in range(i + 1, n, _BLOCK):
-            block = table[first : first + _BLOCK]
-            scores[i, first : first + len(block)] = _count_clear_matches(table[i], block)
-    return scores + scores.T
-
-
-def _count_clear_matches(features: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Count the features of one image that match clearly in each of some others.
-
-    Args:
-        features: Of length 1, or 0 for none. (K, 128)
-        others: (n, K, 128)
-
-    Returns:
-        (n,) int64
-    """
-    n_others, width = others.shape[:2]
-    if width < 2:
-        return np.zeros(n_others, np.int64)
-    cosines = (features @ others.reshape(-1, _DESCRIPTOR_SIZE).T).reshape(-1, n_others, width)
-    two_best = np.partition(cosines, width - 2, axis=2)[..., -2:]
-    # Of vectors of length 1, squared distance is 2 - 2 cos.
-    second_distance = 2 - 2 * two_best[..., 0]
-    first_distance = 2 - 2 * two_best[..., 1]
-    is_clear = first_distance < MAX_RATIO**2 * second_distance
-    is_feature = np.any(features, axis=1)[:, None]
-    return (is_clear & is_feature).sum(axis=0)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -19,6 +20,8 @@ from sugar_utils.libraries import load_package
 
 FILM_DIAGONAL = math.hypot(36, 24)  # mm, of "35 mm equivalent" focal lengths (CIPA DCG-001)
 _TAGS = ExifTags.Base
+_GPS = ExifTags.GPS
+_EXIF_TIME = "%Y:%m:%d %H:%M:%S"
 _UPRIGHT_TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -54,6 +57,9 @@ class Photograph:
     transparent: bool  # it has an alpha channel
     # Turned by EXIF so that width and height stay: by half a turn, or mirrored.
     keeps_size: bool = False
+    time: float | None = None  # when it was taken, in seconds; None where EXIF does not tell
+    # Latitude and longitude in degrees, altitude in metres; None where EXIF does not tell.
+    place: tuple[float, float, float] | None = None
 
 
 def picture_files(folder: Path, recursive: bool = True) -> list[Path]:
@@ -109,6 +115,7 @@ def _describe(path: Path, folder: Path) -> Photograph:
     with open_image(path) as image:
         exif = image.getexif()
         details = exif.get_ifd(ExifTags.IFD.Exif)
+        location = exif.get_ifd(ExifTags.IFD.GPSInfo)
         stored_width, stored_height = image.size
         depth = _depth(image.mode)
         transparent = has_alpha(image)
@@ -130,7 +137,55 @@ def _describe(path: Path, folder: Path) -> Photograph:
         depth=depth,
         transparent=transparent,
         keeps_size=is_turned and not is_on_its_side,
+        time=_time_taken(details),
+        place=_place_taken(location),
     )
+
+
+def _time_taken(details: Mapping[int, Any]) -> float | None:
+    """Return the local time that EXIF tells in seconds; None where it is missing or no time.
+
+    Args:
+        details: The EXIF directory with details of the exposure.
+    """
+    text = str(details.get(_TAGS.DateTimeOriginal, "")).strip(" \0")
+    try:
+        moment = datetime.strptime(text, _EXIF_TIME)
+    except ValueError:
+        return None
+    # Any fixed zone will do: only differences count.
+    seconds = moment.replace(tzinfo=timezone.utc).timestamp()
+    fraction = str(details.get(_TAGS.SubsecTimeOriginal, "")).strip(" \0")
+    if fraction.isascii() and fraction.isdigit():
+        seconds += float(f"0.{fraction}")
+    return seconds
+
+
+def _place_taken(location: Mapping[int, Any]) -> tuple[float, float, float] | None:
+    """Return latitude, longitude and altitude that EXIF tells; None where they are no place.
+
+    Args:
+        location: The EXIF directory of the GPS receiver.
+    """
+    latitude = _degrees(location.get(_GPS.GPSLatitude))
+    longitude = _degrees(location.get(_GPS.GPSLongitude))
+    if latitude is None or longitude is None or latitude > 90 or longitude > 180:
+        return None
+    if str(location.get(_GPS.GPSLatitudeRef, "N")).upper().startswith("S"):
+        latitude = -latitude
+    if str(location.get(_GPS.GPSLongitudeRef, "E")).upper().startswith("W"):
+        longitude = -longitude
+    return latitude, longitude, _positive_number(location.get(_GPS.GPSAltitude))
+
+
+def _degrees(parts: object) -> float | None:
+    """Return an angle from its degrees, minutes and seconds; None where they are no numbers."""
+    try:
+        degrees, minutes, seconds = [float(part) for part in parts]  # type: ignore[attr-defined]
+    except (TypeError, ValueError, ZeroDivisionError):
+        return None
+    angle = degrees + minutes / 60 + seconds / 3600
+    return angle if math.isfinite(angle) and angle >= 0 else None
 
 
 def _depth(mode: str) -> str:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Registering the images of a capture: inside of masks, and in whole images where that fails."""
+"""One way to register the images of a capture: features, matches and models, step by step."""
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gaussian_splatting.data.cameras import ViewMask
@@ -13,8 +14,18 @@ from sugar_capture import mapping, matching, panoramas
 from sugar_capture.feature_database import create_database, database_errors, is_whole
 from sugar_capture.known_cameras import KnownCameras
 from sugar_capture.mapping import MappingOptions, Models
+from sugar_capture.pairs.chosen_pairs import (
+    Matcher,
+    Pair,
+    chosen_matcher,
+    connected_images,
+    pairs_to_match,
+    pairs_with,
+    recorded_pairs,
+    second_round,
+)
 from sugar_capture.photographs import Photograph
-from sugar_capture.registration_report import FINE_SHARE, NARROW, model_facts
+from sugar_capture.registration_report import FINE_ERROR
 from sugar_capture.scene_folder import Work, digest, note
 from sugar_utils.errors import UserError
 from sugar_utils.files import replaced_folder
@@ -30,6 +41,8 @@ class Attempt:
     # Of each image; features are extracted where they count. None: everywhere.
     masks: Sequence[ViewMask | None] | None
     content: str  # digest of the input files
+    # Of the whole images, whose features those inside of the masks are taken from.
+    whole: Attempt | None = None
     known: KnownCameras | None = None
     of_panoramas: bool = False  # whether the images are views of panoramas
     keeps_focal: bool = False  # one circle of cameras does not determine the focal length
@@ -55,11 +68,11 @@ class Attempt:
         return "" if self.masks is None else " in the masks"
 
     @property
-    def matcher(self) -> matching.Matcher:
+    def matcher(self) -> Matcher:
         """The matcher that is used."""
         in_order = self.work.source.video is not None
         matcher = self.work.options.sfm.matcher
-        return matching.chosen_matcher(matcher, len(self.photographs), in_order)
+        return chosen_matcher(matcher, len(self.photographs), in_order)
 
     @property
     def mapper(self) -> mapping.Mapper:
@@ -86,11 +99,12 @@ class Attempt:
     def run(self) -> Models:
         """Register the images; steps that an earlier call finished are skipped."""
         with database_errors(self.database):
-            self._extract_features()
+            self.extract_features()
             self._match()
             return self._map()
 
-    def _extract_features(self) -> None:
+    def extract_features(self) -> None:
+        """Extract the features of all images into the database, or take them from whole images."""
         sfm = self.work.options.sfm
         key = self.keys()["features"]
         n = len(self.photographs)
@@ -102,19 +116,27 @@ class Attempt:
             self.note(features=key, found=None, matches=None, matched=None)
         if self.noted("found", key):
             return
-        masks = self.masks
-        if masks is None:
-            masks = [None] * n
-        with self.work.step(f"looking for features{self.where}", n) as advance:
-            matching.extract_features(
-                self.database,
-                self.photographs,
-                masks,
-                sfm.extraction_size,
-                sfm.max_features,
-                advance,
-            )
+        if self.masks is None:
+            with self.work.step("looking for features", n) as advance:
+                matching.extract_features(
+                    self.database,
+                    self.photographs,
+                    sfm.extraction_size,
+                    sfm.max_features,
+                    advance,
+                )
+        else:
+            self._copy_masked_features(self.masks)
         self.note(found=key)
+
+    def _copy_masked_features(self, masks: Sequence[ViewMask | None]) -> None:
+        if self.whole is None:
+            raise ValueError("features inside of masks are taken from those of whole images")
+        self.whole.extract_features()
+        size = self.work.options.sfm.extraction_size
+        matching.copy_masked_features(
+            self.whole.database, self.database, self.photographs, masks, size
+        )
 
     def _create_database(self) -> None:
         for path in self.database.parent.glob(f"{self.database.name}*"):
@@ -137,88 +159,163 @@ class Attempt:
                 database.clear_two_view_geometries()
                 database.clear_matches()
             self.note(matches=key, matched=None)
-        pairs = matching.pairs_to_match(self.database, len(self.photographs), self.matcher)
-        seed = self.work.options.random_seed
-        with self.work.step(f"comparing pairs{self.where}", len(pairs)) as advance:
-            matching.match_pairs(self.database, pairs, seed, advance)
+        n = len(self.photographs)
+        pairs = self.chosen_pairs()
+        self.match_pairs(pairs, f"comparing pairs{self.where}")
+        if self.matcher != "exhaustive":
+            # Of the first round alone, so that a call that resumes makes the same choice.
+            verified = matching.verified_matches(self.database)
+            matches = {pair: verified[pair] for pair in pairs if pair in verified}
+            further = second_round(n, matches).difference(pairs)
+            self.match_pairs(sorted(further), f"comparing loose photographs{self.where}")
         self.note(matched=key)
 
+    def chosen_pairs(self) -> list[Pair]:
+        """Return the pairs of image indices that the matcher compares first. Ascending"""
+        pairs = pairs_to_match(self.database, len(self.photographs), self.matcher)
+        if self.matcher == "exhaustive":
+            return pairs
+        return sorted(recorded_pairs(self.photographs).union(pairs))
+
+    def match_pairs(self, pairs: Sequence[Pair], title: str) -> None:
+        """Match pairs of image indices that are not in the database yet."""
+        if not pairs:
+            return
+        seed = self.work.options.random_seed
+        with self.work.step(title, len(pairs)) as advance:
+            matching.match_pairs(self.database, pairs, seed, advance)
+
     def _map(self) -> Models:
-        console = self.work.console
         key = self.keys()["models"]
+        models = self._noted_models("models", key)
+        if models is not None:
+            return models
+        models = self._noted_models("mapped", key)
+        if models is None:
+            self.note(models=None, mapped=None)
+            models = self._map_matches()
+            self.note(mapped=key)
+        models = self._add_left_out(models)
+        self.note(models=key)
+        return models
+
+    def _noted_models(self, step: str, key: str) -> Models | None:
+        """Read the models that an earlier call noted; None if there are none, or damaged ones."""
+        if not self.noted(step, key) or not self.models.is_dir():
+            return None
+        try:
+            return mapping.read_models(self.models)
+        except UserError as error:
+            self.work.console.info(f"registering photographs again: {error}")
+            self.note(models=None, mapped=None)
+            return None
+
+    def _map_matches(self) -> Models:
+        """Register the images by the matches that the database has."""
         n = len(self.photographs)
-        if self.noted("models", key) and self.models.is_dir():
-            try:
-                return mapping.read_models(self.models)
-            except UserError as error:
-                console.info(f"registering photographs again: {error}")
         title = "registering photographs"
         poses = None
         if self.known is not None:
             title = "triangulating points"
             poses = [(camera.rotation, camera.center) for camera in self.known.cameras]
         elif self.mapper == "global":
-            console.info(f"placing {n} photographs at once, which shows no progress")
-        self.note(models=None)
-        names = [photograph.name for photograph in self.photographs]
-        options = MappingOptions(
+            self.work.console.info(f"placing {n} photographs at once, which shows no progress")
+        with self.work.step(f"{title}{self.where}", n) as advance:
+            models = mapping.map_photographs(
+                self.database, self.names, self.models, self.mapping_options, poses, advance
+            )
+        is_automatic = self.mapper == "global" and self.work.options.sfm.mapper == "auto"
+        if is_automatic and poses is None and self._is_doubtful(models):
+            return self._map_one_by_one(models)
+        return models
+
+    def _is_doubtful(self, models: Models) -> bool:
+        """Whether models lack images that match others, or their reprojection error is large."""
+        matches = matching.verified_matches(self.database)
+        if models.largest is None or connected_images(self.left_out(models), matches):
+            return True
+        return self._error(models) > FINE_ERROR
+
+    def _error(self, models: Models) -> float:
+        """Mean reprojection error in pixels of the size at which features are extracted."""
+        if models.largest is None:
+            return math.inf
+        longest_side = max(max(item.width, item.height) for item in self.photographs)
+        scale = min(1.0, self.work.options.sfm.extraction_size / longest_side)
+        return models.largest.compute_mean_reprojection_error() * scale
+
+    def _map_one_by_one(self, models: Models) -> Models:
+        """Register the images incrementally; return the better models, which are in the folder."""
+        n = len(self.photographs)
+        self.work.console.info(
+            f"{models.n_registered} of {n} photographs are placed at once, reprojection error "
+            f"{self._error(models):.2f} px: trying one after the other"
+        )
+        folder = self.models.with_name(f"{self.models.name}_one_by_one")
+        options = replace(self.mapping_options, mapper="incremental")
+        with self.work.step(f"registering photographs one by one{self.where}", n) as advance:
+            incremental = mapping.map_photographs(
+                self.database, self.names, folder, options, None, advance
+            )
+        is_better = incremental.n_registered > models.n_registered
+        if incremental.n_registered == models.n_registered:
+            is_better = self._error(incremental) < self._error(models)
+        if is_better:
+            with replaced_folder(self.models) as fresh:
+                shutil.copytree(folder, fresh)
+        shutil.rmtree(folder)
+        return incremental if is_better else models
+
+    def _add_left_out(self, models: Models) -> Models:
+        """Compare images that are not registered with all others, and register them if they match.
+
+        So a choice of pairs leaves out no image that all pairs would have registered.
+        """
+        left_out = self.left_out(models)
+        if self.matcher == "exhaustive" or self.known is not None or not left_out:
+            return models
+        n = len(self.photographs)
+        # With most of the images left out there is no model that they could be added to.
+        is_lost = 2 * len(left_out) > n
+        pairs = pairs_with(range(n) if is_lost else left_out, n)
+        self.match_pairs(pairs, f"comparing photographs that are left out{self.where}")
+        if not connected_images(left_out, matching.verified_matches(self.database)):
+            return models
+        if is_lost:
+            return self._map_matches()
+        return self.continued(models)
+
+    def continued(self, models: Models) -> Models:
+        """Add further images to the largest model, one by one."""
+        start = models.largest
+        n = len(self.photographs)
+        with self.work.step(f"registering photographs that are left out{self.where}", n) as advance:
+            return mapping.map_photographs(
+                self.database,
+                self.names,
+                self.models,
+                self.mapping_options,
+                None,
+                advance,
+                start,
+            )
+
+    def left_out(self, models: Models) -> list[int]:
+        """Return the indices of the images that the largest model does not register."""
+        registered = set(models.registered[0]) if models.registered else set()
+        return [index for index, name in enumerate(self.names) if name not in registered]
+
+    @property
+    def names(self) -> list[str]:
+        """Of the images."""
+        return [photograph.name for photograph in self.photographs]
+
+    @property
+    def mapping_options(self) -> MappingOptions:
+        """Settings of the mapper."""
+        return MappingOptions(
             mapper=self.mapper,
             seed=self.work.options.random_seed,
             keeps_lenses=self.of_panoramas,
             keeps_focal=self.keeps_focal,
         )
-        with self.work.step(f"{title}{self.where}", n) as advance:
-            models = mapping.map_photographs(
-                self.database, names, self.models, options, poses, advance
-            )
-        self.note(models=key)
-        return models
-
-
-def register_images(attempts: Sequence[Attempt]) -> tuple[Models, Attempt]:
-    """Register the images in the first way, or in the second one if that registers more.
-
-    The second one is tried if the first one leaves images out. Returns the models and the way that
-    was chosen; its models are copied to the folder in which programs look for them.
-    """
-    first = attempts[0]
-    _require_mapper(first)
-    models = first.run()
-    chosen = first
-    is_enough = models.n_registered >= FINE_SHARE * len(first.photographs)
-    if not is_enough and len(attempts) > 1:
-        whole_models = _try_whole_images(models, attempts[1])
-        if whole_models is not None:
-            models = whole_models
-            chosen = attempts[1]
-    work = first.work
-    if chosen.models != work.models:
-        with replaced_folder(work.models) as fresh:
-            shutil.copytree(chosen.models, fresh)
-            note(work.source, models=None)
-    return models, chosen
-
-
-def _require_mapper(attempt: Attempt) -> None:
-    pycolmap = load_pycolmap()
-    if attempt.mapper == "global" and not hasattr(pycolmap, "global_mapping"):
-        raise UserError(
-            f"--mapper global: pycolmap {pycolmap.__version__} has none; use --mapper incremental"
-        )
-
-
-def _try_whole_images(masked_models: Models, attempt: Attempt) -> Models | None:
-    """Register whole images; return their models if they are better than those inside masks."""
-    info = attempt.work.console.info
-    n = len(attempt.photographs)
-    n_masked = masked_models.n_registered
-    info(f"{n_masked} of {n} photographs are registered inside the masks: trying whole ones")
-    models = attempt.run()
-    n_whole = models.n_registered
-    # On a narrow path the cameras hardly moved, as where an object turned before a background.
-    model = models.largest
-    if model is not None and n_whole > n_masked and model_facts(model).spread >= NARROW:
-        info(f"{n_whole} of {n} whole photographs are registered: these poses are taken")
-        return models
-    info("no more whole photographs are registered: poses from inside the masks are taken")
-    return None

@@ -10,7 +10,7 @@ from gaussian_splatting.data.image_checks import sharpness
 from sugar_capture import matching, panoramas
 from sugar_capture.feature_database import database_errors
 from sugar_capture.mapping import Models
-from sugar_capture.pair_checks import contradicting_pairs
+from sugar_capture.pairs.pair_checks import contradicting_pairs
 from sugar_capture.photographs import Photograph, read_grey
 from sugar_capture.registration_attempts import Attempt
 from sugar_capture.registration_report import Evidence, model_facts

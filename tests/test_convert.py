@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import signal
@@ -17,7 +18,13 @@ from PIL import Image, ImageFilter
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.scene import load_scene
-from sugar_capture import mapping, matching, scene_folder
+from sugar_capture import (
+    mapping,
+    matching,
+    registration_attempts,
+    registration_choice,
+    scene_folder,
+)
 from sugar_capture.convert_options import (
     ConvertOptions,
     SfmOptions,
@@ -25,7 +32,7 @@ from sugar_capture.convert_options import (
 from sugar_capture.convert_run import convert
 from sugar_capture.feature_database import create_database
 from sugar_capture.matching import extract_features, verified_matches
-from sugar_capture.pair_checks import contradicting_pairs
+from sugar_capture.pairs.pair_checks import contradicting_pairs
 from sugar_capture.photographs import (
     described_photographs,
 )
@@ -278,6 +285,82 @@ def test_whole_photographs_are_taken_where_masks_leave_too_little(room, converte
     assert len(list((room / "masks").iterdir())) == N
 
 
+def hide_most_of_one(room: Path) -> None:
+    (room / "masks").mkdir()
+    for path in (room / "input").iterdir():
+        mask = np.full((HEIGHT, WIDTH), 255, np.uint8)
+        mask[:, : WIDTH // 10] = 0
+        if path.name == "IMG 3.png":
+            mask[HEIGHT // 6 :] = 0
+            mask[:, WIDTH // 3 :] = 0
+        Image.fromarray(mask).save(room / "masks" / f"{path.name}.png")
+
+
+def test_one_that_is_left_out_inside_masks_is_added_in_whole(room, tmp_path, monkeypatch):
+    hide_most_of_one(room)
+    killed = tmp_path / "killed"
+    shutil.copytree(room, killed)
+    console = Heard()
+    result = convert(ConvertOptions(room, sfm=SMALL), console)
+    assert result.outcome["registered"] == N
+    assert "1 whole photographs are added to those registered inside the masks" in console.lines
+    # Only what was left out is compared anew, not all whole photographs.
+    assert verified_matches(room / "distorted" / "database.db") == {}
+    scene = load_scene(room, size_rule=_AsTheyAre(), eval_split=False, notify=lambda _: None)
+    cameras = {camera.name: camera for camera in scene.train_cameras}
+    errors = pose_errors(cameras, known_cameras([f"IMG {k}.png" for k in range(1, N + 1)]))
+    assert errors.rotation.max() < 0.5
+    assert errors.position.max() < 1
+    real = matching.match_pairs
+    paths = []
+
+    def dies(path: Path, *args) -> None:
+        real(path, *args)
+        paths.append(path.name)
+        if path.name == "extended_database.db":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(matching, "match_pairs", dies)
+    with pytest.raises(KeyboardInterrupt):
+        convert(ConvertOptions(killed, sfm=SMALL), Heard())
+    monkeypatch.undo()
+    assert paths == ["masked_database.db", "extended_database.db"]
+    convert(ConvertOptions(killed, sfm=SMALL), Heard())
+    assert model_bytes(killed) == model_bytes(room)
+
+
+def test_added_photographs_whose_matches_contradict_are_not_taken(room, converted, monkeypatch):
+    hide_most_of_one(room)
+    monkeypatch.setattr(
+        registration_choice, "contradicting_pairs", lambda *args: {"IMG 3.png": (5, 5)}
+    )
+    console = Heard()
+    convert(ConvertOptions(room, resize=True, sfm=SMALL), console)
+    assert f"{N} of {N} whole photographs are registered: these poses are taken" in console.lines
+    assert model_bytes(room) == model_bytes(converted)
+
+
+def test_no_photograph_is_lost_by_a_choice_of_pairs(room, monkeypatch):
+    def leaves_out_the_last(path: Path, n: int, matcher: str) -> list[tuple[int, int]]:
+        return list(itertools.combinations(range(n - 1), 2))
+
+    monkeypatch.setattr(registration_attempts, "pairs_to_match", leaves_out_the_last)
+    result = convert(ConvertOptions(room, sfm=replace(SMALL, matcher="similar")), Heard())
+    assert result.outcome["registered"] == N
+    steps = [step["name"] for step in result.outcome["steps"]]
+    assert "comparing photographs that are left out" in steps
+
+
+def test_where_most_are_left_out_all_pairs_are_compared(room, converted, monkeypatch):
+    def first_two(path: Path, n: int, matcher: str) -> list[tuple[int, int]]:
+        return [(0, 1)]
+
+    monkeypatch.setattr(registration_attempts, "pairs_to_match", first_two)
+    options = ConvertOptions(room, resize=True, sfm=replace(SMALL, matcher="similar"))
+    assert convert(options, Heard()).outcome["registered"] == N
+    assert model_bytes(room) == model_bytes(converted)
+
+
 def test_masks_that_place_as_many_stay_in_use(room):
     (room / "masks").mkdir()
     *_, last = sorted((room / "input").iterdir())
@@ -317,6 +400,25 @@ def test_global_mapping_finds_the_same_cameras(room):
     errors = pose_errors(found, known_cameras([f"IMG {k}.png" for k in range(1, N + 1)]))
     assert errors.rotation.max() < 0.5
     assert errors.position.max() < 1
+
+
+def test_what_placing_at_once_leaves_out_is_placed_one_by_one(room, converted, monkeypatch):
+    real = mapping._map_globally
+
+    def leaves_one_out(*args) -> list[pycolmap.Reconstruction]:
+        models = real(*args)
+        models[0].deregister_frame(models[0].images[2].frame_id)
+        return models
+
+    monkeypatch.setattr(mapping, "_map_globally", leaves_one_out)
+    monkeypatch.setattr(mapping, "MAX_INCREMENTAL", N - 1)
+    console = Heard()
+    result = convert(ConvertOptions(room, resize=True, sfm=SMALL), console)
+    assert result.outcome["registered"] == N
+    line = f"{N - 1} of {N} photographs are placed at once, reprojection error "
+    assert any(text.startswith(line) for text in console.lines)
+    assert model_bytes(room) == model_bytes(converted)
+    assert not (room / "distorted" / "sparse_one_by_one").exists()
 
 
 def test_without_a_global_mapper_it_is_one_line(room, monkeypatch):
@@ -428,7 +530,7 @@ def test_features_do_not_depend_on_the_size_they_are_looked_for_at(tmp_path):
     for size in (480, 240):
         path = tmp_path / f"{size}.db"
         create_database(path, photographs, None)
-        extract_features(path, photographs, [None], size, 500, lambda done: None)
+        extract_features(path, photographs, size, 500, lambda done: None)
         with pycolmap.Database.open(str(path)) as database:
             places.append(database.read_keypoints(1)[:, :2])
     # Half of what is found in the small picture is found in the large one at the same place.

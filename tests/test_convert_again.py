@@ -19,7 +19,7 @@ from sugar_capture.convert_options import ConvertOptions, SfmOptions
 from sugar_capture.convert_run import convert
 from sugar_capture.feature_database import database_errors
 from sugar_capture.matching import verified_matches
-from sugar_capture.pair_checks import contradicting_pairs
+from sugar_capture.pairs.pair_checks import contradicting_pairs
 from sugar_capture.scene_folder import needs_cameras
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError

@@ -4,24 +4,30 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from gaussian_splatting.compute import Compute
+from gaussian_splatting.data.images import decode_mask
 from gaussian_splatting.data.masks import MaskOptions, object_mask_path, overview, with_object_masks
-from gaussian_splatting.data.observations import ViewOptions
+from gaussian_splatting.data.observations import KEEP_ALL, ViewOptions
 from gaussian_splatting.data.reference_layout import load_reference_checkpoint
-from gaussian_splatting.data.scene import VanillaSize, load_scene, load_scene_for_checkpoint
+from gaussian_splatting.data.scene import Scene, VanillaSize, load_scene, load_scene_for_checkpoint
 from gaussian_splatting.engine.runner import run_stage
 from gaussian_splatting.rasterization import render_view
 from gaussian_splatting.rasterization.render import masked_shares
 from gaussian_splatting.vanilla import vanilla_run
-from gaussian_splatting.vanilla.estimated_masks import needs_masks, render_mask
+from gaussian_splatting.vanilla.estimated_masks import MaskEstimation, needs_masks, render_mask
+from gaussian_splatting.vanilla.scene_masks import all_views
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
+from sugar_utils.errors import UserError
 from tests.support.faulty_captures import copy_scene, faults
 from tests.support.tiny_scene import tiny_cloud
 from tests.support.tracks import make_observed_scene
@@ -86,6 +92,67 @@ def test_names_of_views_stay_inside_of_the_folder(tmp_path):
         assert path.resolve().is_relative_to(tmp_path.resolve())
         assert path.name == "a.png.png"
     assert with_object_masks([], tmp_path) == []
+
+
+class StoodInEstimation(MaskEstimation):
+    """Writes plain masks instead of training."""
+
+    def _write_masks(self, scene: Scene, folder: Path, notify) -> float:
+        for camera in all_views(scene):
+            path = object_mask_path(folder, camera.name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (camera.width, camera.height), 255).save(path)
+        self.train(scene, folder, self.iterations)
+        return 1.0
+
+
+def test_estimated_masks_are_left_in_the_scene_and_edited_ones_win(capture, tmp_path):
+    root = copy_scene(capture, tmp_path / "scene")
+    shutil.rmtree(root / "masks")
+    scene = load(root)
+    estimates: list[Path] = []
+    lines: list[str] = []
+
+    def estimated(name: str) -> Scene:
+        def train(whole: Scene, folder: Path, iterations: int) -> Path:
+            estimates.append(folder)
+            return folder
+
+        estimation = StoodInEstimation(tmp_path / name, Compute(), {}, 10, train, "auto")
+        return estimation(scene, lines.append)
+
+    first = estimated("first")
+    names = [camera.name for camera in scene.train_cameras]
+    place = root / "masks_auto"
+    assert {path.stem for path in place.glob("*.png")} == set(names)
+    assert (place / "masks.html").is_file()
+    assert str(place) in lines[-1]
+    # What was not edited is estimated again by another run.
+    estimated("second")
+    assert len(estimates) == 2
+    edited = object_mask_path(place, names[0])
+    with Image.open(edited) as image:
+        half = image.copy()
+    half.paste(0, (0, 0, half.width // 2, half.height))
+    half.save(edited)
+    corrected = estimated("second")
+    assert len(estimates) == 2
+    assert corrected.object_masks != first.object_masks
+    by_name = {camera.name: camera for camera in corrected.train_cameras}
+    camera = by_name[names[0]]
+    assert np.array_equal(decode_mask(camera.mask, *half.size), np.asarray(half))
+    assert np.asarray(Image.open(edited))[:, 0].max() == 0
+    assert overview(by_name[names[1]]).min() == 255
+    named = MaskOptions(masks="masks_auto")
+    options = {"size_rule": VanillaSize(), "eval_split": False, "notify": lambda line: None}
+    reloaded = load_scene(root, masks=named, view_options=KEEP_ALL, **options)
+    assert all(camera.mask is not None for camera in reloaded.train_cameras)
+    object_mask_path(place, names[1]).unlink()
+    with pytest.raises(UserError, match=f"1 of {len(names)} photographs have no mask there"):
+        estimated("second")
+    shutil.rmtree(place)
+    estimated("third")
+    assert len(estimates) == 3
 
 
 @pytest.mark.slow

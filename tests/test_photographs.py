@@ -19,7 +19,7 @@ from gaussian_splatting.data.names import natural_order
 from sugar_capture.convert_options import ConvertOptions
 from sugar_capture.convert_run import convert
 from sugar_capture.feature_database import create_database
-from sugar_capture.matching import extract_features
+from sugar_capture.matching import copy_masked_features, extract_features
 from sugar_capture.photographs import (
     camera_groups,
     described_photographs,
@@ -71,10 +71,12 @@ def test_features_lie_where_an_upright_photograph_is_opaque(tmp_path, orientatio
     (tmp_path / "input").mkdir()
     image.save(tmp_path / "input" / "a.png", exif=exif)
     found = described_photographs(tmp_path / "input", True)
-    create_database(tmp_path / "a.db", found, None)
+    create_database(tmp_path / "whole.db", found, None)
+    create_database(tmp_path / "masked.db", found, None)
     masks = [ViewMask(found[0].path, "object", alpha=True)]
-    extract_features(tmp_path / "a.db", found, masks, WIDTH, 500, lambda done: None)
-    with pycolmap.Database.open(str(tmp_path / "a.db")) as database:
+    extract_features(tmp_path / "whole.db", found, WIDTH, 500, lambda done: None)
+    copy_masked_features(tmp_path / "whole.db", tmp_path / "masked.db", found, masks, WIDTH)
+    with pycolmap.Database.open(str(tmp_path / "masked.db")) as database:
         keypoints = database.read_keypoints(1)
     assert len(keypoints) > 20
     assert keypoints[:, 0].min() >= WIDTH // 3
@@ -92,6 +94,26 @@ def test_focal_length_comes_from_exif_in_pixels_of_the_upright_picture(tmp_path)
     assert with_focal.device == "Phone 7"
     assert without.focal is None
     assert camera_groups([with_focal, without]) == [[0], [1]]
+
+
+def test_time_and_place_come_from_exif(tmp_path):
+    exif = Image.Exif()
+    details = exif.get_ifd(0x8769)
+    details[0x9003] = "2026:05:01 10:00:59"
+    details[0x9291] = "25"
+    location = exif.get_ifd(0x8825)
+    location.update({1: "S", 2: (52.0, 30.0, 36.0), 3: "E", 4: (13.0, 15.0, 0.0), 6: 40.5})
+    Image.new("RGB", (40, 30)).save(tmp_path / "a.jpg", exif=exif)
+    details[0x9003] = "2026:05:01 10:01:01"
+    location[2] = (92.0, 0.0, 0.0)
+    Image.new("RGB", (40, 30)).save(tmp_path / "b.jpg", exif=exif)
+    details[0x9003] = "0000:00:00 00:00:00"
+    del location[4]
+    Image.new("RGB", (40, 30)).save(tmp_path / "c.jpg", exif=exif)
+    right, far_north, damaged = described_photographs(tmp_path, True)
+    assert right.place == pytest.approx((-52.51, 13.25, 40.5))
+    assert far_north.time - right.time == pytest.approx(2.0)
+    assert (far_north.place, damaged.place, damaged.time) == (None, None, None)
 
 
 def test_unusual_pixels_are_converted_and_named(tmp_path):

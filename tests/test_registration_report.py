@@ -9,8 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sugar_capture import mapping, matching
-from sugar_capture.matching import neighbour_pairs, pairs_to_match, similar_pairs
+from sugar_capture import mapping
+from sugar_capture.pairs.chosen_pairs import (
+    chosen_matcher,
+    connected_images,
+    neighbour_pairs,
+    pairs_to_match,
+    pairs_with,
+    recorded_pairs,
+    second_round,
+)
+from sugar_capture.pairs.similar_images import similar_pairs
+from sugar_capture.photographs import Photograph
 from sugar_capture.registration_report import Evidence, registration_of
 from sugar_utils.errors import UserError
 
@@ -34,11 +44,40 @@ def test_similar_photographs_find_each_other():
     assert similar_pairs([], n_each=5) == set()
 
 
+def described(**facts) -> Photograph:
+    return Photograph("a.jpg", Path("a.jpg"), 40, 30, None, "", False, "", False, **facts)
+
+
+def test_photographs_are_compared_with_those_taken_after_and_near_them():
+    times = [30.0, 0.0, 10.0, 20.0, None, 40.0]
+    timed = [described(time=time) for time in times]
+    in_order = [1, 2, 3, 0, 5]
+    expected = set()
+    for i, j in itertools.combinations(range(5), 2):
+        if j - i <= 3:
+            expected.add(tuple(sorted((in_order[i], in_order[j]))))
+    assert recorded_pairs(timed) == expected
+    # Two places 1 km apart: eight neighbours of each of ten are of its own place.
+    located = [described(place=(50.0 + 0.01 * (k % 2), 8.0, 0.1 * k)) for k in range(20)]
+    pairs = recorded_pairs([*located, described()])
+    assert len(pairs) > 70
+    assert all((j - i) % 2 == 0 and j < 20 for i, j in pairs)
+
+
+def test_loose_photographs_are_compared_with_partners_of_partners():
+    matches = {pair: 100 for pair in itertools.combinations(range(8), 2)}
+    matches[7, 8] = 20
+    assert second_round(10, matches) == {(k, 8) for k in range(7)}
+    assert pairs_with([1], 3) == [(0, 1), (1, 2)]
+    assert connected_images([8, 9, 7], {**matches, (6, 8): 10}) == [8, 7]
+    assert connected_images([8, 9], matches) == []
+
+
 def test_the_matcher_and_the_mapper_follow_the_number_of_photographs():
-    assert matching.chosen_matcher("auto", 150, False) == "exhaustive"
-    assert matching.chosen_matcher("auto", 151, False) == "similar"
-    assert matching.chosen_matcher("auto", 151, True) == "sequential"
-    assert matching.chosen_matcher("similar", 5, False) == "similar"
+    assert chosen_matcher("auto", 60, False) == "exhaustive"
+    assert chosen_matcher("auto", 61, False) == "similar"
+    assert chosen_matcher("auto", 61, True) == "sequential"
+    assert chosen_matcher("similar", 5, False) == "similar"
     assert mapping.chosen_mapper("auto", 500) == "incremental"
     assert mapping.chosen_mapper("auto", 501) == "global"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,10 @@ import pycolmap
 import pytest
 from PIL import Image
 
-from gaussian_splatting.data.image_checks import _exposure_noise, inconsistent_images
+from gaussian_splatting.data import image_checks
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.image_checks import _exposure_noise, inconsistent_images, reduced_grey
+from gaussian_splatting.data.images import colors_of
 from gaussian_splatting.data.mask_agreement import mask_agreement
 from gaussian_splatting.data.masks import NO_MASKS, MaskOptions
 from gaussian_splatting.data.observations import ViewOptions, repair_reconstruction
@@ -32,6 +36,7 @@ from tests.support.faulty_captures import (
     faults,
     view_names,
 )
+from tests.support.random_scenes import look_at
 from tests.support.tiny_scene import tiny_cameras, tiny_cloud
 from tests.support.tracks import make_observed_scene
 
@@ -257,3 +262,49 @@ def test_held_out_views_that_contradict_the_rest_are_measured_apart(capture, tmp
     assert scene.held_out_views == ["view_00.png", "view_08.png", "view_16.png"]
     assert [camera.name for camera in scene.test_cameras] == ["view_00.png", "view_16.png"]
     assert [camera.name for camera in scene.dropped_test_cameras] == ["view_08.png"]
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "LA", "I;16"])
+def test_a_small_grey_copy_is_that_of_the_whole_image(tmp_path, mode):
+    pixels = np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)
+    image = Image.fromarray(pixels)
+    if mode == "I;16":
+        image = Image.fromarray(pixels[..., 0].astype(np.uint16) * 257)
+    elif mode != "RGB":
+        image = image.convert(mode)
+    path = tmp_path / "a.png"
+    image.save(path)
+    camera = replace(look_at((0.0, -3.0, 0.0), width=120, height=90), image_path=path)
+    _, grey = reduced_grey(camera, 40)
+    whole = colors_of(Image.open(path)).convert("RGB")
+    expected = whole.resize((40, 30), Image.Resampling.BOX).convert("L")
+    assert np.array_equal(grey, np.asarray(expected))
+
+
+def test_a_jpeg_is_read_in_grey_at_a_fraction_of_its_size(tmp_path):
+    slopes = np.stack(np.meshgrid(np.arange(640), np.arange(480)), axis=-1) * 255 / 640
+    pixels = np.concatenate([slopes, 255 - slopes[..., :1]], axis=2).astype(np.uint8)
+    path = tmp_path / "a.jpg"
+    Image.fromarray(pixels).save(path, quality=95)
+    camera = replace(look_at((0.0, -3.0, 0.0), width=640, height=480), image_path=path)
+    _, grey = reduced_grey(camera, 80)
+    expected = Image.fromarray(pixels).resize((80, 60), Image.Resampling.BOX).convert("L")
+    assert np.abs(grey.astype(int) - np.asarray(expected).astype(int)).max() <= 2
+
+
+def test_stages_of_one_process_decode_each_image_for_the_checks_once(
+    capture, tmp_path, monkeypatch
+):
+    root = copy_scene(capture, tmp_path / "scene")
+    decoded = []
+
+    def counted(camera: Camera, longest_side: int) -> tuple[Camera, np.ndarray]:
+        decoded.append(camera.name)
+        return reduced_grey(camera, longest_side)
+
+    monkeypatch.setattr(image_checks, "reduced_grey", counted)
+    first, _ = load(root, masks=False)
+    assert sorted(decoded) == sorted(view_names(root))
+    again, _ = load(root, masks=False, eval_split=True)
+    assert sorted(decoded) == sorted(view_names(root))
+    assert again.exposure_spread == first.exposure_spread

@@ -168,7 +168,9 @@ class _CheckInputs:
         data: Observations | np.ndarray | None,
     ) -> _CheckInputs:
         """Make the inputs without the views that are dropped already."""
-        remaining = tuple(camera for camera in cameras if camera.name not in dropped)
+        # In one order, whichever views a stage holds out.
+        ordered = sorted(cameras, key=lambda camera: camera.name)
+        remaining = tuple(camera for camera in ordered if camera.name not in dropped)
         points = data.points if isinstance(data, Observations) else data
         digest = hashlib.sha256(b"" if points is None else points.tobytes())
         for camera in remaining:

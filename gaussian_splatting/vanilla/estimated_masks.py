@@ -50,6 +50,13 @@ from gaussian_splatting.engine.run_identity import points_digest, scene_inputs
 from gaussian_splatting.rasterization import WARP, Rasterizer, rasterize
 from gaussian_splatting.rasterization.render import masked_shares
 from gaussian_splatting.vanilla.object_region import object_rows
+from gaussian_splatting.vanilla.scene_masks import (
+    SCENE_MASKS,
+    all_views,
+    copy_edited_masks,
+    edited_digest,
+    write_scene_masks,
+)
 from sugar_utils import html
 from sugar_utils.errors import Notify
 from sugar_utils.files import atomic_path, read_json, write_json_atomic
@@ -131,6 +138,7 @@ class MaskEstimation:
         if not (is_asked or needs_masks(scene.train_cameras)):
             return scene
         mask_flag = self.mask_flag if is_asked else None
+        edited = edited_digest(scene.root) if self.mask_flag == AUTO else None
         inputs = [
             scene_inputs(scene),
             points_digest(scene),
@@ -138,13 +146,20 @@ class MaskEstimation:
             self.iterations,
             mask_flag,
         ]
+        if edited is not None:
+            inputs.append(edited)
         key = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
         folder = self.model_path / OBJECT_MASKS / key
         if not self.compute.group.broadcast((folder / _RECORD).is_file()):
-            self._make(scene, folder, notify)
+            self._make(scene, folder, notify, edited is not None)
         record = conform(read_json(folder / _RECORD), _Record, folder / _RECORD)
         iou = record.median_iou
-        if is_asked:
+        if edited is not None:
+            notify(f"masks as they are in {scene.root / SCENE_MASKS}; remove it for new ones")
+        elif self.mask_flag == AUTO:
+            if self.compute.group.is_first:
+                write_scene_masks(scene, folder, OUTLINES, notify)
+        elif is_asked:
             notify(
                 f"masks of the object: {folder}, as outlines in {OUTLINES} there; to correct them, "
                 "copy that folder and pass it with --masks"
@@ -162,9 +177,18 @@ class MaskEstimation:
             object_masks=key,
         )
 
-    def _make(self, scene: Scene, folder: Path, notify: Notify) -> None:
-        """Write masks, their page and their record; all processes wait for the first."""
-        iou = self._write_masks(scene, folder, notify)
+    def _make(self, scene: Scene, folder: Path, notify: Notify, is_edited: bool) -> None:
+        """Write masks, their page and their record; all processes wait for the first.
+
+        Args:
+            is_edited: Masks of the scene folder are taken in place of an estimate.
+        """
+        if not is_edited:
+            iou = self._write_masks(scene, folder, notify)
+        else:
+            iou = 1.0
+            if self.compute.group.is_first:
+                copy_edited_masks(scene, folder, notify)
         if self.compute.group.is_first:
             page = partial(_outlines, with_object_masks(scene.train_cameras, folder))
             html.write_page(folder / OUTLINES, page, notify)
@@ -206,7 +230,7 @@ class MaskEstimation:
         for camera, mask in views:
             rendered = render_mask(gaussians, shares, camera, rasterizer=rasterizer) >= COUNTS
             ious.append(_iou(rendered, mask.numpy() >= COUNTS))
-        for camera in (*scene.train_cameras, *scene.test_cameras, *scene.dropped_test_cameras):
+        for camera in all_views(scene):
             if _needs_mask(camera):
                 size = (camera.width, camera.height)
                 small = camera.reduced(OVERVIEW_SIDE)
@@ -225,7 +249,7 @@ def write_foregrounds(scene: Scene, folder: Path) -> None:
     """Write masks of all views by the package rembg, which looks at each photograph by itself."""
     (rembg,) = load_package("--masks rembg", "rembg", "rembg", instead="use --masks auto")
     session = rembg.new_session()
-    for camera in (*scene.train_cameras, *scene.test_cameras, *scene.dropped_test_cameras):
+    for camera in all_views(scene):
         if camera.image_path is not None:
             photograph = decode_image(camera.image_path, camera.width, camera.height)
             values = rembg.remove(photograph, session=session, only_mask=True)

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pairs of images to match: all, or similar ones and neighbours in order, place and time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from sugar_capture.pairs.similar_images import COMPARED_FEATURES, similar_pairs
+from sugar_capture.photographs import Photograph
+from sugar_utils.libraries import load_pycolmap
+
+Matcher = Literal["auto", "exhaustive", "sequential", "similar"]
+Pair = tuple[int, int]
+MAX_EXHAUSTIVE = 60  # images up to which all pairs are matched
+# Similar images and neighbours in order of each image: for videos, and for other captures.
+_SIMILAR_IN_ORDER = 10
+_NEIGHBOURS_IN_ORDER = 10
+SIMILAR_UNORDERED = 20
+_NEIGHBOURS_UNORDERED = 3
+_NEIGHBOURS_IN_TIME = 3
+_NEIGHBOURS_IN_PLACE = 8
+_LEAST_PARTNERS = 6  # images that match one well; with fewer it is compared with more
+_STRONG_MATCHES = 30  # verified matches of a pair that matches well
+# Most verified matches of an image with all others at which no mapper registers it.
+_TOO_FEW_MATCHES = 29
+_METRES_PER_DEGREE = 111_195.0  # of latitude
+
+
+def chosen_matcher(matcher: Matcher, n_photographs: int, in_order: bool) -> Matcher:
+    """Resolve ``auto`` by the number of images and whether their order is that of a path."""
+    if matcher != "auto":
+        return matcher
+    if n_photographs <= MAX_EXHAUSTIVE:
+        return "exhaustive"
+    return "sequential" if in_order else "similar"
+
+
+def pairs_to_match(path: Path, n: int, matcher: Matcher) -> list[Pair]:
+    """Return pairs of image indices, ascending: neighbours in order, and similar images.
+
+    Args:
+        path: The database, with the features of ``n`` images.
+        matcher: Not ``auto``, see :func:`chosen_matcher`.
+    """
+    if matcher == "exhaustive":
+        return list(itertools.combinations(range(n), 2))
+    n_similar = SIMILAR_UNORDERED
+    n_neighbours = _NEIGHBOURS_UNORDERED
+    if matcher == "sequential":
+        n_similar = _SIMILAR_IN_ORDER
+        n_neighbours = _NEIGHBOURS_IN_ORDER
+    largest_descriptors = []
+    with load_pycolmap().Database.open(str(path)) as database:
+        for number in range(1, n + 1):
+            scales = database.read_keypoints(number)[:, 2]
+            largest = np.argsort(-scales, kind="stable")[:COMPARED_FEATURES]
+            largest_descriptors.append(database.read_descriptors(number).data[largest])
+    pairs = similar_pairs(largest_descriptors, n_similar) | neighbour_pairs(n, n_neighbours)
+    return sorted(pairs)
+
+
+def neighbour_pairs(n: int, reach: int = 10) -> set[tuple[int, int]]:
+    """Return pairs of neighbours in order: the next ``reach``, then steps of 16, 32, 64, ..."""
+    powers_of_two = {1 << exponent for exponent in range(n.bit_length())}
+    steps = powers_of_two | set(range(1, reach + 1))
+    return {(i, i + step) for step in steps for i in range(n - step)}
+
+
+def recorded_pairs(photographs: Sequence[Photograph]) -> set[Pair]:
+    """Return pairs of images that were taken after each other, or near each other.
+
+    Headers tell; images without a time and a place are in no pair.
+    """
+    return _pairs_in_time(photographs) | _pairs_in_place(photographs)
+
+
+def _pairs_in_time(photographs: Sequence[Photograph]) -> set[Pair]:
+    timed = [index for index, item in enumerate(photographs) if item.time is not None]
+    timed.sort(key=lambda index: (photographs[index].time, index))
+    pairs = set()
+    for step in range(1, _NEIGHBOURS_IN_TIME + 1):
+        for first, second in zip(timed, timed[step:], strict=False):
+            pairs.add((min(first, second), max(first, second)))
+    return pairs
+
+
+def _pairs_in_place(photographs: Sequence[Photograph]) -> set[Pair]:
+    located = [index for index, item in enumerate(photographs) if item.place is not None]
+    if not located:
+        return set()
+    places = np.array([photographs[index].place for index in located])
+    # Metres on the plane that touches the earth there; captures are small.
+    latitude = np.radians(places[:, 0].mean())
+    scale = _METRES_PER_DEGREE * np.array([1.0, np.cos(latitude)])
+    metres = np.concatenate([places[:, :2] * scale, places[:, 2:]], axis=1)
+    pairs = set()
+    for row, index in enumerate(located):
+        distances = np.linalg.norm(metres - metres[row], axis=1)
+        distances[row] = np.inf
+        for column in np.argsort(distances, kind="stable")[:_NEIGHBOURS_IN_PLACE].tolist():
+            other = located[column]
+            if other != index:
+                pairs.add((min(index, other), max(index, other)))
+    return pairs
+
+
+def second_round(n: int, matches: Mapping[Pair, int]) -> set[Pair]:
+    """Return further pairs of images that few others match well: with partners of partners.
+
+    Args:
+        n: Number of images.
+        matches: Verified matches of pairs of image indices.
+    """
+    partners: list[set[int]] = [set() for _ in range(n)]
+    n_strong = [0] * n
+    for (first, second), count in matches.items():
+        partners[first].add(second)
+        partners[second].add(first)
+        for index in (first, second):
+            n_strong[index] += int(count >= _STRONG_MATCHES)
+    pairs = set()
+    for index in range(n):
+        if n_strong[index] >= _LEAST_PARTNERS:
+            continue
+        candidates = set().union(*(partners[partner] for partner in partners[index]))
+        for other in candidates - partners[index] - {index}:
+            pairs.add((min(index, other), max(index, other)))
+    return pairs
+
+
+def pairs_with(indices: Iterable[int], n: int) -> list[Pair]:
+    """Return all pairs of which one image is among these. Ascending"""
+    pairs = set()
+    for index in indices:
+        for other in range(n):
+            if other != index:
+                pairs.add((min(index, other), max(index, other)))
+    return sorted(pairs)
+
+
+def connected_images(indices: Iterable[int], matches: Mapping[Pair, int]) -> list[int]:
+    """Return those of some images that have enough verified matches to be registered.
+
+    Args:
+        matches: Verified matches of pairs of image indices.
+    """
+    totals = dict.fromkeys(indices, 0)
+    for pair, count in matches.items():
+        for index in pair:
+            if index in totals:
+                totals[index] += count
+    return [index for index, total in totals.items() if total > _TOO_FEW_MATCHES]
