@@ -104,10 +104,13 @@ def test_a_block_gets_the_rectangle_that_shows_it_and_its_camera(tmp_path):
     height, width = camera.height // 2, camera.width // 2
     places = np.full((height, width, 3), np.nan)
     places[10:20, 30:44] = 0.0
-    cut = cut_out(camera, places, WHOLE, 0)
+    places[12, 32] = (0.9, 0.0, 0.0)  # of the other block
+    halves = replace(WHOLE, boxes=EVERYWHERE.halves(0, 0.5))
+    cut = cut_out(camera, places, halves, 0)
     assert cut is not None
     taken = cut.cut_camera()
     assert (cut.left, cut.top) == (2 * 28 - 8, 2 * 8 - 8)
+    assert (cut.right, cut.bottom) == (camera.width, 2 * 22 + 8)
     assert (taken.width, taken.height) == (cut.right - cut.left, cut.bottom - cut.top)
     # The same ray ends in the same pixel of the photograph.
     assert taken.cx == camera.cx - cut.left
@@ -119,8 +122,13 @@ def test_a_block_gets_the_rectangle_that_shows_it_and_its_camera(tmp_path):
     write_cut_out(tmp_path, cut, photograph)
     mask = np.asarray(Image.open(tmp_path / "masks" / f"{cut.name}.png"))
     assert mask.shape == (taken.height, taken.width)
-    # Grown by two small pixels on every side, but for three in each corner.
-    assert (mask == 255).sum() == 4 * (14 * 18 - 4 * 3)
+    # What is seen through the block counts, too. The pixel of the other block is surrounded.
+    assert cut.counts[12, 32]
+    places[10:20, 36:] = (0.9, 0.0, 0.0)
+    narrow = cut_out(camera, places, halves, 0)
+    assert narrow.counts[:, :38].all()
+    assert not narrow.counts[10:20, 38:44].any()
+    assert (mask == 255).all()
     assert Image.open(tmp_path / "images" / cut.name).size == (taken.width, taken.height)
 
 
@@ -141,6 +149,7 @@ def test_sky_counts_in_photographs_of_a_block_but_makes_none():
     assert cut.counts is not None
     assert cut.counts.all()
     assert cut.share == 0.5
+    assert cut.top > 0
 
 
 def stored(tmp_path, cameras, blocks, margin) -> list[StoredView]:

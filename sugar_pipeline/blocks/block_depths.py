@@ -8,14 +8,16 @@ where the margin ends, so that the surfaces of two blocks pass into each other.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import torch
+from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.images import COUNTS, decode_mask
 from gaussian_splatting.engine.model import cloud_from_state
 from sugar_extractors.mesh import depth_views
 from sugar_extractors.mesh.depth_views import DepthView, Renderer
@@ -156,6 +158,7 @@ def _write_view(
 ) -> ViewRecord | None:
     """Write the pixels of a view that show its block; None where there are none."""
     view = render(camera)
+    view = replace(view, depth=torch.where(_counted(camera, view.depth), view.depth, 0.0))
     points = view.world_points(view.depth).cpu().numpy().astype(np.float64)
     depth = view.depth.cpu().numpy().reshape(-1).astype(np.float64)
     weights = border_weights(block, points, margin) * view.weight.cpu().numpy().reshape(-1)
@@ -190,6 +193,14 @@ def _write_view(
         high=_corner(known_points.max(axis=0)),
         pixel=float(np.median(depth[is_known]) / np.sqrt(camera.fx * camera.fy)),
     )
+
+
+def _counted(camera: Camera, depth: Tensor) -> Tensor:
+    """Return the pixels that count in the mask of a view; elsewhere it sees through the block."""
+    if camera.mask is None:
+        return torch.ones_like(depth, dtype=torch.bool)
+    values = decode_mask(camera.mask, camera.width, camera.height)
+    return torch.from_numpy(values >= COUNTS).to(depth.device)
 
 
 def _read_index(folder: Path) -> _Index:

@@ -28,7 +28,8 @@ from sugar_utils.files import atomic_path
 
 MIN_VIEW_SHARE = 0.02  # of the pixels of a photograph that have to show a block
 DILATION = 2  # small pixels by which the pixels that count are grown
-PADDING = 8  # pixels around them in the cut-out
+ROOM = 0.1  # of the sides of the rectangle that is added on all sides, for what lies behind
+PADDING = 8  # pixels of it, at least
 QUALITY = 96  # of the JPEG files: 4:4:4, so that their error is far below that of any model
 _ADVICE = "free some space or choose another --output_dir"
 
@@ -69,7 +70,8 @@ class CutOut:
 def cut_out(camera: Camera, places: np.ndarray, partition: Partition, number: int) -> CutOut | None:
     """Return the rectangle of a photograph that shows a block; None where too few pixels do.
 
-    Sky beyond the block counts in its photographs, but makes none.
+    In the rectangle, pixels count that show the block, or nothing: where the sky is seen through a
+    block, it has to be empty.
 
     Args:
         camera: At the size of the training.
@@ -77,25 +79,37 @@ def cut_out(camera: Camera, places: np.ndarray, partition: Partition, number: in
         partition: Of space into blocks.
         number: Of the block.
     """
-    is_shown = partition.boxes[number].contains(places, partition.margin)
-    share = float((is_shown & partition.bounds.contains(places)).mean())
+    is_near = partition.bounds.contains(places)
+    is_shown = is_near & partition.boxes[number].contains(places, partition.margin)
+    share = float(is_shown.mean())
     if share < MIN_VIEW_SHARE:
         return None
     shows = np.asarray(binary_dilation(is_shown, iterations=DILATION))
-    rows = np.flatnonzero(shows.any(axis=1))
-    columns = np.flatnonzero(shows.any(axis=0))
     height, width = places.shape[:2]
-    scale_y = camera.height / height
-    scale_x = camera.width / width
+    top, bottom = _grown(np.flatnonzero(shows.any(axis=1)), camera.height / height)
+    left, right = _grown(np.flatnonzero(shows.any(axis=0)), camera.width / width)
     return CutOut(
         camera=camera,
-        left=max(0, int(columns[0] * scale_x) - PADDING),
-        top=max(0, int(rows[0] * scale_y) - PADDING),
-        right=min(camera.width, int((columns[-1] + 1) * scale_x) + PADDING),
-        bottom=min(camera.height, int((rows[-1] + 1) * scale_y) + PADDING),
+        left=max(0, left),
+        top=max(0, top),
+        right=min(camera.width, right),
+        bottom=min(camera.height, bottom),
         share=share,
-        counts=shows,
+        counts=shows | ~is_near,
     )
+
+
+def _grown(lines: np.ndarray, scale: float) -> tuple[int, int]:
+    """Return the first pixel of a range of small pixels, and that after the last, with room.
+
+    Args:
+        lines: Rows or columns of small pixels, ascending. (n,)
+        scale: Pixels along a side of a small one.
+    """
+    first = int(lines[0] * scale)
+    end = int((lines[-1] + 1) * scale)
+    room = max(PADDING, int(ROOM * (end - first)))
+    return first - room, end + room
 
 
 def write_cut_out(folder: Path, cut: CutOut, photograph: np.ndarray) -> None:
