@@ -17,6 +17,7 @@ from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.shared_flags import white_background
 from sugar_capture.georeference.map_placement import MapFlags
 from sugar_capture.georeference.placing import place_on_map
+from sugar_extractors.export.exported_frame import matrix_to_scene
 from sugar_extractors.results import scene_of
 from sugar_trainers.capture import SugarSize
 from sugar_trainers.naming import OUTPUT_ROOT, scene_name
@@ -32,6 +33,7 @@ from sugar_viewer.orthophoto import (
     DOWN,
     height_file,
     heights_of,
+    in_scene,
     ortho_view,
     ortho_world,
     write_ortho,
@@ -225,7 +227,8 @@ def _render_ortho(options: RenderOptions, direction: str, console: Console) -> P
     if options.map_flags.wanted:
         place = place_on_map(scene, options.map_flags, console.info)
     result_path = options.results[0]
-    result = read_result(result_path, console.info)
+    to_scene = matrix_to_scene(result_path, console.info)
+    result = in_scene(read_result(result_path, console.info), to_scene)
     world = ortho_world(scene, place)
     view = ortho_view(world, direction, options.ortho_pixel, result, scene)
     result = view.shown(result)

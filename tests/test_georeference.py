@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pycolmap
 import pytest
 from PIL import Image
 
@@ -20,6 +21,7 @@ from sugar_capture.georeference.map_systems import TangentPlane, system_of_text
 from sugar_capture.georeference.placing import place_on_map
 from sugar_capture.georeference.similarity import fitted, robust_fit
 from sugar_utils.errors import UserError
+from tests.support.random_scenes import look_at
 from tests.support.survey import (
     EPSG,
     SCALE,
@@ -31,7 +33,7 @@ from tests.support.survey import (
     turn_between,
     write_list,
 )
-from tests.support.tiny_scene import tiny_cameras
+from tests.support.tiny_scene import tiny_cameras, write_model
 
 LATITUDE = 48.76
 
@@ -201,6 +203,32 @@ def test_pixels_of_a_distorted_photograph_are_those_of_its_lens(tmp_path):
     assert max(residual.pixels for residual in placement.residuals) < 0.01
 
 
+def test_pixels_of_photographs_that_convert_flattened_are_those_of_the_originals(tmp_path):
+    flat = tiny_cameras(8, zoom=25)
+    model = tmp_path / "distorted" / "sparse" / "0"
+    write_model(model, flat, np.zeros((1, 3)), np.zeros((1, 3), np.uint8))
+    reconstruction = pycolmap.Reconstruction(str(model))
+    lens = lens_of("SIMPLE_RADIAL 1600 1200 [1500.0, 800.0, 600.0, 0.12]", 1600, 1200)
+    for number, camera in reconstruction.cameras.items():
+        camera.mergedict({**lens.todict(), "camera_id": number})
+    reconstruction.write_binary(str(model))
+    # The photographs are twice as large as those that features were looked for in.
+    for camera in flat:
+        path = tmp_path / "input" / camera.name
+        path.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (3200, 2400)).save(path)
+    points = places(5)
+    lines = []
+    for row, point in enumerate(points):
+        x, y, z = TO_MAP.moved(point[None])[0]
+        for camera in flat:
+            u, v = 2 * np.array(lens.img_from_cam(camera.rotation @ point + camera.translation))
+            lines.append(f"{x:.4f} {y:.4f} {z:.4f} {u:.3f} {v:.3f} {camera.name} P{row}")
+    placement = placed(Capture(tmp_path, flat), write_list(tmp_path / "gcp_list.txt", lines))
+    assert_known_similarity(placement, points, noise=1e-3)
+    assert max(residual.pixels for residual in placement.residuals) < 0.01
+
+
 def test_robust_fits_find_the_similarity_among_outliers():
     rng = np.random.default_rng(4)
     source = rng.normal(size=(60, 3))
@@ -239,6 +267,15 @@ def test_gps_with_errors_gives_scale_orientation_and_position(tmp_path):
     assert_known_similarity(placement, centers, noise=0.2)
     assert placement.rms("control") == pytest.approx(0.2, rel=0.25)
     assert "40 control" in notes[0]
+
+
+def test_gps_of_flat_copies_is_that_of_the_originals(tmp_path):
+    capture, centers = gps_scene(tmp_path, n=12)
+    (tmp_path / "input").mkdir()
+    for camera in capture.calibrated_cameras:
+        camera.image_file.rename(tmp_path / "input" / camera.name)
+        Image.new("RGB", (16, 12)).save(camera.image_file)
+    assert_known_similarity(placed(capture), centers, noise=0.2)
 
 
 def test_gps_of_another_continent_is_named_and_left_out(tmp_path):
@@ -355,8 +392,6 @@ def test_control_points_on_a_line_are_refused(tmp_path):
 
 
 def test_swapped_coordinates_are_noted_where_the_points_lie_flat(tmp_path):
-    from tests.support.random_scenes import look_at
-
     cameras: list[Camera] = []
     for k in range(9):
         x, y = divmod(k, 3)

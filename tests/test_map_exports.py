@@ -14,7 +14,10 @@ from plyfile import PlyData
 
 import export
 from gaussian_splatting.data.ply import read_gaussian_ply
+from gaussian_splatting.data.scene import VanillaSize, load_scene
 from sugar_extractors.export.exported_frame import frame_of
+from sugar_extractors.result_folder import HandedOut, write_result_folder
+from sugar_extractors.texture.placed_export import PlacementOptions
 from sugar_extractors.texture.textured_mesh_io import read_textured_mesh, written_normals
 from sugar_scene.triangle_mesh import write_mesh_ply
 from tests.support.mesh_scenes import icosahedron
@@ -158,6 +161,33 @@ def test_las_without_a_map_is_in_the_world_of_the_capture(inputs, tmp_path):
     vertices = read_textured_mesh(inputs.obj).vertices
     np.testing.assert_allclose(las.xyz, vertices, atol=1e-5)
     assert [path.name for path in tmp_path.iterdir()] == ["a.las"]
+
+
+def test_files_of_the_folder_of_results_are_brought_back_first(inputs, gcp, tmp_path, capsys):
+    laspy = pytest.importorskip("laspy")
+    folder = tmp_path / "results"
+    scene = load_scene(inputs.scene.root, size_rule=VanillaSize(1), notify=lambda _: None)
+    made = HandedOut(inputs.obj, inputs.ply, lambda: read_gaussian_ply(inputs.ply))
+    write_result_folder(folder, made, scene, PlacementOptions(scale_factor=3.0))
+    for name, points in (
+        ("mesh.obj", read_textured_mesh(inputs.obj).vertices),
+        ("splats.ply", inputs.cloud.means),
+    ):
+        exported(inputs, folder / name, "las", tmp_path / f"{name}.las", gcp)
+        las = laspy.read(tmp_path / f"{name}.las")
+        np.testing.assert_allclose(las.xyz, map_positions(points), atol=TOLERANCE)
+    capsys.readouterr()
+    (folder / "transform.json").unlink()
+    exported(inputs, folder / "mesh.obj", "las", tmp_path / "b.las", gcp)
+    assert "no transform.json beside mesh.obj" in capsys.readouterr().out
+
+
+def test_an_export_in_other_axes_is_no_source_for_a_map(inputs, gcp, tmp_path, capsys):
+    words = ("--scale_factor", 2, "-o", tmp_path / "a.spz")
+    assert run_cli(export.main, inputs.ply, "--to", "spz", *words) == 0
+    words = ("-s", inputs.scene.root, "--gcp", gcp, "-o", tmp_path / "b.ply")
+    assert run_cli(export.main, tmp_path / "a.spz", "--to", "ply", *words) == 2
+    assert "pass what it was made of" in capsys.readouterr().err
 
 
 def refused(inputs: Inputs, capsys, *words) -> str:

@@ -14,6 +14,8 @@ import render
 from gaussian_splatting.data.cameras import upright_axes
 from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.data.scene import VanillaSize, load_scene
+from sugar_extractors.result_folder import HandedOut, write_result_folder
+from sugar_extractors.texture.placed_export import PlacementOptions
 from sugar_extractors.texture.textured_mesh_io import write_textured_mesh
 from sugar_viewer import geotiff, orthophoto
 from tests.support.survey import EPSG, ORIGIN, SCALE, TO_MAP, list_lines, places, write_list
@@ -105,6 +107,18 @@ def test_a_mesh_lies_on_the_map_with_its_heights_and_colours(inputs, box, gcp, t
     differences = np.abs(colors - color_at(points))[sure]
     assert np.quantile(differences, 0.95) < 0.03
     assert np.isclose((raster.x[0, 0] - PIXEL / 2) / PIXEL % 1, [0, 1], atol=1e-3).any()
+
+
+def test_files_of_the_folder_of_results_lie_where_the_others_do(inputs, box, gcp, tmp_path):
+    words = ("--ortho", "down", "--gcp", gcp, "--ortho_pixel", PIXEL)
+    expected = rendered(inputs, box, tmp_path / "a.tif", *words)
+    scene = load_scene(inputs.scene.root, size_rule=VanillaSize(1), notify=lambda _: None)
+    made = HandedOut(box, None, lambda: inputs.cloud)
+    write_result_folder(tmp_path / "results", made, scene, PlacementOptions(scale_factor=3.0))
+    raster = rendered(inputs, tmp_path / "results" / "mesh.obj", tmp_path / "b.tif", *words)
+    sure = inner(expected.picture[..., 3] > 0) & inner(raster.picture[..., 3] > 0)
+    assert sure.sum() > 10_000
+    assert np.quantile(np.abs(raster.heights - expected.heights)[sure], 0.95) < 0.002
 
 
 def test_the_tags_are_those_that_programs_for_maps_read(inputs, box, gcp, tmp_path):

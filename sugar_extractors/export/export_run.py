@@ -21,6 +21,7 @@ from sugar_capture.georeference.map_placement import MapPlacement
 from sugar_capture.georeference.placing import place_on_map
 from sugar_extractors.export import map_records
 from sugar_extractors.export.export_options import ExportOptions
+from sugar_extractors.export.exported_frame import matrix_to_scene
 from sugar_extractors.export.format_types import (
     GaussianFormat,
     MeshExport,
@@ -157,6 +158,8 @@ def _export_points(
 ) -> np.ndarray:
     """Write points in full coordinates and return the matrix that placed them. (4, 4)"""
     points = read_points(options.result, console.info)
+    if place is not None:
+        points = points.moved(matrix_to_scene(options.result, console.info))
     matrix = _placement_matrix(options, points.positions, place, console)
     matrix = file_format.matrix(options.world) @ matrix
     file_format.writer(
@@ -184,6 +187,8 @@ def _export_gaussians(
     """Write Gaussians and return the matrix that placed them. (4, 4)"""
     cloud = _read_result(options, temporary, console)
     require_gaussians(options.result, cloud)
+    if place is not None:
+        cloud = _in_scene(cloud, matrix_to_scene(options.result, console.info))
     matrix = _placement_matrix(options, cloud.means.double().numpy(), place, console)
     matrix = file_format.matrix(options.world) @ matrix
     if not np.array_equal(matrix, np.eye(4)):
@@ -241,6 +246,8 @@ def _export_mesh(
             f"{options.result}: --to {options.to} needs the textured .obj of a refined model"
         )
     mesh = read_textured_mesh(options.result)
+    if place is not None:
+        mesh = _moved_mesh(mesh, matrix_to_scene(options.result, console.info))
     matrix = _placement_matrix(options, mesh.vertices.double().numpy(), place, console)
     if options.max_triangles is not None or options.texture_size is not None:
         mesh = simplified(mesh, options.max_triangles, options.texture_size, options.normal_map)
@@ -262,6 +269,11 @@ def _export_mesh(
     name = options.target.name
     console.info(f"{name}: {mesh.n_faces:,} triangles, {side} texels a side")
     return total
+
+
+def _in_scene(cloud: GaussianCloud, matrix: np.ndarray) -> GaussianCloud:
+    """Return Gaussians after a matrix to the world of the scene. (4, 4)"""
+    return cloud if np.array_equal(matrix, np.eye(4)) else moved_cloud(cloud, matrix)
 
 
 def _moved_mesh(mesh: TexturedMesh, matrix: np.ndarray) -> TexturedMesh:
