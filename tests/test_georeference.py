@@ -446,6 +446,32 @@ def test_gps_that_scatters_more_than_the_capture_is_wide_is_refused(tmp_path):
     assert "leaves its orientation open" in message
 
 
+@pytest.mark.parametrize("kind", ["list", "markers", "projections"])
+def test_damaged_files_of_control_points_are_errors_of_one_line(kind, tmp_path):
+    capture, points, lines = survey(tmp_path, n=5)
+    listed = write_list(tmp_path / "gcp_list.txt", lines)
+    markers = metashape_files(tmp_path, capture, points, METASHAPE_HEADER)
+    projections = tmp_path / "markers_projections.csv"
+    target = {"list": listed, "markers": markers, "projections": projections}[kind]
+    files = [listed] if kind == "list" else [markers, projections]
+    content = target.read_bytes()
+    rng = np.random.default_rng(7)
+    messages = []
+    for _ in range(200):
+        damaged = bytearray(content[: rng.integers(1, len(content))])
+        for place in rng.integers(0, len(damaged), rng.integers(0, 4)):
+            damaged[place] = rng.integers(0, 256)
+        target.write_bytes(bytes(damaged))
+        try:
+            read_control_points(files)
+        except UserError as error:
+            messages.append(str(error))
+    assert len(messages) > 5
+    for message in messages:
+        assert "\n" not in message
+        assert tmp_path.name in message
+
+
 def test_points_of_a_file_are_read_as_they_are(tmp_path):
     path = write_list(tmp_path / "gcp_list.txt", ["1 2 3 4 5 a.jpg", "1 2 3 6 7 b.jpg", "# note"])
     (point,) = read_control_points([path]).points

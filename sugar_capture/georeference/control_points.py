@@ -20,7 +20,7 @@ import numpy as np
 
 from sugar_capture.camera_readers.parsing import decoded_text
 from sugar_capture.georeference.map_systems import WGS84, MapSystem, system_of_code, system_of_text
-from sugar_utils.errors import UserError
+from sugar_utils.errors import UserError, printable
 from sugar_utils.schemas import FAR
 
 _ADVICE = "correct the line"
@@ -134,7 +134,9 @@ def _read_list(path: Path, lines: Sequence[_Line]) -> ControlPoints:
         x, y, z, u, v = (_number(word, place) for word in words[: _LIST_COLUMNS - 1])
         position = np.array([x, y, z])
         # Points without a name are told by where they are.
-        name = words[_LIST_COLUMNS] if len(words) > _LIST_COLUMNS else " ".join(words[:3])
+        name = " ".join(words[:3])
+        if len(words) > _LIST_COLUMNS:
+            name = printable(words[_LIST_COLUMNS])
         collected.add_position(name, position, place)
         collected.add_mark(name, Mark(words[_LIST_COLUMNS - 1], u, v, place))
     return ControlPoints(collected.points(), system, str(path))
@@ -203,13 +205,13 @@ def _read_markers(path: Path, lines: Sequence[_Line], projections: Path) -> Cont
         system = system_of_code(WGS84, str(path))
     collected = _Collected()
     for row, place in table.rows():
-        name = row["label"]
+        name = printable(row["label"])
         if collected.has(name):
             raise UserError(f"{place}: {name} is there twice; {_ADVICE}")
         numbers = [_number(row[axis], place) for axis in "xyz"]
         collected.add_position(name, np.array(numbers), place)
     for row, place in _Table(_lines_of(projections), _PROJECTION_COLUMNS).rows():
-        name = row["marker"]
+        name = printable(row["marker"])
         if not collected.has(name):
             raise UserError(f"{place}: {path.name} has no marker {name}; {_ADVICE}")
         u = _number(row["x"], place)
@@ -270,7 +272,11 @@ class _Table:
     def _split(self, text: str) -> list[str]:
         if self._delimiter is None:
             return text.split()
-        words = next(csv.reader([text], delimiter=self._delimiter), [])
+        try:
+            words = next(csv.reader([text], delimiter=self._delimiter), [])
+        except csv.Error:
+            # A row without values is refused where it is read.
+            words = []
         return [word.strip() for word in words]
 
 

@@ -14,7 +14,7 @@ from types import ModuleType
 
 import numpy as np
 
-from sugar_utils.errors import UserError
+from sugar_utils.errors import UserError, printable
 from sugar_utils.libraries import load_package
 
 WGS84 = 4326
@@ -109,7 +109,8 @@ def system_of_text(text: str, place: str) -> MapSystem:
     Raises:
         UserError: It is none of these, or pyproj is needed to understand it and is missing.
     """
-    text = text.strip()
+    # Bytes that are no text are escaped; no system has them.
+    text = printable(text.strip())
     code = _plain_code(text)
     if code is not None:
         return system_of_code(code, place)
