@@ -149,7 +149,7 @@ class OrthoView:
 
     @property
     def height_offset(self) -> float:
-        """What to add to heights for those of the map."""
+        """The offset to add to heights for those of the map."""
         vertical = np.array([0.0, 0.0, self.world.offset[2]])
         return -float(self.axes[2] @ vertical)
 

@@ -476,7 +476,7 @@ def test_points_of_a_file_are_read_as_they_are(tmp_path):
     path = write_list(tmp_path / "gcp_list.txt", ["1 2 3 4 5 a.jpg", "1 2 3 6 7 b.jpg", "# note"])
     (point,) = read_control_points([path]).points
     assert point.name == "1 2 3"
-    assert [(mark.image, mark.u, mark.v) for mark in point.marks] == [
+    assert [(one.image, one.u, one.v) for one in point.observations] == [
         ("a.jpg", 4, 5),
         ("b.jpg", 6, 7),
     ]

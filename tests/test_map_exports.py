@@ -16,6 +16,8 @@ import export
 from gaussian_splatting.data.ply import read_gaussian_ply
 from gaussian_splatting.data.scene import VanillaSize, load_scene
 from sugar_extractors.export.exported_frame import frame_of
+from sugar_extractors.export.format_types import PointCloud, PointExport
+from sugar_extractors.export.las_files import write_las
 from sugar_extractors.result_folder import HandedOut, write_result_folder
 from sugar_extractors.texture.placed_export import PlacementOptions
 from sugar_extractors.texture.textured_mesh_io import read_textured_mesh, written_normals
@@ -161,6 +163,27 @@ def test_las_without_a_map_is_in_the_world_of_the_capture(inputs, tmp_path):
     vertices = read_textured_mesh(inputs.obj).vertices
     np.testing.assert_allclose(las.xyz, vertices, atol=1e-5)
     assert [path.name for path in tmp_path.iterdir()] == ["a.las"]
+
+
+def test_upright_las_has_z_up_and_stands_on_zero(inputs, tmp_path):
+    laspy = pytest.importorskip("laspy")
+    words = ("-s", inputs.scene.root, "--orient", "up", "--known_distance", "0,0,0", "0,0,1", "7.5")
+    target = tmp_path / "a.las"
+    assert run_cli(export.main, inputs.obj, "--to", "las", "-o", target, *words) == 0
+    las = laspy.read(target)
+    heights = 7.5 * read_textured_mesh(inputs.obj).vertices.double().numpy() @ inputs.up
+    np.testing.assert_allclose(las.z, heights - heights.min(), atol=0.001)
+    assert las.header.scales[2] == 0.001
+
+
+def test_points_that_reach_too_far_for_millimetres_are_rounded_and_a_line_says_so(tmp_path):
+    laspy = pytest.importorskip("laspy")
+    positions = np.array([[0.0, 0, 0], [3e7, 0, 0]])
+    lines: list[str] = []
+    points = PointCloud(positions, np.zeros((2, 3), np.uint8))
+    write_las(PointExport(points, np.zeros(3), None, True, tmp_path / "a.las", lines.append))
+    np.testing.assert_allclose(laspy.read(tmp_path / "a.las").xyz, positions, atol=0.05)
+    assert "rounded to 0.1 m" in lines[0]
 
 
 def test_files_of_the_folder_of_results_are_brought_back_first(inputs, gcp, tmp_path, capsys):

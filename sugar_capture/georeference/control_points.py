@@ -43,7 +43,7 @@ _PROJECTION_COLUMNS = {
 _DEGREES = ("longitude", "lon", "long")
 
 
-class Mark(NamedTuple):
+class PointObservation(NamedTuple):
     """A pixel that shows a control point."""
 
     image: str  # name of the photograph, as the file gives it
@@ -58,7 +58,7 @@ class ControlPoint:
 
     name: str
     position: np.ndarray  # in the system of its file, (3,) float64
-    marks: tuple[Mark, ...]
+    observations: tuple[PointObservation, ...]
 
     @property
     def is_check(self) -> bool:
@@ -138,34 +138,34 @@ def _read_list(path: Path, lines: Sequence[_Line]) -> ControlPoints:
         if len(words) > _LIST_COLUMNS:
             name = printable(words[_LIST_COLUMNS])
         collected.add_position(name, position, place)
-        collected.add_mark(name, Mark(words[_LIST_COLUMNS - 1], u, v, place))
+        collected.add_observation(name, PointObservation(words[_LIST_COLUMNS - 1], u, v, place))
     return ControlPoints(collected.points(), system, str(path))
 
 
 class _Collected:
-    """Positions and marks of control points, collected line by line."""
+    """Positions and observations of control points, collected line by line."""
 
     def __init__(self) -> None:
         self._positions: dict[str, np.ndarray] = {}
-        self._marks: dict[str, list[Mark]] = {}
+        self._observations: dict[str, list[PointObservation]] = {}
 
     def add_position(self, name: str, position: np.ndarray, place: str) -> None:
         """Note where a point is; a ``UserError`` where it is somewhere else already."""
         previous = self._positions.setdefault(name, position)
         if not np.array_equal(previous, position):
             raise UserError(f"{place}: {name} has another position than before; {_ADVICE}")
-        self._marks.setdefault(name, [])
+        self._observations.setdefault(name, [])
 
-    def add_mark(self, name: str, mark: Mark) -> None:
+    def add_observation(self, name: str, observation: PointObservation) -> None:
         """Note a pixel of a point; a ``UserError`` where its image shows the point already."""
-        marks = self._marks[name]
-        for other in marks:
-            if other.image == mark.image:
+        observations = self._observations[name]
+        for other in observations:
+            if other.image == observation.image:
                 raise UserError(
-                    f"{mark.place}: {name} is in {mark.image} already ({other.place}); remove one "
-                    "of the lines"
+                    f"{observation.place}: {name} is in {observation.image} already "
+                    f"({other.place}); remove one of the lines"
                 )
-        marks.append(mark)
+        observations.append(observation)
 
     def has(self, name: str) -> bool:
         """Whether a point of this name has a position."""
@@ -174,7 +174,7 @@ class _Collected:
     def points(self) -> tuple[ControlPoint, ...]:
         """Return the points in the order of their first lines."""
         return tuple(
-            ControlPoint(name, position, tuple(self._marks[name]))
+            ControlPoint(name, position, tuple(self._observations[name]))
             for name, position in self._positions.items()
         )
 
@@ -216,7 +216,7 @@ def _read_markers(path: Path, lines: Sequence[_Line], projections: Path) -> Cont
             raise UserError(f"{place}: {path.name} has no marker {name}; {_ADVICE}")
         u = _number(row["x"], place)
         v = _number(row["y"], place)
-        collected.add_mark(name, Mark(row["image"], u, v, place))
+        collected.add_observation(name, PointObservation(row["image"], u, v, place))
     return ControlPoints(collected.points(), system, str(path))
 
 

@@ -88,7 +88,7 @@ class MapFlags:
 
 
 class Residual(NamedTuple):
-    """What a place on the map and the capture do not agree in."""
+    """The difference between a place on the map and the same place of the capture."""
 
     name: str
     role: str  # control, check, or left out

@@ -195,7 +195,7 @@ def converted(points: np.ndarray, source: MapSystem, target: MapSystem, place: s
         place: Where the points are from, for errors.
 
     Raises:
-        UserError: pyproj is missing, or a point has no place in the other system.
+        UserError: pyproj is missing, or the other system does not reach a point.
     """
     if source == target or (source.epsg is not None and source.epsg == target.epsg):
         return points

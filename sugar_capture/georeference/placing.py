@@ -50,7 +50,7 @@ _MIN_FOR_CHECKS = 6
 _MAX_RESIDUAL = 0.05  # root mean square of control points, as a share of their extent
 _MAX_TURN = 10.0  # degrees by which the orientation may be uncertain
 _MIN_AGREEING = 0.5  # share of the points
-_MAX_MARK_ERROR = 0.01  # of the longer side of a photograph
+_MAX_PIXEL_ERROR = 0.01  # of the longer side of a photograph
 _TOGETHER = 50_000.0  # metres within which photographs of one capture lie
 _LOOKS_UP = 0.5  # vertical part of the mean direction of view, above which cameras look up
 
@@ -137,7 +137,7 @@ def _located(scene: Scene, file: ControlPoints, notify: Notify) -> list[_Located
     located = []
     too_few = []
     for point in file.points:
-        point_rays = [rays.ray(mark) for mark in point.marks]
+        point_rays = [rays.ray(observation) for observation in point.observations]
         if len(point_rays) < MIN_IMAGES:
             too_few.append(point.name)
             continue
@@ -148,12 +148,12 @@ def _located(scene: Scene, file: ControlPoints, notify: Notify) -> list[_Located
                 "degrees apart, which tells no depth"
             )
             continue
-        cameras = [rays.camera_of(mark) for mark in point.marks]
+        cameras = [rays.camera_of(observation) for observation in point.observations]
         longest = max(max(camera.width, camera.height) for camera in cameras)
-        if place.error > max(_MAX_MARK_ERROR * longest, 1.0):
+        if place.error > max(_MAX_PIXEL_ERROR * longest, 1.0):
             notify(
                 f"note: {point.name} is left out: its pixels disagree by {place.error:.3g} pixels; "
-                f"check {shortened([mark.image for mark in point.marks])}"
+                f"check {shortened([one.image for one in point.observations])}"
             )
             continue
         located.append(_Located(point, place))

@@ -86,9 +86,9 @@ def least_squares(source: np.ndarray, target: np.ndarray) -> Similarity:
     target_mean = target.mean(axis=0)
     centered_source = source - source_mean
     centered_target = target - target_mean
-    left, values, right = np.linalg.svd(centered_target.T @ centered_source)
-    signs = np.array([1.0, 1.0, np.sign(np.linalg.det(left @ right))])
-    rotation = left @ np.diag(signs) @ right
+    left_vectors, values, right_vectors = np.linalg.svd(centered_target.T @ centered_source)
+    signs = np.array([1.0, 1.0, np.sign(np.linalg.det(left_vectors @ right_vectors))])
+    rotation = left_vectors @ np.diag(signs) @ right_vectors
     square = float(np.square(centered_source).sum())
     scale = float(values @ signs) / square
     return Similarity(scale, rotation, target_mean - scale * rotation @ source_mean)
@@ -104,8 +104,8 @@ def fitted(source: np.ndarray, target: np.ndarray) -> Fit:
 def robust_fit(source: np.ndarray, target: np.ndarray) -> Fit:
     """Fit a similarity to the points that agree, by RANSAC; with fewer than 6, to all of them.
 
-    The distance within which points agree follows from the median distance, since nobody knows the
-    errors of a survey or a receiver beforehand. (N, 3), (N, 3)
+    The distance within which points agree follows from the median distance, since errors of a
+    survey or a receiver are not known beforehand. (N, 3), (N, 3)
     """
     n_points = len(source)
     if n_points < _MIN_ROBUST:
@@ -114,7 +114,7 @@ def robust_fit(source: np.ndarray, target: np.ndarray) -> Fit:
     best_median = np.inf
     best = least_squares(source, target)
     for _ in range(_TRIALS):
-        rows = torch.randperm(n_points, generator=random)[:MIN_POINTS].numpy()
+        rows = torch.randperm(n_points, generator=random, device="cpu")[:MIN_POINTS].numpy()
         if is_line(source[rows]):
             continue
         candidate = least_squares(source[rows], target[rows])

@@ -16,7 +16,7 @@ from gaussian_splatting.data.colmap_files import format_of
 from gaussian_splatting.data.images import image_size, lens_at, lens_of
 from gaussian_splatting.data.names import NameIndex
 from gaussian_splatting.data.scene import Scene
-from sugar_capture.georeference.control_points import ControlPoint, Mark
+from sugar_capture.georeference.control_points import ControlPoint, PointObservation
 from sugar_capture.photographs import picture_files
 from sugar_capture.scene_folder import INPUT, WORK
 from sugar_utils.errors import UserError
@@ -74,42 +74,48 @@ class PixelRays:
         self._lenses = _lenses_of(scene.root)
         self._input_names = NameIndex(self._lenses)
 
-    def camera_of(self, mark: Mark) -> Camera:
-        """Return the camera whose photograph a mark names.
+    def camera_of(self, observation: PointObservation) -> Camera:
+        """Return the camera whose photograph an observation names.
 
         Raises:
             UserError: The capture has no such photograph.
         """
-        name = mark.image if mark.image in self._cameras else self._names.find(mark.image)
+        image = observation.image
+        name = image if image in self._cameras else self._names.find(image)
         if name is None:
             example = next(iter(self._cameras), "none")
             raise UserError(
-                f"{mark.place}: {mark.image} is no registered photograph of the capture (as "
+                f"{observation.place}: {image} is no registered photograph of the capture (as "
                 f"{example}); correct the name"
             )
         return self._cameras[name]
 
-    def ray(self, mark: Mark) -> Ray:
-        """Return the ray through the pixel of a mark.
+    def ray(self, observation: PointObservation) -> Ray:
+        """Return the ray through the pixel of an observation.
 
         Raises:
             UserError: The photograph is not there, or has no such pixel.
         """
-        camera = self.camera_of(mark)
+        camera = self.camera_of(observation)
+        u = observation.u
+        v = observation.v
         lens = self._lens(camera)
         if lens is None:
             view = _at_size_of_file(camera)
-            size = (view.width, view.height)
-            plane = np.array([(mark.u - view.cx) / view.fx, (mark.v - view.cy) / view.fy])
+            width = view.width
+            height = view.height
+            plane = np.array([(u - view.cx) / view.fx, (v - view.cy) / view.fy])
             focal = view.fx
         else:
-            size = (lens.width, lens.height)
-            plane = np.asarray(lens.cam_from_img(np.array([mark.u, mark.v]))).reshape(-1)[:2]
+            width = lens.width
+            height = lens.height
+            plane = np.asarray(lens.cam_from_img(np.array([u, v]))).reshape(-1)[:2]
             focal = lens.mean_focal_length()
-        if not (0 <= mark.u <= size[0] and 0 <= mark.v <= size[1] and np.isfinite(plane).all()):
+        is_inside = 0 <= u <= width and 0 <= v <= height
+        if not (is_inside and np.isfinite(plane).all()):
             raise UserError(
-                f"{mark.place}: pixel {mark.u:g}, {mark.v:g} is outside of {mark.image}, which is "
-                f"{size[0]} x {size[1]}; correct the line"
+                f"{observation.place}: pixel {u:g}, {v:g} is outside of {observation.image}, "
+                f"which is {width} x {height}; correct the line"
             )
         direction = camera.rotation.T @ np.array([*plane, 1.0])
         length = float(np.linalg.norm(direction))

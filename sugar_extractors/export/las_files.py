@@ -43,7 +43,13 @@ def write_las(export: PointExport, compressed: bool = False) -> None:
     header = laspy.LasHeader(point_format=_POINT_FORMAT, version="1.4")
     header.generating_software = "sugar-trainer"
     header.offsets = export.offset
-    header.scales = np.full(3, _step_of(points.positions, export.is_metric))
+    step = _step_of(points.positions, export.is_metric)
+    header.scales = np.full(3, step)
+    if export.is_metric and step > _MILLIMETRE:
+        export.notify(
+            f"note: coordinates are rounded to {step:g} m, because points reach "
+            f"{np.abs(points.positions).max():.3g} m far; remove those that are no part of the map"
+        )
     if points.normals is not None:
         header.add_extra_dims(
             [laspy.ExtraBytesParams(name=name, type=np.float32) for name in NORMAL_NAMES]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is written beside and into exports that stand on a map.
+"""Offsets and systems of maps, written beside and into exports.
 
 Files with few digits have coordinates near zero; these say what to add to them.
 """
