@@ -14,7 +14,7 @@ WORKDIR /opt/sugar
 COPY requirements.txt requirements-torch.txt requirements-without-torch.txt ./
 RUN pip install --no-cache-dir -r requirements.txt
 COPY . .
-RUN pip install --no-cache-dir ".[heic,usd,print]"
+RUN pip install --no-cache-dir ".[heic,usd,print,geo]"
 
 RUN useradd --create-home --uid 1000 sugar
 USER sugar

@@ -243,8 +243,8 @@ VERBS: dict[str, Program] = {
         "export.py",
         "a result in the format of another program",
         "sugar_extractors.export.export_run:export",
-        "sugar_extractors.export.export_run:ExportOptions",
-        "sugar_extractors.export.export_run:export_parser",
+        "sugar_extractors.export.export_options:ExportOptions",
+        "sugar_extractors.export.export_options:export_parser",
         takes_results=True,
     ),
     "metrics": Program(

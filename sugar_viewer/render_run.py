@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Render results from cameras of the capture or along a path, as a video or as pictures."""
+"""Render results from cameras of the capture, along a path, or as an orthophoto."""
 
 from __future__ import annotations
 
@@ -15,22 +15,46 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.reference_layout import read_cameras_json
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.shared_flags import white_background
+from sugar_capture.georeference.map_placement import MapFlags
+from sugar_capture.georeference.placing import place_on_map
+from sugar_extractors.export.exported_frame import matrix_to_scene
 from sugar_extractors.results import scene_of
 from sugar_trainers.capture import SugarSize
 from sugar_trainers.naming import OUTPUT_ROOT, scene_name
 from sugar_utils.console import Console, Progress
 from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable
-from sugar_utils.flags import positive_int
+from sugar_utils.flags import positive_float, positive_int
 from sugar_utils.settings import flag, made_of
 from sugar_viewer.camera_paths import between, turntable
+from sugar_viewer.geotiff import load_tifffile
+from sugar_viewer.orthophoto import (
+    DIRECTIONS,
+    DOWN,
+    height_file,
+    heights_of,
+    in_scene,
+    ortho_view,
+    ortho_world,
+    write_ortho,
+)
 from sugar_viewer.picture_files import picture_names, write_pictures, write_video
-from sugar_viewer.shown_models import SHOWS, ShownModel, far_depth, open_model, shown
+from sugar_viewer.shown_models import (
+    SHOWS,
+    ShownModel,
+    far_depth,
+    model_of,
+    open_model,
+    read_result,
+    shown,
+)
 
 VIDEO_SUFFIX = ".mp4"
+ORTHO_SUFFIX = ".tif"
 VIEWS = ("test", "train", "all")
 PATHS = ("turntable", "between")
 MAX_FPS = 1_000
+_ORTHO_SUFFIXES = (".tif", ".tiff")
 _PROBES = 8  # cameras that decide which depth is white: one for all pictures, or they would flicker
 _flag = partial(flag, group="pictures")
 
@@ -83,13 +107,29 @@ class RenderOptions:
         120,
         "pictures on the way",
         parse=positive_int,
-        no_effect_when="with --path test, train, all and NAME.json",
+        no_effect_when="with --ortho, and with --path test, train, all and NAME.json",
     )
     every: int = _flag(
         1,
         "pass through every Nth photograph only, which calms paths that were taken in zigzag",
         parse=positive_int,
         no_effect_when="without --path between",
+    )
+    ortho: str | None = _flag(
+        None,
+        "write an orthophoto and a height model instead, NAME.tif and NAME_height.tif, of what is "
+        "seen along a direction: down, up, or an axis of the map or of the upright capture, "
+        "where x is to the right of its front, y behind it, and z up",
+        choices=DIRECTIONS,
+        nargs="?",
+        const=DOWN,
+    )
+    ortho_pixel: float | None = _flag(
+        None,
+        "side of a pixel of an orthophoto, in metres of the map, else in units of the capture; "
+        "unset: 2,000 pixels along the longer side",
+        parse=positive_float,
+        no_effect_when="it is an error without --ortho",
     )
     fps: int = _flag(
         30,
@@ -105,6 +145,7 @@ class RenderOptions:
     )
     white_background: bool = white_background()
     size: SugarSize = field(default_factory=SugarSize)
+    map_flags: MapFlags = field(default_factory=MapFlags)
     compute: Compute = made_of(DeviceFlags, Compute)
 
     def __post_init__(self) -> None:
@@ -114,12 +155,24 @@ class RenderOptions:
             raise UserError(
                 f"--path {self.path}: choose one of {', '.join((*VIEWS, *PATHS))}, or NAME.json"
             )
+        if self.ortho is None:
+            if self.ortho_pixel is not None or self.map_flags.wanted:
+                raise UserError("--ortho_pixel, --gcp and --gps are for --ortho; pass it, too")
+        elif len(self.results) > 1:
+            raise UserError(
+                f"--ortho shows one result, not {len(self.results)}; run it for each of them"
+            )
 
     @property
     def target(self) -> Path:
-        """The video, or the folder of pictures, to write."""
+        """The video, the folder of pictures, or the orthophoto to write."""
         if self.output is not None:
+            if self.ortho is not None and self.output.suffix.lower() not in _ORTHO_SUFFIXES:
+                return self.output.with_name(f"{self.output.name}{ORTHO_SUFFIX}")
             return self.output
+        if self.ortho is not None:
+            name = f"{self.results[0].stem}_{self.ortho}{ORTHO_SUFFIX}"
+            return OUTPUT_ROOT / "renders" / scene_name(self.scene_path) / name
         distinct_shows = dict.fromkeys(self.show)
         name = "_".join([Path(self.path).stem, *distinct_shows])
         suffix = "" if self.path in VIEWS else VIDEO_SUFFIX
@@ -127,8 +180,10 @@ class RenderOptions:
 
 
 def render_results(options: RenderOptions, console: Console | None = None) -> Path:
-    """Render results as a video or as pictures, and return the file or folder."""
+    """Render results as a video, as pictures or as an orthophoto; return the file or folder."""
     console = console or Console()
+    if options.ortho is not None:
+        return _render_ortho(options, options.ortho, console)
     target = options.target
     if options.compute.device_reason:
         console.info(options.compute.device_reason)
@@ -154,6 +209,32 @@ def render_results(options: RenderOptions, console: Console | None = None) -> Pa
             names = picture_names([camera.name for camera in cameras])
             write_pictures(target, names, pictures)
     console.info(f"{len(cameras)} pictures: {target}")
+    return target
+
+
+def _render_ortho(options: RenderOptions, direction: str, console: Console) -> Path:
+    """Write an orthophoto and a height model of a result, and return the orthophoto."""
+    target = options.target
+    load_tifffile("--ortho")
+    for path in (target, height_file(target)):
+        if path.is_dir():
+            raise UserError(f"{path}: is a folder; choose another --output")
+    if options.compute.device_reason:
+        console.info(options.compute.device_reason)
+    check_writable(target.parent)
+    scene = scene_of(options.scene_path, options.checkpoint_path, options.size, console.info)
+    place = None
+    if options.map_flags.wanted:
+        place = place_on_map(scene, options.map_flags, console.info)
+    result_path = options.results[0]
+    to_scene = matrix_to_scene(result_path, console.info)
+    result = in_scene(read_result(result_path, console.info), to_scene)
+    world = ortho_world(scene, place)
+    view = ortho_view(world, direction, options.ortho_pixel, result, scene)
+    result = view.shown(result)
+    model = model_of(result_path.name, result, False, options.compute.device)
+    heights_in = heights_of(view, result, model, options.compute.device)
+    write_ortho(target, model, heights_in, view, console)
     return target
 
 

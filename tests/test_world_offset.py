@@ -28,6 +28,7 @@ from gaussian_splatting.data.reference_layout import (
 )
 from gaussian_splatting.data.scene import VanillaSize, load_scene, load_scene_for_checkpoint
 from gaussian_splatting.data.world_offset import read_offset, world_offset
+from sugar_extractors.export.format_types import World
 from sugar_extractors.export.formats import FORMATS
 from sugar_extractors.mesh.extraction import region_boxes
 from sugar_extractors.texture.textured_mesh_io import write_textured_mesh
@@ -203,7 +204,7 @@ def far_result(far_scene, tmp_path_factory) -> Path:
     return output
 
 
-@pytest.mark.parametrize("to", ["ply", "gltf", "usd"])
+@pytest.mark.parametrize("to", ["ply", "gltf", "usd", "las"])
 def test_gaussians_are_exported_in_the_coordinates_of_the_original(far_result, tmp_path, to):
     target = tmp_path / {"gltf": "out.gltf.glb"}.get(to, f"out.{to}")
     words = (far_result, "--to", to, "-o", target, "--original_frame")
@@ -217,6 +218,8 @@ def test_gaussians_are_exported_in_the_coordinates_of_the_original(far_result, t
         scene = trimesh.load(target)
         (cloud,) = scene.dump()
         found = np.asarray(cloud.vertices) * (1, -1, -1)
+    elif to == "las":
+        found = np.array(pytest.importorskip("laspy").read(target).xyz)
     else:
         stage = Usd.Stage.Open(str(target))
         prim = stage.GetDefaultPrim()
@@ -238,7 +241,8 @@ def test_meshes_are_moved_to_the_coordinates_of_the_original(tmp_path):
     write_textured_mesh(tmp_path / "mesh.obj", mesh)
     for to in ("obj", "glb"):
         path = tmp_path / f"mesh.{to}"
-        FORMATS[to].move_to_original(path, UTM)
+        turn = FORMATS[to].matrix(World.CAPTURE)[:3, :3]
+        FORMATS[to].move_to_original(path, turn @ UTM)
         scene = trimesh.load(path, process=False, force="scene")
         found = np.concatenate([np.asarray(part.vertices) for part in scene.dump()])
         if to == "glb":

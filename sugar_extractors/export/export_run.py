@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write a result in the format of another program, upright and in metres if wanted."""
+"""Write a result in the format of another program, upright, in metres or on a map if wanted."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import MISSING, dataclass, field, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,21 +17,21 @@ from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.formats.fidelity import fidelity
 from gaussian_splatting.formats.moved import moved_cloud
 from gaussian_splatting.formats.packing import require_gaussians
+from sugar_capture.georeference.map_placement import MapPlacement
+from sugar_capture.georeference.placing import place_on_map
+from sugar_extractors.export import map_records
+from sugar_extractors.export.export_options import ExportOptions
+from sugar_extractors.export.exported_frame import matrix_to_scene
 from sugar_extractors.export.format_types import (
-    ExportFormat,
     GaussianFormat,
     MeshExport,
     MeshFormat,
-)
-from sugar_extractors.export.formats import (
-    FORMATS,
-    GAUSSIANS,
-    MESH_FORMATS,
-    MESHES,
-    format_help,
-    readable_suffixes,
+    PointExport,
+    PointFormat,
+    World,
 )
 from sugar_extractors.export.mesh_reduction import simplified
+from sugar_extractors.export.point_clouds import read_points
 from sugar_extractors.export.reading import (
     has_gaussians,
     read_any_gaussians,
@@ -43,194 +41,19 @@ from sugar_extractors.export.reading import (
 from sugar_extractors.export.reposing import read_edited, reposed, write_binding
 from sugar_extractors.results import capture_of, scene_of
 from sugar_extractors.texture.placed_export import (
-    PlacementOptions,
     moved_points,
     placement,
 )
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, read_textured_mesh
 from sugar_trainers.capture import SugarSize
-from sugar_trainers.naming import OUTPUT_ROOT
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, check_writable, read_json, write_json_atomic
-from sugar_utils.flags import boolean, positive_int
 from sugar_utils.memory import format_bytes
-from sugar_utils.settings import flag, parser_of
 
 Paths = Mapping[Path, Path]  # for each file the path to write to
 
-_flag = partial(flag, group="export")
-# Help of flags of the texture stage that mean something else here.
-_PLACEMENT_HELP = {
-    "orient": "up: turn it upright, y up and standing on 0; needs the cameras of the capture",
-    "scale_factor": "make it so many times as large",
-    "known_distance": "make it metres: two photographs or two points x,y,z of the capture, and how "
-    "many metres lie between the cameras or points",
-}
 _MATRIX_MEANING = "exported = matrix x (x, y, z, 1) of the capture; rows of 4"
-
-
-@dataclass(frozen=True)
-class ExportOptions:
-    """Flags of ``export.py``, checked as far as they can be without the files."""
-
-    result: Path = _flag(
-        MISSING,
-        f"what to export. Gaussians: a {readable_suffixes()}, a .pt of "
-        "any stage, a folder; meshes: a textured .obj",
-        positional=True,
-        parse=Path,
-    )
-    to: str = _flag(
-        MISSING,
-        format_help(),
-        choices=tuple(FORMATS),
-        missing=f"choose one of {', '.join(FORMATS)}",
-    )
-    output: Path | None = _flag(
-        None,
-        "file to write, NAME or NAME.FORMAT; unset: output/exports/NAME.FORMAT",
-        short="-o",
-        parse=Path,
-    )
-    max_triangles: int | None = _flag(
-        None,
-        "leave so many triangles of the mesh; the picture is made anew for them",
-        parse=positive_int,
-        no_effect_when="for Gaussians it is an error",
-    )
-    texture_size: int | None = _flag(
-        None,
-        "texels per side of the picture at most",
-        parse=positive_int,
-        no_effect_when="for Gaussians it is an error",
-    )
-    normal_map: bool = _flag(
-        False,
-        "write the normals of the mesh with all its triangles as a picture, for programs "
-        "that light it",
-        no_effect_when="it is an error without --max_triangles",
-    )
-    lit: bool = _flag(
-        False,
-        "viewers light the mesh, by a plain material (roughness 1, metallic 0); else they "
-        "show the colours of the texture as they are",
-        no_effect_when="unless --to glb",
-    )
-    repose: Path | None = _flag(
-        None,
-        "edited mesh of the refined model, an .obj with the same triangles: its Gaussians "
-        "move along",
-        parse=Path,
-        no_effect_when="it is an error unless the result is a refined model",
-    )
-    scene_path: Path | None = _flag(
-        None,
-        "scene folder, for its cameras; unset: the one that the result's own record names",
-        short="-s",
-        parse=Path,
-        no_effect_when="without --orient up, --known_distance and --original_frame",
-    )
-    checkpoint_path: Path | None = _flag(
-        None,
-        "vanilla checkpoint whose cameras.json says where the cameras are, for worlds that "
-        "another program moved; unset: that of the record, or the cameras of the scene",
-        short="-c",
-        parse=Path,
-        no_effect_when="without --orient up, --known_distance and --original_frame",
-    )
-    original_frame: bool = _flag(
-        False,
-        "in the coordinates of the original capture, where it lies far from the origin, as "
-        "in UTM coordinates: PLY and OBJ in float64, GLB, glTF and USD by their node; needs the "
-        "scene",
-        parse=boolean,
-        nargs="?",
-        const=True,
-    )
-    overwrite: bool = _flag(False, "replace a file that is there")
-    placement: PlacementOptions = field(default_factory=PlacementOptions)
-
-    def __post_init__(self) -> None:
-        output = self.output
-        # A name of dots has no stem that a suffix could follow.
-        if output is not None and (output.is_dir() or not output.name.strip(".")):
-            raise UserError(f"--output {output}: is a folder; name the file to write")
-        mesh_format = self.format if isinstance(self.format, MeshFormat) else None
-        if mesh_format is not None and self.repose is not None:
-            raise UserError(
-                f"--repose makes Gaussians; choose --to {', '.join(GAUSSIANS)}, not {self.to}"
-            )
-        if self.original_frame:
-            self._check_original_frame()
-        for_printers = mesh_format is not None and mesh_format.for_printers
-        if for_printers and not self.placement.is_scaled:
-            raise UserError(
-                f"--to {self.to} is in millimetres: pass --known_distance, or --scale_factor with "
-                "how many metres a unit of the capture is"
-            )
-        if self.format.check_packages is not None:
-            self.format.check_packages()
-        for name in ("max_triangles", "texture_size"):
-            if getattr(self, name) is not None and mesh_format is None:
-                raise UserError(f"--{name} is for meshes; choose --to {', '.join(MESHES)}")
-        if self.normal_map:
-            self._check_normal_map()
-
-    def _check_original_frame(self) -> None:
-        if self.format.move_to_original is None:
-            wide = [entry.name for entry in FORMATS.values() if entry.move_to_original is not None]
-            raise UserError(
-                f"--original_frame: {self.to} has too few digits for the coordinates of the "
-                f"original; choose --to {', '.join(wide)}"
-            )
-        if self.placement.wanted:
-            raise UserError(
-                "--original_frame leaves everything where it was; leave out --orient, "
-                "--scale_factor and --known_distance"
-            )
-
-    def _check_normal_map(self) -> None:
-        suitable = [entry.name for entry in MESH_FORMATS if entry.holds_normal_map]
-        if self.max_triangles is None or self.to not in suitable:
-            names = " or ".join(suitable)
-            raise UserError(f"--normal_map needs --max_triangles, and --to {names}")
-
-    @property
-    def format(self) -> ExportFormat:
-        """The entry of the table of formats that ``to`` names."""
-        return FORMATS[self.to]
-
-    @property
-    def is_upright(self) -> bool:
-        """Whether y is up in what is exported; else it has the axes of the capture."""
-        return self.placement.orient == "up"
-
-    @property
-    def target(self) -> Path:
-        """The file to write; a name without the format's suffix gets it."""
-        if self.output is not None:
-            return self.format.file_path(self.output)
-        result = self.result.resolve()
-        # The .pt of a run is named after an iteration; its folder says what it is.
-        stem = result.parent.name if result.suffix == ".pt" else result.name.split(".")[0]
-        return OUTPUT_ROOT / "exports" / f"{stem}{self.format.suffix}"
-
-    @property
-    def matrix_file(self) -> Path:
-        """The JSON file beside the target with the matrix of a placed export."""
-        return self.target.with_name(f"{self.target.name}.json")
-
-    @property
-    def binding_file(self) -> Path:
-        """The archive beside the target that says where Gaussians sit on a mesh."""
-        return self.target.with_name(f"{self.target.name}.binding.npz")
-
-
-def export_parser(description: str | None) -> argparse.ArgumentParser:
-    """Return the parser of ``export.py``; flags of a placement have the help that fits here."""
-    changes = {name: {"group": "export", "help": text} for name, text in _PLACEMENT_HELP.items()}
-    return parser_of(description, ExportOptions, examples="", **changes)
 
 
 def export(options: ExportOptions, console: Console | None = None) -> Path:
@@ -252,52 +75,122 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
     if present and not options.overwrite:
         raise UserError(f"{present[0]}: is there already; pass --overwrite True, or --output")
     check_writable(target.parent)
+    place = None
+    if options.map_flags.wanted:
+        place = place_on_map(_scene(options, console), options.map_flags, console.info)
     all_files = [*files]
-    if options.placement.wanted:
+    if options.is_placed:
         all_files.append(options.matrix_file)
     if options.repose is not None:
         all_files.append(options.binding_file)
+    offset_text = map_records.offset_file(target)
+    has_offset_text = place is not None and options.to == "obj" and not options.original_frame
+    if has_offset_text:
+        all_files.append(offset_text)
+    was_on_map = "map" in _earlier_record(options.matrix_file)
     with ExitStack() as stack:
         # They appear in reverse order, so that the target is the last.
         temporary = {path: stack.enter_context(atomic_path(path)) for path in all_files}
-        file_format = options.format
-        if isinstance(file_format, MeshFormat):
-            matrix = _export_mesh(options, file_format, temporary, console)
-        elif isinstance(file_format, GaussianFormat):
-            matrix = _export_gaussians(options, file_format, temporary, console)
-        else:
-            raise TypeError(f"--to {options.to} is neither a mesh nor Gaussians")
-        if options.original_frame and file_format.move_to_original is not None:
-            offset = _scene(options, console).offset
-            file_format.move_to_original(temporary[target], offset)
-        if options.placement.wanted:
+        matrix = _write_result(options, temporary, place, console)
+        if options.is_placed:
             note = {"matrix": matrix.tolist(), "meaning": _MATRIX_MEANING}
+            if place is not None:
+                note["map"] = place.record()
             write_json_atomic(temporary[options.matrix_file], note)
-    if not options.placement.wanted:
-        _remove_stale_matrix(options.matrix_file)
+        if place is not None and has_offset_text:
+            map_records.write_offset_text(temporary[offset_text], place)
+    # Records of an earlier export would be taken for those of this one.
+    if not options.is_placed and _earlier_record(options.matrix_file):
+        options.matrix_file.unlink()
+    if was_on_map and not has_offset_text:
+        offset_text.unlink(missing_ok=True)
     n_bytes = sum(path.stat().st_size for path in files)
     console.info(f"{format_bytes(n_bytes)}: {target}")
     return target
 
 
-def _remove_stale_matrix(path: Path) -> None:
-    """Remove the record of an earlier export, which would be taken for that of this one."""
-    if not path.is_file():
-        return
-    with contextlib.suppress(UserError):
-        record = read_json(path)
-        if isinstance(record, dict) and record.get("meaning") == _MATRIX_MEANING:
-            path.unlink()
+def _write_result(
+    options: ExportOptions, temporary: Paths, place: MapPlacement | None, console: Console
+) -> np.ndarray:
+    """Write the files of a format and return the matrix from the capture to them. (4, 4)"""
+    file_format = options.format
+    offset = np.zeros(3)
+    if place is not None:
+        offset = place.offset
+    elif options.original_frame:
+        offset = _scene(options, console).offset
+    if isinstance(file_format, PointFormat):
+        return _export_points(options, file_format, temporary, place, offset, console)
+    if isinstance(file_format, MeshFormat):
+        matrix = _export_mesh(options, file_format, temporary, place, console)
+    elif isinstance(file_format, GaussianFormat):
+        matrix = _export_gaussians(options, file_format, temporary, place, console)
+    else:
+        raise TypeError(f"--to {options.to} is neither a mesh nor Gaussians")
+    path = temporary[options.target]
+    if options.original_frame and file_format.move_to_original is not None:
+        turned_offset = file_format.matrix(options.world)[:3, :3] @ offset
+        file_format.move_to_original(path, turned_offset)
+        if place is not None:
+            matrix = map_records.in_full_coordinates(matrix, turned_offset)
+    elif place is not None and file_format.note_in_file is not None:
+        file_format.note_in_file(path, map_records.note_values(place))
+    return matrix
+
+
+def _earlier_record(path: Path) -> dict[str, object]:
+    """Return the record beside a file that an earlier export left; empty without one."""
+    if path.is_file():
+        with contextlib.suppress(UserError):
+            record = read_json(path)
+            if isinstance(record, dict) and record.get("meaning") == _MATRIX_MEANING:
+                return record
+    return {}
+
+
+def _export_points(
+    options: ExportOptions,
+    file_format: PointFormat,
+    temporary: Paths,
+    place: MapPlacement | None,
+    offset: np.ndarray,
+    console: Console,
+) -> np.ndarray:
+    """Write points in full coordinates and return the matrix that placed them. (4, 4)"""
+    points = read_points(options.result, console.info)
+    if place is not None:
+        points = points.moved(matrix_to_scene(options.result, console.info))
+    matrix = _placement_matrix(options, points.positions, place, console)
+    matrix = file_format.matrix(options.world) @ matrix
+    file_format.writer(
+        PointExport(
+            points=points.moved(matrix),
+            offset=offset,
+            system=None if place is None else place.system,
+            is_metric=place is not None or options.placement.known_distance is not None,
+            path=temporary[options.target],
+            notify=console.info,
+        )
+    )
+    console.info(f"{options.target.name}: {len(points.positions):,} points")
+    # Offsets of a capture are noticed by who reads the file; those of a map are part of its world.
+    return matrix if place is None else map_records.in_full_coordinates(matrix, offset)
 
 
 def _export_gaussians(
-    options: ExportOptions, file_format: GaussianFormat, temporary: Paths, console: Console
+    options: ExportOptions,
+    file_format: GaussianFormat,
+    temporary: Paths,
+    place: MapPlacement | None,
+    console: Console,
 ) -> np.ndarray:
     """Write Gaussians and return the matrix that placed them. (4, 4)"""
     cloud = _read_result(options, temporary, console)
     require_gaussians(options.result, cloud)
-    matrix = _placement_matrix(options, cloud.means.double().numpy(), console)
-    matrix = file_format.matrix(options.is_upright) @ matrix
+    if place is not None:
+        cloud = _in_scene(cloud, matrix_to_scene(options.result, console.info))
+    matrix = _placement_matrix(options, cloud.means.double().numpy(), place, console)
+    matrix = file_format.matrix(options.world) @ matrix
     if not np.array_equal(matrix, np.eye(4)):
         cloud = moved_cloud(cloud, matrix)
     if cloud.antialiased and not file_format.holds_antialiasing:
@@ -341,7 +234,11 @@ def _read_result(options: ExportOptions, temporary: Paths, console: Console) -> 
 
 
 def _export_mesh(
-    options: ExportOptions, file_format: MeshFormat, temporary: Paths, console: Console
+    options: ExportOptions,
+    file_format: MeshFormat,
+    temporary: Paths,
+    place: MapPlacement | None,
+    console: Console,
 ) -> np.ndarray:
     """Write a textured mesh and return the matrix that placed it. (4, 4)"""
     if options.result.suffix.lower() != ".obj":
@@ -349,17 +246,20 @@ def _export_mesh(
             f"{options.result}: --to {options.to} needs the textured .obj of a refined model"
         )
     mesh = read_textured_mesh(options.result)
-    matrix = _placement_matrix(options, mesh.vertices.double().numpy(), console)
+    if place is not None:
+        mesh = _moved_mesh(mesh, matrix_to_scene(options.result, console.info))
+    matrix = _placement_matrix(options, mesh.vertices.double().numpy(), place, console)
     if options.max_triangles is not None or options.texture_size is not None:
         mesh = simplified(mesh, options.max_triangles, options.texture_size, options.normal_map)
-    total = file_format.matrix(options.is_upright) @ matrix
-    mesh = _moved_mesh(mesh, matrix if file_format.writer_turns else total)
+    total = file_format.matrix(options.world) @ matrix
+    is_turned_by_writer = file_format.writer_turns and options.world is World.CAPTURE
+    mesh = _moved_mesh(mesh, matrix if is_turned_by_writer else total)
     file_format.writer(
         MeshExport(
             mesh=mesh,
             target=options.target,
             paths=temporary,
-            upright=options.is_upright,
+            upright=not is_turned_by_writer,
             lit=options.lit,
             normal_map=options.normal_map,
             notify=console.info,
@@ -369,6 +269,11 @@ def _export_mesh(
     name = options.target.name
     console.info(f"{name}: {mesh.n_faces:,} triangles, {side} texels a side")
     return total
+
+
+def _in_scene(cloud: GaussianCloud, matrix: np.ndarray) -> GaussianCloud:
+    """Return Gaussians after a matrix to the world of the scene. (4, 4)"""
+    return cloud if np.array_equal(matrix, np.eye(4)) else moved_cloud(cloud, matrix)
 
 
 def _moved_mesh(mesh: TexturedMesh, matrix: np.ndarray) -> TexturedMesh:
@@ -381,14 +286,18 @@ def _scene(options: ExportOptions, console: Console) -> Scene:
     capture = capture_of([options.result], options.scene_path, options.checkpoint_path)
     if capture.scene is None:
         raise UserError(
-            "--original_frame, --orient up, and --known_distance where it is not by points x,y,z, "
-            "need -s/--scene_path"
+            "--gcp, --gps, --original_frame, --orient up, and --known_distance where it is not by "
+            "points x,y,z, need -s/--scene_path"
         )
     return scene_of(capture.scene, capture.checkpoint, SugarSize(), console.info)
 
 
-def _placement_matrix(options: ExportOptions, points: np.ndarray, console: Console) -> np.ndarray:
-    """Return the matrix that makes points, (P, 3), upright and as large as asked for. (4, 4)"""
+def _placement_matrix(
+    options: ExportOptions, points: np.ndarray, place: MapPlacement | None, console: Console
+) -> np.ndarray:
+    """Return the matrix that places points, (P, 3), near zero as is wanted. (4, 4)"""
+    if place is not None:
+        return place.matrix
     if not options.placement.needs_cameras:
         return placement([], np.zeros((0, 3)), points, options.placement)
     scene = _scene(options, console)

@@ -15,13 +15,15 @@ import msgspec
 import numpy as np
 
 from gaussian_splatting.formats.moved import GLB_AXES
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError
 from sugar_utils.schemas import Coordinate, read_checked
 
 UNMOVED = "none"
 _TRANSFORM = "transform.json"  # in the folder of results
-_RESULT_NAME = "mesh"  # of the files in the folder of results, without suffix
+_RESULT_NAMES = ("mesh", "splats")  # of the files in the folder of results, without suffix
 _PLACED = "_placed"  # end of the name of a copy of the texture stage
+_GAUSSIANS = "_gaussians"  # end of the name of the Gaussians of such a copy
+_CAPTURE_AXES = (".obj", ".ply")  # files that have the axes of a capture where they are not moved
 _GLB = ".glb"
 _SMALLEST_VOLUME = 1e-30  # of the unit cube, after a matrix that can be undone
 
@@ -85,13 +87,42 @@ def frame_of(path: Path, given: str | None = None) -> Frame:
             frame = _recorded(path, record)
             if frame is not None:
                 return frame
-    if path.stem == _RESULT_NAME or path.stem.endswith(_PLACED):
-        expected = _TRANSFORM if path.stem == _RESULT_NAME else f"{path.stem}.json"
+    expected = _expected_record(path)
+    if expected is not None:
         raise UserError(
             f"{path}: no {expected} beside it says where it stands; pass it as "
             f"--exported_transform, or {UNMOVED} for a file that was not moved"
         )
     return _unmoved(path)
+
+
+def matrix_to_scene(path: Path, notify: Notify) -> np.ndarray:
+    """Return the matrix from what is read of a result to the scene. (4, 4)
+
+    Files in the folder of results stand upright, and copies and exports may have been moved.
+
+    Args:
+        path: The result.
+        notify: Called with a line where a record is missing.
+
+    Raises:
+        UserError: It is an export whose axes are unknown.
+    """
+    is_plain = path.suffix.lower() in _CAPTURE_AXES
+    for record in _records(path):
+        frame = _recorded(path, record) if record.is_file() else None
+        if frame is None:
+            continue
+        if not is_plain:
+            raise UserError(f"{path}: was moved when it was exported; pass what it was made of")
+        return np.linalg.inv(frame.matrix)
+    expected = _expected_record(path)
+    if is_plain and expected is not None:
+        notify(
+            f"note: no {expected} beside {path.name} says where it stands; it is taken to be in "
+            "the world of the cameras"
+        )
+    return np.eye(4)
 
 
 def _unmoved(path: Path) -> Frame:
@@ -102,9 +133,18 @@ def _unmoved(path: Path) -> Frame:
 def _records(path: Path) -> list[Path]:
     """Return the files beside a mesh that may say where it stands, the surest first."""
     records = [path.with_name(f"{path.name}.json"), path.with_suffix(".json")]
-    if path.stem == _RESULT_NAME:
-        records.append(path.with_name(_TRANSFORM))
-    return records
+    expected = _expected_record(path)
+    if expected is not None:
+        records.append(path.with_name(expected))
+    return list(dict.fromkeys(records))
+
+
+def _expected_record(path: Path) -> str | None:
+    """Return the name of the record that a file must have by its name; None for any other file."""
+    if path.stem in _RESULT_NAMES:
+        return _TRANSFORM
+    copy = path.stem.removesuffix(_GAUSSIANS)
+    return f"{copy}.json" if copy.endswith(_PLACED) else None
 
 
 def _recorded(path: Path, record: Path) -> Frame | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.formats.moved import GLB_AXES
 from gaussian_splatting.formats.spz import SpzFit
+from sugar_capture.georeference.map_systems import MapSystem
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh
 from sugar_utils.errors import Notify
 
@@ -24,12 +25,20 @@ Reader = Callable[[Path, Notify], GaussianCloud]
 _Z_UP = np.array([[1.0, 0, 0, 0], [0, 0, -1, 0], [0, 1, 0, 0], [0, 0, 0, 1]])  # from y up to z up
 
 
+class World(enum.Enum):
+    """Axes of the world in which a result is exported."""
+
+    CAPTURE = "capture"  # y down and z forward, as COLMAP has them
+    UPRIGHT = "upright"  # y up
+    MAP = "map"  # x east, y north, z up
+
+
 class Axes(enum.Enum):
     """Axes of a format's files."""
 
-    CAPTURE = "capture"  # as the result has them: a capture's, y down, or y up where it is upright
+    CAPTURE = "capture"  # as the result has them
     Y_UP = "y up"
-    Z_UP = "z up"  # where the result is upright; else a capture's
+    Z_UP = "z up"  # where the result is upright or on a map; else a capture's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,23 +50,27 @@ class ExportFormat:
     suffix: str  # of its files, with the first dot
     axes: Axes = Axes.CAPTURE
     units_per_metre: float = 1.0
-    # Moves a file to the original frame of a capture by an offset, (3,), in the capture's axes;
-    # None where the format has too few digits.
+    # Moves a file to the original frame of a capture, or to a map, by an offset, (3,), in the axes
+    # of the file; None where the format has too few digits.
     move_to_original: Callable[[Path, np.ndarray], None] | None = None
     check_packages: Callable[[], object] | None = None  # raises a UserError where one is missing
+    # Writes a few values into a file, for programs that show them beside it; None: it holds none.
+    note_in_file: Callable[[Path, Mapping[str, object]], None] | None = None
 
-    def matrix(self, upright: bool) -> np.ndarray:
-        """Return the matrix from the world that was exported to the format's axes. (4, 4)
+    @property
+    def holds_far_coordinates(self) -> bool:
+        """Whether files have digits enough for coordinates far from the origin."""
+        return self.move_to_original is not None
 
-        Args:
-            upright: Whether that world has y up; else it has a capture's axes.
-        """
-        if self.axes is Axes.Y_UP and not upright:
+    def matrix(self, world: World) -> np.ndarray:
+        """Return the matrix from the world that was exported to the format's axes. (4, 4)"""
+        turn = np.eye(4)
+        if self.axes is Axes.Y_UP and world is World.CAPTURE:
             turn = GLB_AXES
-        elif self.axes is Axes.Z_UP and upright:
+        elif self.axes is Axes.Y_UP and world is World.MAP:
+            turn = _Z_UP.T
+        elif self.axes is Axes.Z_UP and world is World.UPRIGHT:
             turn = _Z_UP
-        else:
-            turn = np.eye(4)
         scale = self.units_per_metre
         return np.diag([scale, scale, scale, 1.0]) @ turn
 
@@ -96,7 +109,7 @@ class MeshExport:
     mesh: TexturedMesh  # in the axes that the format's writer expects
     target: Path  # file that is exported
     paths: Mapping[Path, Path]  # where to write each of ``files_of(target)`` for now
-    upright: bool  # whether y is up already
+    upright: bool  # whether the mesh has the axes of the format already
     lit: bool  # whether viewers light the mesh
     normal_map: bool
     notify: Notify
@@ -121,3 +134,47 @@ class MeshFormat(ExportFormat):
     writer_turns: bool = False  # whether the writer gets the mesh before :meth:`matrix`
     holds_normal_map: bool = False
     for_printers: bool = False  # whether a result has to be scaled to metres
+
+
+@dataclass(frozen=True)
+class PointCloud:
+    """Points with colours, and what else their source has."""
+
+    positions: np.ndarray  # (N, 3) float64
+    colors: np.ndarray  # (N, 3) uint8
+    normals: np.ndarray | None = None  # of length 1, (N, 3) float64; None of Gaussians
+    opacities: np.ndarray | None = None  # (N,) in [0, 1]; None of a mesh
+
+    def moved(self, matrix: np.ndarray) -> PointCloud:
+        """Return the points after a similarity. (4, 4)"""
+        linear = matrix[:3, :3]
+        positions = self.positions @ linear.T + matrix[:3, 3]
+        normals = None
+        if self.normals is not None:
+            turned = self.normals @ linear.T
+            normals = turned / np.linalg.norm(turned, axis=1, keepdims=True)
+        return replace(self, positions=positions, normals=normals)
+
+
+@dataclass(frozen=True)
+class PointExport:
+    """Points on their way into a file."""
+
+    points: PointCloud  # in coordinates near zero
+    offset: np.ndarray  # to add to them, (3,) float64
+    system: MapSystem | None  # of the map; None where there is none
+    is_metric: bool  # whether the unit is a metre
+    path: Path  # where to write the file for now
+    notify: Notify
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointFormat(ExportFormat):
+    """A format of points, to which meshes and Gaussians can be exported."""
+
+    writer: Callable[[PointExport], None]
+
+    @property
+    def holds_far_coordinates(self) -> bool:
+        """Whether files have digits enough for coordinates far from the origin."""
+        return True

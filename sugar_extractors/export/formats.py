@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of export formats.
 
-A new format is one entry of :data:`GAUSSIAN_FORMATS` or :data:`MESH_FORMATS`; flags, help texts,
-suffixes, readers and writers follow from it.
+A new format is one entry of :data:`GAUSSIAN_FORMATS`, :data:`MESH_FORMATS` or
+:data:`POINT_FORMATS`; flags, help texts, suffixes, readers and writers follow from it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,20 @@ from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.formats import readers, spz
 from gaussian_splatting.formats.sog import write_sog
 from gaussian_splatting.formats.splat_file import write_splat
-from sugar_extractors.export import gltf_gaussians, mesh_writers, original_frame, usd_files
-from sugar_extractors.export.format_types import Axes, ExportFormat, GaussianFormat, MeshFormat
+from sugar_extractors.export import (
+    gltf_gaussians,
+    las_files,
+    mesh_writers,
+    original_frame,
+    usd_files,
+)
+from sugar_extractors.export.format_types import (
+    Axes,
+    ExportFormat,
+    GaussianFormat,
+    MeshFormat,
+    PointFormat,
+)
 from sugar_utils.libraries import load_package
 
 _MILLIMETRES_PER_METRE = 1000.0
@@ -73,6 +85,7 @@ GAUSSIAN_FORMATS = (
         reader=lambda path, notify: gltf_gaussians.read_gltf_gaussians(path),
         read_suffixes=(".glb",),
         move_to_original=original_frame.move_glb,
+        note_in_file=original_frame.note_in_glb,
     ),
     GaussianFormat(
         name="usd",
@@ -95,6 +108,7 @@ MESH_FORMATS = (
         writer_turns=True,
         holds_normal_map=True,
         move_to_original=original_frame.move_glb,
+        note_in_file=original_frame.note_in_glb,
     ),
     MeshFormat(
         name="obj",
@@ -134,8 +148,26 @@ MESH_FORMATS = (
         ),
     ),
 )
+POINT_FORMATS = (
+    PointFormat(
+        name="las",
+        help="for GIS, in float64, z up where it is upright",
+        suffix=".las",
+        axes=Axes.Z_UP,
+        writer=las_files.write_las,
+        check_packages=partial(las_files.load_laspy, "--to las"),
+    ),
+    PointFormat(
+        name="laz",
+        help="the same, compressed",
+        suffix=".laz",
+        axes=Axes.Z_UP,
+        writer=partial(las_files.write_las, compressed=True),
+        check_packages=partial(las_files.load_laspy, "--to laz", compressed=True),
+    ),
+)
 FORMATS: dict[str, ExportFormat] = {
-    entry.name: entry for entry in (*GAUSSIAN_FORMATS, *MESH_FORMATS)
+    entry.name: entry for entry in (*GAUSSIAN_FORMATS, *MESH_FORMATS, *POINT_FORMATS)
 }
 GAUSSIANS = tuple(entry.name for entry in GAUSSIAN_FORMATS)
 MESHES = tuple(entry.name for entry in MESH_FORMATS)
@@ -145,7 +177,8 @@ def format_help() -> str:
     """Return the help of ``--to``: all formats with what there is to say of each."""
     gaussians = "; ".join(_described(entry) for entry in GAUSSIAN_FORMATS)
     meshes = "; ".join(_described(entry) for entry in MESH_FORMATS)
-    return f"format. Gaussians: {gaussians}. Textured meshes: {meshes}"
+    points = "; ".join(_described(entry) for entry in POINT_FORMATS)
+    return f"format. Gaussians: {gaussians}. Textured meshes: {meshes}. Points of either: {points}"
 
 
 def _described(entry: ExportFormat) -> str:

@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exports in the coordinates of the original capture, where those are too large for float32.
+"""Exports in coordinates of the original capture or of a map, which are too large for float32.
 
-A capture in UTM or ECEF coordinates is moved to the origin when it is read. A file that holds
-float64 gets its coordinates back; another one keeps them, and gets the offset as the translation of
-its node, which is float64.
+A capture in UTM or ECEF coordinates is moved to the origin when it is read, and one that is put on
+a map stays near zero. A file that holds float64 gets its coordinates back; another one keeps them,
+and gets the offset as the translation of its node, which is float64.
 
-Every mover changes a file in place, whose name may have no suffix. ``offset``, (3,), is in world
-units and the axes of the capture; the file has the axes of its format.
+Every mover changes a file in place, whose name may have no suffix. ``offset``, (3,), is in the
+units and the axes of the file.
 """
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from numpy.lib import recfunctions
 from plyfile import PlyData, PlyElement
 
-from gaussian_splatting.formats.moved import GLB_AXES
 from sugar_extractors.export.usd_files import load_usd
 from sugar_extractors.texture.gltf_container import glb_head, split_glb
 
@@ -56,20 +56,29 @@ def move_obj(path: Path, offset: np.ndarray) -> None:
 def move_glb(path: Path, offset: np.ndarray) -> None:
     """Add the offset to the translation of the root nodes of a GLB."""
     description, binary = split_glb(path.read_bytes())
-    shift = GLB_AXES[:3, :3] @ offset
     scene = description["scenes"][description.get("scene", 0)]
     for root in scene["nodes"]:
         node = description["nodes"][root]
         translation = np.array(node.get("translation", [0.0, 0.0, 0.0]))
-        node["translation"] = (translation + shift).tolist()
+        node["translation"] = (translation + offset).tolist()
     head = glb_head(description, path, "leave out --original_frame")
+    path.write_bytes(head + binary)
+
+
+def note_in_glb(path: Path, values: Mapping[str, object]) -> None:
+    """Write values into the extras of the root nodes of a GLB, which viewers show as properties."""
+    description, binary = split_glb(path.read_bytes())
+    scene = description["scenes"][description.get("scene", 0)]
+    for root in scene["nodes"]:
+        node = description["nodes"][root]
+        node["extras"] = {**node.get("extras", {}), **values}
+    head = glb_head(description, path, "leave out --gcp and --gps")
     path.write_bytes(head + binary)
 
 
 def move_usd(path: Path, offset: np.ndarray) -> None:
     """Add the offset as a translation of the default prim of a USD crate file."""
     usd = load_usd("--to usd")
-    shift = GLB_AXES[:3, :3] @ offset
     with tempfile.TemporaryDirectory() as folder:
         # USD goes by the suffix, and the temporary file has none.
         file = Path(folder) / "moved.usdc"
@@ -77,6 +86,6 @@ def move_usd(path: Path, offset: np.ndarray) -> None:
         stage = usd.Usd.Stage.Open(str(file))
         prim = usd.UsdGeom.Xformable(stage.GetDefaultPrim())
         operation = prim.AddTranslateOp(usd.UsdGeom.XformOp.PrecisionDouble)
-        operation.Set(tuple(map(float, shift)))
+        operation.Set(tuple(map(float, offset)))
         stage.Save()
         path.write_bytes(file.read_bytes())

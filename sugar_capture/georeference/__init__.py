@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the world of a capture to a map: control points, GPS, and the similarity between both."""

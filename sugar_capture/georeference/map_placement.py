@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flags of where a capture stands on a map, and the placement that is found.
+
+A placement is a similarity from the world of the capture to coordinates near zero, and an offset to
+add to these, because float32 has too few digits for coordinates of a map.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from sugar_capture.georeference import map_systems
+from sugar_capture.georeference.map_systems import MapSystem, TangentPlane
+from sugar_capture.georeference.similarity import Similarity, root_mean_square
+from sugar_utils.errors import UserError
+from sugar_utils.flags import positive_int
+from sugar_utils.settings import flag
+
+GPS_CHOICES = ("auto", "none")
+CONTROL = "control"
+CHECK = "check"
+LEFT_OUT = "left out"
+MAP_MEANING = (
+    "map = matrix x (x, y, z, 1) of the capture + offset; rows of 4; x east, y north, z up"
+)
+_flag = partial(flag, group="map")
+
+
+@dataclass(frozen=True)
+class MapFlags:
+    """Flags of where a capture stands on a map."""
+
+    gcp: tuple[Path, ...] | None = _flag(
+        None,
+        "put it on the map by control points: a gcp_list.txt of OpenDroneMap, or the markers "
+        "of Metashape as CSV and a second CSV with image, marker, x, y; needs the scene",
+        parse=Path,
+        nargs="+",
+        metavar="FILE",
+    )
+    gps: str = _flag(
+        "none",
+        "auto: put it on the map by the GPS of the photographs; needs the scene",
+        choices=GPS_CHOICES,
+        no_effect_when="with --gcp, which is more exact",
+    )
+    epsg: int | None = _flag(
+        None,
+        "code of the map's coordinate system, in metres; unset: that of --gcp, or the zone of UTM; "
+        "metres east and north of the middle where pyproj is not installed",
+        parse=positive_int,
+        no_effect_when="it is an error without --gcp and --gps auto",
+    )
+
+    def __post_init__(self) -> None:
+        if self.epsg is None:
+            return
+        if not self.wanted:
+            raise UserError("--epsg says in which system a map is; pass --gcp or --gps auto, too")
+        self._system()
+
+    def _system(self) -> MapSystem | None:
+        """Return the system of ``epsg``; a ``UserError`` where it is none for a map."""
+        if self.epsg is None:
+            return None
+        system = map_systems.system_of_code(self.epsg, f"--epsg {self.epsg}")
+        if system.is_geographic:
+            raise UserError(
+                f"--epsg {self.epsg}: is in degrees; choose a system in metres, such as the zone "
+                "of UTM"
+            )
+        return system
+
+    @property
+    def system(self) -> MapSystem | None:
+        """The system that ``epsg`` names; None where it is not given."""
+        return self._system()
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anything is to be put on a map."""
+        return self.gcp is not None or self.gps == "auto"
+
+
+class Residual(NamedTuple):
+    """The difference between a place on the map and the same place of the capture."""
+
+    name: str
+    role: str  # control, check, or left out
+    difference: np.ndarray  # place of the capture minus that of the map, metres, (3,)
+    pixels: float | None = None  # error of its pixels; None for GPS
+
+    @property
+    def distance(self) -> float:
+        """Length of the difference, metres."""
+        return float(np.linalg.norm(self.difference))
+
+
+@dataclass(frozen=True)
+class MapPlacement:
+    """A similarity from the world of a capture to a map, and how well it fits."""
+
+    similarity: Similarity  # to the map's coordinates minus the offset
+    offset: np.ndarray  # (3,) float64
+    system: MapSystem | None  # None: a plane that touches the earth at ``plane``
+    plane: TangentPlane | None
+    source: str  # control points or GPS
+    residuals: list[Residual] = field(default_factory=list)
+
+    @property
+    def matrix(self) -> np.ndarray:
+        """The matrix to coordinates near zero. (4, 4)"""
+        return self.similarity.matrix
+
+    @property
+    def epsg(self) -> int | None:
+        """The code of the map's system; None where it has none."""
+        return None if self.system is None else self.system.epsg
+
+    @property
+    def system_name(self) -> str:
+        """The map's system, in words."""
+        if self.system is not None:
+            return self.system.name
+        plane = self.plane
+        if plane is None:
+            return "metres, in the system of the control points"
+        place = f"{plane.latitude:.8f}, {plane.longitude:.8f}, {plane.altitude:.3f}"
+        return f"metres east, north and up of latitude, longitude, altitude {place}"
+
+    def rms(self, role: str) -> float:
+        """Return the root mean square of the distances of points with a role, metres."""
+        return root_mean_square(np.array([r.distance for r in self.residuals if r.role == role]))
+
+    def record(self) -> dict[str, object]:
+        """Return the placement as values for a JSON file."""
+        residuals = []
+        for residual in self.residuals:
+            row: dict[str, object] = {
+                "name": residual.name,
+                "role": residual.role,
+                "difference": residual.difference.tolist(),
+                "distance": residual.distance,
+            }
+            if residual.pixels is not None:
+                row["pixels"] = residual.pixels
+            residuals.append(row)
+        plane = self.plane
+        return {
+            "matrix": self.matrix.tolist(),
+            "offset": self.offset.tolist(),
+            "meaning": MAP_MEANING,
+            "system": self.system_name,
+            "epsg": self.epsg,
+            "origin": None if plane is None else [plane.latitude, plane.longitude, plane.altitude],
+            "scale": self.similarity.scale,
+            "source": self.source,
+            "rms": self.rms(CONTROL),
+            "check_rms": self.rms(CHECK),
+            "residuals": residuals,
+        }
+
+    def describe(self) -> str:
+        """Describe how well it fits, in one line."""
+        parts = []
+        for role in (CONTROL, CHECK):
+            rows = [residual for residual in self.residuals if residual.role == role]
+            if rows:
+                worst = max(rows, key=lambda residual: residual.distance)
+                parts.append(
+                    f"{len(rows)} {role}, {self.rms(role):.3g} m RMS, at most "
+                    f"{worst.distance:.3g} m ({worst.name})"
+                )
+        fit = "; ".join(parts)
+        return (
+            f"on the map by {self.source}: {fit}; {self.similarity.scale:.6g} m a unit; "
+            f"{self.system_name}"
+        )

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flags of ``export.py``."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import MISSING, dataclass, field
+from functools import partial
+from pathlib import Path
+
+from sugar_capture.georeference.map_placement import MapFlags
+from sugar_extractors.export.format_types import ExportFormat, MeshFormat, PointFormat, World
+from sugar_extractors.export.formats import (
+    FORMATS,
+    GAUSSIANS,
+    MESH_FORMATS,
+    MESHES,
+    format_help,
+    readable_suffixes,
+)
+from sugar_extractors.texture.placed_export import PlacementOptions
+from sugar_trainers.naming import OUTPUT_ROOT
+from sugar_utils.errors import UserError
+from sugar_utils.flags import boolean, positive_int
+from sugar_utils.settings import flag, parser_of
+
+_flag = partial(flag, group="export")
+# Help of flags of the texture stage that mean something else here.
+_PLACEMENT_HELP = {
+    "orient": "up: turn it upright, y up and standing on 0; needs the cameras of the capture",
+    "scale_factor": "make it so many times as large",
+    "known_distance": "make it metres: two photographs or two points x,y,z of the capture, and how "
+    "many metres lie between the cameras or points",
+}
+_WITHOUT_CAMERAS = "without --orient up, --known_distance, --original_frame, --gcp and --gps auto"
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """Flags of ``export.py``, checked as far as they can be without the files."""
+
+    result: Path = _flag(
+        MISSING,
+        f"what to export. Gaussians: a {readable_suffixes()}, a .pt of "
+        "any stage, a folder; meshes: a textured .obj",
+        positional=True,
+        parse=Path,
+    )
+    to: str = _flag(
+        MISSING,
+        format_help(),
+        choices=tuple(FORMATS),
+        missing=f"choose one of {', '.join(FORMATS)}",
+    )
+    output: Path | None = _flag(
+        None,
+        "file to write, NAME or NAME.FORMAT; unset: output/exports/NAME.FORMAT",
+        short="-o",
+        parse=Path,
+    )
+    max_triangles: int | None = _flag(
+        None,
+        "leave so many triangles of the mesh; the picture is made anew for them",
+        parse=positive_int,
+        no_effect_when="for Gaussians it is an error",
+    )
+    texture_size: int | None = _flag(
+        None,
+        "texels per side of the picture at most",
+        parse=positive_int,
+        no_effect_when="for Gaussians it is an error",
+    )
+    normal_map: bool = _flag(
+        False,
+        "write the normals of the mesh with all its triangles as a picture, for programs "
+        "that light it",
+        no_effect_when="it is an error without --max_triangles",
+    )
+    lit: bool = _flag(
+        False,
+        "viewers light the mesh, by a plain material (roughness 1, metallic 0); else they "
+        "show the colours of the texture as they are",
+        no_effect_when="unless --to glb",
+    )
+    repose: Path | None = _flag(
+        None,
+        "edited mesh of the refined model, an .obj with the same triangles: its Gaussians "
+        "move along",
+        parse=Path,
+        no_effect_when="it is an error unless the result is a refined model",
+    )
+    scene_path: Path | None = _flag(
+        None,
+        "scene folder, for its cameras; unset: the one that the result's own record names",
+        short="-s",
+        parse=Path,
+        no_effect_when=_WITHOUT_CAMERAS,
+    )
+    checkpoint_path: Path | None = _flag(
+        None,
+        "vanilla checkpoint whose cameras.json says where the cameras are, for worlds that "
+        "another program moved; unset: that of the record, or the cameras of the scene",
+        short="-c",
+        parse=Path,
+        no_effect_when=_WITHOUT_CAMERAS,
+    )
+    original_frame: bool = _flag(
+        False,
+        "in the coordinates of the original capture, where it lies far from the origin, as "
+        "in UTM coordinates, or in full coordinates of the map: PLY and OBJ in float64, GLB, glTF "
+        "and USD by their node; LAS has those of a map anyway; needs the scene",
+        parse=boolean,
+        nargs="?",
+        const=True,
+    )
+    overwrite: bool = _flag(False, "replace a file that is there")
+    placement: PlacementOptions = field(default_factory=PlacementOptions)
+    map_flags: MapFlags = field(default_factory=MapFlags)
+
+    def __post_init__(self) -> None:
+        output = self.output
+        # A name of dots has no stem that a suffix could follow.
+        if output is not None and (output.is_dir() or not output.name.strip(".")):
+            raise UserError(f"--output {output}: is a folder; name the file to write")
+        mesh_format = self.format if isinstance(self.format, MeshFormat) else None
+        if mesh_format is not None and self.repose is not None:
+            raise UserError(
+                f"--repose makes Gaussians; choose --to {', '.join(GAUSSIANS)}, not {self.to}"
+            )
+        if self.repose is not None and isinstance(self.format, PointFormat):
+            raise UserError(f"--repose makes Gaussians; choose another one than --to {self.to}")
+        if self.map_flags.wanted and self.placement.wanted:
+            raise UserError(
+                "--gcp and --gps put it on a map; leave out --orient, --scale_factor and "
+                "--known_distance"
+            )
+        if self.original_frame:
+            self._check_original_frame()
+        for_printers = mesh_format is not None and mesh_format.for_printers
+        is_in_metres = self.placement.is_scaled or self.map_flags.wanted
+        if for_printers and not is_in_metres:
+            raise UserError(
+                f"--to {self.to} is in millimetres: pass --known_distance, or --scale_factor with "
+                "how many metres a unit of the capture is"
+            )
+        if self.format.check_packages is not None:
+            self.format.check_packages()
+        for name in ("max_triangles", "texture_size"):
+            if getattr(self, name) is not None and mesh_format is None:
+                raise UserError(f"--{name} is for meshes; choose --to {', '.join(MESHES)}")
+        if self.normal_map:
+            self._check_normal_map()
+
+    def _check_original_frame(self) -> None:
+        if not self.format.holds_far_coordinates:
+            wide = [entry.name for entry in FORMATS.values() if entry.holds_far_coordinates]
+            raise UserError(
+                f"--original_frame: {self.to} has too few digits for the coordinates of the "
+                f"original; choose --to {', '.join(wide)}"
+            )
+        if self.placement.wanted:
+            raise UserError(
+                "--original_frame leaves everything where it was; leave out --orient, "
+                "--scale_factor and --known_distance"
+            )
+
+    def _check_normal_map(self) -> None:
+        suitable = [entry.name for entry in MESH_FORMATS if entry.holds_normal_map]
+        if self.max_triangles is None or self.to not in suitable:
+            names = " or ".join(suitable)
+            raise UserError(f"--normal_map needs --max_triangles, and --to {names}")
+
+    @property
+    def format(self) -> ExportFormat:
+        """The entry of the table of formats that ``to`` names."""
+        return FORMATS[self.to]
+
+    @property
+    def world(self) -> World:
+        """The axes of the world in which the result is exported."""
+        if self.map_flags.wanted:
+            return World.MAP
+        return World.UPRIGHT if self.placement.orient == "up" else World.CAPTURE
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether it is exported in another world than that of the capture."""
+        return self.placement.wanted or self.map_flags.wanted
+
+    @property
+    def target(self) -> Path:
+        """The file to write; a name without the format's suffix gets it."""
+        if self.output is not None:
+            return self.format.file_path(self.output)
+        result = self.result.resolve()
+        # The .pt of a run is named after an iteration; its folder says what it is.
+        stem = result.parent.name if result.suffix == ".pt" else result.name.split(".")[0]
+        return OUTPUT_ROOT / "exports" / f"{stem}{self.format.suffix}"
+
+    @property
+    def matrix_file(self) -> Path:
+        """The JSON file beside the target with the matrix of a placed export."""
+        return self.target.with_name(f"{self.target.name}.json")
+
+    @property
+    def binding_file(self) -> Path:
+        """The archive beside the target that says where Gaussians sit on a mesh."""
+        return self.target.with_name(f"{self.target.name}.binding.npz")
+
+
+def export_parser(description: str | None) -> argparse.ArgumentParser:
+    """Return the parser of ``export.py``; flags of a placement have the help that fits here."""
+    changes = {name: {"group": "export", "help": text} for name, text in _PLACEMENT_HELP.items()}
+    return parser_of(description, ExportOptions, examples="", **changes)

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results as points: the vertices of a mesh, or the centres of Gaussians."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gaussian_splatting.formats.packing import require_gaussians
+from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
+from sugar_extractors.export.format_types import PointCloud
+from sugar_extractors.export.reading import has_gaussians, read_any_gaussians
+from sugar_extractors.texture.textured_mesh_io import (
+    TexturedMesh,
+    read_textured_mesh,
+    sample_texture,
+    written_normals,
+)
+from sugar_scene.triangle_mesh import read_mesh_ply, with_vertex_normals
+from sugar_utils.errors import Notify, UserError
+
+
+def read_points(path: Path, notify: Notify) -> PointCloud:
+    """Read the vertices of a textured OBJ or of a mesh PLY, or the centres of Gaussians.
+
+    Raises:
+        UserError: The file is of another kind, or has no points.
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".obj":
+        return _of_textured_mesh(read_textured_mesh(path))
+    if has_gaussians(path):
+        cloud = read_any_gaussians(path, notify)
+        require_gaussians(path, cloud)
+        base_colors = (cloud.sh_dc[:, 0].double() * SH_C0 + 0.5).clamp(0, 1).numpy()
+        opacities = torch.sigmoid(cloud.opacity_logits.double())[:, 0].numpy()
+        return PointCloud(
+            positions=cloud.means.double().numpy(),
+            colors=np.round(base_colors * 255).astype(np.uint8),
+            opacities=opacities,
+        )
+    if suffix != ".ply":
+        raise UserError(f"{path}: neither Gaussians nor a mesh; pass a .ply, a .pt or a .obj")
+    mesh = with_vertex_normals(read_mesh_ply(path))
+    if mesh.normals is None or not mesh.n_vertices:
+        raise UserError(f"{path}: has no vertices to export; make the mesh again")
+    return PointCloud(
+        positions=np.asarray(mesh.vertices, np.float64),
+        colors=np.asarray(mesh.colors, np.uint8),
+        normals=np.asarray(mesh.normals, np.float64),
+    )
+
+
+def _of_textured_mesh(mesh: TexturedMesh) -> PointCloud:
+    """Return the vertices that triangles use, with the colours that the texture has there."""
+    corners = mesh.faces.reshape(-1).numpy()
+    # Of a vertex with several places in the picture the first counts.
+    vertices, first_corners = np.unique(corners, return_index=True)
+    uvs = mesh.uvs.reshape(-1, 2)[torch.from_numpy(first_corners)]
+    colors = (sample_texture(mesh.texture, uvs) * 255).round().to(torch.uint8)
+    normals = written_normals(mesh)
+    return PointCloud(
+        positions=mesh.vertices.double().numpy()[vertices],
+        colors=colors.numpy(),
+        normals=normals.double().numpy()[vertices],
+    )
