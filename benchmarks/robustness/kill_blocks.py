@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         scene = root / "scan"
-        make_demo_scene(scene, n_views=27, width=96, height=72)
+        make_demo_scene(scene, n_views=5 * args.blocks, width=96, height=72)
         command = [sys.executable, "-m", "sugar_pipeline", "run", "-s", str(scene)]
         command += ["--blocks", str(args.blocks), "--force", "True", *FLAGS.split(), "--output_dir"]
         print("undisturbed run", flush=True)

@@ -12,7 +12,7 @@ from gaussian_splatting.data.scene import Scene
 from sugar_extractors.mesh.level_sets import Box
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh.meshing_backends import choose_backend
-from sugar_extractors.mesh.observed_region import observed_region
+from sugar_extractors.mesh.observed_region import observed_region, without_bare_border
 from sugar_extractors.mesh.subdivision import covered_pixels, visible_part
 from sugar_extractors.results import note_path
 from sugar_pipeline.blocks.block_depths import INDEX_FILE, stored_views
@@ -54,7 +54,7 @@ def write_block_mesh(plan: BlockPlan, block: Block, options: MeshOptions, consol
     region = grid.region_of(block.box)
     mesh = fusion.surface(region)
     _, scene = load_views(options, say_nothing)
-    mesh = observed_part(mesh, block.box, scene, options.tsdf.margin)
+    mesh = observed_part(mesh, block, scene, options, voxel)
     planes = planes_of(grid, block.box)
     mesh = cleaned(mesh, planes, voxel, options.tsdf.min_component, options.tsdf.fill)
     n_before = mesh.n_faces
@@ -84,25 +84,38 @@ def _is_finished(block: Block, identity: dict[str, object]) -> bool:
 
 
 def observed_part(
-    mesh: TriangleMesh, box: BlockBox, scene: Scene, margin: float | None
+    mesh: TriangleMesh, block: Block, scene: Scene, options: MeshOptions, voxel: float
 ) -> TriangleMesh:
-    """Return what lies near the points that photographs observe.
+    """Return what lies near the points that photographs observe, without bare borders.
 
     Args:
         scene: Of the block, whose points reach into its margin.
-        margin: By which the surface may lie outside of their convex hull, in camera extents; None:
-            everything is returned.
     """
+    margin = options.tsdf.margin
     if margin is None or mesh.n_faces == 0:
         return mesh
     # Infinite sides end far outside.
-    low = np.maximum(box.low, mesh.vertices.min(axis=0)) - scene.extent
-    high = np.minimum(box.high, mesh.vertices.max(axis=0)) + scene.extent
+    low = np.maximum(block.box.low, mesh.vertices.min(axis=0)) - scene.extent
+    high = np.minimum(block.box.high, mesh.vertices.max(axis=0)) + scene.extent
     around = Box.of_corners(low, high)
     region = observed_region(scene.observations, around, margin * scene.extent)
-    if region is None:
+    points_region = observed_region(scene.observations, around, 0.0)
+    if region is None or points_region is None:
         return mesh
-    return triangle_mesh.keep_vertices(mesh, region.contains(mesh.vertices))
+    mesh = triangle_mesh.keep_vertices(mesh, region.contains(mesh.vertices))
+    device = options.compute.device
+    views = {view.path.stem: view for view in stored_views([block])}
+    cameras = [view.read(device).camera for view in views.values()]
+    if mesh.n_faces == 0 or not cameras:
+        return mesh
+    return without_bare_border(
+        mesh,
+        points_region,
+        lambda camera: views[camera.name].read(device),
+        cameras,
+        reach=options.tsdf.truncation * voxel,
+        min_faces=options.tsdf.min_component,
+    )
 
 
 def cleaned(
