@@ -83,6 +83,16 @@ def test_every_band_turns_by_itself_also_by_half_a_turn(angle):
         assert whole[first:end][:, others].abs().max() < 1e-10
 
 
+def test_where_degrees_do_not_mix_a_rotation_is_zero_to_the_bit():
+    """Else the smallest values would differ from process to process."""
+    bands = sh_rotation(Rotation.random(random_state=3).as_matrix())
+    degrees = torch.tensor(np.repeat([1, 2, 3], (3, 5, 7)))
+    assert (bands[degrees[:, None] != degrees] == 0).all()
+    cloud = cloud_of()
+    cloud.sh_rest[:, 3:] = 0
+    assert (moved_cloud(cloud, similarity(3, 2.0)).sh_rest[:, 3:] == 0).all()
+
+
 def test_fewer_bands_and_float32_stay_as_they_are():
     cloud = cloud_of()
     small = GaussianCloud(**{k: v.float() for k, v in cloud.tensors().items()})

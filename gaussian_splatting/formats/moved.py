@@ -35,11 +35,10 @@ def moved_cloud(cloud: GaussianCloud, matrix: np.ndarray) -> GaussianCloud:
         return torch.as_tensor(array, dtype=torch.float64, device=device)
 
     frames = rotation_matrices(torch.nn.functional.normalize(cloud.quats.double(), dim=-1))
-    means = _product(tensor(linear), cloud.means.double()[..., None])[..., 0]
-    means = means + tensor(matrix[:3, 3])
+    means = cloud.means.double() @ tensor(linear).T + tensor(matrix[:3, 3])
     log_scales = cloud.log_scales.double() + np.log(abs(factor))
-    quats = quaternions_of(_product(tensor(rotation), frames))
-    sh_rest = _product(bands.to(device)[:n_bands, :n_bands], cloud.sh_rest.double())
+    quats = quaternions_of(tensor(rotation) @ frames)
+    sh_rest = bands.to(device)[:n_bands, :n_bands] @ cloud.sh_rest.double()
     return replace(
         cloud,
         means=means.to(cloud.means.dtype),
@@ -47,17 +46,6 @@ def moved_cloud(cloud: GaussianCloud, matrix: np.ndarray) -> GaussianCloud:
         quats=quats.to(cloud.quats.dtype),
         sh_rest=sh_rest.to(cloud.sh_rest.dtype),
     )
-
-
-def _product(matrix: Tensor, columns: Tensor) -> Tensor:
-    """Multiply a matrix with columns in a fixed order, hence to the same bits every time.
-
-    (K, K), (N, K, C) -> (N, K, C)
-    """
-    total = torch.zeros_like(columns)
-    for k in range(columns.shape[1]):
-        total = total + matrix[:, k, None] * columns[:, k : k + 1]
-    return total
 
 
 def sh_rotation(rotation: np.ndarray) -> Tensor:
