@@ -15,12 +15,12 @@ from PIL import ExifTags, Image
 
 from gaussian_splatting.data.images import colors_of, has_alpha, open_image
 from gaussian_splatting.data.names import HEIF_SUFFIXES, IMAGE_SUFFIXES, natural_order
+from sugar_capture.georeference.gps_tags import GpsPosition, gps_of_tags
 from sugar_utils.errors import Notify, UserError, shortened
 from sugar_utils.libraries import load_package
 
 FILM_DIAGONAL = math.hypot(36, 24)  # mm, of "35 mm equivalent" focal lengths (CIPA DCG-001)
 _TAGS = ExifTags.Base
-_GPS = ExifTags.GPS
 _EXIF_TIME = "%Y:%m:%d %H:%M:%S"
 _UPRIGHT_TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -58,8 +58,7 @@ class Photograph:
     # Turned by EXIF so that width and height stay: by half a turn, or mirrored.
     keeps_size: bool = False
     time: float | None = None  # when it was taken, in seconds; None where EXIF does not tell
-    # Latitude and longitude in degrees, altitude in metres; None where EXIF does not tell.
-    place: tuple[float, float, float] | None = None
+    gps: GpsPosition | None = None  # where it was taken; None where EXIF does not tell
 
 
 def picture_files(folder: Path, recursive: bool = True) -> list[Path]:
@@ -138,7 +137,7 @@ def _describe(path: Path, folder: Path) -> Photograph:
         transparent=transparent,
         keeps_size=is_turned and not is_on_its_side,
         time=_time_taken(details),
-        place=_place_taken(location),
+        gps=gps_of_tags(location),
     )
 
 
@@ -159,33 +158,6 @@ def _time_taken(details: Mapping[int, Any]) -> float | None:
     if fraction.isascii() and fraction.isdigit():
         seconds += float(f"0.{fraction}")
     return seconds
-
-
-def _place_taken(location: Mapping[int, Any]) -> tuple[float, float, float] | None:
-    """Return latitude, longitude and altitude that EXIF tells; None where they are no place.
-
-    Args:
-        location: The EXIF directory of the GPS receiver.
-    """
-    latitude = _degrees(location.get(_GPS.GPSLatitude))
-    longitude = _degrees(location.get(_GPS.GPSLongitude))
-    if latitude is None or longitude is None or latitude > 90 or longitude > 180:
-        return None
-    if str(location.get(_GPS.GPSLatitudeRef, "N")).upper().startswith("S"):
-        latitude = -latitude
-    if str(location.get(_GPS.GPSLongitudeRef, "E")).upper().startswith("W"):
-        longitude = -longitude
-    return latitude, longitude, _positive_number(location.get(_GPS.GPSAltitude))
-
-
-def _degrees(parts: object) -> float | None:
-    """Return an angle from its degrees, minutes and seconds; None where they are no numbers."""
-    try:
-        degrees, minutes, seconds = [float(part) for part in parts]  # type: ignore[attr-defined]
-    except (TypeError, ValueError, ZeroDivisionError):
-        return None
-    angle = degrees + minutes / 60 + seconds / 3600
-    return angle if math.isfinite(angle) and angle >= 0 else None
 
 
 def _depth(mode: str) -> str:

@@ -14,7 +14,7 @@ from gaussian_splatting.data.scene_path import output_folders, scene_folder
 from gaussian_splatting.engine.loop import Interrupted
 from sugar_capture.scene_folder import is_scene
 from sugar_pipeline.blocks.automatic import automatic_blocks
-from sugar_pipeline.blocks.blocks_run import check_block_flags, run_in_blocks
+from sugar_pipeline.blocks.block_flags import check_block_flags
 from sugar_pipeline.demo_scene import run_demo, timed_demo
 from sugar_pipeline.doctor import run_doctor
 from sugar_pipeline.input_checks import check_files_of_flags, check_names_of_photographs
@@ -81,6 +81,9 @@ def run_scene(args: argparse.Namespace, console: Console) -> PipelineResult:
     if n_blocks == AUTO:
         n_blocks = automatic_blocks(args, changed_flags, console)
     if n_blocks > 1:
+        # Here and not above: most runs are whole.
+        from sugar_pipeline.blocks.blocks_run import run_in_blocks
+
         return run_in_blocks(with_flags(args, blocks=n_blocks), changed_flags, console)
     return _run(args, full_plan, changed_flags, console, start)
 

@@ -15,8 +15,8 @@ from sugar_extractors.texture.gltf_container import split_glb
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, read_textured_mesh
 from sugar_pipeline.blocks import tiles
 from sugar_pipeline.blocks.block_refinement import joined_in_order, write_if_new
-from sugar_pipeline.blocks.joined_refinement import SharedVertices
-from sugar_pipeline.blocks.paged_obj import write_paged_obj
+from sugar_pipeline.blocks.joined_refinement import with_shared_means
+from sugar_pipeline.blocks.paged_obj import paged_obj
 from sugar_scene.triangle_mesh import TriangleMesh
 from tests.support.mesh_scenes import sphere_cloud
 
@@ -61,24 +61,28 @@ def test_a_file_that_holds_the_mesh_stays_untouched(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_shared_vertices_are_where_all_blocks_have_them():
+def test_shared_vertices_are_at_the_mean_of_all_blocks_that_have_them():
+    meshes = [square(0), square(1)]
     rng = np.random.default_rng(0)
-    before = rng.normal(size=(20, 3))
-    after = before + 0.01 * rng.normal(size=(20, 3))
-    order = np.lexsort(before[:5].T[::-1])
-    means = before[:5] + 0.5
-    shared = SharedVertices(before[:5][order], means[order])
-    moved = shared.moved(before, after)
-    assert np.array_equal(moved[:5], means)
-    assert np.array_equal(moved[5:], after[5:])
-    nothing = SharedVertices(np.zeros((0, 3)), np.zeros((0, 3)))
-    assert np.array_equal(nothing.moved(before, after), after)
+    refined = [mesh.vertices + 0.01 * rng.normal(size=(4, 3)) for mesh in meshes]
+    first, second = with_shared_means(meshes, refined)
+    # Corners 1 and 2 of the first square are 0 and 3 of the second.
+    means = (refined[0][[1, 2]] + refined[1][[0, 3]]) / 2
+    assert np.array_equal(first[[1, 2]], means)
+    assert np.array_equal(second[[0, 3]], means)
+    assert np.array_equal(first[[0, 3]], refined[0][[0, 3]])
+    assert np.array_equal(second[[1, 2]], refined[1][[1, 2]])
+    (alone,) = with_shared_means(meshes[:1], refined[:1])
+    assert np.array_equal(alone, refined[0])
 
 
 def test_an_obj_with_pages_is_read_back_with_the_colours_of_each(tmp_path):
     colors = [(200, 10, 10), (10, 200, 10)]
     pages = [textured_square(x, color) for x, color in enumerate(colors)]
-    files = write_paged_obj(tmp_path / "mesh.obj", iter(pages))
+    with paged_obj(tmp_path / "mesh.obj") as obj:
+        for page in pages:
+            obj.add(page)
+    files = obj.files
     assert [path.name for path in files] == ["mesh.obj", "mesh.mtl", "mesh_00.png", "mesh_01.png"]
     mesh = read_textured_mesh(files[0])
     assert mesh.n_faces == 4

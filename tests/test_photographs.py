@@ -111,9 +111,9 @@ def test_time_and_place_come_from_exif(tmp_path):
     del location[4]
     Image.new("RGB", (40, 30)).save(tmp_path / "c.jpg", exif=exif)
     right, far_north, damaged = described_photographs(tmp_path, True)
-    assert right.place == pytest.approx((-52.51, 13.25, 40.5))
+    assert right.gps == pytest.approx((13.25, -52.51, 40.5))
     assert far_north.time - right.time == pytest.approx(2.0)
-    assert (far_north.place, damaged.place, damaged.time) == (None, None, None)
+    assert (far_north.gps, damaged.gps, damaged.time) == (None, None, None)
 
 
 def test_unusual_pixels_are_converted_and_named(tmp_path):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from sugar_capture import mapping
+from sugar_capture.georeference.gps_tags import GpsPosition
 from sugar_capture.pairs.chosen_pairs import (
     chosen_matcher,
     connected_images,
@@ -58,7 +59,7 @@ def test_photographs_are_compared_with_those_taken_after_and_near_them():
             expected.add(tuple(sorted((in_order[i], in_order[j]))))
     assert recorded_pairs(timed) == expected
     # Two places 1 km apart: eight neighbours of each of ten are of its own place.
-    located = [described(place=(50.0 + 0.01 * (k % 2), 8.0, 0.1 * k)) for k in range(20)]
+    located = [described(gps=GpsPosition(8.0, 50.0 + 0.01 * (k % 2), 0.1 * k)) for k in range(20)]
     pairs = recorded_pairs([*located, described()])
     assert len(pairs) > 70
     assert all((j - i) % 2 == 0 and j < 20 for i, j in pairs)

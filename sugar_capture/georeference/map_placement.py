@@ -62,10 +62,12 @@ class MapFlags:
             return
         if not self.wanted:
             raise UserError("--epsg says in which system a map is; pass --gcp or --gps auto, too")
-        self._system()
+        # Refused where it is none for a map.
+        _ = self.system
 
-    def _system(self) -> MapSystem | None:
-        """Return the system of ``epsg``; a ``UserError`` where it is none for a map."""
+    @property
+    def system(self) -> MapSystem | None:
+        """The system that ``epsg`` names, None where it is not given; an error if no map has it."""
         if self.epsg is None:
             return None
         system = map_systems.system_of_code(self.epsg, f"--epsg {self.epsg}")
@@ -75,11 +77,6 @@ class MapFlags:
                 "of UTM"
             )
         return system
-
-    @property
-    def system(self) -> MapSystem | None:
-        """The system that ``epsg`` names; None where it is not given."""
-        return self._system()
 
     @property
     def wanted(self) -> bool:

@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from sugar_capture.georeference.map_systems import geocentric
 from sugar_capture.pairs.similar_images import COMPARED_FEATURES, similar_pairs
 from sugar_capture.photographs import Photograph
 from sugar_utils.libraries import load_pycolmap
@@ -28,7 +29,6 @@ _LEAST_PARTNERS = 6  # images that match one well; with fewer it is compared wit
 _STRONG_MATCHES = 30  # verified matches of a pair that matches well
 # Most verified matches of an image with all others at which no mapper registers it.
 _TOO_FEW_MATCHES = 29
-_METRES_PER_DEGREE = 111_195.0  # of latitude
 
 
 def chosen_matcher(matcher: Matcher, n_photographs: int, in_order: bool) -> Matcher:
@@ -90,14 +90,16 @@ def _pairs_in_time(photographs: Sequence[Photograph]) -> set[Pair]:
 
 
 def _pairs_in_place(photographs: Sequence[Photograph]) -> set[Pair]:
-    located = [index for index, item in enumerate(photographs) if item.place is not None]
+    located = []
+    positions = []
+    for index, photograph in enumerate(photographs):
+        gps = photograph.gps
+        if gps is not None:
+            located.append(index)
+            positions.append((gps.longitude, gps.latitude, gps.altitude or 0.0))
     if not located:
         return set()
-    places = np.array([photographs[index].place for index in located])
-    # Metres on the plane that touches the earth there; captures are small.
-    latitude = np.radians(places[:, 0].mean())
-    scale = _METRES_PER_DEGREE * np.array([1.0, np.cos(latitude)])
-    metres = np.concatenate([places[:, :2] * scale, places[:, 2:]], axis=1)
+    metres = geocentric(np.array(positions))
     pairs = set()
     for row, index in enumerate(located):
         distances = np.linalg.norm(metres - metres[row], axis=1)

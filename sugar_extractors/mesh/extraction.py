@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gaussian_splatting.cloud import opacities_of
+from gaussian_splatting.cloud import GaussianCloud, opacities_of
 from gaussian_splatting.data.cameras import middle_of
 from gaussian_splatting.data.masks import hull_of
 from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
@@ -34,7 +34,7 @@ from sugar_extractors.mesh.observed_region import observed_region, without_bare_
 from sugar_extractors.mesh.poisson_regions import MIN_POINTS, reconstruct_region
 from sugar_extractors.mesh.subdivision import covered_pixels, split_to_pixels, visible_part
 from sugar_extractors.mesh.tetrahedra import TetrahedraFusion
-from sugar_extractors.mesh.tsdf import FusedRegion, Fusion
+from sugar_extractors.mesh.tsdf import FusedRegion, Fusion, TsdfConfig
 from sugar_extractors.results import alone_with, is_finished, publish, read_state
 from sugar_scene import triangle_mesh
 from sugar_scene.reprojection import NeighborViews
@@ -73,6 +73,16 @@ def region_boxes(options: MeshOptions, scene: Scene) -> tuple[Box, Box]:
         corners = corners - offset_for(corners, scene.offset)
     low, high = corners.tolist()
     return Box(tuple(low), tuple(high)), background
+
+
+def depth_renderer(cloud: GaussianCloud, scene: Scene, config: TsdfConfig) -> Renderer:
+    """Return the renderer of depth that the settings of a fusion ask for."""
+    if config.tsdf_depth != "plane":
+        return depth_views.view_renderer(cloud, config.min_alpha)
+    cameras = scene.train_cameras
+    neighbors = NeighborViews(cameras, scene.extent, observations=scene.observations)
+    gaussians = cloud.detached().activate()
+    return depth_views.plane_renderer(gaussians, cameras, neighbors, scene.extent)
 
 
 def left_out(options: MeshOptions, name: str, n: int, points: np.ndarray) -> str:
@@ -377,14 +387,7 @@ class _Extraction:
 
     def _renderer(self) -> Renderer:
         """Return the renderer of depth that the settings ask for, within the masks."""
-        config = self._options.tsdf
-        if config.tsdf_depth == "plane":
-            scene = self._scene
-            neighbors = NeighborViews(self._cameras, scene.extent, observations=scene.observations)
-            gaussians = self._cloud.detached().activate()
-            render = depth_views.plane_renderer(gaussians, self._cameras, neighbors, scene.extent)
-        else:
-            render = depth_views.view_renderer(self._cloud, config.min_alpha)
+        render = depth_renderer(self._cloud, self._scene, self._options.tsdf)
         carved = depth_views.carved_renderer(render, self._hull)
         return depth_views.cached_renderer(carved, self._cameras)
 

@@ -156,47 +156,76 @@ class Fusion:
             larger = voxel * max(_COARSER, math.sqrt(n / max_voxels))
             self.console.info(f"voxels of {voxel:.4g} would be too many; taking {larger:.4g}")
             voxel = larger
-        numbers = reached.flatten().cumsum(0).int() - 1
-        numbers = numbers.reshape(reached.shape)
         means = FusedDistances.empty(n, voxel, self.config.truncation * voxel, reached.device)
         blocks = reached.nonzero().int().contiguous()
         with self.console.progress("fusion", 1, len(self.cameras)) as progress:
             for done, camera in enumerate(self.cameras, start=1):
                 means.add_at_corners(self.render(camera), blocks, self.box.low)
                 progress.update(done, fields={"voxels": f"{n:,}"})
-        return SparseField(
-            origin=self.box.low,
-            voxel=voxel,
-            table=torch.where(reached, numbers, -1).int(),
-            distances=means.fused(),
-            weights=means.weights,
-            colors=means.colors,
-        )
+        return fused_field(means, reached, self.box.low)
 
     def _reached_blocks(self, voxel: float) -> Tensor:
         """Return which blocks of the box the depth of some view reaches. (X, Y, Z) bool"""
         block_side = voxel * BLOCK
+        reach = self.config.truncation * voxel
         sides = np.subtract(self.box.high, self.box.low).tolist()
         shape = [max(1, math.ceil(side / block_side)) for side in sides]
         device = self.render(self.cameras[0]).depth.device
         reached = torch.zeros(shape, dtype=torch.bool, device=device)
         with self.console.progress("blocks", 1, len(self.cameras)) as progress:
             for done, camera in enumerate(self.cameras, start=1):
-                self._mark(self.render(camera), voxel, reached)
+                mark_reached(self.render(camera), self.box.low, voxel, reach, reached)
                 progress.update(done)
         return reached
 
-    def _mark(self, view: DepthView, voxel: float, reached: Tensor) -> None:
-        """Mark the blocks that the depth of a view reaches. reached: (X, Y, Z) bool"""
-        block_side = voxel * BLOCK
-        reach = self.config.truncation * voxel
-        n_steps = math.ceil(2 * reach / (block_side / 2)) + 1
-        is_known = view.depth.flatten() > 0
-        shape = torch.tensor(reached.shape, device=reached.device)
-        for offset in torch.linspace(-reach, reach, n_steps, device="cpu").tolist():
-            points = view.world_points(view.depth + offset)[is_known]
-            blocks = (points - points.new_tensor(self.box.low)) / block_side
-            blocks = blocks.floor().long()
-            is_inside = ((blocks >= 0) & (blocks < shape)).all(dim=1)
-            x, y, z = blocks[is_inside].unbind(1)
-            reached[x, y, z] = True
+
+def mark_reached(
+    view: DepthView,
+    low: tuple[float, float, float],
+    voxel: float,
+    reach: float,
+    reached: Tensor,
+    first: tuple[int, int, int] = (0, 0, 0),
+) -> None:
+    """Mark the blocks of voxels that the depth of a view reaches.
+
+    Args:
+        low: Corner of block (0, 0, 0), world units.
+        voxel: Side of a voxel, world units.
+        reach: Before and behind the depth, world units.
+        reached: Blocks from ``first`` on, (X, Y, Z) bool; changed.
+        first: The lowest block of these.
+    """
+    block_side = voxel * BLOCK
+    n_steps = math.ceil(2 * reach / (block_side / 2)) + 1
+    is_known = view.depth.flatten() > 0
+    shape = torch.tensor(reached.shape, device=reached.device)
+    first_block = torch.tensor(first, device=reached.device)
+    for offset in torch.linspace(-reach, reach, n_steps, device="cpu").tolist():
+        points = view.world_points(view.depth + offset)[is_known]
+        blocks = (points - points.new_tensor(low)) / block_side
+        blocks = blocks.floor().long() - first_block
+        is_inside = ((blocks >= 0) & (blocks < shape)).all(dim=1)
+        x, y, z = blocks[is_inside].unbind(1)
+        reached[x, y, z] = True
+
+
+def fused_field(
+    means: FusedDistances, reached: Tensor, origin: tuple[float, float, float]
+) -> SparseField:
+    """Return the field of means at the corners of the blocks that are reached.
+
+    Args:
+        means: At the corners of these blocks, in their order.
+        reached: (X, Y, Z) bool
+        origin: Corner of the first block, world units.
+    """
+    numbers = reached.flatten().cumsum(0).int() - 1
+    return SparseField(
+        origin=origin,
+        voxel=means.voxel,
+        table=torch.where(reached, numbers.reshape(reached.shape), -1).int(),
+        distances=means.fused(),
+        weights=means.weights,
+        colors=means.colors,
+    )

@@ -7,7 +7,7 @@ where the margin ends, so that the surfaces of two blocks pass into each other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,12 +19,11 @@ from torch import Tensor
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import COUNTS, decode_mask
 from gaussian_splatting.engine.model import cloud_from_state
-from sugar_extractors.mesh import depth_views
 from sugar_extractors.mesh.depth_views import DepthView, Renderer
+from sugar_extractors.mesh.extraction import depth_renderer
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.results import read_state
 from sugar_pipeline.blocks.block_plan import Block
-from sugar_scene.reprojection import NeighborViews
 from sugar_trainers.capture import load_views
 from sugar_utils.console import Console
 from sugar_utils.errors import say_nothing
@@ -66,23 +65,32 @@ class StoredView:
     path: Path
     record: ViewRecord
 
+    def camera(self) -> Camera:
+        """Read the camera, and no pixels."""
+        with np.load(self.path) as arrays:
+            return self._camera(arrays)
+
+    def _camera(self, arrays: Mapping[str, np.ndarray]) -> Camera:
+        fx, fy, cx, cy = arrays["intrinsics"].tolist()
+        width, height = arrays["size"].tolist()
+        return Camera(
+            name=self.path.stem,
+            width=width,
+            height=height,
+            fx=fx,
+            fy=fy,
+            cx=cx,
+            cy=cy,
+            rotation=arrays["rotation"],
+            translation=arrays["translation"],
+        )
+
     def read(self, device: torch.device) -> DepthView:
         """Read depth and colour."""
         with np.load(self.path) as arrays:
             steps = arrays["inverse_depth"]
             least, span, most_weight = arrays["scales"].tolist()
-            numbers = arrays["intrinsics"].tolist()
-            camera = Camera(
-                name=self.path.stem,
-                width=steps.shape[1],
-                height=steps.shape[0],
-                fx=numbers[0],
-                fy=numbers[1],
-                cx=numbers[2],
-                cy=numbers[3],
-                rotation=arrays["rotation"],
-                translation=arrays["translation"],
-            )
+            camera = self._camera(arrays)
             inverse = torch.from_numpy(steps.astype(np.float32)) - 1
             colors = torch.from_numpy(arrays["colors"])
             weights = torch.from_numpy(arrays["weights"])
@@ -126,12 +134,7 @@ def write_depths(block: Block, margin: float, options: MeshOptions, console: Con
     _, scene = load_views(options, say_nothing)
     cloud = read_state(model, cloud_from_state).to(options.compute.device)
     cameras = scene.train_cameras
-    if options.tsdf.tsdf_depth == "plane":
-        neighbors = NeighborViews(cameras, scene.extent, observations=scene.observations)
-        gaussians = cloud.detached().activate()
-        render = depth_views.plane_renderer(gaussians, cameras, neighbors, scene.extent)
-    else:
-        render = depth_views.view_renderer(cloud, options.tsdf.min_alpha)
+    render = depth_renderer(cloud, scene, options.tsdf)
     records = []
     with console.progress("depth", 1, len(cameras)) as progress, torch.no_grad():
         for number, camera in enumerate(cameras):
@@ -180,6 +183,7 @@ def _write_view(
         "scales": np.array([least, span, most_weight]),
         "colors": np.where(is_known.reshape(*shape, 1), colors, 0).astype(np.uint8),
         "weights": (np.where(is_known, weights, 0) / most_weight).reshape(shape).astype(np.float16),
+        "size": np.array([camera.width, camera.height]),
         "intrinsics": np.array([camera.fx, camera.fy, camera.cx, camera.cy]),
         "rotation": camera.rotation,
         "translation": camera.translation,

@@ -105,7 +105,7 @@ def observed_part(
     mesh = triangle_mesh.keep_vertices(mesh, region.contains(mesh.vertices))
     device = options.compute.device
     views = {view.path.stem: view for view in stored_views([block])}
-    cameras = [view.read(device).camera for view in views.values()]
+    cameras = [view.camera() for view in views.values()]
     if mesh.n_faces == 0 or not cameras:
         return mesh
     return without_bare_border(

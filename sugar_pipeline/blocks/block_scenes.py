@@ -15,7 +15,6 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 from PIL import Image
-from scipy.ndimage import binary_dilation
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.colmap_writing import write_capture
@@ -84,6 +83,9 @@ def cut_out(camera: Camera, places: np.ndarray, partition: Partition, number: in
     share = float(is_shown.mean())
     if share < MIN_VIEW_SHARE:
         return None
+    # Here and not above: most commands start without it.
+    from scipy.ndimage import binary_dilation
+
     shows = np.asarray(binary_dilation(is_shown, iterations=DILATION))
     height, width = places.shape[:2]
     top, bottom = _grown(np.flatnonzero(shows.any(axis=1)), camera.height / height)
@@ -167,8 +169,7 @@ def write_block_model(
         raise UserError(
             f"{folder.parent.name} has no points of the reconstruction; use fewer --blocks"
         )
-    cameras = [replace(cut.cut_camera(), name=cut.camera.name) for cut in cuts]
+    cameras = {cut.camera.name: cut.cut_camera() for cut in cuts}
     tracked = points.within(is_inside, cameras)
-    named = [cut.cut_camera() for cut in cuts]
-    write_capture(folder / "sparse" / "0", named, tracked)
+    write_capture(folder / "sparse" / "0", list(cameras.values()), tracked)
     write_offset(folder, offset)

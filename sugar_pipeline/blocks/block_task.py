@@ -114,17 +114,20 @@ def perform(task: BlockTask) -> None:
         refine_block(plan, block, stages, console)
 
 
-def later_stages(block: Block, args: argparse.Namespace) -> PipelinePlan:
-    """Return the plan of a block's run up to its last stage.
+def later_stages(
+    block: Block, args: argparse.Namespace, stop_after: str | None = None
+) -> PipelinePlan:
+    """Return the plan of a block's run beyond its training.
 
     Args:
         args: Flags of the block's training, which end with the coarse stage.
+        stop_after: Its last stage; None for all.
     """
     from sugar_pipeline.blocks.block_refinement import with_surrounded_mesh
     from sugar_pipeline.plan import full_plan
     from sugar_utils.settings import with_flags
 
-    return with_surrounded_mesh(full_plan(with_flags(args, stop_after=None)), block)
+    return with_surrounded_mesh(full_plan(with_flags(args, stop_after=stop_after)), block)
 
 
 def main() -> None:

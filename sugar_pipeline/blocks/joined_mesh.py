@@ -17,10 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sugar_extractors.mesh.depth_views import DepthView
 from sugar_extractors.mesh.fused_distances import BLOCK, FusedDistances
 from sugar_extractors.mesh.marching_cubes import EMPTY_MESH, SparseField, extract_surface
-from sugar_extractors.mesh.tsdf import TsdfConfig
+from sugar_extractors.mesh.tsdf import TsdfConfig, fused_field, mark_reached
 from sugar_pipeline.blocks.block_depths import StoredView
 from sugar_pipeline.blocks.partition import BlockBox
 from sugar_scene import triangle_mesh
@@ -134,24 +133,12 @@ class JoinedFusion:
         """Which cubes of a region, and those after it, the depth of some view reaches. bool"""
         shape = [n + 1 for n in region.shape]
         reached = torch.zeros(shape, dtype=torch.bool, device=self.device)
+        voxel = self.grid.voxel
+        reach = self.config.truncation * voxel
         for stored in self._views_of(region):
-            self._mark(stored.read(self.device), region, reached)
+            view = stored.read(self.device)
+            mark_reached(view, self.grid.low, voxel, reach, reached, region.first)
         return reached
-
-    def _mark(self, view: DepthView, region: GridRegion, reached: Tensor) -> None:
-        """Mark the cubes that the depth of a view reaches."""
-        reach = self.config.truncation * self.grid.voxel
-        n_steps = math.ceil(4 * reach / self.grid.cube_side) + 1
-        is_known = view.depth.flatten() > 0
-        shape = torch.tensor(reached.shape, device=reached.device)
-        first = torch.tensor(region.first, device=reached.device)
-        for offset in torch.linspace(-reach, reach, n_steps, device="cpu").tolist():
-            points = view.world_points(view.depth + offset)[is_known]
-            cubes = (points - points.new_tensor(self.grid.low)) / self.grid.cube_side
-            cubes = cubes.floor().long() - first
-            is_inside = ((cubes >= 0) & (cubes < shape)).all(dim=1)
-            x, y, z = cubes[is_inside].unbind(1)
-            reached[x, y, z] = True
 
     def _field(self, region: GridRegion, reached: Tensor, n: int) -> SparseField:
         """Average the distances of all views at the corners of the cubes that are reached."""
@@ -165,17 +152,9 @@ class JoinedFusion:
             for done, stored in enumerate(views, start=1):
                 means.add_at_corners(stored.read(self.device), cubes.contiguous(), self.grid.low)
                 progress.update(done, fields={"voxels": f"{n:,}"})
-        numbers = reached.flatten().cumsum(0).int() - 1
         origin = np.array(self.grid.low) + np.array(region.first) * self.grid.cube_side
         x, y, z = origin.tolist()
-        return SparseField(
-            origin=(x, y, z),
-            voxel=voxel,
-            table=torch.where(reached, numbers.reshape(reached.shape), -1).int(),
-            distances=means.fused(),
-            weights=means.weights,
-            colors=means.colors,
-        )
+        return fused_field(means, reached, (x, y, z))
 
     def _within(self, mesh: TriangleMesh, region: GridRegion) -> TriangleMesh:
         """Return the triangles whose cells belong to a region, not to the cubes after it."""

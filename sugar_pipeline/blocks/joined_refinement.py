@@ -23,114 +23,111 @@ from sugar_pipeline.plan import PipelinePlan
 from sugar_scene import triangle_mesh
 from sugar_scene.bound_model import bound_cloud_from_state
 from sugar_scene.mesh_bound import BoundCloud
+from sugar_scene.triangle_mesh import TriangleMesh
 
 
 @dataclass(frozen=True)
 class RefinedPart:
-    """The files of a refined block."""
+    """A refined block: its part of the mesh before the refinement, and the files after it."""
 
     block: Block
+    mesh: TriangleMesh
     model: Path  # its refined ``.pt``
     textured: Path | None  # its OBJ; None where none was wanted
 
     @classmethod
-    def of(cls, block: Block, stages: PipelinePlan) -> RefinedPart | None:
-        """Return the part of a block; None where it has no surface."""
-        if stages.refine is None or triangle_mesh.read_mesh_ply(block.mesh).n_faces == 0:
+    def of(cls, block: Block, mesh: TriangleMesh, stages: PipelinePlan) -> RefinedPart | None:
+        """Return the part of a block; None where it has no surface, or is not refined."""
+        if stages.refine is None or mesh.n_faces == 0:
             return None
         textured = None if stages.texture is None else stages.texture.obj_path
-        return cls(block, stages.refine.result, textured)
+        return cls(block, mesh, stages.refine.result, textured)
 
-    def read_cloud(self) -> BoundCloud:
-        """Read the refined model."""
-        return read_state(self.model, bound_cloud_from_state)
-
-
-@dataclass(frozen=True)
-class SharedVertices:
-    """Places of the vertices that several blocks have, before and after the refinement."""
-
-    before: np.ndarray  # distinct, in lexicographic order. (S, 3) world units
-    after: np.ndarray  # mean of all blocks that have them. (S, 3)
-
-    def moved(self, before: np.ndarray, after: np.ndarray) -> np.ndarray:
-        """Return refined vertices, those that are shared where all blocks have them.
+    def read_cloud(self, vertices: np.ndarray | None = None) -> BoundCloud:
+        """Read the refined model of the block, without what surrounds it.
 
         Args:
-            before: The vertices before the refinement. (V, 3)
-            after: And after it. (V, 3)
+            vertices: In place of its own, (V, 3) world units; None for those.
+
+        Raises:
+            UserError: It is of another mesh.
         """
-        if len(self.before) == 0:
-            return after
-        everything = np.concatenate([self.before, before])
-        _, numbers = np.unique(everything, axis=0, return_inverse=True)
-        numbers = numbers.reshape(-1)
-        place_of = np.full(numbers.max() + 1, -1)
-        place_of[numbers[: len(self.before)]] = np.arange(len(self.before))
-        rows = place_of[numbers[len(self.before) :]]
-        return np.where((rows >= 0)[:, None], self.after[rows], after)
+        cloud = read_state(self.model, bound_cloud_from_state)
+        n_faces = self.mesh.n_faces
+        require_same_faces(n_faces, len(cloud.faces), self.model)
+        if vertices is None:
+            vertices = cloud.vertices[: self.mesh.n_vertices].double().numpy()
+        rows = slice(n_faces * cloud.per_triangle)
+        background = cloud.background
+        if background is not None:
+            background = _inside(self.block, background)
+        return replace(
+            cloud,
+            vertices=torch.from_numpy(vertices.astype(np.float32)),
+            sh_dc=cloud.sh_dc[rows],
+            sh_rest=cloud.sh_rest[rows],
+            opacity_logits=cloud.opacity_logits[rows],
+            log_scales=cloud.log_scales[rows],
+            rotations=cloud.rotations[rows],
+            faces=cloud.faces[:n_faces],
+            background=background,
+        )
+
+    def read_textured(self, vertices: np.ndarray) -> TexturedMesh:
+        """Read the textured mesh of the block, without what surrounds it, at other vertices.
+
+        Raises:
+            UserError: It is of another mesh.
+            ValueError: The block has none.
+        """
+        if self.textured is None:
+            raise ValueError(f"block {self.block.number} has no texture")
+        mesh = read_textured_mesh(self.textured)
+        n_faces = self.mesh.n_faces
+        require_same_faces(n_faces, mesh.n_faces, self.textured)
+        return replace(
+            mesh,
+            vertices=torch.from_numpy(vertices.astype(np.float32)),
+            faces=mesh.faces[:n_faces],
+            uvs=mesh.uvs[:n_faces],
+        )
 
 
-def shared_vertices(parts: Sequence[RefinedPart]) -> SharedVertices:
-    """Return the vertices on the borders of blocks, with the means of their refined places."""
-    before = [np.zeros((0, 3))]
-    after = [np.zeros((0, 3))]
-    for part in parts:
-        mesh = triangle_mesh.read_mesh_ply(part.block.mesh)
-        rows = np.unique(triangle_mesh.border_edges(mesh))
-        before.append(mesh.vertices[rows])
-        after.append(part.read_cloud().vertices[rows].double().numpy())
-    places = np.concatenate(after)
-    distinct, numbers, counts = np.unique(
-        np.concatenate(before), axis=0, return_inverse=True, return_counts=True
-    )
-    sums = np.zeros((len(distinct), 3))
-    np.add.at(sums, numbers.reshape(-1), places)
-    is_shared = counts > 1
-    return SharedVertices(distinct[is_shared], (sums / counts[:, None])[is_shared])
+def agreed_vertices(parts: Sequence[RefinedPart]) -> list[np.ndarray]:
+    """Return the refined vertices of each part; those of several parts are at their mean place.
+
+    (V, 3) float64 world units each
+    """
+    refined = [part.read_cloud().vertices.double().numpy() for part in parts]
+    return with_shared_means([part.mesh for part in parts], refined)
 
 
-def refined_part(part: RefinedPart, shared: SharedVertices) -> BoundCloud:
-    """Return the refined model of a block alone, with its border where its neighbours have it."""
-    mesh = triangle_mesh.read_mesh_ply(part.block.mesh)
-    cloud = part.read_cloud()
-    require_same_faces(mesh.n_faces, len(cloud.faces), part.model)
-    after = cloud.vertices[: mesh.n_vertices].double().numpy()
-    vertices = shared.moved(mesh.vertices, after)
-    n_own = mesh.n_faces * cloud.per_triangle
-    background = cloud.background
-    if background is not None:
-        background = _inside(part.block, background)
-    return BoundCloud(
-        vertices=torch.from_numpy(vertices.astype(np.float32)),
-        sh_dc=cloud.sh_dc[:n_own],
-        sh_rest=cloud.sh_rest[:n_own],
-        opacity_logits=cloud.opacity_logits[:n_own],
-        log_scales=cloud.log_scales[:n_own],
-        rotations=cloud.rotations[:n_own],
-        faces=cloud.faces[: mesh.n_faces],
-        thickness=cloud.thickness,
-        background=background,
-        antialiased=cloud.antialiased,
-    )
-
-
-def textured_part(part: RefinedPart, cloud: BoundCloud) -> TexturedMesh:
-    """Return the textured mesh of a block alone.
+def with_shared_means(
+    meshes: Sequence[TriangleMesh], refined: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """Return vertices, of which those that several meshes share are at their mean place.
 
     Args:
-        cloud: Of :func:`refined_part`.
-
-    Raises:
-        UserError: The textured mesh is of another refinement.
-        ValueError: The part has none.
+        meshes: Before the refinement; they share the vertices of equal places on their borders.
+        refined: The vertices of each mesh after it. (V, 3)
     """
-    if part.textured is None:
-        raise ValueError(f"block {part.block.number} has no texture")
-    mesh = read_textured_mesh(part.textured)
-    n_own = len(cloud.faces)
-    require_same_faces(n_own, mesh.n_faces, part.textured)
-    return replace(mesh, vertices=cloud.vertices, faces=mesh.faces[:n_own], uvs=mesh.uvs[:n_own])
+    borders = [np.unique(triangle_mesh.border_edges(mesh)) for mesh in meshes]
+    before = [mesh.vertices[rows] for mesh, rows in zip(meshes, borders, strict=True)]
+    after = [vertices[rows] for vertices, rows in zip(refined, borders, strict=True)]
+    _, numbers, counts = np.unique(
+        np.concatenate(before), axis=0, return_inverse=True, return_counts=True
+    )
+    numbers = numbers.reshape(-1)
+    sums = np.zeros((len(counts), 3))
+    np.add.at(sums, numbers, np.concatenate(after))
+    means = (sums / counts[:, None])[numbers]
+    result = []
+    ends = np.cumsum([len(rows) for rows in borders])
+    for vertices, rows, of_part in zip(refined, borders, np.split(means, ends[:-1]), strict=True):
+        moved = vertices.copy()
+        moved[rows] = of_part
+        result.append(moved)
+    return result
 
 
 def _inside(block: Block, cloud: GaussianCloud) -> GaussianCloud | None:

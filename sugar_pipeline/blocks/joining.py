@@ -37,14 +37,9 @@ from sugar_extractors.texture.textured_mesh_io import MeshStyle, TexturedMesh, w
 from sugar_pipeline.blocks import tiles
 from sugar_pipeline.blocks.block_plan import Block, BlockPlan
 from sugar_pipeline.blocks.joined_mesh import welded
-from sugar_pipeline.blocks.joined_refinement import (
-    RefinedPart,
-    SharedVertices,
-    refined_part,
-    shared_vertices,
-    textured_part,
-)
-from sugar_pipeline.blocks.paged_obj import write_paged_obj
+from sugar_pipeline.blocks.joined_refinement import RefinedPart, agreed_vertices
+from sugar_pipeline.blocks.paged_obj import paged_obj
+from sugar_pipeline.plan import PipelinePlan
 from sugar_scene import triangle_mesh
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.console import Console
@@ -65,46 +60,59 @@ class JoinedParts:
     """The parts of all blocks, and where they are placed."""
 
     plan: BlockPlan
-    refined: Sequence[RefinedPart]  # empty where nothing was refined
+    meshes: Sequence[TriangleMesh]  # of the blocks with a surface; refined where they are
+    refined: Sequence[RefinedPart]  # of the same blocks; empty where nothing was refined
     matrix: np.ndarray  # from the world of the scene to that of the results, (4, 4)
-    shared: SharedVertices
 
     @classmethod
-    def of(cls, plan: BlockPlan, refined: Sequence[RefinedPart], scene: Scene) -> JoinedParts:
-        """Read where the parts are; upright is where the whole stands.
+    def of(cls, plan: BlockPlan, stages: Sequence[PipelinePlan], scene: Scene) -> JoinedParts:
+        """Read the parts; the whole is placed upright.
+
+        Args:
+            stages: Of the run of each block.
 
         Raises:
             UserError: No block has a surface.
         """
-        vertices = [triangle_mesh.read_mesh_ply(block.mesh).vertices for block in plan.blocks]
-        points = np.concatenate(vertices)
-        if len(points) == 0:
+        meshes = []
+        refined = []
+        for block, of_block in zip(plan.blocks, stages, strict=True):
+            mesh = triangle_mesh.read_mesh_ply(block.mesh)
+            part = RefinedPart.of(block, mesh, of_block)
+            if mesh.n_faces:
+                meshes.append(mesh)
+            if part is not None:
+                refined.append(part)
+        if not meshes:
             raise UserError(f"{plan.folder}: no block has a surface; train the blocks longer")
+        points = np.concatenate([mesh.vertices for mesh in meshes])
         sample = points[:: max(1, len(points) // _PLACED_POINTS)]
         upright = PlacementOptions(orient="up")
         matrix = placement(scene.calibrated_cameras, scene.points, sample, upright)
-        return cls(plan, refined, matrix, shared_vertices(refined))
+        if refined:
+            agreed = agreed_vertices(refined)
+            meshes = [
+                replace(mesh, vertices=vertices, normals=None)
+                for mesh, vertices in zip(meshes, agreed, strict=True)
+            ]
+        return cls(plan, meshes, refined, matrix)
 
     def mesh(self) -> TriangleMesh:
         """Return the mesh of all blocks, placed."""
-        parts = []
-        if not self.refined:
-            parts = [triangle_mesh.read_mesh_ply(block.mesh) for block in self.plan.blocks]
-        for part in self.refined:
-            coarse = triangle_mesh.read_mesh_ply(part.block.mesh)
-            vertices = refined_part(part, self.shared).vertices.double().numpy()
-            parts.append(TriangleMesh(vertices, coarse.faces, coarse.colors))
         sides = np.subtract(self.plan.bounds.high, self.plan.bounds.low)
-        joined = welded([part for part in parts if part.n_faces], _WELD * float(sides.max()))
+        joined = welded(self.meshes, _WELD * float(sides.max()))
         placed = moved_points(joined.vertices, self.matrix)
         return triangle_mesh.with_vertex_normals(replace(joined, vertices=placed, normals=None))
 
-    def textured(self) -> Iterator[TexturedMesh]:
+    @property
+    def are_textured(self) -> bool:
+        """Whether the parts have textures."""
+        return any(part.textured is not None for part in self.refined)
+
+    def textured(self) -> Iterator[tuple[Block, TexturedMesh]]:
         """Yield the textured mesh of each block, placed."""
-        for part in self.refined:
-            mesh = textured_part(part, refined_part(part, self.shared))
-            placed = moved_points(mesh.vertices.double().numpy(), self.matrix)
-            yield replace(mesh, vertices=torch.from_numpy(placed.astype(np.float32)))
+        for part, mesh in zip(self.refined, self.meshes, strict=True):
+            yield part.block, part.read_textured(moved_points(mesh.vertices, self.matrix))
 
     def write_splats(self, path: Path) -> int:
         """Write the Gaussians of all blocks, one after the other; return their number."""
@@ -121,11 +129,12 @@ class JoinedParts:
 
     def _clouds(self) -> Iterator[tuple[Block, GaussianCloud]]:
         """Yield the Gaussians of each block."""
-        for part in self.refined:
-            yield part.block, refined_part(part, self.shared).to_gaussians()
         if not self.refined:
             for block in self.plan.blocks:
                 yield block, read_gaussian_ply(block.splats)
+        else:
+            for part, mesh in zip(self.refined, self.meshes, strict=True):
+                yield part.block, part.read_cloud(mesh.vertices).to_gaussians()
 
 
 def own_gaussians(block: Block, cloud: GaussianCloud) -> GaussianCloud:
@@ -149,9 +158,8 @@ def join_results(parts: JoinedParts, scene: Scene, folder: Path, console: Consol
     triangle_mesh.write_mesh_ply(mesh_path, mesh)
     files = [mesh_path]
     console.headline(f"{mesh_path}: {mesh.n_faces:,} triangles of {len(parts.plan.blocks)} blocks")
-    if any(part.textured is not None for part in parts.refined):
-        files += write_paged_obj(folder / TEXTURED, parts.textured())
-        files += _write_tiles(parts, mesh, check_writable(folder / TILES))
+    if parts.are_textured:
+        files += _write_textured(parts, mesh, folder)
     splats_path = folder / SPLATS
     n_gaussians = parts.write_splats(splats_path)
     console.headline(f"{splats_path}: {n_gaussians:,} Gaussians")
@@ -160,16 +168,19 @@ def join_results(parts: JoinedParts, scene: Scene, folder: Path, console: Consol
     return files
 
 
-def _write_tiles(parts: JoinedParts, mesh: TriangleMesh, folder: Path) -> list[Path]:
-    """Write the tiles of all blocks and the tileset."""
-    entries = []
-    paths = []
+def _write_textured(parts: JoinedParts, mesh: TriangleMesh, folder: Path) -> list[Path]:
+    """Write the pages of the OBJ, the tiles and the tileset."""
+    tile_folder = check_writable(folder / TILES)
     style = MeshStyle(y_up=True)
-    for part, textured in zip(parts.refined, parts.textured(), strict=True):
-        path = folder / f"tile_{part.block.number:02d}.glb"
-        with atomic_path(path) as temporary:
-            write_glb(temporary, textured, path, style)
-        entries.append((path.name, tiles.box_of(textured.vertices.double().numpy())))
-        paths.append(path)
+    boxes = []
+    paths = []
+    with paged_obj(folder / TEXTURED) as obj:
+        for block, textured in parts.textured():
+            obj.add(textured)
+            path = tile_folder / f"tile_{block.number:02d}.glb"
+            with atomic_path(path) as temporary:
+                write_glb(temporary, textured, path, style)
+            paths.append(path)
+            boxes.append((path.name, tiles.box_of(textured.vertices.double().numpy())))
     overview = choose_backend().decimate(replace(mesh, normals=None), OVERVIEW_FACES)
-    return [*tiles.write_tileset(folder, overview, entries), *paths]
+    return [*obj.files, *tiles.write_tileset(tile_folder, overview, boxes), *paths]

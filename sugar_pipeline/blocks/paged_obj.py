@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -11,47 +12,68 @@ import numpy as np
 
 from sugar_extractors.texture.tangent_space import shared_corners
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, png_bytes
-from sugar_utils.files import atomic_path
+from sugar_utils.files import atomic_path, write_text_atomic
 
 _CHUNK_ROWS = 65_536
 
 
-def write_paged_obj(path: Path, pages: Iterable[TexturedMesh]) -> list[Path]:
-    """Write textured meshes into one OBJ, one after the other; return its files, the OBJ first.
+class PagedObj:
+    """An OBJ that textured meshes are added to, one after the other."""
 
-    In memory is one of them at a time.
-    """
-    material_path = path.with_suffix(".mtl")
-    pictures = []
-    materials = []
-    n_vertices = 0
-    n_places = 0
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        self._path = path
+        self._file = file
+        self._pictures: list[Path] = []
+        self._n_vertices = 0
+        self._n_places = 0
+        file.write(f"mtllib {self._materials.name}\n".encode())
+
+    @property
+    def _materials(self) -> Path:
+        return self._path.with_suffix(".mtl")
+
+    @property
+    def files(self) -> list[Path]:
+        """The files, the OBJ first."""
+        return [self._path, self._materials, *self._pictures]
+
+    def add(self, page: TexturedMesh) -> None:
+        """Write a textured mesh with a material of its own."""
+        number = len(self._pictures)
+        picture = self._path.with_name(f"{self._path.stem}_{number:02d}.png")
+        with atomic_path(picture) as temporary:
+            temporary.write_bytes(png_bytes(page.texture))
+        self._pictures.append(picture)
+        shared = shared_corners(page.faces, page.uvs)
+        vertex_rows = page.faces.numpy() + 1 + self._n_vertices
+        place_rows = shared.rows.numpy() + 1 + self._n_places
+        self._file.write(f"usemtl page_{number:02d}\n".encode())
+        # Nine digits give every float32 back as it was.
+        self._write_lines("v %.9g %.9g %.9g\n", page.vertices.numpy())
+        self._write_lines("vt %.9g %.9g\n", shared.uvs.numpy())
+        corners = np.stack([vertex_rows, place_rows], axis=2).reshape(-1, 6)
+        self._write_lines("f %d/%d %d/%d %d/%d\n", corners)
+        self._n_vertices += len(page.vertices)
+        self._n_places += len(shared.uvs)
+
+    def write_materials(self) -> None:
+        """Write the file that names the picture of each page."""
+        pages = []
+        for number, picture in enumerate(self._pictures):
+            pages.append(f"newmtl page_{number:02d}\nmap_Kd {picture.name}\n")
+        write_text_atomic(self._materials, "\n".join(pages))
+
+    def _write_lines(self, pattern: str, rows: np.ndarray) -> None:
+        """Write a line for each row, (N, K), in parts."""
+        for first in range(0, len(rows), _CHUNK_ROWS):
+            chunk = rows[first : first + _CHUNK_ROWS]
+            self._file.write((pattern * len(chunk) % tuple(chunk.ravel().tolist())).encode())
+
+
+@contextmanager
+def paged_obj(path: Path) -> Iterator[PagedObj]:
+    """Write an OBJ with pages; its pictures and its material file are there before it."""
     with atomic_path(path) as temporary, temporary.open("wb") as file:
-        file.write(f"mtllib {material_path.name}\n".encode())
-        for number, page in enumerate(pages):
-            picture = path.with_name(f"{path.stem}_{number:02d}.png")
-            with atomic_path(picture) as picture_file:
-                picture_file.write_bytes(png_bytes(page.texture))
-            pictures.append(picture)
-            materials.append(f"newmtl page_{number:02d}\nmap_Kd {picture.name}\n")
-            shared = shared_corners(page.faces, page.uvs)
-            file.write(f"usemtl page_{number:02d}\n".encode())
-            # Nine digits give every float32 back as it was.
-            _write_lines(file, "v %.9g %.9g %.9g\n", page.vertices.numpy())
-            _write_lines(file, "vt %.9g %.9g\n", shared.uvs.numpy())
-            corners = np.stack(
-                [page.faces.numpy() + 1 + n_vertices, shared.rows.numpy() + 1 + n_places], axis=2
-            )
-            _write_lines(file, "f %d/%d %d/%d %d/%d\n", corners.reshape(-1, 6))
-            n_vertices += len(page.vertices)
-            n_places += len(shared.uvs)
-        with atomic_path(material_path) as material_file:
-            material_file.write_text("\n".join(materials), encoding="utf-8")
-    return [path, material_path, *pictures]
-
-
-def _write_lines(file: IO[bytes], pattern: str, rows: np.ndarray) -> None:
-    """Write a line for each row, (N, K), in parts."""
-    for first in range(0, len(rows), _CHUNK_ROWS):
-        chunk = rows[first : first + _CHUNK_ROWS]
-        file.write((pattern * len(chunk) % tuple(chunk.ravel().tolist())).encode())
+        obj = PagedObj(path, file)
+        yield obj
+        obj.write_materials()

@@ -15,6 +15,7 @@ from gaussian_splatting.data.cameras import middle_of
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.run_identity import scene_inputs
 from sugar_pipeline.blocks import block_scenes
+from sugar_pipeline.blocks.block_flags import MIN_VIEWS, require_views
 from sugar_pipeline.blocks.block_plan import (
     OVERVIEW,
     PLAN_FILE,
@@ -33,7 +34,6 @@ from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable, file_digest, in_parallel
 from sugar_utils.settings import write_settings
 
-MIN_VIEWS = 3  # of a block
 MIN_VISITS = 20  # of each photograph in the steps of a stage, if the whole capture has as many
 FARTHEST = 4.0  # of the meshed space from the middle of the cameras, in camera extents
 _ENDS = 0.005  # of the points at either end that do not count for the meshed space
@@ -136,19 +136,6 @@ def _identity(overview: Overview, n: int) -> dict[str, object]:
         "sizes": sorted({(c.width, c.height) for c in overview.scene.train_cameras}),
         **scene_inputs(overview.scene),
     }
-
-
-def require_views(n: int, n_views: int, root: Path) -> None:
-    """Refuse more blocks than photographs suffice for.
-
-    Raises:
-        UserError: There are too many.
-    """
-    if n * MIN_VIEWS > n_views:
-        raise UserError(
-            f"--blocks {n}: {root} has {n_views} photographs to train on, and a block needs "
-            f"{MIN_VIEWS}; use at most {max(1, n_views // MIN_VIEWS)} blocks"
-        )
 
 
 def _cut(

@@ -25,19 +25,19 @@ class CapturePoints:
     colors: np.ndarray  # (P, 3) uint8
     rows: Mapping[str, np.ndarray]  # of the points that a view observes, by its name, (n,)
 
-    def within(self, is_inside: np.ndarray, cameras: list[Camera]) -> TrackedPoints:
+    def within(self, is_inside: np.ndarray, cameras: Mapping[str, Camera]) -> TrackedPoints:
         """Return some of the points, with their tracks in some views.
 
         Keypoints are where the cameras project the points: what a view observes is on its image.
 
         Args:
             is_inside: The points. (P,) bool
-            cameras: The views, whose images may be parts of the photographs.
+            cameras: By the name of their photograph, of which their image may be a part.
         """
         numbers = np.cumsum(is_inside) - 1
         views = []
-        for camera in cameras:
-            rows = self.rows.get(camera.name, _NO_ROWS)
+        for name, camera in cameras.items():
+            rows = self.rows.get(name, _NO_ROWS)
             rows = rows[is_inside[rows]]
             pixels = projected(self.positions[rows], camera)
             is_shown = ((pixels >= 0) & (pixels < (camera.width, camera.height))).all(axis=1)

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be refused about ``--blocks`` and ``--cluster`` before anything is done."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+
+from gaussian_splatting.data.masks import NONE
+from sugar_pipeline.blocks.automatic import ALONE, count_photographs
+from sugar_pipeline.pipeline_flags import runs_stage
+from sugar_utils.errors import UserError
+from sugar_utils.flags import AUTO
+from sugar_utils.torchrun import Launch
+
+MIN_VIEWS = 3  # of a block
+
+
+def require_views(n: int, n_views: int, root: Path) -> None:
+    """Refuse more blocks than photographs suffice for.
+
+    Raises:
+        UserError: There are too many.
+    """
+    if n * MIN_VIEWS > n_views:
+        raise UserError(
+            f"--blocks {n}: {root} has {n_views} photographs to train on, and a block needs "
+            f"{MIN_VIEWS}; use at most {max(1, n_views // MIN_VIEWS)} blocks"
+        )
+
+
+def check_block_flags(args: argparse.Namespace, given: Mapping[str, object]) -> None:
+    """Refuse flags that cannot act with blocks, before anything is done.
+
+    Raises:
+        UserError: One was given.
+    """
+    if args.cluster is not None:
+        if args.blocks == 1:
+            raise UserError("--cluster spreads blocks; give their number with --blocks")
+        # Here and not above: runs without a cluster do without it.
+        from sugar_pipeline.blocks.cluster import check_cluster
+
+        check_cluster(args.cluster)
+    if args.blocks in (AUTO, 1):
+        return
+    names = [f"--{name}" for name in ALONE if name in given]
+    if names:
+        raise UserError(f"{', '.join(names)}: not with --blocks; leave one of them out")
+    if not runs_stage(args, "mesh"):
+        raise UserError(f"--stop_after {args.stop_after}: not with --blocks, which end in a mesh")
+    if args.mask_mode == "object" and args.masks not in (None, NONE):
+        raise UserError(
+            "--blocks: masks of an object do not go with blocks; an object fits into one. Pass "
+            "--mask_mode ignore if the masks hide what is in the way"
+        )
+    n_photographs = count_photographs(args)
+    if n_photographs is not None:
+        # Of these some are held out: a second check follows.
+        require_views(args.blocks, n_photographs, args.scene_path)
+    if Launch.read().size > 1:
+        raise UserError("--blocks needs one process; --cluster spreads them over GPUs and machines")
