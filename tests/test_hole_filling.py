@@ -253,6 +253,16 @@ def test_a_large_hole_and_the_longest_of_what_is_no_object_stay_open():
     assert fill_holes(small, agree, is_object=False).counts == HoleCounts(outer_borders=1)
 
 
+def test_a_hole_that_another_mesh_goes_on_in_stays_open():
+    torn = pierced(sphere())
+    rim = border_loops(torn)[0]
+    goes_on = np.zeros(torn.n_vertices, dtype=bool)
+    goes_on[rim[0]] = True
+    mesh, counts = fill_holes(torn, agree, is_object=True, goes_on=goes_on)
+    assert mesh is torn
+    assert (counts.filled, counts.outer_borders) == (0, 1)
+
+
 def test_the_size_of_a_component_is_measured_within_the_box():
     """A hole that is small beside a large ground is large beside what stands in the middle."""
     sheet = plane()

@@ -145,13 +145,13 @@ def seen_from_above(is_textured):
     return render
 
 
-def cut_ground(is_textured, reach=0.1, min_faces=1):
+def cut_ground(is_textured, reach=0.1, min_faces=1, render=None):
     """A ground of half side 2 around points of half side 0.8, before and after the cut."""
     n = 81
     mesh = sheet(n)
     mesh = replace(mesh, vertices=(mesh.vertices - [40, 40, 0]) * 0.05)
     region = observed_region(observed(cube_of_points() * 0.8), EVERYWHERE, 0.0)
-    render = seen_from_above(is_textured)
+    render = render or seen_from_above(is_textured)
     return mesh, without_bare_border(mesh, region, render, CAMERAS, reach, min_faces)
 
 
@@ -196,6 +196,23 @@ def test_small_pieces_that_the_cut_separates_go_and_others_stay():
 def test_a_surface_that_no_view_shows_stays():
     mesh, cut = cut_ground(lambda places: largest(places) < 1, reach=0.0)
     assert cut.n_faces == mesh.n_faces
+
+
+def test_what_the_first_views_do_not_show_the_others_judge(monkeypatch):
+    """Of three views, in turns of two, only the middle one shows the ground."""
+    monkeypatch.setattr("sugar_extractors.mesh.observed_region.MAX_TEXTURE_VIEWS", 2)
+
+    def is_textured(places):
+        return largest(places) < 1
+
+    shown = seen_from_above(is_textured)
+
+    def render(camera) -> DepthView:
+        view = shown(camera)
+        return view if camera is CAMERAS[1] else replace(view, depth=view.depth * 0)
+
+    _, cut = cut_ground(is_textured, render=render)
+    assert half_sides(cut).max() < 1.1
 
 
 def test_pinholes_are_closed_and_the_border_stays():

@@ -102,7 +102,12 @@ class FilledMesh(NamedTuple):
 
 
 def fill_holes(
-    mesh: TriangleMesh, judge: Judge, *, is_object: bool, box: Box | None = None
+    mesh: TriangleMesh,
+    judge: Judge,
+    *,
+    is_object: bool,
+    box: Box | None = None,
+    goes_on: np.ndarray | None = None,
 ) -> FilledMesh:
     """Fill the holes of a mesh that photographs allow.
 
@@ -112,9 +117,15 @@ def fill_holes(
         is_object: Whether masks tell what the object is. If not, the longest border of each
             component is the end of what was reconstructed and stays.
         box: Vertices outside of it do not count for the size of a component; None: all count.
+        goes_on: At which vertices the surface goes on in another mesh, (V,) bool; borders through
+            them stay. None: nowhere.
     """
     loops = simple_loops(meshes.border_loops(mesh))
     reasons = _open_reasons(mesh, loops, is_object, box)
+    if goes_on is not None:
+        for number, loop in enumerate(loops):
+            if goes_on[loop].any():
+                reasons[number] = "outer_borders"
     candidates = [number for number, reason in enumerate(reasons) if not reason]
     edges = _RimEdges.of(mesh, loops)
     if not candidates:

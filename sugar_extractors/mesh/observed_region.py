@@ -28,8 +28,9 @@ from sugar_scene.triangle_rasterizer import to_camera
 
 MIN_OBSERVING_VIEWS = 3  # images that observe a reliable point: two agree by chance now and then
 MIN_OBSERVED = 50  # fewer points in a box do not tell where the scene ends
-MAX_TEXTURE_VIEWS = 100  # views that are looked at for texture, evenly spread over all
-_PATCH = 5  # side of the squares whose variance is texture, pixels
+MAX_TEXTURE_VIEWS = 100
+"""Views that are looked at for texture, evenly spread; for what none of them shows, all others."""
+TEXTURE_PATCH = 5  # side of the squares whose variance is texture, pixels
 _TEXTURED = 0.5  # share of the views, by their weights, that show texture on a surface that stays
 _EDGE_RINGS = 4  # edges of the mesh by which the texture of a surface's rim reaches beyond it
 
@@ -94,9 +95,15 @@ def without_bare_border(
     is_outside = ~points_region.contains(mesh.vertices)
     if not is_outside.any():
         return mesh
+    points = mesh.vertices[is_outside]
     stride = max(1, -(-len(cameras) // MAX_TEXTURE_VIEWS))
+    shares = texture_shares(points, render, cameras[::stride], reach)
+    is_unseen = np.isnan(shares)
+    if stride > 1 and is_unseen.any():
+        others = [camera for number, camera in enumerate(cameras) if number % stride]
+        shares[is_unseen] = texture_shares(points[is_unseen], render, others, reach)
     is_bare = np.zeros(mesh.n_vertices, dtype=bool)
-    shares = texture_shares(mesh.vertices[is_outside], render, cameras[::stride], reach)
+    # What no view shows stays: comparisons with NaN are false.
     is_bare[is_outside] = shares < _TEXTURED
     for _ in range(_EDGE_RINGS):
         is_bare[mesh.faces[is_bare[mesh.faces].any(axis=1)]] = True
@@ -129,7 +136,7 @@ def _without_pieces(mesh: TriangleMesh, is_cut: np.ndarray, min_faces: int) -> T
 def texture_shares(
     points: np.ndarray, render: Renderer, cameras: Sequence[Camera], reach: float
 ) -> np.ndarray:
-    """Return the share of the views of each point that show texture there; 1 where none sees it.
+    """Return the share of the views of each point that show texture there; NaN where none sees it.
 
     Args:
         points: Points of a surface, (P, 3) world units.
@@ -153,14 +160,13 @@ def texture_shares(
         weight = torch.where(is_shown, view.weight[row, column], 0.0)
         weights += weight
         textured_weights += torch.where(_is_textured(view)[row, column], weight, 0.0)
-    shares = textured_weights / weights.clamp_min(torch.finfo(weights.dtype).tiny)
-    return torch.where(weights > 0, shares, 1.0).cpu().numpy()
+    return (textured_weights / weights).cpu().numpy()
 
 
 def _is_textured(view: DepthView) -> Tensor:
     """Return which pixels have a neighbourhood whose grey values differ. (H, W) bool"""
     grey = view.color.mean(dim=-1)[None, None]
-    padded = functional.pad(grey, [_PATCH // 2] * 4, mode="replicate")
-    mean = functional.avg_pool2d(padded, _PATCH, stride=1)
-    mean_square = functional.avg_pool2d(padded.square(), _PATCH, stride=1)
+    padded = functional.pad(grey, [TEXTURE_PATCH // 2] * 4, mode="replicate")
+    mean = functional.avg_pool2d(padded, TEXTURE_PATCH, stride=1)
+    mean_square = functional.avg_pool2d(padded.square(), TEXTURE_PATCH, stride=1)
     return (mean_square - mean.square())[0, 0] >= MIN_VARIANCE

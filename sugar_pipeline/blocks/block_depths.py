@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import COUNTS, decode_mask
@@ -22,6 +23,7 @@ from gaussian_splatting.engine.model import cloud_from_state
 from sugar_extractors.mesh.depth_views import DepthView, Renderer
 from sugar_extractors.mesh.extraction import depth_renderer
 from sugar_extractors.mesh.mesh_config import MeshOptions
+from sugar_extractors.mesh.observed_region import TEXTURE_PATCH
 from sugar_extractors.results import read_state
 from sugar_pipeline.blocks.block_plan import Block
 from sugar_trainers.capture import load_views
@@ -177,11 +179,12 @@ def _write_view(
     steps[is_known] = 1 + np.rint((inverse - least) / span * _STEPS).astype(np.uint16)
     shape = view.depth.shape
     colors = (view.color.cpu().numpy() * 255).round().astype(np.uint8)
+    has_color = _widened(is_known.reshape(shape))
     arrays = {
         "inverse_depth": steps.reshape(shape),
         # Weights shrink with the square of the distance, whose unit is the capture's.
         "scales": np.array([least, span, most_weight]),
-        "colors": np.where(is_known.reshape(*shape, 1), colors, 0).astype(np.uint8),
+        "colors": np.where(has_color[:, :, None], colors, 0).astype(np.uint8),
         "weights": (np.where(is_known, weights, 0) / most_weight).reshape(shape).astype(np.float16),
         "size": np.array([camera.width, camera.height]),
         "intrinsics": np.array([camera.fx, camera.fy, camera.cx, camera.cy]),
@@ -205,6 +208,14 @@ def _counted(camera: Camera, depth: Tensor) -> Tensor:
         return torch.ones_like(depth, dtype=torch.bool)
     values = decode_mask(camera.mask, camera.width, camera.height)
     return torch.from_numpy(values >= COUNTS).to(depth.device)
+
+
+def _widened(is_known: np.ndarray) -> np.ndarray:
+    """Return the pixels within the squares whose variance is texture. (H, W) bool"""
+    side = 2 * (TEXTURE_PATCH // 2) + 1
+    values = torch.from_numpy(is_known.astype(np.float32))[None, None]
+    widened = functional.max_pool2d(values, side, stride=1, padding=side // 2)
+    return widened[0, 0].numpy() > 0
 
 
 def _read_index(folder: Path) -> _Index:

@@ -3,19 +3,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import torch
 from scipy.spatial import KDTree
 
+from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.scene import Scene
+from sugar_extractors.mesh.depth_views import DepthView
+from sugar_extractors.mesh.hole_evidence import ViewEvidence
+from sugar_extractors.mesh.hole_filling import FilledMesh, HoleCounts, fill_holes
 from sugar_extractors.mesh.level_sets import Box
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh.meshing_backends import choose_backend
 from sugar_extractors.mesh.observed_region import observed_region, without_bare_border
 from sugar_extractors.mesh.subdivision import covered_pixels, visible_part
 from sugar_extractors.results import note_path
-from sugar_pipeline.blocks.block_depths import INDEX_FILE, stored_views
+from sugar_pipeline.blocks.block_depths import INDEX_FILE, StoredView, stored_views
 from sugar_pipeline.blocks.block_plan import Block, BlockPlan
 from sugar_pipeline.blocks.joined_mesh import JoinedFusion, VoxelGrid, voxel_size
 from sugar_pipeline.blocks.partition import BlockBox
@@ -65,6 +71,9 @@ def write_block_mesh(plan: BlockPlan, block: Block, options: MeshOptions, consol
     if options.remove_unseen and mesh.n_faces:
         covered = covered_pixels(mesh, scene.train_cameras, options.compute.device)
         mesh = visible_part(mesh, covered)
+    if options.fills_holes:
+        mesh, counts = holes_filled(mesh, block, planes, options, voxel)
+        console.info(str(counts))
     console.headline(f"block {block.number}: {mesh.n_faces:,} of {n_before:,} triangles")
     note_path(block.mesh).unlink(missing_ok=True)
     triangle_mesh.write_mesh_ply(block.mesh, triangle_mesh.with_vertex_normals(mesh))
@@ -103,19 +112,59 @@ def observed_part(
     if region is None or points_region is None:
         return mesh
     mesh = triangle_mesh.keep_vertices(mesh, region.contains(mesh.vertices))
-    device = options.compute.device
-    views = {view.path.stem: view for view in stored_views([block])}
-    cameras = [view.camera() for view in views.values()]
-    if mesh.n_faces == 0 or not cameras:
+    depths = _StoredDepths.of(block, options.compute.device)
+    if mesh.n_faces == 0 or not depths.cameras:
         return mesh
     return without_bare_border(
         mesh,
         points_region,
-        lambda camera: views[camera.name].read(device),
-        cameras,
+        depths.read,
+        depths.cameras,
         reach=options.tsdf.truncation * voxel,
         min_faces=options.tsdf.min_component,
     )
+
+
+def holes_filled(
+    mesh: TriangleMesh,
+    block: Block,
+    planes: Sequence[tuple[int, float]],
+    options: MeshOptions,
+    voxel: float,
+) -> FilledMesh:
+    """Fill the holes that the views of a block allow, but none that a neighbour may go on in."""
+    depths = _StoredDepths.of(block, options.compute.device)
+    if mesh.n_faces == 0 or not depths.cameras:
+        return FilledMesh(mesh, HoleCounts())
+    evidence = ViewEvidence(
+        cameras=depths.cameras,
+        hull=None,
+        renderer=lambda: depths.read,
+        box=Box.of_corners(mesh.vertices.min(axis=0), mesh.vertices.max(axis=0)),
+        inner_voxel=voxel,
+        outer_voxel=voxel,
+        device=options.compute.device,
+    )
+    at_border = on_planes(mesh.vertices, planes, voxel)
+    return fill_holes(mesh, evidence.judge, is_object=False, goes_on=at_border)
+
+
+@dataclass(frozen=True)
+class _StoredDepths:
+    """The depths of a block on the disk, as a renderer of its views."""
+
+    views: Mapping[str, StoredView]  # by name of the camera
+    cameras: list[Camera]
+    device: torch.device
+
+    @classmethod
+    def of(cls, block: Block, device: torch.device) -> _StoredDepths:
+        views = {view.path.stem: view for view in stored_views([block])}
+        return cls(views, [view.camera() for view in views.values()], device)
+
+    def read(self, camera: Camera) -> DepthView:
+        """Read depth and colour of a view."""
+        return self.views[camera.name].read(self.device)
 
 
 def cleaned(
