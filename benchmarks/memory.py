@@ -196,10 +196,15 @@ def optimize(stage: CoarseStage | RefineStage) -> None:
 
 
 def standing_tensors(stage: CoarseStage | RefineStage) -> list[Tensor]:
-    """Parameters and moments, neighbours, and the topology of a mesh with Gaussians."""
-    model = stage.model.optimizer
-    found = [*model.parameters.values(), getattr(stage, "neighbors", None)]
-    found += [m for group in model.moments().values() for m in group.values()]
+    """Parameters and moments, neighbours, and the topology of a mesh with Gaussians.
+
+    Without what would lie on the host of a GPU.
+    """
+    optimizer = stage.model.optimizer
+    found = [*optimizer.resident.values(), getattr(stage, "neighbors", None)]
+    for name, moments in optimizer.moments().items():
+        if name in optimizer.resident:
+            found += moments.values()
     if isinstance(stage, RefineStage):
         owners = stage._placement, stage._placement.sums, stage._pairs, stage._pairs.sums
         found += [stage.model.cloud.faces, *(v for o in owners for v in vars(o).values())]
@@ -287,6 +292,12 @@ def table_settings(args: argparse.Namespace) -> list[Setting]:
         {"phase": "entropy"},
         {"phase": "neighbors"},
         {"phase": "multiview", "samples": 16_384, "sample_chunk": 16_384},
+        {
+            "phase": "multiview",
+            "samples": 16_384,
+            "sample_chunk": 16_384,
+            "optimizer": OptimizerConfig(bands_on_host=True),
+        },
         {"phase": "refine"},
         {"phase": "refine", "strips": args.strips},
     )
@@ -303,6 +314,7 @@ def describe_setting(setting: Setting) -> str:
         "half-size normals": not setting.full_res_normals,
         f"{moments} moments": moments != "fp32",
         "bfloat16 colours": setting.optimizer.use_bfloat16,
+        "bands on the host": setting.optimizer.bands_on_host,
     }
     return ", ".join(word for word, said in words.items() if said)
 

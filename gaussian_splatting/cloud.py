@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -88,6 +88,14 @@ class RenderingSettings:
         return settings
 
 
+class LateRows(Protocol):
+    """Rows of a tensor that may lack steps of the optimiser."""
+
+    def make_up_for(self, radii: Tensor) -> None:
+        """Make the steps that Gaussians in view lack. radii: 0 for others, (N,) int32"""
+        ...
+
+
 @dataclass
 class Gaussians(RenderingSettings):
     """Activated Gaussians, as the rasterizer and the fields want them."""
@@ -102,6 +110,8 @@ class Gaussians(RenderingSettings):
     adjoint: ActivationAdjoint | None = None
     # Collects gradients of colours as factors; None: they go to ``sh_dc`` and ``sh_rest``.
     color_gradients: list[ColorGradient] | None = None
+    # Brings rows of ``sh_rest`` up to date before they are read; None: they are.
+    late_bands: LateRows | None = None
 
     def __len__(self) -> int:
         return self.means.shape[0]
@@ -118,7 +128,7 @@ class Gaussians(RenderingSettings):
 
     def without_bands(self) -> Gaussians:
         """The same with colours that do not depend on the direction: of degree 0."""
-        return replace(self, sh_rest=self.sh_rest.detach()[:, :0].contiguous())
+        return replace(self, sh_rest=self.sh_rest.detach()[:, :0].contiguous(), late_bands=None)
 
     def as_leaves(self) -> Gaussians:
         """Leaves that collect gradients: raw parameters as they are, others cut from their graph.
@@ -131,7 +141,12 @@ class Gaussians(RenderingSettings):
         for tensor in self.tensors():
             is_parameter = tensor.is_leaf and tensor.requires_grad
             leaves.append(tensor if is_parameter else tensor.detach().requires_grad_(True))
-        return Gaussians(*leaves, color_gradients=self.color_gradients, **self.rendering())
+        return Gaussians(
+            *leaves,
+            color_gradients=self.color_gradients,
+            late_bands=self.late_bands,
+            **self.rendering(),
+        )
 
     def backpropagate(self, gradients: Sequence[Tensor | None]) -> None:
         """Add gradients of :meth:`tensors` to the raw parameters; they are used up.

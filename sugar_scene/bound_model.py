@@ -94,17 +94,23 @@ class TrainableBoundCloud(TrainableModel):
         self._vertex_scale = vertex_scale
 
     def __len__(self) -> int:
-        return len(self.cloud)
+        return len(self.trained_cloud)
 
     @property
     def cloud(self) -> BoundCloud:
         """The Gaussians with the optimiser's parameters."""
-        parameters = {name: self.optimizer.parameters[name] for name in PARAMETERS}
+        self.optimizer.settle()
+        return self.trained_cloud
+
+    @property
+    def trained_cloud(self) -> BoundCloud:
+        """The same for a pass that trains on a view, whose colours may lack steps."""
+        parameters = {name: self.optimizer.leaves[name] for name in PARAMETERS}
         return replace(self._fixed, **parameters, background=self._background)
 
     @property
     def _background(self) -> GaussianCloud | None:
-        parameters = self.optimizer.parameters
+        parameters = self.optimizer.leaves
         if PREFIX + "means" not in parameters:
             return None
         tensors: dict[str, Any] = {name: parameters[PREFIX + name] for name in FREE_GROUP_NAMES}

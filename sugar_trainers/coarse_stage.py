@@ -144,7 +144,8 @@ class CoarseStage(Stage[TrainableCloud, CoarseConfig]):
 
         What needs the image comes last: nothing as large as it is alive beside the other terms.
         """
-        gaussians = self.leaving_factors(self.model.cloud.activate(graph=False), resources)
+        activated = self.model.trained_cloud.activate(graph=False)
+        gaussians = self.leaving_factors(activated, resources)
         leaves = gaussians.as_leaves()
         view, features = self.with_features(view, leaves)
         terms = self.all_terms(view)

@@ -138,7 +138,8 @@ class MultiviewStage(Stage[TrainableCloud, MultiviewConfig]):
 
     def train_on(self, view: TrainingView, resources: StepResources) -> ViewResult:
         """Backpropagate all terms; those of the image come last."""
-        gaussians = self.leaving_factors(self.model.cloud.activate(graph=False), resources)
+        activated = self.model.trained_cloud.activate(graph=False)
+        gaussians = self.leaving_factors(activated, resources)
         leaves = gaussians.as_leaves()
         surface = self._comparer.surface_view(leaves, view.surface, resources)
         view = replace(view, surface=surface)

@@ -103,7 +103,7 @@ class RefineStage(Stage[TrainableBoundCloud, RefineConfig]):
         # What is beside the mesh is for the background to show; and where a distant Gaussian grows,
         # its linear projection covers views that it lies beside.
         for name, largest in self._largest.items():
-            self.model.optimizer.parameters[name].detach().clamp_(max=largest)
+            self.model.optimizer.leaves[name].detach().clamp_(max=largest)
 
     def prepare(self, view: TrainingView) -> TrainingView:
         """Complete a view, choose what it is compared with, and put it on its background."""
@@ -121,7 +121,8 @@ class RefineStage(Stage[TrainableBoundCloud, RefineConfig]):
 
     def train_on(self, view: TrainingView, resources: StepResources) -> ViewResult:
         """Backpropagate terms of the image, then those of the mesh."""
-        gaussians = self.leaving_factors(self.gaussians(), resources)
+        activated = self.model.trained_cloud.activate_all(self._placement)
+        gaussians = self.leaving_factors(activated, resources)
         view, features = self.with_features(view, gaussians)
         degree = self._config.sh_degree(view.iteration)
         # Without a name of its own: it is freed before the gradients of the model are made.
@@ -130,11 +131,11 @@ class RefineStage(Stage[TrainableBoundCloud, RefineConfig]):
             view,
             resources,
         )
-        del gaussians
+        del activated, gaussians
         terms = self.all_terms(view)
         active = acting(terms, view.iteration)
         values, _ = view_pass.backpropagate(active["image"])
-        mesh = MeshView(self.model.cloud, view.camera, view.surface)
+        mesh = MeshView(self.model.trained_cloud, view.camera, view.surface)
         values.update(backpropagate(active["model"], mesh))
         figures = report(terms, values)
         return ViewResult(view, figures, view_pass.radii, predicted=view_pass.predictions)
@@ -154,11 +155,11 @@ class RefineStage(Stage[TrainableBoundCloud, RefineConfig]):
 
     def _compared(self, view: TrainingView, comparer: ViewComparer) -> TrainingView:
         """Choose pixels of the mesh to compare with a neighbouring view."""
-        mesh = MeshView(self.model.cloud, view.camera)
+        mesh = MeshView(self.model.trained_cloud, view.camera)
         faces = mesh.hits(view.camera).face
         covered = replace(view, photograph=without_uncovered(view.target, faces >= 0))
         comparison = comparer.comparison(covered, mesh.depth)
-        if self.model.cloud.background is None and not view.camera.shows_object:
+        if self.model.trained_cloud.background is None and not view.camera.shows_object:
             # Outside of an object there is nothing, and that is known everywhere.
             view = covered
         return replace(view, surface=ComparedMesh(faces, comparison))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -22,6 +23,8 @@ from sugar_scene.mesh_bound import BoundCloud
 from sugar_trainers.sampling import room_of_samples
 from sugar_trainers.stage_config import CoarseConfig, MultiviewConfig, RefineConfig
 from sugar_utils.console import Console
+from sugar_utils.errors import UserError
+from sugar_utils.memory import available_bytes, format_bytes
 
 StageSettings = CoarseConfig | MultiviewConfig | RefineConfig
 Settings = TypeVar("Settings", bound=CoarseConfig | MultiviewConfig | RefineConfig)
@@ -116,7 +119,12 @@ def with_memory_plan(
         for line in chosen.lines():
             console.info(line)
     samples = {"sample_chunk": plan.sample_chunk} if isinstance(config, CoarseConfig) else {}
-    return replace(config, split=plan.split, **samples)
+    if chosen is None:
+        on_host = options.places_of_bands(cloud.opacity_logits.device)[0]
+    else:
+        on_host = chosen.host_bytes > 0
+    optimizer = replace(config.optimizer, bands_on_host=on_host)
+    return replace(config, split=plan.split, optimizer=optimizer, **samples)
 
 
 def predict_coarse(
@@ -147,7 +155,26 @@ def predict_coarse(
     n_features += normal_supervision.N_COLUMNS if scene.normals.maps else 0
     loads = stage_loads(cloud, config, views, features=n_features)
     first = _first_plan(cloud, config, options)
-    return memory_plan.choose(loads, config.optimizer, first, options, budget, images)
+    *others, last = options.places_of_bands(device)
+    for on_host in others:
+        optimizer = replace(config.optimizer, bands_on_host=on_host)
+        with contextlib.suppress(UserError):
+            return memory_plan.choose(loads, optimizer, first, options, budget, images)
+    optimizer = replace(config.optimizer, bands_on_host=last)
+    chosen = memory_plan.choose(loads, optimizer, first, options, budget, images)
+    _check_host(chosen.host_bytes)
+    return chosen
+
+
+def _check_host(n_bytes: int) -> None:
+    """Raise ``UserError`` where the host has no room for colour bands."""
+    available = available_bytes("cpu")
+    if available is not None and n_bytes > available:
+        raise UserError(
+            f"colour bands need {format_bytes(n_bytes)} of the host's memory, "
+            f"{format_bytes(available)} are free (--sh_on_host): use --use_bfloat16 True, fewer "
+            "Gaussians, or --blocks"
+        )
 
 
 def _first_plan(

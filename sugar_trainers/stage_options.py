@@ -109,7 +109,7 @@ class TrainingOptions(CaptureOptions, ABC, Generic[Model]):
     @property
     def messages(self) -> tuple[str, ...]:
         """One line for each flag that was given but cannot act beside the others."""
-        return (*self.memory.messages, *self.size.messages)
+        return (*self.memory.messages(self.compute.device), *self.size.messages)
 
     @property
     def results(self) -> tuple[Path, ...]:

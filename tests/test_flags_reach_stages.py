@@ -26,7 +26,7 @@ STAGES_OF_FLAGS = {
     "vcrt": "white_background",
     "vcr": "checkpoint_interval optimizer_state use_bfloat16 resume keep_checkpoints "
     "views_per_step gradient_accumulation accumulation_steps use_gradient_checkpointing "
-    "exposure_compensation viewer viewer_host vram_budget verbose",
+    "exposure_compensation viewer viewer_host vram_budget sh_on_host verbose",
     "v": "init_ply refine_poses robust init densification growing_resolution",
     "vc": "max_gaussians depths depth_weight depth_unit",
     "c": "full_res_normals sdf_samples knn_batch_size checkpoint_milestones test_iterations "
@@ -66,6 +66,7 @@ VALUES = {
     "img_size_limit": "800",
     "n_vertices_in_mesh": "1234",
     "gradient_accumulation": "True",
+    "sh_on_host": "True",
     "use_gradient_checkpointing": "True",
     "center_bbox": "True",
     "refine_surface_terms": "True",

@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.memory import Setting, weigh_setting
 from gaussian_splatting.data.images import ImageStore
+from gaussian_splatting.data.scene import load_scene
 from gaussian_splatting.engine.memory_plan import (
     MemoryChoice,
     MemoryOptions,
@@ -27,9 +28,10 @@ from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.rasterization import project
 from gaussian_splatting.train import main as train_vanilla
 from sugar_scene.field_kernels import pair_bytes
+from sugar_trainers.capture import SugarSize
 from sugar_trainers.stage_config import DensificationLimit, MultiviewConfig
-from sugar_trainers.stage_memory import stage_loads
-from sugar_utils.errors import UserError
+from sugar_trainers.stage_memory import predict_coarse, stage_loads
+from sugar_utils.errors import UserError, say_nothing
 from tests.support.brief_runs import brief_coarse
 from tests.support.tiny_scene import run_cli, tiny_cameras, tiny_cloud
 
@@ -53,9 +55,17 @@ SMALL = {"n": 20_000, "width": 320, "height": 240, "samples": 20_000, "sample_ch
         # Samples come from the few Gaussians near the surface, which is not known beforehand.
         (Setting("geometry", **SMALL, mode="sdf", strips=2), 2.0),
         (Setting("multiview", **{**SMALL, "samples": 8_000}, strips=2), 1.2),
+        (
+            Setting(
+                "multiview",
+                **{**SMALL, "n": 60_000, "samples": 8_000},
+                optimizer=OptimizerConfig(bands_on_host=True),
+            ),
+            1.2,
+        ),
         (Setting("refine", **SMALL, strips=2), 1.2),
     ],
-    ids=["entropy", "strips", "narrow formats", "sdf", "multiview", "refine"],
+    ids=["entropy", "strips", "narrow formats", "sdf", "multiview", "on the host", "refine"],
 )
 def test_predicted_peaks_are_enough_and_not_much_more(setting, highest):
     weight = weigh_setting(setting)
@@ -107,6 +117,50 @@ def test_gradients_of_bands_are_counted_where_they_are_formed():
     assert bands_of("sh_rest", n=1000) == 1000 * 180
     assert bands_of("sh_rest", views_per_step=2) == N * 180
     assert bands_of("sh_rest", "background_sh_rest") == 2 * N * 180
+
+
+def test_bands_on_the_host_are_counted_there():
+    resident = loads_of(OptimizerConfig())["geometry"].model
+    on_host = loads_of(OptimizerConfig(bands_on_host=True))["geometry"].model
+    assert on_host.host == 3 * 180 * N
+    assert on_host.parameters == resident.parameters - 180 * N
+    assert on_host.moments == resident.moments - 2 * 180 * N + 4 * N
+    assert resident.host == 0
+
+
+CUDA = torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("flag", "places"), [("auto", (False, True)), ("True", (True,)), ("False", (False,))]
+)
+def test_a_flag_says_where_bands_may_lie(flag, places):
+    options = MemoryOptions(sh_on_host=flag)
+    assert options.places_of_bands(CUDA) == places
+    assert options.places_of_bands(torch.device("cpu")) == (False,)
+    assert not options.messages(CUDA)
+
+
+def test_bands_go_to_the_host_where_they_do_not_fit(scene, monkeypatch):
+    """The smaller the budget, the cheaper the plan; before a refusal the bands are on the host."""
+    cloud = tiny_cloud(400)
+    views = load_scene(scene.root, size_rule=SugarSize(), notify=say_nothing)
+    monkeypatch.setattr(MemoryOptions, "places_of_bands", lambda *_: (False, True))
+    monkeypatch.setattr("gaussian_splatting.engine.memory_plan.MIN_FACTORED", 1)
+    monkeypatch.setattr("gaussian_splatting.engine.memory_plan.MIN_IMAGES", 0)
+    n_bytes = 3 * 180 * len(cloud)
+    places = []
+    for kib in range(2_000, 100, -50):
+        options = MemoryOptions(vram_budget=kib / 2**20)
+        try:
+            chosen = predict_coarse(cloud, MultiviewConfig(), options, views)
+        except UserError:
+            break
+        assert chosen is not None
+        places.append(chosen.host_bytes)
+        assert any("lie on the host" in line for line in chosen.lines()) == (places[-1] > 0)
+    assert places == sorted(places)
+    assert set(places) == {0, n_bytes}
 
 
 def test_room_for_samples_of_other_views_is_counted():

@@ -49,10 +49,11 @@ SECTIONS = tuple(
         ("parity", 0.20),
         ("determinism", 0.10),
         ("recorded", 0.10),
+        ("host_bands", 0.08),
         ("timing", 0.16),
         ("step", 0.14),
         ("comparison", 0.12),
-        ("training", 0.24),
+        ("training", 0.16),
     )
 )
 

@@ -103,7 +103,7 @@ FULL_SIZES = (
 QUICK_SIZES = (Size(300, 48, 36),)
 
 
-class _Run:
+class Run:
     """A stage and its steps; views lie beside each other."""
 
     def __init__(
@@ -141,7 +141,7 @@ def bits(setup: Setup) -> Iterator[Finding]:
     size = setup.size(FULL_SIZES[0], QUICK_SIZES[0])
     for table in STAGES:
         recorders = (None, _recorder(setup))
-        runs = [_Run(setup, table.build, size, each, table.changed) for each in recorders]
+        runs = [Run(setup, table.build, size, each, table.changed) for each in recorders]
         for _ in range(setup.size(40, 14)):
             for run in runs:
                 run.step()
@@ -164,8 +164,8 @@ def times(setup: Setup) -> Iterator[Finding]:
     for table in STAGES:
         for size in setup.size(FULL_SIZES, QUICK_SIZES):
             runs = {
-                "launch by launch": _Run(setup, table.build, size, None, table.timed),
-                "recorded": _Run(setup, table.build, size, _recorder(setup), table.timed),
+                "launch by launch": Run(setup, table.build, size, None, table.timed),
+                "recorded": Run(setup, table.build, size, _recorder(setup), table.timed),
             }
             for run in runs.values():
                 for _ in range(setup.size(3 * N_VIEWS, 3)):

@@ -99,7 +99,7 @@ class PoseRefinement(Component):
     def after_view(self, result: ViewResult, model: TrainableModel) -> None:
         """Add the gradient of the view to that of its camera's motion."""
         optimizer = model.optimizer
-        self.collect(result.view.camera, optimizer.parameters, optimizer.gradients())
+        self.collect(result.view.camera, optimizer.leaves, optimizer.gradients())
 
     def calibrated(self, camera: Camera) -> Camera:
         """A training camera with its motion."""

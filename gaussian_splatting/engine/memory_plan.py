@@ -33,6 +33,7 @@ MIN_CHUNK = 50_000
 STRIPS = 4
 SURVEYED_VIEWS = 4
 MIN_IMAGES = 2  # the one that is trained on and the next one
+SH_ON_HOST_CHOICES = ("auto", "True", "False")
 _FREE_SHARE = 0.8  # of free memory; the rest is for what is not in tensors, and other programs
 
 Geometry = Literal["none", "full", "half", "depth", "planes"]
@@ -47,6 +48,7 @@ _LOSS_BYTES = 84
 _IMAGE_BYTES = {"": 3, "object": 7, "ignore": 29}
 # Of a Gaussian, beside channels: projection, its gradients, and those that other terms left.
 _GAUSSIAN_BYTES = 228
+_LATE_BYTES = 4  # of a Gaussian whose bands lie on the host: how many steps it has made
 _SAMPLING_BYTES = 292  # of a Gaussian while fields are evaluated at samples
 
 
@@ -82,25 +84,33 @@ class ViewLoad:
 class ModelLoad:
     """Bytes of what an optimiser keeps, and of the gradients of colour bands 1 to 3."""
 
-    parameters: int
-    moments: int
+    parameters: int  # on the device
+    moments: int  # on the device
     band_gradients: int = 0
+    host: int = 0  # parameters and moments that lie on the host
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], config: OptimizerConfig) -> ModelLoad:
         """Of parameters by name, stored as ``config`` says."""
         parameters = 0
         moments = 0
+        host = 0
         for name, tensor in tensors.items():
-            parameters += tensor.numel() * config.value_dtype(name).itemsize
-            moments += 2 * tensor.numel() * config.moment_dtype(name).itemsize
+            value_bytes = tensor.numel() * config.value_dtype(name).itemsize
+            moment_bytes = 2 * tensor.numel() * config.moment_dtype(name).itemsize
+            if config.lies_on_host(name, tensors):
+                host += value_bytes + moment_bytes
+                moments += _LATE_BYTES * len(tensor)
+            else:
+                parameters += value_bytes
+                moments += moment_bytes
         bands = {name: t for name, t in tensors.items() if name.endswith("sh_rest")}
         # Gaussians that are joined with those of a background leave whole gradients.
         is_alone = len(bands) == 1 and config.views_per_step == 1
         if is_alone and all(len(t) >= MIN_FACTORED for t in bands.values()):
-            return cls(parameters, moments, band_gradients=0)
+            return cls(parameters, moments, host=host)
         gradients = sum(t.numel() * config.value_dtype(name).itemsize for name, t in bands.items())
-        return cls(parameters, moments, gradients)
+        return cls(parameters, moments, gradients, host)
 
 
 @dataclass(frozen=True)
@@ -210,6 +220,15 @@ class MemoryOptions:
         parse=positive_int,
         no_effect_when="without --gradient_accumulation True; it says so",
     )
+    sh_on_host: str = flag(
+        "auto",
+        "keep colour bands 1 to 3 and their moments, three quarters of what a Gaussian takes, in "
+        "page-locked memory of the host; the GPU reads what is in view. auto: where they do not "
+        "fit on the GPU, in vanilla training never; the result is the same to the bit",
+        group="memory",
+        choices=SH_ON_HOST_CHOICES,
+        no_effect_when="on the CPU; it says so",
+    )
     use_gradient_checkpointing: bool | None = optional_boolean(
         None,
         "the gradients of each term are computed and its graph freed at once, so there is "
@@ -239,10 +258,17 @@ class MemoryOptions:
         """Whether the flags name the strips, so that no plan may change them."""
         return self.gradient_accumulation is not None
 
-    @property
-    def messages(self) -> tuple[str, ...]:
+    def places_of_bands(self, device: torch.device) -> tuple[bool, ...]:
+        """Whether colour bands may lie on the host of a device: the choices, the best one first."""
+        if device.type == "cpu" or self.sh_on_host == "False":
+            return (False,)
+        return (True,) if self.sh_on_host == "True" else (False, True)
+
+    def messages(self, device: torch.device) -> tuple[str, ...]:
         """One line for each flag that was given but has no effect."""
         lines = []
+        if self.sh_on_host == "True" and device.type == "cpu":
+            lines.append("--sh_on_host True has no effect on the CPU, whose memory is the host's")
         if self.accumulation_steps is not None and not self.gradient_accumulation:
             lines.append("--accumulation_steps has no effect without --gradient_accumulation True")
         if self.use_gradient_checkpointing:
@@ -263,6 +289,7 @@ class MemoryChoice:
     phases: dict[str, dict[str, int]]  # bytes at the peak of each phase, by what they are for
     budget: int  # bytes
     image_bytes: int  # of the budget for images; 0 where those lie in other memory
+    host_bytes: int = 0  # of colour bands that lie on the host
 
     @property
     def peak(self) -> int:
@@ -276,6 +303,10 @@ class MemoryChoice:
             images = f"{format_bytes(self.image_bytes)} of it for photographs"
         room = format_bytes(self.budget)
         lines = [f"memory plan: {describe(self.plan)}; {room} to use, {images}"]
+        if self.host_bytes:
+            lines.append(
+                f"colour bands 1 to 3 lie on the host: {format_bytes(self.host_bytes)} there"
+            )
         for phase, needs in self.phases.items():
             parts = sorted(needs.items(), key=lambda part: -part[1])
             named = ", ".join(f"{name} {format_bytes(n)}" for name, n in parts)
@@ -359,7 +390,9 @@ def choose(
         peak = peak_of(phases)
         left_over = budget - peak
         if left_over >= least_images:
-            return MemoryChoice(plan, phases, budget, min(sum(image_sizes), left_over))
+            host_bytes = max(load.model.host for load in loads.values())
+            image_bytes = min(sum(image_sizes), left_over)
+            return MemoryChoice(plan, phases, budget, image_bytes, host_bytes)
 
     def needed(config: OptimizerConfig, options: MemoryOptions) -> int:
         loads = loads_of(config).values()
@@ -388,12 +421,12 @@ def _what_would_fit(
     formats = STATE_FORMATS[STATE_FORMATS.index(optimizer.optimizer_state) :]
     for state_format in formats:
         for use_bfloat16 in (optimizer.use_bfloat16, True):
-            config = OptimizerConfig(state_format, use_bfloat16)
+            config = replace(optimizer, optimizer_state=state_format, use_bfloat16=use_bfloat16)
             if needed(config, any_strips) <= budget:
                 flags = f"--optimizer_state {state_format}"
                 flags += " --use_bfloat16 True" * use_bfloat16
                 return f"{start}; it fits with {flags}"
-    smallest = OptimizerConfig(formats[-1], True)
+    smallest = replace(optimizer, optimizer_state=formats[-1], use_bfloat16=True)
     return (
         f"{start}; even --optimizer_state bf16 --use_bfloat16 True needs "
         f"{format_bytes(needed(smallest, any_strips))}: give that much, smaller images or fewer "

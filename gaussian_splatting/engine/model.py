@@ -87,7 +87,7 @@ class TrainableModel(ABC):
     @property
     def device(self) -> torch.device:
         """Device of all parameters."""
-        return next(iter(self.optimizer.parameters.values())).device
+        return next(iter(self.optimizer.leaves.values())).device
 
     def distributions(self) -> dict[str, Tensor]:
         """Parameters themselves, not converted copies, by the name of what histograms show."""
@@ -161,12 +161,18 @@ class TrainableCloud(TrainableModel):
         self._extent = extent
 
     def __len__(self) -> int:
-        return len(self.cloud)
+        return len(self.trained_cloud)
 
     @property
     def cloud(self) -> GaussianCloud:
         """The parameters as a cloud."""
-        return GaussianCloud(**self.optimizer.parameters, **self._rendering)
+        self.optimizer.settle()
+        return self.trained_cloud
+
+    @property
+    def trained_cloud(self) -> GaussianCloud:
+        """The same for a pass that trains on a view, whose colours may lack steps."""
+        return GaussianCloud(**self.optimizer.leaves, **self._rendering)
 
     def state(self) -> dict[str, Any]:
         """The state of every model; how it is rendered is beside the parameters, if not as 3DGS."""

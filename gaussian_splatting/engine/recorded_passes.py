@@ -211,7 +211,7 @@ class RecordedPasses:
         """The key of a pass; recordings of parameters that are gone are dropped."""
         optimizer = self._stage.model.optimizer
         parameters = tuple(
-            (tensor.data_ptr(), tensor.shape) for tensor in optimizer.parameters.values()
+            (tensor.data_ptr(), tensor.shape) for tensor in optimizer.leaves.values()
         )
         if parameters != self._parameters:
             self._passes.clear()

@@ -121,6 +121,9 @@ class Stage(ABC, Generic[Model, Config]):
     def _is_plain(self, iteration: int) -> bool:
         """Whether our rasterizer and the table of terms alone act on the views of an iteration."""
         is_ours = isinstance(self._rasterizer, rasterization.WarpRasterizer)
+        if self.model.optimizer.has_late_steps:
+            # The launches of a view depend on which steps wait.
+            return False
         return is_ours and all(c.adds_nothing(iteration) for c in self.components)
 
     def only_optimizer_acts(self, iteration: int) -> bool:
@@ -151,10 +154,19 @@ class Stage(ABC, Generic[Model, Config]):
             component.keep_rows(rows)
 
     def leaving_factors(self, gaussians: Gaussians, resources: StepResources) -> Gaussians:
-        """Let a pass over Gaussians leave gradients of colours as factors, if it may."""
+        """Let a pass over Gaussians leave gradients of colours as factors, if it may.
+
+        Only such a pass may read colours that lack steps.
+        """
+        optimizer = self.model.optimizer
         if not resources.factored_colors or len(gaussians) < color_gradients.MIN_FACTORED:
+            optimizer.settle()
             return gaussians
-        return replace(gaussians, color_gradients=self.model.optimizer.color_gradients)
+        return replace(
+            gaussians,
+            color_gradients=optimizer.color_gradients,
+            late_bands=optimizer.late_bands,
+        )
 
     def gaussians(self) -> Gaussians:
         """The model as it is rendered."""
@@ -284,7 +296,7 @@ def numbers_to_check(stage: Stage, result: ViewResult) -> StepNumbers:
     return StepNumbers(
         losses=result.terms,
         gradients=optimizer.gradients_to_check(),
-        parameters=optimizer.parameters,
+        parameters=optimizer.resident,
         extent=stage.extent,
         radii=result.radii,
         predicted=result.predicted,

@@ -307,7 +307,7 @@ class Stepper:
         group = self._group
         optimizer = self._stage.model.optimizer
         names = list(total.terms)
-        has_gradient = [name in optimizer.gradients() for name in optimizer.parameters]
+        has_gradient = [name in optimizer.gradients() for name in optimizer.leaves]
         head = [
             len(self._stage.model),
             0 if total.stop is None else 1 + SIGNALS.index(total.stop),
@@ -323,7 +323,7 @@ class Stepper:
             names_of_all = group.all_gather(names)
             names = list(dict.fromkeys(name for each in names_of_all for name in each))
         total.n_showing = sum(row[3] for row in rows)
-        for column, parameter in enumerate(optimizer.parameters.values(), start=len(head)):
+        for column, parameter in enumerate(optimizer.leaves.values(), start=len(head)):
             if any(row[column] for row in rows):
                 _sum_gradient(group, parameter)
         zero = total.terms[TOTAL].new_zeros(())

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,7 +24,9 @@ from gaussian_splatting.optim.adam_steps import (
     step_together,
 )
 from gaussian_splatting.optim.band_steps import step_bands
+from gaussian_splatting.optim.late_bands import LateBands
 from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
+from gaussian_splatting.optim.row_storage import DeviceRows, HostRows, RowStorage
 from gaussian_splatting.rasterization.coefficient_gradients import coefficient_gradients
 from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
 from sugar_utils.device import upload
@@ -48,6 +49,8 @@ _GROUP_SETTINGS = {
 
 _BASE = "sh_dc"  # colours of band 0, and those of the bands above
 _BANDS = "sh_rest"
+_DEVICE_ROWS = DeviceRows()
+_HOST_ROWS = HostRows()
 
 
 class Gradients(NamedTuple):
@@ -64,6 +67,7 @@ class _Group:
 
     rate: float  # learning rate
     moment_dtype: torch.dtype
+    storage: RowStorage = _DEVICE_ROWS
     steps: int = 0
     moments: dict[str, Tensor] | None = None  # by name, as ``value``; None before the first step
     moved: bool = False  # whether any step had a gradient
@@ -75,7 +79,8 @@ class GroupedAdam:
     It owns the parameters, whose rows a model adds and removes through it.
 
     Attributes:
-        parameters: Leaves by name.
+        leaves: The parameters by name; steps of the bands above the first may be missing, where
+            those lie on the host, see :mod:`gaussian_splatting.optim.late_bands`.
         color_gradients: Where passes may leave the gradients of ``sh_dc`` and ``sh_rest`` as
             factors; they count as long as they stay here.
     """
@@ -88,11 +93,15 @@ class GroupedAdam:
         seed: int = 0,
     ) -> None:
         self.config = config
-        self.parameters: dict[str, Tensor] = {}
+        self.leaves: dict[str, Tensor] = {}
         self._groups: dict[str, _Group] = {}
         for name, value in tensors.items():
-            self.parameters[name] = _leaf(value.detach().to(config.value_dtype(name), copy=True))
-            self._groups[name] = _Group(learning_rates[name], config.moment_dtype(name))
+            is_on_host = config.lies_on_host(name, tensors)
+            storage = _HOST_ROWS if is_on_host else _DEVICE_ROWS
+            copy = storage.copied(value, config.value_dtype(name), value.device)
+            self.leaves[name] = copy.requires_grad_(True)
+            self._groups[name] = _Group(learning_rates[name], config.moment_dtype(name), storage)
+        self._late: LateBands | None = None
         self._seed = seed
         self._unused: set[str] = set()
         self.color_gradients: list[ColorGradient] = []
@@ -100,6 +109,40 @@ class GroupedAdam:
         # What recorded steps read; a row of numbers for each parameter.
         self._recorded_inputs: StepInputs | None = None
         self._is_made = False  # whether a recording has made the next step
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """The parameters by name, up to date."""
+        self.settle()
+        return self.leaves
+
+    @property
+    def resident(self) -> dict[str, Tensor]:
+        """The parameters that lie on the device, by name."""
+        resident = {}
+        for name, parameter in self.leaves.items():
+            if not self._is_on_host(name):
+                resident[name] = parameter
+        return resident
+
+    @property
+    def has_late_steps(self) -> bool:
+        """Whether steps of bands may wait."""
+        return self._is_on_host(_BANDS)
+
+    @property
+    def late_bands(self) -> LateBands | None:
+        """The bands whose steps wait; None where none may."""
+        moments = self._groups[_BANDS].moments if self.has_late_steps else None
+        if self._late is None and moments is not None:
+            self._late = LateBands(self.leaves[_BANDS], moments)
+        return self._late
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Make all steps that wait."""
+        if self._late is not None:
+            self._late.settle()
 
     def learning_rates(self) -> dict[str, float]:
         """Return the learning rates by parameter name."""
@@ -180,6 +223,8 @@ class GroupedAdam:
 
     def _update(self, names: Sequence[str], inputs: StepInputs | None) -> None:
         """Change values and moments, and drop the gradients; see :meth:`_sent`."""
+        if not self._steps_by_factors():
+            self.settle()
         # First: the directions, in which the view saw the Gaussians, follow from their centres.
         self._use_color_gradients(inputs)
         fused: list[Stepped] = []
@@ -192,7 +237,7 @@ class GroupedAdam:
                 fused.append(stepped)
             else:
                 step_alone(stepped)
-            self.parameters[name].grad = None
+            self.leaves[name].grad = None
         step_together(fused)
 
     def _use_color_gradients(self, inputs: StepInputs | None) -> None:
@@ -200,32 +245,42 @@ class GroupedAdam:
 
         Where there are other gradients, too, those of the bands are formed and added to them.
         """
-        is_only = len(self.color_gradients) == 1 and self.parameters[_BANDS].grad is None
+        by_factors = self._steps_by_factors()
+        late = self.late_bands if by_factors else None
         for gradient in self.color_gradients:
-            if is_only:
+            if late is not None:
+                late.step(self._next_state(_BANDS, inputs), gradient)
+            elif by_factors:
                 step_bands(self._next_state(_BANDS, inputs), gradient)
             else:
                 rows = slice(0, len(gradient.colors))
-                bands = self.parameters[_BANDS]
+                bands = self.leaves[_BANDS]
                 self.add_gradients({_BANDS: coefficient_gradients(gradient, rows, bands.detach())})
             self.add_gradients({_BASE: (gradient.colors * SH_C0)[:, None]})
         self.color_gradients.clear()
 
+    def _steps_by_factors(self) -> bool:
+        """Whether the bands have the gradient of one view, as factors, and no other."""
+        return len(self.color_gradients) == 1 and self.leaves[_BANDS].grad is None
+
+    def _is_on_host(self, name: str) -> bool:
+        return name in self._groups and self._groups[name].storage is _HOST_ROWS
+
     @property
     def _device(self) -> torch.device:
-        return next(iter(self.parameters.values())).device
+        return next(iter(self.leaves.values())).device
 
     def _stepping(self) -> list[str]:
         """Names of the parameters that the next step concerns."""
-        return [n for n in self.parameters if self._has_gradient(n) or n in self._unused]
+        return [n for n in self.leaves if self._has_gradient(n) or n in self._unused]
 
     def _has_gradient(self, name: str) -> bool:
         is_color = name in (_BASE, _BANDS)
-        return self.parameters[name].grad is not None or (is_color and bool(self.color_gradients))
+        return self.leaves[name].grad is not None or (is_color and bool(self.color_gradients))
 
     def _gradient_to_step(self, name: str) -> Tensor | None:
         """The gradient of a parameter, zeros if it is unused; None if nothing changes by it."""
-        parameter = self.parameters[name]
+        parameter = self.leaves[name]
         if parameter.grad is not None:
             return parameter.grad
         if name not in self._unused or not self._groups[name].moved:
@@ -235,13 +290,13 @@ class GroupedAdam:
 
     def _make_moments(self, names: Sequence[str]) -> None:
         for name in names:
-            parameter = self.parameters[name]
+            parameter = self.leaves[name]
             group = self._groups[name]
             if group.moments is None:
-                group.moments = {
-                    moment: torch.zeros_like(parameter, dtype=group.moment_dtype)
-                    for moment in MOMENTS
-                }
+                group.moments = {}
+                for moment in MOMENTS:
+                    zeros = group.storage.zeros_like(parameter.detach(), group.moment_dtype)
+                    group.moments[moment] = zeros
 
     def _next_state(self, name: str, inputs: StepInputs | None) -> ParameterState:
         """A parameter with the arguments of its next step."""
@@ -252,10 +307,10 @@ class GroupedAdam:
         if inputs is None:
             seed = self._rounding_seed(name)
         else:
-            row = list(self.parameters).index(name)
+            row = list(self.leaves).index(name)
             on_device = inputs._replace(numbers=inputs.numbers[row])
         return ParameterState(
-            value=self.parameters[name],
+            value=self.leaves[name],
             moments=group.moments,
             rate=group.rate,
             count=group.steps + 1,
@@ -273,7 +328,7 @@ class GroupedAdam:
 
     def zero_grad(self) -> None:
         """Drop all gradients, and forget which parameters were unused."""
-        for parameter in self.parameters.values():
+        for parameter in self.leaves.values():
             parameter.grad = None
         self.color_gradients.clear()
         self._unused.clear()
@@ -281,14 +336,14 @@ class GroupedAdam:
 
     def drop_gradient(self, name: str) -> None:
         """Exclude one parameter from the next step."""
-        self.parameters[name].grad = None
+        self.leaves[name].grad = None
         self._unused.discard(name)
 
     def put_gradients(self, gradients: Gradients) -> None:
         """Set gradients that were taken, in place of those that there are."""
         self.zero_grad()
         for name, gradient in gradients.dense.items():
-            self.parameters[name].grad = gradient
+            self.leaves[name].grad = gradient
         self.color_gradients += gradients.of_colors
         self._unused.update(gradients.unused)
 
@@ -303,7 +358,7 @@ class GroupedAdam:
     def add_gradients(self, more: Mapping[str, Tensor]) -> None:
         """Add gradients by name, which must not be used afterwards."""
         for name, gradient in more.items():
-            parameter = self.parameters[name]
+            parameter = self.leaves[name]
             if parameter.grad is None:
                 parameter.grad = gradient
             else:
@@ -312,7 +367,7 @@ class GroupedAdam:
     def gradients(self) -> dict[str, Tensor]:
         """Return the gradients by parameter name, where there are any and none are factors."""
         gradients = {}
-        for name, parameter in self.parameters.items():
+        for name, parameter in self.leaves.items():
             if parameter.grad is not None:
                 gradients[name] = parameter.grad
         return gradients
@@ -330,6 +385,7 @@ class GroupedAdam:
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
         """Return the moments by parameter name, where there are any."""
+        self.settle()
         moments = {}
         for name, group in self._groups.items():
             if group.moments is not None:
@@ -338,23 +394,36 @@ class GroupedAdam:
 
     def keep_rows(self, keep: Tensor) -> None:
         """Keep the rows where ``keep`` is true, moments included. keep: (N,) bool"""
-        for name in self.parameters:
-            self._swap(name, self.parameters[name].detach()[keep], lambda m: m[keep])
+        for name, values in list(self.parameters.items()):
+            group = self._groups[name]
+            moments = group.moments or {}
+            chosen = {n: group.storage.selected(moment, keep) for n, moment in moments.items()}
+            self._swap(name, group.storage.selected(values, keep), chosen)
 
     def append_rows(self, rows: Mapping[str, Tensor]) -> None:
         """Add rows with zero moments to every parameter."""
+        parameters = self.parameters
         for name, new in rows.items():
-            old = self.parameters[name].detach()
-            values = torch.cat([old, new.to(old.dtype)])
-            self._swap(name, values, functools.partial(_with_zero_rows, n=new.shape[0]))
+            group = self._groups[name]
+            longer = {}
+            for moment_name, moment in (group.moments or {}).items():
+                zeros = moment.new_zeros(new.shape)
+                longer[moment_name] = group.storage.extended(moment, zeros)
+            self._swap(name, group.storage.extended(parameters[name], new), longer)
 
     def replace(self, name: str, values: Tensor) -> None:
         """Give one parameter new values and zero moments."""
-        dtype = self.config.value_dtype(name)
-        self._swap(name, values.detach().to(dtype, copy=True), torch.zeros_like)
+        self.settle()
+        group = self._groups[name]
+        copy = group.storage.copied(values, self.config.value_dtype(name), self._device)
+        zeros = {}
+        for moment_name in group.moments or {}:
+            zeros[moment_name] = group.storage.zeros_like(copy, group.moment_dtype)
+        self._swap(name, copy, zeros)
 
     def state_dict(self) -> dict[str, Any]:
         """Return Adam's state in torch's format, with one named group per tensor."""
+        self.settle()
         state: dict[int, dict[str, Tensor]] = {}
         groups = []
         for index, (name, group) in enumerate(self._groups.items()):
@@ -371,8 +440,9 @@ class GroupedAdam:
             ValueError: Names or shapes are not those of the parameters.
         """
         names = [group.get("name") for group in state["param_groups"]]
-        if names != list(self.parameters):
-            raise ValueError(f"optimiser groups {names}, expected {list(self.parameters)}")
+        if names != list(self.leaves):
+            raise ValueError(f"optimiser groups {names}, expected {list(self.leaves)}")
+        self._late = None
         for index, (name, group) in enumerate(self._groups.items()):
             saved = state["state"].get(index)
             group.rate = state["param_groups"][index]["lr"]
@@ -386,21 +456,29 @@ class GroupedAdam:
                 group.moved = any(bool(moment.any()) for moment in group.moments.values())
 
     def _moments_of(self, name: str, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        parameter = self.parameters[name]
+        parameter = self.leaves[name]
         for moment in MOMENTS:
             shape = tuple(saved[moment].shape)
             expected = tuple(parameter.shape)
             if shape != expected:
                 raise ValueError(f"{moment} of {name} has shape {shape}, expected {expected}")
-        dtype = self._groups[name].moment_dtype
-        return {m: saved[m].to(parameter.device, dtype).contiguous() for m in MOMENTS}
+        group = self._groups[name]
+        moments = {}
+        for moment in MOMENTS:
+            moments[moment] = group.storage.copied(
+                saved[moment], group.moment_dtype, parameter.device
+            )
+        return moments
 
-    def _swap(self, name: str, values: Tensor, change: Callable[[Tensor], Tensor]) -> None:
-        """Replace the values of a parameter, and its moments by a function of them."""
+    def _swap(self, name: str, values: Tensor, moments: dict[str, Tensor]) -> None:
+        """Replace the values of a parameter, and its moments if it has any."""
         group = self._groups[name]
         if group.moments is not None:
-            group.moments = {n: change(m).contiguous() for n, m in group.moments.items()}
-        self.parameters[name] = _leaf(values)
+            group.moments = moments
+        if self._is_on_host(name):
+            # Of other rows; all steps were made.
+            self._late = None
+        self.leaves[name] = values.requires_grad_(True)
         self._unused.discard(name)
 
 
@@ -412,11 +490,3 @@ def _with_copies(gradients: Gradients) -> Gradients:
     for name in dense.keys() & {_BASE, _BANDS}:
         dense[name] = dense[name].clone()
     return gradients._replace(dense=dense)
-
-
-def _with_zero_rows(values: Tensor, n: int) -> Tensor:
-    return torch.cat([values, values.new_zeros(n, *values.shape[1:])])
-
-
-def _leaf(values: Tensor) -> Tensor:
-    return values.detach().contiguous().requires_grad_(True)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -49,6 +50,9 @@ class OptimizerConfig:
         unset=True,
     )
 
+    # Whether colour bands 1 to 3 and their moments lie on the host; no bit depends on it.
+    bands_on_host: bool = False
+
     @classmethod
     def from_flags(cls, **flags: Any) -> OptimizerConfig:
         """Return the settings for the processes that torchrun started.
@@ -73,6 +77,15 @@ class OptimizerConfig:
         """Return the type in which a parameter's moments are stored."""
         half = self.optimizer_state == "bf16" or self._is_half(name)
         return torch.bfloat16 if half else torch.float32
+
+    def lies_on_host(self, name: str, names: Collection[str]) -> bool:
+        """Return whether a parameter among others lies on the host.
+
+        Bands of Gaussians that are joined with those of a background do not: the joined ones lie on
+        the device.
+        """
+        bands = [other for other in names if other.endswith(BFLOAT16_VALUES)]
+        return self.bands_on_host and bands == [name]
 
     def identity(self) -> dict[str, object]:
         """Return the settings that differ from the defaults, by the names of their flags."""

@@ -314,6 +314,15 @@ def _project_rows(settings: _ProjectionSettings, rows: _ProjectedRows) -> _Proje
     return _ProjectedTensors(splats[:, :2], splats, radii, depths, rects, counts)
 
 
+def _radii(settings: _ProjectionSettings, rows: _ProjectedRows) -> Tensor:
+    """Project without colours; return the radii. (N,) int32 pixels"""
+    layout = ChannelLayout.of(rgb=False, depth=True, normal=False, plane=False, n_features=0)
+    # Neither antialiasing nor where splats end changes the radii.
+    channels = _channels(layout, 0, False, NO_CUTOFF, 0.0)
+    shape_settings = _ProjectionSettings(settings.camera_record, channels, layout.total)
+    return _project_rows(shape_settings, _prepared_rows(rows)).radii
+
+
 def _differentiate(
     settings: _ProjectionSettings,
     rows: _ProjectedRows,
@@ -480,6 +489,8 @@ def project(
         sh_rest=gaussians.sh_rest,
         features=features,
     )
+    if rgb and n_coefficients > 0 and gaussians.late_bands is not None:
+        gaussians.late_bands.make_up_for(_radii(settings, sources))
     if graph:
         tensors: Sequence[Tensor] = _Project.apply(settings, *sources)
         return Projection(*tensors, layout=layout, camera=camera, has_cutoff=has_cutoff)

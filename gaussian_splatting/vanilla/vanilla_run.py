@@ -157,7 +157,7 @@ class VanillaOptions:
             "number: bound them with --max_gaussians",
         )
         lines = () if self.memory.vram_budget is None else budget
-        return *self.memory.messages, *lines, *self.inert.messages
+        return *self.memory.messages(self.compute.device), *lines, *self.inert.messages
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result, as JSON values."""
@@ -314,9 +314,15 @@ class _VanillaRun:
             until = config.densifies_until
             growth = measured_growth(cameras, store.shown, config.growth, until)
             growing = GrowingResolution(growth, len(cloud))
+        # Gaussians grow in number: what fits now says nothing.
+        on_host = options.memory.places_of_bands(options.compute.device)[0]
         return VanillaStage(
             cloud,
-            replace(config, split=options.memory.split),
+            replace(
+                config,
+                split=options.memory.split,
+                optimizer=replace(config.optimizer, bands_on_host=on_host),
+            ),
             self.region,
             partial(self._export, console),
             options.compute.rasterizer,

@@ -103,7 +103,8 @@ class VanillaStage(Stage[TrainableCloud, VanillaConfig]):
     def train_on(self, view: TrainingView, resources: StepResources) -> ViewResult:
         """Backpropagate the colour loss, and terms of components."""
         degree = self._sh_degree(view.iteration)
-        gaussians = self.leaving_factors(self.model.cloud.activate(graph=False), resources)
+        activated = self.model.trained_cloud.activate(graph=False)
+        gaussians = self.leaving_factors(activated, resources)
         if degree == 0:
             # Three quarters of all values rest until colours depend on the direction.
             self.model.optimizer.mark_unused("sh_rest")

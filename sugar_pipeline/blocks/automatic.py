@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -71,7 +72,7 @@ def automatic_blocks(
     )
     n_gaussians = expected_gaussians(scene.train_cameras, args.max_gaussians)
     view = scene.train_cameras[0]
-    n_bytes = training_bytes(n_gaussians, view.width, view.height, options.config.optimizer)
+    n_bytes = training_bytes(n_gaussians, view.width, view.height, _optimizer(options))
     n_blocks = math.ceil(n_bytes / budget)
     if n_blocks > 1:
         console.headline(
@@ -108,7 +109,13 @@ def _surely_fits(args: argparse.Namespace, options: CoarseOptions, budget: int) 
         return False
     side = options.size.img_size_limit
     n_gaussians = n_photographs * side * side // PIXELS_PER_GAUSSIAN
-    return training_bytes(n_gaussians, side, side, options.config.optimizer) <= budget
+    return training_bytes(n_gaussians, side, side, _optimizer(options)) <= budget
+
+
+def _optimizer(options: CoarseOptions) -> OptimizerConfig:
+    """The formats of the optimiser; vanilla training keeps bands on the host if told to alone."""
+    on_host = options.memory.places_of_bands(options.compute.device)[0]
+    return replace(options.config.optimizer, bands_on_host=on_host)
 
 
 def count_photographs(args: argparse.Namespace) -> int | None:

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Colour bands on the host (``--sh_on_host``): the same bits, and what a step costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from unittest import mock
+
+import torch
+
+from benchmarks.gpu.common import Check, Finding, Setup, milliseconds, synchronize
+from benchmarks.gpu.recorded import EXTENT, Run, Size
+from gaussian_splatting import color_gradients
+from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.components.densification import Region
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.optim.optimizer_config import OptimizerConfig
+from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
+from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
+from sugar_utils.host_memory import host_empty
+from sugar_utils.memory import format_bytes, release_cached
+from tests.support.training import parameters_and_moments
+
+FIRST = 2_592  # a round of densification follows iteration 2600, and all bands are trained
+TIMED = 15_005
+FULL_SIZES = (Size(1_000_000, 1920, 1244), Size(6_000_000, 1920, 1244))
+QUICK_SIZE = Size(300, 48, 36)
+
+
+def _build(on_host: bool, cloud: GaussianCloud, cameras: Sequence[Camera]) -> VanillaStage:
+    config = VanillaConfig(optimizer=OptimizerConfig(bands_on_host=on_host))
+    return VanillaStage(cloud, config, Region(EXTENT), lambda *_: None)
+
+
+def memory(setup: Setup) -> Iterator[Finding]:
+    """A tensor of the device on the host: written and copied, without memory of the device."""
+    n = setup.size(64_000_000, 1_000)
+    before = torch.cuda.memory_allocated(setup.place) if setup.on_cuda else 0
+    values = host_empty((n,), torch.float32, setup.place)
+    after = torch.cuda.memory_allocated(setup.place) if setup.on_cuda else 0
+    torch.arange(n, dtype=torch.float32, device=setup.place, out=values)
+    expected = torch.arange(n, dtype=torch.float32, device="cpu")
+    is_right = torch.equal(values.cpu(), expected)
+    is_elsewhere = after == before
+    figures = {"bytes_on_device": after - before}
+    yield Finding("values", is_right, "equal" if is_right else "differ", figures)
+    shown = f"{format_bytes(after - before)} on the device"
+    yield Finding("place", is_elsewhere, shown, figures)
+
+
+def bits(setup: Setup) -> Iterator[Finding]:
+    """Steps around a change of the number of Gaussians, with bands on the host and without."""
+    size = setup.size(Size(60_000, 480, 360), QUICK_SIZE)
+    with mock.patch.object(color_gradients, "MIN_FACTORED", 1):
+        runs = []
+        for on_host in (False, True):
+            run = Run(setup, partial(_build, on_host), size, None, FIRST)
+            for _ in range(setup.size(40, 14)):
+                run.step()
+            runs.append(parameters_and_moments(run.stage))
+    resident, on_host = runs
+    differing = 0
+    for name, values in resident.items():
+        others = on_host[name]
+        is_alike = values.shape == others.shape
+        differing += int((values != others).sum()) if is_alike else values.numel()
+    shown = "equal" if not differing else f"{differing:,} values differ"
+    yield Finding("vanilla, all values", not differing, shown, {"differing": differing})
+
+
+def times(setup: Setup) -> Iterator[Finding]:
+    """Time and peak memory of a step, with bands on the host and without."""
+    for size in setup.size(FULL_SIZES, (QUICK_SIZE,)):
+        for on_host in (False, True):
+            run = Run(setup, partial(_build, on_host), size, None, TIMED)
+            for _ in range(3):
+                run.step()
+            peak = 0
+            if setup.on_cuda:
+                synchronize(setup.place)
+                torch.cuda.reset_peak_memory_stats(setup.place)
+            ms = milliseconds(setup.place, run.step, repeats=setup.size(20, 2), budget=4.0)
+            if setup.on_cuda:
+                peak = torch.cuda.max_memory_allocated(setup.place)
+            place = "on the host" if on_host else "on the device"
+            what = f"{size.n:,}, {size.width} x {size.height}, bands {place}"
+            shown = f"{ms:.1f} ms, {format_bytes(peak)} at most"
+            yield Finding(what, True, shown, {"ms": ms, "peak_bytes": peak})
+            del run
+            release_cached(setup.place)
+
+
+CHECKS = (Check("memory", memory, 30), Check("same bits", bits, 90), Check("step", times, 180))

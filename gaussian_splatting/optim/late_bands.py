@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps of colour bands that wait until their Gaussian is in view.
+
+Adam steps every row in every iteration, also those that the view does not show: their moments fade
+and move them on. Where the rows lie on the host, that would send all of them over the bus and back.
+So rows out of view are left as they are, and the numbers of the steps are kept. Before a view reads
+a row, the steps that it lacks are made up for, one after the other, without a gradient: the row has
+the bits that it would have had.
+"""
+# Kernels are Warp's language, not Python's.
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
+# pyright: reportIndexIssue=false, reportCallIssue=false, reportArgumentType=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import warp as wp
+from torch import Tensor
+
+from gaussian_splatting.color_gradients import ColorGradient
+from gaussian_splatting.optim.adam_steps import MOMENTS, ParameterState, by_formats
+from gaussian_splatting.optim.band_steps import (
+    BAND_ARRAYS,
+    BandSettings,
+    band_arguments,
+    band_settings,
+    color_weight,
+    put_coefficient,
+    stepped_coefficient,
+    stored_coefficient,
+)
+from gaussian_splatting.rasterization.projection_kernels import Coefficients, view_at
+from sugar_utils.warp_arrays import Bools, Floats, Ints, Ints2d, Vec3s
+from sugar_utils.warp_launch import as_array, launch
+
+wp.set_module_options({"enable_backward": False, "cpu_compiler_flags": "-march=native"})
+
+MAX_WAITING = 512
+"""Steps that may wait; then all rows are brought up to date, which costs as much as one step of
+all rows and little more."""
+
+
+@wp.kernel
+def make_up_for(
+    first: int,
+    s: BandSettings,
+    radii: Ints,
+    n_waiting: int,
+    numbers: Ints2d,
+    n_made: Ints,
+    values: Coefficients,
+    exp_avg: wp.array2d(dtype=Any),
+    exp_avg_sq: wp.array2d(dtype=Any),
+):
+    """Make the steps that one coefficient of a Gaussian in view lacks, in registers."""
+    item = first + wp.tid()
+    n_coefficients = values.shape[1]
+    i = item // n_coefficients
+    k = item - i * n_coefficients
+    if radii[i] == 0 or n_made[i] >= n_waiting:
+        return
+    c = stored_coefficient(i, k, values, exp_avg, exp_avg_sq)
+    for step in range(n_made[i], n_waiting):
+        c = stepped_coefficient(
+            c,
+            wp.vec3(),
+            s,
+            wp.vec3i(numbers[step, 0], numbers[step, 1], numbers[step, 2]),
+            item,
+            values,
+            exp_avg,
+        )
+    put_coefficient(c, i, k, values, exp_avg, exp_avg_sq)
+
+
+@wp.kernel
+def step_in_view(
+    first: int,
+    s: BandSettings,
+    step: int,
+    numbers: Ints2d,
+    is_in_view: Bools,
+    record: Floats,
+    means: Vec3s,
+    d_colors: Vec3s,
+    values: Coefficients,
+    exp_avg: wp.array2d(dtype=Any),
+    exp_avg_sq: wp.array2d(dtype=Any),
+):
+    """Step one coefficient of a Gaussian in view, which lacks no step."""
+    item = first + wp.tid()
+    n_coefficients = values.shape[1]
+    i = item // n_coefficients
+    k = item - i * n_coefficients
+    if not is_in_view[i]:
+        return
+    weight = color_weight(k, means[i], view_at(record).center, s.degree, d_colors[i])
+    c = stepped_coefficient(
+        stored_coefficient(i, k, values, exp_avg, exp_avg_sq),
+        weight * d_colors[i],
+        s,
+        wp.vec3i(numbers[step, 0], numbers[step, 1], numbers[step, 2]),
+        item,
+        values,
+        exp_avg,
+    )
+    put_coefficient(c, i, k, values, exp_avg, exp_avg_sq)
+
+
+_MAKE_UP_FOR = by_formats(make_up_for, BAND_ARRAYS)
+_STEP_IN_VIEW = by_formats(step_in_view, BAND_ARRAYS)
+
+
+class LateBands:
+    """The steps that rows of one parameter lack.
+
+    Args:
+        value: The coefficients, (N, K, 3); they change in place.
+        moments: Both moments of it.
+    """
+
+    def __init__(self, value: Tensor, moments: dict[str, Tensor]) -> None:
+        self._value = value.detach()
+        self._moments = moments
+        device = value.device
+        self._numbers = torch.zeros(MAX_WAITING, 3, dtype=torch.int32, device=device)
+        self._n_waiting = 0
+        # Of the waiting steps, how many each row has made. (N,)
+        self._n_made = torch.zeros(len(value), dtype=torch.int32, device=device)
+        # Rows that were in view since the last step; all before the first one, whose view may have
+        # been projected earlier. (N,)
+        self._is_in_view = torch.ones(len(value), dtype=torch.bool, device=device)
+
+    def make_up_for(self, radii: Tensor) -> None:
+        """Make the steps that Gaussians in view lack. radii: 0 for others, (N,) int32"""
+        self._is_in_view |= radii > 0
+        if self._n_waiting == 0:
+            return
+        arguments = [
+            band_settings(degree=0),
+            radii,
+            self._n_waiting,
+            self._numbers,
+            self._n_made,
+            *band_arguments(self._value, self._moments),
+        ]
+        kernel = _MAKE_UP_FOR[self._formats]
+        launch(kernel, self._value.shape[0] * self._value.shape[1], arguments)
+        self._n_made.masked_fill_(radii > 0, self._n_waiting)
+
+    def step(self, state: ParameterState, gradient: ColorGradient) -> None:
+        """Step the rows that were in view since the last step; the others lack this one, too.
+
+        All rows that have a gradient were.
+        """
+        step = self._n_waiting
+        self._numbers[step] = state.inputs().numbers
+        arguments = [
+            band_settings(gradient.sh_degree),
+            step,
+            self._numbers,
+            self._is_in_view,
+            gradient.camera_record,
+            as_array(gradient.means, wp.vec3),
+            as_array(gradient.colors, wp.vec3),
+            *band_arguments(self._value, self._moments),
+        ]
+        kernel = _STEP_IN_VIEW[self._formats]
+        launch(kernel, self._value.shape[0] * self._value.shape[1], arguments)
+        self._n_waiting += 1
+        self._n_made.masked_fill_(self._is_in_view, self._n_waiting)
+        self._is_in_view.zero_()
+        if self._n_waiting == MAX_WAITING:
+            self.settle()
+
+    def settle(self) -> None:
+        """Make all steps that rows lack."""
+        if self._n_waiting == 0:
+            return
+        is_in_view = self._is_in_view.clone()
+        self.make_up_for(torch.ones_like(self._n_made))
+        self._is_in_view = is_in_view
+        self._n_made.zero_()
+        self._n_waiting = 0
+
+    @property
+    def _formats(self) -> tuple[torch.dtype, torch.dtype]:
+        return self._value.dtype, self._moments[MOMENTS[0]].dtype

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the rows of a parameter and of its moments lie: on the device, or on the host.
+
+Rows on the host are copied in pieces, so that the device never has room for all of them.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sugar_utils.host_memory import host_empty
+
+ROWS_PER_PIECE = 2**18
+
+
+class RowStorage(Protocol):
+    """Makes tensors of rows, each without memory in common with what it is made from."""
+
+    def copied(self, values: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Copy values to a device and a type."""
+        ...
+
+    def zeros_like(self, values: Tensor, dtype: torch.dtype) -> Tensor:
+        """Make zeros of the shape of values."""
+        ...
+
+    def selected(self, values: Tensor, keep: Tensor) -> Tensor:
+        """Copy the rows where ``keep`` is true. (N, ...), (N,) bool -> (M, ...)"""
+        ...
+
+    def extended(self, values: Tensor, rows: Tensor) -> Tensor:
+        """Copy values, and further rows behind them. (N, ...), (M, ...) -> (N + M, ...)"""
+        ...
+
+
+class DeviceRows:
+    """Rows in the memory of the device."""
+
+    def copied(self, values: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Copy values to a device and a type."""
+        return values.detach().to(device, dtype, copy=True).contiguous()
+
+    def zeros_like(self, values: Tensor, dtype: torch.dtype) -> Tensor:
+        """Make zeros of the shape of values."""
+        return torch.zeros_like(values, dtype=dtype)
+
+    def selected(self, values: Tensor, keep: Tensor) -> Tensor:
+        """Copy the rows where ``keep`` is true."""
+        return values.detach()[keep].contiguous()
+
+    def extended(self, values: Tensor, rows: Tensor) -> Tensor:
+        """Copy values, and further rows behind them."""
+        return torch.cat([values.detach(), rows.to(values.dtype)]).contiguous()
+
+
+class HostRows:
+    """Rows in page-locked memory of the host, which the device reaches over the bus."""
+
+    def copied(self, values: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Copy values to the host and a type."""
+        copy = host_empty(values.shape, dtype, device)
+        for start in range(0, len(values), ROWS_PER_PIECE):
+            rows = slice(start, start + ROWS_PER_PIECE)
+            copy[rows] = values.detach()[rows].to(device, dtype)
+        return copy
+
+    def zeros_like(self, values: Tensor, dtype: torch.dtype) -> Tensor:
+        """Make zeros of the shape of values."""
+        return host_empty(values.shape, dtype, values.device).zero_()
+
+    def selected(self, values: Tensor, keep: Tensor) -> Tensor:
+        """Copy the rows where ``keep`` is true."""
+        shape = (int(keep.sum()), *values.shape[1:])
+        chosen = host_empty(shape, values.dtype, values.device)
+        end = 0
+        for start in range(0, len(values), ROWS_PER_PIECE):
+            rows = slice(start, start + ROWS_PER_PIECE)
+            piece = values.detach()[rows][keep[rows]]
+            chosen[end : end + len(piece)] = piece
+            end += len(piece)
+        return chosen
+
+    def extended(self, values: Tensor, rows: Tensor) -> Tensor:
+        """Copy values, and further rows behind them."""
+        shape = (len(values) + len(rows), *values.shape[1:])
+        longer = host_empty(shape, values.dtype, values.device)
+        longer[: len(values)] = values.detach()
+        longer[len(values) :] = rows
+        return longer

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Colour bands on the host, whose steps wait until a Gaussian is in view: the same bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from gaussian_splatting import color_gradients
+from gaussian_splatting.components.densification import Region
+from gaussian_splatting.components.poses import PoseConfig, PoseRefinement
+from gaussian_splatting.engine.model import TrainableCloud
+from gaussian_splatting.engine.stepping import RunContext, Stepper
+from gaussian_splatting.optim import adam, band_steps, late_bands, row_storage
+from gaussian_splatting.optim.late_bands import LateBands
+from gaussian_splatting.optim.optimizer_config import OptimizerConfig
+from gaussian_splatting.optim.row_storage import DeviceRows, HostRows
+from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
+from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
+from sugar_scene.mesh_bound import bind_to_mesh
+from sugar_scene.reprojection import NeighborViews
+from sugar_trainers.coarse_stage import CoarseStage
+from sugar_trainers.multiview_stage import MultiviewStage, comparison_rule
+from sugar_trainers.refine_stage import RefineStage
+from sugar_trainers.stage_config import CoarseConfig, MultiviewConfig, RefineConfig
+from sugar_trainers.view_comparison import ViewComparer
+from sugar_utils.console import Console
+from tests.support.step_scenes import (
+    Case,
+    MadeUpPhotographs,
+    as_cloud,
+    make_scene,
+    make_wall,
+    photograph,
+)
+from tests.support.training import parameters_and_moments
+
+CASE = Case("late bands", 300, 48, 36, 1, radius=6.0)
+EXTENT = 5.0
+FORMATS = [OptimizerConfig(s, use_bfloat16=half) for s in ("fp32", "bf16") for half in (0, 1)]
+
+
+def cameras():
+    """Views of which each shows some Gaussians that the others do not."""
+    camera = make_scene(CASE)[1]
+    shifts = ((3.0, 1.0, 0.0), (3.0, -1.0, 0.0), (-3.0, 0.5, 0.0), (0.0, -3.0, 0.0))
+    return [
+        replace(camera, name=f"view {i}", translation=camera.translation + np.array(shift))
+        for i, shift in enumerate(shifts)
+    ]
+
+
+def vanilla(optimizer, components=()):
+    config = VanillaConfig(optimizer=optimizer)
+    return VanillaStage(
+        as_cloud(make_scene(CASE)[0]),
+        config,
+        Region(EXTENT),
+        lambda *_: None,
+        components=components,
+    )
+
+
+def coarse(optimizer):
+    config = CoarseConfig("dn_consistency", sdf_samples=100, optimizer=optimizer)
+    return CoarseStage(as_cloud(make_scene(CASE)[0]), config, Region(EXTENT), lambda message: None)
+
+
+def multiview(optimizer):
+    config = MultiviewConfig(multiview_pixels=100, optimizer=optimizer)
+    views = cameras()
+    photographs = MadeUpPhotographs(photograph)
+    comparer = ViewComparer(
+        NeighborViews(views, EXTENT), photographs, EXTENT, comparison_rule(config)
+    )
+    cloud = as_cloud(make_scene(CASE)[0])
+    return MultiviewStage(cloud, config, Region(EXTENT), views, comparer, lambda message: None)
+
+
+def refine(optimizer):
+    cloud = bind_to_mesh(*make_wall(60), 1, EXTENT)
+    return RefineStage(cloud, RefineConfig(optimizer=optimizer), EXTENT)
+
+
+STAGES = {
+    "vanilla": (vanilla, 2_590),  # a round of densification follows iteration 2600
+    "coarse": (coarse, 9_101),
+    "multiview": (multiview, 7_701),
+    "refine": (refine, 4_001),
+}
+
+
+def stepper_of(stage, first):
+    context = RunContext(MadeUpPhotographs(photograph), Console())
+    return Stepper(stage, cameras(), context, first=first, seed=0)
+
+
+def train(stage, first, steps=24):
+    """The stage after some steps, each with one view."""
+    stepper = stepper_of(stage, first)
+    for iteration in range(first, first + steps):
+        stage.begin(iteration)
+        stepper.step(iteration, None)
+    return stage
+
+
+def assert_same(stage, expected):
+    found = parameters_and_moments(stage)
+    assert found.keys() == expected.keys()
+    for key, values in expected.items():
+        assert torch.equal(found[key], values), key
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """Factors are kept and stepped in registers; returns how many rows each step had in view."""
+    monkeypatch.setattr(color_gradients, "MIN_FACTORED", 1)
+    monkeypatch.setattr(adam, "in_one_launch", lambda device: True)
+    monkeypatch.setattr(band_steps, "in_one_launch", lambda device: True)
+    monkeypatch.setattr(row_storage, "ROWS_PER_PIECE", 64)
+    shares = []
+    make_up_for = LateBands.make_up_for
+
+    def watched(self, radii):
+        shares.append(float((radii > 0).float().mean()))
+        make_up_for(self, radii)
+
+    monkeypatch.setattr(LateBands, "make_up_for", watched)
+    return shares
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_bands_on_the_host_train_to_the_same_bits(name, as_on_a_gpu):
+    make, first = STAGES[name]
+    expected = parameters_and_moments(train(make(OptimizerConfig()), first))
+    assert not as_on_a_gpu
+    stage = train(make(OptimizerConfig(bands_on_host=True)), first)
+    assert len(as_on_a_gpu) >= 23
+    if name != "refine":
+        assert 0 < np.median(as_on_a_gpu) < 0.9
+    assert_same(stage, expected)
+
+
+@pytest.mark.parametrize("config", FORMATS, ids=str)
+def test_rounded_bands_have_the_same_bits(config, as_on_a_gpu):
+    expected = parameters_and_moments(train(vanilla(config), 2_601))
+    stage = train(vanilla(replace(config, bands_on_host=True)), 2_601)
+    assert as_on_a_gpu
+    assert_same(stage, expected)
+
+
+def test_more_steps_than_may_wait(as_on_a_gpu, monkeypatch):
+    monkeypatch.setattr(late_bands, "MAX_WAITING", 5)
+    expected = parameters_and_moments(train(vanilla(OptimizerConfig()), 2_601))
+    stage = train(vanilla(OptimizerConfig(bands_on_host=True)), 2_601)
+    assert 1.0 in as_on_a_gpu
+    assert_same(stage, expected)
+
+
+def test_steps_wait_until_a_gaussian_is_in_view(as_on_a_gpu):
+    stage = vanilla(OptimizerConfig(bands_on_host=True))
+    stepper = stepper_of(stage, 2_601)
+    for iteration in range(2_601, 2_613):
+        stepper.step(iteration, None)
+    waiting = stage.model.optimizer.leaves["sh_rest"].detach().clone()
+    settled = stage.model.optimizer.parameters["sh_rest"].detach()
+    lacking = (waiting != settled).flatten(1).any(dim=1)
+    assert 0.1 < float(lacking.float().mean()) < 0.9
+
+
+def test_a_view_is_rendered_with_all_steps(as_on_a_gpu):
+    stage = train(vanilla(OptimizerConfig(bands_on_host=True)), 2_601, steps=9)
+    twin = train(vanilla(OptimizerConfig()), 2_601, steps=9)
+    for camera in cameras():
+        found = stage.render(camera, geometry=False).image
+        expected = twin.render(camera, geometry=False).image
+        assert torch.equal(found, expected)
+
+
+def test_a_resumed_run_has_the_same_bits(as_on_a_gpu):
+    expected = parameters_and_moments(train(vanilla(OptimizerConfig()), 2_601))
+    optimizer = OptimizerConfig(bands_on_host=True)
+    stage = vanilla(optimizer)
+    stepper = stepper_of(stage, 2_601)
+    for iteration in range(2_601, 2_611):
+        stepper.step(iteration, None)
+    state = stage.model.state()
+    other = vanilla(optimizer)
+    other.model.restore(state)
+    stepper = stepper_of(other, 2_601)
+    for iteration in range(2_611, 2_625):
+        stepper.step(iteration, None)
+    assert_same(other, expected)
+
+
+def test_several_views_of_a_step_leave_nothing_waiting(as_on_a_gpu):
+    config = OptimizerConfig(views_per_step=2)
+    expected = parameters_and_moments(train(vanilla(config), 2_601, steps=6))
+    stage = train(vanilla(replace(config, bands_on_host=True)), 2_601, steps=6)
+    assert not as_on_a_gpu
+    assert_same(stage, expected)
+
+
+def test_learned_poses_leave_nothing_waiting(as_on_a_gpu):
+    def stage(on_host):
+        poses = PoseRefinement(cameras(), EXTENT, PoseConfig())
+        return vanilla(OptimizerConfig(bands_on_host=on_host), [poses])
+
+    expected = parameters_and_moments(train(stage(False), 2_601, steps=6))
+    assert_same(train(stage(True), 2_601, steps=6), expected)
+    assert not as_on_a_gpu
+
+
+def test_bands_beside_a_background_lie_on_the_device():
+    config = OptimizerConfig(bands_on_host=True)
+    assert config.lies_on_host("sh_rest", ["means", "sh_rest"])
+    assert not config.lies_on_host("means", ["means", "sh_rest"])
+    assert not config.lies_on_host("sh_rest", ["sh_rest", "background_sh_rest"])
+    model = TrainableCloud(as_cloud(make_scene(CASE)[0]), VanillaConfig().rates, EXTENT, config)
+    assert "sh_rest" not in model.optimizer.resident
+    assert "sh_rest" in model.optimizer.parameters
+
+
+def test_rows_on_the_host_are_those_on_the_device(monkeypatch):
+    monkeypatch.setattr(row_storage, "ROWS_PER_PIECE", 7)
+    device = torch.device("cpu")
+    values = torch.randn(30, 15, 3, generator=torch.Generator().manual_seed(0))
+    more = values[:4] * 2
+    keep = torch.arange(30) % 3 > 0
+    on_device = DeviceRows()
+    on_host = HostRows()
+    for storage_type in (torch.float32, torch.bfloat16):
+        stored = on_host.copied(values, storage_type, device)
+        expected = on_device.copied(values, storage_type, device)
+        assert torch.equal(stored, expected)
+        assert stored.data_ptr() != values.data_ptr()
+        assert torch.equal(on_host.selected(stored, keep), on_device.selected(expected, keep))
+        assert torch.equal(on_host.extended(stored, more), on_device.extended(expected, more))
+        assert not on_host.zeros_like(stored, torch.bfloat16).any()
