@@ -96,21 +96,47 @@ def test_an_obj_with_pages_is_read_back_with_the_colours_of_each(tmp_path):
         assert tuple(texel.tolist()) == color
 
 
-def test_a_tileset_names_all_tiles_in_boxes_that_hold_them(tmp_path):
-    parts = [replace(square(x), vertices=square(x).vertices + [0, 0, 2.0]) for x in (0, 1)]
-    overview = joined_in_order(parts)
-    entries = [(f"tile_{k}.glb", tiles.box_of(part.vertices)) for k, part in enumerate(parts)]
-    tiles.write_tileset(tmp_path, overview, entries)
+def coloured(n: int) -> list[tiles.Tile]:
+    """Squares beside each other, each with two levels."""
+    written = []
+    for k in range(n):
+        part = replace(square(k), vertices=square(k).vertices + [0, 0, 2.0])
+        levels = [tiles.Level(f"tile_{k}_small.glb", 0.01), tiles.Level(f"tile_{k}.glb", 0.0)]
+        written.append(tiles.Tile(levels, part))
+    return written
+
+
+def entries_of(root: dict) -> list[dict]:
+    """An entry and all below it."""
+    below = [entry for child in root.get("children", ()) for entry in entries_of(child)]
+    return [root, *below]
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_a_tileset_has_levels_down_to_all_tiles_in_boxes_that_hold_them(tmp_path, n):
+    parts = coloured(n)
+    files = tiles.write_tileset(tmp_path, parts, lambda mesh, n_faces: mesh, weld=1e-6)
+    assert all(path.is_file() for path in files)
     tileset = json.loads((tmp_path / "tileset.json").read_text(encoding="utf-8"))
     assert tileset["asset"]["version"] == "1.1"
     root = tileset["root"]
     assert root["refine"] == "REPLACE"
     assert tileset["geometricError"] > root["geometricError"] > 0
-    assert [child["content"]["uri"] for child in root["children"]] == ["tile_0.glb", "tile_1.glb"]
-    for part, child in zip(parts, root["children"], strict=True):
+    entries = entries_of(root)
+    assert len(entries) == 2 * n + max(1, n - 1)
+    assert {entry["content"]["uri"] for entry in entries} == {
+        *(path.name for path in files[1:]),
+        *(level.name for part in parts for level in part.levels),
+    }
+    for entry in entries:
+        for child in entry.get("children", ()):
+            assert child["geometricError"] <= entry["geometricError"] / 2
+    for part in parts:
         # y up in the files, z up in the boxes.
-        points = np.stack([part.vertices[:, 0], -part.vertices[:, 2], part.vertices[:, 1]], axis=1)
-        assert _in_box(points, child["boundingVolume"]["box"])
+        vertices = part.mesh.vertices
+        points = np.stack([vertices[:, 0], -vertices[:, 2], vertices[:, 1]], axis=1)
+        (entry,) = [e for e in entries if e["content"]["uri"] == part.levels[1].name]
+        assert _in_box(points, entry["boundingVolume"]["box"])
         assert _in_box(points, root["boundingVolume"]["box"])
 
     content, binary = split_glb((tmp_path / root["content"]["uri"]).read_bytes())
@@ -119,7 +145,27 @@ def test_a_tileset_names_all_tiles_in_boxes_that_hold_them(tmp_path):
     view = content["bufferViews"][accessor["bufferView"]]
     start = view["byteOffset"]
     places = np.frombuffer(binary[start : start + view["byteLength"]], "<f4").reshape(-1, 3)
-    assert np.allclose(places, overview.vertices)
+    whole = np.concatenate([part.mesh.vertices for part in parts])
+    assert np.allclose(np.unique(places, axis=0), np.unique(whole, axis=0))
+
+
+def test_a_tile_with_a_large_picture_has_a_level_with_a_small_one(tmp_path):
+    side = tiles.SMALL_TEXTURE * 512
+    mesh = square(0)
+    uvs = torch.from_numpy(mesh.vertices[mesh.faces][..., :2]).float()
+    texture = torch.zeros(side, side, 3, dtype=torch.uint8)
+    texture[::2] = 200
+    textured = TexturedMesh(
+        torch.from_numpy(mesh.vertices).float(), torch.from_numpy(mesh.faces), uvs, texture
+    )
+    tile = tiles.write_tile(tmp_path, 3, textured, mesh)
+    assert [level.name for level in tile.levels] == ["tile_03_small.glb", "tile_03.glb"]
+    # The square has side 1, and its picture a quarter of the pixels along each side.
+    assert tile.levels[0].error == pytest.approx(tiles.SMALL_TEXTURE / side)
+    small, large = [(tmp_path / level.name).stat().st_size for level in tile.levels]
+    assert small < large
+    few = replace(textured, texture=texture[:64, :64])
+    assert len(tiles.write_tile(tmp_path, 4, few, mesh).levels) == 1
 
 
 def _in_box(points: np.ndarray, box: list[float]) -> bool:

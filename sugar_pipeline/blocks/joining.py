@@ -7,7 +7,7 @@
     OUTPUT/SCENE/mesh.obj, .mtl        the same with textures, a picture for each block
     OUTPUT/SCENE/mesh_00.png ...
     OUTPUT/SCENE/splats.ply            all Gaussians
-    OUTPUT/SCENE/tiles/tileset.json    3D Tiles: a GLB for each block
+    OUTPUT/SCENE/tiles/tileset.json    3D Tiles: a GLB for each block, and levels of detail
     OUTPUT/SCENE/transform.json        from the world of the scene to that of these files: upright
 """
 
@@ -33,7 +33,7 @@ from sugar_extractors.mesh.meshing_backends import choose_backend
 from sugar_extractors.result_folder import write_transform
 from sugar_extractors.results import read_state
 from sugar_extractors.texture.placed_export import PlacementOptions, moved_points, placement
-from sugar_extractors.texture.textured_mesh_io import MeshStyle, TexturedMesh, write_glb
+from sugar_extractors.texture.textured_mesh_io import TexturedMesh
 from sugar_pipeline.blocks import tiles
 from sugar_pipeline.blocks.block_plan import Block, BlockPlan
 from sugar_pipeline.blocks.joined_mesh import welded
@@ -44,13 +44,12 @@ from sugar_scene import triangle_mesh
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
-from sugar_utils.files import atomic_path, check_writable
+from sugar_utils.files import check_writable
 
 MESH = "mesh.ply"
 TEXTURED = "mesh.obj"
 SPLATS = "splats.ply"
 TILES = "tiles"
-OVERVIEW_FACES = 100_000  # of the coarse model above the tiles
 _WELD = 1e-6  # of the longest side of the meshed space; borders are equal to the bit
 _PLACED_POINTS = 200_000  # vertices that say where the whole stands
 
@@ -97,10 +96,15 @@ class JoinedParts:
             ]
         return cls(plan, meshes, refined, matrix)
 
+    @property
+    def weld_distance(self) -> float:
+        """Distance of vertices that are one, world units."""
+        sides = np.subtract(self.plan.bounds.high, self.plan.bounds.low)
+        return _WELD * float(sides.max())
+
     def mesh(self) -> TriangleMesh:
         """Return the mesh of all blocks, placed."""
-        sides = np.subtract(self.plan.bounds.high, self.plan.bounds.low)
-        joined = welded(self.meshes, _WELD * float(sides.max()))
+        joined = welded(self.meshes, self.weld_distance)
         placed = moved_points(joined.vertices, self.matrix)
         return triangle_mesh.with_vertex_normals(replace(joined, vertices=placed, normals=None))
 
@@ -159,7 +163,7 @@ def join_results(parts: JoinedParts, scene: Scene, folder: Path, console: Consol
     files = [mesh_path]
     console.headline(f"{mesh_path}: {mesh.n_faces:,} triangles of {len(parts.plan.blocks)} blocks")
     if parts.are_textured:
-        files += _write_textured(parts, mesh, folder)
+        files += _write_textured(parts, folder)
     splats_path = folder / SPLATS
     n_gaussians = parts.write_splats(splats_path)
     console.headline(f"{splats_path}: {n_gaussians:,} Gaussians")
@@ -168,19 +172,17 @@ def join_results(parts: JoinedParts, scene: Scene, folder: Path, console: Consol
     return files
 
 
-def _write_textured(parts: JoinedParts, mesh: TriangleMesh, folder: Path) -> list[Path]:
+def _write_textured(parts: JoinedParts, folder: Path) -> list[Path]:
     """Write the pages of the OBJ, the tiles and the tileset."""
     tile_folder = check_writable(folder / TILES)
-    style = MeshStyle(y_up=True)
-    boxes = []
-    paths = []
+    written = []
     with paged_obj(folder / TEXTURED) as obj:
-        for block, textured in parts.textured():
+        for (block, textured), mesh in zip(parts.textured(), parts.meshes, strict=True):
             obj.add(textured)
-            path = tile_folder / f"tile_{block.number:02d}.glb"
-            with atomic_path(path) as temporary:
-                write_glb(temporary, textured, path, style)
-            paths.append(path)
-            boxes.append((path.name, tiles.box_of(textured.vertices.double().numpy())))
-    overview = choose_backend().decimate(replace(mesh, normals=None), OVERVIEW_FACES)
-    return [*obj.files, *tiles.write_tileset(tile_folder, overview, boxes), *paths]
+            vertices = moved_points(mesh.vertices, parts.matrix)
+            placed = replace(mesh, vertices=vertices, normals=None)
+            written.append(tiles.write_tile(tile_folder, block.number, textured, placed))
+    decimate = choose_backend().decimate
+    level_files = tiles.write_tileset(tile_folder, written, decimate, parts.weld_distance)
+    tile_files = [tile_folder / level.name for tile in written for level in tile.levels]
+    return [*obj.files, *level_files, *tile_files]

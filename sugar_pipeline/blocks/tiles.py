@@ -1,30 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
-"""3D Tiles 1.1: a textured GLB for each block, and above them one coarse model of all.
+"""3D Tiles 1.1: levels of detail by distance.
 
-A viewer shows the coarse model from afar and replaces it, where it comes near, by the tiles. In
-glTF y is up, in 3D Tiles z; viewers turn the content.
+The root is a coarse model of all blocks, with colours at the vertices. Below it each half of the
+blocks has one of as many triangles, and so on down to the single block, which is a textured GLB:
+with a picture of a quarter of the side from some distance, and as it is. A viewer shows a level
+until its error is large on the screen, then those below it. In glTF y is up, in 3D Tiles z; viewers
+turn the content.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sugar_extractors.texture.gltf_container import BinaryPart, glb_head, gltf_start
+from sugar_extractors.texture.textured_mesh_io import MeshStyle, TexturedMesh, write_glb
+from sugar_pipeline.blocks.joined_mesh import welded
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.files import atomic_path, write_json_atomic
 
 TILESET = "tileset.json"
-OVERVIEW = "overview.glb"
+OVERVIEW = "overview"
+LEVEL_FACES = 100_000  # of each level with colours at its vertices
+SMALL_TEXTURE = 4  # the side of the picture of a tile, in that of the one from some distance
+_LEAST_SIDE = 512  # pixels; smaller pictures have no second level
 _ROOT_ERROR = 4.0  # geometric error of the whole tileset, in those of its coarse model
+_FINER = 0.5  # error of a level, at most, in that of the one above it
 _UNLIT = "KHR_materials_unlit"
 _TRIANGLES = 4
 _UP_TO_TILES = np.array([[1.0, 0, 0], [0, 0, -1.0], [0, 1.0, 0]])  # y up to z up
 Box = tuple[np.ndarray, np.ndarray]  # low and high corner, y up
+Decimate = Callable[[TriangleMesh, int], TriangleMesh]
+
+
+@dataclass(frozen=True)
+class Level:
+    """One file of a tile."""
+
+    name: str
+    error: float  # by which it misses what it shows, world units
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A block in a tileset."""
+
+    levels: Sequence[Level]  # the coarsest first
+    mesh: TriangleMesh  # with colours at the vertices, y up
+
+    @property
+    def box(self) -> Box:
+        """Corners of the box around the tile."""
+        return box_of(self.mesh.vertices)
 
 
 def box_of(vertices: np.ndarray) -> Box:
@@ -32,43 +65,138 @@ def box_of(vertices: np.ndarray) -> Box:
     return vertices.min(axis=0), vertices.max(axis=0)
 
 
+def write_tile(folder: Path, number: int, textured: TexturedMesh, mesh: TriangleMesh) -> Tile:
+    """Write the files of a block.
+
+    Args:
+        mesh: The same with colours at the vertices.
+    """
+    style = MeshStyle(y_up=True)
+    name = f"tile_{number:02d}"
+    small = _with_small_texture(textured)
+    levels = []
+    if small is not None:
+        path = folder / f"{name}_small.glb"
+        with atomic_path(path) as temporary:
+            write_glb(temporary, small, path, style)
+        levels.append(Level(path.name, texel_size(small)))
+    path = folder / f"{name}.glb"
+    with atomic_path(path) as temporary:
+        write_glb(temporary, textured, path, style)
+    levels.append(Level(path.name, 0.0))
+    return Tile(levels, mesh)
+
+
 def write_tileset(
-    folder: Path, overview: TriangleMesh, tiles: Sequence[tuple[str, Box]]
+    folder: Path, tiles: Sequence[Tile], decimate: Decimate, weld: float
 ) -> list[Path]:
-    """Write the coarse model and the tileset.
+    """Write the tileset, and the levels above the tiles; return all files.
 
     Args:
         folder: Of the tiles.
-        overview: The coarse model, y up.
-        tiles: Names of the files of the tiles, and their boxes.
+        decimate: Makes a mesh of so many triangles.
+        weld: Distance of vertices that are one, world units.
     """
-    error = edge_length(overview)
-    write_colored_glb(folder / OVERVIEW, overview)
-    low = np.min([box[0] for _, box in tiles], axis=0)
-    high = np.max([box[1] for _, box in tiles], axis=0)
-    children = []
-    for name, box in tiles:
-        children.append(
-            {
-                "boundingVolume": {"box": _bounding_box(box)},
-                "geometricError": 0.0,
-                "content": {"uri": name},
-            }
-        )
-    root = {
-        "boundingVolume": {"box": _bounding_box((low, high))},
-        "geometricError": error,
-        "refine": "REPLACE",
-        "content": {"uri": OVERVIEW},
-        "children": children,
-    }
+    writer = _LevelWriter(folder, decimate, weld)
+    root = writer.node(tiles, OVERVIEW, np.inf)
     tileset = {
         "asset": {"version": "1.1", "generator": "sugar-trainer"},
-        "geometricError": _ROOT_ERROR * error,
-        "root": root,
+        "geometricError": _ROOT_ERROR * root["geometricError"],
+        "root": {"refine": "REPLACE", **root},
     }
     write_json_atomic(folder / TILESET, tileset)
-    return [folder / TILESET, folder / OVERVIEW]
+    return [folder / TILESET, *writer.files]
+
+
+class _LevelWriter:
+    """Writes the levels with colours at the vertices."""
+
+    def __init__(self, folder: Path, decimate: Decimate, weld: float) -> None:
+        self._folder = folder
+        self._decimate = decimate
+        self._weld = weld
+        self.files: list[Path] = []
+
+    def node(self, tiles: Sequence[Tile], name: str, error_above: float) -> dict[str, Any]:
+        """Write a level and those below it; return its entry.
+
+        Args:
+            name: Of the file, without ending.
+            error_above: Geometric error of the level above.
+        """
+        if len(tiles) == 1 and name != OVERVIEW:
+            return _levels_of(tiles[0], error_above)
+        joined = welded([tile.mesh for tile in tiles], self._weld)
+        mesh = self._decimate(replace(joined, normals=None), LEVEL_FACES)
+        path = self._folder / f"{name}.glb"
+        write_colored_glb(path, mesh)
+        self.files.append(path)
+        error = min(edge_length(mesh), _FINER * error_above)
+        children = []
+        for number, half in enumerate(_halves(tiles)):
+            children.append(self.node(half, f"{name}_{number}", error))
+        return {**_entry(box_of(joined.vertices), path.name, error), "children": children}
+
+
+def _halves(tiles: Sequence[Tile]) -> list[Sequence[Tile]]:
+    """Divide tiles across the longest side of what they cover; one alone stays."""
+    if len(tiles) == 1:
+        return [tiles]
+    centers = np.array([np.add(*tile.box) / 2 for tile in tiles])
+    order = np.argsort(centers[:, int(np.ptp(centers, axis=0).argmax())], kind="stable")
+    ordered = [tiles[row] for row in order]
+    middle = len(tiles) // 2
+    return [ordered[:middle], ordered[middle:]]
+
+
+def _levels_of(tile: Tile, error_above: float) -> dict[str, Any]:
+    """The entry of a tile, with finer levels below coarser ones."""
+    coarsest, *finer = tile.levels
+    error = min(coarsest.error, _FINER * error_above)
+    entry = _entry(tile.box, coarsest.name, error)
+    if finer:
+        entry["children"] = [_levels_of(replace(tile, levels=finer), error)]
+    return entry
+
+
+def _entry(box: Box, name: str, error: float) -> dict[str, Any]:
+    return {
+        "boundingVolume": {"box": _bounding_box(box)},
+        "geometricError": error,
+        "content": {"uri": name},
+    }
+
+
+def texel_size(mesh: TexturedMesh) -> float:
+    """Return the median side of a texel on the surface, world units."""
+    height, width = mesh.texture.shape[:2]
+    corners = mesh.vertices.double()[mesh.faces]
+    texels = mesh.uvs.double() * torch.tensor([width, height], dtype=torch.float64)
+    areas = torch.linalg.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
+    first = texels[:, 1] - texels[:, 0]
+    second = texels[:, 2] - texels[:, 0]
+    texel_areas = (first[:, 0] * second[:, 1] - first[:, 1] * second[:, 0]).abs()
+    shares = torch.linalg.vector_norm(areas, dim=1) / texel_areas.clamp_min(1e-12)
+    return float(shares.median().sqrt())
+
+
+def _with_small_texture(mesh: TexturedMesh) -> TexturedMesh | None:
+    """Return the mesh with a smaller picture; None where it is small already."""
+    height, width = mesh.texture.shape[:2]
+    if min(height, width) < SMALL_TEXTURE * _LEAST_SIDE:
+        return None
+    return replace(mesh, texture=_reduced(mesh.texture), normal_map=None)
+
+
+def _reduced(picture: Tensor) -> Tensor:
+    """Average squares of pixels. (H, W, 3) uint8"""
+    height, width = picture.shape[:2]
+    rows = height // SMALL_TEXTURE
+    columns = width // SMALL_TEXTURE
+    resized = torch.nn.functional.interpolate(
+        picture.permute(2, 0, 1)[None].float(), size=(rows, columns), mode="area"
+    )
+    return resized[0].permute(1, 2, 0).round().byte()
 
 
 def edge_length(mesh: TriangleMesh) -> float:
