@@ -223,6 +223,13 @@ def observed_pixels(
     return rows[is_free], pixels[rows[is_free]]
 
 
+def photographed(textured: TexturedMesh, camera: Camera, width: int) -> np.ndarray:
+    """Render a photograph at a width, and enlarge it to the size of its camera. (H, W, 3) uint8"""
+    rendered = picture(textured, camera.reduced(width))
+    size = (camera.width, camera.height)
+    return np.asarray(Image.fromarray(rendered).resize(size, Image.Resampling.BICUBIC))
+
+
 def run(args: argparse.Namespace) -> None:
     make_folders(args.folder)
     half = (args.side - 1) / 2 * SPACING + BORDER
@@ -239,7 +246,7 @@ def run(args: argparse.Namespace) -> None:
     tracks = []
     color_sums = np.zeros((n_samples, 3))
     for camera in views:
-        pixels = picture(textured, camera)
+        pixels = photographed(textured, camera, args.rendered_width or args.width)
         Image.fromarray(pixels).save(args.folder / "images" / camera.name, quality=95)
         rows, keypoints = observed_pixels(surface, camera, samples.points, samples.normals)
         n_views[rows] += 1
@@ -281,4 +288,10 @@ if __name__ == "__main__":
     flags = parser("Make a town from the air, whose surface is known.")
     flags.add_argument("--side", type=int, default=20, help="rows and columns of photographs")
     flags.add_argument("--width", type=int, default=320, help="of the photographs, pixels")
+    flags.add_argument(
+        "--rendered_width",
+        type=int,
+        help="at which photographs are rendered before they are enlarged: thousands of large ones "
+        "are made sooner",
+    )
     sys.exit(run_main(lambda: run(flags.parse_args())))
