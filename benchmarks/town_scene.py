@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
+from scipy.spatial import KDTree
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -25,7 +26,7 @@ import sugar_utils  # noqa: F401  before torch
 from benchmarks.relief_scene import make_folders, parser
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.colmap_writing import TrackedPoints, ViewTracks, write_capture
-from sugar_extractors.mesh_quality import Surface, sample_surface
+from sugar_extractors.mesh_quality import AreaSamples, Surface, sample_surface
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh
 from sugar_pipeline.demo_texture import picture
 from sugar_scene import triangle_mesh
@@ -41,6 +42,7 @@ FOCAL = 1.0  # in image widths
 LOT = 0.55  # side of a lot
 CELL = 0.11  # side of the ground's cells
 HILLS = 0.12  # height
+REACH = 6.0  # on the ground, of a photograph: its upper corners look 70 degrees from straight down
 BORDER = 0.5  # ground outside of the outermost cameras
 N_PATCHES = 8  # of the texture, along each side
 PATCH_TEXELS = 512
@@ -205,10 +207,31 @@ def cameras(side: int, width: int, height: int) -> list[Camera]:
     return views
 
 
+@dataclass(frozen=True)
+class SurfacePoints:
+    """Points of the surface that views are asked about."""
+
+    positions: np.ndarray  # (P, 3)
+    normals: np.ndarray  # (P, 3)
+    tree: KDTree  # of their places on the ground
+
+    @classmethod
+    def of(cls, samples: AreaSamples) -> SurfacePoints:
+        """Index the samples of a surface."""
+        return cls(samples.points, samples.normals, KDTree(samples.points[:, :2]))
+
+    def near(self, camera: Camera) -> np.ndarray:
+        """Rows of the points that are near enough to a camera to be in its image. Ascending"""
+        return np.sort(self.tree.query_ball_point(camera.center[:2], REACH))
+
+
 def observed_pixels(
-    surface: Surface, camera: Camera, points: np.ndarray, normals: np.ndarray
+    surface: Surface, camera: Camera, surface_points: SurfacePoints
 ) -> tuple[np.ndarray, np.ndarray]:
     """Rows of the points that a view sees, (n,), and their pixels, (n, 2)."""
+    nearby = surface_points.near(camera)
+    points = surface_points.positions[nearby]
+    normals = surface_points.normals[nearby]
     view = points @ camera.rotation.T + camera.translation
     depth = np.where(view[:, 2] > 0, view[:, 2], 1.0)
     pixels = view[:, :2] / depth[:, None] * [camera.fx, camera.fy] + [camera.cx, camera.cy]
@@ -220,7 +243,7 @@ def observed_pixels(
     starts = points[rows] + 1e-3 * normals[rows]
     rays = torch.from_numpy(camera.center - starts).float()
     is_free = ~surface.blocked(torch.from_numpy(starts).float(), rays).numpy()
-    return rows[is_free], pixels[rows[is_free]]
+    return nearby[rows[is_free]], pixels[rows[is_free]]
 
 
 def photographed(textured: TexturedMesh, camera: Camera, width: int) -> np.ndarray:
@@ -240,6 +263,7 @@ def run(args: argparse.Namespace) -> None:
     surface = Surface(mesh.vertices, mesh.faces)
     n_samples = round(SAMPLES_PER_AREA * (2 * half) ** 2)
     samples = sample_surface(mesh.vertices, mesh.faces, n_samples, SEED)
+    surface_points = SurfacePoints.of(samples)
     n_views = np.zeros(n_samples, int)
     is_point = np.random.default_rng(SEED + 4).uniform(size=n_samples) < POINTS_SHARE
     number = np.cumsum(is_point) - 1
@@ -248,7 +272,7 @@ def run(args: argparse.Namespace) -> None:
     for camera in views:
         pixels = photographed(textured, camera, args.rendered_width or args.width)
         Image.fromarray(pixels).save(args.folder / "images" / camera.name, quality=95)
-        rows, keypoints = observed_pixels(surface, camera, samples.points, samples.normals)
+        rows, keypoints = observed_pixels(surface, camera, surface_points)
         n_views[rows] += 1
         columns, lines = keypoints.astype(int).T
         color_sums[rows] += pixels[lines, columns]

@@ -60,6 +60,11 @@ _OF_WHOLE = (
     "refine_poses",
 )
 """Flags that are answered for the whole capture and have other values in its blocks."""
+_LEAN = {"keep_checkpoints": 1, "checkpoint_milestones": [1], "test_iterations": [1]}
+"""Defaults of the runs of blocks: many lie on one disk, and nobody looks at each.
+
+Iteration 1 comes before the first one of coarse training: there are no milestones.
+"""
 
 
 def prepare_blocks(
@@ -108,7 +113,8 @@ def block_flags(
     Args:
         n_views: Training views of the whole capture.
     """
-    flags = {name: value for name, value in given.items() if name not in _OF_WHOLE}
+    flags: dict[str, object] = dict(_LEAN)
+    flags.update({name: value for name, value in given.items() if name not in _OF_WHOLE})
     share = block.n_views / n_views
     visited = MIN_VISITS * block.n_views / (args.vanilla_iterations * args.schedule_scale)
     steps = min(1.0, max(share, visited))
