@@ -20,6 +20,8 @@ from gaussian_splatting.components.densification import (
 from gaussian_splatting.optim.adam import GroupedAdam
 from gaussian_splatting.optim.schedule import LearningRates
 from gaussian_splatting.sky_sphere import SkySphere
+from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
+from gaussian_splatting.vanilla.vanilla_stage import VanillaSchedule
 from tests.support.random_scenes import look_at
 
 EXTENT = 10.0
@@ -236,6 +238,15 @@ def test_statistics_count_gradients_in_half_image_sizes_of_visible_gaussians():
     torch.testing.assert_close(watched.total[:, 0], torch.tensor([12.0 + 4.0, 8.0, 0.0]))
     assert watched.total[:, 1].tolist() == [2, 1, 0]
     torch.testing.assert_close(watched.mean(), torch.tensor([8.0, 8.0, 0.0]))
+
+
+@pytest.mark.parametrize(
+    ("iterations", "resets"),
+    [(30_000, [3000, 6000, 9000, 12_000]), (7_000, [3000, 6000]), (6_900, [3000]), (3_015, [])],
+)
+def test_no_reset_comes_so_late_that_opacities_do_not_come_back(iterations, resets):
+    schedule = VanillaSchedule(VanillaConfig(iterations=iterations))
+    assert [i for i in range(1, iterations + 1) if schedule.reset_due(i)] == resets
 
 
 def test_rounds_and_resets_fall_on_the_published_iterations():

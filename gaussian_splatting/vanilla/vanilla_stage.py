@@ -25,6 +25,8 @@ from gaussian_splatting.rasterization import WARP, Rasterizer, plain_background,
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from sugar_utils.random import draw_labels, generator
 
+RECOVERY = 1 / 3  # time that opacities take to come back after a reset, in its interval
+
 
 @dataclass(frozen=True)
 class VanillaSchedule:
@@ -41,10 +43,15 @@ class VanillaSchedule:
         return self.config.densification.due(iteration)
 
     def reset_due(self, iteration: int) -> bool:
-        """Whether a reset of opacities follows; on white there is an early one, as in 3DGS."""
+        """Whether a reset of opacities follows; on white there is an early one, as in 3DGS.
+
+        None does where the opacities would not come back before the end.
+        """
         rules = self.config.densification
         is_white_reset = self.config.white_background and iteration == rules.densify_from_iter
-        return rules.reset_due(iteration) or is_white_reset
+        n_left = self.config.iterations - iteration
+        comes_back = n_left >= RECOVERY * rules.opacity_reset_interval
+        return comes_back and (rules.reset_due(iteration) or is_white_reset)
 
     def is_last(self, iteration: int) -> bool:
         """Whether an iteration makes no step; as in 3DGS the last one makes none."""
