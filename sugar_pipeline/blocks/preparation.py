@@ -60,7 +60,7 @@ _OF_WHOLE = (
     "refine_poses",
 )
 """Flags that are answered for the whole capture and have other values in its blocks."""
-_LEAN = {"keep_checkpoints": 1, "checkpoint_milestones": [1], "test_iterations": [1]}
+_LEAN = {"keep_checkpoints": 1, "checkpoint_milestones": [1]}
 """Defaults of the runs of blocks: many lie on one disk, and nobody looks at each.
 
 Iteration 1 comes before the first one of coarse training: there are no milestones.
