@@ -126,5 +126,6 @@ class ConvertOptions:
         0, "of what is drawn while matching and mapping", parse=flags.non_negative_int
     )
     sfm: SfmOptions = field(default_factory=SfmOptions)
+    seconds: float | None = None  # that it should take; None: no matter
     masks: MaskOptions = field(default_factory=MaskOptions)
     inert: InertConvertFlags = field(default_factory=InertConvertFlags)

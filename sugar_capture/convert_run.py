@@ -28,6 +28,7 @@ from sugar_capture.convert_options import ConvertOptions
 from sugar_capture.known_cameras import KnownCameras
 from sugar_capture.mapping import Models
 from sugar_capture.photographs import describe_capture
+from sugar_capture.pose_time import with_features_in_time
 from sugar_capture.registration_attempts import Attempt
 from sugar_capture.registration_choice import register_images
 from sugar_capture.registration_evidence import collect_evidence
@@ -100,6 +101,8 @@ def convert(options: ConvertOptions, console: Console | None = None) -> Converte
 def _convert(work: Work) -> Converted:
     source = work.source
     inputs = read_inputs(work)
+    if inputs.known is None:
+        work = with_features_in_time(work, inputs.photographs)
     cameras_flag = _absolute_cameras_flag(work.options.sfm.cameras)
     note(source, cameras=cameras_flag)
     source_digest = scene_folder.source_digest(source, inputs.mask_folder, cameras_flag)

@@ -50,6 +50,7 @@ STAGE_FOLDERS = (
 """Folders of the original's tree, and of further programs, in the output folder."""
 MIN_DENSIFICATION_INTERVAL = 50
 MIN_RESET_INTERVAL = 1_000
+POSE_SHARE = 0.3  # of the time of a run, for camera poses
 MIN_MULTIVIEW_CAMERAS = 12  # training views from which the multi-view mode is an option
 MIN_MULTIVIEW_SHARE = 0.9  # of the training views that have neighbours
 
@@ -249,7 +250,14 @@ def convert_options(args: argparse.Namespace) -> ConvertOptions | None:
             "process find them first: "
             f"sugar convert, or python gaussian_splatting/convert.py, with -s {args.scene_path}"
         )
-    return from_args(ConvertOptions, args, source_path=args.scene_path, overwrite=False)
+    minutes = getattr(args, "minutes", None)
+    return from_args(
+        ConvertOptions,
+        args,
+        source_path=args.scene_path,
+        overwrite=False,
+        seconds=None if minutes is None else 60 * POSE_SHARE * minutes,
+    )
 
 
 def _run_of(args: argparse.Namespace, stage: str) -> RunOptions:

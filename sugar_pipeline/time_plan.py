@@ -107,6 +107,13 @@ def _seconds_of_step(stepper: Stepper, first: int, n_iterations: int) -> float:
     return (time.perf_counter() - start) / TIMED_STEPS
 
 
+def announce_end(minutes: float | None, console: Console) -> None:
+    """Print the time of day at which a run of so many minutes is to end, if it has a limit."""
+    if minutes is not None:
+        end = datetime.now() + timedelta(minutes=minutes)
+        console.headline(f"--minutes {minutes:g}: to end at {end:%H:%M:%S}")
+
+
 def require_plannable(args: argparse.Namespace, given: Mapping[str, object]) -> None:
     """Refuse flags beside ``--minutes`` that leave nothing to plan.
 

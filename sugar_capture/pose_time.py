@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Camera poses in a limited time: sizes and numbers of features, chosen by measured speed.
+
+Some photographs, spread over the capture, get features and are compared with each other. What that
+takes tells how long all of them will take at each of a few levels. The level is noted, so that a
+call that goes on has the same features.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+
+from sugar_capture import matching
+from sugar_capture.convert_options import SfmOptions
+from sugar_capture.feature_database import create_database
+from sugar_capture.pairs.chosen_pairs import SIMILAR_UNORDERED, chosen_matcher
+from sugar_capture.photographs import Photograph
+from sugar_capture.scene_folder import Work, note, read_record
+from sugar_utils.libraries import load_pycolmap
+
+NOTE = "feature_level"
+LEVELS = ((1600, 8192), (1200, 4096), (1000, 3000), (800, 2000), (640, 1500))
+"""Longest sides in pixels at which features are looked for, and the most features of a photograph.
+
+Where the last level takes too long as well, it is taken all the same.
+"""
+_TIMED_PER_CORE = 2  # photographs
+_MOST_TIMED = 6
+# Of a photograph, in those of comparing it with one other at the same level: adding it to the
+# model, with its share of the adjustments of all.
+_MAPPING_COST = 3.0
+_FLATTENING = 0.5  # of a photograph, in those of finding its features at 1600 pixels
+
+
+@dataclass(frozen=True)
+class PoseSpeed:
+    """Measured times of one level."""
+
+    size: int  # pixels
+    n_features: float  # of a photograph
+    extraction: float  # seconds of a photograph
+    matching: float  # seconds of a pair
+
+    def seconds(self, level: tuple[int, int], n_photographs: int, n_pairs: int) -> float:
+        """Return the seconds that the poses of a capture take at another level."""
+        size, most = level
+        share = (size / self.size) ** 2
+        n_features = min(most, self.n_features * share)
+        extraction = self.extraction * share
+        # Each feature of one photograph is compared with each of the other.
+        pair = self.matching * (n_features / self.n_features) ** 2
+        per_photograph = extraction + _MAPPING_COST * pair + _FLATTENING * self.extraction
+        return n_photographs * per_photograph + n_pairs * pair
+
+
+def with_features_in_time(work: Work, photographs: Sequence[Photograph]) -> Work:
+    """Return the work with a level at which its poses take the time that its options give.
+
+    Flags that were given stay; without a limit of time all do.
+    """
+    sfm = work.options.sfm
+    seconds = work.options.seconds
+    is_default = (sfm.extraction_size, sfm.max_features) == LEVELS[0]
+    if seconds is None or not is_default or len(photographs) < 2:
+        return work
+    noted = read_record(work.source.root).get(NOTE)
+    if noted in [list(level) for level in LEVELS]:
+        return _at_level(work, (noted[0], noted[1]))
+    speed = measured_speed(photographs, sfm)
+    n_pairs = expected_pairs(len(photographs), work)
+    level, expected = chosen_level(speed, len(photographs), n_pairs, seconds)
+    note(work.source, **{NOTE: list(level)})
+    size, most = level
+    end = datetime.now() + timedelta(seconds=expected)
+    work.console.headline(
+        f"camera poses: features at {size} pixels, {most:,} of a photograph at most, about "
+        f"{n_pairs:,} pairs: {expected / 60:.1f} minutes, until {end:%H:%M:%S}"
+    )
+    if expected > seconds:
+        work.console.warn(
+            f"camera poses were to take {seconds / 60:.1f} minutes; what is left for training is "
+            "less, or nothing",
+            "more --minutes, fewer photographs or --frames",
+        )
+    return _at_level(work, level)
+
+
+def chosen_level(
+    speed: PoseSpeed, n_photographs: int, n_pairs: int, seconds: float
+) -> tuple[tuple[int, int], float]:
+    """Return the first level that takes at most so many seconds, and the seconds that it takes."""
+    level = LEVELS[0]
+    expected = 0.0
+    for level in LEVELS:
+        expected = speed.seconds(level, n_photographs, n_pairs)
+        if expected <= seconds:
+            break
+    return level, expected
+
+
+def measured_speed(photographs: Sequence[Photograph], sfm: SfmOptions) -> PoseSpeed:
+    """Time features of some photographs, and comparisons between them."""
+    n = min(len(photographs), _MOST_TIMED, max(2, _TIMED_PER_CORE * (os.cpu_count() or 1)))
+    rows = np.linspace(0, len(photographs) - 1, n).round().astype(int)
+    some = [photographs[row] for row in rows]
+    longest = max(max(item.width, item.height) for item in some)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "database.db"
+        create_database(path, some, sfm.camera)
+        start = time.perf_counter()
+        matching.extract_features(path, some, sfm.extraction_size, sfm.max_features, _ignore)
+        extraction = (time.perf_counter() - start) / n
+        pairs = list(itertools.combinations(range(n), 2))
+        start = time.perf_counter()
+        matching.match_pairs(path, pairs, 0, _ignore)
+        seconds_of_pair = (time.perf_counter() - start) / len(pairs)
+        n_features = _mean_features(path, n)
+    size = min(sfm.extraction_size, longest)
+    return PoseSpeed(size, max(1.0, n_features), extraction, seconds_of_pair)
+
+
+def expected_pairs(n: int, work: Work) -> int:
+    """Return about how many pairs of photographs are compared."""
+    in_order = work.source.video is not None
+    matcher = chosen_matcher(work.options.sfm.matcher, n, in_order)
+    every_pair = n * (n - 1) // 2
+    return every_pair if matcher == "exhaustive" else min(every_pair, SIMILAR_UNORDERED * n)
+
+
+def _mean_features(path: Path, n: int) -> float:
+    with load_pycolmap().Database.open(str(path)) as database:
+        counts = [len(database.read_keypoints(number)) for number in range(1, n + 1)]
+    return float(np.mean(counts))
+
+
+def _at_level(work: Work, level: tuple[int, int]) -> Work:
+    size, most = level
+    sfm = replace(work.options.sfm, extraction_size=size, max_features=most)
+    return replace(work, options=replace(work.options, sfm=sfm))
+
+
+def _ignore(n_done: int) -> None:
+    """Show no progress."""
