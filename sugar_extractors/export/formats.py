@@ -18,7 +18,6 @@ from sugar_extractors.export import (
     las_files,
     mesh_writers,
     original_frame,
-    usd_files,
 )
 from sugar_extractors.export.format_types import (
     Axes,
@@ -27,6 +26,8 @@ from sugar_extractors.export.format_types import (
     MeshFormat,
     PointFormat,
 )
+from sugar_extractors.export.usd.gaussians import read_usd_gaussians, write_usd_gaussians
+from sugar_extractors.export.usd.library import load_usd
 from sugar_utils.libraries import load_package
 
 _MILLIMETRES_PER_METRE = 1000.0
@@ -92,11 +93,11 @@ GAUSSIAN_FORMATS = (
         help="a ParticleField",
         suffix=".usd",
         axes=Axes.Y_UP,
-        writer=usd_files.write_usd_gaussians,
-        reader=lambda path, notify: usd_files.read_usd_gaussians(path),
+        writer=write_usd_gaussians,
+        reader=lambda path, notify: read_usd_gaussians(path),
         read_suffixes=(".usd", ".usda", ".usdc"),
         move_to_original=original_frame.move_usd,
-        check_packages=partial(usd_files.load_usd, "--to usd"),
+        check_packages=partial(load_usd, "--to usd"),
     ),
 )
 MESH_FORMATS = (
@@ -124,7 +125,7 @@ MESH_FORMATS = (
         suffix=".usdz",
         axes=Axes.Y_UP,
         writer=mesh_writers.write_usdz,
-        check_packages=partial(usd_files.load_usd, "--to usdz"),
+        check_packages=partial(load_usd, "--to usdz"),
     ),
     MeshFormat(
         name="stl",
