@@ -20,9 +20,12 @@ from gaussian_splatting.formats.packing import require_gaussians
 from sugar_capture.georeference.map_placement import MapPlacement
 from sugar_capture.georeference.placing import place_on_map
 from sugar_extractors.export import map_records
+from sugar_extractors.export.companions import companions_of, mesh_of
 from sugar_extractors.export.export_options import ExportOptions
-from sugar_extractors.export.exported_frame import matrix_to_scene
+from sugar_extractors.export.exported_frame import matrix_to_scene, stands_upright
 from sugar_extractors.export.format_types import (
+    CombinedExport,
+    CombinedFormat,
     GaussianFormat,
     MeshExport,
     MeshFormat,
@@ -125,11 +128,13 @@ def _write_result(
         matrix = _export_mesh(options, file_format, temporary, place, console)
     elif isinstance(file_format, GaussianFormat):
         matrix = _export_gaussians(options, file_format, temporary, place, console)
+    elif isinstance(file_format, CombinedFormat):
+        matrix = _export_combined(options, file_format, temporary, place, console)
     else:
         raise TypeError(f"--to {options.to} is neither a mesh nor Gaussians")
     path = temporary[options.target]
     if options.original_frame and file_format.move_to_original is not None:
-        turned_offset = file_format.matrix(options.world)[:3, :3] @ offset
+        turned_offset = file_format.matrix(_world(options))[:3, :3] @ offset
         file_format.move_to_original(path, turned_offset)
         if place is not None:
             matrix = map_records.in_full_coordinates(matrix, turned_offset)
@@ -158,10 +163,10 @@ def _export_points(
 ) -> np.ndarray:
     """Write points in full coordinates and return the matrix that placed them. (4, 4)"""
     points = read_points(options.result, console.info)
-    if place is not None:
+    if _is_placed_by_cameras(options):
         points = points.moved(matrix_to_scene(options.result, console.info))
     matrix = _placement_matrix(options, points.positions, place, console)
-    matrix = file_format.matrix(options.world) @ matrix
+    matrix = file_format.matrix(_world(options)) @ matrix
     file_format.writer(
         PointExport(
             points=points.moved(matrix),
@@ -187,22 +192,12 @@ def _export_gaussians(
     """Write Gaussians and return the matrix that placed them. (4, 4)"""
     cloud = _read_result(options, temporary, console)
     require_gaussians(options.result, cloud)
-    if place is not None:
-        cloud = _in_scene(cloud, matrix_to_scene(options.result, console.info))
+    if _is_placed_by_cameras(options):
+        cloud = _moved_gaussians(cloud, matrix_to_scene(options.result, console.info))
     matrix = _placement_matrix(options, cloud.means.double().numpy(), place, console)
-    matrix = file_format.matrix(options.world) @ matrix
-    if not np.array_equal(matrix, np.eye(4)):
-        cloud = moved_cloud(cloud, matrix)
-    if cloud.antialiased and not file_format.holds_antialiasing:
-        console.info(
-            f"note: these Gaussians are antialiased, which other programs cannot read from "
-            f"{options.to}: they show those below a pixel too large; use --to spz or sog"
-        )
-    if cloud.cutoff_deviations != NO_CUTOFF:
-        console.info(
-            f"note: these Gaussians end at {cloud.cutoff_deviations:g} standard deviations, which "
-            "other programs do not know: they show them a little larger and more opaque"
-        )
+    matrix = file_format.matrix(_world(options)) @ matrix
+    cloud = _moved_gaussians(cloud, matrix)
+    _note_losses(options, cloud, file_format.holds_antialiasing, console)
     is_held = np.ones(len(cloud), bool)
     if file_format.fit is not None:
         fit = file_format.fit(options.target, cloud)
@@ -218,6 +213,22 @@ def _export_gaussians(
         errors = fidelity(expected.select(rows), written.select(rows))
         console.info(f"{len(cloud):,} Gaussians; {errors.line()}")
     return matrix
+
+
+def _note_losses(
+    options: ExportOptions, cloud: GaussianCloud, holds_antialiasing: bool, console: Console
+) -> None:
+    """Say what other programs cannot know of Gaussians."""
+    if cloud.antialiased and not holds_antialiasing:
+        console.info(
+            f"note: these Gaussians are antialiased, which other programs cannot read from "
+            f"{options.to}: they show those below a pixel too large; use --to spz or sog"
+        )
+    if cloud.cutoff_deviations != NO_CUTOFF:
+        console.info(
+            f"note: these Gaussians end at {cloud.cutoff_deviations:g} standard deviations, which "
+            "other programs do not know: they show them a little larger and more opaque"
+        )
 
 
 def _read_result(options: ExportOptions, temporary: Paths, console: Console) -> GaussianCloud:
@@ -245,14 +256,9 @@ def _export_mesh(
         raise UserError(
             f"{options.result}: --to {options.to} needs the textured .obj of a refined model"
         )
-    mesh = read_textured_mesh(options.result)
-    if place is not None:
-        mesh = _moved_mesh(mesh, matrix_to_scene(options.result, console.info))
-    matrix = _placement_matrix(options, mesh.vertices.double().numpy(), place, console)
-    if options.max_triangles is not None or options.texture_size is not None:
-        mesh = simplified(mesh, options.max_triangles, options.texture_size, options.normal_map)
-    total = file_format.matrix(options.world) @ matrix
-    is_turned_by_writer = file_format.writer_turns and options.world is World.CAPTURE
+    mesh, matrix = _placed_mesh(options, options.result, place, console)
+    total = file_format.matrix(_world(options)) @ matrix
+    is_turned_by_writer = file_format.writer_turns and _world(options) is World.CAPTURE
     mesh = _moved_mesh(mesh, matrix if is_turned_by_writer else total)
     file_format.writer(
         MeshExport(
@@ -265,20 +271,81 @@ def _export_mesh(
             notify=console.info,
         )
     )
-    side = mesh.texture.shape[1]
-    name = options.target.name
-    console.info(f"{name}: {mesh.n_faces:,} triangles, {side} texels a side")
+    _report_mesh(options, mesh, console)
     return total
 
 
-def _in_scene(cloud: GaussianCloud, matrix: np.ndarray) -> GaussianCloud:
-    """Return Gaussians after a matrix to the world of the scene. (4, 4)"""
+def _export_combined(
+    options: ExportOptions,
+    file_format: CombinedFormat,
+    temporary: Paths,
+    place: MapPlacement | None,
+    console: Console,
+) -> np.ndarray:
+    """Write a textured mesh and its Gaussians and return the matrix that placed both. (4, 4)"""
+    companions = companions_of(options.result, options.gaussians)
+    if not has_gaussians(companions.gaussians):
+        raise UserError(f"{companions.gaussians}: holds no Gaussians; pass others as --gaussians")
+    cloud = read_any_gaussians(companions.gaussians, console.info)
+    require_gaussians(companions.gaussians, cloud)
+    to_mesh = companions.to_mesh(console.info)
+    if _is_placed_by_cameras(options):
+        to_mesh = matrix_to_scene(companions.gaussians, console.info)
+    mesh, matrix = _placed_mesh(options, companions.mesh, place, console)
+    matrix = file_format.matrix(_world(options)) @ matrix
+    mesh = _moved_mesh(mesh, matrix)
+    cloud = _moved_gaussians(cloud, matrix @ to_mesh)
+    _note_losses(options, cloud, False, console)
+    path = temporary[options.target]
+    file_format.writer(CombinedExport(mesh, cloud, options.target, path, options.lit))
+    errors = fidelity(cloud, file_format.reader(path, console.info))
+    _report_mesh(options, mesh, console)
+    console.info(f"{len(cloud):,} Gaussians; {errors.line()}")
+    return matrix
+
+
+def _placed_mesh(
+    options: ExportOptions, path: Path, place: MapPlacement | None, console: Console
+) -> tuple[TexturedMesh, np.ndarray]:
+    """Return a mesh, simplified where that is wanted, and the matrix that places it. (4, 4)"""
+    mesh = read_textured_mesh(path)
+    if _is_placed_by_cameras(options):
+        mesh = _moved_mesh(mesh, matrix_to_scene(path, console.info))
+    matrix = _placement_matrix(options, mesh.vertices.double().numpy(), place, console)
+    if options.max_triangles is not None or options.texture_size is not None:
+        mesh = simplified(mesh, options.max_triangles, options.texture_size, options.normal_map)
+    return mesh, matrix
+
+
+def _report_mesh(options: ExportOptions, mesh: TexturedMesh, console: Console) -> None:
+    side = mesh.texture.shape[1]
+    name = options.target.name
+    console.info(f"{name}: {mesh.n_faces:,} triangles, {side} texels a side")
+
+
+def _moved_gaussians(cloud: GaussianCloud, matrix: np.ndarray) -> GaussianCloud:
+    """Return Gaussians after a matrix, (4, 4); those that stay keep all their bits."""
     return cloud if np.array_equal(matrix, np.eye(4)) else moved_cloud(cloud, matrix)
 
 
 def _moved_mesh(mesh: TexturedMesh, matrix: np.ndarray) -> TexturedMesh:
     vertices = moved_points(mesh.vertices.double().numpy(), matrix)
     return replace(mesh, vertices=torch.from_numpy(vertices.astype(np.float32)))
+
+
+def _is_placed_by_cameras(options: ExportOptions) -> bool:
+    """Return whether a result has to be in the world of the cameras before it is placed."""
+    return options.map_flags.wanted or options.placement.orient == "up"
+
+
+def _world(options: ExportOptions) -> World:
+    """Return the axes of the world in which the result is exported, from where it stands itself."""
+    if options.world is not World.CAPTURE:
+        return options.world
+    result = options.result
+    if isinstance(options.format, CombinedFormat):
+        result = mesh_of(result)
+    return World.UPRIGHT if stands_upright(result) else World.CAPTURE
 
 
 def _scene(options: ExportOptions, console: Console) -> Scene:

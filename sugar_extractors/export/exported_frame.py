@@ -19,12 +19,13 @@ from sugar_utils.errors import Notify, UserError
 from sugar_utils.schemas import Coordinate, read_checked
 
 UNMOVED = "none"
+PLACED = "_placed"  # end of the name of a copy of the texture stage
 _TRANSFORM = "transform.json"  # in the folder of results
 _RESULT_NAMES = ("mesh", "splats")  # of the files in the folder of results, without suffix
-_PLACED = "_placed"  # end of the name of a copy of the texture stage
 _GAUSSIANS = "_gaussians"  # end of the name of the Gaussians of such a copy
 _CAPTURE_AXES = (".obj", ".ply")  # files that have the axes of a capture where they are not moved
 _GLB = ".glb"
+_UP = "+y"  # of a file that stands upright
 _SMALLEST_VOLUME = 1e-30  # of the unit cube, after a matrix that can be undone
 
 _Row = tuple[Coordinate, Coordinate, Coordinate, Coordinate]
@@ -36,6 +37,7 @@ class _Record(msgspec.Struct):
 
     matrix: _Matrix | None = None
     glb_matrix: _Matrix | None = None  # of the GLB where it is another one
+    up: str | None = None  # axis that points up; None where that is unknown
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,19 @@ def matrix_to_scene(path: Path, notify: Notify) -> np.ndarray:
     return np.eye(4)
 
 
+def stands_upright(path: Path) -> bool:
+    """Return whether a mesh or Gaussians have y up, as the folder of results has them.
+
+    Files whose format wants y up are turned to the axes of a capture when they are read.
+    """
+    if path.suffix.lower() not in _CAPTURE_AXES:
+        return False
+    for record in _records(path):
+        if record.is_file() and _recorded(path, record) is not None:
+            return _read_record(record).up == _UP
+    return False
+
+
 def _unmoved(path: Path) -> Frame:
     matrix = GLB_AXES if path.suffix.lower() == _GLB else np.eye(4)
     return Frame(matrix, "not moved")
@@ -144,12 +159,12 @@ def _expected_record(path: Path) -> str | None:
     if path.stem in _RESULT_NAMES:
         return _TRANSFORM
     copy = path.stem.removesuffix(_GAUSSIANS)
-    return f"{copy}.json" if copy.endswith(_PLACED) else None
+    return f"{copy}.json" if copy.endswith(PLACED) else None
 
 
 def _recorded(path: Path, record: Path) -> Frame | None:
     """Return the coordinates that a record tells; None if it is about something else."""
-    content = msgspec.convert(read_checked(record, _Record), _Record)
+    content = _read_record(record)
     rows = content.matrix
     if path.suffix.lower() == _GLB and content.glb_matrix is not None:
         rows = content.glb_matrix
@@ -159,3 +174,7 @@ def _recorded(path: Path, record: Path) -> Frame | None:
     if abs(np.linalg.det(matrix)) < _SMALLEST_VOLUME:
         raise UserError(f"{record}: its matrix cannot be undone; export the mesh again")
     return Frame(matrix, f"moved as {record.name} says")
+
+
+def _read_record(record: Path) -> _Record:
+    return msgspec.convert(read_checked(record, _Record), _Record)
