@@ -15,6 +15,7 @@ from gaussian_splatting.data.ply import read_gaussian_ply
 from gaussian_splatting.data.scene import VanillaSize, load_scene
 from gaussian_splatting.formats.fidelity import fidelity
 from gaussian_splatting.formats.moved import GLB_AXES, moved_cloud
+from sugar_extractors.export.exported_frame import frame_of
 from sugar_extractors.export.gltf_gaussians import read_gltf_gaussians
 from sugar_extractors.export.reading import read_as_written
 from sugar_extractors.result_folder import HandedOut, write_result_folder
@@ -161,6 +162,19 @@ def test_files_of_the_folder_of_results_keep_their_up(to, results, tmp_path):
     assert run_cli(export.main, results / "splats.ply", "--to", to, "-o", target) == 0
     splats = read_gaussian_ply(results / "splats.ply")
     assert fidelity(splats, read_as_written(target, lambda _: None)).position < 1e-3
+
+
+@pytest.mark.parametrize("words", [(), ("--scale_factor", "3")], ids=["as it is", "larger"])
+def test_the_record_beside_an_export_leads_back_to_the_scene(words, results, inputs, tmp_path):
+    for to in ("glb", "obj", "ply"):
+        source = results / ("splats.ply" if to == "ply" else "mesh.obj")
+        target = tmp_path / f"a.{to}"
+        matrix = exported(inputs, source, to, target, words)
+        np.testing.assert_allclose(frame_of(target).matrix, matrix)
+        np.testing.assert_allclose(matrix[:3, :3] @ inputs.up, [0, 6 if words else 2, 0], atol=1e-5)
+    # An export of the export still knows where up is.
+    again = exported(inputs, tmp_path / "a.obj", "glb", tmp_path / "b.glb", ())
+    np.testing.assert_allclose(again, matrix, atol=1e-9)
 
 
 def test_a_folder_of_results_stands_upright_only_once(results, inputs, tmp_path):

@@ -22,8 +22,9 @@ from sugar_capture.georeference.placing import place_on_map
 from sugar_extractors.export import map_records
 from sugar_extractors.export.companions import companions_of, mesh_of
 from sugar_extractors.export.export_options import ExportOptions
-from sugar_extractors.export.exported_frame import matrix_to_scene, stands_upright
+from sugar_extractors.export.exported_frame import CAPTURE_AXES, UP, matrix_to_scene, stands_upright
 from sugar_extractors.export.format_types import (
+    Axes,
     CombinedExport,
     CombinedFormat,
     GaussianFormat,
@@ -81,8 +82,10 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
     place = None
     if options.map_flags.wanted:
         place = place_on_map(_scene(options, console), options.map_flags, console.info)
+    source_matrix = _source_matrix(options)
+    has_record = options.is_placed or not np.array_equal(source_matrix, np.eye(4))
     all_files = [*files]
-    if options.is_placed:
+    if has_record:
         all_files.append(options.matrix_file)
     if options.repose is not None:
         all_files.append(options.binding_file)
@@ -95,15 +98,17 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
         # They appear in reverse order, so that the target is the last.
         temporary = {path: stack.enter_context(atomic_path(path)) for path in all_files}
         matrix = _write_result(options, temporary, place, console)
-        if options.is_placed:
-            note = {"matrix": matrix.tolist(), "meaning": _MATRIX_MEANING}
+        if has_record:
+            note = {"matrix": (matrix @ source_matrix).tolist(), "meaning": _MATRIX_MEANING}
+            if _world(options) is World.UPRIGHT and options.format.axes is not Axes.Z_UP:
+                note["up"] = UP
             if place is not None:
                 note["map"] = place.record()
             write_json_atomic(temporary[options.matrix_file], note)
         if place is not None and has_offset_text:
             map_records.write_offset_text(temporary[offset_text], place)
     # Records of an earlier export would be taken for those of this one.
-    if not options.is_placed and _earlier_record(options.matrix_file):
+    if not has_record and _earlier_record(options.matrix_file):
         options.matrix_file.unlink()
     if was_on_map and not has_offset_text:
         offset_text.unlink(missing_ok=True)
@@ -342,10 +347,23 @@ def _world(options: ExportOptions) -> World:
     """Return the axes of the world in which the result is exported, from where it stands itself."""
     if options.world is not World.CAPTURE:
         return options.world
-    result = options.result
+    return World.UPRIGHT if stands_upright(_main_file(options)) else World.CAPTURE
+
+
+def _source_matrix(options: ExportOptions) -> np.ndarray:
+    """Return the matrix from the capture to the result as it is placed. (4, 4)"""
+    path = _main_file(options)
+    if _is_placed_by_cameras(options) or path.suffix.lower() not in CAPTURE_AXES:
+        return np.eye(4)
+    to_scene = matrix_to_scene(path, lambda line: None)
+    return to_scene if np.array_equal(to_scene, np.eye(4)) else np.linalg.inv(to_scene)
+
+
+def _main_file(options: ExportOptions) -> Path:
+    """Return the file that says where the result stands."""
     if isinstance(options.format, CombinedFormat):
-        result = mesh_of(result)
-    return World.UPRIGHT if stands_upright(result) else World.CAPTURE
+        return mesh_of(options.result)
+    return options.result
 
 
 def _scene(options: ExportOptions, console: Console) -> Scene:

@@ -19,13 +19,13 @@ from sugar_utils.errors import Notify, UserError
 from sugar_utils.schemas import Coordinate, read_checked
 
 UNMOVED = "none"
+UP = "+y"  # word of records of files that stand upright
+CAPTURE_AXES = (".obj", ".ply")  # files that have the axes of a capture where they are not moved
 PLACED = "_placed"  # end of the name of a copy of the texture stage
 _TRANSFORM = "transform.json"  # in the folder of results
 _RESULT_NAMES = ("mesh", "splats")  # of the files in the folder of results, without suffix
 _GAUSSIANS = "_gaussians"  # end of the name of the Gaussians of such a copy
-_CAPTURE_AXES = (".obj", ".ply")  # files that have the axes of a capture where they are not moved
 _GLB = ".glb"
-_UP = "+y"  # of a file that stands upright
 _SMALLEST_VOLUME = 1e-30  # of the unit cube, after a matrix that can be undone
 
 _Row = tuple[Coordinate, Coordinate, Coordinate, Coordinate]
@@ -110,7 +110,7 @@ def matrix_to_scene(path: Path, notify: Notify) -> np.ndarray:
     Raises:
         UserError: It is an export whose axes are unknown.
     """
-    is_plain = path.suffix.lower() in _CAPTURE_AXES
+    is_plain = path.suffix.lower() in CAPTURE_AXES
     for record in _records(path):
         frame = _recorded(path, record) if record.is_file() else None
         if frame is None:
@@ -132,11 +132,11 @@ def stands_upright(path: Path) -> bool:
 
     Files whose format wants y up are turned to the axes of a capture when they are read.
     """
-    if path.suffix.lower() not in _CAPTURE_AXES:
+    if path.suffix.lower() not in CAPTURE_AXES:
         return False
     for record in _records(path):
         if record.is_file() and _recorded(path, record) is not None:
-            return _read_record(record).up == _UP
+            return _read_record(record).up == UP
     return False
 
 
