@@ -98,8 +98,8 @@ class ExportOptions:
     )
     repose: Path | None = _flag(
         None,
-        "edited mesh of the refined model, an .obj with the same triangles: its Gaussians "
-        "move along",
+        "edited mesh of the refined model, an .obj with the same vertices, and the same triangles "
+        "or some of them: its Gaussians move along",
         parse=Path,
         no_effect_when="it is an error unless the result is a refined model",
     )

@@ -42,13 +42,19 @@ from sugar_extractors.export.reading import (
     read_as_written,
     read_bound_gaussians,
 )
-from sugar_extractors.export.reposing import read_edited, reposed, write_binding
+from sugar_extractors.export.reposing import (
+    read_edited,
+    reposed,
+    with_triangles,
+    write_binding,
+)
 from sugar_extractors.results import capture_of, scene_of
 from sugar_extractors.texture.placed_export import (
     moved_points,
     placement,
 )
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, read_textured_mesh
+from sugar_scene.mesh_bound import BoundCloud
 from sugar_trainers.capture import SugarSize
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
@@ -198,7 +204,7 @@ def _export_gaussians(
     cloud = _read_result(options, temporary, console)
     require_gaussians(options.result, cloud)
     if _is_placed_by_cameras(options):
-        cloud = _moved_gaussians(cloud, matrix_to_scene(options.result, console.info))
+        cloud = _moved_gaussians(cloud, matrix_to_scene(_main_file(options), console.info))
     matrix = _placement_matrix(options, cloud.means.double().numpy(), place, console)
     matrix = file_format.matrix(_world(options)) @ matrix
     cloud = _moved_gaussians(cloud, matrix)
@@ -240,13 +246,26 @@ def _read_result(options: ExportOptions, temporary: Paths, console: Console) -> 
     """Read the Gaussians to export; for ``--repose``, move them and write their binding."""
     if options.repose is not None:
         bound = read_bound_gaussians(options.result)
-        cloud = reposed(bound, read_edited(options.repose, bound)).to_gaussians()
+        cloud = _reposed_gaussians(bound, options.repose, console)
         write_binding(temporary[options.binding_file], bound)
         console.info(f"where each Gaussian sits on the mesh: {options.binding_file}")
         return cloud
     if not has_gaussians(options.result):
         raise UserError(f"{options.result}: holds no Gaussians; choose --to glb or obj for a mesh")
     return read_any_gaussians(options.result, console.info)
+
+
+def _reposed_gaussians(bound: BoundCloud, path: Path, console: Console) -> GaussianCloud:
+    """Return the Gaussians of a refined model on its edited mesh, in the world of that mesh."""
+    edited = read_edited(path, bound)
+    to_scene = matrix_to_scene(path, console.info)
+    vertices = moved_points(edited.vertices.numpy(), to_scene)
+    cloud = reposed(bound, torch.from_numpy(vertices))
+    if edited.triangles is not None:
+        n_deleted = len(bound.faces) - len(edited.triangles)
+        console.info(f"{n_deleted:,} triangles are left out with their Gaussians")
+        cloud = with_triangles(cloud, edited.triangles)
+    return _moved_gaussians(cloud.to_gaussians(), np.linalg.inv(to_scene))
 
 
 def _export_mesh(
@@ -363,7 +382,7 @@ def _main_file(options: ExportOptions) -> Path:
     """Return the file that says where the result stands."""
     if isinstance(options.format, CombinedFormat):
         return mesh_of(options.result)
-    return options.result
+    return options.repose or options.result
 
 
 def _scene(options: ExportOptions, console: Console) -> Scene:
