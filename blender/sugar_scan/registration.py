@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The classes of the extension that Blender has to know, and their places in its menus."""
+
+import bpy
+
+from . import panel, preferences
+from .operators import background_operator, export_edited, import_result, look_through, run_scan
+
+_CLASSES = (
+    preferences.ScanPreferences,
+    background_operator.RunState,
+    import_result.ImportResult,
+    look_through.LookThrough,
+    export_edited.ExportEdited,
+    run_scan.RunScan,
+    run_scan.StopScan,
+    panel.ScanPanel,
+)
+
+
+def register() -> None:
+    """Register all classes, and the entry of the menu File > Import."""
+    for kind in _CLASSES:
+        bpy.utils.register_class(kind)
+    state = bpy.props.PointerProperty(type=background_operator.RunState)
+    bpy.types.WindowManager.sugar_scan = state
+    bpy.types.TOPBAR_MT_file_import.append(_draw_import_entry)
+
+
+def unregister() -> None:
+    """Take the entry and the classes away, the last one first."""
+    bpy.types.TOPBAR_MT_file_import.remove(_draw_import_entry)
+    del bpy.types.WindowManager.sugar_scan
+    for kind in reversed(_CLASSES):
+        bpy.utils.unregister_class(kind)
+
+
+def _draw_import_entry(menu: bpy.types.Menu, context: bpy.types.Context) -> None:
+    menu.layout.operator(
+        import_result.ImportResult.bl_idname, text="SuGaR scan (folder of results)"
+    )
