@@ -19,6 +19,7 @@ import pytest
 import torch
 from PIL import Image
 
+import export
 from blender.build import build
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
@@ -37,7 +38,7 @@ from sugar_extractors.texture.textured_mesh_io import (
 from sugar_scene.bound_model import bound_cloud_from_state
 from sugar_scene.geometry import covariances
 from tests.support.refined_models import refined_state, save_model
-from tests.support.tiny_scene import REPOSITORY, SHORT_PIPELINE, make_tiny_scene
+from tests.support.tiny_scene import REPOSITORY, SHORT_PIPELINE, make_tiny_scene, run_cli
 
 SESSION = Path(__file__).parent / "support" / "blender_session.py"
 N_FACES = 20
@@ -183,7 +184,7 @@ def test_gaussians_come_as_points_and_as_ellipses_where_the_mesh_is(upright):
     n_gaussians = len(upright.bound)
     points, attributes, box = upright.session(
         upright.loaded(gaussians="POINTS"),
-        ("point_attributes", {"name": "scan Gaussians"}),
+        ("attributes", {"name": "scan Gaussians"}),
         ("world_box", {"name": "scan mesh"}),
     )
     assert ["scan Gaussians", "MESH"] in points
@@ -241,6 +242,48 @@ def test_what_no_gaussians_can_follow_is_one_line(upright, tmp_path):
     assert "has new vertices" in new_vertices
     assert "has no transform.json" in no_folder
     assert not list(tmp_path.iterdir())
+
+
+LINES = """
+import time
+print("stage 1 of 2: refinement", flush=True)
+print("refinement 50/100 5.0 it/s eta 0:10", flush=True)
+time.sleep({seconds})
+print("stage 2 of 2: texture", flush=True)
+raise SystemExit({code})
+"""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "code", "stops", "last", "report"),
+    [
+        (0.5, 0, False, "FINISHED", ["FINISHED", "2 of 2: texture"]),
+        (0.5, 3, False, "CANCELLED", ["ERROR", "the program ended with code 3"]),
+        (600, 0, True, "CANCELLED", ["INFO", "stopped; the same run goes on from where it was"]),
+    ],
+    ids=["done", "failed", "stopped"],
+)
+def test_a_window_shows_how_far_a_run_is(seconds, code, stops, last, report, upright):
+    script = LINES.format(seconds=seconds, code=code)
+    command = [sys.executable, "-c", script]
+    (watched,) = upright.session(("watch", {"command": command, "stops": stops}))
+    assert watched["answers"] == ["RUNNING_MODAL", "PASS_THROUGH", last]
+    assert "1 of 2: refinement, 50% (0:10 left)" in watched["texts"]
+    assert watched["reports"] == [report]
+    assert watched["timers"] == 0
+
+
+def test_a_file_that_was_saved_during_a_run_opens_without_one(upright, tmp_path):
+    assert upright.session(("reopen", {"path": str(tmp_path / "a.blend")})) == [False]
+
+
+def test_blender_opens_one_file_with_both_as_a_mesh_and_points(upright, tmp_path):
+    target = tmp_path / "a.both.glb"
+    assert run_cli(export.main, upright.folder, "--to", "glb_both", "-o", target) == 0
+    (meshes,) = upright.session(("import_gltf", {"filepath": str(target)}))
+    by_name = {name: (n_vertices, n_polygons) for name, n_vertices, n_polygons in meshes}
+    assert by_name["Mesh"][1] == N_FACES
+    assert by_name["Gaussians"] == (len(upright.bound), 0)
 
 
 @pytest.mark.slow

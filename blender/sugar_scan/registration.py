@@ -25,14 +25,22 @@ def register() -> None:
     state = bpy.props.PointerProperty(type=background_operator.RunState)
     bpy.types.WindowManager.sugar_scan = state
     bpy.types.TOPBAR_MT_file_import.append(_draw_import_entry)
+    bpy.app.handlers.load_post.append(_after_loading)
 
 
 def unregister() -> None:
     """Take the entry and the classes away, the last one first."""
+    bpy.app.handlers.load_post.remove(_after_loading)
     bpy.types.TOPBAR_MT_file_import.remove(_draw_import_entry)
     del bpy.types.WindowManager.sugar_scan
     for kind in reversed(_CLASSES):
         bpy.utils.unregister_class(kind)
+
+
+@bpy.app.handlers.persistent
+def _after_loading(*arguments: object) -> None:
+    """Called by Blender after it opened a file, which ends what ran before."""
+    background_operator.forget_run()
 
 
 def _draw_import_entry(menu: bpy.types.Menu, context: bpy.types.Context) -> None:

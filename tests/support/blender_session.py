@@ -5,13 +5,17 @@
 its keywords. Prints one line of JSON with what they returned.
 """
 
+import importlib
 import json
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import bpy
 import numpy as np
 
+EXTENSION = "bl_ext.user_default.sugar_scan"
 FACTORY_OBJECTS = ("Cube", "Light", "Camera")
 
 
@@ -20,8 +24,7 @@ def install(package: str, python: str, folder: str) -> list[str]:
     bpy.ops.extensions.package_install_files(
         filepath=package, repo="user_default", enable_on_install=True
     )
-    name = "bl_ext.user_default.sugar_scan"
-    preferences = bpy.context.preferences.addons[name].preferences
+    preferences = bpy.context.preferences.addons[EXTENSION].preferences
     preferences.python = python
     preferences.folder = folder
     for factory in FACTORY_OBJECTS:
@@ -79,15 +82,9 @@ def world_box(name: str) -> list[list[float]]:
     return [corners.min(axis=0).tolist(), corners.max(axis=0).tolist()]
 
 
-def point_attributes(name: str) -> dict[str, list]:
-    """Return positions and attributes of the points that an object is shown as."""
-    shown = bpy.data.objects[name].evaluated_get(bpy.context.evaluated_depsgraph_get())
-    cloud = (
-        shown.evaluated_geometry_set().pointcloud
-        if hasattr(shown, "evaluated_geometry_set")
-        else None
-    )
-    data = cloud or bpy.data.objects[name].data
+def attributes(name: str) -> dict[str, int]:
+    """Return the attributes of an object's vertices, and how many values they have."""
+    data = bpy.data.objects[name].data
     return {attribute.name: len(attribute.data) for attribute in data.attributes}
 
 
@@ -152,6 +149,66 @@ def background_files(camera: str) -> list[str]:
     """Return the files of the pictures behind a camera."""
     backgrounds = bpy.data.objects[camera].data.background_images
     return [bpy.path.abspath(background.image.filepath) for background in backgrounds]
+
+
+def watch(command: list[str], stops: bool) -> dict:
+    """Watch a program as a window does, by events of a timer, and return all that is told."""
+    operators = importlib.import_module(f"{EXTENSION}.operators.background_operator")
+    reports = []
+    timers = []
+    state = SimpleNamespace(is_running=False, wants_stop=False, text="", fraction=0.0)
+    manager = SimpleNamespace(
+        sugar_scan=state,
+        event_timer_add=lambda interval, window: timers.append(interval),
+        event_timer_remove=lambda timer: timers.pop(),
+        modal_handler_add=lambda operator: None,
+    )
+    context = SimpleNamespace(window_manager=manager, window=None, screen=None)
+
+    class Watcher(operators.BackgroundOperator):
+        """An operator without Blender's part."""
+
+        waits = False
+
+        def report(self, kinds: set[str], text: str) -> None:
+            reports.append([*kinds, text])
+
+        def finished(self, context: object, progress: object) -> None:
+            reports.append(["FINISHED", progress.text])
+
+    watcher = Watcher()
+    answers = [watcher.start(context, command, None)]
+    texts = []
+    has_stopped = False
+    other = watcher.modal(context, SimpleNamespace(type="MOUSEMOVE"))
+    while state.is_running:
+        answers.append(watcher.modal(context, SimpleNamespace(type="TIMER")))
+        if stops and state.fraction > 0 and not has_stopped:
+            state.wants_stop = True
+            has_stopped = True
+        texts.append(state.text)
+        time.sleep(0.02)
+    return {
+        "answers": [next(iter(answers[0])), next(iter(other)), next(iter(answers[-1]))],
+        "texts": list(dict.fromkeys(texts)),
+        "reports": reports,
+        "timers": len(timers),
+    }
+
+
+def reopen(path: str) -> bool:
+    """Save the file while something seems to run, open it, and return whether it still does."""
+    bpy.context.window_manager.sugar_scan.is_running = True
+    bpy.ops.wm.save_as_mainfile(filepath=path)
+    bpy.ops.wm.open_mainfile(filepath=path)
+    return bpy.context.window_manager.sugar_scan.is_running
+
+
+def import_gltf(filepath: str) -> list[tuple[str, int, int]]:
+    """Open a GLB by Blender's own importer; names, vertices and polygons of its meshes."""
+    bpy.ops.import_scene.gltf(filepath=filepath)
+    meshes = [one for one in bpy.data.objects if one.type == "MESH"]
+    return [(one.name, len(one.data.vertices), len(one.data.polygons)) for one in meshes]
 
 
 def run_scan(**options: object) -> list[str]:

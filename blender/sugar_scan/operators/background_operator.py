@@ -22,6 +22,12 @@ class RunState(bpy.types.PropertyGroup):
     text: StringProperty()
 
 
+def forget_run() -> None:
+    """Say that nothing runs; files remember what was shown when they were saved."""
+    for window_manager in bpy.data.window_managers:
+        window_manager.sugar_scan.is_running = False
+
+
 def run_state(context: bpy.types.Context) -> RunState:
     """Return the state of the program that runs, if one does."""
     return context.window_manager.sugar_scan
@@ -34,8 +40,11 @@ class BackgroundOperator:
     waits.
     """
 
+    waits = bpy.app.background
+
     _process: BackgroundProcess
     _progress: Progress
+    _was_stopped: bool
 
     def start(self, context: bpy.types.Context, words: list[str], folder: str | None) -> set[str]:
         """Start the program.
@@ -47,10 +56,11 @@ class BackgroundOperator:
         if state.is_running:
             raise ScanError("the program runs already; wait for it, or stop it")
         self._progress = Progress()
+        self._was_stopped = False
         self._process = BackgroundProcess(words, folder)
         state.is_running = True
         state.wants_stop = False
-        if bpy.app.background:
+        if self.waits:
             return self._wait(context)
         window_manager = context.window_manager
         self._timer = window_manager.event_timer_add(_INTERVAL, window=context.window)
@@ -88,6 +98,7 @@ class BackgroundOperator:
         state.fraction = self._progress.fraction
         if state.wants_stop:
             state.wants_stop = False
+            self._was_stopped = True
             self._process.stop()
         for area in context.screen.areas if context.screen else ():
             area.tag_redraw()
@@ -97,6 +108,9 @@ class BackgroundOperator:
         """Report how it ended."""
         run_state(context).is_running = False
         exit_code = self._process.exit_code
+        if exit_code and self._was_stopped:
+            self.report({"INFO"}, "stopped; the same run goes on from where it was")
+            return {"CANCELLED"}
         try:
             if exit_code:
                 reason = self._progress.error or f"the program ended with code {exit_code}"

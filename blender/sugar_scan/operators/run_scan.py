@@ -58,7 +58,11 @@ class RunScan(BackgroundOperator, bpy.types.Operator):
         """Import the results."""
         if progress.results is None:
             raise ScanError("the program made no folder of results; see its log.txt")
-        bpy.ops.sugar_scan.import_result(directory=str(progress.results))
+        try:
+            bpy.ops.sugar_scan.import_result(directory=str(progress.results))
+        except RuntimeError as error:
+            # That is how operators tell scripts what they report.
+            raise ScanError(str(error).strip().removeprefix("Error: ")) from error
 
     def _path(self, text: str, what: str) -> Path:
         if not text:
