@@ -162,6 +162,12 @@ def test_cycles_renders_the_mesh_as_we_do(scan, tmp_path):
         assert psnr(ours[is_covered], theirs[is_covered]) > 30
 
 
+def test_the_package_passes_blenders_own_check(upright, tmp_path):
+    package = build(tmp_path)
+    ((code, text),) = upright.session(("validate", {"package": str(package)}))
+    assert code == 0, text
+
+
 def test_what_is_upright_stands_on_zero_with_z_up(upright):
     steps = [upright.loaded(), ("world_box", {"name": "scan mesh"})]
     objects, (low, high) = upright.session(*steps)

@@ -7,6 +7,7 @@ its keywords. Prints one line of JSON with what they returned.
 
 import importlib
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -30,6 +31,15 @@ def install(package: str, python: str, folder: str) -> list[str]:
     for factory in FACTORY_OBJECTS:
         bpy.data.objects.remove(bpy.data.objects[factory])
     return list(bpy.context.preferences.addons.keys())
+
+
+def validate(package: str) -> list:
+    """Check the package as Blender's platform for extensions does; the exit code and the text."""
+    scripts = Path(bpy.utils.system_resource("SCRIPTS"))
+    tool = scripts / "addons_core" / "bl_pkg" / "cli" / "blender_ext.py"
+    command = [sys.executable, str(tool), "validate", package]
+    finished = subprocess.run(command, capture_output=True, text=True)
+    return [finished.returncode, finished.stdout + finished.stderr]
 
 
 def load(**options: object) -> list[tuple[str, str]]:
