@@ -105,11 +105,7 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
         temporary = {path: stack.enter_context(atomic_path(path)) for path in all_files}
         matrix = _write_result(options, temporary, place, console)
         if has_record:
-            note = {"matrix": (matrix @ source_matrix).tolist(), "meaning": _MATRIX_MEANING}
-            if _world(options) is World.UPRIGHT and options.format.axes is not Axes.Z_UP:
-                note["up"] = UP
-            if place is not None:
-                note["map"] = place.record()
+            note = _record(options, matrix @ source_matrix, place)
             write_json_atomic(temporary[options.matrix_file], note)
         if place is not None and has_offset_text:
             map_records.write_offset_text(temporary[offset_text], place)
@@ -154,6 +150,18 @@ def _write_result(
     return matrix
 
 
+def _record(
+    options: ExportOptions, matrix: np.ndarray, place: MapPlacement | None
+) -> dict[str, object]:
+    """Return the record of where a file stands, by the matrix from the capture to it. (4, 4)"""
+    note: dict[str, object] = {"matrix": matrix.tolist(), "meaning": _MATRIX_MEANING}
+    if _world(options) is World.UPRIGHT and options.format.axes is not Axes.Z_UP:
+        note["up"] = UP
+    if place is not None:
+        note["map"] = place.record()
+    return note
+
+
 def _earlier_record(path: Path) -> dict[str, object]:
     """Return the record beside a file that an earlier export left; empty without one."""
     if path.is_file():
@@ -174,7 +182,7 @@ def _export_points(
 ) -> np.ndarray:
     """Write points in full coordinates and return the matrix that placed them. (4, 4)"""
     points = read_points(options.result, console.info)
-    if _is_placed_by_cameras(options):
+    if _starts_in_scene(options):
         points = points.moved(matrix_to_scene(options.result, console.info))
     matrix = _placement_matrix(options, points.positions, place, console)
     matrix = file_format.matrix(_world(options)) @ matrix
@@ -203,7 +211,7 @@ def _export_gaussians(
     """Write Gaussians and return the matrix that placed them. (4, 4)"""
     cloud = _read_result(options, temporary, console)
     require_gaussians(options.result, cloud)
-    if _is_placed_by_cameras(options):
+    if _starts_in_scene(options):
         cloud = _moved_gaussians(cloud, matrix_to_scene(_main_file(options), console.info))
     matrix = _placement_matrix(options, cloud.means.double().numpy(), place, console)
     matrix = file_format.matrix(_world(options)) @ matrix
@@ -313,7 +321,7 @@ def _export_combined(
     cloud = read_any_gaussians(companions.gaussians, console.info)
     require_gaussians(companions.gaussians, cloud)
     to_mesh = companions.to_mesh(console.info)
-    if _is_placed_by_cameras(options):
+    if _starts_in_scene(options):
         to_mesh = matrix_to_scene(companions.gaussians, console.info)
     mesh, matrix = _placed_mesh(options, companions.mesh, place, console)
     matrix = file_format.matrix(_world(options)) @ matrix
@@ -333,7 +341,7 @@ def _placed_mesh(
 ) -> tuple[TexturedMesh, np.ndarray]:
     """Return a mesh, simplified where that is wanted, and the matrix that places it. (4, 4)"""
     mesh = read_textured_mesh(path)
-    if _is_placed_by_cameras(options):
+    if _starts_in_scene(options):
         mesh = _moved_mesh(mesh, matrix_to_scene(path, console.info))
     matrix = _placement_matrix(options, mesh.vertices.double().numpy(), place, console)
     if options.max_triangles is not None or options.texture_size is not None:
@@ -357,14 +365,15 @@ def _moved_mesh(mesh: TexturedMesh, matrix: np.ndarray) -> TexturedMesh:
     return replace(mesh, vertices=torch.from_numpy(vertices.astype(np.float32)))
 
 
-def _is_placed_by_cameras(options: ExportOptions) -> bool:
-    """Return whether a result has to be in the world of the cameras before it is placed."""
-    return options.map_flags.wanted or options.placement.orient == "up"
+def _starts_in_scene(options: ExportOptions) -> bool:
+    """Return whether a result is brought to the world of the cameras before it is placed."""
+    is_upright = options.placement.orient == "up"
+    return is_upright or options.map_flags.wanted or options.original_frame
 
 
 def _world(options: ExportOptions) -> World:
     """Return the axes of the world in which the result is exported, from where it stands itself."""
-    if options.world is not World.CAPTURE:
+    if options.world is not World.CAPTURE or _starts_in_scene(options):
         return options.world
     return World.UPRIGHT if stands_upright(_main_file(options)) else World.CAPTURE
 
@@ -372,7 +381,7 @@ def _world(options: ExportOptions) -> World:
 def _source_matrix(options: ExportOptions) -> np.ndarray:
     """Return the matrix from the capture to the result as it is placed. (4, 4)"""
     path = _main_file(options)
-    if _is_placed_by_cameras(options) or path.suffix.lower() not in CAPTURE_AXES:
+    if _starts_in_scene(options) or path.suffix.lower() not in CAPTURE_AXES:
         return np.eye(4)
     to_scene = matrix_to_scene(path, lambda line: None)
     return to_scene if np.array_equal(to_scene, np.eye(4)) else np.linalg.inv(to_scene)
