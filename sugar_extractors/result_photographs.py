@@ -46,8 +46,12 @@ def placed_camera(camera: Camera, matrix: np.ndarray) -> Camera:
     scale = float(np.cbrt(np.linalg.det(linear)))
     rotation = camera.rotation @ (linear / scale).T
     center = linear @ camera.center + matrix[:3, 3]
-    near = camera.near * scale
-    return replace(camera, near=near, rotation=rotation, translation=-rotation @ center)
+    return replace(
+        camera,
+        near=camera.near * scale,
+        rotation=rotation,
+        translation=-rotation @ center,
+    )
 
 
 def relative_path(path: Path, folder: Path) -> str:

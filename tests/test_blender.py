@@ -91,7 +91,7 @@ class Scan:
         return self.scene.calibrated_cameras[3]
 
     def session(self, *steps: tuple[str, dict]) -> list:
-        """What steps of ``blender_session.py`` return, after the extension was installed."""
+        """Results of steps of ``blender_session.py``, after the extension was installed."""
         package = build(self.root)
         program = {"python": sys.executable, "folder": str(REPOSITORY)}
         work = self.root / "work.json"
@@ -211,7 +211,7 @@ def test_gaussians_follow_a_posed_mesh_and_leave_with_deleted_triangles(kind, sc
     *_, mode = scan.session(
         scan.loaded(),
         ("move", {"name": "scan", "offset": [3, 4, 5]}),
-        ("bend", {"name": "scan mesh", "lift": LIFT, "n_deleted": N_DELETED}),
+        ("pose_and_delete", {"name": "scan mesh", "lift": LIFT, "n_deleted": N_DELETED}),
         ("export_edited", {"filepath": str(target)}),
     )
     assert mode == "EDIT"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the extension for Blender does without Blender: files, axes, command lines, progress."""
+"""Parts of the extension for Blender that need no Blender: files, axes, commands, progress."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def attributes(name: str) -> dict[str, int]:
     return {attribute.name: len(attribute.data) for attribute in data.attributes}
 
 
-def bend(name: str, lift: float, n_deleted: int) -> None:
+def pose_and_delete(name: str, lift: float, n_deleted: int) -> None:
     """Edit a mesh: an armature lifts the upper half, and the first triangles are deleted."""
     scan = bpy.data.objects[name]
     group = scan.vertex_groups.new(name="upper")

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the user calls: import, run, look through, export."""
+"""Operators that the user calls: import, run, look through, export."""

@@ -14,7 +14,7 @@ _INTERVAL = 0.25  # seconds between two looks at the output
 
 
 class RunState(bpy.types.PropertyGroup):
-    """What the panel shows of the program, and whether the user wants it to stop."""
+    """Progress of the program as the panel shows it, and whether the user wants it to stop."""
 
     is_running: BoolProperty()
     wants_stop: BoolProperty()

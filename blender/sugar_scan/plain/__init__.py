@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What needs NumPy and the standard library alone: files, axes, command lines, progress."""
+"""Modules that need NumPy and the standard library alone: files, axes, commands, progress."""

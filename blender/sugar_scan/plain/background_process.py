@@ -49,7 +49,7 @@ class BackgroundProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """What it returned, once all its lines can be read; None while it runs."""
+        """Exit code, once all its lines can be read; None while it runs."""
         return None if self._reader.is_alive() else self._process.wait()
 
     def new_lines(self) -> list[str]:

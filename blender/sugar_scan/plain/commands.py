@@ -18,7 +18,7 @@ _BLENDERS_VARIABLES = ("PYTHONHOME", "PYTHONPATH", "PYTHONSTARTUP")
 
 @dataclass(frozen=True)
 class Program:
-    """How the program is started.
+    """The way in which the program is started.
 
     An installed package needs its Python alone, a copy of the repository also its folder; without
     either the command ``sugar`` is looked for.

@@ -3,4 +3,4 @@
 
 
 class ScanError(Exception):
-    """What is wrong with a file or a setting, and what to do, in one line."""
+    """Says in one line which file or setting is wrong, and what helps."""

@@ -47,13 +47,13 @@ def read_gaussians(path: Path) -> Gaussians:
         table = _read_table(path)
         quats = _columns(table, "rot_0", "rot_1", "rot_2", "rot_3")
         lengths = np.linalg.norm(quats, axis=1, keepdims=True)
-        shown = 0.5 + _DEGREE_0 * _columns(table, "f_dc_0", "f_dc_1", "f_dc_2")
+        screen_colors = 0.5 + _DEGREE_0 * _columns(table, "f_dc_0", "f_dc_1", "f_dc_2")
         return Gaussians(
             means=_columns(table, "x", "y", "z"),
             scales=np.exp(_columns(table, "scale_0", "scale_1", "scale_2")),
             quats=quats / np.maximum(lengths, np.float32(1e-12)),
             opacities=1 / (1 + np.exp(-table["opacity"].astype(np.float32))),
-            colors=linear_light(shown),
+            colors=linear_light(screen_colors),
         )
     except (OSError, ValueError, LookupError) as error:
         raise ScanError(f"{path}: damaged, or no PLY of Gaussians ({error})") from error

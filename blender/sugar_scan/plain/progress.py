@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a run is, from the lines that it prints."""
+"""Progress of a run, from the lines that it prints."""
 
 import re
 from dataclasses import dataclass

@@ -20,7 +20,9 @@ def picture_material(name: str, picture: Path | None, lit: bool) -> bpy.types.Ma
         picture: File of the picture; None for plain grey.
         lit: Whether lamps light it; else it has the colours of the photographs anywhere.
     """
-    material, nodes, links = _empty_material(name)
+    material = _empty_material(name)
+    nodes = material.node_tree.nodes
+    links = material.node_tree.links
     output = nodes.new("ShaderNodeOutputMaterial")
     shader = nodes.new("ShaderNodeBsdfPrincipled" if lit else "ShaderNodeEmission")
     color = shader.inputs["Base Color" if lit else "Color"]
@@ -38,7 +40,9 @@ def picture_material(name: str, picture: Path | None, lit: bool) -> bpy.types.Ma
 
 def point_material() -> bpy.types.Material:
     """Make the material of points with the colours of Gaussians."""
-    material, nodes, links = _empty_material("Gaussians as points")
+    material = _empty_material("Gaussians as points")
+    nodes = material.node_tree.nodes
+    links = material.node_tree.links
     output = nodes.new("ShaderNodeOutputMaterial")
     links.new(_emission(nodes, links).outputs[0], output.inputs["Surface"])
     return material
@@ -49,7 +53,9 @@ def ellipse_material() -> bpy.types.Material:
 
     Texture coordinates are distances from the middle in standard deviations.
     """
-    material, nodes, links = _empty_material("Gaussians as ellipses")
+    material = _empty_material("Gaussians as ellipses")
+    nodes = material.node_tree.nodes
+    links = material.node_tree.links
     output = nodes.new("ShaderNodeOutputMaterial")
     mix = nodes.new("ShaderNodeMixShader")
     places = nodes.new("ShaderNodeUVMap")
@@ -72,14 +78,12 @@ def ellipse_material() -> bpy.types.Material:
     return material
 
 
-def _empty_material(
-    name: str,
-) -> tuple[bpy.types.Material, bpy.types.Nodes, bpy.types.NodeLinks]:
+def _empty_material(name: str) -> bpy.types.Material:
+    """Make a material without nodes."""
     material = bpy.data.materials.new(name)
     material.use_nodes = True
-    tree = material.node_tree
-    tree.nodes.clear()
-    return material, tree.nodes, tree.links
+    material.node_tree.nodes.clear()
+    return material
 
 
 def _emission(nodes: bpy.types.Nodes, links: bpy.types.NodeLinks) -> bpy.types.Node:
