@@ -7,6 +7,7 @@ The tree of the original stays beside it, in the world of the capture::
     mesh.glb                        the same in one file
     splats.ply                      Gaussians
     transform.json                  the matrix from the scene to these files, and back
+    photographs.json                cameras of the photographs, in the world of these files
     report.html                     the report, written by the pipeline
 """
 
@@ -26,6 +27,7 @@ from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.data.world_offset import MEANING
 from gaussian_splatting.formats.moved import moved_cloud
 from sugar_extractors.mesh_pictures import read_any_mesh
+from sugar_extractors.result_photographs import PHOTOGRAPHS, relative_path, write_photographs
 from sugar_extractors.texture import textured_mesh_io
 from sugar_extractors.texture.placed_export import (
     PlacementOptions,
@@ -122,7 +124,11 @@ def write_result_folder(
         write_mesh_ply(folder / f"{MESH}.ply", replace(mesh, vertices=moved, normals=None))
     if cloud is not None:
         write_gaussian_ply(folder / SPLATS, moved_cloud(cloud, matrix))
-    write_json_atomic(note_file, {**_transform(matrix, scene, options), **identity})
+    write_photographs(folder, scene.calibrated_cameras, matrix)
+    note = _transform(matrix, scene, options)
+    if results.splats is not None:
+        note["model"] = relative_path(results.splats, folder)
+    write_json_atomic(note_file, {**note, **identity})
     return files
 
 
@@ -177,12 +183,12 @@ def _files(folder: Path, results: HandedOut) -> list[Path]:
         files.append(folder / f"{MESH}.ply")
     if results.splats is not None:
         files.append(folder / SPLATS)
-    return [*files, folder / TRANSFORM]
+    return [*files, folder / PHOTOGRAPHS, folder / TRANSFORM]
 
 
 def _all_files(folder: Path) -> Sequence[Path]:
     textured = textured_mesh_io.mesh_files(folder / f"{MESH}.obj", glb=True)
-    return [*textured, folder / f"{MESH}.ply", folder / SPLATS]
+    return [*textured, folder / f"{MESH}.ply", folder / SPLATS, folder / PHOTOGRAPHS]
 
 
 def _is_textured(results: HandedOut) -> bool:

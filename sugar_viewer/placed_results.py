@@ -12,6 +12,7 @@ import numpy as np
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.scene import Scene
 from sugar_extractors.result_folder import TRANSFORM
+from sugar_extractors.result_photographs import placed_camera
 from sugar_extractors.texture.placed_export import moved_points
 from sugar_utils.errors import UserError
 from sugar_utils.files import read_json
@@ -58,22 +59,9 @@ def placement_of(path: Path) -> np.ndarray | None:
 def moved_scene(scene: Scene, matrix: np.ndarray) -> Scene:
     """Return a capture in the world of upright results: rotated, scaled and shifted. (4, 4)"""
     scale = float(np.cbrt(np.linalg.det(matrix[:3, :3])))
-    turn = matrix[:3, :3] / scale
 
     def moved(cameras: Sequence[Camera]) -> list[Camera]:
-        placed = []
-        for camera in cameras:
-            rotation = camera.rotation @ turn.T
-            center = matrix[:3, :3] @ camera.center + matrix[:3, 3]
-            placed.append(
-                replace(
-                    camera,
-                    near=camera.near * scale,
-                    rotation=rotation,
-                    translation=-rotation @ center,
-                )
-            )
-        return placed
+        return [placed_camera(camera, matrix) for camera in cameras]
 
     return replace(
         scene,

@@ -29,7 +29,7 @@ from sugar_extractors.export.gltf_gaussians import (
     write_gltf_gaussians,
 )
 from sugar_extractors.export.reading import has_gaussians, read_any_gaussians
-from sugar_extractors.export.usd_files import write_usd_gaussians
+from sugar_extractors.export.usd.gaussians import write_usd_gaussians
 from sugar_utils.errors import UserError
 
 WRITERS = {

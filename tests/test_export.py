@@ -19,7 +19,11 @@ from gaussian_splatting.data.ply import read_gaussian_ply
 from gaussian_splatting.formats.moved import moved_cloud
 from sugar_extractors.export.gltf_gaussians import read_gltf_gaussians
 from sugar_extractors.export.mesh_reduction import simplified
-from sugar_extractors.export.reading import read_any_gaussians, read_bound_gaussians
+from sugar_extractors.export.reading import (
+    read_any_gaussians,
+    read_as_written,
+    read_bound_gaussians,
+)
 from sugar_extractors.export.reposing import reposed
 from sugar_extractors.texture.textured_mesh_io import (
     TexturedMesh,
@@ -247,6 +251,45 @@ def test_a_triangle_that_was_collapsed_keeps_the_rest_of_the_mesh_in_place(
         torch.testing.assert_close(still, tensor[~touched], rtol=0, atol=1e-5)
 
 
+def test_triangles_that_are_left_out_take_their_gaussians_along(inputs, tmp_path, capsys):
+    lines = inputs["obj"].read_text().splitlines()
+    faces = [line for line in lines if line.startswith("f ")]
+    edited = tmp_path / "edited.obj"
+    edited.write_text("\n".join(line for line in lines if line not in faces[3:7]))
+    target = tmp_path / "a.ply"
+    words = ("--to", "ply", "-o", target, "--repose", edited)
+    assert run_cli(export.main, inputs["refined"], *words) == 0
+    assert "4 triangles are left out" in capsys.readouterr().out
+    start = read_bound_gaussians(inputs["refined"]).to_gaussians()
+    is_left = torch.ones(len(start), dtype=torch.bool)
+    is_left[9:21] = False
+    found = read_gaussian_ply(target)
+    for name, tensor in start.tensors().items():
+        torch.testing.assert_close(found.tensors()[name], tensor[is_left], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("to", ["ply", "spz"])
+def test_gaussians_stand_where_the_record_of_the_edited_mesh_says(to, inputs, tmp_path):
+    """A mesh that was moved with its record, and not edited, has its Gaussians moved as much."""
+    matrix = similarity(4, 1.7)
+    cloud = read_bound_gaussians(inputs["refined"])
+    edited = tmp_path / "edited.obj"
+    vertices = moved(cloud.vertices.double(), matrix).float()
+    uvs = torch.zeros(len(cloud.faces), 3, 2)
+    mesh = TexturedMesh(vertices, cloud.faces, uvs, torch.zeros(8, 8, 3).byte())
+    write_textured_mesh(edited, mesh, glb=False)
+    note = {"matrix": matrix.tolist(), "up": "+y"}
+    (tmp_path / "edited.obj.json").write_text(json.dumps(note))
+    target = tmp_path / f"a.{to}"
+    words = ("--to", to, "-o", target, "--repose", edited)
+    assert run_cli(export.main, inputs["refined"], *words) == 0
+    found = read_as_written(target, lambda line: None)
+    expected = moved_cloud(cloud.to_gaussians(), matrix)
+    torch.testing.assert_close(found.means, expected.means, rtol=0, atol=1e-3)
+    recorded = json.loads((tmp_path / f"a.{to}.json").read_text())["matrix"]
+    np.testing.assert_allclose(recorded, matrix, atol=1e-9)
+
+
 def test_gaussians_without_their_mesh_cannot_be_reposed(inputs, tmp_path, capsys):
     for to in ("ply", "spz"):
         free = tmp_path / f"free.{to}"
@@ -263,8 +306,14 @@ def test_a_mesh_of_other_triangles_is_refused(inputs, tmp_path, capsys):
     rows = [k for k, line in enumerate(lines) if line.startswith("f ")]
     swapped = list(lines)
     swapped[rows[0]], swapped[rows[1]] = lines[rows[1]], lines[rows[0]]
+    foreign = [line for line in lines if line != lines[rows[0]]]
+    foreign[rows[0]] = "f 1/1 2/2 2/3"
+    without_vertex = [line for k, line in enumerate(lines) if k not in rows[1:]]
+    vertex = max(k for k, line in enumerate(without_vertex) if line.startswith("v "))
+    del without_vertex[vertex]
     cases = {
-        "fewer.obj": ("\n".join(lines[:-1]), "only move vertices"),
+        "fewer.obj": ("\n".join(without_vertex), "only move vertices"),
+        "foreign.obj": ("\n".join(foreign), "join other vertices"),
         "swapped.obj": ("\n".join(swapped), "join other vertices"),
     }
     for name, (text, message) in cases.items():

@@ -111,6 +111,25 @@ def test_a_glb_has_y_up_and_the_offset_in_its_extras(inputs, gcp, tmp_path):
     assert np.linalg.norm(back - corners.vertices.numpy()[0], axis=1).min() < 1e-3
 
 
+@pytest.mark.parametrize("far", [False, True], ids=["near zero", "full coordinates"])
+def test_mesh_and_gaussians_of_one_glb_lie_on_the_map(far, inputs, gcp, tmp_path):
+    target = tmp_path / "a.both.glb"
+    words = ("--gaussians", inputs.ply, *(["--original_frame"] if far else []))
+    record = exported(inputs, inputs.obj, "glb_both", target, gcp, *words)
+    scene = trimesh.load_scene(target, process=False)
+    expected = {
+        "Mesh": map_positions(read_textured_mesh(inputs.obj).vertices),
+        "Gaussians": map_positions(inputs.cloud.means),
+    }
+    offset = np.zeros(3) if far else np.array(record["map"]["offset"])
+    for node, positions in expected.items():
+        matrix, name = scene.graph[node]
+        x, y, z = (scene.geometry[name].vertices @ matrix[:3, :3].T + matrix[:3, 3]).T
+        found = np.stack([x, -z, y], axis=1) + offset
+        for position in positions:
+            assert np.linalg.norm(found - position, axis=1).min() < TOLERANCE
+
+
 def obj_vertices(path: Path) -> np.ndarray:
     rows = [line.split()[1:4] for line in path.read_text().splitlines() if line.startswith("v ")]
     return np.array(rows, dtype=np.float64)

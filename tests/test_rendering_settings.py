@@ -18,7 +18,7 @@ from gaussian_splatting.optim.schedule import LearningRates
 from sugar_extractors.export.export_run import ExportOptions, export
 from sugar_extractors.export.formats import GAUSSIANS
 from sugar_extractors.export.gltf_gaussians import read_gltf_gaussians, write_gltf_gaussians
-from sugar_extractors.export.usd_files import read_usd_gaussians, write_usd_gaussians
+from sugar_extractors.export.usd.gaussians import read_usd_gaussians, write_usd_gaussians
 from sugar_extractors.mesh.level_sets import build_model
 from sugar_scene.bound_model import (
     TrainableBoundCloud,

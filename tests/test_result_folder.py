@@ -22,7 +22,8 @@ from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import make_tiny_scene
 from tests.test_export_placement import four_colored_faces
 
-NAMES = {"mesh.obj", "mesh.glb", "mesh.mtl", "mesh.png", "splats.ply", "transform.json"}
+RECORDS = {"transform.json", "photographs.json"}
+NAMES = {"mesh.obj", "mesh.glb", "mesh.mtl", "mesh.png", "splats.ply", *RECORDS}
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +69,23 @@ def test_mesh_and_gaussians_stand_upright_in_one_place(made, tmp_path):
     np.testing.assert_allclose(means @ back[:3, :3].T + back[:3, 3], original, atol=1e-5)
 
 
+def test_photographs_are_found_and_their_cameras_see_the_mesh_as_before(made, tmp_path):
+    _, scene, mesh, handed_out = made
+    written(made, tmp_path, PlacementOptions(scale_factor=3.0))
+    entries = json.loads((tmp_path / "photographs.json").read_text())
+    assert [entry["img_name"] for entry in entries] == [c.name for c in scene.calibrated_cameras]
+    moved = read_textured_mesh(tmp_path / "mesh.obj").vertices.double().numpy()
+    vertices = mesh.vertices.double().numpy()
+    for entry, camera in zip(entries, scene.calibrated_cameras, strict=True):
+        assert (tmp_path / entry["image"]).samefile(camera.image_file)
+        assert not Path(entry["image"]).is_absolute()
+        local = (moved - entry["position"]) @ np.array(entry["rotation"])
+        expected = 3 * (vertices @ camera.rotation.T + camera.translation)
+        np.testing.assert_allclose(local, expected, atol=1e-4)
+    note = json.loads((tmp_path / "transform.json").read_text())
+    assert (tmp_path / note["model"]).samefile(handed_out.splats)
+
+
 def test_files_stay_where_they_are_when_nothing_changed(made, tmp_path):
     written(made, tmp_path)
     before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
@@ -84,7 +102,7 @@ def test_files_of_an_earlier_run_do_not_stay_beside_those_of_this_one(made, tmp_
     coarse = replace(handed_out, mesh=root / "sugarmesh.ply")
     write_result_folder(tmp_path, coarse, scene, PlacementOptions())
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"mesh.ply", "splats.ply", "transform.json"}
+    assert names == {"mesh.ply", "splats.ply", *RECORDS}
 
 
 def test_coordinates_of_the_scene_are_kept_where_that_is_asked_for(made, tmp_path):

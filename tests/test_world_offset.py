@@ -31,6 +31,8 @@ from gaussian_splatting.data.world_offset import read_offset, world_offset
 from sugar_extractors.export.format_types import World
 from sugar_extractors.export.formats import FORMATS
 from sugar_extractors.mesh.extraction import region_boxes
+from sugar_extractors.result_folder import HandedOut, write_result_folder
+from sugar_extractors.texture.placed_export import PlacementOptions
 from sugar_extractors.texture.textured_mesh_io import write_textured_mesh
 from tests.support.tiny_scene import TinyScene, events, make_tiny_scene, run_cli, write_model
 from tests.test_export_placement import four_colored_faces
@@ -227,6 +229,23 @@ def test_gaussians_are_exported_in_the_coordinates_of_the_original(far_result, t
         found = (np.array(prim.GetAttribute("positions").Get()) + np.array(shift)) * (1, -1, -1)
     order = np.lexsort(expected.T), np.lexsort(found.T)
     np.testing.assert_allclose(found[order[1]], expected[order[0]], atol=1e-5)
+
+
+@pytest.mark.parametrize("to", ["ply", "gltf"])
+def test_files_of_the_folder_of_results_are_brought_back_first(far_scene, far_result, to, tmp_path):
+    ply = point_cloud_path(far_result, 2)
+    checkpoint = load_reference_checkpoint(far_result, None, print)
+    scene = load_scene_for_checkpoint(far_scene.root, checkpoint, size_rule=FULL, notify=print)
+    made = HandedOut(None, ply, lambda: read_gaussian_ply(ply))
+    write_result_folder(tmp_path / "scan", made, scene, PlacementOptions(scale_factor=2.0))
+    files = {}
+    for name, source in (("upright", tmp_path / "scan" / "splats.ply"), ("plain", far_result)):
+        target = tmp_path / f"{name}.{to}.glb" if to == "gltf" else tmp_path / f"{name}.{to}"
+        words = ("--to", to, "-o", target, "-s", far_scene.root, "-c", far_result)
+        assert run_cli(export.main, source, *words, "--original_frame") == 0
+        loaded = trimesh.load(target, process=False, force="scene")
+        files[name] = np.concatenate([np.asarray(part.vertices) for part in loaded.dump()])
+    np.testing.assert_allclose(files["upright"], files["plain"], atol=1e-4)
 
 
 def test_formats_without_digits_for_it_are_refused(far_result, tmp_path, capsys):

@@ -25,7 +25,7 @@ from gaussian_splatting.formats.spz import AXES, write_spz
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh, sh_to_rgb
 from sugar_extractors.export.gltf_gaussians import write_gltf_gaussians
 from sugar_extractors.export.reading import has_gaussians, read_any_gaussians
-from sugar_extractors.export.usd_files import write_usd_gaussians
+from sugar_extractors.export.usd.gaussians import write_usd_gaussians
 from sugar_utils.errors import Notify, UserError
 from tests.support.gaussian_files import record, with_records, write_compressed
 

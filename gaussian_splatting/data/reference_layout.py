@@ -136,22 +136,23 @@ def write_cameras_json(
 
 def write_camera_list(path: Path, cameras: Sequence[Camera]) -> None:
     """Write cameras in the format of ``cameras.json``, in their order."""
-    entries = []
-    for number, camera in enumerate(cameras):
-        entry = {
-            "id": number,
-            "img_name": camera.name,
-            "width": camera.width,
-            "height": camera.height,
-            "position": camera.center.tolist(),
-            "rotation": camera.rotation.T.tolist(),
-            "fy": camera.fy,
-            "fx": camera.fx,
-            "cx": camera.cx,
-            "cy": camera.cy,
-        }
-        entries.append(entry)
-    write_json_atomic(path, entries)
+    write_json_atomic(path, [camera_entry(*numbered) for numbered in enumerate(cameras)])
+
+
+def camera_entry(number: int, camera: Camera) -> dict[str, Any]:
+    """Return the entry of a camera in ``cameras.json``."""
+    return {
+        "id": number,
+        "img_name": camera.name,
+        "width": camera.width,
+        "height": camera.height,
+        "position": camera.center.tolist(),
+        "rotation": camera.rotation.T.tolist(),
+        "fy": camera.fy,
+        "fx": camera.fx,
+        "cx": camera.cx,
+        "cy": camera.cy,
+    }
 
 
 def load_reference_checkpoint(

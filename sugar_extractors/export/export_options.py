@@ -9,8 +9,15 @@ from functools import partial
 from pathlib import Path
 
 from sugar_capture.georeference.map_placement import MapFlags
-from sugar_extractors.export.format_types import ExportFormat, MeshFormat, PointFormat, World
+from sugar_extractors.export.format_types import (
+    CombinedFormat,
+    ExportFormat,
+    GaussianFormat,
+    MeshFormat,
+    World,
+)
 from sugar_extractors.export.formats import (
+    COMBINED,
     FORMATS,
     GAUSSIANS,
     MESH_FORMATS,
@@ -42,7 +49,7 @@ class ExportOptions:
     result: Path = _flag(
         MISSING,
         f"what to export. Gaussians: a {readable_suffixes()}, a .pt of "
-        "any stage, a folder; meshes: a textured .obj",
+        "any stage, a folder; meshes: a textured .obj; both: a folder of results, or an .obj",
         positional=True,
         parse=Path,
     )
@@ -57,6 +64,13 @@ class ExportOptions:
         "file to write, NAME or NAME.FORMAT; unset: output/exports/NAME.FORMAT",
         short="-o",
         parse=Path,
+    )
+    gaussians: Path | None = _flag(
+        None,
+        "Gaussians to write with the mesh, as a file or folder that --to spz takes; unset: those "
+        "that a run left with it",
+        parse=Path,
+        no_effect_when="it is an error unless --to writes both",
     )
     max_triangles: int | None = _flag(
         None,
@@ -80,12 +94,12 @@ class ExportOptions:
         False,
         "viewers light the mesh, by a plain material (roughness 1, metallic 0); else they "
         "show the colours of the texture as they are",
-        no_effect_when="unless --to glb",
+        no_effect_when="unless --to glb or glb_both",
     )
     repose: Path | None = _flag(
         None,
-        "edited mesh of the refined model, an .obj with the same triangles: its Gaussians "
-        "move along",
+        "edited mesh of the refined model, an .obj with the same vertices, and the same triangles "
+        "or some of them: its Gaussians move along",
         parse=Path,
         no_effect_when="it is an error unless the result is a refined model",
     )
@@ -123,12 +137,7 @@ class ExportOptions:
         if output is not None and (output.is_dir() or not output.name.strip(".")):
             raise UserError(f"--output {output}: is a folder; name the file to write")
         mesh_format = self.format if isinstance(self.format, MeshFormat) else None
-        if mesh_format is not None and self.repose is not None:
-            raise UserError(
-                f"--repose makes Gaussians; choose --to {', '.join(GAUSSIANS)}, not {self.to}"
-            )
-        if self.repose is not None and isinstance(self.format, PointFormat):
-            raise UserError(f"--repose makes Gaussians; choose another one than --to {self.to}")
+        self._check_kind()
         if self.map_flags.wanted and self.placement.wanted:
             raise UserError(
                 "--gcp and --gps put it on a map; leave out --orient, --scale_factor and "
@@ -145,11 +154,23 @@ class ExportOptions:
             )
         if self.format.check_packages is not None:
             self.format.check_packages()
+        has_mesh = mesh_format is not None or isinstance(self.format, CombinedFormat)
         for name in ("max_triangles", "texture_size"):
-            if getattr(self, name) is not None and mesh_format is None:
+            if getattr(self, name) is not None and not has_mesh:
                 raise UserError(f"--{name} is for meshes; choose --to {', '.join(MESHES)}")
         if self.normal_map:
             self._check_normal_map()
+
+    def _check_kind(self) -> None:
+        """Refuse files of Gaussians and edited meshes with formats that they are not for."""
+        if self.gaussians is not None and not isinstance(self.format, CombinedFormat):
+            raise UserError(f"--gaussians goes with a mesh; choose --to {' or '.join(COMBINED)}")
+        if self.repose is None or isinstance(self.format, GaussianFormat):
+            return
+        advice = f"choose --to {', '.join(GAUSSIANS)}, not {self.to}"
+        if isinstance(self.format, CombinedFormat):
+            advice += "; then pass what it writes as --gaussians"
+        raise UserError(f"--repose makes Gaussians; {advice}")
 
     def _check_original_frame(self) -> None:
         if not self.format.holds_far_coordinates:

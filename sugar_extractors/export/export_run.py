@@ -20,9 +20,13 @@ from gaussian_splatting.formats.packing import require_gaussians
 from sugar_capture.georeference.map_placement import MapPlacement
 from sugar_capture.georeference.placing import place_on_map
 from sugar_extractors.export import map_records
+from sugar_extractors.export.companions import companions_of, mesh_of
 from sugar_extractors.export.export_options import ExportOptions
-from sugar_extractors.export.exported_frame import matrix_to_scene
+from sugar_extractors.export.exported_frame import CAPTURE_AXES, UP, matrix_to_scene, stands_upright
 from sugar_extractors.export.format_types import (
+    Axes,
+    CombinedExport,
+    CombinedFormat,
     GaussianFormat,
     MeshExport,
     MeshFormat,
@@ -38,13 +42,19 @@ from sugar_extractors.export.reading import (
     read_as_written,
     read_bound_gaussians,
 )
-from sugar_extractors.export.reposing import read_edited, reposed, write_binding
+from sugar_extractors.export.reposing import (
+    read_edited,
+    reposed,
+    with_triangles,
+    write_binding,
+)
 from sugar_extractors.results import capture_of, scene_of
 from sugar_extractors.texture.placed_export import (
     moved_points,
     placement,
 )
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, read_textured_mesh
+from sugar_scene.mesh_bound import BoundCloud
 from sugar_trainers.capture import SugarSize
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
@@ -78,8 +88,10 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
     place = None
     if options.map_flags.wanted:
         place = place_on_map(_scene(options, console), options.map_flags, console.info)
+    source_matrix = _source_matrix(options)
+    has_record = options.is_placed or not np.array_equal(source_matrix, np.eye(4))
     all_files = [*files]
-    if options.is_placed:
+    if has_record:
         all_files.append(options.matrix_file)
     if options.repose is not None:
         all_files.append(options.binding_file)
@@ -92,15 +104,13 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
         # They appear in reverse order, so that the target is the last.
         temporary = {path: stack.enter_context(atomic_path(path)) for path in all_files}
         matrix = _write_result(options, temporary, place, console)
-        if options.is_placed:
-            note = {"matrix": matrix.tolist(), "meaning": _MATRIX_MEANING}
-            if place is not None:
-                note["map"] = place.record()
+        if has_record:
+            note = _record(options, matrix @ source_matrix, place)
             write_json_atomic(temporary[options.matrix_file], note)
         if place is not None and has_offset_text:
             map_records.write_offset_text(temporary[offset_text], place)
     # Records of an earlier export would be taken for those of this one.
-    if not options.is_placed and _earlier_record(options.matrix_file):
+    if not has_record and _earlier_record(options.matrix_file):
         options.matrix_file.unlink()
     if was_on_map and not has_offset_text:
         offset_text.unlink(missing_ok=True)
@@ -125,17 +135,31 @@ def _write_result(
         matrix = _export_mesh(options, file_format, temporary, place, console)
     elif isinstance(file_format, GaussianFormat):
         matrix = _export_gaussians(options, file_format, temporary, place, console)
+    elif isinstance(file_format, CombinedFormat):
+        matrix = _export_combined(options, file_format, temporary, place, console)
     else:
         raise TypeError(f"--to {options.to} is neither a mesh nor Gaussians")
     path = temporary[options.target]
     if options.original_frame and file_format.move_to_original is not None:
-        turned_offset = file_format.matrix(options.world)[:3, :3] @ offset
+        turned_offset = file_format.matrix(_world(options))[:3, :3] @ offset
         file_format.move_to_original(path, turned_offset)
         if place is not None:
             matrix = map_records.in_full_coordinates(matrix, turned_offset)
     elif place is not None and file_format.note_in_file is not None:
         file_format.note_in_file(path, map_records.note_values(place))
     return matrix
+
+
+def _record(
+    options: ExportOptions, matrix: np.ndarray, place: MapPlacement | None
+) -> dict[str, object]:
+    """Return the record of where a file stands, by the matrix from the capture to it. (4, 4)"""
+    note: dict[str, object] = {"matrix": matrix.tolist(), "meaning": _MATRIX_MEANING}
+    if _world(options) is World.UPRIGHT and options.format.axes is not Axes.Z_UP:
+        note["up"] = UP
+    if place is not None:
+        note["map"] = place.record()
+    return note
 
 
 def _earlier_record(path: Path) -> dict[str, object]:
@@ -158,10 +182,10 @@ def _export_points(
 ) -> np.ndarray:
     """Write points in full coordinates and return the matrix that placed them. (4, 4)"""
     points = read_points(options.result, console.info)
-    if place is not None:
+    if _starts_in_scene(options):
         points = points.moved(matrix_to_scene(options.result, console.info))
     matrix = _placement_matrix(options, points.positions, place, console)
-    matrix = file_format.matrix(options.world) @ matrix
+    matrix = file_format.matrix(_world(options)) @ matrix
     file_format.writer(
         PointExport(
             points=points.moved(matrix),
@@ -187,22 +211,12 @@ def _export_gaussians(
     """Write Gaussians and return the matrix that placed them. (4, 4)"""
     cloud = _read_result(options, temporary, console)
     require_gaussians(options.result, cloud)
-    if place is not None:
-        cloud = _in_scene(cloud, matrix_to_scene(options.result, console.info))
+    if _starts_in_scene(options):
+        cloud = _moved_gaussians(cloud, matrix_to_scene(_main_file(options), console.info))
     matrix = _placement_matrix(options, cloud.means.double().numpy(), place, console)
-    matrix = file_format.matrix(options.world) @ matrix
-    if not np.array_equal(matrix, np.eye(4)):
-        cloud = moved_cloud(cloud, matrix)
-    if cloud.antialiased and not file_format.holds_antialiasing:
-        console.info(
-            f"note: these Gaussians are antialiased, which other programs cannot read from "
-            f"{options.to}: they show those below a pixel too large; use --to spz or sog"
-        )
-    if cloud.cutoff_deviations != NO_CUTOFF:
-        console.info(
-            f"note: these Gaussians end at {cloud.cutoff_deviations:g} standard deviations, which "
-            "other programs do not know: they show them a little larger and more opaque"
-        )
+    matrix = file_format.matrix(_world(options)) @ matrix
+    cloud = _moved_gaussians(cloud, matrix)
+    _note_losses(options, cloud, file_format.holds_antialiasing, console)
     is_held = np.ones(len(cloud), bool)
     if file_format.fit is not None:
         fit = file_format.fit(options.target, cloud)
@@ -220,17 +234,46 @@ def _export_gaussians(
     return matrix
 
 
+def _note_losses(
+    options: ExportOptions, cloud: GaussianCloud, holds_antialiasing: bool, console: Console
+) -> None:
+    """Say what other programs cannot know of Gaussians."""
+    if cloud.antialiased and not holds_antialiasing:
+        console.info(
+            f"note: these Gaussians are antialiased, which other programs cannot read from "
+            f"{options.to}: they show those below a pixel too large; use --to spz or sog"
+        )
+    if cloud.cutoff_deviations != NO_CUTOFF:
+        console.info(
+            f"note: these Gaussians end at {cloud.cutoff_deviations:g} standard deviations, which "
+            "other programs do not know: they show them a little larger and more opaque"
+        )
+
+
 def _read_result(options: ExportOptions, temporary: Paths, console: Console) -> GaussianCloud:
     """Read the Gaussians to export; for ``--repose``, move them and write their binding."""
     if options.repose is not None:
         bound = read_bound_gaussians(options.result)
-        cloud = reposed(bound, read_edited(options.repose, bound)).to_gaussians()
+        cloud = _reposed_gaussians(bound, options.repose, console)
         write_binding(temporary[options.binding_file], bound)
         console.info(f"where each Gaussian sits on the mesh: {options.binding_file}")
         return cloud
     if not has_gaussians(options.result):
         raise UserError(f"{options.result}: holds no Gaussians; choose --to glb or obj for a mesh")
     return read_any_gaussians(options.result, console.info)
+
+
+def _reposed_gaussians(bound: BoundCloud, path: Path, console: Console) -> GaussianCloud:
+    """Return the Gaussians of a refined model on its edited mesh, in the world of that mesh."""
+    edited = read_edited(path, bound)
+    to_scene = matrix_to_scene(path, console.info)
+    vertices = moved_points(edited.vertices.numpy(), to_scene)
+    cloud = reposed(bound, torch.from_numpy(vertices))
+    if edited.triangles is not None:
+        n_deleted = len(bound.faces) - len(edited.triangles)
+        console.info(f"{n_deleted:,} triangles are left out with their Gaussians")
+        cloud = with_triangles(cloud, edited.triangles)
+    return _moved_gaussians(cloud.to_gaussians(), np.linalg.inv(to_scene))
 
 
 def _export_mesh(
@@ -245,14 +288,9 @@ def _export_mesh(
         raise UserError(
             f"{options.result}: --to {options.to} needs the textured .obj of a refined model"
         )
-    mesh = read_textured_mesh(options.result)
-    if place is not None:
-        mesh = _moved_mesh(mesh, matrix_to_scene(options.result, console.info))
-    matrix = _placement_matrix(options, mesh.vertices.double().numpy(), place, console)
-    if options.max_triangles is not None or options.texture_size is not None:
-        mesh = simplified(mesh, options.max_triangles, options.texture_size, options.normal_map)
-    total = file_format.matrix(options.world) @ matrix
-    is_turned_by_writer = file_format.writer_turns and options.world is World.CAPTURE
+    mesh, matrix = _placed_mesh(options, options.result, place, console)
+    total = file_format.matrix(_world(options)) @ matrix
+    is_turned_by_writer = file_format.writer_turns and _world(options) is World.CAPTURE
     mesh = _moved_mesh(mesh, matrix if is_turned_by_writer else total)
     file_format.writer(
         MeshExport(
@@ -265,20 +303,95 @@ def _export_mesh(
             notify=console.info,
         )
     )
-    side = mesh.texture.shape[1]
-    name = options.target.name
-    console.info(f"{name}: {mesh.n_faces:,} triangles, {side} texels a side")
+    _report_mesh(options, mesh, console)
     return total
 
 
-def _in_scene(cloud: GaussianCloud, matrix: np.ndarray) -> GaussianCloud:
-    """Return Gaussians after a matrix to the world of the scene. (4, 4)"""
+def _export_combined(
+    options: ExportOptions,
+    file_format: CombinedFormat,
+    temporary: Paths,
+    place: MapPlacement | None,
+    console: Console,
+) -> np.ndarray:
+    """Write a textured mesh and its Gaussians and return the matrix that placed both. (4, 4)"""
+    companions = companions_of(options.result, options.gaussians)
+    if not has_gaussians(companions.gaussians):
+        raise UserError(f"{companions.gaussians}: holds no Gaussians; pass others as --gaussians")
+    cloud = read_any_gaussians(companions.gaussians, console.info)
+    require_gaussians(companions.gaussians, cloud)
+    to_mesh = companions.to_mesh(console.info)
+    if _starts_in_scene(options):
+        to_mesh = matrix_to_scene(companions.gaussians, console.info)
+    mesh, matrix = _placed_mesh(options, companions.mesh, place, console)
+    matrix = file_format.matrix(_world(options)) @ matrix
+    mesh = _moved_mesh(mesh, matrix)
+    cloud = _moved_gaussians(cloud, matrix @ to_mesh)
+    _note_losses(options, cloud, False, console)
+    path = temporary[options.target]
+    file_format.writer(CombinedExport(mesh, cloud, options.target, path, options.lit))
+    errors = fidelity(cloud, file_format.reader(path, console.info))
+    _report_mesh(options, mesh, console)
+    console.info(f"{len(cloud):,} Gaussians; {errors.line()}")
+    return matrix
+
+
+def _placed_mesh(
+    options: ExportOptions, path: Path, place: MapPlacement | None, console: Console
+) -> tuple[TexturedMesh, np.ndarray]:
+    """Return a mesh, simplified where that is wanted, and the matrix that places it. (4, 4)"""
+    mesh = read_textured_mesh(path)
+    if _starts_in_scene(options):
+        mesh = _moved_mesh(mesh, matrix_to_scene(path, console.info))
+    matrix = _placement_matrix(options, mesh.vertices.double().numpy(), place, console)
+    if options.max_triangles is not None or options.texture_size is not None:
+        mesh = simplified(mesh, options.max_triangles, options.texture_size, options.normal_map)
+    return mesh, matrix
+
+
+def _report_mesh(options: ExportOptions, mesh: TexturedMesh, console: Console) -> None:
+    side = mesh.texture.shape[1]
+    name = options.target.name
+    console.info(f"{name}: {mesh.n_faces:,} triangles, {side} texels a side")
+
+
+def _moved_gaussians(cloud: GaussianCloud, matrix: np.ndarray) -> GaussianCloud:
+    """Return Gaussians after a matrix, (4, 4); those that stay keep all their bits."""
     return cloud if np.array_equal(matrix, np.eye(4)) else moved_cloud(cloud, matrix)
 
 
 def _moved_mesh(mesh: TexturedMesh, matrix: np.ndarray) -> TexturedMesh:
     vertices = moved_points(mesh.vertices.double().numpy(), matrix)
     return replace(mesh, vertices=torch.from_numpy(vertices.astype(np.float32)))
+
+
+def _starts_in_scene(options: ExportOptions) -> bool:
+    """Return whether a result is brought to the world of the cameras before it is placed."""
+    is_upright = options.placement.orient == "up"
+    return is_upright or options.map_flags.wanted or options.original_frame
+
+
+def _world(options: ExportOptions) -> World:
+    """Return the axes of the world in which the result is exported, from where it stands itself."""
+    if options.world is not World.CAPTURE or _starts_in_scene(options):
+        return options.world
+    return World.UPRIGHT if stands_upright(_main_file(options)) else World.CAPTURE
+
+
+def _source_matrix(options: ExportOptions) -> np.ndarray:
+    """Return the matrix from the capture to the result as it is placed. (4, 4)"""
+    path = _main_file(options)
+    if _starts_in_scene(options) or path.suffix.lower() not in CAPTURE_AXES:
+        return np.eye(4)
+    to_scene = matrix_to_scene(path, lambda line: None)
+    return to_scene if np.array_equal(to_scene, np.eye(4)) else np.linalg.inv(to_scene)
+
+
+def _main_file(options: ExportOptions) -> Path:
+    """Return the file that says where the result stands."""
+    if isinstance(options.format, CombinedFormat):
+        return mesh_of(options.result)
+    return options.repose or options.result
 
 
 def _scene(options: ExportOptions, console: Console) -> Scene:

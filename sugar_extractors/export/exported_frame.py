@@ -19,11 +19,12 @@ from sugar_utils.errors import Notify, UserError
 from sugar_utils.schemas import Coordinate, read_checked
 
 UNMOVED = "none"
+UP = "+y"  # word of records of files that stand upright
+CAPTURE_AXES = (".obj", ".ply")  # files that have the axes of a capture where they are not moved
+PLACED = "_placed"  # end of the name of a copy of the texture stage
 _TRANSFORM = "transform.json"  # in the folder of results
 _RESULT_NAMES = ("mesh", "splats")  # of the files in the folder of results, without suffix
-_PLACED = "_placed"  # end of the name of a copy of the texture stage
 _GAUSSIANS = "_gaussians"  # end of the name of the Gaussians of such a copy
-_CAPTURE_AXES = (".obj", ".ply")  # files that have the axes of a capture where they are not moved
 _GLB = ".glb"
 _SMALLEST_VOLUME = 1e-30  # of the unit cube, after a matrix that can be undone
 
@@ -36,6 +37,7 @@ class _Record(msgspec.Struct):
 
     matrix: _Matrix | None = None
     glb_matrix: _Matrix | None = None  # of the GLB where it is another one
+    up: str | None = None  # axis that points up; None where that is unknown
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def matrix_to_scene(path: Path, notify: Notify) -> np.ndarray:
     Raises:
         UserError: It is an export whose axes are unknown.
     """
-    is_plain = path.suffix.lower() in _CAPTURE_AXES
+    is_plain = path.suffix.lower() in CAPTURE_AXES
     for record in _records(path):
         frame = _recorded(path, record) if record.is_file() else None
         if frame is None:
@@ -123,6 +125,19 @@ def matrix_to_scene(path: Path, notify: Notify) -> np.ndarray:
             "the world of the cameras"
         )
     return np.eye(4)
+
+
+def stands_upright(path: Path) -> bool:
+    """Return whether a mesh or Gaussians have y up, as the folder of results has them.
+
+    Files whose format wants y up are turned to the axes of a capture when they are read.
+    """
+    if path.suffix.lower() not in CAPTURE_AXES:
+        return False
+    for record in _records(path):
+        if record.is_file() and _recorded(path, record) is not None:
+            return _read_record(record).up == UP
+    return False
 
 
 def _unmoved(path: Path) -> Frame:
@@ -144,12 +159,12 @@ def _expected_record(path: Path) -> str | None:
     if path.stem in _RESULT_NAMES:
         return _TRANSFORM
     copy = path.stem.removesuffix(_GAUSSIANS)
-    return f"{copy}.json" if copy.endswith(_PLACED) else None
+    return f"{copy}.json" if copy.endswith(PLACED) else None
 
 
 def _recorded(path: Path, record: Path) -> Frame | None:
     """Return the coordinates that a record tells; None if it is about something else."""
-    content = msgspec.convert(read_checked(record, _Record), _Record)
+    content = _read_record(record)
     rows = content.matrix
     if path.suffix.lower() == _GLB and content.glb_matrix is not None:
         rows = content.glb_matrix
@@ -159,3 +174,7 @@ def _recorded(path: Path, record: Path) -> Frame | None:
     if abs(np.linalg.det(matrix)) < _SMALLEST_VOLUME:
         raise UserError(f"{record}: its matrix cannot be undone; export the mesh again")
     return Frame(matrix, f"moved as {record.name} says")
+
+
+def _read_record(record: Path) -> _Record:
+    return msgspec.convert(read_checked(record, _Record), _Record)

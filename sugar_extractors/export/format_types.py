@@ -137,6 +137,25 @@ class MeshFormat(ExportFormat):
 
 
 @dataclass(frozen=True)
+class CombinedExport:
+    """A mesh and its Gaussians on their way into one file."""
+
+    mesh: TexturedMesh  # in the axes of the format
+    cloud: GaussianCloud  # in the axes of the format
+    target: Path  # file that is exported
+    path: Path  # where to write it for now
+    lit: bool  # whether viewers light the mesh
+
+
+@dataclass(frozen=True, kw_only=True)
+class CombinedFormat(ExportFormat):
+    """A format of files with a textured mesh and its Gaussians."""
+
+    writer: Callable[[CombinedExport], None]
+    reader: Reader  # of the Gaussians
+
+
+@dataclass(frozen=True)
 class PointCloud:
     """Points with colours, and what else their source has."""
 

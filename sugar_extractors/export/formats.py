@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of export formats.
 
-A new format is one entry of :data:`GAUSSIAN_FORMATS`, :data:`MESH_FORMATS` or
-:data:`POINT_FORMATS`; flags, help texts, suffixes, readers and writers follow from it.
+A new format is one entry of :data:`GAUSSIAN_FORMATS`, :data:`MESH_FORMATS`,
+:data:`COMBINED_FORMATS` or :data:`POINT_FORMATS`; flags, help texts, suffixes, readers and writers
+follow from it.
 """
 
 from __future__ import annotations
@@ -14,19 +15,23 @@ from gaussian_splatting.formats import readers, spz
 from gaussian_splatting.formats.sog import write_sog
 from gaussian_splatting.formats.splat_file import write_splat
 from sugar_extractors.export import (
+    combined_gltf,
     gltf_gaussians,
     las_files,
     mesh_writers,
     original_frame,
-    usd_files,
 )
 from sugar_extractors.export.format_types import (
     Axes,
+    CombinedFormat,
     ExportFormat,
     GaussianFormat,
     MeshFormat,
     PointFormat,
 )
+from sugar_extractors.export.usd.combined import write_combined_usdz
+from sugar_extractors.export.usd.gaussians import read_usd_gaussians, write_usd_gaussians
+from sugar_extractors.export.usd.library import load_usd
 from sugar_utils.libraries import load_package
 
 _MILLIMETRES_PER_METRE = 1000.0
@@ -92,11 +97,11 @@ GAUSSIAN_FORMATS = (
         help="a ParticleField",
         suffix=".usd",
         axes=Axes.Y_UP,
-        writer=usd_files.write_usd_gaussians,
-        reader=lambda path, notify: usd_files.read_usd_gaussians(path),
-        read_suffixes=(".usd", ".usda", ".usdc"),
+        writer=write_usd_gaussians,
+        reader=lambda path, notify: read_usd_gaussians(path),
+        read_suffixes=(".usd", ".usda", ".usdc", ".usdz"),
         move_to_original=original_frame.move_usd,
-        check_packages=partial(usd_files.load_usd, "--to usd"),
+        check_packages=partial(load_usd, "--to usd"),
     ),
 )
 MESH_FORMATS = (
@@ -124,7 +129,7 @@ MESH_FORMATS = (
         suffix=".usdz",
         axes=Axes.Y_UP,
         writer=mesh_writers.write_usdz,
-        check_packages=partial(usd_files.load_usd, "--to usdz"),
+        check_packages=partial(load_usd, "--to usdz"),
     ),
     MeshFormat(
         name="stl",
@@ -148,6 +153,27 @@ MESH_FORMATS = (
         ),
     ),
 )
+COMBINED_FORMATS = (
+    CombinedFormat(
+        name="glb_both",
+        help="with KHR_gaussian_splatting, a node for each, as NAME.both.glb",
+        suffix=".both.glb",
+        axes=Axes.Y_UP,
+        writer=combined_gltf.write_combined_glb,
+        reader=lambda path, notify: gltf_gaussians.read_gltf_gaussians(path),
+        move_to_original=original_frame.move_glb,
+        note_in_file=original_frame.note_in_glb,
+    ),
+    CombinedFormat(
+        name="usdz_both",
+        help="Gaussians to render, the mesh as their proxy and collider, as NAME.both.usdz",
+        suffix=".both.usdz",
+        axes=Axes.Y_UP,
+        writer=write_combined_usdz,
+        reader=lambda path, notify: read_usd_gaussians(path),
+        check_packages=partial(load_usd, "--to usdz_both"),
+    ),
+)
 POINT_FORMATS = (
     PointFormat(
         name="las",
@@ -167,18 +193,24 @@ POINT_FORMATS = (
     ),
 )
 FORMATS: dict[str, ExportFormat] = {
-    entry.name: entry for entry in (*GAUSSIAN_FORMATS, *MESH_FORMATS, *POINT_FORMATS)
+    entry.name: entry
+    for entry in (*GAUSSIAN_FORMATS, *MESH_FORMATS, *COMBINED_FORMATS, *POINT_FORMATS)
 }
 GAUSSIANS = tuple(entry.name for entry in GAUSSIAN_FORMATS)
 MESHES = tuple(entry.name for entry in MESH_FORMATS)
+COMBINED = tuple(entry.name for entry in COMBINED_FORMATS)
 
 
 def format_help() -> str:
     """Return the help of ``--to``: all formats with what there is to say of each."""
     gaussians = "; ".join(_described(entry) for entry in GAUSSIAN_FORMATS)
     meshes = "; ".join(_described(entry) for entry in MESH_FORMATS)
+    combined = "; ".join(_described(entry) for entry in COMBINED_FORMATS)
     points = "; ".join(_described(entry) for entry in POINT_FORMATS)
-    return f"format. Gaussians: {gaussians}. Textured meshes: {meshes}. Points of either: {points}"
+    return (
+        f"format. Gaussians: {gaussians}. Textured meshes: {meshes}. Both in one file: {combined}. "
+        f"Points of either: {points}"
+    )
 
 
 def _described(entry: ExportFormat) -> str:

@@ -20,7 +20,12 @@ from gaussian_splatting.formats.packing import (
     sigmoid,
 )
 from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
-from sugar_extractors.texture.gltf_container import glb_head, gltf_start, split_glb
+from sugar_extractors.texture.gltf_container import (
+    BinaryPart,
+    finished_glb,
+    gltf_start,
+    split_glb,
+)
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
 
@@ -28,7 +33,6 @@ EXTENSION = "KHR_gaussian_splatting"
 _FLOAT32 = 5126
 _UNSIGNED_BYTE = 5121
 _POINTS = 0
-_ARRAY_BUFFER = 34962
 _NUMBERS = {5120: "i1", _UNSIGNED_BYTE: "u1", 5122: "<i2", 5123: "<u2", _FLOAT32: "<f4"}
 _TYPES = {"SCALAR": 1, "VEC3": 3, "VEC4": 4}
 # Attributes beyond band 0, in the order of the rows of coefficients.
@@ -56,44 +60,32 @@ _READ_ERRORS = (
 def write_gltf_gaussians(path: Path, cloud: GaussianCloud) -> None:
     """Write a binary glTF with ``KHR_gaussian_splatting``, complete or not at all."""
     require_gaussians(path, cloud)
-    attributes = _attributes(cloud)
-    views = []
-    accessors = []
-    start = 0
-    for number, (name, values) in enumerate(attributes.items()):
-        kind = next(kind for kind, width in _TYPES.items() if width == values.shape[1])
-        accessor = {"bufferView": number, "count": len(values), "type": kind}
-        if values.dtype == np.uint8:
-            accessor |= {"componentType": _UNSIGNED_BYTE, "normalized": True}
-        else:
-            accessor["componentType"] = _FLOAT32
-        if name == "POSITION":
-            accessor |= {"min": values.min(axis=0).tolist(), "max": values.max(axis=0).tolist()}
-        accessors.append(accessor)
-        place = {"buffer": 0, "byteOffset": start, "byteLength": values.nbytes}
-        views.append({**place, "target": _ARRAY_BUFFER})
-        start += values.nbytes
+    binary = BinaryPart()
+    primitive = add_gaussians(binary, cloud)
+    content = gltf_start(path.name.split(".")[0], primitive, [EXTENSION])
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        file.writelines(finished_glb(content, binary, path, "use --to spz"))
+
+
+def add_gaussians(binary: BinaryPart, cloud: GaussianCloud) -> dict[str, Any]:
+    """Append Gaussians to the binary part of a GLB and return their primitive.
+
+    Programs without the extension show it as points with the colours of ``COLOR_0``.
+    """
+    names = {}
+    for name, values in _attributes(cloud).items():
+        names[name] = binary.add_rows(values, bounds=name == "POSITION")
     kernel = {
         "kernel": _KERNEL,
         "colorSpace": _COLORS,
         "projection": "perspective",
         "sortingMethod": "cameraDistance",
     }
-    numbers = {name: number for number, name in enumerate(attributes)}
-    primitive = {"attributes": numbers, "mode": _POINTS, "extensions": {EXTENSION: kernel}}
+    primitive = {"attributes": names, "mode": _POINTS, "extensions": {EXTENSION: kernel}}
     if cloud.antialiased:
         # The extension has no word for it.
         primitive["extras"] = {ANTIALIASED: True}
-    content = {
-        **gltf_start(path.name.split(".")[0], primitive, [EXTENSION]),
-        "accessors": accessors,
-        "bufferViews": views,
-        "buffers": [{"byteLength": start}],
-    }
-    head = glb_head(content, path, "use --to spz")
-    with atomic_path(path) as temporary, temporary.open("wb") as file:
-        file.write(head)
-        file.writelines(values.tobytes() for values in attributes.values())
+    return primitive
 
 
 def _attributes(cloud: GaussianCloud) -> dict[str, np.ndarray]:
@@ -130,7 +122,7 @@ def holds_gltf_gaussians(path: Path) -> bool:
 
 
 def read_gltf_gaussians(path: Path) -> GaussianCloud:
-    """Read the Gaussians of a binary glTF of one primitive, in its axes.
+    """Read the Gaussians of a binary glTF that has them in one primitive, in its axes.
 
     Raises:
         UserError: The file is damaged, or of another kind.
@@ -141,7 +133,7 @@ def read_gltf_gaussians(path: Path) -> GaussianCloud:
         if total != len(file):
             raise ValueError(f"has {len(file)} bytes, not {total}")
         content, binary = split_glb(file)
-        (primitive,) = content["meshes"][0]["primitives"]
+        primitive = _primitive_of(content)
         names = primitive["attributes"]
         kernel = primitive["extensions"][EXTENSION]
         if (kernel["kernel"], kernel["colorSpace"]) != (_KERNEL, _COLORS):
@@ -172,6 +164,13 @@ def read_gltf_gaussians(path: Path) -> GaussianCloud:
     extras = primitive.get("extras")
     antialiased = isinstance(extras, dict) and extras.get(ANTIALIASED) is True
     return replace(cloud, antialiased=antialiased)
+
+
+def _primitive_of(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the only primitive with Gaussians; there may be others, of a mesh."""
+    primitives = [part for mesh in content["meshes"] for part in mesh["primitives"]]
+    (primitive,) = (part for part in primitives if EXTENSION in part.get("extensions", {}))
+    return primitive
 
 
 def _values(content: dict[str, Any], binary: bytes, number: int) -> np.ndarray:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from sugar_extractors.export import printable_meshes, usd_files
+from sugar_extractors.export import printable_meshes
 from sugar_extractors.export.format_types import MeshExport
 from sugar_extractors.export.mesh_reduction import shape_of
+from sugar_extractors.export.usd import mesh as usd_mesh
 from sugar_extractors.texture import textured_mesh_io
 from sugar_extractors.texture.textured_mesh_io import MeshStyle, mesh_files
 from sugar_scene.triangle_mesh import open_edge_share
@@ -35,7 +36,7 @@ def obj_files(target: Path, normal_map: bool) -> list[Path]:
 
 def write_usdz(export: MeshExport) -> None:
     """Write a USDZ package."""
-    usd_files.write_usdz(export.path, export.mesh)
+    usd_mesh.write_usdz(export.path, export.mesh)
 
 
 def write_printable(export: MeshExport, kind: str) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.lib import recfunctions
 from plyfile import PlyData, PlyElement
 
-from sugar_extractors.export.usd_files import load_usd
+from sugar_extractors.export.usd.library import load_usd
 from sugar_extractors.texture.gltf_container import glb_head, split_glb
 
 

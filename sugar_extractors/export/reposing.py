@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -108,27 +109,69 @@ def _turned_colors(sh_rest: Tensor, turns: Tensor, per_triangle: int) -> Tensor:
     return rest.reshape(sh_rest.shape).to(sh_rest)
 
 
-def read_edited(path: Path, cloud: BoundCloud) -> Tensor:
-    """Read the vertices of an edited mesh, in the order of the model's. (V, 3)
+class EditedMesh(NamedTuple):
+    """An edited mesh of a refined model."""
+
+    vertices: Tensor  # in the order of the model's, in the world of the file, (V, 3) float64
+    triangles: Tensor | None  # rows of the model's triangles that are left; None for all, (K,)
+
+
+def read_edited(path: Path, cloud: BoundCloud) -> EditedMesh:
+    """Read an edited mesh; vertices may have moved, and triangles may be missing.
 
     Raises:
-        UserError: The mesh has not the triangles of the model.
+        UserError: The mesh has other vertices or triangles than the model.
     """
     mesh = read_any_mesh(path)
     n_vertices = cloud.vertices.shape[0]
-    n_faces = cloud.faces.shape[0]
-    if mesh.n_vertices != n_vertices or mesh.n_faces != n_faces:
+    model_faces = cloud.faces.cpu().numpy()
+    n_faces = len(model_faces)
+    if mesh.n_vertices != n_vertices or not 0 < mesh.n_faces <= n_faces:
         raise UserError(
             f"{path}: {mesh.n_vertices} vertices and {mesh.n_faces} triangles, the refined model "
-            f"has {n_vertices} and {n_faces}; only move vertices, and "
-            "export with their order kept"
+            f"has {n_vertices} and {n_faces}; only move vertices or leave triangles out, and "
+            "export with all vertices in their order"
         )
-    if not np.array_equal(mesh.faces, cloud.faces.cpu().numpy()):
+    vertices = torch.from_numpy(mesh.vertices)
+    if np.array_equal(mesh.faces, model_faces):
+        return EditedMesh(vertices, None)
+    rows = _rows_of_triangles(mesh.faces, model_faces)
+    if rows is None:
         raise UserError(
             f"{path}: its triangles join other vertices than those of the refined model; export "
-            "with the order of vertices kept"
+            "with the order of vertices and triangles kept"
         )
-    return torch.from_numpy(mesh.vertices)
+    return EditedMesh(vertices, torch.from_numpy(rows))
+
+
+def _rows_of_triangles(faces: np.ndarray, model_faces: np.ndarray) -> np.ndarray | None:
+    """Return the rows of a model's triangles that a mesh has, in their order; None for others."""
+    both = np.concatenate([model_faces, faces])
+    _, numbers = np.unique(both, axis=0, return_inverse=True)
+    numbers = numbers.reshape(-1)
+    n_faces = len(model_faces)
+    row_of_number = np.full(numbers.max() + 1, -1)
+    # Of equal triangles the first one counts.
+    row_of_number[numbers[:n_faces][::-1]] = np.arange(n_faces)[::-1]
+    rows = row_of_number[numbers[n_faces:]]
+    is_in_order = rows[0] >= 0 and (np.diff(rows) > 0).all()
+    return rows if is_in_order else None
+
+
+def with_triangles(cloud: BoundCloud, rows: Tensor) -> BoundCloud:
+    """Return the Gaussians on some triangles, and those of the background. (K,)"""
+    per_triangle = cloud.per_triangle
+    first = rows[:, None] * per_triangle
+    of_triangles = (first + torch.arange(per_triangle)).reshape(-1).to(cloud.faces.device)
+    return replace(
+        cloud,
+        faces=cloud.faces[rows],
+        sh_dc=cloud.sh_dc[of_triangles],
+        sh_rest=cloud.sh_rest[of_triangles],
+        opacity_logits=cloud.opacity_logits[of_triangles],
+        log_scales=cloud.log_scales[of_triangles],
+        rotations=cloud.rotations[of_triangles],
+    )
 
 
 def write_binding(path: Path, cloud: BoundCloud) -> None:

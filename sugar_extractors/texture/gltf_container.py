@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from sugar_utils.errors import UserError
@@ -16,11 +17,13 @@ from sugar_utils.errors import UserError
 _GLB_LIMIT = (1 << 32) - 1
 _JPEG = b"\xff\xd8\xff"
 # Numbers of the glTF 2.0 specification.
+_UINT8 = 5121
 _UINT16 = 5123
 _UINT32 = 5125
 _FLOAT32 = 5126
 _ARRAY_BUFFER = 34962
 _ELEMENT_ARRAY_BUFFER = 34963
+_TYPES = {1: "SCALAR", 3: "VEC3", 4: "VEC4"}  # by their widths
 _LARGEST_UINT16 = 65_535  # vertices that indices of 16 bits reach: the last number ends a strip
 
 
@@ -28,12 +31,12 @@ class BinaryPart:
     """The binary part of a GLB under construction, and what the JSON part says of it."""
 
     def __init__(self) -> None:
-        self.parts: list[bytes] = []
+        self.parts: list[bytes | memoryview] = []
         self.size = 0
         self.views: list[dict[str, Any]] = []
         self.accessors: list[dict[str, Any]] = []
 
-    def add_view(self, content: bytes, target: int | None = None) -> int:
+    def add_view(self, content: bytes | memoryview, target: int | None = None) -> int:
         """Append bytes and return the number of their view; all begin at multiples of four."""
         view = {"buffer": 0, "byteOffset": self.size, "byteLength": len(content)}
         if target is not None:
@@ -56,6 +59,28 @@ class BinaryPart:
         if bounds:
             accessor["min"] = array.min(axis=0).tolist()
             accessor["max"] = array.max(axis=0).tolist()
+        self.accessors.append(accessor)
+        return len(self.accessors) - 1
+
+    def add_rows(self, rows: np.ndarray, bounds: bool = False) -> int:
+        """Append one row per vertex, (C, N), without a copy; return the number of its accessor.
+
+        Args:
+            rows: float32, or uint8 for values from 0 to 1.
+            bounds: Say between which values they lie, as positions have to.
+        """
+        rows = np.ascontiguousarray(rows)
+        accessor = {
+            "bufferView": self.add_view(rows.data.cast("B"), _ARRAY_BUFFER),
+            "count": len(rows),
+            "type": _TYPES[rows.shape[1]],
+        }
+        if rows.dtype == np.uint8:
+            accessor |= {"componentType": _UINT8, "normalized": True}
+        else:
+            accessor["componentType"] = _FLOAT32
+        if bounds:
+            accessor |= {"min": rows.min(axis=0).tolist(), "max": rows.max(axis=0).tolist()}
         self.accessors.append(accessor)
         return len(self.accessors) - 1
 
@@ -98,6 +123,27 @@ def glb_head(content: dict[str, Any], path: Path, instead: str) -> bytes:
     json_header = struct.pack("<I4s", len(text), b"JSON")
     binary_header = struct.pack("<I4s", n_binary, b"BIN\0")
     return file_header + json_header + text + binary_header
+
+
+def finished_glb(
+    content: dict[str, Any], binary: BinaryPart, path: Path, instead: str
+) -> Iterator[bytes | memoryview]:
+    """Yield a GLB in parts; the JSON part gets its tables of the binary part.
+
+    Args:
+        content: The JSON part without these tables.
+        binary: The binary part.
+        path: Name of the file, for the error.
+        instead: Advice where the file is too large.
+
+    Raises:
+        UserError: The file would be larger than 4 GiB.
+    """
+    content["accessors"] = binary.accessors
+    content["bufferViews"] = binary.views
+    content["buffers"] = [{"byteLength": binary.size}]
+    yield glb_head(content, path, instead)
+    yield from binary.parts
 
 
 def split_glb(file: bytes) -> tuple[dict[str, Any], bytes]:

@@ -25,7 +25,7 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import IMAGE_ERRORS
 from gaussian_splatting.formats.moved import GLB_AXES
 from sugar_extractors.texture import materials
-from sugar_extractors.texture.gltf_container import BinaryPart, glb_head, gltf_start
+from sugar_extractors.texture.gltf_container import BinaryPart, finished_glb, gltf_start
 from sugar_extractors.texture.materials import Material
 from sugar_extractors.texture.tangent_space import (
     corner_tangents,
@@ -157,11 +157,19 @@ def write_glb(
         path: Its final name, for errors.
         png: The texture as PNG; None to make it.
     """
-    png = png or png_bytes(mesh.texture)
-    # Web pages load it: JPEG where PNG is large.
-    small = png if len(png) <= _LARGE_PNG else jpeg_bytes(mesh.texture, _JPEG_QUALITY)
     with target.open("wb") as file:
-        file.writelines(glb_chunks(mesh, small, path, style))
+        file.writelines(glb_chunks(mesh, small_picture(mesh.texture, png), path, style))
+
+
+def small_picture(texture: Tensor, png: bytes | None = None) -> bytes:
+    """Encode a picture for files that web pages load: as JPEG where PNG is large.
+
+    Args:
+        texture: (H, W, 3) uint8
+        png: It as PNG; None to make it.
+    """
+    png = png or png_bytes(texture)
+    return png if len(png) <= _LARGE_PNG else jpeg_bytes(texture, _JPEG_QUALITY)
 
 
 def png_bytes(texture: Tensor) -> bytes:
@@ -227,21 +235,43 @@ def glb_chunks(
     style: MeshStyle = MeshStyle(),
     *,
     variants: bool = False,
-) -> Iterator[bytes]:
+) -> Iterator[bytes | memoryview]:
     """Yield a binary glTF 2.0 file in parts: one mesh with its picture.
-
-    glTF wants y up and z towards the viewer, a capture in COLMAP's axes has y down and z forward.
-    ``KHR_materials_unlit`` shows the colours of the photographs; a mesh with a normal map is lit.
 
     Args:
         picture: The texture as PNG or JPEG.
         path: Name of the file, after which the mesh is named.
         variants: Add a second material, grey clay that is lit.
     """
+    binary = BinaryPart()
+    content = gltf_with_mesh(binary, mesh, picture, path.stem, style)
+    if variants:
+        _add_clay(content)
+    yield from finished_glb(content, binary, path, "use --export_glb False")
+
+
+def gltf_with_mesh(
+    binary: BinaryPart,
+    mesh: TexturedMesh,
+    picture: bytes,
+    name: str,
+    style: MeshStyle = MeshStyle(),
+) -> dict[str, Any]:
+    """Append a mesh with its picture to the binary part of a GLB and return the JSON part.
+
+    glTF wants y up and z towards the viewer, a capture in COLMAP's axes has y down and z forward.
+    ``KHR_materials_unlit`` shows the colours of the photographs; a mesh with a normal map is lit.
+
+    Args:
+        binary: The binary part, empty.
+        mesh: The mesh.
+        picture: The texture as PNG or JPEG.
+        name: Name of the mesh and its node.
+        style: Axes and light.
+    """
     if not style.y_up:
         turn = mesh.vertices.new_tensor(np.diag(GLB_AXES)[:3])
         mesh = replace(mesh, vertices=mesh.vertices.float() * turn)
-    binary = BinaryPart()
     material, extensions = _material(lit=style.lit or mesh.normal_map is not None)
     primitive = {
         "attributes": _add_corners(binary, mesh),
@@ -249,7 +279,7 @@ def glb_chunks(
         "material": 0,
         "mode": _TRIANGLES,
     }
-    content = gltf_start(path.stem, primitive, extensions)
+    content = gltf_start(name, primitive, extensions)
     content["materials"] = [material]
     content["samplers"] = [
         {
@@ -265,13 +295,7 @@ def glb_chunks(
         content["textures"].append({"sampler": 0, "source": 1})
         content["images"].append(binary.add_picture(png_bytes(mesh.normal_map)))
         material["normalTexture"] = {"index": 1}
-    if variants:
-        _add_clay(content)
-    content["accessors"] = binary.accessors
-    content["bufferViews"] = binary.views
-    content["buffers"] = [{"byteLength": binary.size}]
-    yield glb_head(content, path, "use --export_glb False")
-    yield from binary.parts
+    return content
 
 
 def _add_corners(binary: BinaryPart, mesh: TexturedMesh) -> dict[str, int]:

@@ -8,6 +8,7 @@
     OUTPUT/SCENE/mesh_00.png ...
     OUTPUT/SCENE/splats.ply            all Gaussians
     OUTPUT/SCENE/tiles/tileset.json    3D Tiles: a GLB for each block, and levels of detail
+    OUTPUT/SCENE/photographs.json      cameras of the photographs, in the world of these files
     OUTPUT/SCENE/transform.json        from the world of the scene to that of these files: upright
 """
 
@@ -31,6 +32,7 @@ from gaussian_splatting.engine.model import cloud_from_state
 from gaussian_splatting.formats.moved import moved_cloud
 from sugar_extractors.mesh.meshing_backends import choose_backend
 from sugar_extractors.result_folder import write_transform
+from sugar_extractors.result_photographs import write_photographs
 from sugar_extractors.results import read_state
 from sugar_extractors.texture.placed_export import PlacementOptions, moved_points, placement
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh
@@ -168,6 +170,7 @@ def join_results(parts: JoinedParts, scene: Scene, folder: Path, console: Consol
     n_gaussians = parts.write_splats(splats_path)
     console.headline(f"{splats_path}: {n_gaussians:,} Gaussians")
     files.append(splats_path)
+    files.append(write_photographs(folder, scene.calibrated_cameras, parts.matrix))
     files.append(write_transform(folder, parts.matrix, scene))
     return files
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sugar_extractors.texture.gltf_container import BinaryPart, glb_head, gltf_start
+from sugar_extractors.texture.gltf_container import BinaryPart, finished_glb, gltf_start
 from sugar_extractors.texture.textured_mesh_io import MeshStyle, TexturedMesh, write_glb
 from sugar_pipeline.blocks.joined_mesh import welded
 from sugar_scene.triangle_mesh import TriangleMesh
@@ -224,12 +224,8 @@ def write_colored_glb(path: Path, mesh: TriangleMesh) -> None:
     }
     content = gltf_start(path.stem, primitive, [_UNLIT])
     content["materials"] = [{"doubleSided": True, "extensions": {_UNLIT: {}}}]
-    content["accessors"] = binary.accessors
-    content["bufferViews"] = binary.views
-    content["buffers"] = [{"byteLength": binary.size}]
     with atomic_path(path) as temporary, temporary.open("wb") as file:
-        file.write(glb_head(content, path, "use fewer triangles"))
-        file.writelines(binary.parts)
+        file.writelines(finished_glb(content, binary, path, "use fewer triangles"))
 
 
 def _bounding_box(box: Box) -> list[float]:

@@ -37,8 +37,9 @@ def production_files() -> list[Path]:
 
 
 def all_files() -> list[Path]:
-    """Return the files of product, tests and benchmarks."""
-    beside = [path for name in ("tests", "benchmarks") for path in (ROOT / name).rglob("*.py")]
+    """Return the files of product, extension, tests and benchmarks."""
+    folders = ("blender", "tests", "benchmarks")
+    beside = [path for name in folders for path in (ROOT / name).rglob("*.py")]
     return [*production_files(), *sorted(beside)]
 
 

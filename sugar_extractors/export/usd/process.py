@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the Gaussians of a USD file in a subprocess, which a damaged file can crash.
 
-``python -m sugar_extractors.export.usd_process FILE.usd ARRAYS.npz``
+``python -m sugar_extractors.export.usd.process FILE.usd ARRAYS.npz``
 """
 
 from __future__ import annotations

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""USD files, through the optional package usd-core."""

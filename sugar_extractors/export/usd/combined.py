@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A textured mesh and its Gaussians in one USDZ: Gaussians to look at, the mesh to walk on."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from sugar_extractors.export.format_types import CombinedExport
+from sugar_extractors.export.usd.gaussians import define_field
+from sugar_extractors.export.usd.library import load_usd, new_stage, write_error, write_package
+from sugar_extractors.export.usd.mesh import ROOT, define_mesh
+
+GAUSSIANS = f"{ROOT}/Gaussians"
+"""Path of the prim of the Gaussians."""
+
+
+def write_combined_usdz(export: CombinedExport) -> None:
+    """Write a USDZ whose Gaussians are rendered and whose mesh is their proxy and collider.
+
+    Raises:
+        UserError: usd-core is not installed, or the file cannot be written.
+    """
+    usd = load_usd("--to usdz_both")
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            layer = Path(folder) / "scan.usdc"
+            stage = new_stage(usd, layer)
+            shape = define_mesh(usd, stage, export.mesh, Path(folder))
+            field = define_field(usd, stage, GAUSSIANS, export.cloud)
+            _set_purposes(usd, shape.GetPrim(), field)
+            _make_collider(usd, shape.GetPrim())
+            # Asset browsers list the whole as one thing.
+            usd.Usd.ModelAPI(stage.GetDefaultPrim()).SetKind(usd.Kind.Tokens.component)
+            stage.GetRootLayer().Save()
+            write_package(usd, export.path, layer)
+    except (OSError, usd.Tf.ErrorException) as error:
+        raise write_error(usd, export.target, error) from error
+
+
+def _set_purposes(usd: ModuleType, mesh: Any, gaussians: Any) -> None:
+    """Say which prim is for final pictures, and which one stands for it while one works."""
+    tokens = usd.UsdGeom.Tokens
+    proxy = usd.UsdGeom.Imageable(mesh)
+    proxy.CreatePurposeAttr(tokens.proxy)
+    rendered = usd.UsdGeom.Imageable(gaussians)
+    rendered.CreatePurposeAttr(tokens.render)
+    rendered.SetProxyPrim(proxy)
+
+
+def _make_collider(usd: ModuleType, mesh: Any) -> None:
+    """Make a mesh a static collider with the triangles that it has."""
+    physics = usd.UsdPhysics
+    physics.CollisionAPI.Apply(mesh)
+    collider = physics.MeshCollisionAPI.Apply(mesh)
+    collider.CreateApproximationAttr(physics.Tokens.none)
