@@ -156,6 +156,19 @@ def component_labels(mesh: TriangleMesh) -> np.ndarray:
     return lowest_vertices[groups]
 
 
+def component_diagonals(mesh: TriangleMesh, labels: np.ndarray) -> np.ndarray:
+    """Return the diagonal of the box of each component, at the place of its label. (V,)
+
+    Args:
+        labels: Of :func:`component_labels`; places that are no label have no meaning.
+    """
+    low = np.full((mesh.n_vertices, 3), np.inf)
+    high = np.full((mesh.n_vertices, 3), -np.inf)
+    np.minimum.at(low, labels, mesh.vertices)
+    np.maximum.at(high, labels, mesh.vertices)
+    return np.linalg.norm(high - low, axis=1)
+
+
 def without_small_components(
     mesh: TriangleMesh, min_faces: int, min_diagonal: float = math.inf
 ) -> TriangleMesh:
@@ -164,12 +177,8 @@ def without_small_components(
     sizes = np.bincount(labels[mesh.faces[:, 0]], minlength=mesh.n_vertices)
     if math.isinf(min_diagonal):
         return keep_vertices(mesh, sizes[labels] >= min_faces)
-    low = np.full((mesh.n_vertices, 3), np.inf)
-    high = np.full((mesh.n_vertices, 3), -np.inf)
-    np.minimum.at(low, labels, mesh.vertices)
-    np.maximum.at(high, labels, mesh.vertices)
-    diagonals = np.linalg.norm(high[labels] - low[labels], axis=1)
-    return keep_vertices(mesh, (sizes[labels] >= min_faces) | (diagonals >= min_diagonal))
+    is_large = (sizes >= min_faces) | (component_diagonals(mesh, labels) >= min_diagonal)
+    return keep_vertices(mesh, is_large[labels])
 
 
 @dataclass(frozen=True)

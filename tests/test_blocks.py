@@ -15,6 +15,7 @@ from sugar_extractors.mesh.meshing_backends import choose_backend
 from sugar_extractors.mesh.tsdf import TsdfConfig
 from sugar_pipeline.blocks import block_depths, block_meshes
 from sugar_pipeline.blocks.block_depths import StoredView, border_weights
+from sugar_pipeline.blocks.block_meshes import SmallestPart
 from sugar_pipeline.blocks.block_plan import Block, BlockPlan, identity_of, read_plan
 from sugar_pipeline.blocks.block_scenes import cut_out, write_cut_out
 from sugar_pipeline.blocks.joined_mesh import JoinedFusion, VoxelGrid, welded
@@ -257,9 +258,13 @@ def test_what_goes_on_in_the_next_region_is_neither_removed_nor_closed():
     vertices = np.concatenate([square, square + [5, 0, 0]])
     colors = np.zeros((8, 3), np.uint8)
     mesh = TriangleMesh(vertices, np.concatenate([faces, faces + 4]), colors)
-    cleaned = block_meshes.cleaned(mesh, [(0, 6.0)], 0.1, min_component=3, longest_hole=0)
+    smallest = SmallestPart(n_faces=3, diagonal=2.0)
+    cleaned = block_meshes.cleaned(mesh, [(0, 6.0)], 0.1, smallest, longest_hole=0)
     assert cleaned.n_faces == 2
     assert cleaned.vertices[:, 0].min() == 5
-    filled = block_meshes.cleaned(mesh, [(0, 6.0)], 0.1, min_component=1, longest_hole=8)
+    smallest = SmallestPart(n_faces=3, diagonal=1.4)
+    assert block_meshes.cleaned(mesh, [(0, 6.0)], 0.1, smallest, longest_hole=0).n_faces == 4
+    smallest = SmallestPart(n_faces=1, diagonal=2.0)
+    filled = block_meshes.cleaned(mesh, [(0, 6.0)], 0.1, smallest, longest_hole=8)
     # The border of the first square is closed, that of the other one ends at the plane.
     assert filled.n_faces == 4 + 4

@@ -36,8 +36,8 @@ def ellipsoid_view(camera, half_axes=(RADIUS, RADIUS, RADIUS)):
     return DepthView(camera, depth, ones[..., None].expand(-1, -1, 3), ones)
 
 
-def fused(voxel: float, cameras, render=ellipsoid_view):
-    config = TsdfConfig(tsdf_voxel_size=voxel, min_component=10)
+def fused(voxel: float, cameras, render=ellipsoid_view, **settings):
+    config = TsdfConfig(**{"tsdf_voxel_size": voxel, "min_component": 10, **settings})
     box = Box.cube(np.zeros(3), 1.2)
     return Fusion(render, cameras, box, config, Console()).surface().mesh
 
@@ -76,3 +76,16 @@ def test_views_from_behind_do_not_thicken_what_is_thin(thickness):
         assert len(on_side) > 300
         errors = on_side - thickness / 2
         assert np.abs(errors).mean() < 0.3
+
+
+def test_pieces_of_thin_parts_stay_and_specks_of_as_few_triangles_go():
+    rod = partial(ellipsoid_view, half_axes=(0.05, 0.05, 0.25))
+    speck = partial(ellipsoid_view, half_axes=(0.04, 0.04, 0.04))
+    cameras = cameras_around(14)
+    pieces = fused(0.05, cameras, rod, min_component=500, tsdf_depth="plane")
+    assert 0 < pieces.n_faces < 500
+    assert np.ptp(pieces.vertices[:, 2]) > 0.45
+    assert fused(0.05, cameras, speck).n_faces > 0
+    assert fused(0.05, cameras, speck, min_component=500, tsdf_depth="plane").n_faces == 0
+    # Blended depth has floaters of that size.
+    assert fused(0.05, cameras, rod, min_component=500).n_faces == 0

@@ -32,6 +32,7 @@ from sugar_utils.settings import flag
 
 DEPTHS = ("blended", "plane")  # where depth comes from
 PLANE_MARGIN = 0.05  # of a multi-view model, in camera extents
+PLANE_DIAGONAL = 6.0  # voxels; smaller components of its meshes from it on are pieces of thin parts
 PLANE_FILL = 32  # edges of pinholes in its meshes: at grazing angles some depths are not confirmed
 _N_FOOTPRINT_VIEWS = 8  # views from which the size of a pixel on the surface is measured
 _COARSER = 1.25  # least factor by which voxels grow where there are too many
@@ -68,7 +69,7 @@ class TsdfConfig:
     )
     truncation: float = 4.0  # reach of the fused distances, in voxels
     min_alpha: float = 0.5
-    min_component: int = 300
+    min_component: int = 300  # components of fewer triangles go, unless they are long
     # Ceiling of the voxels stored; where it is met, voxels are made larger.
     max_voxels: int = 40_000_000
 
@@ -78,6 +79,11 @@ class TsdfConfig:
         if self.tsdf_margin is not None:
             return self.tsdf_margin
         return PLANE_MARGIN if self.tsdf_depth == "plane" else None
+
+    @property
+    def min_diagonal(self) -> float:
+        """Diagonal of the box, in voxels, from which a component stays however few triangles."""
+        return PLANE_DIAGONAL if self.tsdf_depth == "plane" else math.inf
 
     @property
     def fill(self) -> int:
@@ -115,7 +121,8 @@ class Fusion:
         mesh = extract_surface(field)
         if region is not None and mesh.n_faces:
             mesh = triangle_mesh.keep_vertices(mesh, region.contains(mesh.vertices))
-        mesh = triangle_mesh.without_small_components(mesh, config.min_component)
+        shortest = config.min_diagonal * field.voxel
+        mesh = triangle_mesh.without_small_components(mesh, config.min_component, shortest)
         if config.fill:
             mesh = triangle_mesh.with_holes_filled(mesh, config.fill)
         return FusedRegion(mesh, field.voxel, field.distances.numel())

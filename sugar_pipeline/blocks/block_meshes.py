@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh.meshing_backends import choose_backend
 from sugar_extractors.mesh.observed_region import observed_region, without_bare_border
 from sugar_extractors.mesh.subdivision import covered_pixels, visible_part
+from sugar_extractors.mesh.tsdf import TsdfConfig
 from sugar_extractors.results import note_path
 from sugar_pipeline.blocks.block_depths import INDEX_FILE, StoredView, stored_views
 from sugar_pipeline.blocks.block_plan import Block, BlockPlan
@@ -62,7 +64,7 @@ def write_block_mesh(plan: BlockPlan, block: Block, options: MeshOptions, consol
     _, scene = load_views(options, say_nothing)
     mesh = observed_part(mesh, block, scene, options, voxel)
     planes = planes_of(grid, block.box)
-    mesh = cleaned(mesh, planes, voxel, options.tsdf.min_component, options.tsdf.fill)
+    mesh = cleaned(mesh, planes, voxel, SmallestPart.of(options.tsdf, voxel), options.tsdf.fill)
     n_before = mesh.n_faces
     target = max(options.decimation_targets)
     decimate = choose_backend(options.meshing_backend).decimate
@@ -167,28 +169,43 @@ class _StoredDepths:
         return self.views[camera.name].read(self.device)
 
 
+class SmallestPart(NamedTuple):
+    """The part of a mesh that is just large enough to stay: it has one of the two."""
+
+    n_faces: int
+    diagonal: float  # of its box, world units
+
+    @classmethod
+    def of(cls, config: TsdfConfig, voxel: float) -> SmallestPart:
+        """Return the part that the fusion with voxels of this side leaves."""
+        return cls(config.min_component, config.min_diagonal * voxel)
+
+
 def cleaned(
     mesh: TriangleMesh,
     planes: Sequence[tuple[int, float]],
     voxel: float,
-    min_component: int,
+    smallest: SmallestPart,
     longest_hole: int,
 ) -> TriangleMesh:
     """Remove small parts and fill pinholes, but nothing that goes on in another region.
 
     Args:
         planes: Axis and place of the planes to the neighbours.
-        min_component: Fewest triangles of a part.
+        smallest: Part that just stays.
         longest_hole: Edges of the largest hole that is filled.
     """
     if mesh.n_faces == 0:
         return mesh
-    labels = triangle_mesh.component_labels(mesh)[mesh.faces[:, 0]]
-    counts = np.bincount(labels)
+    of_vertices = triangle_mesh.component_labels(mesh)
+    labels = of_vertices[mesh.faces[:, 0]]
+    counts = np.bincount(labels, minlength=mesh.n_vertices)
+    diagonals = triangle_mesh.component_diagonals(mesh, of_vertices)
+    is_large = (counts >= smallest.n_faces) | (diagonals >= smallest.diagonal)
     goes_on = np.zeros(len(counts), dtype=bool)
     at_border = on_planes(mesh.vertices, planes, voxel)
     goes_on[labels[at_border[mesh.faces].any(axis=1)]] = True
-    stays = (counts[labels] >= min_component) | goes_on[labels]
+    stays = is_large[labels] | goes_on[labels]
     mesh = triangle_mesh.without_unused_vertices(
         TriangleMesh(mesh.vertices, mesh.faces[stays], mesh.colors)
     )
