@@ -21,6 +21,7 @@ from sugar_pipeline.blocks import automatic
 from sugar_pipeline.blocks.automatic import automatic_blocks, expected_gaussians, training_bytes
 from sugar_pipeline.blocks.block_plan import read_plan
 from sugar_pipeline.blocks.block_task import BlockTask, TaskFailed, run_task
+from sugar_pipeline.blocks.overview import overview_options
 from sugar_pipeline.demo_scene import make_demo_scene
 from sugar_pipeline.pipeline_flags import full_parser
 from sugar_scene import triangle_mesh
@@ -216,6 +217,25 @@ def test_the_number_of_blocks_follows_from_pixels_and_memory(capture, monkeypatc
     assert automatic_blocks(args, {"minutes": 5}, _SILENT) == 1
     args.masks = "masks"
     assert automatic_blocks(args, {}, _SILENT) == 1
+
+
+def overview_config(capture, tmp_path, *flags: str):
+    """Settings of the overview of a capture in four blocks."""
+    args = ["-s", str(capture), "-r", "multiview", "--blocks", "4", *flags]
+    return overview_options(full_parser(None).parse_args(args), tmp_path).config
+
+
+def test_an_overview_visits_each_photograph_and_has_room_for_all_blocks(
+    capture, tmp_path, monkeypatch
+):
+    config = overview_config(capture, tmp_path, "--max_gaussians", "5000")
+    assert config.iterations == 3000
+    assert config.densification.max_gaussians == 20_000
+    short = overview_config(capture, tmp_path, "--schedule_scale", "0.002")
+    assert short.iterations == 16  # photographs
+    assert short.densification.max_gaussians == 200_000
+    monkeypatch.setattr("sugar_pipeline.blocks.overview.count_photographs", lambda args: 5000)
+    assert overview_config(capture, tmp_path, "--schedule_scale", "0.1").iterations == 5000
 
 
 class _AsItIs:

@@ -20,6 +20,7 @@ from gaussian_splatting.data.reference_layout import ReferenceCheckpoint, load_r
 from gaussian_splatting.data.scene import Scene, load_scene_for_checkpoint, whole_pixels
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from sugar_extractors.mesh.depth_views import Renderer, view_renderer
+from sugar_pipeline.blocks.automatic import count_photographs
 from sugar_pipeline.plan import full_plan
 from sugar_trainers.capture import SugarSize
 from sugar_utils.console import Console
@@ -28,7 +29,7 @@ from sugar_viewer.live_view import run_watched_stage
 
 LONGEST_SIDE = 400  # pixels of the small photographs
 SMALLER = 2  # times smaller than in training, at least
-ITERATIONS = 3_000
+ITERATIONS = 3_000  # at least, by whole schedules
 MAX_GAUSSIANS = 200_000
 MIN_ALPHA = 0.5  # pixels that the Gaussians cover less show nothing
 SAMPLE_STEP = 8  # pixels between the samples that the work is measured by
@@ -86,7 +87,7 @@ def train_overview(args: argparse.Namespace, folder: Path, console: Console) -> 
     """Train the overview of a capture, unless it is there.
 
     Args:
-        args: Flags of the whole run.
+        args: Flags of the whole run, with the number of blocks.
         folder: Of the overview, like a checkpoint of 3DGS.
     """
     coarse = full_plan(args).coarse
@@ -112,10 +113,16 @@ def train_overview(args: argparse.Namespace, folder: Path, console: Console) -> 
 
 def overview_options(args: argparse.Namespace, folder: Path) -> VanillaOptions:
     """Options of the run that trains the overview."""
-    limit = min(args.max_gaussians or MAX_GAUSSIANS, MAX_GAUSSIANS)
+    limit = MAX_GAUSSIANS
+    if args.max_gaussians is not None:
+        limit = min(args.blocks * args.max_gaussians, MAX_GAUSSIANS)
+    # Each photograph is visited about once at least, or it may see through what lies there.
+    n_photographs = count_photographs(args) or 0
+    iterations = max(ITERATIONS, n_photographs)
     short_args = with_flags(
         args,
-        vanilla_iterations=ITERATIONS,
+        vanilla_iterations=iterations,
+        schedule_scale=max(args.schedule_scale, min(1.0, n_photographs / iterations)),
         max_gaussians=limit,
         gs_output_dir=None,
         resume="auto",
