@@ -162,7 +162,8 @@ def with_triangles(cloud: BoundCloud, rows: Tensor) -> BoundCloud:
     """Return the Gaussians on some triangles, and those of the background. (K,)"""
     per_triangle = cloud.per_triangle
     first = rows[:, None] * per_triangle
-    of_triangles = (first + torch.arange(per_triangle)).reshape(-1).to(cloud.faces.device)
+    offsets = torch.arange(per_triangle, device=rows.device)
+    of_triangles = (first + offsets).reshape(-1).to(cloud.faces.device)
     return replace(
         cloud,
         faces=cloud.faces[rows],

@@ -171,7 +171,7 @@ def texel_size(mesh: TexturedMesh) -> float:
     """Return the median side of a texel on the surface, world units."""
     height, width = mesh.texture.shape[:2]
     corners = mesh.vertices.double()[mesh.faces]
-    texels = mesh.uvs.double() * torch.tensor([width, height], dtype=torch.float64)
+    texels = mesh.uvs.double() * mesh.uvs.new_tensor([width, height], dtype=torch.float64)
     areas = torch.linalg.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
     first = texels[:, 1] - texels[:, 0]
     second = texels[:, 2] - texels[:, 0]
