@@ -21,6 +21,8 @@ from sugar_capture.georeference.map_placement import MapPlacement
 from sugar_capture.georeference.placing import place_on_map
 from sugar_extractors.export import map_records
 from sugar_extractors.export.companions import companions_of, mesh_of
+from sugar_extractors.export.engines.colliders import Collider, collider_of
+from sugar_extractors.export.engines.levels import coarser_levels, level_file, level_files
 from sugar_extractors.export.export_options import ExportOptions
 from sugar_extractors.export.exported_frame import CAPTURE_AXES, UP, matrix_to_scene, stands_upright
 from sugar_extractors.export.format_types import (
@@ -34,7 +36,7 @@ from sugar_extractors.export.format_types import (
     PointFormat,
     World,
 )
-from sugar_extractors.export.mesh_reduction import simplified
+from sugar_extractors.export.mesh_reduction import shape_of, simplified
 from sugar_extractors.export.point_clouds import read_points
 from sugar_extractors.export.reading import (
     has_gaussians,
@@ -78,9 +80,7 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
     if not options.result.exists():
         raise UserError(f"{options.result}: no such file or folder; check the path of the result")
     target = options.target
-    files = [target]
-    if isinstance(options.format, MeshFormat):
-        files = options.format.files_of(target, options.normal_map)
+    files = options.files
     present = [path for path in files if path.exists()]
     if present and not options.overwrite:
         raise UserError(f"{present[0]}: is there already; pass --overwrite True, or --output")
@@ -139,14 +139,17 @@ def _write_result(
         matrix = _export_combined(options, file_format, temporary, place, console)
     else:
         raise TypeError(f"--to {options.to} is neither a mesh nor Gaussians")
-    path = temporary[options.target]
+    paths = [temporary[options.target]]
+    paths += [temporary[file] for file in level_files(options.target, options.engines.lods)]
     if options.original_frame and file_format.move_to_original is not None:
         turned_offset = file_format.matrix(_world(options))[:3, :3] @ offset
-        file_format.move_to_original(path, turned_offset)
+        for path in paths:
+            file_format.move_to_original(path, turned_offset)
         if place is not None:
             matrix = map_records.in_full_coordinates(matrix, turned_offset)
     elif place is not None and file_format.note_in_file is not None:
-        file_format.note_in_file(path, map_records.note_values(place))
+        for path in paths:
+            file_format.note_in_file(path, map_records.note_values(place))
     return matrix
 
 
@@ -288,10 +291,11 @@ def _export_mesh(
         raise UserError(
             f"{options.result}: --to {options.to} needs the textured .obj of a refined model"
         )
-    mesh, matrix = _placed_mesh(options, options.result, place, console)
+    (finest, *coarser), matrix = _placed_levels(options, options.result, place, console)
     total = file_format.matrix(_world(options)) @ matrix
     is_turned_by_writer = file_format.writer_turns and _world(options) is World.CAPTURE
-    mesh = _moved_mesh(mesh, matrix if is_turned_by_writer else total)
+    to_writer = matrix if is_turned_by_writer else total
+    mesh = _moved_mesh(finest, to_writer)
     file_format.writer(
         MeshExport(
             mesh=mesh,
@@ -301,9 +305,13 @@ def _export_mesh(
             lit=options.lit,
             normal_map=options.normal_map,
             notify=console.info,
+            collider=_collider(options, mesh, console),
+            coarser=tuple(_moved_mesh(level, to_writer) for level in coarser),
         )
     )
-    _report_mesh(options, mesh, console)
+    _report_mesh(options.target.name, mesh, console)
+    for number, level in enumerate(coarser, start=1):
+        _report_mesh(level_file(options.target, number).name, level, console)
     return total
 
 
@@ -323,35 +331,60 @@ def _export_combined(
     to_mesh = companions.to_mesh(console.info)
     if _starts_in_scene(options):
         to_mesh = matrix_to_scene(companions.gaussians, console.info)
-    mesh, matrix = _placed_mesh(options, companions.mesh, place, console)
+    (mesh,), matrix = _placed_levels(options, companions.mesh, place, console)
     matrix = file_format.matrix(_world(options)) @ matrix
     mesh = _moved_mesh(mesh, matrix)
     cloud = _moved_gaussians(cloud, matrix @ to_mesh)
     _note_losses(options, cloud, False, console)
     path = temporary[options.target]
-    file_format.writer(CombinedExport(mesh, cloud, options.target, path, options.lit))
+    file_format.writer(
+        CombinedExport(
+            mesh=mesh,
+            cloud=cloud,
+            target=options.target,
+            path=path,
+            lit=options.lit,
+            collider=_collider(options, mesh, console),
+        )
+    )
     errors = fidelity(cloud, file_format.reader(path, console.info))
-    _report_mesh(options, mesh, console)
+    _report_mesh(options.target.name, mesh, console)
     console.info(f"{len(cloud):,} Gaussians; {errors.line()}")
     return matrix
 
 
-def _placed_mesh(
+def _placed_levels(
     options: ExportOptions, path: Path, place: MapPlacement | None, console: Console
-) -> tuple[TexturedMesh, np.ndarray]:
-    """Return a mesh, simplified where that is wanted, and the matrix that places it. (4, 4)"""
+) -> tuple[list[TexturedMesh], np.ndarray]:
+    """Return the levels of detail of a mesh and the matrix that places them. (4, 4)
+
+    There is one level unless more are wanted. The first is simplified where that is wanted.
+    """
     mesh = read_textured_mesh(path)
     if _starts_in_scene(options):
         mesh = _moved_mesh(mesh, matrix_to_scene(path, console.info))
     matrix = _placement_matrix(options, mesh.vertices.double().numpy(), place, console)
+    finest = mesh
+    normal_map = options.normal_map
     if options.max_triangles is not None or options.texture_size is not None:
-        mesh = simplified(mesh, options.max_triangles, options.texture_size, options.normal_map)
-    return mesh, matrix
+        is_reduced = options.max_triangles is not None
+        finest = simplified(
+            mesh, options.max_triangles, options.texture_size, normal_map and is_reduced
+        )
+    if options.engines.lods is None:
+        return [finest], matrix
+    return [finest, *coarser_levels(mesh, finest, options.engines.lods, normal_map)], matrix
 
 
-def _report_mesh(options: ExportOptions, mesh: TexturedMesh, console: Console) -> None:
+def _collider(options: ExportOptions, mesh: TexturedMesh, console: Console) -> Collider | None:
+    """Return the shapes to collide with of a mesh, where they are wanted."""
+    if options.engines.collision is None:
+        return None
+    return collider_of(shape_of(mesh), options.engines, console.info)
+
+
+def _report_mesh(name: str, mesh: TexturedMesh, console: Console) -> None:
     side = mesh.texture.shape[1]
-    name = options.target.name
     console.info(f"{name}: {mesh.n_faces:,} triangles, {side} texels a side")
 
 

@@ -14,6 +14,7 @@ from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.formats.moved import GLB_AXES
 from gaussian_splatting.formats.spz import SpzFit
 from sugar_capture.georeference.map_systems import MapSystem
+from sugar_extractors.export.engines.colliders import Collider
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh
 from sugar_utils.errors import Notify
 
@@ -54,6 +55,7 @@ class ExportFormat:
     # of the file; None where the format has too few digits.
     move_to_original: Callable[[Path, np.ndarray], None] | None = None
     check_packages: Callable[[], object] | None = None  # raises a UserError where one is missing
+    holds_colliders: bool = False
     # Writes a few values into a file, for programs that show them beside it; None: it holds none.
     note_in_file: Callable[[Path, Mapping[str, object]], None] | None = None
 
@@ -113,6 +115,8 @@ class MeshExport:
     lit: bool  # whether viewers light the mesh
     normal_map: bool
     notify: Notify
+    collider: Collider | None = None  # in the axes of the mesh
+    coarser: tuple[TexturedMesh, ...] = ()  # further levels of detail, in the axes of the mesh
 
     @property
     def path(self) -> Path:
@@ -133,6 +137,7 @@ class MeshFormat(ExportFormat):
     files_of: Callable[[Path, bool], list[Path]] = _only_target
     writer_turns: bool = False  # whether the writer gets the mesh before :meth:`matrix`
     holds_normal_map: bool = False
+    holds_levels: bool = False  # whether there may be several levels of detail
     for_printers: bool = False  # whether a result has to be scaled to metres
 
 
@@ -145,6 +150,7 @@ class CombinedExport:
     target: Path  # file that is exported
     path: Path  # where to write it for now
     lit: bool  # whether viewers light the mesh
+    collider: Collider | None = None  # in the axes of the format
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from sugar_extractors.export import (
     mesh_writers,
     original_frame,
 )
+from sugar_extractors.export.engines import glb_files
 from sugar_extractors.export.format_types import (
     Axes,
     CombinedFormat,
@@ -109,11 +110,13 @@ MESH_FORMATS = (
         name="glb",
         suffix=".glb",
         axes=Axes.Y_UP,
-        writer=mesh_writers.write_glb,
+        writer=glb_files.write_glb,
         writer_turns=True,
         holds_normal_map=True,
         move_to_original=original_frame.move_glb,
         note_in_file=original_frame.note_in_glb,
+        holds_colliders=True,
+        holds_levels=True,
     ),
     MeshFormat(
         name="obj",
@@ -130,6 +133,7 @@ MESH_FORMATS = (
         axes=Axes.Y_UP,
         writer=mesh_writers.write_usdz,
         check_packages=partial(load_usd, "--to usdz"),
+        holds_colliders=True,
     ),
     MeshFormat(
         name="stl",
@@ -163,6 +167,7 @@ COMBINED_FORMATS = (
         reader=lambda path, notify: gltf_gaussians.read_gltf_gaussians(path),
         move_to_original=original_frame.move_glb,
         note_in_file=original_frame.note_in_glb,
+        holds_colliders=True,
     ),
     CombinedFormat(
         name="usdz_both",
@@ -172,6 +177,7 @@ COMBINED_FORMATS = (
         writer=write_combined_usdz,
         reader=lambda path, notify: read_usd_gaussians(path),
         check_packages=partial(load_usd, "--to usdz_both"),
+        holds_colliders=True,
     ),
 )
 POINT_FORMATS = (
@@ -197,6 +203,8 @@ FORMATS: dict[str, ExportFormat] = {
     for entry in (*GAUSSIAN_FORMATS, *MESH_FORMATS, *COMBINED_FORMATS, *POINT_FORMATS)
 }
 GAUSSIANS = tuple(entry.name for entry in GAUSSIAN_FORMATS)
+WITH_COLLIDERS = tuple(entry.name for entry in FORMATS.values() if entry.holds_colliders)
+WITH_LEVELS = tuple(entry.name for entry in MESH_FORMATS if entry.holds_levels)
 MESHES = tuple(entry.name for entry in MESH_FORMATS)
 COMBINED = tuple(entry.name for entry in COMBINED_FORMATS)
 
