@@ -140,7 +140,9 @@ class ExportOptions:
     def __post_init__(self) -> None:
         output = self.output
         # A name of dots has no stem that a suffix could follow.
-        if output is not None and (output.is_dir() or not output.name.strip(".")):
+        has_folder = bool(self.format.file_name)
+        is_folder = output is not None and output.is_dir() and not has_folder
+        if output is not None and (is_folder or not output.name.strip(".")):
             raise UserError(f"--output {output}: is a folder; name the file to write")
         mesh_format = self.format if isinstance(self.format, MeshFormat) else None
         self._check_kind()
@@ -231,8 +233,12 @@ class ExportOptions:
         if self.output is not None:
             return self.format.file_path(self.output)
         result = self.result.resolve()
-        # The .pt of a run is named after an iteration; its folder says what it is.
-        stem = result.parent.name if result.suffix == ".pt" else result.name.split(".")[0]
+        # The .pt of a run is named after an iteration, an index is like any other; their folders
+        # say what they are.
+        has_name_of_folder = result.suffix in (".pt", ".json")
+        stem = result.parent.name if has_name_of_folder else result.name.split(".")[0]
+        if self.format.file_name:
+            return OUTPUT_ROOT / "exports" / stem / self.format.file_name
         return OUTPUT_ROOT / "exports" / f"{stem}{self.format.suffix}"
 
     @property

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -100,6 +101,7 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
     if has_offset_text:
         all_files.append(offset_text)
     was_on_map = "map" in _earlier_record(options.matrix_file)
+    earlier_folders = _folders_of(options)
     with ExitStack() as stack:
         # They appear in reverse order, so that the target is the last.
         temporary = {path: stack.enter_context(atomic_path(path)) for path in all_files}
@@ -114,9 +116,23 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
         options.matrix_file.unlink()
     if was_on_map and not has_offset_text:
         offset_text.unlink(missing_ok=True)
+    folders = _folders_of(options)
+    for folder in set(earlier_folders) - set(folders):
+        shutil.rmtree(folder, ignore_errors=True)
+    files += [path for folder in folders for path in folder.iterdir()]
     n_bytes = sum(path.stat().st_size for path in files)
     console.info(f"{format_bytes(n_bytes)}: {target}")
     return target
+
+
+def _folders_of(options: ExportOptions) -> list[Path]:
+    """Return the folders that belong to the target as it is now."""
+    file_format = options.format
+    if not isinstance(file_format, GaussianFormat) or file_format.parts_of is None:
+        return []
+    if not options.target.is_file():
+        return []
+    return [folder for folder in file_format.parts_of(options.target) if folder.is_dir()]
 
 
 def _write_result(

@@ -49,6 +49,7 @@ class ExportFormat:
     name: str  # value of --to
     help: str = ""  # what to say of it in the help of --to
     suffix: str  # of its files, with the first dot
+    file_name: str = ""  # of its file in a folder of its own; empty where that may have any name
     axes: Axes = Axes.CAPTURE
     units_per_metre: float = 1.0
     # Moves a file to the original frame of a capture, or to a map, by an offset, (3,), in the axes
@@ -79,9 +80,12 @@ class ExportFormat:
     def file_path(self, path: Path) -> Path:
         """Return the file of the format for a name that may lack the suffix, or end in part of it.
 
+        For a file that has a folder of its own, it is the name of the folder or of the file.
         ``a``, ``a.gltf`` and ``a.gltf.glb`` are the same file for the suffix ``.gltf.glb``, and
         ``a.glb`` is a name that is complete.
         """
+        if self.file_name:
+            return path if path.name == self.file_name else path / self.file_name
         parts = Path(f"a{self.suffix}").suffixes
         last_part = parts[-1]
         ending = path.suffix.lower()
@@ -100,6 +104,8 @@ class GaussianFormat(ExportFormat):
     reader: Reader | None = None  # None where another entry reads its files
     read_suffixes: tuple[str, ...] = ()  # of files that ``reader`` reads, lower case
     holds_antialiasing: bool = False  # whether other programs can read that Gaussians are such
+    # Folders that a file needs beside it, which the writer makes under names not in use.
+    parts_of: Callable[[Path], list[Path]] | None = None
     # Compares a cloud with the ranges of the format; None where it holds all values.
     fit: Callable[[Path, GaussianCloud], SpzFit] | None = None
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 
 from gaussian_splatting.data.ply import write_gaussian_ply
-from gaussian_splatting.formats import readers, spz
+from gaussian_splatting.formats import readers, spz, streamed_sog
 from gaussian_splatting.formats.sog import write_sog
 from gaussian_splatting.formats.splat_file import write_splat
 from sugar_extractors.export import (
@@ -64,6 +64,17 @@ GAUSSIAN_FORMATS = (
         writer=write_sog,
         reader=readers.READERS[".sog"],
         read_suffixes=(".sog",),
+        holds_antialiasing=True,
+    ),
+    GaussianFormat(
+        name="sog_lod",
+        help="streamed by PlayCanvas in levels of detail, as a folder with lod-meta.json",
+        suffix=".json",
+        file_name=streamed_sog.INDEX,
+        writer=streamed_sog.write_streamed_sog,
+        reader=lambda path, notify: streamed_sog.read_streamed_sog(path),
+        read_suffixes=(".json",),
+        parts_of=streamed_sog.chunk_folders,
         holds_antialiasing=True,
     ),
     GaussianFormat(

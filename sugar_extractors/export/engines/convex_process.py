@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convex pieces by CoACD in a subprocess: ``python -m ... FOLDER SETTINGS``.
 
-It reads the mesh from the folder and writes the pieces there. Only the package is imported.
+It reads the mesh from the folder and writes the pieces there.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from sugar_utils.libraries import load_package
 
 INPUT = "mesh.npz"
 OUTPUT = "pieces.npz"
@@ -28,15 +30,14 @@ def cut(folder: Path, settings: dict[str, Any]) -> None:
     Raises:
         ValueError: There are no pieces.
     """
-    import coacd
-
+    (coacd,) = load_package("--collision convex", "coacd", "coacd")
     coacd.set_log_level("error")
     with np.load(folder / INPUT) as arrays:
         mesh = coacd.Mesh(arrays["vertices"], arrays["faces"])
     pieces = coacd.run_coacd(mesh, **settings)
     if not pieces:
         raise ValueError("there are no pieces")
-    arrays = {"count": np.array(len(pieces))}
+    arrays: dict[str, Any] = {"count": np.array(len(pieces))}
     for number, (vertices, faces) in enumerate(pieces):
         arrays[f"vertices_{number}"] = np.asarray(vertices, np.float64)
         arrays[f"faces_{number}"] = np.asarray(faces, np.int64)
