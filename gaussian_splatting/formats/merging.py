@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from scipy.spatial import cKDTree
+from scipy.spatial import KDTree
 from scipy.spatial.transform import Rotation
 
 from gaussian_splatting.cloud import GaussianCloud
@@ -30,7 +30,7 @@ def merged_gaussians(cloud: GaussianCloud, group: int) -> GaussianCloud:
         group: How many become one; the last group may be smaller.
     """
     values = columns(cloud)
-    order = cKDTree(values["means"], leafsize=group, balanced_tree=True).indices
+    order = KDTree(values["means"], leafsize=group).indices
     starts = np.arange(0, len(cloud), group)
     scales = np.exp(values["log_scales"][order])
     weights = sigmoid(values["opacity_logits"][order, 0]) * _area(scales) + _TINY
