@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.formats.fidelity import fidelity
 from gaussian_splatting.formats.moved import moved_cloud
 from gaussian_splatting.formats.packing import require_gaussians
+from gaussian_splatting.formats.spz import SpzFit
 from sugar_capture.georeference.map_placement import MapPlacement
 from sugar_capture.georeference.placing import place_on_map
 from sugar_extractors.export import map_records
@@ -236,12 +237,7 @@ def _export_gaussians(
     matrix = file_format.matrix(_world(options)) @ matrix
     cloud = _moved_gaussians(cloud, matrix)
     _note_losses(options, cloud, file_format.holds_antialiasing, console)
-    is_held = np.ones(len(cloud), bool)
-    if file_format.fit is not None:
-        fit = file_format.fit(options.target, cloud)
-        is_held = fit.is_held
-        for line in fit.notes:
-            console.info(line)
+    is_held = _held_rows(options, cloud, file_format.fit, console)
     path = temporary[options.target]
     order = file_format.writer(path, cloud)
     written = read_as_written(path, console.info)
@@ -251,6 +247,21 @@ def _export_gaussians(
         errors = fidelity(expected.select(rows), written.select(rows))
         console.info(f"{len(cloud):,} Gaussians; {errors.line()}")
     return matrix
+
+
+def _held_rows(
+    options: ExportOptions,
+    cloud: GaussianCloud,
+    compare: Callable[[Path, GaussianCloud], SpzFit] | None,
+    console: Console,
+) -> np.ndarray:
+    """Return which Gaussians a format holds as they are, and report the others. (N,) bool"""
+    if compare is None:
+        return np.ones(len(cloud), bool)
+    fit = compare(options.target, cloud)
+    for line in fit.notes:
+        console.info(line)
+    return fit.is_held
 
 
 def _note_losses(
@@ -351,7 +362,8 @@ def _export_combined(
     matrix = file_format.matrix(_world(options)) @ matrix
     mesh = _moved_mesh(mesh, matrix)
     cloud = _moved_gaussians(cloud, matrix @ to_mesh)
-    _note_losses(options, cloud, False, console)
+    _note_losses(options, cloud, file_format.holds_antialiasing, console)
+    is_held = _held_rows(options, cloud, file_format.fit, console)
     path = temporary[options.target]
     file_format.writer(
         CombinedExport(
@@ -363,7 +375,9 @@ def _export_combined(
             collider=_collider(options, mesh, console),
         )
     )
-    errors = fidelity(cloud, file_format.reader(path, console.info))
+    rows = torch.from_numpy(is_held)
+    written = file_format.reader(path, console.info)
+    errors = fidelity(cloud.select(rows), written.select(rows))
     _report_mesh(options.target.name, mesh, console)
     console.info(f"{len(cloud):,} Gaussians; {errors.line()}")
     return matrix

@@ -165,6 +165,9 @@ class CombinedFormat(ExportFormat):
 
     writer: Callable[[CombinedExport], None]
     reader: Reader  # of the Gaussians
+    holds_antialiasing: bool = False  # whether other programs can read that Gaussians are such
+    # Compares a cloud with the ranges of the format; None where it holds all values.
+    fit: Callable[[Path, GaussianCloud], SpzFit] | None = None
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from sugar_extractors.export import (
     mesh_writers,
     original_frame,
 )
-from sugar_extractors.export.engines import glb_files
+from sugar_extractors.export.engines import glb_files, web_page
 from sugar_extractors.export.format_types import (
     Axes,
     CombinedFormat,
@@ -189,6 +189,16 @@ COMBINED_FORMATS = (
         reader=lambda path, notify: read_usd_gaussians(path),
         check_packages=partial(load_usd, "--to usdz_both"),
         holds_colliders=True,
+    ),
+    CombinedFormat(
+        name="html",
+        help="side by side in a page that browsers open without a server",
+        suffix=".html",
+        axes=Axes.Y_UP,
+        writer=web_page.write_page,
+        reader=web_page.read_page_gaussians,
+        fit=spz.spz_fit,
+        holds_antialiasing=True,
     ),
 )
 POINT_FORMATS = (

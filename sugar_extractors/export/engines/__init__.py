@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Game engines: meshes to collide with, and levels of detail."""
+"""Game engines and web pages: shapes to collide with, levels of detail, a page of both."""

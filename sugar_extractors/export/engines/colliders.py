@@ -37,7 +37,7 @@ class CollisionShape:
 
 @dataclass(frozen=True)
 class Collider:
-    """What a mesh collides with, in the axes of the mesh."""
+    """Shapes to collide with, in the axes of their mesh."""
 
     shapes: tuple[CollisionShape, ...]
     convex: bool  # whether each shape is convex; else there is a single one
