@@ -12,8 +12,9 @@ import torch
 import trimesh
 
 import export
-from sugar_extractors.export import formats
+from sugar_extractors.export import formats, original_frame
 from sugar_extractors.export.engines.levels import coarser_levels
+from sugar_extractors.export.exported_frame import frame_of
 from sugar_extractors.export.exported_mesh import read_exported
 from sugar_extractors.texture.gltf_container import split_glb
 from sugar_extractors.texture.textured_mesh_io import (
@@ -205,6 +206,23 @@ def test_all_levels_stand_in_the_same_place(inputs, ball_obj, tmp_path):
     boxes = [trimesh.load_scene(tmp_path / f"a_LOD{k}.glb").bounds for k in range(2)]
     np.testing.assert_allclose(boxes[0], boxes[1], atol=0.05)
     np.testing.assert_allclose(np.ptp(boxes[0], axis=0).max(), 4, atol=0.3)
+    # Each says by itself where it stands.
+    matrices = [frame_of(tmp_path / f"a{part}.glb").matrix for part in ("", "_LOD0", "_LOD1")]
+    np.testing.assert_array_equal(matrices[0], matrices[1])
+    np.testing.assert_array_equal(matrices[0], matrices[2])
+
+
+def test_full_coordinates_are_those_of_all_levels(ball_obj, tmp_path):
+    target = tmp_path / "a.glb"
+    assert run_cli(export.main, ball_obj, "--to", "glb", "-o", target, "--lods", 2) == 0
+    offset = np.array([5e5, 300.0, -5.4e6])
+    original_frame.move_glb(target, offset)
+    original_frame.note_in_glb(target, {"epsg": 32633})
+    nodes = nodes_of(target)
+    for name in ("a_LOD0", "a_LOD1"):
+        assert nodes[name]["translation"] == offset.tolist()
+        assert nodes[name]["extras"]["epsg"] == 32633
+    assert len(nodes["a_LOD0"]["extras"]["MSFT_screencoverage"]) == 2
 
 
 @pytest.mark.parametrize(

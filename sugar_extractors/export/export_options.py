@@ -250,9 +250,10 @@ class ExportOptions:
         return [*files, *level_files(self.target, self.engines.lods)]
 
     @property
-    def matrix_file(self) -> Path:
-        """The JSON file beside the target with the matrix of a placed export."""
-        return self.target.with_name(f"{self.target.name}.json")
+    def matrix_files(self) -> list[Path]:
+        """The JSON files beside the target and its levels with the matrix of a placed export."""
+        placed_files = [self.target, *level_files(self.target, self.engines.lods)]
+        return [path.with_name(f"{path.name}.json") for path in placed_files]
 
     @property
     def binding_file(self) -> Path:

@@ -94,14 +94,14 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
     has_record = options.is_placed or not np.array_equal(source_matrix, np.eye(4))
     all_files = [*files]
     if has_record:
-        all_files.append(options.matrix_file)
+        all_files += options.matrix_files
     if options.repose is not None:
         all_files.append(options.binding_file)
     offset_text = map_records.offset_file(target)
     has_offset_text = place is not None and options.to == "obj" and not options.original_frame
     if has_offset_text:
         all_files.append(offset_text)
-    was_on_map = "map" in _earlier_record(options.matrix_file)
+    was_on_map = "map" in _earlier_record(options.matrix_files[0])
     earlier_folders = _folders_of(options)
     with ExitStack() as stack:
         # They appear in reverse order, so that the target is the last.
@@ -109,12 +109,14 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
         matrix = _write_result(options, temporary, place, console)
         if has_record:
             note = _record(options, matrix @ source_matrix, place)
-            write_json_atomic(temporary[options.matrix_file], note)
+            for path in options.matrix_files:
+                write_json_atomic(temporary[path], note)
         if place is not None and has_offset_text:
             map_records.write_offset_text(temporary[offset_text], place)
     # Records of an earlier export would be taken for those of this one.
-    if not has_record and _earlier_record(options.matrix_file):
-        options.matrix_file.unlink()
+    for path in options.matrix_files:
+        if not has_record and _earlier_record(path):
+            path.unlink()
     if was_on_map and not has_offset_text:
         offset_text.unlink(missing_ok=True)
     folders = _folders_of(options)
