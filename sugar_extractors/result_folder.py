@@ -9,6 +9,7 @@ The tree of the original stays beside it, in the world of the capture::
     transform.json                  the matrix from the scene to these files, and back
     photographs.json                cameras of the photographs, in the world of these files
     report.html                     the report, written by the pipeline
+    index.html                      mesh and Gaussians in one page, likewise
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from sugar_utils.schemas import Coordinate, read_checked
 MESH = "mesh"
 SPLATS = "splats.ply"
 TRANSFORM = "transform.json"
+INDEX = "index.html"
 LOG = "log.txt"
 
 _Row = tuple[Coordinate, Coordinate, Coordinate, Coordinate]
@@ -188,7 +190,8 @@ def _files(folder: Path, results: HandedOut) -> list[Path]:
 
 def _all_files(folder: Path) -> Sequence[Path]:
     textured = textured_mesh_io.mesh_files(folder / f"{MESH}.obj", glb=True)
-    return [*textured, folder / f"{MESH}.ply", folder / SPLATS, folder / PHOTOGRAPHS]
+    others = [f"{MESH}.ply", SPLATS, PHOTOGRAPHS, INDEX]
+    return [*textured, *[folder / name for name in others]]
 
 
 def _is_textured(results: HandedOut) -> bool:

@@ -25,6 +25,7 @@ from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh_pictures import read_any_mesh
 from sugar_extractors.mesh_quality import MeshQuality
 from sugar_extractors.result_folder import LOG, HandedOut, write_result_folder
+from sugar_extractors.result_page import write_index
 from sugar_extractors.texture.placed_export import PlacementOptions
 from sugar_extractors.texture.textured_mesh_io import read_textured_mesh
 from sugar_extractors.texture.texturing import TextureOptions, extract_textured_mesh
@@ -52,7 +53,7 @@ from sugar_trainers.naming import scene_name
 from sugar_trainers.refine_run import RefineOptions
 from sugar_trainers.stage_options import load_capture
 from sugar_utils.console import Console, duration_text
-from sugar_utils.errors import UserError, say_nothing, shortened
+from sugar_utils.errors import Notify, UserError, say_nothing, shortened
 from sugar_utils.files import check_writable
 from sugar_utils.process_group import ProcessGroup
 from sugar_utils.settings import write_settings
@@ -261,7 +262,7 @@ class _PipelineRun:
             result.grade = worst(_grades_of_results(result))
             has_failed = any(record.problem for record in result.records)
             if plan.force or not has_failed:
-                result.files = _write_result_folder(plan, result)
+                result.files = _write_result_folder(plan, result, console.warn)
             result.report = self._write_report()
         except UserError as error:
             # All results are there; a page about them is not worth an error.
@@ -401,8 +402,8 @@ def _grades_of_results(result: PipelineResult) -> list[Grade]:
     return [record.grade for record in last_records if record.grade is not None]
 
 
-def _write_result_folder(plan: PipelinePlan, result: PipelineResult) -> list[Path]:
-    """Copy the results into one folder, under plain names and upright."""
+def _write_result_folder(plan: PipelinePlan, result: PipelineResult, notify: Notify) -> list[Path]:
+    """Copy the results into one folder, under plain names and upright, with a page of them."""
     splats = result.refined
     if splats is None or result.splats_are_coarse:
         coarse = _coarse_record(result)
@@ -426,7 +427,10 @@ def _write_result_folder(plan: PipelinePlan, result: PipelineResult) -> list[Pat
         glb=writes_glb,
         lit=is_lit,
     )
-    return write_result_folder(plan.result_folder, results, scene, placement)
+    files = write_result_folder(plan.result_folder, results, scene, placement)
+    is_upright = placement.orient in (None, "up")
+    index = write_index(plan.result_folder, upright=is_upright, lit=is_lit, notify=notify)
+    return files if index is None else [*files, index]
 
 
 def _measure(scene: Path, result: PipelineResult, device: torch.device) -> dict[str, MeshQuality]:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 MAX_POINTS = 400  # points drawn of a series
 N_COLORS = 8
+MESH_ELEMENT = "mesh"
+GAUSSIANS_ELEMENT = "gaussians"
 # A chart and its margins, in units of its SVG canvas.
 _WIDTH = 520
 _HEIGHT = 290
@@ -43,7 +45,8 @@ _MAX_DOTS = 12  # points of a line that are marked with dots
 _FEW_DECADES = 2.4  # of a logarithmic axis that also has ticks at 2 and 5
 _STEP_FACTORS = (1, 2, 5, 10)
 _JPEG_QUALITY = 88
-_WEB = Path(__file__).parent / "web"
+WEB = Path(__file__).parent / "web"
+"""Folder of the templates and programs of pages."""
 
 Point = tuple[float, float]
 Interval = tuple[float, float]  # its lower and its upper end
@@ -321,28 +324,54 @@ class Page:
         """The page as text."""
         component = None
         if any(block["kind"] == "model" for block in self._blocks):
-            source = (_WEB / "model-viewer-umd.min.js").read_text(encoding="utf-8")
+            source = (WEB / "model-viewer-umd.min.js").read_text(encoding="utf-8")
             # Maps of the source are not carried along.
             component = source.split("\n//# sourceMappingURL")[0]
-        return _template().render(
+        return _template("page.html.j2").render(
             title=self._title, subtitle=self._subtitle, blocks=self._blocks, component=component
         )
 
 
+def scan_page(title: str, glb: bytes, spz: bytes, program: str) -> str:
+    """Return a page with a mesh and Gaussians side by side, which needs nothing else.
+
+    Args:
+        title: Heading of the page.
+        glb: The mesh, y up.
+        spz: The Gaussians, in the same world.
+        program: The script that draws both.
+    """
+    return _template("scan.html.j2").render(
+        title=title,
+        parts={MESH_ELEMENT: _base64(glb), GAUSSIANS_ELEMENT: _base64(spz)},
+        program=program,
+    )
+
+
+def element_bytes(page: str, element: str) -> bytes:
+    """Return what a page of :func:`scan_page` holds in an element.
+
+    Raises:
+        ValueError: There is no such element.
+    """
+    start = page.index(f'id="{element}">') + len(f'id="{element}">')
+    return base64.b64decode(page[start : page.index("<", start)])
+
+
 @functools.cache
-def _template() -> Template:
+def _template(name: str) -> Template:
     # Only when a page is written: it takes a tenth of a second.
     from jinja2 import Environment, FileSystemLoader
 
     environment = Environment(
-        loader=FileSystemLoader(_WEB),
+        loader=FileSystemLoader(WEB),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         finalize=_without_controls,
     )
     environment.filters["shown"] = value_text
-    return environment.get_template("page.html.j2")
+    return environment.get_template(name)
 
 
 def _without_controls(value: object) -> object:

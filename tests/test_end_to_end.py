@@ -33,7 +33,8 @@ def test_photographs_to_a_textured_mesh_and_on_from_there(scene, checkpoint, tmp
     (obj,) = (tmp_path / "output" / "refined_mesh").rglob("*.obj")
     assert read_textured_mesh(obj).n_faces > 100
     handed_out = tmp_path / "output" / scene.root.name
-    assert {"mesh.obj", "mesh.glb", "report.html"} <= {path.name for path in handed_out.iterdir()}
+    names = {path.name for path in handed_out.iterdir()}
+    assert {"mesh.obj", "mesh.glb", "report.html", "index.html"} <= names
     records = [json.loads(path.read_text()) for path in tmp_path.rglob("run.json")]
     assert {record["status"] for record in records} == {"finished"}
     # A finished run is not repeated.

@@ -9,9 +9,11 @@ a PLY.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import zipfile
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +38,9 @@ from gaussian_splatting.formats.packing import (
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
 from sugar_utils.random import generator
+
+META = "meta.json"
+"""Name of the file that describes the images."""
 
 _PALETTE = 4096  # most rows of the palette of spherical harmonics
 _PALETTE_COLUMNS = 64  # rows of the palette that lie side by side
@@ -70,6 +75,15 @@ class _Palette(NamedTuple):
 def write_sog(path: Path, cloud: GaussianCloud) -> None:
     """Write a ``.sog`` file of version 2, complete or not at all."""
     require_gaussians(path, cloud)
+    files = sog_files(cloud)
+    with atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+        for name, content in files.items():
+            # Without the time of day, the same Gaussians give the same bytes.
+            archive.writestr(zipfile.ZipInfo(name), content)
+
+
+def sog_files(cloud: GaussianCloud) -> dict[str, bytes]:
+    """Return the files of version 2 by name, ``meta.json`` last."""
     values = columns(cloud)
     side = int(np.ceil(np.sqrt(len(cloud))))
     positions = np.sign(values["means"]) * np.log1p(np.abs(values["means"]))
@@ -98,13 +112,13 @@ def write_sog(path: Path, cloud: GaussianCloud) -> None:
     }
     if values["sh_rest"].any():
         _add_harmonics(images, meta, values["sh_rest"], side)
-    with atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
-        for name, texels in images.items():
-            section = meta[name.split("_")[0]]
-            section.setdefault("files", []).append(f"{name}.webp")
-            # Without the time of day, the same Gaussians give the same bytes.
-            archive.writestr(zipfile.ZipInfo(f"{name}.webp"), _webp(texels))
-        archive.writestr(zipfile.ZipInfo("meta.json"), json.dumps(meta))
+    files = {}
+    for name, texels in images.items():
+        section = meta[name.split("_")[0]]
+        section.setdefault("files", []).append(f"{name}.webp")
+        files[f"{name}.webp"] = _webp(texels)
+    files[META] = json.dumps(meta).encode()
+    return files
 
 
 def _add_harmonics(
@@ -176,24 +190,48 @@ def _nearest(rows: Tensor, palette: Tensor) -> Tensor:
 
 def read_sog(path: Path) -> GaussianCloud:
     """Read a ``.sog`` file of version 2."""
+    with _explained(path), zipfile.ZipFile(require_regular_file(path)) as archive:
+        return _cloud_of_files(path, archive.read(META), archive.read)
+
+
+def read_sog_folder(path: Path) -> GaussianCloud:
+    """Read the files of version 2 that are not packed, by the path of their ``meta.json``."""
+    with _explained(path):
+        description = require_regular_file(path).read_bytes()
+        # A name is what the file says, and may not lead out of its folder.
+        return _cloud_of_files(
+            path, description, lambda name: (path.parent / Path(name).name).read_bytes()
+        )
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turn what malformed content raises into an error that names the file."""
     try:
-        with zipfile.ZipFile(require_regular_file(path)) as archive:
-            meta = json.loads(archive.read("meta.json"))
-            if meta["version"] != 2:
-                raise ValueError(f"version {meta['version']}, not 2")
-            return _cloud_of_images(path, archive, meta)
+        yield
     except (*IMAGE_ERRORS, zipfile.BadZipFile) as error:
         reason = f"{type(error).__name__}: {error}"
         raise UserError(f"{path}: damaged, or no SOG file ({reason}); export it again") from error
 
 
-def _cloud_of_images(path: Path, archive: zipfile.ZipFile, meta: dict[str, Any]) -> GaussianCloud:
-    """Build the cloud; malformed content raises one of ``IMAGE_ERRORS``."""
+def _cloud_of_files(
+    path: Path, description: bytes, content_of: Callable[[str], bytes]
+) -> GaussianCloud:
+    """Build the cloud; malformed content raises one of ``IMAGE_ERRORS``.
+
+    Args:
+        path: For the message of an error.
+        description: Content of ``meta.json``.
+        content_of: Returns the content of an image by its name.
+    """
+    meta = json.loads(description)
+    if meta["version"] != 2:
+        raise ValueError(f"version {meta['version']}, not 2")
     n = int(meta["count"])
 
     def texels(part: str, number: int = 0) -> np.ndarray:
         """Decode an image of a part. (N, 4) uint8"""
-        with Image.open(io.BytesIO(archive.read(meta[part]["files"][number]))) as image:
+        with Image.open(io.BytesIO(content_of(meta[part]["files"][number]))) as image:
             return np.asarray(image.convert("RGBA")).reshape(-1, 4)
 
     def numbers(part: str, indices: np.ndarray) -> np.ndarray:

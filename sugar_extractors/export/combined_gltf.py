@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from sugar_extractors.export.engines.collision_gltf import add_collider
 from sugar_extractors.export.format_types import CombinedExport
 from sugar_extractors.export.gltf_gaussians import EXTENSION, add_gaussians
 from sugar_extractors.texture.gltf_container import BinaryPart, finished_glb
@@ -29,6 +30,8 @@ def write_combined_glb(export: CombinedExport) -> None:
     content["meshes"].append({"name": GAUSSIANS_NODE, "primitives": [primitive]})
     content["nodes"].append({"name": GAUSSIANS_NODE, "mesh": len(content["meshes"]) - 1})
     content["scenes"][0]["nodes"].append(len(content["nodes"]) - 1)
+    if export.collider is not None:
+        add_collider(content, binary, export.collider, MESH_NODE, y_up=True)
     content.setdefault("extensionsUsed", []).append(EXTENSION)
     advice = "use --to glb and --to spz"
     with export.path.open("wb") as file:

@@ -9,6 +9,9 @@ from functools import partial
 from pathlib import Path
 
 from sugar_capture.georeference.map_placement import MapFlags
+from sugar_extractors.export.engines.colliders import check_collision
+from sugar_extractors.export.engines.engine_options import EngineOptions
+from sugar_extractors.export.engines.levels import level_files
 from sugar_extractors.export.format_types import (
     CombinedFormat,
     ExportFormat,
@@ -22,6 +25,8 @@ from sugar_extractors.export.formats import (
     GAUSSIANS,
     MESH_FORMATS,
     MESHES,
+    WITH_COLLIDERS,
+    WITH_LEVELS,
     format_help,
     readable_suffixes,
 )
@@ -88,7 +93,7 @@ class ExportOptions:
         False,
         "write the normals of the mesh with all its triangles as a picture, for programs "
         "that light it",
-        no_effect_when="it is an error without --max_triangles",
+        no_effect_when="it is an error without --max_triangles and --lods",
     )
     lit: bool = _flag(
         False,
@@ -130,11 +135,14 @@ class ExportOptions:
     overwrite: bool = _flag(False, "replace a file that is there")
     placement: PlacementOptions = field(default_factory=PlacementOptions)
     map_flags: MapFlags = field(default_factory=MapFlags)
+    engines: EngineOptions = field(default_factory=EngineOptions)
 
     def __post_init__(self) -> None:
         output = self.output
         # A name of dots has no stem that a suffix could follow.
-        if output is not None and (output.is_dir() or not output.name.strip(".")):
+        has_folder = bool(self.format.file_name)
+        is_folder = output is not None and output.is_dir() and not has_folder
+        if output is not None and (is_folder or not output.name.strip(".")):
             raise UserError(f"--output {output}: is a folder; name the file to write")
         mesh_format = self.format if isinstance(self.format, MeshFormat) else None
         self._check_kind()
@@ -160,6 +168,7 @@ class ExportOptions:
                 raise UserError(f"--{name} is for meshes; choose --to {', '.join(MESHES)}")
         if self.normal_map:
             self._check_normal_map()
+        self._check_engines()
 
     def _check_kind(self) -> None:
         """Refuse files of Gaussians and edited meshes with formats that they are not for."""
@@ -171,6 +180,15 @@ class ExportOptions:
         if isinstance(self.format, CombinedFormat):
             advice += "; then pass what it writes as --gaussians"
         raise UserError(f"--repose makes Gaussians; {advice}")
+
+    def _check_engines(self) -> None:
+        """Refuse what engines need with formats that cannot hold it."""
+        if self.engines.collision is not None:
+            if not self.format.holds_colliders:
+                raise UserError(f"--collision goes with --to {', '.join(WITH_COLLIDERS)}")
+            check_collision(self.engines)
+        if self.engines.lods is not None and self.to not in WITH_LEVELS:
+            raise UserError(f"--lods goes with --to {' or '.join(WITH_LEVELS)}")
 
     def _check_original_frame(self) -> None:
         if not self.format.holds_far_coordinates:
@@ -187,9 +205,10 @@ class ExportOptions:
 
     def _check_normal_map(self) -> None:
         suitable = [entry.name for entry in MESH_FORMATS if entry.holds_normal_map]
-        if self.max_triangles is None or self.to not in suitable:
+        is_reduced = self.max_triangles is not None or self.engines.lods is not None
+        if not is_reduced or self.to not in suitable:
             names = " or ".join(suitable)
-            raise UserError(f"--normal_map needs --max_triangles, and --to {names}")
+            raise UserError(f"--normal_map needs --max_triangles or --lods, and --to {names}")
 
     @property
     def format(self) -> ExportFormat:
@@ -214,14 +233,27 @@ class ExportOptions:
         if self.output is not None:
             return self.format.file_path(self.output)
         result = self.result.resolve()
-        # The .pt of a run is named after an iteration; its folder says what it is.
-        stem = result.parent.name if result.suffix == ".pt" else result.name.split(".")[0]
+        # The .pt of a run is named after an iteration, an index is like any other; their folders
+        # say what they are.
+        has_name_of_folder = result.suffix in (".pt", ".json")
+        stem = result.parent.name if has_name_of_folder else result.name.split(".")[0]
+        if self.format.file_name:
+            return OUTPUT_ROOT / "exports" / stem / self.format.file_name
         return OUTPUT_ROOT / "exports" / f"{stem}{self.format.suffix}"
 
     @property
-    def matrix_file(self) -> Path:
-        """The JSON file beside the target with the matrix of a placed export."""
-        return self.target.with_name(f"{self.target.name}.json")
+    def files(self) -> list[Path]:
+        """All files with the result, the target first."""
+        files = [self.target]
+        if isinstance(self.format, MeshFormat):
+            files = self.format.files_of(self.target, self.normal_map)
+        return [*files, *level_files(self.target, self.engines.lods)]
+
+    @property
+    def matrix_files(self) -> list[Path]:
+        """The JSON files beside the target and its levels with the matrix of a placed export."""
+        placed_files = [self.target, *level_files(self.target, self.engines.lods)]
+        return [path.with_name(f"{path.name}.json") for path in placed_files]
 
     @property
     def binding_file(self) -> Path:

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +18,13 @@ from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.formats.fidelity import fidelity
 from gaussian_splatting.formats.moved import moved_cloud
 from gaussian_splatting.formats.packing import require_gaussians
+from gaussian_splatting.formats.spz import SpzFit
 from sugar_capture.georeference.map_placement import MapPlacement
 from sugar_capture.georeference.placing import place_on_map
 from sugar_extractors.export import map_records
 from sugar_extractors.export.companions import companions_of, mesh_of
+from sugar_extractors.export.engines.colliders import Collider, collider_of
+from sugar_extractors.export.engines.levels import coarser_levels, level_file, level_files
 from sugar_extractors.export.export_options import ExportOptions
 from sugar_extractors.export.exported_frame import CAPTURE_AXES, UP, matrix_to_scene, stands_upright
 from sugar_extractors.export.format_types import (
@@ -34,7 +38,7 @@ from sugar_extractors.export.format_types import (
     PointFormat,
     World,
 )
-from sugar_extractors.export.mesh_reduction import simplified
+from sugar_extractors.export.mesh_reduction import shape_of, simplified
 from sugar_extractors.export.point_clouds import read_points
 from sugar_extractors.export.reading import (
     has_gaussians,
@@ -78,9 +82,7 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
     if not options.result.exists():
         raise UserError(f"{options.result}: no such file or folder; check the path of the result")
     target = options.target
-    files = [target]
-    if isinstance(options.format, MeshFormat):
-        files = options.format.files_of(target, options.normal_map)
+    files = options.files
     present = [path for path in files if path.exists()]
     if present and not options.overwrite:
         raise UserError(f"{present[0]}: is there already; pass --overwrite True, or --output")
@@ -92,31 +94,48 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
     has_record = options.is_placed or not np.array_equal(source_matrix, np.eye(4))
     all_files = [*files]
     if has_record:
-        all_files.append(options.matrix_file)
+        all_files += options.matrix_files
     if options.repose is not None:
         all_files.append(options.binding_file)
     offset_text = map_records.offset_file(target)
     has_offset_text = place is not None and options.to == "obj" and not options.original_frame
     if has_offset_text:
         all_files.append(offset_text)
-    was_on_map = "map" in _earlier_record(options.matrix_file)
+    was_on_map = "map" in _earlier_record(options.matrix_files[0])
+    earlier_folders = _folders_of(options)
     with ExitStack() as stack:
         # They appear in reverse order, so that the target is the last.
         temporary = {path: stack.enter_context(atomic_path(path)) for path in all_files}
         matrix = _write_result(options, temporary, place, console)
         if has_record:
             note = _record(options, matrix @ source_matrix, place)
-            write_json_atomic(temporary[options.matrix_file], note)
+            for path in options.matrix_files:
+                write_json_atomic(temporary[path], note)
         if place is not None and has_offset_text:
             map_records.write_offset_text(temporary[offset_text], place)
     # Records of an earlier export would be taken for those of this one.
-    if not has_record and _earlier_record(options.matrix_file):
-        options.matrix_file.unlink()
+    for path in options.matrix_files:
+        if not has_record and _earlier_record(path):
+            path.unlink()
     if was_on_map and not has_offset_text:
         offset_text.unlink(missing_ok=True)
+    folders = _folders_of(options)
+    for folder in set(earlier_folders) - set(folders):
+        shutil.rmtree(folder, ignore_errors=True)
+    files += [path for folder in folders for path in folder.iterdir()]
     n_bytes = sum(path.stat().st_size for path in files)
     console.info(f"{format_bytes(n_bytes)}: {target}")
     return target
+
+
+def _folders_of(options: ExportOptions) -> list[Path]:
+    """Return the folders that belong to the target as it is now."""
+    file_format = options.format
+    if not isinstance(file_format, GaussianFormat) or file_format.parts_of is None:
+        return []
+    if not options.target.is_file():
+        return []
+    return [folder for folder in file_format.parts_of(options.target) if folder.is_dir()]
 
 
 def _write_result(
@@ -139,14 +158,17 @@ def _write_result(
         matrix = _export_combined(options, file_format, temporary, place, console)
     else:
         raise TypeError(f"--to {options.to} is neither a mesh nor Gaussians")
-    path = temporary[options.target]
+    paths = [temporary[options.target]]
+    paths += [temporary[file] for file in level_files(options.target, options.engines.lods)]
     if options.original_frame and file_format.move_to_original is not None:
         turned_offset = file_format.matrix(_world(options))[:3, :3] @ offset
-        file_format.move_to_original(path, turned_offset)
+        for path in paths:
+            file_format.move_to_original(path, turned_offset)
         if place is not None:
             matrix = map_records.in_full_coordinates(matrix, turned_offset)
     elif place is not None and file_format.note_in_file is not None:
-        file_format.note_in_file(path, map_records.note_values(place))
+        for path in paths:
+            file_format.note_in_file(path, map_records.note_values(place))
     return matrix
 
 
@@ -217,12 +239,7 @@ def _export_gaussians(
     matrix = file_format.matrix(_world(options)) @ matrix
     cloud = _moved_gaussians(cloud, matrix)
     _note_losses(options, cloud, file_format.holds_antialiasing, console)
-    is_held = np.ones(len(cloud), bool)
-    if file_format.fit is not None:
-        fit = file_format.fit(options.target, cloud)
-        is_held = fit.is_held
-        for line in fit.notes:
-            console.info(line)
+    is_held = _held_rows(options, cloud, file_format.fit, console)
     path = temporary[options.target]
     order = file_format.writer(path, cloud)
     written = read_as_written(path, console.info)
@@ -232,6 +249,21 @@ def _export_gaussians(
         errors = fidelity(expected.select(rows), written.select(rows))
         console.info(f"{len(cloud):,} Gaussians; {errors.line()}")
     return matrix
+
+
+def _held_rows(
+    options: ExportOptions,
+    cloud: GaussianCloud,
+    compare: Callable[[Path, GaussianCloud], SpzFit] | None,
+    console: Console,
+) -> np.ndarray:
+    """Return which Gaussians a format holds as they are, and report the others. (N,) bool"""
+    if compare is None:
+        return np.ones(len(cloud), bool)
+    fit = compare(options.target, cloud)
+    for line in fit.notes:
+        console.info(line)
+    return fit.is_held
 
 
 def _note_losses(
@@ -288,10 +320,11 @@ def _export_mesh(
         raise UserError(
             f"{options.result}: --to {options.to} needs the textured .obj of a refined model"
         )
-    mesh, matrix = _placed_mesh(options, options.result, place, console)
+    (finest, *coarser), matrix = _placed_levels(options, options.result, place, console)
     total = file_format.matrix(_world(options)) @ matrix
     is_turned_by_writer = file_format.writer_turns and _world(options) is World.CAPTURE
-    mesh = _moved_mesh(mesh, matrix if is_turned_by_writer else total)
+    to_writer = matrix if is_turned_by_writer else total
+    mesh = _moved_mesh(finest, to_writer)
     file_format.writer(
         MeshExport(
             mesh=mesh,
@@ -301,9 +334,13 @@ def _export_mesh(
             lit=options.lit,
             normal_map=options.normal_map,
             notify=console.info,
+            collider=_collider(options, mesh, console),
+            coarser=tuple(_moved_mesh(level, to_writer) for level in coarser),
         )
     )
-    _report_mesh(options, mesh, console)
+    _report_mesh(options.target.name, mesh, console)
+    for number, level in enumerate(coarser, start=1):
+        _report_mesh(level_file(options.target, number).name, level, console)
     return total
 
 
@@ -323,35 +360,63 @@ def _export_combined(
     to_mesh = companions.to_mesh(console.info)
     if _starts_in_scene(options):
         to_mesh = matrix_to_scene(companions.gaussians, console.info)
-    mesh, matrix = _placed_mesh(options, companions.mesh, place, console)
+    (mesh,), matrix = _placed_levels(options, companions.mesh, place, console)
     matrix = file_format.matrix(_world(options)) @ matrix
     mesh = _moved_mesh(mesh, matrix)
     cloud = _moved_gaussians(cloud, matrix @ to_mesh)
-    _note_losses(options, cloud, False, console)
+    _note_losses(options, cloud, file_format.holds_antialiasing, console)
+    is_held = _held_rows(options, cloud, file_format.fit, console)
     path = temporary[options.target]
-    file_format.writer(CombinedExport(mesh, cloud, options.target, path, options.lit))
-    errors = fidelity(cloud, file_format.reader(path, console.info))
-    _report_mesh(options, mesh, console)
+    file_format.writer(
+        CombinedExport(
+            mesh=mesh,
+            cloud=cloud,
+            target=options.target,
+            path=path,
+            lit=options.lit,
+            collider=_collider(options, mesh, console),
+        )
+    )
+    rows = torch.from_numpy(is_held)
+    written = file_format.reader(path, console.info)
+    errors = fidelity(cloud.select(rows), written.select(rows))
+    _report_mesh(options.target.name, mesh, console)
     console.info(f"{len(cloud):,} Gaussians; {errors.line()}")
     return matrix
 
 
-def _placed_mesh(
+def _placed_levels(
     options: ExportOptions, path: Path, place: MapPlacement | None, console: Console
-) -> tuple[TexturedMesh, np.ndarray]:
-    """Return a mesh, simplified where that is wanted, and the matrix that places it. (4, 4)"""
+) -> tuple[list[TexturedMesh], np.ndarray]:
+    """Return the levels of detail of a mesh and the matrix that places them. (4, 4)
+
+    There is one level unless more are wanted. The first is simplified where that is wanted.
+    """
     mesh = read_textured_mesh(path)
     if _starts_in_scene(options):
         mesh = _moved_mesh(mesh, matrix_to_scene(path, console.info))
     matrix = _placement_matrix(options, mesh.vertices.double().numpy(), place, console)
+    finest = mesh
+    normal_map = options.normal_map
     if options.max_triangles is not None or options.texture_size is not None:
-        mesh = simplified(mesh, options.max_triangles, options.texture_size, options.normal_map)
-    return mesh, matrix
+        is_reduced = options.max_triangles is not None
+        finest = simplified(
+            mesh, options.max_triangles, options.texture_size, normal_map and is_reduced
+        )
+    if options.engines.lods is None:
+        return [finest], matrix
+    return [finest, *coarser_levels(mesh, finest, options.engines.lods, normal_map)], matrix
 
 
-def _report_mesh(options: ExportOptions, mesh: TexturedMesh, console: Console) -> None:
+def _collider(options: ExportOptions, mesh: TexturedMesh, console: Console) -> Collider | None:
+    """Return the shapes to collide with of a mesh, where they are wanted."""
+    if options.engines.collision is None:
+        return None
+    return collider_of(shape_of(mesh), options.engines, console.info)
+
+
+def _report_mesh(name: str, mesh: TexturedMesh, console: Console) -> None:
     side = mesh.texture.shape[1]
-    name = options.target.name
     console.info(f"{name}: {mesh.n_faces:,} triangles, {side} texels a side")
 
 

@@ -132,7 +132,7 @@ def _parts(path: Path, has_pictures: bool) -> Iterator[_Part]:
     for node in scene.graph.nodes_geometry:
         matrix, name = scene.graph[node]
         geometry = scene.geometry[name]
-        if not isinstance(geometry, trimesh.Trimesh):
+        if not isinstance(geometry, trimesh.Trimesh) or _is_unseen(geometry.visual):
             continue
         texture = _texture_of(geometry.visual) if has_pictures else None
         uvs = getattr(geometry.visual, "uv", None)
@@ -153,6 +153,13 @@ def _moved(points: np.ndarray, matrix: np.ndarray) -> np.ndarray:
         along = points[:, 0] * row[0] + points[:, 1] * row[1] + points[:, 2] * row[2]
         columns.append(along + row[3])
     return np.stack(columns, axis=1)
+
+
+def _is_unseen(visual: Any) -> bool:
+    """Return whether a material masks all that it covers, as shapes to collide with have it."""
+    material = getattr(visual, "material", None)
+    factor: Any = getattr(material, "baseColorFactor", None)
+    return getattr(material, "alphaMode", None) == "MASK" and factor is not None and factor[3] == 0
 
 
 def _texture_of(visual: Any) -> np.ndarray | None:

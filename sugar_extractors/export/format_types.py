@@ -14,6 +14,7 @@ from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.formats.moved import GLB_AXES
 from gaussian_splatting.formats.spz import SpzFit
 from sugar_capture.georeference.map_systems import MapSystem
+from sugar_extractors.export.engines.colliders import Collider
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh
 from sugar_utils.errors import Notify
 
@@ -48,12 +49,14 @@ class ExportFormat:
     name: str  # value of --to
     help: str = ""  # what to say of it in the help of --to
     suffix: str  # of its files, with the first dot
+    file_name: str = ""  # of its file in a folder of its own; empty where that may have any name
     axes: Axes = Axes.CAPTURE
     units_per_metre: float = 1.0
     # Moves a file to the original frame of a capture, or to a map, by an offset, (3,), in the axes
     # of the file; None where the format has too few digits.
     move_to_original: Callable[[Path, np.ndarray], None] | None = None
     check_packages: Callable[[], object] | None = None  # raises a UserError where one is missing
+    holds_colliders: bool = False
     # Writes a few values into a file, for programs that show them beside it; None: it holds none.
     note_in_file: Callable[[Path, Mapping[str, object]], None] | None = None
 
@@ -77,9 +80,12 @@ class ExportFormat:
     def file_path(self, path: Path) -> Path:
         """Return the file of the format for a name that may lack the suffix, or end in part of it.
 
+        For a file that has a folder of its own, it is the name of the folder or of the file.
         ``a``, ``a.gltf`` and ``a.gltf.glb`` are the same file for the suffix ``.gltf.glb``, and
         ``a.glb`` is a name that is complete.
         """
+        if self.file_name:
+            return path if path.name == self.file_name else path / self.file_name
         parts = Path(f"a{self.suffix}").suffixes
         last_part = parts[-1]
         ending = path.suffix.lower()
@@ -98,6 +104,8 @@ class GaussianFormat(ExportFormat):
     reader: Reader | None = None  # None where another entry reads its files
     read_suffixes: tuple[str, ...] = ()  # of files that ``reader`` reads, lower case
     holds_antialiasing: bool = False  # whether other programs can read that Gaussians are such
+    # Folders that a file needs beside it, which the writer makes under names not in use.
+    parts_of: Callable[[Path], list[Path]] | None = None
     # Compares a cloud with the ranges of the format; None where it holds all values.
     fit: Callable[[Path, GaussianCloud], SpzFit] | None = None
 
@@ -113,6 +121,8 @@ class MeshExport:
     lit: bool  # whether viewers light the mesh
     normal_map: bool
     notify: Notify
+    collider: Collider | None = None  # in the axes of the mesh
+    coarser: tuple[TexturedMesh, ...] = ()  # further levels of detail, in the axes of the mesh
 
     @property
     def path(self) -> Path:
@@ -133,6 +143,7 @@ class MeshFormat(ExportFormat):
     files_of: Callable[[Path, bool], list[Path]] = _only_target
     writer_turns: bool = False  # whether the writer gets the mesh before :meth:`matrix`
     holds_normal_map: bool = False
+    holds_levels: bool = False  # whether there may be several levels of detail
     for_printers: bool = False  # whether a result has to be scaled to metres
 
 
@@ -145,6 +156,7 @@ class CombinedExport:
     target: Path  # file that is exported
     path: Path  # where to write it for now
     lit: bool  # whether viewers light the mesh
+    collider: Collider | None = None  # in the axes of the format
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +165,9 @@ class CombinedFormat(ExportFormat):
 
     writer: Callable[[CombinedExport], None]
     reader: Reader  # of the Gaussians
+    holds_antialiasing: bool = False  # whether other programs can read that Gaussians are such
+    # Compares a cloud with the ranges of the format; None where it holds all values.
+    fit: Callable[[Path, GaussianCloud], SpzFit] | None = None
 
 
 @dataclass(frozen=True)

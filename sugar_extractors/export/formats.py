@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 
 from gaussian_splatting.data.ply import write_gaussian_ply
-from gaussian_splatting.formats import readers, spz
+from gaussian_splatting.formats import readers, spz, streamed_sog
 from gaussian_splatting.formats.sog import write_sog
 from gaussian_splatting.formats.splat_file import write_splat
 from sugar_extractors.export import (
@@ -21,6 +21,7 @@ from sugar_extractors.export import (
     mesh_writers,
     original_frame,
 )
+from sugar_extractors.export.engines import glb_files, web_page
 from sugar_extractors.export.format_types import (
     Axes,
     CombinedFormat,
@@ -63,6 +64,17 @@ GAUSSIAN_FORMATS = (
         writer=write_sog,
         reader=readers.READERS[".sog"],
         read_suffixes=(".sog",),
+        holds_antialiasing=True,
+    ),
+    GaussianFormat(
+        name="sog_lod",
+        help="streamed by PlayCanvas in levels of detail, as a folder with lod-meta.json",
+        suffix=".json",
+        file_name=streamed_sog.INDEX,
+        writer=streamed_sog.write_streamed_sog,
+        reader=lambda path, notify: streamed_sog.read_streamed_sog(path),
+        read_suffixes=(".json",),
+        parts_of=streamed_sog.chunk_folders,
         holds_antialiasing=True,
     ),
     GaussianFormat(
@@ -109,11 +121,13 @@ MESH_FORMATS = (
         name="glb",
         suffix=".glb",
         axes=Axes.Y_UP,
-        writer=mesh_writers.write_glb,
+        writer=glb_files.write_glb,
         writer_turns=True,
         holds_normal_map=True,
         move_to_original=original_frame.move_glb,
         note_in_file=original_frame.note_in_glb,
+        holds_colliders=True,
+        holds_levels=True,
     ),
     MeshFormat(
         name="obj",
@@ -130,6 +144,7 @@ MESH_FORMATS = (
         axes=Axes.Y_UP,
         writer=mesh_writers.write_usdz,
         check_packages=partial(load_usd, "--to usdz"),
+        holds_colliders=True,
     ),
     MeshFormat(
         name="stl",
@@ -163,6 +178,7 @@ COMBINED_FORMATS = (
         reader=lambda path, notify: gltf_gaussians.read_gltf_gaussians(path),
         move_to_original=original_frame.move_glb,
         note_in_file=original_frame.note_in_glb,
+        holds_colliders=True,
     ),
     CombinedFormat(
         name="usdz_both",
@@ -172,6 +188,17 @@ COMBINED_FORMATS = (
         writer=write_combined_usdz,
         reader=lambda path, notify: read_usd_gaussians(path),
         check_packages=partial(load_usd, "--to usdz_both"),
+        holds_colliders=True,
+    ),
+    CombinedFormat(
+        name="html",
+        help="side by side in a page that browsers open without a server",
+        suffix=".html",
+        axes=Axes.Y_UP,
+        writer=web_page.write_page,
+        reader=web_page.read_page_gaussians,
+        fit=spz.spz_fit,
+        holds_antialiasing=True,
     ),
 )
 POINT_FORMATS = (
@@ -197,6 +224,8 @@ FORMATS: dict[str, ExportFormat] = {
     for entry in (*GAUSSIAN_FORMATS, *MESH_FORMATS, *COMBINED_FORMATS, *POINT_FORMATS)
 }
 GAUSSIANS = tuple(entry.name for entry in GAUSSIAN_FORMATS)
+WITH_COLLIDERS = tuple(entry.name for entry in FORMATS.values() if entry.holds_colliders)
+WITH_LEVELS = tuple(entry.name for entry in MESH_FORMATS if entry.holds_levels)
 MESHES = tuple(entry.name for entry in MESH_FORMATS)
 COMBINED = tuple(entry.name for entry in COMBINED_FORMATS)
 

@@ -23,6 +23,7 @@ from sugar_utils.errors import UserError
 
 _CHUNK_TEXELS = 1 << 20
 _GREY = 128
+_MOST_SAMPLES = 4  # of a finer picture along the side of a texel
 
 
 def simplified(
@@ -65,6 +66,8 @@ def transferred(
 ) -> TexturedMesh:
     """Return ``target``, a mesh of nearly the shape of ``mesh``, with the texture of ``mesh``.
 
+    A texel of a smaller picture is the mean of several places in it.
+
     Args:
         atlas: Where the faces of ``target`` lie in its texture.
         normal_map: Also write the normals of ``mesh`` into a normal map of ``target``.
@@ -76,6 +79,7 @@ def transferred(
     flat = torch.tensor(FLAT, dtype=torch.uint8, device="cpu")
     normals = flat.repeat(side, side, 1)
     atlas_corners = atlas.corners.cpu().double().numpy()
+    offsets = _sample_offsets(mesh.texture.shape[1], side)
     rows_per_chunk = max(1, _CHUNK_TEXELS // side)
     for first in range(0, side, rows_per_chunk):
         end = min(first + rows_per_chunk, side)
@@ -83,22 +87,37 @@ def transferred(
         y, x = np.nonzero(owners >= 0)
         target_faces = owners[y, x]
         texels = np.stack([x + 0.5, y + first + 0.5], axis=1)
-        target_weights = barycentric_weights(texels, atlas_corners[target_faces])
-        hits = source.nearest(target_faces, target_weights)
-        colors = hits.interpolated(source.uvs[hits.faces])
-        texel_colors = (sample_texture(source.texture, colors) * 255).round().to(torch.uint8)
+        texel_colors = torch.zeros(len(x), 3)
+        fine_normals = torch.zeros(len(x), 3)
+        for offset in offsets:
+            offset_weights = barycentric_weights(texels + offset, atlas_corners[target_faces])
+            hits = source.nearest(target_faces, offset_weights)
+            places = hits.interpolated(source.uvs[hits.faces])
+            texel_colors += sample_texture(source.texture, places) / len(offsets)
+            if corner_axes is not None:
+                fine_normals += hits.interpolated(source.normals[source.faces[hits.faces]])
         texel_places = (torch.from_numpy(y), torch.from_numpy(x))
-        picture[first:end][texel_places] = texel_colors
+        picture[first:end][texel_places] = (texel_colors * 255).round().to(torch.uint8)
         if corner_axes is not None:
             corner_normals, corner_tangents = corner_axes
             face_rows = torch.from_numpy(target_faces).long()
-            weights = torch.from_numpy(target_weights).float()
+            centers = barycentric_weights(texels, atlas_corners[target_faces])
+            weights = torch.from_numpy(centers).float()
             frames = tangent_frames(corner_normals[face_rows], corner_tangents[face_rows], weights)
-            fine_normals = hits.interpolated(source.normals[source.faces[hits.faces]])
             normals[first:end][texel_places] = encoded(normalize(fine_normals, dim=1), frames)
     # Rows of texels run with v, rows of the picture against it.
     texture = with_filled_gaps(picture.flip(0), atlas)
     return replace(target, texture=texture, normal_map=normals.flip(0) if normal_map else None)
+
+
+def _sample_offsets(source_side: int, side: int) -> list[np.ndarray]:
+    """Return the places in a texel, from its centre, at which a finer picture is read. (2,) each
+
+    One for every two texels of the finer picture: all of them would blur what one sees.
+    """
+    per_axis = min(max(1, round(source_side / side / 2)), _MOST_SAMPLES)
+    steps = (np.arange(per_axis) + 0.5) / per_axis - 0.5
+    return [np.array([x, y]) for y in steps for x in steps]
 
 
 class _SurfaceHits:

@@ -16,12 +16,6 @@ from sugar_extractors.texture.textured_mesh_io import MeshStyle, mesh_files
 from sugar_scene.triangle_mesh import open_edge_share
 
 
-def write_glb(export: MeshExport) -> None:
-    """Write a GLB, whose writer turns a mesh to y up by itself."""
-    style = MeshStyle(y_up=export.upright, lit=export.lit)
-    textured_mesh_io.write_glb(export.path, export.mesh, export.target, style)
-
-
 def write_obj(export: MeshExport) -> None:
     """Write an OBJ with normals, its material and its pictures."""
     files = mesh_files(export.target, glb=False, normal_map=export.normal_map)
@@ -36,7 +30,7 @@ def obj_files(target: Path, normal_map: bool) -> list[Path]:
 
 def write_usdz(export: MeshExport) -> None:
     """Write a USDZ package."""
-    usd_mesh.write_usdz(export.path, export.mesh)
+    usd_mesh.write_usdz(export.path, export.mesh, export.collider)
 
 
 def write_printable(export: MeshExport, kind: str) -> None:

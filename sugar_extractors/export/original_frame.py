@@ -14,11 +14,13 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.lib import recfunctions
 from plyfile import PlyData, PlyElement
 
+from sugar_extractors.export.engines.glb_files import LEVELS_EXTENSION
 from sugar_extractors.export.usd.library import load_usd
 from sugar_extractors.texture.gltf_container import glb_head, split_glb
 
@@ -56,9 +58,7 @@ def move_obj(path: Path, offset: np.ndarray) -> None:
 def move_glb(path: Path, offset: np.ndarray) -> None:
     """Add the offset to the translation of the root nodes of a GLB."""
     description, binary = split_glb(path.read_bytes())
-    scene = description["scenes"][description.get("scene", 0)]
-    for root in scene["nodes"]:
-        node = description["nodes"][root]
+    for node in _outer_nodes(description):
         translation = np.array(node.get("translation", [0.0, 0.0, 0.0]))
         node["translation"] = (translation + offset).tolist()
     head = glb_head(description, path, "leave out --original_frame")
@@ -68,12 +68,22 @@ def move_glb(path: Path, offset: np.ndarray) -> None:
 def note_in_glb(path: Path, values: Mapping[str, object]) -> None:
     """Write values into the extras of the root nodes of a GLB, which viewers show as properties."""
     description, binary = split_glb(path.read_bytes())
-    scene = description["scenes"][description.get("scene", 0)]
-    for root in scene["nodes"]:
-        node = description["nodes"][root]
+    for node in _outer_nodes(description):
         node["extras"] = {**node.get("extras", {}), **values}
     head = glb_head(description, path, "leave out --gcp and --gps")
     path.write_bytes(head + binary)
+
+
+def _outer_nodes(description: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the root nodes of a GLB, and the other levels of detail of each."""
+    nodes = description["nodes"]
+    scene = description["scenes"][description.get("scene", 0)]
+    outer = []
+    for root in scene["nodes"]:
+        outer.append(nodes[root])
+        levels = nodes[root].get("extensions", {}).get(LEVELS_EXTENSION, {"ids": []})
+        outer += [nodes[level] for level in levels["ids"]]
+    return outer
 
 
 def move_usd(path: Path, offset: np.ndarray) -> None:

@@ -15,15 +15,21 @@ _MAX_ROUNDS = 8
 
 
 def closed_body(mesh: TriangleMesh) -> TriangleMesh:
-    """Return the largest connected part of a mesh with all its holes covered.
-
-    Where a cover brings three faces together at an edge, the clean-up removes one of them. The
-    hole is then covered again, in at most ``_MAX_ROUNDS`` rounds.
-    """
+    """Return the largest connected part of a mesh with all its holes covered."""
     labels = triangle_mesh.component_labels(mesh)
     faces_per_component = np.bincount(labels[mesh.faces[:, 0]])
     is_largest = labels == faces_per_component.argmax()
     body = triangle_mesh.clean_mesh(triangle_mesh.keep_vertices(mesh, is_largest))
+    return with_all_holes_closed(body)
+
+
+def with_all_holes_closed(mesh: TriangleMesh) -> TriangleMesh:
+    """Return a clean mesh with all its holes covered.
+
+    Where a cover brings three faces together at an edge, the clean-up removes one of them. The
+    hole is then covered again, in at most ``_MAX_ROUNDS`` rounds.
+    """
+    body = mesh
     for _ in range(_MAX_ROUNDS):
         if triangle_mesh.open_edge_share(body) == 0:
             break

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from sugar_extractors.export.format_types import CombinedExport
+from sugar_extractors.export.usd.collision import define_collider, make_static
 from sugar_extractors.export.usd.gaussians import define_field
 from sugar_extractors.export.usd.library import load_usd, new_stage, write_error, write_package
 from sugar_extractors.export.usd.mesh import ROOT, define_mesh
@@ -18,7 +19,9 @@ GAUSSIANS = f"{ROOT}/Gaussians"
 
 
 def write_combined_usdz(export: CombinedExport) -> None:
-    """Write a USDZ whose Gaussians are rendered and whose mesh is their proxy and collider.
+    """Write a USDZ whose Gaussians are rendered and whose mesh is their proxy.
+
+    The mesh is a collider, too, unless the export has shapes of its own to collide with.
 
     Raises:
         UserError: usd-core is not installed, or the file cannot be written.
@@ -31,7 +34,10 @@ def write_combined_usdz(export: CombinedExport) -> None:
             shape = define_mesh(usd, stage, export.mesh, Path(folder))
             field = define_field(usd, stage, GAUSSIANS, export.cloud)
             _set_purposes(usd, shape.GetPrim(), field)
-            _make_collider(usd, shape.GetPrim())
+            if export.collider is None:
+                make_static(usd, shape.GetPrim(), usd.UsdPhysics.Tokens.none)
+            else:
+                define_collider(usd, stage, ROOT, export.collider)
             # Asset browsers list the whole as one thing.
             usd.Usd.ModelAPI(stage.GetDefaultPrim()).SetKind(usd.Kind.Tokens.component)
             stage.GetRootLayer().Save()
@@ -48,11 +54,3 @@ def _set_purposes(usd: ModuleType, mesh: Any, gaussians: Any) -> None:
     rendered = usd.UsdGeom.Imageable(gaussians)
     rendered.CreatePurposeAttr(tokens.render)
     rendered.SetProxyPrim(proxy)
-
-
-def _make_collider(usd: ModuleType, mesh: Any) -> None:
-    """Make a mesh a static collider with the triangles that it has."""
-    physics = usd.UsdPhysics
-    physics.CollisionAPI.Apply(mesh)
-    collider = physics.MeshCollisionAPI.Apply(mesh)
-    collider.CreateApproximationAttr(physics.Tokens.none)

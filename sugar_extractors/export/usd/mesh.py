@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from sugar_extractors.export.engines.colliders import Collider
+from sugar_extractors.export.usd.collision import define_collider
+from sugar_extractors.export.usd.geometry import set_triangles
 from sugar_extractors.export.usd.library import load_usd, new_stage, write_error, write_package
 from sugar_extractors.texture.textured_mesh_io import TexturedMesh, png_bytes
 
@@ -23,14 +26,22 @@ _MATERIAL = f"{ROOT}/Material"
 _TEXTURE = "texture.png"
 
 
-def write_usdz(path: Path, mesh: TexturedMesh) -> None:
-    """Write a USDZ package with a mesh, y up and in metres, complete or not at all."""
+def write_usdz(path: Path, mesh: TexturedMesh, collider: Collider | None = None) -> None:
+    """Write a USDZ package with a mesh, y up and in metres, complete or not at all.
+
+    Args:
+        path: The file.
+        mesh: The mesh.
+        collider: What it collides with; None: nothing.
+    """
     usd = load_usd("--to usdz")
     try:
         with tempfile.TemporaryDirectory() as folder:
             layer = Path(folder) / "mesh.usdc"
             stage = new_stage(usd, layer)
             define_mesh(usd, stage, mesh, Path(folder))
+            if collider is not None:
+                define_collider(usd, stage, ROOT, collider)
             stage.GetRootLayer().Save()
             write_package(usd, path, layer)
     except (OSError, usd.Tf.ErrorException) as error:
@@ -50,22 +61,13 @@ def define_mesh(usd: ModuleType, stage: Any, mesh: TexturedMesh, folder: Path) -
     root = usd.UsdGeom.Xform.Define(stage, ROOT)
     stage.SetDefaultPrim(root.GetPrim())
     shape = usd.UsdGeom.Mesh.Define(stage, MESH)
-    vertices = mesh.vertices.cpu().numpy().astype(np.float32)
-    faces = mesh.faces.cpu().numpy().astype(np.int32)
+    set_triangles(usd, shape, mesh.vertices.cpu().numpy(), mesh.faces.cpu().numpy())
     uvs = mesh.uvs.cpu().numpy().astype(np.float32).reshape(-1, 2)
-    corner_counts = np.full(len(faces), 3, np.int32)
-    extent = np.stack([vertices.min(axis=0), vertices.max(axis=0)])
-    arrays = usd.Vt
-    shape.CreatePointsAttr(arrays.Vec3fArray.FromNumpy(vertices))
-    shape.CreateFaceVertexCountsAttr(arrays.IntArray.FromNumpy(corner_counts))
-    shape.CreateFaceVertexIndicesAttr(arrays.IntArray.FromNumpy(faces.ravel()))
-    shape.CreateExtentAttr(arrays.Vec3fArray.FromNumpy(extent))
-    shape.CreateSubdivisionSchemeAttr(usd.UsdGeom.Tokens.none)
     shape.CreateDoubleSidedAttr(True)
     coordinates = usd.UsdGeom.PrimvarsAPI(shape).CreatePrimvar(
         "st", usd.Sdf.ValueTypeNames.TexCoord2fArray, usd.UsdGeom.Tokens.faceVarying
     )
-    coordinates.Set(arrays.Vec2fArray.FromNumpy(uvs))
+    coordinates.Set(usd.Vt.Vec2fArray.FromNumpy(uvs))
     usd.UsdShade.MaterialBindingAPI.Apply(shape.GetPrim()).Bind(_material(usd, stage))
     return shape
 
