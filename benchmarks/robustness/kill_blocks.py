@@ -33,6 +33,7 @@ from sugar_utils.files import file_digest
 from sugar_utils.flags import Parser, positive_int
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+TASK = "sugar_pipeline.blocks.block_task"  # in the command line of a task
 RESULTS = ("mesh.ply", "splats.ply")
 FLAGS = "-r multiview --schedule_scale 0.02 --max_gaussians 3000 -v 20000 --stop_after mesh"
 PAUSE = (1.0, 12.0)  # seconds between two kills
@@ -46,6 +47,7 @@ class Campaign:
     """A run that is disturbed."""
 
     command: list[str]
+    folder: Path  # of all files of the run
     kills: int
     log: Path
     rng: random.Random
@@ -60,7 +62,7 @@ class Campaign:
             if ended and client.returncode == 0:
                 return
             if not ended:
-                _wait_until_gone(client.pid)
+                self._wait_until_gone(client.pid)
 
     def _disturb(self, client: subprocess.Popen[bytes]) -> bool:
         """Kill processes of a client; return whether it ended by itself."""
@@ -89,6 +91,19 @@ class Campaign:
             return
         self.hit[kind] += 1
 
+    def _wait_until_gone(self, pid: int) -> None:
+        """Wait until the tasks of a killed client are gone.
+
+        Raises:
+            UserError: Some are not.
+        """
+        end = time.monotonic() + LEAVING
+        while time.monotonic() < end:
+            if not any(TASK in line for line in left_over(self.folder)):
+                return
+            time.sleep(0.5)
+        raise UserError(f"tasks of the killed client {pid} are still there after {LEAVING:.0f} s")
+
 
 def kind_of(process: psutil.Process) -> str:
     """Tell a worker of Dask, a task, and other processes of a run apart."""
@@ -96,7 +111,7 @@ def kind_of(process: psutil.Process) -> str:
         words = " ".join(process.cmdline())
     except psutil.Error:
         return "gone"
-    if "sugar_pipeline.blocks.block_task" in words:
+    if TASK in words:
         return "task"
     return "worker" if "multiprocessing.spawn" in words else "other"
 
@@ -114,21 +129,6 @@ def left_over(folder: Path) -> list[str]:
     return lines
 
 
-def _wait_until_gone(pid: int) -> None:
-    """Wait until the tasks of a killed client are gone.
-
-    Raises:
-        UserError: Some are not.
-    """
-    end = time.monotonic() + LEAVING
-    while time.monotonic() < end:
-        tasks = [p for p in psutil.process_iter() if kind_of(p) == "task"]
-        if not tasks:
-            return
-        time.sleep(0.5)
-    raise UserError(f"tasks of the killed client {pid} are still there after {LEAVING:.0f} s")
-
-
 def run(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -139,7 +139,7 @@ def run(args: argparse.Namespace) -> None:
         print("undisturbed run", flush=True)
         subprocess.run([*command, str(root / "calm")], cwd=ROOT, check=True, capture_output=True)
         disturbed = [*command, str(root / "disturbed"), "--cluster", "local:2"]
-        campaign = Campaign(disturbed, args.kills, root / "log.txt", random.Random(args.seed))
+        campaign = Campaign(disturbed, root, args.kills, root / "log.txt", random.Random(args.seed))
         start = time.monotonic()
         campaign.run()
         minutes = (time.monotonic() - start) / 60
