@@ -17,8 +17,8 @@ from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.formats.fidelity import fidelity
 from gaussian_splatting.formats.moved import moved_cloud
 from gaussian_splatting.formats.packing import require_gaussians
-from sugar_capture.georeference.map_placement import MapPlacement
-from sugar_capture.georeference.placing import place_on_map
+from sugar_capture.georeference.map_placement import MapFlags, MapPlacement
+from sugar_capture.georeference.placing import metric_scale, place_on_map
 from sugar_extractors.export import map_records
 from sugar_extractors.export.companions import companions_of, mesh_of
 from sugar_extractors.export.export_options import ExportOptions
@@ -88,6 +88,13 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
     place = None
     if options.map_flags.wanted:
         place = place_on_map(_scene(options, console), options.map_flags, console.info)
+    scale = None
+    if options.map_flags.scales:
+        scale = metric_scale(_scene(options, console), options.map_flags, console.info)
+        # Results may be in metres already.
+        unit = float(np.cbrt(np.linalg.det(_source_matrix(options)[:3, :3])))
+        placement_options = replace(options.placement, scale_factor=scale.metres / unit)
+        options = replace(options, placement=placement_options, map_flags=MapFlags())
     source_matrix = _source_matrix(options)
     has_record = options.is_placed or not np.array_equal(source_matrix, np.eye(4))
     all_files = [*files]
@@ -106,6 +113,8 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
         matrix = _write_result(options, temporary, place, console)
         if has_record:
             note = _record(options, matrix @ source_matrix, place)
+            if scale is not None:
+                note["metres"] = scale.record()
             write_json_atomic(temporary[options.matrix_file], note)
         if place is not None and has_offset_text:
             map_records.write_offset_text(temporary[offset_text], place)
@@ -399,7 +408,7 @@ def _scene(options: ExportOptions, console: Console) -> Scene:
     capture = capture_of([options.result], options.scene_path, options.checkpoint_path)
     if capture.scene is None:
         raise UserError(
-            "--gcp, --gps, --original_frame, --orient up, and --known_distance where it is not by "
+            "--gcp, --gps, --targets, --original_frame, --orient up, and --known_distance where it is not by "
             "points x,y,z, need -s/--scene_path"
         )
     return scene_of(capture.scene, capture.checkpoint, SugarSize(), console.info)
