@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +13,21 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import export
 from sugar_capture.georeference.map_placement import MapFlags, MapPlacement
 from sugar_capture.georeference.placing import metric_scale, place_on_map
 from sugar_capture.georeference.printed_targets import sightings_in
+from sugar_capture.georeference.target_places import placed_targets, scale_by_targets
+from sugar_capture.georeference.target_sheets import (
+    PAGES,
+    TargetSheetOptions,
+    write_target_sheet,
+)
+from sugar_extractors.export.export_options import export_parser
+from sugar_scene.triangle_mesh import write_mesh_ply
+from sugar_utils.console import Console
 from sugar_utils.errors import UserError
+from tests.support.mesh_scenes import icosahedron
 from tests.support.survey import EPSG, Capture, pixel_of, tag_with_gps, turn_between
 from tests.support.target_scene import (
     METRES,
@@ -26,6 +40,7 @@ from tests.support.target_scene import (
     photograph,
     target_cameras,
 )
+from tests.support.tiny_scene import run_cli, write_model
 
 pytest.importorskip("cv2")
 
@@ -73,9 +88,9 @@ def test_corners_of_targets_are_found_within_a_tenth_of_a_pixel(room):
         # Diagonals meet in the middle of a square, however it is seen.
         share = np.linalg.solve(np.stack([c - a, b - d], axis=1), b - a)[0]
         errors.append(a + share * (c - a) - pixel_of(camera, room.middles[sighting.number]))
-    assert len(errors) == 8
+    assert len(errors) >= 7
     assert np.abs(np.mean(errors, axis=0)).max() < 0.1
-    assert np.median(np.linalg.norm(errors, axis=1)) < 0.15
+    assert np.linalg.norm(errors, axis=1).max() < 0.2
 
 
 def test_targets_of_a_known_side_give_the_scale(room):
@@ -87,6 +102,29 @@ def test_targets_of_a_known_side_give_the_scale(room):
     assert all(abs(row.difference) < 0.01 * SIZE for row in scale.residuals)
     assert max(row.pixels for row in scale.residuals) < 1.0
     assert "8 targets" in notes[-1]
+
+
+def test_exports_are_in_metres_by_targets(room, tmp_path):
+    """The scale alone: nothing is turned or moved."""
+    root = tmp_path / "scene"
+    (root / "images").mkdir(parents=True)
+    cameras = room.capture.calibrated_cameras
+    for camera in cameras:
+        shutil.copy(camera.image_file, root / "images" / camera.name)
+    points = np.random.default_rng(0).uniform(-1, 1, (50, 3))
+    write_model(root / "sparse" / "0", cameras, points, np.zeros((50, 3), np.uint8))
+    source = tmp_path / "mesh.ply"
+    write_mesh_ply(source, icosahedron())
+    target = tmp_path / "points.las"
+    words = [source, "--to", "las", "-o", target, "-s", root, "--targets", "--target_size", SIZE]
+    laspy = pytest.importorskip("laspy")
+    assert run_cli(export.main, *words) == 0
+    expected = METRES * icosahedron().vertices
+    np.testing.assert_allclose(laspy.read(target).xyz, expected, rtol=0.002, atol=0.002)
+    record = json.loads((tmp_path / "points.las.json").read_text())
+    assert record["metres"]["scale"] == pytest.approx(METRES, rel=0.002)
+    assert len(record["metres"]["targets"]) == 8
+    assert run_cli(export.main, *words, "--overwrite", "True", "--scale_factor", 2) == 2
 
 
 def gps_capture(root: Path, scene: TargetScene, noise: float) -> tuple[Capture, np.ndarray]:
@@ -162,10 +200,7 @@ def test_points_with_pixels_and_targets_go_together(room, tmp_path):
     assert placement.record()["targets"][0]["difference"] is None
 
 
-def test_a_target_of_another_size_is_left_out_of_the_scale_by_number(room, tmp_path, monkeypatch):
-    monkeypatch.setattr("tests.support.target_scene.SIDE", SIDE)
-    from sugar_capture.georeference.target_places import placed_targets, scale_by_targets
-
+def test_a_target_of_another_size_is_left_out_of_the_scale_by_number(room):
     targets = placed_targets(room.capture, KIND, [].append)
     middle = targets[2].corners.mean(axis=0)
     targets[2] = replace(targets[2], corners=middle + 1.2 * (targets[2].corners - middle))
@@ -177,7 +212,7 @@ def test_a_target_of_another_size_is_left_out_of_the_scale_by_number(room, tmp_p
         scale_by_targets(targets[1:3], SIZE, notes.append)
 
 
-def test_a_sighting_that_does_not_agree_is_left_out_by_photograph(room, tmp_path):
+def test_a_sighting_that_does_not_agree_is_left_out_by_photograph(room):
     capture = with_cameras(room, 2, 4, 6, 8)
     cameras = list(capture.calibrated_cameras)
     # The pose of one camera is wrong by some pixels.
@@ -191,12 +226,14 @@ def test_a_sighting_that_does_not_agree_is_left_out_by_photograph(room, tmp_path
 
 def refusal(capture: Capture, **flags) -> str:
     """The one line of the error."""
-    with pytest.raises(UserError) as caught:
+
+    def place() -> None:
         options = MapFlags(**{"targets": KIND, **flags})
-        if options.wanted:
-            place_on_map(capture, options, [].append)
-        else:
-            metric_scale(capture, options, [].append)
+        used = place_on_map if options.wanted else metric_scale
+        used(capture, options, [].append)
+
+    with pytest.raises(UserError) as caught:
+        place()
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -224,9 +261,7 @@ def test_two_targets_with_one_number_in_a_photograph_are_refused(room, tmp_path)
 
 
 @pytest.mark.parametrize("size", ["0", "-0.1", "nan", "wide"])
-def test_sizes_that_are_none_are_refused(size, capsys):
-    from sugar_extractors.export.export_options import export_parser
-
+def test_sizes_that_are_none_are_refused(size):
     parser = export_parser(None)
     with pytest.raises((SystemExit, UserError)):
         parser.parse_args(["a.obj", "--to", "glb", "--targets", "--target_size", size])
@@ -243,3 +278,54 @@ def test_other_kinds_are_found(kind, tmp_path):
     side = 12 * len(marker(7, kind))
     expected = np.array([[0, 0], [side, 0], [side, side], [0, side]]) + 24
     np.testing.assert_allclose(sighting.corners, expected, atol=0.05)
+
+
+def printed_pages(path: Path, dpi: int) -> list[np.ndarray]:
+    """The pages of a PDF as poppler draws them, which is not ours. (H, W) uint8 each"""
+    folder = path.parent / "pages"
+    folder.mkdir()
+    command = ["pdftoppm", "-r", str(dpi), "-gray", str(path), str(folder / "page")]
+    subprocess.run(command, check=True, timeout=60)
+    return [np.asarray(Image.open(page)) for page in sorted(folder.iterdir())]
+
+
+@pytest.mark.skipif(shutil.which("pdftoppm") is None, reason="draws the pages by poppler")
+@pytest.mark.parametrize(("page", "size"), [("a4", 0.1), ("letter", 0.05)])
+def test_printed_sheets_have_targets_of_their_exact_size(page, size, tmp_path):
+    path = tmp_path / "targets.pdf"
+    write_target_sheet(
+        TargetSheetOptions(path, target_size=size, count=5, first=3, page=page), Console.silent()
+    )
+    dpi = 150
+    pages = printed_pages(path, dpi)
+    height, width = pages[0].shape
+    np.testing.assert_allclose([width, height], np.array(PAGES[page]) / 0.0254 * dpi, atol=1)
+    numbers = []
+    for index, pixels in enumerate(pages):
+        picture = tmp_path / f"{index}.png"
+        Image.fromarray(pixels).save(picture)
+        for sighting in sightings_in(picture, KIND):
+            numbers.append(sighting.number)
+            assert sighting.side / dpi * 0.0254 == pytest.approx(size, rel=0.001)
+    assert sorted(numbers) == [3, 4, 5, 6, 7]
+    text = subprocess.run(["pdftotext", str(path), "-"], capture_output=True, text=True).stdout
+    for number in range(3, 8):
+        assert f"{number} {KIND} side {1000 * size:g} mm" in " ".join(text.split())
+
+
+def test_sheets_refuse_what_cannot_be_printed(tmp_path):
+    path = tmp_path / "targets.pdf"
+
+    def message(**changes) -> str:
+        with pytest.raises(UserError) as caught:
+            write_target_sheet(TargetSheetOptions(path, **changes), Console.silent())
+        return str(caught.value)
+
+    assert "does not fit on a4" in message(target_size=0.2)
+    assert "use 0.141 or less" in message(target_size=0.2)
+    assert "the numbers 0 to 586" in message(first=580)
+    with pytest.raises(UserError, match="name it NAME.pdf"):
+        TargetSheetOptions(tmp_path / "targets.png")
+    path.write_text("kept")
+    assert "is there already" in message()
+    assert path.read_text() == "kept"

@@ -401,9 +401,7 @@ def _by_gps(
     name = "GPS of photographs"
     if scale is not None:
         name += " and the side of printed targets"
-    return MapPlacement(
-        fit.similarity, frame.offset, frame.system, frame.plane, name, residuals
-    )
+    return MapPlacement(fit.similarity, frame.offset, frame.system, frame.plane, name, residuals)
 
 
 def _map_metres(positions: np.ndarray, frame: _MapFrame) -> float:

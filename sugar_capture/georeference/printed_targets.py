@@ -39,6 +39,7 @@ _MOST_REACH = 8.0
 _STEP = 0.25  # pixels
 _ROUNDS = 3
 _LEAST_CONTRAST = 10.0  # grey levels between black and white
+_LEAST_CELL = 2.0  # pixels across, where it is narrowest; below it edges blur into each other
 _TOGETHER = 0.5  # of a target's side, within which two sightings are one target
 
 
@@ -58,6 +59,14 @@ class Sighting(NamedTuple):
         """The mean length of the four sides, pixels."""
         edges = np.roll(self.corners, -1, axis=0) - self.corners
         return float(np.linalg.norm(edges, axis=1).mean())
+
+    @property
+    def width(self) -> float:
+        """The mean width across the longest side, pixels."""
+        x, y = self.corners.T
+        area = 0.5 * abs(float(x @ np.roll(y, -1) - y @ np.roll(x, -1)))
+        edges = np.roll(self.corners, -1, axis=0) - self.corners
+        return area / max(float(np.linalg.norm(edges, axis=1).max()), 1e-9)
 
 
 def load_opencv(what: str) -> ModuleType:
@@ -86,6 +95,8 @@ def dictionary_of(opencv: ModuleType, kind: str) -> Any:
 def sightings_in(path: Path, kind: str) -> list[Sighting]:
     """Find the targets in an image file, in the order of their numbers.
 
+    Those that are too small, or seen too flatly, are left out: their corners are not exact.
+
     Args:
         path: The image; its EXIF orientation is not applied, as everywhere.
         kind: One of ``TARGET_KINDS``.
@@ -105,7 +116,7 @@ def sightings_in(path: Path, kind: str) -> list[Sighting]:
     by_number: dict[int, Sighting] = {}
     for points, number in zip(corners, np.ravel(numbers), strict=True):
         rough = np.asarray(points, np.float64).reshape(4, 2) + _MIDDLE
-        sighting = Sighting(int(number), _refined(gray, rough, n_cells))
+        sighting = Sighting(int(number), rough)
         other = by_number.setdefault(sighting.number, sighting)
         distance = float(np.linalg.norm(other.middle - sighting.middle))
         if distance > _TOGETHER * max(other.side, sighting.side):
@@ -114,10 +125,17 @@ def sightings_in(path: Path, kind: str) -> list[Sighting]:
                 f"{path}: shows two targets with the number {sighting.number}, at pixels {places}; "
                 "print each number once, or cover one of them"
             )
-    return [by_number[number] for number in sorted(by_number)]
+    sightings = []
+    for number in sorted(by_number):
+        refined = None
+        if by_number[number].width >= _LEAST_CELL * n_cells:
+            refined = _refined(gray, by_number[number].corners, n_cells)
+        if refined is not None:
+            sightings.append(Sighting(number, refined))
+    return sightings
 
 
-def _refined(gray: np.ndarray, corners: np.ndarray, n_cells: int) -> np.ndarray:
+def _refined(gray: np.ndarray, corners: np.ndarray, n_cells: int) -> np.ndarray | None:
     """Return the corners of a target where lines through its measured edges meet.
 
     Args:
@@ -126,7 +144,7 @@ def _refined(gray: np.ndarray, corners: np.ndarray, n_cells: int) -> np.ndarray:
         n_cells: Cells of the target a side, the border included.
 
     Returns:
-        The corners, (4, 2); as they were where an edge has no contrast.
+        The corners, (4, 2); None where an edge is not clear, as of targets that are half hidden.
     """
     refined = corners
     for _ in range(_ROUNDS):
@@ -137,13 +155,13 @@ def _refined(gray: np.ndarray, corners: np.ndarray, n_cells: int) -> np.ndarray:
         for index in range(4):
             line = _edge_line(gray, refined[index], refined[(index + 1) % 4], middle, reach)
             if line is None:
-                return corners
+                return None
             lines.append(line)
         # A corner is where the edge that ends there meets the one that begins there.
         moved = np.stack([np.cross(lines[index - 1], lines[index]) for index in range(4)])
         refined = moved[:, :2] / moved[:, 2:]
     distances = np.linalg.norm(refined - corners, axis=1)
-    return refined if distances.max() <= max(2 * reach, 2.0) else corners
+    return refined if distances.max() <= max(2 * reach, 2.0) else None
 
 
 def _edge_line(

@@ -80,9 +80,7 @@ def axis_spreads(points: np.ndarray) -> np.ndarray:
     return spreads
 
 
-def least_squares(
-    source: np.ndarray, target: np.ndarray, scale: float | None = None
-) -> Similarity:
+def least_squares(source: np.ndarray, target: np.ndarray, scale: float | None = None) -> Similarity:
     """Return the similarity with the least sum of squared distances. (N, 3), (N, 3)
 
     Args:

@@ -152,9 +152,7 @@ class ExportOptions:
         if self.original_frame:
             self._check_original_frame()
         for_printers = mesh_format is not None and mesh_format.for_printers
-        is_in_metres = (
-            self.placement.is_scaled or self.map_flags.wanted or self.map_flags.scales
-        )
+        is_in_metres = self.placement.is_scaled or self.map_flags.wanted or self.map_flags.scales
         if for_printers and not is_in_metres:
             raise UserError(
                 f"--to {self.to} is in millimetres: pass --known_distance, or --scale_factor with "

@@ -408,8 +408,8 @@ def _scene(options: ExportOptions, console: Console) -> Scene:
     capture = capture_of([options.result], options.scene_path, options.checkpoint_path)
     if capture.scene is None:
         raise UserError(
-            "--gcp, --gps, --targets, --original_frame, --orient up, and --known_distance where it is not by "
-            "points x,y,z, need -s/--scene_path"
+            "--gcp, --gps, --targets, --original_frame, --orient up, and --known_distance where it "
+            "is not by points x,y,z, need -s/--scene_path"
         )
     return scene_of(capture.scene, capture.checkpoint, SugarSize(), console.info)
 
