@@ -13,6 +13,7 @@ from gaussian_splatting.data.maps.map_files import find_folder
 from gaussian_splatting.data.maps.normal_maps import FOLDER as NORMALS_FOLDER
 from gaussian_splatting.data.maps.normal_maps import NO_NORMALS
 from gaussian_splatting.data.observations import ALL_VIEWS
+from gaussian_splatting.data.scans.scan_files import require_reader
 from gaussian_splatting.data.scene import Scene, load_scene
 from sugar_capture.photographs import described_photographs, output_names
 from sugar_capture.scene_folder import DIVISORS, find_source, scene_root
@@ -40,6 +41,7 @@ def check_files_of_flags(plan: PipelinePlan) -> None:
     root = scene_root(plan.convert.source_path)
     if vanilla.init_ply is not None:
         require_regular_file(vanilla.init_ply)
+        require_reader(vanilla.init_ply)
     depths = vanilla.depth_options.depths
     if depths in ESTIMATORS:
         require_estimator(depths)
