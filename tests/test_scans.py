@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 import gaussian_splatting.train as vanilla_train
-from gaussian_splatting.data.ply import read_gaussian_ply, write_point_ply
+import place_scan
+from gaussian_splatting.data.ply import read_gaussian_ply, read_point_ply, write_point_ply
 from gaussian_splatting.data.reference_layout import point_cloud_path
 from gaussian_splatting.data.scans.scan_files import read_scan
 from gaussian_splatting.data.scans.scan_frame import ScanFrame, scan_in_scene, without_offset
 from gaussian_splatting.data.scans.voxel_grid import VoxelGrid
 from sugar_utils.errors import UserError
+from tests.support.survey import EPSG, TO_MAP, list_lines, places, write_list
 from tests.support.tiny_scene import TinyScene, make_tiny_scene, run_cli, tiny_cameras
 
 SUFFIXES = (".las", ".laz", ".e57", ".ply")
@@ -41,7 +43,7 @@ def write_scan(path: Path, points: np.ndarray, colors: np.ndarray | None, epsg: 
         file = pye57.E57(str(path), mode="w")
         # A station that stands elsewhere, turned by 90 degrees.
         turn = np.array([np.sqrt(0.5), 0, 0, np.sqrt(0.5)])
-        shift = np.array([10.0, 20, 30])
+        shift = np.round(points.mean(axis=0)) + [10.0, 20, 30]
         local = points - shift
         data["cartesianX"] = local[:, 1].copy()
         data["cartesianY"] = -local[:, 0]
@@ -214,3 +216,45 @@ def test_a_missing_library_is_named(suffix, module, tmp_path, monkeypatch):
     path.write_bytes(b"something")
     with pytest.raises(UserError, match=f"needs the package {module}"):
         read_scan(path, 1000, [].append, same, everything)
+
+
+def survey_list(folder: Path, scene: TinyScene) -> Path:
+    """Control points of the tiny scene, without errors."""
+    points = places(8)
+    lines = list_lines(scene.cameras, points, TO_MAP.moved(points))
+    return write_list(folder / "gcp_list.txt", lines)
+
+
+@pytest.mark.parametrize(("suffix", "epsg"), [(".las", None), (".las", 32632), (".e57", None)])
+def test_a_scan_on_the_map_comes_to_the_world_of_the_scene(suffix, epsg, scene, tmp_path):
+    points, colors = sphere(400)
+    on_map = TO_MAP.moved(points)
+    if epsg is not None:
+        # A scan in the neighbouring zone is converted.
+        pyproj = pytest.importorskip("pyproj")
+        transformer = pyproj.Transformer.from_crs(EPSG, epsg, always_xy=True)
+        on_map = np.stack(transformer.transform(*on_map.T), axis=1)
+    path = tmp_path / f"scan{suffix}"
+    write_scan(path, on_map, colors, epsg)
+    target = tmp_path / "points.ply"
+    words = [path, "-s", scene.root, "-o", target, "--gcp", survey_list(tmp_path, scene)]
+    assert run_cli(place_scan.main, *words) == 0
+    found, found_colors = read_point_ply(target)
+    np.testing.assert_allclose(found, points, atol=1e-3)
+    np.testing.assert_array_equal(found_colors, colors)
+    before = target.read_bytes()
+    assert run_cli(place_scan.main, *words) == 2
+    assert target.read_bytes() == before
+
+
+def test_a_scan_on_the_map_is_refused_without_the_map(scene, tmp_path, capsys):
+    pytest.importorskip("laspy")
+    points, colors = sphere(100)
+    path = tmp_path / "scan.las"
+    write_scan(path, TO_MAP.moved(points), colors)
+    target = tmp_path / "points.ply"
+    assert run_cli(place_scan.main, path, "-s", scene.root, "-o", target) == 2
+    error = capsys.readouterr().err
+    assert "place_scan.py with --gcp or --gps" in error
+    assert error.count("\n") == 1
+    assert not target.exists()

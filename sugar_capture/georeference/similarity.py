@@ -34,6 +34,12 @@ class Similarity:
         return self.scale * points @ self.rotation.T + self.translation
 
     @property
+    def inverse(self) -> Similarity:
+        """The map back."""
+        scale = 1 / self.scale
+        return Similarity(scale, self.rotation.T, -scale * self.translation @ self.rotation)
+
+    @property
     def matrix(self) -> np.ndarray:
         """The map as a matrix. (4, 4)"""
         matrix = np.eye(4)
