@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gaussian_splatting.data.consistency import check_view_names
 from gaussian_splatting.data.maps.depth_maps import FOLDER as DEPTHS_FOLDER
-from gaussian_splatting.data.maps.depth_maps import NO_DEPTHS
+from gaussian_splatting.data.maps.depth_maps import NO_DEPTHS, scan_named
 from gaussian_splatting.data.maps.estimators.estimated_depths import ESTIMATORS, require_estimator
 from gaussian_splatting.data.maps.map_files import find_folder
 from gaussian_splatting.data.maps.normal_maps import FOLDER as NORMALS_FOLDER
@@ -46,7 +46,11 @@ def check_files_of_flags(plan: PipelinePlan) -> None:
     if depths in ESTIMATORS:
         require_estimator(depths)
     elif depths != NO_DEPTHS.depths:
-        find_folder(root, depths, DEPTHS_FOLDER, "--depths")
+        scan_path = scan_named(root, vanilla.depth_options)
+        if scan_path is None:
+            find_folder(root, depths, DEPTHS_FOLDER, "--depths")
+        else:
+            require_reader(scan_path)
     image_folders = ["images"]
     if plan.convert.resize:
         # Copies at other sizes are made with the cameras.

@@ -8,14 +8,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import gaussian_splatting.train as vanilla_train
 import place_scan
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.maps.depth_maps import DepthOptions
 from gaussian_splatting.data.ply import read_gaussian_ply, read_point_ply, write_point_ply
 from gaussian_splatting.data.reference_layout import point_cloud_path
+from gaussian_splatting.data.scans.scan_depths import depth_of_points, point_spacing
 from gaussian_splatting.data.scans.scan_files import read_scan
 from gaussian_splatting.data.scans.scan_frame import ScanFrame, scan_in_scene, without_offset
 from gaussian_splatting.data.scans.voxel_grid import VoxelGrid
+from gaussian_splatting.data.scene import VanillaSize, load_scene
 from sugar_utils.errors import UserError
 from tests.support.survey import EPSG, TO_MAP, list_lines, places, write_list
 from tests.support.tiny_scene import TinyScene, make_tiny_scene, run_cli, tiny_cameras
@@ -258,3 +263,69 @@ def test_a_scan_on_the_map_is_refused_without_the_map(scene, tmp_path, capsys):
     assert "place_scan.py with --gcp or --gps" in error
     assert error.count("\n") == 1
     assert not target.exists()
+
+
+def ray_depth(camera: Camera, radius: float) -> np.ndarray:
+    """Depth of the nearest point of a sphere around the origin, 0 beside it. (H, W)"""
+    v, u = np.mgrid[0 : camera.height, 0 : camera.width] + 0.5
+    x = (u - camera.cx) / camera.fx
+    y = (v - camera.cy) / camera.fy
+    directions = np.stack([x, y, np.ones_like(x)], axis=-1)
+    middle = camera.translation
+    a = (directions**2).sum(axis=-1)
+    b = directions @ middle
+    root = b**2 - a * (middle @ middle - radius**2)
+    return np.where(root > 0, (b - np.sqrt(np.maximum(root, 0))) / a, 0.0)
+
+
+@pytest.mark.parametrize("n_points", [4_000, 60_000])
+def test_depth_of_a_scan_is_that_of_the_nearest_surface(n_points):
+    """The far side of the sphere is not seen through the gaps of the near one."""
+    points, _ = sphere(n_points)
+    camera = tiny_cameras(3, zoom=4)[1]
+    size = (camera.width, camera.height)
+    depth = depth_of_points(points, camera, size, point_spacing(points))
+    truth = ray_depth(camera, 1.0)
+    known = (depth > 0) & (truth > 0)
+    errors = np.abs(depth - truth)[known] / truth[known]
+    assert known.sum() > 0.2 * (truth > 0).sum()
+    assert np.median(errors) < 0.01
+    # The far side is 30 % and more behind the near one, but for the rim.
+    assert (errors > 0.15).mean() < 0.005
+    # Beside the sphere there is nothing, but for half a splat.
+    assert ((depth > 0) & (truth == 0)).sum() < 0.05 * known.sum()
+    empty = depth_of_points(points + [0, 0, 1000], camera, size, 0.1)
+    assert not empty.any()
+
+
+@pytest.mark.parametrize("suffix", [".las", ".ply"])
+def test_a_scan_is_depth_for_each_photograph(suffix, scene, tmp_path):
+    points, colors = sphere(30_000)
+    path = tmp_path / f"scan{suffix}"
+    write_scan(path, points, colors)
+    lines: list[str] = []
+    loaded = load_scene(
+        scene.root,
+        size_rule=VanillaSize(),
+        eval_split=False,
+        depths=DepthOptions(depths=str(path)),
+        notify=lines.append,
+    )
+    assert len(loaded.depths.maps) == 10
+    camera = loaded.train_cameras[0]
+    depth = loaded.depths.of(camera, torch.device("cpu"))
+    truth = ray_depth(camera, 1.0)
+    both = (depth.numpy() > 0) & (truth > 0)
+    assert both.sum() > 0.8 * (truth > 0).sum()
+    assert np.median(np.abs(depth.numpy() / np.where(truth > 0, truth, 1) - 1)[both]) < 0.02
+    assert any("in 10 of 10 photographs" in line for line in lines)
+
+
+def test_a_run_takes_a_scan_as_depth(scene, tmp_path, capsys):
+    pytest.importorskip("laspy")
+    path = tmp_path / "scan.las"
+    write_scan(path, *sphere(20_000))
+    assert train(scene, tmp_path / "out", "--depths", path) == 0
+    assert "in 10 of 10 photographs" in capsys.readouterr().out
+    assert train(scene, tmp_path / "other", "--depths", tmp_path / "gone.las") == 2
+    assert "gone.las: no such file" in capsys.readouterr().err

@@ -67,7 +67,7 @@ class TargetSheetOptions:
 
 
 class _Grid(NamedTuple):
-    """How many targets a page has, and the room of each."""
+    """Columns and rows of targets on a page, and the room of each."""
 
     columns: int
     rows: int
@@ -147,25 +147,25 @@ def _target_commands(
     cell = side / len(cells)
     quiet = _QUIET_CELLS * cell
     page_height = PAGES[options.page][1]
-    left = _PAGE_MARGIN + place[0] * grid.width + (grid.width - side) / 2
+    x_left = _PAGE_MARGIN + place[0] * grid.width + (grid.width - side) / 2
     top = page_height - _PAGE_MARGIN - place[1] * grid.height - quiet
     commands = [
         f"{_CUT_GRAY} G 0.3 w",
-        f"{_rectangle(left - quiet, top - side - quiet, side + 2 * quiet, side + 2 * quiet)} S",
+        f"{_rectangle(x_left - quiet, top - side - quiet, side + 2 * quiet, side + 2 * quiet)} S",
         "0 g",
     ]
     # Runs of both directions, so that no line of white is seen between black neighbours.
     for start, end, row in _runs(~cells):
         low = top - (row + 1) * cell
-        commands.append(_rectangle(left + start * cell, low, (end - start) * cell, cell))
+        commands.append(_rectangle(x_left + start * cell, low, (end - start) * cell, cell))
     for start, end, column in _runs(~cells.T):
         low = top - end * cell
-        commands.append(_rectangle(left + column * cell, low, cell, (end - start) * cell))
+        commands.append(_rectangle(x_left + column * cell, low, cell, (end - start) * cell))
     commands.append("f")
     text = f"{number}   {options.kind}   side {1000 * side:g} mm"
     available = _POINTS * grid.width / (_FONT_WIDTH * len(text))
     font_size = max(min(_FONT_SIZE, available), _LEAST_FONT_SIZE)
-    x = _POINTS * (left - quiet)
+    x = _POINTS * (x_left - quiet)
     y = _POINTS * (top - side - quiet - _TEXT_HEIGHT / 2)
     commands.append(f"BT /F1 {font_size:.2f} Tf {x:.3f} {y:.3f} Td ({text}) Tj ET")
     return commands

@@ -55,8 +55,9 @@ class VoxelGrid:
         extent = float((positions.max(axis=0) - low).max())
         if self.side == 0:
             # Scans are surfaces, so points rise with the square of the extent.
-            near, far = np.quantile(positions, _QUANTILES, axis=0)
-            self.side = _FIRST_SIDE * float(np.linalg.norm(far - near)) / np.sqrt(self.limit)
+            low_corner, high_corner = np.quantile(positions, _QUANTILES, axis=0)
+            diagonal = float(np.linalg.norm(high_corner - low_corner))
+            self.side = _FIRST_SIDE * diagonal / np.sqrt(self.limit)
         self.side = max(self.side, extent / _MAX_CELLS, np.finfo(np.float32).tiny)
         self._merge(low)
         while len(self._positions) > self.limit:
