@@ -216,7 +216,8 @@ def _located(
     located = []
     too_few = []
     for point in file.points:
-        target = by_number.get(point.target_number)
+        number = point.target_number
+        target = None if number is None else by_number.get(number)
         if target is not None and not point.observations:
             located.append(_Located(point, target.place))
             continue

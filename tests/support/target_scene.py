@@ -113,7 +113,7 @@ def boards(numbers: Sequence[int] = range(8)) -> tuple[list[Board], dict[int, np
 
 
 def photograph(camera: Camera, planes: Sequence[Board]) -> np.ndarray:
-    """What a camera sees of boards; nearer ones hide others. (H, W) uint8"""
+    """The picture that a camera takes of boards; nearer ones hide others. (H, W) uint8"""
     steps = (np.arange(_SAMPLES) + 0.5) / _SAMPLES
     u = (np.arange(camera.width)[:, None] + steps).reshape(-1)
     v = (np.arange(camera.height)[:, None] + steps).reshape(-1)

@@ -85,8 +85,8 @@ class DepthOptions:
         "sensor or an estimator; or a laser scan in the world of the scene (.las, .laz, .e57, "
         ".ply), whose points are seen from each photograph; moge, da3, metric3d: estimated by "
         "MoGe-2, Depth Anything 3 or Metric3D v2, if it is installed, and kept in depths_NAME/ of "
-        "the scene folder; none: no depth maps; unset: depths/ of the scene folder, or those that transforms*.json names, "
-        "where they are",
+        "the scene folder; none: no depth maps; unset: depths/ of the scene folder, or those that "
+        "transforms*.json names, where they are",
         metavar="{DIR,SCAN,moge,da3,metric3d,none}",
     )
     depth_weight: float = _flag(

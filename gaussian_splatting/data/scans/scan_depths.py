@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 from scipy.ndimage import minimum_filter
-from scipy.spatial import cKDTree
+from scipy.spatial import KDTree
 
 from gaussian_splatting.data.cameras import Camera
 
@@ -22,7 +22,7 @@ def point_spacing(positions: np.ndarray) -> float:
     if len(positions) <= _NEIGHBOR:
         return 0.0
     step = max(1, len(positions) // _SAMPLES)
-    distances, _ = cKDTree(positions).query(positions[::step], k=_NEIGHBOR + 1)
+    distances, _ = KDTree(positions).query(positions[::step], k=_NEIGHBOR + 1)
     return float(np.median(distances[:, -1]))
 
 

@@ -115,6 +115,7 @@ def scan_epsg(path: Path) -> int | None:
     """
     if path.suffix.lower() not in LAS_SUFFIXES:
         return None
+    require_regular_file(path)
     laspy = _load_laspy(path)
     with _scan_errors(path), laspy.open(path) as reader:
         try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from scipy.spatial import cKDTree
+from scipy.spatial import KDTree
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.scans.scan_files import Scan, ToWorld, read_scan
@@ -68,7 +68,7 @@ class ScanFrame:
         if not len(self.points):
             return
         step = max(1, len(self.points) // _SAMPLES)
-        gaps, _ = cKDTree(scan.positions).query(self.points[::step])
+        gaps, _ = KDTree(scan.positions).query(self.points[::step])
         allowed = _MAX_GAP * self.reach
         is_near = gaps <= allowed
         if is_near.mean() < _LEAST_SHARE:

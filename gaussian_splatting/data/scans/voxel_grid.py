@@ -10,6 +10,7 @@ import numpy as np
 _GROWTH = 1.25  # of the side of cells, until few enough points are left
 _FIRST_SIDE = 0.25  # of the side that a square of the extent would need
 _MAX_CELLS = 1 << 20  # along an axis; three such numbers fit into one of 64 bits
+_LEAST_SIDE = 1e-30  # world units
 _QUANTILES = 0.02, 0.98  # the extent of most points; strays do not coarsen the others
 
 
@@ -57,8 +58,8 @@ class VoxelGrid:
             # Scans are surfaces, so points rise with the square of the extent.
             low_corner, high_corner = np.quantile(positions, _QUANTILES, axis=0)
             diagonal = float(np.linalg.norm(high_corner - low_corner))
-            self.side = _FIRST_SIDE * diagonal / np.sqrt(self.limit)
-        self.side = max(self.side, extent / _MAX_CELLS, np.finfo(np.float32).tiny)
+            self.side = _FIRST_SIDE * diagonal / self.limit**0.5
+        self.side = max(self.side, extent / _MAX_CELLS, _LEAST_SIDE)
         self._merge(low)
         while len(self._positions) > self.limit:
             self.side *= _GROWTH
