@@ -255,6 +255,20 @@ VERBS: dict[str, Program] = {
         "sugar_pipeline.model_metrics:metrics_parser",
         takes_results=True,
     ),
+    "scan": Program(
+        "place_scan.py",
+        "bring a laser scan from a map to the world of a capture",
+        "sugar_capture.georeference.scan_placing:place_scan",
+        "sugar_capture.georeference.scan_placing:ScanOptions",
+        takes_results=True,
+    ),
+    "targets": Program(
+        "print_targets.py",
+        "numbered targets to print, for the scale of a capture",
+        "sugar_capture.georeference.target_sheets:write_target_sheet",
+        "sugar_capture.georeference.target_sheets:TargetSheetOptions",
+        takes_results=True,
+    ),
     "doctor": Program(
         "train.py",
         "check the installation, and scene and checkpoint if given",

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from gaussian_splatting.data.consistency import check_view_names
 from gaussian_splatting.data.maps.depth_maps import FOLDER as DEPTHS_FOLDER
-from gaussian_splatting.data.maps.depth_maps import NO_DEPTHS
+from gaussian_splatting.data.maps.depth_maps import NO_DEPTHS, scan_named
 from gaussian_splatting.data.maps.estimators.estimated_depths import ESTIMATORS, require_estimator
 from gaussian_splatting.data.maps.map_files import find_folder
 from gaussian_splatting.data.maps.normal_maps import FOLDER as NORMALS_FOLDER
 from gaussian_splatting.data.maps.normal_maps import NO_NORMALS
 from gaussian_splatting.data.observations import ALL_VIEWS
+from gaussian_splatting.data.scans.scan_files import require_reader
 from gaussian_splatting.data.scene import Scene, load_scene
 from sugar_capture.photographs import described_photographs, output_names
 from sugar_capture.scene_folder import DIVISORS, find_source, scene_root
@@ -40,11 +41,16 @@ def check_files_of_flags(plan: PipelinePlan) -> None:
     root = scene_root(plan.convert.source_path)
     if vanilla.init_ply is not None:
         require_regular_file(vanilla.init_ply)
+        require_reader(vanilla.init_ply)
     depths = vanilla.depth_options.depths
     if depths in ESTIMATORS:
         require_estimator(depths)
     elif depths != NO_DEPTHS.depths:
-        find_folder(root, depths, DEPTHS_FOLDER, "--depths")
+        scan_path = scan_named(root, vanilla.depth_options)
+        if scan_path is None:
+            find_folder(root, depths, DEPTHS_FOLDER, "--depths")
+        else:
+            require_reader(scan_path)
     image_folders = ["images"]
     if plan.convert.resize:
         # Copies at other sizes are made with the cameras.

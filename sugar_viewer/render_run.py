@@ -155,6 +155,10 @@ class RenderOptions:
             raise UserError(
                 f"--path {self.path}: choose one of {', '.join((*VIEWS, *PATHS))}, or NAME.json"
             )
+        if self.map_flags.scales:
+            raise UserError(
+                "--targets alone gives a scale, not a map; pass --gcp or --gps auto, too"
+            )
         if self.ortho is None:
             if self.ortho_pixel is not None or self.map_flags.wanted:
                 raise UserError("--ortho_pixel, --gcp and --gps are for --ortho; pass it, too")

@@ -428,6 +428,12 @@ def test_systems_that_are_none_for_a_map_are_refused():
         MapFlags(epsg=EPSG)
 
 
+def test_targets_without_opencv_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    message = refusal(capture_in(tmp_path), targets="apriltag36h11", target_size=0.1)
+    assert "--targets needs the package opencv-python-headless" in message
+
+
 def test_photographs_without_gps_are_refused(tmp_path):
     assert "0 photographs have GPS" in refusal(capture_in(tmp_path))
     capture, _ = gps_scene(tmp_path, n=12)

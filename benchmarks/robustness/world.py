@@ -61,6 +61,8 @@ SCRIPTS = (
     "extract_mesh.py",
     "extract_refined_mesh_with_texture.py",
     "metrics.py",
+    "place_scan.py",
+    "print_targets.py",
     "export.py",
     "render.py",
     "view.py",

@@ -427,15 +427,7 @@ def read_point_ply(
         UserError: The file is damaged or holds no points.
     """
     vertices = _read_ply(path)["vertex"].data
-    names = {name.lower(): name for name in property_names(vertices)}
-    missing = [name for name in ("x", "y", "z") if name not in names]
-    if missing:
-        raise UserError(f"{path}: lacks the properties {', '.join(missing)}; use a point cloud")
-    axes = [names[axis] for axis in ("x", "y", "z")]
-    color_names = color_properties(vertices) or []
-    lists = [name for name in (*axes, *color_names) if _is_list(vertices, name)]
-    if lists:
-        raise UserError(f"{path}: {lists[0]} is a list in each row; use a point cloud")
+    axes, color_names = _point_properties(path, vertices)
     points = _columns(vertices, axes, offset)
     if color_names:
         colors = _point_colors(vertices, color_names)
@@ -447,6 +439,33 @@ def read_point_ply(
         n_dropped = int((~is_finite).sum())
         notify(f"{path}: dropped {n_dropped} of {len(points)} points with NaN or infinity")
     return points[is_finite], colors[is_finite]
+
+
+def read_point_table(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
+    """Read points in full coordinates, (N, 3) float64, and colours, (N, 3) uint8, if it has any.
+
+    Raises:
+        UserError: The file is damaged or holds no points.
+    """
+    vertices = _read_ply(path)["vertex"].data
+    axes, color_names = _point_properties(path, vertices)
+    points = np.stack([np.asarray(vertices[axis], np.float64) for axis in axes], axis=1)
+    colors = _point_colors(vertices, color_names) if color_names else None
+    return points, colors
+
+
+def _point_properties(path: Path, vertices: np.ndarray) -> tuple[list[str], list[str]]:
+    """Return the names of the coordinates, and of the colours where there are any."""
+    names = {name.lower(): name for name in property_names(vertices)}
+    missing = [name for name in ("x", "y", "z") if name not in names]
+    if missing:
+        raise UserError(f"{path}: lacks the properties {', '.join(missing)}; use a point cloud")
+    axes = [names[axis] for axis in ("x", "y", "z")]
+    color_names = color_properties(vertices) or []
+    lists = [name for name in (*axes, *color_names) if _is_list(vertices, name)]
+    if lists:
+        raise UserError(f"{path}: {lists[0]} is a list in each row; use a point cloud")
+    return axes, color_names
 
 
 def _point_colors(vertices: np.ndarray, names: Sequence[str]) -> np.ndarray:

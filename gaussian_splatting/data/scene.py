@@ -33,6 +33,7 @@ from gaussian_splatting.data.maps.depth_maps import (
     NOTHING_KNOWN,
     DepthOptions,
     KnownDepths,
+    ScanWorld,
     known_depths,
 )
 from gaussian_splatting.data.maps.normal_maps import (
@@ -407,8 +408,17 @@ def _finish(
         notify=options.notify,
         earlier=earlier,
     )
+    folder_offset = read_offset(root)
+    if folder_offset is None:
+        folder_offset = np.zeros(3)
+    offset = source.offset + folder_offset
     depths = known_depths(
-        checked.cameras, root, options.depths, source.observations, options.notify
+        checked.cameras,
+        root,
+        options.depths,
+        source.observations,
+        options.notify,
+        ScanWorld(source.points, offset),
     )
     normals = known_normals(checked.cameras, root, options.normals, options.notify)
     sized = _resize(checked, options.size_rule)
@@ -422,9 +432,6 @@ def _finish(
     extent = camera_extent(train_cameras)
     if extent == 0:
         options.notify(f"{root}: all training cameras stand in one place; the scene has no extent")
-    folder_offset = read_offset(root)
-    if folder_offset is None:
-        folder_offset = np.zeros(3)
     counts = f"{len(train_cameras)} to train on, {len(test_cameras)} held out"
     return Scene(
         root=root,
@@ -444,7 +451,7 @@ def _finish(
         dropped_test_cameras=dropped_test_cameras,
         depths=depths,
         normals=normals,
-        offset=source.offset + folder_offset,
+        offset=offset,
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +14,8 @@ from gaussian_splatting.cloud import MAX_SH_DEGREE, GaussianCloud
 from gaussian_splatting.components.densification import Region
 from gaussian_splatting.data import ply as ply_files
 from gaussian_splatting.data.masks import VisualHull
+from gaussian_splatting.data.scans.scan_files import MAX_SCAN_POINTS, Scan, is_scan
+from gaussian_splatting.data.scans.scan_frame import ScanFrame, scan_in_scene, without_offset
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
 from gaussian_splatting.sky_sphere import SKY_SHARE, opaque_sky, with_sky
@@ -70,18 +73,22 @@ def initial_gaussians(
     """Make the Gaussians to start from; never more than the settings allow.
 
     Args:
-        init_ply: Gaussians or coloured points to start from; None for the scene's points.
+        init_ply: Gaussians, coloured points or a scan to start from; None for the scene's points.
         region: Only what lies in its hull is taken; a sky is added around it.
     """
     limit = config.densification.max_gaussians
     hull = region.hull
-    if init_ply is not None and ply_files.holds_gaussians(init_ply):
+    if init_ply is not None and holds_gaussians(init_ply):
         cloud = ply_files.read_gaussian_ply(init_ply, notify, scene.offset)
         cloud = cloud.select(_carved(cloud.means, hull, notify))
         return cloud.select(_thinned(len(cloud), limit, notify)).to(device)
     points = torch.from_numpy(scene.points)
     colors = torch.from_numpy(scene.points_rgb)
-    if init_ply is not None:
+    if init_ply is not None and is_scan(init_ply):
+        scan = _scan_of(scene, init_ply, limit, notify)
+        points = torch.from_numpy(scan.positions.astype(np.float32))
+        colors = torch.from_numpy(scan.colors)
+    elif init_ply is not None:
         ply_points, ply_colors = ply_files.read_point_ply(init_ply, notify, scene.offset)
         points = torch.from_numpy(ply_points)
         colors = torch.from_numpy(ply_colors)
@@ -103,6 +110,18 @@ def initial_gaussians(
         return initial_cloud(points.to(device), colors.to(device))
     points, colors = with_sky(points, colors, scene.train_cameras, scene.extent, robustness)
     return opaque_sky(initial_cloud(points.to(device), colors.to(device)), region.sky)
+
+
+def holds_gaussians(path: Path) -> bool:
+    """Whether a file to start from holds Gaussians, as opposed to points or a scan."""
+    return not is_scan(path) and ply_files.holds_gaussians(path)
+
+
+def _scan_of(scene: Scene, path: Path, limit: int | None, notify: Notify) -> Scan:
+    """Return the points of a scan near the cameras, few enough to start from."""
+    frame = ScanFrame.of(scene.calibrated_cameras, scene.points)
+    most = MAX_SCAN_POINTS if limit is None else min(limit, MAX_SCAN_POINTS)
+    return scan_in_scene(path, frame, most, notify, without_offset(scene.offset))
 
 
 def _carved(points: torch.Tensor, hull: VisualHull | None, notify: Notify) -> torch.Tensor:

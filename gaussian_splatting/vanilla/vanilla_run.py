@@ -46,7 +46,7 @@ from gaussian_splatting.shared_flags import InertFlags, checkpoint_interval, ine
 from gaussian_splatting.sky_sphere import sky_of
 from gaussian_splatting.vanilla.dense_start import with_dense_points
 from gaussian_splatting.vanilla.estimated_masks import ITERATIONS, MaskEstimation
-from gaussian_splatting.vanilla.initial_gaussians import initial_gaussians
+from gaussian_splatting.vanilla.initial_gaussians import holds_gaussians, initial_gaussians
 from gaussian_splatting.vanilla.sky_colors import with_sky_colors
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
@@ -111,7 +111,8 @@ class VanillaOptions:
     config: VanillaConfig = field(default_factory=VanillaConfig)
     init_ply: Path | None = flag(
         None,
-        "start from this PLY, Gaussians or coloured points, instead of the scene's points",
+        "start from this PLY, Gaussians or coloured points, instead of the scene's points; or from "
+        "a scan in the world of the scene, .las, .laz or .e57",
         group="vanilla stage",
         parse=Path,
         no_effect_when="with --gs_output_dir",
@@ -337,7 +338,7 @@ class _VanillaRun:
         scene = self._scene
         init_ply = self._options.init_ply
         config = self._options.config
-        if init_ply is not None and ply_files.holds_gaussians(init_ply):
+        if init_ply is not None and holds_gaussians(init_ply):
             return cloud
         hull = self.region.hull
         if self.region.sky is not None and hull is None:

@@ -26,10 +26,11 @@ from sugar_utils.schemas import FAR
 _ADVICE = "correct the line"
 _CHECK_WORDS = ("check", "chk")  # in the names of points that are held out
 _SYSTEM_COMMENT = re.compile(r"#\s*CoordinateSystem:\s*(.+)", re.IGNORECASE)
+_NUMBER = re.compile(r"(?<!\d)\d{1,6}(?!\d)")  # of a target, in the name of a point
 _LIST_COLUMNS = 6  # of gcp_list.txt, without the name
 _PROJECTIONS = "projections.csv"
 _MARKER_COLUMNS = {
-    "label": ("label", "name", "marker", "point", "id", "gcp", "marker label"),
+    "label": ("label", "name", "marker", "point", "id", "gcp", "marker label", "number", "target"),
     "x": ("x", "easting", "east", "e", "longitude", "lon", "long"),
     "y": ("y", "northing", "north", "n", "latitude", "lat"),
     "z": ("z", "altitude", "height", "elevation", "alt", "up", "h"),
@@ -61,6 +62,12 @@ class ControlPoint:
     observations: tuple[PointObservation, ...]
 
     @property
+    def target_number(self) -> int | None:
+        """The number of the printed target that its name tells; None for other names."""
+        numbers = _NUMBER.findall(self.name)
+        return int(numbers[0]) if len(numbers) == 1 else None
+
+    @property
     def is_check(self) -> bool:
         """Whether its name says that it is held out."""
         name = self.name.lower()
@@ -83,10 +90,11 @@ class _Line(NamedTuple):
     place: str  # file and number
 
 
-def read_control_points(paths: Sequence[Path]) -> ControlPoints:
+def read_control_points(paths: Sequence[Path], needs_pixels: bool = True) -> ControlPoints:
     """Read a ``gcp_list.txt``, or markers and their projections of Metashape.
 
     Args:
+        needs_pixels: Whether markers need projections; points that are printed targets have none.
         paths: The file, and for Metashape the one with the projections, which may be left out
             where it lies beside the first as ``projections.csv`` or ``NAME_projections.csv``.
 
@@ -100,7 +108,7 @@ def read_control_points(paths: Sequence[Path]) -> ControlPoints:
         raise UserError(f"{paths[0]}: is empty; write control points into it")
     if len(paths) == 1 and _is_list(lines):
         return _read_list(paths[0], lines)
-    return _read_markers(paths[0], lines, _projections_of(paths))
+    return _read_markers(paths[0], lines, _projections_of(paths, needs_pixels))
 
 
 def _lines_of(path: Path) -> list[_Line]:
@@ -179,8 +187,8 @@ class _Collected:
         )
 
 
-def _projections_of(paths: Sequence[Path]) -> Path:
-    """Return the file that says where photographs show markers."""
+def _projections_of(paths: Sequence[Path], needs_pixels: bool) -> Path | None:
+    """Return the file that says where photographs show markers; None where it may be missing."""
     if len(paths) == 2:
         return paths[1]
     markers = paths[0]
@@ -191,14 +199,16 @@ def _projections_of(paths: Sequence[Path]) -> Path:
     for path in candidates:
         if path.is_file():
             return path
+    if not needs_pixels:
+        return None
     raise UserError(
         f"{markers}: has no pixels, and there is no {candidates[0].name} beside it; pass the file "
-        "with image, marker, x, y as the second of --gcp"
+        "with image, marker, x, y as the second of --gcp, or --targets for printed targets"
     )
 
 
-def _read_markers(path: Path, lines: Sequence[_Line], projections: Path) -> ControlPoints:
-    """Read markers and projections of Metashape."""
+def _read_markers(path: Path, lines: Sequence[_Line], projections: Path | None) -> ControlPoints:
+    """Read markers of Metashape, and their projections where there are any."""
     system = _system_of_comments(lines)
     table = _Table(lines, _MARKER_COLUMNS)
     if system is None and any(word in table.header.get("x", "") for word in _DEGREES):
@@ -210,6 +220,8 @@ def _read_markers(path: Path, lines: Sequence[_Line], projections: Path) -> Cont
             raise UserError(f"{place}: {name} is there twice; {_ADVICE}")
         numbers = [_number(row[axis], place) for axis in "xyz"]
         collected.add_position(name, np.array(numbers), place)
+    if projections is None:
+        return ControlPoints(collected.points(), system, str(path))
     for row, place in _Table(_lines_of(projections), _PROJECTION_COLUMNS).rows():
         name = printable(row["marker"])
         if not collected.has(name):

@@ -7,6 +7,7 @@ add to these, because float32 has too few digits for coordinates of a map.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,9 +17,10 @@ import numpy as np
 
 from sugar_capture.georeference import map_systems
 from sugar_capture.georeference.map_systems import MapSystem, TangentPlane
+from sugar_capture.georeference.printed_targets import DEFAULT_KIND, TARGET_KINDS
 from sugar_capture.georeference.similarity import Similarity, root_mean_square
 from sugar_utils.errors import UserError
-from sugar_utils.flags import positive_int
+from sugar_utils.flags import positive_float, positive_int
 from sugar_utils.settings import flag
 
 GPS_CHOICES = ("auto", "none")
@@ -57,7 +59,33 @@ class MapFlags:
         no_effect_when="it is an error without --gcp and --gps auto",
     )
 
+    targets: str | None = _flag(
+        None,
+        f"find printed targets in the photographs ({DEFAULT_KIND} unless another kind follows): "
+        "points of --gcp without pixels are the targets whose numbers they have, and --target_size "
+        "gives the scale; needs the scene",
+        choices=tuple(TARGET_KINDS),
+        nargs="?",
+        const=DEFAULT_KIND,
+        metavar="KIND",
+    )
+    target_size: float | None = _flag(
+        None,
+        "side of the printed targets in metres, which makes results metres: by itself, or for the "
+        "scale of --gps auto",
+        parse=positive_float,
+        no_effect_when="with --gcp, whose points give the scale, it only checks; without --targets "
+        "it is an error",
+    )
+
     def __post_init__(self) -> None:
+        if self.target_size is not None and self.targets is None:
+            raise UserError("--target_size is the side of printed targets; pass --targets, too")
+        if self.targets is not None and self.target_size is None and self.gcp is None:
+            raise UserError(
+                "--targets needs the side of the targets in metres, --target_size, or a file with "
+                "their coordinates, --gcp"
+            )
         if self.epsg is None:
             return
         if not self.wanted:
@@ -83,6 +111,11 @@ class MapFlags:
         """Whether anything is to be put on a map."""
         return self.gcp is not None or self.gps == "auto"
 
+    @property
+    def scales(self) -> bool:
+        """Whether results are made metres by printed targets, and are not put on a map."""
+        return self.target_size is not None and not self.wanted
+
 
 class Residual(NamedTuple):
     """The difference between a place on the map and the same place of the capture."""
@@ -98,6 +131,28 @@ class Residual(NamedTuple):
         return float(np.linalg.norm(self.difference))
 
 
+class TargetResidual(NamedTuple):
+    """A printed target after the placement, compared with what was printed."""
+
+    number: int
+    n_images: int  # photographs that show it
+    side: float  # metres
+    difference: float | None  # of the side from that of the print, metres; None: not given
+    pixels: float  # error of its corners
+    is_used: bool  # for the scale; where that is of other points, whether the size is that of most
+
+    def row(self) -> dict[str, object]:
+        """Return it as values for a JSON file."""
+        return {
+            "number": self.number,
+            "photographs": self.n_images,
+            "side": self.side,
+            "difference": self.difference,
+            "pixels": self.pixels,
+            "used": self.is_used,
+        }
+
+
 @dataclass(frozen=True)
 class MapPlacement:
     """A similarity from the world of a capture to a map, and how well it fits."""
@@ -108,6 +163,7 @@ class MapPlacement:
     plane: TangentPlane | None
     source: str  # control points or GPS
     residuals: list[Residual] = field(default_factory=list)
+    targets: list[TargetResidual] = field(default_factory=list)
 
     @property
     def matrix(self) -> np.ndarray:
@@ -148,7 +204,7 @@ class MapPlacement:
                 row["pixels"] = residual.pixels
             residuals.append(row)
         plane = self.plane
-        return {
+        record: dict[str, object] = {
             "matrix": self.matrix.tolist(),
             "offset": self.offset.tolist(),
             "meaning": MAP_MEANING,
@@ -161,6 +217,9 @@ class MapPlacement:
             "check_rms": self.rms(CHECK),
             "residuals": residuals,
         }
+        if self.targets:
+            record["targets"] = [target.row() for target in self.targets]
+        return record
 
     def describe(self) -> str:
         """Describe how well it fits, in one line."""
@@ -173,8 +232,27 @@ class MapPlacement:
                     f"{len(rows)} {role}, {self.rms(role):.3g} m RMS, at most "
                     f"{worst.distance:.3g} m ({worst.name})"
                 )
+        if self.targets:
+            parts.append(describe_targets(self.targets))
         fit = "; ".join(parts)
         return (
             f"on the map by {self.source}: {fit}; {self.similarity.scale:.6g} m a unit; "
             f"{self.system_name}"
         )
+
+
+def describe_targets(targets: Sequence[TargetResidual]) -> str:
+    """Describe in a few words how well targets fit their size; their number where none is given."""
+    differences = {
+        target.number: abs(target.difference)
+        for target in targets
+        if target.difference is not None and target.is_used
+    }
+    if not differences:
+        return f"{len(targets)} targets"
+    worst = max(differences, key=differences.__getitem__)
+    rms = root_mean_square(np.array(list(differences.values())))
+    return (
+        f"sides of {len(differences)} targets, {1000 * rms:.3g} mm RMS, at most "
+        f"{1000 * differences[worst]:.3g} mm ({worst})"
+    )

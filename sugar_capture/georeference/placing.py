@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,8 @@ from sugar_capture.georeference.map_placement import (
     MapFlags,
     MapPlacement,
     Residual,
+    TargetResidual,
+    describe_targets,
 )
 from sugar_capture.georeference.map_systems import MapSystem, TangentPlane
 from sugar_capture.georeference.similarity import (
@@ -34,6 +37,12 @@ from sugar_capture.georeference.similarity import (
     fitted,
     is_line,
     robust_fit,
+)
+from sugar_capture.georeference.target_places import (
+    PlacedTarget,
+    TargetScale,
+    placed_targets,
+    scale_by_targets,
 )
 from sugar_capture.georeference.triangulation import (
     MIN_IMAGES,
@@ -66,10 +75,19 @@ def place_on_map(scene: Scene, flags: MapFlags, notify: Notify) -> MapPlacement:
     Raises:
         UserError: There are too few points, or they do not fit.
     """
+    targets: list[PlacedTarget] = []
+    if flags.targets is not None:
+        targets = placed_targets(scene, flags.targets, notify)
+    scale = None
+    if flags.target_size is not None:
+        scale = scale_by_targets(targets, flags.target_size, notify)
     if flags.gcp is not None:
-        placement = _by_control_points(scene, read_control_points(flags.gcp), flags.system, notify)
+        file = read_control_points(flags.gcp, needs_pixels=flags.targets is None)
+        placement = _by_control_points(scene, file, flags.system, targets, notify)
     else:
-        placement = _by_gps(scene, flags.system, notify)
+        placement = _by_gps(scene, flags.system, scale, notify)
+    rows = _target_residuals(targets, scale, placement.similarity.scale, flags.target_size)
+    placement = replace(placement, targets=rows)
     notify(placement.describe())
     left_out = [residual.name for residual in placement.residuals if residual.role == LEFT_OUT]
     if left_out:
@@ -83,6 +101,57 @@ def place_on_map(scene: Scene, flags: MapFlags, notify: Notify) -> MapPlacement:
     return placement
 
 
+class MetricScale(NamedTuple):
+    """The scale of a capture by printed targets of a known side."""
+
+    metres: float  # that a world unit is
+    residuals: list[TargetResidual]
+
+    def record(self) -> dict[str, object]:
+        """Return it as values for a JSON file."""
+        return {"scale": self.metres, "targets": [row.row() for row in self.residuals]}
+
+
+def metric_scale(scene: Scene, flags: MapFlags, notify: Notify) -> MetricScale:
+    """Return how many metres a unit of the capture is, by printed targets alone.
+
+    Args:
+        flags: Their kind and their size.
+        notify: Called with lines about what was left out, and how well they fit.
+
+    Raises:
+        UserError: There are no targets, or they are of different sizes.
+    """
+    if flags.targets is None or flags.target_size is None:
+        raise ValueError("the flags name no targets of a known size")
+    targets = placed_targets(scene, flags.targets, notify)
+    scale = scale_by_targets(targets, flags.target_size, notify)
+    rows = _target_residuals(targets, scale, scale.metres, flags.target_size)
+    notify(f"scale by printed targets: {scale.metres:.6g} m a unit; {describe_targets(rows)}")
+    return MetricScale(scale.metres, rows)
+
+
+def _target_residuals(
+    targets: Sequence[PlacedTarget], scale: TargetScale | None, metres: float, size: float | None
+) -> list[TargetResidual]:
+    """Return targets after a placement.
+
+    Args:
+        scale: By the known side of the targets, where it is known.
+        metres: That a world unit is after the placement.
+        size: Side of the printed targets, metres.
+    """
+    rows = []
+    for index, target in enumerate(targets):
+        side = target.side * metres
+        difference = None if size is None else side - size
+        is_used = scale is None or bool(scale.is_used[index])
+        n_images = len(target.images)
+        pixels = target.place.error
+        rows.append(TargetResidual(target.number, n_images, side, difference, pixels, is_used))
+    return rows
+
+
 class _Located(NamedTuple):
     """A control point with its place in the capture."""
 
@@ -91,10 +160,14 @@ class _Located(NamedTuple):
 
 
 def _by_control_points(
-    scene: Scene, file: ControlPoints, system: MapSystem | None, notify: Notify
+    scene: Scene,
+    file: ControlPoints,
+    system: MapSystem | None,
+    targets: Sequence[PlacedTarget],
+    notify: Notify,
 ) -> MapPlacement:
-    """Return the placement by control points."""
-    located = _located(scene, file, notify)
+    """Return the placement by control points, of which some may be printed targets."""
+    located = _located(scene, file, targets, notify)
     n_needed = MIN_POINTS
     if len(located) < n_needed:
         raise UserError(
@@ -131,17 +204,28 @@ def _by_control_points(
     )
 
 
-def _located(scene: Scene, file: ControlPoints, notify: Notify) -> list[_Located]:
-    """Return the control points that several photographs show, with their places in the capture."""
+def _located(
+    scene: Scene, file: ControlPoints, targets: Sequence[PlacedTarget], notify: Notify
+) -> list[_Located]:
+    """Return the control points that several photographs show, with their places in the capture.
+
+    Points without pixels are the targets of their numbers.
+    """
     rays = PixelRays(scene)
+    by_number = {target.number: target for target in targets}
     located = []
     too_few = []
     for point in file.points:
+        number = point.target_number
+        target = None if number is None else by_number.get(number)
+        if target is not None and not point.observations:
+            located.append(_Located(point, target.place))
+            continue
         point_rays = [rays.ray(observation) for observation in point.observations]
         if len(point_rays) < MIN_IMAGES:
             too_few.append(point.name)
             continue
-        place = triangulated(point, point_rays)
+        place = triangulated(point.name, point_rays)
         if not place.is_certain:
             notify(
                 f"note: {point.name} is left out: its photographs were taken {place.angle:.2g} "
@@ -157,6 +241,13 @@ def _located(scene: Scene, file: ControlPoints, notify: Notify) -> list[_Located
             )
             continue
         located.append(_Located(point, place))
+    if targets and not any(point.target_number in by_number for point in file.points):
+        names = shortened([point.name for point in file.points])
+        numbers = shortened([str(number) for number in by_number])
+        raise UserError(
+            f"{file.place}: none of the points {names} is a target of the photographs ({numbers}); "
+            "name points by the numbers of their targets"
+        )
     if too_few:
         notify(f"note: fewer than {MIN_IMAGES} photographs show {shortened(too_few)}")
     return located
@@ -216,18 +307,24 @@ def _geographic_frame(
     return _MapFrame(moved - offset, offset, system, None)
 
 
-def _fit_of_points(source: np.ndarray, target: np.ndarray, place: str) -> Fit:
-    """Return the similarity of two sets of points, which must not lie on a line."""
+def _fit_of_points(
+    source: np.ndarray, target: np.ndarray, place: str, scale: float | None = None
+) -> Fit:
+    """Return the similarity of two sets of points, which must not lie on a line.
+
+    Args:
+        scale: Of the similarity, where it is known.
+    """
     for points, what in ((source, "in the capture"), (target, "on the map")):
         if is_line(points):
             raise UserError(
                 f"{place}: the points lie on a line or in one place {what}, which leaves the "
                 "orientation open; add points beside it"
             )
-    fit = robust_fit(source, target)
+    fit = robust_fit(source, target, scale)
     n_used = int(fit.is_used.sum())
     if n_used < max(MIN_POINTS, _MIN_AGREEING * len(source)):
-        return fitted(source, target)
+        return fitted(source, target, scale)
     return fit
 
 
@@ -268,8 +365,14 @@ class _GpsPhotograph(NamedTuple):
     position: np.ndarray  # longitude, latitude, altitude, (3,)
 
 
-def _by_gps(scene: Scene, system: MapSystem | None, notify: Notify) -> MapPlacement:
-    """Return the placement by the GPS of the photographs."""
+def _by_gps(
+    scene: Scene, system: MapSystem | None, target_scale: TargetScale | None, notify: Notify
+) -> MapPlacement:
+    """Return the placement by the GPS of the photographs.
+
+    Args:
+        target_scale: By printed targets, which are more exact; None: GPS gives it, too.
+    """
     photographs, names_without_altitude = _positions_of(scene)
     if len(photographs) < MIN_POINTS:
         missing = ""
@@ -287,15 +390,31 @@ def _by_gps(scene: Scene, system: MapSystem | None, notify: Notify) -> MapPlacem
     source = np.stack([photograph.camera.center for photograph in photographs])
     if len(source) < MIN_POINTS:
         raise UserError(f"{what} of {len(source)} photographs agrees; it takes {MIN_POINTS}")
-    fit = _fit_of_points(source, frame.local, what)
+    scale = None
+    if target_scale is not None:
+        scale = target_scale.metres * _map_metres(positions, frame)
+    fit = _fit_of_points(source, frame.local, what, scale)
     _require_orientation(fit, source, f"{what} positions")
     residuals = []
     for row, photograph in enumerate(photographs):
         role = CONTROL if fit.is_used[row] else LEFT_OUT
         residuals.append(Residual(photograph.camera.name, role, -fit.residuals[row]))
-    return MapPlacement(
-        fit.similarity, frame.offset, frame.system, frame.plane, "GPS of photographs", residuals
-    )
+    name = "GPS of photographs"
+    if scale is not None:
+        name += " and the side of printed targets"
+    return MapPlacement(fit.similarity, frame.offset, frame.system, frame.plane, name, residuals)
+
+
+def _map_metres(positions: np.ndarray, frame: _MapFrame) -> float:
+    """Return how many metres of the map a metre on the ground is; UTM shortens some by 0.04 %.
+
+    Args:
+        positions: Longitude, latitude, altitude. (N, 3)
+        frame: The same places on the map.
+    """
+    longitude, latitude, altitude = np.median(positions, axis=0)
+    plane = TangentPlane(latitude=latitude, longitude=longitude, altitude=altitude)
+    return fitted(plane.positions(positions), frame.local).similarity.scale
 
 
 def _positions_of(scene: Scene) -> tuple[list[_GpsPhotograph], list[str]]:

@@ -34,6 +34,12 @@ class Similarity:
         return self.scale * points @ self.rotation.T + self.translation
 
     @property
+    def inverse(self) -> Similarity:
+        """The map back."""
+        scale = 1 / self.scale
+        return Similarity(scale, self.rotation.T, -scale * self.translation @ self.rotation)
+
+    @property
     def matrix(self) -> np.ndarray:
         """The map as a matrix. (4, 4)"""
         matrix = np.eye(4)
@@ -80,8 +86,12 @@ def axis_spreads(points: np.ndarray) -> np.ndarray:
     return spreads
 
 
-def least_squares(source: np.ndarray, target: np.ndarray) -> Similarity:
-    """Return the similarity with the least sum of squared distances. (N, 3), (N, 3)"""
+def least_squares(source: np.ndarray, target: np.ndarray, scale: float | None = None) -> Similarity:
+    """Return the similarity with the least sum of squared distances. (N, 3), (N, 3)
+
+    Args:
+        scale: Of the similarity, where it is known; None: it is fitted, too.
+    """
     source_mean = source.mean(axis=0)
     target_mean = target.mean(axis=0)
     centered_source = source - source_mean
@@ -89,44 +99,49 @@ def least_squares(source: np.ndarray, target: np.ndarray) -> Similarity:
     left_vectors, values, right_vectors = np.linalg.svd(centered_target.T @ centered_source)
     signs = np.array([1.0, 1.0, np.sign(np.linalg.det(left_vectors @ right_vectors))])
     rotation = left_vectors @ np.diag(signs) @ right_vectors
-    square = float(np.square(centered_source).sum())
-    scale = float(values @ signs) / square
+    if scale is None:
+        scale = float(values @ signs) / float(np.square(centered_source).sum())
     return Similarity(scale, rotation, target_mean - scale * rotation @ source_mean)
 
 
-def fitted(source: np.ndarray, target: np.ndarray) -> Fit:
-    """Fit a similarity to all points. (N, 3), (N, 3)"""
-    similarity = least_squares(source, target)
+def fitted(source: np.ndarray, target: np.ndarray, scale: float | None = None) -> Fit:
+    """Fit a similarity to all points; its scale may be known. (N, 3), (N, 3)"""
+    similarity = least_squares(source, target, scale)
     residuals = target - similarity.moved(source)
     return Fit(similarity, residuals, np.ones(len(source), bool))
 
 
-def robust_fit(source: np.ndarray, target: np.ndarray) -> Fit:
+def robust_fit(source: np.ndarray, target: np.ndarray, scale: float | None = None) -> Fit:
     """Fit a similarity to the points that agree, by RANSAC; with fewer than 6, to all of them.
 
     The distance within which points agree follows from the median distance, since errors of a
     survey or a receiver are not known beforehand. (N, 3), (N, 3)
+
+    Args:
+        scale: Of the similarity, where it is known.
     """
     n_points = len(source)
     if n_points < _MIN_ROBUST:
-        return fitted(source, target)
+        return fitted(source, target, scale)
     random = generator(0, "georeference")
     best_median = np.inf
-    best = least_squares(source, target)
+    best = least_squares(source, target, scale)
     for _ in range(_TRIALS):
         rows = torch.randperm(n_points, generator=random, device="cpu")[:MIN_POINTS].numpy()
         if is_line(source[rows]):
             continue
-        candidate = least_squares(source[rows], target[rows])
+        candidate = least_squares(source[rows], target[rows], scale)
         distances = np.linalg.norm(target - candidate.moved(source), axis=1)
         median = float(np.median(distances))
         if median < best_median:
             best_median = median
             best = candidate
-    return _refined(source, target, best)
+    return _refined(source, target, best, scale)
 
 
-def _refined(source: np.ndarray, target: np.ndarray, similarity: Similarity) -> Fit:
+def _refined(
+    source: np.ndarray, target: np.ndarray, similarity: Similarity, scale: float | None
+) -> Fit:
     """Fit a similarity again to the points that agree with it, until they stay the same."""
     n_points = len(source)
     extent = float(np.ptp(target, axis=0).max())
@@ -139,7 +154,7 @@ def _refined(source: np.ndarray, target: np.ndarray, similarity: Similarity) -> 
         if np.array_equal(agrees, is_used) or is_line(source[agrees]):
             break
         is_used = agrees
-        similarity = least_squares(source[is_used], target[is_used])
+        similarity = least_squares(source[is_used], target[is_used], scale)
         # The first limit allows for a sample that fits itself; later ones are of many points.
         ratio = max(_OUTLIER_RATIO, ratio / 2)
     return Fit(similarity, target - similarity.moved(source), is_used)

@@ -16,7 +16,7 @@ from gaussian_splatting.data.colmap_files import format_of
 from gaussian_splatting.data.images import image_size, lens_at, lens_of
 from gaussian_splatting.data.names import NameIndex
 from gaussian_splatting.data.scene import Scene
-from sugar_capture.georeference.control_points import ControlPoint, PointObservation
+from sugar_capture.georeference.control_points import PointObservation
 from sugar_capture.photographs import picture_files
 from sugar_capture.scene_folder import INPUT, WORK
 from sugar_utils.errors import UserError
@@ -101,7 +101,7 @@ class PixelRays:
         v = observation.v
         lens = self._lens(camera)
         if lens is None:
-            view = _at_size_of_file(camera)
+            view = at_size_of_file(camera)
             width = view.width
             height = view.height
             plane = np.array([(u - view.cx) / view.fx, (v - view.cy) / view.fy])
@@ -117,9 +117,7 @@ class PixelRays:
                 f"{observation.place}: pixel {u:g}, {v:g} is outside of {observation.image}, "
                 f"which is {width} x {height}; correct the line"
             )
-        direction = camera.rotation.T @ np.array([*plane, 1.0])
-        length = float(np.linalg.norm(direction))
-        return Ray(camera.center, direction / length, 1 / (focal * length))
+        return _ray_through(camera, plane, focal)
 
     def _lens(self, camera: Camera) -> pycolmap.Camera | None:
         """Return the lens of a photograph whose flat copy the scene uses; else None."""
@@ -164,7 +162,24 @@ def _upright_size(path: Path, lens: pycolmap.Camera) -> tuple[int, int]:
     return width, height
 
 
-def _at_size_of_file(camera: Camera) -> Camera:
+def pinhole_ray(view: Camera, pixel: np.ndarray) -> Ray:
+    """Return the ray through a pixel, (2,), of the image that the scene itself uses.
+
+    Args:
+        view: The camera at the size of that image, see :func:`at_size_of_file`.
+    """
+    plane = (pixel - [view.cx, view.cy]) / [view.fx, view.fy]
+    return _ray_through(view, plane, view.fx)
+
+
+def _ray_through(camera: Camera, plane: np.ndarray, focal: float) -> Ray:
+    """Return the ray of a camera through a place, (2,), on its plane of depth 1."""
+    direction = camera.rotation.T @ np.array([*plane, 1.0])
+    length = float(np.linalg.norm(direction))
+    return Ray(camera.center, direction / length, 1 / (focal * length))
+
+
+def at_size_of_file(camera: Camera) -> Camera:
     """Return a camera at the size of its image, which may have been scaled after calibration."""
     if camera.image_path is None or not camera.image_path.is_file():
         return camera
@@ -172,14 +187,17 @@ def _at_size_of_file(camera: Camera) -> Camera:
     return camera.resized(width, height)
 
 
-def triangulated(point: ControlPoint, rays: Sequence[Ray]) -> TriangulatedPoint:
-    """Return the point with the least squared angles to rays, two or more of them."""
+def triangulated(name: str, rays: Sequence[Ray]) -> TriangulatedPoint:
+    """Return the point with the least squared angles to rays, two or more of them.
+
+    Args:
+        name: Of the point, for errors.
+    """
     if len(rays) < MIN_IMAGES:
-        raise ValueError(f"{point.name} has {len(rays)} rays")
+        raise ValueError(f"{name} has {len(rays)} rays")
     origins = np.stack([ray.origin for ray in rays])
     directions = np.stack([ray.direction for ray in rays])
-    # What is left of a vector beside the direction of a ray. (N, 3, 3)
-    across = np.eye(3) - directions[:, :, None] * directions[:, None, :]
+    across = _across(directions)
     weights = np.ones(len(rays))
     position = origins.mean(axis=0)
     for _ in range(_REWEIGHTINGS):
@@ -189,10 +207,22 @@ def triangulated(point: ControlPoint, rays: Sequence[Ray]) -> TriangulatedPoint:
         distances = np.linalg.norm(position - origins, axis=1)
         # Angles count, not distances: far rays are less sure of a place.
         weights = (distances.min() / np.maximum(distances, 1e-12)) ** 2
-    offsets = np.linalg.norm((across @ (position - origins)[:, :, None])[..., 0], axis=1)
-    distances = np.maximum(np.linalg.norm(position - origins, axis=1), 1e-12)
-    pixel_angles = np.array([ray.pixel_angle for ray in rays])
-    errors = offsets / distances / pixel_angles
+    errors = pixel_errors(position, rays)
     cosines = np.clip(directions @ directions.T, -1, 1)
     angle = float(np.degrees(np.arccos(cosines.min())))
     return TriangulatedPoint(position, float(np.sqrt(np.mean(errors**2))), angle)
+
+
+def pixel_errors(position: np.ndarray, rays: Sequence[Ray]) -> np.ndarray:
+    """Return how far rays miss a position, (3,), in pixels of their photographs. (N,)"""
+    origins = np.stack([ray.origin for ray in rays])
+    across = _across(np.stack([ray.direction for ray in rays]))
+    offsets = np.linalg.norm((across @ (position - origins)[:, :, None])[..., 0], axis=1)
+    distances = np.maximum(np.linalg.norm(position - origins, axis=1), 1e-12)
+    pixel_angles = np.array([ray.pixel_angle for ray in rays])
+    return offsets / distances / pixel_angles
+
+
+def _across(directions: np.ndarray) -> np.ndarray:
+    """Return the matrices that leave what is beside directions, (N, 3), of vectors. (N, 3, 3)"""
+    return np.eye(3) - directions[:, :, None] * directions[:, None, :]

@@ -44,7 +44,9 @@ _PLACEMENT_HELP = {
     "known_distance": "make it metres: two photographs or two points x,y,z of the capture, and how "
     "many metres lie between the cameras or points",
 }
-_WITHOUT_CAMERAS = "without --orient up, --known_distance, --original_frame, --gcp and --gps auto"
+_WITHOUT_CAMERAS = (
+    "without --orient up, --known_distance, --original_frame, --gcp, --gps auto and --targets"
+)
 
 
 @dataclass(frozen=True)
@@ -151,10 +153,14 @@ class ExportOptions:
                 "--gcp and --gps put it on a map; leave out --orient, --scale_factor and "
                 "--known_distance"
             )
+        if self.map_flags.scales and self.placement.is_scaled:
+            raise UserError(
+                "--target_size gives a scale; leave out --scale_factor and --known_distance"
+            )
         if self.original_frame:
             self._check_original_frame()
         for_printers = mesh_format is not None and mesh_format.for_printers
-        is_in_metres = self.placement.is_scaled or self.map_flags.wanted
+        is_in_metres = self.placement.is_scaled or self.map_flags.wanted or self.map_flags.scales
         if for_printers and not is_in_metres:
             raise UserError(
                 f"--to {self.to} is in millimetres: pass --known_distance, or --scale_factor with "
@@ -197,10 +203,10 @@ class ExportOptions:
                 f"--original_frame: {self.to} has too few digits for the coordinates of the "
                 f"original; choose --to {', '.join(wide)}"
             )
-        if self.placement.wanted:
+        if self.placement.wanted or self.map_flags.scales:
             raise UserError(
                 "--original_frame leaves everything where it was; leave out --orient, "
-                "--scale_factor and --known_distance"
+                "--scale_factor, --known_distance and --target_size"
             )
 
     def _check_normal_map(self) -> None:

@@ -19,8 +19,8 @@ from gaussian_splatting.formats.fidelity import fidelity
 from gaussian_splatting.formats.moved import moved_cloud
 from gaussian_splatting.formats.packing import require_gaussians
 from gaussian_splatting.formats.spz import SpzFit
-from sugar_capture.georeference.map_placement import MapPlacement
-from sugar_capture.georeference.placing import place_on_map
+from sugar_capture.georeference.map_placement import MapFlags, MapPlacement
+from sugar_capture.georeference.placing import metric_scale, place_on_map
 from sugar_extractors.export import map_records
 from sugar_extractors.export.companions import companions_of, mesh_of
 from sugar_extractors.export.engines.colliders import Collider, collider_of
@@ -90,6 +90,13 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
     place = None
     if options.map_flags.wanted:
         place = place_on_map(_scene(options, console), options.map_flags, console.info)
+    scale = None
+    if options.map_flags.scales:
+        scale = metric_scale(_scene(options, console), options.map_flags, console.info)
+        # Results may be in metres already.
+        unit = float(np.cbrt(np.linalg.det(_source_matrix(options)[:3, :3])))
+        placement_options = replace(options.placement, scale_factor=scale.metres / unit)
+        options = replace(options, placement=placement_options, map_flags=MapFlags())
     source_matrix = _source_matrix(options)
     has_record = options.is_placed or not np.array_equal(source_matrix, np.eye(4))
     all_files = [*files]
@@ -109,6 +116,8 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
         matrix = _write_result(options, temporary, place, console)
         if has_record:
             note = _record(options, matrix @ source_matrix, place)
+            if scale is not None:
+                note["metres"] = scale.record()
             for path in options.matrix_files:
                 write_json_atomic(temporary[path], note)
         if place is not None and has_offset_text:
@@ -464,8 +473,8 @@ def _scene(options: ExportOptions, console: Console) -> Scene:
     capture = capture_of([options.result], options.scene_path, options.checkpoint_path)
     if capture.scene is None:
         raise UserError(
-            "--gcp, --gps, --original_frame, --orient up, and --known_distance where it is not by "
-            "points x,y,z, need -s/--scene_path"
+            "--gcp, --gps, --targets, --original_frame, --orient up, and --known_distance where it "
+            "is not by points x,y,z, need -s/--scene_path"
         )
     return scene_of(capture.scene, capture.checkpoint, SugarSize(), console.info)
 

@@ -31,6 +31,7 @@ from gaussian_splatting.data import images
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.maps.estimators.estimated_depths import ESTIMATORS, estimate_depths
 from gaussian_splatting.data.maps.map_files import (
+    MAX_SIDE,
     NONE,
     find_folder,
     find_maps,
@@ -41,6 +42,9 @@ from gaussian_splatting.data.maps.map_files import (
 )
 from gaussian_splatting.data.masks import overview
 from gaussian_splatting.data.observations import Observations, median
+from gaussian_splatting.data.scans.scan_depths import depth_of_points, point_spacing
+from gaussian_splatting.data.scans.scan_files import SCAN_SUFFIXES
+from gaussian_splatting.data.scans.scan_frame import ScanFrame, scan_in_scene, without_offset
 from sugar_utils.errors import Notify, UserError, shortened
 from sugar_utils.files import in_parallel
 from sugar_utils.flags import AUTO, non_negative_float
@@ -48,6 +52,7 @@ from sugar_utils.settings import flag
 
 FOLDER = "depths"
 CONFIDENCE = "confidence"
+MAX_DEPTH_POINTS = 4_000_000  # of a scan
 MIN_POINTS = 8  # observed points that tell whether a map fits, and scale and shift of one image
 # A map fits if the median relative error of its points is at most this, or this share of the error
 # that one depth for all points would have, and never more than a tenth.
@@ -77,11 +82,12 @@ class DepthOptions:
     depths: str | None = _flag(
         None,
         "folder of depth maps of the photographs, in the scene folder or anywhere, from a "
-        "sensor or an estimator; moge, da3, metric3d: estimated by MoGe-2, Depth Anything 3 or "
-        "Metric3D v2, if it is installed, and kept in depths_NAME/ of the scene folder; none: no "
-        "depth maps; unset: depths/ of the scene folder, or those that transforms*.json names, "
-        "where they are",
-        metavar="{DIR,moge,da3,metric3d,none}",
+        "sensor or an estimator; or a laser scan in the world of the scene (.las, .laz, .e57, "
+        ".ply), whose points are seen from each photograph; moge, da3, metric3d: estimated by "
+        "MoGe-2, Depth Anything 3 or Metric3D v2, if it is installed, and kept in depths_NAME/ of "
+        "the scene folder; none: no depth maps; unset: depths/ of the scene folder, or those that "
+        "transforms*.json names, where they are",
+        metavar="{DIR,SCAN,moge,da3,metric3d,none}",
     )
     depth_weight: float = _flag(
         0.5,
@@ -133,6 +139,13 @@ class KnownDepths:
 NOTHING_KNOWN = KnownDepths()
 
 
+class ScanWorld(NamedTuple):
+    """The world in which a scan is expected."""
+
+    points: np.ndarray  # of the reconstruction, may be none, world units, (P, 3)
+    offset: np.ndarray  # subtracted from the original coordinates, (3,)
+
+
 class _DepthFiles(NamedTuple):
     """The files of one depth map."""
 
@@ -163,8 +176,16 @@ def known_depths(
     options: DepthOptions,
     observations: Observations | None,
     notify: Notify,
+    world: ScanWorld | None = None,
 ) -> KnownDepths:
-    """Find and read the depth maps of the cameras, at their calibrated size, and align them."""
+    """Find and read the depth maps of the cameras, at their calibrated size, and align them.
+
+    Args:
+        world: Where a scan is expected; None: ``depths`` names none.
+    """
+    scan_file = scan_named(root, options)
+    if scan_file is not None and options.depth_weight > 0 and world is not None:
+        return _scan_depths(cameras, scan_file, options, world, notify)
     if options.depths in ESTIMATORS and options.depth_weight > 0:
         folder = estimate_depths(cameras, root, options.depths, notify)
         options = replace(options, depths=str(folder))
@@ -190,6 +211,53 @@ def known_depths(
         maps[name] = DepthMap(files[name].path, torch.from_numpy(_in_float32(values)))
     unit = options.depth_unit if observations is None else AUTO
     return KnownDepths(maps, options.depth_weight, unit)
+
+
+def scan_named(root: Path, options: DepthOptions) -> Path | None:
+    """Return the scan that ``depths`` names, in the scene folder or by itself; None for others.
+
+    Raises:
+        UserError: There is no such file.
+    """
+    name = options.depths
+    if name is None or Path(name).suffix.lower() not in (*SCAN_SUFFIXES, ".ply"):
+        return None
+    candidates = [root / name, Path(name)]
+    for path in candidates:
+        if path.is_dir():
+            return None
+        if path.is_file():
+            return path
+    raise UserError(f"--depths {name}: no such file, in {root} or by itself")
+
+
+def _scan_depths(
+    cameras: Sequence[Camera], path: Path, options: DepthOptions, world: ScanWorld, notify: Notify
+) -> KnownDepths:
+    """Return the depth of a scan's points in each view."""
+    frame = ScanFrame.of(cameras, world.points)
+    to_world = without_offset(world.offset)
+    scan = scan_in_scene(path, frame, MAX_DEPTH_POINTS, notify, to_world)
+    spacing = point_spacing(scan.positions)
+
+    def depth(camera: Camera) -> np.ndarray:
+        scale = min(1.0, MAX_SIDE / max(camera.width, camera.height))
+        size = (max(1, round(camera.width * scale)), max(1, round(camera.height * scale)))
+        return depth_of_points(scan.positions, camera, size, spacing)
+
+    maps = {}
+    covered = []
+    for camera, values in zip(cameras, in_parallel(depth, cameras), strict=True):
+        if values.any():
+            maps[camera.name] = DepthMap(path, torch.from_numpy(_in_float32(values)))
+            covered.append(float((values > 0).mean()))
+    if not maps:
+        raise UserError(f"{path}: no photograph shows a point of the scan; check its frame")
+    notify(
+        f"depth of {path.name} in {len(maps)} of {len(cameras)} photographs, "
+        f"{np.median(covered):.0%} of the pixels"
+    )
+    return KnownDepths(maps, options.depth_weight)
 
 
 def _in_metres(raw_maps: Mapping[str, _RawMap], unit: str) -> _AlignedMaps:
