@@ -283,7 +283,11 @@ def wait_for(process: BackgroundProcess) -> tuple[int, list[str]]:
 
 
 def test_lines_of_a_process_arrive_while_it_runs():
-    script = "import time; print('größer'); time.sleep(600)"
+    # Whatever starts the tests may ignore interrupts, which its processes inherit.
+    script = (
+        "import signal, time; signal.signal(signal.SIGINT, signal.default_int_handler);"
+        "print('größer'); time.sleep(600)"
+    )
     process = BackgroundProcess([sys.executable, "-c", script])
     lines: list[str] = []
     end = time.monotonic() + 60

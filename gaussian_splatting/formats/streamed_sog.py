@@ -234,7 +234,7 @@ def read_streamed_sog(path: Path) -> GaussianCloud:
             raise UserError(
                 f"{files[part.file]}: has no rows {part.first} to {part.end}; export it again"
             )
-        parts.append(cloud.select(torch.arange(part.first, part.end)))
+        parts.append(cloud.select(torch.arange(part.first, part.end, device=cloud.means.device)))
     if environment:
         parts.append(read_sog_folder(_inside(path, str(environment))))
     if not parts:

@@ -87,8 +87,8 @@ def transferred(
         y, x = np.nonzero(owners >= 0)
         target_faces = owners[y, x]
         texels = np.stack([x + 0.5, y + first + 0.5], axis=1)
-        texel_colors = torch.zeros(len(x), 3)
-        fine_normals = torch.zeros(len(x), 3)
+        texel_colors = torch.zeros(len(x), 3, device="cpu")
+        fine_normals = torch.zeros(len(x), 3, device="cpu")
         for offset in offsets:
             offset_weights = barycentric_weights(texels + offset, atlas_corners[target_faces])
             hits = source.nearest(target_faces, offset_weights)
