@@ -91,7 +91,7 @@ class RenderingSettings:
 class LateRows(Protocol):
     """Rows of a tensor that may lack steps of the optimiser."""
 
-    def make_up_for(self, radii: Tensor) -> None:
+    def catch_up_in_view(self, radii: Tensor) -> None:
         """Make the steps that Gaussians in view lack. radii: 0 for others, (N,) int32"""
         ...
 

@@ -250,13 +250,13 @@ def convert_options(args: argparse.Namespace) -> ConvertOptions | None:
             "process find them first: "
             f"sugar convert, or python gaussian_splatting/convert.py, with -s {args.scene_path}"
         )
-    minutes = getattr(args, "minutes", None)
+    seconds = None if args.minutes is None else 60 * POSE_SHARE * args.minutes
     return from_args(
         ConvertOptions,
         args,
         source_path=args.scene_path,
         overwrite=False,
-        seconds=None if minutes is None else 60 * POSE_SHARE * minutes,
+        seconds=seconds,
     )
 
 

@@ -99,7 +99,7 @@ class TrainableBoundCloud(TrainableModel):
     @property
     def cloud(self) -> BoundCloud:
         """The Gaussians with the optimiser's parameters."""
-        self.optimizer.settle()
+        self.optimizer.catch_up()
         return self.trained_cloud
 
     @property

@@ -15,7 +15,7 @@ from gaussian_splatting.components import depth_supervision, normal_supervision
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine import memory_plan
-from gaussian_splatting.engine.memory_plan import MemoryOptions, MemoryPlan, StepLoad
+from gaussian_splatting.engine.memory_plan import MemoryChoice, MemoryOptions, MemoryPlan, StepLoad
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.rasterization import project
 from sugar_scene.field_kernels import pair_bytes
@@ -120,7 +120,7 @@ def with_memory_plan(
             console.info(line)
     samples = {"sample_chunk": plan.sample_chunk} if isinstance(config, CoarseConfig) else {}
     if chosen is None:
-        on_host = options.places_of_bands(cloud.opacity_logits.device)[0]
+        on_host = options.keeps_bands_on_host(cloud.opacity_logits.device)
     else:
         on_host = chosen.host_bytes > 0
     optimizer = replace(config.optimizer, bands_on_host=on_host)
@@ -129,7 +129,7 @@ def with_memory_plan(
 
 def predict_coarse(
     cloud: GaussianCloud | BoundCloud, config: StageSettings, options: MemoryOptions, scene: Scene
-) -> memory_plan.MemoryChoice | None:
+) -> MemoryChoice | None:
     """Predict the plan of a run and what it needs.
 
     None where the system does not say what is free.
@@ -155,13 +155,16 @@ def predict_coarse(
     n_features += normal_supervision.N_COLUMNS if scene.normals.maps else 0
     loads = stage_loads(cloud, config, views, features=n_features)
     first = _first_plan(cloud, config, options)
+
+    def choose(on_host: bool) -> MemoryChoice:
+        optimizer = replace(config.optimizer, bands_on_host=on_host)
+        return memory_plan.choose(loads, optimizer, first, options, budget, images)
+
     *others, last = options.places_of_bands(device)
     for on_host in others:
-        optimizer = replace(config.optimizer, bands_on_host=on_host)
         with contextlib.suppress(UserError):
-            return memory_plan.choose(loads, optimizer, first, options, budget, images)
-    optimizer = replace(config.optimizer, bands_on_host=last)
-    chosen = memory_plan.choose(loads, optimizer, first, options, budget, images)
+            return choose(on_host)
+    chosen = choose(last)
     _check_host(chosen.host_bytes)
     return chosen
 

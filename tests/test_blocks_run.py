@@ -113,8 +113,10 @@ def test_what_is_finished_is_not_repeated(output, capfd):
     assert "exists already" in capfd.readouterr().out
 
 
+# Like a queue it takes the script before it answers; who submitted it removes it then.
 SBATCH = """#!/usr/bin/env bash
-bash "$1" > "{log}" 2>&1 &
+script=$(cat "$1")
+bash -c "$script" > "{log}" 2>&1 &
 echo "Submitted batch job $!"
 """
 QUEUE = """

@@ -122,13 +122,13 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(band_steps, "in_one_launch", lambda device: True)
     monkeypatch.setattr(row_storage, "ROWS_PER_PIECE", 64)
     shares = []
-    make_up_for = LateBands.make_up_for
+    catch_up = LateBands.catch_up_in_view
 
     def watched(self, radii):
         shares.append(float((radii > 0).float().mean()))
-        make_up_for(self, radii)
+        catch_up(self, radii)
 
-    monkeypatch.setattr(LateBands, "make_up_for", watched)
+    monkeypatch.setattr(LateBands, "catch_up_in_view", watched)
     return shares
 
 
@@ -154,9 +154,17 @@ def test_rounded_bands_have_the_same_bits(config, as_on_a_gpu):
 
 def test_more_steps_than_may_wait(as_on_a_gpu, monkeypatch):
     monkeypatch.setattr(late_bands, "MAX_WAITING", 5)
+    numbers_waiting = []
+    catch_up = LateBands.catch_up
+
+    def watched(self):
+        numbers_waiting.append(self._n_waiting)
+        catch_up(self)
+
+    monkeypatch.setattr(LateBands, "catch_up", watched)
     expected = parameters_and_moments(train(vanilla(OptimizerConfig()), 2_601))
     stage = train(vanilla(OptimizerConfig(bands_on_host=True)), 2_601)
-    assert 1.0 in as_on_a_gpu
+    assert 5 in numbers_waiting
     assert_same(stage, expected)
 
 
@@ -166,8 +174,8 @@ def test_steps_wait_until_a_gaussian_is_in_view(as_on_a_gpu):
     for iteration in range(2_601, 2_613):
         stepper.step(iteration, None)
     waiting = stage.model.optimizer.leaves["sh_rest"].detach().clone()
-    settled = stage.model.optimizer.parameters["sh_rest"].detach()
-    lacking = (waiting != settled).flatten(1).any(dim=1)
+    caught_up = stage.model.optimizer.parameters["sh_rest"].detach()
+    lacking = (waiting != caught_up).flatten(1).any(dim=1)
     assert 0.1 < float(lacking.float().mean()) < 0.9
 
 

@@ -283,8 +283,7 @@ def test_depth_of_a_scan_is_that_of_the_nearest_surface(n_points):
     """The far side of the sphere is not seen through the gaps of the near one."""
     points, _ = sphere(n_points)
     camera = tiny_cameras(3, zoom=4)[1]
-    size = (camera.width, camera.height)
-    depth = depth_of_points(points, camera, size, point_spacing(points))
+    depth = depth_of_points(points, camera, point_spacing(points))
     truth = ray_depth(camera, 1.0)
     known = (depth > 0) & (truth > 0)
     errors = np.abs(depth - truth)[known] / truth[known]
@@ -294,7 +293,7 @@ def test_depth_of_a_scan_is_that_of_the_nearest_surface(n_points):
     assert (errors > 0.15).mean() < 0.005
     # Beside the sphere there is nothing, but for half a splat.
     assert ((depth > 0) & (truth == 0)).sum() < 0.05 * known.sum()
-    empty = depth_of_points(points + [0, 0, 1000], camera, size, 0.1)
+    empty = depth_of_points(points + [0, 0, 1000], camera, 0.1)
     assert not empty.any()
 
 

@@ -15,10 +15,10 @@ from gaussian_splatting import color_gradients
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.components.densification import Region
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.optim.host_memory import host_empty
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
-from sugar_utils.host_memory import host_empty
 from sugar_utils.memory import format_bytes, release_cached
 from tests.support.training import parameters_and_moments
 

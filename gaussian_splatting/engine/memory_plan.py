@@ -264,6 +264,10 @@ class MemoryOptions:
             return (False,)
         return (True,) if self.sh_on_host == "True" else (False, True)
 
+    def keeps_bands_on_host(self, device: torch.device) -> bool:
+        """Whether colour bands lie on the host where no plan decides."""
+        return self.places_of_bands(device)[0]
+
     def messages(self, device: torch.device) -> tuple[str, ...]:
         """One line for each flag that was given but has no effect."""
         lines = []

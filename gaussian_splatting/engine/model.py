@@ -166,7 +166,7 @@ class TrainableCloud(TrainableModel):
     @property
     def cloud(self) -> GaussianCloud:
         """The parameters as a cloud."""
-        self.optimizer.settle()
+        self.optimizer.catch_up()
         return self.trained_cloud
 
     @property

@@ -160,7 +160,7 @@ class Stage(ABC, Generic[Model, Config]):
         """
         optimizer = self.model.optimizer
         if not resources.factored_colors or len(gaussians) < color_gradients.MIN_FACTORED:
-            optimizer.settle()
+            optimizer.catch_up()
             return gaussians
         return replace(
             gaussians,

@@ -113,7 +113,7 @@ class GroupedAdam:
     @property
     def parameters(self) -> dict[str, Tensor]:
         """The parameters by name, up to date."""
-        self.settle()
+        self.catch_up()
         return self.leaves
 
     @property
@@ -138,11 +138,10 @@ class GroupedAdam:
             self._late = LateBands(self.leaves[_BANDS], moments)
         return self._late
 
-    @torch.no_grad()
-    def settle(self) -> None:
+    def catch_up(self) -> None:
         """Make all steps that wait."""
         if self._late is not None:
-            self._late.settle()
+            self._late.catch_up()
 
     def learning_rates(self) -> dict[str, float]:
         """Return the learning rates by parameter name."""
@@ -224,7 +223,7 @@ class GroupedAdam:
     def _update(self, names: Sequence[str], inputs: StepInputs | None) -> None:
         """Change values and moments, and drop the gradients; see :meth:`_sent`."""
         if not self._steps_by_factors():
-            self.settle()
+            self.catch_up()
         # First: the directions, in which the view saw the Gaussians, follow from their centres.
         self._use_color_gradients(inputs)
         fused: list[Stepped] = []
@@ -385,7 +384,7 @@ class GroupedAdam:
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
         """Return the moments by parameter name, where there are any."""
-        self.settle()
+        self.catch_up()
         moments = {}
         for name, group in self._groups.items():
             if group.moments is not None:
@@ -413,7 +412,7 @@ class GroupedAdam:
 
     def replace(self, name: str, values: Tensor) -> None:
         """Give one parameter new values and zero moments."""
-        self.settle()
+        self.catch_up()
         group = self._groups[name]
         copy = group.storage.copied(values, self.config.value_dtype(name), self._device)
         zeros = {}
@@ -423,7 +422,7 @@ class GroupedAdam:
 
     def state_dict(self) -> dict[str, Any]:
         """Return Adam's state in torch's format, with one named group per tensor."""
-        self.settle()
+        self.catch_up()
         state: dict[int, dict[str, Tensor]] = {}
         groups = []
         for index, (name, group) in enumerate(self._groups.items()):

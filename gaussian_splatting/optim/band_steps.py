@@ -183,6 +183,29 @@ def color_weight(k: int, mean: wp.vec3, center: wp.vec3, degree: int, d_color: w
     return weight
 
 
+@wp.func
+def step_coefficient(
+    item: int,
+    s: BandSettings,
+    numbers: wp.vec3i,
+    record: Floats,
+    means: Vec3s,
+    d_colors: Vec3s,
+    values: Coefficients,
+    exp_avg: wp.array2d(dtype=Any),
+    exp_avg_sq: wp.array2d(dtype=Any),
+):
+    """Step one coefficient of one Gaussian by the gradient of its colour, in its tables."""
+    n_coefficients = values.shape[1]
+    i = item // n_coefficients
+    k = item - i * n_coefficients
+    d_color = d_colors[i]
+    g = color_weight(k, means[i], view_at(record).center, s.degree, d_color) * d_color
+    c = stored_coefficient(i, k, values, exp_avg, exp_avg_sq)
+    c = stepped_coefficient(c, g, s, numbers, item, values, exp_avg)
+    put_coefficient(c, i, k, values, exp_avg, exp_avg_sq)
+
+
 @wp.kernel
 def step_coefficients(
     first: int,
@@ -201,18 +224,11 @@ def step_coefficients(
     Neighbouring threads have neighbouring coefficients, so that they share memory accesses; each
     evaluates the basis functions anew, which costs less than reading a gradient.
     """
-    item = first + wp.tid()
     if may_step[0] == 0:
         return
-    n_coefficients = values.shape[1]
-    i = item // n_coefficients
-    k = item - i * n_coefficients
-    d_color = d_colors[i]
-    g = color_weight(k, means[i], view_at(record).center, s.degree, d_color) * d_color
-    c = stored_coefficient(i, k, values, exp_avg, exp_avg_sq)
+    item = first + wp.tid()
     step = wp.vec3i(numbers[0], numbers[1], numbers[2])
-    c = stepped_coefficient(c, g, s, step, item, values, exp_avg)
-    put_coefficient(c, i, k, values, exp_avg, exp_avg_sq)
+    step_coefficient(item, s, step, record, means, d_colors, values, exp_avg, exp_avg_sq)
 
 
 BAND_ARRAYS = {dtype: wp.array2d(dtype=vector) for dtype, vector in _VECTORS.items()}

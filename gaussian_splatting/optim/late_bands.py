@@ -26,12 +26,12 @@ from gaussian_splatting.optim.band_steps import (
     BandSettings,
     band_arguments,
     band_settings,
-    color_weight,
     put_coefficient,
+    step_coefficient,
     stepped_coefficient,
     stored_coefficient,
 )
-from gaussian_splatting.rasterization.projection_kernels import Coefficients, view_at
+from gaussian_splatting.rasterization.projection_kernels import Coefficients
 from sugar_utils.warp_arrays import Bools, Floats, Ints, Ints2d, Vec3s
 from sugar_utils.warp_launch import as_array, launch
 
@@ -43,10 +43,10 @@ all rows and little more."""
 
 
 @wp.kernel
-def make_up_for(
+def catch_up_rows(
     first: int,
     s: BandSettings,
-    radii: Ints,
+    is_chosen: Bools,
     n_waiting: int,
     numbers: Ints2d,
     n_made: Ints,
@@ -54,12 +54,12 @@ def make_up_for(
     exp_avg: wp.array2d(dtype=Any),
     exp_avg_sq: wp.array2d(dtype=Any),
 ):
-    """Make the steps that one coefficient of a Gaussian in view lacks, in registers."""
+    """Make the steps that one coefficient of a chosen Gaussian lacks, in registers."""
     item = first + wp.tid()
     n_coefficients = values.shape[1]
     i = item // n_coefficients
     k = item - i * n_coefficients
-    if radii[i] == 0 or n_made[i] >= n_waiting:
+    if not is_chosen[i] or n_made[i] >= n_waiting:
         return
     c = stored_coefficient(i, k, values, exp_avg, exp_avg_sq)
     for step in range(n_made[i], n_waiting):
@@ -91,25 +91,13 @@ def step_in_view(
 ):
     """Step one coefficient of a Gaussian in view, which lacks no step."""
     item = first + wp.tid()
-    n_coefficients = values.shape[1]
-    i = item // n_coefficients
-    k = item - i * n_coefficients
-    if not is_in_view[i]:
+    if not is_in_view[item // values.shape[1]]:
         return
-    weight = color_weight(k, means[i], view_at(record).center, s.degree, d_colors[i])
-    c = stepped_coefficient(
-        stored_coefficient(i, k, values, exp_avg, exp_avg_sq),
-        weight * d_colors[i],
-        s,
-        wp.vec3i(numbers[step, 0], numbers[step, 1], numbers[step, 2]),
-        item,
-        values,
-        exp_avg,
-    )
-    put_coefficient(c, i, k, values, exp_avg, exp_avg_sq)
+    numbers_of_step = wp.vec3i(numbers[step, 0], numbers[step, 1], numbers[step, 2])
+    step_coefficient(item, s, numbers_of_step, record, means, d_colors, values, exp_avg, exp_avg_sq)
 
 
-_MAKE_UP_FOR = by_formats(make_up_for, BAND_ARRAYS)
+_CATCH_UP_ROWS = by_formats(catch_up_rows, BAND_ARRAYS)
 _STEP_IN_VIEW = by_formats(step_in_view, BAND_ARRAYS)
 
 
@@ -133,22 +121,34 @@ class LateBands:
         # been projected earlier. (N,)
         self._is_in_view = torch.ones(len(value), dtype=torch.bool, device=device)
 
-    def make_up_for(self, radii: Tensor) -> None:
+    def catch_up_in_view(self, radii: Tensor) -> None:
         """Make the steps that Gaussians in view lack. radii: 0 for others, (N,) int32"""
-        self._is_in_view |= radii > 0
+        is_in_view = radii > 0
+        self._is_in_view |= is_in_view
+        if self._n_waiting > 0:
+            self._make_steps(is_in_view)
+            self._n_made.masked_fill_(is_in_view, self._n_waiting)
+
+    def catch_up(self) -> None:
+        """Make all steps that rows lack."""
         if self._n_waiting == 0:
             return
+        self._make_steps(torch.ones_like(self._is_in_view))
+        self._n_made.zero_()
+        self._n_waiting = 0
+
+    def _make_steps(self, is_chosen: Tensor) -> None:
+        """Make the steps that some rows lack. (N,) bool"""
         arguments = [
             band_settings(degree=0),
-            radii,
+            is_chosen,
             self._n_waiting,
             self._numbers,
             self._n_made,
             *band_arguments(self._value, self._moments),
         ]
-        kernel = _MAKE_UP_FOR[self._formats]
+        kernel = _CATCH_UP_ROWS[self._formats]
         launch(kernel, self._value.shape[0] * self._value.shape[1], arguments)
-        self._n_made.masked_fill_(radii > 0, self._n_waiting)
 
     def step(self, state: ParameterState, gradient: ColorGradient) -> None:
         """Step the rows that were in view since the last step; the others lack this one, too.
@@ -173,17 +173,7 @@ class LateBands:
         self._n_made.masked_fill_(self._is_in_view, self._n_waiting)
         self._is_in_view.zero_()
         if self._n_waiting == MAX_WAITING:
-            self.settle()
-
-    def settle(self) -> None:
-        """Make all steps that rows lack."""
-        if self._n_waiting == 0:
-            return
-        is_in_view = self._is_in_view.clone()
-        self.make_up_for(torch.ones_like(self._n_made))
-        self._is_in_view = is_in_view
-        self._n_made.zero_()
-        self._n_waiting = 0
+            self.catch_up()
 
     @property
     def _formats(self) -> tuple[torch.dtype, torch.dtype]:

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sugar_utils.host_memory import host_empty
+from gaussian_splatting.optim.host_memory import host_empty
 
 ROWS_PER_PIECE = 2**18
 

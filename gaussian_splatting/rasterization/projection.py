@@ -490,7 +490,7 @@ def project(
         features=features,
     )
     if rgb and n_coefficients > 0 and gaussians.late_bands is not None:
-        gaussians.late_bands.make_up_for(_radii(settings, sources))
+        gaussians.late_bands.catch_up_in_view(_radii(settings, sources))
     if graph:
         tensors: Sequence[Tensor] = _Project.apply(settings, *sources)
         return Projection(*tensors, layout=layout, camera=camera, has_cutoff=has_cutoff)

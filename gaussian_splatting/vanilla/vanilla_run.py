@@ -316,7 +316,7 @@ class _VanillaRun:
             growth = measured_growth(cameras, store.shown, config.growth, until)
             growing = GrowingResolution(growth, len(cloud))
         # Gaussians grow in number: what fits now says nothing.
-        on_host = options.memory.places_of_bands(options.compute.device)[0]
+        on_host = options.memory.keeps_bands_on_host(options.compute.device)
         return VanillaStage(
             cloud,
             replace(

@@ -93,10 +93,7 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
     scale = None
     if options.map_flags.scales:
         scale = metric_scale(_scene(options, console), options.map_flags, console.info)
-        # Results may be in metres already.
-        unit = float(np.cbrt(np.linalg.det(_source_matrix(options)[:3, :3])))
-        placement_options = replace(options.placement, scale_factor=scale.metres / unit)
-        options = replace(options, placement=placement_options, map_flags=MapFlags())
+        options = _in_metres(options, scale.metres)
     source_matrix = _source_matrix(options)
     has_record = options.is_placed or not np.array_equal(source_matrix, np.eye(4))
     all_files = [*files]
@@ -135,6 +132,17 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
     n_bytes = sum(path.stat().st_size for path in files)
     console.info(f"{format_bytes(n_bytes)}: {target}")
     return target
+
+
+def _in_metres(options: ExportOptions, metres: float) -> ExportOptions:
+    """Return options that place a result in metres; it may be in metres already.
+
+    Args:
+        metres: In a unit of the capture.
+    """
+    unit = float(np.cbrt(np.linalg.det(_source_matrix(options)[:3, :3])))
+    placement_options = replace(options.placement, scale_factor=metres / unit)
+    return replace(options, placement=placement_options, map_flags=MapFlags())
 
 
 def _folders_of(options: ExportOptions) -> list[Path]:

@@ -114,7 +114,7 @@ def _surely_fits(args: argparse.Namespace, options: CoarseOptions, budget: int) 
 
 def _optimizer(options: CoarseOptions) -> OptimizerConfig:
     """The formats of the optimiser; vanilla training keeps bands on the host if told to alone."""
-    on_host = options.memory.places_of_bands(options.compute.device)[0]
+    on_host = options.memory.keeps_bands_on_host(options.compute.device)
     return replace(options.config.optimizer, bands_on_host=on_host)
 
 

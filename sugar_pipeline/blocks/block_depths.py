@@ -212,9 +212,8 @@ def _counted(camera: Camera, depth: Tensor) -> Tensor:
 
 def _widened(is_known: np.ndarray) -> np.ndarray:
     """Return the pixels within the squares whose variance is texture. (H, W) bool"""
-    side = 2 * (TEXTURE_PATCH // 2) + 1
     values = torch.from_numpy(is_known.astype(np.float32))[None, None]
-    widened = functional.max_pool2d(values, side, stride=1, padding=side // 2)
+    widened = functional.max_pool2d(values, TEXTURE_PATCH, stride=1, padding=TEXTURE_PATCH // 2)
     return widened[0, 0].numpy() > 0
 
 

@@ -62,7 +62,8 @@ def write_block_mesh(plan: BlockPlan, block: Block, options: MeshOptions, consol
     region = grid.region_of(block.box)
     mesh = fusion.surface(region)
     _, scene = load_views(options, say_nothing)
-    mesh = observed_part(mesh, block, scene, options, voxel)
+    depths = _StoredDepths.of(block, options.compute.device)
+    mesh = observed_part(mesh, block, scene, depths, options, voxel)
     planes = planes_of(grid, block.box)
     mesh = cleaned(mesh, planes, voxel, SmallestPart.of(options.tsdf, voxel), options.tsdf.fill)
     n_before = mesh.n_faces
@@ -74,7 +75,7 @@ def write_block_mesh(plan: BlockPlan, block: Block, options: MeshOptions, consol
         covered = covered_pixels(mesh, scene.train_cameras, options.compute.device)
         mesh = visible_part(mesh, covered)
     if options.fills_holes:
-        mesh, counts = holes_filled(mesh, block, planes, options, voxel)
+        mesh, counts = holes_filled(mesh, depths, planes, voxel)
         console.info(str(counts))
     console.headline(f"block {block.number}: {mesh.n_faces:,} of {n_before:,} triangles")
     note_path(block.mesh).unlink(missing_ok=True)
@@ -95,7 +96,12 @@ def _is_finished(block: Block, identity: dict[str, object]) -> bool:
 
 
 def observed_part(
-    mesh: TriangleMesh, block: Block, scene: Scene, options: MeshOptions, voxel: float
+    mesh: TriangleMesh,
+    block: Block,
+    scene: Scene,
+    depths: _StoredDepths,
+    options: MeshOptions,
+    voxel: float,
 ) -> TriangleMesh:
     """Return what lies near the points that photographs observe, without bare borders.
 
@@ -114,7 +120,6 @@ def observed_part(
     if region is None or points_region is None:
         return mesh
     mesh = triangle_mesh.keep_vertices(mesh, region.contains(mesh.vertices))
-    depths = _StoredDepths.of(block, options.compute.device)
     if mesh.n_faces == 0 or not depths.cameras:
         return mesh
     return without_bare_border(
@@ -129,13 +134,11 @@ def observed_part(
 
 def holes_filled(
     mesh: TriangleMesh,
-    block: Block,
+    depths: _StoredDepths,
     planes: Sequence[tuple[int, float]],
-    options: MeshOptions,
     voxel: float,
 ) -> FilledMesh:
     """Fill the holes that the views of a block allow, but none that a neighbour may go on in."""
-    depths = _StoredDepths.of(block, options.compute.device)
     if mesh.n_faces == 0 or not depths.cameras:
         return FilledMesh(mesh, HoleCounts())
     evidence = ViewEvidence(
@@ -145,7 +148,7 @@ def holes_filled(
         box=Box.of_corners(mesh.vertices.min(axis=0), mesh.vertices.max(axis=0)),
         inner_voxel=voxel,
         outer_voxel=voxel,
-        device=options.compute.device,
+        device=depths.device,
     )
     at_border = on_planes(mesh.vertices, planes, voxel)
     return fill_holes(mesh, evidence.judge, is_object=False, goes_on=at_border)

@@ -115,10 +115,12 @@ class JoinedParts:
         """Whether the parts have textures."""
         return any(part.textured is not None for part in self.refined)
 
-    def textured(self) -> Iterator[tuple[Block, TexturedMesh]]:
-        """Yield the textured mesh of each block, placed."""
+    def textured(self) -> Iterator[tuple[Block, TexturedMesh, TriangleMesh]]:
+        """Yield the textured mesh of each block, and that with colours at the vertices, placed."""
         for part, mesh in zip(self.refined, self.meshes, strict=True):
-            yield part.block, part.read_textured(moved_points(mesh.vertices, self.matrix))
+            vertices = moved_points(mesh.vertices, self.matrix)
+            placed = replace(mesh, vertices=vertices, normals=None)
+            yield part.block, part.read_textured(vertices), placed
 
     def write_splats(self, path: Path) -> int:
         """Write the Gaussians of all blocks, one after the other; return their number."""
@@ -180,10 +182,8 @@ def _write_textured(parts: JoinedParts, folder: Path) -> list[Path]:
     tile_folder = check_writable(folder / TILES)
     written = []
     with paged_obj(folder / TEXTURED) as obj:
-        for (block, textured), mesh in zip(parts.textured(), parts.meshes, strict=True):
+        for block, textured, placed in parts.textured():
             obj.add(textured)
-            vertices = moved_points(mesh.vertices, parts.matrix)
-            placed = replace(mesh, vertices=vertices, normals=None)
             written.append(tiles.write_tile(tile_folder, block.number, textured, placed))
     decimate = choose_backend().decimate
     level_files = tiles.write_tileset(tile_folder, written, decimate, parts.weld_distance)

@@ -9,6 +9,7 @@ from bpy.props import BoolProperty, FloatProperty, StringProperty
 from ..plain.background_process import BackgroundProcess
 from ..plain.errors import ScanError
 from ..plain.progress import Progress
+from ..preferences import program
 
 _INTERVAL = 0.25  # seconds between two looks at the output
 
@@ -34,7 +35,10 @@ def run_state(context: bpy.types.Context) -> RunState:
 
 
 class BackgroundOperator:
-    """Base of operators that start the program; a subclass says what to do in the end.
+    """Base of operators that start the program.
+
+    A subclass has ``arguments(context)``, the words of the command line, and
+    ``finished(context, progress)``, which uses what the program made. Both may raise ScanError.
 
     In a window the operator is modal, and Blender stays usable. Without one, as in a script, it
     waits.
@@ -45,6 +49,16 @@ class BackgroundOperator:
     _process: BackgroundProcess
     _progress: Progress
     _was_stopped: bool
+
+    def execute(self, context: bpy.types.Context) -> set[str]:
+        """Start the program."""
+        try:
+            arguments = self.arguments(context)
+            started = program(context)
+            return self.start(context, started.words(*arguments), started.working_directory)
+        except ScanError as error:
+            self.report({"ERROR"}, str(error))
+            return {"CANCELLED"}
 
     def start(self, context: bpy.types.Context, words: list[str], folder: str | None) -> set[str]:
         """Start the program.
@@ -66,10 +80,6 @@ class BackgroundOperator:
         self._timer = window_manager.event_timer_add(_INTERVAL, window=context.window)
         window_manager.modal_handler_add(self)
         return {"RUNNING_MODAL"}
-
-    def finished(self, context: bpy.types.Context, progress: Progress) -> None:
-        """Use what the program made."""
-        raise NotImplementedError
 
     def modal(self, context: bpy.types.Context, event: bpy.types.Event) -> set[str]:
         """Look at the output now and then; all other events go on to Blender."""

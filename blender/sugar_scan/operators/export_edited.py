@@ -12,7 +12,6 @@ from ..plain.edited_mesh import write_edited
 from ..plain.errors import ScanError
 from ..plain.progress import Progress
 from ..plain.result_folder import read_result_folder
-from ..preferences import program
 from ..scene.mesh_objects import VERTEX_NUMBER, edited_arrays
 from ..scene.scan_objects import folder_of, root_of
 from .background_operator import BackgroundOperator
@@ -40,20 +39,14 @@ class ExportEdited(BackgroundOperator, ExportHelper, bpy.types.Operator):
         is_mesh = chosen is not None and chosen.type == "MESH"
         return is_mesh and VERTEX_NUMBER in chosen.data.attributes
 
-    def execute(self, context: bpy.types.Context) -> set[str]:
-        """Write the edited mesh and start the program with it."""
-        try:
-            target = Path(bpy.path.abspath(self.filepath)).resolve()
-            if target.suffix.lower() not in (suffix for suffix, *_ in _FORMATS):
-                raise ScanError(f"{target}: name a .ply or .spz")
-            edited = Path(bpy.app.tempdir) / _EDITED
-            model = self._write_edited(edited, context)
-            words = export_arguments(model, edited, target)
-            started = program(context)
-            return self.start(context, started.words(*words), started.working_directory)
-        except ScanError as error:
-            self.report({"ERROR"}, str(error))
-            return {"CANCELLED"}
+    def arguments(self, context: bpy.types.Context) -> list[str]:
+        """Write the edited mesh, and return the arguments that export it."""
+        target = Path(bpy.path.abspath(self.filepath)).resolve()
+        if target.suffix.lower() not in (suffix for suffix, *_ in _FORMATS):
+            raise ScanError(f"{target}: name a .ply or .spz")
+        edited = Path(bpy.app.tempdir) / _EDITED
+        model = self._write_edited(edited, context)
+        return export_arguments(model, edited, target)
 
     def finished(self, context: bpy.types.Context, progress: Progress) -> None:
         """Say where the file is."""

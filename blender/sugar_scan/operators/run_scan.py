@@ -9,7 +9,6 @@ from bpy.props import EnumProperty, StringProperty
 from ..plain.commands import PRESETS, run_arguments
 from ..plain.errors import ScanError
 from ..plain.progress import Progress
-from ..preferences import program
 from .background_operator import BackgroundOperator, run_state
 
 
@@ -40,19 +39,13 @@ class RunScan(BackgroundOperator, bpy.types.Operator):
         """Ask for the paths."""
         return context.window_manager.invoke_props_dialog(self, width=450)
 
-    def execute(self, context: bpy.types.Context) -> set[str]:
-        """Start the program."""
-        try:
-            source = self._path(self.source, "photographs")
-            output = self._path(self.output, "output")
-            if not source.exists():
-                raise ScanError(f"{source}: no such file or folder")
-            words = run_arguments(source, output, self.preset, self.more)
-            started = program(context)
-            return self.start(context, started.words(*words), started.working_directory)
-        except ScanError as error:
-            self.report({"ERROR"}, str(error))
-            return {"CANCELLED"}
+    def arguments(self, context: bpy.types.Context) -> list[str]:
+        """Return the arguments of the run."""
+        source = self._path(self.source, "photographs")
+        output = self._path(self.output, "output")
+        if not source.exists():
+            raise ScanError(f"{source}: no such file or folder")
+        return run_arguments(source, output, self.preset, self.more)
 
     def finished(self, context: bpy.types.Context, progress: Progress) -> None:
         """Import the results."""

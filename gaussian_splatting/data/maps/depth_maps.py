@@ -241,9 +241,7 @@ def _scan_depths(
     spacing = point_spacing(scan.positions)
 
     def depth(camera: Camera) -> np.ndarray:
-        scale = min(1.0, MAX_SIDE / max(camera.width, camera.height))
-        size = (max(1, round(camera.width * scale)), max(1, round(camera.height * scale)))
-        return depth_of_points(scan.positions, camera, size, spacing)
+        return depth_of_points(scan.positions, camera.reduced(MAX_SIDE), spacing)
 
     maps = {}
     covered = []

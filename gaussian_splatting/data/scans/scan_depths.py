@@ -26,10 +26,8 @@ def point_spacing(positions: np.ndarray) -> float:
     return float(np.median(distances[:, -1]))
 
 
-def depth_of_points(
-    positions: np.ndarray, camera: Camera, size: tuple[int, int], spacing: float
-) -> np.ndarray:
-    """Return the depth of points in a view, along its axis, 0 where there is none. (h, w) float64
+def depth_of_points(positions: np.ndarray, camera: Camera, spacing: float) -> np.ndarray:
+    """Return the depth of points in a view, along its axis, 0 where there is none. (H, W) float64
 
     Between the points of a near surface those of far ones show through, as the surface has no
     extent. A pixel whose depth is larger than that of another one within the distance between
@@ -37,17 +35,17 @@ def depth_of_points(
 
     Args:
         positions: World units, (N, 3).
-        size: Width and height of the map.
         spacing: See :func:`point_spacing`.
     """
-    width, height = size
+    width = camera.width
+    height = camera.height
     view = positions @ camera.rotation.T + camera.translation
     depth = view[:, 2]
     is_before = depth > camera.near
     view = view[is_before]
     depth = depth[is_before]
-    columns = (view[:, 0] / depth * camera.fx + camera.cx) * width / camera.width
-    rows = (view[:, 1] / depth * camera.fy + camera.cy) * height / camera.height
+    columns = view[:, 0] / depth * camera.fx + camera.cx
+    rows = view[:, 1] / depth * camera.fy + camera.cy
     is_inside = (columns >= 0) & (columns < width) & (rows >= 0) & (rows < height)
     depth = depth[is_inside]
     if not len(depth):
@@ -56,8 +54,7 @@ def depth_of_points(
     nearest = np.full(width * height, np.inf)
     np.minimum.at(nearest, pixels, depth)
     nearest = nearest.reshape(height, width)
-    focal = camera.fx * width / camera.width
-    reach = int(np.ceil(_GAP * spacing * focal / float(np.median(depth))))
+    reach = int(np.ceil(_GAP * spacing * camera.fx / float(np.median(depth))))
     window = 2 * min(max(reach, 1), _MAX_WINDOW) + 1
     in_front = minimum_filter(nearest, size=window, mode="constant", cval=np.inf)
     visible = np.where(nearest <= (1 + _BEHIND) * in_front, nearest, np.inf)
