@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from gaussian_splatting.data.image_checks import sharpness
+from sugar_capture.georeference.video_positions import VideoTrack, exif_with_position, video_track
 from sugar_capture.photographs import picture_files
 from sugar_utils.errors import UserError, explained
 from sugar_utils.files import atomic_path, file_digest, require_regular_file, write_json_atomic
@@ -61,7 +62,8 @@ class FrameLook:
 def extract_frames(video: Path, folder: Path, n_wanted: int, progress: Progress) -> FrameChoice:
     """Write the best frames of a video as ``frame_00012.jpg``; those that are there already stay.
 
-    The video is read twice, so that no more than one frame is in memory.
+    The video is read twice, so that no more than one frame is in memory. Frames of a video with a
+    GPS track have their positions in their EXIF data, as photographs do.
 
     Args:
         progress: Called with a title and a total; a context that gives an ``Advance``.
@@ -91,7 +93,7 @@ def extract_frames(video: Path, folder: Path, n_wanted: int, progress: Progress)
     missing = {number for number in choice.frames if not _frame_path(folder, number).is_file()}
     if missing:
         with progress("writing frames", max(missing) + 1) as advance:
-            _write_frames(video, folder, missing, advance)
+            _write_frames(video, folder, missing, video_track(video), advance)
     return choice
 
 
@@ -135,15 +137,21 @@ def _measure_frames(video: Path, advance: Advance) -> Iterator[FrameLook]:
         yield FrameLook(number, sharpness(grey), np.asarray(thumbnail))
 
 
-def _write_frames(video: Path, folder: Path, numbers: set[int], advance: Advance) -> None:
+def _write_frames(
+    video: Path, folder: Path, numbers: set[int], track: VideoTrack | None, advance: Advance
+) -> None:
     last = max(numbers)
     for number, frame in enumerate(_decode_frames(video)):
         if number in numbers:
             picture = frame.to_image()
             if frame.rotation:
                 picture = picture.rotate(frame.rotation, expand=True)
+            position = None
+            if track is not None and frame.time is not None:
+                position = track.at(frame.time)
+            tags = {} if position is None else {"exif": exif_with_position(position)}
             with atomic_path(_frame_path(folder, number)) as temporary:
-                picture.save(temporary, quality=_JPEG_QUALITY, subsampling=0)
+                picture.save(temporary, quality=_JPEG_QUALITY, subsampling=0, **tags)
         advance(number + 1)
         if number >= last:
             return

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPS tracks of videos end in the EXIF data of their frames; damaged ones end in no positions."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import numpy as np
+import pytest
+
+from sugar_capture.georeference.gps_tags import gps_of
+from sugar_capture.georeference.video_positions import (
+    position_of_text,
+    positions_of_telemetry,
+    video_track,
+)
+from sugar_capture.video_frames import CHOICE_FILE, extract_frames
+from tests.support.gps_videos import (
+    ALTITUDE,
+    FRAME_RATE,
+    LONGITUDE,
+    SECONDS,
+    SPEED,
+    latitude_at,
+    srt_text,
+    telemetry_packet,
+    write_gps_video,
+)
+
+
+@contextlib.contextmanager
+def quiet(title: str, total: int):
+    yield lambda done: None
+
+
+@pytest.mark.parametrize("origin", ["GPS5", "GPS9", "SRT"])
+def test_frames_have_the_position_of_their_moment(origin, tmp_path):
+    video = write_gps_video(tmp_path / "walk.mp4", "none" if origin == "SRT" else origin)
+    if origin == "SRT":
+        (tmp_path / "walk.SRT").write_text(srt_text(SECONDS * FRAME_RATE))
+    folder = tmp_path / "input"
+    extract_frames(video, folder, 8, quiet)
+    numbers = json.loads((folder / CHOICE_FILE).read_text())["frames"]
+    assert len(numbers) == 8
+    for number in numbers:
+        position = gps_of(folder / f"frame_{number:05}.jpg")
+        expected = latitude_at(number / FRAME_RATE)
+        assert position.latitude == pytest.approx(expected, abs=0.02 * SPEED)
+        assert position.longitude == pytest.approx(LONGITUDE, abs=1e-6)
+        assert position.altitude == pytest.approx(ALTITUDE, abs=1e-3)
+
+
+def test_subtitles_of_drones_are_read_with_the_altitude_above_the_sea():
+    text = "[latitude : 47.5] [longtitude : -8.25] [rel_alt: 12.0 abs_alt: 431.5]"
+    assert position_of_text(text) == (-8.25, 47.5, 431.5)
+    assert position_of_text("[latitude: 47.5] [longitude: 8.25] [rel_alt: 3.0]").altitude is None
+    assert position_of_text("[latitude: 0.000000] [longitude: 0.000000]") is None
+    assert position_of_text("[latitude: 95.0] [longitude: 8.0]") is None
+    assert position_of_text("F/2.8, SS 320, ISO 100") is None
+
+
+@pytest.mark.parametrize("kind", ["GPS5", "GPS9"])
+def test_positions_without_reception_do_not_count(kind):
+    assert len(positions_of_telemetry(telemetry_packet(0, kind))) == 10
+    assert positions_of_telemetry(telemetry_packet(0, kind, fix=0)) == []
+
+
+@pytest.mark.parametrize("kind", ["GPS5", "GPS9"])
+def test_damaged_telemetry_gives_possible_positions_or_none(kind):
+    whole = telemetry_packet(0, kind)
+    rng = np.random.default_rng(1)
+    for _ in range(300):
+        data = bytearray(whole)
+        for place in rng.integers(0, len(data), 4):
+            data[place] = rng.integers(0, 256)
+        for position in positions_of_telemetry(bytes(data[: rng.integers(0, len(data) + 1)])):
+            assert abs(position.latitude) <= 90
+            assert abs(position.longitude) <= 180
+
+
+def test_a_video_without_a_track_has_frames_without_positions(tmp_path):
+    video = write_gps_video(tmp_path / "walk.mp4", "none")
+    assert video_track(video) is None
+    extract_frames(video, tmp_path / "input", 4, quiet)
+    assert gps_of(next((tmp_path / "input").glob("*.jpg"))) is None
+
+
+def test_a_track_across_the_date_line_and_its_ends(tmp_path):
+    lines = srt_text(4).replace(f"{LONGITUDE:.6f}", "179.999900", 1)
+    video = write_gps_video(tmp_path / "walk.mp4", "none")
+    (tmp_path / "walk.srt").write_text(lines.replace(f"{LONGITUDE:.6f}", "-179.999900"))
+    track = video_track(video)
+    assert abs(track.at(0.05).longitude) == pytest.approx(180.0, abs=1e-6)
+    assert track.at(1.2) == track.at(0.3)
+    assert track.at(1.4) is None
