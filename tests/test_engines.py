@@ -246,3 +246,19 @@ def test_bad_input_is_one_line(words, part, ball_obj, tmp_path, capsys):
 
 def test_formats_with_shapes_are_those_that_the_help_names():
     assert formats.WITH_COLLIDERS == ("glb", "usdz", "glb_both", "usdz_both")
+
+
+def test_levels_of_an_earlier_export_go_with_it(ball_obj, tmp_path):
+    target = tmp_path / "a.glb"
+    other = tmp_path / "a_LOD9.glb"
+    other.write_bytes(b"not of this export")
+    words = (ball_obj, "--to", "glb", "-o", target, "--scale_factor", 2, "--overwrite", "True")
+    assert run_cli(export.main, *words, "--lods", 3) == 0
+    assert (tmp_path / "a_LOD2.glb.json").is_file()
+    assert run_cli(export.main, *words, "--lods", 2) == 0
+    names = {path.name for path in tmp_path.iterdir()}
+    levels = {"a.glb", "a_LOD0.glb", "a_LOD1.glb"}
+    assert names == {*levels, *(f"{name}.json" for name in levels), other.name}
+    assert run_cli(export.main, *words) == 0
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"a.glb", "a.glb.json", other.name}

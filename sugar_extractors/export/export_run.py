@@ -24,7 +24,12 @@ from sugar_capture.georeference.placing import metric_scale, place_on_map
 from sugar_extractors.export import map_records
 from sugar_extractors.export.companions import companions_of, mesh_of
 from sugar_extractors.export.engines.colliders import Collider, collider_of
-from sugar_extractors.export.engines.levels import coarser_levels, level_file, level_files
+from sugar_extractors.export.engines.levels import (
+    coarser_levels,
+    further_level_files,
+    level_file,
+    level_files,
+)
 from sugar_extractors.export.export_options import ExportOptions
 from sugar_extractors.export.exported_frame import CAPTURE_AXES, UP, matrix_to_scene, stands_upright
 from sugar_extractors.export.format_types import (
@@ -38,6 +43,7 @@ from sugar_extractors.export.format_types import (
     PointFormat,
     World,
 )
+from sugar_extractors.export.formats import WITH_LEVELS
 from sugar_extractors.export.mesh_reduction import shape_of, simplified
 from sugar_extractors.export.point_clouds import read_points
 from sugar_extractors.export.reading import (
@@ -107,6 +113,9 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
         all_files.append(offset_text)
     was_on_map = "map" in _earlier_record(options.matrix_files[0])
     earlier_folders = _folders_of(options)
+    earlier_levels = []
+    if target in present and options.to in WITH_LEVELS:
+        earlier_levels = further_level_files(target, options.engines.lods)
     with ExitStack() as stack:
         # They appear in reverse order, so that the target is the last.
         temporary = {path: stack.enter_context(atomic_path(path)) for path in all_files}
@@ -125,6 +134,8 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
             path.unlink()
     if was_on_map and not has_offset_text:
         offset_text.unlink(missing_ok=True)
+    for path in earlier_levels:
+        path.unlink()
     folders = _folders_of(options)
     for folder in set(earlier_folders) - set(folders):
         shutil.rmtree(folder, ignore_errors=True)

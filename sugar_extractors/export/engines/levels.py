@@ -60,3 +60,17 @@ def level_file(target: Path, number: int) -> Path:
 def level_files(target: Path, n_levels: int | None) -> list[Path]:
     """Return the files of all levels; none where there are no levels."""
     return [level_file(target, number) for number in range(n_levels or 0)]
+
+
+def further_level_files(target: Path, n_levels: int | None) -> list[Path]:
+    """Return the files of an earlier export with more levels, with the JSON files beside them."""
+    files = []
+    number = n_levels or 0
+    while level_file(target, number).is_file():
+        path = level_file(target, number)
+        files.append(path)
+        record = path.with_name(f"{path.name}.json")
+        if record.is_file():
+            files.append(record)
+        number += 1
+    return files
