@@ -83,7 +83,11 @@ async function start() {
     const height = canvas.clientHeight;
     const views = visible(scenes);
     const width = canvas.clientWidth / views.length;
-    renderer.setSize(canvas.clientWidth, height, false);
+    // The canvas gets a new buffer each time, so only where its size has changed.
+    const size = renderer.getSize(new THREE.Vector2());
+    if (size.x !== canvas.clientWidth || size.y !== height) {
+      renderer.setSize(canvas.clientWidth, height, false);
+    }
     camera.aspect = width / height;
     camera.updateProjectionMatrix();
     controls.update();
