@@ -13,15 +13,14 @@ import torch
 from gaussian_splatting.data.masks import VisualHull, distance_outside
 from sugar_extractors.mesh.depth_views import DepthView
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
-from sugar_extractors.mesh.hole_evidence import ViewEvidence
-from sugar_extractors.mesh.hole_filling import (
+from sugar_extractors.mesh.holes.hole_evidence import ViewEvidence
+from sugar_extractors.mesh.holes.hole_filling import (
     HOLE_SHARE,
-    MIN_COVERING_VIEWS,
     HoleCounts,
-    Judgement,
     fill_holes,
     simple_loops,
 )
+from sugar_extractors.mesh.holes.hole_shapes import MIN_COVERING_VIEWS, Judgement
 from sugar_extractors.mesh.level_sets import Box
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh.subdivision import with_split_faces

@@ -24,8 +24,8 @@ from gaussian_splatting.engine.model import cloud_from_state
 from gaussian_splatting.engine.run_identity import Identity, scene_inputs
 from sugar_extractors.mesh import depth_views, level_sets, meshing_backends, seams
 from sugar_extractors.mesh.depth_views import Renderer
-from sugar_extractors.mesh.hole_evidence import ViewEvidence
-from sugar_extractors.mesh.hole_filling import fill_holes
+from sugar_extractors.mesh.holes.hole_evidence import ViewEvidence
+from sugar_extractors.mesh.holes.hole_filling import fill_holes
 from sugar_extractors.mesh.level_sets import Box, LevelSetModel, SurfaceSamples
 from sugar_extractors.mesh.mesh_config import OUTPUT_FLAG, MeshOptions
 from sugar_extractors.mesh.mesh_finishing import decimated_to_error, finish_mesh

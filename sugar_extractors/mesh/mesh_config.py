@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from gaussian_splatting.engine.run_directory import RUN_FILE
 from gaussian_splatting.shared_flags import Preset, preset
-from sugar_extractors.mesh.hole_filling import MODES as FILLING_MODES
+from sugar_extractors.mesh.holes.hole_filling import MODES as FILLING_MODES
 from sugar_extractors.mesh.meshing_backends import BACKENDS, FUSED, PoissonConfig
 from sugar_extractors.mesh.tsdf import TsdfConfig
 from sugar_trainers.capture import CaptureOptions, model_file

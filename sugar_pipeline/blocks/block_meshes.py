@@ -14,8 +14,8 @@ from scipy.spatial import KDTree
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.scene import Scene
 from sugar_extractors.mesh.depth_views import DepthView
-from sugar_extractors.mesh.hole_evidence import ViewEvidence
-from sugar_extractors.mesh.hole_filling import FilledMesh, HoleCounts, fill_holes
+from sugar_extractors.mesh.holes.hole_evidence import ViewEvidence
+from sugar_extractors.mesh.holes.hole_filling import FilledMesh, HoleCounts, fill_holes
 from sugar_extractors.mesh.level_sets import Box
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh.meshing_backends import choose_backend

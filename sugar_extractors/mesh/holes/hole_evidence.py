@@ -17,7 +17,7 @@ from torch import Tensor
 from gaussian_splatting.data.cameras import Camera, Pixels, pixels_of
 from gaussian_splatting.data.masks import OVERVIEW_SIDE, VisualHull, is_outside
 from sugar_extractors.mesh.depth_views import Renderer
-from sugar_extractors.mesh.hole_filling import Judgement
+from sugar_extractors.mesh.holes.hole_shapes import Judgement
 from sugar_extractors.mesh.level_sets import Box
 
 FRONT_VOXELS = 4.0  # by which a point stands before a surface: the reach of fused distances

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Close holes of a mesh by the smoothest surface that no photograph contradicts.
+
+A hole is a closed loop of open edges. It is triangulated with the least area, refined to the edges
+around it and faired: its thin plate (bi-Laplacian) energy is least while the rim and one ring of
+vertices around it stay where they are, so the surface's tangents go on. Where photographs
+contradict the result, it moves toward the membrane (Laplacian) of the rim, which is the flattest
+surface; where they contradict that as well, the hole stays open.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from sugar_extractors.mesh.holes.fairing import Surroundings, cotangent_laplacian, membrane
+from sugar_extractors.mesh.holes.hole_shapes import (
+    MIN_COVERING_VIEWS,
+    Judge,
+    extent,
+    judged_shape,
+)
+from sugar_extractors.mesh.holes.patches import Patch, refined
+from sugar_extractors.mesh.holes.rim_triangulation import RimEdges, triangulated
+from sugar_extractors.mesh.level_sets import Box
+from sugar_scene import triangle_mesh as meshes
+from sugar_scene.triangle_mesh import TriangleMesh
+
+MODES = ("auto", "none")
+HOLE_SHARE = 0.15
+"""Longest extent of a hole that is filled, in diagonals of the bounding box of its component.
+
+A larger one is a side without photographs, whose shape the rim does not tell: the border of a
+half sphere has 0.67, and on a whole sphere 0.15 is a cap of 15 degrees around its axis.
+"""
+MAX_LOOP = 2048  # edges of a loop: chords of larger ones take too much memory
+
+
+@dataclass(frozen=True)
+class HoleCounts:
+    """Holes of a mesh by what became of them."""
+
+    filled: int = 0
+    too_large: int = 0
+    outer_borders: int = 0  # of open surfaces such as a ground
+    outside_views: int = 0
+    contradicted: int = 0
+    degenerate: int = 0  # with triangles of no area
+
+    def figures(self) -> dict[str, int]:
+        """Return the counts for the record of a mesh."""
+        return {
+            "holes_filled": self.filled,
+            "holes_too_large": self.too_large,
+            "holes_outer_borders": self.outer_borders,
+            "holes_outside_views": self.outside_views,
+            "holes_contradicted": self.contradicted,
+            "holes_degenerate": self.degenerate,
+        }
+
+    def __str__(self) -> str:
+        reasons = {
+            "larger than a hole": self.too_large,
+            "outer borders": self.outer_borders,
+            f"not in {MIN_COVERING_VIEWS} views": self.outside_views,
+            "contradicted by photographs": self.contradicted,
+            "degenerate": self.degenerate,
+        }
+        text = f"{self.filled:,} holes filled, {sum(reasons.values()):,} left open"
+        parts = [f"{count:,} {reason}" for reason, count in reasons.items() if count]
+        return f"{text} ({', '.join(parts)})" if parts else text
+
+
+class FilledMesh(NamedTuple):
+    """A mesh of which some holes were closed."""
+
+    mesh: TriangleMesh  # the one before where no hole was filled
+    counts: HoleCounts
+
+
+def fill_holes(
+    mesh: TriangleMesh,
+    judge: Judge,
+    *,
+    is_object: bool,
+    box: Box | None = None,
+    goes_on: np.ndarray | None = None,
+) -> FilledMesh:
+    """Fill the holes of a mesh that photographs allow.
+
+    Args:
+        mesh: Its vertices and faces stay, in their order; new ones come behind them.
+        judge: Says what photographs tell about points.
+        is_object: Whether masks tell what the object is. If not, the longest border of each
+            component is the end of what was reconstructed and stays.
+        box: Vertices outside of it do not count for the size of a component; None: all count.
+        goes_on: At which vertices the surface goes on in another mesh, (V,) bool; borders through
+            them stay. None: nowhere.
+    """
+    loops = simple_loops(meshes.border_loops(mesh))
+    reasons = _open_reasons(mesh, loops, is_object, box)
+    if goes_on is not None:
+        for number, loop in enumerate(loops):
+            if goes_on[loop].any():
+                reasons[number] = "outer_borders"
+    candidates = [number for number, reason in enumerate(reasons) if not reason]
+    edges = RimEdges.of(mesh, loops)
+    if not candidates:
+        return FilledMesh(mesh, HoleCounts(**Counter(reasons)))
+    triangulations = []
+    centers: list[np.ndarray] = []
+    for number in candidates:
+        loop = loops[number]
+        faces = triangulated(mesh.vertices, loop, edges)
+        if faces is None:
+            # As where all vertices are joined already: edges to a new vertex are never there.
+            center = np.full_like(loop, mesh.n_vertices + len(centers))
+            faces = np.stack([np.roll(loop, -1), loop, center], axis=1)
+            centers.append(mesh.vertices[loop].mean(axis=0))
+        triangulations.append(faces)
+    patch = Patch.of(mesh, triangulations, centers)
+    patch = refined(patch, edges)
+    surroundings = Surroundings.of(mesh, patch)
+    shaped = judged_shape(patch, surroundings, judge, [loops[number] for number in candidates])
+    for number, reason in zip(candidates, shaped.reasons, strict=True):
+        reasons[number] = reason
+    counts = HoleCounts(**Counter(reasons))
+    if not counts.filled:
+        return FilledMesh(mesh, counts)
+    is_filled = np.array([reason == "filled" for reason in shaped.reasons])
+    patch = replace(patch, mesh=replace(patch.mesh, vertices=shaped.vertices))
+    return FilledMesh(_joined(mesh, patch, is_filled, surroundings), counts)
+
+
+def simple_loops(walks: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Divide closed walks where they come to a vertex again, as where two holes touch."""
+    loops = []
+    for walk in walks:
+        path: list[int] = []
+        places: dict[int, int] = {}
+        for vertex in [*walk.tolist(), int(walk[0])]:
+            if vertex in places:
+                start = places[vertex]
+                loops.append(np.array(path[start:], dtype=np.int64))
+                for passed in path[start:]:
+                    del places[passed]
+                del path[start:]
+            places[vertex] = len(path)
+            path.append(vertex)
+    return [loop for loop in loops if len(loop) >= 3]
+
+
+def _open_reasons(
+    mesh: TriangleMesh, loops: Sequence[np.ndarray], is_object: bool, box: Box | None
+) -> list[str]:
+    """Return why each loop stays open before photographs are looked at; empty where it may not."""
+    if not loops:
+        return []
+    labels = meshes.component_labels(mesh)
+    diagonals = _component_diagonals(mesh, labels, box)
+    components = [int(labels[loop[0]]) for loop in loops]
+    lengths = [_length(mesh.vertices[loop]) for loop in loops]
+    longest: dict[int, int] = {}
+    for number, component in enumerate(components):
+        if component not in longest or lengths[number] > lengths[longest[component]]:
+            longest[component] = number
+    reasons = []
+    for number, loop in enumerate(loops):
+        component = components[number]
+        largest = HOLE_SHARE * diagonals[component]
+        reason = ""
+        if not is_object and longest[component] == number:
+            reason = "outer_borders"
+        elif len(loop) > MAX_LOOP or extent(mesh.vertices[loop]) > largest:
+            reason = "too_large"
+        reasons.append(reason)
+    return reasons
+
+
+def _component_diagonals(mesh: TriangleMesh, labels: np.ndarray, box: Box | None) -> np.ndarray:
+    """Return the diagonal of each component's bounding box at the row of its label. (V,)"""
+    counted = np.ones(mesh.n_vertices, dtype=bool)
+    if box is not None:
+        is_inside = box.contains(mesh.vertices)
+        # What lies outside of the box altogether is measured as it is.
+        has_inside = np.zeros(mesh.n_vertices, dtype=bool)
+        has_inside[labels[is_inside]] = True
+        counted = is_inside | ~has_inside[labels]
+    low = np.full((mesh.n_vertices, 3), np.inf)
+    high = np.full((mesh.n_vertices, 3), -np.inf)
+    np.minimum.at(low, labels[counted], mesh.vertices[counted])
+    np.maximum.at(high, labels[counted], mesh.vertices[counted])
+    is_label = np.isfinite(low).all(axis=1)
+    diagonals = np.zeros(mesh.n_vertices)
+    diagonals[is_label] = np.linalg.norm(high[is_label] - low[is_label], axis=1)
+    return diagonals
+
+
+def _length(points: np.ndarray) -> float:
+    """Return the length of a closed polygon. (N, 3) -> world units"""
+    return float(np.linalg.norm(np.roll(points, -1, axis=0) - points, axis=1).sum())
+
+
+def _joined(
+    mesh: TriangleMesh, patch: Patch, is_filled: np.ndarray, surroundings: Surroundings
+) -> TriangleMesh:
+    """Return a mesh with the fillings of some holes, (H,) bool, whose vertices are marked."""
+    n_rim = patch.n_rim
+    faces = patch.mesh.faces[is_filled[patch.holes]]
+    is_used = np.zeros(patch.mesh.n_vertices, dtype=bool)
+    is_used[faces] = True
+    is_used[:n_rim] = False
+    numbers = np.concatenate([patch.rows, np.zeros(len(is_used) - n_rim, dtype=np.int64)])
+    numbers[is_used] = mesh.n_vertices + np.arange(int(is_used.sum()))
+    colors = surroundings.colors
+    if patch.mesh.n_vertices > n_rim:
+        laplacian = cotangent_laplacian(patch, patch.mesh.vertices, surroundings)
+        colors = membrane(laplacian, colors, n_rim)
+    colors = np.rint(np.clip(colors, 0, 255)).astype(np.uint8)
+    before = mesh.filled
+    if before is None:
+        before = np.zeros(mesh.n_vertices, dtype=bool)
+    joined = TriangleMesh(
+        vertices=np.concatenate([mesh.vertices, patch.mesh.vertices[is_used]]),
+        faces=np.concatenate([mesh.faces, numbers[faces]]),
+        colors=np.concatenate([mesh.colors, colors[is_used]]),
+        filled=np.concatenate([before, np.ones(int(is_used.sum()), dtype=bool)]),
+    )
+    return meshes.with_vertex_normals(joined)
