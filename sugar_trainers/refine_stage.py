@@ -177,7 +177,7 @@ def largest_at_borders(cloud: BoundCloud) -> Tensor:
 
 @dataclass(frozen=True)
 class ComparedMesh:
-    """How a view shows the mesh, and what it is compared with, before the view is trained on."""
+    """The faces of the mesh in a view, and the neighbour that the view is compared with."""
 
     faces: Tensor  # first face that each pixel meets, -1 for none. (H, W) int32
     comparison: Comparison | None  # None where the view has no neighbour

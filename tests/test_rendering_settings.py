@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How Gaussians are to be rendered stays with them: antialiased, and where splats end."""
+"""Files keep the settings of rendering: antialiased, and where splats end."""
 
 from dataclasses import replace
 from functools import partial

@@ -196,7 +196,7 @@ def test_the_doctor_says_what_would_be_chosen(tmp_path, capsys):
 
 @pytest.mark.slow
 def run_with_minutes(tmp_path, monkeypatch, *words: object) -> list[str]:
-    """What a run from photographs does, in order, up to its plan of time."""
+    """The steps of a run from photographs, in order, up to its plan of time."""
     done: list[str] = []
 
     class Planned(Exception):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be refused about ``--blocks`` and ``--cluster`` before anything is done."""
+"""Refuse what is wrong with ``--blocks`` and ``--cluster`` before anything is done."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ _OF_WHOLE = (
 )
 """Flags that are answered for the whole capture and have other values in its blocks."""
 _LEAN = {"keep_checkpoints": 1, "checkpoint_milestones": [1]}
-"""Defaults of the runs of blocks: many lie on one disk, and nobody looks at each.
+"""Defaults of the runs of blocks: many lie on one disk, and rarely is one looked at.
 
 Iteration 1 comes before the first one of coarse training: there are no milestones.
 """
@@ -152,7 +152,7 @@ def _cut(
     points = read_capture_points(scene.root, scene)
     bounds = meshed_space(points.positions, scene)
     places = np.concatenate(list(overview.sampled_places()))
-    # The sky and what is far behind everything are nobody's work.
+    # The sky and what is far behind everything belong to no block.
     places = places[bounds.contains(places)]
     try:
         boxes = cut_space(places, np.ones(len(places)), n)

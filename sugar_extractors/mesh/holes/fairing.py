@@ -24,15 +24,15 @@ _SOLUTIONS = 2  # each with the weights of the surface before
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """A patch with the faces around it: vertices of the patch first, then the ring around them."""
+class OneRing:
+    """The faces around a patch, whose vertices are those of the patch first, then the ring."""
 
     ring: np.ndarray  # vertices of the ring, (N, 3)
     ring_faces: np.ndarray  # between all these vertices, (F, 3)
     colors: np.ndarray  # of the vertices on the rims, (R, 3) float64
 
     @classmethod
-    def of(cls, mesh: TriangleMesh, patch: Patch) -> Surroundings:
+    def of(cls, mesh: TriangleMesh, patch: Patch) -> OneRing:
         """Return the faces of a mesh that touch the rims of a patch."""
         numbers = np.full(mesh.n_vertices, -1, dtype=np.int64)
         numbers[patch.rows] = np.arange(patch.n_rim)
@@ -54,16 +54,14 @@ class Laplacian(NamedTuple):
     areas: np.ndarray  # of the vertices of the patch, (P,)
 
 
-def cotangent_laplacian(
-    patch: Patch, vertices: np.ndarray, surroundings: Surroundings
-) -> Laplacian:
+def cotangent_laplacian(patch: Patch, vertices: np.ndarray, one_ring: OneRing) -> Laplacian:
     """Return the Laplacian of a patch whose vertices, (P, 3), lie elsewhere than in its mesh."""
     # Here and not above: most commands start without it.
     from scipy.sparse import coo_array
 
-    points = np.concatenate([vertices, surroundings.ring])
+    points = np.concatenate([vertices, one_ring.ring])
     n = len(points)
-    faces = np.concatenate([patch.mesh.faces, surroundings.ring_faces])
+    faces = np.concatenate([patch.mesh.faces, one_ring.ring_faces])
     rows = []
     columns = []
     weights = []
@@ -105,7 +103,7 @@ def membrane(laplacian: Laplacian, values: np.ndarray, n_rim: int) -> np.ndarray
 
 
 def _thin_plate(
-    laplacian: Laplacian, vertices: np.ndarray, surroundings: Surroundings, n_rim: int
+    laplacian: Laplacian, vertices: np.ndarray, one_ring: OneRing, n_rim: int
 ) -> np.ndarray:
     """Return the vertices of a patch where its thin plate energy is least.
 
@@ -120,7 +118,7 @@ def _thin_plate(
     weighted = csc_array(diags_array(1 / np.sqrt(laplacian.areas)) @ laplacian.matrix)
     inner = csc_array(weighted[:, n_rim:n_patch])
     fixed = weighted[:, :n_rim] @ vertices[:n_rim]
-    fixed += weighted[:, n_patch:] @ surroundings.ring
+    fixed += weighted[:, n_patch:] @ one_ring.ring
     normal_matrix = csc_array(inner.T @ inner)
     solution = splu(normal_matrix).solve(-(inner.T @ fixed))
     return np.concatenate([vertices[:n_rim], solution])
@@ -133,17 +131,17 @@ class Shapes(NamedTuple):
     smooth: np.ndarray  # thin plate, (P, 3)
 
 
-def extreme_shapes(patch: Patch, surroundings: Surroundings) -> Shapes:
+def extreme_shapes(patch: Patch, one_ring: OneRing) -> Shapes:
     """Return the membrane and the thin plate of the rims of a patch."""
     n_rim = patch.n_rim
     flat = patch.mesh.vertices
     if patch.mesh.n_vertices == n_rim:
         return Shapes(flat, flat)
     for _ in range(_SOLUTIONS):
-        laplacian = cotangent_laplacian(patch, flat, surroundings)
+        laplacian = cotangent_laplacian(patch, flat, one_ring)
         flat = membrane(laplacian, flat[:n_rim], n_rim)
     smooth = flat
     for _ in range(_SOLUTIONS):
-        laplacian = cotangent_laplacian(patch, smooth, surroundings)
-        smooth = _thin_plate(laplacian, smooth, surroundings, n_rim)
+        laplacian = cotangent_laplacian(patch, smooth, one_ring)
+        smooth = _thin_plate(laplacian, smooth, one_ring, n_rim)
     return Shapes(flat, smooth)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sugar_extractors.mesh.holes.fairing import Surroundings, cotangent_laplacian, membrane
+from sugar_extractors.mesh.holes.fairing import OneRing, cotangent_laplacian, membrane
 from sugar_extractors.mesh.holes.hole_shapes import (
     MIN_COVERING_VIEWS,
     Judge,
@@ -124,8 +124,8 @@ def fill_holes(
         triangulations.append(faces)
     patch = Patch.of(mesh, triangulations, centers)
     patch = refined(patch, edges)
-    surroundings = Surroundings.of(mesh, patch)
-    shaped = judged_shape(patch, surroundings, judge, [loops[number] for number in candidates])
+    one_ring = OneRing.of(mesh, patch)
+    shaped = judged_shape(patch, one_ring, judge, [loops[number] for number in candidates])
     for number, reason in zip(candidates, shaped.reasons, strict=True):
         reasons[number] = reason
     counts = HoleCounts(**Counter(reasons))
@@ -133,7 +133,7 @@ def fill_holes(
         return FilledMesh(mesh, counts)
     is_filled = np.array([reason == "filled" for reason in shaped.reasons])
     patch = replace(patch, mesh=replace(patch.mesh, vertices=shaped.vertices))
-    return FilledMesh(_joined(mesh, patch, is_filled, surroundings), counts)
+    return FilledMesh(_joined(mesh, patch, is_filled, one_ring), counts)
 
 
 def simple_loops(walks: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -206,7 +206,7 @@ def _length(points: np.ndarray) -> float:
 
 
 def _joined(
-    mesh: TriangleMesh, patch: Patch, is_filled: np.ndarray, surroundings: Surroundings
+    mesh: TriangleMesh, patch: Patch, is_filled: np.ndarray, one_ring: OneRing
 ) -> TriangleMesh:
     """Return a mesh with the fillings of some holes, (H,) bool, whose vertices are marked."""
     n_rim = patch.n_rim
@@ -216,9 +216,9 @@ def _joined(
     is_used[:n_rim] = False
     numbers = np.concatenate([patch.rows, np.zeros(len(is_used) - n_rim, dtype=np.int64)])
     numbers[is_used] = mesh.n_vertices + np.arange(int(is_used.sum()))
-    colors = surroundings.colors
+    colors = one_ring.colors
     if patch.mesh.n_vertices > n_rim:
-        laplacian = cotangent_laplacian(patch, patch.mesh.vertices, surroundings)
+        laplacian = cotangent_laplacian(patch, patch.mesh.vertices, one_ring)
         colors = membrane(laplacian, colors, n_rim)
     colors = np.rint(np.clip(colors, 0, 255)).astype(np.uint8)
     before = mesh.filled

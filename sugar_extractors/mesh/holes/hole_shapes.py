@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sugar_extractors.mesh.holes.fairing import Surroundings, extreme_shapes
+from sugar_extractors.mesh.holes.fairing import OneRing, extreme_shapes
 from sugar_extractors.mesh.holes.patches import Patch
 from sugar_extractors.mesh.holes.rim_triangulation import triangle_costs
 
@@ -36,7 +36,7 @@ class JudgedShape(NamedTuple):
 
 
 def judged_shape(
-    patch: Patch, surroundings: Surroundings, judge: Judge, loops: Sequence[np.ndarray]
+    patch: Patch, one_ring: OneRing, judge: Judge, loops: Sequence[np.ndarray]
 ) -> JudgedShape:
     """Return the smoothest shape of each filling that photographs do not contradict.
 
@@ -47,7 +47,7 @@ def judged_shape(
     n_inside = patch.mesh.n_vertices - n_rim
     holes = _holes_of_inner_vertices(patch)
     rims = [np.searchsorted(patch.rows, loop) for loop in loops]
-    flat, smooth = extreme_shapes(patch, surroundings)
+    flat, smooth = extreme_shapes(patch, one_ring)
     bulge = (smooth - flat)[n_rim:]
     shares = np.array(SHARES)[:, None]
     shapes = flat[n_rim:] + shares[:, :, None] * bulge

@@ -12,7 +12,7 @@ from sugar_extractors.mesh.holes.rim_triangulation import RimEdges
 from sugar_extractors.mesh.subdivision import with_split_edges
 from sugar_scene.triangle_mesh import TriangleMesh, edge_keys
 
-_LONG = 4 / 3  # edges longer than this are split, in edges of the surroundings
+_LONG = 4 / 3  # edges longer than this are split, in mean edges around them
 _REFINEMENTS = 12
 _MAX_FLIPS = 50  # rounds
 _OBTUSE = 1e-9  # by which the cotangents beside an edge must be below 0 before it is flipped
