@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sheets of numbered targets to print, as PDF in exact size.
 
-A PDF of squares and a few words is written here: drawn as paths, targets have sharp edges at every
-size, and no program smooths them as it does small pictures.
+Targets are drawn as paths: they have sharp edges at every size, and no program smooths them as it
+does small pictures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, check_writable
 from sugar_utils.flags import non_negative_int, positive_float, positive_int
+from sugar_utils.libraries import load_package
 from sugar_utils.settings import flag
 
 PAGES = {"a4": (0.210, 0.297), "a3": (0.297, 0.420), "letter": (0.2159, 0.2794)}
@@ -34,10 +35,12 @@ _POINTS = 72 / 0.0254  # of PDF, a metre
 _PAGE_MARGIN = 0.008  # metres, which printers leave white
 _QUIET_CELLS = 1.5  # white cells around a target
 _TEXT_HEIGHT = 0.008  # below a target, metres
+_FONT = "Helvetica"
 _FONT_SIZE = 9.0  # points
-_FONT_WIDTH = 0.5  # of the size: the mean width of a letter of Helvetica
 _LEAST_FONT_SIZE = 4.0
 _CUT_GRAY = 0.75
+_CUT_WIDTH = 0.3  # points
+_NON_ZERO = 1  # rule of filling, by which what two rectangles cover is filled as well
 _flag = partial(flag, group="targets")
 
 
@@ -87,6 +90,7 @@ def write_target_sheet(options: TargetSheetOptions, console: Console | None = No
         raise UserError(f"{path}: is there already; pass --overwrite True, or another name")
     check_writable(path.parent)
     opencv = load_opencv("print_targets.py")
+    (pdf,) = load_package("print_targets.py", "reportlab", "reportlab.pdfgen.canvas")
     dictionary = dictionary_of(opencv, options.kind)
     n_kind = len(dictionary.bytesList)
     end = options.first + options.count
@@ -98,18 +102,18 @@ def write_target_sheet(options: TargetSheetOptions, console: Console | None = No
     n_cells = dictionary.markerSize + 2
     grid = _grid_of(options, n_cells)
     per_page = grid.columns * grid.rows
-    pages = []
-    for start in range(options.first, end, per_page):
-        commands: list[str] = []
-        for index, number in enumerate(range(start, min(start + per_page, end))):
-            cells = opencv.aruco.generateImageMarker(dictionary, number, n_cells) > 0
-            row, column = divmod(index, grid.columns)
-            commands += _target_commands(cells, number, options, grid, (column, row))
-        pages.append("\n".join(commands))
+    starts = range(options.first, end, per_page)
     with atomic_path(path) as temporary:
-        temporary.write_bytes(_pdf_of(pages, PAGES[options.page]))
+        canvas = _new_canvas(pdf, temporary, PAGES[options.page])
+        for start in starts:
+            for index, number in enumerate(range(start, min(start + per_page, end))):
+                cells = opencv.aruco.generateImageMarker(dictionary, number, n_cells) > 0
+                row, column = divmod(index, grid.columns)
+                _draw_target(canvas, cells, number, options, grid, (column, row))
+            canvas.showPage()
+        canvas.save()
     console.info(
-        f"{options.count} targets of {1000 * options.target_size:g} mm on {len(pages)} pages: "
+        f"{options.count} targets of {1000 * options.target_size:g} mm on {len(starts)} pages: "
         f"{path}; print at 100 %, measure a side, and pass what you measure as --target_size"
     )
     return path
@@ -130,14 +134,25 @@ def _grid_of(options: TargetSheetOptions, n_cells: int) -> _Grid:
     return _Grid(columns, rows, width / columns, height / rows)
 
 
-def _target_commands(
+def _new_canvas(pdf: ModuleType, path: Path, page: tuple[float, float]) -> Any:
+    """Return a PDF that is drawn on in points from the lower left corner of a page, in metres."""
+    size = (_POINTS * page[0], _POINTS * page[1])
+    # The same targets are the same bytes each time.
+    canvas = pdf.Canvas(str(path), pagesize=size, invariant=1)
+    # Viewers fit pages to the paper unless they are asked not to.
+    canvas.setViewerPreference("PrintScaling", "None")
+    return canvas
+
+
+def _draw_target(
+    canvas: Any,
     cells: np.ndarray,
     number: int,
     options: TargetSheetOptions,
     grid: _Grid,
     place: tuple[int, int],
-) -> list[str]:
-    """Return the PDF commands that draw a target, its cutting line and its text.
+) -> None:
+    """Draw a target, its cutting line and its text.
 
     Args:
         cells: Which are white. (N, N)
@@ -147,33 +162,33 @@ def _target_commands(
     cell = side / len(cells)
     quiet = _QUIET_CELLS * cell
     page_height = PAGES[options.page][1]
-    x_left = _PAGE_MARGIN + place[0] * grid.width + (grid.width - side) / 2
+    left = _PAGE_MARGIN + place[0] * grid.width + (grid.width - side) / 2
     top = page_height - _PAGE_MARGIN - place[1] * grid.height - quiet
-    commands = [
-        f"{_CUT_GRAY} G 0.3 w",
-        f"{_rectangle(x_left - quiet, top - side - quiet, side + 2 * quiet, side + 2 * quiet)} S",
-        "0 g",
-    ]
-    # Runs of both directions, so that no line of white is seen between black neighbours.
+    canvas.setStrokeGray(_CUT_GRAY)
+    canvas.setLineWidth(_CUT_WIDTH)
+    border = (left - quiet, top - side - quiet, side + 2 * quiet, side + 2 * quiet)
+    canvas.rect(*_in_points(*border))
+    # Runs of both directions in one path, so that no line of white is seen between black cells.
+    black = canvas.beginPath()
     for start, end, row in _runs(~cells):
-        low = top - (row + 1) * cell
-        commands.append(_rectangle(x_left + start * cell, low, (end - start) * cell, cell))
+        run = (left + start * cell, top - (row + 1) * cell, (end - start) * cell, cell)
+        black.rect(*_in_points(*run))
     for start, end, column in _runs(~cells.T):
-        low = top - end * cell
-        commands.append(_rectangle(x_left + column * cell, low, cell, (end - start) * cell))
-    commands.append("f")
+        run = (left + column * cell, top - end * cell, cell, (end - start) * cell)
+        black.rect(*_in_points(*run))
+    canvas.setFillGray(0)
+    canvas.drawPath(black, stroke=0, fill=1, fillMode=_NON_ZERO)
     text = f"{number}   {options.kind}   side {1000 * side:g} mm"
-    available = _POINTS * grid.width / (_FONT_WIDTH * len(text))
-    font_size = max(min(_FONT_SIZE, available), _LEAST_FONT_SIZE)
-    x = _POINTS * (x_left - quiet)
-    y = _POINTS * (top - side - quiet - _TEXT_HEIGHT / 2)
-    commands.append(f"BT /F1 {font_size:.2f} Tf {x:.3f} {y:.3f} Td ({text}) Tj ET")
-    return commands
+    width = canvas.stringWidth(text, _FONT, 1.0)
+    font_size = max(min(_FONT_SIZE, _POINTS * grid.width / width), _LEAST_FONT_SIZE)
+    canvas.setFont(_FONT, font_size)
+    baseline = top - side - quiet - _TEXT_HEIGHT / 2
+    canvas.drawString(_POINTS * (left - quiet), _POINTS * baseline, text)
 
 
-def _rectangle(left: float, low: float, width: float, height: float) -> str:
-    """Return the PDF command of a rectangle, from metres."""
-    return " ".join(f"{_POINTS * value:.4f}" for value in (left, low, width, height)) + " re"
+def _in_points(*metres: float) -> list[float]:
+    """Return lengths in points of PDF."""
+    return [_POINTS * value for value in metres]
 
 
 def _runs(is_black: np.ndarray) -> list[tuple[int, int, int]]:
@@ -184,40 +199,3 @@ def _runs(is_black: np.ndarray) -> list[tuple[int, int, int]]:
         for start, end in changes.reshape(-1, 2):
             runs.append((int(start), int(end), row))
     return runs
-
-
-def _pdf_of(pages: Sequence[str], size: tuple[float, float]) -> bytes:
-    """Return a PDF.
-
-    Args:
-        pages: The commands of each page.
-        size: Width and height of a page, metres.
-    """
-    width, height = (_POINTS * side for side in size)
-    first_page = 4
-    numbers = [first_page + 2 * index for index in range(len(pages))]
-    children = " ".join(f"{number} 0 R" for number in numbers)
-    objects = [
-        # Viewers fit pages to the paper unless they are asked not to.
-        b"<< /Type /Catalog /Pages 2 0 R /ViewerPreferences << /PrintScaling /None >> >>",
-        f"<< /Type /Pages /Kids [{children}] /Count {len(pages)} >>".encode(),
-        b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
-    ]
-    for number, commands in zip(numbers, pages, strict=True):
-        content = commands.encode()
-        objects.append(
-            f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 {width:.4f} {height:.4f}] "
-            f"/Resources << /Font << /F1 3 0 R >> >> /Contents {number + 1} 0 R >>".encode()
-        )
-        objects.append(b"<< /Length %d >>\nstream\n" % len(content) + content + b"\nendstream")
-    parts = [b"%PDF-1.6\n"]
-    offsets = []
-    for number, body in enumerate(objects, start=1):
-        offsets.append(sum(len(part) for part in parts))
-        parts.append(b"%d 0 obj\n" % number + body + b"\nendobj\n")
-    table_offset = sum(len(part) for part in parts)
-    table = [f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n"]
-    table += [f"{offset:010d} 00000 n \n" for offset in offsets]
-    table.append(f"trailer\n<< /Size {len(objects) + 1} /Root 1 0 R >>\n")
-    table.append(f"startxref\n{table_offset}\n%%EOF\n")
-    return b"".join([*parts, "".join(table).encode()])
