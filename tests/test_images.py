@@ -298,6 +298,21 @@ def test_the_heap_is_trimmed_after_so_many_bytes(tmp_path, monkeypatch):
     assert len(n_trims) == 2
 
 
+def test_small_views_of_large_photographs_count_as_what_their_decoder_holds(tmp_path, monkeypatch):
+    n_trims = []
+    monkeypatch.setattr(images, "trim_heap", lambda: n_trims.append(1))
+    cameras = []
+    for name in "abcd":
+        save_noise(tmp_path / f"{name}.png")
+        cameras.append(camera_for(tmp_path / f"{name}.png"))
+    width, height = cameras[0].width, cameras[0].height
+    monkeypatch.setattr(images, "_TRIM_BYTES", 2 * 3 * width * height)
+    with ImageStore() as store:
+        for camera in cameras:
+            store.get(camera.resized(width // 2, height // 2))
+    assert len(n_trims) == 2
+
+
 def test_for_a_gpu_photographs_are_decoded_into_pinned_memory(tmp_path, monkeypatch):
     cameras = []
     for name in "abc":

@@ -359,7 +359,7 @@ class ImageStore(contextlib.AbstractContextManager):
 
     def _decode(self, camera: Camera) -> Tensor:
         image = torch.from_numpy(decode_view(camera, self._white_background))
-        self._untrimmed += image.nbytes
+        self._untrimmed += max(image.nbytes, _decoded_bytes(camera))
         if self._untrimmed >= _TRIM_BYTES:
             self._untrimmed = 0
             trim_heap()
@@ -391,6 +391,14 @@ class ImageStore(contextlib.AbstractContextManager):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _decoded_bytes(camera: Camera) -> int:
+    """Bytes of the whole photograph of a view, which its decoder holds for a moment."""
+    if camera.image_path is None:
+        return 0
+    width, height = image_size(camera.image_path)
+    return 3 * width * height
 
 
 def shared_or_own_store(

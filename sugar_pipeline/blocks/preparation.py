@@ -32,6 +32,7 @@ from sugar_pipeline.blocks.tracks import read_capture_points
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable, file_digest, in_parallel
+from sugar_utils.memory import trim_heap
 from sugar_utils.settings import write_settings
 
 MIN_VISITS = 20  # of each photograph in the steps of a stage, if the whole capture has as many
@@ -202,6 +203,8 @@ def _write_photographs(
                         targets.append((block_folder(folder, number) / "scene", cut))
                 jobs.append((targets, camera, white))
             in_parallel(lambda job: block_scenes.write_photograph(*job), jobs)
+            # Whole photographs leave gaps in the heap, which later ones do not always fit in.
+            trim_heap()
             progress.update(min(first + _AT_ONCE, len(cameras)))
     return cuts
 
