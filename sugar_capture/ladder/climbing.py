@@ -12,7 +12,7 @@ import itertools
 import tempfile
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,27 +54,21 @@ class Climbed:
     notes: list[str] = field(default_factory=list)  # steps that were left out, and why
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FurtherAttempt(Attempt):
     """Adding images that are left out, by features of another kind.
 
     Its database has the features and matches of the attempt before it, and further ones.
     """
 
-    base: Attempt | None = None  # whose features tell which images are similar
-    previous: Attempt | None = None  # whose database is added to
-    step: FeatureStep | None = None
-
-    @property
-    def _parts(self) -> tuple[Attempt, Attempt, FeatureStep]:
-        if self.base is None or self.previous is None or self.step is None:
-            raise ValueError("a further attempt has a step, and attempts before it")
-        return self.base, self.previous, self.step
+    base: Attempt  # whose features tell which images are similar
+    previous: Attempt  # whose database is added to
+    step: FeatureStep
 
     @property
     def prefix(self) -> str:
         """Beginning of the names of files and notes."""
-        return f"{self._parts[2].name}_"
+        return f"{self.step.name}_"
 
     @property
     def features(self) -> Path:
@@ -88,10 +82,9 @@ class FurtherAttempt(Attempt):
 
     def keys(self) -> dict[str, str]:
         """Return a digest for each step of all that its result depends on."""
-        _, previous, step = self._parts
         sfm = self.work.options.sfm
-        models_key = previous.keys()["models"]
-        key = digest(models_key, step.key(), sfm.extraction_size, sfm.max_features)
+        models_key = self.previous.keys()["models"]
+        key = digest(models_key, self.step.key(), sfm.extraction_size, sfm.max_features)
         return {"features": key, "matches": key, "models": key}
 
     def first_pairs(self, models: Models) -> list[Pair]:
@@ -102,8 +95,7 @@ class FurtherAttempt(Attempt):
             left_out = list(range(n))
         if n <= FEW_PHOTOGRAPHS:
             return pairs_with(left_out, n)
-        base = self._parts[0]
-        similar = pairs_to_match(base.database, n, "similar")
+        similar = pairs_to_match(self.base.database, n, "similar")
         pairs = recorded_pairs(self.photographs).union(similar)
         return sorted(pair for pair in pairs if not set(pair).isdisjoint(left_out))
 
@@ -142,9 +134,10 @@ class FurtherAttempt(Attempt):
                 best = best_partners(index, verified, left_out, _PARTNERS)
                 partners.update(itertools.combinations(sorted(best), 2))
             self._match(sorted(partners), "comparing photographs beside them")
-        previous = self._parts[1]
         seed = self.work.options.random_seed
-        append_features(previous.database, self.features, self.database, self._pixel_sizes(), seed)
+        append_features(
+            self.previous.database, self.features, self.database, self._pixel_sizes(), seed
+        )
         return self._proven(self._map_further(models), models)
 
     def _find_features(self, models: Models, left_out: Collection[int]) -> list[Pair]:
@@ -172,10 +165,9 @@ class FurtherAttempt(Attempt):
     def _extract(self, indices: Sequence[int]) -> None:
         if not indices:
             return
-        step = self._parts[2]
         extracted = self.features if self.masks is None else self.whole_features
-        with self.work.step(f"looking for features: {step.label}", len(indices)) as advance:
-            step.extract(extracted, self._inputs, indices, advance)
+        with self.work.step(f"looking for features: {self.step.label}", len(indices)) as advance:
+            self.step.extract(extracted, self._inputs, indices, advance)
         if self.masks is not None:
             size = self.work.options.sfm.extraction_size
             matching.copy_masked_features(
@@ -185,9 +177,8 @@ class FurtherAttempt(Attempt):
     def _match(self, pairs: Sequence[Pair], title: str) -> None:
         if not pairs:
             return
-        step = self._parts[2]
-        with self.work.step(f"{title}: {step.label}", len(pairs)) as advance:
-            step.match(self.features, self._inputs, pairs, advance)
+        with self.work.step(f"{title}: {self.step.label}", len(pairs)) as advance:
+            self.step.match(self.features, self._inputs, pairs, advance)
 
     @property
     def _inputs(self) -> StepInputs:
@@ -244,13 +235,13 @@ def climb(models: Models, attempt: Attempt) -> Climbed:
             n = len(left_out)
             line = f"{step.label} for the {n} photographs left out would take longer than is left"
             attempt.work.console.info(f"note: {line}")
-            climbed.notes.append(line)
+            climbed = replace(climbed, notes=[*climbed.notes, line])
             continue
-        found = further.add(climbed.models)
+        further_models = further.add(climbed.models)
         if further.database.is_file():
             previous = further
-        if found is not None:
-            climbed = _after(climbed, further, found)
+        if further_models is not None:
+            climbed = _after(climbed, further, further_models)
     return climbed
 
 
@@ -269,7 +260,7 @@ def _further_attempt(base: Attempt, previous: Attempt, step: FeatureStep) -> Fur
 
 def _after(climbed: Climbed, further: FurtherAttempt, models: Models) -> Climbed:
     """Return what the ladder came to after a step that registered further images."""
-    label = further._parts[2].label
+    label = further.step.label
     before = climbed.models.registered[0] if climbed.models.registered else []
     added = sorted(set(models.registered[0]).difference(before))
     n = len(further.photographs)
@@ -285,23 +276,23 @@ def _fits(further: FurtherAttempt, models: Models) -> bool:
     if seconds is None:
         return True
     key = further.keys()["models"]
-    for verdict in (True, False):
-        if further.noted("fits", f"{key} {verdict}"):
-            return verdict
+    for noted_answer in (True, False):
+        if further.noted("fits", f"{key} {noted_answer}"):
+            return noted_answer
     remaining = seconds - sum(step.seconds for step in further.work.steps)
-    verdict = False
+    is_in_time = False
     if remaining > 0:
         start = time.monotonic()
         speed = measured_speed(further.photographs, further.work.options.sfm)
         remaining -= time.monotonic() - start
-        verdict = expected_seconds(further, models, speed) <= remaining
-    further.note(fits=f"{key} {verdict}")
-    return verdict
+        is_in_time = expected_seconds(further, models, speed) <= remaining
+    further.note(fits=f"{key} {is_in_time}")
+    return is_in_time
 
 
 def expected_seconds(further: FurtherAttempt, models: Models, speed: PoseSpeed) -> float:
     """Return the seconds that a step takes."""
-    step = further._parts[2]
+    step = further.step
     pairs = further.first_pairs(models)
     n_images = len({index for pair in pairs for index in pair})
     n_beside = 0
