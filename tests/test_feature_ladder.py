@@ -398,11 +398,14 @@ class FakeRuntime:
             return [type("Input", (), {"name": "pixels"})()]
 
 
-def test_damaged_weights_and_other_networks_are_refused(weights, monkeypatch):
+def test_damaged_weights_and_other_networks_are_refused(room, weights, monkeypatch):
+    monkeypatch.setattr(learned_features.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(learned_features, "load_package", lambda *args, **kwargs: (FakeRuntime,))
     found = learned_features.LearnedWeights(weights / f"39c423-{EXTRACTOR}", weights / MATCHER)
+    asked_for = ConvertOptions(room, sfm=replace(SMALL, feature_weights=weights))
     with pytest.raises(UserError, match=r"cannot be loaded \(Protobuf parsing failed.\); remove"):
-        learned_features.load_networks(found)
+        convert(asked_for, Heard())
+    assert not (room / "distorted" / "database.db").exists()
     found.extractor.write_bytes(b"other")
     with pytest.raises(UserError, match="is another network than aliked-n16rot.onnx, with inputs"):
         learned_features.load_networks(found)

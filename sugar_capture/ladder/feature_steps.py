@@ -182,7 +182,7 @@ def steps_up_to(last: str, weights_folder: Path | None) -> list[FeatureStep]:
         weights_folder: Where weights of learned features are; None for COLMAP's cache.
 
     Raises:
-        UserError: Learned features are asked for, and their weights are missing.
+        UserError: Learned features are asked for, and their weights are missing or damaged.
     """
     names = LADDER if last == "auto" else LADDER[: LADDER.index(last) + 1]
     steps: list[FeatureStep] = [step for step in (CONTRAST, AFFINE) if step.name in names]
@@ -190,5 +190,8 @@ def steps_up_to(last: str, weights_folder: Path | None) -> list[FeatureStep]:
         is_asked_for = last == "learned" or weights_folder is not None
         weights = find_weights(weights_folder, is_asked_for)
         if weights is not None:
+            if is_asked_for:
+                # Damaged ones are said now, not after all other steps.
+                load_networks(weights)
             steps.append(LearnedStep(weights))
     return steps
