@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageFilter
+from PIL import Image, ImageFilter, ImageOps
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -199,10 +199,18 @@ def pale(photograph: Image.Image, rng: np.random.Generator) -> Image.Image:
     return Image.fromarray(low_texture(0.1)(linear_of(np.asarray(photograph)), rng))
 
 
+def add_foreign(folder: Path, images: Sequence[Path]) -> None:
+    """Add photographs of other places, in the size of the others."""
+    for number, path in enumerate(images):
+        with Image.open(path) as opened:
+            cropped = ImageOps.fit(opened.convert("RGB"), (WIDTH, HEIGHT))
+        cropped.save(folder / "input" / f"foreign_{number}.png")
+
+
 FAULTS = (darkened, blurred, pale)
 
 
-def run(folder: Path, kinds: Sequence[str], faulty: Path | None) -> None:
+def run(folder: Path, kinds: Sequence[str], faulty: Path | None, foreign: Sequence[Path]) -> None:
     for name in kinds:
         if (folder / name).exists():
             raise UserError(f"{folder / name} exists; choose a new folder")
@@ -210,6 +218,7 @@ def run(folder: Path, kinds: Sequence[str], faulty: Path | None) -> None:
     mesh = textured_surface(knot, knot_chart(knot, DETAIL), make_disc(), SEED, DETAIL)
     for name in kinds:
         make_capture(folder / name, KINDS[name], mesh)
+        add_foreign(folder / name, foreign)
     if faulty is not None:
         make_faulty_copy(faulty, folder / "faulty")
 
@@ -219,5 +228,8 @@ if __name__ == "__main__":
     flags.add_argument("folder", type=Path, metavar="FOLDER", help="of the captures")
     flags.add_argument("--kinds", nargs="*", choices=list(KINDS), default=list(KINDS))
     flags.add_argument("--faulty", type=Path, help="a capture with poses, to copy with faults")
+    flags.add_argument(
+        "--foreign", type=Path, nargs="*", default=[], help="photographs of other places, to add"
+    )
     args = flags.parse_args()
-    sys.exit(run_main(lambda: run(args.folder, args.kinds, args.faulty)))
+    sys.exit(run_main(lambda: run(args.folder, args.kinds, args.faulty, args.foreign)))

@@ -184,9 +184,10 @@ def _result_key(work: Work, inputs: ConvertInputs, attempts: list[Attempt]) -> s
     else:
         # Any fixed value will do; with this one, scenes of earlier versions stay finished.
         parts.append(False)
-    features = work.options.sfm.features
-    if features != "auto":
-        parts.append(features)
+    sfm = work.options.sfm
+    if sfm.features != "auto" or sfm.feature_weights is not None:
+        steps = steps_up_to(sfm.features, sfm.feature_weights)
+        parts.append([step.key() for step in steps])
     return digest(*parts)
 
 
