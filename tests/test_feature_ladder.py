@@ -196,6 +196,7 @@ def test_a_photograph_of_another_place_is_left_out_by_all_steps(tmp_path):
     assert errors_of(root).rotation.max() < 0.5
 
 
+@pytest.mark.slow
 def test_features_of_later_steps_lie_inside_of_masks(room):
     (room / "masks").mkdir()
     mask = np.full((HEIGHT, WIDTH), 255, np.uint8)
@@ -210,6 +211,7 @@ def test_features_of_later_steps_lie_inside_of_masks(room):
             assert database.read_keypoints(number)[:, 0].min() >= WIDTH // 10
 
 
+@pytest.mark.slow
 def test_most_photographs_left_out_are_mapped_anew(tmp_path):
     root = tmp_path / "scene"
     write_photographs(root / "input", N)
@@ -219,6 +221,7 @@ def test_most_photographs_left_out_are_mapped_anew(tmp_path):
     assert errors_of(root).rotation.max() < 0.5
 
 
+@pytest.mark.slow
 def test_what_matches_do_not_prove_is_taken_out_again(room, monkeypatch):
     monkeypatch.setattr(step_evidence, "contradicting_pairs", lambda *args: {DARK: (5, 5)})
     result = convert(ConvertOptions(room, sfm=SMALL), Heard())
