@@ -15,6 +15,8 @@ from sugar_capture.pairs.chosen_pairs import MAX_EXHAUSTIVE, SIMILAR_UNORDERED, 
 from sugar_utils import flags
 from sugar_utils.settings import flag
 
+Features = Literal["auto", "sift", "contrast", "affine", "learned"]
+
 _posing = partial(flag, group="camera positions")
 _convert = partial(flag, group="scene")
 
@@ -55,6 +57,20 @@ class SfmOptions:
         parse=flags.boolean_or_auto,
         metavar="{auto,True,False}",
         no_effect_when="without masks",
+    )
+    features: Features = _posing(
+        "auto",
+        "how far the ladder of features goes, each step for photographs that those before it left "
+        "out. sift: none; contrast: less noise and more contrast, for dark ones; affine: faint and "
+        "slanted features, for few sides; learned: ALIKED and LightGlue, needs onnxruntime and "
+        "weights; auto: all that are there",
+        choices=get_args(Features),
+    )
+    feature_weights: Path | None = _posing(
+        None,
+        "folder with aliked-n16rot.onnx and aliked-lightglue.onnx of COLMAP; unset: "
+        "~/.cache/colmap, where COLMAP keeps them",
+        parse=Path,
     )
     max_features: int = _posing(8192, "features per photograph at most", parse=flags.positive_int)
     matcher: Matcher = _posing(

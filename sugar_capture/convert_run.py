@@ -26,6 +26,7 @@ from sugar_capture.capture_check import (
 from sugar_capture.convert_inputs import ConvertInputs, read_inputs
 from sugar_capture.convert_options import ConvertOptions
 from sugar_capture.known_cameras import KnownCameras
+from sugar_capture.ladder.feature_steps import steps_up_to
 from sugar_capture.mapping import Models
 from sugar_capture.photographs import describe_capture
 from sugar_capture.pose_time import with_features_in_time
@@ -107,18 +108,22 @@ def _convert(work: Work) -> Converted:
     note(source, cameras=cameras_flag)
     source_digest = scene_folder.source_digest(source, inputs.mask_folder, cameras_flag)
     attempts = _plan_attempts(work, inputs)
+    sfm = work.options.sfm
+    # Missing weights are said before anything is computed.
+    steps_up_to(sfm.features, sfm.feature_weights)
     key = _result_key(work, inputs, attempts)
     if work.noted("finished", key) and not work.flat.is_dir():
         outcome = read_checked(source.work / OUTCOME, Outcome)
         work.console.info(f"finished before: {outcome['line']}")
         return Converted(source.root, source.root / scene_folder.PAGE, outcome)
     describe_capture(inputs.photographs, work.console.info)
-    attempt = None
+    climbed = None
     if work.options.skip_matching:
         models = _read_finished_models(work, inputs)
     else:
-        models, attempt = register_images(attempts)
-    evidence = collect_evidence(work, inputs.photographs, models, attempt)
+        climbed = register_images(attempts)
+        models = climbed.models
+    evidence = collect_evidence(work, inputs.photographs, models, climbed)
     if inputs.known is not None:
         _require_fitting_cameras(inputs.known, evidence)
         evidence = replace(evidence, given=True)
@@ -179,6 +184,10 @@ def _result_key(work: Work, inputs: ConvertInputs, attempts: list[Attempt]) -> s
     else:
         # Any fixed value will do; with this one, scenes of earlier versions stay finished.
         parts.append(False)
+    sfm = work.options.sfm
+    if sfm.features != "auto" or sfm.feature_weights is not None:
+        steps = steps_up_to(sfm.features, sfm.feature_weights)
+        parts.append([step.key() for step in steps])
     return digest(*parts)
 
 
@@ -334,6 +343,7 @@ def _outcome(
         "quality": registration.word,
         "photographs": len(evidence.names),
         "registered": registration.n_registered,
+        "registered_by": dict(evidence.registered_by),
         "left_out": dict(registration.left_out),
         "other_models": registration.other_models,
         "advice": registration.advice,

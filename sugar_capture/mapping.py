@@ -7,7 +7,7 @@ import copy
 import itertools
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -103,8 +103,26 @@ def map_photographs(
 
 def read_models(folder: Path) -> Models:
     """Read what :func:`map_photographs` wrote into a folder."""
-    folders = sorted(folder.glob("[0-9]*"), key=lambda path: (len(path.name), path.name))
-    return _models([read_reconstruction(path) for path in folders])
+    return _models([read_reconstruction(path) for path in _model_folders(folder)])
+
+
+def _model_folders(folder: Path) -> list[Path]:
+    """Return the folders of the models, the largest first."""
+    return sorted(folder.glob("[0-9]*"), key=lambda path: (len(path.name), path.name))
+
+
+def without_images(names: Collection[str], folder: Path) -> Models:
+    """Take images out of the largest model; write all models into their folder again."""
+    remaining = [read_reconstruction(path) for path in _model_folders(folder)]
+    largest = remaining[0]
+    for number in sorted(largest.reg_image_ids()):
+        image = largest.images[number]
+        if image.name in names:
+            largest.deregister_frame(image.frame_id)
+    with replaced_folder(folder) as fresh:
+        for number, model in enumerate(remaining):
+            write_model(model, fresh / str(number))
+    return read_models(folder)
 
 
 def _models(models: Sequence[Any]) -> Models:

@@ -9,6 +9,7 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,12 +31,38 @@ _FALLBACK_MEMORY = 2 << 30  # bytes, where the free memory is unknown
 _PART = 64  # pairs that are matched between two calls of ``advance``
 
 
-class _Features(NamedTuple):
+class Features(NamedTuple):
     """The features of one image."""
 
     index: int  # of the image
     keypoints: np.ndarray  # x, y, scale and orientation, in pixels of the file, (N, 4) float32
     descriptors: pycolmap.FeatureDescriptors
+
+
+@dataclass(frozen=True)
+class SiftVariant:
+    """How SIFT features are extracted; the defaults are those of every capture."""
+
+    affine: bool = False  # of elliptic regions instead of round ones (Mikolajczyk, IJCV 2004)
+    peak_threshold: float | None = None  # least contrast of a feature; None: COLMAP's
+    features_factor: int = 1  # on the most features of an image
+    # Changes the grey pixels before, (H, W) uint8, and keeps the places of what they show.
+    prepare: Callable[[np.ndarray], np.ndarray] | None = None
+
+    def options(self, longest_side: int, max_features: int) -> pycolmap.FeatureExtractionOptions:
+        """Return pycolmap's options for an image of at most this size."""
+        options = load_pycolmap().FeatureExtractionOptions()
+        options.use_gpu = False
+        options.num_threads = 1
+        options.max_image_size = longest_side
+        options.sift.max_num_features = max_features * self.features_factor
+        options.sift.estimate_affine_shape = self.affine
+        if self.peak_threshold is not None:
+            options.sift.peak_threshold = self.peak_threshold
+        return options
+
+
+PLAIN_SIFT = SiftVariant()
 
 
 def extract_features(
@@ -44,36 +71,55 @@ def extract_features(
     longest_side: int,
     max_features: int,
     advance: Callable[[int], None],
+    indices: Sequence[int] | None = None,
+    variant: SiftVariant = PLAIN_SIFT,
 ) -> None:
-    """Extract the features of all images that have none in the database yet, several at a time.
+    """Extract the features of images that have none in the database yet, several at a time.
 
     Args:
         path: The database.
         longest_side: Size in pixels at which features are extracted; keypoints are in pixels of
             the file.
+        indices: Of the images; None for all.
     """
-    pycolmap = load_pycolmap()
-    options = pycolmap.FeatureExtractionOptions()
-    options.use_gpu = False
-    options.num_threads = 1
-    options.max_image_size = longest_side
-    options.sift.max_num_features = max_features
+    options = variant.options(longest_side, max_features)
 
-    def extract(index: int) -> _Features:
-        return _features_of(index, photographs[index], longest_side, options)
+    def extract(index: int) -> Features:
+        grey = np.ascontiguousarray(read_grey(photographs[index].path, longest_side))
+        if variant.prepare is not None:
+            grey = np.ascontiguousarray(variant.prepare(grey))
+        return _features_of(index, photographs[index], grey, options)
 
-    with pycolmap.Database.open(str(path)) as database:
-        n = len(photographs)
-        remaining = [index for index in range(n) if not database.exists_descriptors(index + 1)]
-        n_done = n - len(remaining)
+    if indices is None:
+        indices = range(len(photographs))
+    add_features(path, indices, extract, n_workers_at(longest_side), advance)
+
+
+def add_features(
+    path: Path,
+    indices: Sequence[int],
+    extract: Callable[[int], Features],
+    n_workers: int,
+    advance: Callable[[int], None],
+) -> None:
+    """Write the features of images that have none in the database yet.
+
+    Args:
+        path: The database.
+        indices: Of the images.
+        extract: Returns the features of an image; called on several threads.
+    """
+    with load_pycolmap().Database.open(str(path)) as database:
+        remaining = [index for index in indices if not database.exists_descriptors(index + 1)]
+        n_done = len(indices) - len(remaining)
         advance(n_done)
-        for features in _in_order(extract, remaining, _n_workers(longest_side)):
+        for features in _in_order(extract, remaining, n_workers):
             _write_features(database, features)
             n_done += 1
             advance(n_done)
 
 
-def _n_workers(longest_side: int) -> int:
+def n_workers_at(longest_side: int) -> int:
     """Return the number of extractors that fit into half of the free memory."""
     usable_bytes = (available_bytes() or _FALLBACK_MEMORY) // 2
     bytes_per_worker = _BYTES_PER_PIXEL * longest_side**2
@@ -81,7 +127,7 @@ def _n_workers(longest_side: int) -> int:
     return max(1, n_workers)
 
 
-def _write_features(database: pycolmap.Database, features: _Features) -> None:
+def _write_features(database: pycolmap.Database, features: Features) -> None:
     number = features.index + 1
     # Keypoints and descriptors or none, should the process be killed between them.
     transaction = load_pycolmap().DatabaseTransaction(database)
@@ -97,18 +143,17 @@ def _write_features(database: pycolmap.Database, features: _Features) -> None:
 def _features_of(
     index: int,
     photograph: Photograph,
-    longest_side: int,
+    grey: np.ndarray,
     options: pycolmap.FeatureExtractionOptions,
-) -> _Features:
+) -> Features:
     pycolmap = load_pycolmap()
-    grey = np.ascontiguousarray(read_grey(photograph.path, longest_side))
     height, width = grey.shape
     extractor = pycolmap.FeatureExtractor.create(options, pycolmap.Device.cpu)
     raw_keypoints, descriptors = extractor.extract_from_uint8_array(grey)
     keypoints = pycolmap.keypoints_to_matrix(raw_keypoints).reshape(-1, 4)
     scale = np.array([photograph.width / width, photograph.height / height])
     keypoints = keypoints * np.array([*scale, scale.mean(), 1.0])
-    return _Features(index, keypoints.astype(np.float32), descriptors)
+    return Features(index, keypoints.astype(np.float32), descriptors)
 
 
 def copy_masked_features(
@@ -117,23 +162,27 @@ def copy_masked_features(
     photographs: Sequence[Photograph],
     masks: Sequence[ViewMask | None],
     longest_side: int,
+    indices: Sequence[int] | None = None,
 ) -> None:
-    """Copy the features that lie inside of masks, of all images that have none there yet.
+    """Copy the features that lie inside of masks, of images that have none there yet.
 
     Args:
         source: The database with the features of the whole images.
         path: The database that gets those in the masks.
         masks: Of each image; features are kept where they count.
         longest_side: Size in pixels at which features were extracted.
+        indices: Of the images; None for all.
     """
     pycolmap = load_pycolmap()
     with (
         pycolmap.Database.open(str(source)) as whole,
         pycolmap.Database.open(str(path)) as masked,
     ):
-        for index, (photograph, mask) in enumerate(zip(photographs, masks, strict=True)):
+        for index in range(len(photographs)) if indices is None else indices:
             if masked.exists_descriptors(index + 1):
                 continue
+            photograph = photographs[index]
+            mask = masks[index]
             keypoints = whole.read_keypoints(index + 1).reshape(-1, 4)
             descriptors = whole.read_descriptors(index + 1)
             if mask is not None:
@@ -142,7 +191,7 @@ def copy_masked_features(
                 descriptors = pycolmap.FeatureDescriptors(
                     descriptors.type, descriptors.data[inside]
                 )
-            _write_features(masked, _Features(index, keypoints, descriptors))
+            _write_features(masked, Features(index, keypoints, descriptors))
 
 
 def are_inside(
@@ -204,13 +253,32 @@ def match_pairs(
         pairing.match_list_path = str(list_path)
         for start in range(0, len(remaining), _PART):
             part = remaining[start : start + _PART]
-            lines = [f"{database_name(i)} {database_name(j)}\n" for i, j in part]
-            list_path.write_text("".join(lines), encoding="utf-8")
+            _write_pairs(list_path, part)
             pycolmap.match_image_pairs(
                 str(path), matching, pairing, verification, pycolmap.Device.cpu
             )
             n_done += len(part)
             advance(n_done)
+
+
+def verify_pairs(path: Path, pairs: Sequence[tuple[int, int]], seed: int) -> None:
+    """Verify the geometry of pairs whose matches are in a database.
+
+    Args:
+        pairs: Of image indices, without a verified geometry.
+    """
+    pycolmap = load_pycolmap()
+    verification = pycolmap.TwoViewGeometryOptions()
+    verification.ransac.random_seed = seed
+    with tempfile.TemporaryDirectory() as folder:
+        list_path = Path(folder) / "pairs.txt"
+        _write_pairs(list_path, pairs)
+        pycolmap.verify_matches(str(path), str(list_path), verification)
+
+
+def _write_pairs(path: Path, pairs: Sequence[tuple[int, int]]) -> None:
+    lines = [f"{database_name(i)} {database_name(j)}\n" for i, j in pairs]
+    path.write_text("".join(lines), encoding="utf-8")
 
 
 def verified_matches(path: Path) -> dict[tuple[int, int], int]:

@@ -62,6 +62,10 @@ class PoseSpeed:
         pair = self.matching * feature_share**2
         return n_photographs * photograph + n_pairs * pair
 
+    def mapping(self, n_photographs: int) -> float:
+        """Return the seconds that a model of photographs takes at the measured level."""
+        return n_photographs * self.matching * _MAPPING
+
 
 def with_features_in_time(work: Work, photographs: Sequence[Photograph]) -> Work:
     """Return the work with a level at which its poses take the time that its options give.

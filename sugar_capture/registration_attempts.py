@@ -63,6 +63,11 @@ class Attempt:
         return self.work.source.work / f"{self.prefix}sparse"
 
     @property
+    def kept_models(self) -> Path:
+        """Folder of a copy of the models, for when others take their place."""
+        return self.work.source.work / f"{self.prefix}kept_sparse"
+
+    @property
     def where(self) -> str:
         """Where features are extracted, for messages."""
         return "" if self.masks is None else " in the masks"
@@ -187,10 +192,11 @@ class Attempt:
 
     def _map(self) -> Models:
         key = self.keys()["models"]
-        models = self._noted_models("models", key)
-        if models is not None:
-            return models
-        models = self._noted_models("mapped", key)
+        for step, folder in (("models", self.models), ("kept", self.kept_models)):
+            models = self._noted_models(step, key, folder)
+            if models is not None:
+                return models
+        models = self._noted_models("mapped", key, self.models)
         if models is None:
             self.note(models=None, mapped=None)
             models = self._map_matches()
@@ -199,16 +205,24 @@ class Attempt:
         self.note(models=key)
         return models
 
-    def _noted_models(self, step: str, key: str) -> Models | None:
+    def _noted_models(self, step: str, key: str, folder: Path) -> Models | None:
         """Read the models that an earlier call noted; None if there are none, or damaged ones."""
-        if not self.noted(step, key) or not self.models.is_dir():
+        if not self.noted(step, key) or not folder.is_dir():
             return None
         try:
-            return mapping.read_models(self.models)
+            return mapping.read_models(folder)
         except UserError as error:
             self.work.console.info(f"registering photographs again: {error}")
-            self.note(models=None, mapped=None)
+            self.note(models=None, mapped=None, kept=None)
             return None
+
+    def keep_models(self) -> None:
+        """Copy the models, so that a later call finds them after others took their place."""
+        key = self.keys()["models"]
+        if self.noted("models", key):
+            with replaced_folder(self.kept_models) as fresh:
+                shutil.copytree(self.models, fresh)
+            self.note(kept=key, models=None, mapped=None)
 
     def _map_matches(self) -> Models:
         """Register the images by the matches that the database has."""

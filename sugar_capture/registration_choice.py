@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,8 +15,9 @@ import numpy as np
 
 from sugar_capture import mapping, matching
 from sugar_capture.feature_database import database_errors
+from sugar_capture.ladder.climbing import Climbed, climb
 from sugar_capture.mapping import Models
-from sugar_capture.pairs.chosen_pairs import Pair, connected_images
+from sugar_capture.pairs.chosen_pairs import Pair, best_partners, connected_images
 from sugar_capture.pairs.pair_checks import contradicting_pairs
 from sugar_capture.registration_attempts import Attempt
 from sugar_capture.registration_report import FINE_SHARE, NARROW, model_facts
@@ -66,7 +67,7 @@ class Extension(Attempt):
         """
         key = self.keys()["models"]
         with database_errors(self.database):
-            extended = self._noted_models("models", key)
+            extended = self._noted_models("models", key, self.models)
             if extended is not None:
                 return extended
             left_out = self.left_out(models)
@@ -154,7 +155,7 @@ class Extension(Attempt):
         matches = matching.verified_matches(self.database)
         pairs: set[Pair] = set()
         for index in left_out:
-            partners = _best_partners(index, matches, left_out)
+            partners = best_partners(index, matches, left_out, _WHOLE_PARTNERS)
             pairs.update(itertools.combinations(sorted(partners), 2))
         with load_pycolmap().Database.open(str(self.database)) as database:
             for first, second in pairs:
@@ -174,24 +175,12 @@ class Extension(Attempt):
         return Models(model, models.registered)
 
 
-def _best_partners(index: int, matches: Mapping[Pair, int], excluded: Collection[int]) -> list[int]:
-    """Return the images that match one best, without those that are excluded."""
-    counts = {}
-    for (first, second), count in matches.items():
-        if index not in (first, second):
-            continue
-        other = second if first == index else first
-        if other not in excluded:
-            counts[other] = count
-    best = sorted(counts, key=lambda other: (-counts[other], other))
-    return best[:_WHOLE_PARTNERS]
-
-
-def register_images(attempts: Sequence[Attempt]) -> tuple[Models, Attempt]:
+def register_images(attempts: Sequence[Attempt]) -> Climbed:
     """Register the images in the first way, or in the second one if that registers more.
 
-    The second one is tried if the first one leaves images out. Returns the models and the way that
-    was chosen; its models are copied to the folder in which programs look for them.
+    The second one is tried if the first one leaves images out. For those that are left out then,
+    further kinds of features are tried. The models that are chosen are copied to the folder in
+    which programs look for them.
     """
     first = attempts[0]
     _require_mapper(first)
@@ -200,12 +189,15 @@ def register_images(attempts: Sequence[Attempt]) -> tuple[Models, Attempt]:
     is_enough = models.n_registered >= FINE_SHARE * len(first.photographs)
     if not is_enough and len(attempts) > 1:
         models, chosen = _try_whole_images(models, first, attempts[1])
+    climbed = climb(models, chosen)
     work = first.work
-    if chosen.models != work.models:
+    if climbed.attempt.models != work.models:
+        if chosen.models == work.models:
+            chosen.keep_models()
         with replaced_folder(work.models) as fresh:
-            shutil.copytree(chosen.models, fresh)
+            shutil.copytree(climbed.attempt.models, fresh)
             note(work.source, models=None, mapped=None)
-    return models, chosen
+    return climbed
 
 
 def _require_mapper(attempt: Attempt) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from gaussian_splatting.data.image_checks import sharpness
 from sugar_capture import matching, panoramas
 from sugar_capture.feature_database import database_errors
+from sugar_capture.ladder.climbing import Climbed
 from sugar_capture.mapping import Models
 from sugar_capture.pairs.pair_checks import contradicting_pairs
 from sugar_capture.photographs import Photograph, read_grey
@@ -21,13 +22,13 @@ _SHARPNESS_SIDE = 800  # pixels of the longest side, at which sharpness is measu
 
 
 def collect_evidence(
-    work: Work, photographs: Sequence[Photograph], models: Models, attempt: Attempt | None
+    work: Work, photographs: Sequence[Photograph], models: Models, climbed: Climbed | None
 ) -> Evidence:
     """Measure the images and what was found of them.
 
     Args:
-        attempt: The way in which the models were found; None for models of another program, of
-            which there are no features and matches.
+        climbed: How the models were found; None for models of another program, of which there are
+            no features and matches.
     """
     names = [photograph.name for photograph in photographs]
     evidence = Evidence(
@@ -37,7 +38,12 @@ def collect_evidence(
         matches={},
         models=models.registered,
     )
-    if attempt is not None:
+    attempt = None
+    if climbed is not None:
+        attempt = climbed.attempt
+        evidence = replace(
+            evidence, registered_by=climbed.registered_by, omitted_steps=climbed.notes
+        )
         # Unless masked features were asked for, whole images were tried as well.
         is_masked = attempt.masks is not None and work.options.sfm.masked_features is True
         evidence = replace(evidence, masked=is_masked)

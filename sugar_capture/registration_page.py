@@ -88,6 +88,7 @@ def convert_page(
     for number, names in enumerate(registration.other_models, start=2):
         text = f"Part {number}, which shares too little with the rest: {', '.join(names)}"
         page.paragraph(text, note=True)
+    _add_further_features(page, evidence)
     if registration.left_out:
         _add_left_out(page, registration, files)
     page.heading("All photographs")
@@ -116,6 +117,18 @@ def _add_summary(page: Page, evidence: Evidence, registration: Registration) -> 
     for advice in registration.advice:
         sentence = advice[0].upper() + advice[1:] + "."
         page.paragraph(sentence, note=True)
+
+
+def _add_further_features(page: Page, evidence: Evidence) -> None:
+    """Say which images only further kinds of features registered, and which were not tried."""
+    if evidence.registered_by:
+        page.heading("Photographs that further features registered")
+        rows = []
+        for label, names in evidence.registered_by.items():
+            rows.append((label, f"{len(names)}: {', '.join(names)}"))
+        page.table(("features", "photographs"), rows, text_columns=2)
+    for sentence in evidence.omitted_steps:
+        page.paragraph(f"{sentence[0].upper()}{sentence[1:]}.", note=True)
 
 
 def _add_left_out(page: Page, registration: Registration, files: Mapping[str, Path]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -55,6 +55,9 @@ class Evidence:
     given: bool = False  # cameras are those of another program
     # Pairs that contradict an image's pose, and all of its pairs, by name.
     contradicting: Mapping[str, tuple[int, int]] | None = None
+    # Names of the images that only a further kind of features registered, by its label.
+    registered_by: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    omitted_steps: Sequence[str] = ()  # sentences about kinds of features that were not tried
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,8 @@ class Registration:
         """Summarise the report in one line."""
         n = len(evidence.names)
         parts = [f"{self.n_registered} of {n} photographs are registered"]
+        for label, names in evidence.registered_by.items():
+            parts.append(f"{len(names)} of them only by {label}")
         if self.left_out:
             reasons = [f"{name} ({reason})" for name, reason in self.left_out]
             parts.append(f"left out: {shortened(reasons, 5)}")

@@ -48,6 +48,7 @@ STAGES_OF_FLAGS = {
     # Where and by whom things are computed is tested in test_device.py.
     # How cameras are found is tested in test_convert.py, and in test_pipeline.py that it is asked.
     "": "frames camera cameras masked_features extraction_size max_features matcher mapper "
+    "features feature_weights "
     "panoramas photographer "
     "device gpu rasterizer cuda_graph stop_after force export_obj gs_output_dir demo doctor "
     # What blocks do is tested in test_blocks_run.py.

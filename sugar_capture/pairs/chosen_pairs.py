@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -157,3 +157,22 @@ def connected_images(indices: Iterable[int], matches: Mapping[Pair, int]) -> lis
             if index in totals:
                 totals[index] += count
     return [index for index, total in totals.items() if total > _TOO_FEW_MATCHES]
+
+
+def best_partners(
+    index: int, matches: Mapping[Pair, int], excluded: Collection[int], n_most: int
+) -> list[int]:
+    """Return the images that match one best, the best first, without those that are excluded.
+
+    Args:
+        matches: Verified matches of pairs of image indices.
+        n_most: Of the images that are returned.
+    """
+    counts = {}
+    for (first, second), count in matches.items():
+        if index not in (first, second):
+            continue
+        other = second if first == index else first
+        if other not in excluded:
+            counts[other] = count
+    return sorted(counts, key=lambda other: (-counts[other], other))[:n_most]

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether matches prove where an image was taken, which a later step of the ladder registered."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from sugar_capture import matching
+from sugar_capture.mapping import Models
+from sugar_capture.pairs.pair_checks import MIN_MATCHES, contradicting_pairs
+
+
+def unproven_images(
+    models: Models, added: Collection[str], database: Path, names: Sequence[str]
+) -> set[str]:
+    """Return the added images that contradict their matches, or match no registered image well.
+
+    Args:
+        added: Names of the images that were added to the largest model.
+        names: Of all images, in the order of their numbers in the database.
+    """
+    model = models.largest
+    if model is None or not added:
+        return set()
+    matches = matching.verified_matches(database)
+    contradicting = contradicting_pairs(model, database, names, matches)
+    registered = set(models.registered[0])
+    well_matched = set()
+    for (i, j), count in matches.items():
+        pair = {names[i], names[j]}
+        if count >= MIN_MATCHES and pair <= registered:
+            well_matched |= pair
+    return {name for name in added if name in contradicting or name not in well_matched}
