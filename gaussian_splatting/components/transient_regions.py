@@ -38,6 +38,7 @@ FLOOR = 0.02  # added to usual residuals: below, differences are those of bytes 
 MIN_VIEWS = 4  # that must see a place before it has a usual residual
 MIN_AREA = 0.006  # of the image, that is strong in a region
 KEPT = 0.6  # of the least area and share of a new region, for one that was found before
+FEW_VIEWS = 0.05  # of all, with regions; if fewer have some, nothing moves, and the model errs
 MANY_VIEWS = 0.1  # of all, with regions: a capture of which more is transient than is beyond doubt
 N_NEIGHBORS = 6  # views from nearly the same place that are asked about a region
 MIN_COVERED = 0.3  # of a region's pixels, that a neighbour must show of the same surface
@@ -97,7 +98,7 @@ def candidate_regions(
         ratio = np.where(view.is_usable & np.isfinite(ratio), ratio, 0.0)
         is_weak = (view.residual > WEAK) & (ratio > WEAK_RATIO)
         is_strong = (view.residual > sensitivity.strong) & (ratio > sensitivity.ratio)
-        before = earlier.get(name, np.zeros_like(is_weak))
+        before: np.ndarray = earlier.get(name, np.zeros(is_weak.shape, bool))
         is_hidden = before & ~view.is_usable
         region = _grown(is_strong | is_hidden, is_weak | is_hidden, before, sensitivity.share)
         if region.any() and region.mean() <= MAX_SHARE:
@@ -117,7 +118,7 @@ def _grown(
     from scipy import ndimage
 
     thick = ndimage.binary_opening(is_weak, iterations=THINNEST)
-    labels, n_regions = ndimage.label(thick)
+    labels, n_regions = _labelled(thick)
     if n_regions == 0:
         return np.zeros(is_weak.shape, bool)
     n_pixels = np.bincount(labels.ravel(), minlength=n_regions + 1)
@@ -127,12 +128,22 @@ def _grown(
     is_kept = n_strong >= np.where(n_before > n_pixels / 2, KEPT, 1.0) * enough
     is_kept[0] = False
     region = is_kept[labels]
-    region |= ndimage.binary_dilation(region, iterations=THINNEST) & is_weak
+    region |= np.asarray(ndimage.binary_dilation(region, iterations=THINNEST)) & is_weak
     # A closing reaches the border of the image only where there is something beyond it.
     padded = np.pad(region, CLOSING + 1, mode="edge")
-    closed = ndimage.binary_closing(padded, iterations=CLOSING)
+    closed = np.asarray(ndimage.binary_closing(padded, iterations=CLOSING))
     inner = slice(CLOSING + 1, -CLOSING - 1)
-    return ndimage.binary_dilation(region | closed[inner, inner], iterations=MARGIN)
+    region |= closed[inner, inner]
+    return np.asarray(ndimage.binary_dilation(region, iterations=MARGIN))
+
+
+def _labelled(mask: np.ndarray) -> tuple[np.ndarray, int]:
+    """Numbers of the connected regions of a mask, from 1, (h, w), and how many there are."""
+    from scipy import ndimage
+
+    labels = np.zeros(mask.shape, np.int32)
+    n_regions = ndimage.label(mask, output=labels)
+    return labels, int(n_regions)  # pyright: ignore[reportArgumentType]  a number with an output
 
 
 @torch.no_grad()
@@ -281,6 +292,8 @@ def find_transients(
     for sensitivity in (DOUBTING, EXPECTING):
         candidates = candidate_regions(views, usual, earlier, sensitivity)
         found = _confirmed(gaussians, views, candidates, sensitivity.max_common, rasterizer)
+        if not earlier and len(found) < FEW_VIEWS * len(views):
+            return {}
         if len(found) < MANY_VIEWS * len(views):
             break
     return found
@@ -297,14 +310,12 @@ def _confirmed(
 
     Gloss, and geometry that is wrong from one side, are the same in views from nearly one place.
     """
-    from scipy import ndimage
-
     confirmed = {}
     for view in views:
         name = view.camera.name
         if name not in candidates:
             continue
-        labels, n_regions = ndimage.label(candidates[name])
+        labels, n_regions = _labelled(candidates[name])
         regions = np.arange(1, n_regions + 1)[:, None, None] == labels
         common = _common_residuals(gaussians, view, regions, views, rasterizer)
         own = np.array([view.residual[region].mean() for region in regions])
