@@ -19,6 +19,7 @@ from gaussian_splatting.data.images import decode_mask
 from gaussian_splatting.data.reference_layout import load_reference_checkpoint
 from gaussian_splatting.data.scene import VanillaSize, load_scene_for_checkpoint
 from gaussian_splatting.engine.training_views import TrainingView, composited_view
+from sugar_pipeline.pipeline_result import training_record
 from tests.support.tiny_scene import (
     assert_same_bits,
     disturbed_cloud,
@@ -175,6 +176,9 @@ def test_masks_lie_beside_the_gaussians_and_reach_later_stages(trained, occluded
     assert values[:, :10].min() == 255
     assert any("transient" in line for line in lines)
     log = (trained / "checkpoints" / "log.txt").read_text()
+    share = training_record("vanilla", trained / "checkpoints", ()).transient_share
+    assert share is not None
+    assert 0.005 < share < 0.05
     assert "left out what moved or stood in front in 2 of 24 photographs" in log
 
 

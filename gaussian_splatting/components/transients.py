@@ -38,6 +38,7 @@ from sugar_utils.files import atomic_path
 from sugar_utils.flags import boolean
 from sugar_utils.settings import flag
 
+SHARE_CURVE = "Transients/share of the pixels"  # in TensorBoard, and in the report
 KEY = "transient pixels of "  # of a view, in checkpoints
 MIN_VIEWS = 8  # with fewer, a place has no usual residual
 FIRST = 500  # iteration of the first search, where densification does not begin later
@@ -134,7 +135,7 @@ class Transients(Component):
         """The share of all photographs that is left out."""
         if not self.masks:
             return ()
-        return (Figure("Transients/share of the pixels", self._share()),)
+        return (Figure(SHARE_CURVE, self._share()),)
 
     def summary(self) -> str | None:
         """How much of how many photographs is left out; None for nothing."""
