@@ -13,8 +13,9 @@ import torch
 from PIL import Image
 
 from gaussian_splatting import train as vanilla_train
-from gaussian_splatting.components.transient_regions import compared, find_transients
+from gaussian_splatting.components.transient_regions import find_transients
 from gaussian_splatting.components.transients import KEY, Transients, search_iterations
+from gaussian_splatting.components.view_residuals import compared
 from gaussian_splatting.data.images import decode_mask
 from gaussian_splatting.data.reference_layout import load_reference_checkpoint
 from gaussian_splatting.data.scene import VanillaSize, load_scene_for_checkpoint
