@@ -20,12 +20,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import sugar_utils  # noqa: F401  before torch
 
 # isort: split
+import torch
+
 from benchmarks.relief_scene import make_folders, parser
 from benchmarks.town_scene import Quads, SurfacePoints, house, observed_pixels, painted
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.colmap_writing import TrackedPoints, ViewTracks, write_capture
 from gaussian_splatting.data.scene import TEST_INTERVAL
 from sugar_extractors.mesh_quality import Surface, sample_surface
+from sugar_extractors.texture.textured_mesh_io import TexturedMesh
 from sugar_pipeline.demo_texture import picture
 from sugar_utils.entrypoint import run_main
 
@@ -120,6 +123,16 @@ def cameras(n_views: int, width: int) -> list[Camera]:
     return views
 
 
+def _with(scene: TexturedMesh, people: TexturedMesh) -> TexturedMesh:
+    """The scene with people in it; both have the same picture as texture."""
+    return TexturedMesh(
+        vertices=torch.cat([scene.vertices, people.vertices]),
+        faces=torch.cat([scene.faces, people.faces + len(scene.vertices)]),
+        uvs=torch.cat([scene.uvs, people.uvs]),
+        texture=scene.texture,
+    )
+
+
 def run(args: argparse.Namespace) -> None:
     make_folders(args.folder)
     (args.folder / "truth").mkdir(exist_ok=True)
@@ -147,7 +160,7 @@ def run(args: argparse.Namespace) -> None:
         if number in with_people:
             rng = np.random.default_rng((SEED, number))
             people = [person(rng) for _ in range(rng.integers(2, 4))]
-            crowded = picture(painted(np.concatenate([quads, *people])), camera)
+            crowded = picture(_with(empty, painted(np.concatenate(people))), camera)
             is_person = np.abs(crowded.astype(int) - pixels).max(axis=-1) > CHANGED
             pixels = np.where(is_person[..., None], crowded, pixels)
         Image.fromarray(pixels).save(args.folder / "images" / camera.name)
