@@ -133,6 +133,14 @@ def _add_health(page: Page, stages: Sequence[StageRecord]) -> None:
     if dropped:
         views = "; ".join(f"{name}: {reason}" for name, reason in dropped.items())
         page.paragraph(f"Left out {len(dropped)} views that contradict the rest: {views}.")
+    for stage in stages:
+        share = stage.transient_share
+        if share:
+            page.paragraph(
+                f"Left out {share:.1%} of the pixels of the training photographs, which show what "
+                "moved or stood in front; they are black in transient_masks, beside the Gaussians "
+                "of the vanilla stage, and its log says in how many photographs."
+            )
 
 
 def _add_stages(page: Page, stages: Sequence[StageRecord], root: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gaussian_splatting.components.transients import SHARE_CURVE
 from gaussian_splatting.engine.reporting.health import problem_of
 from gaussian_splatting.engine.reporting.run_report import last_value, read_curves
 from gaussian_splatting.engine.run_directory import RUN_FILE
@@ -58,6 +59,13 @@ class StageRecord:
             if isinstance(count, int):
                 counts.append(f"{count:,} {word}")
         return ", ".join(counts)
+
+    @property
+    def transient_share(self) -> float | None:
+        """Share of all pixels that a training left out as transient; None where it found none."""
+        if self.run_directory is None:
+            return None
+        return last_value(read_curves(self.run_directory / "tensorboard"), SHARE_CURVE)
 
 
 def dropped_views(records: Iterable[StageRecord]) -> dict[str, str]:

@@ -27,7 +27,7 @@ STAGES_OF_FLAGS = {
     "vcr": "checkpoint_interval optimizer_state use_bfloat16 resume keep_checkpoints "
     "views_per_step gradient_accumulation accumulation_steps use_gradient_checkpointing "
     "exposure_compensation viewer viewer_host vram_budget sh_on_host verbose",
-    "v": "init_ply refine_poses robust init densification growing_resolution",
+    "v": "init_ply refine_poses robust init densification growing_resolution transients",
     "vc": "max_gaussians depths depth_weight depth_unit",
     "c": "full_res_normals sdf_samples knn_batch_size checkpoint_milestones test_iterations "
     "multiview_pixels cutoff_deviations normals normal_weight",
@@ -76,6 +76,7 @@ VALUES = {
     "exposure_compensation": "True",
     "vertices_density_quantile": "0.05",
     "robust": "False",
+    "transients": "False",
     "growing_resolution": "True",
     "remove_unseen": "False",
     "keep_background": "False",

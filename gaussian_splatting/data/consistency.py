@@ -62,6 +62,8 @@ class EarlierChecks:
     dropped: dict[str, str] | None = None  # views that it left out; None: it made no checks
     # Folder of masks that it estimated, which replace those of the capture.
     object_masks: Path | None = None
+    # Folder of masks of what it found to be transient.
+    transient_masks: Path | None = None
 
 
 NO_EARLIER_CHECKS = EarlierChecks()

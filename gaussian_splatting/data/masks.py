@@ -255,6 +255,20 @@ def with_object_masks(cameras: Sequence[Camera], folder: Path) -> list[Camera]:
     return masked
 
 
+def with_transient_masks(cameras: Sequence[Camera], folder: Path) -> list[Camera]:
+    """Return the cameras with the masks of a folder, which leave out what is transient.
+
+    They hold what the masks of the capture leave out as well. Masks of objects stay.
+    """
+    masked = []
+    for camera in cameras:
+        path = object_mask_path(folder, camera.name)
+        if not camera.shows_object and path.is_file():
+            camera = replace(camera, mask=ViewMask(path, "ignore"))
+        masked.append(camera)
+    return masked
+
+
 class _MaskFiles(NamedTuple):
     """The masks of all views, before they are checked."""
 

@@ -45,6 +45,7 @@ _Entry = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 _Row = tuple[_Entry, _Entry, _Entry]
 
 EXPOSURE_FILE = "exposure.json"
+TRANSIENT_MASKS = "transient_masks"  # folder beside the Gaussians
 _ExposureFileEntry = Annotated[float, msgspec.Meta(ge=-1e3, le=1e3)]
 _Gain = Annotated[float, msgspec.Meta(ge=1e-3, le=1e3)]
 _Matrix = tuple[
@@ -79,6 +80,8 @@ class ReferenceCheckpoint:
     dropped_views: dict[str, str] | None = None  # reasons by name; None if it kept no record
     # Folder of the masks that its training estimated; None if it did not.
     object_masks: Path | None = None
+    # Folder of the masks of what its training found to be transient; None if it found nothing.
+    transient_masks: Path | None = None
     # Offset from its world to the coordinates of the original; None where there is no record. (3,)
     recorded_offset: np.ndarray | None = None
     # Offset that was subtracted from its cameras, and is subtracted from its Gaussians. (3,)
@@ -176,6 +179,7 @@ def load_reference_checkpoint(
         subtracted = offset_of([stored.camera for stored in cameras])
         cameras = _move_back(cameras, subtracted)
     views = _read_recorded_views(root)
+    transient_masks = location.ply_path.with_name(TRANSIENT_MASKS)
     return ReferenceCheckpoint(
         root=root,
         ply_path=location.ply_path,
@@ -185,6 +189,7 @@ def load_reference_checkpoint(
         held_out_views=views.held_out,
         dropped_views=views.dropped,
         object_masks=views.object_masks,
+        transient_masks=transient_masks if transient_masks.is_dir() else None,
         recorded_offset=read_offset(root),
         subtracted=subtracted,
     )

@@ -43,7 +43,13 @@ from gaussian_splatting.data.maps.normal_maps import (
     NormalOptions,
     known_normals,
 )
-from gaussian_splatting.data.masks import FOUND, NO_MASKS, MaskOptions, require_counted_pixels
+from gaussian_splatting.data.masks import (
+    FOUND,
+    NO_MASKS,
+    MaskOptions,
+    require_counted_pixels,
+    with_transient_masks,
+)
 from gaussian_splatting.data.names import (
     VIDEO_SUFFIXES,
     ImageFolder,
@@ -261,7 +267,9 @@ def load_scene_for_checkpoint(
     else:
         train, test = split_cameras(cameras, scene_options.eval_split)
     model = _model_of_checkpoint(checkpoint, cameras, source)
-    earlier = EarlierChecks(checkpoint.dropped_views, checkpoint.object_masks)
+    earlier = EarlierChecks(
+        checkpoint.dropped_views, checkpoint.object_masks, checkpoint.transient_masks
+    )
     scene = _finish(root, train, test, model, scene_options, earlier)
     if not test or checkpoint.settings.get("eval") is not False:
         return scene
@@ -408,6 +416,13 @@ def _finish(
         notify=options.notify,
         earlier=earlier,
     )
+    if earlier.transient_masks is not None:
+        masked = with_transient_masks(checked.cameras, earlier.transient_masks)
+        checked = replace(checked, cameras=masked)
+        options.notify(
+            "left out what the checkpoint's training found to be transient, black in "
+            f"{earlier.transient_masks}"
+        )
     folder_offset = read_offset(root)
     if folder_offset is None:
         folder_offset = np.zeros(3)

@@ -12,6 +12,7 @@ from gaussian_splatting.components.densification import DensificationConfig
 from gaussian_splatting.components.exposures import NO_EXPOSURE, ExposureConfig
 from gaussian_splatting.components.growing_resolution import GrowthConfig
 from gaussian_splatting.components.pruning_scores import DensificationRule, ScoreConfig
+from gaussian_splatting.components.transients import NO_TRANSIENTS, TransientConfig
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
 from gaussian_splatting.losses.photometric import DSSIM_WEIGHT
 from gaussian_splatting.optim.optimizer_config import (
@@ -46,6 +47,7 @@ class VanillaConfig:
     rates: LearningRates = field(default_factory=LearningRates)
     densification: DensificationConfig = field(default_factory=DensificationConfig)
     exposure: ExposureConfig = NO_EXPOSURE
+    transient: TransientConfig = NO_TRANSIENTS
     robustness: RobustConfig = NOT_ROBUST  # measures against floaters
     scoring: ScoreConfig = field(default_factory=ScoreConfig)
     growth: GrowthConfig = field(default_factory=GrowthConfig)
@@ -131,6 +133,7 @@ class VanillaConfig:
             "optimizer",
             "split",
             "exposure",
+            "transient",
             "robustness",
             "scoring",
             "growth",
@@ -139,7 +142,11 @@ class VanillaConfig:
         )
         if self.starts_dense:
             values["init"] = "dense"
-        chosen = {**self.exposure.identity(), **self.robustness.identity()}
+        chosen = {
+            **self.exposure.identity(),
+            **self.transient.identity(),
+            **self.robustness.identity(),
+        }
         if self.scores:
             chosen["scoring"] = {**asdict(self.scoring), "densification": "scored"}
         if self.growth.growing_resolution:

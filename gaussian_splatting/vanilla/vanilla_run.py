@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass, field, replace
 from functools import partial
@@ -21,6 +22,7 @@ from gaussian_splatting.components.exposures import MIN_NOISE, Exposures
 from gaussian_splatting.components.growing_resolution import GrowingResolution, measured_growth
 from gaussian_splatting.components.poses import PoseConfig, PoseRefinement
 from gaussian_splatting.components.pruning_scores import N_SCORES, PruningScores
+from gaussian_splatting.components.transients import Transients, search_iterations
 from gaussian_splatting.components.view_checks import ViewChecks
 from gaussian_splatting.compute import BackendFlags, Compute
 from gaussian_splatting.data import ply as ply_files
@@ -63,6 +65,7 @@ _STATE_RULES = (
     *PruningScores.schema,
     *GrowingResolution.schema,
     *Exposures.schema,
+    *Transients.schema,
 )
 KERNEL_PACKAGES = ("gaussian_splatting", "sugar_utils")  # of the kernels that the stage launches
 VIEW_CHECK_SHARE = 0.3  # of the iterations, until contradicting training views are left out
@@ -275,6 +278,11 @@ class _VanillaRun:
             names = [camera.name for camera in cameras]
             span = (1, config.iterations)
             self._exposures = Exposures(config.exposure, names, device, span, steps_last=False)
+        self._transients: Transients | None = None
+        if config.transient.transients and not all(c.shows_object for c in cameras):
+            densified_from = config.densification.densify_from_iter
+            searches = search_iterations(config.iterations, densified_from)
+            self._transients = Transients(searches, config.sh_degree, len(cameras))
 
     def stage_run(self) -> StageRun[GaussianCloud]:
         """Return the run that the engine trains."""
@@ -353,6 +361,8 @@ class _VanillaRun:
         options = self._options
         last = options.config.iterations
         components: list[Component] = []
+        if self._transients is not None:
+            components.append(self._transients)
         if self._exposures is not None:
             components.append(self._exposures)
         if self._poses is not None:
@@ -370,10 +380,17 @@ class _VanillaRun:
         if self._exposures is not None:
             exposure_path = ply_path.with_name(layout.EXPOSURE_FILE)
             layout.write_exposures(exposure_path, self._exposures.by_name())
+        if self._transients is not None:
+            self._write_transients(ply_path.with_name(layout.TRANSIENT_MASKS), self._transients)
         ply_files.write_gaussian_ply(ply_path, cloud)
         if self._poses is not None:
             turn, shift = self._poses.size()
             console.headline(f"poses moved by {turn:.3f} degrees and {shift:.4g} units (rms)")
+
+    def _write_transients(self, folder: Path, transients: Transients) -> None:
+        """Write masks in place of those of an earlier export."""
+        shutil.rmtree(folder, ignore_errors=True)
+        transients.write(folder, self._scene.train_cameras)
 
     def _write_layout(self) -> None:
         scene = self._scene

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What moves or stands in front in single photographs is left out of training, as a component.
+
+People who walk through, cars, shadows of who photographs: :mod:`.transient_regions` finds them
+while the model is young, before Gaussians are added for them, and again a few times as it improves.
+Their pixels have weight 0 from then on, as those of a mask in mode ``ignore``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional
+
+from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.components.transient_regions import SIDE, Masks, find_transients
+from gaussian_splatting.components.view_checks import smaller
+from gaussian_splatting.components.view_residuals import ComparedView, compared
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.images import decode_mask
+from gaussian_splatting.data.masks import object_mask_path
+from gaussian_splatting.engine.component import Component, Figure, IterationContext
+from gaussian_splatting.engine.state_schema import ANY, StateRule
+from gaussian_splatting.engine.training_views import TrainingView, without_uncovered
+from sugar_utils.files import atomic_path
+from sugar_utils.flags import boolean
+from sugar_utils.settings import flag
+
+SHARE_CURVE = "Transients/share of the pixels"  # in TensorBoard, and in the report
+KEY = "transient pixels of "  # of a view, in checkpoints
+MIN_VIEWS = 8  # with fewer, a place has no usual residual
+FIRST = 500  # iteration of the first search, where densification does not begin later
+FIRST_SHARE = 0.15  # of the iterations of a short run, until the first search
+LAST_SHARE = 0.65  # of the iterations, after which nothing is searched any more
+
+
+@dataclass(frozen=True)
+class TransientConfig:
+    """Whether transient regions are looked for."""
+
+    transients: bool = flag(
+        False,
+        "find what single photographs show and all others do not, such as people who walk "
+        "through and shadows, and leave it out of training and texture; not in photographs whose "
+        "masks show an object; unset: on with --preset fast",
+        group="vanilla stage",
+        parse=boolean,
+        nargs="?",
+        const=True,
+        no_effect_when="with --gs_output_dir",
+        modes={"fast": True},
+    )
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that decide a result; empty where nothing is looked for."""
+        return {"transients": asdict(self)} if self.transients else {}
+
+
+NO_TRANSIENTS = TransientConfig()
+
+
+def search_iterations(iterations: int, densified_from: int) -> frozenset[int]:
+    """Iterations after which transient regions are looked for: the first, and its doubles."""
+    at = min(max(densified_from, round(FIRST_SHARE * iterations)), FIRST)
+    at = max(at, densified_from, 1)
+    chosen = []
+    while at <= LAST_SHARE * iterations:
+        chosen.append(at)
+        at *= 2
+    return frozenset(chosen)
+
+
+class Transients(Component):
+    """Masks of transient regions, small ones, of the photographs that have some.
+
+    Args:
+        searches: Iterations after which they are looked for.
+        sh_degree: Of the colours of renders.
+    """
+
+    name = "transients"
+    schema = (StateRule(KEY, (ANY, ANY), not_negative=True),)
+
+    def __init__(self, searches: Collection[int], sh_degree: int, n_views: int) -> None:
+        self._searches = frozenset(searches)
+        self._sh_degree = sh_degree
+        self._n_views = n_views
+        self.masks: Masks = {}
+
+    def before_view(self, view: TrainingView) -> TrainingView:
+        """Give transient pixels of the photograph weight 0."""
+        if view.photograph is None or view.camera.name not in self.masks:
+            return view
+        photograph = view.photograph
+        size = (photograph.shape[0], photograph.shape[1])
+        is_transient = enlarged(self.masks[view.camera.name], size).to(photograph.device)
+        return replace(view, photograph=without_uncovered(photograph, ~is_transient))
+
+    def after_iteration(self, context: IterationContext) -> None:
+        """Look for transient regions, where that is due; all processes find the same."""
+        if context.iteration not in self._searches:
+            return
+        cameras = [camera for camera in context.cameras if not camera.shows_object]
+        if len(cameras) < MIN_VIEWS:
+            return
+        originals = {camera.name: camera for camera in cameras}
+
+        def compare(gaussians: Gaussians, camera: Camera) -> ComparedView:
+            photograph = context.load_photograph(originals[camera.name])
+            small, copy = smaller(camera, photograph, SIDE)
+            white = context.white_background
+            return compared(gaussians, small, copy, white=white, sh_degree=self._sh_degree)
+
+        stage = context.stage
+        posed = [stage.calibrated(camera) for camera in cameras]
+        masks = find_transients(stage.gaussians(), posed, compare, self.masks)
+        self.masks = context.group.broadcast(dict(masks))
+        line = self.summary()
+        if line is not None:
+            context.console.info(f"iteration {context.iteration}: {line}")
+
+    def figures(self) -> Sequence[Figure]:
+        """The share of all photographs that is left out."""
+        if not self.masks:
+            return ()
+        return (Figure(SHARE_CURVE, self._share()),)
+
+    def summary(self) -> str | None:
+        """How much of how many photographs is left out; None for nothing."""
+        if not self.masks:
+            return None
+        name, most = max(self.masks.items(), key=lambda item: (item[1].mean(), item[0]))
+        return (
+            f"left out what moved or stood in front in {len(self.masks)} of {self._n_views} "
+            f"photographs: {self._share():.1%} of all pixels, most in {name} ({most.mean():.0%})"
+        )
+
+    def state(self) -> dict[str, Tensor]:
+        """The masks by photograph, 1 where it is transient. (h, w) float16"""
+        entries = {}
+        for name, mask in self.masks.items():
+            entries[f"{KEY}{name}"] = torch.from_numpy(mask.astype(np.float16))
+        return entries
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take :meth:`state` back."""
+        masks = {}
+        for key, values in state.items():
+            if key.startswith(KEY):
+                masks[key[len(KEY) :]] = values.cpu().numpy() > 0
+        self.masks = masks
+
+    def write(self, folder: Path, cameras: Sequence[Camera]) -> None:
+        """Write masks of photographs, black where nothing counts, at the size of the cameras.
+
+        What masks of the capture leave out is black in them as well.
+        """
+        for camera in cameras:
+            if camera.name not in self.masks:
+                continue
+            is_transient = enlarged(self.masks[camera.name], (camera.height, camera.width))
+            values = np.where(is_transient.numpy(), 0, 255).astype(np.uint8)
+            if camera.mask is not None:
+                own = decode_mask(camera.mask, camera.width, camera.height)
+                values = np.minimum(values, own)
+            with atomic_path(object_mask_path(folder, camera.name)) as temporary:
+                Image.fromarray(values).save(temporary, format="PNG")
+
+    def _share(self) -> float:
+        return float(sum(mask.mean() for mask in self.masks.values())) / max(1, self._n_views)
+
+
+def enlarged(mask: np.ndarray, size: tuple[int, int]) -> Tensor:
+    """A small mask at the height and width of an image, with smooth outlines. (h, w) -> (H, W)"""
+    values = torch.from_numpy(mask.astype(np.float32))[None, None]
+    return functional.interpolate(values, size, mode="bilinear", align_corners=False)[0, 0] >= 0.5
