@@ -38,9 +38,17 @@ ANCHOR = 3.0  # length of the triangles that hold a border while a mesh is decim
 _ON_PLANE = 1e-3  # voxels, by which a vertex of the border may lie beside its plane
 _MOVED = 0.05  # the same, by which decimation may move it
 _SNAP = 0.15  # the same, by which it moves to a corner of the grid: no edge there is much shorter
-_TRIES = 6
-_RINGS = 2  # of triangles around a vertex that was lost
+_TRIES = 16
+_RINGS = 2  # of triangles around a vertex that was lost, and one more in each further try
 Decimate = Callable[[TriangleMesh, int], TriangleMesh]
+
+
+class _Anchored(NamedTuple):
+    """A mesh with triangles that keep some of its edges where they are."""
+
+    mesh: TriangleMesh
+    corners: np.ndarray  # far corners of the added triangles, (C, 3)
+    n_added: int  # triangles
 
 
 def write_block_mesh(plan: BlockPlan, block: Block, options: MeshOptions, console: Console) -> None:
@@ -231,43 +239,44 @@ def decimated(
 ) -> TriangleMesh:
     """Decimate a mesh whose vertices on the planes to its neighbours stay where they are.
 
-    Each edge on a plane gets two long triangles, whose planes resist every move of the edge. They
-    are removed afterwards. Around a vertex that was lost all the same, as of a splinter, triangles
+    Each edge on a plane gets long triangles, whose planes resist every move of the edge. They are
+    removed afterwards. Around a vertex that was lost all the same, as of a splinter, triangles
     are left out of the decimation in another try.
     """
     if mesh.n_faces <= n_faces:
         return mesh
     is_fixed = on_planes(mesh.vertices, planes, voxel)
     is_left_out = np.zeros(mesh.n_faces, dtype=bool)
-    for _ in range(_TRIES):
+    for number in range(_TRIES):
         rest = TriangleMesh(mesh.vertices, mesh.faces[~is_left_out], mesh.colors)
         edges = triangle_mesh.border_edges(rest)
         edges = edges[is_fixed[edges].all(axis=1)]
         if len(edges) == 0:
             return decimate(mesh, n_faces)
         border = np.unique(edges)
-        anchored, anchors = _with_anchors(rest, edges)
-        n_small = max(n_faces - int(is_left_out.sum()), 0) + len(anchors)
-        small = decimate(triangle_mesh.without_unused_vertices(anchored), n_small)
-        small = triangle_mesh.without_unused_vertices(_without_anchors(small, anchors, voxel))
+        anchored = _with_anchors(rest, edges)
+        n_small = max(n_faces - int(is_left_out.sum()), 0) + anchored.n_added
+        small = decimate(triangle_mesh.without_unused_vertices(anchored.mesh), n_small)
+        without_anchors = _without_anchors(small, anchored.corners, voxel)
+        small = triangle_mesh.without_unused_vertices(without_anchors)
         small, is_lost = _with_border(small, mesh.vertices[border], voxel)
         if not is_lost.any():
             patch = TriangleMesh(mesh.vertices, mesh.faces[is_left_out], mesh.colors)
             return triangle_mesh.clean_mesh(
                 triangle_mesh.without_unused_vertices(triangle_mesh.merge_meshes([small, patch]))
             )
-        is_around = _around(mesh, border[is_lost])
+        is_around = _around(mesh, border[is_lost], _RINGS + number)
         is_left_out |= is_around
         is_fixed[mesh.faces[is_around]] = True
     return mesh
 
 
-def _around(mesh: TriangleMesh, vertices: np.ndarray) -> np.ndarray:
-    """Which triangles lie around vertices, some rings wide. (F,) bool"""
+def _around(mesh: TriangleMesh, vertices: np.ndarray, n_rings: int) -> np.ndarray:
+    """Which triangles lie around vertices, so many rings wide. (F,) bool"""
     is_near = np.zeros(mesh.n_vertices, dtype=bool)
     is_near[vertices] = True
     is_around = np.zeros(mesh.n_faces, dtype=bool)
-    for _ in range(_RINGS):
+    for _ in range(n_rings):
         is_around = np.asarray(is_near[mesh.faces].any(axis=1))
         is_near[mesh.faces[is_around]] = True
     return is_around
@@ -313,11 +322,12 @@ def planes_of(grid: VoxelGrid, box: BlockBox) -> list[tuple[int, float]]:
     return planes
 
 
-def _with_anchors(mesh: TriangleMesh, edges: np.ndarray) -> tuple[TriangleMesh, np.ndarray]:
-    """Add two triangles at each edge, square to each other.
+def _with_anchors(mesh: TriangleMesh, edges: np.ndarray) -> _Anchored:
+    """Add triangles that keep edges where they are, whatever is decimated beside them.
 
-    Returns:
-        The mesh, and the far corners of the triangles. (2 E, 3)
+    Two triangles at an edge are square to each other: their planes resist all moves but those along
+    the edge. A triangle at each end is square to the edge and resists these, which straight borders
+    would allow.
     """
     a = mesh.vertices[edges[:, 0]]
     b = mesh.vertices[edges[:, 1]]
@@ -327,17 +337,30 @@ def _with_anchors(mesh: TriangleMesh, edges: np.ndarray) -> tuple[TriangleMesh, 
     axes = np.eye(3)[np.abs(along).argmin(axis=1)]
     first = _unit(np.cross(along, axes))
     second = _unit(np.cross(along, first))
-    away = np.concatenate([first, second])
-    corners = np.tile((a + b) / 2, (2, 1)) + ANCHOR * length * away
-    numbers = mesh.n_vertices + np.arange(len(corners))
-    both = np.tile(edges, (2, 1))
-    new_faces = np.column_stack([both[:, 1], both[:, 0], numbers])
+    reach = ANCHOR * length
+    middle = (a + b) / 2
+    places = [middle + reach * first, middle + reach * second]
+    for end in (a, b):
+        places += [end + reach * first, end + reach * second]
+    n = len(edges)
+    numbers = mesh.n_vertices + np.arange(6 * n).reshape(6, n)
+    starts = edges[:, 0]
+    ends = edges[:, 1]
+    new_faces = np.concatenate(
+        [
+            np.column_stack([ends, starts, numbers[0]]),
+            np.column_stack([ends, starts, numbers[1]]),
+            np.column_stack([starts, numbers[2], numbers[3]]),
+            np.column_stack([ends, numbers[4], numbers[5]]),
+        ]
+    )
+    corners = np.concatenate(places)
     anchored = TriangleMesh(
         np.concatenate([mesh.vertices, corners]),
         np.concatenate([mesh.faces, new_faces]),
         np.concatenate([mesh.colors, np.zeros((len(corners), 3), np.uint8)]),
     )
-    return anchored, corners
+    return _Anchored(anchored, corners, len(new_faces))
 
 
 def _unit(vectors: np.ndarray) -> np.ndarray:
