@@ -195,7 +195,7 @@ def blurred(photograph: Image.Image, rng: np.random.Generator) -> Image.Image:
 
 
 def pale(photograph: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """A tenth of the contrast, as in fog."""
+    """A tenth of the contrast, as in haze."""
     return Image.fromarray(low_texture(0.1)(linear_of(np.asarray(photograph)), rng))
 
 

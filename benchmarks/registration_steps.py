@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each kind of features registers: ``python benchmarks/registration_steps.py CAPTURE...``.
+"""Compare kinds of features: ``python benchmarks/registration_steps.py CAPTURE...``.
 
 Captures are those of ``hard_registration.py``. Each kind is tried alone, on all photographs and all
 pairs; with ``--ladder`` ``convert.py`` is run, once for each place at which the ladder may stop.

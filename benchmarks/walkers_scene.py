@@ -68,7 +68,7 @@ def _on_ground(middle: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def person(rng: np.random.Generator) -> np.ndarray:
-    """Legs, body and head of somebody who walks, as boxes. (Q, 4, 3)"""
+    """Legs, body and head of a person who walks, as boxes. (Q, 4, 3)"""
     angle = rng.uniform(0, 2 * np.pi)
     distance = rng.uniform(0.45, REACH)
     place = distance * np.array([np.cos(angle), np.sin(angle), 0])

@@ -41,7 +41,7 @@ class Features(NamedTuple):
 
 @dataclass(frozen=True)
 class SiftVariant:
-    """How SIFT features are extracted; the defaults are those of every capture."""
+    """Settings of SIFT; the defaults are those of every capture."""
 
     affine: bool = False  # of elliptic regions instead of round ones (Mikolajczyk, IJCV 2004)
     peak_threshold: float | None = None  # least contrast of a feature; None: COLMAP's

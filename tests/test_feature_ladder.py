@@ -381,7 +381,7 @@ def test_missing_weights_and_runtime_are_said_before_anything_is_changed(
     monkeypatch.setattr(learned_features, "PACKAGE", "a_runtime_that_is_missing")
     with pytest.raises(UserError, match="--features learned needs the package"):
         learned_features.find_weights(weights, is_asked_for=True)
-    # Where nobody asks for them, the ladder ends before.
+    # Where they are not asked for, the ladder ends before.
     assert learned_features.find_weights(weights, is_asked_for=False) is None
     assert learned_features.find_weights(tmp_path, is_asked_for=False) is None
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What single photographs show and all others do not is found, and left out of training."""
+"""Regions that single photographs show and all others do not are found, and left out."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ MARGIN = 1  # pixels around a region that are masked, too
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What a region needs to be taken for transient."""
+    """Limits from which on a region is taken for transient."""
 
     strong: float  # residual, mean of the channels, 0 to 1, that a share of its pixels has
     ratio: float  # the same as a multiple of what is usual at the place
@@ -74,7 +74,7 @@ def candidate_regions(
         usual: Usual residuals by name of view; nan where a place has none. (h, w)
         earlier: Regions that were found before; they stay while the residual is not small.
     """
-    found = {}
+    candidates = {}
     for view in views:
         name = view.camera.name
         ratio = view.residual / (usual[name] + FLOOR)
@@ -85,8 +85,8 @@ def candidate_regions(
         is_hidden = before & ~view.is_usable
         region = _grown(is_strong | is_hidden, is_weak | is_hidden, before, sensitivity.share)
         if region.any() and region.mean() <= MAX_SHARE:
-            found[name] = region
-    return found
+            candidates[name] = region
+    return candidates
 
 
 def _grown(
@@ -149,15 +149,15 @@ def find_transients(
         residuals.add(view)
         views.append(view)
     usual = {view.camera.name: residuals.usual(view.camera) for view in views}
-    found: Masks = {}
+    confirmed: Masks = {}
     for sensitivity in (DOUBTING, EXPECTING):
         candidates = candidate_regions(views, usual, earlier, sensitivity)
-        found = _confirmed(gaussians, views, candidates, sensitivity.max_common, rasterizer)
-        if not earlier and len(found) < FEW_VIEWS * len(views):
+        confirmed = _confirmed(gaussians, views, candidates, sensitivity.max_common, rasterizer)
+        if not earlier and len(confirmed) < FEW_VIEWS * len(views):
             return {}
-        if len(found) < MANY_VIEWS * len(views):
+        if len(confirmed) < MANY_VIEWS * len(views):
             break
-    return found
+    return confirmed
 
 
 def _confirmed(
@@ -179,8 +179,8 @@ def _confirmed(
         labels, n_regions = _labelled(candidates[name])
         regions = np.arange(1, n_regions + 1)[:, None, None] == labels
         common = _common_residuals(gaussians, view, regions, views, rasterizer)
-        own = np.array([view.residual[region].mean() for region in regions])
-        is_transient = common < max_common * own
+        means = np.array([view.residual[region].mean() for region in regions])
+        is_transient = common < max_common * means
         if is_transient.any():
             confirmed[name] = regions[is_transient].any(axis=0)
     return confirmed

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What moves or stands in front in single photographs is left out of training, as a component.
+"""A component that leaves out of training what moves or stands in front in single photographs.
 
 People who walk through, cars, shadows of who photographs: :mod:`.transient_regions` finds them
 while the model is young, before Gaussians are added for them, and again a few times as it improves.
@@ -133,7 +133,7 @@ class Transients(Component):
         return (Figure(SHARE_CURVE, self._share()),)
 
     def summary(self) -> str | None:
-        """How much of how many photographs is left out; None for nothing."""
+        """Return a line on how much of how many photographs is left out; None for nothing."""
         if not self.masks:
             return None
         name, most = max(self.masks.items(), key=lambda item: (item[1].mean(), item[0]))
@@ -168,8 +168,8 @@ class Transients(Component):
             is_transient = enlarged(self.masks[camera.name], (camera.height, camera.width))
             values = np.where(is_transient.numpy(), 0, 255).astype(np.uint8)
             if camera.mask is not None:
-                own = decode_mask(camera.mask, camera.width, camera.height)
-                values = np.minimum(values, own)
+                capture_mask = decode_mask(camera.mask, camera.width, camera.height)
+                values = np.minimum(values, capture_mask)
             with atomic_path(object_mask_path(folder, camera.name)) as temporary:
                 Image.fromarray(values).save(temporary, format="PNG")
 

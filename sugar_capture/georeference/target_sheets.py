@@ -162,19 +162,19 @@ def _draw_target(
     cell = side / len(cells)
     quiet = _QUIET_CELLS * cell
     page_height = PAGES[options.page][1]
-    left = _PAGE_MARGIN + place[0] * grid.width + (grid.width - side) / 2
+    x_left = _PAGE_MARGIN + place[0] * grid.width + (grid.width - side) / 2
     top = page_height - _PAGE_MARGIN - place[1] * grid.height - quiet
     canvas.setStrokeGray(_CUT_GRAY)
     canvas.setLineWidth(_CUT_WIDTH)
-    border = (left - quiet, top - side - quiet, side + 2 * quiet, side + 2 * quiet)
+    border = (x_left - quiet, top - side - quiet, side + 2 * quiet, side + 2 * quiet)
     canvas.rect(*_in_points(*border))
     # Runs of both directions in one path, so that no line of white is seen between black cells.
     black = canvas.beginPath()
     for start, end, row in _runs(~cells):
-        run = (left + start * cell, top - (row + 1) * cell, (end - start) * cell, cell)
+        run = (x_left + start * cell, top - (row + 1) * cell, (end - start) * cell, cell)
         black.rect(*_in_points(*run))
     for start, end, column in _runs(~cells.T):
-        run = (left + column * cell, top - end * cell, cell, (end - start) * cell)
+        run = (x_left + column * cell, top - end * cell, cell, (end - start) * cell)
         black.rect(*_in_points(*run))
     canvas.setFillGray(0)
     canvas.drawPath(black, stroke=0, fill=1, fillMode=_NON_ZERO)
@@ -183,7 +183,7 @@ def _draw_target(
     font_size = max(min(_FONT_SIZE, _POINTS * grid.width / width), _LEAST_FONT_SIZE)
     canvas.setFont(_FONT, font_size)
     baseline = top - side - quiet - _TEXT_HEIGHT / 2
-    canvas.drawString(_POINTS * (left - quiet), _POINTS * baseline, text)
+    canvas.drawString(_POINTS * (x_left - quiet), _POINTS * baseline, text)
 
 
 def _in_points(*metres: float) -> list[float]:

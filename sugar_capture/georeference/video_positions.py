@@ -96,9 +96,9 @@ def exif_with_position(position: GpsPosition) -> Image.Exif:
     """Return EXIF data that hold a position alone."""
     tags: dict[int, Any] = {
         ExifTags.GPS.GPSLatitudeRef: "S" if position.latitude < 0 else "N",
-        ExifTags.GPS.GPSLatitude: _degrees_minutes_seconds(position.latitude),
+        ExifTags.GPS.GPSLatitude: tuple(_arc_of(position.latitude)),
         ExifTags.GPS.GPSLongitudeRef: "W" if position.longitude < 0 else "E",
-        ExifTags.GPS.GPSLongitude: _degrees_minutes_seconds(position.longitude),
+        ExifTags.GPS.GPSLongitude: tuple(_arc_of(position.longitude)),
     }
     if position.altitude is not None:
         metres = round(abs(position.altitude) * _METRE_PARTS)
@@ -109,11 +109,24 @@ def exif_with_position(position: GpsPosition) -> Image.Exif:
     return exif
 
 
-def _degrees_minutes_seconds(degrees: float) -> tuple[IFDRational, IFDRational, IFDRational]:
-    parts = round(abs(degrees) * 3600 * _ARC_PARTS)
+class _Arc(NamedTuple):
+    """The parts of an angle as EXIF has them."""
+
+    degrees: IFDRational
+    minutes: IFDRational
+    seconds: IFDRational
+
+
+def _arc_of(angle: float) -> _Arc:
+    """Return the size of an angle in degrees, without its sign."""
+    parts = round(abs(angle) * 3600 * _ARC_PARTS)
     minutes, seconds = divmod(parts, 60 * _ARC_PARTS)
-    whole, minutes = divmod(minutes, 60)
-    return IFDRational(whole, 1), IFDRational(minutes, 1), IFDRational(seconds, _ARC_PARTS)
+    degrees, minutes = divmod(minutes, 60)
+    return _Arc(
+        IFDRational(degrees, 1),
+        IFDRational(minutes, 1),
+        IFDRational(seconds, _ARC_PARTS),
+    )
 
 
 def _embedded_track(container: Any) -> VideoTrack | None:

@@ -41,7 +41,7 @@ _LEAST_SHARE = 0.5  # of the images that are registered, to add others to their 
 
 @dataclass(frozen=True)
 class Climbed:
-    """What the ladder came to."""
+    """The models after the last step of the ladder, and which step registered which images."""
 
     models: Models
     attempt: Attempt  # whose database and models count
