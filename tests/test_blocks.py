@@ -252,6 +252,34 @@ def test_a_splinter_on_the_border_stays(sphere_of_two_blocks):
         assert (np.abs(small.vertices - corner).max(axis=1) == 0).any()
 
 
+def test_what_was_left_out_follows_a_border_that_decimation_moved(sphere_of_two_blocks):
+    """Only vertices that neighbours share have to stay; the others are not worth further tries."""
+    blocks, grid, _, parts, _ = sphere_of_two_blocks
+    planes = block_meshes.planes_of(grid, blocks[0].box)
+    n_calls = []
+
+    def merge_one(mesh: TriangleMesh, n_faces: int) -> TriangleMesh:
+        """Merge the ends of an edge that is held: on the plane at first, then beside it."""
+        n_calls.append(n_faces)
+        edges = np.stack([mesh.faces, np.roll(mesh.faces, -1, axis=1)], axis=2).reshape(-1, 2)
+        edges, counts = np.unique(np.sort(edges, axis=1), axis=0, return_counts=True)
+        on_plane = block_meshes.on_planes(mesh.vertices, planes, grid.voxel)[edges].any(axis=1)
+        is_held = counts == 3
+        lost, kept = edges[is_held & (on_plane == (len(n_calls) == 1))][0]
+        faces = np.where(mesh.faces == lost, kept, mesh.faces)
+        a, b, c = faces.T
+        faces = faces[(a != b) & (b != c) & (c != a)]
+        return TriangleMesh(mesh.vertices, faces, mesh.colors)
+
+    part = block_meshes.snapped(parts[0], planes, grid)
+    small = block_meshes.decimated(part, part.n_faces - 1, planes, grid.voxel, merge_one)
+    assert len(n_calls) == 2
+    neighbour = block_meshes.snapped(parts[1], planes, grid)
+    joined = welded([small, neighbour], 1e-6)
+    assert triangle_mesh.topology(joined).open_edge_share == 0
+    assert small.n_faces < part.n_faces
+
+
 def test_what_goes_on_in_the_next_region_is_neither_removed_nor_closed():
     square = np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0.0]])
     faces = np.array([[0, 1, 2], [0, 2, 3]])

@@ -35,11 +35,12 @@ from sugar_utils.errors import UserError, say_nothing
 from sugar_utils.files import file_digest, json_values, read_json, write_json_atomic
 
 ANCHOR = 3.0  # length of the triangles that hold a border while a mesh is decimated, in edges
+_TURN = 0.6  # radians, of these triangles about their edge
 _ON_PLANE = 1e-3  # voxels, by which a vertex of the border may lie beside its plane
 _MOVED = 0.05  # the same, by which decimation may move it
 _SNAP = 0.15  # the same, by which it moves to a corner of the grid: no edge there is much shorter
 _TRIES = 16
-_RINGS = 2  # of triangles around a vertex that was lost, and one more in each further try
+_RINGS = 2  # of triangles around a vertex that was lost
 Decimate = Callable[[TriangleMesh, int], TriangleMesh]
 
 
@@ -241,13 +242,15 @@ def decimated(
 
     Each edge on a plane gets long triangles, whose planes resist every move of the edge. They are
     removed afterwards. Around a vertex that was lost all the same, as of a splinter, triangles
-    are left out of the decimation in another try.
+    are left out of the decimation in another try. Their own border lies within the block: where
+    decimation moves it, they follow.
     """
     if mesh.n_faces <= n_faces:
         return mesh
-    is_fixed = on_planes(mesh.vertices, planes, voxel)
+    is_shared = on_planes(mesh.vertices, planes, voxel)
+    is_fixed = is_shared.copy()
     is_left_out = np.zeros(mesh.n_faces, dtype=bool)
-    for number in range(_TRIES):
+    for _ in range(_TRIES):
         rest = TriangleMesh(mesh.vertices, mesh.faces[~is_left_out], mesh.colors)
         edges = triangle_mesh.border_edges(rest)
         edges = edges[is_fixed[edges].all(axis=1)]
@@ -260,23 +263,38 @@ def decimated(
         without_anchors = _without_anchors(small, anchored.corners, voxel)
         small = triangle_mesh.without_unused_vertices(without_anchors)
         small, is_lost = _with_border(small, mesh.vertices[border], voxel)
-        if not is_lost.any():
+        lost_rows = border[is_lost]
+        lost_shared = lost_rows[is_shared[lost_rows]]
+        if len(lost_shared) == 0:
             patch = TriangleMesh(mesh.vertices, mesh.faces[is_left_out], mesh.colors)
-            return triangle_mesh.clean_mesh(
-                triangle_mesh.without_unused_vertices(triangle_mesh.merge_meshes([small, patch]))
-            )
-        is_around = _around(mesh, border[is_lost], _RINGS + number)
+            return _joined(small, _moved_to(small, patch, lost_rows))
+        is_around = _around(mesh, lost_shared)
         is_left_out |= is_around
         is_fixed[mesh.faces[is_around]] = True
     return mesh
 
 
-def _around(mesh: TriangleMesh, vertices: np.ndarray, n_rings: int) -> np.ndarray:
-    """Which triangles lie around vertices, so many rings wide. (F,) bool"""
+def _moved_to(small: TriangleMesh, patch: TriangleMesh, rows: np.ndarray) -> TriangleMesh:
+    """Return a patch of which some vertices are moved to the nearest ones of a decimated mesh."""
+    if len(rows) == 0:
+        return patch
+    _, nearest = KDTree(small.vertices).query(patch.vertices[rows])
+    vertices = patch.vertices.copy()
+    vertices[rows] = small.vertices[nearest]
+    return TriangleMesh(vertices, patch.faces, patch.colors)
+
+
+def _joined(small: TriangleMesh, patch: TriangleMesh) -> TriangleMesh:
+    merged = triangle_mesh.merge_meshes([small, patch])
+    return triangle_mesh.clean_mesh(triangle_mesh.without_unused_vertices(merged))
+
+
+def _around(mesh: TriangleMesh, vertices: np.ndarray) -> np.ndarray:
+    """Which triangles lie around vertices, some rings wide. (F,) bool"""
     is_near = np.zeros(mesh.n_vertices, dtype=bool)
     is_near[vertices] = True
     is_around = np.zeros(mesh.n_faces, dtype=bool)
-    for _ in range(n_rings):
+    for _ in range(_RINGS):
         is_around = np.asarray(is_near[mesh.faces].any(axis=1))
         is_near[mesh.faces[is_around]] = True
     return is_around
@@ -333,10 +351,13 @@ def _with_anchors(mesh: TriangleMesh, edges: np.ndarray) -> _Anchored:
     b = mesh.vertices[edges[:, 1]]
     along = b - a
     length = np.median(np.linalg.norm(along, axis=1))
-    # The axis that an edge follows least, and what is square to both.
+    # The axis that an edge follows least, and what is square to both, turned off the axes: on flat
+    # ground far corners would lie where vertices are, and would not be told from them.
     axes = np.eye(3)[np.abs(along).argmin(axis=1)]
-    first = _unit(np.cross(along, axes))
-    second = _unit(np.cross(along, first))
+    level = _unit(np.cross(along, axes))
+    upright = _unit(np.cross(along, level))
+    first = np.cos(_TURN) * level + np.sin(_TURN) * upright
+    second = np.cos(_TURN) * upright - np.sin(_TURN) * level
     reach = ANCHOR * length
     middle = (a + b) / 2
     places = [middle + reach * first, middle + reach * second]
