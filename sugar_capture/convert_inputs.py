@@ -85,10 +85,9 @@ def _read_photographs(work: Work) -> list[Photograph]:
             f"{source.video.name}: {len(choice.frames)} of {choice.of} frames{repeated}"
         )
     photographs = described_photographs(source.folder, source.recursive)
-    if source.video is not None:
-        n_placed = sum(photograph.gps is not None for photograph in photographs)
-        if n_placed:
-            work.console.info(f"{n_placed} frames have GPS positions from the video")
+    n_placed = sum(photograph.gps is not None for photograph in photographs)
+    if source.video is not None and n_placed:
+        work.console.info(f"{n_placed} frames have GPS positions from the video")
     if len(photographs) < _MIN_PHOTOGRAPHS:
         raise UserError(
             f"{source.folder}: {len(photographs)} photographs; at least {_MIN_PHOTOGRAPHS} are "

@@ -234,8 +234,7 @@ def match_pairs(
         pairs: Of image indices.
     """
     pycolmap = load_pycolmap()
-    verification = pycolmap.TwoViewGeometryOptions()
-    verification.ransac.random_seed = seed
+    verification = _verification(seed)
     matching = pycolmap.FeatureMatchingOptions()
     matching.use_gpu = False
     # With more than one, pycolmap finds a few other matches in one of some fifty runs.
@@ -268,12 +267,18 @@ def verify_pairs(path: Path, pairs: Sequence[tuple[int, int]], seed: int) -> Non
         pairs: Of image indices, without a verified geometry.
     """
     pycolmap = load_pycolmap()
-    verification = pycolmap.TwoViewGeometryOptions()
-    verification.ransac.random_seed = seed
+    verification = _verification(seed)
     with tempfile.TemporaryDirectory() as folder:
         list_path = Path(folder) / "pairs.txt"
         _write_pairs(list_path, pairs)
         pycolmap.verify_matches(str(path), str(list_path), verification)
+
+
+def _verification(seed: int) -> pycolmap.TwoViewGeometryOptions:
+    """Return the options by which the geometry of all pairs is verified."""
+    options = load_pycolmap().TwoViewGeometryOptions()
+    options.ransac.random_seed = seed
+    return options
 
 
 def _write_pairs(path: Path, pairs: Sequence[tuple[int, int]]) -> None:

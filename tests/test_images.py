@@ -284,33 +284,43 @@ class PinnedByHand:
         return found
 
 
-def test_the_heap_is_trimmed_after_so_many_bytes(tmp_path, monkeypatch):
-    n_trims = []
-    monkeypatch.setattr(images, "trim_heap", lambda: n_trims.append(1))
+@pytest.fixture
+def heap_trims(monkeypatch) -> list[int]:
+    """An entry for each time that the heap is trimmed."""
+    trims: list[int] = []
+    monkeypatch.setattr(images, "trim_heap", lambda: trims.append(1))
+    return trims
+
+
+def noise_cameras(folder: Path, names: str) -> list[Camera]:
+    """Cameras of photographs of noise, one for each letter."""
     cameras = []
-    for name in "abcde":
-        save_noise(tmp_path / f"{name}.png")
-        cameras.append(camera_for(tmp_path / f"{name}.png"))
+    for name in names:
+        save_noise(folder / f"{name}.png")
+        cameras.append(camera_for(folder / f"{name}.png"))
+    return cameras
+
+
+def test_the_heap_is_trimmed_after_so_many_bytes(tmp_path, monkeypatch, heap_trims):
+    cameras = noise_cameras(tmp_path, "abcde")
     with ImageStore() as store:
         monkeypatch.setattr(images, "_TRIM_BYTES", 2 * store.get(cameras[0]).nbytes)
         for camera in (*cameras, *cameras):
             store.get(camera)
-    assert len(n_trims) == 2
+    assert len(heap_trims) == 2
 
 
-def test_small_views_of_large_photographs_count_as_what_their_decoder_holds(tmp_path, monkeypatch):
-    n_trims = []
-    monkeypatch.setattr(images, "trim_heap", lambda: n_trims.append(1))
-    cameras = []
-    for name in "abcd":
-        save_noise(tmp_path / f"{name}.png")
-        cameras.append(camera_for(tmp_path / f"{name}.png"))
-    width, height = cameras[0].width, cameras[0].height
+def test_small_views_of_large_photographs_count_as_what_their_decoder_holds(
+    tmp_path, monkeypatch, heap_trims
+):
+    cameras = noise_cameras(tmp_path, "abcd")
+    width = cameras[0].width
+    height = cameras[0].height
     monkeypatch.setattr(images, "_TRIM_BYTES", 2 * 3 * width * height)
     with ImageStore() as store:
         for camera in cameras:
             store.get(camera.resized(width // 2, height // 2))
-    assert len(n_trims) == 2
+    assert len(heap_trims) == 2
 
 
 def test_for_a_gpu_photographs_are_decoded_into_pinned_memory(tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ from torch.nn import functional
 from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.training_views import is_counted
+from gaussian_splatting.losses.exposure import fit_gain_and_offset
 from gaussian_splatting.rasterization import WARP, Rasterizer, plain_background, rasterize
 from gaussian_splatting.rasterization.render import weight_sums
 from sugar_utils.device import upload
@@ -31,7 +32,6 @@ N_BLOCKS = 3  # along each side of an image, that exposures are guessed from
 TRIMMED_SHARES = (0.5, 0.6, 0.7, 0.7)  # of the pixels that stay, in each round of a fit
 _BINS = 32  # of a distribution, of equal ratios
 _LEAST = 0.005  # residual; all that is smaller is in the first bin
-_MIN_VARIANCE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -99,15 +99,11 @@ def _parts(is_usable: np.ndarray) -> list[np.ndarray]:
 
 
 def _fitted(photograph: np.ndarray, render: np.ndarray, is_kept: np.ndarray) -> np.ndarray:
-    x = photograph[is_kept]
-    y = render[is_kept]
-    mean_x = x.mean(axis=0)
-    mean_y = y.mean(axis=0)
-    variance = ((x - mean_x) ** 2).mean(axis=0)
-    covariance = ((x - mean_x) * (y - mean_y)).mean(axis=0)
-    is_flat = variance < _MIN_VARIANCE
-    gain = np.where(is_flat, 1.0, covariance / np.maximum(variance, _MIN_VARIANCE))
-    return mean_y + gain * (photograph - mean_x)
+    """A photograph with the gain and offset that fit its kept pixels best to a render."""
+    kept = torch.from_numpy(photograph[is_kept])[:, None]
+    target = torch.from_numpy(render[is_kept])[:, None]
+    gain, offset = fit_gain_and_offset(kept, target)
+    return photograph * gain.numpy() + offset.numpy()
 
 
 def _smoothed(difference: np.ndarray) -> np.ndarray:
