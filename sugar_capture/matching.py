@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 _BYTES_PER_PIXEL = 256  # most that a SIFT extractor holds, first octave at twice the size
 _FALLBACK_MEMORY = 2 << 30  # bytes, where the free memory is unknown
 _PART = 64  # pairs that are matched between two calls of ``advance``
+# Pixels along the shorter side of an image. On smaller ones pycolmap's affine detector ends the
+# process with a segmentation fault (measured with 4.2.1); they show nothing anyway.
+_LEAST_AFFINE_SIDE = 16
+_DESCRIPTOR_SIZE = 128  # numbers of SIFT
 
 
 class Features(NamedTuple):
@@ -148,12 +152,22 @@ def _features_of(
 ) -> Features:
     pycolmap = load_pycolmap()
     height, width = grey.shape
+    if options.sift.estimate_affine_shape and min(height, width) < _LEAST_AFFINE_SIDE:
+        return _no_features(index)
     extractor = pycolmap.FeatureExtractor.create(options, pycolmap.Device.cpu)
     raw_keypoints, descriptors = extractor.extract_from_uint8_array(grey)
     keypoints = pycolmap.keypoints_to_matrix(raw_keypoints).reshape(-1, 4)
     scale = np.array([photograph.width / width, photograph.height / height])
     keypoints = keypoints * np.array([*scale, scale.mean(), 1.0])
     return Features(index, keypoints.astype(np.float32), descriptors)
+
+
+def _no_features(index: int) -> Features:
+    pycolmap = load_pycolmap()
+    keypoints = np.zeros((0, 4), np.float32)
+    descriptors = np.zeros((0, _DESCRIPTOR_SIZE), np.uint8)
+    kind = pycolmap.FeatureExtractorType.SIFT
+    return Features(index, keypoints, pycolmap.FeatureDescriptors(kind, descriptors))
 
 
 def copy_masked_features(

@@ -296,6 +296,24 @@ def test_appended_features_keep_their_matches_and_share_places(tmp_path, monkeyp
     assert sorted(matches) == [[0, 0], [1, 1], [1, 2], [2, 0], [2, 3]]
 
 
+@pytest.mark.parametrize("height", [1, 15, 16, 17])
+def test_affine_features_of_an_image_that_is_only_a_strip_are_few_or_none(height, tmp_path):
+    """COLMAP's affine detector ends the process below 16 pixels."""
+    folder = tmp_path / "input"
+    folder.mkdir()
+    pixels = np.random.default_rng(0).integers(0, 255, (height, 200), np.uint8)
+    Image.fromarray(pixels).save(folder / "strip.png")
+    photographs = described_photographs(folder, False)
+    database = tmp_path / "features.db"
+    create_database(database, photographs, None)
+    done: list[int] = []
+    matching.extract_features(database, photographs, 200, 100, done.append, variant=AFFINE.variant)
+    with pycolmap.Database.open(str(database)) as opened:
+        assert opened.exists_descriptors(1)
+        assert (opened.num_keypoints_for_image(1) > 0) == (height >= 16)
+    assert done[-1] == 1
+
+
 def test_stretched_contrast_reaches_from_black_to_white_in_place():
     grey = np.full((60, 80), 20, np.uint8)
     grey[:, 40:] = 24
