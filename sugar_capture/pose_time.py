@@ -9,7 +9,6 @@ call that goes on has the same features.
 from __future__ import annotations
 
 import itertools
-import os
 import tempfile
 import time
 from collections.abc import Sequence
@@ -33,8 +32,7 @@ LEVELS = ((1600, 8192), (1200, 4096), (1000, 3000), (800, 2000), (640, 1500))
 
 Where the last level takes too long as well, it is taken all the same.
 """
-_TIMED_PER_CORE = 2  # photographs
-_MOST_TIMED = 6
+_TIMED = 6  # photographs
 # Of fox: 0.64 s of CPU for the features of a photograph, 0.092 s for a pair, 0.49 s to add a
 # photograph to the model with its share of the adjustments of all, 0.2 s to undistort and check it.
 _MAPPING = 5.3  # in times of a pair; it grows with the features
@@ -114,7 +112,7 @@ def chosen_level(
 
 def measured_speed(photographs: Sequence[Photograph], sfm: SfmOptions) -> PoseSpeed:
     """Time features of some photographs, and comparisons between them."""
-    n = min(len(photographs), _MOST_TIMED, max(2, _TIMED_PER_CORE * (os.cpu_count() or 1)))
+    n = min(len(photographs), _TIMED)
     rows = np.linspace(0, len(photographs) - 1, n).round().astype(int)
     some = [photographs[row] for row in rows]
     longest = max(max(item.width, item.height) for item in some)
@@ -125,6 +123,10 @@ def measured_speed(photographs: Sequence[Photograph], sfm: SfmOptions) -> PoseSp
         matching.extract_features(path, some, sfm.extraction_size, sfm.max_features, _ignore)
         extraction = (time.perf_counter() - start) / n
         pairs = list(itertools.combinations(range(n), 2))
+        if len(pairs) > 1:
+            # The first pair takes as long as three others: pycolmap builds its tables.
+            matching.match_pairs(path, pairs[:1], 0, _ignore)
+            pairs = pairs[1:]
         start = time.perf_counter()
         matching.match_pairs(path, pairs, 0, _ignore)
         seconds_of_pair = (time.perf_counter() - start) / len(pairs)

@@ -21,11 +21,14 @@ from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine.runner import Messages, StageRun
 from gaussian_splatting.engine.stepping import RunContext, Stepper
 from gaussian_splatting.optim.schedule import scaled
+from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from sugar_pipeline.pipeline_flags import STAGES, runs_stage
 from sugar_pipeline.plan import PipelinePlan
+from sugar_scene.triangle_mesh import read_mesh_ply
 from sugar_trainers.capture import SugarSize
 from sugar_trainers.naming import scene_name
 from sugar_trainers.stage_config import MULTIVIEW
+from sugar_trainers.stage_options import TrainingOptions
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable, read_json, write_json_atomic
@@ -39,9 +42,15 @@ TIMED_STEPS = 8
 # Of a stage over its timed steps: evaluations, checkpoints, more Gaussians.
 GROWTH = {"vanilla": 1.2, "coarse": 1.5, "refine": 1.2}
 # Times of steps as multiples of the vanilla stage's; those of meshes and textures for each view.
-COSTS = {"vanilla": 1.0, "coarse": 1.7, "refine": 2.5, "mesh": 14.0, "texture": 30.0}
-MULTIVIEW_COSTS = COSTS | {"coarse": 3.2, "refine": 4.0, "mesh": 17.0}
+COSTS = {"vanilla": 1.0, "coarse": 1.7, "refine": 2.5, "mesh": 14.0, "texture": 8.5}
+MULTIVIEW_COSTS = COSTS | {"coarse": 3.2, "refine": 4.0, "mesh": 7.0}
+RESULTS = "results"  # what follows the last stage: a folder, a page and a report
+# Measured on two cores, from meshes of 45,000 to 146,000 triangles.
+SECONDS_OF_TRIANGLE = {"mesh": 2.5e-4, "texture": 2.5e-4, RESULTS: 2e-4}
+SECONDS_OF_RESULTS = 5.0  # and those of triangles
 TRIANGLES_PER_PIXEL = 0.6  # of a training image
+# Meshes over what is asked for: a background has as many triangles again, where there is one.
+EXPECTED_MESHES = 1.5
 SHORT = 2e8  # pixels times iterations of a stage, below which nothing is estimated
 
 
@@ -244,15 +253,7 @@ class TimePlan:
         speed = self._measured(stage, plan, images)
         sizes: dict[str, int] = {}
         if is_first:
-            while self._possible(stage, plan, speed) < ENOUGH[stage]:
-                side = max(speed.width, speed.height) // 2
-                is_size_given = plan.coarse.size != SugarSize(**sizes)
-                if side < SMALLEST_IMAGE or is_size_given:
-                    break
-                sizes = {"img_size_limit": side}
-                plan = self._make(with_flags(self._args, **sizes))
-                speed = self._measured(stage, plan, images)
-            sizes |= self._triangles(plan, speed)
+            sizes, plan, speed = self._sized(stage, plan, speed, images)
         n_possible = int(self._possible(stage, plan, speed))
         full = self._full_length(stage, plan)
         n = min(full, max(LEAST[stage], n_possible))
@@ -270,14 +271,39 @@ class TimePlan:
             )
         return sizes | self._flags(stage, n, full, plan)
 
+    def _sized(
+        self, stage: str, plan: PipelinePlan, speed: Speed, images: ImageStore
+    ) -> tuple[dict[str, int], PipelinePlan, Speed]:
+        """Choose sizes of images and meshes with which there are enough iterations.
+
+        Returns:
+            Their flags, the plan with them, and the speed of the stage.
+        """
+        sizes: dict[str, int] = {}
+        while True:
+            triangles = self._triangles(plan, speed)
+            plan = self._make(with_flags(self._args, **sizes, **triangles))
+            side = max(speed.width, speed.height) // 2
+            is_size_given = plan.coarse.size != SugarSize(**sizes)
+            is_enough = self._possible(stage, plan, speed) >= ENOUGH[stage]
+            if is_enough or side < SMALLEST_IMAGE or is_size_given:
+                return sizes | triangles, plan, speed
+            sizes = {"img_size_limit": side}
+            plan = self._make(with_flags(self._args, **sizes, **triangles))
+            speed = self._measured(stage, plan, images)
+
     def _measured(self, stage: str, plan: PipelinePlan, images: ImageStore) -> Speed:
         """Time a stage; the first one also gives the speed of the stages that follow."""
         speed = measure(getattr(plan, stage), images)
         assert speed is not None, "without a least amount of work, every stage is timed"
         if not self._chosen:
-            self._step = speed.seconds / _costs(plan)[stage]
-            self._n_views = speed.n_views
+            self._note_speed(stage, plan, speed)
         return speed
+
+    def _note_speed(self, stage: str, plan: PipelinePlan, speed: Speed) -> None:
+        """Keep what the times of other stages are estimated from."""
+        self._step = speed.seconds / _costs(plan)[stage]
+        self._n_views = speed.n_views
 
     def _triangles(self, plan: PipelinePlan, speed: Speed) -> dict[str, int]:
         """The flag for a number of triangles that suits the image size, unless one is given."""
@@ -301,12 +327,19 @@ class TimePlan:
         """Minutes of a whole run whose stages have so many iterations."""
         costs = _costs(plan)
         seconds = self.spent
-        for name in plan.stages:
+        for name in [*plan.stages, RESULTS]:
             if name in iterations:
                 seconds += iterations[name] * GROWTH[name] * costs[name] * self._step
-            elif name in costs:
-                seconds += self._n_views * costs[name] * self._step
+            elif name in costs or name == RESULTS:
+                seconds += self._seconds_without_training(name, plan)
         return seconds / 60
+
+    def _seconds_without_training(self, name: str, plan: PipelinePlan) -> float:
+        """Expected seconds of a stage that does not train, or of the results."""
+        seconds = SECONDS_OF_TRIANGLE.get(name, 0.0) * _n_triangles(plan)
+        if name == RESULTS:
+            return seconds + SECONDS_OF_RESULTS
+        return seconds + _costs(plan)[name] * self._n_views * self._step
 
     def _possible(self, stage: str, plan: PipelinePlan, speed: Speed) -> float:
         """Iterations of a stage in its share of the time that remains."""
@@ -315,13 +348,12 @@ class TimePlan:
 
     def _seconds(self, stage: str, plan: PipelinePlan) -> dict[str, float]:
         """Expected seconds of a stage and of those after it, by name in their order."""
-        costs = _costs(plan)
         names = _stages_from(stage, plan)
         training = [name for name in names if name in SHARES]
         seconds = {}
         for name in names:
             if name not in SHARES:
-                seconds[name] = costs[name] * self._n_views * self._step
+                seconds[name] = self._seconds_without_training(name, plan)
         for_training = 60 * self._args.minutes - self.spent - sum(seconds.values())
         share_sum = sum(SHARES[name] for name in training)
         for name in training:
@@ -358,17 +390,15 @@ class TimePlan:
         speed = measure(getattr(plan, stage), images, SHORT)
         if speed is None:
             return
-        costs = _costs(plan)
-        step = speed.seconds * GROWTH[stage] / costs[stage]
+        self._note_speed(stage, plan, speed)
         minutes = {}
         for name in _stages_from(stage, plan):
-            options = getattr(plan, name)
-            n = speed.n_views
-            if name == "vanilla":
-                n = options.config.iterations
-            elif name in SHARES:
-                n = options.loop.last - options.loop.first
-            minutes[name] = n * costs[name] * step / 60
+            if name in SHARES:
+                n = _n_iterations(getattr(plan, name))
+                seconds = n * GROWTH[stage] * _costs(plan)[name] * self._step
+            else:
+                seconds = GROWTH[stage] * self._seconds_without_training(name, plan)
+            minutes[name] = seconds / 60
         stages = ", ".join(f"{name} {value:.1f}" for name, value in minutes.items())
         self._console.headline(
             f"expected minutes: {stages}, together {sum(minutes.values()):.0f}; --minutes N "
@@ -377,8 +407,24 @@ class TimePlan:
 
 
 def _stages_from(stage: str, plan: PipelinePlan) -> list[str]:
-    """Names of a stage of the plan and of those after it."""
-    return plan.stages[plan.stages.index(stage) :]
+    """Names of a stage of the plan and of those after it, and of the results of whole runs."""
+    names = plan.stages[plan.stages.index(stage) :]
+    return names if plan.texture is None else [*names, RESULTS]
+
+
+def _n_iterations(options: VanillaOptions | TrainingOptions) -> int:
+    """Iterations of a training stage."""
+    if isinstance(options, VanillaOptions):
+        return options.config.iterations
+    return options.loop.last - options.loop.first
+
+
+def _n_triangles(plan: PipelinePlan) -> float:
+    """Triangles of the coarse mesh; as many as are expected before it is there."""
+    if plan.refine is not None and plan.refine.mesh_path.is_file():
+        return len(read_mesh_ply(plan.refine.mesh_path).faces)
+    asked_for = 0 if plan.mesh is None else sum(plan.mesh.decimation_targets)
+    return EXPECTED_MESHES * asked_for
 
 
 def _costs(plan: PipelinePlan) -> dict[str, float]:

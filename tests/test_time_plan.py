@@ -28,13 +28,22 @@ MULTIVIEW_STEPS = {"vanilla": 0.05, "coarse": 0.2, "refine": 0.25}
 
 
 class Machine:
-    """A clock, and a speed for each stage at 640 x 480 pixels, as large as images are."""
+    """A clock, and a speed for each stage at 640 x 480 pixels, as large as images are.
 
-    def __init__(self, monkeypatch, **seconds: float) -> None:
+    Meshes have as many triangles as are asked for, times ``n_meshes``.
+    """
+
+    def __init__(self, monkeypatch, n_meshes: int = 1, **seconds: float) -> None:
         self.now, self.seconds, self.timed = 0.0, MULTIVIEW_STEPS | seconds, []
+        self.n_meshes = n_meshes
+        self.n_triangles = 0
         monkeypatch.setattr(time_plan, "measure", self.measure)
+        monkeypatch.setattr(time_plan, "read_mesh_ply", self.read_mesh)
         clock = SimpleNamespace(monotonic=lambda: self.now)
         monkeypatch.setattr(time_plan, "time", clock)
+
+    def read_mesh(self, path) -> SimpleNamespace:
+        return SimpleNamespace(faces=range(self.n_triangles))
 
     def measure(self, options, images, least_work=0.0) -> Speed:
         name = {"VanillaOptions": "vanilla", "RefineOptions": "refine"}
@@ -54,13 +63,25 @@ class Machine:
                 "coarse": lambda plan: plan.coarse.loop.last - plan.coarse.loop.first,
                 "refine": lambda plan: plan.refine.loop.last,
             }
+            if stage == "mesh":
+                self.n_triangles = self.n_meshes * plan.refine.config.n_vertices_in_fg
+                plan.refine.mesh_path.parent.mkdir(parents=True, exist_ok=True)
+                plan.refine.mesh_path.touch()
             if stage in loop:
                 step = self.measure(getattr(plan, stage), None).seconds
                 self.now += slower * step * loop[stage](plan)
             else:
-                step = self.seconds["vanilla"] * (1 if plan.vanilla.size is None else 0.25)
-                self.now += time_plan.COSTS[stage] * 20 * step
+                self.now += self.seconds_of(stage, plan)
+        self.now += self.seconds_of("results", plan)
         return plan
+
+    def seconds_of(self, stage: str, plan: PipelinePlan) -> float:
+        """Of a mesh, its texture, or the results."""
+        seconds = time_plan.SECONDS_OF_TRIANGLE[stage] * self.n_triangles
+        if stage == "results":
+            return seconds + time_plan.SECONDS_OF_RESULTS
+        share = 1 if plan.vanilla.size is None else 0.25
+        return seconds + time_plan.MULTIVIEW_COSTS[stage] * 20 * self.seconds["vanilla"] * share
 
 
 def planned(tmp_path, *words: object, minutes: float = 15) -> tuple[TimePlan, PipelinePlan]:
@@ -70,9 +91,10 @@ def planned(tmp_path, *words: object, minutes: float = 15) -> tuple[TimePlan, Pi
     return TimePlan(args, full_plan, given_flags(args, parser), Console.silent()), full_plan(args)
 
 
+@pytest.mark.parametrize("n_meshes", [1, 2])
 @pytest.mark.parametrize("minutes", [5, 15, 40])
-def test_a_run_ends_in_time(minutes, tmp_path, monkeypatch):
-    machine = Machine(monkeypatch)
+def test_a_run_ends_in_time(minutes, n_meshes, tmp_path, monkeypatch):
+    machine = Machine(monkeypatch, n_meshes)
     plan = machine.run(*planned(tmp_path, minutes=minutes))
     assert 0.8 * 60 * minutes <= machine.now <= 60 * minutes
     # Later stages read what earlier ones made.
