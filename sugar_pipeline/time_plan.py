@@ -45,10 +45,13 @@ GROWTH = {"vanilla": 1.2, "coarse": 1.5, "refine": 1.2}
 COSTS = {"vanilla": 1.0, "coarse": 1.7, "refine": 2.5, "mesh": 14.0, "texture": 8.5}
 MULTIVIEW_COSTS = COSTS | {"coarse": 3.2, "refine": 4.0, "mesh": 7.0}
 RESULTS = "results"  # what follows the last stage: a folder, a page and a report
-# Measured on two cores, from meshes of 45,000 to 146,000 triangles.
-SECONDS_OF_TRIANGLE = {"mesh": 2.5e-4, "texture": 2.5e-4, RESULTS: 2e-4}
-SECONDS_OF_RESULTS = 5.0  # and those of triangles
+# Measured on two cores, from meshes of 45,000 to 586,000 triangles.
+SECONDS_OF_TRIANGLE = {"mesh": 2.0e-4, "texture": 2.2e-4, RESULTS: 0.9e-4}
+SECONDS_OF_RESULTS = 15.0  # and those of triangles
 TRIANGLES_PER_PIXEL = 0.6  # of a training image
+# Of the whole time, that triangles may take. Larger meshes of short runs were refined too little:
+# their Gaussians showed the views 3 dB worse than those of the coarse model.
+TRIANGLE_SHARE = 0.15
 # Meshes over what is asked for: a background has as many triangles again, where there is one.
 EXPECTED_MESHES = 1.5
 SHORT = 2e8  # pixels times iterations of a stage, below which nothing is estimated
@@ -306,13 +309,15 @@ class TimePlan:
         self._n_views = speed.n_views
 
     def _triangles(self, plan: PipelinePlan, speed: Speed) -> dict[str, int]:
-        """The flag for a number of triangles that suits the image size, unless one is given."""
+        """The flag for triangles that suit the images and the time, unless they are given."""
         if {"n_vertices_in_mesh", "low_poly", "high_poly"} & self._given.keys():
             return {}
         assert plan.refine is not None, "--minutes plans whole runs"
-        n_triangles = round(TRIANGLES_PER_PIXEL * speed.width * speed.height)
+        suitable = TRIANGLES_PER_PIXEL * speed.width * speed.height
+        seconds_of_triangle = EXPECTED_MESHES * sum(SECONDS_OF_TRIANGLE.values())
+        affordable = TRIANGLE_SHARE * 60 * self._args.minutes / seconds_of_triangle
         most = plan.refine.config.n_vertices_in_fg
-        return {"n_vertices_in_mesh": min(n_triangles, most)}
+        return {"n_vertices_in_mesh": max(1, round(min(suitable, affordable, most)))}
 
     def _print_expected_ends(self, stage: str, plan: PipelinePlan) -> None:
         """Print the times of day at which this stage and those after it will end."""

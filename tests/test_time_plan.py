@@ -133,12 +133,24 @@ def test_images_become_smaller_where_schedules_would_be_too_short(tmp_path, monk
     plan = times("vanilla", plan, None)
     assert plan.coarse.size.img_size_limit == 320
     assert plan.vanilla.size == plan.refine.size == plan.coarse.size
-    assert plan.refine.config.n_vertices_in_fg == round(0.6 * 320 * 240)
+
+
+@pytest.mark.parametrize(("minutes", "n_triangles"), [(10, 117_647), (40, 184_320)])
+def test_meshes_suit_the_images_and_take_a_small_part_of_the_time(
+    minutes, n_triangles, tmp_path, monkeypatch
+):
+    Machine(monkeypatch)
+    times, plan = planned(tmp_path, minutes=minutes)
+    plan = times("vanilla", plan, None)
+    assert plan.mesh.decimation_targets == (n_triangles,)
+    assert plan.refine.config.n_vertices_in_fg == n_triangles
+    assert n_triangles <= 0.6 * 640 * 480
+    assert 1.5 * n_triangles * sum(time_plan.SECONDS_OF_TRIANGLE.values()) <= 0.15 * 60 * minutes
 
 
 @pytest.mark.parametrize(
     ("flags", "size", "triangles"),
-    [(("-v", 1_000), 320, 1_000), (("--img_size_limit", 600), 600, 162_000)],
+    [(("-v", 1_000), 320, 1_000), (("--img_size_limit", 600), 600, 23_529)],
 )
 def test_what_is_given_is_not_chosen(flags, size, triangles, tmp_path, monkeypatch):
     Machine(monkeypatch)
