@@ -50,6 +50,8 @@ class ExposureConfig:
         task="result",
         modes={"fast": AUTO, "multiview": True},
     )
+    # Without estimates from the points that photographs observe, the model first becomes one that
+    # a photograph can be compared with.
     start: int = 1_000
     rate: float = 0.01
     # Share of it that is left at the end; it falls log-linearly. At a steady rate exposures
@@ -116,15 +118,20 @@ class Exposures(Component):
     ) -> None:
         self._config = config
         self._steps_last = steps_last
-        self._start = max(config.start, span[0])
+        self._waits_until = config.start
+        self._first = span[0]
         self._last = span[1]
         self._rows = {name: row for row, name in enumerate(names)}
         self.values = torch.zeros(len(self._rows), 2, 3, device=device)
         self._adam = VisitedAdam(self.values.shape, self.values.dtype, device)
         if initial:
-            for name in self._rows.keys() & initial.keys():
-                self.values[self._rows[name]] = initial[name].to(device)
-            self._anchor()
+            self._take(initial)
+
+    def begin_with(self, estimates: Mapping[str, Tensor]) -> None:
+        """Begin with estimates by the name of the photograph, (2, 3) each, and without waiting."""
+        if estimates:
+            self._waits_until = 0
+            self._take(estimates)
 
     def before_view(self, view: TrainingView) -> TrainingView:
         """Give the view a leaf with the exposure of its photograph."""
@@ -132,7 +139,7 @@ class Exposures(Component):
 
     def leaf(self, name: str, iteration: int) -> Tensor | None:
         """A copy of a photograph's exposure that collects its gradient; None before the start."""
-        if iteration <= self._config.start or name not in self._rows:
+        if iteration <= self._waits_until or name not in self._rows:
             return None
         return self.values[self._rows[name]].clone().requires_grad_(True)
 
@@ -151,12 +158,13 @@ class Exposures(Component):
 
     def after_step(self, iteration: int) -> None:
         """Step the photographs that the step showed; before the start nothing changes."""
-        if iteration <= self._config.start:
+        if iteration <= self._waits_until:
             return
         if iteration == self._last and not self._steps_last:
             return
         config = self._config
-        rate = rate_at(config.rate, config.final_share, self._start, self._last, iteration)
+        start = max(self._waits_until, self._first)
+        rate = rate_at(config.rate, config.final_share, start, self._last, iteration)
         self.values -= rate * self._adam.direction()
         self._anchor()
 
@@ -203,6 +211,11 @@ class Exposures(Component):
                 adam.second[row] = second
         if STEPS in state and state[STEPS].shape == adam.steps.shape:
             adam.steps = state[STEPS].to(device, copy=True)
+
+    def _take(self, exposures: Mapping[str, Tensor]) -> None:
+        for name in self._rows.keys() & exposures.keys():
+            self.values[self._rows[name]] = exposures[name].to(self.values.device)
+        self._anchor()
 
     def _anchor(self) -> None:
         """Bring the mean gain to 1 and the mean offset to 0, per channel."""

@@ -297,6 +297,7 @@ class Observations:
             return None
         inside_rows = rows[inside]
         return SeenPoints(
+            rows=inside_rows,
             pixels=pixels[inside],
             depths=depth[inside],
             errors=self.errors[inside_rows],
@@ -309,6 +310,7 @@ class Observations:
 class SeenPoints:
     """Points that an image observes, in the view of its camera."""
 
+    rows: np.ndarray  # of the points in :class:`Observations`, (n,)
     pixels: np.ndarray  # x and y in the image, (n, 2) pixels
     depths: np.ndarray  # along the view axis, (n,) world units
     errors: np.ndarray  # mean reprojection errors, (n,) pixels of the images as calibrated

@@ -20,7 +20,7 @@ from torch import Tensor
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import COUNTS, composited
 from gaussian_splatting.losses.color_loss import ColorGradient, ColorLoss, weighted_color_loss
-from gaussian_splatting.losses.exposure import exposed
+from gaussian_splatting.losses.exposure import beyond_saturation, exposed
 from gaussian_splatting.losses.photometric import color_gradient, color_terms
 from gaussian_splatting.losses.texture import texture_weights
 from gaussian_splatting.rasterization import Rows
@@ -236,6 +236,8 @@ def color_loss(strip: ImageStrip, dssim_weight: float) -> ColorLoss:
     """
     image = strip.exposed_color()
     target = strip.target_color()
+    if strip.view.exposure is not None:
+        target = beyond_saturation(target, image)
     rows = {"rows": strip.counted_rows, "total_rows": strip.height}
     photograph = strip.view.target
     if photograph.shape[-1] == 3:

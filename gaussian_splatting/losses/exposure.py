@@ -10,6 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+# Colours of saturated pixels; lossy files have one step of 8 bits less.
+WHITE = 253.5 / 255
+BLACK = 1.5 / 255
 MIN_VARIANCE = 1e-6  # of a channel; below, there is no gain to be fitted, only an offset
 
 
@@ -49,6 +52,22 @@ def exposed(image: Tensor, exposure: Tensor | None, inside: Tensor | None = None
 def unexposed(image: Tensor, exposure: Tensor) -> Tensor:
     """Invert :func:`exposed`, within 0 to 1: colours of the model. (H, W, 3), (2, 3)"""
     return ((image - exposure[1]) / exposure[0].exp()).clamp(0, 1)
+
+
+def beyond_saturation(target: Tensor, image: Tensor) -> Tensor:
+    """Let saturated pixels of a photograph follow a render that lies beyond what it can show.
+
+    A camera clips what is brighter than white. There a render of at least that brightness differs
+    from the photograph by nothing that can be known; the same holds below black.
+
+    Args:
+        target: The photograph, (..., 3) float in [0, 1].
+        image: The render in the exposure of the photograph, without bounds. (..., 3)
+    """
+    image = image.detach()
+    is_beyond = (target >= WHITE) & (image > target)
+    is_beyond |= (target <= BLACK) & (image < target)
+    return torch.where(is_beyond, image, target)
 
 
 def mean_exposure(values: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from gaussian_splatting.components.exposures import MIN_NOISE, Exposures
 from gaussian_splatting.components.growing_resolution import GrowingResolution, measured_growth
 from gaussian_splatting.components.poses import PoseConfig, PoseRefinement
 from gaussian_splatting.components.pruning_scores import N_SCORES, PruningScores
+from gaussian_splatting.components.track_exposures import track_exposures
 from gaussian_splatting.components.transients import Transients, search_iterations
 from gaussian_splatting.components.view_checks import ViewChecks
 from gaussian_splatting.compute import BackendFlags, Compute
@@ -323,6 +324,10 @@ class _VanillaRun:
             until = config.densifies_until
             growth = measured_growth(cameras, store.shown, config.growth, until)
             growing = GrowingResolution(growth, len(cloud))
+        if self._exposures is not None:
+            cameras = self._scene.train_cameras
+            observations = self._scene.observations
+            self._exposures.begin_with(track_exposures(cameras, observations, store.shown))
         # Gaussians grow in number: what fits now says nothing.
         on_host = options.memory.keeps_bands_on_host(options.compute.device)
         return VanillaStage(

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exposures of photographs before training, from the points that several of them observe.
+
+A point has one colour, and photographs of other exposures show it in others. Colours of points and
+exposures of photographs are found in turn: a point has the median of what its photographs show once
+their exposures are taken out; a photograph has the gain and offset that bring the colours of its
+points to what it shows. So a model needs not learn the differences first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gaussian_splatting.components.view_checks import smaller
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.observations import Observations
+from gaussian_splatting.engine.training_views import is_counted
+from gaussian_splatting.losses.exposure import MIN_VARIANCE, mean_exposure, unexposed
+
+SIDE = 400  # longest side of photographs, pixels: what surrounds a keypoint is averaged
+ROUNDS = 6
+LEAST_POINTS = 30  # of a photograph
+LEAST_VIEWS = 3  # of a point
+UNSATURATED = (0.01, 0.99)  # range of colours that a camera did not clip
+REWEIGHTINGS = 8  # of least squares, towards least absolute differences
+LARGE_DIFFERENCE = 0.02  # of colours; larger ones weigh less
+GAINS = (0.1, 10.0)
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """What one photograph shows of the points."""
+
+    points: np.ndarray  # rows of the points, (n,)
+    colors: np.ndarray  # (n, 3) float64 in [0, 1]
+
+
+def track_exposures(
+    cameras: Sequence[Camera],
+    observations: Observations | None,
+    load_image: Callable[[Camera], Tensor],
+) -> dict[str, Tensor]:
+    """Estimate exposures of photographs; empty without points that several observe.
+
+    Args:
+        load_image: Returns a photograph, (H, W, 3) or (H, W, 4) uint8.
+
+    Returns:
+        Logarithms of gains, then offsets, (2, 3) float32 each, by the name of the photograph.
+        Photographs that observe few points are left out.
+    """
+    if observations is None:
+        return {}
+    samples = {}
+    for camera in cameras:
+        sampled = _sampled(camera, observations, load_image)
+        if sampled is not None:
+            samples[camera.name] = sampled
+    if not samples:
+        return {}
+    exposures = {name: torch.zeros(2, 3) for name in samples}
+    for _ in range(ROUNDS):
+        colors = _point_colors(samples, exposures, len(observations.points))
+        for name, sampled in samples.items():
+            exposures[name] = _fitted(sampled, colors, exposures[name])
+        mean = mean_exposure(torch.stack(list(exposures.values())))
+        exposures = {name: exposure - mean for name, exposure in exposures.items()}
+    return exposures
+
+
+def _sampled(
+    camera: Camera, observations: Observations, load_image: Callable[[Camera], Tensor]
+) -> _Samples | None:
+    """Colours of a photograph at the points that it observes; None where they are few."""
+    small, image = smaller(camera, load_image(camera).cpu(), SIDE)
+    seen = observations.seen(small)
+    if seen is None:
+        return None
+    columns, rows = seen.pixels.astype(int).T
+    is_kept = np.ones(len(rows), bool)
+    counted = is_counted(image)
+    if counted is not None:
+        is_kept = counted.numpy()[rows, columns]
+    if is_kept.sum() < LEAST_POINTS:
+        return None
+    colors = image[..., :3].numpy()[rows, columns] / 255.0
+    return _Samples(seen.rows[is_kept], colors[is_kept])
+
+
+def _point_colors(
+    samples: Mapping[str, _Samples], exposures: Mapping[str, Tensor], n_points: int
+) -> np.ndarray:
+    """Median colours of points without exposures. (P, 3); nan where few photographs show it"""
+    points = np.concatenate([sampled.points for sampled in samples.values()])
+    parts = []
+    for name, sampled in samples.items():
+        shown = torch.from_numpy(sampled.colors)
+        parts.append(unexposed(shown, exposures[name].double()).numpy())
+    values = np.concatenate(parts)
+    present, count = np.unique(points, return_counts=True)
+    first = np.cumsum(count) - count
+    colors = np.full((n_points, 3), np.nan)
+    for channel in range(3):
+        ordered = values[np.lexsort((values[:, channel], points)), channel]
+        lower = ordered[first + (count - 1) // 2]
+        upper = ordered[first + count // 2]
+        colors[present, channel] = (lower + upper) / 2
+    colors[present[count < LEAST_VIEWS]] = np.nan
+    return colors
+
+
+def _fitted(sampled: _Samples, colors: np.ndarray, exposure: Tensor) -> Tensor:
+    """Fit the exposure of a photograph to colours of points; where few are known, it stays.
+
+    Differences count by their absolute values, so that points that something covers, or that
+    shine, do not decide.
+    """
+    known = colors[sampled.points]
+    shown = sampled.colors
+    low, high = UNSATURATED
+    is_usable = np.isfinite(known[:, 0]) & ((shown > low) & (shown < high)).all(axis=1)
+    if is_usable.sum() < LEAST_POINTS:
+        return exposure
+    known = known[is_usable]
+    shown = shown[is_usable]
+    weights = np.ones_like(shown)
+    gain = np.ones(3)
+    offset = np.zeros(3)
+    for _ in range(REWEIGHTINGS):
+        shares = weights / weights.sum(axis=0)
+        mean_known = (shares * known).sum(axis=0)
+        mean_shown = (shares * shown).sum(axis=0)
+        variance = (shares * (known - mean_known) ** 2).sum(axis=0)
+        covariance = (shares * (known - mean_known) * (shown - mean_shown)).sum(axis=0)
+        slope = covariance / np.maximum(variance, MIN_VARIANCE)
+        gain = np.where(variance < MIN_VARIANCE, 1.0, slope).clip(*GAINS)
+        offset = mean_shown - gain * mean_known
+        difference = np.abs(gain * known + offset - shown)
+        weights = LARGE_DIFFERENCE / np.maximum(difference, LARGE_DIFFERENCE)
+    return torch.from_numpy(np.stack([np.log(gain), offset])).float()
