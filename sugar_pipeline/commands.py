@@ -22,7 +22,7 @@ from sugar_pipeline.pipeline_flags import DEMO_FLAGS, full_parser, train_parser
 from sugar_pipeline.pipeline_result import PipelineResult
 from sugar_pipeline.pipeline_run import run_stages
 from sugar_pipeline.plan import PipelinePlan, full_plan, train_plan, with_mode
-from sugar_pipeline.time_plan import TimePlan, announce_end, require_plannable
+from sugar_pipeline.timing.time_plan import TimePlan, announce_end, require_plannable
 from sugar_trainers.naming import scene_name
 from sugar_utils.console import Console
 from sugar_utils.entrypoint import report

@@ -32,7 +32,7 @@ from gaussian_splatting.rasterization.self_test import reference_test
 from sugar_capture.capture_check import check_capture
 from sugar_extractors.mesh.meshing_backends import choose_backend
 from sugar_pipeline.plan import mode_of, train_plan
-from sugar_pipeline.time_plan import TimePlan
+from sugar_pipeline.timing.time_plan import TimePlan
 from sugar_trainers.capture import SugarSize, load_views
 from sugar_trainers.coarse_run import CoarseOptions, options_of_mode
 from sugar_trainers.stage_memory import predict_coarse

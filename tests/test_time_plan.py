@@ -10,10 +10,12 @@ from types import SimpleNamespace
 import pytest
 
 import train
-from sugar_pipeline import commands, demo_scene, time_plan
+from sugar_pipeline import commands, demo_scene
 from sugar_pipeline.pipeline_flags import full_parser
 from sugar_pipeline.plan import PipelinePlan, full_plan
-from sugar_pipeline.time_plan import Speed, TimePlan
+from sugar_pipeline.timing import stage_costs, time_plan
+from sugar_pipeline.timing.stage_speed import Speed
+from sugar_pipeline.timing.time_plan import TimePlan
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.settings import given_flags, with_flags
@@ -38,7 +40,7 @@ class Machine:
         self.n_meshes = n_meshes
         self.n_triangles = 0
         monkeypatch.setattr(time_plan, "measure", self.measure)
-        monkeypatch.setattr(time_plan, "read_mesh_ply", self.read_mesh)
+        monkeypatch.setattr(stage_costs, "read_mesh_ply", self.read_mesh)
         clock = SimpleNamespace(monotonic=lambda: self.now)
         monkeypatch.setattr(time_plan, "time", clock)
 
@@ -77,11 +79,11 @@ class Machine:
 
     def seconds_of(self, stage: str, plan: PipelinePlan) -> float:
         """Of a mesh, its texture, or the results."""
-        seconds = time_plan.SECONDS_OF_TRIANGLE[stage] * self.n_triangles
+        seconds = stage_costs.SECONDS_OF_TRIANGLE[stage] * self.n_triangles
         if stage == "results":
-            return seconds + time_plan.SECONDS_OF_RESULTS
+            return seconds + stage_costs.SECONDS_OF_RESULTS
         share = 1 if plan.vanilla.size is None else 0.25
-        return seconds + time_plan.MULTIVIEW_COSTS[stage] * 20 * self.seconds["vanilla"] * share
+        return seconds + stage_costs.MULTIVIEW_COSTS[stage] * 20 * self.seconds["vanilla"] * share
 
 
 def planned(tmp_path, *words: object, minutes: float = 15) -> tuple[TimePlan, PipelinePlan]:
@@ -145,7 +147,7 @@ def test_meshes_suit_the_images_and_take_a_small_part_of_the_time(
     assert plan.mesh.decimation_targets == (n_triangles,)
     assert plan.refine.config.n_vertices_in_fg == n_triangles
     assert n_triangles <= 0.6 * 640 * 480
-    assert 1.5 * n_triangles * sum(time_plan.SECONDS_OF_TRIANGLE.values()) <= 0.15 * 60 * minutes
+    assert 1.5 * n_triangles * sum(stage_costs.SECONDS_OF_TRIANGLE.values()) <= 0.15 * 60 * minutes
 
 
 @pytest.mark.parametrize(

@@ -12,23 +12,25 @@ import argparse
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Protocol
 
 from gaussian_splatting.data.images import ImageStore
-from gaussian_splatting.engine.runner import Messages, StageRun
-from gaussian_splatting.engine.stepping import RunContext, Stepper
 from gaussian_splatting.optim.schedule import scaled
-from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from sugar_pipeline.pipeline_flags import STAGES, runs_stage
 from sugar_pipeline.plan import PipelinePlan
-from sugar_scene.triangle_mesh import read_mesh_ply
+from sugar_pipeline.timing.stage_costs import (
+    RESULTS,
+    TRIANGLES_PER_PIXEL,
+    affordable_triangles,
+    costs_of,
+    n_iterations,
+    seconds_without_training,
+)
+from sugar_pipeline.timing.stage_speed import Speed, measure
 from sugar_trainers.capture import SugarSize
 from sugar_trainers.naming import scene_name
-from sugar_trainers.stage_config import MULTIVIEW
-from sugar_trainers.stage_options import TrainingOptions
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable, read_json, write_json_atomic
@@ -38,85 +40,9 @@ SHARES = {"vanilla": 0.2, "coarse": 0.3, "refine": 0.5}  # of the time for train
 LEAST = {"vanilla": 200, "coarse": 100, "refine": 60}  # iterations
 ENOUGH = {"vanilla": 800, "coarse": 350, "refine": 250}  # with fewer, images become smaller
 SMALLEST_IMAGE = 256  # pixels along the longest side
-TIMED_STEPS = 8
 # Of a stage over its timed steps: evaluations, checkpoints, more Gaussians.
 GROWTH = {"vanilla": 1.2, "coarse": 1.5, "refine": 1.2}
-# Times of steps as multiples of the vanilla stage's; those of meshes and textures for each view.
-COSTS = {"vanilla": 1.0, "coarse": 1.7, "refine": 2.5, "mesh": 14.0, "texture": 8.5}
-MULTIVIEW_COSTS = COSTS | {"coarse": 3.2, "refine": 4.0, "mesh": 7.0}
-RESULTS = "results"  # what follows the last stage: a folder, a page and a report
-# Measured on two cores, from meshes of 45,000 to 586,000 triangles.
-SECONDS_OF_TRIANGLE = {"mesh": 2.0e-4, "texture": 2.2e-4, RESULTS: 0.9e-4}
-SECONDS_OF_RESULTS = 15.0  # and those of triangles
-TRIANGLES_PER_PIXEL = 0.6  # of a training image
-# Of the whole time, that triangles may take. Larger meshes of short runs were refined too little:
-# their Gaussians showed the views 3 dB worse than those of the coarse model.
-TRIANGLE_SHARE = 0.15
-# Meshes over what is asked for: a background has as many triangles again, where there is one.
-EXPECTED_MESHES = 1.5
 SHORT = 2e8  # pixels times iterations of a stage, below which nothing is estimated
-
-
-@dataclass(frozen=True)
-class Speed:
-    """The measured speed of a training stage, and what it was measured on."""
-
-    seconds: float  # of an iteration
-    n_views: int
-    width: int  # of the largest training image, in pixels
-    height: int
-
-
-class TrainingStageOptions(Protocol):
-    """Options of a training stage; they make a run of the engine."""
-
-    def prepare(self, messages: Messages) -> tuple[StageRun, object]:
-        """The run and its initial model."""
-        ...
-
-
-def measure(
-    options: TrainingStageOptions, images: ImageStore, least_work: float = 0.0
-) -> Speed | None:
-    """Time iterations of a stage on a copy of its model; nothing is written.
-
-    None where the stage has less work than ``least_work``, in pixels times iterations, or a run in
-    its folder.
-    """
-    run, model = options.prepare(Messages())
-    cameras = list(run.scene.train_cameras)
-    largest = max(cameras, key=lambda camera: camera.width * camera.height)
-    n_pixels = largest.width * largest.height
-    n_iterations = run.loop.last - run.loop.first
-    if n_pixels * n_iterations < least_work:
-        return None
-    if least_work and run.directory.path.exists():
-        return None
-    console = Console.silent()
-    if run.init_from_images is not None:
-        model = run.init_from_images(model, images, console)
-    stage = run.build(model, images, console)
-    stepper = Stepper(
-        stage,
-        cameras,
-        RunContext(images, console),
-        first=run.loop.first,
-        seed=run.loop.seed,
-    )
-    seconds = _seconds_of_step(stepper, run.loop.first, n_iterations)
-    return Speed(seconds, len(cameras), largest.width, largest.height)
-
-
-def _seconds_of_step(stepper: Stepper, first: int, n_iterations: int) -> float:
-    """Average time of some steps, spread over the schedule, in seconds."""
-    stepper.step(first, None)  # compiles kernels and allocates
-    start = time.perf_counter()
-    for k in range(TIMED_STEPS):
-        iteration = first + n_iterations * (2 * k + 1) // (2 * TIMED_STEPS)
-        loss = stepper.step(iteration, None).terms["loss"]
-        # The value waits for the device.
-        float(loss)
-    return (time.perf_counter() - start) / TIMED_STEPS
 
 
 def announce_end(minutes: float | None, console: Console) -> None:
@@ -305,7 +231,7 @@ class TimePlan:
 
     def _note_speed(self, stage: str, plan: PipelinePlan, speed: Speed) -> None:
         """Keep what the times of other stages are estimated from."""
-        self._step = speed.seconds / _costs(plan)[stage]
+        self._step = speed.seconds / costs_of(plan)[stage]
         self._n_views = speed.n_views
 
     def _triangles(self, plan: PipelinePlan, speed: Speed) -> dict[str, int]:
@@ -314,8 +240,7 @@ class TimePlan:
             return {}
         assert plan.refine is not None, "--minutes plans whole runs"
         suitable = TRIANGLES_PER_PIXEL * speed.width * speed.height
-        seconds_of_triangle = EXPECTED_MESHES * sum(SECONDS_OF_TRIANGLE.values())
-        affordable = TRIANGLE_SHARE * 60 * self._args.minutes / seconds_of_triangle
+        affordable = affordable_triangles(self._args.minutes)
         most = plan.refine.config.n_vertices_in_fg
         return {"n_vertices_in_mesh": max(1, round(min(suitable, affordable, most)))}
 
@@ -330,7 +255,7 @@ class TimePlan:
 
     def _minutes_of(self, iterations: Mapping[str, int], plan: PipelinePlan) -> float:
         """Minutes of a whole run whose stages have so many iterations."""
-        costs = _costs(plan)
+        costs = costs_of(plan)
         seconds = self.spent
         for name in [*plan.stages, RESULTS]:
             if name in iterations:
@@ -340,11 +265,7 @@ class TimePlan:
         return seconds / 60
 
     def _seconds_without_training(self, name: str, plan: PipelinePlan) -> float:
-        """Expected seconds of a stage that does not train, or of the results."""
-        seconds = SECONDS_OF_TRIANGLE.get(name, 0.0) * _n_triangles(plan)
-        if name == RESULTS:
-            return seconds + SECONDS_OF_RESULTS
-        return seconds + _costs(plan)[name] * self._n_views * self._step
+        return seconds_without_training(name, plan, self._n_views, self._step)
 
     def _possible(self, stage: str, plan: PipelinePlan, speed: Speed) -> float:
         """Iterations of a stage in its share of the time that remains."""
@@ -399,8 +320,8 @@ class TimePlan:
         minutes = {}
         for name in _stages_from(stage, plan):
             if name in SHARES:
-                n = _n_iterations(getattr(plan, name))
-                seconds = n * GROWTH[stage] * _costs(plan)[name] * self._step
+                n = n_iterations(getattr(plan, name))
+                seconds = n * GROWTH[stage] * costs_of(plan)[name] * self._step
             else:
                 seconds = GROWTH[stage] * self._seconds_without_training(name, plan)
             minutes[name] = seconds / 60
@@ -415,23 +336,3 @@ def _stages_from(stage: str, plan: PipelinePlan) -> list[str]:
     """Names of a stage of the plan and of those after it, and of the results of whole runs."""
     names = plan.stages[plan.stages.index(stage) :]
     return names if plan.texture is None else [*names, RESULTS]
-
-
-def _n_iterations(options: VanillaOptions | TrainingOptions) -> int:
-    """Iterations of a training stage."""
-    if isinstance(options, VanillaOptions):
-        return options.config.iterations
-    return options.loop.last - options.loop.first
-
-
-def _n_triangles(plan: PipelinePlan) -> float:
-    """Triangles of the coarse mesh; as many as are expected before it is there."""
-    if plan.refine is not None and plan.refine.mesh_path.is_file():
-        return len(read_mesh_ply(plan.refine.mesh_path).faces)
-    asked_for = 0 if plan.mesh is None else sum(plan.mesh.decimation_targets)
-    return EXPECTED_MESHES * asked_for
-
-
-def _costs(plan: PipelinePlan) -> dict[str, float]:
-    """Costs of the stages in the mode of the plan."""
-    return MULTIVIEW_COSTS if plan.coarse.config.regularization_type == MULTIVIEW else COSTS

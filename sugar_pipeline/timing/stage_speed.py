@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The speed of a training stage, measured on a copy of its model."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+from gaussian_splatting.data.images import ImageStore
+from gaussian_splatting.engine.runner import Messages, StageRun
+from gaussian_splatting.engine.stepping import RunContext, Stepper
+from sugar_utils.console import Console
+
+TIMED_STEPS = 8
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The measured speed of a training stage, and what it was measured on."""
+
+    seconds: float  # of an iteration
+    n_views: int
+    width: int  # of the largest training image, in pixels
+    height: int
+
+
+class TrainingStageOptions(Protocol):
+    """Options of a training stage; they make a run of the engine."""
+
+    def prepare(self, messages: Messages) -> tuple[StageRun, object]:
+        """The run and its initial model."""
+        ...
+
+
+def measure(
+    options: TrainingStageOptions, images: ImageStore, least_work: float = 0.0
+) -> Speed | None:
+    """Time iterations of a stage on a copy of its model; nothing is written.
+
+    None where the stage has less work than ``least_work``, in pixels times iterations, or a run in
+    its folder.
+    """
+    run, model = options.prepare(Messages())
+    cameras = list(run.scene.train_cameras)
+    largest = max(cameras, key=lambda camera: camera.width * camera.height)
+    n_pixels = largest.width * largest.height
+    n_iterations = run.loop.last - run.loop.first
+    if n_pixels * n_iterations < least_work:
+        return None
+    if least_work and run.directory.path.exists():
+        return None
+    console = Console.silent()
+    if run.init_from_images is not None:
+        model = run.init_from_images(model, images, console)
+    stage = run.build(model, images, console)
+    stepper = Stepper(
+        stage,
+        cameras,
+        RunContext(images, console),
+        first=run.loop.first,
+        seed=run.loop.seed,
+    )
+    seconds = _seconds_of_step(stepper, run.loop.first, n_iterations)
+    return Speed(seconds, len(cameras), largest.width, largest.height)
+
+
+def _seconds_of_step(stepper: Stepper, first: int, n_iterations: int) -> float:
+    """Average time of some steps, spread over the schedule, in seconds."""
+    stepper.step(first, None)  # compiles kernels and allocates
+    start = time.perf_counter()
+    for k in range(TIMED_STEPS):
+        iteration = first + n_iterations * (2 * k + 1) // (2 * TIMED_STEPS)
+        loss = stepper.step(iteration, None).terms["loss"]
+        # The value waits for the device.
+        float(loss)
+    return (time.perf_counter() - start) / TIMED_STEPS
