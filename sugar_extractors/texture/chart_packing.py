@@ -324,30 +324,60 @@ def _in_gaps(
 def _free_boxes(full: np.ndarray, box: tuple[int, int], count: int) -> list[tuple[int, int]]:
     """Take up to so many boxes (height, width) without full cells; return their corners (x, y)."""
     tall, wide = box
-    sums = np.zeros((full.shape[0] + 1, full.shape[1] + 1), dtype=np.int32)
-    sums[1:, 1:] = full
-    np.cumsum(sums, axis=0, out=sums)
-    np.cumsum(sums, axis=1, out=sums)
-    if tall >= sums.shape[0] or wide >= sums.shape[1]:
-        return []
-    n_full = sums[tall:, wide:] - sums[:-tall, wide:]
-    n_full = n_full - sums[tall:, :-wide] + sums[:-tall, :-wide]
-    is_empty = n_full == 0
+    is_empty = _empty_boxes(full, box)
     corners: list[tuple[int, int]] = []
     for y in np.flatnonzero(is_empty.any(axis=1)):
-        next_x = 0
-        for x in np.flatnonzero(is_empty[y]):
-            if len(corners) == count:
-                return corners
-            if x < next_x:
-                continue
-            # The sums do not know of boxes that became full since.
-            box_cells = full[y : y + tall, x : x + wide]
-            if not box_cells.any():
-                box_cells[:] = True
-                corners.append((int(x), int(y)))
-                next_x = x + wide
+        row = is_empty[y]
+        x = int(row.argmax())
+        while row[x] and len(corners) < count:
+            full[y : y + tall, x : x + wide] = True
+            corners.append((x, int(y)))
+            # Boxes that would overlap this one.
+            is_empty[y : y + tall, max(0, x - wide + 1) : x + wide] = False
+            x = int(row.argmax())
+        if len(corners) == count:
+            break
     return corners
+
+
+def _empty_boxes(full: np.ndarray, box: tuple[int, int]) -> np.ndarray:
+    """Whether the box (height, width) that begins at each cell has no full cell. (H', W) bool
+
+    64 cells of a row are the bits of a number; boxes grow by doubling, first down, then to the
+    right.
+    """
+    tall, wide = box
+    if tall > full.shape[0] or wide > full.shape[1]:
+        return np.zeros((0, full.shape[1]), dtype=bool)
+    packed_bits = np.packbits(~full, axis=1, bitorder="little")
+    n_bytes = -(-packed_bits.shape[1] // 8) * 8
+    padding = ((0, 0), (0, n_bytes - packed_bits.shape[1]))
+    free = np.pad(packed_bits, padding).view("<u8")
+    height = 1
+    while height < tall:
+        step = min(height, tall - height)
+        free = free[:-step] & free[step:]
+        height += step
+    width = 1
+    while width < wide:
+        step = min(width, wide - width)
+        free = free & _shifted(free, step)
+        width += step
+    bits = np.unpackbits(free.view(np.uint8), axis=1, bitorder="little")
+    return bits[:, : full.shape[1]].astype(bool)
+
+
+def _shifted(bits: np.ndarray, step: int) -> np.ndarray:
+    """Move the bits of rows so many places towards the first; zeros follow. (H, n) uint64"""
+    words, rest = divmod(step, 64)
+    shifted = np.zeros_like(bits)
+    n = bits.shape[1] - words
+    if n <= 0:
+        return shifted
+    shifted[:, :n] = bits[:, words:] >> np.uint64(rest)
+    if rest:
+        shifted[:, : n - 1] |= bits[:, words + 1 :] << np.uint64(64 - rest)
+    return shifted
 
 
 def _moved(flat: _Flat, packing: _Packing) -> np.ndarray:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-_CELLS_AT_ONCE = 4_000_000
+_CELLS_AT_ONCE = 30_000
 
 
 class CellsInside(NamedTuple):
@@ -54,13 +54,12 @@ def cells_inside(triangles: np.ndarray) -> CellsInside:
         last = max(first + 1, last)
         # All cells of the boxes around the triangles, row by row.
         faces = np.repeat(np.arange(first, last), counts[first:last])
-        box_starts = ends[faces] - counts[faces] - start
+        box_starts = np.repeat(ends[first:last] - counts[first:last] - start, counts[first:last])
         numbers = np.arange(len(faces)) - box_starts
         y, x = np.divmod(numbers, widths[faces])
         x += low[faces, 0]
         y += low[faces, 1]
-        centers = np.stack([x, y], axis=1) + 0.5
-        is_inside = _lies_inside(centers, triangles[faces])
+        is_inside = _lies_inside(x + 0.5, y + 0.5, triangles[first:last], counts[first:last])
         chunks.append(CellsInside(faces[is_inside], x[is_inside], y[is_inside]))
         first = last
     return CellsInside(
@@ -70,11 +69,20 @@ def cells_inside(triangles: np.ndarray) -> CellsInside:
     )
 
 
-def _lies_inside(points: np.ndarray, triangles: np.ndarray) -> np.ndarray:
-    """Return whether points lie in triangles that turn left. (N, 2), (N, 3, 2) -> (N,) bool"""
-    is_inside = np.ones(len(points), dtype=bool)
+def _lies_inside(
+    x: np.ndarray, y: np.ndarray, triangles: np.ndarray, counts: np.ndarray
+) -> np.ndarray:
+    """Return whether points lie in triangles that turn left. (N,), (N,) -> (N,) bool
+
+    Args:
+        triangles: (F, 3, 2)
+        counts: Points of each triangle, one after the other; their sum is N. (F,)
+    """
+    is_inside = np.ones(len(x), dtype=bool)
     for k in range(3):
         start = triangles[:, k]
-        end = triangles[:, (k + 1) % 3]
-        is_inside &= cross(end - start, points - start) > 0
+        along = triangles[:, (k + 1) % 3] - start
+        start_x, start_y = np.repeat(start, counts, axis=0).T
+        along_x, along_y = np.repeat(along, counts, axis=0).T
+        is_inside &= along_x * (y - start_y) - along_y * (x - start_x) > 0
     return is_inside
