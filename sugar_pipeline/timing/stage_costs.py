@@ -5,17 +5,19 @@ from __future__ import annotations
 
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from sugar_pipeline.plan import PipelinePlan
+from sugar_pipeline.timing.stage_speed import Speed
 from sugar_scene.triangle_mesh import read_mesh_ply
 from sugar_trainers.stage_config import MULTIVIEW
 from sugar_trainers.stage_options import TrainingOptions
 
-# Times of steps as multiples of the vanilla stage's; those of meshes and textures for each view.
-COSTS = {"vanilla": 1.0, "coarse": 1.7, "refine": 2.5, "mesh": 14.0, "texture": 8.5}
+# Times of steps as multiples of the vanilla stage's; that of a mesh for each view.
+COSTS = {"vanilla": 1.0, "coarse": 1.7, "refine": 2.5, "mesh": 14.0}
 MULTIVIEW_COSTS = COSTS | {"coarse": 3.2, "refine": 4.0, "mesh": 7.0}
 RESULTS = "results"  # what follows the last stage: a folder, a page and a report
 # Measured on two cores, from meshes of 45,000 to 586,000 triangles.
-SECONDS_OF_TRIANGLE = {"mesh": 2.0e-4, "texture": 2.2e-4, RESULTS: 0.9e-4}
-SECONDS_OF_RESULTS = 15.0  # and those of triangles
+SECONDS_OF_TRIANGLE = {"mesh": 2.0e-4, "texture": 1.5e-4, RESULTS: 0.5e-4}
+SECONDS_OF_MEGAPIXEL = 0.7  # of photographs, which a texture reads at their full size
+SECONDS_OF_RESULTS = 13.0  # and those of triangles
 TRIANGLES_PER_PIXEL = 0.6  # of a training image
 # Of the whole time, that triangles may take. Larger meshes of short runs were refined too little:
 # their Gaussians showed the views 3 dB worse than those of the coarse model.
@@ -29,7 +31,7 @@ def costs_of(plan: PipelinePlan) -> dict[str, float]:
     return MULTIVIEW_COSTS if plan.coarse.config.regularization_type == MULTIVIEW else COSTS
 
 
-def seconds_without_training(name: str, plan: PipelinePlan, n_views: int, step: float) -> float:
+def seconds_without_training(name: str, plan: PipelinePlan, speed: Speed, step: float) -> float:
     """Expected seconds of a stage that does not train, or of the results.
 
     Args:
@@ -38,7 +40,9 @@ def seconds_without_training(name: str, plan: PipelinePlan, n_views: int, step: 
     seconds = SECONDS_OF_TRIANGLE.get(name, 0.0) * expected_triangles(plan)
     if name == RESULTS:
         return seconds + SECONDS_OF_RESULTS
-    return seconds + costs_of(plan)[name] * n_views * step
+    if name == "texture":
+        return seconds + SECONDS_OF_MEGAPIXEL * speed.megapixels
+    return seconds + costs_of(plan)[name] * speed.n_views * step
 
 
 def expected_triangles(plan: PipelinePlan) -> float:

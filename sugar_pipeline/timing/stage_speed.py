@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gaussian_splatting.data.images import ImageStore
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.images import ImageStore, image_size
 from gaussian_splatting.engine.runner import Messages, StageRun
 from gaussian_splatting.engine.stepping import RunContext, Stepper
 from sugar_utils.console import Console
@@ -23,6 +26,7 @@ class Speed:
     n_views: int
     width: int  # of the largest training image, in pixels
     height: int
+    megapixels: float  # of all its photographs, at their full size
 
 
 class TrainingStageOptions(Protocol):
@@ -62,7 +66,13 @@ def measure(
         seed=run.loop.seed,
     )
     seconds = _seconds_of_step(stepper, run.loop.first, n_iterations)
-    return Speed(seconds, len(cameras), largest.width, largest.height)
+    return Speed(seconds, len(cameras), largest.width, largest.height, _megapixels(cameras))
+
+
+def _megapixels(cameras: Sequence[Camera]) -> float:
+    """Millions of pixels of all photographs, as their files have them."""
+    paths = [camera.image_path for camera in cameras if camera.image_path is not None]
+    return sum(math.prod(image_size(path)) for path in paths) / 1e6
 
 
 def _seconds_of_step(stepper: Stepper, first: int, n_iterations: int) -> float:

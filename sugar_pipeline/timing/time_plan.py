@@ -12,7 +12,7 @@ import argparse
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -93,7 +93,7 @@ class TimePlan:
         self._console = console
         self._start = time.monotonic() if start is None else start
         self._step = 0.0  # seconds of a vanilla iteration
-        self._n_views = 0
+        self._speed: Speed | None = None  # of the first stage
         self._has_estimated = False  # whether the expected times were printed
         self._chosen: dict[str, dict[str, object]] = {}  # flags by name of the stage
         if args.minutes is None:
@@ -111,11 +111,12 @@ class TimePlan:
             return
         saved = read_json(self._file)
         starts_anew = args.overwrite or args.resume == "none"
-        if saved.get("flags") != self._fingerprint or starts_anew:
+        if saved.get("flags") != self._fingerprint or "speed" not in saved or starts_anew:
             return
         self._chosen = saved["chosen"]
         self._step = saved["step"] or 0.0
-        self._n_views = saved["n_views"]
+        if saved["speed"] is not None:
+            self._speed = Speed(**saved["speed"])
         spent = saved["spent"]
         self._start -= spent
         self._console.headline(
@@ -161,7 +162,7 @@ class TimePlan:
                 "chosen": self._chosen,
                 "spent": self.spent,
                 "step": self._step or None,  # None before the first stage is timed
-                "n_views": self._n_views,
+                "speed": None if self._speed is None else asdict(self._speed),
             },
         )
 
@@ -232,7 +233,7 @@ class TimePlan:
     def _note_speed(self, stage: str, plan: PipelinePlan, speed: Speed) -> None:
         """Keep what the times of other stages are estimated from."""
         self._step = speed.seconds / costs_of(plan)[stage]
-        self._n_views = speed.n_views
+        self._speed = speed
 
     def _triangles(self, plan: PipelinePlan, speed: Speed) -> dict[str, int]:
         """The flag for triangles that suit the images and the time, unless they are given."""
@@ -260,12 +261,13 @@ class TimePlan:
         for name in [*plan.stages, RESULTS]:
             if name in iterations:
                 seconds += iterations[name] * GROWTH[name] * costs[name] * self._step
-            elif name in costs or name == RESULTS:
+            elif name != "convert":
                 seconds += self._seconds_without_training(name, plan)
         return seconds / 60
 
     def _seconds_without_training(self, name: str, plan: PipelinePlan) -> float:
-        return seconds_without_training(name, plan, self._n_views, self._step)
+        assert self._speed is not None, "the first stage is timed before anything is expected"
+        return seconds_without_training(name, plan, self._speed, self._step)
 
     def _possible(self, stage: str, plan: PipelinePlan, speed: Speed) -> float:
         """Iterations of a stage in its share of the time that remains."""
