@@ -34,7 +34,7 @@ GAINS = (0.1, 10.0)
 
 @dataclass(frozen=True)
 class _Samples:
-    """What one photograph shows of the points."""
+    """Colours of the points in one photograph."""
 
     points: np.ndarray  # rows of the points, (n,)
     colors: np.ndarray  # (n, 3) float64 in [0, 1]

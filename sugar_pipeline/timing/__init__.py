@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long stages take, and lengths of stages for runs that are to end in time."""
+"""Durations of stages, and lengths of stages for runs that are to end in time."""

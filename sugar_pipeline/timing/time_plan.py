@@ -183,7 +183,8 @@ class TimePlan:
         speed = self._measured(stage, plan, images)
         sizes: dict[str, int] = {}
         if is_first:
-            sizes, plan, speed = self._sized(stage, plan, speed, images)
+            sizes, speed = self._sized(stage, plan, speed, images)
+            plan = self._make(with_flags(self._args, **sizes))
         n_possible = int(self._possible(stage, plan, speed))
         full = self._full_length(stage, plan)
         n = min(full, max(LEAST[stage], n_possible))
@@ -203,12 +204,8 @@ class TimePlan:
 
     def _sized(
         self, stage: str, plan: PipelinePlan, speed: Speed, images: ImageStore
-    ) -> tuple[dict[str, int], PipelinePlan, Speed]:
-        """Choose sizes of images and meshes with which there are enough iterations.
-
-        Returns:
-            Their flags, the plan with them, and the speed of the stage.
-        """
+    ) -> tuple[dict[str, int], Speed]:
+        """Flags for sizes of images and meshes with enough iterations, and the stage's speed."""
         sizes: dict[str, int] = {}
         while True:
             triangles = self._triangles(plan, speed)
@@ -217,7 +214,7 @@ class TimePlan:
             is_size_given = plan.coarse.size != SugarSize(**sizes)
             is_enough = self._possible(stage, plan, speed) >= ENOUGH[stage]
             if is_enough or side < SMALLEST_IMAGE or is_size_given:
-                return sizes | triangles, plan, speed
+                return sizes | triangles, speed
             sizes = {"img_size_limit": side}
             plan = self._make(with_flags(self._args, **sizes, **triangles))
             speed = self._measured(stage, plan, images)
