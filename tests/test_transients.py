@@ -39,6 +39,7 @@ ROWS = slice(14, 34)
 COLUMNS = slice(26, 42)
 REACH = 8  # pixels by which a mask may be larger: residuals are smoothed, and it has a margin
 GREEN = (20, 250, 60)
+FAINT = 45  # of 255, which leaves residuals below those that are beyond doubt
 
 
 def photographs(occluded: bool) -> dict[str, torch.Tensor]:
@@ -85,6 +86,19 @@ def test_one_view_of_many_is_not_enough():
     images = photographs(occluded=True)
     images[ALL_OCCLUDED[1]] = photographs(occluded=False)[ALL_OCCLUDED[1]]
     assert found(images) == {}
+
+
+@pytest.mark.parametrize(("n_faint", "are_found"), [(3, False), (6, True)])
+def test_what_is_faint_is_found_where_a_fifth_of_the_views_have_some(n_faint, are_found):
+    images = photographs(occluded=False)
+    names = [camera.name for camera in tiny_cameras(N_VIEWS)][1 :: N_VIEWS // n_faint]
+    for name in names:
+        region = images[name][ROWS, COLUMNS].int()
+        images[name][ROWS, COLUMNS] = (region + FAINT).clamp(0, 255).to(torch.uint8)
+    masks = found(images)
+    assert set(masks) <= set(names)
+    assert len(masks) >= (5 if are_found else 0)
+    assert bool(masks) == are_found
 
 
 def test_a_region_is_given_up_when_it_fits():

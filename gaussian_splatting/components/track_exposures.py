@@ -63,7 +63,7 @@ def track_exposures(
             samples[camera.name] = sampled
     if not samples:
         return {}
-    exposures = {name: torch.zeros(2, 3) for name in samples}
+    exposures = {name: torch.zeros(2, 3, device="cpu") for name in samples}
     for _ in range(ROUNDS):
         colors = _point_colors(samples, exposures, len(observations.points))
         for name, sampled in samples.items():

@@ -37,7 +37,10 @@ FLOOR = 0.02  # added to usual residuals: below, differences are those of bytes 
 MIN_AREA = 0.006  # of the image, that is strong in a region
 KEPT = 0.6  # of the least area and share of a new region, for one that was found before
 FEW_VIEWS = 0.05  # of all, with regions; if fewer have some, nothing moves, and the model errs
-MANY_VIEWS = 0.1  # of all, with regions: a capture of which more is transient than is beyond doubt
+# Of all views: with regions beyond doubt, or with regions of the lower limits. There is more that
+# is transient than what is beyond doubt.
+MANY_VIEWS = 0.1
+MANY_EXPECTED = 0.2
 N_NEIGHBORS = 6  # views from nearly the same place that are asked about a region
 MIN_COVERED = 0.3  # of a region's pixels, that a neighbour must show of the same surface
 MIN_NEIGHBORS = 2  # that must show it
@@ -149,15 +152,19 @@ def find_transients(
         residuals.add(view)
         views.append(view)
     usual = {view.camera.name: residuals.usual(view.camera) for view in views}
-    confirmed: Masks = {}
-    for sensitivity in (DOUBTING, EXPECTING):
+
+    def found_with(sensitivity: Sensitivity) -> Masks:
         candidates = candidate_regions(views, usual, earlier, sensitivity)
-        confirmed = _confirmed(gaussians, views, candidates, sensitivity.max_common, rasterizer)
-        if not earlier and len(confirmed) < FEW_VIEWS * len(views):
-            return {}
-        if len(confirmed) < MANY_VIEWS * len(views):
-            break
-    return confirmed
+        return _confirmed(gaussians, views, candidates, sensitivity.max_common, rasterizer)
+
+    beyond_doubt = found_with(DOUBTING)
+    expected = found_with(EXPECTING)
+    n_views = len(views)
+    if len(beyond_doubt) >= MANY_VIEWS * n_views or len(expected) >= MANY_EXPECTED * n_views:
+        return expected
+    if not earlier and len(beyond_doubt) < FEW_VIEWS * n_views:
+        return {}
+    return beyond_doubt
 
 
 def _confirmed(
