@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from sugar_pipeline.plan import PipelinePlan
 from sugar_pipeline.timing.stage_speed import Speed
@@ -31,18 +33,26 @@ def costs_of(plan: PipelinePlan) -> dict[str, float]:
     return MULTIVIEW_COSTS if plan.coarse.config.regularization_type == MULTIVIEW else COSTS
 
 
-def seconds_without_training(name: str, plan: PipelinePlan, speed: Speed, step: float) -> float:
-    """Expected seconds of a stage that does not train, or of the results.
+def seconds_without_training(
+    names: Iterable[str], plan: PipelinePlan, speed: Speed, step: float
+) -> dict[str, float]:
+    """Expected seconds of stages that do not train, and of the results, by name.
 
     Args:
         step: Seconds of a step of the vanilla stage.
     """
-    seconds = SECONDS_OF_TRIANGLE.get(name, 0.0) * expected_triangles(plan)
-    if name == RESULTS:
-        return seconds + SECONDS_OF_RESULTS
-    if name == "texture":
-        return seconds + SECONDS_OF_MEGAPIXEL * speed.megapixels
-    return seconds + costs_of(plan)[name] * speed.n_views * step
+    n_triangles = expected_triangles(plan)
+    costs = costs_of(plan)
+    seconds = {}
+    for name in names:
+        seconds[name] = SECONDS_OF_TRIANGLE[name] * n_triangles
+        if name == RESULTS:
+            seconds[name] += SECONDS_OF_RESULTS
+        elif name == "texture":
+            seconds[name] += SECONDS_OF_MEGAPIXEL * speed.megapixels
+        else:
+            seconds[name] += costs[name] * speed.n_views * step
+    return seconds
 
 
 def expected_triangles(plan: PipelinePlan) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -22,6 +22,7 @@ from sugar_pipeline.pipeline_flags import STAGES, runs_stage
 from sugar_pipeline.plan import PipelinePlan
 from sugar_pipeline.timing.stage_costs import (
     RESULTS,
+    SECONDS_OF_TRIANGLE,
     TRIANGLES_PER_PIXEL,
     affordable_triangles,
     costs_of,
@@ -254,17 +255,20 @@ class TimePlan:
     def _minutes_of(self, iterations: Mapping[str, int], plan: PipelinePlan) -> float:
         """Minutes of a whole run whose stages have so many iterations."""
         costs = costs_of(plan)
-        seconds = self.spent
-        for name in [*plan.stages, RESULTS]:
+        names = [*plan.stages, RESULTS]
+        seconds = self.spent + sum(self._seconds_without_training(names, plan).values())
+        for name in names:
             if name in iterations:
                 seconds += iterations[name] * GROWTH[name] * costs[name] * self._step
-            elif name != "convert":
-                seconds += self._seconds_without_training(name, plan)
         return seconds / 60
 
-    def _seconds_without_training(self, name: str, plan: PipelinePlan) -> float:
+    def _seconds_without_training(
+        self, names: Sequence[str], plan: PipelinePlan
+    ) -> dict[str, float]:
+        """Expected seconds of those of some stages that do not train."""
         assert self._speed is not None, "the first stage is timed before anything is expected"
-        return seconds_without_training(name, plan, self._speed, self._step)
+        others = [name for name in names if name in SECONDS_OF_TRIANGLE]
+        return seconds_without_training(others, plan, self._speed, self._step)
 
     def _possible(self, stage: str, plan: PipelinePlan, speed: Speed) -> float:
         """Iterations of a stage in its share of the time that remains."""
@@ -275,10 +279,7 @@ class TimePlan:
         """Expected seconds of a stage and of those after it, by name in their order."""
         names = _stages_from(stage, plan)
         training = [name for name in names if name in SHARES]
-        seconds = {}
-        for name in names:
-            if name not in SHARES:
-                seconds[name] = self._seconds_without_training(name, plan)
+        seconds = self._seconds_without_training(names, plan)
         for_training = 60 * self._args.minutes - self.spent - sum(seconds.values())
         share_sum = sum(SHARES[name] for name in training)
         for name in training:
@@ -316,14 +317,15 @@ class TimePlan:
         if speed is None:
             return
         self._note_speed(stage, plan, speed)
+        names = _stages_from(stage, plan)
+        others = self._seconds_without_training(names, plan)
         minutes = {}
-        for name in _stages_from(stage, plan):
+        for name in names:
             if name in SHARES:
-                n = n_iterations(getattr(plan, name))
-                seconds = n * GROWTH[stage] * costs_of(plan)[name] * self._step
+                seconds = n_iterations(getattr(plan, name)) * costs_of(plan)[name] * self._step
             else:
-                seconds = GROWTH[stage] * self._seconds_without_training(name, plan)
-            minutes[name] = seconds / 60
+                seconds = others[name]
+            minutes[name] = GROWTH[stage] * seconds / 60
         stages = ", ".join(f"{name} {value:.1f}" for name, value in minutes.items())
         self._console.headline(
             f"expected minutes: {stages}, together {sum(minutes.values()):.0f}; --minutes N "
