@@ -29,7 +29,7 @@ from sugar_extractors.export.gltf_gaussians import (
     write_gltf_gaussians,
 )
 from sugar_extractors.export.reading import has_gaussians, read_any_gaussians
-from sugar_extractors.export.usd.gaussians import write_usd_gaussians
+from sugar_extractors.export.usd.gaussians import read_usd_gaussians, write_usd_gaussians
 from sugar_utils.errors import UserError
 
 WRITERS = {
@@ -243,10 +243,8 @@ def test_shares_reach_both_ends():
 def test_a_gltf_has_what_its_extension_asks_for(tmp_path):
     path = tmp_path / "a.glb"
     write_gltf_gaussians(path, one_gaussian())
-    file = path.read_bytes()
-    length = struct.unpack_from("<I", file, 12)[0]
-    content, binary = json.loads(file[20 : 20 + length]), file[28 + length :]
-    assert struct.unpack_from("<I", file, 8)[0] == len(file)
+    content, binary = parts_of(path)
+    assert struct.unpack_from("<I", path.read_bytes(), 8)[0] == path.stat().st_size
     assert content["buffers"][0]["byteLength"] == len(binary)
     assert EXTENSION in content["extensionsUsed"]
     (primitive,) = content["meshes"][0]["primitives"]
@@ -285,9 +283,7 @@ def test_a_program_that_does_not_know_the_extension_shows_points(tmp_path):
 
 def changed_gltf(path: Path, **replaced: tuple[np.ndarray, dict]) -> None:
     """Write anew, with other arrays and fields of their accessors; without an array: left out."""
-    file = path.read_bytes()
-    length = struct.unpack_from("<I", file, 12)[0]
-    content, binary = json.loads(file[20 : 20 + length]), file[28 + length :]
+    content, binary = parts_of(path)
     names = content["meshes"][0]["primitives"][0]["attributes"]
     for name, (values, fields) in replaced.items():
         name = f"{EXTENSION}:{name}"
@@ -301,6 +297,13 @@ def changed_gltf(path: Path, **replaced: tuple[np.ndarray, dict]) -> None:
         content["bufferViews"].append(view | stride)
         binary += values.tobytes()
     write_parts(path, content, binary)
+
+
+def parts_of(path: Path) -> tuple[dict, bytes]:
+    """The JSON of a GLB, and its binary part."""
+    file = path.read_bytes()
+    length = struct.unpack_from("<I", file, 12)[0]
+    return json.loads(file[20 : 20 + length]), file[28 + length :]
 
 
 def write_parts(path: Path, content: dict, binary: bytes) -> None:
@@ -351,7 +354,10 @@ def test_a_gltf_of_another_program_may_be_packed_in_bytes_and_shorts(tmp_path):
         ({"OPACITY": (np.ones((9, 1), "<f4"), {"count": 600})}, "buffer"),
         ({"kernel": "other"}, "not of kernel ellipse"),
         ({"colorSpace": "lin_rec709_display"}, "colour space srgb_rec709_display"),
-        ({"translation": [1, 0, 0]}, "its node is moved"),
+        ({"scale": [1, 2, 1]}, "stretched"),
+        ({"rotation": [0, 0, 0, 0]}, "norm"),
+        ({"matrix": [1, 2, 3]}, "reshape"),
+        ({"children": [0]}, "hang on each other"),
     ],
 )
 def test_what_a_gltf_says_otherwise_is_one_line(change, message, tmp_path):
@@ -360,15 +366,42 @@ def test_what_a_gltf_says_otherwise_is_one_line(change, message, tmp_path):
     if isinstance(next(iter(change.values())), tuple):
         changed_gltf(path, **change)
     else:
-        file = path.read_bytes()
-        length = struct.unpack_from("<I", file, 12)[0]
-        content = json.loads(file[20 : 20 + length])
+        content, binary = parts_of(path)
         own = content["meshes"][0]["primitives"][0]["extensions"][EXTENSION]
-        (content["nodes"][0] if "translation" in change else own).update(change)
-        write_parts(path, content, file[28 + length :])
+        is_kernel = set(change) & {"kernel", "colorSpace"}
+        (own if is_kernel else content["nodes"][0]).update(change)
+        write_parts(path, content, binary)
     with pytest.raises(UserError, match=message) as caught:
         read_gltf_gaussians(path)
     assert "\n" not in str(caught.value)
+
+
+def test_gaussians_of_gltf_are_read_where_their_nodes_are(tmp_path):
+    path = tmp_path / "a.glb"
+    write_gltf_gaussians(path, random_cloud())
+    resting = read_gltf_gaussians(path)
+    content, binary = parts_of(path)
+    content["nodes"][0] |= {"translation": [1, 0, 0], "scale": [2, 2, 2]}
+    half = 0.5**0.5
+    content["nodes"].append({"rotation": [0, 0, half, half], "children": [0]})
+    upward = np.eye(4)
+    upward[2, 3] = 5
+    columns = upward.T.ravel().tolist()
+    content["nodes"].append({"matrix": columns, "children": [1]})
+    write_parts(path, content, binary)
+    expected = np.array([[0, -2, 0, 0], [2, 0, 0, 1], [0, 0, 2, 5], [0, 0, 0, 1.0]])
+    found = read_gltf_gaussians(path)
+    for name, values in moved_cloud(resting, expected).tensors().items():
+        torch.testing.assert_close(found.tensors()[name], values, atol=1e-5, rtol=1e-4)
+    # Coordinates of a map have no digits left for a scan in float32.
+    content["nodes"][2]["matrix"][12:15] = [500_000, 0, -5_000_000]
+    write_parts(path, content, binary)
+    lines = []
+    far = read_gltf_gaussians(path, lines.append)
+    expected[:3, 3] = 0
+    torch.testing.assert_close(far.means, moved_cloud(resting, expected).means)
+    assert len(lines) == 1
+    assert "translation (500000.000000, 1.000000, -5000000.000000) left out" in lines[0]
 
 
 def test_spz_4_has_the_bytes_of_its_description(tmp_path):
@@ -493,6 +526,41 @@ def test_usd_has_the_schema_of_gaussian_particle_fields(tmp_path):
     every = UsdValidation.ValidationRegistry().GetOrLoadAllValidators()
     assert every
     assert not UsdValidation.ValidationContext(every).Validate(stage)
+
+
+@pytest.mark.slow
+def test_gaussians_of_usd_are_read_where_the_stage_places_them(tmp_path):
+    usd = pytest.importorskip("pxr.Usd")
+    from pxr import Gf, UsdGeom
+
+    cloud = random_cloud(40)
+    write_usd_gaussians(tmp_path / "a.usd", cloud)
+    stage = usd.Stage.Open(str(tmp_path / "a.usd"))
+    above = UsdGeom.Xform.Define(stage, "/Above")
+    above.AddTranslateOp().Set(Gf.Vec3d(1, 2, 3))
+    above.AddRotateZOp().Set(90.0)
+    editor = usd.NamespaceEditor(stage)
+    editor.MovePrimAtPath("/Gaussians", "/Above/Gaussians")
+    editor.ApplyEdits()
+    field = UsdGeom.Xformable(stage.GetPrimAtPath("/Above/Gaussians"))
+    scale = field.AddScaleOp()
+    scale.Set(Gf.Vec3f(2, 2, 2))
+    UsdGeom.SetStageUpAxis(stage, UsdGeom.Tokens.z)
+    stage.GetRootLayer().Export(str(tmp_path / "b.usda"))
+    in_turn = np.array([[0, -2, 0, 1], [2, 0, 0, 2], [0, 0, 2, 3], [0, 0, 0, 1.0]])
+    y_up = np.array([[1, 0, 0, 0], [0, 0, 1, 0], [0, -1, 0, 0], [0, 0, 0, 1.0]])
+    expected = moved_cloud(read_usd_gaussians(tmp_path / "a.usd"), y_up @ in_turn)
+    found = read_usd_gaussians(tmp_path / "b.usda")
+    assert torch.allclose(found.means, expected.means, atol=1e-5)
+    assert torch.allclose(found.log_scales, expected.log_scales, atol=1e-5)
+    assert torch.allclose(found.sh_rest, expected.sh_rest, atol=1e-5)
+    for name in ("means", "quats"):
+        assert not torch.allclose(getattr(found, name), getattr(cloud, name), atol=0.1)
+    scale.Set(Gf.Vec3f(2, 2, 3))
+    stage.GetRootLayer().Export(str(tmp_path / "c.usda"))
+    with pytest.raises(UserError, match="c.usda: its Gaussians are stretched") as caught:
+        read_usd_gaussians(tmp_path / "c.usda")
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gaussian_splatting.cloud import ANTIALIASED, GaussianCloud
+from gaussian_splatting.formats.file_placement import placed_cloud
 from gaussian_splatting.formats.packing import (
     BANDS,
     cloud_of,
@@ -20,13 +21,14 @@ from gaussian_splatting.formats.packing import (
     sigmoid,
 )
 from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
+from sugar_extractors.export.gltf_nodes import mesh_matrix
 from sugar_extractors.texture.gltf_container import (
     BinaryPart,
     finished_glb,
     gltf_start,
     split_glb,
 )
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError
 from sugar_utils.files import atomic_path, require_regular_file
 
 EXTENSION = "KHR_gaussian_splatting"
@@ -121,11 +123,15 @@ def holds_gltf_gaussians(path: Path) -> bool:
         return f'"{EXTENSION}"'.encode() in file.read(struct.unpack_from("<I", start, 12)[0])
 
 
-def read_gltf_gaussians(path: Path) -> GaussianCloud:
-    """Read the Gaussians of a binary glTF that has them in one primitive, in its axes.
+def read_gltf_gaussians(path: Path, notify: Notify = print) -> GaussianCloud:
+    """Read the Gaussians of a binary glTF that has them in one primitive, where its node is.
+
+    Args:
+        path: The file.
+        notify: Called with a line for what was left out.
 
     Raises:
-        UserError: The file is damaged, or of another kind.
+        UserError: The file is damaged, of another kind, or places them by other than a similarity.
     """
     file = require_regular_file(path).read_bytes()
     try:
@@ -133,13 +139,12 @@ def read_gltf_gaussians(path: Path) -> GaussianCloud:
         if total != len(file):
             raise ValueError(f"has {len(file)} bytes, not {total}")
         content, binary = split_glb(file)
-        primitive = _primitive_of(content)
+        mesh, primitive = _primitive_of(content)
         names = primitive["attributes"]
         kernel = primitive["extensions"][EXTENSION]
         if (kernel["kernel"], kernel["colorSpace"]) != (_KERNEL, _COLORS):
             raise ValueError(f"not of kernel {_KERNEL} and colour space {_COLORS}")
-        if any({"matrix", "rotation", "scale", "translation"} & {*n} for n in content["nodes"]):
-            raise ValueError("its node is moved")
+        matrix = mesh_matrix(content, mesh)
         read = {name: _values(content, binary, names[name]) for name in names if name != "COLOR_0"}
         # All coefficients of a degree have to be there, and those of the degrees below.
         n_rest = sum(name in read for name in _COEFFICIENTS)
@@ -163,14 +168,14 @@ def read_gltf_gaussians(path: Path) -> GaussianCloud:
     cloud = cloud_of(path, position, quats, logarithms(scale), opacity[:, 0], color, harmonics)
     extras = primitive.get("extras")
     antialiased = isinstance(extras, dict) and extras.get(ANTIALIASED) is True
-    return replace(cloud, antialiased=antialiased)
+    return placed_cloud(replace(cloud, antialiased=antialiased), matrix, path, notify)
 
 
-def _primitive_of(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the only primitive with Gaussians; there may be others, of a mesh."""
-    primitives = [part for mesh in content["meshes"] for part in mesh["primitives"]]
-    (primitive,) = (part for part in primitives if EXTENSION in part.get("extensions", {}))
-    return primitive
+def _primitive_of(content: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Return the only primitive with Gaussians, and its mesh; there may be others, of triangles."""
+    parts = [(i, part) for i, mesh in enumerate(content["meshes"]) for part in mesh["primitives"]]
+    (found,) = (item for item in parts if EXTENSION in item[1].get("extensions", {}))
+    return found
 
 
 def _values(content: dict[str, Any], binary: bytes, number: int) -> np.ndarray:

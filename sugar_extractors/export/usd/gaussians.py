@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.formats.file_placement import placed_cloud
 from gaussian_splatting.formats.packing import (
     cloud_of,
     columns,
@@ -22,7 +23,7 @@ from gaussian_splatting.formats.packing import (
 )
 from sugar_extractors.export.usd.library import load_usd, new_stage
 from sugar_extractors.export.usd.process import ANTIALIASED_KEY, WIDTHS
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError
 from sugar_utils.files import atomic_path, require_regular_file
 from sugar_utils.libraries import run_alone
 
@@ -87,11 +88,18 @@ def define_field(usd: ModuleType, stage: Any, place: str, cloud: GaussianCloud) 
     return field
 
 
-def read_usd_gaussians(path: Path) -> GaussianCloud:
-    """Read the first field of Gaussians of a USD file; attributes are float or half.
+def read_usd_gaussians(path: Path, notify: Notify = print) -> GaussianCloud:
+    """Read the first field of Gaussians of a USD file, where its stage places it, y up.
+
+    Attributes are float or half. Units stay those of the stage.
+
+    Args:
+        path: The file.
+        notify: Called with a line for what was left out.
 
     Raises:
-        UserError: The file is damaged, or has no field of Gaussians.
+        UserError: The file is damaged, has no field of Gaussians, or places it by other than a
+            similarity.
     """
     load_usd(str(require_regular_file(path)))
     with tempfile.TemporaryDirectory() as folder:
@@ -102,6 +110,7 @@ def read_usd_gaussians(path: Path) -> GaussianCloud:
                 means, quats, scales, opacities, harmonics = (arrays[name] for name in WIDTHS)
                 n_coefficients = (int(arrays["degree"]) + 1) ** 2
                 antialiased = bool(arrays["antialiased"])
+                matrix = arrays["matrix"]
             harmonics = harmonics.reshape(len(means), n_coefficients, 3)[:, :16]
             quats = np.roll(quats.reshape(len(means), 4), 1, axis=1)
             log_scales = logarithms(scales.reshape(len(means), 3))
@@ -111,4 +120,4 @@ def read_usd_gaussians(path: Path) -> GaussianCloud:
     sh_dc = harmonics[:, 0]
     sh_rest = harmonics[:, 1:]
     cloud = cloud_of(path, means, quats, log_scales, opacities, sh_dc, sh_rest)
-    return replace(cloud, antialiased=antialiased)
+    return placed_cloud(replace(cloud, antialiased=antialiased), matrix, path, notify)

@@ -22,18 +22,23 @@ WIDTHS = {
 }
 """Numbers per Gaussian of each attribute of a field; files may also have them as halves."""
 
+_Y_UP_FROM_Z_UP = np.array([[1, 0, 0, 0], [0, 0, 1, 0], [0, -1, 0, 0], [0, 0, 0, 1]], float)
+
 ANTIALIASED_KEY = "antialiased"  # key of the field's custom data; USD has no attribute for it
 
 
 def save_arrays(path: str, target: str) -> None:
     """Save the attributes of the first field of Gaussians as float64, in a NumPy archive.
 
-    The archive also has the degree of its spherical harmonics and whether it is antialiased.
+    The archive also has the degree of its spherical harmonics, whether it is antialiased, and
+    ``matrix``, which brings its Gaussians to a world with y up, (4, 4).
 
     Raises:
         ValueError: The file has no field of Gaussians.
     """
-    usd, vol, sdf = load_package(path, "usd-core", "pxr.Usd", "pxr.UsdVol", "pxr.Sdf")
+    usd, vol, geom, sdf = load_package(
+        path, "usd-core", "pxr.Usd", "pxr.UsdVol", "pxr.UsdGeom", "pxr.Sdf"
+    )
     stage = usd.Stage.Open(sdf.Layer.OpenAsAnonymous(path))
     prims = (p for p in stage.Traverse() if p.IsA(vol.ParticleField3DGaussianSplat))
     field = next(prims, None)
@@ -49,7 +54,12 @@ def save_arrays(path: str, target: str) -> None:
         arrays[name] = np.array(array, float)
     degree = int(value("radiance:sphericalHarmonicsDegree"))
     antialiased = field.GetCustomDataByKey(ANTIALIASED_KEY) is True
-    np.savez(target, degree=degree, antialiased=antialiased, **arrays)
+    placement = geom.Xformable(field).ComputeLocalToWorldTransform(usd.TimeCode.Default())
+    # USD multiplies rows with its matrices.
+    matrix = np.array(placement).T
+    if geom.GetStageUpAxis(stage) == geom.Tokens.z:
+        matrix = _Y_UP_FROM_Z_UP @ matrix
+    np.savez(target, degree=degree, antialiased=antialiased, matrix=matrix, **arrays)
 
 
 if __name__ == "__main__":
