@@ -21,6 +21,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from scipy.spatial import KDTree
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -31,6 +32,7 @@ from benchmarks.rasterizer import print_machine, print_table
 from sugar_extractors.mesh_pictures import read_any_mesh
 from sugar_extractors.mesh_quality import (
     N_SAMPLES,
+    THRESHOLDS,
     Reference,
     Surface,
     compare_surfaces,
@@ -41,7 +43,7 @@ from sugar_extractors.texture.placed_export import moved_points
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.entrypoint import run_main
 from sugar_utils.files import read_json
-from sugar_utils.flags import Parser, integer, positive_int
+from sugar_utils.flags import Parser, integer, positive_float, positive_int
 from sugar_utils.schemas import conform
 
 PARTS_FILE = "gt_parts.json"
@@ -92,12 +94,25 @@ def read_in_scene(path: Path) -> TriangleMesh:
     return replace(mesh, vertices=moved_points(mesh.vertices, matrix), normals=None)
 
 
+def spacing(reference: Reference) -> float:
+    """Mean distance of the known visible samples to their nearest one, in world units."""
+    points = reference.visible_points
+    return float(KDTree(points).query(points, k=2)[0][:, 1].mean())
+
+
 def run(args: argparse.Namespace) -> None:
     print_machine()
     reference = read_reference(args.scene)
-    sampling = {"n_samples": args.samples, "seed": args.seed}
+    thresholds = THRESHOLDS
+    if args.spacings is not None:
+        thresholds = (*THRESHOLDS, args.spacings * spacing(reference) / reference.size)
     meshes = [read_in_scene(path) for path in args.meshes]
-    columns = [compare_surfaces(mesh, reference, **sampling).rows() for mesh in meshes]
+    columns = [
+        compare_surfaces(
+            mesh, reference, n_samples=args.samples, seed=args.seed, thresholds=thresholds
+        ).rows()
+        for mesh in meshes
+    ]
     parts = read_parts(args.scene)
     if parts is not None:
         for mesh, column in zip(meshes, columns, strict=True):
@@ -118,6 +133,12 @@ def parser() -> Parser:
     add("meshes", type=Path, nargs="+", metavar="MESH", help=".ply, refined .pt or .obj")
     add("scene", type=Path, metavar="SCENE", help="scene folder with its ground truth")
     add("--samples", type=positive_int, default=N_SAMPLES, help="samples of a mesh")
+    add(
+        "--spacings",
+        type=positive_float,
+        help="also the F-score at so many mean distances of known samples to their nearest one; "
+        "1.5 as in the evaluation of CityGaussianV2; unset: none",
+    )
     add("--seed", type=integer, default=0, help="seed of the samples")
     return flags
 

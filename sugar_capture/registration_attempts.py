@@ -19,8 +19,8 @@ from sugar_capture.pairs.chosen_pairs import (
     Pair,
     chosen_matcher,
     connected_images,
+    pairs_of_left_out,
     pairs_to_match,
-    pairs_with,
     recorded_pairs,
     second_round,
 )
@@ -281,9 +281,10 @@ class Attempt:
         return incremental if is_better else models
 
     def _add_left_out(self, models: Models) -> Models:
-        """Compare images that are not registered with all others, and register them if they match.
+        """Compare images that are not registered with others, and register them if they match.
 
-        So a choice of pairs leaves out no image that all pairs would have registered.
+        Except among thousands with all others, so that a choice of pairs leaves out no image that
+        all pairs would have registered; see :func:`pairs_of_left_out`.
         """
         left_out = self.left_out(models)
         if self.matcher == "exhaustive" or self.known is not None or not left_out:
@@ -291,7 +292,7 @@ class Attempt:
         n = len(self.photographs)
         # With most of the images left out there is no model that they could be added to.
         is_lost = 2 * len(left_out) > n
-        pairs = pairs_with(range(n) if is_lost else left_out, n)
+        pairs = pairs_of_left_out(self.database, range(n) if is_lost else left_out, n)
         self.match_pairs(pairs, f"comparing photographs that are left out{self.where}")
         if not connected_images(left_out, matching.verified_matches(self.database)):
             return models

@@ -19,6 +19,7 @@ Only the object counts. What is compared, and where:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -45,7 +46,7 @@ VISIBLE_FILE = "gt_visible.ply"
 FACTS_FILE = "gt.json"
 MARGIN = 0.05
 CLEARANCE = 0.01
-THRESHOLDS = (0.005, 0.01)  # distances at which F-scores are taken
+THRESHOLDS = (0.005, 0.01)  # distances at which F-scores are taken, unless others are asked for
 N_SAMPLES = 100_000
 _MAX_DRAWN = 40 * N_SAMPLES
 _REACH = 1.0
@@ -84,8 +85,9 @@ class MeshQuality:
 
     accuracy: float
     completeness: float
-    precisions: tuple[float, ...]
-    recalls: tuple[float, ...]
+    thresholds: tuple[float, ...]
+    precisions: tuple[float, ...]  # shares of the mesh within each of the thresholds
+    recalls: tuple[float, ...]  # shares of the object
     normal_agreement: float
     non_manifold_edge_share: float
     open_edge_share: float
@@ -100,7 +102,7 @@ class MeshQuality:
 
     @property
     def f_scores(self) -> tuple[float, ...]:
-        """Harmonic means of precision and recall, one for each of ``THRESHOLDS``."""
+        """Harmonic means of precision and recall, one for each threshold."""
         scores = []
         for precision, recall in zip(self.precisions, self.recalls, strict=True):
             total = precision + recall
@@ -109,12 +111,12 @@ class MeshQuality:
 
     def rows(self) -> list[tuple[str, str]]:
         """Name and value of each figure for people; distances in % of the object's size."""
-        scores = zip(THRESHOLDS, self.f_scores, strict=False)
+        scores = zip(self.thresholds, self.f_scores, strict=True)
         return [
             ("accuracy", f"{self.accuracy:.3%}"),
             ("completeness", f"{self.completeness:.3%}"),
             ("Chamfer distance", f"{self.chamfer:.3%}"),
-            *((f"F-score at {t:.1%}", f"{f:.4f}") for t, f in scores),
+            *((f"F-score at {100 * t:.3g}%", f"{f:.4f}") for t, f in scores),
             ("normal agreement", f"{self.normal_agreement:.4f}"),
             ("non-manifold edges", f"{self.non_manifold_edge_share:.3%}"),
             ("open edges", f"{self.open_edge_share:.3%}"),
@@ -188,6 +190,7 @@ def compare_surfaces(
     n_samples: int = N_SAMPLES,
     seed: int = 0,
     device: torch.device | str = "cpu",
+    thresholds: Sequence[float] = THRESHOLDS,
 ) -> MeshQuality:
     """Measure a mesh against the true surface by samples of both.
 
@@ -222,8 +225,9 @@ def compare_surfaces(
     return MeshQuality(
         accuracy=float(to_truth.distances.mean()),
         completeness=float(to_mesh.distances.mean()),
-        precisions=_shares_within(to_truth.distances),
-        recalls=_shares_within(to_mesh.distances),
+        thresholds=tuple(thresholds),
+        precisions=_shares_within(to_truth.distances, thresholds),
+        recalls=_shares_within(to_mesh.distances, thresholds),
         normal_agreement=float(np.mean(agreements)),
         object_triangles=int(has_corner_inside.sum()),
         non_manifold_edge_share=edges.non_manifold_edge_share,
@@ -238,9 +242,9 @@ def _normal_agreement(first: np.ndarray, second: np.ndarray) -> float:
     return np.abs((first * second).sum(axis=1)).mean()
 
 
-def _shares_within(distances: np.ndarray) -> tuple[float, ...]:
-    """Return the shares of distances, (N,), below each of ``THRESHOLDS``."""
-    return tuple(float((distances < threshold).mean()) for threshold in THRESHOLDS)
+def _shares_within(distances: np.ndarray, thresholds: Sequence[float]) -> tuple[float, ...]:
+    """Return the shares of distances, (N,), below each threshold."""
+    return tuple(float((distances < threshold).mean()) for threshold in thresholds)
 
 
 def _meets(corners: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:

@@ -115,6 +115,9 @@ def test_a_larger_sphere_is_off_by_the_difference_of_the_radii():
     assert quality.completeness == pytest.approx(0.007, rel=0.02)
     assert quality.chamfer == pytest.approx(0.007, rel=0.02)
     assert quality.f_scores == (0.0, 1.0)
+    between = compare_surfaces(sphere(0.507), reference_of(sphere(0.5)), thresholds=(0.006, 0.008))
+    assert between.f_scores == (0.0, 1.0)
+    assert ("F-score at 0.8%", "1.0000") in between.rows()
 
 
 def test_a_shifted_sphere_has_the_mean_and_the_f_score_of_a_cosine():

@@ -30,6 +30,7 @@ from tests.support.tiny_scene import make_tiny_scene, tiny_cloud
 QUALITY = MeshQuality(
     accuracy=0.00343,
     completeness=0.002,
+    thresholds=(0.005, 0.01),
     precisions=(0.8, 0.9),
     recalls=(0.8, 0.9),
     normal_agreement=0.95,

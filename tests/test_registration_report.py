@@ -7,14 +7,17 @@ import itertools
 from pathlib import Path
 
 import numpy as np
+import pycolmap
 import pytest
 
 from sugar_capture import mapping
 from sugar_capture.georeference.gps_tags import GpsPosition
+from sugar_capture.pairs import chosen_pairs
 from sugar_capture.pairs.chosen_pairs import (
     chosen_matcher,
     connected_images,
     neighbour_pairs,
+    pairs_of_left_out,
     pairs_to_match,
     pairs_with,
     recorded_pairs,
@@ -34,15 +37,46 @@ def test_pairs_grow_as_they_should():
     assert all(0 <= i < j < 100 for i, j in pairs)
 
 
-def test_similar_photographs_find_each_other():
+def described_images(n: int, n_subjects: int) -> list[np.ndarray]:
+    """Descriptors of images, of which every ``n_subjects``-th shows the same. (40, 128) each"""
     rng = np.random.default_rng(0)
-    subjects = rng.integers(0, 255, (3, 40, 128)).astype(np.uint8)
-    noise = rng.integers(0, 4, (9, 40, 128)).astype(np.uint8)
-    shown = [subjects[k % 3] // 2 + noise[k] for k in range(9)]
-    expected = {(i, j) for i, j in itertools.combinations(range(9), 2) if i % 3 == j % 3}
+    subjects = rng.integers(0, 255, (n_subjects, 40, 128)).astype(np.uint8)
+    noise = rng.integers(0, 4, (n, 40, 128)).astype(np.uint8)
+    return [subjects[k % n_subjects] // 2 + noise[k] for k in range(n)]
+
+
+@pytest.mark.parametrize(("n", "n_subjects"), [(9, 3), (250, 50)])
+def test_similar_photographs_find_each_other(n, n_subjects):
+    shown = described_images(n, n_subjects)
+    pairs = itertools.combinations(range(n), 2)
+    expected = {(i, j) for i, j in pairs if (j - i) % n_subjects == 0}
     assert similar_pairs(shown, n_each=5) == expected
     assert similar_pairs([*shown, np.zeros((0, 128), np.uint8)], n_each=5) == expected
-    assert similar_pairs([], n_each=5) == set()
+
+
+def test_images_without_features_are_similar_to_none():
+    nothing = np.zeros((0, 128), np.uint8)
+    one = np.ones((1, 128), np.uint8)
+    assert similar_pairs([]) == set()
+    assert similar_pairs([nothing, nothing]) == set()
+    assert similar_pairs([one, one, nothing]) == set()
+
+
+def test_of_thousands_those_left_out_are_compared_with_the_most_similar(tmp_path, monkeypatch):
+    n = 12
+    path = tmp_path / "database.db"
+    with pycolmap.Database.open(str(path)) as database:
+        camera = pycolmap.Camera(model="SIMPLE_PINHOLE", width=10, height=10, params=[10, 5, 5])
+        camera_id = database.write_camera(camera)
+        for k, descriptors in enumerate(described_images(n, 4)):
+            image_id = database.write_image(pycolmap.Image(name=f"{k}", camera_id=camera_id))
+            database.write_keypoints(image_id, np.ones((40, 4), np.float32))
+            kind = pycolmap.FeatureExtractorType.SIFT
+            database.write_descriptors(image_id, pycolmap.FeatureDescriptors(kind, descriptors))
+    assert pairs_of_left_out(path, [3, 5], n) == pairs_with([3, 5], n)
+    monkeypatch.setattr(chosen_pairs, "_ALL_PAIRS", 4)
+    monkeypatch.setattr(chosen_pairs, "SIMILAR_UNORDERED", 0)
+    assert pairs_of_left_out(path, [3, 5], n) == [(1, 5), (3, 7), (3, 11), (5, 9)]
 
 
 def described(**facts) -> Photograph:

@@ -11,7 +11,11 @@ from typing import Literal
 import numpy as np
 
 from sugar_capture.georeference.map_systems import geocentric
-from sugar_capture.pairs.similar_images import COMPARED_FEATURES, similar_pairs
+from sugar_capture.pairs.similar_images import (
+    COMPARED_FEATURES,
+    common_features,
+    similar_pairs,
+)
 from sugar_capture.photographs import Photograph
 from sugar_utils.libraries import load_pycolmap
 
@@ -25,6 +29,7 @@ SIMILAR_UNORDERED = 20
 _NEIGHBOURS_UNORDERED = 3
 _NEIGHBOURS_IN_TIME = 3
 _NEIGHBOURS_IN_PLACE = 8
+_ALL_PAIRS = 50_000  # pairs of images that are left out with all others, up to which all are tried
 _LEAST_PARTNERS = 6  # images that match one well; with fewer it is compared with more
 _STRONG_MATCHES = 30  # verified matches of a pair that matches well
 # Most verified matches of an image with all others at which no mapper registers it.
@@ -54,14 +59,19 @@ def pairs_to_match(path: Path, n: int, matcher: Matcher) -> list[Pair]:
     if matcher == "sequential":
         n_similar = _SIMILAR_IN_ORDER
         n_neighbours = _NEIGHBOURS_IN_ORDER
-    largest_descriptors = []
+    similar = similar_pairs(_largest_descriptors(path, n), n_similar)
+    return sorted(similar | neighbour_pairs(n, n_neighbours))
+
+
+def _largest_descriptors(path: Path, n: int) -> list[np.ndarray]:
+    """Read the descriptors of the largest features of each of ``n`` images. (K, 128) uint8 each"""
+    descriptors = []
     with load_pycolmap().Database.open(str(path)) as database:
         for number in range(1, n + 1):
             scales = database.read_keypoints(number)[:, 2]
             largest = np.argsort(-scales, kind="stable")[:COMPARED_FEATURES]
-            largest_descriptors.append(database.read_descriptors(number).data[largest])
-    pairs = similar_pairs(largest_descriptors, n_similar) | neighbour_pairs(n, n_neighbours)
-    return sorted(pairs)
+            descriptors.append(database.read_descriptors(number).data[largest])
+    return descriptors
 
 
 def neighbour_pairs(n: int, reach: int = 10) -> set[tuple[int, int]]:
@@ -142,6 +152,30 @@ def pairs_with(indices: Iterable[int], n: int) -> list[Pair]:
         for other in range(n):
             if other != index:
                 pairs.add((min(index, other), max(index, other)))
+    return sorted(pairs)
+
+
+def pairs_of_left_out(path: Path, left_out: Collection[int], n: int) -> list[Pair]:
+    """Return pairs of images that are left out with others: all, or of thousands the most similar.
+
+    So what is left out takes no longer than all that was compared before.
+
+    Args:
+        path: The database, with the features of ``n`` images.
+        left_out: Indices of images.
+        n: Number of images.
+    """
+    most = max(_ALL_PAIRS, SIMILAR_UNORDERED * n)
+    n_each = most // max(1, len(left_out))
+    if n_each >= n - 1:
+        return pairs_with(left_out, n)
+    common = common_features(_largest_descriptors(path, n))
+    pairs = set()
+    for index in left_out:
+        ranked = np.argsort(-common[index], kind="stable")
+        partners = ranked[ranked != index][:n_each]
+        for other in partners.tolist():
+            pairs.add((min(index, other), max(index, other)))
     return sorted(pairs)
 
 
