@@ -19,6 +19,7 @@ from gaussian_splatting.data.ply import read_gaussian_ply
 from gaussian_splatting.formats.moved import moved_cloud
 from sugar_extractors.export.gltf_gaussians import read_gltf_gaussians
 from sugar_extractors.export.mesh_reduction import simplified
+from sugar_extractors.export.printable_meshes import BASE_THICKNESS
 from sugar_extractors.export.reading import (
     read_any_gaussians,
     read_as_written,
@@ -433,7 +434,9 @@ def test_a_3mf_opens_in_its_own_library_in_millimetres(tmp_path, capsys):
     assert body.GetTriangleCount() >= mesh.n_faces
     points = np.array([tuple(p.Coordinates) for p in body.GetVertices()])
     expected = 50 * mesh.vertices.double().numpy()
-    np.testing.assert_allclose(np.ptp(points, axis=0), np.ptp(expected, axis=0), rtol=1e-4)
+    # A sheet stands on a base.
+    sides = np.ptp(expected, axis=0) + [0, 0, BASE_THICKNESS]
+    np.testing.assert_allclose(np.ptp(points, axis=0), sides, rtol=1e-4)
 
 
 def test_without_lxml_it_is_one_line(monkeypatch, inputs, tmp_path, capsys):

@@ -128,9 +128,12 @@ def test_masked_pixels_have_weight_zero_at_any_size_and_keep_other_masks():
 
 
 def test_searches_begin_before_densification_and_end_before_the_run():
-    assert sorted(search_iterations(7_000, 500)) == [500, 1_000, 2_000, 4_000]
-    assert min(search_iterations(30_000, 2_000)) == 2_000
-    assert max(search_iterations(1_000, 50)) <= 650
+    assert sorted(search_iterations(7_000, 500, 100)) == [500, 1_000, 2_000, 4_000]
+    assert min(search_iterations(30_000, 2_000, 100)) == 2_000
+    assert max(search_iterations(1_000, 50, 100)) <= 650
+    # Every photograph has been trained on once before.
+    assert sorted(search_iterations(7_000, 500, 3_000)) == [3_000]
+    assert not search_iterations(3_000, 500, 3_000)
 
 
 def run(scene: Path, folder: Path, *flags: object) -> int:

@@ -151,7 +151,9 @@ def find_transients(
         view = compare(gaussians, camera)
         residuals.add(view)
         views.append(view)
-    usual = {view.camera.name: residuals.usual(view.camera) for view in views}
+    seen_from = [view.camera for view in views]
+    names = [camera.name for camera in seen_from]
+    usual = dict(zip(names, residuals.usual(seen_from), strict=True))
 
     def found_with(sensitivity: Sensitivity) -> Masks:
         candidates = candidate_regions(views, usual, earlier, sensitivity)
@@ -179,13 +181,15 @@ def _confirmed(
     Gloss, and geometry that is wrong from one side, are the same in views from nearly one place.
     """
     confirmed = {}
+    neighborhood = _Neighborhood(views)
     for view in views:
         name = view.camera.name
         if name not in candidates:
             continue
         labels, n_regions = _labelled(candidates[name])
         regions = np.arange(1, n_regions + 1)[:, None, None] == labels
-        common = _common_residuals(gaussians, view, regions, views, rasterizer)
+        neighbors = neighborhood.of(view)
+        common = _common_residuals(gaussians, view, regions, neighbors, rasterizer)
         means = np.array([view.residual[region].mean() for region in regions])
         is_transient = common < max_common * means
         if is_transient.any():
@@ -198,7 +202,7 @@ def _common_residuals(
     gaussians: Gaussians,
     view: ComparedView,
     regions: np.ndarray,
-    views: Sequence[ComparedView],
+    neighbors: Sequence[ComparedView],
     rasterizer: Rasterizer,
 ) -> np.ndarray:
     """Median over neighbouring views of the residual where they show the surface of regions.
@@ -216,7 +220,7 @@ def _common_residuals(
         sums = weight_sums(gaussians, view.camera, upload(pixels, device), rasterizer)
     shares = sums[:, :-1] / sums[:, -1:].clamp_min(MIN_WEIGHT)
     residuals: list[list[float]] = [[] for _ in regions]
-    for other in _neighbors(view, views):
+    for other in neighbors:
         blended = rasterize(
             gaussians, other.camera, rgb=False, features=shares, rasterizer=rasterizer
         ).features
@@ -231,13 +235,19 @@ def _common_residuals(
     return np.array(medians)
 
 
-def _neighbors(view: ComparedView, views: Sequence[ComparedView]) -> list[ComparedView]:
-    """The views that look most alike: from a near place, in nearly the same direction."""
-    centers = np.stack([other.camera.center for other in views])
-    forward = np.stack([other.camera.rotation[2] for other in views])
-    distance = np.linalg.norm(centers - view.camera.center, axis=1)
-    turn = np.linalg.norm(forward - view.camera.rotation[2], axis=1)
-    apart = distance / max(float(np.median(distance)), 1e-12) + turn
-    order = np.argsort(apart, kind="stable")
-    nearest = [views[row] for row in order if views[row] is not view]
-    return nearest[:N_NEIGHBORS]
+class _Neighborhood:
+    """Finds the views that look most alike: from a near place, in nearly the same direction."""
+
+    def __init__(self, views: Sequence[ComparedView]) -> None:
+        self._views = views
+        self._centers = np.stack([view.camera.center for view in views])
+        self._forward = np.stack([view.camera.rotation[2] for view in views])
+
+    def of(self, view: ComparedView) -> list[ComparedView]:
+        """Return the nearest neighbours of a view, the nearest first."""
+        distance = np.linalg.norm(self._centers - view.camera.center, axis=1)
+        turn = np.linalg.norm(self._forward - view.camera.rotation[2], axis=1)
+        apart = distance / max(float(np.median(distance)), 1e-12) + turn
+        order = np.argsort(apart, kind="stable")[: N_NEIGHBORS + 1]
+        nearest = [self._views[row] for row in order if self._views[row] is not view]
+        return nearest[:N_NEIGHBORS]

@@ -66,10 +66,14 @@ class TransientConfig:
 NO_TRANSIENTS = TransientConfig()
 
 
-def search_iterations(iterations: int, densified_from: int) -> frozenset[int]:
-    """Iterations after which transient regions are looked for: the first, and its doubles."""
+def search_iterations(iterations: int, densified_from: int, n_views: int) -> frozenset[int]:
+    """Iterations after which transient regions are looked for: the first, and its doubles.
+
+    Each search renders all views, so it waits until the model has been trained on as many. A run
+    that is so short that most views are visited once has none.
+    """
     at = min(max(densified_from, round(FIRST_SHARE * iterations)), FIRST)
-    at = max(at, densified_from, 1)
+    at = max(at, densified_from, n_views, 1)
     chosen = []
     while at <= LAST_SHARE * iterations:
         chosen.append(at)

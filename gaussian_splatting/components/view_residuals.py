@@ -8,6 +8,7 @@ views that see it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -140,16 +141,21 @@ class ResidualsOverViews:
         self._counts[rows, bins] += 1
 
     @torch.no_grad()
-    def usual(self, camera: Camera) -> np.ndarray:
-        """The usual residual of what a view shows; nan where too few views do. (h, w)"""
-        blended = rasterize(
-            self._gaussians, camera, rgb=False, features=self._features, rasterizer=self._rasterizer
-        )
-        alpha = blended.alpha.clamp_min(MIN_WEIGHT)
-        usual, is_known = (blended.features / alpha[..., None]).cpu().numpy().transpose(2, 0, 1)
-        return np.where(is_known > SOLID, usual / np.maximum(is_known, SOLID), np.nan)
+    def usual(self, cameras: Iterable[Camera]) -> Iterator[np.ndarray]:
+        """Yield the usual residual of what each view shows; nan where too few views do. (h, w)"""
+        features = self._features()
+        for camera in cameras:
+            blended = rasterize(
+                self._gaussians,
+                camera,
+                rgb=False,
+                features=features,
+                rasterizer=self._rasterizer,
+            )
+            alpha = blended.alpha.clamp_min(MIN_WEIGHT)
+            usual, is_known = (blended.features / alpha[..., None]).cpu().numpy().transpose(2, 0, 1)
+            yield np.where(is_known > SOLID, usual / np.maximum(is_known, SOLID), np.nan)
 
-    @property
     def _features(self) -> Tensor:
         """Usual residual, or 0, and 1 where enough views see a Gaussian. (N, 2)"""
         cumulated = self._counts.cumsum(dim=1, dtype=torch.int32)

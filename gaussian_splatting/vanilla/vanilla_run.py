@@ -282,7 +282,7 @@ class _VanillaRun:
         self._transients: Transients | None = None
         if config.transient.transients and not all(c.shows_object for c in cameras):
             densified_from = config.densification.densify_from_iter
-            searches = search_iterations(config.iterations, densified_from)
+            searches = search_iterations(config.iterations, densified_from, len(cameras))
             self._transients = Transients(searches, config.sh_degree, len(cameras))
 
     def stage_run(self) -> StageRun[GaussianCloud]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,16 +12,85 @@ from sugar_scene import triangle_mesh
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.files import atomic_path
 
+BASE_THICKNESS = 2.0  # millimetres below the lowest point
 _MAX_ROUNDS = 8
+_LEAST_OPENING = 0.1  # area of an opening that gets a base, in squares of the mesh's longest side
+_ALONG_Z = 0.87  # least cosine at which a direction is taken for that of the z axis: 30 degrees
+
+
+@dataclass(frozen=True)
+class _Opening:
+    """A hole of a mesh through which a large part of it can be seen from behind."""
+
+    loop: np.ndarray  # indices of the vertices around it, in the sense of the adjacent faces
+    up: np.ndarray  # unit vector from the opening to the surface that it lies behind, (3,)
 
 
 def closed_body(mesh: TriangleMesh) -> TriangleMesh:
-    """Return the largest connected part of a mesh with all its holes covered."""
+    """Return the largest connected part of a mesh with all its holes covered.
+
+    Ground around an object, a relief, or a bust without its underside is a sheet without
+    thickness, which no printer prints. It gets walls and a flat base. A surface in millimetres is
+    expected; where z is up, so is the base's upper side.
+    """
     labels = triangle_mesh.component_labels(mesh)
     faces_per_component = np.bincount(labels[mesh.faces[:, 0]])
     is_largest = labels == faces_per_component.argmax()
     body = triangle_mesh.clean_mesh(triangle_mesh.keep_vertices(mesh, is_largest))
+    opening = _opening(body)
+    if opening is not None:
+        body = _with_base(body, opening)
     return with_all_holes_closed(body)
+
+
+def _opening(mesh: TriangleMesh) -> _Opening | None:
+    """Return the largest opening of a mesh; None where it is small, or faces up."""
+    loops = triangle_mesh.border_loops(mesh)
+    if not loops:
+        return None
+    areas = np.stack([_vector_area(mesh.vertices[loop]) for loop in loops])
+    sizes = np.linalg.norm(areas, axis=1)
+    largest = int(sizes.argmax())
+    longest_side = float(np.ptp(mesh.vertices, axis=0).max())
+    if sizes[largest] <= _LEAST_OPENING * longest_side**2:
+        return None
+    up = areas[largest] / sizes[largest]
+    if up[2] < -_ALONG_Z:
+        return None
+    if up[2] > _ALONG_Z:
+        up = np.array([0.0, 0.0, 1.0])
+    return _Opening(loops[largest], up)
+
+
+def _vector_area(polygon: np.ndarray) -> np.ndarray:
+    """Return half the sum of the cross products along a closed polygon, (N, 3) -> (3,).
+
+    It is the sum of the area normals of any surface that the polygon borders.
+    """
+    around = polygon - polygon.mean(axis=0)
+    return np.cross(around, np.roll(around, -1, axis=0)).sum(axis=0) / 2
+
+
+def _with_base(mesh: TriangleMesh, opening: _Opening) -> TriangleMesh:
+    """Return a mesh with walls from an opening to a flat hole below all of it."""
+    loop = opening.loop
+    heights = mesh.vertices @ opening.up
+    drops = heights[loop] - (heights.min() - BASE_THICKNESS)
+    feet = mesh.vertices[loop] - drops[:, None] * opening.up
+    upper = loop
+    lower = mesh.n_vertices + np.arange(len(loop))
+    next_upper = np.roll(upper, -1)
+    next_lower = np.roll(lower, -1)
+    # Against the sense of the faces beside the loop, as faces on two sides of an edge are.
+    walls = [
+        np.stack([next_upper, upper, lower], axis=1),
+        np.stack([next_upper, lower, next_lower], axis=1),
+    ]
+    return TriangleMesh(
+        np.concatenate([mesh.vertices, feet]),
+        np.concatenate([mesh.faces, *walls]),
+        np.concatenate([mesh.colors, mesh.colors[loop]]),
+    )
 
 
 def with_all_holes_closed(mesh: TriangleMesh) -> TriangleMesh:
