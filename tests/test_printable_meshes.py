@@ -29,7 +29,7 @@ def solid(mesh: TriangleMesh) -> trimesh.Trimesh:
 
 
 def growth(mesh: TriangleMesh) -> np.ndarray:
-    """How much larger the closed body is. (3,) mm"""
+    """Return how much larger the closed body is. (3,) mm"""
     return solid(mesh).extents - np.ptp(mesh.vertices, axis=0)
 
 

@@ -78,10 +78,10 @@ def _sampled(
 ) -> _Samples | None:
     """Colours of a photograph at the points that it observes; None where they are few."""
     small, image = smaller(camera, load_image(camera).cpu(), SIDE)
-    seen = observations.seen(small)
-    if seen is None:
+    observed = observations.seen(small)
+    if observed is None:
         return None
-    columns, rows = seen.pixels.astype(int).T
+    columns, rows = observed.pixels.astype(int).T
     is_kept = np.ones(len(rows), bool)
     counted = is_counted(image)
     if counted is not None:
@@ -89,7 +89,7 @@ def _sampled(
     if is_kept.sum() < LEAST_POINTS:
         return None
     colors = image[..., :3].numpy()[rows, columns] / 255.0
-    return _Samples(seen.rows[is_kept], colors[is_kept])
+    return _Samples(observed.rows[is_kept], colors[is_kept])
 
 
 def _point_colors(
@@ -99,8 +99,8 @@ def _point_colors(
     points = np.concatenate([sampled.points for sampled in samples.values()])
     parts = []
     for name, sampled in samples.items():
-        shown = torch.from_numpy(sampled.colors)
-        parts.append(unexposed(shown, exposures[name].double()).numpy())
+        exposed = torch.from_numpy(sampled.colors)
+        parts.append(unexposed(exposed, exposures[name].double()).numpy())
     values = np.concatenate(parts)
     present, count = np.unique(points, return_counts=True)
     first = np.cumsum(count) - count
@@ -120,26 +120,30 @@ def _fitted(sampled: _Samples, colors: np.ndarray, exposure: Tensor) -> Tensor:
     Differences count by their absolute values, so that points that something covers, or that
     shine, do not decide.
     """
-    known = colors[sampled.points]
-    shown = sampled.colors
+    point_colors = colors[sampled.points]
+    pixel_colors = sampled.colors
     low, high = UNSATURATED
-    is_usable = np.isfinite(known[:, 0]) & ((shown > low) & (shown < high)).all(axis=1)
+    is_usable = np.isfinite(point_colors[:, 0]) & (
+        (pixel_colors > low) & (pixel_colors < high)
+    ).all(axis=1)
     if is_usable.sum() < LEAST_POINTS:
         return exposure
-    known = known[is_usable]
-    shown = shown[is_usable]
-    weights = np.ones_like(shown)
+    point_colors = point_colors[is_usable]
+    pixel_colors = pixel_colors[is_usable]
+    weights = np.ones_like(pixel_colors)
     gain = np.ones(3)
     offset = np.zeros(3)
     for _ in range(REWEIGHTINGS):
         shares = weights / weights.sum(axis=0)
-        mean_known = (shares * known).sum(axis=0)
-        mean_shown = (shares * shown).sum(axis=0)
-        variance = (shares * (known - mean_known) ** 2).sum(axis=0)
-        covariance = (shares * (known - mean_known) * (shown - mean_shown)).sum(axis=0)
+        mean_point = (shares * point_colors).sum(axis=0)
+        mean_pixel = (shares * pixel_colors).sum(axis=0)
+        variance = (shares * (point_colors - mean_point) ** 2).sum(axis=0)
+        covariance = (shares * (point_colors - mean_point) * (pixel_colors - mean_pixel)).sum(
+            axis=0
+        )
         slope = covariance / np.maximum(variance, MIN_VARIANCE)
         gain = np.where(variance < MIN_VARIANCE, 1.0, slope).clip(*GAINS)
-        offset = mean_shown - gain * mean_known
-        difference = np.abs(gain * known + offset - shown)
+        offset = mean_pixel - gain * mean_point
+        difference = np.abs(gain * point_colors + offset - pixel_colors)
         weights = LARGE_DIFFERENCE / np.maximum(difference, LARGE_DIFFERENCE)
     return torch.from_numpy(np.stack([np.log(gain), offset])).float()

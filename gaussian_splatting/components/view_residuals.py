@@ -101,9 +101,9 @@ def _parts(is_usable: np.ndarray) -> list[np.ndarray]:
 
 def _fitted(photograph: np.ndarray, render: np.ndarray, is_kept: np.ndarray) -> np.ndarray:
     """A photograph with the gain and offset that fit its kept pixels best to a render."""
-    kept = torch.from_numpy(photograph[is_kept])[:, None]
+    pixels = torch.from_numpy(photograph[is_kept])[:, None]
     target = torch.from_numpy(render[is_kept])[:, None]
-    gain, offset = fit_gain_and_offset(kept, target)
+    gain, offset = fit_gain_and_offset(pixels, target)
     return photograph * gain.numpy() + offset.numpy()
 
 

@@ -66,8 +66,8 @@ def common_features(descriptors: Sequence[np.ndarray]) -> np.ndarray:
     rng = np.random.default_rng(_SEED)
     least_cosines = _least_cosines(features, rng)
     for queries, members in _regions(features, rng):
-        found = _common_in_region(features, least_cosines, queries, members)
-        np.add.at(counts, (features.images[found[:, 0]], found[:, 1]), 1)
+        matches = _common_in_region(features, least_cosines, queries, members)
+        np.add.at(counts, (features.images[matches[:, 0]], matches[:, 1]), 1)
     np.fill_diagonal(counts, 0)
     return counts + counts.T
 

@@ -174,8 +174,8 @@ def read_gltf_gaussians(path: Path, notify: Notify = print) -> GaussianCloud:
 def _primitive_of(content: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """Return the only primitive with Gaussians, and its mesh; there may be others, of triangles."""
     parts = [(i, part) for i, mesh in enumerate(content["meshes"]) for part in mesh["primitives"]]
-    (found,) = (item for item in parts if EXTENSION in item[1].get("extensions", {}))
-    return found
+    (of_gaussians,) = (item for item in parts if EXTENSION in item[1].get("extensions", {}))
+    return of_gaussians
 
 
 def _values(content: dict[str, Any], binary: bytes, number: int) -> np.ndarray:

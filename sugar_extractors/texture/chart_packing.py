@@ -352,18 +352,18 @@ def _empty_boxes(full: np.ndarray, box: tuple[int, int]) -> np.ndarray:
     packed_bits = np.packbits(~full, axis=1, bitorder="little")
     n_bytes = -(-packed_bits.shape[1] // 8) * 8
     padding = ((0, 0), (0, n_bytes - packed_bits.shape[1]))
-    free = np.pad(packed_bits, padding).view("<u8")
+    are_empty = np.pad(packed_bits, padding).view("<u8")
     height = 1
     while height < tall:
         step = min(height, tall - height)
-        free = free[:-step] & free[step:]
+        are_empty = are_empty[:-step] & are_empty[step:]
         height += step
     width = 1
     while width < wide:
         step = min(width, wide - width)
-        free = free & _shifted(free, step)
+        are_empty = are_empty & _shifted(are_empty, step)
         width += step
-    bits = np.unpackbits(free.view(np.uint8), axis=1, bitorder="little")
+    bits = np.unpackbits(are_empty.view(np.uint8), axis=1, bitorder="little")
     return bits[:, : full.shape[1]].astype(bool)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long stages take beside each other, and what meshes take by their triangles."""
+"""Times that stages take beside training, and those of meshes by their triangles."""
 
 from __future__ import annotations
 
