@@ -77,7 +77,8 @@ class SfmOptions:
         "auto",
         "which photographs are compared. exhaustive: all with all; sequential: neighbours "
         f"in order, and similar ones; similar: each with the {SIMILAR_UNORDERED} most similar, and "
-        "with those taken near it or after it; what is not registered, with all; auto: "
+        "with those taken near it or after it; what is not registered, with all, among thousands "
+        "with the most similar; auto: "
         f"exhaustive up to {MAX_EXHAUSTIVE}, beyond that sequential for videos, else similar",
         choices=get_args(Matcher),
     )
@@ -99,7 +100,7 @@ class SfmOptions:
     mapper: Mapper = _posing(
         "auto",
         "incremental: one photograph after the other; global: all at once, for thousands; "
-        "auto: incremental up to 500, and beyond that where global leaves some out",
+        "auto: incremental up to 500, and beyond that where global leaves many out",
         choices=get_args(Mapper),
     )
 

@@ -31,6 +31,10 @@ from sugar_utils.errors import UserError
 from sugar_utils.files import replaced_folder
 from sugar_utils.libraries import load_pycolmap
 
+# Most of the images that match others may be missing of a model that was placed at once. Adding
+# thousands one by one takes hours.
+_FEW_LEFT_OUT = 0.02
+
 
 @dataclass(frozen=True)
 class Attempt:
@@ -244,11 +248,17 @@ class Attempt:
         return models
 
     def _is_doubtful(self, models: Models) -> bool:
-        """Whether models lack images that match others, or their reprojection error is large."""
-        matches = matching.verified_matches(self.database)
-        if models.largest is None or connected_images(self.left_out(models), matches):
+        """Whether models lack many images that match others, or their reprojection error is large.
+
+        A few are added to the model by :meth:`_add_left_out`.
+        """
+        if models.largest is None or self._error(models) > FINE_ERROR:
             return True
-        return self._error(models) > FINE_ERROR
+        matches = matching.verified_matches(self.database)
+        n_missing = len(connected_images(self.left_out(models), matches))
+        is_completed = self.matcher != "exhaustive"
+        n_allowed = _FEW_LEFT_OUT * len(self.photographs) if is_completed else 0
+        return n_missing > n_allowed
 
     def _error(self, models: Models) -> float:
         """Mean reprojection error in pixels of the size at which features are extracted."""

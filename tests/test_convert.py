@@ -421,6 +421,25 @@ def test_what_placing_at_once_leaves_out_is_placed_one_by_one(room, converted, m
     assert not (room / "distorted" / "sparse_one_by_one").exists()
 
 
+@pytest.mark.slow
+def test_the_few_that_placing_at_once_leaves_out_are_added_to_its_model(room, monkeypatch):
+    real = mapping._map_globally
+
+    def leaves_one_out(*args) -> list[pycolmap.Reconstruction]:
+        models = real(*args)
+        models[0].deregister_frame(models[0].images[2].frame_id)
+        return models
+
+    monkeypatch.setattr(mapping, "_map_globally", leaves_one_out)
+    monkeypatch.setattr(mapping, "MAX_INCREMENTAL", N - 1)
+    monkeypatch.setattr(registration_attempts, "_FEW_LEFT_OUT", 1 / N)
+    console = Heard()
+    sfm = replace(SMALL, matcher="similar")
+    result = convert(ConvertOptions(room, sfm=sfm), console)
+    assert result.outcome["registered"] == N
+    assert not any("placed at once" in text for text in console.lines)
+
+
 def test_without_a_global_mapper_it_is_one_line(room, monkeypatch):
     monkeypatch.delattr(pycolmap, "global_mapping", raising=False)
     with pytest.raises(UserError, match="--mapper global: pycolmap .* has none"):
