@@ -35,13 +35,13 @@ def write_index(folder: Path, *, upright: bool, lit: bool, notify: Notify) -> Pa
     newest = max(path.stat().st_mtime for path in sources)
     if page.is_file() and page.stat().st_mtime >= newest:
         return page
-    mesh = read_textured_mesh(sources[0])
-    cloud = read_gaussian_ply(sources[1], lambda line: None)
-    if not upright:
-        vertices = moved_points(mesh.vertices.double().numpy(), GLB_AXES)
-        mesh = replace(mesh, vertices=torch.from_numpy(vertices).float())
-        cloud = moved_cloud(cloud, GLB_AXES)
     try:
+        mesh = read_textured_mesh(sources[0])
+        cloud = read_gaussian_ply(sources[1], lambda line: None)
+        if not upright:
+            vertices = moved_points(mesh.vertices.double().numpy(), GLB_AXES)
+            mesh = replace(mesh, vertices=torch.from_numpy(vertices).float())
+            cloud = moved_cloud(cloud, GLB_AXES)
         with atomic_path(page) as temporary:
             write_page(CombinedExport(mesh, cloud, page, temporary, lit))
     except UserError as error:

@@ -16,6 +16,7 @@ import train_full_pipeline
 from gaussian_splatting.data.ply import read_gaussian_ply
 from gaussian_splatting.data.scene import load_scene
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
+from sugar_extractors.export.engines.web_page import read_page_gaussians
 from sugar_extractors.texture.textured_mesh_io import read_textured_mesh
 from sugar_pipeline.blocks import automatic
 from sugar_pipeline.blocks.automatic import automatic_blocks, expected_gaussians, training_bytes
@@ -89,6 +90,9 @@ def test_refined_blocks_are_one_surface_with_a_page_and_a_tile_each(output):
     names = [child["content"]["uri"] for child in tileset["root"]["children"]]
     assert sorted(names) == ["tile_00.glb", "tile_01.glb"]
     assert all((results / "tiles" / name).is_file() for name in names)
+    # Mesh and Gaussians side by side.
+    on_page = read_page_gaussians(results / "index.html", lambda line: None)
+    assert len(on_page) == len(read_gaussian_ply(results / "splats.ply"))
     # What is closed in the middle stays closed where two blocks meet.
     plan = read_plan(output / "blocks" / "scan" / "2_blocks")
     open_share = triangle_mesh.topology(mesh).open_edge_share

@@ -4,19 +4,25 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+from sugar_extractors.result_folder import INDEX
+from sugar_extractors.result_page import write_index
 from sugar_pipeline.blocks.automatic import find_cameras
 from sugar_pipeline.blocks.block_plan import Block, BlockPlan
 from sugar_pipeline.blocks.block_task import STAGES, BlockTask, later_stages, run_task
 from sugar_pipeline.blocks.cluster import run_on_cluster
-from sugar_pipeline.blocks.joining import JoinedParts, join_results
+from sugar_pipeline.blocks.joining import TILES, JoinedParts, join_results
 from sugar_pipeline.blocks.preparation import prepare_blocks
 from sugar_pipeline.pipeline_flags import full_parser, runs_stage
 from sugar_pipeline.pipeline_result import PipelineResult
 from sugar_pipeline.plan import PipelinePlan, full_plan
 from sugar_trainers.naming import scene_name
 from sugar_utils.console import Console
+from sugar_utils.memory import format_bytes
+
+_LARGEST_ON_PAGE = 2 << 30  # bytes of results, in uncompressed files, that are put on one page
 
 
 def run_in_blocks(
@@ -46,7 +52,22 @@ def run_in_blocks(
     stages = [stages_of(args, block) for block in blocks.blocks]
     parts = JoinedParts.of(blocks, stages, scene)
     files = join_results(parts, scene, plan.result_folder, console)
+    files += _write_page(plan, files, console)
     return PipelineResult(coarse_mesh=files[0], files=files)
+
+
+def _write_page(plan: PipelinePlan, files: Sequence[Path], console: Console) -> list[Path]:
+    """Write the page of the results, which holds them all, where these are small."""
+    if plan.texture is None:
+        return []
+    n_bytes = sum(path.stat().st_size for path in files if path.parent == plan.result_folder)
+    if n_bytes > _LARGEST_ON_PAGE:
+        console.info(
+            f"no {INDEX}: the results have {format_bytes(n_bytes)}; open {TILES}/tileset.json"
+        )
+        return []
+    page = write_index(plan.result_folder, upright=True, lit=plan.texture.lit, notify=console.info)
+    return [] if page is None else [page]
 
 
 def tasks_of(args: argparse.Namespace, plan: BlockPlan) -> list[BlockTask]:
