@@ -26,6 +26,7 @@ Mapper = Literal["auto", "incremental", "global"]
 Poses = Sequence[tuple[np.ndarray, np.ndarray]]  # world to camera, (3, 3), and centre, (3,)
 MAX_INCREMENTAL = 500  # most images to add one by one: time grows with the square
 SMALLEST_MODEL = 3
+_LEAST_POINTS = 30  # of an image, or of all images of a rig at a time, that support its pose
 MIN_IMAGES_FOR_PRINCIPAL_POINT = 20  # of one camera, from which its principal point is refined
 
 
@@ -215,7 +216,24 @@ def _map_globally(database: Path, folder: Path, options: MappingOptions) -> list
     for step in (mapper, mapper.rotation_averaging, mapper.global_positioning, adjustment):
         step.refine_sensor_from_rig = refines_lenses
     models = pycolmap.global_mapping(str(database), str(folder), str(folder), pipeline)
-    return list(models.values())
+    for model in models.values():
+        _leave_out_unsupported(model)
+    return [model for model in models.values() if model.num_reg_images() >= SMALLEST_MODEL]
+
+
+def _leave_out_unsupported(model: pycolmap.Reconstruction) -> None:
+    """Take images out of a model whose poses hardly any point supports.
+
+    The global mapper gives a pose to every image with relative ones, and keeps it where no point is
+    left. The incremental mapper asks for as many points before it registers an image.
+    """
+    n_points: Counter[int] = Counter()
+    for number in model.reg_image_ids():
+        image = model.images[number]
+        n_points[image.frame_id] += image.num_points3D
+    for frame, count in n_points.items():
+        if count < _LEAST_POINTS:
+            model.deregister_frame(frame)
 
 
 def _map_incrementally(

@@ -16,6 +16,7 @@ import pytest
 from PIL import Image, ImageFilter
 
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.colmap import read_reconstruction
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.scene import load_scene
 from sugar_capture import (
@@ -400,6 +401,21 @@ def test_global_mapping_finds_the_same_cameras(room):
     errors = pose_errors(found, known_cameras([f"IMG {k}.png" for k in range(1, N + 1)]))
     assert errors.rotation.max() < 0.5
     assert errors.position.max() < 1
+
+
+def test_poses_that_no_points_support_are_left_out(converted, monkeypatch):
+    model = read_reconstruction(converted / "distorted" / "sparse" / "0")
+    images = [model.images[number] for number in model.reg_image_ids()]
+    counts = {image.name: image.num_points3D for image in images}
+    fewest = min(counts.values())
+    monkeypatch.setattr(mapping, "_LEAST_POINTS", fewest)
+    mapping._leave_out_unsupported(model)
+    assert model.num_reg_images() == len(counts)
+    monkeypatch.setattr(mapping, "_LEAST_POINTS", fewest + 1)
+    mapping._leave_out_unsupported(model)
+    kept = {model.images[number].name for number in model.reg_image_ids()}
+    assert kept == {name for name, count in counts.items() if count > fewest}
+    assert len(kept) < len(counts)
 
 
 def test_what_placing_at_once_leaves_out_is_placed_one_by_one(room, converted, monkeypatch):
