@@ -31,8 +31,8 @@ from sugar_utils.errors import UserError
 from sugar_utils.files import replaced_folder
 from sugar_utils.libraries import load_pycolmap
 
-# Most of the images that match others may be missing of a model that was placed at once. Adding
-# thousands one by one takes hours.
+# Most of the images that match others that a model may lack which was placed at once. To register
+# thousands one by one takes several times as long.
 _FEW_LEFT_OUT = 0.02
 
 

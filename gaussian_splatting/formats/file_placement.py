@@ -11,6 +11,7 @@ from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.world_offset import world_offset
 from gaussian_splatting.formats.moved import moved_cloud
 from sugar_utils.errors import Notify, UserError
+from sugar_utils.schemas import FAR
 
 _SHEAR = 1e-4  # of the square of the scale; float32 leaves so much in a similarity
 
@@ -28,10 +29,13 @@ def placed_cloud(
             with coordinates of a map; the translation is left out then.
 
     Raises:
-        UserError: The matrix is no similarity, which Gaussians could follow.
+        UserError: The matrix is no similarity, which Gaussians could follow, or has no numbers that
+            can be computed with.
     """
     if np.array_equal(matrix, np.eye(4)):
         return cloud
+    if not np.abs(matrix).max() <= FAR:
+        raise UserError(f"{path}: a transform has numbers beyond {FAR:g}; export it again")
     if not is_similarity(matrix):
         raise UserError(
             f"{path}: its Gaussians are stretched, sheared or flattened by a transform; apply the "
@@ -50,7 +54,7 @@ def is_similarity(matrix: np.ndarray) -> bool:
     """Whether a matrix rotates, mirrors, moves and scales evenly, and nothing else. (4, 4)"""
     products = matrix[:3, :3].T @ matrix[:3, :3]
     square = float(np.trace(products)) / 3
-    if not np.isfinite(matrix).all() or square <= 0:
+    if square <= 0:
         return False
     is_affine = np.array_equal(matrix[3], (0, 0, 0, 1))
     is_even = np.allclose(products, square * np.eye(3), rtol=0, atol=_SHEAR * square)
