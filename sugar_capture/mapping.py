@@ -91,8 +91,8 @@ def map_photographs(
         else:
             models = _map_globally(database, scratch, options)
         models.sort(key=lambda model: (-model.num_reg_images(), -model.num_points3D()))
-        is_refined = poses is None and not (options.keeps_lenses or options.keeps_focal)
-        if models and is_refined:
+        is_known = poses is not None or options.keeps_lenses or options.keeps_focal
+        if models and not is_known and not _stays(start):
             refine_principal_points(models[0])
         shutil.rmtree(scratch)
         for number, model in enumerate(models):
@@ -100,6 +100,14 @@ def map_photographs(
                 image.name = names[image.image_id - 1]
             write_model(model, fresh / str(number))
     return _models(models)
+
+
+def _stays(start: pycolmap.Reconstruction | None) -> bool:
+    """Whether a model that others are added to keeps its poses and lenses.
+
+    To adjust so many again for the sake of a few takes as long as to find them.
+    """
+    return start is not None and start.num_reg_images() > MAX_INCREMENTAL
 
 
 def read_models(folder: Path) -> Models:
@@ -257,6 +265,9 @@ def _map_incrementally(
     start_folder = ""
     if start is not None:
         n_started = start.num_reg_images()
+        if _stays(start):
+            pipeline.fix_existing_frames = True
+            pipeline.constant_cameras = set(start.cameras)
         start_folder = str(folder / "start")
         write_model(_with_database_names(start), folder / "start")
     registered = itertools.count(n_started + 1)

@@ -418,6 +418,35 @@ def test_poses_that_no_points_support_are_left_out(converted, monkeypatch):
     assert len(kept) < len(counts)
 
 
+def test_a_large_model_keeps_its_poses_when_others_are_added(converted, tmp_path, monkeypatch):
+    work = converted / "distorted"
+    database = shutil.copy(work / "database.db", tmp_path / "database.db")
+    start = read_reconstruction(work / "sparse" / "0")
+    names = sorted(image.name for image in start.images.values())
+    start.deregister_frame(start.images[2].frame_id)
+    kept = start.reg_image_ids()
+
+    def turns(model: pycolmap.Reconstruction) -> np.ndarray:
+        """Rotations from the first camera to each; they do not depend on the model's frame."""
+        rotations = [model.images[k].cam_from_world().rotation.matrix() for k in kept]
+        return np.stack(rotations) @ rotations[0].T
+
+    before = turns(start)
+    folder = tmp_path / "sparse"
+
+    def added(most_one_by_one: int) -> pycolmap.Reconstruction:
+        monkeypatch.setattr(mapping, "MAX_INCREMENTAL", most_one_by_one)
+        options = mapping.MappingOptions("global", 0)
+        models = mapping.map_photographs(
+            database, names, folder, options, None, lambda n: None, start
+        )
+        assert models.n_registered == N
+        return models.largest
+
+    np.testing.assert_allclose(turns(added(N - 2)), before, atol=1e-9)
+    assert np.abs(turns(added(N)) - before).max() > 1e-7
+
+
 def test_what_placing_at_once_leaves_out_is_placed_one_by_one(room, converted, monkeypatch):
     real = mapping._map_globally
 
