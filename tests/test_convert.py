@@ -447,7 +447,8 @@ def test_a_large_model_keeps_its_poses_when_others_are_added(converted, tmp_path
     assert np.abs(turns(added(N)) - before).max() > 1e-7
 
 
-def test_what_placing_at_once_leaves_out_is_placed_one_by_one(room, converted, monkeypatch):
+@pytest.fixture
+def placing_at_once_leaves_one_out(monkeypatch):
     real = mapping._map_globally
 
     def leaves_one_out(*args) -> list[pycolmap.Reconstruction]:
@@ -457,6 +458,10 @@ def test_what_placing_at_once_leaves_out_is_placed_one_by_one(room, converted, m
 
     monkeypatch.setattr(mapping, "_map_globally", leaves_one_out)
     monkeypatch.setattr(mapping, "MAX_INCREMENTAL", N - 1)
+
+
+@pytest.mark.usefixtures("placing_at_once_leaves_one_out")
+def test_what_placing_at_once_leaves_out_is_placed_one_by_one(room, converted):
     console = Heard()
     result = convert(ConvertOptions(room, resize=True, sfm=SMALL), console)
     assert result.outcome["registered"] == N
@@ -467,16 +472,8 @@ def test_what_placing_at_once_leaves_out_is_placed_one_by_one(room, converted, m
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("placing_at_once_leaves_one_out")
 def test_the_few_that_placing_at_once_leaves_out_are_added_to_its_model(room, monkeypatch):
-    real = mapping._map_globally
-
-    def leaves_one_out(*args) -> list[pycolmap.Reconstruction]:
-        models = real(*args)
-        models[0].deregister_frame(models[0].images[2].frame_id)
-        return models
-
-    monkeypatch.setattr(mapping, "_map_globally", leaves_one_out)
-    monkeypatch.setattr(mapping, "MAX_INCREMENTAL", N - 1)
     monkeypatch.setattr(registration_attempts, "_FEW_LEFT_OUT", 1 / N)
     console = Heard()
     sfm = replace(SMALL, matcher="similar")
