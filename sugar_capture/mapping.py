@@ -92,7 +92,7 @@ def map_photographs(
             models = _map_globally(database, scratch, options)
         models.sort(key=lambda model: (-model.num_reg_images(), -model.num_points3D()))
         is_known = poses is not None or options.keeps_lenses or options.keeps_focal
-        if models and not is_known and not _stays(start):
+        if models and not is_known and not _keeps_poses(start):
             refine_principal_points(models[0])
         shutil.rmtree(scratch)
         for number, model in enumerate(models):
@@ -102,7 +102,7 @@ def map_photographs(
     return _models(models)
 
 
-def _stays(start: pycolmap.Reconstruction | None) -> bool:
+def _keeps_poses(start: pycolmap.Reconstruction | None) -> bool:
     """Whether a model that others are added to keeps its poses and lenses.
 
     To adjust so many again for the sake of a few takes as long as to find them.
@@ -265,7 +265,7 @@ def _map_incrementally(
     start_folder = ""
     if start is not None:
         n_started = start.num_reg_images()
-        if _stays(start):
+        if _keeps_poses(start):
             pipeline.fix_existing_frames = True
             pipeline.constant_cameras = set(start.cameras)
         start_folder = str(folder / "start")

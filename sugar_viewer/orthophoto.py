@@ -22,7 +22,7 @@ from torch import Tensor
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera, upright_axes
 from gaussian_splatting.data.scene import Scene
-from gaussian_splatting.formats.moved import moved_cloud
+from gaussian_splatting.formats.moved import Z_UP_AXES, moved_cloud
 from sugar_capture.georeference.map_placement import MapPlacement
 from sugar_capture.georeference.similarity import Similarity
 from sugar_extractors.texture.placed_export import moved_points
@@ -36,7 +36,6 @@ from sugar_viewer.shown_models import Result, ShownModel
 
 DOWN = "down"
 DIRECTIONS = (DOWN, "up", "x+", "x-", "y+", "y-")
-_UPRIGHT_TO_Z_UP = np.array([[1.0, 0, 0], [0, 0, -1], [0, 1, 0]])
 # To the right, downwards and into the picture, in a world whose z is up.
 _AXES = {
     DOWN: ((1, 0, 0), (0, -1, 0), (0, 0, -1)),
@@ -69,7 +68,7 @@ def ortho_world(scene: Scene, place: MapPlacement | None) -> OrthoWorld:
     """Return the world of a map, or without one that of the upright capture, in its units."""
     if place is not None:
         return OrthoWorld(place.similarity, place.offset, place.epsg, place.system_name)
-    rotation = _UPRIGHT_TO_Z_UP @ upright_axes(scene.calibrated_cameras, scene.points)
+    rotation = Z_UP_AXES[:3, :3] @ upright_axes(scene.calibrated_cameras, scene.points)
     return OrthoWorld(Similarity(1.0, rotation, np.zeros(3)), np.zeros(3), None, "")
 
 

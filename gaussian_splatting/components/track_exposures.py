@@ -123,9 +123,8 @@ def _fitted(sampled: _Samples, colors: np.ndarray, exposure: Tensor) -> Tensor:
     point_colors = colors[sampled.points]
     pixel_colors = sampled.colors
     low, high = UNSATURATED
-    is_usable = np.isfinite(point_colors[:, 0]) & (
-        (pixel_colors > low) & (pixel_colors < high)
-    ).all(axis=1)
+    is_unsaturated = ((pixel_colors > low) & (pixel_colors < high)).all(axis=1)
+    is_usable = np.isfinite(point_colors[:, 0]) & is_unsaturated
     if is_usable.sum() < LEAST_POINTS:
         return exposure
     point_colors = point_colors[is_usable]
@@ -137,10 +136,10 @@ def _fitted(sampled: _Samples, colors: np.ndarray, exposure: Tensor) -> Tensor:
         shares = weights / weights.sum(axis=0)
         mean_point = (shares * point_colors).sum(axis=0)
         mean_pixel = (shares * pixel_colors).sum(axis=0)
-        variance = (shares * (point_colors - mean_point) ** 2).sum(axis=0)
-        covariance = (shares * (point_colors - mean_point) * (pixel_colors - mean_pixel)).sum(
-            axis=0
-        )
+        point_difference = point_colors - mean_point
+        pixel_difference = pixel_colors - mean_pixel
+        variance = (shares * point_difference**2).sum(axis=0)
+        covariance = (shares * point_difference * pixel_difference).sum(axis=0)
         slope = covariance / np.maximum(variance, MIN_VARIANCE)
         gain = np.where(variance < MIN_VARIANCE, 1.0, slope).clip(*GAINS)
         offset = mean_pixel - gain * mean_point

@@ -151,9 +151,8 @@ def find_transients(
         view = compare(gaussians, camera)
         residuals.add(view)
         views.append(view)
-    seen_from = [view.camera for view in views]
-    names = [camera.name for camera in seen_from]
-    usual = dict(zip(names, residuals.usual(seen_from), strict=True))
+    usual_by_view = residuals.usual(view.camera for view in views)
+    usual = {view.camera.name: image for view, image in zip(views, usual_by_view, strict=True)}
 
     def found_with(sensitivity: Sensitivity) -> Masks:
         candidates = candidate_regions(views, usual, earlier, sensitivity)

@@ -13,6 +13,8 @@ from gaussian_splatting.cloud import GaussianCloud, quaternions_of, rotation_mat
 from gaussian_splatting.components.poses import rotation_generators
 
 GLB_AXES = np.diag([1.0, -1.0, -1.0, 1.0])  # from those of a capture to glTF's: half a turn about x
+# From y up to z up: a quarter of a turn about x.
+Z_UP_AXES = np.array([[1.0, 0, 0, 0], [0, 0, -1, 0], [0, 1, 0, 0], [0, 0, 0, 1]])
 _REFLECTED_BANDS = np.repeat([-1.0, 1.0, -1.0], (3, 5, 7))  # of degree 1 to 3, at the origin
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.formats.moved import GLB_AXES
+from gaussian_splatting.formats.moved import GLB_AXES, Z_UP_AXES
 from gaussian_splatting.formats.spz import SpzFit
 from sugar_capture.georeference.map_systems import MapSystem
 from sugar_extractors.export.engines.colliders import Collider
@@ -22,8 +22,6 @@ Writer = Callable[[Path, GaussianCloud], np.ndarray | None]
 """Writes Gaussians; returns the order in which it wrote them, (N,), None for the cloud's order."""
 Reader = Callable[[Path, Notify], GaussianCloud]
 """Reads Gaussians in the axes of the file."""
-
-_Z_UP = np.array([[1.0, 0, 0, 0], [0, 0, -1, 0], [0, 1, 0, 0], [0, 0, 0, 1]])  # from y up to z up
 
 
 class World(enum.Enum):
@@ -71,9 +69,9 @@ class ExportFormat:
         if self.axes is Axes.Y_UP and world is World.CAPTURE:
             turn = GLB_AXES
         elif self.axes is Axes.Y_UP and world is World.MAP:
-            turn = _Z_UP.T
+            turn = Z_UP_AXES.T
         elif self.axes is Axes.Z_UP and world is World.UPRIGHT:
-            turn = _Z_UP
+            turn = Z_UP_AXES
         scale = self.units_per_metre
         return np.diag([scale, scale, scale, 1.0]) @ turn
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.formats.file_placement import placed_cloud
+from gaussian_splatting.formats.moved import Z_UP_AXES
 from gaussian_splatting.formats.packing import (
     cloud_of,
     columns,
@@ -111,6 +112,8 @@ def read_usd_gaussians(path: Path, notify: Notify = print) -> GaussianCloud:
                 n_coefficients = (int(arrays["degree"]) + 1) ** 2
                 antialiased = bool(arrays["antialiased"])
                 matrix = arrays["matrix"]
+                if arrays["is_z_up"]:
+                    matrix = Z_UP_AXES.T @ matrix
             harmonics = harmonics.reshape(len(means), n_coefficients, 3)[:, :16]
             quats = np.roll(quats.reshape(len(means), 4), 1, axis=1)
             log_scales = logarithms(scales.reshape(len(means), 3))

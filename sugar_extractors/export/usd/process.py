@@ -22,16 +22,15 @@ WIDTHS = {
 }
 """Numbers per Gaussian of each attribute of a field; files may also have them as halves."""
 
-_Y_UP_FROM_Z_UP = np.array([[1, 0, 0, 0], [0, 0, 1, 0], [0, -1, 0, 0], [0, 0, 0, 1]], float)
-
 ANTIALIASED_KEY = "antialiased"  # key of the field's custom data; USD has no attribute for it
 
 
 def save_arrays(path: str, target: str) -> None:
     """Save the attributes of the first field of Gaussians as float64, in a NumPy archive.
 
-    The archive also has the degree of its spherical harmonics, whether it is antialiased, and
-    ``matrix``, which brings its Gaussians to a world with y up, (4, 4).
+    The archive also has the degree of its spherical harmonics, whether it is antialiased,
+    ``matrix``, which brings its Gaussians to the world of the stage, (4, 4), and whether z is up
+    there.
 
     Raises:
         ValueError: The file has no field of Gaussians.
@@ -57,9 +56,9 @@ def save_arrays(path: str, target: str) -> None:
     placement = geom.Xformable(field).ComputeLocalToWorldTransform(usd.TimeCode.Default())
     # USD multiplies rows with its matrices.
     matrix = np.array(placement).T
-    if geom.GetStageUpAxis(stage) == geom.Tokens.z:
-        matrix = _Y_UP_FROM_Z_UP @ matrix
-    np.savez(target, degree=degree, antialiased=antialiased, matrix=matrix, **arrays)
+    is_z_up = geom.GetStageUpAxis(stage) == geom.Tokens.z
+    facts = {"degree": degree, "antialiased": antialiased, "matrix": matrix, "is_z_up": is_z_up}
+    np.savez(target, **facts, **arrays)
 
 
 if __name__ == "__main__":
