@@ -30,10 +30,10 @@ from PIL import Image
 
 from benchmarks.rasterizer import print_machine, print_table
 from gaussian_splatting.data.images import ImageStore
-from gaussian_splatting.data.ply import read_gaussian_ply
-from gaussian_splatting.data.scene import TEST_INTERVAL, VanillaSize, load_scene
 from gaussian_splatting.engine.reporting.evaluation import evaluate
+from gaussian_splatting.formats.ply import read_gaussian_ply
 from gaussian_splatting.rasterization import render_view
+from gaussian_splatting.scenes.scene import TEST_INTERVAL, VanillaSize, load_scene
 from sugar_utils.entrypoint import run_main
 from sugar_utils.flags import Parser, integer, name_list, positive_float, positive_int
 from tests.support.disturbances import occluded, shaded, toned

@@ -31,12 +31,12 @@ from benchmarks.rasterizer import print_machine, print_table
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.observations import ViewOptions
-from gaussian_splatting.data.ply import read_gaussian_ply
-from gaussian_splatting.data.scene import Scene, load_scene
 from gaussian_splatting.engine.reporting.evaluation import evaluate
+from gaussian_splatting.formats.ply import read_gaussian_ply
 from gaussian_splatting.rasterization import render_view
-from sugar_extractors.mesh_pictures import read_any_mesh
-from sugar_extractors.mesh_quality import OBJECT_FILE, compare_surfaces, read_reference
+from gaussian_splatting.scenes.scene import Scene, load_scene
+from sugar_extractors.any_mesh import read_any_mesh
+from sugar_pipeline.quality.mesh_quality import OBJECT_FILE, compare_surfaces, read_reference
 from sugar_trainers.capture import SugarSize
 from sugar_utils.entrypoint import run_main
 from sugar_utils.errors import UserError

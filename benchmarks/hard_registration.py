@@ -25,9 +25,9 @@ import sugar_utils  # noqa: F401  before torch
 # isort: split
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.colmap import read_reconstruction
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh
-from sugar_pipeline.demo_surface import make_disc, make_knot
-from sugar_pipeline.demo_texture import knot_chart, picture, textured_surface
+from sugar_pipeline.demo.demo_surface import make_disc, make_knot
+from sugar_pipeline.demo.demo_texture import knot_chart, picture, textured_surface
+from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh
 from sugar_utils.entrypoint import run_main
 from sugar_utils.errors import UserError
 from sugar_utils.files import write_json_atomic

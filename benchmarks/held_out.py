@@ -28,10 +28,10 @@ from benchmarks.rasterizer import print_machine, print_table
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore, eroded
 from gaussian_splatting.data.masks import MaskOptions
-from gaussian_splatting.data.scene import load_scene
 from gaussian_splatting.engine.reporting.evaluation import fitted_to, psnr, to_uint8
-from sugar_extractors.mesh_pictures import read_any_mesh
-from sugar_extractors.texture.textured_mesh_io import read_textured_mesh, render_textured
+from gaussian_splatting.scenes.scene import load_scene
+from sugar_extractors.any_mesh import read_any_mesh
+from sugar_scene.mesh_files.textured_mesh_io import read_textured_mesh, render_textured
 from sugar_scene.triangle_rasterizer import rasterize_triangles
 from sugar_trainers.capture import SugarSize
 from sugar_utils.entrypoint import run_main

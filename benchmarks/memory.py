@@ -38,8 +38,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.rasterizer import print_machine, print_table
-from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.components.exposures import Exposures, LaterExposure
+from gaussian_splatting.core.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.memory_plan import MemoryPlan, ViewLoad, predicted_bytes
 from gaussian_splatting.engine.strips import ImageSplit

@@ -4,7 +4,7 @@
 The scene must know its own geometry, as the rendered ones do (``gt_object.ply``,
 ``gt_visible.ply``, ``gt.json``; the demo's scene has them). A mesh is a ``.ply``, the ``.pt`` of a
 refined model, or an ``.obj`` of triangles. What is measured, and where, stands at the top of
-``sugar_extractors/mesh_quality.py``; in short: only the object, distances in % of its
+``sugar_pipeline/quality/mesh_quality.py``; in short: only the object, distances in % of its
 longest side. Where the scene names its parts (``gt_parts.json``, see ``benchmarks/rods_scene.py``),
 the share of each part's visible samples that a mesh reaches within a pixel is measured, too.
 
@@ -29,18 +29,18 @@ import sugar_utils  # noqa: F401  before torch
 
 # isort: split
 from benchmarks.rasterizer import print_machine, print_table
-from sugar_extractors.mesh_pictures import read_any_mesh
-from sugar_extractors.mesh_quality import (
+from sugar_extractors.any_mesh import read_any_mesh
+from sugar_extractors.texture.placed_export import moved_points
+from sugar_pipeline.quality.mesh_quality import (
     N_SAMPLES,
     THRESHOLDS,
     Reference,
-    Surface,
     compare_surfaces,
     read_reference,
 )
-from sugar_extractors.result_folder import TRANSFORM
-from sugar_extractors.texture.placed_export import moved_points
+from sugar_scene.surface_queries import Surface
 from sugar_scene.triangle_mesh import TriangleMesh
+from sugar_trainers.naming import TRANSFORM
 from sugar_utils.entrypoint import run_main
 from sugar_utils.files import read_json
 from sugar_utils.flags import Parser, integer, positive_float, positive_int

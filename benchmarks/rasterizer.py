@@ -28,7 +28,7 @@ import sugar_utils  # noqa: F401  before torch
 import torch
 import warp as wp
 
-from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.core.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization import blend, build_tile_lists, project, rasterize
 from sugar_utils.entrypoint import run_main

@@ -20,9 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import sugar_utils  # noqa: F401  before torch
 
 # isort: split
-from sugar_pipeline.demo_scene import write_scene
-from sugar_pipeline.demo_surface import closed_grid_mesh
-from sugar_pipeline.demo_texture import closed_grid_chart
+from sugar_pipeline.demo.demo_scene import write_scene
+from sugar_pipeline.demo.demo_surface import closed_grid_mesh
+from sugar_pipeline.demo.demo_texture import closed_grid_chart
 from sugar_utils.entrypoint import run_main
 from sugar_utils.errors import UserError
 from sugar_utils.flags import Parser

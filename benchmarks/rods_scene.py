@@ -25,9 +25,9 @@ import sugar_utils  # noqa: F401  before torch
 
 # isort: split
 from benchmarks.relief_scene import DETAIL, PARAMETERS, PIXEL, make_folders, parser
-from sugar_pipeline.demo_paint import knot_paint
-from sugar_pipeline.demo_scene import write_scene
-from sugar_pipeline.demo_texture import Chart
+from sugar_pipeline.demo.demo_paint import knot_paint
+from sugar_pipeline.demo.demo_scene import write_scene
+from sugar_pipeline.demo.demo_texture import Chart
 from sugar_scene.triangle_mesh import TriangleMesh, doubled_area_normals, with_vertex_normals
 from sugar_utils.entrypoint import run_main
 from sugar_utils.files import write_json_atomic

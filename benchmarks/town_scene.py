@@ -26,10 +26,10 @@ import sugar_utils  # noqa: F401  before torch
 from benchmarks.relief_scene import make_folders, parser
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.colmap_writing import TrackedPoints, ViewTracks, write_capture
-from sugar_extractors.mesh_quality import AreaSamples, Surface, sample_surface
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh
-from sugar_pipeline.demo_texture import picture
+from sugar_pipeline.demo.demo_texture import picture
 from sugar_scene import triangle_mesh
+from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh
+from sugar_scene.surface_queries import AreaSamples, Surface, sample_surface
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.entrypoint import run_main
 from sugar_utils.files import write_json_atomic

@@ -26,10 +26,10 @@ from benchmarks.relief_scene import make_folders, parser
 from benchmarks.town_scene import Quads, SurfacePoints, house, observed_pixels, painted
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.colmap_writing import TrackedPoints, ViewTracks, write_capture
-from gaussian_splatting.data.scene import TEST_INTERVAL
-from sugar_extractors.mesh_quality import Surface, sample_surface
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh
-from sugar_pipeline.demo_texture import picture
+from gaussian_splatting.scenes.scene import TEST_INTERVAL
+from sugar_pipeline.demo.demo_texture import picture
+from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh
+from sugar_scene.surface_queries import Surface, sample_surface
 from sugar_utils.entrypoint import run_main
 
 SEED = 23

@@ -25,8 +25,8 @@ import sugar_utils  # noqa: F401  before torch
 
 # isort: split
 from benchmarks.rasterizer import print_machine, print_table
-from sugar_extractors.mesh_pictures import read_any_mesh
-from sugar_extractors.mesh_quality import OBJECT_FILE, compare_surfaces, read_reference
+from sugar_extractors.any_mesh import read_any_mesh
+from sugar_pipeline.quality.mesh_quality import OBJECT_FILE, compare_surfaces, read_reference
 from sugar_utils.entrypoint import run_main
 from sugar_utils.errors import UserError
 from sugar_utils.flags import Parser, positive_int

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
-from gaussian_splatting.optim.schedule import scaled
+from gaussian_splatting.core.milestones import scaled
 from sugar_utils.flags import boolean, positive_float, positive_int
 from sugar_utils.settings import flag, flags_of
 

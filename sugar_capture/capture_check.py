@@ -18,7 +18,7 @@ from gaussian_splatting.data.cameras import Camera, looked_at, up_direction, upr
 from gaussian_splatting.data.image_checks import reduced_grey, sharpness
 from gaussian_splatting.data.masks import overview
 from gaussian_splatting.data.observations import Observations, median
-from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.scenes.scene import Scene
 from sugar_capture.registration_report import BLURRED
 from sugar_utils.errors import shortened
 from sugar_utils.files import in_parallel

@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 
 from gaussian_splatting.data.observations import ViewOptions
-from gaussian_splatting.data.scene import VanillaSize, load_scene
 from gaussian_splatting.data.world_offset import write_offset
+from gaussian_splatting.scenes.scene import VanillaSize, load_scene
 from sugar_capture import mapping, scene_folder
 from sugar_capture.capture_check import (
     CaptureFinding,

@@ -15,7 +15,7 @@ from PIL import ExifTags, Image
 
 from gaussian_splatting.data.images import colors_of, has_alpha, open_image
 from gaussian_splatting.data.names import HEIF_SUFFIXES, IMAGE_SUFFIXES, natural_order
-from sugar_capture.georeference.gps_tags import GpsPosition, gps_of_tags
+from sugar_capture.gps.gps_tags import GpsPosition, gps_of_tags
 from sugar_utils.errors import Notify, UserError, shortened
 from sugar_utils.libraries import load_package
 

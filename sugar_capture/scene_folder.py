@@ -27,7 +27,7 @@ from gaussian_splatting.data.colmap import find_model, read_reconstruction, writ
 from gaussian_splatting.data.images import decode_mask, undistorted
 from gaussian_splatting.data.masks import FOLDERS as MASK_FOLDERS
 from gaussian_splatting.data.names import RAW_SUFFIXES, VIDEO_SUFFIXES
-from gaussian_splatting.data.transforms_json import find_transforms
+from gaussian_splatting.scenes.transforms_json import find_transforms
 from sugar_capture import photographs as pictures
 from sugar_capture.convert_options import ConvertOptions
 from sugar_capture.known_cameras import capture_folders, find_cameras

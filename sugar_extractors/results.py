@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gaussian_splatting.data.reference_layout import CHECKPOINT_FOLDER, load_reference_checkpoint
-from gaussian_splatting.data.scene import Scene, load_scene, load_scene_for_checkpoint
 from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.run_identity import Identity
+from gaussian_splatting.scenes.reference_layout import CHECKPOINT_FOLDER, load_reference_checkpoint
+from gaussian_splatting.scenes.scene import Scene, load_scene, load_scene_for_checkpoint
 from sugar_scene.bound_model import state_with_background
 from sugar_trainers.capture import SugarSize
 from sugar_utils import files as storage

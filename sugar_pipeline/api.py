@@ -12,14 +12,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.core.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.scene import Scene
-from gaussian_splatting.data.scene import load_scene as read_scene
 from gaussian_splatting.rasterization import RenderOutput, rasterize
+from gaussian_splatting.scenes.scene import Scene
+from gaussian_splatting.scenes.scene import load_scene as read_scene
 from sugar_extractors.export.reading import read_any_gaussians
 from sugar_pipeline.command_line import PROGRAMS
-from sugar_pipeline.pipeline_result import PipelineResult
+from sugar_pipeline.pipeline.pipeline_result import PipelineResult
 from sugar_trainers.capture import SugarSize
 from sugar_utils.console import Console, Listener
 from sugar_utils.errors import say_nothing
@@ -124,7 +124,7 @@ def bake_texture(
 
 
 def load_scene(path: PathLike, **options: Any) -> Scene:
-    """Read the scene of a folder; options: see ``gaussian_splatting.data.scene``.
+    """Read the scene of a folder; options: see ``gaussian_splatting.scenes.scene``.
 
     >>> scene = load_scene("scan")
     >>> len(scene.train_cameras), len(scene.test_cameras)

@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from sugar_utils.flags import Parser
 
 _SCENE_FLAGS = ("-s", "--scene_path", "--scene-path", "--source_path", "--source-path")
-_STAGE = "sugar_viewer.live_view:run_watched_stage"
+_STAGE = "sugar_pipeline.pipeline.watched_stage:run_watched_stage"
 _COARSE = "sugar_trainers.coarse_run:CoarseOptions"
 _MULTIVIEW = "sugar_trainers.coarse_run:MultiviewOptions"
 _COARSE_SETTINGS = {"density": _COARSE, "sdf": _COARSE, "multiview": _MULTIVIEW}
 """Settings of the coarse stage in each mode that has a script."""
 _RUN_TRAIN = "sugar_pipeline.commands:run_train"
 _RUN_FULL = "sugar_pipeline.commands:run_full"
-_TRAIN_PARSER = "sugar_pipeline.pipeline_flags:train_parser"
-_FULL_PARSER = "sugar_pipeline.pipeline_flags:full_parser"
+_TRAIN_PARSER = "sugar_pipeline.pipeline.pipeline_flags:train_parser"
+_FULL_PARSER = "sugar_pipeline.pipeline.pipeline_flags:full_parser"
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def check_early(words: Sequence[str], program: Program) -> None:
     Raises:
         UserError: The one scene of the command line does not exist.
     """
-    from gaussian_splatting.data.scene_path import check_scene_path
+    from gaussian_splatting.scenes.scene_path import check_scene_path
 
     without_scene = {"--demo", "-h", "--help", "--help_all"} & set(words)
     if program.takes_results or program.chosen.get("demo") or without_scene:
@@ -147,7 +147,7 @@ def with_scene_folders(args: argparse.Namespace) -> argparse.Namespace:
 
     Several scenes are checked when their turn comes.
     """
-    from gaussian_splatting.data.scene_path import ZIP_SUFFIX, output_folders, scene_folder
+    from gaussian_splatting.scenes.scene_path import ZIP_SUFFIX, output_folders, scene_folder
     from sugar_utils.settings import with_flags
 
     # Pages and exports of results do without their scene.
@@ -250,23 +250,23 @@ VERBS: dict[str, Program] = {
     "metrics": Program(
         "metrics.py",
         "measure refined models on held-out views",
-        "sugar_pipeline.model_metrics:measure",
-        "sugar_pipeline.model_metrics:metrics_options",
-        "sugar_pipeline.model_metrics:metrics_parser",
+        "sugar_pipeline.quality.model_metrics:measure",
+        "sugar_pipeline.quality.model_metrics:metrics_options",
+        "sugar_pipeline.quality.model_metrics:metrics_parser",
         takes_results=True,
     ),
     "scan": Program(
         "place_scan.py",
         "bring a laser scan from a map to the world of a capture",
-        "sugar_capture.georeference.scan_placing:place_scan",
-        "sugar_capture.georeference.scan_placing:ScanOptions",
+        "sugar_maps.scan_placing:place_scan",
+        "sugar_maps.scan_placing:ScanOptions",
         takes_results=True,
     ),
     "targets": Program(
         "print_targets.py",
         "numbered targets to print, for the scale of a capture",
-        "sugar_capture.georeference.target_sheets:write_target_sheet",
-        "sugar_capture.georeference.target_sheets:TargetSheetOptions",
+        "sugar_maps.target_sheets:write_target_sheet",
+        "sugar_maps.target_sheets:TargetSheetOptions",
         takes_results=True,
     ),
     "doctor": Program(

@@ -6,28 +6,23 @@ from __future__ import annotations
 import argparse
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from gaussian_splatting.data.scene_path import output_folders, scene_folder
 from gaussian_splatting.engine.loop import Interrupted
+from gaussian_splatting.scenes.scene_path import output_folders, scene_folder
 from sugar_capture.scene_folder import is_scene
-from sugar_pipeline.blocks.automatic import automatic_blocks
-from sugar_pipeline.blocks.block_flags import check_block_flags
-from sugar_pipeline.demo_scene import run_demo, timed_demo
+from sugar_pipeline.demo.demo_scene import run_demo, timed_demo
 from sugar_pipeline.doctor import run_doctor
-from sugar_pipeline.input_checks import check_files_of_flags, check_names_of_photographs
-from sugar_pipeline.pipeline_flags import DEMO_FLAGS, full_parser, train_parser
-from sugar_pipeline.pipeline_result import PipelineResult
-from sugar_pipeline.pipeline_run import run_stages
-from sugar_pipeline.plan import PipelinePlan, full_plan, train_plan, with_mode
-from sugar_pipeline.timing.time_plan import TimePlan, announce_end, require_plannable
+from sugar_pipeline.pipeline.pipeline_flags import DEMO_FLAGS, full_parser, train_parser
+from sugar_pipeline.pipeline.pipeline_result import PipelineResult
+from sugar_pipeline.pipeline.plan import full_plan, train_plan
+from sugar_pipeline.timing.one_run import run_planned, with_checked_mode
 from sugar_trainers.naming import scene_name
 from sugar_utils.console import Console
 from sugar_utils.entrypoint import report
 from sugar_utils.errors import UserError
-from sugar_utils.flags import AUTO
+from sugar_utils.libraries import package_or_none
 from sugar_utils.settings import given_flags, with_flags
 from sugar_utils.torchrun import Launch
 
@@ -39,16 +34,16 @@ def run_train(args: argparse.Namespace) -> PipelineResult | None:
         return None
     changed_flags = given_flags(args, train_parser(None))
     if not args.demo:
-        return _run(args, train_plan, changed_flags, _console(args))
+        return run_planned(args, train_plan, changed_flags, console_of(args))
     ignored = [f"--{name}" for name in changed_flags if name not in DEMO_FLAGS]
     if ignored and Launch.read().rank == 0:
         print(f"{', '.join(ignored)}: no effect with --demo, which chooses its own settings")
     if args.minutes is None:
         return run_demo(args)
-    return run_scene(timed_demo(args), _console(args))
+    return run_scene(timed_demo(args), console_of(args))
 
 
-def _console(args: argparse.Namespace) -> Console:
+def console_of(args: argparse.Namespace) -> Console:
     """The console of the run; of several processes only the first one prints."""
     return Console(verbose=args.verbose) if Launch.read().rank == 0 else Console.silent()
 
@@ -59,7 +54,7 @@ def run_full(args: argparse.Namespace, console: Console | None = None) -> Pipeli
     Several scenes have no common result: None.
     """
     if console is None:
-        console = _console(args)
+        console = console_of(args)
     scenes: list[Path] = []
     for path in getattr(args, "all_scene_path", []):
         scenes += _scenes_in(path)
@@ -71,60 +66,17 @@ def run_full(args: argparse.Namespace, console: Console | None = None) -> Pipeli
 
 
 def run_scene(args: argparse.Namespace, console: Console) -> PipelineResult:
-    """Run all stages on one scene."""
+    """Run all stages on one scene, in blocks where it does not fit into memory."""
     # Cameras may be computed to choose the mode: minutes that count.
     start = time.monotonic()
-    _check_before_cameras(args)
-    announce_end(args.minutes, console)
-    args = with_mode(args, console)
-    changed_flags = given_flags(args, full_parser(None))
-    n_blocks = args.blocks
-    if n_blocks == AUTO:
-        n_blocks = automatic_blocks(args, changed_flags, console)
-    if n_blocks > 1:
-        # Here and not above: most runs are whole.
-        from sugar_pipeline.blocks.blocks_run import run_in_blocks
-
-        return run_in_blocks(with_flags(args, blocks=n_blocks), changed_flags, console)
-    return _run(args, full_plan, changed_flags, console, start)
-
-
-def _check_before_cameras(args: argparse.Namespace) -> None:
-    """Check flags and files of all stages before camera poses are computed, which takes minutes.
-
-    The mode that suits the capture is not known yet, so the plan is made with one that always fits.
-    """
-    changed_flags = given_flags(args, full_parser(None))
-    require_plannable(args, changed_flags)
-    check_block_flags(args, changed_flags)
-    mode = args.regularization_type or "dn_consistency"
-    plan = full_plan(with_flags(args, regularization_type=mode))
-    check_files_of_flags(plan)
-    if plan.convert is not None:
-        check_names_of_photographs(plan)
-
-
-def _run(
-    args: argparse.Namespace,
-    make: Callable[[argparse.Namespace], PipelinePlan],
-    changed_flags: dict[str, object],
-    console: Console,
-    start: float | None = None,
-) -> PipelineResult:
-    """Run the stages of a plan; a single process estimates or plans their time.
-
-    Args:
-        start: When the run began, by ``time.monotonic``; None: now.
-    """
-    plan = replace(make(args), given=changed_flags)
-    if plan.coarse.compute.group.size > 1:
-        if args.minutes is not None:
-            raise UserError("--minutes needs one process; run without torchrun")
-        return run_stages(plan, console)
-    times = TimePlan(args, make, changed_flags, console, start)
-    result = run_stages(plan, console, times)
-    times.conclude()
-    return result
+    blocks = package_or_none("sugar_pipeline.blocks.entry")
+    if blocks is not None:
+        blocks.check(args)
+    args = with_checked_mode(args, console)
+    result = None if blocks is None else blocks.run(args, console)
+    if result is not None:
+        return result
+    return run_planned(args, full_plan, given_flags(args, full_parser(None)), console, start)
 
 
 def _scenes_in(path: Path) -> list[Path]:

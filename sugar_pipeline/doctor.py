@@ -19,19 +19,19 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore, image_size
 from gaussian_splatting.data.masks import MaskOptions, hull_of, overview
 from gaussian_splatting.data.observations import ViewOptions
-from gaussian_splatting.data.scene import Scene, load_scene
 from gaussian_splatting.engine.memory_plan import surveyed
 from gaussian_splatting.rasterization import project
 from gaussian_splatting.rasterization.backends import choose_rasterizer
 from gaussian_splatting.rasterization.self_test import reference_test
+from gaussian_splatting.scenes.scene import Scene, load_scene
 from sugar_capture.capture_check import check_capture
 from sugar_extractors.mesh.meshing_backends import choose_backend
-from sugar_pipeline.plan import mode_of, train_plan
+from sugar_pipeline.pipeline.plan import mode_of, train_plan
 from sugar_pipeline.timing.time_plan import TimePlan
 from sugar_trainers.capture import SugarSize, load_views
 from sugar_trainers.coarse_run import CoarseOptions, options_of_mode

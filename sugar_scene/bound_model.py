@@ -9,7 +9,13 @@ from typing import Any
 
 from torch import Tensor
 
-from gaussian_splatting.cloud import ANTIALIASED, CUTOFF, GaussianCloud, Gaussians, finite_logits
+from gaussian_splatting.core.cloud import (
+    ANTIALIASED,
+    CUTOFF,
+    GaussianCloud,
+    Gaussians,
+    finite_logits,
+)
 from gaussian_splatting.engine.model import GROUP_NAMES as FREE_GROUP_NAMES
 from gaussian_splatting.engine.model import STATE_NAMES as FREE_STATE_NAMES
 from gaussian_splatting.engine.model import (

@@ -21,7 +21,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from gaussian_splatting.cloud import rotation_matrices
+from gaussian_splatting.core.cloud import rotation_matrices
 from sugar_utils.device import upload
 from sugar_utils.warp_arrays import Bools, Floats, Ints, Longs, Vec3s
 from sugar_utils.warp_launch import as_array, launch

@@ -28,8 +28,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import normalize
 
-from gaussian_splatting.cloud import GaussianCloud, Gaussians
-from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
+from gaussian_splatting.core.cloud import GaussianCloud, Gaussians
+from gaussian_splatting.core.spherical_harmonics import rgb_to_sh
 from sugar_scene.mesh_normals import CornerSums
 from sugar_utils.errors import UserError
 from sugar_utils.warp_arrays import Floats, Ints2d, Vec2s, Vec3s, Vec3s2d, Vec4s

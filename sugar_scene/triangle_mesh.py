@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from plyfile import PlyData, PlyElement, PlyParseError
 
-from gaussian_splatting.data.ply import color_properties, ply_errors
+from gaussian_splatting.formats.ply import color_properties, ply_errors
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
 

@@ -10,13 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gaussian_splatting.compute import Compute, DeviceFlags
 from gaussian_splatting.data.maps.depth_maps import NO_DEPTHS, DepthOptions
 from gaussian_splatting.data.maps.normal_maps import NO_NORMALS, NormalOptions
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.observations import ViewOptions
-from gaussian_splatting.data.reference_layout import ReferenceCheckpoint, load_reference_checkpoint
-from gaussian_splatting.data.scene import DIVISORS, Scene, load_scene_for_checkpoint, whole_pixels
+from gaussian_splatting.rasterization.compute import Compute, DeviceFlags
+from gaussian_splatting.scenes.reference_layout import (
+    ReferenceCheckpoint,
+    load_reference_checkpoint,
+)
+from gaussian_splatting.scenes.scene import DIVISORS, Scene, load_scene_for_checkpoint, whole_pixels
 from sugar_utils.errors import UserError
 from sugar_utils.flags import positive_float, positive_int
 from sugar_utils.settings import flag, made_of

@@ -8,19 +8,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.components.densification import Densification
 from gaussian_splatting.components.exposures import Exposures
+from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.core.milestones import scaled_all, spaced
 from gaussian_splatting.data.maps.depth_maps import DepthOptions
 from gaussian_splatting.data.maps.normal_maps import NormalOptions
-from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
-from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.model import check_free_payload, count_gaussians
 from gaussian_splatting.engine.runner import Messages
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.state_schema import PayloadCheck, payload_check
-from gaussian_splatting.optim.schedule import scaled_all, spaced
+from gaussian_splatting.scenes.reference_layout import ReferenceCheckpoint
+from gaussian_splatting.scenes.scene import Scene
 from gaussian_splatting.shared_flags import (
     Preset,
     checkpoint_interval,

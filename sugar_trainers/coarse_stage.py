@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.components.densification import Region
 from gaussian_splatting.components.depth_supervision import SOLID_ALPHA
+from gaussian_splatting.core.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.component import Component, ViewResult
 from gaussian_splatting.engine.gradients import cut

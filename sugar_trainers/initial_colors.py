@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.core.cloud import Gaussians
+from gaussian_splatting.core.spherical_harmonics import SH_C0, sh_basis_of
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.losses.exposure import unexposed
 from gaussian_splatting.rasterization import WARP, Rasterizer
 from gaussian_splatting.rasterization.render import masked_shares
-from gaussian_splatting.rasterization.spherical_harmonics import SH_C0, sh_basis_of
 from sugar_scene.mesh_bound import BoundCloud
 from sugar_scene.triangle_rasterizer import pixels_of_points, rasterize_triangles
 from sugar_utils.device import upload

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gaussian_splatting.cloud import NO_CUTOFF, GaussianCloud, Gaussians
 from gaussian_splatting.components.densification import Densification, Region
+from gaussian_splatting.components.sky_sphere import SkySphere
+from gaussian_splatting.core.cloud import NO_CUTOFF, GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.component import Component, ViewResult
 from gaussian_splatting.engine.guard import check_population
@@ -25,7 +26,6 @@ from gaussian_splatting.engine.stage import Stage, StepResources
 from gaussian_splatting.engine.training_views import TrainingView
 from gaussian_splatting.rasterization import WARP, Rasterizer, project
 from gaussian_splatting.rasterization.render import weight_sums
-from gaussian_splatting.sky_sphere import SkySphere
 from sugar_scene.reprojection import NeighborViews
 from sugar_trainers.stage_config import MultiviewConfig, MultiviewSchedule
 from sugar_trainers.stage_options import StageContext

@@ -10,18 +10,18 @@ from typing import Any, ClassVar
 
 import torch
 
-from gaussian_splatting.cloud import NO_CUTOFF, GaussianCloud
 from gaussian_splatting.components.exposures import Exposures
-from gaussian_splatting.data.ply import write_gaussian_ply
-from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
-from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.core.cloud import NO_CUTOFF, GaussianCloud
+from gaussian_splatting.core.milestones import scaled
 from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.model import cloud_from_state, count_gaussians
 from gaussian_splatting.engine.runner import Messages
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.state_schema import PayloadCheck, payload_check
-from gaussian_splatting.optim.schedule import scaled
+from gaussian_splatting.formats.ply import write_gaussian_ply
+from gaussian_splatting.scenes.reference_layout import ReferenceCheckpoint
+from gaussian_splatting.scenes.scene import Scene
 from gaussian_splatting.shared_flags import (
     Preset,
     checkpoint_interval,

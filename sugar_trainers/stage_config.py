@@ -10,16 +10,17 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
-from gaussian_splatting.cloud import MAX_SH_DEGREE
 from gaussian_splatting.components.densification import DensificationConfig
 from gaussian_splatting.components.exposures import NO_LATER_EXPOSURE, LaterExposure
+from gaussian_splatting.core.cloud import MAX_SH_DEGREE
+from gaussian_splatting.core.milestones import scaled
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
 from gaussian_splatting.optim.optimizer_config import (
     DEFAULT_OPTIMIZER,
     OptimizerConfig,
     stage_identity,
 )
-from gaussian_splatting.optim.schedule import LearningRates, scaled
+from gaussian_splatting.optim.schedule import LearningRates
 from gaussian_splatting.shared_flags import (
     max_gaussians,
     random_seed,

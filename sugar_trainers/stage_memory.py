@@ -10,14 +10,14 @@ from typing import TypeVar
 
 import torch
 
-from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.components import depth_supervision, normal_supervision
+from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.data.images import ImageStore
-from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine import memory_plan
 from gaussian_splatting.engine.memory_plan import MemoryChoice, MemoryOptions, MemoryPlan, StepLoad
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.rasterization import project
+from gaussian_splatting.scenes.scene import Scene
 from sugar_scene.field_kernels import pair_bytes
 from sugar_scene.mesh_bound import BoundCloud
 from sugar_trainers.sampling import room_of_samples

@@ -10,20 +10,17 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 
-from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.components.densification import Region
 from gaussian_splatting.components.depth_supervision import depth_supervision, later_weight
 from gaussian_splatting.components.exposures import MIN_NOISE, Exposures
 from gaussian_splatting.components.normal_supervision import normal_supervision
-from gaussian_splatting.compute import BackendFlags, Compute
-from gaussian_splatting.data import reference_layout
+from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.maps.depth_maps import NO_DEPTHS, DepthOptions
 from gaussian_splatting.data.maps.normal_maps import NO_NORMALS, NormalOptions
 from gaussian_splatting.data.masks import hull_of
-from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
-from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.component import Component
+from gaussian_splatting.engine.kernel_loading import kernels_ahead
 from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.run_directory import RunDirectory
@@ -31,8 +28,11 @@ from gaussian_splatting.engine.run_identity import Identity, scene_inputs
 from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.state_schema import PayloadCheck
-from gaussian_splatting.kernel_loading import kernels_ahead
 from gaussian_splatting.rasterization import Rasterizer
+from gaussian_splatting.rasterization.compute import BackendFlags, Compute
+from gaussian_splatting.scenes import reference_layout
+from gaussian_splatting.scenes.reference_layout import ReferenceCheckpoint
+from gaussian_splatting.scenes.scene import Scene
 from sugar_scene.mesh_bound import BoundCloud
 from sugar_trainers.capture import CaptureOptions, load_views
 from sugar_trainers.stage_memory import StageSettings, with_memory_plan

@@ -8,7 +8,7 @@ from functools import partial
 
 from torch import Tensor
 
-from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.core.cloud import Gaussians
 from gaussian_splatting.engine.loss_terms import COLOR, LossTerm
 from gaussian_splatting.engine.training_views import ImageStrip
 from sugar_scene.geometry import sdf_from_density

@@ -54,6 +54,17 @@ def load_package(
         return tuple(importlib.import_module(module) for module in modules)
 
 
+def package_or_none(name: str) -> ModuleType | None:
+    """Import a module whose package the caller can do without; None where that is missing."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # A module that is there and lacks another one has a fault that must be seen.
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            return None
+        raise
+
+
 def load_pycolmap() -> ModuleType:
     """Import pycolmap, silent and without its SIGTERM handler, which prints a page of addresses."""
     was_loaded = "pycolmap" in sys.modules

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera, looked_at, upright_axes
-from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.scenes.scene import Scene
 from sugar_viewer.camera_paths import looking
 from sugar_viewer.view_page import Layer
 

@@ -9,20 +9,16 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera, camera_extent, middle_of, up_direction
-from gaussian_splatting.data.images import ImageStore
-from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.observer import ObservedRun
 from gaussian_splatting.engine.reporting.view_pictures import LIVE_PICTURES
-from gaussian_splatting.engine.runner import StageOptions, run_stage
 from gaussian_splatting.engine.stage import Stage
-from sugar_utils.console import Console
+from gaussian_splatting.scenes.scene import Scene
 from sugar_utils.errors import Notify, UserError
 from sugar_utils.memory import release_cached
 from sugar_viewer import page_server as pages
@@ -215,10 +211,3 @@ def open_live_view(run: ObservedRun) -> LiveView:
     else:
         console.headline(f"viewer: {pages.address(address.viewer_host, address.viewer)}")
     return LiveView(page, console.warn, run.group.is_alone)
-
-
-def run_watched_stage(
-    options: StageOptions, *, images: ImageStore | None = None, console: Console | None = None
-) -> Path:
-    """Call :func:`run_stage` with the live view, which the flags of the run can turn off."""
-    return run_stage(options, images, console=console, observers=(open_live_view,))

@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.core.moved import Z_UP_AXES, moved_cloud
 from gaussian_splatting.data.cameras import Camera, upright_axes
-from gaussian_splatting.data.scene import Scene
-from gaussian_splatting.formats.moved import Z_UP_AXES, moved_cloud
-from sugar_capture.georeference.map_placement import MapPlacement
-from sugar_capture.georeference.similarity import Similarity
+from gaussian_splatting.scenes.scene import Scene
 from sugar_extractors.texture.placed_export import moved_points
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh
+from sugar_maps.map_placement import MapPlacement
+from sugar_maps.similarity import Similarity
+from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh
 from sugar_scene.triangle_rasterizer import rasterize_triangles
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError

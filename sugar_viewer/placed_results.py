@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.scene import Scene
-from sugar_extractors.result_folder import TRANSFORM
-from sugar_extractors.result_photographs import placed_camera
+from gaussian_splatting.scenes.scene import Scene
+from sugar_extractors.outputs.result_photographs import placed_camera
 from sugar_extractors.texture.placed_export import moved_points
+from sugar_trainers.naming import TRANSFORM
 from sugar_utils.errors import UserError
 from sugar_utils.files import read_json
 

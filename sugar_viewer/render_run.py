@@ -10,15 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from gaussian_splatting.compute import Compute, DeviceFlags
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.reference_layout import read_cameras_json
-from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.rasterization.compute import Compute, DeviceFlags
+from gaussian_splatting.scenes.reference_layout import read_cameras_json
+from gaussian_splatting.scenes.scene import Scene
 from gaussian_splatting.shared_flags import white_background
-from sugar_capture.georeference.map_placement import MapFlags
-from sugar_capture.georeference.placing import place_on_map
 from sugar_extractors.export.exported_frame import matrix_to_scene
 from sugar_extractors.results import scene_of
+from sugar_maps.map_placement import MapFlags
+from sugar_maps.placing import place_on_map
 from sugar_trainers.capture import SugarSize
 from sugar_trainers.naming import OUTPUT_ROOT, scene_name
 from sugar_utils.console import Console, Progress

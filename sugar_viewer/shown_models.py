@@ -12,18 +12,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gaussian_splatting.cloud import GaussianCloud, Gaussians
+from gaussian_splatting.core.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data import cameras as poses
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.reporting import view_pictures
 from gaussian_splatting.engine.reporting.evaluation import to_uint8
 from gaussian_splatting.rasterization import plain_background, render_view
+from sugar_extractors.any_mesh import read_any_mesh
 from sugar_extractors.export.mesh_reduction import shape_of
 from sugar_extractors.export.reading import has_gaussians, read_any_gaussians
-from sugar_extractors.mesh_pictures import read_any_mesh, shaded_views
-from sugar_extractors.texture import textured_mesh_io as meshes
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh
+from sugar_extractors.outputs.mesh_pictures import shaded_views
 from sugar_scene.mesh_bound import face_normals
+from sugar_scene.mesh_files import textured_mesh_io as meshes
+from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_scene.triangle_rasterizer import rasterize_triangles
 from sugar_utils.errors import Notify, UserError

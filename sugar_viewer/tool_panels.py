@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.reference_layout import write_camera_list
+from gaussian_splatting.scenes.reference_layout import write_camera_list
 from sugar_utils.errors import UserError
 from sugar_viewer.camera_paths import between, looking
 from sugar_viewer.page_server import view_of

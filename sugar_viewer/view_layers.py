@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.formats.moved import GLB_AXES
+from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.core.moved import GLB_AXES
 from sugar_extractors.export.gltf_gaussians import holds_gltf_gaussians
 from sugar_extractors.texture.placed_export import moved_points
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh
+from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh
 from sugar_utils.errors import Notify, UserError
 from sugar_viewer.result_search import FoundResult
 from sugar_viewer.shown_models import Result, model_of, read_result

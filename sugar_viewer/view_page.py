@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.core.spherical_harmonics import sh_to_rgb
 from gaussian_splatting.data.images import decode_view
-from gaussian_splatting.data.scene import Scene
-from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
-from sugar_extractors.texture.textured_mesh_io import (
+from gaussian_splatting.scenes.scene import Scene
+from sugar_scene.geometry import covariances
+from sugar_scene.mesh_files.textured_mesh_io import (
     MeshStyle,
     TexturedMesh,
     glb_chunks,
     jpeg_bytes,
 )
-from sugar_scene.geometry import covariances
 from sugar_utils.errors import Notify, UserError
 from sugar_viewer import page_server
 from sugar_viewer.render_panel import RenderPanel

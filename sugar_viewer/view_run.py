@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gaussian_splatting.compute import Compute, DeviceFlags
-from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.observer import DEFAULT_PORT, LOCALHOST, port_number
+from gaussian_splatting.rasterization.compute import Compute, DeviceFlags
+from gaussian_splatting.scenes.scene import Scene
 from gaussian_splatting.shared_flags import white_background
 from sugar_extractors.results import capture_of, scene_of
 from sugar_extractors.texture.placed_export import PlacementOptions, scale_of

@@ -99,7 +99,7 @@ def separate_process(monkeypatch) -> None:
 def small_pictures() -> Iterator[None]:
     """Pictures of pages a few pixels wide: drawing them is most of a short run on meshes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sugar_pipeline.pipeline_report.WIDTH", 48)
+        patch.setattr("sugar_pipeline.pipeline.pipeline_report.WIDTH", 48)
         yield
 
 

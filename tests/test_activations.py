@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from gaussian_splatting.cloud import GaussianCloud, rotation_matrices
+from gaussian_splatting.core.cloud import GaussianCloud, rotation_matrices
 from sugar_scene.geometry import (
     covariances,
     diamond_faces,

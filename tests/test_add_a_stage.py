@@ -16,9 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.compute import Compute
-from gaussian_splatting.data.scene import load_scene
+from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.engine.component import ViewResult
 from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.loss_terms import COLOR, report
@@ -32,6 +30,8 @@ from gaussian_splatting.engine.strips import WHOLE_IMAGE, ViewPass
 from gaussian_splatting.engine.training_views import TrainingView
 from gaussian_splatting.optim.schedule import LearningRates
 from gaussian_splatting.rasterization import project
+from gaussian_splatting.rasterization.compute import Compute
+from gaussian_splatting.scenes.scene import load_scene
 from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
 from tests.support.tiny_scene import TinyScene, assert_same_bits, disturbed_cloud, load_pt

@@ -12,9 +12,9 @@ import torch
 
 import export
 import train_refined
-from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.data.ply import read_gaussian_ply
+from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.engine.checkpoint import load_payload, save_payload
+from gaussian_splatting.formats.ply import read_gaussian_ply
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.optim.schedule import LearningRates
 from sugar_extractors.export.reading import read_bound_gaussians

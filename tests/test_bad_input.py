@@ -13,7 +13,7 @@ from PIL import Image
 import train
 import train_coarse_sdf
 from gaussian_splatting import train as vanilla_train
-from gaussian_splatting.data.reference_layout import point_cloud_path
+from gaussian_splatting.scenes.reference_layout import point_cloud_path
 from tests.support.command_line import as_flags
 from tests.support.tiny_scene import (
     TinyScene,

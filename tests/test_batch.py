@@ -12,8 +12,8 @@ import train_full_pipeline
 from gaussian_splatting.engine.loop import Interrupted
 from gaussian_splatting.engine.reporting.health import FailedResult
 from sugar_pipeline import commands
-from sugar_pipeline.pipeline_flags import full_parser
-from sugar_pipeline.pipeline_result import PipelineResult
+from sugar_pipeline.pipeline.pipeline_flags import full_parser
+from sugar_pipeline.pipeline.pipeline_result import PipelineResult
 from sugar_utils.errors import UserError
 from tests.support.tiny_scene import run_cli
 

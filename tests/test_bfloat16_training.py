@@ -10,7 +10,7 @@ import torch
 
 import train
 from gaussian_splatting import train as vanilla_train
-from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.core.cloud import Gaussians
 from gaussian_splatting.rasterization import rasterize
 from tests.support.command_line import WITHOUT_VALUE, as_flags
 from tests.support.tiny_scene import assert_same_bits, load_pt, run_cli, tiny_cameras, tiny_cloud

@@ -21,22 +21,22 @@ from PIL import Image
 
 import export
 from blender.build import build
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.core.moved import GLB_AXES, moved_cloud
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.scene import Scene, VanillaSize, load_scene
 from gaussian_splatting.formats.fidelity import fidelity
-from gaussian_splatting.formats.moved import GLB_AXES, moved_cloud
+from gaussian_splatting.scenes.scene import Scene, VanillaSize, load_scene
 from sugar_extractors.export.reading import read_as_written
 from sugar_extractors.export.reposing import reposed
-from sugar_extractors.result_folder import HandedOut, write_result_folder
+from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
 from sugar_extractors.texture.placed_export import PlacementOptions
-from sugar_extractors.texture.textured_mesh_io import (
+from sugar_scene.bound_model import bound_cloud_from_state
+from sugar_scene.geometry import covariances
+from sugar_scene.mesh_files.textured_mesh_io import (
     TexturedMesh,
     render_textured,
     write_textured_mesh,
 )
-from sugar_scene.bound_model import bound_cloud_from_state
-from sugar_scene.geometry import covariances
 from tests.support.refined_models import refined_state, save_model
 from tests.support.tiny_scene import REPOSITORY, SHORT_PIPELINE, make_tiny_scene, run_cli
 

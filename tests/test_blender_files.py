@@ -28,19 +28,19 @@ from blender.sugar_scan.plain.obj_file import read_obj
 from blender.sugar_scan.plain.photographs import SENSOR_WIDTH, read_photographs
 from blender.sugar_scan.plain.progress import Progress
 from blender.sugar_scan.plain.result_folder import read_result_folder
-from gaussian_splatting.data.ply import read_gaussian_ply, write_gaussian_ply
-from gaussian_splatting.data.scene import VanillaSize, load_scene
-from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
+from gaussian_splatting.core.spherical_harmonics import sh_to_rgb
+from gaussian_splatting.formats.ply import read_gaussian_ply, write_gaussian_ply
+from gaussian_splatting.scenes.scene import VanillaSize, load_scene
 from gaussian_splatting.shared_flags import Preset
 from sugar_extractors.export.export_options import ExportOptions, export_parser
-from sugar_extractors.result_folder import HandedOut, write_result_folder
-from sugar_extractors.result_photographs import write_photographs
+from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
+from sugar_extractors.outputs.result_photographs import write_photographs
 from sugar_extractors.texture.placed_export import PlacementOptions
-from sugar_extractors.texture.textured_mesh_io import read_textured_mesh, write_textured_mesh
-from sugar_pipeline.pipeline_flags import full_parser
-from sugar_pipeline.pipeline_result import PipelineResult
-from sugar_pipeline.pipeline_run import _print_result
+from sugar_pipeline.pipeline.pipeline_flags import full_parser
+from sugar_pipeline.pipeline.pipeline_result import PipelineResult
+from sugar_pipeline.pipeline.pipeline_run import _print_result
 from sugar_scene.geometry import covariances
+from sugar_scene.mesh_files.textured_mesh_io import read_textured_mesh, write_textured_mesh
 from sugar_utils.console import Console, Pace
 from sugar_utils.settings import from_args
 from tests.support.random_scenes import look_at

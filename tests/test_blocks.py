@@ -220,7 +220,7 @@ def test_a_region_with_too_many_voxels_is_halved_without_a_trace(sphere_of_two_b
 def test_decimated_parts_still_fit(sphere_of_two_blocks, backend, open_share):
     """pycolmap may turn a triangle over, which is then removed."""
     if backend == "open3d":
-        pytest.importorskip("open3d")
+        pytest.importorskip("open3d", exc_type=ImportError)
     blocks, grid, _, parts, _ = sphere_of_two_blocks
     decimate = choose_backend(backend).decimate
     small = []
@@ -236,7 +236,7 @@ def test_decimated_parts_still_fit(sphere_of_two_blocks, backend, open_share):
 
 def test_a_splinter_on_the_border_stays(sphere_of_two_blocks):
     """Decimation removes it first; around it, nothing is decimated in another try."""
-    pytest.importorskip("open3d")
+    pytest.importorskip("open3d", exc_type=ImportError)
     blocks, grid, _, parts, _ = sphere_of_two_blocks
     planes = block_meshes.planes_of(grid, blocks[0].box)
     axis, place = planes[0]

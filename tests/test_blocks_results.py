@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from gaussian_splatting.data import ply
-from sugar_extractors.texture.gltf_container import split_glb
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh, read_textured_mesh
+from gaussian_splatting.formats import ply
 from sugar_pipeline.blocks import tiles
 from sugar_pipeline.blocks.block_refinement import joined_in_order, write_if_new
 from sugar_pipeline.blocks.joined_refinement import with_shared_means
 from sugar_pipeline.blocks.paged_obj import paged_obj
+from sugar_scene.mesh_files.gltf_container import split_glb
+from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, read_textured_mesh
 from sugar_scene.triangle_mesh import TriangleMesh
 from tests.support.mesh_scenes import sphere_cloud
 

@@ -13,19 +13,19 @@ from pathlib import Path
 import pytest
 
 import train_full_pipeline
-from gaussian_splatting.data.ply import read_gaussian_ply
-from gaussian_splatting.data.scene import load_scene
+from gaussian_splatting.formats.ply import read_gaussian_ply
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
+from gaussian_splatting.scenes.scene import load_scene
 from sugar_extractors.export.engines.web_page import read_page_gaussians
-from sugar_extractors.texture.textured_mesh_io import read_textured_mesh
 from sugar_pipeline.blocks import automatic
 from sugar_pipeline.blocks.automatic import automatic_blocks, expected_gaussians, training_bytes
 from sugar_pipeline.blocks.block_plan import read_plan
 from sugar_pipeline.blocks.block_task import BlockTask, TaskFailed, run_task
 from sugar_pipeline.blocks.overview import overview_options
-from sugar_pipeline.demo_scene import make_demo_scene
-from sugar_pipeline.pipeline_flags import full_parser
+from sugar_pipeline.demo.demo_scene import make_demo_scene
+from sugar_pipeline.pipeline.pipeline_flags import full_parser
 from sugar_scene import triangle_mesh
+from sugar_scene.mesh_files.textured_mesh_io import read_textured_mesh
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError, say_nothing
 from tests.support.command_line import as_flags

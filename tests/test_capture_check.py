@@ -17,7 +17,7 @@ from PIL import Image, ImageFilter
 import train
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.observations import ViewOptions
-from gaussian_splatting.data.scene import Scene, VanillaSize, load_scene
+from gaussian_splatting.scenes.scene import Scene, VanillaSize, load_scene
 from sugar_capture.capture_check import (
     Directions,
     check_capture,

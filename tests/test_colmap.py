@@ -16,7 +16,7 @@ from gaussian_splatting.data.colmap import find_model, larger_model, read_colmap
 from gaussian_splatting.data.images import decode_image, fit_to_file
 from gaussian_splatting.data.names import ImageFolder
 from gaussian_splatting.data.observations import ViewOptions
-from gaussian_splatting.data.scene import load_scene
+from gaussian_splatting.scenes.scene import load_scene
 from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
 from sugar_utils.files import temporary_cache

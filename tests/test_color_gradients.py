@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from gaussian_splatting import color_gradients
-from gaussian_splatting.color_gradients import ColorGradient
 from gaussian_splatting.components.densification import Region
 from gaussian_splatting.components.poses import PoseConfig, PoseRefinement
+from gaussian_splatting.core import color_gradients
+from gaussian_splatting.core.color_gradients import ColorGradient
+from gaussian_splatting.core.spherical_harmonics import sh_basis_of
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.stepping import RunContext, Stepper
 from gaussian_splatting.optim import band_steps
@@ -26,7 +27,6 @@ from gaussian_splatting.optim.optimizer_config import (
 )
 from gaussian_splatting.rasterization.coefficient_gradients import coefficient_gradients
 from gaussian_splatting.rasterization.projection_kernels import camera_record
-from gaussian_splatting.rasterization.spherical_harmonics import sh_basis_of
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_scene.mesh_bound import bind_to_mesh

@@ -11,16 +11,16 @@ import pytest
 import trimesh
 
 import export
-from gaussian_splatting.data.ply import read_gaussian_ply
-from gaussian_splatting.data.scene import VanillaSize, load_scene
+from gaussian_splatting.core.moved import GLB_AXES, moved_cloud
 from gaussian_splatting.formats.fidelity import fidelity
-from gaussian_splatting.formats.moved import GLB_AXES, moved_cloud
+from gaussian_splatting.formats.ply import read_gaussian_ply
+from gaussian_splatting.scenes.scene import VanillaSize, load_scene
 from sugar_extractors.export.exported_frame import frame_of
 from sugar_extractors.export.gltf_gaussians import read_gltf_gaussians
 from sugar_extractors.export.reading import read_as_written
-from sugar_extractors.result_folder import HandedOut, write_result_folder
+from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
 from sugar_extractors.texture.placed_export import PlacementOptions
-from sugar_extractors.texture.textured_mesh_io import read_textured_mesh
+from sugar_scene.mesh_files.textured_mesh_io import read_textured_mesh
 from tests.support.tiny_scene import run_cli
 from tests.test_export_placement import PLACES, Inputs, exported, inputs
 

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 import torch
 
-from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.data.ply import write_gaussian_ply
-from gaussian_splatting.data.reference_layout import load_reference_checkpoint
+from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.core.moved import GLB_AXES, moved_cloud
 from gaussian_splatting.formats.fidelity import fidelity
-from gaussian_splatting.formats.moved import GLB_AXES, moved_cloud
 from gaussian_splatting.formats.packing import from_smallest_three, shares, smallest_three
+from gaussian_splatting.formats.ply import write_gaussian_ply
 from gaussian_splatting.formats.sog import write_sog
 from gaussian_splatting.formats.splat_file import write_splat
 from gaussian_splatting.formats.spz import write_spz
+from gaussian_splatting.scenes.reference_layout import load_reference_checkpoint
 from sugar_extractors.export.gltf_gaussians import (
     EXTENSION,
     read_gltf_gaussians,

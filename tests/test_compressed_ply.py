@@ -10,15 +10,15 @@ import pytest
 import torch
 from plyfile import PlyData, PlyElement
 
-from gaussian_splatting.cloud import OPAQUE_LOGIT, rotation_matrices
-from gaussian_splatting.data.ply import (
+from gaussian_splatting.core.cloud import OPAQUE_LOGIT, rotation_matrices
+from gaussian_splatting.core.spherical_harmonics import sh_to_rgb
+from gaussian_splatting.engine.model import cloud_from_state
+from gaussian_splatting.formats.ply import (
     holds_gaussians,
     read_gaussian_ply,
     write_gaussian_ply,
     write_point_ply,
 )
-from gaussian_splatting.engine.model import cloud_from_state
-from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
 from sugar_extractors.export.export_run import ExportOptions, export
 from sugar_extractors.export.reading import read_any_gaussians
 from sugar_utils.errors import UserError

@@ -18,7 +18,7 @@ from PIL import Image, ImageFilter
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.colmap import read_reconstruction
 from gaussian_splatting.data.masks import MaskOptions
-from gaussian_splatting.data.scene import load_scene
+from gaussian_splatting.scenes.scene import load_scene
 from sugar_capture import (
     mapping,
     matching,

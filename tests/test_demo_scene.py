@@ -15,9 +15,9 @@ from PIL import Image
 from plyfile import PlyData
 from scipy.spatial import cKDTree
 
-from gaussian_splatting.data.scene import load_scene
-from sugar_pipeline.demo_scene import make_demo_scene
-from sugar_pipeline.demo_surface import N_ALONG, N_AROUND, make_knot, rope_knot, visible
+from gaussian_splatting.scenes.scene import load_scene
+from sugar_pipeline.demo.demo_scene import make_demo_scene
+from sugar_pipeline.demo.demo_surface import N_ALONG, N_AROUND, make_knot, rope_knot, visible
 from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
 
@@ -47,7 +47,7 @@ def vectors(ply: PlyData, names: str) -> np.ndarray:
 def coarse_light() -> Iterator[None]:
     """Light the scene with few rays: no test needs soft light, and it takes most of the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sugar_pipeline.demo_texture._N_FILL_RAYS", 6)
+        patch.setattr("sugar_pipeline.demo.demo_texture._N_FILL_RAYS", 6)
         yield
 
 
@@ -230,7 +230,9 @@ def test_other_parameters_make_another_scene(copied):
 def test_a_damaged_scene_is_not_reused(copied, damage, monkeypatch):
     (copied / damage).write_bytes(b"{}")
     built = []
-    monkeypatch.setattr("sugar_pipeline.demo_scene._build", lambda *_: built.append(1) or fail())
+    monkeypatch.setattr(
+        "sugar_pipeline.demo.demo_scene._build", lambda *_: built.append(1) or fail()
+    )
     with pytest.raises(UserError, match="cannot write the demo scene"):
         make_demo_scene(copied, **SMALL, notify=ignore)
     assert built

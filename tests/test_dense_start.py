@@ -11,7 +11,7 @@ import torch
 
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.data.cameras import Camera, pixel_rays
-from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.scenes.scene import Scene
 from gaussian_splatting.vanilla.dense_start import dense_points, with_dense_points
 from gaussian_splatting.vanilla.initial_gaussians import initial_cloud
 from gaussian_splatting.vanilla.plane_sweep import (

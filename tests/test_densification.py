@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.components.densification import (
     FINEST_ANGLE,
     SPLIT_SHRINK,
@@ -17,9 +16,10 @@ from gaussian_splatting.components.densification import (
     densify_and_prune,
     reset_opacity,
 )
+from gaussian_splatting.components.sky_sphere import SkySphere
+from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.optim.adam import GroupedAdam
 from gaussian_splatting.optim.schedule import LearningRates
-from gaussian_splatting.sky_sphere import SkySphere
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaSchedule
 from tests.support.random_scenes import look_at

@@ -28,12 +28,12 @@ from gaussian_splatting.data.maps.depth_maps import (
 )
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.observations import ViewOptions
-from gaussian_splatting.data.scene import VanillaSize, load_scene
 from gaussian_splatting.engine.runner import run_stage
 from gaussian_splatting.engine.strips import ImageSplit, ViewPass
 from gaussian_splatting.engine.training_views import ImageStrip, TrainingView
 from gaussian_splatting.losses.texture import TEXTURE, texture_weights
 from gaussian_splatting.rasterization import Rows, project
+from gaussian_splatting.scenes.scene import VanillaSize, load_scene
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from sugar_utils.errors import UserError

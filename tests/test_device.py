@@ -16,13 +16,12 @@ import train_coarse_density
 import train_coarse_sdf
 import train_full_pipeline
 import train_refined
-from gaussian_splatting import compute
 from gaussian_splatting import train as vanilla
-from gaussian_splatting.compute import Compute, DeviceFlags
-from gaussian_splatting.rasterization import WARP
-from sugar_pipeline.demo_scene import demo_plan
-from sugar_pipeline.pipeline_flags import full_parser, train_parser
-from sugar_pipeline.plan import full_plan
+from gaussian_splatting.rasterization import WARP, compute
+from gaussian_splatting.rasterization.compute import Compute, DeviceFlags
+from sugar_pipeline.demo.demo_scene import demo_plan
+from sugar_pipeline.pipeline.pipeline_flags import full_parser, train_parser
+from sugar_pipeline.pipeline.plan import full_plan
 from sugar_utils import device as device_module
 from sugar_utils.device import CudaFacts, DeviceChoice, Gpu, choose_device, cuda_facts, upload
 from sugar_utils.errors import UserError

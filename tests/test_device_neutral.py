@@ -16,12 +16,12 @@ import torch
 from torch.utils._pytree import tree_map
 
 import train_full_pipeline
-from gaussian_splatting import compute
-from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.compute import Compute
+from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.data.images import ImageStore
-from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.engine.strips import ImageSplit
+from gaussian_splatting.formats.ply import write_gaussian_ply
+from gaussian_splatting.rasterization import compute
+from gaussian_splatting.rasterization.compute import Compute
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
@@ -29,7 +29,7 @@ from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh.meshing_backends import PoissonConfig
 from sugar_extractors.mesh.tsdf import TsdfConfig
 from sugar_extractors.texture.texturing import TextureOptions, extract_textured_mesh
-from sugar_pipeline.model_metrics import MetricsOptions, measure
+from sugar_pipeline.quality.model_metrics import MetricsOptions, measure
 from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_scene.reprojection import NeighborRule, NeighborViews
 from sugar_scene.triangle_mesh import read_mesh_ply

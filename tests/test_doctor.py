@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import train
-from gaussian_splatting.data.ply import read_gaussian_ply, write_gaussian_ply
-from gaussian_splatting.data.scene import load_scene
+from gaussian_splatting.formats.ply import read_gaussian_ply, write_gaussian_ply
 from gaussian_splatting.rasterization import self_test
+from gaussian_splatting.scenes.scene import load_scene
 from sugar_pipeline import doctor as machine_checkup
 from sugar_pipeline.doctor import (
     BACKENDS,
@@ -22,7 +22,7 @@ from sugar_pipeline.doctor import (
     machine_findings,
     scene_findings,
 )
-from sugar_pipeline.pipeline_flags import train_parser
+from sugar_pipeline.pipeline.pipeline_flags import train_parser
 from sugar_trainers.capture import SugarSize
 from sugar_utils.device import CudaFacts, Gpu
 from tests.support.tiny_scene import run_cli, tiny_cloud

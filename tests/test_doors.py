@@ -14,11 +14,11 @@ import pytest
 from gaussian_splatting.data.colmap import read_colmap
 from gaussian_splatting.data.images import decode_image, image_size
 from gaussian_splatting.data.names import ImageFolder
-from gaussian_splatting.data.ply import read_gaussian_ply, read_point_ply
 from gaussian_splatting.data.scans.scan_files import read_scan, scan_epsg
 from gaussian_splatting.engine.checkpoint import load_payload
-from sugar_extractors.mesh_pictures import read_any_mesh
-from sugar_extractors.texture.textured_mesh_io import read_textured_mesh
+from gaussian_splatting.formats.ply import read_gaussian_ply, read_point_ply
+from sugar_extractors.any_mesh import read_any_mesh
+from sugar_scene.mesh_files.textured_mesh_io import read_textured_mesh
 from sugar_scene.triangle_mesh import read_mesh_ply
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sugar_extractors.texture.textured_mesh_io import read_textured_mesh
+from sugar_scene.mesh_files.textured_mesh_io import read_textured_mesh
 from tests.support.repository import ROOT
 from tests.support.tiny_scene import SHORT_PIPELINE
 

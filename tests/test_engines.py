@@ -15,9 +15,9 @@ import export
 from sugar_extractors.export import formats, original_frame
 from sugar_extractors.export.engines.levels import coarser_levels
 from sugar_extractors.export.exported_frame import frame_of
-from sugar_extractors.export.exported_mesh import read_exported
-from sugar_extractors.texture.gltf_container import split_glb
-from sugar_extractors.texture.textured_mesh_io import (
+from sugar_pipeline.quality.exported_mesh import read_exported
+from sugar_scene.mesh_files.gltf_container import split_glb
+from sugar_scene.mesh_files.textured_mesh_io import (
     TexturedMesh,
     render_textured,
     write_textured_mesh,

@@ -13,15 +13,20 @@ import pytest
 import torch
 from PIL import Image
 
-from gaussian_splatting.compute import Compute
 from gaussian_splatting.data.images import decode_mask
 from gaussian_splatting.data.masks import MaskOptions, object_mask_path, overview, with_object_masks
 from gaussian_splatting.data.observations import KEEP_ALL, ViewOptions
-from gaussian_splatting.data.reference_layout import load_reference_checkpoint
-from gaussian_splatting.data.scene import Scene, VanillaSize, load_scene, load_scene_for_checkpoint
 from gaussian_splatting.engine.runner import run_stage
 from gaussian_splatting.rasterization import render_view
+from gaussian_splatting.rasterization.compute import Compute
 from gaussian_splatting.rasterization.render import masked_shares
+from gaussian_splatting.scenes.reference_layout import load_reference_checkpoint
+from gaussian_splatting.scenes.scene import (
+    Scene,
+    VanillaSize,
+    load_scene,
+    load_scene_for_checkpoint,
+)
 from gaussian_splatting.vanilla import vanilla_run
 from gaussian_splatting.vanilla.estimated_masks import MaskEstimation, needs_masks, render_mask
 from gaussian_splatting.vanilla.scene_masks import all_views

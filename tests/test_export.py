@@ -15,8 +15,8 @@ import trimesh
 from scipy.spatial.transform import Rotation
 
 import export
-from gaussian_splatting.data.ply import read_gaussian_ply
-from gaussian_splatting.formats.moved import moved_cloud
+from gaussian_splatting.core.moved import moved_cloud
+from gaussian_splatting.formats.ply import read_gaussian_ply
 from sugar_extractors.export.gltf_gaussians import read_gltf_gaussians
 from sugar_extractors.export.mesh_reduction import simplified
 from sugar_extractors.export.printable_meshes import BASE_THICKNESS
@@ -26,13 +26,13 @@ from sugar_extractors.export.reading import (
     read_bound_gaussians,
 )
 from sugar_extractors.export.reposing import reposed
-from sugar_extractors.texture.textured_mesh_io import (
+from sugar_scene.bound_model import bound_cloud_from_state
+from sugar_scene.mesh_bound import BoundCloud
+from sugar_scene.mesh_files.textured_mesh_io import (
     TexturedMesh,
     render_textured,
     write_textured_mesh,
 )
-from sugar_scene.bound_model import bound_cloud_from_state
-from sugar_scene.mesh_bound import BoundCloud
 from sugar_utils.errors import UserError
 from sugar_viewer.shown_models import open_model
 from tests.support.bound_reference import to_gaussians

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 import export
-from gaussian_splatting.data.ply import write_gaussian_ply
+from gaussian_splatting.formats.ply import write_gaussian_ply
 from gaussian_splatting.formats.splat_file import ROW, write_splat
 from sugar_extractors.export import export_run
 from sugar_extractors.export.reading import read_any_gaussians
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
+from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, write_textured_mesh
 from sugar_utils.errors import UserError
 from tests.support.limits import largest_file
 from tests.support.mesh_scenes import sphere

@@ -19,15 +19,15 @@ from plyfile import PlyData
 from scipy.spatial import cKDTree
 
 import export
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.core.moved import moved_cloud
 from gaussian_splatting.data.cameras import up_direction
-from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.formats.fidelity import fidelity
-from gaussian_splatting.formats.moved import moved_cloud
 from gaussian_splatting.formats.packing import cloud_of
+from gaussian_splatting.formats.ply import write_gaussian_ply
 from gaussian_splatting.formats.splat_file import read_splat
 from sugar_extractors.export.gltf_gaussians import read_gltf_gaussians
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
+from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, write_textured_mesh
 from tests.support.random_scenes import random_gaussians
 from tests.support.refined_models import refined_state, save_model
 from tests.support.tiny_scene import TinyScene, make_tiny_checkpoint, make_tiny_scene, run_cli

@@ -16,13 +16,13 @@ from PIL import Image
 
 import export
 import metrics
-from gaussian_splatting.data.ply import write_gaussian_ply
-from gaussian_splatting.data.scene import VanillaSize, load_scene
-from sugar_extractors.export.exported_mesh import Shape, read_exported
-from sugar_extractors.result_folder import HandedOut, write_result_folder
+from gaussian_splatting.formats.ply import write_gaussian_ply
+from gaussian_splatting.scenes.scene import VanillaSize, load_scene
+from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
 from sugar_extractors.texture.placed_export import PlacementOptions, write_placed
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
-from sugar_pipeline.model_metrics import measure, metrics_options, metrics_parser
+from sugar_pipeline.quality.exported_mesh import Shape, read_exported
+from sugar_pipeline.quality.model_metrics import measure, metrics_options, metrics_parser
+from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, write_textured_mesh
 from sugar_utils.console import Console
 from tests.support.textured_box import N_TRIANGLES, box_mesh, write_box_scene
 from tests.support.tiny_scene import run_cli, tiny_cloud

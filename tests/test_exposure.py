@@ -16,11 +16,11 @@ import train_refined
 from benchmarks.memory import Setting, weigh_setting
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.components.exposures import ExposureConfig, Exposures, LaterExposure
-from gaussian_splatting.data.reference_layout import read_exposures, write_exposures
 from gaussian_splatting.engine.reporting.evaluation import evaluate
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.losses.exposure import exposed, fit_gain_and_offset
 from gaussian_splatting.optim.visited_adam import BETAS
+from gaussian_splatting.scenes.reference_layout import read_exposures, write_exposures
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_scene.triangle_mesh import write_mesh_ply

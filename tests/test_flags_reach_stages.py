@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sugar_pipeline.pipeline_flags import full_parser, train_parser
-from sugar_pipeline.plan import PipelinePlan, full_plan, train_plan
+from sugar_pipeline.pipeline.pipeline_flags import full_parser, train_parser
+from sugar_pipeline.pipeline.plan import PipelinePlan, full_plan, train_plan
 from sugar_utils.flags import automatic_boolean, config_text
 from sugar_utils.settings import given_flags
 

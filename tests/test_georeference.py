@@ -14,12 +14,12 @@ from PIL import Image
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import lens_of
-from sugar_capture.georeference.control_points import read_control_points
-from sugar_capture.georeference.gps_tags import gps_of
-from sugar_capture.georeference.map_placement import MapFlags, MapPlacement
-from sugar_capture.georeference.map_systems import TangentPlane, system_of_text
-from sugar_capture.georeference.placing import place_on_map
-from sugar_capture.georeference.similarity import fitted, robust_fit
+from sugar_capture.gps.gps_tags import gps_of
+from sugar_maps.control_points import read_control_points
+from sugar_maps.map_placement import MapFlags, MapPlacement
+from sugar_maps.map_systems import TangentPlane, system_of_text
+from sugar_maps.placing import place_on_map
+from sugar_maps.similarity import fitted, robust_fit
 from sugar_utils.errors import UserError
 from tests.support.random_scenes import look_at
 from tests.support.survey import (

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from sugar_pipeline.grading import (
+from sugar_pipeline.quality.grading import (
     Grade,
     grade_mesh,
     grade_model,

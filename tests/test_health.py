@@ -18,8 +18,8 @@ from gaussian_splatting.data import masks
 from gaussian_splatting.data.cameras import ViewMask
 from gaussian_splatting.engine.reporting.health import problem_of
 from gaussian_splatting.engine.reporting.view_findings import constant_psnr
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh
-from sugar_pipeline.grading import mesh_health
+from sugar_pipeline.quality.grading import mesh_health
+from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh
 from sugar_scene.triangle_mesh import TriangleMesh
 from tests.support.faulty_captures import copy_scene, faults
 from tests.support.mesh_scenes import icosahedron

@@ -20,10 +20,14 @@ from sugar_pipeline.command_line import PROGRAMS, VERBS
 from tests.support.flag_tables import parser_for, with_tables
 from tests.support.repository import (
     FLOORS,
+    FOLDERS,
+    KNOWN_UPWARD_IMPORTS,
     ROOT,
     all_files,
     entry_points,
+    folder_of,
     imported_modules,
+    module_file,
     modules_imported_at_run_time,
     name_of,
     native_files,
@@ -37,6 +41,16 @@ RUNNERS = {"sugar_pipeline.command_line", "sugar_utils.entrypoint"}
 
 DISTRIBUTIONS = {"PIL": "pillow", "warp": "warp-lang"}
 """Distribution of a module where the names differ."""
+
+EXTRAS = {
+    "sugar_maps": ("sugar_extractors/export/export_", "sugar_viewer/"),
+    "sugar_pipeline/blocks": (),
+    "sugar_viewer": (),
+}
+"""Packages that a run does without, and who imports them: export, orthophotos."""
+
+LARGEST_FOLDER = {"gaussian_splatting/engine": 21, "sugar_capture": 21, "sugar_utils": 24}
+"""Files of the folders that have more than 20: no number ever grows."""
 
 TRAINING = ROOT / "DOCS" / "TRAINING.md"
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "DOCS").glob("*.md"))]
@@ -89,17 +103,54 @@ def test_files_say_their_licence_and_purpose():
         assert text.startswith("// SPDX-License-Identifier: Apache-2.0\n"), name_of(path)
 
 
-def test_imports_point_down():
+def imports_from_above() -> Iterator[tuple[str, str, str]]:
+    """(folder, folder above it, import) of the product's imports that do not point down."""
+    order = {folder: number for number, folder in enumerate(FOLDERS)}
     for path in production_files():
         if path in entry_points():
             continue
-        own = FLOORS.index(path.relative_to(ROOT).parts[0])
+        folder = folder_of(path)
         for module in imported_modules(path):
-            top = module.split(".")[0]
-            imports = f"{name_of(path)} imports {module}"
-            assert top not in ("tests", "benchmarks", "train"), imports
-            if top in FLOORS:
-                assert FLOORS.index(top) <= own, f"{imports} from above"
+            target = module_file(module)
+            if target is None or module.split(".")[0] not in FLOORS:
+                continue
+            other = folder_of(target)
+            if order[other] > order[folder]:
+                yield folder, other, f"{name_of(path)} imports {module}"
+
+
+def test_imports_point_down():
+    upward = {}
+    for folder, other, line in imports_from_above():
+        upward.setdefault((folder, other), line)
+    unknown = {pair: line for pair, line in upward.items() if pair not in KNOWN_UPWARD_IMPORTS}
+    assert not unknown
+    assert set(upward) == KNOWN_UPWARD_IMPORTS, "take the pairs that are gone off the list"
+
+
+def test_the_product_imports_neither_tests_nor_scripts():
+    for path in production_files():
+        tops = {module.split(".")[0] for module in imported_modules(path)}
+        assert not tops & {"tests", "benchmarks", "train"}, name_of(path)
+
+
+def test_the_pipeline_does_without_maps_blocks_and_viewer():
+    """Its own programs import each of them; all others load it where they can do without."""
+    for extra, users in EXTRAS.items():
+        for path in production_files():
+            name = name_of(path)
+            if not name.startswith((f"{extra}/", *users)):
+                modules = [module.replace(".", "/") for module in imported_modules(path)]
+                assert not any(module.startswith(extra) for module in modules), name
+
+
+def test_folders_are_small_and_in_the_order():
+    files = [path for path in production_files() if path not in entry_points()]
+    folders = [folder_of(path) for path in files if path.name != "__init__.py"]
+    assert set(folders) <= set(FOLDERS)
+    assert len(FLOORS) <= 9
+    for folder in set(folders):
+        assert folders.count(folder) <= LARGEST_FOLDER.get(folder, 20), folder
 
 
 def test_entry_points_only_parse_and_call():

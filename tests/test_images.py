@@ -16,7 +16,7 @@ from gaussian_splatting.data.images import (
     fit_to_file,
 )
 from gaussian_splatting.data.names import ImageFolder, ImagePlaces, missing_images
-from gaussian_splatting.data.scene import VanillaSize
+from gaussian_splatting.scenes.scene import VanillaSize
 from sugar_trainers.capture import SugarSize
 from sugar_utils import device
 from sugar_utils.errors import UserError

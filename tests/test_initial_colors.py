@@ -6,7 +6,7 @@ import math
 import torch
 from torch.nn.functional import normalize
 
-from gaussian_splatting.rasterization.spherical_harmonics import SH_C0, sh_basis_of
+from gaussian_splatting.core.spherical_harmonics import SH_C0, sh_basis_of
 from sugar_scene.mesh_bound import BoundCloud, bind_to_mesh
 from sugar_scene.triangle_rasterizer import to_camera
 from sugar_trainers.initial_colors import with_photograph_colors

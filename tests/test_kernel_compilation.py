@@ -9,7 +9,7 @@ import pytest
 import torch
 import warp as wp
 
-import sugar_pipeline.pipeline_run  # noqa: F401  everything that a pipeline may launch
+import sugar_pipeline.pipeline.pipeline_run  # noqa: F401  everything that a pipeline may launch
 from gaussian_splatting.engine import runner as kernel_compilation
 from gaussian_splatting.engine.runner import compile_ahead, kernel_modules
 from gaussian_splatting.rasterization.blend_cpu import tile_kernels

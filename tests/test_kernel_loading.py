@@ -18,9 +18,9 @@ from gaussian_splatting.engine.runner import Messages, kernel_modules
 from gaussian_splatting.rasterization.blend_cpu import tile_kernels
 from gaussian_splatting.vanilla import vanilla_run
 from gaussian_splatting.vanilla.vanilla_run import KERNEL_PACKAGES, VanillaOptions
-from sugar_pipeline import demo_scene
-from sugar_pipeline.demo_scene import run_demo
-from sugar_pipeline.pipeline_flags import train_parser
+from sugar_pipeline.demo import demo_scene
+from sugar_pipeline.demo.demo_scene import run_demo
+from sugar_pipeline.pipeline.pipeline_flags import train_parser
 from sugar_trainers import stage_options
 from sugar_trainers.refine_run import RefineOptions
 from sugar_utils import warp_launch

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from gaussian_splatting import color_gradients
 from gaussian_splatting.components.densification import Region
 from gaussian_splatting.components.poses import PoseConfig, PoseRefinement
+from gaussian_splatting.core import color_gradients
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.stepping import RunContext, Stepper
 from gaussian_splatting.optim import adam, band_steps, late_bands, row_storage

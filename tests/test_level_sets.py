@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.rasterization import rasterize
 from sugar_extractors.mesh.level_sets import (
     LevelSetPoints,

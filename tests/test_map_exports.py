@@ -13,14 +13,14 @@ import trimesh
 from plyfile import PlyData
 
 import export
-from gaussian_splatting.data.ply import read_gaussian_ply
-from gaussian_splatting.data.scene import VanillaSize, load_scene
+from gaussian_splatting.formats.ply import read_gaussian_ply
+from gaussian_splatting.scenes.scene import VanillaSize, load_scene
 from sugar_extractors.export.exported_frame import frame_of
 from sugar_extractors.export.format_types import PointCloud, PointExport
 from sugar_extractors.export.las_files import write_las
-from sugar_extractors.result_folder import HandedOut, write_result_folder
+from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
 from sugar_extractors.texture.placed_export import PlacementOptions
-from sugar_extractors.texture.textured_mesh_io import read_textured_mesh, written_normals
+from sugar_scene.mesh_files.textured_mesh_io import read_textured_mesh, written_normals
 from sugar_scene.triangle_mesh import write_mesh_ply
 from tests.support.mesh_scenes import icosahedron
 from tests.support.survey import EPSG, SCALE, TO_MAP, list_lines, places, write_list

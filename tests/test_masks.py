@@ -13,8 +13,8 @@ import train
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.data.images import ImageStore, composited, dilated, eroded, outlined
 from gaussian_splatting.data.masks import MaskOptions
-from gaussian_splatting.data.scene import VanillaSize, load_scene
 from gaussian_splatting.engine.run_identity import scene_inputs
+from gaussian_splatting.scenes.scene import VanillaSize, load_scene
 from sugar_utils.errors import UserError
 from tests.support.captures import PINHOLE, make_scene, write_scene
 from tests.support.tiny_scene import run_cli

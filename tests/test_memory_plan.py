@@ -10,7 +10,6 @@ import torch
 
 from benchmarks.memory import Setting, weigh_setting
 from gaussian_splatting.data.images import ImageStore
-from gaussian_splatting.data.scene import load_scene
 from gaussian_splatting.engine.memory_plan import (
     MemoryChoice,
     MemoryOptions,
@@ -26,6 +25,7 @@ from gaussian_splatting.engine.memory_plan import (
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.rasterization import project
+from gaussian_splatting.scenes.scene import load_scene
 from gaussian_splatting.train import main as train_vanilla
 from sugar_scene.field_kernels import pair_bytes
 from sugar_trainers.capture import SugarSize

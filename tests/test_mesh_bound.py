@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from gaussian_splatting.cloud import quaternions_of, rotation_matrices
+from gaussian_splatting.core.cloud import quaternions_of, rotation_matrices
 from gaussian_splatting.rasterization import rasterize
 from sugar_scene.bound_model import FACES, STATE_NAMES, THICKNESS, bound_cloud_from_state
 from sugar_scene.geometry import covariances

@@ -9,7 +9,7 @@ import pytest
 from sugar_extractors.mesh.mesh_finishing import decimated_to_error
 from sugar_extractors.mesh.meshing_backends import PycolmapBackend
 from sugar_extractors.mesh.surface_sizes import nearest_pixel_sizes
-from sugar_extractors.mesh_quality import Surface
+from sugar_scene.surface_queries import Surface
 from sugar_scene.triangle_mesh import TriangleMesh, topology
 from tests.support.mesh_scenes import cameras_around, sphere
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sugar_extractors.mesh_pictures import (
+from sugar_extractors.outputs.mesh_pictures import (
     BACKGROUND,
     pick_views,
     shaded_views,

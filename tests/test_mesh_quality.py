@@ -11,15 +11,14 @@ from plyfile import PlyData, PlyElement
 
 from benchmarks.mesh_quality import Parts, parser, part_completeness, run
 from benchmarks.rods_scene import PIXEL, SHEET_HEIGHT, SHEET_WIDTH, joined, parts
-from sugar_extractors.mesh_pictures import read_any_mesh
-from sugar_extractors.mesh_quality import (
+from sugar_extractors.any_mesh import read_any_mesh
+from sugar_pipeline.quality.mesh_quality import (
     CLEARANCE,
-    Surface,
     compare_surfaces,
     make_reference,
     read_reference,
-    sample_surface,
 )
+from sugar_scene.surface_queries import Surface, sample_surface
 from sugar_scene.triangle_mesh import TriangleMesh, merge_meshes, write_mesh_ply
 from sugar_utils.errors import UserError
 from tests.support.mesh_scenes import mesh_of, sphere

@@ -18,11 +18,11 @@ from gaussian_splatting.data.observations import (
     ViewOptions,
     hardly_known,
 )
-from gaussian_splatting.data.reference_layout import load_reference_checkpoint
-from gaussian_splatting.data.scene import load_scene, load_scene_for_checkpoint
-from sugar_pipeline.input_checks import check_places
-from sugar_pipeline.pipeline_flags import full_parser
-from sugar_pipeline.plan import full_plan
+from gaussian_splatting.scenes.reference_layout import load_reference_checkpoint
+from gaussian_splatting.scenes.scene import load_scene, load_scene_for_checkpoint
+from sugar_pipeline.pipeline.input_checks import check_places
+from sugar_pipeline.pipeline.pipeline_flags import full_parser
+from sugar_pipeline.pipeline.plan import full_plan
 from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
 from tests.support.tiny_scene import make_tiny_checkpoint, make_tiny_scene

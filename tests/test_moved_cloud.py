@@ -8,10 +8,11 @@ import pytest
 import torch
 from scipy.spatial.transform import Rotation
 
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.core.moved import moved_cloud
+from gaussian_splatting.core.sh_rotation import sh_rotation
+from gaussian_splatting.core.spherical_harmonics import sh_basis_of
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.formats.moved import moved_cloud, sh_rotation
-from gaussian_splatting.rasterization.spherical_harmonics import sh_basis_of
 from tests.support.reference_rasterizer import rasterize_reference
 
 VIEW = Camera("a", 40, 32, 40.0, 40.0, 20.0, 16.0, np.eye(3), np.array([0.1, -0.2, 3.0]))

@@ -14,19 +14,19 @@ import torch
 import extract_mesh
 import train
 import train_coarse_multiview
-from gaussian_splatting.cloud import CUTOFF, GaussianCloud
 from gaussian_splatting.components.densification import FINEST_ANGLE
 from gaussian_splatting.components.exposures import NO_LATER_EXPOSURE
+from gaussian_splatting.components.sky_sphere import SKY_RADIUS
+from gaussian_splatting.core.cloud import CUTOFF, GaussianCloud
 from gaussian_splatting.data.cameras import ViewMask
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
 from gaussian_splatting.engine.training_views import TrainingView
 from gaussian_splatting.rasterization import WARP
 from gaussian_splatting.rasterization.backends import GsplatRasterizer
-from gaussian_splatting.sky_sphere import SKY_RADIUS
-from sugar_pipeline.model_metrics import metrics_options, metrics_parser
-from sugar_pipeline.pipeline_flags import train_parser
-from sugar_pipeline.plan import train_plan
+from sugar_pipeline.pipeline.pipeline_flags import train_parser
+from sugar_pipeline.pipeline.plan import train_plan
+from sugar_pipeline.quality.model_metrics import metrics_options, metrics_parser
 from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_scene.plane_kernels import LARGE_MISMATCH, UNCOUNTED
 from sugar_scene.reprojection import NeighborViews

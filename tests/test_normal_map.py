@@ -16,8 +16,8 @@ from torch.nn.functional import normalize
 
 import export
 from sugar_extractors.export.mesh_reduction import simplified
-from sugar_extractors.texture.tangent_space import corner_tangents, vertex_normals
-from sugar_extractors.texture.textured_mesh_io import (
+from sugar_scene.mesh_files.tangent_space import corner_tangents, vertex_normals
+from sugar_scene.mesh_files.textured_mesh_io import (
     TexturedMesh,
     read_textured_mesh,
     write_textured_mesh,

@@ -17,9 +17,9 @@ import train_coarse_multiview
 import train_refined
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.ply import read_gaussian_ply, write_gaussian_ply
-from gaussian_splatting.data.reference_layout import point_cloud_path, write_cfg_args
 from gaussian_splatting.engine.run_identity import _camera_digest
+from gaussian_splatting.formats.ply import read_gaussian_ply, write_gaussian_ply
+from gaussian_splatting.scenes.reference_layout import point_cloud_path, write_cfg_args
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_scene.triangle_mesh import write_mesh_ply
 from sugar_trainers.coarse_stage import CoarseStage

@@ -15,12 +15,12 @@ import pytest
 import torch
 from PIL import Image
 
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.data.masks import MaskOptions, overview
 from gaussian_splatting.data.observations import ViewOptions
-from gaussian_splatting.data.reference_layout import OBJECT_MASKS, load_reference_checkpoint
-from gaussian_splatting.data.scene import VanillaSize, load_scene, load_scene_for_checkpoint
 from gaussian_splatting.engine.runner import run_stage
+from gaussian_splatting.scenes.reference_layout import OBJECT_MASKS, load_reference_checkpoint
+from gaussian_splatting.scenes.scene import VanillaSize, load_scene, load_scene_for_checkpoint
 from gaussian_splatting.vanilla.object_region import crossing_of, object_rows, support_plane
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions

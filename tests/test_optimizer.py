@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.optim import adam
 from gaussian_splatting.optim.adam import ADAM_EPS, GroupedAdam

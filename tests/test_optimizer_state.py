@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.optim.adam import GroupedAdam
 from gaussian_splatting.optim.adam_steps import (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from gaussian_splatting.data.scene import load_scene
+from gaussian_splatting.scenes.scene import load_scene
 from sugar_trainers.capture import SugarSize
 from sugar_viewer.rendered_pictures import (
     ERROR,

@@ -17,7 +17,7 @@ from sugar_capture.convert_run import convert
 from sugar_capture.panoramas import FACES, are_panoramas, write_views
 from sugar_capture.photographs import described_photographs
 from sugar_pipeline.commands import run_full
-from sugar_pipeline.pipeline_flags import full_parser
+from sugar_pipeline.pipeline.pipeline_flags import full_parser
 from sugar_utils.errors import UserError
 from tests.support.panorama_room import TRIPOD, poses, write_panoramas
 from tests.support.photographed_room import write_photographs

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.components.densification import Densification
+from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.engine.checkpoint import CheckpointStore, checkpoint_path, load_payload
 from gaussian_splatting.engine.model import TrainableCloud, check_free_payload, count_gaussians
 from gaussian_splatting.engine.state_schema import payload_check

@@ -21,7 +21,7 @@ from sugar_extractors.texture.texture_atlas import (
     make_atlas,
 )
 from sugar_extractors.texture.texture_baking import Baker
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh, render_textured
+from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, render_textured
 from sugar_scene.triangle_rasterizer import rasterize_triangles
 from sugar_utils.errors import UserError
 from tests.support.random_scenes import look_at

@@ -21,15 +21,15 @@ import metrics
 import train
 import train_full_pipeline
 from gaussian_splatting.data import images as image_module
-from gaussian_splatting.data.reference_layout import write_cfg_args
-from gaussian_splatting.data.scene import VanillaSize, load_scene
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.optim.schedule import LearningRates
+from gaussian_splatting.scenes.reference_layout import write_cfg_args
+from gaussian_splatting.scenes.scene import VanillaSize, load_scene
 from sugar_pipeline import commands
-from sugar_pipeline.demo_scene import demo_plan
-from sugar_pipeline.model_metrics import metrics_options, metrics_parser, read_scene_config
-from sugar_pipeline.pipeline_flags import full_parser, train_parser
-from sugar_pipeline.plan import PipelinePlan, full_plan, mode_of, train_plan, with_mode
+from sugar_pipeline.demo.demo_scene import demo_plan
+from sugar_pipeline.pipeline.pipeline_flags import full_parser, train_parser
+from sugar_pipeline.pipeline.plan import PipelinePlan, full_plan, mode_of, train_plan, with_mode
+from sugar_pipeline.quality.model_metrics import metrics_options, metrics_parser, read_scene_config
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from tests.support.command_line import as_flags

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image, ImageFilter
 
 from sugar_pipeline.commands import run_full
-from sugar_pipeline.pipeline_flags import full_parser
-from sugar_pipeline.plan import PipelinePlan, full_plan
+from sugar_pipeline.pipeline.pipeline_flags import full_parser
+from sugar_pipeline.pipeline.plan import PipelinePlan, full_plan
 from sugar_utils.errors import UserError
 from tests.support.photographed_room import WIDTH, write_photographs
 from tests.support.tiny_scene import SHORT_PIPELINE

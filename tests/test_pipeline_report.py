@@ -13,17 +13,17 @@ import pytest
 import torch
 
 from gaussian_splatting.data.images import ImageStore
-from gaussian_splatting.data.scene import VanillaSize, load_scene
 from gaussian_splatting.engine.reporting.run_logger import RunLogger
-from sugar_extractors.mesh_quality import MeshQuality
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh
-from sugar_pipeline.pipeline_report import (
+from gaussian_splatting.scenes.scene import VanillaSize, load_scene
+from sugar_pipeline.pipeline.pipeline_report import (
     ReportContent,
     compare_with_photographs,
     write_report,
 )
-from sugar_pipeline.pipeline_result import StageRecord
-from sugar_pipeline.pipeline_run import TITLE, _is_current
+from sugar_pipeline.pipeline.pipeline_result import StageRecord
+from sugar_pipeline.pipeline.pipeline_run import TITLE, _is_current
+from sugar_pipeline.quality.mesh_quality import MeshQuality
+from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import make_tiny_scene, tiny_cloud
 
@@ -121,7 +121,7 @@ def test_a_pipeline_report_has_it_all(tmp_path):
 
 @pytest.mark.parametrize("eval_split", [True, False])
 def test_photographs_stand_above_what_was_made_of_them(tmp_path, monkeypatch, eval_split):
-    monkeypatch.setattr("sugar_pipeline.pipeline_report.N_VIEWS", 2)
+    monkeypatch.setattr("sugar_pipeline.pipeline.pipeline_report.N_VIEWS", 2)
     root = make_tiny_scene(tmp_path / "scene").root
     scene = load_scene(root, size_rule=VanillaSize(), eval_split=eval_split, notify=print)
     ball = icosahedron()

@@ -14,10 +14,10 @@ import torch
 import trimesh
 from scipy.spatial.transform import Rotation
 
-from gaussian_splatting.cloud import rotation_matrices
+from gaussian_splatting.core.cloud import rotation_matrices
 from gaussian_splatting.data.cameras import Camera, up_direction, upright_rotation
-from gaussian_splatting.data.ply import read_gaussian_ply
-from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.formats.ply import read_gaussian_ply
+from gaussian_splatting.scenes.scene import Scene
 from sugar_extractors.texture.placed_export import (
     PlacementOptions,
     placed_gaussians,
@@ -25,7 +25,7 @@ from sugar_extractors.texture.placed_export import (
     placement,
     write_placed,
 )
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
+from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, write_textured_mesh
 from sugar_utils.errors import UserError
 from tests.support.photographed_room import camera_poses
 from tests.test_moved_cloud import cloud_of

@@ -6,8 +6,8 @@ import pytest
 import torch
 from plyfile import PlyData, PlyElement
 
-from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.data.ply import (
+from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.formats.ply import (
     COLOR_NAMES,
     GAUSSIAN_PROPERTIES,
     read_gaussian_ply,
@@ -306,7 +306,7 @@ def test_lack_of_memory_is_not_blamed_on_the_file(tmp_path, monkeypatch):
     def fail(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr("gaussian_splatting.data.ply.PlyData.read", fail)
+    monkeypatch.setattr("gaussian_splatting.formats.ply.PlyData.read", fail)
     with pytest.raises(UserError, match="out of memory reading its") as caught:
         read_gaussian_ply(path)
     assert "damaged" not in str(caught.value)

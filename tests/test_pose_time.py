@@ -12,8 +12,8 @@ from sugar_capture import pose_time
 from sugar_capture.convert_options import ConvertOptions, SfmOptions
 from sugar_capture.pose_time import LEVELS, PoseSpeed, chosen_level, with_features_in_time
 from sugar_capture.scene_folder import Work, find_source
-from sugar_pipeline.pipeline_flags import full_parser
-from sugar_pipeline.plan import POSE_SHARE, convert_options
+from sugar_pipeline.pipeline.pipeline_flags import full_parser
+from sugar_pipeline.pipeline.plan import POSE_SHARE, convert_options
 from tests.support.heard_console import Heard
 
 

@@ -10,22 +10,22 @@ import pytest
 import torch
 
 from gaussian_splatting import train as vanilla_train
-from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.components.poses import (
     PoseConfig,
     PoseRefinement,
     fitted_pose,
     pose_gradient,
-    rotation_generators,
     with_motion,
 )
+from gaussian_splatting.core.cloud import Gaussians
+from gaussian_splatting.core.sh_rotation import rotation_generators
+from gaussian_splatting.core.spherical_harmonics import sh_basis_of
 from gaussian_splatting.data.colmap import read_colmap
 from gaussian_splatting.data.names import ImageFolder
-from gaussian_splatting.data.reference_layout import read_cameras_json
 from gaussian_splatting.engine.reporting.run_report import last_value, read_curves
 from gaussian_splatting.engine.reporting.view_findings import POSED
 from gaussian_splatting.optim.visited_adam import rate_at
-from gaussian_splatting.rasterization.spherical_harmonics import sh_basis_of
+from gaussian_splatting.scenes.reference_layout import read_cameras_json
 from sugar_utils.errors import UserError
 from tests.support.command_line import as_flags
 from tests.support.random_scenes import look_at

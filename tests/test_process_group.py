@@ -17,15 +17,15 @@ from PIL import Image
 
 import train
 import train_refined
-from gaussian_splatting import compute
 from gaussian_splatting import train as vanilla_train
-from gaussian_splatting.compute import BackendFlags, DeviceFlags
 from gaussian_splatting.engine import memory_plan
 from gaussian_splatting.engine.component import ViewResult
 from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.stepping import RunContext, Stepper
 from gaussian_splatting.optim.adam import GroupedAdam
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
+from gaussian_splatting.rasterization import compute
+from gaussian_splatting.rasterization.compute import BackendFlags, DeviceFlags
 from gaussian_splatting.vanilla.vanilla_run import vanilla_parser
 from sugar_scene.triangle_mesh import write_mesh_ply
 from sugar_utils import device

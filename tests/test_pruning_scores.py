@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from gaussian_splatting import train as vanilla_train
-from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.components.densification import DensificationConfig
 from gaussian_splatting.components.growing_resolution import GrowthConfig
 from gaussian_splatting.components.pruning_scores import PruningScores, ScoreConfig
+from gaussian_splatting.components.sky_sphere import RobustConfig
+from gaussian_splatting.core.cloud import Gaussians
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.rasterization import project, rasterize
-from gaussian_splatting.sky_sphere import RobustConfig
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from tests.support.command_line import WITHOUT_VALUE

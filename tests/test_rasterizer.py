@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from gaussian_splatting.cloud import NO_CUTOFF, Gaussians
+from gaussian_splatting.core.cloud import NO_CUTOFF, Gaussians
 from gaussian_splatting.engine.model import GROUP_NAMES
 from gaussian_splatting.rasterization import WarpRasterizer, project, rasterize
 from sugar_trainers.losses import normals_from_depth

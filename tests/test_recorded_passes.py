@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from gaussian_splatting import color_gradients
 from gaussian_splatting.components.densification import Region
 from gaussian_splatting.components.exposures import ExposureConfig, Exposures
+from gaussian_splatting.core import color_gradients
 from gaussian_splatting.engine import recorded_passes
 from gaussian_splatting.engine.recorded_passes import rounded_up
 from gaussian_splatting.engine.stepping import RunContext, Stepper

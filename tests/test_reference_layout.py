@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.ply import (
+from gaussian_splatting.formats.ply import (
     read_gaussian_ply,
     read_point_ply,
     write_gaussian_ply,
     write_point_ply,
 )
-from gaussian_splatting.data.reference_layout import (
+from gaussian_splatting.scenes.reference_layout import (
     load_reference_checkpoint,
     point_cloud_path,
     read_cameras_json,

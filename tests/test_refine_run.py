@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import train_refined
-from gaussian_splatting.data.ply import read_gaussian_ply
+from gaussian_splatting.formats.ply import read_gaussian_ply
 from sugar_scene.bound_model import bound_cloud_from_state
 from sugar_scene.triangle_mesh import write_mesh_ply
 from sugar_utils.entrypoint import run_main

@@ -11,7 +11,7 @@ import pycolmap
 import pytest
 
 from sugar_capture import mapping
-from sugar_capture.georeference.gps_tags import GpsPosition
+from sugar_capture.gps.gps_tags import GpsPosition
 from sugar_capture.pairs import chosen_pairs
 from sugar_capture.pairs.chosen_pairs import (
     chosen_matcher,

@@ -13,8 +13,8 @@ from PIL import Image
 
 import render
 from gaussian_splatting.data.cameras import Camera, looked_at
-from gaussian_splatting.data.ply import write_gaussian_ply
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh, write_textured_mesh
+from gaussian_splatting.formats.ply import write_gaussian_ply
+from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, write_textured_mesh
 from sugar_scene.triangle_mesh import TriangleMesh, write_mesh_ply
 from sugar_utils.errors import UserError
 from sugar_viewer import picture_files

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from gaussian_splatting.cloud import ANTIALIASED, CUTOFF, NO_CUTOFF
-from gaussian_splatting.data.ply import read_gaussian_ply, write_gaussian_ply
+from gaussian_splatting.core.cloud import ANTIALIASED, CUTOFF, NO_CUTOFF
+from gaussian_splatting.core.moved import moved_cloud
 from gaussian_splatting.engine.model import TrainableCloud, cloud_from_state
-from gaussian_splatting.formats.moved import moved_cloud
+from gaussian_splatting.formats.ply import read_gaussian_ply, write_gaussian_ply
 from gaussian_splatting.formats.sog import read_sog, write_sog
 from gaussian_splatting.formats.spz import read_spz, write_spz
 from gaussian_splatting.optim.schedule import LearningRates

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from gaussian_splatting import train as vanilla_train
-from gaussian_splatting.data.ply import read_gaussian_ply
-from gaussian_splatting.sky_sphere import (
+from gaussian_splatting.components.sky_sphere import (
     SKY_OPACITY,
     SKY_RADIUS,
     RobustConfig,
@@ -19,6 +18,7 @@ from gaussian_splatting.sky_sphere import (
     sky_of,
     with_sky,
 )
+from gaussian_splatting.formats.ply import read_gaussian_ply
 from gaussian_splatting.vanilla.initial_gaussians import initial_cloud
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from tests.support.command_line import WITHOUT_VALUE

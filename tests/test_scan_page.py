@@ -15,15 +15,15 @@ import trimesh
 from PIL import Image
 
 import export
-from gaussian_splatting.data.ply import read_gaussian_ply
-from gaussian_splatting.data.scene import VanillaSize, load_scene
+from gaussian_splatting.core.moved import GLB_AXES, moved_cloud
 from gaussian_splatting.formats.fidelity import fidelity
-from gaussian_splatting.formats.moved import GLB_AXES, moved_cloud
+from gaussian_splatting.formats.ply import read_gaussian_ply
+from gaussian_splatting.scenes.scene import VanillaSize, load_scene
 from sugar_extractors.export.engines import web_page
 from sugar_extractors.export.engines.scan_program import scan_program
 from sugar_extractors.export.engines.web_page import read_page_gaussians
-from sugar_extractors.result_folder import HandedOut, write_result_folder
-from sugar_extractors.result_page import write_index
+from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
+from sugar_extractors.outputs.result_page import write_index
 from sugar_extractors.texture.placed_export import PlacementOptions
 from sugar_utils.html import MESH_ELEMENT, element_bytes
 from tests.support.repository import ROOT

@@ -14,13 +14,13 @@ import gaussian_splatting.train as vanilla_train
 import place_scan
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.maps.depth_maps import DepthOptions
-from gaussian_splatting.data.ply import read_gaussian_ply, read_point_ply, write_point_ply
-from gaussian_splatting.data.reference_layout import point_cloud_path
 from gaussian_splatting.data.scans.scan_depths import depth_of_points, point_spacing
 from gaussian_splatting.data.scans.scan_files import read_scan
 from gaussian_splatting.data.scans.scan_frame import ScanFrame, scan_in_scene, without_offset
 from gaussian_splatting.data.scans.voxel_grid import VoxelGrid
-from gaussian_splatting.data.scene import VanillaSize, load_scene
+from gaussian_splatting.formats.ply import read_gaussian_ply, read_point_ply, write_point_ply
+from gaussian_splatting.scenes.reference_layout import point_cloud_path
+from gaussian_splatting.scenes.scene import VanillaSize, load_scene
 from sugar_utils.errors import UserError
 from tests.support.survey import EPSG, TO_MAP, list_lines, places, write_list
 from tests.support.tiny_scene import TinyScene, make_tiny_scene, run_cli, tiny_cameras

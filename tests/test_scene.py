@@ -12,13 +12,13 @@ from PIL import Image
 
 from gaussian_splatting.data.cameras import camera_extent
 from gaussian_splatting.data.images import ImageStore
-from gaussian_splatting.data.reference_layout import (
+from gaussian_splatting.scenes.reference_layout import (
     ReferenceCheckpoint,
     load_reference_checkpoint,
     read_cameras_json,
     write_cameras_json,
 )
-from gaussian_splatting.data.scene import VanillaSize, load_scene, load_scene_for_checkpoint
+from gaussian_splatting.scenes.scene import VanillaSize, load_scene, load_scene_for_checkpoint
 from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
 from tests.support.captures import PINHOLE, make_scene, write_scene

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gaussian_splatting.data import scene_path
-from gaussian_splatting.data.scene_path import NOTE, check_scene_path, unpacked
+from gaussian_splatting.scenes import scene_path
+from gaussian_splatting.scenes.scene_path import NOTE, check_scene_path, unpacked
 from sugar_pipeline.command_line import PROGRAMS, check_early, with_scene_folders
 from sugar_pipeline.commands import _run_each
 from sugar_utils.console import Console

@@ -14,13 +14,13 @@ from PIL import Image
 from gaussian_splatting.data import names
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.names import ImageFolder
-from gaussian_splatting.data.reference_layout import (
+from gaussian_splatting.scenes.reference_layout import (
     load_reference_checkpoint,
     point_cloud_path,
     write_cameras_json,
 )
-from gaussian_splatting.data.scene import load_scene_for_checkpoint
-from sugar_pipeline.model_metrics import read_scene_config
+from gaussian_splatting.scenes.scene import load_scene_for_checkpoint
+from sugar_pipeline.quality.model_metrics import read_scene_config
 from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
 from sugar_utils.files import read_json, write_json_atomic

@@ -11,7 +11,7 @@ import pytest
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.texture.texturing import TextureOptions
-from sugar_pipeline.pipeline_flags import full_parser, train_parser
+from sugar_pipeline.pipeline.pipeline_flags import full_parser, train_parser
 from sugar_trainers.stage_config import CoarseConfig, RefineConfig
 from sugar_utils.errors import UserError
 from sugar_utils.flags import TASKS, HelpFormatter, Parser, positive_int

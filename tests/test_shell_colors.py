@@ -8,9 +8,9 @@ import math
 import pytest
 import torch
 
+from gaussian_splatting.components.sky_sphere import SKY_GREY, RobustConfig, sky_of, with_sky
+from gaussian_splatting.core.spherical_harmonics import sh_to_rgb
 from gaussian_splatting.data.cameras import Camera, pixel_rays
-from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
-from gaussian_splatting.sky_sphere import SKY_GREY, RobustConfig, sky_of, with_sky
 from gaussian_splatting.vanilla.initial_gaussians import initial_cloud
 from gaussian_splatting.vanilla.sky_colors import directional_colors, with_sky_colors
 from tests.support.random_scenes import look_at

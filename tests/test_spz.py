@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.data.ply import write_gaussian_ply
+from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.core.moved import moved_cloud
 from gaussian_splatting.formats.fidelity import fidelity
-from gaussian_splatting.formats.moved import moved_cloud
+from gaussian_splatting.formats.ply import write_gaussian_ply
 from gaussian_splatting.formats.spz import AXES, read_spz, write_spz
 from sugar_extractors.export.export_run import ExportOptions, export
 from sugar_extractors.export.reading import read_any_gaussians

@@ -10,10 +10,10 @@ from torch.utils._pytree import tree_map
 
 import train
 from gaussian_splatting import train as vanilla_train
-from gaussian_splatting.data.ply import write_gaussian_ply
-from gaussian_splatting.data.reference_layout import point_cloud_path
 from gaussian_splatting.engine import loss_terms
 from gaussian_splatting.engine.training_views import ColorGradient, ColorLoss
+from gaussian_splatting.formats.ply import write_gaussian_ply
+from gaussian_splatting.scenes.reference_layout import point_cloud_path
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_trainers import losses
 from sugar_trainers.coarse_stage import CoarseStage

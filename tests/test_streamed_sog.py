@@ -13,12 +13,12 @@ import pytest
 import torch
 
 import export
-from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.data.ply import read_gaussian_ply, write_gaussian_ply
+from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.formats import streamed_sog
 from gaussian_splatting.formats.fidelity import fidelity
 from gaussian_splatting.formats.merging import merged_gaussians
 from gaussian_splatting.formats.packing import columns, sigmoid
+from gaussian_splatting.formats.ply import read_gaussian_ply, write_gaussian_ply
 from gaussian_splatting.formats.sog import read_sog_folder, sog_files
 from gaussian_splatting.formats.streamed_sog import read_streamed_sog, write_streamed_sog
 from gaussian_splatting.rasterization.render import render_view

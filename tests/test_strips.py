@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import train_refined
-from gaussian_splatting.cloud import NO_CUTOFF
+from gaussian_splatting.core.cloud import NO_CUTOFF
 from gaussian_splatting.engine.gradients import backpropagate_weighted
 from gaussian_splatting.engine.loss_terms import COLOR, LossTerm
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit, ViewPass

@@ -14,16 +14,16 @@ import pytest
 from PIL import Image
 
 import export
-from sugar_capture.georeference.map_placement import MapFlags, MapPlacement
-from sugar_capture.georeference.placing import metric_scale, place_on_map
-from sugar_capture.georeference.printed_targets import sightings_in
-from sugar_capture.georeference.target_places import placed_targets, scale_by_targets
-from sugar_capture.georeference.target_sheets import (
+from sugar_extractors.export.export_options import export_parser
+from sugar_maps.map_placement import MapFlags, MapPlacement
+from sugar_maps.placing import metric_scale, place_on_map
+from sugar_maps.printed_targets import sightings_in
+from sugar_maps.target_places import placed_targets, scale_by_targets
+from sugar_maps.target_sheets import (
     PAGES,
     TargetSheetOptions,
     write_target_sheet,
 )
-from sugar_extractors.export.export_options import export_parser
 from sugar_scene.triangle_mesh import write_mesh_ply
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError

@@ -18,7 +18,7 @@ from sugar_extractors.texture.texture_atlas import (
     squares_atlas,
     squares_per_axis,
 )
-from sugar_extractors.texture.textured_mesh_io import shared_corners
+from sugar_scene.mesh_files.textured_mesh_io import shared_corners
 from sugar_utils.errors import UserError
 from tests.support.mesh_scenes import icosahedron
 

@@ -17,7 +17,7 @@ from sugar_extractors.texture.texture_baking import (
     _bands,
     with_filled_gaps,
 )
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh, render_textured, sample_texture
+from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, render_textured, sample_texture
 from sugar_scene.triangle_rasterizer import rasterize_triangles
 from tests.support.mesh_scenes import cameras_around
 from tests.support.random_scenes import look_at

@@ -12,9 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
-from sugar_extractors.texture import gltf_container, materials, textured_mesh_io
-from sugar_extractors.texture.tangent_space import vertex_normals
-from sugar_extractors.texture.textured_mesh_io import (
+from sugar_scene.mesh_files import gltf_container, materials, textured_mesh_io
+from sugar_scene.mesh_files.tangent_space import vertex_normals
+from sugar_scene.mesh_files.textured_mesh_io import (
     MeshStyle,
     TexturedMesh,
     glb_chunks,

@@ -16,18 +16,18 @@ import torch
 from PIL import Image
 
 import extract_refined_mesh_with_texture as script
-from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.core.cloud import Gaussians
+from gaussian_splatting.core.spherical_harmonics import SH_C0
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.reference_layout import point_cloud_path, write_exposures
 from gaussian_splatting.engine.checkpoint import save_payload
 from gaussian_splatting.losses.exposure import exposed, mean_exposure
 from gaussian_splatting.rasterization import render_view
-from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
+from gaussian_splatting.scenes.reference_layout import point_cloud_path, write_exposures
 from sugar_extractors.export.reading import read_bound_gaussians
-from sugar_extractors.texture import textured_mesh_io
-from sugar_extractors.texture.textured_mesh_io import read_textured_mesh, render_textured
 from sugar_extractors.texture.texturing import TextureOptions, texture_parser
 from sugar_scene.bound_model import FACES, STATE_NAMES
+from sugar_scene.mesh_files import textured_mesh_io
+from sugar_scene.mesh_files.textured_mesh_io import read_textured_mesh, render_textured
 from sugar_utils.flags import Parser
 from sugar_utils.settings import add_flags, from_args
 from tests.support.refined_models import NAME, refined_state, save_model

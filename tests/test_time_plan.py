@@ -10,10 +10,11 @@ from types import SimpleNamespace
 import pytest
 
 import train
-from sugar_pipeline import commands, demo_scene
-from sugar_pipeline.pipeline_flags import full_parser
-from sugar_pipeline.plan import PipelinePlan, full_plan
-from sugar_pipeline.timing import stage_costs, time_plan
+from sugar_pipeline import commands
+from sugar_pipeline.demo import demo_scene
+from sugar_pipeline.pipeline.pipeline_flags import full_parser
+from sugar_pipeline.pipeline.plan import PipelinePlan, full_plan
+from sugar_pipeline.timing import one_run, stage_costs, time_plan
 from sugar_pipeline.timing.stage_speed import Speed
 from sugar_pipeline.timing.time_plan import TimePlan
 from sugar_utils.console import Console
@@ -217,7 +218,7 @@ def test_without_minutes_the_expected_ones_are_told_once(tmp_path, monkeypatch, 
 
 def test_the_demo_can_be_planned(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(commands, "run_stages", lambda *parts: seen.append(parts[0]))
+    monkeypatch.setattr(one_run, "run_stages", lambda *parts: seen.append(parts[0]))
     monkeypatch.setattr(demo_scene, "make_demo_scene", lambda *_, **__: None)
     assert run_cli(train.main, "--demo", "--minutes", 2, "--output_dir", tmp_path) == 0
     assert seen[0].given["minutes"] == 2
@@ -250,8 +251,8 @@ def run_with_minutes(tmp_path, monkeypatch, *words: object) -> list[str]:
         done.append(f"began {time_plan.time.monotonic() - start:.0f} s before")
         raise Planned
 
-    monkeypatch.setattr(commands, "with_mode", with_mode)
-    monkeypatch.setattr(commands, "TimePlan", plan_time)
+    monkeypatch.setattr(one_run, "with_mode", with_mode)
+    monkeypatch.setattr(one_run, "TimePlan", plan_time)
     scene = make_tiny_scene(tmp_path / "scene")
     args = full_parser(None).parse_args(["-s", str(scene.root), "--minutes", "9", *map(str, words)])
     with contextlib.suppress(Planned):

@@ -17,12 +17,12 @@ import train
 import train_coarse_density
 import train_coarse_sdf
 from gaussian_splatting import train as vanilla_train
-from gaussian_splatting.data.ply import read_gaussian_ply, write_gaussian_ply, write_point_ply
-from gaussian_splatting.data.reference_layout import point_cloud_path
-from gaussian_splatting.data.scene import load_scene
 from gaussian_splatting.engine.loss_terms import report
 from gaussian_splatting.engine.model import cloud_from_state
+from gaussian_splatting.formats.ply import read_gaussian_ply, write_gaussian_ply, write_point_ply
 from gaussian_splatting.rasterization import rasterize
+from gaussian_splatting.scenes.reference_layout import point_cloud_path
+from gaussian_splatting.scenes.scene import load_scene
 from sugar_scene.field_kernels import evaluate_fields
 from sugar_scene.geometry import draw_samples, sdf_from_density
 from sugar_trainers.capture import SugarSize

@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gaussian_splatting.data.ply import write_point_ply
-from gaussian_splatting.data.scene import VanillaSize, load_scene
-from gaussian_splatting.data.transforms_json import find_transforms, random_points, read_transforms
+from gaussian_splatting.formats.ply import write_point_ply
+from gaussian_splatting.scenes.scene import VanillaSize, load_scene
+from gaussian_splatting.scenes.transforms_json import (
+    find_transforms,
+    random_points,
+    read_transforms,
+)
 from sugar_utils.errors import UserError
 from tests.support.captures import ANGLE, look_at_origin, write_scene
 

@@ -17,10 +17,10 @@ from gaussian_splatting.components.transient_regions import find_transients
 from gaussian_splatting.components.transients import KEY, Transients, search_iterations
 from gaussian_splatting.components.view_residuals import compared
 from gaussian_splatting.data.images import decode_mask
-from gaussian_splatting.data.reference_layout import load_reference_checkpoint
-from gaussian_splatting.data.scene import VanillaSize, load_scene_for_checkpoint
 from gaussian_splatting.engine.training_views import TrainingView, composited_view
-from sugar_pipeline.pipeline_result import training_record
+from gaussian_splatting.scenes.reference_layout import load_reference_checkpoint
+from gaussian_splatting.scenes.scene import VanillaSize, load_scene_for_checkpoint
+from sugar_pipeline.pipeline.pipeline_result import training_record
 from tests.support.tiny_scene import (
     assert_same_bits,
     disturbed_cloud,

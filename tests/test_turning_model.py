@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from sugar_extractors import mesh_pictures as turning_preview
-from sugar_extractors.mesh_pictures import preview_glb
+from sugar_extractors.outputs import mesh_pictures as turning_preview
+from sugar_extractors.outputs.mesh_pictures import preview_glb
 from sugar_extractors.texture.texture_atlas import make_atlas
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh
+from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh
 from sugar_utils.html import Page
 from tests.support.mesh_scenes import cameras_around, sphere
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from gaussian_splatting.data.masks import MaskOptions
-from gaussian_splatting.data.scene import load_scene
+from gaussian_splatting.scenes.scene import load_scene
 from sugar_capture.convert_options import ConvertOptions, SfmOptions
 from sugar_capture.convert_run import convert
 from sugar_capture.photographs import described_photographs

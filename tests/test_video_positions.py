@@ -9,8 +9,8 @@ import json
 import numpy as np
 import pytest
 
-from sugar_capture.georeference.gps_tags import gps_of
-from sugar_capture.georeference.video_positions import (
+from sugar_capture.gps.gps_tags import gps_of
+from sugar_capture.gps.video_positions import (
     position_of_text,
     positions_of_telemetry,
     video_track,

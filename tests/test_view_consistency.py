@@ -20,14 +20,19 @@ from gaussian_splatting.data.images import colors_of
 from gaussian_splatting.data.mask_agreement import mask_agreement
 from gaussian_splatting.data.masks import NO_MASKS, MaskOptions
 from gaussian_splatting.data.observations import ViewOptions, repair_reconstruction
-from gaussian_splatting.data.ply import write_gaussian_ply
-from gaussian_splatting.data.reference_layout import (
+from gaussian_splatting.formats.ply import write_gaussian_ply
+from gaussian_splatting.scenes.reference_layout import (
     load_reference_checkpoint,
     point_cloud_path,
     write_cameras_json,
     write_cfg_args,
 )
-from gaussian_splatting.data.scene import Scene, VanillaSize, load_scene, load_scene_for_checkpoint
+from gaussian_splatting.scenes.scene import (
+    Scene,
+    VanillaSize,
+    load_scene,
+    load_scene_for_checkpoint,
+)
 from sugar_utils.errors import UserError
 from tests.support.faulty_captures import (
     OF_MASKS,

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from gaussian_splatting.data.reference_layout import read_cameras_json
+from gaussian_splatting.scenes.reference_layout import read_cameras_json
 from sugar_utils.console import Console
 from sugar_viewer.result_search import TEXTURED, VANILLA
 from sugar_viewer.view_run import ViewOptions

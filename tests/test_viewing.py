@@ -19,20 +19,20 @@ import torch
 
 import view
 from gaussian_splatting.data.cameras import Camera, front_direction, upright_axes
-from gaussian_splatting.data.ply import write_gaussian_ply
-from gaussian_splatting.data.reference_layout import read_cameras_json, write_camera_list
-from gaussian_splatting.data.scene import Scene, load_scene
 from gaussian_splatting.engine.model import TrainableCloud
+from gaussian_splatting.formats.ply import write_gaussian_ply
 from gaussian_splatting.optim.schedule import LearningRates
+from gaussian_splatting.scenes.reference_layout import read_cameras_json, write_camera_list
+from gaussian_splatting.scenes.scene import Scene, load_scene
 from sugar_extractors.results import Capture, capture_of
 from sugar_extractors.texture.placed_export import PlacementOptions, placement
-from sugar_extractors.texture.textured_mesh_io import (
+from sugar_pipeline.pipeline.pipeline_flags import train_parser
+from sugar_scene.geometry import covariances
+from sugar_scene.mesh_files.textured_mesh_io import (
     MeshStyle,
     TexturedMesh,
     write_textured_mesh,
 )
-from sugar_pipeline.pipeline_flags import train_parser
-from sugar_scene.geometry import covariances
 from sugar_scene.triangle_mesh import write_mesh_ply
 from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError

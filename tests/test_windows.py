@@ -15,8 +15,8 @@ import pytest
 from gaussian_splatting.engine.run_directory import RunDirectory
 from gaussian_splatting.engine.run_identity import Identity
 from sugar_extractors.mesh.mesh_config import mesh_name
-from sugar_pipeline.pipeline_flags import full_parser
-from sugar_pipeline.plan import full_plan
+from sugar_pipeline.pipeline.pipeline_flags import full_parser
+from sugar_pipeline.pipeline.plan import full_plan
 from sugar_trainers.naming import coarse_name, refined_name, scene_name
 from sugar_utils.errors import UserError
 from sugar_utils.html import Link

@@ -18,22 +18,22 @@ from pxr import Usd, UsdGeom
 import export
 import train
 from gaussian_splatting import train as vanilla_train
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.data.colmap import write_poses
-from gaussian_splatting.data.ply import read_gaussian_ply, read_point_ply, write_gaussian_ply
-from gaussian_splatting.data.reference_layout import (
+from gaussian_splatting.data.world_offset import read_offset, world_offset
+from gaussian_splatting.formats.ply import read_gaussian_ply, read_point_ply, write_gaussian_ply
+from gaussian_splatting.scenes.reference_layout import (
     load_reference_checkpoint,
     point_cloud_path,
     write_cameras_json,
 )
-from gaussian_splatting.data.scene import VanillaSize, load_scene, load_scene_for_checkpoint
-from gaussian_splatting.data.world_offset import read_offset, world_offset
+from gaussian_splatting.scenes.scene import VanillaSize, load_scene, load_scene_for_checkpoint
 from sugar_extractors.export.format_types import World
 from sugar_extractors.export.formats import FORMATS
 from sugar_extractors.mesh.extraction import region_boxes
-from sugar_extractors.result_folder import HandedOut, write_result_folder
+from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
 from sugar_extractors.texture.placed_export import PlacementOptions
-from sugar_extractors.texture.textured_mesh_io import write_textured_mesh
+from sugar_scene.mesh_files.textured_mesh_io import write_textured_mesh
 from tests.support.tiny_scene import TinyScene, events, make_tiny_scene, run_cli, write_model
 from tests.test_export_placement import four_colored_faces
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.rasterizer import synchronize
-from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.core.cloud import Gaussians
 
 Size = TypeVar("Size")
 

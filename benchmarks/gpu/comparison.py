@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.common import Check, Finding, Setup, SkipCheck, draw, synchronize
-from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.core.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization import rasterize
 from sugar_utils.memory import out_of_memory, release_cached

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from torch import Tensor
 
 from benchmarks.gpu.common import Check, Finding, Setup, draw
-from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.components.densification import Region
+from gaussian_splatting.core.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.engine.training_views import TrainingView
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig

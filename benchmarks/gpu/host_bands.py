@@ -11,9 +11,9 @@ import torch
 
 from benchmarks.gpu.common import Check, Finding, Setup, milliseconds, synchronize
 from benchmarks.gpu.recorded import EXTENT, Run, Size
-from gaussian_splatting import color_gradients
-from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.components.densification import Region
+from gaussian_splatting.core import color_gradients
+from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.optim.host_memory import host_empty
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchmarks.gpu import parity_values
 from benchmarks.gpu.common import Check, Finding, Setup, compare, draw, equal, on_device
-from gaussian_splatting.cloud import NO_CUTOFF
+from gaussian_splatting.core.cloud import NO_CUTOFF
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.losses import photometric_cuda
 from gaussian_splatting.losses.color_loss import CountedRows

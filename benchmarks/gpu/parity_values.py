@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.common import Finding, Setup, compare, draw, equal
-from gaussian_splatting.color_gradients import ColorGradient
+from gaussian_splatting.core.color_gradients import ColorGradient
 from gaussian_splatting.optim.adam_steps import (
     ADAM_BETAS,
     ADAM_EPS,

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from benchmarks.gpu.common import Check, Finding, Setup, milliseconds
-from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.components.densification import Region
+from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.stepping import RunContext, Stepper

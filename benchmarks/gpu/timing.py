@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.gpu.common import Check, Finding, Setup, SkipCheck
 from benchmarks.rasterizer import time_steps
-from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.core.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from sugar_utils.memory import out_of_memory
 from tests.support.step_scenes import large_scene

@@ -14,8 +14,8 @@ from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.runner import run_stage
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from sugar_pipeline.commands import run_train
-from sugar_pipeline.demo_scene import make_demo_scene
-from sugar_pipeline.pipeline_flags import train_parser
+from sugar_pipeline.demo.demo_scene import make_demo_scene
+from sugar_pipeline.pipeline.pipeline_flags import train_parser
 from sugar_utils.settings import from_args, parser_of
 
 LEAST_PSNR = 15.0

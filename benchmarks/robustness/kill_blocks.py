@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 import sugar_utils  # noqa: F401  before torch
 
 # isort: split
-from sugar_pipeline.demo_scene import make_demo_scene
+from sugar_pipeline.demo.demo_scene import make_demo_scene
 from sugar_utils.entrypoint import run_main
 from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest

@@ -17,12 +17,12 @@ from numpy.lib.recfunctions import repack_fields
 from plyfile import PlyData, PlyElement
 
 from benchmarks.robustness.facts import EITHER, REFUSED, Facts, Variant
-from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.data.ply import holds_gaussians, read_gaussian_ply, write_gaussian_ply
+from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.core.spherical_harmonics import rgb_to_sh, sh_to_rgb
+from gaussian_splatting.formats.ply import holds_gaussians, read_gaussian_ply, write_gaussian_ply
 from gaussian_splatting.formats.sog import write_sog
 from gaussian_splatting.formats.splat_file import write_splat
 from gaussian_splatting.formats.spz import AXES, write_spz
-from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh, sh_to_rgb
 from sugar_extractors.export.gltf_gaussians import write_gltf_gaussians
 from sugar_extractors.export.reading import has_gaussians, read_any_gaussians
 from sugar_extractors.export.usd.gaussians import write_usd_gaussians

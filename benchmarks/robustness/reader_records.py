@@ -16,8 +16,9 @@ from benchmarks.robustness.facts import EITHER, REFUSED, Facts, Variant
 from benchmarks.robustness.reader_gaussians import facts_of_cloud, small_cloud
 from benchmarks.robustness.reader_scenes import Capture, facts_of_scene, read_scene, write_colmap
 from benchmarks.robustness.scene_variants import drawn_names
-from gaussian_splatting.data.ply import write_gaussian_ply
-from gaussian_splatting.data.reference_layout import (
+from gaussian_splatting.data.world_offset import write_offset
+from gaussian_splatting.formats.ply import write_gaussian_ply
+from gaussian_splatting.scenes.reference_layout import (
     load_reference_checkpoint,
     point_cloud_path,
     read_exposures,
@@ -25,9 +26,8 @@ from gaussian_splatting.data.reference_layout import (
     write_cfg_args,
     write_exposures,
 )
-from gaussian_splatting.data.scene import VanillaSize, load_scene, load_scene_for_checkpoint
-from gaussian_splatting.data.world_offset import write_offset
-from sugar_extractors.result_folder import HandedOut, write_result_folder
+from gaussian_splatting.scenes.scene import VanillaSize, load_scene, load_scene_for_checkpoint
+from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
 from sugar_extractors.texture.placed_export import PlacementOptions
 from sugar_pipeline.command_line import PROGRAMS
 from sugar_utils.errors import Notify

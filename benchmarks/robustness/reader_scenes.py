@@ -24,8 +24,8 @@ from gaussian_splatting.data.images import decode_image, decode_mask
 from gaussian_splatting.data.maps.depth_maps import DepthOptions
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.observations import ViewOptions
-from gaussian_splatting.data.ply import write_point_ply
-from gaussian_splatting.data.scene import Scene, VanillaSize, load_scene
+from gaussian_splatting.formats.ply import write_point_ply
+from gaussian_splatting.scenes.scene import Scene, VanillaSize, load_scene
 from sugar_utils.errors import Notify
 
 N_VIEWS = 6

@@ -21,9 +21,9 @@ from benchmarks.robustness.reader_gaussians import (
     write_lists,
     write_table,
 )
-from gaussian_splatting.data.ply import read_point_ply, write_point_ply
-from sugar_extractors.mesh_pictures import read_any_mesh
-from sugar_extractors.texture.textured_mesh_io import read_textured_mesh
+from gaussian_splatting.formats.ply import read_point_ply, write_point_ply
+from sugar_extractors.any_mesh import read_any_mesh
+from sugar_scene.mesh_files.textured_mesh_io import read_textured_mesh
 from sugar_scene.triangle_mesh import TriangleMesh, write_mesh_ply
 from sugar_utils.errors import Notify
 

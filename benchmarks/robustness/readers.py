@@ -55,7 +55,7 @@ from benchmarks.robustness.facts import (
     not_finite,
 )
 from benchmarks.robustness.judgement import ENDS, FAULTS, Expectation, judge, snapshot
-from gaussian_splatting.data.scene_path import scene_folder
+from gaussian_splatting.scenes.scene_path import scene_folder
 from sugar_utils.entrypoint import run_main
 from sugar_utils.errors import Notify, printable
 

@@ -40,7 +40,7 @@ import torch
 from PIL import Image
 
 from benchmarks.robustness.child import Limits, Main, Outcome, run_child
-from gaussian_splatting.data.ply import write_gaussian_ply, write_point_ply
+from gaussian_splatting.formats.ply import write_gaussian_ply, write_point_ply
 from sugar_capture.scene_folder import RECORD, WORK
 from sugar_scene.triangle_mesh import write_mesh_ply
 from sugar_viewer import view_run

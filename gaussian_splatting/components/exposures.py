@@ -15,12 +15,12 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from gaussian_splatting.core.milestones import scaled
 from gaussian_splatting.engine.component import Component, Figure, ViewResult
 from gaussian_splatting.engine.model import TrainableModel
 from gaussian_splatting.engine.state_schema import StateRule
 from gaussian_splatting.engine.training_views import TrainingView
 from gaussian_splatting.losses.exposure import mean_exposure
-from gaussian_splatting.optim.schedule import scaled
 from gaussian_splatting.optim.visited_adam import VisitedAdam, rate_at
 from sugar_utils.flags import AUTO, boolean_or_auto
 from sugar_utils.settings import flag

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gaussian_splatting.cloud import Gaussians, rotation_matrices
+from gaussian_splatting.core.cloud import Gaussians, rotation_matrices
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.maps.normal_maps import KnownNormals
 from gaussian_splatting.engine.component import Component

@@ -13,7 +13,6 @@ to know of it.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.core.cloud import Gaussians
+from gaussian_splatting.core.sh_rotation import rotation_generators
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.component import Component, ViewResult
 from gaussian_splatting.engine.model import TrainableModel
@@ -30,7 +30,6 @@ from gaussian_splatting.engine.training_views import TrainingView, is_counted
 from gaussian_splatting.losses.exposure import fit_gain_and_offset
 from gaussian_splatting.optim.visited_adam import VisitedAdam, rate_at
 from gaussian_splatting.rasterization import WARP, Rasterizer, rasterize
-from gaussian_splatting.rasterization.spherical_harmonics import sh_basis_of
 from sugar_utils.errors import UserError
 
 LARGEST_MOTION = 0.03
@@ -50,8 +49,6 @@ RATE = 2e-3
 FINAL_SHARE = 0.02
 """Radians, and extents of the cameras; the whole way is some 0.03, two degrees."""
 _MOVED = ("means", "quats", "sh_rest")
-_DECIMALS = 12  # of the derivatives of a rotation
-_DIRECTIONS = 400
 
 
 @dataclass(frozen=True)
@@ -268,24 +265,3 @@ def pose_gradient(
 def _by_band(coefficients: Tensor) -> Tensor:
     """All values of each coefficient in a row. (N, K, 3) -> (K, 3 N) float32"""
     return coefficients.movedim(1, 0).reshape(coefficients.shape[1], -1).float()
-
-
-@functools.cache
-def rotation_generators() -> Tensor:
-    """Derivatives of the coefficients of the bands 1 to 3 as the function turns about x, y or z.
-
-    (3, 15, 15) float64
-    """
-    rng = torch.Generator("cpu").manual_seed(0)
-    directions = torch.randn(_DIRECTIONS, 3, generator=rng, dtype=torch.float64, device="cpu")
-    directions = torch.nn.functional.normalize(directions, dim=1)
-    basis = sh_basis_of(directions)[:, 1:]
-    generators = []
-    for axis in torch.eye(3, dtype=torch.float64, device="cpu"):
-        # The turned function has at d the value that the function has at d turned back.
-        back = -torch.linalg.cross(axis.expand_as(directions), directions)
-        derivatives = torch.autograd.functional.jvp(sh_basis_of, directions, back)
-        slope: Tensor = derivatives[1]  # pyright: ignore[reportAssignmentType]  of one tensor
-        generators.append(torch.linalg.lstsq(basis, slope[:, 1:]).solution)
-    # The solver leaves other last bits in every process, also where degrees do not mix, which is 0.
-    return torch.stack(generators).round(decimals=_DECIMALS)

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.components.view_sums import ViewSums
+from gaussian_splatting.core.cloud import Gaussians
 from gaussian_splatting.engine.component import Component, ViewResult
 from gaussian_splatting.engine.loss_terms import LossTerm
 from gaussian_splatting.engine.model import TrainableModel

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.components.view_residuals import (
     MIN_WEIGHT,
     SOLID,
     ComparedView,
     ResidualsOverViews,
 )
+from gaussian_splatting.core.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization import WARP, Rasterizer, rasterize
 from gaussian_splatting.rasterization.render import weight_sums

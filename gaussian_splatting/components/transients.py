@@ -19,10 +19,10 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.components.transient_regions import SIDE, Masks, find_transients
 from gaussian_splatting.components.view_checks import smaller
 from gaussian_splatting.components.view_residuals import ComparedView, compared
+from gaussian_splatting.core.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import decode_mask
 from gaussian_splatting.data.masks import object_mask_path

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import (
     CheckpointStore,
     checkpoint_path,
@@ -29,6 +28,7 @@ from gaussian_splatting.engine.run_directory import ResumePlan, RunDirectory
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.stepping import RunContext, Stepper, StepSum
 from gaussian_splatting.engine.stop_request import StopRequest
+from gaussian_splatting.scenes.scene import Scene
 from sugar_utils.entrypoint import EXIT_OF_SIGNAL
 from sugar_utils.errors import UserError
 from sugar_utils.memory import out_of_memory, release_cached

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gaussian_splatting.color_gradients import MIN_FACTORED
+from gaussian_splatting.core.color_gradients import MIN_FACTORED
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
 from gaussian_splatting.losses.photometric import SSIM_HALO

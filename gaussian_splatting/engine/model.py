@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gaussian_splatting.cloud import (
+from gaussian_splatting.core.cloud import (
     ANTIALIASED,
     CUTOFF,
     NO_CUTOFF,

@@ -14,8 +14,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.stage import Stage
+from gaussian_splatting.scenes.scene import Scene
 from sugar_utils.console import Console
 from sugar_utils.flags import integer
 from sugar_utils.process_group import ProcessGroup

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gaussian_splatting.data.reference_layout import RUN_FILE
 from gaussian_splatting.engine.checkpoint import CheckpointStore, load_numbered
 from gaussian_splatting.engine.run_identity import Identity
 from gaussian_splatting.engine.state_schema import PayloadCheck
+from gaussian_splatting.scenes.reference_layout import RUN_FILE
 from sugar_utils import files as storage
 from sugar_utils.errors import Notify, UserError, explained
 from sugar_utils.schemas import RunRecord, read_checked

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.scenes.scene import Scene
 from sugar_utils import files as storage
 from sugar_utils.errors import shortened
 from sugar_utils.flags import AUTO

@@ -15,9 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 import warp as wp
 
-from gaussian_splatting.compute import Compute
 from gaussian_splatting.data.images import ImageStore, shared_or_own_store
-from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.loop import LoopConfig, Trainer
 from gaussian_splatting.engine.observer import ObservedRun, ObserverFactory, ViewerOptions
@@ -28,6 +26,8 @@ from gaussian_splatting.engine.stage import Stage, StageConfig
 from gaussian_splatting.engine.stepping import RunContext
 from gaussian_splatting.rasterization.blend_cpu import tile_kernels
 from gaussian_splatting.rasterization.blend_cuda import block_kernels
+from gaussian_splatting.rasterization.compute import Compute
+from gaussian_splatting.scenes.scene import Scene
 from sugar_utils.console import Console, duration_text
 from sugar_utils.errors import UserError, printable
 from sugar_utils.files import check_writable, exclusive, flat_items

@@ -11,8 +11,9 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from gaussian_splatting import color_gradients, rasterization
-from gaussian_splatting.cloud import MAX_SH_DEGREE, Gaussians
+from gaussian_splatting import rasterization
+from gaussian_splatting.core import color_gradients
+from gaussian_splatting.core.cloud import MAX_SH_DEGREE, Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.component import Component, ViewResult
 from gaussian_splatting.engine.guard import StepNumbers

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from plyfile import PlyData
 
-from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
+from gaussian_splatting.core.spherical_harmonics import rgb_to_sh
 
 CHUNK_ROWS = 256
 PACKED = ("packed_position", "packed_rotation", "packed_scale", "packed_color")

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from gaussian_splatting.cloud import GaussianCloud, rotation_matrices
+from gaussian_splatting.core.cloud import GaussianCloud, rotation_matrices
+from gaussian_splatting.core.spherical_harmonics import sh_to_rgb
 from gaussian_splatting.formats.packing import columns, sigmoid
-from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
 
 
 @dataclass(frozen=True)

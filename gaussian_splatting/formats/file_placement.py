@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.core.moved import moved_cloud
 from gaussian_splatting.data.world_offset import world_offset
-from gaussian_splatting.formats.moved import moved_cloud
 from sugar_utils.errors import Notify, UserError
 from sugar_utils.schemas import FAR
 

@@ -10,7 +10,7 @@ import torch
 from scipy.spatial import KDTree
 from scipy.spatial.transform import Rotation
 
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.formats.packing import columns, sigmoid
 
 _MOST_OPAQUE = 0.999

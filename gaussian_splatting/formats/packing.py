@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gaussian_splatting.cloud import MAX_LOG_SCALE, GaussianCloud
+from gaussian_splatting.core.cloud import MAX_LOG_SCALE, GaussianCloud
 from sugar_utils.errors import UserError
 
 BANDS = {0: 0, 1: 3, 2: 8, 3: 15, 4: 24}

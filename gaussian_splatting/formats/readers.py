@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.data.ply import read_gaussian_ply
+from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.core.moved import GLB_AXES, moved_cloud
 from gaussian_splatting.data.world_offset import offset_for
-from gaussian_splatting.formats.moved import GLB_AXES, moved_cloud
+from gaussian_splatting.formats.ply import read_gaussian_ply
 from gaussian_splatting.formats.sog import read_sog
 from gaussian_splatting.formats.splat_file import read_splat
 from gaussian_splatting.formats.spz import read_spz

@@ -23,7 +23,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.data.images import IMAGE_ERRORS
 from gaussian_splatting.formats.packing import (
     BANDS,

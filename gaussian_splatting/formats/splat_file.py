@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.core.spherical_harmonics import rgb_to_sh, sh_to_rgb
 from gaussian_splatting.formats.packing import (
     cloud_of,
     columns,
@@ -19,7 +20,6 @@ from gaussian_splatting.formats.packing import (
     shares,
     sigmoid,
 )
-from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh, sh_to_rgb
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
 

@@ -21,8 +21,8 @@ from typing import NamedTuple
 import numpy as np
 import zstandard
 
-from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.formats.moved import moved_cloud
+from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.core.moved import moved_cloud
 from gaussian_splatting.formats.packing import (
     BANDS,
     cloud_of,

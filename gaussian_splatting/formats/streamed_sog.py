@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.data.images import IMAGE_ERRORS
 from gaussian_splatting.formats.merging import merged_gaussians
 from gaussian_splatting.formats.packing import columns, require_gaussians

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gaussian_splatting.color_gradients import ColorGradient
+from gaussian_splatting.core.color_gradients import ColorGradient
+from gaussian_splatting.core.spherical_harmonics import SH_C0
 from gaussian_splatting.optim.adam_steps import (
     ADAM_BETAS,
     ADAM_EPS,
@@ -28,7 +29,6 @@ from gaussian_splatting.optim.late_bands import LateBands
 from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
 from gaussian_splatting.optim.row_storage import DeviceRows, HostRows, RowStorage
 from gaussian_splatting.rasterization.coefficient_gradients import coefficient_gradients
-from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
 from sugar_utils.device import upload
 from sugar_utils.random import derive_seed
 

@@ -2,7 +2,7 @@
 """Adam's step of the coefficients of colour bands 1 and up, three quarters of all values.
 
 From a single view their gradient is an outer product, see
-:mod:`gaussian_splatting.color_gradients`. It is formed where it is used and never stored: in
+:mod:`gaussian_splatting.core.color_gradients`. It is formed where it is used and never stored: in
 registers on a GPU, some Gaussians at a time on a CPU, where torch's vectorised step is faster than
 one kernel for both.
 """
@@ -20,7 +20,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from gaussian_splatting.color_gradients import ColorGradient
+from gaussian_splatting.core.color_gradients import ColorGradient
 from gaussian_splatting.optim.adam_steps import (
     ADAM_BETAS,
     ADAM_EPS,

@@ -19,7 +19,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from gaussian_splatting.color_gradients import ColorGradient
+from gaussian_splatting.core.color_gradients import ColorGradient
 from gaussian_splatting.optim.adam_steps import MOMENTS, ParameterState, by_formats
 from gaussian_splatting.optim.band_steps import (
     BAND_ARRAYS,

@@ -7,7 +7,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from gaussian_splatting.color_gradients import ColorGradient
+from gaussian_splatting.core.color_gradients import ColorGradient
 from gaussian_splatting.rasterization.projection_adjoint import SPREAD_COLORS
 from gaussian_splatting.rasterization.projection_kernels import vec3bf
 from sugar_utils.warp_launch import as_array, launch

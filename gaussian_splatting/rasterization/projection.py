@@ -12,14 +12,14 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from gaussian_splatting.adjoints import send_back
-from gaussian_splatting.cloud import NO_CUTOFF, Gaussians
-from gaussian_splatting.color_gradients import ColorGradient
+from gaussian_splatting.core.adjoints import send_back
+from gaussian_splatting.core.cloud import NO_CUTOFF, Gaussians
+from gaussian_splatting.core.color_gradients import ColorGradient
+from gaussian_splatting.core.spherical_harmonics import SH_C0
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization import projection_kernels as kernels
 from gaussian_splatting.rasterization.projection_adjoint import PROJECT_BACKWARD
 from gaussian_splatting.rasterization.projection_kernels import Channels, camera_record
-from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
 from gaussian_splatting.rasterization.tile_coverage import PROJECT_AND_COUNT, count_tiles
 from sugar_utils.warp_launch import as_array, launch
 

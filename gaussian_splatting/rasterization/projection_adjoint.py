@@ -9,6 +9,11 @@ from typing import Any
 
 import warp as wp
 
+from gaussian_splatting.core.spherical_harmonics import (
+    sh_basis,
+    sh_direction_gradient,
+    vec16,
+)
 from gaussian_splatting.rasterization.projection_kernels import (
     BLUR,
     HEADER,
@@ -26,11 +31,6 @@ from gaussian_splatting.rasterization.projection_kernels import (
     squared_area,
     vec3bf,
     view_at,
-)
-from gaussian_splatting.rasterization.spherical_harmonics import (
-    sh_basis,
-    sh_direction_gradient,
-    vec16,
 )
 from sugar_utils.warp_arrays import Floats, Floats2d, Ints, Vec2s, Vec3s, Vec3s2d, Vec4s
 from sugar_utils.warp_math import (

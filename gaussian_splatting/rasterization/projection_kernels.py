@@ -28,10 +28,10 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.rasterization.spherical_harmonics import (
+from gaussian_splatting.core.spherical_harmonics import (
     sh_basis,
 )
+from gaussian_splatting.data.cameras import Camera
 from sugar_utils.device import upload
 from sugar_utils.warp_arrays import Floats, Floats2d, Ints, Vec3s, Vec3s2d, Vec4s
 from sugar_utils.warp_math import (

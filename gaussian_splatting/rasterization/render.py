@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.core.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization.projection import ChannelLayout, Projection, project
 from gaussian_splatting.rasterization.rasterizers import WARP, Rasterizer, blend

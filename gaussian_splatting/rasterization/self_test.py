@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.core.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization.projection import project
 from gaussian_splatting.rasterization.projection_kernels import SPLAT_HEADER

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.core.spherical_harmonics import sh_to_rgb
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.masks import VisualHull
-from gaussian_splatting.data.scene import Scene
-from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
+from gaussian_splatting.scenes.scene import Scene
 from gaussian_splatting.vanilla.initial_gaussians import initial_cloud
 from gaussian_splatting.vanilla.plane_sweep import (
     NOWHERE,

@@ -31,8 +31,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from gaussian_splatting.cloud import Gaussians
-from gaussian_splatting.compute import Compute
+from gaussian_splatting.core.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import COUNTS, decode_image, decode_view, outlined
 from gaussian_splatting.data.masks import (
@@ -43,12 +42,13 @@ from gaussian_splatting.data.masks import (
     overview,
     with_object_masks,
 )
-from gaussian_splatting.data.ply import read_gaussian_ply
-from gaussian_splatting.data.reference_layout import OBJECT_MASKS
-from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.run_identity import points_digest, scene_inputs
+from gaussian_splatting.formats.ply import read_gaussian_ply
 from gaussian_splatting.rasterization import WARP, Rasterizer, rasterize
+from gaussian_splatting.rasterization.compute import Compute
 from gaussian_splatting.rasterization.render import masked_shares
+from gaussian_splatting.scenes.reference_layout import OBJECT_MASKS
+from gaussian_splatting.scenes.scene import Scene
 from gaussian_splatting.vanilla.object_region import object_rows
 from gaussian_splatting.vanilla.scene_masks import (
     SCENE_MASKS,

@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gaussian_splatting.cloud import MAX_SH_DEGREE, GaussianCloud
 from gaussian_splatting.components.densification import Region
-from gaussian_splatting.data import ply as ply_files
+from gaussian_splatting.components.sky_sphere import SKY_SHARE, opaque_sky, with_sky
+from gaussian_splatting.core.cloud import MAX_SH_DEGREE, GaussianCloud
+from gaussian_splatting.core.spherical_harmonics import rgb_to_sh
 from gaussian_splatting.data.masks import VisualHull
 from gaussian_splatting.data.scans.scan_files import MAX_SCAN_POINTS, Scan, is_scan
 from gaussian_splatting.data.scans.scan_frame import ScanFrame, scan_in_scene, without_offset
-from gaussian_splatting.data.scene import Scene
-from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
-from gaussian_splatting.sky_sphere import SKY_SHARE, opaque_sky, with_sky
+from gaussian_splatting.formats import ply as ply_files
+from gaussian_splatting.scenes.scene import Scene
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from sugar_utils.errors import Notify, UserError
 from sugar_utils.neighbors import mean_sq_distance_to_nearest

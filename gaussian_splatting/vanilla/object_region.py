@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gaussian_splatting.cloud import Gaussians, rotation_matrices
+from gaussian_splatting.core.cloud import Gaussians, rotation_matrices
 from gaussian_splatting.data.cameras import Camera, looked_at, planes_of_triples
 from sugar_utils.errors import UserError
 

@@ -18,7 +18,7 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import decode_mask
 from gaussian_splatting.data.masks import MaskOptions, object_mask_path, with_masks
 from gaussian_splatting.data.names import IMAGE_SUFFIXES
-from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.scenes.scene import Scene
 from sugar_utils.errors import Notify, UserError, shortened
 from sugar_utils.files import (
     atomic_path,

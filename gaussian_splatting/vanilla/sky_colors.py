@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.components.sky_sphere import SkySphere
+from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.core.spherical_harmonics import rgb_to_sh
 from gaussian_splatting.data.cameras import Camera, middle_of, pixels_of
-from gaussian_splatting.rasterization.spherical_harmonics import rgb_to_sh
-from gaussian_splatting.sky_sphere import SkySphere
 from gaussian_splatting.vanilla.dense_start import evenly_chosen
 from gaussian_splatting.vanilla.plane_sweep import small_copy
 

@@ -7,12 +7,14 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, get_args
 
-from gaussian_splatting.cloud import MAX_SH_DEGREE
 from gaussian_splatting.components.densification import DensificationConfig
 from gaussian_splatting.components.exposures import NO_EXPOSURE, ExposureConfig
 from gaussian_splatting.components.growing_resolution import GrowthConfig
 from gaussian_splatting.components.pruning_scores import DensificationRule, ScoreConfig
+from gaussian_splatting.components.sky_sphere import NOT_ROBUST, RobustConfig
 from gaussian_splatting.components.transients import NO_TRANSIENTS, TransientConfig
+from gaussian_splatting.core.cloud import MAX_SH_DEGREE
+from gaussian_splatting.core.milestones import scaled
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
 from gaussian_splatting.losses.photometric import DSSIM_WEIGHT
 from gaussian_splatting.optim.optimizer_config import (
@@ -20,9 +22,8 @@ from gaussian_splatting.optim.optimizer_config import (
     OptimizerConfig,
     fields_without,
 )
-from gaussian_splatting.optim.schedule import LearningRates, scaled
+from gaussian_splatting.optim.schedule import LearningRates
 from gaussian_splatting.shared_flags import Preset, preset, random_seed, white_background
-from gaussian_splatting.sky_sphere import NOT_ROBUST, RobustConfig
 from sugar_utils.flags import positive_float, positive_int, unit_float
 from sugar_utils.settings import flag
 

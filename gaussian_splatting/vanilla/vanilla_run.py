@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.components.densification import Densification, DensificationConfig, Region
 from gaussian_splatting.components.depth_supervision import (
     N_COLUMNS,
@@ -22,21 +21,20 @@ from gaussian_splatting.components.exposures import MIN_NOISE, Exposures
 from gaussian_splatting.components.growing_resolution import GrowingResolution, measured_growth
 from gaussian_splatting.components.poses import PoseConfig, PoseRefinement
 from gaussian_splatting.components.pruning_scores import N_SCORES, PruningScores
+from gaussian_splatting.components.sky_sphere import sky_of
 from gaussian_splatting.components.track_exposures import track_exposures
 from gaussian_splatting.components.transients import Transients, search_iterations
 from gaussian_splatting.components.view_checks import ViewChecks
-from gaussian_splatting.compute import BackendFlags, Compute
-from gaussian_splatting.data import ply as ply_files
-from gaussian_splatting.data import reference_layout as layout
+from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.colmap import find_model, write_poses
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.maps.depth_maps import DepthOptions
 from gaussian_splatting.data.masks import MaskOptions, hull_of
 from gaussian_splatting.data.observations import ViewOptions
-from gaussian_splatting.data.scene import Scene, SizeRule, VanillaSize, load_scene
 from gaussian_splatting.data.world_offset import write_offset
 from gaussian_splatting.engine.component import Component
+from gaussian_splatting.engine.kernel_loading import kernels_ahead
 from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.model import check_free_payload, count_gaussians
@@ -44,9 +42,11 @@ from gaussian_splatting.engine.run_directory import RunDirectory
 from gaussian_splatting.engine.run_identity import Identity, points_digest, scene_inputs
 from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun, run_stage
 from gaussian_splatting.engine.state_schema import payload_check
-from gaussian_splatting.kernel_loading import kernels_ahead
+from gaussian_splatting.formats import ply as ply_files
+from gaussian_splatting.rasterization.compute import BackendFlags, Compute
+from gaussian_splatting.scenes import reference_layout as layout
+from gaussian_splatting.scenes.scene import Scene, SizeRule, VanillaSize, load_scene
 from gaussian_splatting.shared_flags import InertFlags, checkpoint_interval, inert
-from gaussian_splatting.sky_sphere import sky_of
 from gaussian_splatting.vanilla.dense_start import with_dense_points
 from gaussian_splatting.vanilla.estimated_masks import ITERATIONS, MaskEstimation
 from gaussian_splatting.vanilla.initial_gaussians import holds_gaussians, initial_gaussians

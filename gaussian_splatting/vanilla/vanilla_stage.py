@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.components.densification import Densification, GrowthLimits, Region
 from gaussian_splatting.components.growing_resolution import GrowingResolution
 from gaussian_splatting.components.poses import fitted_pose
 from gaussian_splatting.components.pruning_scores import PruningScores
+from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.component import Component, ViewResult
 from gaussian_splatting.engine.loss_terms import acting, color_term, report

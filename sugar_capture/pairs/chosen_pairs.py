@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from sugar_capture.georeference.map_systems import geocentric
+from sugar_capture.gps.geocentric import geocentric
 from sugar_capture.pairs.similar_images import (
     COMPARED_FEATURES,
     common_features,

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from sugar_extractors.export.exported_frame import PLACED, matrix_to_scene
-from sugar_extractors.result_folder import MESH, SPLATS
 from sugar_extractors.texture.placed_export import placed_gaussians
+from sugar_trainers.naming import MESH, SPLATS
 from sugar_utils.errors import Notify, UserError
 
 _MESHES = "refined_mesh"  # folder of the meshes of a run

@@ -8,7 +8,6 @@ from dataclasses import MISSING, dataclass, field
 from functools import partial
 from pathlib import Path
 
-from sugar_capture.georeference.map_placement import MapFlags
 from sugar_extractors.export.engines.colliders import check_collision
 from sugar_extractors.export.engines.engine_options import EngineOptions
 from sugar_extractors.export.engines.levels import level_files
@@ -31,6 +30,7 @@ from sugar_extractors.export.formats import (
     readable_suffixes,
 )
 from sugar_extractors.texture.placed_export import PlacementOptions
+from sugar_maps.map_placement import MapFlags
 from sugar_trainers.naming import OUTPUT_ROOT
 from sugar_utils.errors import UserError
 from sugar_utils.flags import boolean, positive_int

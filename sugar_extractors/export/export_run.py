@@ -13,15 +13,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gaussian_splatting.cloud import NO_CUTOFF, GaussianCloud
-from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.core.cloud import NO_CUTOFF, GaussianCloud
+from gaussian_splatting.core.moved import moved_cloud
 from gaussian_splatting.formats.fidelity import fidelity
-from gaussian_splatting.formats.moved import moved_cloud
 from gaussian_splatting.formats.packing import require_gaussians
 from gaussian_splatting.formats.spz import SpzFit
-from sugar_capture.georeference.map_placement import MapFlags, MapPlacement
-from sugar_capture.georeference.placing import metric_scale, place_on_map
-from sugar_extractors.export import map_records
+from gaussian_splatting.scenes.scene import Scene
 from sugar_extractors.export.companions import companions_of, mesh_of
 from sugar_extractors.export.engines.colliders import Collider, collider_of
 from sugar_extractors.export.engines.levels import (
@@ -63,8 +60,11 @@ from sugar_extractors.texture.placed_export import (
     moved_points,
     placement,
 )
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh, read_textured_mesh
+from sugar_maps import map_records
+from sugar_maps.map_placement import MapFlags, MapPlacement
+from sugar_maps.placing import metric_scale, place_on_map
 from sugar_scene.mesh_bound import BoundCloud
+from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, read_textured_mesh
 from sugar_trainers.capture import SugarSize
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from gaussian_splatting.formats.moved import GLB_AXES
+from gaussian_splatting.core.moved import GLB_AXES
 from sugar_utils.errors import Notify, UserError
 from sugar_utils.schemas import Coordinate, read_checked
 

@@ -7,15 +7,15 @@ import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
-from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.formats.moved import GLB_AXES, Z_UP_AXES
+from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.core.moved import GLB_AXES, Z_UP_AXES
 from gaussian_splatting.formats.spz import SpzFit
-from sugar_capture.georeference.map_systems import MapSystem
 from sugar_extractors.export.engines.colliders import Collider
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh
+from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh
 from sugar_utils.errors import Notify
 
 Writer = Callable[[Path, GaussianCloud], np.ndarray | None]
@@ -188,13 +188,27 @@ class PointCloud:
         return replace(self, positions=positions, normals=normals)
 
 
+class CoordinateSystem(Protocol):
+    """A coordinate system of a map."""
+
+    @property
+    def name(self) -> str:
+        """Its code, or the beginning of its definition."""
+        ...
+
+    @property
+    def definition(self) -> str:
+        """Its definition, as pyproj reads it."""
+        ...
+
+
 @dataclass(frozen=True)
 class PointExport:
     """Points on their way into a file."""
 
     points: PointCloud  # in coordinates near zero
     offset: np.ndarray  # to add to them, (3,) float64
-    system: MapSystem | None  # of the map; None where there is none
+    system: CoordinateSystem | None  # of the map; None where there is none
     is_metric: bool  # whether the unit is a metre
     path: Path  # where to write the file for now
     notify: Notify

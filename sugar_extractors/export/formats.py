@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.formats import readers, spz, streamed_sog
+from gaussian_splatting.formats.ply import write_gaussian_ply
 from gaussian_splatting.formats.sog import write_sog
 from gaussian_splatting.formats.splat_file import write_splat
 from sugar_extractors.export import (

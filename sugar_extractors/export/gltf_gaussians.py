@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from gaussian_splatting.cloud import ANTIALIASED, GaussianCloud
+from gaussian_splatting.core.cloud import ANTIALIASED, GaussianCloud
+from gaussian_splatting.core.spherical_harmonics import sh_to_rgb
 from gaussian_splatting.formats.file_placement import placed_cloud
 from gaussian_splatting.formats.packing import (
     BANDS,
@@ -20,9 +21,8 @@ from gaussian_splatting.formats.packing import (
     require_gaussians,
     sigmoid,
 )
-from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
 from sugar_extractors.export.gltf_nodes import mesh_matrix
-from sugar_extractors.texture.gltf_container import (
+from sugar_scene.mesh_files.gltf_container import (
     BinaryPart,
     finished_glb,
     gltf_start,

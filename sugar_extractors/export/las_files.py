@@ -8,9 +8,8 @@ from types import ModuleType
 
 import numpy as np
 
-from sugar_capture.georeference.map_systems import pyproj_or_none
 from sugar_extractors.export.format_types import PointExport
-from sugar_utils.libraries import load_package
+from sugar_utils.libraries import load_package, package_or_none
 
 NORMAL_NAMES = ("NormalX", "NormalY", "NormalZ")
 """Extra dimensions with the normals, as CloudCompare names them."""
@@ -84,7 +83,7 @@ def _add_system(header: object, export: PointExport) -> None:
     """Note the coordinate system of the map in the header."""
     if export.system is None:
         return
-    pyproj = pyproj_or_none()
+    pyproj = package_or_none("pyproj")
     if pyproj is None:
         export.notify(
             f"note: without pyproj the file does not name its system, {export.system.name}"

@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from sugar_extractors.mesh.meshing_backends import choose_backend
-from sugar_extractors.mesh_quality import Surface
 from sugar_extractors.texture import texture_atlas
-from sugar_extractors.texture.tangent_space import FLAT, encoded, tangent_frames, vertex_normals
 from sugar_extractors.texture.texture_atlas import Atlas
 from sugar_extractors.texture.texture_baking import with_filled_gaps
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh, sample_texture
 from sugar_scene import triangle_mesh
+from sugar_scene.mesh_files.tangent_space import FLAT, encoded, tangent_frames, vertex_normals
+from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, sample_texture
+from sugar_scene.surface_queries import Surface
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.errors import UserError
 

@@ -22,7 +22,7 @@ from plyfile import PlyData, PlyElement
 
 from sugar_extractors.export.engines.glb_files import LEVELS_EXTENSION
 from sugar_extractors.export.usd.library import load_usd
-from sugar_extractors.texture.gltf_container import glb_head, split_glb
+from sugar_scene.mesh_files.gltf_container import glb_head, split_glb
 
 
 def move_ply(path: Path, offset: np.ndarray) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from gaussian_splatting.core.spherical_harmonics import SH_C0
 from gaussian_splatting.formats.packing import require_gaussians
-from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
 from sugar_extractors.export.format_types import PointCloud
 from sugar_extractors.export.reading import has_gaussians, read_any_gaussians
-from sugar_extractors.texture.textured_mesh_io import (
+from sugar_scene.mesh_files.textured_mesh_io import (
     TexturedMesh,
     read_textured_mesh,
     sample_texture,

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.data.ply import holds_gaussians
-from gaussian_splatting.data.reference_layout import load_reference_checkpoint
+from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.core.moved import GLB_AXES, moved_cloud
 from gaussian_splatting.engine.model import cloud_from_state
-from gaussian_splatting.formats.moved import GLB_AXES, moved_cloud
+from gaussian_splatting.formats.ply import holds_gaussians
+from gaussian_splatting.scenes.reference_layout import load_reference_checkpoint
 from sugar_extractors.export.format_types import Axes, GaussianFormat
 from sugar_extractors.export.formats import GAUSSIAN_FORMATS
 from sugar_extractors.export.gltf_gaussians import holds_gltf_gaussians

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from gaussian_splatting.formats.moved import sh_rotation
-from sugar_extractors.mesh_pictures import read_any_mesh
+from gaussian_splatting.core.sh_rotation import sh_rotation
+from sugar_extractors.any_mesh import read_any_mesh
 from sugar_scene import mesh_bound
 from sugar_scene.mesh_bound import BoundCloud
 from sugar_utils.errors import UserError

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gaussian_splatting.cloud import GaussianCloud, Gaussians
+from gaussian_splatting.core.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.data.masks import VisualHull
 from gaussian_splatting.rasterization import WarpRasterizer, rasterize

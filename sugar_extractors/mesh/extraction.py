@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from gaussian_splatting.cloud import GaussianCloud, opacities_of
+from gaussian_splatting.core.cloud import GaussianCloud, opacities_of
 from gaussian_splatting.data.cameras import middle_of
 from gaussian_splatting.data.masks import hull_of
-from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
-from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.data.world_offset import offset_for
 from gaussian_splatting.engine.model import cloud_from_state
 from gaussian_splatting.engine.run_identity import Identity, scene_inputs
+from gaussian_splatting.scenes.reference_layout import ReferenceCheckpoint
+from gaussian_splatting.scenes.scene import Scene
 from sugar_extractors.mesh import depth_views, level_sets, meshing_backends, seams
 from sugar_extractors.mesh.depth_views import Renderer
 from sugar_extractors.mesh.holes.hole_evidence import ViewEvidence

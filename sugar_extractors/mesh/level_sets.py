@@ -21,7 +21,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from gaussian_splatting.cloud import GaussianCloud, Gaussians, opacities_of
+from gaussian_splatting.core.cloud import GaussianCloud, Gaussians, opacities_of
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.masks import VisualHull
 from gaussian_splatting.rasterization import rasterize

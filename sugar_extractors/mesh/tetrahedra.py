@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from gaussian_splatting.cloud import Gaussians, rotation_matrices
+from gaussian_splatting.core.cloud import Gaussians, rotation_matrices
 from sugar_extractors.mesh.fused_distances import FusedDistances
 from sugar_extractors.mesh.level_sets import Box
 from sugar_extractors.mesh.marching_cubes import EMPTY_MESH

@@ -25,9 +25,9 @@ from torch.nn import functional
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import eroded
-from sugar_extractors.texture.tangent_space import vertex_normals
 from sugar_extractors.texture.texture_baking import BakedTexture, Baker, ViewColors
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh, render_textured
+from sugar_scene.mesh_files.tangent_space import vertex_normals
+from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, render_textured
 from sugar_scene.triangle_rasterizer import pixels_of_points, rasterize_triangles, to_camera
 
 FLOW_WINDOW = 6  # radius in pixels of the windows that move together

@@ -14,14 +14,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.core.moved import GLB_AXES, moved_cloud
 from gaussian_splatting.data.cameras import Camera, upright_axes
 from gaussian_splatting.data.names import NameIndex
-from gaussian_splatting.data.ply import write_gaussian_ply
-from gaussian_splatting.data.scene import Scene
-from gaussian_splatting.formats.moved import GLB_AXES, moved_cloud
-from sugar_extractors.texture import textured_mesh_io
-from sugar_extractors.texture.textured_mesh_io import MeshStyle, TexturedMesh
+from gaussian_splatting.formats.ply import write_gaussian_ply
+from gaussian_splatting.scenes.scene import Scene
+from sugar_scene.mesh_files import textured_mesh_io
+from sugar_scene.mesh_files.textured_mesh_io import MeshStyle, TexturedMesh
 from sugar_utils.errors import Notify, UserError
 from sugar_utils.files import file_digest, read_json, write_json_atomic
 from sugar_utils.flags import positive_float

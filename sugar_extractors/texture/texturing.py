@@ -16,19 +16,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gaussian_splatting.cloud import Gaussians
 from gaussian_splatting.components.exposures import saved_exposures
-from gaussian_splatting.data import reference_layout
+from gaussian_splatting.core.cloud import Gaussians
+from gaussian_splatting.core.spherical_harmonics import sh_to_rgb
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore, eroded, shared_or_own_store
-from gaussian_splatting.data.reference_layout import ReferenceCheckpoint
-from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.run_identity import Identity, scene_inputs
 from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.losses.exposure import exposed, mean_exposure, unexposed
 from gaussian_splatting.rasterization import render_view
-from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
+from gaussian_splatting.scenes import reference_layout
+from gaussian_splatting.scenes.reference_layout import ReferenceCheckpoint
+from gaussian_splatting.scenes.scene import Scene
 from gaussian_splatting.shared_flags import white_background
 from sugar_extractors.mesh.mesh_config import OUTPUT_FLAG
 from sugar_extractors.results import alone_with, is_finished, publish, read_state
@@ -50,14 +50,14 @@ from sugar_extractors.texture.texture_baking import (
     ViewSource,
     with_filled_gaps,
 )
-from sugar_extractors.texture.textured_mesh_io import (
+from sugar_scene.bound_model import bound_cloud_from_state
+from sugar_scene.mesh_bound import LAYOUTS, BoundCloud
+from sugar_scene.mesh_files.textured_mesh_io import (
     MeshStyle,
     TexturedMesh,
     mesh_files,
     write_mesh_files,
 )
-from sugar_scene.bound_model import bound_cloud_from_state
-from sugar_scene.mesh_bound import LAYOUTS, BoundCloud
 from sugar_trainers.capture import CaptureOptions, load_views, model_file
 from sugar_trainers.naming import OUTPUT_ROOT, scene_name
 from sugar_utils import flags

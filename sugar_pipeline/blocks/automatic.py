@@ -10,12 +10,11 @@ from dataclasses import replace
 
 import torch
 
-from gaussian_splatting.cloud import MAX_SH_DEGREE
+from gaussian_splatting.core.cloud import MAX_SH_DEGREE
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.colmap import find_model
 from gaussian_splatting.data.colmap_files import n_images_of
 from gaussian_splatting.data.masks import NONE
-from gaussian_splatting.data.scene import load_scene
 from gaussian_splatting.engine.memory_plan import (
     MemoryPlan,
     ModelLoad,
@@ -25,9 +24,10 @@ from gaussian_splatting.engine.memory_plan import (
     usable_bytes,
 )
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
+from gaussian_splatting.scenes.scene import load_scene
 from sugar_capture.photographs import picture_files
 from sugar_capture.scene_folder import find_source, needs_cameras, scene_root
-from sugar_pipeline.plan import convert_options, full_plan
+from sugar_pipeline.pipeline.plan import convert_options, full_plan
 from sugar_trainers.coarse_run import CoarseOptions
 from sugar_utils.console import Console
 from sugar_utils.errors import say_nothing

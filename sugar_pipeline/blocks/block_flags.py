@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gaussian_splatting.data.masks import NONE
 from sugar_pipeline.blocks.automatic import ALONE, count_photographs
-from sugar_pipeline.pipeline_flags import runs_stage
+from sugar_pipeline.pipeline.pipeline_flags import runs_stage
 from sugar_utils.errors import UserError
 from sugar_utils.flags import AUTO
 from sugar_utils.torchrun import Launch

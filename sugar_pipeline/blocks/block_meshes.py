@@ -12,7 +12,7 @@ import torch
 from scipy.spatial import KDTree
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.scenes.scene import Scene
 from sugar_extractors.mesh.depth_views import DepthView
 from sugar_extractors.mesh.holes.hole_evidence import ViewEvidence
 from sugar_extractors.mesh.holes.hole_filling import FilledMesh, HoleCounts, fill_holes

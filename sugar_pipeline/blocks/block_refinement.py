@@ -11,13 +11,13 @@ import numpy as np
 from gaussian_splatting.data.images import ImageStore
 from sugar_extractors.texture.texturing import extract_textured_mesh
 from sugar_pipeline.blocks.block_plan import Block, BlockPlan
-from sugar_pipeline.plan import PipelinePlan
+from sugar_pipeline.pipeline.plan import PipelinePlan
+from sugar_pipeline.pipeline.watched_stage import run_watched_stage
 from sugar_scene import triangle_mesh
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest
-from sugar_viewer.live_view import run_watched_stage
 
 SURROUNDED = "surrounded_mesh.ply"  # what is refined: the part of a block, then what is around it
 

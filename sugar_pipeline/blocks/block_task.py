@@ -20,7 +20,7 @@ from sugar_utils.libraries import running_module
 
 if TYPE_CHECKING:
     from sugar_pipeline.blocks.block_plan import Block
-    from sugar_pipeline.plan import PipelinePlan
+    from sugar_pipeline.pipeline.plan import PipelinePlan
 
 STAGES = ("train", "depths", "mesh", "refine")  # of a block, in their order
 AFTER_ALL = ("mesh", "refine")  # stages that read what the one before has made of all blocks
@@ -85,8 +85,8 @@ def perform(task: BlockTask) -> None:
     from sugar_pipeline.blocks.block_plan import PLAN_FILE, read_plan
     from sugar_pipeline.blocks.block_refinement import refine_block
     from sugar_pipeline.blocks.joining import write_block_splats
-    from sugar_pipeline.commands import run_full
-    from sugar_pipeline.pipeline_flags import full_parser
+    from sugar_pipeline.pipeline.pipeline_flags import full_parser
+    from sugar_pipeline.timing.one_run import run_one
 
     folder = Path(task.folder)
     plan = read_plan(folder)
@@ -99,7 +99,7 @@ def perform(task: BlockTask) -> None:
     args = full_parser(None).parse_args(["--config", str(block.settings)])
     console = Console(verbose=args.verbose)
     if task.stage == "train":
-        run_full(args, console)
+        run_one(args, console)
         return
     stages = later_stages(block, args)
     mesh = stages.mesh
@@ -124,7 +124,7 @@ def later_stages(
         stop_after: Its last stage; None for all.
     """
     from sugar_pipeline.blocks.block_refinement import with_surrounded_mesh
-    from sugar_pipeline.plan import full_plan
+    from sugar_pipeline.pipeline.plan import full_plan
     from sugar_utils.settings import with_flags
 
     return with_surrounded_mesh(full_plan(with_flags(args, stop_after=stop_after)), block)

@@ -7,18 +7,17 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sugar_extractors.result_folder import INDEX
-from sugar_extractors.result_page import write_index
+from sugar_extractors.outputs.result_page import write_index
 from sugar_pipeline.blocks.automatic import find_cameras
 from sugar_pipeline.blocks.block_plan import Block, BlockPlan
 from sugar_pipeline.blocks.block_task import STAGES, BlockTask, later_stages, run_task
 from sugar_pipeline.blocks.cluster import run_on_cluster
 from sugar_pipeline.blocks.joining import TILES, JoinedParts, join_results
 from sugar_pipeline.blocks.preparation import prepare_blocks
-from sugar_pipeline.pipeline_flags import full_parser, runs_stage
-from sugar_pipeline.pipeline_result import PipelineResult
-from sugar_pipeline.plan import PipelinePlan, full_plan
-from sugar_trainers.naming import scene_name
+from sugar_pipeline.pipeline.pipeline_flags import full_parser, runs_stage
+from sugar_pipeline.pipeline.pipeline_result import PipelineResult
+from sugar_pipeline.pipeline.plan import PipelinePlan, full_plan
+from sugar_trainers.naming import INDEX, scene_name
 from sugar_utils.console import Console
 from sugar_utils.memory import format_bytes
 

@@ -14,15 +14,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.core.cloud import GaussianCloud
 from sugar_extractors.results import read_state
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh, read_textured_mesh
 from sugar_pipeline.blocks.block_plan import Block
 from sugar_pipeline.blocks.block_refinement import require_same_faces
-from sugar_pipeline.plan import PipelinePlan
+from sugar_pipeline.pipeline.plan import PipelinePlan
 from sugar_scene import triangle_mesh
 from sugar_scene.bound_model import bound_cloud_from_state
 from sugar_scene.mesh_bound import BoundCloud
+from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, read_textured_mesh
 from sugar_scene.triangle_mesh import TriangleMesh
 
 

@@ -21,28 +21,28 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.data.ply import (
+from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.core.moved import moved_cloud
+from gaussian_splatting.engine.model import cloud_from_state
+from gaussian_splatting.formats.ply import (
     concatenate_gaussian_plys,
     read_gaussian_ply,
     write_gaussian_ply,
 )
-from gaussian_splatting.data.scene import Scene
-from gaussian_splatting.engine.model import cloud_from_state
-from gaussian_splatting.formats.moved import moved_cloud
+from gaussian_splatting.scenes.scene import Scene
 from sugar_extractors.mesh.meshing_backends import choose_backend
-from sugar_extractors.result_folder import write_transform
-from sugar_extractors.result_photographs import write_photographs
+from sugar_extractors.outputs.result_folder import write_transform
+from sugar_extractors.outputs.result_photographs import write_photographs
 from sugar_extractors.results import read_state
 from sugar_extractors.texture.placed_export import PlacementOptions, moved_points, placement
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh
 from sugar_pipeline.blocks import tiles
 from sugar_pipeline.blocks.block_plan import Block, BlockPlan
 from sugar_pipeline.blocks.joined_mesh import welded
 from sugar_pipeline.blocks.joined_refinement import RefinedPart, agreed_vertices
 from sugar_pipeline.blocks.paged_obj import paged_obj
-from sugar_pipeline.plan import PipelinePlan
+from sugar_pipeline.pipeline.plan import PipelinePlan
 from sugar_scene import triangle_mesh
+from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError

@@ -16,16 +16,19 @@ import numpy as np
 import torch
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.reference_layout import ReferenceCheckpoint, load_reference_checkpoint
-from gaussian_splatting.data.scene import Scene, load_scene_for_checkpoint, whole_pixels
+from gaussian_splatting.scenes.reference_layout import (
+    ReferenceCheckpoint,
+    load_reference_checkpoint,
+)
+from gaussian_splatting.scenes.scene import Scene, load_scene_for_checkpoint, whole_pixels
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from sugar_extractors.mesh.depth_views import Renderer, view_renderer
 from sugar_pipeline.blocks.automatic import count_photographs
-from sugar_pipeline.plan import full_plan
+from sugar_pipeline.pipeline.plan import full_plan
+from sugar_pipeline.pipeline.watched_stage import run_watched_stage
 from sugar_trainers.capture import SugarSize
 from sugar_utils.console import Console
 from sugar_utils.settings import with_flags
-from sugar_viewer.live_view import run_watched_stage
 
 LONGEST_SIDE = 400  # pixels of the small photographs
 SMALLER = 2  # times smaller than in training, at least

@@ -10,8 +10,8 @@ from typing import IO
 
 import numpy as np
 
-from sugar_extractors.texture.tangent_space import shared_corners
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh, png_bytes
+from sugar_scene.mesh_files.tangent_space import shared_corners
+from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, png_bytes
 from sugar_utils.files import atomic_path, write_text_atomic
 
 _CHUNK_ROWS = 65_536

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from gaussian_splatting.data.cameras import middle_of
-from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.run_identity import scene_inputs
+from gaussian_splatting.scenes.scene import Scene
 from sugar_pipeline.blocks import block_scenes
 from sugar_pipeline.blocks.block_flags import MIN_VIEWS, require_views
 from sugar_pipeline.blocks.block_plan import (

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sugar_extractors.texture.gltf_container import BinaryPart, finished_glb, gltf_start
-from sugar_extractors.texture.textured_mesh_io import MeshStyle, TexturedMesh, write_glb
 from sugar_pipeline.blocks.joined_mesh import welded
+from sugar_scene.mesh_files.gltf_container import BinaryPart, finished_glb, gltf_start
+from sugar_scene.mesh_files.textured_mesh_io import MeshStyle, TexturedMesh, write_glb
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.files import atomic_path, write_json_atomic
 

@@ -12,7 +12,7 @@ import numpy as np
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.colmap import find_model, read_reconstruction
 from gaussian_splatting.data.colmap_writing import TrackedPoints, ViewTracks
-from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.scenes.scene import Scene
 
 _NO_ROWS = np.zeros(0, np.int64)
 

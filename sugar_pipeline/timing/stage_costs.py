@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
-from sugar_pipeline.plan import PipelinePlan
+from sugar_pipeline.pipeline.plan import PipelinePlan
 from sugar_pipeline.timing.stage_speed import Speed
 from sugar_scene.triangle_mesh import read_mesh_ply
 from sugar_trainers.stage_config import MULTIVIEW

@@ -16,10 +16,10 @@ from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from gaussian_splatting.core.milestones import scaled
 from gaussian_splatting.data.images import ImageStore
-from gaussian_splatting.optim.schedule import scaled
-from sugar_pipeline.pipeline_flags import STAGES, runs_stage
-from sugar_pipeline.plan import PipelinePlan
+from sugar_pipeline.pipeline.pipeline_flags import STAGES, runs_stage
+from sugar_pipeline.pipeline.plan import PipelinePlan
 from sugar_pipeline.timing.stage_costs import (
     RESULTS,
     SECONDS_OF_TRIANGLE,

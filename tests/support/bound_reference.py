@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
-from gaussian_splatting.cloud import GaussianCloud, Gaussians, quaternions_of
+from gaussian_splatting.core.cloud import GaussianCloud, Gaussians, quaternions_of
 from sugar_scene.mesh_bound import BoundCloud, face_frames
 from sugar_scene.mesh_normals import COSINE_EPS
 

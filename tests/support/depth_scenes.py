@@ -8,7 +8,7 @@ from pathlib import Path
 from gaussian_splatting.data.maps.depth_maps import DepthOptions, KnownDepths
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.observations import ViewOptions
-from gaussian_splatting.data.scene import VanillaSize, load_scene
+from gaussian_splatting.scenes.scene import VanillaSize, load_scene
 
 
 def load(root: Path, **depths: object) -> tuple[KnownDepths, list[str]]:

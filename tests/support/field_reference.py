@@ -3,7 +3,7 @@
 
 from torch import Tensor
 
-from gaussian_splatting.cloud import rotation_matrices
+from gaussian_splatting.core.cloud import rotation_matrices
 from sugar_scene.geometry import (
     MIN_NORMAL_SCALE,
     MIN_WEIGHT_SUM,

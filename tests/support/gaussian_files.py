@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from plyfile import PlyData, PlyElement
 
-from gaussian_splatting.cloud import GaussianCloud
-from gaussian_splatting.rasterization.spherical_harmonics import sh_to_rgb
+from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.core.spherical_harmonics import sh_to_rgb
 
 CHUNK = 256
 

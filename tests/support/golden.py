@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
 
 GOLDEN_DIR = Path(__file__).resolve().parents[1] / "data" / "golden"

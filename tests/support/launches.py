@@ -30,8 +30,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.components.densification import Region
+from gaussian_splatting.core.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.stepping import RunContext, Stepper

@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gaussian_splatting.cloud import GaussianCloud, quaternions_of
+from gaussian_splatting.core.cloud import GaussianCloud, quaternions_of
+from gaussian_splatting.core.spherical_harmonics import SH_C0
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.ply import write_gaussian_ply
-from gaussian_splatting.data.reference_layout import (
+from gaussian_splatting.engine.checkpoint import save_payload
+from gaussian_splatting.engine.model import STATE_NAMES
+from gaussian_splatting.formats.ply import write_gaussian_ply
+from gaussian_splatting.scenes.reference_layout import (
     point_cloud_path,
     write_cameras_json,
     write_cfg_args,
 )
-from gaussian_splatting.engine.checkpoint import save_payload
-from gaussian_splatting.engine.model import STATE_NAMES
-from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
 from sugar_scene.triangle_mesh import TriangleMesh
 from tests.support.random_scenes import look_at
 

@@ -4,7 +4,7 @@
 import numpy as np
 import torch
 
-from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.core.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 
 

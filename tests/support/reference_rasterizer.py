@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gaussian_splatting.cloud import Gaussians
+from gaussian_splatting.core.cloud import Gaussians
+from gaussian_splatting.core.spherical_harmonics import sh_basis_of
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization.projection_kernels import (
     ALPHA_MAX,
@@ -25,7 +26,6 @@ from gaussian_splatting.rasterization.projection_kernels import (
     n_tiles,
 )
 from gaussian_splatting.rasterization.render import RenderedMaps, RenderOutput, complete_normals
-from gaussian_splatting.rasterization.spherical_harmonics import sh_basis_of
 
 
 @dataclass

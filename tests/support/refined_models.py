@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.engine.checkpoint import save_payload
 from gaussian_splatting.engine.model import STATE_NAMES as FREE_NAMES
 from sugar_scene.bound_model import FACES, STATE_NAMES, THICKNESS

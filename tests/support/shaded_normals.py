@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from gaussian_splatting.data.cameras import Camera
-from sugar_extractors.texture.tangent_space import tangent_frames
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh, sample_texture
+from sugar_scene.mesh_files.tangent_space import tangent_frames
+from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, sample_texture
 from sugar_scene.triangle_rasterizer import rasterize_triangles
 
 

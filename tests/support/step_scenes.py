@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gaussian_splatting.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.components.densification import Region
 from gaussian_splatting.components.exposures import Exposures
+from gaussian_splatting.core.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
 from sugar_scene.reprojection import NeighborViews
 from sugar_trainers.multiview_stage import MultiviewStage, comparison_rule

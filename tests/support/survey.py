@@ -12,7 +12,7 @@ from PIL import ExifTags, Image
 from scipy.spatial.transform import Rotation
 
 from gaussian_splatting.data.cameras import Camera
-from sugar_capture.georeference.similarity import Similarity
+from sugar_maps.similarity import Similarity
 
 EPSG = 32633
 ORIGIN = np.array([500_123.4, 5_400_456.7, 321.5])

@@ -14,8 +14,8 @@ from scipy.spatial.transform import Rotation
 from torch.nn.functional import grid_sample
 
 from gaussian_splatting.data.cameras import Camera
-from sugar_capture.georeference.printed_targets import TARGET_KINDS
-from sugar_capture.georeference.similarity import Similarity
+from sugar_maps.printed_targets import TARGET_KINDS
+from sugar_maps.similarity import Similarity
 from tests.support.random_scenes import look_at
 from tests.support.survey import Capture
 

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from gaussian_splatting.data.cameras import Camera
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh
+from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh
 from tests.support.tiny_scene import tiny_cameras, write_model
 
 HALF_SIDES = np.array([0.7, 0.9, 0.8])

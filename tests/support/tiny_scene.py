@@ -21,16 +21,16 @@ import pycolmap
 import torch
 from PIL import Image
 
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.core.spherical_harmonics import SH_C0
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.ply import write_gaussian_ply, write_point_ply
-from gaussian_splatting.data.reference_layout import (
+from gaussian_splatting.formats.ply import write_gaussian_ply, write_point_ply
+from gaussian_splatting.rasterization import rasterize
+from gaussian_splatting.scenes.reference_layout import (
     point_cloud_path,
     write_cameras_json,
     write_cfg_args,
 )
-from gaussian_splatting.rasterization import rasterize
-from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
 from sugar_utils.entrypoint import run_main
 from tests.support.command_line import as_flags
 from tests.support.random_scenes import look_at

@@ -12,8 +12,8 @@ import pycolmap
 import torch
 from PIL import Image
 
+from gaussian_splatting.core.spherical_harmonics import SH_C0
 from gaussian_splatting.rasterization import rasterize
-from gaussian_splatting.rasterization.spherical_harmonics import SH_C0
 from tests.support.random_scenes import look_at
 from tests.support.tiny_scene import TinyScene, save_png, tiny_cloud, write_scene
 

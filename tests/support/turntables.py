@@ -13,9 +13,9 @@ from PIL import Image
 
 from gaussian_splatting.data.cameras import Camera
 from sugar_capture.photographs import FILM_DIAGONAL
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh, render_textured
-from sugar_pipeline.demo_surface import make_disc, make_knot
-from sugar_pipeline.demo_texture import knot_chart, textured_surface
+from sugar_pipeline.demo.demo_surface import make_disc, make_knot
+from sugar_pipeline.demo.demo_texture import knot_chart, textured_surface
+from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, render_textured
 from tests.support.photographed_room import poster
 from tests.support.random_scenes import look_at
 from tests.support.shaded_normals import render_normals

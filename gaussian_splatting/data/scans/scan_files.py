@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gaussian_splatting.data.ply import read_point_table
 from gaussian_splatting.data.scans.voxel_grid import VoxelGrid
+from gaussian_splatting.formats.ply import read_point_table
 from sugar_utils.errors import Notify, UserError, explained
 from sugar_utils.files import require_regular_file
 from sugar_utils.libraries import load_package

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.data.images import ImageStore, outlined
-from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.model import SHOWN_VALUES
 from gaussian_splatting.engine.reporting import view_findings, view_pictures
 from gaussian_splatting.engine.reporting.evaluation import to_uint8
 from gaussian_splatting.engine.reporting.run_logger import RunLogger
 from gaussian_splatting.engine.stage import Stage
+from gaussian_splatting.scenes.scene import Scene
 from sugar_utils.console import Console
 from sugar_utils.memory import format_bytes, memory_usage, reset_peak
 

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.component import Figure
 from gaussian_splatting.engine.reporting import evaluation
 from gaussian_splatting.engine.reporting.evaluation import EvaluationResult, ViewScore, psnr
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.training_views import is_counted
+from gaussian_splatting.scenes.scene import Scene
 
 FITTED = "PSNR after gain and offset"
 POSED = "PSNR after fitted poses"

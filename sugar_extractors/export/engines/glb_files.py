@@ -13,8 +13,8 @@ from typing import Any
 from sugar_extractors.export.engines.collision_gltf import add_collider
 from sugar_extractors.export.engines.levels import level_file
 from sugar_extractors.export.format_types import MeshExport
-from sugar_extractors.texture.gltf_container import BinaryPart, finished_glb
-from sugar_extractors.texture.textured_mesh_io import (
+from sugar_scene.mesh_files.gltf_container import BinaryPart, finished_glb
+from sugar_scene.mesh_files.textured_mesh_io import (
     MeshStyle,
     TexturedMesh,
     gltf_with_mesh,

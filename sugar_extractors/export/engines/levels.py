@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sugar_extractors.export.mesh_reduction import simplified
 from sugar_extractors.texture import texture_atlas
-from sugar_extractors.texture.textured_mesh_io import TexturedMesh
+from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh
 from sugar_utils.errors import UserError
 
 _RATIO = 4  # of the triangles of two levels

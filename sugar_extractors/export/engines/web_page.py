@@ -6,11 +6,11 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.formats.spz import read_spz, write_spz
 from sugar_extractors.export.engines.scan_program import scan_program
 from sugar_extractors.export.format_types import CombinedExport
-from sugar_extractors.texture.textured_mesh_io import MeshStyle, glb_chunks, small_picture
+from sugar_scene.mesh_files.textured_mesh_io import MeshStyle, glb_chunks, small_picture
 from sugar_utils.errors import Notify, UserError
 from sugar_utils.files import require_regular_file
 from sugar_utils.html import GAUSSIANS_ELEMENT, element_bytes, scan_page

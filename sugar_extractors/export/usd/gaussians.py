@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from gaussian_splatting.cloud import GaussianCloud
+from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.core.moved import Z_UP_AXES
 from gaussian_splatting.formats.file_placement import placed_cloud
-from gaussian_splatting.formats.moved import Z_UP_AXES
 from gaussian_splatting.formats.packing import (
     cloud_of,
     columns,

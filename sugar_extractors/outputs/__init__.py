@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run exports into one folder, and pictures of it."""

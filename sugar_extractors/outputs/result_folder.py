@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One folder to take away: what a run made, under plain names, upright and centred.
+
+The tree of the original stays beside it, in the world of the capture::
+
+    mesh.obj, mesh.mtl, mesh.png    textured mesh (mesh.ply with vertex colours where none was made)
+    mesh.glb                        the same in one file
+    splats.ply                      Gaussians
+    transform.json                  the matrix from the scene to these files, and back
+    photographs.json                cameras of the photographs, in the world of these files
+    report.html                     the report, written by the pipeline
+    index.html                      mesh and Gaussians in one page, likewise
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.core.moved import moved_cloud
+from gaussian_splatting.data.world_offset import MEANING
+from gaussian_splatting.formats.ply import write_gaussian_ply
+from gaussian_splatting.scenes.scene import Scene
+from sugar_extractors.any_mesh import read_any_mesh
+from sugar_extractors.outputs.result_photographs import (
+    PHOTOGRAPHS,
+    relative_path,
+    write_photographs,
+)
+from sugar_extractors.texture.placed_export import (
+    PlacementOptions,
+    glb_matrix,
+    moved_points,
+    placement,
+    write_moved_mesh,
+)
+from sugar_scene.mesh_files import textured_mesh_io
+from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh
+from sugar_scene.triangle_mesh import TriangleMesh, write_mesh_ply
+from sugar_trainers.naming import INDEX, MESH, SPLATS, TRANSFORM
+from sugar_utils.errors import UserError
+from sugar_utils.files import check_writable, file_digest, write_json_atomic
+from sugar_utils.schemas import Coordinate, read_checked
+
+_Row = tuple[Coordinate, Coordinate, Coordinate, Coordinate]
+_Matrix = tuple[_Row, _Row, _Row, _Row]
+
+
+class _Transform(msgspec.Struct):
+    """``transform.json``."""
+
+    matrix: _Matrix
+    matrix_to_scene: _Matrix
+    glb_matrix: _Matrix
+    up: str | None
+    unit: str | None
+    world_offset: tuple[Coordinate, Coordinate, Coordinate]
+
+
+@dataclass(frozen=True)
+class HandedOut:
+    """Results that a run hands out; None where it made none."""
+
+    # The textured OBJ, else the coarse mesh, a PLY.
+    mesh: Path | None
+    # The file that the Gaussians were read from, and what reads them.
+    splats: Path | None
+    read_splats: Callable[[], GaussianCloud]
+    glb: bool = True  # whether a textured mesh is written as GLB, too
+    lit: bool = False  # whether viewers light that GLB
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Digests of the files, by what is made of them."""
+        paths = {"mesh": self.mesh, "splats": self.splats}
+        return {name: file_digest(path) for name, path in paths.items() if path is not None}
+
+
+def write_result_folder(
+    folder: Path, results: HandedOut, scene: Scene, options: PlacementOptions
+) -> list[Path]:
+    """Write mesh, Gaussians and the matrix, unless they are there; return the files.
+
+    Args:
+        options: Where the copies stand; upright where they do not say.
+    """
+    check_writable(folder)
+    if options.orient is None:
+        options = replace(options, orient="up")
+    upright = options.orient == "up"
+    files = _files(folder, results)
+    note_file = folder / TRANSFORM
+    identity = {
+        "sources": results.sources,
+        "placement": _identity(options),
+        "lit": results.lit,
+    }
+    current = _is_current(note_file, identity)
+    if current and all(path.is_file() for path in files):
+        return files
+    earlier_files = [note_file, *_all_files(folder)]
+    for path in earlier_files:
+        if path.is_dir():
+            raise UserError(f"{path}: is a folder; move it away")
+    # Without the first one the files of two runs are not taken for one.
+    for path in earlier_files:
+        path.unlink(missing_ok=True)
+    cloud = None if results.splats is None else results.read_splats()
+    mesh = _read_mesh(results)
+    vertices = _places(mesh, cloud)
+    matrix = placement(scene.calibrated_cameras, scene.points, vertices, options)
+    if isinstance(mesh, TexturedMesh):
+        moved = moved_points(vertices, matrix)
+        target = folder / f"{MESH}.obj"
+        write_moved_mesh(target, mesh, moved, glb=results.glb, upright=upright, lit=results.lit)
+    elif mesh is not None:
+        moved = moved_points(vertices, matrix)
+        # Normals are computed anew.
+        write_mesh_ply(folder / f"{MESH}.ply", replace(mesh, vertices=moved, normals=None))
+    if cloud is not None:
+        write_gaussian_ply(folder / SPLATS, moved_cloud(cloud, matrix))
+    write_photographs(folder, scene.calibrated_cameras, matrix)
+    note = _transform(matrix, scene, options)
+    if results.splats is not None:
+        note["model"] = relative_path(results.splats, folder)
+    write_json_atomic(note_file, {**note, **identity})
+    return files
+
+
+def write_transform(folder: Path, matrix: np.ndarray, scene: Scene) -> Path:
+    """Write the matrix to results that stand upright; return its file."""
+    path = folder / TRANSFORM
+    write_json_atomic(path, _transform(matrix, scene, PlacementOptions(orient="up")))
+    return path
+
+
+def _is_current(note_file: Path, identity: Mapping[str, object]) -> bool:
+    """Return whether a ``transform.json`` is complete and of some sources and a placement."""
+    if not note_file.is_file():
+        return False
+    # One that is damaged is written again.
+    with contextlib.suppress(UserError):
+        note = read_checked(note_file, _Transform)
+        return {key: note.get(key) for key in identity} == identity
+    return False
+
+
+def _identity(options: PlacementOptions) -> dict[str, object]:
+    distance = options.known_distance
+    return {
+        "orient": options.orient,
+        "scale_factor": options.scale_factor,
+        "known_distance": None if distance is None else list(distance),
+    }
+
+
+def _transform(matrix: np.ndarray, scene: Scene, options: PlacementOptions) -> dict[str, object]:
+    upright = options.orient == "up"
+    return {
+        "matrix": matrix.tolist(),
+        "matrix_to_scene": np.linalg.inv(matrix).tolist(),
+        "glb_matrix": glb_matrix(matrix, upright).tolist(),
+        "meaning": "file = matrix x (x, y, z, 1) of the scene; rows of 4; glb_matrix: of mesh.glb; "
+        "the coarse, refined and vanilla folders are in the world of the scene",
+        "up": "+y" if upright else None,
+        "unit": "metre" if options.known_distance is not None else None,
+        "world_offset": scene.offset.tolist(),
+        "world_offset_meaning": MEANING,
+    }
+
+
+def _files(folder: Path, results: HandedOut) -> list[Path]:
+    """The files that will be there, those for people first."""
+    files = []
+    if _is_textured(results):
+        files += textured_mesh_io.mesh_files(folder / f"{MESH}.obj", results.glb)[::-1]
+    elif results.mesh is not None:
+        files.append(folder / f"{MESH}.ply")
+    if results.splats is not None:
+        files.append(folder / SPLATS)
+    return [*files, folder / PHOTOGRAPHS, folder / TRANSFORM]
+
+
+def _all_files(folder: Path) -> Sequence[Path]:
+    textured = textured_mesh_io.mesh_files(folder / f"{MESH}.obj", glb=True)
+    others = [f"{MESH}.ply", SPLATS, PHOTOGRAPHS, INDEX]
+    return [*textured, *[folder / name for name in others]]
+
+
+def _is_textured(results: HandedOut) -> bool:
+    return results.mesh is not None and results.mesh.suffix.lower() == ".obj"
+
+
+def _read_mesh(results: HandedOut) -> TexturedMesh | TriangleMesh | None:
+    if results.mesh is None:
+        return None
+    if _is_textured(results):
+        return textured_mesh_io.read_textured_mesh(results.mesh)
+    return read_any_mesh(results.mesh)
+
+
+def _places(mesh: TexturedMesh | TriangleMesh | None, cloud: GaussianCloud | None) -> np.ndarray:
+    """Points that say where the results stand. (N, 3) float64"""
+    if isinstance(mesh, TexturedMesh):
+        return mesh.vertices.double().numpy()
+    if mesh is not None:
+        return mesh.vertices.astype(np.float64)
+    return np.zeros((0, 3)) if cloud is None else cloud.means.double().numpy()

@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of control points: places on the map, and the pixels of photographs that show them.
+
+Two layouts are read. ``gcp_list.txt`` of OpenDroneMap has a coordinate system in its first line,
+then lines ``x y z u v image [name]``. Metashape exports a table of markers, and a second one says
+where photographs show them: image, marker, x, y.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from sugar_capture.camera_readers.parsing import decoded_text
+from sugar_maps.map_systems import WGS84, MapSystem, system_of_code, system_of_text
+from sugar_utils.errors import UserError, printable
+from sugar_utils.schemas import FAR
+
+_ADVICE = "correct the line"
+_CHECK_WORDS = ("check", "chk")  # in the names of points that are held out
+_SYSTEM_COMMENT = re.compile(r"#\s*CoordinateSystem:\s*(.+)", re.IGNORECASE)
+_NUMBER = re.compile(r"(?<!\d)\d{1,6}(?!\d)")  # of a target, in the name of a point
+_LIST_COLUMNS = 6  # of gcp_list.txt, without the name
+_PROJECTIONS = "projections.csv"
+_MARKER_COLUMNS = {
+    "label": ("label", "name", "marker", "point", "id", "gcp", "marker label", "number", "target"),
+    "x": ("x", "easting", "east", "e", "longitude", "lon", "long"),
+    "y": ("y", "northing", "north", "n", "latitude", "lat"),
+    "z": ("z", "altitude", "height", "elevation", "alt", "up", "h"),
+}
+_PROJECTION_COLUMNS = {
+    "image": ("image", "camera", "photo", "image label", "camera label", "photo label", "filename"),
+    "marker": ("marker", "point", "gcp", "label", "marker label", "name", "gcp label"),
+    "x": ("x", "u", "pixel x", "x px", "im x", "column"),
+    "y": ("y", "v", "pixel y", "y px", "im y", "row"),
+}
+_DEGREES = ("longitude", "lon", "long")
+
+
+class PointObservation(NamedTuple):
+    """A pixel that shows a control point."""
+
+    image: str  # name of the photograph, as the file gives it
+    u: float  # pixels from the left edge of the photograph
+    v: float  # pixels from its top edge
+    place: str  # file and line, for errors
+
+
+@dataclass(frozen=True)
+class ControlPoint:
+    """A place on the map, and the pixels that show it."""
+
+    name: str
+    position: np.ndarray  # in the system of its file, (3,) float64
+    observations: tuple[PointObservation, ...]
+
+    @property
+    def target_number(self) -> int | None:
+        """The number of the printed target that its name tells; None for other names."""
+        numbers = _NUMBER.findall(self.name)
+        return int(numbers[0]) if len(numbers) == 1 else None
+
+    @property
+    def is_check(self) -> bool:
+        """Whether its name says that it is held out."""
+        name = self.name.lower()
+        return any(word in name for word in _CHECK_WORDS)
+
+
+@dataclass(frozen=True)
+class ControlPoints:
+    """The control points of a file, and their coordinate system; None where it does not tell."""
+
+    points: tuple[ControlPoint, ...]
+    system: MapSystem | None
+    place: str  # the file, for errors
+
+
+class _Line(NamedTuple):
+    """A line of a text file that has content."""
+
+    text: str
+    place: str  # file and number
+
+
+def read_control_points(paths: Sequence[Path], needs_pixels: bool = True) -> ControlPoints:
+    """Read a ``gcp_list.txt``, or markers and their projections of Metashape.
+
+    Args:
+        needs_pixels: Whether markers need projections; points that are printed targets have none.
+        paths: The file, and for Metashape the one with the projections, which may be left out
+            where it lies beside the first as ``projections.csv`` or ``NAME_projections.csv``.
+
+    Raises:
+        UserError: A file is missing, or a line does not fit; the message names file and line.
+    """
+    if len(paths) > 2:
+        raise UserError(f"--gcp {paths[2]}: is a third file; pass the markers and the projections")
+    lines = _lines_of(paths[0])
+    if not lines:
+        raise UserError(f"{paths[0]}: is empty; write control points into it")
+    if len(paths) == 1 and _is_list(lines):
+        return _read_list(paths[0], lines)
+    return _read_markers(paths[0], lines, _projections_of(paths, needs_pixels))
+
+
+def _lines_of(path: Path) -> list[_Line]:
+    """Return the lines of a text file that are not empty."""
+    lines = []
+    for number, text in enumerate(decoded_text(path).splitlines(), start=1):
+        if text.strip():
+            lines.append(_Line(text.strip(), f"{path}, line {number}"))
+    return lines
+
+
+def _is_list(lines: Sequence[_Line]) -> bool:
+    """Whether lines are those of a ``gcp_list.txt``, by the first that is no comment."""
+    for line in lines[1:]:
+        if not line.text.startswith("#"):
+            words = line.text.split()
+            return len(words) >= _LIST_COLUMNS - 1 and not re.search("[,;]", line.text)
+    return not re.search("[,;]", lines[0].text)
+
+
+def _read_list(path: Path, lines: Sequence[_Line]) -> ControlPoints:
+    """Read a ``gcp_list.txt`` of OpenDroneMap."""
+    system = system_of_text(lines[0].text, lines[0].place)
+    collected = _Collected()
+    for text, place in lines[1:]:
+        if text.startswith("#"):
+            continue
+        words = text.split()
+        if len(words) < _LIST_COLUMNS:
+            raise UserError(f"{place}: has {len(words)} columns of x y z u v image; {_ADVICE}")
+        x, y, z, u, v = (_number(word, place) for word in words[: _LIST_COLUMNS - 1])
+        position = np.array([x, y, z])
+        # Points without a name are told by where they are.
+        name = " ".join(words[:3])
+        if len(words) > _LIST_COLUMNS:
+            name = printable(words[_LIST_COLUMNS])
+        collected.add_position(name, position, place)
+        collected.add_observation(name, PointObservation(words[_LIST_COLUMNS - 1], u, v, place))
+    return ControlPoints(collected.points(), system, str(path))
+
+
+class _Collected:
+    """Positions and observations of control points, collected line by line."""
+
+    def __init__(self) -> None:
+        self._positions: dict[str, np.ndarray] = {}
+        self._observations: dict[str, list[PointObservation]] = {}
+
+    def add_position(self, name: str, position: np.ndarray, place: str) -> None:
+        """Note where a point is; a ``UserError`` where it is somewhere else already."""
+        previous = self._positions.setdefault(name, position)
+        if not np.array_equal(previous, position):
+            raise UserError(f"{place}: {name} has another position than before; {_ADVICE}")
+        self._observations.setdefault(name, [])
+
+    def add_observation(self, name: str, observation: PointObservation) -> None:
+        """Note a pixel of a point; a ``UserError`` where its image shows the point already."""
+        observations = self._observations[name]
+        for other in observations:
+            if other.image == observation.image:
+                raise UserError(
+                    f"{observation.place}: {name} is in {observation.image} already "
+                    f"({other.place}); remove one of the lines"
+                )
+        observations.append(observation)
+
+    def has(self, name: str) -> bool:
+        """Whether a point of this name has a position."""
+        return name in self._positions
+
+    def points(self) -> tuple[ControlPoint, ...]:
+        """Return the points in the order of their first lines."""
+        return tuple(
+            ControlPoint(name, position, tuple(self._observations[name]))
+            for name, position in self._positions.items()
+        )
+
+
+def _projections_of(paths: Sequence[Path], needs_pixels: bool) -> Path | None:
+    """Return the file that says where photographs show markers; None where it may be missing."""
+    if len(paths) == 2:
+        return paths[1]
+    markers = paths[0]
+    candidates = [
+        markers.with_name(f"{markers.stem}_{_PROJECTIONS}"),
+        markers.with_name(_PROJECTIONS),
+    ]
+    for path in candidates:
+        if path.is_file():
+            return path
+    if not needs_pixels:
+        return None
+    raise UserError(
+        f"{markers}: has no pixels, and there is no {candidates[0].name} beside it; pass the file "
+        "with image, marker, x, y as the second of --gcp, or --targets for printed targets"
+    )
+
+
+def _read_markers(path: Path, lines: Sequence[_Line], projections: Path | None) -> ControlPoints:
+    """Read markers of Metashape, and their projections where there are any."""
+    system = _system_of_comments(lines)
+    table = _Table(lines, _MARKER_COLUMNS)
+    if system is None and any(word in table.header.get("x", "") for word in _DEGREES):
+        system = system_of_code(WGS84, str(path))
+    collected = _Collected()
+    for row, place in table.rows():
+        name = printable(row["label"])
+        if collected.has(name):
+            raise UserError(f"{place}: {name} is there twice; {_ADVICE}")
+        numbers = [_number(row[axis], place) for axis in "xyz"]
+        collected.add_position(name, np.array(numbers), place)
+    if projections is None:
+        return ControlPoints(collected.points(), system, str(path))
+    for row, place in _Table(_lines_of(projections), _PROJECTION_COLUMNS).rows():
+        name = printable(row["marker"])
+        if not collected.has(name):
+            raise UserError(f"{place}: {path.name} has no marker {name}; {_ADVICE}")
+        u = _number(row["x"], place)
+        v = _number(row["y"], place)
+        collected.add_observation(name, PointObservation(row["image"], u, v, place))
+    return ControlPoints(collected.points(), system, str(path))
+
+
+def _system_of_comments(lines: Sequence[_Line]) -> MapSystem | None:
+    """Return the system that a comment of Metashape names; None without such a comment."""
+    for text, place in lines:
+        match = _SYSTEM_COMMENT.match(text)
+        if match is not None:
+            return system_of_text(match[1], place)
+    return None
+
+
+class _Table:
+    """A table of text: its columns by our names, and its rows.
+
+    A table without a line of names has its columns in the order of ``columns``.
+    """
+
+    def __init__(self, lines: Sequence[_Line], columns: Mapping[str, Sequence[str]]) -> None:
+        self._columns = columns
+        self._lines = lines
+        self._delimiter = _delimiter_of(lines)
+        self._indices = {name: index for index, name in enumerate(columns)}
+        self._header_place = ""
+        self.header: dict[str, str] = {}  # names that the file gives to our columns, lower case
+        for text, place in lines:
+            words = self._split(text.lstrip("#"))
+            indices = _indices_of(words, columns)
+            if len(indices) == len(columns):
+                self._indices = indices
+                self._header_place = place
+                self.header = {name: words[index].lower() for name, index in indices.items()}
+                break
+
+    def rows(self) -> Iterator[tuple[dict[str, str], str]]:
+        """Yield the texts of each row by our names of its columns, and its place."""
+        last = max(self._indices.values())
+        for text, place in self._lines:
+            if text.startswith("#") or place == self._header_place:
+                continue
+            words = self._split(text)
+            if len(words) <= last or not all(words[index] for index in self._indices.values()):
+                names = ", ".join(self._columns)
+                raise UserError(f"{place}: has no value for each of {names}; {_ADVICE}")
+            row = {name: words[index] for name, index in self._indices.items()}
+            if self._delimiter == ";":
+                # Where columns are parted so, numbers may have commas.
+                for name in "xyz":
+                    if name in row:
+                        row[name] = row[name].replace(",", ".")
+            yield row, place
+
+    def _split(self, text: str) -> list[str]:
+        if self._delimiter is None:
+            return text.split()
+        try:
+            words = next(csv.reader([text], delimiter=self._delimiter), [])
+        except csv.Error:
+            # A row without values is refused where it is read.
+            words = []
+        return [word.strip() for word in words]
+
+
+def _delimiter_of(lines: Sequence[_Line]) -> str | None:
+    """Return what parts the columns of a table; None for blanks."""
+    for text, _ in lines:
+        if _SYSTEM_COMMENT.match(text):
+            continue
+        for delimiter in (";", "\t", ","):
+            if delimiter in text:
+                return delimiter
+    return None
+
+
+def _indices_of(words: Sequence[str], columns: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """Return the columns that a line of names has, by our names of them."""
+    indices: dict[str, int] = {}
+    for index, word in enumerate(words):
+        parts = [_plain(part) for part in word.split("/")]
+        for name, synonyms in columns.items():
+            is_named = any(part in synonyms for part in parts)
+            if is_named and name not in indices and index not in indices.values():
+                indices[name] = index
+    return indices
+
+
+def _plain(text: str) -> str:
+    """Return the name of a column in lower case, without units and underscores."""
+    without_units = re.sub(r"\(.*?\)|_m$", "", text.lower())
+    return re.sub(r"[\s_]+", " ", without_units).strip()
+
+
+def _number(text: str, place: str) -> float:
+    """Parse a number; a ``UserError`` that names the line for any other text."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    # Comparisons with NaN are false.
+    if not abs(value) <= FAR:
+        raise UserError(f"{place}: {text!r:.40} is no number; {_ADVICE}")
+    return value

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Coordinate systems of maps: names and codes of them, and conversion between them.
+
+Conversion takes pyproj, which is optional. Without it positions by latitude and longitude are put
+into a plane that touches the ellipsoid of WGS84, with x to the east, y to the north and z up.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from dataclasses import dataclass
+from types import ModuleType
+
+import numpy as np
+
+from sugar_capture.gps.geocentric import geocentric
+from sugar_utils.errors import UserError, printable
+from sugar_utils.libraries import load_package
+
+WGS84 = 4326
+_NORTHERN_UTM = 32600
+_SOUTHERN_UTM = 32700
+_ZONE_WIDTH = 6  # degrees of longitude
+_MAX_EPSG = 1_000_000
+_CODE = re.compile(r"(?:EPSG:+)?\s*(\d+)", re.IGNORECASE)
+_UTM_NAME = re.compile(r"WGS\s*_?84[\s/]*UTM\s*(?:zone)?\s*(\d{1,2})\s*([NS])", re.IGNORECASE)
+_AUTHORITY = re.compile(r"(?:AUTHORITY|ID)\[\"EPSG\",\s*\"?(\d+)\"?\]\s*\]\s*$")
+
+
+@dataclass(frozen=True)
+class MapSystem:
+    """A coordinate system of a map."""
+
+    definition: str  # as pyproj reads it: EPSG:N, a PROJ string or WKT
+    epsg: int | None  # its code; None where it has none
+    is_geographic: bool = False  # x is the longitude and y the latitude, in degrees
+
+    @property
+    def name(self) -> str:
+        """Its code, or the beginning of its definition."""
+        return self.definition[:40] if self.epsg is None else f"EPSG:{self.epsg}"
+
+
+@dataclass(frozen=True)
+class TangentPlane:
+    """A plane that touches the ellipsoid: x to the east, y to the north, z up, in metres."""
+
+    latitude: float  # of its origin, degrees
+    longitude: float  # degrees
+    altitude: float  # metres
+
+    def positions(self, geographic: np.ndarray) -> np.ndarray:
+        """Return positions in the plane. (N, 3) longitude, latitude, altitude -> (N, 3) metres"""
+        origin = np.array([[self.longitude, self.latitude, self.altitude]])
+        latitude = np.radians(self.latitude)
+        longitude = np.radians(self.longitude)
+        to_east = [-np.sin(longitude), np.cos(longitude), 0.0]
+        to_north = [
+            -np.sin(latitude) * np.cos(longitude),
+            -np.sin(latitude) * np.sin(longitude),
+            np.cos(latitude),
+        ]
+        axes = np.array([to_east, to_north, np.cross(to_east, to_north)])
+        return (geocentric(geographic) - geocentric(origin)) @ axes.T
+
+
+def utm_system(longitude: float, latitude: float) -> MapSystem:
+    """Return the zone of UTM (WGS84) of a place in degrees."""
+    zone = int((longitude + 180) % 360 // _ZONE_WIDTH) + 1
+    return system_of_code((_NORTHERN_UTM if latitude >= 0 else _SOUTHERN_UTM) + zone, "UTM")
+
+
+def system_of_code(code: int, place: str) -> MapSystem:
+    """Return the system of an EPSG code.
+
+    Args:
+        place: Where the code is from, for errors.
+
+    Raises:
+        UserError: pyproj knows no such system, or it is not in metres or degrees.
+    """
+    if not 0 < code < _MAX_EPSG:
+        raise UserError(f"{place}: EPSG {code} does not exist; look the code up at epsg.io")
+    return _checked_system(f"EPSG:{code}", code, place)
+
+
+def system_of_text(text: str, place: str) -> MapSystem:
+    """Return the system that a file names: ``EPSG:N``, ``WGS84 UTM 33N``, a PROJ string or WKT.
+
+    Raises:
+        UserError: It is none of these, or pyproj is needed to understand it and is missing.
+    """
+    # Bytes that are no text are escaped; no system has them.
+    text = printable(text.strip())
+    code = _plain_code(text)
+    if code is not None:
+        return system_of_code(code, place)
+    if not text or not (text.startswith("+") or "[" in text or pyproj_or_none() is not None):
+        raise UserError(
+            f"{place}: {text!r:.40} names no coordinate system; write EPSG:N or WGS84 UTM 33N"
+        )
+    load_package(f"{place}: {text!r:.40}", "pyproj", "pyproj", instead="write EPSG:N there")
+    return _checked_system(text, None, place)
+
+
+def _plain_code(text: str) -> int | None:
+    """Return the EPSG code of a text that tells it without tables; None for any other."""
+    match = _CODE.fullmatch(text) or _AUTHORITY.search(text)
+    if match is not None:
+        return int(match[1])
+    match = _UTM_NAME.fullmatch(text)
+    if match is not None:
+        return _utm_code(int(match[1]), match[2].upper() == "S")
+    return _proj_code(text)
+
+
+def _proj_code(text: str) -> int | None:
+    """Return the EPSG code of a PROJ string of WGS84; None for any other text."""
+    words: dict[str, str] = {}
+    for word in text.split():
+        key, _, value = word.partition("=")
+        words[key] = value
+    is_wgs84 = "WGS84" in (words.get("+datum"), words.get("+ellps")) and "+towgs84" not in words
+    if not is_wgs84:
+        return None
+    if words.get("+proj") in ("longlat", "latlong"):
+        return WGS84
+    zone = words.get("+zone", "")
+    in_metres = words.get("+units", "m") == "m"
+    if words.get("+proj") == "utm" and zone.isdecimal() and in_metres:
+        return _utm_code(int(zone), "+south" in words)
+    return None
+
+
+def _utm_code(zone: int, is_southern: bool) -> int | None:
+    if not 1 <= zone <= 360 // _ZONE_WIDTH:
+        return None
+    return zone + (_SOUTHERN_UTM if is_southern else _NORTHERN_UTM)
+
+
+def _checked_system(definition: str, code: int | None, place: str) -> MapSystem:
+    """Return a system, checked by pyproj where that is installed."""
+    pyproj = pyproj_or_none()
+    if pyproj is None:
+        return MapSystem(definition, code, is_geographic=code == WGS84)
+    try:
+        system = pyproj.CRS.from_user_input(definition)
+    except pyproj.exceptions.CRSError as error:
+        raise UserError(
+            f"{place}: {definition!r:.40} is no coordinate system that pyproj knows; look its code "
+            "up at epsg.io"
+        ) from error
+    if not (system.is_geographic or system.is_projected):
+        raise UserError(
+            f"{place}: {system.name} is neither a map nor latitude and longitude; choose a "
+            "projected system, such as the zone of UTM"
+        )
+    unit = system.axis_info[0].unit_name
+    if not system.is_geographic and unit not in ("metre", "meter"):
+        raise UserError(f"{place}: {system.name} is in {unit}; choose a system in metres")
+    return MapSystem(definition, code or system.to_epsg(), system.is_geographic)
+
+
+def pyproj_or_none() -> ModuleType | None:
+    """Return pyproj where it is installed, else None."""
+    try:
+        return importlib.import_module("pyproj")
+    except ImportError:
+        return None
+
+
+def converted(points: np.ndarray, source: MapSystem, target: MapSystem, place: str) -> np.ndarray:
+    """Return points, (N, 3), in another system; x is east or the longitude. (N, 3)
+
+    Args:
+        place: Where the points are from, for errors.
+
+    Raises:
+        UserError: pyproj is missing, or the other system does not reach a point.
+    """
+    if source == target or (source.epsg is not None and source.epsg == target.epsg):
+        return points
+    what = f"{place}: converting {source.name} to {target.name}"
+    (pyproj,) = load_package(what, "pyproj", "pyproj")
+    transformer = pyproj.Transformer.from_crs(source.definition, target.definition, always_xy=True)
+    moved = np.stack(transformer.transform(*points.T), axis=1)
+    if not np.isfinite(moved).all():
+        raise UserError(
+            f"{place}: {source.name} has points that {target.name} does not reach; choose another "
+            "--epsg"
+        )
+    return moved

@@ -1,0 +1,468 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run the stages of a plan in one process, check what they made, and write the report."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from gaussian_splatting.data.images import ImageStore
+from gaussian_splatting.engine.reporting.health import FailedResult, problem_of
+from gaussian_splatting.engine.reporting.run_report import REPORT_FILE
+from gaussian_splatting.scenes.reference_layout import CHECKPOINT_FOLDER
+from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
+from sugar_capture.convert_options import ConvertOptions
+from sugar_extractors.any_mesh import read_any_mesh
+from sugar_extractors.export.reading import read_any_gaussians, read_bound_gaussians
+from sugar_extractors.mesh.extraction import extract_coarse_mesh
+from sugar_extractors.mesh.mesh_config import MeshOptions
+from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
+from sugar_extractors.outputs.result_page import write_index
+from sugar_extractors.texture.placed_export import PlacementOptions
+from sugar_extractors.texture.texturing import TextureOptions, extract_textured_mesh
+from sugar_pipeline.pipeline import pipeline_report
+from sugar_pipeline.pipeline.input_checks import check_names_of_photographs, check_places
+from sugar_pipeline.pipeline.pipeline_report import ReportContent, Summary
+from sugar_pipeline.pipeline.pipeline_result import (
+    CAMERA_POSES,
+    COARSE,
+    COARSE_MESH,
+    REFINEMENT,
+    TEXTURED,
+    VANILLA,
+    PipelineResult,
+    StageRecord,
+    dropped_views,
+    file_record,
+    training_record,
+)
+from sugar_pipeline.pipeline.plan import PipelinePlan
+from sugar_pipeline.pipeline.watched_stage import run_watched_stage
+from sugar_pipeline.quality import mesh_quality
+from sugar_pipeline.quality.grading import MAX_LOSS, Grade, grade_mesh, loses, mesh_health, worst
+from sugar_pipeline.quality.mesh_quality import MeshQuality
+from sugar_scene.mesh_files.textured_mesh_io import read_textured_mesh
+from sugar_trainers.capture import load_views
+from sugar_trainers.coarse_run import CoarseOptions
+from sugar_trainers.naming import LOG, scene_name
+from sugar_trainers.refine_run import RefineOptions
+from sugar_trainers.stage_options import load_capture
+from sugar_utils.console import Console, duration_text
+from sugar_utils.errors import Notify, UserError, say_nothing, shortened
+from sugar_utils.files import check_writable
+from sugar_utils.process_group import ProcessGroup
+from sugar_utils.settings import write_settings
+
+TITLE = "SuGaR of"  # begins the title of a pipeline's report, not of a single run's
+_TITLES = {
+    "convert": CAMERA_POSES,
+    "vanilla": VANILLA,
+    "coarse": COARSE,
+    "mesh": COARSE_MESH,
+    "refine": REFINEMENT,
+    "texture": "texture",
+}
+_TRAINING_STAGES = ("vanilla", "coarse", "refine")  # those in which all processes take part
+
+Revise = Callable[[str, PipelinePlan, ImageStore], PipelinePlan]
+
+
+def run_stages(
+    plan: PipelinePlan, console: Console | None = None, revise: Revise | None = None
+) -> PipelineResult:
+    """Run all stages of a plan; what is finished already is not repeated.
+
+    All stages share one store of decoded photographs. Several processes train together; the first
+    alone does the rest while the others wait.
+
+    Args:
+        plan: Options of the stages.
+        console: Gets the messages; if None, the terminal.
+        revise: Called before each stage with its name; returns the plan to go on with.
+
+    Raises:
+        FailedResult: The result of a stage is a failure, and the plan does not force the rest.
+    """
+    group = plan.coarse.compute.group
+    console = console or (Console() if group.is_first else Console.silent())
+    white = plan.coarse.config.white_background
+    with group.single_report(), ImageStore(white, sharers=group.size) as images:
+        run = _PipelineRun(plan, images, console)
+        run.run_all(group, revise)
+        if group.is_first:
+            run.conclude()
+            console.close()
+        group.barrier()
+    failures = [record for record in run.result.records if record.problem]
+    first_failure = group.broadcast(failures[0] if failures else None)
+    if first_failure is not None and not run.plan.force:
+        raise FailedResult(
+            f"{first_failure.name}: {first_failure.problem}; what was made is kept, "
+            "--force True goes on"
+        )
+    return run.result
+
+
+class _PipelineRun:
+    """One run of a plan: runs the stages in their order, and then writes the results.
+
+    A stage reads the files of the stages before it; ``result`` collects what they made.
+    """
+
+    def __init__(self, plan: PipelinePlan, images: ImageStore, console: Console) -> None:
+        self.plan = plan
+        self.result = PipelineResult()
+        self._images = images
+        self._console = console
+
+    def run_all(self, group: ProcessGroup, revise: Revise | None) -> None:
+        """Run the stages, up to one that fails unless the plan forces the rest."""
+        console = self._console
+        for message in self.plan.messages:
+            console.note(message)
+        check_names_of_photographs(self.plan)
+        if self.plan.convert is None:
+            check_places(self.plan)
+        for number, stage in enumerate(self.plan.stages, start=1):
+            if revise is not None:
+                self.plan = revise(stage, self.plan, self._images)
+            title = self._title(stage)
+            console.headline(f"stage {number} of {len(self.plan.stages)}: {title}")
+            problem = None
+            if group.is_first or stage in _TRAINING_STAGES:
+                record = self._run_stage(stage)
+                if group.is_first:
+                    record = self._compared_with_coarse(record)
+                    console.headline(_outcome(record))
+                self.result.records.append(record)
+                problem = record.problem
+            if number == 1 and group.is_first:
+                # Not before a stage has accepted its inputs: what is refused leaves nothing behind.
+                console.open_log(check_writable(self.plan.result_folder) / LOG)
+            # What a stage wrote is there before the next one reads it.
+            problem = group.broadcast(problem)
+            if problem is not None:
+                console.warn(f"{title}: {problem}")
+                if not self.plan.force:
+                    return
+
+    def _title(self, stage: str) -> str:
+        title = _TITLES[stage]
+        if stage == "coarse":
+            return f"{title}, {self.plan.coarse.config.regularization_type}"
+        return title
+
+    def _run_stage(self, stage: str) -> StageRecord:
+        """Run one stage of the plan."""
+        runs = {
+            "convert": self._find_cameras,
+            "vanilla": self._train_vanilla,
+            "coarse": self._train_coarse,
+            "mesh": self._extract_mesh,
+            "refine": self._refine,
+            "texture": self._bake_texture,
+        }
+        return runs[stage](getattr(self.plan, stage))
+
+    def _find_cameras(self, options: ConvertOptions) -> StageRecord:
+        # Most scenes have cameras, and what reads videos is slow to load.
+        from sugar_capture.convert_run import convert
+
+        conversion = convert(options, self._console)
+        check_places(self.plan)
+        outputs = [conversion.root / "sparse" / "0"]
+        if conversion.page is not None:
+            outputs.insert(0, conversion.page)
+        return StageRecord(
+            CAMERA_POSES,
+            conversion.seconds,
+            conversion.peak_bytes,
+            outputs,
+            figures=conversion.figures(),
+        )
+
+    def _train_vanilla(self, options: VanillaOptions) -> StageRecord:
+        ply = run_watched_stage(options, images=self._images, console=self._console)
+        return training_record(VANILLA, options.model_path / CHECKPOINT_FOLDER, [ply])
+
+    def _train_coarse(self, options: CoarseOptions) -> StageRecord:
+        path = run_watched_stage(options, images=self._images, console=self._console)
+        return training_record(self._title("coarse"), path.parent, [path])
+
+    def _extract_mesh(self, options: MeshOptions) -> StageRecord:
+        path = extract_coarse_mesh(options, self._console)[0]
+        self.result.coarse_mesh = path
+        return self._with_mesh_health(file_record(COARSE_MESH, path))
+
+    def _refine(self, options: RefineOptions) -> StageRecord:
+        path = run_watched_stage(options, images=self._images, console=self._console)
+        self.result.refined = path
+        outputs = [path]
+        if options.export_ply:
+            outputs.append(options.ply_path)
+        return training_record(REFINEMENT, path.parent, outputs)
+
+    def _bake_texture(self, options: TextureOptions) -> StageRecord:
+        path = extract_textured_mesh(options, self._console, self._images)
+        self.result.textured = path
+        return self._with_mesh_health(file_record(TEXTURED, path))
+
+    def _with_mesh_health(self, record: StageRecord) -> StageRecord:
+        """Add figures of some views of the last mesh, its grade, and what is wrong with it."""
+        options = self.plan.mesh
+        result = self.result
+        if options is None or options.bboxmin is not None or result.coarse_mesh is None:
+            return record
+        _, scene = load_views(options, say_nothing)
+        if not all(camera.image_path for camera in scene.train_cameras):
+            return record
+        if result.textured is not None:
+            mesh = read_textured_mesh(result.textured)
+        else:
+            mesh = read_any_mesh(result.coarse_mesh)
+        cameras = scene.test_cameras or scene.train_cameras
+        figures = mesh_health(mesh, cameras, self._images.shown)
+        return replace(
+            record,
+            figures={**record.figures, **figures},
+            problem=problem_of(figures),
+            grade=grade_mesh(figures),
+        )
+
+    def _compared_with_coarse(self, record: StageRecord) -> StageRecord:
+        """Grade a refinement against the coarse model; other records stay as they are."""
+        coarse = _coarse_record(self.result)
+        if record.name != REFINEMENT or coarse is None:
+            return record
+        loss = loses(record.health, coarse.health)
+        if loss <= MAX_LOSS:
+            return record
+        self.result.splats_are_coarse = True
+        reason = (
+            f"views are {loss:.1f} dB worse than with the coarse model, whose Gaussians are handed "
+            "out instead"
+        )
+        advice = "more iterations: --refinement_time, -f or --minutes"
+        self._console.warn(f"{record.name}: {reason}", advice)
+        return replace(record, grade=Grade("poor", reason))
+
+    def conclude(self) -> None:
+        """Measure and grade the results, write their folder and the report, and print them."""
+        plan = self.plan
+        result = self.result
+        console = self._console
+        try:
+            result.quality = _measure(plan.coarse.scene_path, result, plan.coarse.compute.device)
+            result.grade = worst(_grades_of_results(result))
+            has_failed = any(record.problem for record in result.records)
+            if plan.force or not has_failed:
+                result.files = _write_result_folder(plan, result, console.warn)
+            result.report = self._write_report()
+        except UserError as error:
+            # All results are there; a page about them is not worth an error.
+            console.warn(f"no report: {error}")
+        if result.last_run_directory is not None and plan.given:
+            write_settings(result.last_run_directory, plan.given)
+        for name, quality in result.quality.items():
+            console.headline(
+                f"{name} against the known geometry: Chamfer distance {quality.chamfer:.2%} of the "
+                f"object's size, F-score at 1 % {quality.f_scores[-1]:.3f}"
+            )
+        files = {
+            "mesh": result.coarse_mesh,
+            "refined model": result.refined,
+            "textured mesh": result.textured,
+            "report": result.report,
+        }
+        for label, path in files.items():
+            if path is not None:
+                console.info(f"{label}: {path}")
+        _print_result(result, console)
+
+    def _write_report(self) -> Path | None:
+        """Write the report into the folder of the last training stage, and a copy to the results.
+
+        None where nothing was trained, or where it could not be written.
+        """
+        result = self.result
+        notify = self._console.warn
+        directory = result.last_run_directory
+        if directory is None:
+            return None
+        path = directory / REPORT_FILE
+        if _is_current(path, result.records):
+            return path
+        content = self._report_content()
+        scene = scene_name(self.plan.coarse.scene_path)
+        title = f"{TITLE} {scene}"
+        if result.files:
+            # The same page; its links lead from there.
+            copy = self.plan.result_folder / REPORT_FILE
+            pipeline_report.write_report(copy, title, result.records, content, notify)
+        return pipeline_report.write_report(path, title, result.records, content, notify)
+
+    def _report_content(self) -> ReportContent:
+        """Gather what the report shows of the stages that made something."""
+        result = self.result
+        # A stage that failed its checks may have ended the pipeline.
+        plan = replace(
+            self.plan,
+            mesh=self.plan.mesh if result.coarse_mesh else None,
+            refine=self.plan.refine if result.refined else None,
+            texture=self.plan.texture if result.textured else None,
+        )
+        last = plan.coarse if plan.refine is None else plan.refine
+        device = last.compute.device
+        _, scene = load_capture(last, say_nothing)
+        cameras = scene.test_cameras or scene.train_cameras
+        refined = None
+        if result.refined is not None:
+            refined = read_bound_gaussians(result.refined).to(device).activate_all()
+        textured = None
+        textured_on_device = None
+        if result.textured is not None:
+            textured = read_textured_mesh(result.textured)
+            textured_on_device = textured.to(device)
+        return ReportContent(
+            settings=plan.settings(),
+            summary=_summary(plan, result),
+            pictures=pipeline_report.mesh_picture_rows(
+                cameras, coarse_mesh=result.coarse_mesh, refined=result.refined, device=device
+            ),
+            comparison=pipeline_report.compare_with_photographs(
+                scene, self._images, refined, textured_on_device, device
+            ),
+            quality=result.quality,
+            model=pipeline_report.model_to_turn(textured, scene, self._console.warn),
+        )
+
+
+def _outcome(record: StageRecord) -> str:
+    """One line about a stage that ended: size and time of the result, and its quality."""
+    facts = []
+    if record.size_text:
+        facts.append(record.size_text)
+    if record.seconds is not None:
+        facts.append(duration_text(record.seconds))
+    quality = ""
+    if record.problem is not None:
+        # A warning of its own gives the reason.
+        quality = "; poor"
+    elif record.grade is not None:
+        quality = f"; {record.grade}"
+    if not facts and not quality:
+        return f"  {record.name}: ended"
+    return f"  {record.name}: {', '.join(facts)}{quality}"
+
+
+def _coarse_record(result: PipelineResult) -> StageRecord | None:
+    """The record of the coarse training stage; None where it did not run."""
+    records = [record for record in result.records if record.name.startswith(COARSE)]
+    return records[0] if records else None
+
+
+def _print_result(result: PipelineResult, console: Console) -> None:
+    """Print the grade, the views that were left out, and where the results are."""
+    if result.grade is not None:
+        console.headline(f"the result is {result.grade}")
+    dropped = dropped_views(result.records)
+    if dropped:
+        views = [f"{name} ({reason})" for name, reason in dropped.items()]
+        console.headline(f"left out: {len(dropped)} photographs: {shortened(views)}")
+    if not result.files:
+        return
+    names = [path.name for path in result.files]
+    if result.report is not None and result.report.name not in names:
+        names.append(result.report.name)
+    folder = result.files[0].parent
+    console.headline(f"results in {folder}: {', '.join(names)}")
+    console.headline(f"to look at them: {_show_command(folder)}")
+
+
+def _show_command(folder: Path) -> str:
+    is_sugar = Path(sys.argv[0]).stem == "sugar"
+    program = "sugar view" if is_sugar else "python view.py"
+    return f"{program} {shlex.quote(str(folder))}"
+
+
+def _grades_of_results(result: PipelineResult) -> list[Grade]:
+    """Grades of the last mesh, and of the Gaussians in the folder of results."""
+    models = [record for record in result.records if record.run_directory is not None]
+    if result.splats_are_coarse:
+        models = [record for record in models if record.name != REFINEMENT]
+    # The textured mesh comes after the coarse one.
+    meshes = [record for record in result.records if record.name in (COARSE_MESH, TEXTURED)]
+    last_records = [*models[-1:], *meshes[-1:]]
+    return [record.grade for record in last_records if record.grade is not None]
+
+
+def _write_result_folder(plan: PipelinePlan, result: PipelineResult, notify: Notify) -> list[Path]:
+    """Copy the results into one folder, under plain names and upright, with a page of them."""
+    splats = result.refined
+    if splats is None or result.splats_are_coarse:
+        coarse = _coarse_record(result)
+        splats = None if coarse is None else coarse.outputs[0]
+    if splats is None:
+        return []
+    last = plan.texture or plan.refine or plan.mesh or plan.coarse
+    _, scene = load_views(last, say_nothing)
+    if plan.texture is None:
+        placement = PlacementOptions()
+        writes_glb = True
+        is_lit = False
+    else:
+        placement = plan.texture.placement
+        writes_glb = plan.texture.export_glb
+        is_lit = plan.texture.lit
+    results = HandedOut(
+        result.mesh,
+        splats,
+        partial(read_any_gaussians, splats, say_nothing),
+        glb=writes_glb,
+        lit=is_lit,
+    )
+    files = write_result_folder(plan.result_folder, results, scene, placement)
+    is_upright = placement.orient in (None, "up")
+    index = write_index(plan.result_folder, upright=is_upright, lit=is_lit, notify=notify)
+    return files if index is None else [*files, index]
+
+
+def _measure(scene: Path, result: PipelineResult, device: torch.device) -> dict[str, MeshQuality]:
+    """Compare the meshes with the true geometry, where the scene has it."""
+    has_reference = (scene / mesh_quality.OBJECT_FILE).is_file()
+    if not has_reference or result.coarse_mesh is None:
+        return {}
+    reference = mesh_quality.read_reference(scene)
+    paths = {"coarse mesh": result.coarse_mesh, "refined mesh": result.refined}
+    qualities = {}
+    for name, path in paths.items():
+        if path is not None:
+            mesh = read_any_mesh(path)
+            qualities[name] = mesh_quality.compare_surfaces(mesh, reference, device=device)
+    return qualities
+
+
+def _is_current(report: Path, records: Sequence[StageRecord]) -> bool:
+    """Whether a report of all stages exists that is newer than what they made."""
+    if not report.is_file():
+        return False
+    if f"<title>{TITLE}" not in report.read_text(encoding="utf-8", errors="replace"):
+        return False
+    report_time = report.stat().st_mtime_ns
+    outputs = [path for record in records for path in record.outputs if path.exists()]
+    return all(path.stat().st_mtime_ns <= report_time for path in outputs)
+
+
+def _summary(plan: PipelinePlan, result: PipelineResult) -> Summary:
+    notes = []
+    for record in result.records:
+        is_replaced = record.name == REFINEMENT and result.splats_are_coarse
+        if is_replaced and record.grade is not None:
+            notes.append(record.grade.reason)
+    return Summary(result.grade, notes, result.files, _show_command(plan.result_folder))

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Presets of the original: flags that set several others."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from functools import partial
+
+from sugar_utils.errors import UserError
+from sugar_utils.flags import optional_str
+from sugar_utils.settings import flag, with_flags
+
+REFINEMENT_TIMES = {"short": 2_000, "medium": 7_000, "long": 15_000}
+# triangles, Gaussians per triangle
+LOW_POLY = (200_000, 6)
+HIGH_POLY = (1_000_000, 1)
+_preset = partial(flag, group="presets")
+
+
+@dataclass(frozen=True)
+class PresetFlags:
+    """Flags that set several others: of the pipelines, and of ``metrics.py``."""
+
+    low_poly: bool = _preset(
+        False,
+        "200,000 triangles with 6 Gaussians each, whatever -v and -g say",
+        no_effect_when="with --high_poly",
+        task="result",
+    )
+    high_poly: bool = _preset(
+        False,
+        "1,000,000 triangles with 1 Gaussian each, whatever -v, -g and --low_poly say",
+        task="result",
+    )
+    refinement_time: str | None = _preset(
+        None,
+        "2000, 7000 or 15000 iterations of refinement, whatever -f says",
+        parse=optional_str,
+        metavar="{short,medium,long}",
+        task="result",
+    )
+
+
+def apply_presets(args: argparse.Namespace) -> argparse.Namespace:
+    """Return the flags with ``--low_poly``, ``--high_poly`` and ``--refinement_time`` resolved.
+
+    As in the original, they win over ``-v``, ``-g`` and ``-f``, and high over low. Without
+    ``--preset``, pipelines are fast.
+    """
+    resolved = with_flags(args, preset=getattr(args, "preset", None) or "fast")
+    if args.low_poly or args.high_poly:
+        counts = HIGH_POLY if args.high_poly else LOW_POLY
+        resolved.n_vertices_in_mesh, resolved.gaussians_per_triangle = counts
+    if args.refinement_time is not None:
+        if args.refinement_time not in REFINEMENT_TIMES:
+            raise UserError(
+                f"--refinement_time {args.refinement_time} is unknown; choose one of "
+                f"{', '.join(REFINEMENT_TIMES)}"
+            )
+        resolved.refinement_iterations = REFINEMENT_TIMES[args.refinement_time]
+    return resolved
